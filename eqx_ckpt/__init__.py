@@ -1,0 +1,14 @@
+"""Checkpoints for Equinox: save any tree by name, open it lazily, load any part."""
+
+from ._checkpoint import Checkpoint as Checkpoint, open as open
+from ._deserialise import (
+    materialise as materialise,
+    tree_deserialise_leaves as tree_deserialise_leaves,
+)
+from ._lazy import LazyArray as LazyArray
+from ._leaf import is_storable as is_storable
+from ._serialise import tree_serialise_leaves as tree_serialise_leaves
+from ._skeleton import leaf_names as leaf_names, skeleton as skeleton
+
+
+__version__ = "0.1.0"

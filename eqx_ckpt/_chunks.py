@@ -1,0 +1,100 @@
+"""The chunk grid of an array: pure arithmetic on shapes.
+
+Chunks are slabs: whole in the trailing axes, cut along the leading ones. So every chunk
+of a row-major array is one contiguous run of its bytes, and is written without a copy.
+"""
+
+import itertools as it
+import math
+from collections.abc import Iterator, Sequence
+
+
+# Digests are taken of blocks of this many bytes of a chunk.
+BLOCK = 4 * 2**20
+
+Shape = tuple[int, ...]
+
+
+def choose(shape: Sequence[int], itemsize: int, target: int) -> Shape:
+    """The shape of the slabs that cut `shape` into chunks of about `target` bytes.
+
+    Axes are cut from the first one on, each into parts as equal as can be, so that the
+    padding of the last chunk is small. An empty axis gets chunks of length 1.
+    """
+    chunk = [max(1, n) for n in shape]
+    for axis, length in enumerate(chunk):
+        rest = math.prod(chunk[axis + 1 :]) * itemsize
+        if length * rest <= target:
+            break
+        parts = math.ceil(length / max(1, target // rest))
+        chunk[axis] = math.ceil(length / parts)
+    return tuple(chunk)
+
+
+def grid(shape: Sequence[int], chunk: Sequence[int]) -> Shape:
+    """How many chunks there are along each axis."""
+    return tuple(-(-n // c) for n, c in zip(shape, chunk))
+
+
+def indices(shape: Sequence[int], chunk: Sequence[int]) -> Iterator[Shape]:
+    """The index of every chunk in row-major order."""
+    return it.product(*map(range, grid(shape, chunk)))
+
+
+def region(
+    shape: Sequence[int], chunk: Sequence[int], index: Sequence[int]
+) -> tuple[slice, ...]:
+    """The part of the array that a chunk holds, without its padding."""
+    return tuple(
+        slice(i * c, min(n, (i + 1) * c)) for n, c, i in zip(shape, chunk, index)
+    )
+
+
+def block_counts(shape: Sequence[int], chunk: Sequence[int], itemsize: int) -> int:
+    """How many digests an array has: at least one for each of its chunks."""
+    if math.prod(chunk) * itemsize <= BLOCK:
+        return math.prod(grid(shape, chunk))
+    # How many chunks there are of each size: an axis has at most two lengths of them.
+    sizes = {itemsize: 1}
+    for n, c in zip(shape, chunk):
+        whole, rest = divmod(n, c)
+        longer: dict[int, int] = {}
+        for length, times in ((c, whole), (rest, 1)):
+            if length and times:
+                for size, count in sizes.items():
+                    size *= length
+                    longer[size] = longer.get(size, 0) + count * times
+        sizes = longer
+    return sum(count * -(-size // BLOCK) for size, count in sizes.items())
+
+
+def spans(
+    shape: Sequence[int], chunk: Sequence[int], start: int, stop: int
+) -> Iterator[tuple[int, int, int]] | None:
+    """Where elements `[start, stop)` of a row-major array lie: `(number of the chunk,
+    first element in it, count)`, in order. None if its chunks are not slabs."""
+    axis = next((i for i, (n, c) in enumerate(zip(shape, chunk)) if c < n), None)
+    if axis is None:
+        return iter([(0, start, stop - start)])
+    if any(c != 1 for c in chunk[:axis]) or tuple(chunk[axis + 1 :]) != tuple(
+        shape[axis + 1 :]
+    ):
+        return None
+    inner = math.prod(shape[axis + 1 :])
+    row, slab = shape[axis] * inner, chunk[axis] * inner
+    per_row = -(-row // slab)
+
+    def walk() -> Iterator[tuple[int, int, int]]:
+        at = start
+        while at < stop:
+            number, within = divmod(at % row, slab)
+            end = min(stop, at - within + slab, at - at % row + row)
+            yield at // row * per_row + number, within, end - at
+            at = end
+
+    return walk()
+
+
+def key(index: Sequence[int]) -> str:
+    """The key of a chunk in Zarr's default encoding: `c/1/0`; `c` for a 0-d array."""
+    return "/".join(["c", *map(str, index)])

@@ -1,0 +1,149 @@
+"""`tree_deserialise_leaves` and `materialise`."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+from jaxtyping import PyTree
+
+from . import _checkpoint, _lazy, _leaf, _match
+from ._checkpoint import Checkpoint
+from ._filters import FilterSpec, IsLeaf
+from ._lazy import LazyArray
+
+
+def tree_deserialise_leaves(
+    path: str | os.PathLike[str] | Checkpoint,
+    like: PyTree,
+    filter_spec: FilterSpec = _leaf.is_storable,
+    is_leaf: IsLeaf = None,
+    *,
+    where: Callable[[PyTree], Any] | None = None,
+    source: str | Callable[[Any], Any] | None = None,
+    missing: str = "error",
+    unexpected: str = "error",
+    static: str = "error",
+    cast: bool = False,
+    verify: bool = True,
+) -> PyTree:
+    """Loads leaves into a tree, each from the leaf that was saved under its name.
+
+    Everything is checked before an array is read: names, shapes, dtypes, and the static
+    fields of the Modules that are loaded.
+
+    **Arguments:**
+
+    - `path`: as in [`open`][], or an open [`Checkpoint`][].
+    - `like`: a tree of the structure to load into: real, or a skeleton made by
+        `eqx.filter_eval_shape` or [`skeleton`][]. It says how each leaf comes back: a
+        `jax.ShapeDtypeStruct` or jax.Array as a jax.Array with its sharding, a NumPy
+        array as one, a Python scalar as its type, a typed PRNG key as a key.
+    - `filter_spec`: which leaves of `like` to load, as in `eqx.filter`; what it leaves
+        out stays as in `like`. Functions see a skeleton's leaves as tracers, so
+        `eqx.is_array` is true of them.
+    - `is_leaf`: called on every node of `like`; if true, it is treated as a leaf.
+    - `where`: a function from `like` to the nodes to load; the rest of `like` is
+        returned untouched. All of it by default.
+    - `source`: the one node of the checkpoint that `like` stands for: a dotted name, or
+        a function of the checkpoint's own tree, such as `lambda c: c.model`.
+    - `missing`: `"error"`, or `"keep"` the value in `like` of a selected leaf that the
+        checkpoint lacks. An abstract leaf has none to keep: that is an error.
+    - `unexpected`: `"error"`, or `"ignore"` leaves of the checkpoint that name none of
+        `like`. Only those inside what is loaded are unexpected.
+    - `static`: `"error"`, or `"ignore"` static fields that have changed.
+    - `cast`: whether floats may become other floats, and ints other ints that hold
+        every value.
+    - `verify`: whether to check the digests of all that is read.
+
+    **Returns:** `like`, with the selected leaves loaded.
+
+    **Raises:** one `RuntimeError` that lists by name everything that does not fit, or
+    every leaf whose bytes are damaged; `ValueError` for a selection of nothing;
+    `FileNotFoundError` if there is no checkpoint.
+
+    !!! example
+
+        ```python
+        >>> import equinox as eqx, jax.random as jr, eqx_ckpt as ec
+        >>> model = eqx.nn.MLP(2, 2, 8, 1, key=jr.key(0))
+        >>> ec.tree_serialise_leaves("memory://load", {"model": model, "step": 3})
+        >>> like = eqx.filter_eval_shape(eqx.nn.MLP, 2, 2, 8, 1, key=jr.key(0))
+        >>> loaded = ec.tree_deserialise_leaves("memory://load", like, source="model")
+        >>> bool(eqx.tree_equal(loaded, model))
+        True
+
+        ```
+    """
+    ckpt = _checkpoint.open(path)
+    pinned = ckpt._source
+    matched = _match.match(
+        ckpt.path,
+        pinned.index,
+        like,
+        filter_spec,
+        is_leaf,
+        where=where,
+        source=_checkpoint.resolve_source(ckpt, source),
+        missing=missing,
+        unexpected=unexpected,
+        static=static,
+        cast=cast,
+    )
+    flat, pairs = matched
+    leaves = list(flat.leaves)
+    # One object at two places of `like`, stored as one array, is loaded as one array.
+    aliases = pinned.index.aliases
+    first: dict[Any, int] = {}
+    again: list[tuple[int, int]] = []
+    wants: list[_lazy.Want] = []
+    numbers: list[int] = []
+    for number, record, target in pairs:
+        leaf = leaves[number]
+        if _leaf.is_shared(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
+            key = (id(leaf), aliases.get(record.place, record.place))
+            if first.setdefault(key, number) != number:
+                again.append((number, first[key]))
+                continue
+        wants.append(_lazy.Want(record, None, target))
+        numbers.append(number)
+    for number, value in zip(numbers, _lazy.load(pinned, wants, verify)):
+        leaves[number] = value
+    for number, origin in again:
+        leaves[number] = leaves[origin]
+    return jtu.tree_unflatten(flat.structure, leaves)
+
+
+def materialise(tree: PyTree, *, verify: bool = True) -> PyTree:
+    """Reads every lazy leaf of a tree, in one planned read; the rest stays as it is.
+
+    **Arguments:**
+
+    - `tree`: any tree with [`LazyArray`][]s in it, from any checkpoints; or a part of a
+        checkpoint's own tree, such as `ckpt.tree.model`, which comes back as plain
+        dicts, lists and arrays.
+    - `verify`: whether to check the digests of all that is read.
+
+    **Returns:** the tree, with the leaves read: as `like` had them if they were spliced
+    into one, else as they were saved.
+
+    **Raises:** as [`LazyArray.read`][].
+
+    !!! example
+
+        ```python
+        >>> import jax.numpy as jnp, eqx_ckpt as ec
+        >>> ec.tree_serialise_leaves("memory://tree", {"a": {"b": [1, 2.5]}, "c": 0})
+        >>> ec.materialise(ec.open("memory://tree").tree.a)
+        {'b': [1, 2.5]}
+
+        ```
+    """
+    leaves, structure = jtu.tree_flatten(tree)
+    lazies = {id(x): x for x in leaves if isinstance(x, LazyArray)}
+    values = dict(zip(lazies, _lazy.fetch(list(lazies.values()), verify)))
+    return jtu.tree_unflatten(
+        structure,
+        [values[id(x)] if isinstance(x, LazyArray) else x for x in leaves],
+    )

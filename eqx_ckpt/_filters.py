@@ -1,0 +1,135 @@
+"""Which leaves a `filter_spec` selects: as `eqx.filter` would, on skeletons too."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import PyTree
+
+from . import _leaf, _names
+
+
+FilterSpec = Any  # A pytree prefix of bools and of `leaf -> bool`.
+IsLeaf = Callable[[Any], bool] | None
+
+
+def selected(
+    filter_spec: FilterSpec, tree: PyTree, leaves: Sequence[Any], is_leaf: IsLeaf
+) -> list[bool]:
+    """For each of the `leaves` of `tree`, whether `filter_spec` selects it.
+
+    Callables see the abstract leaves of a skeleton as the tracers of `jax.eval_shape`,
+    so that `eqx.is_array` is true of them.
+    """
+    if filter_spec is _leaf.is_storable:
+        return list(map(_leaf.is_storable, leaves))
+    return evaluate(_per_leaf(filter_spec, tree, len(leaves), is_leaf), leaves)
+
+
+def _per_leaf(spec: FilterSpec, tree: PyTree, count: int, is_leaf: IsLeaf) -> list[Any]:
+    parts, structure = jtu.tree_flatten(spec)
+    if len(parts) == 1 and jtu.treedef_is_leaf(structure):
+        return parts * count
+    wanted = (
+        "`filter_spec` must be a bool, a function of a leaf, or a pytree prefix of the "
+        "tree made of those: "
+    )
+    try:
+        subtrees = structure.flatten_up_to(tree)
+    except ValueError as e:
+        raise ValueError(f"{wanted}{e}") from e
+    out = []
+    for part, subtree in zip(parts, subtrees):
+        out += [part] * len(jtu.tree_leaves(subtree, is_leaf=is_leaf))
+    if len(out) != count:
+        raise ValueError(f"{wanted}it does not end at what `is_leaf` takes for leaves.")
+    return out
+
+
+def evaluate(specs: Sequence[Any], leaves: Sequence[Any]) -> list[bool]:
+    """`spec(leaf)` for each pair, or `spec` itself where it is a bool."""
+    out: list[Any] = [None] * len(leaves)
+    abstract = []
+    checked = set()
+    for i, (spec, leaf) in enumerate(zip(specs, leaves)):
+        if isinstance(spec, (bool, np.bool_)):
+            out[i] = bool(spec)
+        elif not callable(spec):
+            raise TypeError(
+                "`filter_spec` must be a bool, a function of a leaf, or a pytree "
+                f"prefix of the tree made of those; a `{type(spec).__name__}` is none."
+            )
+        else:
+            if id(spec) not in checked:
+                _check_not_equinox(spec)
+                checked.add(id(spec))
+            if isinstance(leaf, jax.ShapeDtypeStruct):
+                abstract.append(i)
+            else:
+                out[i] = _bool(spec(leaf))
+    if abstract:
+
+        def trace(tracers: list[Any]) -> None:
+            for i, tracer in zip(abstract, tracers):
+                spec = specs[i]
+                if spec is eqx.is_inexact_array_like:
+                    # It calls the `__jax_array__` of tracers, which is None.
+                    spec = eqx.is_inexact_array
+                out[i] = _bool(spec(tracer))
+
+        # Plain structs: a LazyArray is one, and is hashed by what it reads.
+        jax.eval_shape(
+            trace,
+            [
+                jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type)
+                for x in (leaves[i] for i in abstract)
+            ],
+        )
+    return out
+
+
+def prefixes(filter_spec: FilterSpec, source: str) -> list[tuple[str, Any]]:
+    """`(dotted name, spec)` for the parts of a `filter_spec`, below `source`."""
+    parts, _ = jtu.tree_flatten_with_path(filter_spec)
+    out = []
+    for path, spec in parts:
+        name = _names.name_of(path, source)[0] if path else source
+        out.append((name, spec))
+    return out
+
+
+def _bool(value: Any) -> bool:
+    try:
+        return bool(value)
+    except Exception as e:
+        raise TypeError(
+            f"`filter_spec` gave a `{type(value).__name__}` for a leaf, and must give "
+            "a bool. It can ask for types, shapes and dtypes, and not for values."
+        ) from e
+
+
+def _check_not_equinox(spec: Any) -> None:
+    try:
+        signature = inspect.signature(spec)
+    except (ValueError, TypeError):
+        return
+    if not _accepts(signature, 1) and _accepts(signature, 2):
+        raise TypeError(
+            f"`filter_spec` {getattr(spec, '__name__', spec)!r} takes two arguments, "
+            "like Equinox's `(f, x)` specs, which read and write a stream. Leaves are "
+            "stored by name here, not in a stream: pass a function `leaf -> bool` that "
+            "says which to store, such as "
+            "`lambda x: ec.is_storable(x) and not isinstance(x, jax.Array)`."
+        )
+
+
+def _accepts(signature: inspect.Signature, count: int) -> bool:
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,304 @@
+"""`LazyArray`: the abstract value of a stored leaf, which can be read on purpose."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+import numpy as np
+
+from . import _index, _leaf, _read, _store, _view
+from ._index import Record
+from ._leaf import Target
+from ._read import Source
+from ._view import View
+
+
+class LazyArray(jax.ShapeDtypeStruct):
+    """A leaf of a checkpoint that has been opened and not read.
+
+    It is a `jax.ShapeDtypeStruct`: `jax.eval_shape`, `jax.jit(...).lower`, `tree_map`,
+    `eqx.tree_at` and `eqx.tree_pprint` take it as the abstract leaf that it is. It is
+    read by `.read()`, `np.asarray`, `jnp.asarray` and `materialise`, and by nothing
+    else: arithmetic on it, or a jitted call, is an error.
+
+    Indexing as in NumPy (integers, slices, `...`, `None`), `.T` and `.astype` give lazy
+    views, which read the chunks that they touch.
+
+    **Attributes:** `shape`, `dtype`, `sharding`, `weak_type` as of a
+    `jax.ShapeDtypeStruct`; `name`, its dotted name; `store`, its
+    `tensorstore.TensorStore`; `url`, a URL that `tensorstore.open` takes.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> ec.tree_serialise_leaves("memory://lazy", jnp.arange(12.).reshape(3, 4))
+        >>> w = ec.open("memory://lazy").tree
+        >>> w
+        LazyArray(%root: f32[3,4])
+        >>> w[1:, 2].read()
+        Array([ 6., 10.], dtype=float32)
+
+        ```
+    """
+
+    __slots__ = ("_source", "_record", "_view", "_target")
+
+    _source: Source
+    _record: Record
+    _view: View | None
+    _target: Target
+
+    def __init__(
+        self, source: Source, record: Record, view: View | None, target: Target
+    ):
+        template = record.template
+        if target.kind in ("jax", "numpy", "generic"):
+            shape, dtype = target.shape, target.dtype
+        elif target.kind == "key":
+            shape, dtype = target.shape, _leaf.abstract_dtype(template)
+        elif target.kind in ("str", "bytes"):
+            shape, dtype = template.shape, np.dtype(np.uint8)
+        else:
+            shape, dtype = (), _leaf.abstract_dtype(template)
+        super().__init__(shape, dtype, sharding=target.sharding, weak_type=target.weak)
+        object.__setattr__(self, "_source", source)
+        object.__setattr__(self, "_record", record)
+        object.__setattr__(self, "_view", view)
+        object.__setattr__(self, "_target", target)
+
+    @property
+    def name(self) -> str:
+        return self._record.name
+
+    @property
+    def store(self) -> Any:
+        """The `tensorstore.TensorStore` of the stored array, with the view's indexing.
+
+        Where TensorStore lacks the dtype, and for keys, str and bytes, this is the
+        array of their bytes or words: see FORMAT.md.
+        """
+        store = self._source.array(self._record)
+        if self._view is not None:
+            store = _store.view(store, self._view.slices())
+            kept = [i for i, p in enumerate(self._view.picks) if isinstance(p, range)]
+            order = [None if a is None else kept.index(a) for a in self._view.axes]
+            store = _store.transposed(store, order)
+        template = self._record.template
+        dtype = self._target.dtype
+        if template.stored == template.dtype and dtype is not None:
+            if dtype.name != template.stored and dtype.name in _index.STORED:
+                store = _store.cast(store, dtype)
+        return store
+
+    @property
+    def url(self) -> str:
+        """The URL of the stored array, without the view's indexing."""
+        source = self._source
+        return _store.array_url(source.root, source.database, source.key(self._record))
+
+    def read(self, *, verify: bool = True) -> Any:
+        """Reads the leaf: a jax.Array, or what was saved if that was something else.
+
+        **Arguments:**
+
+        - `verify`: whether to check the digests of the chunks that are touched.
+
+        **Raises:** `RuntimeError` if bytes are missing or are not those that were
+        saved, or the checkpoint was replaced or deleted since it was opened.
+        """
+        return fetch([self], verify)[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if self._target.kind in ("key", "str", "bytes"):
+            raise TypeError(
+                f"The leaf `{self.name}` is a {self._target.kind}, which NumPy has no "
+                "array of. Use `.read()`."
+            )
+        if copy is False:
+            raise ValueError(f"Reading the leaf `{self.name}` makes a new array.")
+        target = self._target
+        wanted = self.dtype if target.dtype is None else target.dtype
+        if self._record.template.dtype == "int":
+            wanted = np.dtype(np.object_)
+        host = _with_target(self, Target("numpy", wanted, self.shape, cast=target.cast))
+        out = fetch([host], True)[0]
+        return out if dtype is None else out.astype(dtype)
+
+    def __getitem__(self, key: Any) -> "LazyArray":
+        view = (self._view or _view.whole(self._record.template.shape)).take(key)
+        return self._viewed(view)
+
+    @property
+    def T(self) -> "LazyArray":
+        view = self._view or _view.whole(self._record.template.shape)
+        return self._viewed(view.transpose())
+
+    def _viewed(self, view: View) -> "LazyArray":
+        target = self._target
+        if target.kind in ("key", "str", "bytes"):
+            raise TypeError(
+                f"The leaf `{self.name}` is a {target.kind}: read it to index it."
+            )
+        if target.shape != view.shape:
+            target = target._replace(shape=view.shape, sharding=None)
+        return LazyArray(self._source, self._record, view, target)
+
+    def astype(self, dtype: Any) -> "LazyArray":
+        """A view whose numbers are cast as they are read: floats to floats, and ints
+        to ints that hold every value (a `RuntimeError` otherwise)."""
+        wanted = np.dtype(dtype)
+        if self._target.kind not in _index.ARRAY_KINDS:
+            raise TypeError(f"The leaf `{self.name}` is not an array.")
+        target = self._target._replace(dtype=wanted, weak=False, cast=True)
+        problem = _leaf.misfit(
+            self._record.template._replace(shape=target.shape), target
+        )
+        if problem is not None:
+            raise TypeError(
+                f"The leaf `{self.name}` is {_leaf.show(self._record.template)}, and "
+                f"is not cast to {wanted}: floats become floats, ints ints."
+            )
+        return LazyArray(self._source, self._record, self._view, target)
+
+    def update(self, **kwargs: Any) -> "LazyArray":
+        """As of `jax.ShapeDtypeStruct`, and still lazy. The shape cannot change."""
+        out = self
+        if "dtype" in kwargs and kwargs["dtype"] != self.dtype:
+            out = out.astype(kwargs["dtype"])
+        target = out._target
+        for field, name in (("sharding", "sharding"), ("weak", "weak_type")):
+            if name in kwargs:
+                target = target._replace(**{field: kwargs[name]})
+        if tuple(kwargs.get("shape", self.shape)) != self.shape:
+            raise ValueError(f"The leaf `{self.name}` has shape {self.shape}.")
+        if set(kwargs) - {"shape", "dtype", "sharding", "weak_type"}:
+            raise TypeError(f"unknown fields in {sorted(kwargs)}")
+        return LazyArray(out._source, out._record, out._view, target)
+
+    # Two leaves of one shape must never pass for one: `filter_jit` would compile the
+    # weights of the first into a call with the second.
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    __array_ufunc__ = None
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise TypeError(
+            f"The leaf `{self.name}` has not been read. Use `.read()` or "
+            "`ec.materialise`."
+        )
+
+    __bool__ = __int__ = __float__ = __complex__ = __index__ = _refuse
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a 0-d array")
+        return self.shape[0]
+
+    def __iter__(self) -> Any:
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"LazyArray({self.name}: {_leaf.show_target(self._target)})"
+
+    __str__ = __repr__
+
+    def __copy__(self) -> "LazyArray":
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "LazyArray":
+        return self
+
+    def __reduce__(self) -> Any:
+        source = self._source
+        args = (source.root, source.index.save, self.name, self._view, self._target)
+        return _unpickle, args
+
+
+def _with_target(lazy: LazyArray, target: Target) -> LazyArray:
+    return LazyArray(lazy._source, lazy._record, lazy._view, target)
+
+
+def _unpickle(
+    root: _store.Root, save: str, name: str, view: View | None, target: Target
+) -> LazyArray:
+    from ._checkpoint import reopen
+
+    source = reopen(root, save)
+    return LazyArray(
+        source, source.index.record(source.index.places[name]), view, target
+    )
+
+
+def lazy_of(source: Source, record: Record, target: Target | None = None) -> LazyArray:
+    if target is None:
+        target = _leaf.own_target(record.template)
+    return LazyArray(source, record, None, target)
+
+
+class Want(NamedTuple):
+    """One leaf to be read: what `fetch` and a load have in common."""
+
+    record: Record
+    view: View | None
+    target: Target
+
+
+def load(source: Source, wants: Sequence[Want], verify: bool) -> list[Any]:
+    """Reads leaves as their targets ask, stored arrays that are shared only once.
+
+    **Raises:** `RuntimeError` as `_read.read`, and for values that a conversion loses.
+    """
+    index = source.index
+    numbers: dict[Any, int] = {}
+    requests: list[_read.Request] = []
+    which: list[int] = []
+    for record, view, _ in wants:
+        key = (index.aliases.get(record.place, record.place), view)
+        number = numbers.setdefault(key, len(requests))
+        if number == len(requests):
+            requests.append(_read.Request(record, view))
+        which.append(number)
+    reads = _read.read(source, requests, verify)
+    out: list[Any] = []
+    taken: set[int] = set()
+    lost = []
+    for (record, _, target), number in zip(wants, which):
+        array, owned = reads[number]
+        if len(requests) != len(wants):
+            # The memory is given to one leaf: others that share the bytes get copies.
+            owned = owned and number not in taken
+            taken.add(number)
+        try:
+            out.append(_leaf.from_host(array, record.template, target, owned))
+        except ValueError as e:
+            lost.append(f"  {record.name}: {e}")
+    if lost:
+        raise RuntimeError(
+            f"Values of the checkpoint at `{source.root}` do not survive the "
+            "conversion that `like` asks for; nothing was loaded:\n" + "\n".join(lost)
+        )
+    return out
+
+
+def fetch(lazies: Sequence[LazyArray], verify: bool) -> list[Any]:
+    """Reads lazy leaves of any checkpoints: one planned read of each checkpoint."""
+    _store.check_fork()
+    groups: dict[int, list[int]] = {}
+    for i, lazy in enumerate(lazies):
+        groups.setdefault(id(lazy._source), []).append(i)
+    out: list[Any] = [None] * len(lazies)
+    for members in groups.values():
+        wants = [
+            Want(lazies[i]._record, lazies[i]._view, lazies[i]._target) for i in members
+        ]
+        for i, value in zip(members, load(lazies[members[0]]._source, wants, verify)):
+            out[i] = value
+    return out

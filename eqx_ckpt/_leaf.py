@@ -1,0 +1,465 @@
+"""One leaf to a host array and back, bit for bit."""
+
+import functools as ft
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.core as jax_core
+import jax.numpy as jnp
+import jax.random as jr
+import ml_dtypes
+import numpy as np
+
+from . import _index, _show
+from ._index import Template
+
+
+_python = {"bool": bool, "int": int, "float": float, "complex": complex}
+
+
+def is_storable(x: Any) -> bool:
+    """Whether a leaf is stored by default: the `filter_spec` of every call.
+
+    These are the leaves that Equinox stores, JAX and NumPy arrays and scalars and
+    Python's bool, int, float and complex, and typed PRNG keys. On the `like` side it is
+    also true of `jax.ShapeDtypeStruct`. It is false of str and bytes, which are
+    configuration more often than data: a `filter_spec` that is true of them stores
+    them.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec
+        >>> ec.is_storable(1.0), ec.is_storable("batch"), ec.is_storable(print)
+        (True, False, False)
+
+        ```
+    """
+    if isinstance(x, (np.str_, np.bytes_)):
+        return False
+    return isinstance(
+        x,
+        (
+            jax.Array,
+            np.ndarray,
+            np.generic,
+            bool,
+            int,
+            float,
+            complex,
+            jax.ShapeDtypeStruct,
+        ),
+    )
+
+
+def is_key(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def is_shared(leaf: Any) -> bool:
+    """Whether a leaf that stands at two places is one array there, not two values."""
+    return isinstance(leaf, (jax.Array, np.ndarray))
+
+
+def _number_type(dtype: np.dtype) -> str:
+    if dtype == np.bool_:
+        return "bool"
+    for name, kind in (
+        ("int", jnp.integer),
+        ("float", jnp.floating),
+        ("complex", jnp.complexfloating),
+    ):
+        if jnp.issubdtype(dtype, kind):
+            return name
+    return "none"
+
+
+@ft.cache
+def _stored_as(dtype: np.dtype) -> tuple[str, str] | None:
+    """The names of the dtype of an array and of the one its bytes are stored as."""
+    if dtype == jax.dtypes.float0:
+        return "float0", "bool"
+    name = dtype.name
+    if name in _index.STORED:
+        return name, name
+    try:
+        known = _index.dtype_of(name)
+    except ValueError:
+        return None
+    if known.itemsize != 1 or _number_type(known) == "none":
+        return None
+    return name, "uint8"
+
+
+def describe(leaf: Any, dtype: np.dtype | None = None) -> Template:
+    """How a leaf is stored, without its key path and chunks. Copies nothing.
+
+    `dtype` is what floating arrays are cast to. **Raises:** `ValueError` or `TypeError`
+    when the leaf cannot be stored, with a sentence that says why.
+    """
+    if isinstance(leaf, jax.Array):
+        return _describe_jax(leaf, dtype)
+    if isinstance(leaf, (np.ndarray, np.generic)) and not isinstance(
+        leaf, (np.str_, np.bytes_)
+    ):
+        kind = "numpy" if isinstance(leaf, np.ndarray) else "generic"
+        return _describe_array(kind, leaf, dtype)
+    for kind, cls in _python.items():
+        if isinstance(leaf, cls):
+            if kind == "int" and not -(2**63) <= leaf < 2**63:
+                size = len(_int_bytes(leaf))
+                return Template("", kind, "int", (size,), "uint8", ())
+            name = _index.SCALAR_KINDS[kind]
+            return Template("", kind, name, (), name, ())
+    if isinstance(leaf, (str, bytes)):
+        kind = "str" if isinstance(leaf, str) else "bytes"
+        return Template("", kind, kind, (len(_encoded(leaf)),), "uint8", ())
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        raise ValueError(
+            f"it is abstract, a `{type(leaf).__name__}` without a value. Load it first "
+            "(`materialise`), or leave it out with `filter_spec` or `where`."
+        )
+    raise TypeError(
+        f"a `{type(leaf).__name__}` cannot be stored. Leave it out with `filter_spec`."
+    )
+
+
+def _describe_jax(leaf: jax.Array, dtype: np.dtype | None) -> Template:
+    if isinstance(leaf, jax_core.Tracer):
+        raise ValueError("it is a tracer. Save outside of `jit`, `grad` and `vmap`.")
+    if leaf.is_deleted():
+        raise ValueError("it has been deleted or donated, and has no value any more.")
+    if not leaf.is_fully_addressable:
+        raise ValueError("it lies on devices of other processes.")
+    if is_key(leaf):
+        data = jax.eval_shape(jr.key_data, leaf)
+        _check_rank(data.ndim)
+        impl = jr.key_impl(leaf)
+        if not isinstance(impl, str):
+            raise ValueError(f"its PRNG implementation {impl} has no registered name.")
+        return Template("", "key", "key", data.shape, "uint32", (), False, impl)
+    return _describe_array("jax", leaf, dtype, bool(leaf.weak_type))
+
+
+def _describe_array(
+    kind: str, leaf: Any, cast: np.dtype | None, weak: bool = False
+) -> Template:
+    _check_rank(leaf.ndim)
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise TypeError("it is a masked array. Store its `.data` and its `.mask`.")
+    dtype = leaf.dtype
+    names = _stored_as(dtype)
+    if names is None:
+        raise TypeError(f"its dtype `{dtype}` cannot be stored. Store numbers.")
+    if cast is not None and cast != dtype and _index.is_floating(dtype):
+        names, weak = _stored_as(cast), False
+        assert names is not None
+    return Template("", kind, names[0], leaf.shape, names[1], (), weak)
+
+
+def _check_rank(rank: int) -> None:
+    if rank > _index.MAX_RANK:
+        raise ValueError(
+            f"it has {rank} axes, and TensorStore has at most {_index.MAX_RANK}."
+        )
+
+
+def check_cast(dtype: Any) -> np.dtype | None:
+    """The `dtype` keyword of a save as a NumPy dtype."""
+    if dtype is None:
+        return None
+    out = np.dtype(dtype)
+    if not _index.is_floating(out) or _stored_as(out) is None:
+        raise ValueError(f"`dtype` must be a floating dtype, not `{out}`.")
+    return out
+
+
+def _encoded(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+
+
+def _int_bytes(n: Any) -> bytes:
+    return n.to_bytes(n.bit_length() // 8 + 1, "little", signed=True)
+
+
+def to_host(leaf: Any, template: Template) -> np.ndarray:
+    """The row-major, little-endian array that is stored for a leaf.
+
+    A view of the leaf's memory where it can be: of every jax.Array on CPU.
+    """
+    if template.kind in ("str", "bytes"):
+        return np.frombuffer(_encoded(leaf), np.uint8)
+    if template.dtype == "int":
+        return np.frombuffer(_int_bytes(leaf), np.uint8)
+    if template.dtype == "float0":
+        return np.zeros(template.shape, np.bool_)
+    if template.kind == "key":
+        leaf = jr.key_data(leaf)
+    array = np.asarray(leaf)
+    name = "uint32" if template.kind == "key" else template.dtype
+    dtype = _index.dtype_of(name)
+    if array.dtype != dtype:
+        # Either the cast that was asked for, or big-endian numbers.
+        array = _astype(array, dtype)
+    if not array.flags.c_contiguous:
+        array = np.ascontiguousarray(array)
+    if template.stored != name:
+        array = array.view(np.uint8)
+    return array.reshape(template.shape)
+
+
+def _astype(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """As a cast in JAX: what is too large becomes infinite, without a warning."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if array.dtype.itemsize == dtype.itemsize == 1:
+            # Not all pairs of small dtypes have a cast; these hold all of their values.
+            array = array.astype("f4" if _number_type(dtype) == "float" else "i2")
+        return array.astype(dtype)
+
+
+class Target(NamedTuple):
+    """How a leaf comes back: what `like` says of it."""
+
+    kind: str
+    dtype: np.dtype | None
+    shape: tuple[int, ...]
+    weak: bool = False
+    impl: str | None = None
+    sharding: jax.sharding.Sharding | None = None
+    python: type | None = None
+    cast: bool = False
+
+
+def target_of(like: Any) -> Target:
+    """**Raises:** `TypeError` for a leaf that no stored leaf can stand for."""
+    if isinstance(like, (jax.Array, jax.ShapeDtypeStruct)):
+        if isinstance(like, jax_core.Tracer):
+            raise TypeError(
+                "`like` has a tracer there, which does not say where the leaf goes. "
+                "Load outside of `jit`, `grad` and `vmap`, or into a skeleton."
+            )
+        sharding = like.sharding
+        if isinstance(like, jax.Array) and not like.committed:
+            sharding = None
+        if is_key(like):
+            return Target("key", None, like.shape, False, _impl(like), sharding)
+        weak = bool(like.weak_type)
+        return Target("jax", like.dtype, like.shape, weak, None, sharding)
+    if isinstance(like, np.ndarray):
+        return Target("numpy", like.dtype, like.shape)
+    if isinstance(like, np.generic) and not isinstance(like, (np.str_, np.bytes_)):
+        return Target("generic", like.dtype, like.shape)
+    for kind, cls in (*_python.items(), ("str", str), ("bytes", bytes)):
+        if isinstance(like, cls):
+            return Target(kind, None, (), python=type(like))
+    raise TypeError(
+        f"`like` has a `{type(like).__name__}` there, which nothing that is stored can "
+        "stand for. Leave it out with `filter_spec`."
+    )
+
+
+def _impl(key: Any) -> str:
+    if isinstance(key, jax.Array):
+        return str(jr.key_impl(key))
+    found = []
+    jax.eval_shape(lambda k: found.append(str(jr.key_impl(k))), key)
+    return found[0]
+
+
+def own_target(template: Template) -> Target:
+    """How a leaf comes back where no `like` says otherwise: as it was."""
+    kind, shape = template.kind, template.logical_shape
+    if kind == "key":
+        return Target(kind, None, shape, False, template.impl)
+    if kind in _index.ARRAY_KINDS:
+        return Target(kind, _index.dtype_of(template.dtype), shape, template.weak)
+    return Target(kind, None, shape)
+
+
+@ft.cache
+def key_dtype(impl: str) -> Any:
+    """The extended dtype of typed PRNG keys of an implementation."""
+    return jax.eval_shape(lambda: jr.key(0, impl=impl)).dtype
+
+
+def abstract(template: Template) -> jax.ShapeDtypeStruct:
+    """A stored leaf as `jax.eval_shape` would have it."""
+    dtype, shape = abstract_dtype(template), template.logical_shape
+    if template.kind in ("str", "bytes"):
+        shape = template.shape
+    return jax.ShapeDtypeStruct(shape, dtype, weak_type=template.weak)
+
+
+def abstract_dtype(template: Template) -> Any:
+    if template.kind == "key":
+        assert template.impl is not None
+        return key_dtype(template.impl)
+    if template.kind in ("str", "bytes"):
+        return np.dtype(np.uint8)
+    return np.dtype(np.int64) if template.dtype == "int" else _saved_dtype(template)
+
+
+def _saved_dtype(template: Template) -> np.dtype:
+    if template.dtype == "int":
+        return np.dtype(np.object_)
+    return _index.dtype_of(template.dtype)
+
+
+def show(template: Template) -> str:
+    """A stored leaf in a word, as in Equinox: `f32[64,64]`, `int`, `key<fry>[]`."""
+    if template.kind == "key":
+        return f"key<{template.impl}>[{','.join(map(str, template.logical_shape))}]"
+    if template.kind not in _index.ARRAY_KINDS:
+        return template.kind
+    text = _show.short_array(template.dtype, template.shape)
+    return text + ("(numpy)" if template.kind == "numpy" else "")
+
+
+def show_target(target: Target) -> str:
+    if target.kind == "key":
+        return f"key<{target.impl}>[{','.join(map(str, target.shape))}]"
+    if target.dtype is None:
+        return target.kind
+    text = _show.short_array(target.dtype.name, target.shape)
+    return text + ("(numpy)" if target.kind == "numpy" else "")
+
+
+class Misfit(NamedTuple):
+    """Why a stored leaf cannot stand for one of `like`."""
+
+    what: str  # "kind", "shape", "dtype"
+    hint: str
+
+
+def misfit(template: Template, target: Target) -> Misfit | None:
+    """What keeps a stored leaf from coming back as `like` has it, if anything does."""
+    if _family(template.kind) != _family(target.kind):
+        return Misfit("kind", "")
+    if template.logical_shape != target.shape:
+        return Misfit("shape", "")
+    if template.kind == "key":
+        return None if template.impl == target.impl else Misfit("kind", "")
+    if template.kind in ("str", "bytes"):
+        return None
+    saved, wanted = _saved_dtype(template), _wanted_dtype(template, target)
+    if wanted != saved:
+        types = _number_type(saved), _number_type(wanted)
+        if template.dtype == "int":
+            types = "int", types[1]
+        if types[0] != types[1] or types[0] == "none":
+            return Misfit("dtype", "")
+        if not (target.cast or _is_other_scalar(template, target)):
+            return Misfit("dtype", "`cast=True` converts it.")
+    if target.kind == "jax" and not target.cast:
+        if jax.dtypes.canonicalize_dtype(wanted) != wanted:
+            hint = (
+                f"JAX would narrow it to {jax.dtypes.canonicalize_dtype(wanted)}: set "
+                "`jax_enable_x64`, or load into a NumPy array, or pass `cast=True`."
+            )
+            return Misfit("dtype", hint)
+    return None
+
+
+def _family(kind: str) -> str:
+    return kind if kind in ("key", "str", "bytes") else "number"
+
+
+def _wanted_dtype(template: Template, target: Target) -> np.dtype:
+    if target.dtype is None:
+        if target.kind == "int" and template.dtype in ("int", "uint64"):
+            return _saved_dtype(template)
+        return np.dtype(_index.SCALAR_KINDS[target.kind])
+    if target.dtype == jax.dtypes.float0:
+        return target.dtype
+    return target.dtype.newbyteorder("=")
+
+
+def _is_other_scalar(template: Template, target: Target) -> bool:
+    def category(kind: str) -> str:
+        return "array" if kind in ("jax", "numpy") else kind
+
+    return target.shape == () and category(template.kind) != category(target.kind)
+
+
+def from_host(
+    array: np.ndarray, template: Template, target: Target, owned: bool
+) -> Any:
+    """The leaf that `target` asks for, of the stored `array`.
+
+    `owned` says that nobody else has the memory of `array`: it may become the leaf's.
+    **Raises:** `ValueError` when the value does not survive the conversion.
+    """
+    if target.kind in ("str", "bytes"):
+        data = array.tobytes()
+        out = data if target.kind == "bytes" else data.decode("utf-8", "surrogatepass")
+        return out if target.python in (None, str, bytes) else target.python(out)
+    if target.kind == "key":
+        data = jnp.asarray(array)
+        key = jr.wrap_key_data(data, impl=target.impl)
+        return key if target.sharding is None else jax.device_put(key, target.sharding)
+    if template.dtype == "float0":
+        array = np.zeros(template.shape, jax.dtypes.float0)
+        return array[()] if target.kind == "generic" else array
+    if template.dtype == "int":
+        value = int.from_bytes(array.tobytes(), "little", signed=True)
+        array, owned = np.asarray(value, object), True
+    elif template.stored != template.dtype:
+        array = array.view(_index.dtype_of(template.dtype))
+    # Nearly all leaves skip this. Numbers of 64 bits are those that JAX may narrow.
+    if array.dtype != target.dtype or array.dtype.itemsize > 4:
+        wanted = _wanted_dtype(template, target)
+        if target.kind == "jax":
+            wanted = jax.dtypes.canonicalize_dtype(wanted)
+        if array.dtype != wanted:
+            array, owned = _convert(array, target, wanted), True
+    if target.kind == "jax":
+        return _to_jax(array, target, owned)
+    if target.kind == "numpy":
+        assert target.dtype is not None
+        array = array.astype(target.dtype, copy=not owned)
+        return array
+    if target.kind == "generic":
+        return array.astype(target.dtype)[()]
+    value = array.item()
+    python = target.python or _python[target.kind]
+    return value if type(value) is python else python(value)
+
+
+# Below this many bytes one `jnp.asarray`, which copies, beats `jax.device_put`, which
+# on CPU takes aligned memory as it is.
+_ALIAS_BYTES = 1 << 16
+
+
+def _to_jax(array: np.ndarray, target: Target, owned: bool) -> jax.Array:
+    if target.weak:
+        # There is no public function for this. Numbers of Python are weakly typed, and
+        # an array stays so while it is only updated.
+        zero = {"bool": False, "int": 0, "float": 0.0, "complex": 0j}
+        weak = jnp.full(array.shape, zero[_number_type(array.dtype)])
+        if weak.dtype == array.dtype and weak.weak_type:
+            out = weak.at[...].set(array)
+            return jax.device_put(out, target.sharding) if target.sharding else out
+    if target.sharding is not None:
+        return jax.device_put(array if owned else array.copy(), target.sharding)
+    if owned and array.nbytes >= _ALIAS_BYTES:
+        return jax.device_put(array)
+    return jnp.array(array)
+
+
+def _convert(array: np.ndarray, target: Target, wanted: np.dtype) -> np.ndarray:
+    kind = _number_type(wanted)
+    if kind == "int" and array.size:
+        low, high = int(array.min()), int(array.max())
+        info = ml_dtypes.iinfo(wanted)
+        if low < info.min or high > info.max:
+            value = low if low < info.min else high
+            raise ValueError(f"{value} does not fit into {wanted}")
+    out = _astype(array, wanted)
+    if kind != "int" and not target.cast:
+        # One scalar as another kind of scalar: it has to be the same number.
+        value, back = complex(array.item()), complex(out.item())
+        for x, y in ((value.real, back.real), (value.imag, back.imag)):
+            if x != y and not (math.isnan(x) and math.isnan(y)):
+                raise ValueError(f"{array.item()} is not a {wanted} exactly")
+    return out

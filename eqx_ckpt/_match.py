@@ -1,0 +1,336 @@
+"""Which stored leaf stands for which of `like`; and one report if any does not."""
+
+import difflib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import PyTree
+
+from . import _filters, _index, _leaf, _names, _select, _show, _tree
+from ._filters import FilterSpec, IsLeaf
+from ._index import Index, Record
+from ._leaf import Target
+
+
+class Pair(NamedTuple):
+    """A stored leaf and the number of the leaf of `like` that it stands for."""
+
+    number: int
+    record: Record
+    target: Target
+
+
+class Match(NamedTuple):
+    flat: _tree.Flat
+    pairs: list[Pair]
+
+
+_choices = {
+    "missing": ("error", "keep"),
+    "unexpected": ("error", "ignore"),
+    "static": ("error", "ignore"),
+}
+
+
+def check_choices(**given: str) -> None:
+    for name, value in given.items():
+        if value not in _choices[name]:
+            allowed = " or ".join(f'"{x}"' for x in _choices[name])
+            raise ValueError(f"`{name}` must be {allowed}, not {value!r}.")
+
+
+class _Report:
+    """The problems of a load, by their kind."""
+
+    def __init__(self) -> None:
+        self.first = ""
+        self.rows: dict[str, list[tuple[str, str]]] = {}
+
+    def add(self, kind: str, name: str, text: str = "", first: str = "") -> None:
+        self.rows.setdefault(kind, []).append((name, text))
+        self.first = self.first or first
+
+
+def match(
+    url: str,
+    index: Index,
+    like: PyTree,
+    filter_spec: FilterSpec = _leaf.is_storable,
+    is_leaf: IsLeaf = None,
+    *,
+    where: Callable[[PyTree], Any] | None = None,
+    source: str = "",
+    missing: str = "error",
+    unexpected: str = "error",
+    static: str = "error",
+    cast: bool = False,
+) -> Match:
+    """Pairs the selected leaves of `like` with stored ones, by name.
+
+    **Raises:** one `RuntimeError` that lists all that does not fit.
+    """
+    check_choices(missing=missing, unexpected=unexpected, static=static)
+    flat = _tree.flatten(like, is_leaf)
+    chosen = _filters.selected(filter_spec, like, flat.leaves, is_leaf)
+    selection = _select.select(
+        where, flat.paths, flat.leaves, flat.structure, chosen, is_leaf
+    )
+    names = [_names.name_of(path, source)[0] for path in flat.paths]
+    stored = _stored_names(index, like, flat, names, source)
+    report = _Report()
+    pairs = []
+    any_selected = False
+    fits: dict[Any, _leaf.Misfit | None] = {}
+    for number, good in enumerate(chosen):
+        if not good or (
+            selection.places is not None and number not in selection.places
+        ):
+            continue
+        any_selected = True
+        path, leaf, name = flat.paths[number], flat.leaves[number], names[number]
+        target = _target(name, leaf)
+        if cast:
+            target = target._replace(cast=True)
+        place = index.places.get(stored[number])
+        if place is None:
+            if missing == "keep" and not _is_abstract(leaf):
+                continue
+            first = (
+                f"Error at leaf with path {path}: `{name}` is not in the checkpoint."
+            )
+            kind = "missing" if missing == "error" else "abstract"
+            text = _leaf.show_target(target)
+            if stored[number].startswith(_no_entry):
+                text += f"  ({stored[number]})"
+            report.add(kind, name, text, first)
+            continue
+        record = index.record(place, known=True)
+        key = (index.template[place], target)
+        if key not in fits:
+            fits[key] = _leaf.misfit(record.template, target)
+        problem = fits[key]
+        if problem is not None:
+            saved, wanted = _leaf.show(record.template), _leaf.show_target(target)
+            text = f"saved {saved}, `like` has {wanted}"
+            if problem.hint:
+                text += f"  ({problem.hint})"
+            first = (
+                f"Deserialised leaf at path {path} has changed {problem.what}: "
+                f"`{name}` is {saved} in the checkpoint and {wanted} in `like`."
+            )
+            report.add(problem.what, name, text, first)
+            continue
+        pairs.append(Pair(number, record, target))
+    if not any_selected and not any(chosen):
+        raise ValueError(
+            "Nothing to load: `filter_spec` selects no leaf of `like`. A skeleton made "
+            "with `eqx.filter(..., eqx.is_array)` has none: pass the whole skeleton."
+        )
+    wholes = [_tree.module_name(path, source) for path in selection.wholes]
+    if unexpected == "error":
+        known = {stored[n] for n in range(len(names))}
+        _find_unexpected(index, known, wholes, filter_spec, source, report)
+    if static == "error":
+        _find_static(index, like, is_leaf, wholes, source, report)
+    if report.rows:
+        raise RuntimeError(_text(url, index, names, source, report))
+    return Match(flat, pairs)
+
+
+def _target(name: str, leaf: Any) -> Target:
+    try:
+        return _leaf.target_of(leaf)
+    except TypeError as e:
+        raise TypeError(f"Leaf `{name}`: {e}") from None
+
+
+def _is_abstract(leaf: Any) -> bool:
+    return isinstance(leaf, _leaf.jax.ShapeDtypeStruct)
+
+
+# What no leaf is stored under: an entry of a State that the checkpoint does not have.
+_no_entry = "no entry of the saved State is that of `"
+
+
+def _stored_names(
+    index: Index, like: PyTree, flat: _tree.Flat, names: list[str], source: str
+) -> list[str]:
+    """The name under which each leaf of `like` is stored.
+
+    It is its own name but for the entries of a State. Those are named by position, and
+    are matched by the StateIndex that they belong to.
+    """
+    entries = _tree.state_entries(like, flat.paths, source)
+    if not entries:
+        return names
+    saved: dict[str, dict[int, str | None]] = {}
+    for state in {entry.state for entry in entries.values()}:
+        below = state + "." if state else ""
+        for name, place in index.places.items():
+            if name.startswith(below):
+                position = name[len(below) :].partition(".")[0]
+                if position.isdecimal():
+                    label = index.markers.get(place)
+                    saved.setdefault(state, {})[int(position)] = label
+    out = list(names)
+    by_state: dict[str, dict[int, str | None]] = {}
+    for entry in entries.values():
+        by_state.setdefault(entry.state, {})[entry.position] = entry.label
+    moves = {
+        state: _tree.match_entries(labels, saved.get(state, {}))
+        for state, labels in by_state.items()
+    }
+    for number, entry in entries.items():
+        below = entry.state + "." if entry.state else ""
+        rest = names[number][len(below) :].partition(".")[2]
+        to = moves[entry.state][entry.position]
+        if to is None:
+            out[number] = f"{_no_entry}{(entry.label or '')[1:]}`"
+        else:
+            out[number] = below + str(to) + ("." + rest if rest else "")
+    return out
+
+
+def _find_unexpected(
+    index: Index,
+    known: set[str],
+    wholes: list[str],
+    filter_spec: FilterSpec,
+    source: str,
+    report: _Report,
+) -> None:
+    extra = [
+        name
+        for name in index.names
+        if name not in known and any(_names.is_under(name, w) for w in wholes)
+    ]
+    if not extra:
+        return
+    specs = sorted(_filters.prefixes(filter_spec, source), key=lambda x: len(x[0]))
+    chosen = []
+    for name in extra:
+        best = [spec for prefix, spec in specs if _names.is_under(name, prefix)]
+        chosen.append(best[-1] if best else True)
+    records = [index.record(index.places[name]) for name in extra]
+    leaves = [_stand_in(record) for record in records]
+    for record, good in zip(records, _filters.evaluate(chosen, leaves)):
+        if good:
+            report.add("unexpected", record.name, _leaf.show(record.template))
+
+
+def _stand_in(record: Record) -> Any:
+    kind = record.template.kind
+    simple = {
+        "bool": False,
+        "int": 0,
+        "float": 0.0,
+        "complex": 0j,
+        "str": "",
+        "bytes": b"",
+    }
+    if kind in simple:
+        return simple[kind]
+    if kind in ("numpy", "generic"):
+        zero = np.zeros((), _index.dtype_of(record.template.dtype))
+        shape = record.template.shape
+        return np.broadcast_to(zero, shape) if kind == "numpy" else zero[()]
+    return _leaf.abstract(record.template)
+
+
+def _find_static(
+    index: Index,
+    like: PyTree,
+    is_leaf: IsLeaf,
+    wholes: list[str],
+    source: str,
+    report: _Report,
+) -> None:
+    values, of = index.statics
+    if not of:
+        return
+    for path, module in _tree.modules(like, is_leaf):
+        name = _tree.module_name(path, source)
+        if name not in of or not any(_names.is_under(name, w) for w in wholes):
+            continue
+        saved = values[of[name]]
+        for field, value in _tree.static_fields(module).items():
+            if field in saved and not _same(saved[field], value):
+                where = f"{name}.{field}" if name else field
+                text = f"saved {saved[field]!r}, `like` has {value!r}"
+                first = (
+                    f"Deserialised leaf at path {path} has changed a static field: "
+                    f"`{where}` was {saved[field]!r} when it was saved, and is "
+                    f"{value!r} in `like`."
+                )
+                report.add("static", where, text, first)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, (list, dict)):
+        return type(a) is type(b) and repr(a) == repr(b)
+    return type(a) is type(b) and a == b
+
+
+_titles = {
+    "missing": "missing: in `like`, not in the checkpoint",
+    "abstract": 'missing and abstract: `missing="keep"` would keep a leaf that has no '
+    "value. Initialise it (`load_or_init`), or pass a `like` with values",
+    "unexpected": "unexpected: in the checkpoint, not in `like`",
+    "kind": "of another kind",
+    "shape": "of another shape",
+    "dtype": "of another dtype",
+    "static": 'static fields that have changed (`static="ignore"` lets them pass)',
+}
+_most = 40
+
+
+def _text(
+    url: str, index: Index, names: list[str], source: str, report: _Report
+) -> str:
+    below = f" under `{source}`" if source else ""
+    lines = [report.first] if report.first else []
+    count = ", ".join(
+        f"{len(rows)} {kind}" for kind, rows in report.rows.items() if rows
+    )
+    lines.append(
+        f"The checkpoint at `{url}`{below} does not fit `like` ({count} of "
+        f"{len(index.names)} leaves saved); nothing was loaded."
+    )
+    for kind, title in _titles.items():
+        rows = report.rows.get(kind, [])
+        if not rows:
+            continue
+        lines.append(f"  {title}:")
+        grouped: dict[str, list[str]] = {}
+        for name, text in rows:
+            grouped.setdefault(text, []).append(name)
+        shown = [(n, text) for text, g in grouped.items() for n in _show.fold(g)]
+        for name, text in shown[:_most]:
+            hint = ""
+            if kind == "missing" and "{" not in name and _no_entry not in text:
+                near = difflib.get_close_matches(name, index.names[:5000], 1, 0.6)
+                hint = f"  (the nearest name there is `{near[0]}`)" if near else ""
+            lines.append(f"    {name}  {text}{hint}".rstrip())
+        if len(shown) > _most:
+            lines.append(f"    ... and {len(shown) - _most} more")
+    hint = _source_hint(index, names, source, report)
+    if hint:
+        lines.append(hint)
+    return "\n".join(_show.escape(line) for line in lines)
+
+
+def _source_hint(index: Index, names: list[str], source: str, report: _Report) -> str:
+    """The prefix under which all of `like` is stored, if there is one."""
+    missing = [name for name, _ in report.rows.get("missing", [])]
+    if source or not missing:
+        return ""
+    some = missing[0]
+    for name in index.names:
+        if name.endswith("." + some):
+            prefix = name[: -len(some) - 1]
+            if all(f"{prefix}.{other}" in index.places for other in missing):
+                return (
+                    f'All of it is stored under `{prefix}`: pass `source="{prefix}"`.'
+                )
+    return ""

@@ -1,0 +1,150 @@
+"""Key paths to dotted names and back: pure, injective, and never trusted as a path."""
+
+import re
+from typing import Any
+
+import jax.tree_util as jtu
+
+
+ROOT = "%root"
+
+# The first parts of the names of our own files: see FORMAT.md, "Names".
+RESERVED = frozenset(
+    "eqx_ckpt zarr manifest ocdbt array_metadatas descriptor "
+    "_METADATA _sharding _strings _CHECKPOINT_METADATA".split()
+)
+
+# Names in bytes: a node of the database holds 2048 of them.
+MAX_NAME = 1 << 15
+
+_plain = re.compile(r"[A-Za-z0-9_-]+")
+_number = re.compile(r"0|-?[1-9][0-9]*")
+_component = re.compile(r"%|(%=)?([A-Za-z0-9_-]|%[0-9A-F]{2})*")
+_address = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def quote(text: str) -> str:
+    """Percent-encodes every byte of `text` outside `[A-Za-z0-9_-]`; `""` is `%`."""
+    if _plain.fullmatch(text):
+        return text
+    if text == "":
+        return "%"
+    data = text.encode("utf-8", "surrogatepass")
+    return "".join(chr(b) if _plain.fullmatch(chr(b)) else f"%{b:02X}" for b in data)
+
+
+def unquote(component: str) -> str:
+    """The inverse of `quote`, and of the escape of a reserved first component."""
+    if "%" not in component:
+        return component
+    if component == "%":
+        return ""
+    data = re.sub(
+        rb"%([0-9A-F]{2})",
+        lambda match: bytes([int(match[1], 16)]),
+        component.encode(),
+    )
+    return data.decode("utf-8", "surrogatepass")
+
+
+def component(key: Any) -> tuple[str, str]:
+    """One entry of a key path as `(kind, component)`.
+
+    The kinds are `a`: attribute, `s`: index in a sequence, `f`: index in a node
+    without keys, `k`: str key, `i`: int key, `o`: any other hashable.
+    """
+    cls = type(key)
+    if cls is jtu.GetAttrKey:
+        return "a", quote(key.name)
+    if cls is jtu.SequenceKey:
+        return "s", str(key.idx)
+    if cls is jtu.FlattenedIndexKey and type(key.key) is int:
+        return "f", str(key.key)
+    value = key
+    if cls is jtu.DictKey or cls is jtu.FlattenedIndexKey:
+        value = key.key
+        if type(value) is str:
+            return "k", quote(value)
+        if type(value) is int:
+            return "i", str(value)
+    text = repr(value)
+    if _address.search(text):
+        raise ValueError(
+            f"The key `{text}` has no name that outlives this process, as its `repr` "
+            "is an address. Use a string or an integer as the key, or give its type a "
+            "`__repr__`."
+        )
+    return "o", "%=" + ("" if text == "" else quote(text))
+
+
+def join(source: str, components: list[str]) -> str:
+    """The dotted name of `components` below the dotted name `source` ("": the top)."""
+    if source:
+        return ".".join([source, *components])
+    if not components:
+        return ROOT
+    first = components[0]
+    if first in RESERVED:
+        first = f"%{ord(first[0]):02X}{first[1:]}"
+        return ".".join([first, *components[1:]])
+    return ".".join(components)
+
+
+def name_of(path: tuple, source: str = "") -> tuple[str, str]:
+    """A key path as `(dotted name, kinds of its keys)`."""
+    kinds = ""
+    components = []
+    for key in path:
+        kind, text = component(key)
+        kinds += kind
+        components.append(text)
+    name = join(source, components)
+    if len(name) > MAX_NAME:
+        raise ValueError(
+            f"The name `{name[:60]}...` has {len(name)} bytes, and at most {MAX_NAME} "
+            "can be stored. Use shorter keys."
+        )
+    return name, kinds
+
+
+def keys_of(name: str, kinds: str) -> list[tuple[str, str | int]]:
+    """The inverse of `name_of`: `(kind, key)` for each entry of the key path.
+
+    **Raises:** `ValueError` when `name` is not what `name_of` writes for such a path.
+    """
+    if name == ROOT and kinds == "":
+        return []
+    if len(name) > MAX_NAME:
+        raise ValueError(f"the name {name[:60]!r}... has {len(name)} bytes")
+    components = name.split(".")
+    if len(components) != len(kinds):
+        raise ValueError(f"the name {name!r} does not have {len(kinds)} components")
+    out: list[tuple[str, str | int]] = []
+    for position, (kind, text) in enumerate(zip(kinds, components)):
+        out.append((kind, _key(kind, text, position == 0)))
+    return out
+
+
+def _key(kind: str, text: str, first: bool) -> str | int:
+    if kind in "sfi":
+        if not _number.fullmatch(text) or (kind != "i" and text[0] == "-"):
+            raise ValueError(f"{text!r} is not an index")
+        return int(text)
+    if kind not in "ako" or text == "" or not _component.fullmatch(text):
+        raise ValueError(f"{text!r} is not a component of a name")
+    try:
+        key = unquote(text.removeprefix("%=")) if kind == "o" else unquote(text)
+    except UnicodeError as e:
+        raise ValueError(f"{text!r} is not UTF-8") from e
+    if kind == "o":
+        canonical, key = "%=" + (quote(key) if key else ""), text
+    else:
+        canonical = join("", [quote(key)]) if first else quote(key)
+    if canonical != text:
+        raise ValueError(f"{text!r} is not the name of a key")
+    return key
+
+
+def is_under(name: str, prefix: str) -> bool:
+    """Whether the leaf or node `name` is `prefix` or lies below it ("": the top)."""
+    return prefix == "" or name == prefix or name.startswith(prefix + ".")

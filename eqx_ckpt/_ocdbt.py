@@ -1,0 +1,198 @@
+"""Writes an OCDBT database whose values lie in files that are written already.
+
+TensorStore's OCDBT format (https://google.github.io/tensorstore/kvstore/ocdbt) is a
+B+tree from keys to byte ranges of files. Written by us rather than by its driver, every
+value can start where it is best read from, several keys can share one range, and a save
+is a plain sequence of file writes.
+"""
+
+import secrets
+import struct
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import google_crc32c
+
+
+_MANIFEST = 0x0CDB3A2A
+_NODE = 0x0CDB20DE
+# As TensorStore's driver has them: no value is inlined by us, and no node is this big.
+_MAX_INLINE_VALUE_BYTES = 100
+_MAX_DECODED_NODE_BYTES = 83951616
+_VERSION_TREE_ARITY_LOG2 = 4
+_MISSING = 2**64 - 1  # The place of the root of a tree without keys.
+
+# So a node of ordinary names has some 100 KiB: one read for one leaf.
+_NODE_ENTRIES = 2048
+
+
+class Entry(NamedTuple):
+    key: bytes
+    file: int
+    offset: int
+    length: int
+
+
+class Node(NamedTuple):
+    key: bytes
+    offset: int
+    length: int
+    keys: int
+    tree_bytes: int
+    value_bytes: int
+    height: int
+
+
+def _varint(n: int) -> bytes:
+    out = bytearray()
+    while n > 0x7F:
+        out.append(n & 0x7F | 0x80)
+        n >>= 7
+    out.append(n)
+    return bytes(out)
+
+
+_varint_table = [_varint(n) for n in range(1 << 14)]
+
+
+def _varints(numbers: Sequence[int]) -> bytes:
+    return b"".join([_varint_table[n] if n < 1 << 14 else _varint(n) for n in numbers])
+
+
+def _frame(magic: int, body: bytes) -> bytes:
+    # Magic, length, format version 0, no compression; and a checksum of all of it.
+    length = 4 + 8 + 2 + len(body) + 4
+    data = struct.pack(">I", magic) + struct.pack("<Q", length) + b"\0\0" + body
+    return data + struct.pack("<I", google_crc32c.value(data))
+
+
+def _file_table(paths: Sequence[bytes], base: int = 0) -> bytes:
+    # No prefix compression; the first `base` bytes of each path also lead to the files
+    # that the node it holds refers to.
+    count = len(paths)
+    return b"".join(
+        [
+            _varint(count),
+            _varints([0] * (count - 1)),
+            _varints([len(path) for path in paths]),
+            _varints([base] * count),
+            *paths,
+        ]
+    )
+
+
+def _keys(keys: Sequence[bytes]) -> tuple[bytes, bytes, bytes]:
+    # No prefix compression: finding the prefixes costs more than they save.
+    return bytes(len(keys) - 1), _varints([len(key) for key in keys]), b"".join(keys)
+
+
+def tree(
+    entries: list[Entry], files: Sequence[str], name: str, offset: int
+) -> tuple[bytes, Node]:
+    """The nodes of the B+tree of `entries`, to stand at `offset` in the file `name`.
+
+    `files` are the paths that the entries' `file` numbers mean. Returns the bytes and
+    the root, for `manifest`.
+    """
+    entries = sorted(entries)
+    table = _file_table([path.encode() for path in files])
+    out = []
+    nodes = []
+    for start in range(0, len(entries), _NODE_ENTRIES):
+        part = entries[start : start + _NODE_ENTRIES]
+        prefixes, suffixes, text = _keys([e.key for e in part])
+        body = b"".join(
+            [
+                b"\0",
+                table,
+                _varint(len(part)),
+                prefixes,
+                suffixes,
+                text,
+                _varints([e.length for e in part]),
+                b"\1" * len(part),
+                _varints([e.file for e in part]),
+                _varints([e.offset for e in part]),
+            ]
+        )
+        data = _frame(_NODE, body)
+        size = sum(e.length for e in part)
+        nodes.append(
+            Node(part[0].key, offset, len(data), len(part), len(data), size, 0)
+        )
+        out.append(data)
+        offset += len(data)
+    table = _file_table([name.encode()])
+    while len(nodes) > 1:
+        parents = []
+        for start in range(0, len(nodes), _NODE_ENTRIES):
+            part = nodes[start : start + _NODE_ENTRIES]
+            height = part[0].height + 1
+            prefixes, suffixes, text = _keys([n.key for n in part])
+            body = b"".join(
+                [
+                    bytes([height]),
+                    table,
+                    _varint(len(part)),
+                    prefixes,
+                    suffixes,
+                    bytes(len(part)),
+                    text,
+                    bytes(len(part)),
+                    _varints([n.offset for n in part]),
+                    _varints([n.length for n in part]),
+                    _varints([n.keys for n in part]),
+                    _varints([n.tree_bytes for n in part]),
+                    _varints([n.value_bytes for n in part]),
+                ]
+            )
+            data = _frame(_NODE, body)
+            parents.append(
+                Node(
+                    part[0].key,
+                    offset,
+                    len(data),
+                    sum(n.keys for n in part),
+                    sum(n.tree_bytes for n in part) + len(data),
+                    sum(n.value_bytes for n in part),
+                    height,
+                )
+            )
+            out.append(data)
+            offset += len(data)
+        nodes = parents
+    root = nodes[0] if nodes else Node(b"", _MISSING, _MISSING, 0, 0, 0, 0)
+    return b"".join(out), root
+
+
+def manifest(root: Node, name: str, base: str = "") -> bytes:
+    """The manifest of a database at the directory from which `base + name` is the path
+    of the file that holds the nodes; `base` leads to the values' files too."""
+    path = (base + name).encode()
+    version = b"".join(
+        [
+            _varint(1),  # One version,
+            _varint(1),  # of generation 1.
+            bytes([root.height]),
+            _varint(0),
+            _varint(root.offset),
+            _varint(root.length),
+            _varint(root.keys),
+            _varint(root.tree_bytes),
+            _varint(root.value_bytes),
+            struct.pack("<Q", time.time_ns()),
+        ]
+    )
+    config = b"".join(
+        [
+            secrets.token_bytes(16),
+            _varint(0),  # A single manifest.
+            _varint(_MAX_INLINE_VALUE_BYTES),
+            _varint(_MAX_DECODED_NODE_BYTES),
+            bytes([_VERSION_TREE_ARITY_LOG2]),
+            _varint(0),  # No compression.
+        ]
+    )
+    table = _file_table([path], len(base.encode()))
+    return _frame(_MANIFEST, config + table + version + _varint(0))

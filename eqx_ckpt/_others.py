@@ -1,0 +1,334 @@
+"""The small files with which Orbax and zarr-python read our directories.
+
+A leaf that a reader cannot hold is left out of that reader's files: one such leaf would
+fail its whole restore. docs/readers.md has the table of who can hold what.
+"""
+
+import binascii
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax.tree_util as jtu
+from jaxtyping import PyTree
+
+from . import _layout, _names, _store
+from ._filters import IsLeaf
+from ._index import Template
+from ._layout import Leaf
+from ._tree import Flat
+
+
+# ---- Orbax: the files of a checkpoint of its own, of which it needs no others.
+
+# A sharding that Orbax restores on any number of devices: replicated.
+_sharding = json.dumps(
+    json.dumps(
+        {
+            "sharding_type": "NamedSharding",
+            "shape": [-1],
+            "axis_names": ["devices"],
+            "partition_spec": [],
+        }
+    )
+)
+_orbax_types = {
+    "jax": "jax.Array",
+    "key": "jax.Array",
+    "numpy": "np.ndarray",
+    # Orbax turns a `scalar` into one of Python, and has none that is complex.
+    "generic": "np.ndarray",
+    "complex": "np.ndarray",
+    "bool": "scalar",
+    "int": "scalar",
+    "float": "scalar",
+    "str": "string",
+}
+# Any other implementation may be unknown to the process that restores.
+_key_impls = ("threefry2x32", "rbg", "unsafe_rbg")
+# A list with more items left out than this is not filled up for Orbax.
+_MAX_GAP = 10_000
+
+
+class Hole(NamedTuple):
+    """A place in the tree where nothing is stored, in front of the leaf `before`.
+
+    `kind` is what Orbax restores there: `None`, or an empty `Dict`, `List` or `Tuple`.
+    """
+
+    before: int
+    path: tuple
+    kind: str
+
+
+def holes(
+    pytree: PyTree,
+    is_leaf: IsLeaf,
+    flat: Flat,
+    numbers: Sequence[int],
+    wholes: Iterable[tuple],
+) -> list[Hole]:
+    """Where `eqx.filter` of the tree has None, and where the tree has empty nodes.
+
+    `numbers` are those of the stored leaves, `wholes` the key paths of the nodes that
+    are stored. Orbax restores into a target only if it has an entry for each of these.
+    """
+    empty = _empty_types(flat.structure)
+    if not empty and len(numbers) == len(flat.leaves):
+        return []
+    stored, nodes = set(numbers), set(wholes)
+    out: list[Hole] = []
+    all_of_it = () in nodes
+    before = number = 0
+    for path, x, is_hole in _positions(pytree, is_leaf, flat, empty):
+        if not is_hole:
+            is_hole, x = number not in stored, None
+            number += 1
+            before += not is_hole
+        if is_hole and (all_of_it or any(path[:i] in nodes for i in range(len(path)))):
+            out.append(Hole(before, path, _empty_kind(x)))
+    return out
+
+
+def _positions(
+    pytree: PyTree, is_leaf: IsLeaf, flat: Flat, empty: set[type]
+) -> Iterable[tuple[tuple, Any, bool]]:
+    """The leaves and the empty nodes of a tree, and whether each is an empty node."""
+    if not empty:
+        return ((path, leaf, False) for path, leaf in zip(flat.paths, flat.leaves))
+
+    def is_empty(x: Any) -> bool:
+        if type(x) not in empty or (is_leaf is not None and is_leaf(x)):
+            return False
+        return x is None or not jtu.tree_leaves(x, is_leaf=lambda y: y is not x)
+
+    pairs, _ = jtu.tree_flatten_with_path(
+        pytree, is_leaf=lambda x: is_empty(x) or (is_leaf is not None and is_leaf(x))
+    )
+    return ((path, x, is_empty(x)) for path, x in pairs)
+
+
+def _empty_types(structure: Any) -> set[type]:
+    """The types of the nodes of a tree that have no children."""
+    out: set[type] = set()
+    nodes = [structure]
+    while nodes:
+        node = nodes.pop()
+        # How many nodes it has that are no leaves. If it is itself the only one, all of
+        # its children are leaves.
+        inner = node.num_nodes - node.num_leaves
+        if inner > 1:
+            nodes += node.children()
+        elif inner and not node.num_leaves:
+            out.add(node.node_data()[0])
+    return out
+
+
+def _empty_kind(x: Any) -> str:
+    if isinstance(x, Mapping):
+        return "Dict"
+    if isinstance(x, list):
+        return "List"
+    is_tuple = isinstance(x, tuple) and not hasattr(x, "_fields")
+    return "Tuple" if is_tuple else "None"
+
+
+def orbax_type(leaf: Leaf, layout: str) -> str | None:
+    """Orbax's name of the type of a leaf; None if it cannot restore it."""
+    name, template = leaf.name, leaf.template
+    if "%" in name or (layout == "zarr" and _layout.directory(name) != name):
+        return None
+    if template.kind == "key":
+        return "jax.Array" if template.impl in _key_impls else None
+    if template.kind == "str":
+        return "string" if _is_unicode(leaf.value) else None
+    if template.dtype != template.stored:
+        return None
+    return _orbax_types.get(template.kind)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeError:
+        return False
+    return True
+
+
+class _Node:
+    """A container in the tree that Orbax restores, and how its entries begin."""
+
+    __slots__ = ("key", "path", "is_sequence", "length")
+
+    def __init__(self, key: str, path: str):
+        self.key = key
+        self.path = path
+        self.is_sequence: bool | None = None
+        self.length = 0
+
+
+_empty_kinds = ("None", "Dict", "List", "Tuple")
+_values = {
+    kind: f'],"value_metadata":{{"value_type":"{kind}","skip_deserialize":'
+    + ("true}}" if kind in _empty_kinds else "false}}")
+    for kind in {*_orbax_types.values(), *_empty_kinds}
+}
+
+
+class _Entries:
+    """The entries of `tree_metadata`, added in the order of the tree.
+
+    This is text and not a dict of dicts because a save of many leaves waits for it: it
+    takes half the time. Names have no characters that JSON escapes.
+    """
+
+    def __init__(self):
+        self.text: list[str] = []
+        self._nodes: dict[str, _Node | None] = {"": _Node("", "")}
+
+    def add(self, name: str, keys: str, kind: str) -> bool:
+        """Adds an entry. Returns whether it could: Orbax has lists and dicts only."""
+        parent, _, part = name.rpartition(".")
+        node = self._nodes.get(parent) or self._node(parent, keys[:-1])
+        key = node and self._key(node, part, keys[-1])
+        if not (node and key):
+            return False
+        self._write(node, part, key, kind)
+        return True
+
+    def _node(self, name: str, keys: str) -> _Node | None:
+        if name not in self._nodes:
+            parent, _, part = name.rpartition(".")
+            above = self._node(parent, keys[:-1])
+            key = above and self._key(above, part, keys[-1])
+            self._nodes[name] = (
+                _Node(f"{above.key}'{part}', ", f"{above.path}{key},")
+                if above and key
+                else None
+            )
+        return self._nodes[name]
+
+    def _key(self, node: _Node, part: str, kind: str) -> str | None:
+        """The key of the next child of a node; None if the node cannot have it."""
+        if node.is_sequence is None:
+            node.is_sequence = kind in "sf" and int(part) <= _MAX_GAP
+        if not node.is_sequence:
+            return f'{{"key":"{part}","key_type":2}}'
+        number = int(part) if kind in "sf" else -1
+        if number < 0 or number - node.length > _MAX_GAP:
+            return None
+        # Restoring a list fails unless all of its items are there.
+        while node.length < number:
+            key = f'{{"key":"{node.length}","key_type":1}}'
+            self._write(node, str(node.length), key, "None")
+            node.length += 1
+        if node.length == number:
+            node.length += 1
+        return f'{{"key":"{part}","key_type":1}}'
+
+    def _write(self, node: _Node, part: str, key: str, kind: str) -> None:
+        comma = "" if node.key else ","
+        self.text.append(
+            f'"({node.key}\'{part}\'{comma})":{{"key_metadata":[{node.path}{key}'
+            f"{_values[kind]}"
+        )
+
+
+def orbax_files(
+    leaves: Sequence[Leaf], holes: Sequence[Hole], layout: str
+) -> dict[str, bytes]:
+    """The files at the root that Orbax needs; none if it can hold no leaf."""
+    entries = _Entries()
+    sharding: list[str] = []
+    strings: dict[str, str] = {}
+    keys: list[Any] = []
+    gaps = iter([*holes, Hole(len(leaves) + 1, (), "")])
+    gap = next(gaps)
+    held = 0
+    for place, leaf in enumerate(leaves):
+        while gap.before <= place:
+            _add_hole(entries, gap)
+            gap = next(gaps)
+        kind = orbax_type(leaf, layout)
+        name = leaf.name
+        if kind is None or not entries.add(name, leaf.template.keys, kind):
+            continue
+        held += 1
+        if kind == "string":
+            strings[name] = str(leaf.value)
+            continue
+        # The same in the alphabet for URLs, as a name has only some of ASCII.
+        text = binascii.b2a_base64(name.encode(), newline=False).decode()
+        sharding.append(f'"{text}":{_sharding}')
+        if leaf.template.kind == "key":
+            keys.append(_key_metadata(name, leaf.template))
+    while gap.kind:
+        _add_hole(entries, gap)
+        gap = next(gaps)
+    if not held:
+        return {}
+    is_ocdbt = "true" if layout == "ocdbt" else "false"
+    files = {
+        "_METADATA": f'{{"tree_metadata":{{{",".join(entries.text)}}},'
+        f'"use_ocdbt":{is_ocdbt},"use_zarr3":true,'
+        # A chunk that is missing must not read as zeros.
+        '"store_array_data_equal_to_fill_value":true,"custom_metadata":null}',
+        "_sharding": f"{{{','.join(sharding)}}}",
+    }
+    if strings:
+        files["_strings.json"] = json.dumps(strings)
+    if keys:
+        files["array_metadatas/process_0"] = json.dumps({"array_metadatas": keys})
+    return {key: text.encode() for key, text in files.items()}
+
+
+def _add_hole(entries: _Entries, hole: Hole) -> None:
+    try:
+        name, keys = _names.name_of(hole.path)
+    except ValueError:
+        return  # A key that has no name.
+    if "%" not in name:
+        entries.add(name, keys, hole.kind)
+
+
+def _key_metadata(name: str, template: Template) -> dict[str, Any]:
+    return {
+        "array_metadata": {
+            "param_name": name,
+            "write_shape": template.shape,
+            "chunk_shape": template.chunk,
+            "ext_metadata": {"random_key_impl": template.impl},
+        }
+    }
+
+
+# ---- zarr-python.
+
+_zarr_dtypes = frozenset(
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 "
+    "complex64 complex128".split()
+)
+
+
+def in_zarr_group(template: Template) -> bool:
+    """Whether zarr-python can decode the stored array of a leaf."""
+    return template.stored in _zarr_dtypes
+
+
+def zarr_files(leaves: Sequence[Leaf]) -> dict[str, bytes]:
+    """The root group, whose consolidated metadata lists what zarr-python can decode."""
+    members = [
+        b'"%b":%b'
+        % (
+            _layout.directory(leaf.name).encode(),
+            _store.zarr_json(leaf.template._replace(keys="")).rstrip(),
+        )
+        for leaf in leaves
+        if in_zarr_group(leaf.template)
+    ]
+    group = (
+        b'{"zarr_format":3,"node_type":"group","attributes":{},'
+        b'"consolidated_metadata":{"kind":"inline","must_understand":false,'
+        b'"metadata":{%b}}}' % b",".join(members)
+    )
+    return {"zarr.json": group}

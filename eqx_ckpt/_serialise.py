@@ -1,0 +1,181 @@
+"""`tree_serialise_leaves`."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxtyping import PyTree
+
+from . import (
+    _commit,
+    _filters,
+    _index,
+    _layout,
+    _leaf,
+    _names,
+    _others,
+    _select,
+    _store,
+    _tree,
+)
+from ._filters import FilterSpec, IsLeaf
+from ._index import Index, Template
+from ._layout import Chunks, Leaf
+
+
+def tree_serialise_leaves(
+    path: str | os.PathLike[str],
+    pytree: PyTree,
+    filter_spec: FilterSpec = _leaf.is_storable,
+    is_leaf: IsLeaf = None,
+    *,
+    where: Callable[[PyTree], Any] | None = None,
+    dtype: Any = None,
+    metadata: Any = None,
+    layout: str = "ocdbt",
+    chunks: Chunks = None,
+    overwrite: bool = True,
+    durable: bool = True,
+) -> None:
+    """Saves the leaves of a pytree, each under the dotted name of its key path.
+
+    At every instant the path is exactly the checkpoint that was there before or exactly
+    this one; if anything fails it is the one before.
+
+    **Arguments:**
+
+    - `path`: where to save: a string or `os.PathLike`, relative or absolute, `~`
+        expanded, or a TensorStore URL (`file://`, `memory://`). A directory is made.
+    - `pytree`: the tree. Its arrays are not copied.
+    - `filter_spec`: which leaves to store, as in `eqx.filter`: a pytree prefix of bools
+        and of functions `leaf -> bool`. By default [`is_storable`][].
+    - `is_leaf`: called on every node; if true, that node is treated as a leaf.
+    - `where`: a function from the tree to the nodes to store; all of it by default.
+    - `dtype`: a floating dtype to cast floating arrays to as they are written.
+    - `metadata`: anything that JSON gives back exactly, such as hyperparameters.
+    - `layout`: `"ocdbt"`, a few files however many leaves; or `"zarr"`, a Zarr v3 array
+        of its own for each leaf, in a directory of its name.
+    - `chunks`: the size of chunks in bytes; or a function
+        `(name, shape, dtype) -> chunk shape or None`. By default 4 MiB, and 32 MiB with
+        `layout="zarr"`. Arrays are cut along their first axes.
+    - `overwrite`: whether a checkpoint at `path` may be replaced. Anything else that is
+        there is never touched.
+    - `durable`: whether to return only once the checkpoint would survive a power cut.
+
+    **Returns:** None.
+
+    **Raises:** before anything is written, `ValueError` or `TypeError` that names the
+    leaf for what cannot be stored (tracers, deleted arrays, abstract leaves, object
+    dtypes, more than 32 axes, two leaves with one name), for `metadata` that JSON would
+    change, and for a selection of nothing; `FileExistsError` if what is at `path` is
+    not a checkpoint, or with `overwrite=False`. `RuntimeError` if another writer
+    replaced the checkpoint meanwhile.
+
+    !!! example
+
+        ```python
+        >>> import equinox as eqx, jax.random as jr, eqx_ckpt as ec
+        >>> model = eqx.nn.MLP(2, 2, 8, 1, key=jr.key(0))
+        >>> ec.tree_serialise_leaves("memory://save", model, metadata={"width": 8})
+        >>> ec.open("memory://save").metadata
+        {'width': 8}
+
+        ```
+    """
+    root = _store.resolve(path)
+    if layout not in _store.LAYOUTS:
+        raise ValueError(f'`layout` must be "ocdbt" or "zarr", not {layout!r}.')
+    _index.check_metadata(metadata)
+    cast = _leaf.check_cast(dtype)
+    flat = _tree.flatten(pytree, is_leaf)
+    chosen = _filters.selected(filter_spec, pytree, flat.leaves, is_leaf)
+    selection = _select.select(
+        where, flat.paths, flat.leaves, flat.structure, chosen, is_leaf
+    )
+    numbers = [
+        number
+        for number, good in enumerate(chosen)
+        if good and (selection.places is None or number in selection.places)
+    ]
+    if not numbers:
+        raise ValueError("Nothing to save: `filter_spec` selects no leaf of the tree.")
+    leaves = _describe(flat, numbers, cast, layout, chunks)
+    if layout == "zarr":
+        _layout.check_case([leaf.name for leaf in leaves], root)
+    entries = _tree.state_entries(pytree, flat.paths, "")
+    markers = {
+        place: entry.label
+        for place, number in enumerate(numbers)
+        if (entry := entries.get(number)) is not None and entry.label is not None
+    }
+    statics = _tree.statics(pytree, is_leaf)
+    holes = _others.holes(pytree, is_leaf, flat, numbers, selection.wholes)
+    with _commit.begin(root, layout, overwrite) as place:
+        if layout == "ocdbt":
+            written = _layout.write_ocdbt(place.work, place.save, leaves, durable)
+        else:
+            written = _layout.write_zarr(place.work, leaves, durable)
+        side = {**written.side, **_others.orbax_files(leaves, holes, layout)}
+        if layout == "zarr":
+            side.update(_others.zarr_files(leaves))
+        templates = list(dict.fromkeys(leaf.template for leaf in leaves))
+        number_of = {template: i for i, template in enumerate(templates)}
+        index = Index(
+            save=place.save,
+            layout=layout,
+            metadata=metadata,
+            names=[leaf.name for leaf in leaves],
+            templates=templates,
+            template=[number_of[leaf.template] for leaf in leaves],
+            files=written.files,
+            file=written.file,
+            offset=written.offset,
+            splits=written.splits,
+            aliases={
+                i: leaf.alias for i, leaf in enumerate(leaves) if leaf.alias is not None
+            },
+            markers=markers,
+            statics=statics,
+            digests=written.digests,
+            writer=_index.versions(),
+        )
+        _commit.publish(place, index, side, durable)
+
+
+def _describe(
+    flat: _tree.Flat, numbers: Sequence[int], cast: Any, layout: str, chunks: Chunks
+) -> list[Leaf]:
+    """The leaves as they will be stored. **Raises:** naming the leaf that cannot be."""
+    leaves: list[Leaf] = []
+    paths: dict[str, tuple] = {}
+    shared: dict[int, int] = {}
+    whole: dict[tuple, Template] = {}
+    for number in numbers:
+        path, value = flat.paths[number], flat.leaves[number]
+        name, keys = _names.name_of(path)
+        if name in paths:
+            raise ValueError(
+                f"Two leaves have the name `{name}`: those with the key paths "
+                f"{paths[name]} and {path}. Rename one of the keys, or leave one of "
+                "the leaves out with `filter_spec`."
+            )
+        paths[name] = path
+        try:
+            template = _leaf.describe(value, cast)
+        except (ValueError, TypeError) as e:
+            raise type(e)(f"The leaf `{name}` cannot be saved: {e}") from None
+        key = (template, keys)
+        if callable(chunks) or key not in whole:
+            template = template._replace(keys=keys)
+            chunk = _layout.chunk_shape(name, template, layout, chunks)
+            whole[key] = template._replace(chunk=chunk)
+        template = whole[key]
+        alias = None
+        if _leaf.is_shared(value):
+            alias = shared.setdefault(id(value), len(leaves))
+            if alias == len(leaves):
+                alias = None
+            else:
+                template = template._replace(chunk=leaves[alias].template.chunk)
+        leaves.append(Leaf(name, value, template, alias))
+    return leaves

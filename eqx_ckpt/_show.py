@@ -1,0 +1,140 @@
+"""How names, trees and sizes are printed: folded by layer, and always escaped."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+# What `str` gives for an index: longer digits are a key that looks like one.
+_number = re.compile(r"0|[1-9][0-9]{0,17}")
+
+_short = {
+    "bool": "bool",
+    "bfloat16": "bf16",
+    "float": "f",
+    "complex": "c",
+    "uint": "u",
+    "int": "i",
+}
+
+
+def escape(text: str) -> str:
+    """`text` with control characters and what terminals act on spelt out."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def short_dtype(dtype: str) -> str:
+    """`float32` as `f32`, as Equinox prints it."""
+    if dtype in ("bool", "bfloat16"):
+        return _short[dtype]
+    match = re.fullmatch(r"(float|complex|uint|int)(\d+)(_\w+)?", dtype)
+    if match is None:
+        return dtype
+    return _short[match[1]] + match[2] + (match[3] or "")
+
+
+def short_array(dtype: str, shape: Sequence[int]) -> str:
+    return f"{short_dtype(dtype)}[{','.join(map(str, shape))}]"
+
+
+def size(nbytes: int) -> str:
+    """A number of bytes for people: `1.2 MiB`."""
+    if nbytes < 1024:
+        return f"{nbytes} B"
+    number = float(nbytes)
+    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        number /= 1024
+        if round(number, 1) < 1024 or unit == "PiB":
+            break
+    return f"{number:.1f} {unit}"
+
+
+def fold(names: Iterable[str]) -> list[str]:
+    """Dotted names with runs of numbers folded: `layers.{0..31}.weight`."""
+    rows: dict[tuple[str, ...], None] = dict.fromkeys(
+        tuple(name.split(".")) for name in names
+    )
+    depth = max(map(len, rows), default=0)
+    for position in range(depth):
+        groups: dict[Any, list[int]] = {}
+        for row in rows:
+            if position < len(row) and _number.fullmatch(row[position]):
+                key = (row[:position], row[position + 1 :])
+                groups.setdefault(key, []).append(int(row[position]))
+            else:
+                groups[row] = []
+        rows = {}
+        for key, numbers in groups.items():
+            if not numbers:
+                rows[key] = None
+                continue
+            for run in _runs(sorted(set(numbers))):
+                rows[(*key[0], run, *key[1])] = None
+    return [".".join(row) for row in rows]
+
+
+def _runs(numbers: list[int]) -> list[str]:
+    out = []
+    start = previous = numbers[0]
+    for number in [*numbers[1:], None]:
+        if number is not None and number == previous + 1:
+            previous = number
+            continue
+        out.append(str(start) if start == previous else f"{{{start}..{previous}}}")
+        if number is not None:
+            start = previous = number
+    return out
+
+
+def tree_lines(rows: Iterable[tuple[str, str]], limit: int | None = None) -> list[str]:
+    """Draws `(dotted name, text)` rows as an indented tree.
+
+    Numbered siblings that print alike are drawn once, as `{0..31}`. At most `limit`
+    lines are returned, the last of which then says how many leaves are left out.
+    """
+    top: dict[str, Any] = {}
+    for name, text in rows:
+        node = top
+        *parents, last = name.split(".")
+        for part in parents:
+            child = node.setdefault(part, {})
+            if not isinstance(child, dict):  # A leaf and a node of one name.
+                child = node.setdefault(part + ".", {})
+            node = child
+        node[last if last not in node else last + "."] = text
+    lines = _draw(top, "")
+    width = max((len(left) for left, right in lines if right), default=0)
+    out = [escape(f"{a.ljust(width)}  {b}" if b else a).rstrip() for a, b in lines]
+    if limit is not None and len(out) > limit:
+        more = len(out) - limit
+        out = [*out[:limit], f"... and {more} more lines: see `.leaves`"]
+    return out
+
+
+def _draw(node: dict[str, Any], indent: str) -> list[tuple[str, str]]:
+    blocks: list[tuple[str, str, list[tuple[str, str]]]] = []
+    for part, child in node.items():
+        if isinstance(child, dict):
+            blocks.append((part, "", _draw(child, indent + "  ")))
+        else:
+            blocks.append((part, child, []))
+    lines: list[tuple[str, str]] = []
+    at = 0
+    while at < len(blocks):
+        part, text, below = blocks[at]
+        end = at + 1
+        if _number.fullmatch(part):
+            while (
+                end < len(blocks)
+                and blocks[end][0] == str(int(part) + end - at)
+                and blocks[end][1:] == (text, below)
+            ):
+                end += 1
+        if end > at + 1:
+            part = f"{{{part}..{blocks[end - 1][0]}}}"
+        lines.append((indent + part, text))
+        lines.extend(below)
+        at = end
+    return lines

@@ -1,0 +1,102 @@
+"""`skeleton` and `leaf_names`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import PyTree
+
+from . import _names, _tree
+from ._filters import IsLeaf
+
+
+class _Host:
+    """Carries a NumPy leaf through `filter_eval_shape`, to which it is no array."""
+
+    def __init__(self, leaf: Any):
+        self.leaf = leaf
+
+
+def skeleton(
+    fn: Callable[..., PyTree], *args: Any, sharding: Any = None, **kwargs: Any
+) -> PyTree:
+    """`eqx.filter_eval_shape` that keeps NumPy leaves, and puts shardings on the rest.
+
+    Nothing is allocated for JAX arrays. NumPy arrays and scalars, which
+    `filter_eval_shape` would turn into abstract JAX ones (and float64 into float32),
+    stay what `fn` made them, so that they load as NumPy.
+
+    **Arguments:**
+
+    - `fn`, `args`, `kwargs`: the function to call, such as a Module, and its arguments.
+    - `sharding`: None; or a `jax.sharding.Sharding` for every abstract leaf; or a
+        function `(name, jax.ShapeDtypeStruct) -> sharding or None`; or a pytree prefix
+        of the result made of those.
+
+    **Returns:** the result of `fn`, with a `jax.ShapeDtypeStruct` for each JAX array.
+
+    !!! example
+
+        ```python
+        >>> import equinox as eqx, jax.random as jr, eqx_ckpt as ec
+        >>> ec.skeleton(eqx.nn.Linear, 3, 2, key=jr.key(0)).weight
+        ShapeDtypeStruct(shape=(2, 3), dtype=float32)
+
+        ```
+    """
+
+    def call(*args: Any, **kwargs: Any) -> PyTree:
+        out = fn(*args, **kwargs)
+        return jtu.tree_map(
+            lambda x: _Host(x) if isinstance(x, (np.ndarray, np.generic)) else x, out
+        )
+
+    out = eqx.filter_eval_shape(call, *args, **kwargs)
+    out = jtu.tree_map(lambda x: x.leaf if isinstance(x, _Host) else x, out)
+    if sharding is None:
+        return out
+    return _with_shardings(out, sharding)
+
+
+def _with_shardings(tree: PyTree, sharding: Any) -> PyTree:
+    parts, structure = jtu.tree_flatten(sharding, is_leaf=lambda x: x is None)
+    subtrees = structure.flatten_up_to(tree)
+    flat = _tree.flatten(tree, None)
+    out = []
+    specs = [part for part, sub in zip(parts, subtrees) for _ in jtu.tree_leaves(sub)]
+    for path, leaf, spec in zip(flat.paths, flat.leaves, specs):
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            if callable(spec):
+                spec = spec(_names.name_of(path)[0], leaf)
+            if spec is not None:
+                leaf = leaf.update(sharding=spec)
+        out.append(leaf)
+    return jtu.tree_unflatten(flat.structure, out)
+
+
+def leaf_names(tree: PyTree, is_leaf: IsLeaf = None) -> PyTree:
+    """The tree of the dotted names of the leaves of `tree`.
+
+    **Arguments:**
+
+    - `tree`: any pytree.
+    - `is_leaf`: called on every node; if true, it is treated as a leaf.
+
+    **Returns:** a tree of the same structure, with a str for every leaf: the name under
+    which [`tree_serialise_leaves`][] stores it if it is stored.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec
+        >>> ec.leaf_names({"layers": [1.0, 2.0], "a.b": 3})
+        {'a.b': 'a%2Eb', 'layers': ['layers.0', 'layers.1']}
+
+        ```
+    """
+    flat = _tree.flatten(tree, is_leaf)
+    names = [_names.name_of(path)[0] for path in flat.paths]
+    return jtu.tree_unflatten(flat.structure, names)

@@ -1,0 +1,458 @@
+"""The only module that knows TensorStore: roots, files, and reads of chunks.
+
+Files are written by plain writes on a local file system and as whole values elsewhere;
+everything is read through TensorStore.
+"""
+
+import concurrent.futures as cf
+import functools as ft
+import json
+import os
+import pathlib
+import re
+import stat
+import urllib.parse
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorstore as ts
+
+from ._index import dtype_of, Template
+
+
+INDEX = "eqx_ckpt.json"
+LAYOUTS = ("ocdbt", "zarr")
+
+# So that nothing reads more than a leaf's own bytes, chunks are not cached; the nodes
+# that lead to them are.
+_context_spec = {
+    "cache_pool": {"total_bytes_limit": 0},
+    "cache_pool#nodes": {"total_bytes_limit": 64 * 2**20},
+}
+# Where a memory-mapped file is one that this machine has: a network file system can
+# lose it while we read, which is a SIGBUS.
+_local_file_systems = frozenset(
+    "ext2 ext3 ext4 xfs btrfs zfs f2fs tmpfs ramfs overlay bcachefs apfs hfs".split()
+)
+
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+
+
+@ft.cache
+def _context() -> ts.Context:
+    os.register_at_fork(after_in_child=_after_fork)
+    return ts.Context(_context_spec)
+
+
+@ft.cache
+def _mmap_context() -> ts.Context:
+    return ts.Context(
+        {**_context_spec, "file_io_mode": {"mode": "memmap"}}, parent=_context()
+    )
+
+
+@ft.cache
+def _sync_context(sync: bool) -> ts.Context:
+    return ts.Context({"file_io_sync": sync}, parent=_context())
+
+
+def check_fork() -> None:
+    """**Raises:** `RuntimeError` in a forked child, where TensorStore would abort."""
+    if _forked:
+        raise RuntimeError(
+            "This process was forked from one that has used eqx_ckpt, and TensorStore "
+            "does not work in such a process. Start processes with `spawn`: "
+            "`multiprocessing.get_context('spawn')`."
+        )
+
+
+class Root(NamedTuple):
+    """A directory, local or in an object store. `url` is absolute, and a path here."""
+
+    url: str
+    local: pathlib.Path | None
+
+    def kvstore(self, key: str = "") -> dict[str, Any]:
+        """The TensorStore spec of the directory `key` below the root."""
+        prefix = key + "/" if key else ""
+        if self.local is not None:
+            return {"driver": "file", "path": f"{self.local}/{prefix}"}
+        spec = ts.KvStore.Spec(self.url + "/").to_json()
+        spec["path"] = spec.get("path", "") + prefix
+        return spec
+
+    def __str__(self) -> str:
+        return self.url
+
+
+def resolve(path: str | os.PathLike[str]) -> Root:
+    """The root that a path or TensorStore URL means."""
+    check_fork()
+    try:
+        text = os.fspath(path)
+    except TypeError:
+        text = None
+    if not isinstance(text, str):
+        raise TypeError(
+            f"A path must be a string or an `os.PathLike` of one, not a "
+            f"`{type(path).__name__}`. File objects hold one stream, not a directory "
+            "of named leaves."
+        )
+    if text == "" or "\0" in text:
+        raise ValueError(f"{text!r} is not a path.")
+    if re.match(r"[a-z][a-z0-9+.-]*://", text):
+        if not text.startswith("file://"):
+            try:
+                ts.KvStore.Spec(text.rstrip("/") + "/")
+            except ValueError as e:
+                raise ValueError(f"{text!r} is not a TensorStore URL: {e}") from e
+            return Root(text.rstrip("/"), None)
+        text = urllib.parse.unquote(text.removeprefix("file://"))
+    local = pathlib.Path(os.path.abspath(os.path.expanduser(text)))
+    if "\\" in str(local):
+        raise ValueError(
+            f"`{local}` has a backslash in it, which TensorStore takes for a slash. "
+            "Choose another path."
+        )
+    return Root(str(local), local)
+
+
+@ft.lru_cache(maxsize=256)
+def _kv(root: Root, key: str, sync: bool | None) -> ts.KvStore:
+    context = _context() if sync is None else _sync_context(sync)
+    return ts.KvStore.open(root.kvstore(key), context=context).result()
+
+
+class Value(NamedTuple):
+    data: bytes
+    generation: bytes
+
+
+def read_file(
+    root: Root, key: str, start: int = 0, stop: int | None = None
+) -> Value | None:
+    """A file, or a range of its bytes; None where there is none."""
+    check_fork()
+    kv = _kv(root, "", None)
+    got = kv.read(key, byte_range=slice(start, stop)).result()
+    if got.state != "value":
+        return None
+    return Value(got.value, got.stamp.generation)
+
+
+def replace_file(
+    root: Root, key: str, data: bytes, generation: bytes | None, sync: bool
+) -> bool:
+    """Writes a file at once, if it is still at `generation` (None: if there is none).
+
+    Returns whether it was.
+    """
+    kv = _kv(root, "", sync)
+    expected = generation if generation is not None else b""
+    stamp = kv.write(key, data, if_equal=expected).result()
+    return bool(stamp.generation)
+
+
+_MAX_BUFFERS = 512
+_MAX_BATCH = 2**20
+
+
+def write_file(
+    root: Root, key: str, buffers: Iterable[Any], sync: bool = False
+) -> None:
+    """Writes a new file of `buffers`, which are drawn one by one."""
+    if root.local is None:
+        _kv(root, "", None).write(key, b"".join(buffers)).result()
+        return
+    path = root.local / key
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        batch: list[memoryview] = []
+        size = 0
+        for buffer in buffers:
+            view = memoryview(buffer)
+            if not view.nbytes:
+                continue
+            batch.append(view)
+            size += view.nbytes
+            if size >= _MAX_BATCH or len(batch) == _MAX_BUFFERS:
+                _write_all(fd, batch)
+                batch, size = [], 0
+        _write_all(fd, batch)
+        if sync:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _write_all(fd: int, views: list[memoryview]) -> None:
+    while views:
+        written = os.writev(fd, views)
+        done = 0
+        while done < len(views) and written >= views[done].nbytes:
+            written -= views[done].nbytes
+            done += 1
+        views = views[done:]
+        if views and written:
+            views[0] = views[0].cast("B")[written:]
+
+
+def swap_file(root: Root, aside: str, key: str, data: bytes, sync: bool) -> None:
+    """Writes the file `key` or replaces it at once, by way of the directory `aside`."""
+    if root.local is None:
+        _kv(root, "", None).write(key, data).result()
+        return
+    name = key.rpartition("/")[2]
+    temporary = f"{aside}/{name}.new" if aside else f"{key}.new"
+    (root.local / key).parent.mkdir(exist_ok=True)
+    write_file(root, temporary, [data], sync)
+    os.replace(root.local / temporary, root.local / key)
+
+
+def link_file(root: Root, source: str, key: str, sync: bool) -> None:
+    """Makes `key` another name of the file `source`, or a copy where there are none."""
+    if root.local is not None:
+        try:
+            os.link(root.local / source, root.local / key)
+            return
+        except OSError:
+            pass
+    value = read_file(root, source)
+    assert value is not None
+    write_file(root, key, [value.data], sync)
+
+
+def make_directories(root: Root, keys: Iterable[str]) -> None:
+    if root.local is not None:
+        for key in keys:
+            (root.local / key).mkdir(parents=True, exist_ok=True)
+
+
+def sync_directories(root: Root, keys: Iterable[str]) -> None:
+    """Makes the names in local directories durable. TensorStore leaves that to us."""
+    if root.local is None:
+        return
+    for key in keys:
+        fd = os.open(root.local / key, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def list_top(root: Root) -> dict[str, bool] | None:
+    """The entries of the root, and whether each is a directory; None: no root."""
+    if root.local is None:
+        tops: dict[str, bool] = {}
+        for key in _kv(root, "", None).list().result():
+            first, slash, _ = key.decode("utf-8", "surrogateescape").partition("/")
+            tops[first] = bool(slash)
+        return tops or None
+    try:
+        with os.scandir(root.local) as entries:
+            return {e.name: e.is_dir(follow_symlinks=False) for e in entries}
+    except FileNotFoundError:
+        return None
+
+
+def is_directory(root: Root, key: str) -> bool:
+    """Whether there is anything below the directory `key`."""
+    if root.local is not None:
+        return (root.local / key).is_dir()
+    return bool(_kv(root, key, None).list().result())
+
+
+def delete_tree(root: Root, key: str) -> None:
+    """Deletes the file or directory `key` below the root, never through a link."""
+    if root.local is None:
+        if key:
+            _kv(root, "", None).write(key, None).result()
+        _kv(root, key, None).delete_range(ts.KvStore.KeyRange()).result()
+        return
+    _remove(root.local / key)
+
+
+def _remove(path: pathlib.Path) -> None:
+    if not stat.S_ISDIR(path.lstat().st_mode):
+        path.unlink()
+        return
+    for child in path.iterdir():
+        _remove(child)
+    path.rmdir()
+
+
+@ft.lru_cache(maxsize=64)
+def _maps(local: pathlib.Path) -> bool:
+    """Whether files in a directory are on a file system of this machine."""
+    try:
+        mounts = pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return False
+    best = ("", "")
+    place = str(local)
+    for line in mounts:
+        fields, _, rest = line.partition(" - ")
+        point = fields.split()[4].encode().decode("unicode_escape")
+        if place == point or place.startswith(point.rstrip("/") + "/"):
+            if len(point) >= len(best[0]):
+                best = (point, rest.split()[0])
+    return best[1] in _local_file_systems
+
+
+def bytes_read() -> int:
+    """The bytes that TensorStore has read from files in this process, by `pread` and by
+    memory maps."""
+    total = 0
+    for metric in ts.experimental_collect_matching_metrics("/tensorstore/"):
+        if metric["name"] in (
+            "/tensorstore/kvstore/file/bytes_read",
+            "/tensorstore/file/mmap_bytes",
+        ):
+            total += sum(value.get("value", 0) for value in metric["values"])
+    return total
+
+
+# ---- Arrays.
+
+_little = [{"name": "bytes", "configuration": {"endian": "little"}}]
+
+
+@ft.lru_cache(maxsize=4096)
+def zarr_json(template: Template) -> bytes:
+    """The Zarr v3 metadata of a stored array, padded to 64 bytes."""
+    dtype = template.stored
+    fill: Any = 0
+    if dtype == "bool":
+        fill = False
+    elif dtype.startswith(("float", "bfloat")):
+        fill = 0.0
+    elif dtype.startswith("complex"):
+        fill = [0.0, 0.0]
+    text = json.dumps(
+        {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": template.shape,
+            "data_type": dtype,
+            "chunk_grid": {
+                "name": "regular",
+                "configuration": {"chunk_shape": template.chunk},
+            },
+            "chunk_key_encoding": {"name": "default"},
+            "fill_value": fill,
+            "codecs": _little if template.itemsize > 1 else [{"name": "bytes"}],
+            "attributes": {},
+        },
+        separators=(",", ":"),
+    ).encode()
+    return text + b" " * (-len(text) % 64)
+
+
+def open_array(
+    root: Root, database: str | None, key: str, template: Template
+) -> ts.TensorStore:
+    """The stored array of a leaf, opened without a read.
+
+    `database` is the directory of the OCDBT database that `key` is in; None: `key` is a
+    directory of the root.
+    """
+    check_fork()
+    if database is None:
+        kvstore: dict[str, Any] = root.kvstore(key)
+    else:
+        kvstore = {
+            "driver": "ocdbt",
+            "base": root.kvstore(database),
+            "path": key + "/",
+            "cache_pool": "cache_pool#nodes",
+        }
+    metadata = json.loads(zarr_json(template))
+    del metadata["attributes"]
+    spec = {
+        "driver": "zarr3",
+        "kvstore": kvstore,
+        "metadata": metadata,
+        # A chunk that is missing must not read as zeros.
+        "fill_missing_data_reads": False,
+    }
+    mapped = root.local is not None and _maps(root.local)
+    return ts.open(
+        spec,
+        open=True,
+        read=True,
+        assume_metadata=True,
+        context=_mmap_context() if mapped else _context(),
+    ).result()
+
+
+def array_url(root: Root, database: str | None, key: str) -> str:
+    base = root.url
+    if root.local is not None:
+        base = "file://" + urllib.parse.quote(base)
+    if database is None:
+        return f"{base}/{urllib.parse.quote(key)}/|zarr3:"
+    return f"{base}/{database}/|ocdbt:{urllib.parse.quote(key)}/|zarr3:"
+
+
+def aligned(shape: Sequence[int], dtype: str) -> np.ndarray:
+    """A new array that starts at a multiple of 64 bytes, as JAX takes it uncopied."""
+    kind = dtype_of(dtype)
+    size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    buffer = np.empty(size + 64, np.uint8)
+    start = -buffer.ctypes.data % 64
+    return buffer[start : start + size].view(kind).reshape(shape)
+
+
+def start_read(
+    store: ts.TensorStore, into: np.ndarray, picks: tuple[slice | int, ...]
+) -> Any:
+    """Starts to read `store[picks]` into an array of its shape."""
+    return ts.array(into).write(view(store, picks))
+
+
+def view(store: ts.TensorStore, picks: tuple[slice | int, ...]) -> ts.TensorStore:
+    """`store[picks]` as NumPy has it: every axis from 0 on."""
+    if store.ndim:
+        # Stored arrays could be resized. As long as their bounds are implicit, slices
+        # with a negative step run over them: `[2::-2]` of 6 rows would give 3.
+        store = store[ts.d[:].mark_bounds_implicit[False]]
+    part = store[picks]
+    return part[ts.d[:].translate_to[0]] if part.ndim else part
+
+
+def transposed(store: ts.TensorStore, axes: Sequence[int | None]) -> ts.TensorStore:
+    """A view with the axes in this order, and new ones where there is None."""
+    order = [axis for axis in axes if axis is not None]
+    store = store[ts.d[order].transpose[:]] if order else store
+    for at, axis in enumerate(axes):
+        if axis is None:
+            store = store[(*[slice(None)] * at, ts.newaxis)]
+    return store
+
+
+def cast(store: ts.TensorStore, dtype: np.dtype) -> ts.TensorStore:
+    return ts.cast(store, dtype)
+
+
+def start_read_range(root: Root, key: str, start: int, stop: int) -> ts.Future:
+    """Starts to read a range of the bytes of a file: a future with a `.value`."""
+    return _kv(root, "", None).read(key, byte_range=slice(start, stop))
+
+
+def gather(jobs: Sequence[Any]) -> list[Any]:
+    """Calls every job on a few threads, and returns the results in order.
+
+    Waits for all of them, also when one raises: none is left at work behind an error.
+    """
+    if len(jobs) == 1:
+        return [jobs[0]()]
+    with cf.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        futures = [pool.submit(job) for job in jobs]
+        cf.wait(futures)
+    return [future.result() for future in futures]

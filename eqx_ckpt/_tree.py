@@ -1,0 +1,184 @@
+"""A pytree as the rest sees it: leaves with key paths, States and static fields."""
+
+import collections
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax.tree_util as jtu
+from jaxtyping import PyTree
+
+from . import _index, _names
+from ._filters import IsLeaf
+
+
+class Flat(NamedTuple):
+    """A flattened tree. `paths[i]` leads to `leaves[i]`."""
+
+    paths: list[tuple]
+    leaves: list[Any]
+    structure: Any
+
+
+def flatten(tree: PyTree, is_leaf: IsLeaf) -> Flat:
+    pairs, structure = jtu.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    return Flat([path for path, _ in pairs], [leaf for _, leaf in pairs], structure)
+
+
+# ---- Static fields of Modules.
+
+
+def modules(tree: PyTree, is_leaf: IsLeaf, path: tuple = ()) -> Iterator[tuple]:
+    """`(key path, Module)` for every Module in a tree, without those inside leaves."""
+
+    def stop(x: Any) -> bool:
+        return isinstance(x, eqx.Module) or (is_leaf is not None and is_leaf(x))
+
+    if isinstance(tree, eqx.Module) and not (is_leaf is not None and is_leaf(tree)):
+        yield path, tree
+        for field in dataclasses.fields(tree):
+            if not field.metadata.get("static", False) and hasattr(tree, field.name):
+                below = (*path, jtu.GetAttrKey(field.name))
+                yield from modules(getattr(tree, field.name), is_leaf, below)
+    else:
+        for below, x in jtu.tree_flatten_with_path(tree, is_leaf=stop)[0]:
+            if isinstance(x, eqx.Module) and x is not tree:
+                yield from modules(x, is_leaf, (*path, *below))
+
+
+def static_fields(module: eqx.Module) -> dict[str, Any]:
+    """The static fields of one Module that JSON can hold."""
+    if isinstance(module, eqx.nn.StateIndex):
+        return {}  # Its marker is how this process finds an entry, not a setting.
+    out = {}
+    for field in dataclasses.fields(module):
+        if field.metadata.get("static", False) and hasattr(module, field.name):
+            good, value = _index.jsonable(getattr(module, field.name))
+            if good:
+                out[field.name] = value
+    return out
+
+
+def statics(tree: PyTree, is_leaf: IsLeaf) -> _index.Statics:
+    """The static fields of all Modules of a tree, by name ("": the tree itself)."""
+    values: list[dict[str, Any]] = []
+    seen: dict[str, int] = {}
+    of: dict[str, int] = {}
+    for path, module in modules(tree, is_leaf):
+        fields = static_fields(module)
+        if fields:
+            key = repr(fields)
+            if key not in seen:
+                seen[key] = len(values)
+                values.append(fields)
+            of[module_name(path, "")] = seen[key]
+    return _index.Statics(values, of)
+
+
+def module_name(path: tuple, source: str) -> str:
+    return _names.name_of(path, source)[0] if path else source
+
+
+# ---- eqx.nn.State, whose entries are flattened by position.
+
+
+class Entry(NamedTuple):
+    """One entry of a State: the name of the State, its position, and its label.
+
+    Labels say which StateIndex an entry belongs to: `=` and its marker, without the
+    name of the class, when `eqx.nn.make_with_state` made it; else `@` and the dotted
+    names of the StateIndex, with commas between; None when neither is known.
+    """
+
+    state: str
+    position: int
+    label: str | None
+
+
+def state_entries(
+    tree: PyTree, paths: Sequence[tuple], source: str
+) -> dict[int, Entry]:
+    """The entry of a State that each leaf belongs to, by the number of the leaf."""
+
+    def stop(x: Any) -> bool:
+        return isinstance(x, (eqx.nn.State, eqx.nn.StateIndex))
+
+    if not any(type(k) is jtu.FlattenedIndexKey for path in paths for k in path):
+        return {}
+    found = jtu.tree_flatten_with_path(tree, is_leaf=stop)[0]
+    states = {path: x for path, x in found if isinstance(x, eqx.nn.State)}
+    if not states:
+        return {}
+    indices: dict[Any, list[str]] = {}
+    for path, x in found:
+        if isinstance(x, eqx.nn.StateIndex):
+            name = _names.name_of(path, source)[0]
+            indices.setdefault(x.marker, []).append(name)
+    labels = {
+        path: [_label(marker, indices) for marker in x.tree_flatten()[1]]
+        for path, x in states.items()
+    }
+    out = {}
+    for number, path in enumerate(paths):
+        for cut in range(len(path)):
+            if path[:cut] in labels:
+                position = path[cut].key
+                name = module_name(path[:cut], source)
+                out[number] = Entry(name, position, labels[path[:cut]][position])
+                break
+    return out
+
+
+def _label(marker: Any, indices: dict[Any, list[str]]) -> str | None:
+    if isinstance(marker, str):
+        return "=" + re.sub(r"^\w+", "", marker)
+    names = indices.get(marker)
+    return "@" + ",".join(sorted(names)) if names else None
+
+
+def match_entries(
+    wanted: dict[int, str | None], saved: dict[int, str | None]
+) -> dict[int, int | None]:
+    """For each position in one State that in another, by their labels; or None.
+
+    Where one of the two has no labels at all, as a State without its model and with
+    markers that are objects, all that is left is the order.
+    """
+    known = {label: position for position, label in saved.items() if label is not None}
+    if not known or not any(wanted.values()):
+        return {position: position for position in wanted}
+    out = {}
+    for position, label in wanted.items():
+        if label is None:
+            unknown = position in saved and saved[position] is None
+            out[position] = position if unknown else None
+        elif label in known:
+            out[position] = known[label]
+        else:
+            near = [(_extra(label, other), known[other]) for other in known]
+            near = sorted((n, place) for n, place in near if n is not None)
+            out[position] = near[0][1] if near else None
+    count = collections.Counter(out.values())
+    return {key: None if count[place] > 1 else place for key, place in out.items()}
+
+
+def _extra(one: str, two: str) -> int | None:
+    """None if two labels are of two indices; else by how many words they differ.
+
+    An index may have several names, one of which is enough; and its marker, a path
+    from the model, is the end of a name, a path from the top of a tree.
+    """
+    for a in _words(one):
+        for b in _words(two):
+            short, long = sorted((a, b), key=len)
+            if a == b or (one[0] != two[0] and long[-len(short) :] == short):
+                return len(long) - len(short)
+    return None
+
+
+def _words(label: str) -> list[list[str]]:
+    if label[0] == "=":
+        return [re.findall(r"\w+", label)]
+    return [name.split(".") for name in label[1:].split(",")]

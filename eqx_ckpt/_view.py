@@ -1,0 +1,129 @@
+"""NumPy's basic indexing as data: which elements of a stored array a view has."""
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class View(NamedTuple):
+    """`picks[i]` are the indices along stored axis `i` (an int drops the axis), and
+    `axes` the stored axes in the order of the view's (None: a new axis of length 1)."""
+
+    picks: tuple[range | int, ...]
+    axes: tuple[int | None, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        out = []
+        for axis in self.axes:
+            pick = range(1) if axis is None else self.picks[axis]
+            assert isinstance(pick, range)
+            out.append(len(pick))
+        return tuple(out)
+
+    @property
+    def picked(self) -> tuple[int, ...]:
+        """The shape of `stored[picks]`."""
+        return tuple(len(p) for p in self.picks if isinstance(p, range))
+
+    def transpose(self) -> "View":
+        return self._replace(axes=self.axes[::-1])
+
+    def take(self, key: Any) -> "View":
+        """The view that `array[key]` is. **Raises:** `IndexError` and `TypeError`."""
+        keys = key if isinstance(key, tuple) else (key,)
+        given = sum(k is not None and k is not Ellipsis for k in keys)
+        dots = sum(k is Ellipsis for k in keys)
+        if given > len(self.axes) or dots > 1:
+            raise IndexError(f"too many indices for an array of {len(self.axes)} axes")
+        rest = len(self.axes) - given
+        if dots == 0:
+            keys = (*keys, Ellipsis)
+        picks, axes, old = list(self.picks), [], iter(self.axes)
+        for k in keys:
+            if k is Ellipsis:
+                axes += [next(old) for _ in range(rest)]
+            elif k is None:
+                axes.append(None)
+            else:
+                axis = next(old)
+                pick = range(1) if axis is None else picks[axis]
+                assert isinstance(pick, range)
+                new = _pick(pick, k)
+                if axis is None:
+                    if isinstance(new, range):
+                        axes.append(None)
+                        if len(new) != 1:
+                            raise IndexError("a new axis can only be indexed whole")
+                    continue
+                picks[axis] = new
+                if isinstance(new, range):
+                    axes.append(axis)
+        return View(tuple(picks), tuple(axes))
+
+    def slices(self) -> tuple[slice | int, ...]:
+        """`picks` as NumPy and TensorStore take them."""
+        return tuple(p if isinstance(p, int) else _slice(p) for p in self.picks)
+
+    def arrange(self, array: np.ndarray) -> np.ndarray:
+        """The axes of the view from those of `stored[picks]`."""
+        kept = [i for i, pick in enumerate(self.picks) if isinstance(pick, range)]
+        order = [kept.index(axis) for axis in self.axes if axis is not None]
+        array = array.transpose(order)
+        at = tuple(None if axis is None else slice(None) for axis in self.axes)
+        return array[at] if None in at else array
+
+    def apply(self, array: np.ndarray) -> np.ndarray:
+        """The view of a stored array that is in memory."""
+        # With `...`, so that one element is an array as well.
+        return self.arrange(array[(*self.slices(), ...)])
+
+
+def run(picks: Sequence[range | int], shape: Sequence[int]) -> range | None:
+    """The numbers, in row-major order, of the elements that are picked, if they follow
+    each other; else None. There must be some."""
+    start, count, inner = 0, 1, math.prod(shape)
+    open = False  # Whether more than one index of an axis before was picked.
+    for pick, length in zip(picks, shape):
+        inner //= length
+        pick = range(pick, pick + 1) if isinstance(pick, int) else pick
+        if (open and len(pick) < length) or (len(pick) > 1 and pick.step != 1):
+            return None
+        start += pick[0] * inner
+        count *= len(pick)
+        open = open or len(pick) > 1
+    return range(start, start + count)
+
+
+def whole(shape: Sequence[int]) -> View:
+    return View(tuple(map(range, shape)), tuple(range(len(shape))))
+
+
+def _pick(pick: range, key: Any) -> range | int:
+    if isinstance(key, slice):
+        return pick[key]
+    if isinstance(key, (bool, np.bool_)):
+        raise TypeError("lazy arrays take integers, slices, `...` and None as indices")
+    try:
+        return pick[operator.index(key)]
+    except TypeError:
+        raise TypeError(
+            "lazy arrays take integers, slices, `...` and None as indices, not a "
+            f"`{type(key).__name__}`: read the array to index it otherwise"
+        ) from None
+    except IndexError:
+        raise IndexError(
+            f"index {key} is out of bounds for an axis of length {len(pick)}"
+        ) from None
+
+
+def _slice(pick: range) -> slice:
+    if len(pick) == 0:
+        return slice(0, 0)
+    stop = pick[-1] + pick.step
+    if pick.step > 0:
+        return slice(pick[0], pick[-1] + 1, pick.step)
+    return slice(pick[0], stop if stop >= 0 else None, pick.step)

@@ -1,0 +1,105 @@
+"""What several tests use. No test is here."""
+
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import jax.tree_util as jtu
+import ml_dtypes
+import numpy as np
+import tensorstore as ts
+
+
+def run_python(code: str, *, check: bool = True, **env: str) -> str:
+    """Runs code in a new Python process and returns what it prints."""
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", **env}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    if check:
+        assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def _counters() -> dict[str, int]:
+    out = {}
+    for metric in ts.experimental_collect_matching_metrics("/tensorstore/"):
+        name = metric["name"]
+        if name.endswith(("/bytes_read", "/mmap_bytes")):
+            out[name] = sum(v.get("value", 0) for v in metric["values"])
+    return out
+
+
+class BytesRead:
+    """Counts the bytes that TensorStore reads from files in a `with` block.
+
+    Both kinds of read count: `pread` and memory-mapped. `.total` is their sum.
+    """
+
+    _names = ("/tensorstore/kvstore/file/bytes_read", "/tensorstore/file/mmap_bytes")
+
+    def __enter__(self):
+        self._before = _counters()
+        return self
+
+    def __exit__(self, *_):
+        after = _counters()
+        self.total = sum(
+            after.get(name, 0) - self._before.get(name, 0) for name in self._names
+        )
+
+
+def files_of(path: str | os.PathLike[str]) -> dict[str, bytes]:
+    """All files below a directory and their bytes."""
+    root = pathlib.Path(path)
+    return {
+        str(file.relative_to(root)): file.read_bytes()
+        for file in sorted(root.rglob("*"))
+        if file.is_file()
+    }
+
+
+def _bits(array: np.ndarray) -> bytes:
+    """The bits of an array. Where they are fewer than a byte, the rest may differ."""
+    if array.dtype.itemsize > 1 or array.dtype.kind in "biu":
+        return array.tobytes()
+    kind = ml_dtypes.iinfo if "int" in array.dtype.name else ml_dtypes.finfo
+    mask = np.uint8(2 ** kind(array.dtype).bits - 1)
+    return (np.ascontiguousarray(array).view(np.uint8) & mask).tobytes()
+
+
+def facts(x: Any) -> tuple:
+    """All that has to be the same of a leaf that comes back, down to its bits."""
+    if isinstance(x, jax.Array):
+        place = (x.committed, x.sharding)
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return "key", x.dtype, x.shape, np.asarray(jr.key_data(x)).tobytes(), *place
+        bits = _bits(np.asarray(x))
+        return "jax", x.dtype, x.shape, bool(x.weak_type), bits, *place
+    if isinstance(x, (np.ndarray, np.generic)):
+        if x.dtype == jax.dtypes.float0:
+            return type(x), x.dtype, x.shape
+        return type(x), x.dtype, x.shape, _bits(np.asarray(x))
+    if type(x) is float:
+        return float, struct.pack("d", x)
+    if type(x) is complex:
+        return complex, struct.pack("dd", x.real, x.imag)
+    return type(x), x
+
+
+def assert_alike(tree: Any, expected: Any) -> None:
+    """Two trees are of one structure, and so are their leaves in every respect."""
+    assert jtu.tree_structure(tree) == jtu.tree_structure(expected)
+    leaves, _ = jtu.tree_flatten_with_path(tree)
+    for (path, leaf), other in zip(leaves, jtu.tree_leaves(expected), strict=True):
+        assert facts(leaf) == facts(other), jtu.keystr(path)

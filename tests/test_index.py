@@ -1,0 +1,611 @@
+"""The index: an inverse, and a judge of what a file says."""
+
+import dataclasses
+import json
+import math
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings, strategies as st
+
+import eqx_ckpt as ec
+from eqx_ckpt import _chunks, _index, _names
+from eqx_ckpt._index import Index, Statics, Template
+
+
+json_values = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(2**70), 2**70),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+    ),
+    lambda x: st.one_of(
+        st.lists(x, max_size=3),
+        st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), x),
+    ),
+    max_leaves=8,
+)
+
+
+@st.composite
+def templates(draw):
+    kind = draw(st.sampled_from(_index.KINDS))
+    shape = tuple(draw(st.lists(st.integers(0, 9), max_size=3)))
+    dtype = stored = draw(st.sampled_from(sorted(_index.STORED)))
+    impl = None
+    if kind in _index.SCALAR_KINDS:
+        shape, dtype = (), _index.SCALAR_KINDS[kind]
+        stored = dtype
+        if kind == "int" and draw(st.booleans()):
+            shape, dtype, stored = (9,), "int", "uint8"
+    elif kind == "generic":
+        shape = ()
+    elif kind == "key":
+        shape, dtype, stored = (*shape, 2), "key", "uint32"
+        impl = draw(st.sampled_from(["fry", "rbg", "threefry2x32"]))
+    elif kind in ("str", "bytes"):
+        shape, dtype, stored = shape[:1] or (3,), kind, "uint8"
+    elif draw(st.integers(0, 5)) == 0:
+        dtype, stored = draw(
+            st.sampled_from(
+                [("float0", "bool"), ("uint4", "uint8"), ("float8_e4m3", "uint8")]
+            )
+        )
+    chunk = tuple(draw(st.integers(1, max(1, n))) for n in shape)
+    weak = kind == "jax" and draw(st.booleans())
+    keys = draw(st.text("aki", max_size=3))
+    return keys, kind, dtype, shape, stored, chunk, weak, impl
+
+
+@st.composite
+def columns(draw):
+    """What an index is made of: the tests make it, as checking its types draws lots."""
+    table = draw(st.lists(templates(), min_size=1, max_size=4, unique=True))
+    count = draw(st.integers(0, 6))
+    number = draw(
+        st.lists(st.integers(0, len(table) - 1), min_size=count, max_size=count)
+    )
+    names = []
+    for i, n in enumerate(number):
+        parts = [str(i)] * len(table[n][0])
+        names.append(".".join(parts) or (_names.ROOT + str(i) * (i > 0)))
+    files = [str(i) for i in range(draw(st.integers(1, 3)))]
+    aliases = {}
+    for i in range(1, count):
+        twins = [j for j in range(i) if number[j] == number[i] and j not in aliases]
+        if twins and draw(st.booleans()):
+            aliases[i] = twins[0]
+    file = draw(st.lists(st.integers(0, 0), min_size=count, max_size=count))
+    offset = draw(
+        st.lists(st.integers(0, 2**59), min_size=count, max_size=count, unique=True)
+    )
+    values = draw(st.lists(st.dictionaries(st.text("ab"), json_values), max_size=2))
+    of = {f"m{i}": i for i in range(len(values))}
+    return dict(
+        save=f"{draw(st.integers(0, 2**64 - 1)):016x}",
+        layout=draw(st.sampled_from(["ocdbt", "zarr"])),
+        metadata=draw(json_values),
+        names=names,
+        templates=table,
+        template=number,
+        files=files,
+        file=file,
+        offset=offset,
+        splits=[(i, 1, 0, 64 * i) for i in range(0, count, 3)],
+        aliases=aliases,
+        markers={i: f"={i}" for i in range(0, count, 2)},
+        statics=(values, of),
+        digests="0" * 32,
+        writer={"eqx_ckpt": "0.1.0", "jax": "0.0"},
+    )
+
+
+def make(columns):
+    columns = dict(columns)
+    columns["templates"] = [Template(*row) for row in columns["templates"]]
+    columns["statics"] = Statics(*columns["statics"])
+    return Index(**columns)
+
+
+def fields(index):
+    return {f.name: getattr(index, f.name) for f in dataclasses.fields(index)}
+
+
+@given(columns())
+def test_decode_is_the_inverse_of_encode(columns):
+    index = make(columns)
+    data = _index.encode(index)
+    assert fields(_index.decode(data)) == fields(index)
+    assert _index.encode(_index.decode(data)) == data
+
+
+@given(columns())
+def test_the_places_of_digests(columns):
+    index = make(columns)
+    first = 0
+    for place, number in enumerate(index.template):
+        template = index.templates[number]
+        if place in index.aliases:
+            assert index.first_block(place) == index.first_block(index.aliases[place])
+            continue
+        assert index.first_block(place) == first
+        first += _chunks.block_counts(template.shape, template.chunk, template.itemsize)
+    assert index.block_count == first
+
+
+# ---- Bytes that are not what was written.
+
+
+def save(path, tree=None, **kwargs):
+    """A small checkpoint, and the bytes of its index."""
+    if tree is None:
+        x = jnp.arange(4.0)
+        tree = {"w": x, "again": x, "b": np.ones(3), "s": 1, "big": 2**70}
+    ec.tree_serialise_leaves(path, tree, durable=False, **kwargs)
+    return (path / "eqx_ckpt.json").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The bytes of the index of a small checkpoint."""
+    return save(tmp_path_factory.mktemp("index") / "a")
+
+
+def forge(data, alter):
+    """The bytes of an index that says something else, with the digest to match."""
+    value = json.loads(data)
+    del value["digest"]
+    alter(value)
+    body = json.dumps(value, separators=(",", ":")).encode()[:-1]
+    digest = xxhash.xxh3_128_hexdigest(body)
+    return body + f',"digest":"{digest}"}}'.encode()
+
+
+def test_a_forged_index_that_says_the_same_is_read(saved):
+    assert forge(saved, lambda value: None) == saved
+
+
+def test_every_damaged_byte_is_noticed(saved):
+    for at in range(len(saved)):
+        for flip in (0x01, 0x20, 0xFF):
+            bad = bytearray(saved)
+            bad[at] ^= flip
+            with pytest.raises(ValueError):
+                _index.decode(bytes(bad))
+
+
+def test_every_truncation_is_noticed(saved):
+    for length in range(len(saved)):
+        with pytest.raises(ValueError):
+            _index.decode(saved[:length])
+    for more in (saved + b" ", saved + b"\0", b" " + saved, saved * 2):
+        with pytest.raises(ValueError):
+            _index.decode(more)
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=100) | json_values.map(lambda x: json.dumps(x).encode()))
+def test_other_bytes_are_refused(data):
+    with pytest.raises(ValueError):
+        _index.decode(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"format":"eqx_ckpt","version":' + b"9" * 5000 + b"}",
+        b'{"format":"eqx_ckpt","version":NaN}',
+        '{"format":"eqx_ckpt","version":0}'.encode("utf-16"),
+        b"\xff\xfe\x00",
+    ],
+)
+def test_json_that_breaks_parsers_is_refused(data):
+    with pytest.raises(ValueError):
+        _index.decode(data)
+
+
+def test_open_says_what_is_wrong(tmp_path):
+    data = save(tmp_path / "a")
+    (tmp_path / "a" / "eqx_ckpt.json").write_bytes(data.replace(b'"s"', b'"t"'))
+    with pytest.raises(ValueError, match=r"a` cannot be read: .*damaged: its digest"):
+        ec.open(tmp_path / "a")
+    (tmp_path / "a" / "eqx_ckpt.json").write_bytes(b"{}")
+    with pytest.raises(ValueError, match="is not one of eqx_ckpt"):
+        ec.open(tmp_path / "a")
+
+
+def test_a_newer_format_says_what_to_install(tmp_path):
+    data = save(tmp_path / "a")
+
+    def newer(reader):
+        def alter(value):
+            value.update(version=_index.VERSION + 1, reader=reader, names="other")
+
+        return forge(data, alter)
+
+    (tmp_path / "a" / "eqx_ckpt.json").write_bytes(newer("0.7.0"))
+    with pytest.raises(ValueError, match=r"pip install 'eqx_ckpt>=0.7.0'") as e:
+        ec.open(tmp_path / "a")
+    assert f"this release, {ec.__version__}, reads formats up to" in str(e.value)
+    # Its digest may be of another kind, so it is not looked at.
+    with pytest.raises(ValueError, match=r"eqx_ckpt>=0.7.0"):
+        _index.decode(newer("0.7.0").replace(b"other", b"OTHER"))
+    for reader in ("1'; rm -rf /", "1\x1b[31m", None, 7, "", "1" * 100, "1\n"):
+        with pytest.raises(ValueError, match=r"pip install 'eqx_ckpt>=\?'"):
+            _index.decode(newer(reader))
+    for version in (-1, "0", None, 0.0, True, [0]):
+        bad = forge(data, lambda value: value.update(version=version))
+        with pytest.raises(ValueError, match="no format version"):
+            _index.decode(bad)
+
+
+def put(*path_and_value):
+    """A function that puts a value at a path of the JSON."""
+    *path, last, new = path_and_value
+
+    def alter(value):
+        for key in path:
+            value = value[key]
+        value[last] = new
+
+    return alter
+
+
+_columns = (
+    "names templates template files file offset splits aliases markers statics".split()
+)
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [
+        *(put(name, bad) for name in _columns for bad in (None, "", {}, 0, [None])),
+        *(put(name, [[]]) for name in _columns),
+        *(put(name, 7) for name in ("save", "layout", "static", "digests", "writer")),
+        *(put("static", bad) for bad in ({"m": 0}, {"m": "0"}, {"m": -1}, {"": True})),
+        put("writer", {"jax": 1}),
+        # Chunks that lie elsewhere: (leaf, chunk, file, offset).
+        put("splits", [[0, 1, 0]]),
+        put("splits", [[0, 1, 0, 64, 0]]),
+        put("splits", [[0, 1, 0, 0.5]]),
+        put("splits", [[99, 1, 0, 64]]),
+        put("splits", [[-1, 1, 0, 64]]),
+        put("splits", [[0, -1, 0, 64]]),
+        put("splits", [[0, 1, 9, 64]]),
+        put("splits", [[0, 1, -1, 64]]),
+        put("splits", [[0, 1, 0, -64]]),
+        put("layout", "other"),
+        put("save", ""),
+        put("save", "../0123456789abcd"),
+        put("save", "0123456789ABCDEF"),
+        put("save", "0123456789abcdef\n"),
+        # The columns differ in length.
+        lambda v: v["names"].append("x"),
+        lambda v: v["template"].append(0),
+        lambda v: v["file"].append(0),
+        lambda v: v["offset"].pop(),
+        put("template", 0, 99),
+        put("template", 0, -1),
+        put("template", 0, True),
+        put("template", 0, 0.0),
+        put("names", 0, 1),
+        put("file", 0, "0"),
+        put("offset", 0, 0.5),
+        # Files are where this format has them.
+        put("files", ["../../../etc/passwd"]),
+        put("files", ["/etc/passwd"]),
+        put("files", ["1"]),
+        put("files", ["0", "0"]),
+        # Templates of another length, or of other types.
+        lambda v: v["templates"][0].pop(),
+        lambda v: v["templates"][0].append(None),
+        put("templates", 0, 3, "44"),
+        put("templates", 0, 5, {"4": 4}),
+        # Aliases: of themselves, of later ones, of each other, of another shape.
+        put("aliases", [[4, 4]]),
+        put("aliases", [[0, 4]]),
+        put("aliases", [[4, 0], [4, 0]]),
+        put("aliases", [[1, 0]]),
+        put("aliases", [[4, -1]]),
+        put("aliases", [[99, 0]]),
+        put("aliases", [[4]]),
+        put("aliases", [["4", 0]]),
+        put("aliases", [[4, 0.0]]),
+        put("markers", [[99, "=1"]]),
+        put("markers", [[-1, "=1"]]),
+        put("markers", [[0, 1]]),
+        put("markers", [[0, "a", "b"]]),
+    ],
+)
+def test_malformed_columns_are_refused(saved, alter):
+    assert json.loads(saved)["names"] == ["again", "b", "big", "s", "w"]
+    assert json.loads(saved)["aliases"] == [[4, 0]]
+    with pytest.raises(ValueError):
+        _index.decode(forge(saved, alter))
+
+
+def test_an_alias_of_an_alias_is_refused(tmp_path):
+    x = jnp.ones(3)
+    data = save(tmp_path / "a", {"a": x, "b": x, "c": x})
+    assert json.loads(data)["aliases"] == [[1, 0], [2, 0]]
+    with pytest.raises(ValueError, match="alias"):
+        _index.decode(forge(data, put("aliases", [[1, 0], [2, 1]])))
+
+
+@pytest.mark.parametrize("name", ["format", "save", "version", *_columns, "layout"])
+def test_a_column_that_is_not_there_is_noticed(saved, name):
+    with pytest.raises(ValueError):
+        _index.decode(forge(saved, lambda value: value.pop(name)))
+
+
+good = {
+    "keys": "k",
+    "kind": "jax",
+    "dtype": "float32",
+    "shape": [4],
+    "stored": "float32",
+    "chunk": [4],
+    "weak": False,
+    "impl": None,
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kind": "module"},
+        {"kind": None},
+        {"kind": ["jax"]},
+        {"keys": 1},
+        {"keys": ["k"]},
+        {"weak": 1},
+        {"weak": None},
+        {"impl": "fry"},
+        {"impl": 1},
+        {"dtype": "float16"},
+        {"dtype": "int"},
+        {"dtype": "float"},
+        {"dtype": "object"},
+        {"dtype": "O"},
+        {"dtype": "V4"},
+        {"dtype": "datetime64"},
+        {"dtype": "finfo"},
+        {"dtype": "__doc__"},
+        {"dtype": ["float32"]},
+        {"dtype": "float0"},
+        {"dtype": "key"},
+        {"stored": "float16"},
+        {"stored": "uint8"},
+        {"stored": "object"},
+        {"stored": ["float32"]},
+        {"stored": None},
+        {"dtype": "float128", "stored": "float128"},
+        # Bytes of a type that is stored as itself.
+        {"dtype": "bool", "stored": "uint8"},
+        {"dtype": "int8", "stored": "uint8"},
+        # Scalars have one dtype and no shape.
+        {"kind": "float"},
+        {"kind": "float", "dtype": "float64", "stored": "float64"},
+        {"kind": "float", "shape": [], "chunk": []},
+        {"kind": "bool", "dtype": "int64", "stored": "int64", "shape": [], "chunk": []},
+        {"kind": "generic"},
+        {"kind": "int", "dtype": "int", "stored": "uint8", "shape": [], "chunk": []},
+        {"kind": "jax", "dtype": "int", "stored": "uint8"},
+        {"kind": "str", "dtype": "str", "stored": "uint8", "shape": [1, 1]},
+        {"kind": "str", "dtype": "bytes", "stored": "uint8"},
+        {"kind": "key", "dtype": "key", "stored": "uint32"},
+        {"kind": "key", "dtype": "key", "stored": "float32", "impl": "fry"},
+        {
+            "kind": "key",
+            "dtype": "key",
+            "stored": "uint32",
+            "impl": "fry",
+            "shape": [],
+            "chunk": [],
+        },
+        # Shapes that nothing has.
+        {"shape": [-1]},
+        {"shape": [4.0]},
+        {"shape": [True]},
+        {"shape": ["4"]},
+        {"shape": [None]},
+        {"shape": [2**59]},
+        {"shape": [2**60]},
+        {"shape": [2**200]},
+        {"shape": [2**30, 2**30], "chunk": [1, 1]},
+        {"shape": [1] * 33, "chunk": [1] * 33},
+        {"shape": [4, 4]},
+        {"chunk": [0]},
+        {"chunk": [-1]},
+        {"chunk": [2**59]},
+        {"chunk": []},
+        {"chunk": [4, 1]},
+        {"chunk": [2.0]},
+    ],
+)
+def test_impossible_templates_are_refused_when_a_leaf_is_touched(tmp_path, changes):
+    path = tmp_path / "a"
+    data = save(path, {"w": jnp.arange(4.0)})
+    assert json.loads(data)["templates"] == [list(good.values())]
+    row = list({**good, **changes}.values())
+    (path / "eqx_ckpt.json").write_bytes(forge(data, put("templates", [row])))
+    ckpt = ec.open(path)
+    for touch in (
+        lambda: ckpt["w"],
+        lambda: ckpt.tree,
+        lambda: ckpt.nbytes,
+        lambda: repr(ckpt),
+        lambda: ec.tree_deserialise_leaves(path, {"w": jnp.zeros(4)}),
+    ):
+        with pytest.raises(ValueError):
+            touch()
+
+
+def test_a_leaf_that_is_not_touched_may_be_anything(tmp_path):
+    path = tmp_path / "a"
+    data = save(path, {"w": jnp.arange(4.0), "x": 1.0})
+    (path / "eqx_ckpt.json").write_bytes(forge(data, put("templates", 1, 3, [-1])))
+    assert (ec.open(path)["w"].read(verify=False) == jnp.arange(4.0)).all()
+    with pytest.raises(ValueError, match="impossible shape"):
+        ec.open(path)["x"]
+
+
+@pytest.mark.parametrize("keys", ["", "kk", "s", "x"])
+def test_keys_that_a_name_does_not_have_are_refused(tmp_path, keys):
+    path = tmp_path / "a"
+    data = save(path, {"w": jnp.arange(4.0)})
+    (path / "eqx_ckpt.json").write_bytes(forge(data, put("templates", 0, 0, keys)))
+    for touch in (lambda ckpt: ckpt["w"], lambda ckpt: ckpt.tree, repr):
+        with pytest.raises(ValueError):
+            touch(ec.open(path))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../w", "w/x", "", ".", "a.b", "%root", "manifest", "%77", "w\n", "9" * 40000],
+)
+def test_names_that_are_never_written_are_refused(tmp_path, name):
+    path = tmp_path / "a"
+    data = save(path, {"w": jnp.arange(4.0)})
+    (path / "eqx_ckpt.json").write_bytes(forge(data, put("names", [name])))
+    with pytest.raises(ValueError):
+        ec.open(path)[name]
+    with pytest.raises(ValueError):
+        ec.open(path).tree  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "alter", [put("file", 0, 1), put("file", 0, -1), put("offset", 0, -1)]
+)
+def test_places_outside_the_files_are_refused(tmp_path, alter):
+    path = tmp_path / "a"
+    data = save(path)
+    (path / "eqx_ckpt.json").write_bytes(forge(data, alter))
+    with pytest.raises(ValueError, match="'again' has no place in the files"):
+        ec.open(path)["again"]
+
+
+def test_two_leaves_of_one_name_are_refused(tmp_path):
+    path = tmp_path / "a"
+    data = save(path, {"v": 1.0, "w": 2.0})
+    (path / "eqx_ckpt.json").write_bytes(forge(data, put("names", ["w", "w"])))
+    for touch in (lambda ckpt: ckpt["w"], lambda ckpt: ckpt.tree):
+        with pytest.raises(ValueError):
+            touch(ec.open(path))
+
+
+# ---- Metadata and static fields.
+
+
+@given(json_values)
+def test_metadata_is_given_back_exactly(metadata):
+    assert _index.check_metadata(metadata) is metadata
+    text = json.dumps(metadata, allow_nan=False)
+    assert repr(json.loads(text)) == repr(metadata)
+
+
+def test_metadata_comes_back_through_a_checkpoint(tmp_path):
+    metadata = {"a": [1, -0.0, 1e-320, 2**500, None, True, "é\u2028\0"], "": {"x": []}}
+    save(tmp_path / "a", metadata=metadata)
+    assert repr(ec.open(tmp_path / "a").metadata) == repr(metadata)
+
+
+def nested(depth):
+    out = []
+    for _ in range(depth):
+        out = [out]
+    return out
+
+
+circular = {}
+circular["a"] = [circular]
+
+
+@pytest.mark.parametrize(
+    "metadata, message",
+    [
+        ((1, 2), "`metadata` is of type `tuple`.*Use a list"),
+        ({"a": [0, (1,)]}, r"`metadata\['a'\]\[1\]` is of type `tuple`"),
+        ({1: 2}, "has the key 1, of type `int`.*Use strings as keys"),
+        ({None: 2}, "has the key None"),
+        ({"a": {True: 2}}, r"`metadata\['a'\]` has the key True"),
+        (float("nan"), "is nan, which JSON has no number for"),
+        ([math.inf], r"`metadata\[0\]` is inf"),
+        (np.float64(1), "of type `float64`"),
+        (np.ones(2), "of type `ndarray`.*Store arrays in the tree"),
+        ({1, 2}, "of type `set`.*Use None, bool, int"),
+        (b"x", "of type `bytes`"),
+        ("\ud800", "is not Unicode text"),
+        ({"\ud800": 1}, "is not Unicode text"),
+        (object(), "of type `object`"),
+        (2**2048, "an integer of more than 2048 bits"),
+        (-(10**5000), "an integer of more than 2048 bits"),
+        (nested(101), "nested more than 100 deep"),
+        (nested(100_000), "nested more than 100 deep"),
+        (circular, "or contains itself"),
+    ],
+    ids=lambda x: x[:20] if isinstance(x, str) else type(x).__name__,
+)
+def test_metadata_that_json_would_change_is_refused(tmp_path, metadata, message):
+    with pytest.raises(ValueError, match=message):
+        ec.tree_serialise_leaves(tmp_path / "a", {"w": 1.0}, metadata=metadata)
+    assert not (tmp_path / "a").exists()
+
+
+def test_metadata_as_deep_and_as_long_as_it_may_be(tmp_path):
+    metadata = [nested(99), 2**2047, -(2**2047)]
+    save(tmp_path / "a", metadata=metadata)
+    assert ec.open(tmp_path / "a").metadata == metadata
+
+
+@given(json_values)
+def test_static_fields_are_as_json_has_them(value):
+    assert _index.jsonable(value) == (True, value)
+    assert _index.jsonable((value, {"a": (value,)})) == (True, [value, {"a": [value]}])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        jnp.float32,
+        print,
+        {1: 2},
+        {"a": {None: 1}},
+        (1, object()),
+        float("nan"),
+        np.float32(1),
+        10**5000,
+        nested(1000),
+        circular,
+        "\ud800",
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_static_fields_that_json_cannot_hold(value):
+    assert _index.jsonable(value) == (False, None)
+    assert _index.jsonable({"a": [value]}) == (False, None)
+
+
+@pytest.mark.parametrize(
+    "value", [print, (1, print), float("nan"), 10**5000], ids=lambda x: type(x).__name__
+)
+def test_static_fields_that_json_cannot_hold_are_left_out(tmp_path, value):
+    class Net(eqx.Module):
+        w: float
+        name: str = eqx.field(static=True)
+        other: object = eqx.field(static=True)
+
+    net = Net(1.0, "a", value)
+    data = save(tmp_path / "a", net)
+    assert json.loads(data)["statics"] == [{"name": "a"}]
+    like = eqx.tree_at(lambda n: n.w, net, 0.0)
+    assert ec.tree_deserialise_leaves(tmp_path / "a", like).w == 1.0
+    other = Net(0.0, "a", "another")
+    assert ec.tree_deserialise_leaves(tmp_path / "a", other).w == 1.0

@@ -1,0 +1,316 @@
+import json
+import pathlib
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import ml_dtypes
+import numpy as np
+import optax
+import orbax_reader
+import pytest
+import tensorstore as ts
+from helpers import run_python
+
+import eqx_ckpt as ec
+from eqx_ckpt import _store
+
+
+LAYOUTS = orbax_reader.LAYOUTS
+ALL = lambda x: ec.is_storable(x) or isinstance(x, (str, bytes))
+
+
+# ---- Orbax.
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    root = tmp_path_factory.mktemp("orbax")
+    for layout in LAYOUTS:
+        ec.tree_serialise_leaves(root / layout, orbax_reader.held(), layout=layout)
+        tree = orbax_reader.spoilt()
+        ec.tree_serialise_leaves(root / f"{layout}-spoilt", tree, ALL, layout=layout)
+    return root
+
+
+def _ask_orbax(root, devices, *checks):
+    """Runs checks of tests/orbax_reader.py, and returns what each case found wrong."""
+    here = str(pathlib.Path(__file__).parent)
+    out = run_python(
+        f"""
+        import sys
+        sys.path.insert(0, {here!r})
+        import orbax_reader
+        orbax_reader.main({str(root)!r}, *{checks!r})
+        """,
+        XLA_FLAGS=f"--xla_force_host_platform_device_count={devices}",
+        JAX_ENABLE_X64="1",
+    )
+    return json.loads(out.splitlines()[-1])
+
+
+def _wrong(report):
+    return {case: wrong for case, wrong in report.items() if wrong}
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_orbax_restores_what_it_holds(saved, devices):
+    report = _ask_orbax(saved, devices, "restores", "leaves_out")
+    assert not _wrong(report)
+    # Layouts, readers, and no target or one of three; two of the readers take `...`.
+    assert len(report) == 2 * 3 * 4 + 2 * 3 + 2 * 2
+
+
+def test_orbax_restores_trees_of_any_form(tmp_path):
+    report = _ask_orbax(
+        tmp_path, 8, "random_trees", "parts", "other_nodes", "skeletons"
+    )
+    assert not _wrong(report)
+    assert len(report) == 3 * (25 + 2 + 6 + 2)
+
+
+def test_orbax_sees_the_last_save(tmp_path):
+    report = _ask_orbax(tmp_path, 8, "overwritten", "missing_chunk", "manager")
+    assert not _wrong(report)
+    assert len(report) == 2 * 2 * 4 * 3 + 3 + 2
+
+
+def _metadata(path):
+    return json.loads((path / "_METADATA").read_text())["tree_metadata"]
+
+
+def test_orbax_files(tmp_path):
+    # What is restored without a target is in orbax_reader.py. This is the text.
+    tree = {"a": [jnp.ones(2), None], "b": 1, "c": len}
+    ec.tree_serialise_leaves(tmp_path / "a", tree)
+
+    def entry(value, *keys):
+        return {
+            "key_metadata": [{"key": key, "key_type": type} for key, type in keys],
+            "value_metadata": {
+                "value_type": value,
+                "skip_deserialize": value == "None",
+            },
+        }
+
+    assert _metadata(tmp_path / "a") == {
+        "('a', '0')": entry("jax.Array", ("a", 2), ("0", 1)),
+        "('a', '1')": entry("None", ("a", 2), ("1", 1)),
+        "('b',)": entry("scalar", ("b", 2)),
+        "('c',)": entry("None", ("c", 2)),
+    }
+
+
+def test_what_where_leaves_out_is_not_there_for_orbax(tmp_path):
+    tree = {"a": {"w": jnp.ones(2), "n": None, "f": len}, "b": {"n": None, "f": len}}
+    ec.tree_serialise_leaves(tmp_path / "a", tree, where=lambda t: t["a"])
+    assert set(_metadata(tmp_path / "a")) == {"('a', 'w')", "('a', 'n')", "('a', 'f')"}
+
+
+def test_what_filter_spec_leaves_out_is_none_for_orbax(tmp_path):
+    tree = {"a": jnp.ones(2), "b": jnp.ones(3), "c": 1, "d": {}}
+    ec.tree_serialise_leaves(tmp_path / "a", tree, lambda x: x is tree["a"])
+    kinds = {
+        key: value["value_metadata"]["value_type"]
+        for key, value in _metadata(tmp_path / "a").items()
+    }
+    expected = {"a": "jax.Array", "b": "None", "c": "None", "d": "Dict"}
+    assert kinds == {f"('{key}',)": kind for key, kind in expected.items()}
+
+
+def test_nothing_without_a_name_is_an_error(tmp_path):
+    # A key that has no name is refused only where something is stored under it.
+    tree = {"a": jnp.ones(2), "b": {object(): None}}
+    ec.tree_serialise_leaves(tmp_path / "a", tree)
+    assert set(_metadata(tmp_path / "a")) == {"('a',)"}
+
+
+def test_is_leaf_and_orbax(tmp_path):
+    # One of the two empty dicts is a leaf here, and so is the pair: neither is stored.
+    tree = {"a": {}, "b": {}, "c": 1, "d": len, "e": (1, 2), "f": np.ones(2)}
+    is_leaf = lambda x: x is tree["a"] or type(x) is tuple
+    ec.tree_serialise_leaves(tmp_path / "a", tree, is_leaf=is_leaf)
+    values = [x["value_metadata"] for x in _metadata(tmp_path / "a").values()]
+    kinds = ["None", "Dict", "scalar", "None", "None", "np.ndarray"]
+    assert [value["value_type"] for value in values] == kinds
+
+
+def test_long_names_and_orbax(tmp_path):
+    tree = {"a": 1, "x" * 201: 2}
+    for layout, count in ("ocdbt", 2), ("zarr", 1):
+        ec.tree_serialise_leaves(tmp_path / layout, tree, layout=layout)
+        assert len(_metadata(tmp_path / layout)) == count
+    report = _ask_orbax(tmp_path, 1, "long_names")
+    assert len(report) == 2 * 3 and not _wrong(report)
+
+
+def test_unknown_prng_implementations_are_left_out(tmp_path, monkeypatch):
+    from eqx_ckpt import _others
+
+    monkeypatch.setattr(_others, "_key_impls", ("threefry2x32",))
+    tree = {"a": jr.key(0), "b": jr.key(0, impl="rbg")}
+    ec.tree_serialise_leaves(tmp_path / "a", tree)
+    assert set(_metadata(tmp_path / "a")) == {"('a',)"}
+
+
+_KEYS_AND_STRINGS = {"k": jr.key(0), "s": "text", "w": np.ones(2)}
+_ORBAX = {"_METADATA", "_sharding"}
+_OF_LAYOUT = {
+    "ocdbt": {"eqx_ckpt.json", "manifest.ocdbt", "d"},
+    "zarr": {"eqx_ckpt.json", "eqx_ckpt.digests", "zarr.json"},
+}
+
+
+@pytest.mark.parametrize("before", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_stale_files_are_deleted(tmp_path, before, layout):
+    path = tmp_path / "a"
+    for tree, to, more in [
+        (_KEYS_AND_STRINGS, before, _ORBAX | {"_strings.json", "array_metadatas"}),
+        ({"w": np.ones(2)}, layout, _ORBAX),
+        (_KEYS_AND_STRINGS, layout, _ORBAX | {"_strings.json", "array_metadatas"}),
+        (_KEYS_AND_STRINGS, layout, _ORBAX | {"_strings.json", "array_metadatas"}),
+        ({"u": jnp.zeros(2, "uint4")}, layout, set()),
+    ]:
+        ec.tree_serialise_leaves(path, tree, ALL, layout=to)
+        leaves = set(tree) if to == "zarr" else set()
+        assert {p.name for p in path.iterdir()} == _OF_LAYOUT[to] | more | leaves
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_stale_files_are_deleted_in_memory():
+    root = _store.resolve("memory://others-stale")
+    for tree, more in [
+        (_KEYS_AND_STRINGS, _ORBAX | {"_strings.json", "array_metadatas"}),
+        ({"u": jnp.zeros(2, "uint4")}, set()),
+    ]:
+        ec.tree_serialise_leaves("memory://others-stale", tree, ALL)
+        tops = _store.list_top(root)
+        assert tops is not None and set(tops) == _OF_LAYOUT["ocdbt"] | more
+
+
+# ---- TensorStore.
+
+# A name of a directory with what URLs and file systems give a meaning.
+_ODD = "a b%41\u00fc#?|:@&+~'\"(x)$;=,"
+
+
+def _names():
+    w = jnp.arange(6.0).reshape(2, 3)
+    return {
+        "plain": {"w": w, "tied": w},
+        "a.b": w + 1,
+        "a/b": w + 2,
+        "": w + 3,
+        "h\u00e9 \u4e16%41": [w + 4, {"|:#?": w + 5}],
+        "keys": {("a", 1): w + 6, (): w},
+        "x" * 300: w + 7,
+        "zero": jnp.zeros((0, 3)),
+        "scalar": jnp.asarray(2.5),
+        "big": np.arange(3_000_000, dtype=np.uint8),
+        "python": (True, 3, 1.5, 1j, 2**70, "text", b"ab"),
+        "key": jr.key(0),
+        "dtypes": {
+            dtype: orbax_reader.numbers(dtype)
+            for dtype in ("int4", "uint4", "bfloat16", "float8_e4m3", "float8_e5m2")
+        },
+    }
+
+
+def _stored(leaf):
+    """The array of a leaf that other readers see: of bytes or words, if need be."""
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return np.asarray(jr.key_data(leaf))
+    if isinstance(leaf, (str, bytes)):
+        data = leaf.encode() if isinstance(leaf, str) else leaf
+        return np.frombuffer(data, np.uint8)
+    if type(leaf) is int and leaf >= 2**63:
+        return np.frombuffer(leaf.to_bytes(9, "little"), np.uint8)
+    array = np.asarray(leaf)
+    array = array.astype(array.dtype.newbyteorder("="))
+    lacking = array.dtype in (ml_dtypes.uint4, ml_dtypes.float8_e4m3)
+    return array.view(np.uint8) if lacking else array
+
+
+def _is_same(got, leaf):
+    x = _stored(leaf)
+    return (got.dtype, got.shape, got.tobytes()) == (x.dtype, x.shape, x.tobytes())
+
+
+def _leaves(tree):
+    names = jax.tree.leaves(ec.leaf_names(tree, ALL))
+    return dict(zip(names, jax.tree.leaves(tree), strict=True))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("directory", ["plain", _ODD])
+def test_tensorstore_opens_every_url(tmp_path, layout, directory):
+    tree = _names() if layout == "ocdbt" or directory == "plain" else {"a.b": [1.5]}
+    path = tmp_path / directory / "b"
+    ec.tree_serialise_leaves(path, tree, ALL, layout=layout, chunks=1 << 20)
+    ckpt = ec.open(path)
+    leaves = _leaves(tree)
+    assert set(ckpt.leaves) == set(leaves) and any("%" in name for name in leaves)
+    for name, leaf in leaves.items():
+        store = ts.open(ckpt[name].url).result()
+        assert _is_same(store.read().result(), leaf), name
+    first = next(iter(leaves))
+    assert (
+        ckpt[first].store.read().result().tobytes() == _stored(leaves[first]).tobytes()
+    )
+
+
+def test_urls_stay_with_the_save_that_was_opened(tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "a", {"w": np.arange(3)})
+    url = ec.open(tmp_path / "a")["w"].url
+    ec.tree_serialise_leaves(tmp_path / "a", {"w": np.arange(3) + 1})
+    with pytest.raises(ValueError):
+        ts.open(url).result()
+    new = ts.open(ec.open(tmp_path / "a")["w"].url).result().read().result()
+    assert new.tolist() == [1, 2, 3]
+
+
+# ---- zarr-python.
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_zarr_opens_the_group(tmp_path):
+    import zarr
+
+    tree = {**orbax_reader.held(), **_names()}
+    ec.tree_serialise_leaves(tmp_path / "a", tree, ALL, layout="zarr", chunks=1 << 20)
+    leaves = _leaves(eqx.filter(tree, ALL))
+    lacking = ("int2", "int4", "float4", "float8", "bfloat16")
+    expected = {
+        ckpt_name: leaf
+        for ckpt_name, leaf in leaves.items()
+        if not _stored(leaf).dtype.name.startswith(lacking)
+    }
+    long = [name for name in expected if len(name) > 200]
+    assert len(long) == 1 and len(leaves) - len(expected) > 20
+    group = zarr.open_group(tmp_path / "a", mode="r")
+    arrays = dict(group.arrays())
+    assert set(group.keys()) == set(arrays)
+    assert len(arrays) == len(expected)
+    for name, leaf in expected.items():
+        if name in long:
+            (directory,) = (key for key in arrays if key.startswith(name[:160]))
+        else:
+            directory = name
+        assert _is_same(np.asarray(arrays[directory][...]), leaf), name
+    assert group["plain.w"][0].tolist() == [0, 1, 2]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_zarr_reads_a_leaf_that_it_does_not_list(tmp_path):
+    import zarr
+
+    ec.tree_serialise_leaves(tmp_path / "a", {"u": b"ab", "w": 1}, ALL, layout="zarr")
+    array = zarr.open_array(tmp_path / "a" / "u", mode="r")
+    assert bytes(np.asarray(array[...])) == b"ab"
+
+
+def test_ocdbt_has_no_group(tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "a", {"w": optax.EmptyState(), "v": 1})
+    assert not (tmp_path / "a" / "zarr.json").exists()

@@ -1,0 +1,158 @@
+"""A view is NumPy's basic indexing: the same shape, the same elements."""
+
+import numpy as np
+import pytest
+import tensorstore as ts
+from hypothesis import example, given, settings, strategies as st
+
+import eqx_ckpt as ec
+from eqx_ckpt import _store, _view
+
+
+shapes = st.lists(st.integers(0, 5), max_size=4).map(tuple)
+step = st.one_of(st.none(), st.integers(-4, 4).filter(bool))
+end = st.one_of(st.none(), st.integers(-7, 7))
+slices = st.builds(slice, end, end, step)
+
+
+def numbered(shape):
+    return np.arange(np.prod(shape, dtype=int)).reshape(shape)
+
+
+@st.composite
+def keys(draw, shape, new=True):
+    """A key of NumPy's basic indexing for an array of this shape."""
+    out = []
+    for n in shape[: draw(st.integers(0, len(shape)))]:
+        number = st.integers(-n, n - 1).map(draw(st.sampled_from([int, np.int32])))
+        out.append(draw(st.one_of(slices, number) if n else slices))
+    if draw(st.booleans()):
+        # What follows `...` counts from the end.
+        at = draw(st.integers(0, len(out)))
+        tail = []
+        for n in shape[len(shape) - (len(out) - at) :]:
+            number = st.integers(-n, n - 1)
+            tail.append(draw(st.one_of(slices, number) if n else slices))
+        out = [*out[:at], Ellipsis, *tail]
+    if new:
+        for _ in range(draw(st.integers(0, 2))):
+            out.insert(draw(st.integers(0, len(out))), None)
+    if len(out) == 1 and draw(st.booleans()):
+        return out[0]
+    return tuple(out)
+
+
+@st.composite
+def chains(draw):
+    """An array, and the keys that index it one after the other ("T": transpose)."""
+    array = part = numbered(draw(shapes))
+    steps = []
+    for _ in range(draw(st.integers(1, 4))):
+        key = "T" if draw(st.integers(0, 3)) == 0 else draw(keys(part.shape))
+        steps.append(key)
+        part = part.T if isinstance(key, str) else part[key]
+    return array, steps
+
+
+def follow(array, steps):
+    """The view that the steps lead to, and what NumPy makes of them."""
+    view, expected = _view.whole(array.shape), array
+    for key in steps:
+        if isinstance(key, str):
+            view, expected = view.transpose(), expected.T
+            continue
+        try:
+            view = view.take(key)
+        except IndexError as e:
+            # The one thing that is not as in NumPy.
+            assert "a new axis can only be indexed whole" in str(e)
+            assert expected[key].size == 0
+            break
+        expected = expected[key]
+    return view, expected
+
+
+@settings(max_examples=600)
+@given(chains())
+def test_views_are_as_in_numpy(chain):
+    array, steps = chain
+    view, expected = follow(array, steps)
+    assert view.shape == expected.shape
+    np.testing.assert_array_equal(view.apply(array), expected)
+    assert hash(view) == hash(view._replace())
+
+
+@settings(max_examples=300)
+@given(chains())
+def test_views_are_as_in_tensorstore(chain):
+    array, steps = chain
+    view, expected = follow(array, steps)
+    store = _store.view(ts.array(array), view.slices())
+    picked = np.asarray(store.read().result())
+    np.testing.assert_array_equal(view.arrange(picked), expected)
+    kept = [i for i, pick in enumerate(view.picks) if isinstance(pick, range)]
+    axes = [None if axis is None else kept.index(axis) for axis in view.axes]
+    store = _store.transposed(store, axes)
+    assert store.shape == expected.shape
+    np.testing.assert_array_equal(store.read().result(), expected)
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    array = numbered((40, 6, 5)).astype(np.int32)
+    path = tmp_path_factory.mktemp("view") / "a"
+    # In chunks of a few rows, and in one.
+    tree = {"many": array, "one": array.copy(), "cut": array + 0}
+
+    def chunks(name, shape, dtype):
+        return {"many": (7, 6, 5), "one": None, "cut": (9, 4, 2)}[name]
+
+    ec.tree_serialise_leaves(path, tree, chunks=chunks)
+    return array, ec.open(path)
+
+
+@settings(max_examples=80)
+@given(
+    key=keys((40, 6, 5)),
+    verify=st.booleans(),
+    name=st.sampled_from(["many", "one", "cut"]),
+)
+@example(key=(0, slice(2, None, -2)), verify=False, name="many")
+@example(key=(39, 5, 4), verify=True, name="many")
+@example(key=(39, 5, 4), verify=True, name="one")
+def test_views_of_stored_leaves_are_as_in_numpy(stored, key, verify, name):
+    array, ckpt = stored
+    lazy = ckpt[name][key]
+    assert lazy.shape == array[key].shape
+    np.testing.assert_array_equal(lazy.read(verify=verify), array[key])
+    np.testing.assert_array_equal(lazy.T.read(verify=verify), array[key].T)
+    np.testing.assert_array_equal(lazy.store.read().result(), array[key])
+
+
+def test_errors():
+    view = _view.whole((3, 4))
+    for key in (3, -4, (0, 4), (..., 4), (0, 0, 0), (..., ...), (0, 0, None, 0)):
+        with pytest.raises(IndexError):
+            numbered((3, 4))[key]
+        with pytest.raises(IndexError):
+            view.take(key)
+    with pytest.raises(IndexError, match="index 3 is out of bounds .* length 3"):
+        view.take(3)
+    with pytest.raises(IndexError, match="too many indices for an array of 2 axes"):
+        view.take((0, 0, 0))
+    with pytest.raises(ValueError, match="step cannot be zero"):
+        view.take(slice(None, None, 0))
+    for key in ([0, 1], np.array([0, 1]), 1.0, "a", True, np.True_, (0, [1])):
+        with pytest.raises(TypeError, match="lazy arrays take integers, slices"):
+            view.take(key)
+    with pytest.raises(TypeError):
+        view.take(slice(0.0, 1))
+    with pytest.raises(IndexError, match="a new axis can only be indexed whole"):
+        view.take(None).take(slice(0, 0))
+    with pytest.raises(IndexError, match="out of bounds"):
+        view.take(None).take(1)
+
+
+def test_a_view_of_a_huge_array_takes_no_memory():
+    view = _view.whole((2**40, 2**15)).take((slice(None, None, -3), 5)).take(-1)
+    assert view.shape == () and view.slices() == ((2**40 - 1) % 3, 5)
