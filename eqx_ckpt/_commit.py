@@ -8,7 +8,6 @@ path, and the two directories change places at once.
 
 import contextlib
 import ctypes
-import fcntl
 import os
 import pathlib
 import re
@@ -18,7 +17,7 @@ from typing import NamedTuple
 
 from . import _index, _layout, _store
 from ._index import Index
-from ._store import Root
+from ._store import Root, Value
 
 
 # Files at the root of a checkpoint that are ours, besides `d/`, the index and leaves.
@@ -26,14 +25,13 @@ SIDE = frozenset(
     "_METADATA _sharding _strings.json manifest.ocdbt array_metadatas zarr.json "
     "eqx_ckpt.digests".split()
 )
-_lock_file = _store.INDEX + ".__lock"  # TensorStore's, while it writes the index.
 
 
 class Found(NamedTuple):
     """What is at a path before a save. `index` is None unless it is a checkpoint."""
 
     index: Index | None
-    generation: bytes | None
+    file: Value | None
     entries: frozenset[str]
 
 
@@ -46,8 +44,8 @@ class Place(NamedTuple):
     found: Found
 
 
-def read_index(root: Root) -> tuple[Index, bytes] | None:
-    """The index at a root and its generation; None where there is none.
+def read_index(root: Root) -> tuple[Index, Value] | None:
+    """The index at a root and the file it is in; None where there is none.
 
     **Raises:** `ValueError` when it is not one that can be read.
     """
@@ -55,7 +53,7 @@ def read_index(root: Root) -> tuple[Index, bytes] | None:
     if value is None:
         return None
     try:
-        return _index.decode(value.data), value.generation
+        return _index.decode(value.data), value
     except ValueError as e:
         raise ValueError(f"The checkpoint at `{root}` cannot be read: {e}.") from e
 
@@ -97,7 +95,7 @@ def examine(root: Root, overwrite: bool) -> Found:
 
 def _is_leftover(root: Root, tops: Mapping[str, bool]) -> bool:
     # A killed first save leaves its data and no index.
-    if not tops.get("d") or set(tops) - SIDE - {"d", _lock_file}:
+    if not tops.get("d") or set(tops) - SIDE - {"d"}:
         return False
     saves = _store.list_top(_below(root, "d")) or {}
     return all(
@@ -110,7 +108,7 @@ def _below(root: Root, key: str) -> Root:
 
 
 def _own_entries(index: Index) -> set[str]:
-    own = {*SIDE, "d", _store.INDEX, _lock_file}
+    own = {*SIDE, "d", _store.INDEX}
     if index.layout == "zarr":
         own.update(map(_layout.directory, index.names))
     return own
@@ -139,7 +137,9 @@ def begin(root: Root, layout: str, overwrite: bool) -> Iterator[Place]:
     made = _made_directories(work)
     _store.make_directories(work, ["", f"d/{save}"] if layout == "ocdbt" else [""])
     try:
-        with _locked(work, data):
+        # The lock tells others that the writer of this directory lives.
+        own = work.local / data if work.local is not None else None
+        with _store.lock(own) if own is not None else contextlib.nullcontext():
             yield place
     except BaseException:
         if work != root:
@@ -191,34 +191,15 @@ def _check_swap(root: Root, found: Found) -> None:
         )
 
 
-@contextlib.contextmanager
-def _locked(root: Root, key: str) -> Iterator[None]:
-    """Holds the lock that tells others that the writer of a directory lives."""
-    if root.local is None:
-        yield
-        return
-    fd = os.open(root.local / key, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        # Some network file systems have no locks: then nothing is cleaned there either.
-        with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(fd)
-
-
 def _is_abandoned(path: pathlib.Path) -> bool:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
+    """Whether the writer of a directory is gone: nobody holds its lock."""
+    if path.is_symlink():
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
+        with _store.lock(path) as held:
+            return held
     except OSError:
         return False
-    finally:
-        os.close(fd)
 
 
 def publish(place: Place, index: Index, side: Mapping[str, bytes], sync: bool) -> None:
@@ -238,7 +219,8 @@ def _publish_in_place(
     in_files = bool(_store.is_directory(root, own))
     if sync:
         _store.sync_directories(root, [own, "d", "", ".."] if in_files else [""])
-    if not _store.replace_file(root, _store.INDEX, data, found.generation, sync):
+    aside = own if in_files else ""
+    if not _store.replace_file(root, aside, _store.INDEX, data, found.file, sync):
         raise RuntimeError(
             f"The checkpoint at `{root}` was replaced by another writer while this "
             "save was being written. The other one stands; this one is discarded."
@@ -247,7 +229,6 @@ def _publish_in_place(
         _store.sync_directories(root, [""])
     # From here on the save is committed. Other readers' files follow; what they refer
     # to until then is deleted last.
-    aside = own if in_files else ""
     for key, value in side.items():
         _store.swap_file(root, aside, key, value, sync)
     _delete_stale(root, found, set(side))

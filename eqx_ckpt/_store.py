@@ -5,6 +5,8 @@ everything is read through TensorStore.
 """
 
 import concurrent.futures as cf
+import contextlib
+import fcntl
 import functools as ft
 import json
 import os
@@ -12,7 +14,7 @@ import pathlib
 import re
 import stat
 import urllib.parse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -147,16 +149,43 @@ def read_file(
 
 
 def replace_file(
-    root: Root, key: str, data: bytes, generation: bytes | None, sync: bool
+    root: Root, aside: str, key: str, data: bytes, found: Value | None, sync: bool
 ) -> bool:
-    """Writes a file at once, if it is still at `generation` (None: if there is none).
+    """Writes a file at once, if it is still what was `found` (None: if there is none).
 
-    Returns whether it was.
+    Returns whether it was. `aside` is a directory of the caller's own below the root.
     """
-    kv = _kv(root, "", sync)
-    expected = generation if generation is not None else b""
-    stamp = kv.write(key, data, if_equal=expected).result()
-    return bool(stamp.generation)
+    if root.local is None:
+        # The store compares and writes in one step.
+        expected = found.generation if found is not None else b""
+        stamp = _kv(root, "", sync).write(key, data, if_equal=expected).result()
+        return bool(stamp.generation)
+    with lock(root.local, wait=True):
+        now = read_file(root, key)
+        if (now and now.data) != (found and found.data):
+            return False
+        swap_file(root, aside, key, data, sync)
+        return True
+
+
+@contextlib.contextmanager
+def lock(directory: pathlib.Path, wait: bool = False) -> Iterator[bool]:
+    """Holds the advisory lock of a local directory, which ends with the process.
+
+    Yields whether it is held: not if another has it and we do not `wait`, nor on file
+    systems without locks.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    fd = os.open(directory, flags)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            held = True
+        except OSError:
+            held = False
+        yield held
+    finally:
+        os.close(fd)
 
 
 _MAX_BUFFERS = 512

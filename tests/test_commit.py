@@ -300,13 +300,31 @@ def test_durable_syncs_files_then_the_index(tmp_path, layout, monkeypatch):
     beside = r".eqx_ckpt-[0-9a-f]{16}"
     names = [re.sub(beside, "", name) for name in synced]
     for name in files_of(path):
-        if name == "eqx_ckpt.json" and layout == "ocdbt":
-            continue  # TensorStore writes and syncs it.
         if name in ("_METADATA", "_sharding", "manifest.ocdbt"):
             continue  # Written aside and renamed.
+        if name == "eqx_ckpt.json" and layout == "ocdbt":
+            continue  # As these: see below.
         assert str(path / name) in names, name
         assert str((path / name).parent) in names, name
     assert str(path.parent) in names
+    if layout == "ocdbt":
+        aside = [i for i, name in enumerate(names) if name.endswith("json.new")]
+        assert len(aside) == 1 and str(path) in names[aside[0] :]
+        own = str(path / "d" / ec.open(path).save_id)
+        assert own in names[: aside[0]] and f"{own}/0" in names[: aside[0]]
+
+
+def test_what_a_killed_writer_left_of_its_index_does_not_get_into_ours(tmp_path):
+    path = tmp_path / "a"
+    ec.tree_serialise_leaves(path, _tree(1))
+    dead = path / "d" / ("0" * 16)
+    dead.mkdir()
+    # Longer than what is to be written, under the names that writers use.
+    for directory in (path, dead, path / "d" / ec.open(path).save_id):
+        for name in ("eqx_ckpt.json.__lock", "eqx_ckpt.json.new", "_METADATA.new"):
+            (directory / name).write_bytes(b"x" * 100_000)
+    ec.tree_serialise_leaves(path, _tree(2))
+    assert _value(path) == 2 and len(os.listdir(path / "d")) == 1
 
 
 def test_equinox_tree_in_both_layouts(tmp_path, getkey, layout):

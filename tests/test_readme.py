@@ -192,3 +192,10 @@ def test_the_report(tmp_path):
 def test_commands_stand_alone(command):
     assert ("", command + "\n") in fenced
     assert readme.splitlines().count(command) == 1
+
+
+@pytest.mark.parametrize("page", [*root.glob("*.md"), *root.glob("docs/*.md")])
+def test_links_lead_to_files(page):
+    for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+        if not link.startswith("http"):
+            assert (page.parent / link).exists(), link
