@@ -8,7 +8,7 @@ import jax
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from . import _checkpoint, _lazy, _leaf, _match
+from . import _checkpoint, _gc, _lazy, _leaf, _match
 from ._checkpoint import Checkpoint
 from ._filters import FilterSpec, IsLeaf
 from ._lazy import LazyArray

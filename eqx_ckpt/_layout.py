@@ -26,11 +26,13 @@ Chunks = None | int | Callable[[str, tuple[int, ...], np.dtype], Any]
 
 
 class Leaf(NamedTuple):
-    """A leaf to be written. `alias` is the place of the leaf whose bytes it shares."""
+    """A leaf to be written. `number` is that of its template among those of the save,
+    `alias` the place of the leaf whose bytes it shares."""
 
     name: str
     value: Any
     template: Template
+    number: int
     alias: int | None
 
 
@@ -68,38 +70,8 @@ def chunk_shape(
     return tuple(min(n, max(1, length)) for n, length in zip(out, shape))
 
 
-class _Digests:
-    """The file of digests, filled in any order."""
-
-    def __init__(self, leaves: Sequence[Leaf]):
-        counts: dict[Template, int] = {}
-        self._first = []
-        total = 0
-        for leaf in leaves:
-            self._first.append(total)
-            if leaf.alias is None:
-                t = leaf.template
-                if t not in counts:
-                    counts[t] = _chunks.block_counts(t.shape, t.chunk, t.itemsize)
-                total += counts[t]
-        self._rows: list[bytes] = [b""] * total
-
-    def first(self, place: int) -> int:
-        return self._first[place]
-
-    def add(self, row: int, data: np.ndarray) -> int:
-        """Digests the blocks of a chunk, and returns the row after the last."""
-        for digest in block_digests(data):
-            self._rows[row] = digest
-            row += 1
-        return row
-
-    def tobytes(self) -> bytes:
-        return b"".join(self._rows)
-
-
 def block_digests(data: Any) -> Iterator[bytes]:
-    """The digest of each block of the bytes of a chunk: a buffer of bytes."""
+    """The digest of each block of the bytes of a chunk."""
     if data.nbytes <= _chunks.BLOCK:
         yield xxhash.xxh3_128_digest(data)
         return
@@ -107,102 +79,129 @@ def block_digests(data: Any) -> Iterator[bytes]:
         yield xxhash.xxh3_128_digest(data[start : start + _chunks.BLOCK])
 
 
-def chunk_bytes(array: np.ndarray, region: tuple[slice, ...]) -> np.ndarray:
-    """The elements of a region in row-major order as bytes: a view if it can be."""
-    part = array[region]
-    return np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+def as_bytes(array: np.ndarray) -> np.ndarray:
+    """The elements of an array in row-major order as bytes: a view if it can be."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _whole(leaf: Leaf, row: int, digests: _Digests) -> np.ndarray:
-    """The bytes of a leaf of one chunk."""
-    data = _leaf.to_host(leaf.value, leaf.template).reshape(-1).view(np.uint8)
-    digests.add(row, data)
-    return data
+class _Grid(NamedTuple):
+    """What the chunks of all leaves of a template have in common."""
+
+    indices: list[tuple[int, ...]]
+    regions: list[tuple[slice, ...]]
+    keys: list[str]
+    order: list[int]  # of the keys, sorted
+    blocks: list[int]  # the first block of each chunk, and the count of all
+    full: int  # bytes of a chunk
 
 
-def _chunk_buffers(
-    leaf: Leaf, numbers: range, row: int, digests: _Digests
-) -> Iterator[Any]:
-    """The bytes of some of the chunks of a leaf, padded to whole chunks."""
-    t = leaf.template
-    array = _leaf.to_host(leaf.value, t)
+def _grid(t: Template) -> _Grid:
+    indices = list(_chunks.indices(t.shape, t.chunk))
+    regions = [_chunks.region(t.shape, t.chunk, i) for i in indices]
+    keys = [_chunks.key(i) for i in indices]
+    blocks = [0]
+    for region in regions:
+        size = math.prod(s.stop - s.start for s in region) * t.itemsize
+        blocks.append(blocks[-1] + max(1, -(-size // _chunks.BLOCK)))
+    order = sorted(range(len(keys)), key=keys.__getitem__)
     full = math.prod(t.chunk) * t.itemsize
-    for number, index in enumerate(_chunks.indices(t.shape, t.chunk)):
-        if number >= numbers.stop:
-            break
-        region = _chunks.region(t.shape, t.chunk, index)
-        if number < numbers.start:
-            size = math.prod(s.stop - s.start for s in region) * t.itemsize
-            row += max(1, -(-size // _chunks.BLOCK))
-            continue
-        data = chunk_bytes(array, region)
-        row = digests.add(row, data)
-        if data.nbytes == full:
+    return _Grid(indices, regions, keys, order, blocks, full)
+
+
+class _Data:
+    """The bytes of the leaves of a save, chunk by chunk; it digests all that it gives.
+
+    Chunks may be asked for in any order, and by several threads.
+    """
+
+    def __init__(self, leaves: Sequence[Leaf]):
+        self._leaves = leaves
+        grids: dict[int, _Grid] = {}
+        self.grids: list[_Grid] = []  # of each leaf
+        self._first: list[int] = []
+        total = 0
+        for leaf in leaves:
+            grid = grids.get(leaf.number)
+            if grid is None:
+                grid = grids[leaf.number] = _grid(leaf.template)
+            self.grids.append(grid)
+            self._first.append(total)
+            if leaf.alias is None:
+                total += grid.blocks[-1]
+        self._rows = [b""] * total
+
+    def digests(self) -> bytes:
+        return b"".join(self._rows)
+
+    def chunks(self, place: int, numbers: range) -> Iterator[Any]:
+        """The bytes of some chunks of a leaf, each padded to a whole chunk."""
+        leaf, grid, first = self._leaves[place], self.grids[place], self._first[place]
+        t = leaf.template
+        if t.chunk == t.shape:
+            data = _leaf.to_host(leaf.value, t).reshape(-1).view(np.uint8)
+            self._digest(first, data)
             yield data
-        else:
-            yield _padded(array, region, t)
+            return
+        regions = grid.regions[numbers.start : numbers.stop]
+        parts = _leaf.to_host_by_regions(leaf.value, t, regions)
+        for number, part in zip(numbers, parts):
+            data = as_bytes(part)
+            self._digest(first + grid.blocks[number], data)
+            yield data if data.nbytes == grid.full else _padded(part, t.chunk)
+
+    def _digest(self, row: int, data: np.ndarray) -> None:
+        for digest in block_digests(data):
+            self._rows[row] = digest
+            row += 1
 
 
-def _padded(
-    array: np.ndarray, region: tuple[slice, ...], template: Template
-) -> np.ndarray:
-    out = np.zeros(template.chunk, array.dtype)
-    part = array[region]
+def _padded(part: np.ndarray, chunk: tuple[int, ...]) -> np.ndarray:
+    out = np.zeros(chunk, part.dtype)
     out[tuple(map(slice, part.shape))] = part
-    return out.reshape(-1).view(np.uint8)
+    return as_bytes(out)
 
 
 # ---- layout="ocdbt".
 
 
-class _Size(NamedTuple):
-    """What all leaves of a template have in common."""
-
-    count: int  # of chunks
-    full: int  # bytes of a chunk
-    keys: list[bytes]  # of the chunks, in row-major order
-
-
-def _sizes(leaves: Sequence[Leaf]) -> dict[Template, _Size]:
-    out = {}
-    for t in {leaf.template for leaf in leaves}:
-        keys = [_chunks.key(i).encode() for i in _chunks.indices(t.shape, t.chunk)]
-        out[t] = _Size(len(keys), math.prod(t.chunk) * t.itemsize, keys)
-    return out
-
-
 class _Piece(NamedTuple):
+    """A run of chunks of a leaf, one after the other in a file."""
+
     place: int
     numbers: range
     offset: int
 
 
-def _pack(leaves: Sequence[Leaf], sizes: dict[Template, _Size]) -> list[list[_Piece]]:
+def _pack(leaves: Sequence[Leaf], grids: Sequence[_Grid]) -> list[list[_Piece]]:
     """Puts runs of chunks into files of about one size, in the order of the tree."""
-    total = 0
-    for leaf in leaves:
-        if leaf.alias is None:
-            count, size, _ = sizes[leaf.template]
-            total += count * size
-    target = min(max(total // _FILES, _MIN_FILE), _MAX_FILE)
+    sizes = [
+        len(grid.keys) * grid.full if leaf.alias is None else 0
+        for leaf, grid in zip(leaves, grids)
+    ]
+    target = min(max(sum(sizes) // _FILES, _MIN_FILE), _MAX_FILE)
     files: list[list[_Piece]] = [[]]
     end = 0
-    for place, leaf in enumerate(leaves):
-        if leaf.alias is not None:
+    for place, size in enumerate(sizes):
+        if leaves[place].alias is not None:
             continue
-        count, size, _ = sizes[leaf.template]
+        offset = -(-end // _ALIGN) * _ALIGN
+        grid = grids[place]
+        count = len(grid.keys)
+        if offset + size <= target or size == 0:
+            files[-1].append(_Piece(place, range(count), offset))
+            end = offset + size
+            continue
         done = 0
-        while done < max(1, count):
+        while done < count:
             offset = -(-end // _ALIGN) * _ALIGN
-            room = (target - offset) // size
+            room = (target - offset) // grid.full
             if room < 1 and files[-1]:
                 files.append([])
                 end = 0
                 continue
             take = max(1, min(count - done, room))
-            chunks = range(done, min(done + take, count))
-            files[-1].append(_Piece(place, chunks, offset))
-            end = offset + len(chunks) * size
+            files[-1].append(_Piece(place, range(done, done + take), offset))
+            end = offset + take * grid.full
             done += take
     return files
 
@@ -211,9 +210,8 @@ def write_ocdbt(root: Root, save: str, leaves: Sequence[Leaf], sync: bool) -> Wr
     """Writes the leaves below `d/<save>/`: a database of its own, whose values lie in
     a few data files. See FORMAT.md, "layout="ocdbt""."""
     base = f"d/{save}"
-    digests = _Digests(leaves)
-    sizes = _sizes(leaves)
-    packed = _pack(leaves, sizes)
+    data = _Data(leaves)
+    packed = _pack(leaves, data.grids)
     files = [str(number) for number in range(len(packed))]
 
     def buffers(pieces: list[_Piece]) -> Iterator[Any]:
@@ -221,13 +219,8 @@ def write_ocdbt(root: Root, save: str, leaves: Sequence[Leaf], sync: bool) -> Wr
         for place, numbers, offset in pieces:
             if offset != end:
                 yield bytes(offset - end)
-            leaf = leaves[place]
-            t = leaf.template
-            if t.chunk == t.shape:
-                yield _whole(leaf, digests.first(place), digests)
-            else:
-                yield from _chunk_buffers(leaf, numbers, digests.first(place), digests)
-            end = offset + len(numbers) * sizes[t].full
+            yield from data.chunks(place, numbers)
+            end = offset + len(numbers) * data.grids[place].full
 
     _store.gather(
         [
@@ -235,57 +228,69 @@ def write_ocdbt(root: Root, save: str, leaves: Sequence[Leaf], sync: bool) -> Wr
             for key, pieces in zip(files, packed)
         ]
     )
-    entries, blobs, file, offset = _entries(leaves, packed, sizes, len(files))
+    entries, blobs, file, offset = _entries(leaves, data.grids, packed)
     nodes, top = _ocdbt.tree(entries, [*files, "tree"], "tree", len(blobs))
     _store.write_file(root, f"{base}/tree", [blobs, nodes], sync)
     manifest = _ocdbt.manifest(top, "tree")
     _store.write_file(root, f"{base}/manifest.ocdbt", [manifest], sync)
-    data = digests.tobytes()
-    _store.write_file(root, f"{base}/digests", [data], sync)
-    # The same database from the root of the checkpoint.
+    digests = data.digests()
+    _store.write_file(root, f"{base}/digests", [digests], sync)
     splits = [
         (place, numbers.start, number, start)
         for number, pieces in enumerate(packed)
         for place, numbers, start in pieces
         if numbers.start > 0
     ]
+    # The same database from the root of the checkpoint.
     side = {"manifest.ocdbt": _ocdbt.manifest(top, "tree", base + "/")}
-    return Written(files, file, offset, splits, _index.digest(data), side)
+    return Written(files, file, offset, splits, _index.digest(digests), side)
 
 
 def _entries(
-    leaves: Sequence[Leaf],
-    packed: list[list[_Piece]],
-    sizes: dict[Template, _Size],
-    tree: int,
-) -> tuple[list[_ocdbt.Entry], bytes, list[int], list[int]]:
+    leaves: Sequence[Leaf], grids: Sequence[_Grid], packed: list[list[_Piece]]
+) -> tuple[_ocdbt.Entries, bytes, list[int], list[int]]:
     """The keys of the database, the zarr.json files, and where each leaf starts."""
-    file, offset = [0] * len(leaves), [0] * len(leaves)
-    of_leaf: dict[int, list[tuple[int, _Piece]]] = {}
+    runs: list[list[tuple[int, _Piece]]] = [[] for _ in leaves]
     for number, pieces in enumerate(packed):
         for piece in pieces:
-            if piece.numbers.start == 0:
-                file[piece.place], offset[piece.place] = number, piece.offset
-            of_leaf.setdefault(piece.place, []).append((number, piece))
-    blobs: list[bytes] = []
-    blob_of: dict[Template, tuple[int, int]] = {}
-    end = 0
-    for t in sizes:
-        blob = _store.zarr_json(t)
-        blob_of[t] = end, len(blob)
-        blobs.append(blob)
-        end += len(blob)
-    entries: list[_ocdbt.Entry] = []
+            runs[piece.place].append((number, piece))
+    file, offset = [0] * len(leaves), [0] * len(leaves)
     for place, leaf in enumerate(leaves):
-        origin = place if leaf.alias is None else leaf.alias
-        file[place], offset[place] = file[origin], offset[origin]
-        _, full, keys = sizes[leaf.template]
-        name = leaf.name.encode() + b"/"
-        entries.append(_ocdbt.Entry(name + b"zarr.json", tree, *blob_of[leaf.template]))
-        for number, (_, numbers, start) in of_leaf[origin]:
-            for i in numbers:
-                at = start + (i - numbers.start) * full
-                entries.append(_ocdbt.Entry(name + keys[i], number, at, full))
+        if leaf.alias is not None:
+            runs[place] = runs[leaf.alias]
+        file[place], offset[place] = runs[place][0][0], runs[place][0][1].offset
+    blobs: list[bytes] = []
+    blob_of: dict[int, tuple[int, int]] = {}
+    end = 0
+    for leaf in leaves:
+        if leaf.number not in blob_of:
+            blob = _store.zarr_json(leaf.template)
+            blob_of[leaf.number] = end, len(blob)
+            blobs.append(blob)
+            end += len(blob)
+    # No name with a slash after it begins another one, so all keys of a leaf follow
+    # each other, its chunks ("c...") before its zarr.json.
+    names = [leaf.name.encode() + b"/" for leaf in leaves]
+    suffixes = {id(g): [key.encode() for key in g.keys] for g in grids}
+    tree = len(packed)
+    entries = _ocdbt.Entries([], [], [], [])
+    keys, files, offsets, lengths = entries
+    for place in sorted(range(len(leaves)), key=names.__getitem__):
+        name, grid, run = names[place], grids[place], runs[place]
+        suffix = suffixes[id(grid)]
+        for i in grid.order:
+            number, (_, numbers, start) = run[0]
+            if i >= numbers.stop:
+                number, (_, numbers, start) = next(r for r in run if i in r[1].numbers)
+            keys.append(name + suffix[i])
+            files.append(number)
+            offsets.append(start + (i - numbers.start) * grid.full)
+            lengths.append(grid.full)
+        keys.append(name + b"zarr.json")
+        files.append(tree)
+        start, length = blob_of[leaves[place].number]
+        offsets.append(start)
+        lengths.append(length)
     return entries, b"".join(blobs), file, offset
 
 
@@ -303,27 +308,23 @@ def directory(name: str) -> str:
 
 def write_zarr(root: Root, leaves: Sequence[Leaf], sync: bool) -> Written:
     """Writes a Zarr v3 array for each leaf, in a directory of its name."""
-    digests = _Digests(leaves)
+    data = _Data(leaves)
 
     def write(place: int) -> None:
         leaf = leaves[place]
-        t = leaf.template
         base = directory(leaf.name)
-        indices = list(_chunks.indices(t.shape, t.chunk))
-        parents = {f"{base}/{_chunks.key(i)}".rpartition("/")[0] for i in indices}
+        keys = data.grids[place].keys
+        parents = {f"{base}/{key}".rpartition("/")[0] for key in keys}
         _store.make_directories(root, parents or [base])
-        blob = _store.zarr_json(t)
+        blob = _store.zarr_json(leaf.template)
         _store.write_file(root, f"{base}/zarr.json", [blob], sync)
         if leaf.alias is not None:
             origin = directory(leaves[leaf.alias].name)
-            for i in indices:
-                key = _chunks.key(i)
+            for key in keys:
                 _store.link_file(root, f"{origin}/{key}", f"{base}/{key}", sync)
         else:
-            row = digests.first(place)
-            chunks = _chunk_buffers(leaf, range(len(indices)), row, digests)
-            for i, data in zip(indices, chunks):
-                _store.write_file(root, f"{base}/{_chunks.key(i)}", [data], sync)
+            for key, chunk in zip(keys, data.chunks(place, range(len(keys)))):
+                _store.write_file(root, f"{base}/{key}", [chunk], sync)
         if sync:
             below = {p[:at] for p in parents for at in _cuts(p)} | {base}
             _store.sync_directories(root, below)
@@ -337,9 +338,9 @@ def write_zarr(root: Root, leaves: Sequence[Leaf], sync: bool) -> Written:
                 if (leaf.alias is not None) == aliased
             ]
         )
-    data = digests.tobytes()
-    _store.write_file(root, "eqx_ckpt.digests", [data], sync)
-    return Written([], [], [], [], _index.digest(data), {})
+    digests = data.digests()
+    _store.write_file(root, "eqx_ckpt.digests", [digests], sync)
+    return Written([], [], [], [], _index.digest(digests), {})
 
 
 def _cuts(path: str) -> list[int]:

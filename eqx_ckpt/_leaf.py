@@ -1,7 +1,9 @@
 """One leaf to a host array and back, bit for bit."""
 
+import collections
 import functools as ft
 import math
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -36,25 +38,21 @@ def is_storable(x: Any) -> bool:
 
         ```
     """
-    if isinstance(x, (np.str_, np.bytes_)):
+    if isinstance(x, jax.Array):
+        return True
+    return _is_storable_type(type(x))
+
+
+@ft.cache
+def _is_storable_type(cls: type) -> bool:
+    if issubclass(cls, (np.str_, np.bytes_)):
         return False
-    return isinstance(
-        x,
-        (
-            jax.Array,
-            np.ndarray,
-            np.generic,
-            bool,
-            int,
-            float,
-            complex,
-            jax.ShapeDtypeStruct,
-        ),
-    )
+    numbers = (np.ndarray, np.generic, bool, int, float, complex)
+    return issubclass(cls, (*numbers, jax.ShapeDtypeStruct))
 
 
 def is_key(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return _is_key_dtype(x.dtype)
 
 
 def is_shared(leaf: Any) -> bool:
@@ -103,8 +101,10 @@ def describe(leaf: Any, dtype: np.dtype | None = None) -> Template:
     if isinstance(leaf, (np.ndarray, np.generic)) and not isinstance(
         leaf, (np.str_, np.bytes_)
     ):
+        if isinstance(leaf, np.ma.MaskedArray):
+            raise TypeError("it is a masked array. Store its `.data` and its `.mask`.")
         kind = "numpy" if isinstance(leaf, np.ndarray) else "generic"
-        return _describe_array(kind, leaf, dtype)
+        return _array_template(kind, leaf.shape, leaf.dtype, dtype, False)
     for kind, cls in _python.items():
         if isinstance(leaf, cls):
             if kind == "int" and not -(2**63) <= leaf < 2**63:
@@ -130,32 +130,41 @@ def _describe_jax(leaf: jax.Array, dtype: np.dtype | None) -> Template:
         raise ValueError("it is a tracer. Save outside of `jit`, `grad` and `vmap`.")
     if leaf.is_deleted():
         raise ValueError("it has been deleted or donated, and has no value any more.")
-    if not leaf.is_fully_addressable:
+    if not _is_here(leaf.sharding):
         raise ValueError("it lies on devices of other processes.")
-    if is_key(leaf):
+    if _is_key_dtype(leaf.dtype):
         data = jax.eval_shape(jr.key_data, leaf)
         _check_rank(data.ndim)
         impl = jr.key_impl(leaf)
         if not isinstance(impl, str):
             raise ValueError(f"its PRNG implementation {impl} has no registered name.")
         return Template("", "key", "key", data.shape, "uint32", (), False, impl)
-    return _describe_array("jax", leaf, dtype, bool(leaf.weak_type))
+    return _array_template("jax", leaf.shape, leaf.dtype, dtype, leaf.weak_type)
 
 
-def _describe_array(
-    kind: str, leaf: Any, cast: np.dtype | None, weak: bool = False
+@ft.lru_cache(maxsize=1024)
+def _is_here(sharding: jax.sharding.Sharding) -> bool:
+    return sharding.is_fully_addressable
+
+
+@ft.cache
+def _is_key_dtype(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+# Most leaves are like some other one.
+@ft.lru_cache(maxsize=4096)
+def _array_template(
+    kind: str, shape: tuple[int, ...], dtype: Any, cast: np.dtype | None, weak: bool
 ) -> Template:
-    _check_rank(leaf.ndim)
-    if isinstance(leaf, np.ma.MaskedArray):
-        raise TypeError("it is a masked array. Store its `.data` and its `.mask`.")
-    dtype = leaf.dtype
+    _check_rank(len(shape))
     names = _stored_as(dtype)
     if names is None:
         raise TypeError(f"its dtype `{dtype}` cannot be stored. Store numbers.")
     if cast is not None and cast != dtype and _index.is_floating(dtype):
         names, weak = _stored_as(cast), False
         assert names is not None
-    return Template("", kind, names[0], leaf.shape, names[1], (), weak)
+    return Template("", kind, names[0], shape, names[1], (), weak)
 
 
 def _check_rank(rank: int) -> None:
@@ -188,25 +197,79 @@ def to_host(leaf: Any, template: Template) -> np.ndarray:
 
     A view of the leaf's memory where it can be: of every jax.Array on CPU.
     """
+    if isinstance(leaf, jax.Array) and not _on_cpu(leaf.sharding):
+        # The copy on the host would stay with the leaf as long as that lives.
+        leaf = jnp.copy(leaf)
+    return _stored(_on_host(leaf, template), template).reshape(template.shape)
+
+
+def to_host_by_regions(
+    leaf: Any, template: Template, regions: Iterable[tuple[slice, ...]]
+) -> Iterator[np.ndarray]:
+    """The same of some regions in turn, copying no more than a few at a time."""
+    if isinstance(leaf, jax.Array) and not _on_cpu(leaf.sharding):
+        yield from _from_device(leaf, template, regions)
+        return
+    array = _on_host(leaf, template)
+    for region in regions:
+        yield _stored(array[region], template)
+
+
+# Copies from a device that are under way while the one before them is written.
+_PREFETCH = 4
+
+
+def _from_device(
+    leaf: Any, template: Template, regions: Iterable[tuple[slice, ...]]
+) -> Iterator[np.ndarray]:
+    if template.kind == "key":
+        leaf = jr.key_data(leaf)
+    copies: collections.deque[jax.Array] = collections.deque()
+    for region in regions:
+        starts = [s.start for s in region]
+        # One compiled program for all regions of a size.
+        sizes = [s.stop - s.start for s in region]
+        copies.append(jax.lax.dynamic_slice(leaf, starts, sizes))
+        copies[-1].copy_to_host_async()
+        if len(copies) > _PREFETCH:
+            yield _stored(np.asarray(copies.popleft()), template)
+    while copies:
+        yield _stored(np.asarray(copies.popleft()), template)
+
+
+@ft.lru_cache(maxsize=1024)
+def _on_cpu(sharding: jax.sharding.Sharding) -> bool:
+    return all(device.platform == "cpu" for device in sharding.device_set)
+
+
+def _on_host(leaf: Any, template: Template) -> np.ndarray:
+    """The numbers of a leaf as it has them: in any order and of any dtype."""
+    if template.dtype == "float0":
+        return np.zeros(template.shape, np.bool_)
+    if isinstance(leaf, np.ndarray):
+        return leaf
     if template.kind in ("str", "bytes"):
         return np.frombuffer(_encoded(leaf), np.uint8)
     if template.dtype == "int":
         return np.frombuffer(_int_bytes(leaf), np.uint8)
-    if template.dtype == "float0":
-        return np.zeros(template.shape, np.bool_)
     if template.kind == "key":
         leaf = jr.key_data(leaf)
-    array = np.asarray(leaf)
-    name = "uint32" if template.kind == "key" else template.dtype
+    return np.asarray(leaf)
+
+
+# These have no array of their own dtype, but one of what is stored.
+_not_arrays = frozenset(("key", "str", "bytes", "int", "float0"))
+
+
+def _stored(array: np.ndarray, template: Template) -> np.ndarray:
+    name = template.stored if template.dtype in _not_arrays else template.dtype
     dtype = _index.dtype_of(name)
     if array.dtype != dtype:
         # Either the cast that was asked for, or big-endian numbers.
         array = _astype(array, dtype)
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
-    if template.stored != name:
-        array = array.view(np.uint8)
-    return array.reshape(template.shape)
+    return array if name == template.stored else array.view(np.uint8)
 
 
 def _astype(array: np.ndarray, dtype: np.dtype) -> np.ndarray:

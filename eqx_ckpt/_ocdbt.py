@@ -27,11 +27,14 @@ _MISSING = 2**64 - 1  # The place of the root of a tree without keys.
 _NODE_ENTRIES = 2048
 
 
-class Entry(NamedTuple):
-    key: bytes
-    file: int
-    offset: int
-    length: int
+class Entries(NamedTuple):
+    """The keys of a database in their order, and where the value of each lies: columns,
+    as there are many."""
+
+    keys: list[bytes]
+    files: list[int]
+    offsets: list[int]
+    lengths: list[int]
 
 
 class Node(NamedTuple):
@@ -53,11 +56,23 @@ def _varint(n: int) -> bytes:
     return bytes(out)
 
 
-_varint_table = [_varint(n) for n in range(1 << 14)]
+_BITS = 14
+_small = [_varint(n) for n in range(1 << _BITS)]
+# The last two bytes of a longer number.
+_low = [bytes([n & 0x7F | 0x80, n >> 7 | 0x80]) for n in range(1 << _BITS)]
 
 
 def _varints(numbers: Sequence[int]) -> bytes:
-    return b"".join([_varint_table[n] if n < 1 << 14 else _varint(n) for n in numbers])
+    low, mask = 1 << _BITS, (1 << _BITS) - 1
+    return b"".join(
+        [
+            _small[n]
+            if n < low
+            else _low[n & mask]
+            + (_small[n >> _BITS] if n >> 28 == 0 else _varint(n >> _BITS))
+            for n in numbers
+        ]
+    )
 
 
 def _frame(magic: int, body: bytes) -> bytes:
@@ -88,38 +103,38 @@ def _keys(keys: Sequence[bytes]) -> tuple[bytes, bytes, bytes]:
 
 
 def tree(
-    entries: list[Entry], files: Sequence[str], name: str, offset: int
+    entries: Entries, files: Sequence[str], name: str, offset: int
 ) -> tuple[bytes, Node]:
     """The nodes of the B+tree of `entries`, to stand at `offset` in the file `name`.
 
-    `files` are the paths that the entries' `file` numbers mean. Returns the bytes and
-    the root, for `manifest`.
+    `files` are the paths that the numbers in `entries.files` mean. Returns the bytes
+    and the root, for `manifest`.
     """
-    entries = sorted(entries)
     table = _file_table([path.encode() for path in files])
     out = []
     nodes = []
-    for start in range(0, len(entries), _NODE_ENTRIES):
-        part = entries[start : start + _NODE_ENTRIES]
-        prefixes, suffixes, text = _keys([e.key for e in part])
+    for start in range(0, len(entries.keys), _NODE_ENTRIES):
+        stop = start + _NODE_ENTRIES
+        keys, numbers = entries.keys[start:stop], entries.files[start:stop]
+        offsets, lengths = entries.offsets[start:stop], entries.lengths[start:stop]
+        prefixes, suffixes, text = _keys(keys)
         body = b"".join(
             [
                 b"\0",
                 table,
-                _varint(len(part)),
+                _varint(len(keys)),
                 prefixes,
                 suffixes,
                 text,
-                _varints([e.length for e in part]),
-                b"\1" * len(part),
-                _varints([e.file for e in part]),
-                _varints([e.offset for e in part]),
+                _varints(lengths),
+                b"\1" * len(keys),
+                _varints(numbers),
+                _varints(offsets),
             ]
         )
         data = _frame(_NODE, body)
-        size = sum(e.length for e in part)
         nodes.append(
-            Node(part[0].key, offset, len(data), len(part), len(data), size, 0)
+            Node(keys[0], offset, len(data), len(keys), len(data), sum(lengths), 0)
         )
         out.append(data)
         offset += len(data)

@@ -400,7 +400,7 @@ def _check(slab: _Slab, digests: bytes | None, row: int) -> bool:
         row += (slab.start // t.chunk[0]) * per_row
         for index in _chunks.indices(shape, t.chunk):
             region = _chunks.region(shape, t.chunk, index)
-            data = _layout.chunk_bytes(slab.into, region)
+            data = _layout.as_bytes(slab.into[region])
             for digest in _layout.block_digests(data):
                 if digests[16 * row : 16 * row + 16] != digest:
                     return False

@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtyping import PyTree
 
 from . import (
     _commit,
     _filters,
+    _gc,
     _index,
     _layout,
     _leaf,
@@ -21,6 +22,7 @@ from . import (
 from ._filters import FilterSpec, IsLeaf
 from ._index import Index, Template
 from ._layout import Chunks, Leaf
+from ._store import Root
 
 
 def tree_serialise_leaves(
@@ -83,6 +85,37 @@ def tree_serialise_leaves(
         ```
     """
     root = _store.resolve(path)
+    with _gc.paused():
+        planned = plan(
+            root, pytree, filter_spec, is_leaf, where, dtype, metadata, layout, chunks
+        )
+        write(root, planned, overwrite, durable)
+
+
+class Plan(NamedTuple):
+    """All of a save but the bytes: what goes into the index, checked."""
+
+    leaves: list[Leaf]
+    templates: list[Template]
+    holes: list[_others.Hole]
+    markers: dict[int, str]
+    statics: _index.Statics
+    metadata: Any
+    layout: str
+
+
+def plan(
+    root: Root,
+    pytree: PyTree,
+    filter_spec: FilterSpec,
+    is_leaf: IsLeaf,
+    where: Callable[[PyTree], Any] | None,
+    dtype: Any,
+    metadata: Any,
+    layout: str,
+    chunks: Chunks,
+) -> Plan:
+    """Finds all that is wrong with a tree, before a byte is written."""
     if layout not in _store.LAYOUTS:
         raise ValueError(f'`layout` must be "ocdbt" or "zarr", not {layout!r}.')
     _index.check_metadata(metadata)
@@ -99,7 +132,7 @@ def tree_serialise_leaves(
     ]
     if not numbers:
         raise ValueError("Nothing to save: `filter_spec` selects no leaf of the tree.")
-    leaves = _describe(flat, numbers, cast, layout, chunks)
+    leaves, templates = _describe(flat, numbers, cast, layout, chunks)
     if layout == "zarr":
         _layout.check_case([leaf.name for leaf in leaves], root)
     entries = _tree.state_entries(pytree, flat.paths, "")
@@ -108,25 +141,29 @@ def tree_serialise_leaves(
         for place, number in enumerate(numbers)
         if (entry := entries.get(number)) is not None and entry.label is not None
     }
-    statics = _tree.statics(pytree, is_leaf)
     holes = _others.holes(pytree, is_leaf, flat, numbers, selection.wholes)
+    statics = _tree.statics(pytree, is_leaf)
+    return Plan(leaves, templates, holes, markers, statics, metadata, layout)
+
+
+def write(root: Root, plan: Plan, overwrite: bool, durable: bool) -> None:
+    """Writes what was planned, and publishes it."""
+    leaves, layout = plan.leaves, plan.layout
     with _commit.begin(root, layout, overwrite) as place:
         if layout == "ocdbt":
             written = _layout.write_ocdbt(place.work, place.save, leaves, durable)
         else:
             written = _layout.write_zarr(place.work, leaves, durable)
-        side = {**written.side, **_others.orbax_files(leaves, holes, layout)}
+        side = {**written.side, **_others.orbax_files(leaves, plan.holes, layout)}
         if layout == "zarr":
             side.update(_others.zarr_files(leaves))
-        templates = list(dict.fromkeys(leaf.template for leaf in leaves))
-        number_of = {template: i for i, template in enumerate(templates)}
         index = Index(
             save=place.save,
             layout=layout,
-            metadata=metadata,
+            metadata=plan.metadata,
             names=[leaf.name for leaf in leaves],
-            templates=templates,
-            template=[number_of[leaf.template] for leaf in leaves],
+            templates=plan.templates,
+            template=[leaf.number for leaf in leaves],
             files=written.files,
             file=written.file,
             offset=written.offset,
@@ -134,8 +171,8 @@ def tree_serialise_leaves(
             aliases={
                 i: leaf.alias for i, leaf in enumerate(leaves) if leaf.alias is not None
             },
-            markers=markers,
-            statics=statics,
+            markers=plan.markers,
+            statics=plan.statics,
             digests=written.digests,
             writer=_index.versions(),
         )
@@ -144,12 +181,16 @@ def tree_serialise_leaves(
 
 def _describe(
     flat: _tree.Flat, numbers: Sequence[int], cast: Any, layout: str, chunks: Chunks
-) -> list[Leaf]:
-    """The leaves as they will be stored. **Raises:** naming the leaf that cannot be."""
+) -> tuple[list[Leaf], list[Template]]:
+    """The leaves as they will be stored, and their templates.
+
+    **Raises:** naming the leaf that cannot be.
+    """
     leaves: list[Leaf] = []
     paths: dict[str, tuple] = {}
     shared: dict[int, int] = {}
-    whole: dict[tuple, Template] = {}
+    templates: dict[Template, int] = {}
+    chunked: dict[tuple, Template] = {}
     for number in numbers:
         path, value = flat.paths[number], flat.leaves[number]
         name, keys = _names.name_of(path)
@@ -165,11 +206,11 @@ def _describe(
         except (ValueError, TypeError) as e:
             raise type(e)(f"The leaf `{name}` cannot be saved: {e}") from None
         key = (template, keys)
-        if callable(chunks) or key not in whole:
+        if callable(chunks) or key not in chunked:
             template = template._replace(keys=keys)
             chunk = _layout.chunk_shape(name, template, layout, chunks)
-            whole[key] = template._replace(chunk=chunk)
-        template = whole[key]
+            chunked[key] = template._replace(chunk=chunk)
+        template = chunked[key]
         alias = None
         if _leaf.is_shared(value):
             alias = shared.setdefault(id(value), len(leaves))
@@ -177,5 +218,6 @@ def _describe(
                 alias = None
             else:
                 template = template._replace(chunk=leaves[alias].template.chunk)
-        leaves.append(Leaf(name, value, template, alias))
-    return leaves
+        number = templates.setdefault(template, len(templates))
+        leaves.append(Leaf(name, value, template, number, alias))
+    return leaves, list(templates)

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 import eqx_ckpt as ec
 from eqx_ckpt import _names, _ocdbt
-from eqx_ckpt._ocdbt import Entry
+from eqx_ckpt._ocdbt import Entries
 
 
 def write(path, values, files=("0",), base="", shared=()):
@@ -22,15 +22,16 @@ def write(path, values, files=("0",), base="", shared=()):
     for i, (key, value) in enumerate(values.items()):
         file = i % len(files)
         buffer = data[files[file]]
-        entries.append(Entry(key, file, len(buffer), len(value)))
+        entries.append((key, file, len(buffer), len(value)))
         buffer += value + b"\0" * (i % 3)
     expected = dict(values)
-    place = {entry.key: entry for entry in entries}
+    place = {entry[0]: entry for entry in entries}
     for key, origin in shared:
-        entries.append(place[origin]._replace(key=key))
+        entries.append((key, *place[origin][1:]))
         expected[key] = values[origin]
     head = b"what else is in the file"
-    nodes, root = _ocdbt.tree(entries, [*files, "tree"], "tree", len(head))
+    columns = map(list, zip(*sorted(entries))) if entries else ([], [], [], [])
+    nodes, root = _ocdbt.tree(Entries(*columns), [*files, "tree"], "tree", len(head))
     data["tree"] = bytearray(head + nodes)
     for name, buffer in data.items():
         (directory / name).write_bytes(buffer)

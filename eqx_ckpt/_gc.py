@@ -1,0 +1,21 @@
+"""Python's cyclic garbage collector, and how not to wait for it."""
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Switches the collector off for a while.
+
+    A call that makes several objects for each of 10,000 leaves sets it off again and
+    again, each time over all that the process has: a third of the time of a save.
+    """
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
