@@ -4,9 +4,11 @@ Chunks are slabs: whole in the trailing axes, cut along the leading ones. So eve
 of a row-major array is one contiguous run of its bytes, and is written without a copy.
 """
 
+import functools as ft
 import itertools as it
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 
 # Digests are taken of blocks of this many bytes of a chunk.
@@ -66,6 +68,66 @@ def block_counts(shape: Sequence[int], chunk: Sequence[int], itemsize: int) -> i
                     longer[size] = longer.get(size, 0) + count * times
         sizes = longer
     return sum(count * -(-size // BLOCK) for size, count in sizes.items())
+
+
+class Grid(NamedTuple):
+    """All chunks of an array, in row-major order."""
+
+    regions: list[tuple[slice, ...]]
+    keys: list[str]
+    order: list[int]  # of the keys, sorted
+    blocks: list[int]  # the first block of each chunk, and the count of all
+    full: int  # bytes of a chunk
+
+
+@ft.lru_cache(maxsize=256)
+def lay(shape: Shape, chunk: Shape, itemsize: int) -> Grid:
+    """The chunks of an array, with their keys, digest blocks and sizes."""
+    every = list(indices(shape, chunk))
+    regions = [region(shape, chunk, i) for i in every]
+    keys = [key(i) for i in every]
+    blocks = [0]
+    for part in regions:
+        size = math.prod(s.stop - s.start for s in part) * itemsize
+        blocks.append(blocks[-1] + max(1, -(-size // BLOCK)))
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    return Grid(regions, keys, order, blocks, math.prod(chunk) * itemsize)
+
+
+def touched(shape: Shape, chunk: Shape, picks: Sequence[range | int]) -> Iterator[int]:
+    """The numbers of the chunks that hold the elements at `picks`, in order."""
+    axes = []
+    for c, pick in zip(chunk, picks):
+        pick = range(pick, pick + 1) if isinstance(pick, int) else pick
+        if abs(pick.step) <= c:
+            low, high = sorted((pick[0], pick[-1]))
+            axes.append(range(low // c, high // c + 1))
+        else:
+            axes.append(sorted({i // c for i in pick}))
+    counts = grid(shape, chunk)
+    for index in it.product(*axes):
+        number = 0
+        for i, count in zip(index, counts):
+            number = number * count + i
+        yield number
+
+
+def runs(
+    numbers: Iterable[int], shape: Shape, chunk: Shape, most: int
+) -> Iterator[range]:
+    """Chunks that follow each other, at most so many, which together are a region."""
+    counts = [n for n in grid(shape, chunk) if n > 1]
+    period = counts[-1] if counts else 1
+    run = range(0)
+    for number in numbers:
+        if run and number == run.stop and number % period and len(run) < most:
+            run = range(run.start, number + 1)
+        else:
+            if run:
+                yield run
+            run = range(number, number + 1)
+    if run:
+        yield run
 
 
 def spans(

@@ -14,6 +14,7 @@ from ._filters import FilterSpec, IsLeaf
 from ._lazy import LazyArray
 
 
+@_gc.paused()
 def tree_deserialise_leaves(
     path: str | os.PathLike[str] | Checkpoint,
     like: PyTree,
@@ -27,6 +28,7 @@ def tree_deserialise_leaves(
     static: str = "error",
     cast: bool = False,
     verify: bool = True,
+    max_bytes: int | None = None,
 ) -> PyTree:
     """Loads leaves into a tree, each from the leaf that was saved under its name.
 
@@ -56,6 +58,8 @@ def tree_deserialise_leaves(
     - `cast`: whether floats may become other floats, and ints other ints that hold
         every value.
     - `verify`: whether to check the digests of all that is read.
+    - `max_bytes`: how much host memory the call may take beyond the tree, 256 MiB by
+        default, but at least a chunk. Leaves larger than it are read in parts.
 
     **Returns:** `like`, with the selected leaves loaded.
 
@@ -108,14 +112,17 @@ def tree_deserialise_leaves(
                 continue
         wants.append(_lazy.Want(record, None, target))
         numbers.append(number)
-    for number, value in zip(numbers, _lazy.load(pinned, wants, verify)):
+    for number, value in zip(numbers, _lazy.load(pinned, wants, verify, max_bytes)):
         leaves[number] = value
     for number, origin in again:
         leaves[number] = leaves[origin]
     return jtu.tree_unflatten(flat.structure, leaves)
 
 
-def materialise(tree: PyTree, *, verify: bool = True) -> PyTree:
+@_gc.paused()
+def materialise(
+    tree: PyTree, *, verify: bool = True, max_bytes: int | None = None
+) -> PyTree:
     """Reads every lazy leaf of a tree, in one planned read; the rest stays as it is.
 
     **Arguments:**
@@ -124,6 +131,7 @@ def materialise(tree: PyTree, *, verify: bool = True) -> PyTree:
         checkpoint's own tree, such as `ckpt.tree.model`, which comes back as plain
         dicts, lists and arrays.
     - `verify`: whether to check the digests of all that is read.
+    - `max_bytes`: as in [`tree_deserialise_leaves`][].
 
     **Returns:** the tree, with the leaves read: as `like` had them if they were spliced
     into one, else as they were saved.
@@ -142,7 +150,7 @@ def materialise(tree: PyTree, *, verify: bool = True) -> PyTree:
     """
     leaves, structure = jtu.tree_flatten(tree)
     lazies = {id(x): x for x in leaves if isinstance(x, LazyArray)}
-    values = dict(zip(lazies, _lazy.fetch(list(lazies.values()), verify)))
+    values = dict(zip(lazies, _lazy.fetch(list(lazies.values()), verify, max_bytes)))
     return jtu.tree_unflatten(
         structure,
         [values[id(x)] if isinstance(x, LazyArray) else x for x in leaves],

@@ -86,6 +86,7 @@ class Template(NamedTuple):
     chunk: tuple[int, ...]
     weak: bool = False
     impl: str | None = None
+    codec: str | None = None
 
     @property
     def itemsize(self) -> int:
@@ -221,12 +222,14 @@ class Index:
 
 
 def _check_template(template: Template) -> None:
-    keys, kind, dtype, shape, stored, chunk, weak, impl = template
+    keys, kind, dtype, shape, stored, chunk, weak, impl, codec = template
     texts = (keys, kind, dtype, stored)
     if not all(type(x) is str for x in texts) or type(weak) is not bool:
         raise ValueError("malformed template")
     if type(impl) is not (str if kind == "key" else type(None)):
         raise ValueError("malformed template")
+    if codec not in (None, "zstd"):
+        raise ValueError(f"unknown codec {codec!r}")
     if kind not in KINDS:
         raise ValueError(f"unknown kind of leaf {kind!r}")
     for numbers, least in ((shape, 0), (chunk, 1)):

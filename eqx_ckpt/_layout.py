@@ -1,7 +1,6 @@
 """The two layouts: which files a save is made of, and the writing of them."""
 
 import functools as ft
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ import numpy as np
 import xxhash
 
 from . import _chunks, _index, _leaf, _ocdbt, _store
+from ._chunks import Grid
 from ._index import Template
 from ._store import Root
 
@@ -21,6 +21,12 @@ _ALIGN = 64
 _MIN_FILE, _MAX_FILE, _FILES = 64 * 2**20, 2 * 2**30, 32
 # Chunks of the layouts, in bytes: one block of digests, and few files.
 _CHUNK = {"ocdbt": _chunks.BLOCK, "zarr": 32 * 2**20}
+# Leaves of fewer bytes are not compressed: they are read in runs, as they lie.
+_MIN_COMPRESSED = 1 << 16
+
+# Chunks that a thread may hold copies of: some on their way from a device, and the one
+# that is written as it was, padded and compressed.
+_COPIES = _leaf.PREFETCH + 4
 
 Chunks = None | int | Callable[[str, tuple[int, ...], np.dtype], Any]
 
@@ -84,28 +90,9 @@ def as_bytes(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-class _Grid(NamedTuple):
-    """What the chunks of all leaves of a template have in common."""
-
-    indices: list[tuple[int, ...]]
-    regions: list[tuple[slice, ...]]
-    keys: list[str]
-    order: list[int]  # of the keys, sorted
-    blocks: list[int]  # the first block of each chunk, and the count of all
-    full: int  # bytes of a chunk
-
-
-def _grid(t: Template) -> _Grid:
-    indices = list(_chunks.indices(t.shape, t.chunk))
-    regions = [_chunks.region(t.shape, t.chunk, i) for i in indices]
-    keys = [_chunks.key(i) for i in indices]
-    blocks = [0]
-    for region in regions:
-        size = math.prod(s.stop - s.start for s in region) * t.itemsize
-        blocks.append(blocks[-1] + max(1, -(-size // _chunks.BLOCK)))
-    order = sorted(range(len(keys)), key=keys.__getitem__)
-    full = math.prod(t.chunk) * t.itemsize
-    return _Grid(indices, regions, keys, order, blocks, full)
+def codec_of(template: Template, compression: str | None) -> str | None:
+    """The codec of a leaf, as the `compression` keyword says."""
+    return compression if template.nbytes > _MIN_COMPRESSED else None
 
 
 class _Data:
@@ -116,38 +103,49 @@ class _Data:
 
     def __init__(self, leaves: Sequence[Leaf]):
         self._leaves = leaves
-        grids: dict[int, _Grid] = {}
-        self.grids: list[_Grid] = []  # of each leaf
+        grids: dict[int, Grid] = {}
+        self.grids: list[Grid] = []  # of each leaf
         self._first: list[int] = []
         total = 0
         for leaf in leaves:
             grid = grids.get(leaf.number)
             if grid is None:
-                grid = grids[leaf.number] = _grid(leaf.template)
+                t = leaf.template
+                grid = _chunks.lay(t.shape, t.chunk, t.itemsize)
+                grids[leaf.number] = grid
             self.grids.append(grid)
             self._first.append(total)
             if leaf.alias is None:
                 total += grid.blocks[-1]
         self._rows = [b""] * total
 
+    def threads(self, max_bytes: int) -> int:
+        """How many threads may write: each holds copies of a few chunks, where what is
+        stored is not how the leaf lies in memory."""
+        chunk = max(grid.full for grid in self.grids)
+        return min(8, max(1, max_bytes // (_COPIES * chunk)))
+
     def digests(self) -> bytes:
         return b"".join(self._rows)
 
     def chunks(self, place: int, numbers: range) -> Iterator[Any]:
-        """The bytes of some chunks of a leaf, each padded to a whole chunk."""
+        """Some chunks of a leaf as they are stored: padded, and compressed if so."""
         leaf, grid, first = self._leaves[place], self.grids[place], self._first[place]
         t = leaf.template
+        encode = None if t.codec is None else _store.encoder(t)
         if t.chunk == t.shape:
             data = _leaf.to_host(leaf.value, t).reshape(-1).view(np.uint8)
             self._digest(first, data)
-            yield data
+            yield data if encode is None else encode(data)
             return
         regions = grid.regions[numbers.start : numbers.stop]
         parts = _leaf.to_host_by_regions(leaf.value, t, regions)
         for number, part in zip(numbers, parts):
             data = as_bytes(part)
             self._digest(first + grid.blocks[number], data)
-            yield data if data.nbytes == grid.full else _padded(part, t.chunk)
+            if data.nbytes != grid.full:
+                data = _padded(part, t.chunk)
+            yield data if encode is None else encode(data)
 
     def _digest(self, row: int, data: np.ndarray) -> None:
         for digest in block_digests(data):
@@ -165,68 +163,93 @@ def _padded(part: np.ndarray, chunk: tuple[int, ...]) -> np.ndarray:
 
 
 class _Piece(NamedTuple):
-    """A run of chunks of a leaf, one after the other in a file."""
+    """A run of chunks of a leaf, one after the other in a file from `offset` on. Where
+    they are compressed, `ends` are their ends, as offsets from there."""
 
     place: int
     numbers: range
     offset: int
+    ends: list[int] | None
+
+    def find(self, number: int, full: int) -> tuple[int, int]:
+        """The offset and the length of a chunk."""
+        i = number - self.numbers.start
+        if self.ends is None:
+            return self.offset + i * full, full
+        start = self.ends[i - 1] if i else 0
+        return self.offset + start, self.ends[i] - start
 
 
-def _pack(leaves: Sequence[Leaf], grids: Sequence[_Grid]) -> list[list[_Piece]]:
-    """Puts runs of chunks into files of about one size, in the order of the tree."""
+def _pack(
+    leaves: Sequence[Leaf], grids: Sequence[Grid]
+) -> list[list[tuple[int, range]]]:
+    """Deals runs of chunks out to files of about one size, in the order of the tree."""
     sizes = [
         len(grid.keys) * grid.full if leaf.alias is None else 0
         for leaf, grid in zip(leaves, grids)
     ]
     target = min(max(sum(sizes) // _FILES, _MIN_FILE), _MAX_FILE)
-    files: list[list[_Piece]] = [[]]
+    files: list[list[tuple[int, range]]] = [[]]
     end = 0
     for place, size in enumerate(sizes):
         if leaves[place].alias is not None:
             continue
-        offset = -(-end // _ALIGN) * _ALIGN
         grid = grids[place]
         count = len(grid.keys)
-        if offset + size <= target or size == 0:
-            files[-1].append(_Piece(place, range(count), offset))
-            end = offset + size
+        if end + size <= target or size == 0:
+            files[-1].append((place, range(count)))
+            end += size
             continue
         done = 0
         while done < count:
-            offset = -(-end // _ALIGN) * _ALIGN
-            room = (target - offset) // grid.full
+            room = (target - end) // grid.full
             if room < 1 and files[-1]:
                 files.append([])
                 end = 0
                 continue
             take = max(1, min(count - done, room))
-            files[-1].append(_Piece(place, range(done, done + take), offset))
-            end = offset + take * grid.full
+            files[-1].append((place, range(done, done + take)))
+            end += take * grid.full
             done += take
     return files
 
 
-def write_ocdbt(root: Root, save: str, leaves: Sequence[Leaf], sync: bool) -> Written:
+def write_ocdbt(
+    root: Root, save: str, leaves: Sequence[Leaf], sync: bool, max_bytes: int
+) -> Written:
     """Writes the leaves below `d/<save>/`: a database of its own, whose values lie in
     a few data files. See FORMAT.md, "layout="ocdbt""."""
     base = f"d/{save}"
     data = _Data(leaves)
-    packed = _pack(leaves, data.grids)
-    files = [str(number) for number in range(len(packed))]
+    dealt = _pack(leaves, data.grids)
+    files = [str(number) for number in range(len(dealt))]
+    packed: list[list[_Piece]] = [[] for _ in files]
 
-    def buffers(pieces: list[_Piece]) -> Iterator[Any]:
+    def buffers(number: int) -> Iterator[Any]:
         end = 0
-        for place, numbers, offset in pieces:
+        for place, numbers in dealt[number]:
+            offset = -(-end // _ALIGN) * _ALIGN
             if offset != end:
                 yield bytes(offset - end)
-            yield from data.chunks(place, numbers)
+            ends = None
             end = offset + len(numbers) * data.grids[place].full
+            if leaves[place].template.codec is None:
+                yield from data.chunks(place, numbers)
+            else:
+                ends = []
+                end = offset
+                for chunk in data.chunks(place, numbers):
+                    yield chunk
+                    end += len(chunk)
+                    ends.append(end - offset)
+            packed[number].append(_Piece(place, numbers, offset, ends))
 
     _store.gather(
         [
-            ft.partial(_store.write_file, root, f"{base}/{key}", buffers(pieces), sync)
-            for key, pieces in zip(files, packed)
-        ]
+            ft.partial(_store.write_file, root, f"{base}/{key}", buffers(number), sync)
+            for number, key in enumerate(files)
+        ],
+        data.threads(max_bytes),
     )
     entries, blobs, file, offset = _entries(leaves, data.grids, packed)
     nodes, top = _ocdbt.tree(entries, [*files, "tree"], "tree", len(blobs))
@@ -236,10 +259,10 @@ def write_ocdbt(root: Root, save: str, leaves: Sequence[Leaf], sync: bool) -> Wr
     digests = data.digests()
     _store.write_file(root, f"{base}/digests", [digests], sync)
     splits = [
-        (place, numbers.start, number, start)
+        (piece.place, piece.numbers.start, number, piece.offset)
         for number, pieces in enumerate(packed)
-        for place, numbers, start in pieces
-        if numbers.start > 0
+        for piece in pieces
+        if piece.numbers.start > 0
     ]
     # The same database from the root of the checkpoint.
     side = {"manifest.ocdbt": _ocdbt.manifest(top, "tree", base + "/")}
@@ -247,7 +270,7 @@ def write_ocdbt(root: Root, save: str, leaves: Sequence[Leaf], sync: bool) -> Wr
 
 
 def _entries(
-    leaves: Sequence[Leaf], grids: Sequence[_Grid], packed: list[list[_Piece]]
+    leaves: Sequence[Leaf], grids: Sequence[Grid], packed: list[list[_Piece]]
 ) -> tuple[_ocdbt.Entries, bytes, list[int], list[int]]:
     """The keys of the database, the zarr.json files, and where each leaf starts."""
     runs: list[list[tuple[int, _Piece]]] = [[] for _ in leaves]
@@ -279,13 +302,14 @@ def _entries(
         name, grid, run = names[place], grids[place], runs[place]
         suffix = suffixes[id(grid)]
         for i in grid.order:
-            number, (_, numbers, start) = run[0]
-            if i >= numbers.stop:
-                number, (_, numbers, start) = next(r for r in run if i in r[1].numbers)
+            number, piece = run[0]
+            if i >= piece.numbers.stop:
+                number, piece = next(r for r in run if i in r[1].numbers)
+            start, length = piece.find(i, grid.full)
             keys.append(name + suffix[i])
             files.append(number)
-            offsets.append(start + (i - numbers.start) * grid.full)
-            lengths.append(grid.full)
+            offsets.append(start)
+            lengths.append(length)
         keys.append(name + b"zarr.json")
         files.append(tree)
         start, length = blob_of[leaves[place].number]
@@ -306,7 +330,9 @@ def directory(name: str) -> str:
     return f"{name[:160]}%~{xxhash.xxh3_128_hexdigest(name.encode())}"
 
 
-def write_zarr(root: Root, leaves: Sequence[Leaf], sync: bool) -> Written:
+def write_zarr(
+    root: Root, leaves: Sequence[Leaf], sync: bool, max_bytes: int
+) -> Written:
     """Writes a Zarr v3 array for each leaf, in a directory of its name."""
     data = _Data(leaves)
 
@@ -336,7 +362,8 @@ def write_zarr(root: Root, leaves: Sequence[Leaf], sync: bool) -> Written:
                 ft.partial(write, place)
                 for place, leaf in enumerate(leaves)
                 if (leaf.alias is not None) == aliased
-            ]
+            ],
+            data.threads(max_bytes),
         )
     digests = data.digests()
     _store.write_file(root, "eqx_ckpt.digests", [digests], sync)

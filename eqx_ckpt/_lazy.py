@@ -1,5 +1,6 @@
 """`LazyArray`: the abstract value of a stored leaf, which can be read on purpose."""
 
+import collections
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -251,44 +252,126 @@ class Want(NamedTuple):
     target: Target
 
 
-def load(source: Source, wants: Sequence[Want], verify: bool) -> list[Any]:
+# So many leaves of one shape and dtype are worth a compiled function.
+_MANY = 1024
+
+
+def load(
+    source: Source, wants: Sequence[Want], verify: bool, max_bytes: int | None = None
+) -> list[Any]:
     """Reads leaves as their targets ask, stored arrays that are shared only once.
 
     **Raises:** `RuntimeError` as `_read.read`, and for values that a conversion loses.
     """
-    index = source.index
-    numbers: dict[Any, int] = {}
-    requests: list[_read.Request] = []
-    which: list[int] = []
-    for record, view, _ in wants:
-        key = (index.aliases.get(record.place, record.place), view)
-        number = numbers.setdefault(key, len(requests))
-        if number == len(requests):
-            requests.append(_read.Request(record, view))
-        which.append(number)
-    reads = _read.read(source, requests, verify)
-    out: list[Any] = []
-    taken: set[int] = set()
-    lost = []
-    for (record, _, target), number in zip(wants, which):
-        array, owned = reads[number]
-        if len(requests) != len(wants):
-            # The memory is given to one leaf: others that share the bytes get copies.
-            owned = owned and number not in taken
-            taken.add(number)
-        try:
-            out.append(_leaf.from_host(array, record.template, target, owned))
-        except ValueError as e:
-            lost.append(f"  {record.name}: {e}")
+    out: list[Any] = [None] * len(wants)
+    lost: dict[str, str] = {}
+    requests, members = _requests(source, wants, lost)
+    batches = _Batches(wants, out)
+
+    def done(number: int, result: _read.Result) -> None:
+        (array,), owned, converted = result
+        for i in members[number]:
+            record, _, target = wants[i]
+            if not converted and batches.take(i, array):
+                continue
+            try:
+                out[i] = _leaf.from_host(
+                    array, record.template, target, owned, converted
+                )
+            except ValueError as e:
+                lost[record.name] = str(e)
+            owned = False  # Other leaves that share the bytes get copies.
+
+    _read.read(source, requests, verify, done, max_bytes)
+    batches.finish()
     if lost:
+        lines = [f"  {name}: {why}" for name, why in lost.items()]
         raise RuntimeError(
             f"Values of the checkpoint at `{source.root}` do not survive the "
-            "conversion that `like` asks for; nothing was loaded:\n" + "\n".join(lost)
+            "conversion that `like` asks for; nothing was loaded:\n" + "\n".join(lines)
         )
     return out
 
 
-def fetch(lazies: Sequence[LazyArray], verify: bool) -> list[Any]:
+def _requests(
+    source: Source, wants: Sequence[Want], lost: dict[str, str]
+) -> tuple[list[_read.Request], list[list[int]]]:
+    """What has to be read, and for each of it the wants that it is for."""
+    aliases = source.index.aliases
+    requests: list[_read.Request] = []
+    members: list[list[int]] = []
+    if not aliases and len({want.record.place for want in wants}) == len(wants):
+        for i, want in enumerate(wants):
+            requests.append(_request(want, lost))
+            members.append([i])
+        return requests, members
+    numbers: dict[Any, int] = {}
+    for i, want in enumerate(wants):
+        request = _request(want, lost)
+        dtype = request.conversion and request.conversion.dtype
+        place = want.record.place
+        key = (aliases.get(place, place), want.view, dtype)
+        number = numbers.setdefault(key, len(requests))
+        if number == len(requests):
+            requests.append(request)
+            members.append([])
+        members[number].append(i)
+    return requests, members
+
+
+def _request(want: Want, lost: dict[str, str]) -> _read.Request:
+    record, view, target = want
+    views = None if view is None else (view,)
+    conversion = _leaf.conversion(record.template, target)
+    if conversion is None:
+        return _read.Request(record, views)
+    dtype, convert = conversion
+
+    def noted(part: np.ndarray) -> np.ndarray:
+        try:
+            return convert(part)
+        except ValueError as e:
+            lost[record.name] = str(e)
+            return np.zeros(part.shape, dtype)  # Nothing of it is returned.
+
+    return _read.Request(record, views, _leaf.Conversion(dtype, noted))
+
+
+class _Batches:
+    """Small leaves of which there are many alike, made into jax arrays together."""
+
+    def __init__(self, wants: Sequence[Want], out: list[Any]):
+        self._wants = wants
+        self._out = out
+        counts = collections.Counter(want.target for want in wants)
+        self._waiting: dict[Target, list[tuple[int, np.ndarray]]] = {
+            target: [] for target, count in counts.items() if count >= _MANY
+        }
+
+    def take(self, i: int, array: np.ndarray) -> bool:
+        """Whether the leaf is made of `array` here, once there are enough."""
+        target = self._wants[i].target
+        waiting = self._waiting.get(target)
+        if waiting is None or not _leaf.is_plain_small(target, array):
+            return False
+        waiting.append((i, array))
+        if len(waiting) == _leaf.BATCH:
+            numbers, arrays = zip(*waiting)
+            for number, made in zip(numbers, _leaf.batch_to_jax(*arrays)):
+                self._out[number] = made
+            waiting.clear()
+        return True
+
+    def finish(self) -> None:
+        for target, waiting in self._waiting.items():
+            for i, array in waiting:
+                template = self._wants[i].record.template
+                self._out[i] = _leaf.from_host(array, template, target, False)
+
+
+def fetch(
+    lazies: Sequence[LazyArray], verify: bool, max_bytes: int | None = None
+) -> list[Any]:
     """Reads lazy leaves of any checkpoints: one planned read of each checkpoint."""
     _store.check_fork()
     groups: dict[int, list[int]] = {}
@@ -299,6 +382,7 @@ def fetch(lazies: Sequence[LazyArray], verify: bool) -> list[Any]:
         wants = [
             Want(lazies[i]._record, lazies[i]._view, lazies[i]._target) for i in members
         ]
-        for i, value in zip(members, load(lazies[members[0]]._source, wants, verify)):
+        source = lazies[members[0]]._source
+        for i, value in zip(members, load(source, wants, verify, max_bytes)):
             out[i] = value
     return out

@@ -6,14 +6,17 @@ import dataclasses
 import functools as ft
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 
 from . import _chunks, _index, _layout, _store, _view
-from ._index import Index, Record
+from ._chunks import Grid
+from ._index import Index, Record, Template
+from ._leaf import Conversion
 from ._store import Root
 from ._view import View
 
@@ -21,9 +24,9 @@ from ._view import View
 # Leaves of one chunk up to this many bytes are read in runs, where they lie together.
 _SMALL = 1 << 16
 _RUN, _GAP = 8 * 2**20, 4096
-# Large leaves are read in slabs of about this many bytes, so that digests are computed
-# while the next ones arrive; at most so many of them at a time.
-_SLAB, _IN_FLIGHT = 16 * 2**20, 64
+# Large leaves are read in parts of about this many bytes, so that some are verified
+# while others arrive; together they are at most so many, unless the caller says so.
+_PART, _BUDGET = 16 * 2**20, 256 * 2**20
 # Unverified views up to this size are read to the byte, where their bytes are in a run.
 _RANGES = 64 * 2**20
 
@@ -92,46 +95,60 @@ class Source:
 
 
 class Request(NamedTuple):
+    """A stored array, or views of it, each of which becomes an array of its own.
+
+    `conversion` is for what is read in parts; what is small comes as it is stored.
+    """
+
     record: Record
-    view: View | None = None
+    views: tuple[View, ...] | None = None
+    conversion: Conversion | None = None
 
 
-class Read(NamedTuple):
+class Result(NamedTuple):
     """`owned`: the memory is the caller's alone, and may be written to."""
 
-    array: np.ndarray
+    arrays: list[np.ndarray]
     owned: bool
+    converted: bool
 
 
-def read(source: Source, requests: Sequence[Request], verify: bool) -> list[Read]:
-    """Reads stored arrays, or views of them, each byte once.
+def read(
+    source: Source,
+    requests: Sequence[Request],
+    verify: bool,
+    done: Callable[[int, Result], None],
+    max_bytes: int | None = None,
+) -> None:
+    """Reads stored arrays, or views of them, each byte once, and calls `done` with the
+    number of the request for each that has arrived.
 
     **Raises:** `RuntimeError` that names every leaf whose bytes are missing or are not
     those that were saved.
     """
-    out: list[Read | None] = [None] * len(requests)
+    budget = _BUDGET if max_bytes is None else max_bytes
     small: list[int] = []
     large: list[int] = []
-    for i, (record, view) in enumerate(requests):
+    for i, (record, views, _) in enumerate(requests):
         t = record.template
-        if 0 in (t.shape if view is None else view.shape):
-            shape = t.shape if view is None else view.shape
-            out[i] = Read(np.empty(shape, _index.dtype_of(t.stored)), True)
-        elif t.chunk == t.shape and t.nbytes <= _SMALL:
+        if t.chunk == t.shape and t.nbytes <= _SMALL and t.codec is None:
             small.append(i)
+        elif 0 in t.shape or (views and all(0 in view.shape for view in views)):
+            shapes = [t.shape] if views is None else [view.shape for view in views]
+            dtype = _index.dtype_of(t.stored)
+            done(i, Result([np.empty(s, dtype) for s in shapes], True, False))
         else:
             large.append(i)
     problems: dict[str, str] = {}
     digests = source.digests if verify and (small or large) else None
     if small:
-        _read_small(source, requests, small, digests, out, problems)
+        _read_small(source, requests, small, digests, budget, done, problems)
     if large:
-        _read_large(source, requests, large, digests, out, problems)
+        _Large(source, digests, budget, problems).read(requests, large, done)
     if problems:
         raise _damaged(source, problems)
     if source.database is None and not source.is_current():
         raise source.lost("")
-    return out  # pyright: ignore[reportReturnType]
 
 
 def _damaged(source: Source, problems: dict[str, str]) -> RuntimeError:
@@ -156,46 +173,68 @@ def _reason(error: Exception) -> str:
     return f"it cannot be read ({text.splitlines()[0]})"
 
 
+class _Run(NamedTuple):
+    """Leaves that lie together in a file, as `(request, offset)`."""
+
+    key: str
+    start: int
+    stop: int
+    members: list[tuple[int, int]]
+
+
+def _runs(source: Source, requests: Sequence[Request], which: list[int]) -> list[_Run]:
+    if source.database is None:
+        places = [
+            (f"{source.key(r)}/{_chunks.key((0,) * len(r.template.shape))}", 0, i)
+            for i, r in ((i, requests[i].record) for i in which)
+        ]
+    else:
+        files = [f"{source.database}/{file}" for file in source.index.files]
+        places = []
+        for i in which:
+            record = requests[i].record
+            places.append((files[record.file], record.offset, i))
+        places.sort()
+    runs: list[_Run] = []
+    last, start, stop, members = "", 0, 0, []
+    for key, offset, i in places:
+        end = offset + requests[i].record.template.nbytes
+        if key == last and offset - stop <= _GAP and end - start <= _RUN:
+            members.append((i, offset))
+            stop = max(stop, end)
+            continue
+        if members:
+            runs.append(_Run(last, start, stop, members))
+        last, start, stop, members = key, offset, end, [(i, offset)]
+    return [*runs, _Run(last, start, stop, members)]
+
+
 def _read_small(
     source: Source,
     requests: Sequence[Request],
     which: list[int],
     digests: bytes | None,
-    out: list[Read | None],
+    budget: int,
+    done: Callable[[int, Result], None],
     problems: dict[str, str],
 ) -> None:
-    rows = [0] * len(which)
-    if digests is not None:
-        first_block = source.index.first_block
-        rows = [first_block(requests[i].record.place) for i in which]
-    row_of = dict(zip(which, rows))
-    if source.database is None:
-        places = [
-            (i, f"{source.key(r)}/{_chunks.key((0,) * len(r.template.shape))}", 0)
-            for i, r in ((i, requests[i].record) for i in which)
-        ]
-    else:
-        files = [f"{source.database}/{file}" for file in source.index.files]
-        places = [
-            (i, files[requests[i].record.file], requests[i].record.offset)
-            for i in which
-        ]
-        places.sort(key=lambda place: place[1:])
-    runs: list[tuple[str, int, int, list[tuple[int, int]]]] = []
-    for i, key, offset in places:
-        end = offset + requests[i].record.template.nbytes
-        if runs:
-            last, start, stop, members = runs[-1]
-            if last == key and offset - stop <= _GAP and end - start <= _RUN:
-                members.append((i, offset))
-                runs[-1] = (key, start, max(stop, end), members)
-                continue
-        runs.append((key, offset, end, [(i, offset)]))
-    futures = [
-        _store.start_read_range(source.root, key, start, stop)
-        for key, start, stop, _ in runs
-    ]
-    for (_, start, stop, members), future in zip(runs, futures):
+    first_block = source.index.first_block
+    digest = xxhash.xxh3_128_digest
+    waiting: collections.deque[tuple[_Run, Any]] = collections.deque()
+    size = 0
+    runs = iter(_runs(source, requests, which))
+    while True:
+        # Some runs are on their way while the one before them is looked at.
+        for run in runs:
+            args = run.key, run.start, run.stop
+            waiting.append((run, _store.start_read_range(source.root, *args)))
+            size += run.stop - run.start
+            if size + _RUN > budget:
+                break
+        if not waiting:
+            return
+        (_, start, stop, members), future = waiting.popleft()
+        size -= stop - start
         why = ""
         data = b""
         try:
@@ -206,53 +245,248 @@ def _read_small(
             why = _reason(e)
         memory = memoryview(data)
         for i, offset in members:
-            record, view = requests[i]
+            record, views, _ = requests[i]
             t = record.template
             at = offset - start
-            row = 16 * row_of[i]
-            # A small leaf is one block.
-            if not why and not (
-                digests is None
-                or digests[row : row + 16]
-                == xxhash.xxh3_128_digest(memory[at : at + t.nbytes])
-            ):
-                problems[record.name] = "its bytes are not those that were saved"
-            elif why:
+            if why:
                 problems[record.name] = why
+                continue
+            if digests is not None:
+                # A small leaf is one block.
+                row = 16 * first_block(record.place)
+                if digests[row : row + 16] != digest(memory[at : at + t.nbytes]):
+                    problems[record.name] = "its bytes are not those that were saved"
+                    continue
+            dtype = _index.dtype_of(t.stored)
+            array = np.frombuffer(data, dtype, math.prod(t.shape), at).reshape(t.shape)
+            arrays = [array] if views is None else [v.apply(array) for v in views]
+            done(i, Result(arrays, False, False))
+
+
+class _Room:
+    """Memory that a number of reads share: one waits until there is enough for it."""
+
+    def __init__(self, size: int):
+        self._size = size
+        self._used = 0
+        self._changed = threading.Condition()
+
+    def take(self, size: int) -> None:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._used == 0 or self._used + size <= self._size
+            )
+            self._used += size
+
+    def give(self, size: int) -> None:
+        with self._changed:
+            self._used -= size
+            self._changed.notify()
+
+
+class _Large:
+    """Reads leaves in parts: runs of chunks, which threads verify as they arrive."""
+
+    def __init__(
+        self,
+        source: Source,
+        digests: bytes | None,
+        budget: int,
+        problems: dict[str, str],
+    ):
+        self._source = source
+        self._digests = digests
+        self._problems = problems
+        self._room = _Room(budget)
+        self._part = max(1, min(_PART, budget // 4))
+        self._pool = cf.ThreadPoolExecutor(min(8, os.cpu_count() or 1))
+
+    def read(
+        self,
+        requests: Sequence[Request],
+        which: list[int],
+        done: Callable[[int, Result], None],
+    ) -> None:
+        waiting: collections.deque[tuple[int, Any, list[cf.Future]]] = (
+            collections.deque()
+        )
+
+        def finish() -> None:
+            i, result, parts = waiting.popleft()
+            for part in parts:
+                part.result()
+            if requests[i].record.name not in self._problems:
+                done(i, result())
+
+        with self._pool:
+            for i in which:
+                waiting.append((i, *self._start(requests[i])))
+                while waiting and all(part.done() for part in waiting[0][2]):
+                    finish()
+            while waiting:
+                finish()
+
+    def _start(
+        self, request: Request
+    ) -> tuple[Callable[[], Result], list[cf.Future[None]]]:
+        """Starts to read a leaf: what gives its result, once the futures are done."""
+        record, views, conversion = request
+        t = record.template
+        if views is not None and len(views) == 1 and self._digests is None:
+            return self._start_exact(record, views[0])
+        grid = _chunks.lay(t.shape, t.chunk, t.itemsize)
+        dtype = _index.dtype_of(t.stored) if conversion is None else conversion.dtype
+        if views is None:
+            numbers: Iterable[int] = range(len(grid.keys))
+            picks = [tuple(map(range, t.shape))]
+        else:
+            picks = [tuple(map(_as_range, view.picks)) for view in views]
+            sets = [_chunks.touched(t.shape, t.chunk, p) for p in picks if all(p)]
+            numbers = sets[0] if len(sets) == 1 else sorted(set().union(*sets))
+        arrays = [_store.aligned(tuple(map(len, p)), dtype) for p in picks]
+        array = self._source.array(record)
+        futures = []
+        most = max(1, self._part // grid.full)
+        for run in _chunks.runs(numbers, t.shape, t.chunk, most):
+            part = _part(t, grid, run, picks, arrays, conversion)
+            self._room.take(part.into.nbytes)
+            reading = _store.start_read(array, part.into, part.region)
+            futures.append(self._pool.submit(self._finish, record, part, reading))
+
+        def result() -> Result:
+            if views is None:
+                return Result(arrays, True, conversion is not None)
+            shaped = [
+                view.arrange(array.reshape(view.picked))
+                for view, array in zip(views, arrays)
+            ]
+            return Result(shaped, True, conversion is not None)
+
+        return result, futures
+
+    def _finish(self, record: Record, part: "_Part", reading: Any) -> None:
+        try:
+            reading.result()
+            if self._digests is None or self._is_good(record, part):
+                for keep in part.keeps:
+                    keep()
             else:
-                dtype = _index.dtype_of(t.stored)
-                array = np.frombuffer(data, dtype, math.prod(t.shape), at)
-                array = array.reshape(t.shape)
-                out[i] = Read(array if view is None else view.apply(array), False)
+                why = "its bytes are not those that were saved"
+                self._problems.setdefault(record.name, why)
+        except Exception as e:
+            self._problems.setdefault(record.name, _reason(e))
+        finally:
+            self._room.give(part.into.nbytes)
+
+    def _is_good(self, record: Record, part: "_Part") -> bool:
+        t = record.template
+        grid = _chunks.lay(t.shape, t.chunk, t.itemsize)
+        first = self._source.index.first_block(record.place)
+        assert self._digests is not None
+        for number in part.chunks:
+            region = tuple(
+                slice(s.start - p.start, s.stop - p.start)
+                for s, p in zip(grid.regions[number], part.region)
+            )
+            row = first + grid.blocks[number]
+            data = _layout.as_bytes(part.into[region])
+            for digest in _layout.block_digests(data):
+                if self._digests[16 * row : 16 * row + 16] != digest:
+                    return False
+                row += 1
+        return True
+
+    def _start_exact(
+        self, record: Record, view: View
+    ) -> tuple[Callable[[], Result], list[cf.Future[None]]]:
+        """Starts to read a view and not more than its bytes, which are not verified."""
+        into = _store.aligned(view.picked, _index.dtype_of(record.template.stored))
+        self._room.take(into.nbytes)
+        spans = _spans(record, view)
+
+        def work() -> None:
+            try:
+                if spans is None:
+                    array = self._source.array(record)
+                    _store.start_read(array, into, view.slices()).result()
+                else:
+                    _read_spans(self._source, record, spans, into)
+            except Exception as e:
+                self._problems.setdefault(record.name, _reason(e))
+            finally:
+                self._room.give(into.nbytes)
+
+        result = ft.partial(Result, [view.arrange(into)], True, False)
+        return result, [self._pool.submit(work)]
 
 
-def _spans(record: Record, view: View | None) -> list[tuple[int, int, int]] | None:
+class _Part(NamedTuple):
+    """A run of chunks, the region that they are, and the memory that it is read into.
+    The `keeps` then take what is wanted, where that memory is not what was asked for.
+    """
+
+    chunks: range
+    region: tuple[slice, ...]
+    into: np.ndarray
+    keeps: list[Callable[[], None]]
+
+
+def _part(
+    t: Template,
+    grid: Grid,
+    run: range,
+    picks: Sequence[tuple[range, ...]],
+    arrays: Sequence[np.ndarray],
+    conversion: Conversion | None,
+) -> _Part:
+    first, last = grid.regions[run[0]], grid.regions[run[-1]]
+    region = tuple(slice(a.start, b.stop) for a, b in zip(first, last))
+    shape = tuple(s.stop - s.start for s in region)
+    wanted = []
+    for pick, array in zip(picks, arrays):
+        overlaps = [_view.overlap(p, s.start, s.stop) for p, s in zip(pick, region)]
+        if None not in overlaps:
+            to, fro = zip(*overlaps) if overlaps else ((), ())
+            wanted.append((array[(*to, ...)], fro))
+    if conversion is None and len(wanted) == 1:
+        into, fro = wanted[0]
+        if into.shape == shape and all(s.step in (None, 1) for s in fro):
+            return _Part(run, region, into, [])
+    into = _store.aligned(shape, _index.dtype_of(t.stored))
+
+    def keep(to: np.ndarray, fro: tuple[slice, ...]) -> None:
+        part = into[(*fro, ...)]
+        to[...] = part if conversion is None else conversion.convert(part)
+
+    return _Part(run, region, into, [ft.partial(keep, *w) for w in wanted])
+
+
+def _as_range(pick: range | int) -> range:
+    return range(pick, pick + 1) if isinstance(pick, int) else pick
+
+
+def _spans(record: Record, view: View) -> list[tuple[int, int, int]] | None:
     """The parts of chunks that hold a view whose elements follow each other."""
     t = record.template
-    if view is None:
-        return None
     run = _view.run(view.picks, t.shape)
-    if run is None or len(run) * t.itemsize > _RANGES:
+    if t.codec is not None or run is None or len(run) * t.itemsize > _RANGES:
         return None
     spans = _chunks.spans(t.shape, t.chunk, run.start, run.stop)
     return None if spans is None else list(spans)
 
 
-def _read_run(
+def _read_spans(
     source: Source,
     record: Record,
-    view: View,
     spans: list[tuple[int, int, int]],
-    problems: dict[str, str],
-) -> Read:
-    """Reads exactly the bytes of a view, out of the files: for unverified reads."""
+    into: np.ndarray,
+) -> None:
     t = record.template
-    counts = _chunks.grid(t.shape, t.chunk)
     ranges: list[list[Any]] = []
     for number, first, count in spans:
         if source.database is None:
-            index = [int(n) for n in np.unravel_index(number, counts)]
-            key, start = f"{source.key(record)}/{_chunks.key(index)}", 0
+            keys = _chunks.lay(t.shape, t.chunk, t.itemsize).keys
+            key, start = f"{source.key(record)}/{keys[number]}", 0
         else:
             file, start = source.index.place_of_chunk(record, number)
             key = f"{source.database}/{file}"
@@ -262,149 +496,12 @@ def _read_run(
             ranges[-1][2] = stop
         else:
             ranges.append([key, start, stop])
-    into = _store.aligned(view.picked, t.stored)
     data = into.reshape(-1).view(np.uint8)
     futures = [_store.start_read_range(source.root, *r) for r in ranges]
     at = 0
     for (_, start, stop), future in zip(ranges, futures):
-        try:
-            value = future.result().value
-            if len(value) != stop - start:
-                problems[record.name] = "a chunk of it is missing"
-                break
-            data[at : at + len(value)] = np.frombuffer(value, np.uint8)
-            at += len(value)
-        except Exception as e:
-            problems[record.name] = _reason(e)
-            break
-    return Read(view.arrange(into), True)
-
-
-class _Slab(NamedTuple):
-    """Rows `[start, stop)` of a stored array, as whole chunks along the first axis.
-
-    They are read into `into`; `keep` then takes what is wanted, where that is not all.
-    """
-
-    record: Record
-    start: int
-    stop: int
-    into: np.ndarray
-    keep: Callable[[np.ndarray], None] | None
-
-
-def _read_large(
-    source: Source,
-    requests: Sequence[Request],
-    which: list[int],
-    digests: bytes | None,
-    out: list[Read | None],
-    problems: dict[str, str],
-) -> None:
-    pending: collections.deque[tuple[str, Any, Callable[[], bool]]] = (
-        collections.deque()
-    )
-    checks: list[tuple[str, cf.Future[bool]]] = []
-
-    def finish(pool: cf.ThreadPoolExecutor) -> None:
-        name, future, check = pending.popleft()
-        try:
-            future.result()
-        except Exception as e:
-            problems.setdefault(name, _reason(e))
-            return
-        checks.append((name, pool.submit(check)))
-
-    with cf.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        for i in which:
-            record, view = requests[i]
-            t = record.template
-            spans = _spans(record, view) if digests is None else None
-            if spans is not None and view is not None:
-                out[i] = _read_run(source, record, view, spans, problems)
-            elif view is not None and digests is None:
-                into = _store.aligned(view.picked, t.stored)
-                array = source.array(record)
-                future = _store.start_read(array, into, view.slices())
-                pending.append((record.name, future, lambda: True))
-                out[i] = Read(view.arrange(into), True)
-            else:
-                result, slabs = _slabs(record, view)
-                out[i] = Read(result, True)
-                array = source.array(record)
-                for slab in slabs:
-                    if len(pending) >= _IN_FLIGHT:
-                        finish(pool)
-                    rows = (slice(slab.start, slab.stop),)
-                    future = _store.start_read(array, slab.into, rows)
-                    row = source.index.first_block(record.place) if digests else 0
-                    check = ft.partial(_check, slab, digests, row)
-                    pending.append((record.name, future, check))
-        while pending:
-            finish(pool)
-        for name, check in checks:
-            if not check.result():
-                problems.setdefault(name, "its bytes are not those that were saved")
-
-
-def _slabs(record: Record, view: View | None) -> tuple[np.ndarray, Iterator[_Slab]]:
-    t = record.template
-    step = t.chunk[0]
-    row = math.prod(t.shape[1:]) * t.itemsize
-    step *= max(1, _SLAB // max(1, step * row))
-    starts = range(0, t.shape[0], step)
-    if view is None:
-        result = _store.aligned(t.shape, t.stored)
-
-        def direct() -> Iterator[_Slab]:
-            for start in starts:
-                stop = min(start + step, t.shape[0])
-                yield _Slab(record, start, stop, result[start:stop], None)
-
-        return result, direct()
-    pick = view.picks[0]
-    rows = range(pick, pick + 1) if isinstance(pick, int) else pick
-    low, high = min(rows[0], rows[-1]), max(rows[0], rows[-1])
-    rest = view.slices()[1:]
-    kept = view.picked[isinstance(pick, range) :]
-    parts = _store.aligned([len(rows), *kept], t.stored)
-
-    def staged() -> Iterator[_Slab]:
-        # Whole chunks: a digest can only be checked of all of its bytes.
-        small = t.chunk[0]
-        for start in range(low - low % small, high + 1, step):
-            stop = min(start + step, t.shape[0], high - high % small + small)
-            at = [(n, r - start) for n, r in enumerate(rows) if start <= r < stop]
-            if not at:
-                continue
-            into = _store.aligned([stop - start, *t.shape[1:]], t.stored)
-            to, fro = map(list, zip(*at))
-
-            def keep(slab: np.ndarray, to: list = to, fro: list = fro) -> None:
-                parts[to] = slab[(slice(None), *rest)][fro]
-
-            yield _Slab(record, start, stop, into, keep)
-
-    # With `...`, as one element alone would be a copy.
-    result = parts[0, ...] if isinstance(pick, int) else parts
-    return view.arrange(result), staged()
-
-
-def _check(slab: _Slab, digests: bytes | None, row: int) -> bool:
-    """Verifies the chunks of a slab that has arrived, and takes what is wanted."""
-    t = slab.record.template
-    if digests is not None:
-        shape = (slab.stop - slab.start, *t.shape[1:])
-        full = (min(t.chunk[0], t.shape[0]), *t.chunk[1:])
-        per_row = _chunks.block_counts((full[0], *t.shape[1:]), t.chunk, t.itemsize)
-        row += (slab.start // t.chunk[0]) * per_row
-        for index in _chunks.indices(shape, t.chunk):
-            region = _chunks.region(shape, t.chunk, index)
-            data = _layout.as_bytes(slab.into[region])
-            for digest in _layout.block_digests(data):
-                if digests[16 * row : 16 * row + 16] != digest:
-                    return False
-                row += 1
-    if slab.keep is not None:
-        slab.keep(slab.into)
-    return True
+        value = future.result().value
+        if len(value) != stop - start:
+            raise OSError("a chunk is missing")
+        data[at : at + len(value)] = np.frombuffer(value, np.uint8)
+        at += len(value)

@@ -25,6 +25,7 @@ from ._layout import Chunks, Leaf
 from ._store import Root
 
 
+@_gc.paused()
 def tree_serialise_leaves(
     path: str | os.PathLike[str],
     pytree: PyTree,
@@ -36,8 +37,10 @@ def tree_serialise_leaves(
     metadata: Any = None,
     layout: str = "ocdbt",
     chunks: Chunks = None,
+    compression: str | None = None,
     overwrite: bool = True,
     durable: bool = True,
+    max_bytes: int | None = None,
 ) -> None:
     """Saves the leaves of a pytree, each under the dotted name of its key path.
 
@@ -60,9 +63,16 @@ def tree_serialise_leaves(
     - `chunks`: the size of chunks in bytes; or a function
         `(name, shape, dtype) -> chunk shape or None`. By default 4 MiB, and 32 MiB with
         `layout="zarr"`. Arrays are cut along their first axes.
+    - `compression`: None, or `"zstd"` for leaves of more than 64 KiB. It is slower, and
+        weights are close to noise: see the README for figures.
     - `overwrite`: whether a checkpoint at `path` may be replaced. Anything else that is
         there is never touched.
     - `durable`: whether to return only once the checkpoint would survive a power cut.
+
+    - `max_bytes`: how much host memory the call may take beyond the tree, 1 GiB by
+        default, but at least a few chunks. On CPU arrays are written from where they
+        are; what is copied (for `dtype`, other orders of memory, `compression`, and
+        from accelerators) is copied chunk by chunk.
 
     **Returns:** None.
 
@@ -85,11 +95,19 @@ def tree_serialise_leaves(
         ```
     """
     root = _store.resolve(path)
-    with _gc.paused():
-        planned = plan(
-            root, pytree, filter_spec, is_leaf, where, dtype, metadata, layout, chunks
-        )
-        write(root, planned, overwrite, durable)
+    planned = plan(
+        root,
+        pytree,
+        filter_spec,
+        is_leaf,
+        where,
+        dtype,
+        metadata,
+        layout,
+        chunks,
+        compression,
+    )
+    write(root, planned, overwrite, durable, max_bytes)
 
 
 class Plan(NamedTuple):
@@ -114,10 +132,13 @@ def plan(
     metadata: Any,
     layout: str,
     chunks: Chunks,
+    compression: str | None,
 ) -> Plan:
     """Finds all that is wrong with a tree, before a byte is written."""
     if layout not in _store.LAYOUTS:
         raise ValueError(f'`layout` must be "ocdbt" or "zarr", not {layout!r}.')
+    if compression not in (None, "zstd"):
+        raise ValueError(f'`compression` must be None or "zstd", not {compression!r}.')
     _index.check_metadata(metadata)
     cast = _leaf.check_cast(dtype)
     flat = _tree.flatten(pytree, is_leaf)
@@ -132,7 +153,7 @@ def plan(
     ]
     if not numbers:
         raise ValueError("Nothing to save: `filter_spec` selects no leaf of the tree.")
-    leaves, templates = _describe(flat, numbers, cast, layout, chunks)
+    leaves, templates = _describe(flat, numbers, cast, layout, chunks, compression)
     if layout == "zarr":
         _layout.check_case([leaf.name for leaf in leaves], root)
     entries = _tree.state_entries(pytree, flat.paths, "")
@@ -146,14 +167,20 @@ def plan(
     return Plan(leaves, templates, holes, markers, statics, metadata, layout)
 
 
-def write(root: Root, plan: Plan, overwrite: bool, durable: bool) -> None:
+_MAX_BYTES = 2**30
+
+
+def write(
+    root: Root, plan: Plan, overwrite: bool, durable: bool, max_bytes: int | None
+) -> None:
     """Writes what was planned, and publishes it."""
+    room = _MAX_BYTES if max_bytes is None else max_bytes
     leaves, layout = plan.leaves, plan.layout
     with _commit.begin(root, layout, overwrite) as place:
         if layout == "ocdbt":
-            written = _layout.write_ocdbt(place.work, place.save, leaves, durable)
+            written = _layout.write_ocdbt(place.work, place.save, leaves, durable, room)
         else:
-            written = _layout.write_zarr(place.work, leaves, durable)
+            written = _layout.write_zarr(place.work, leaves, durable, room)
         side = {**written.side, **_others.orbax_files(leaves, plan.holes, layout)}
         if layout == "zarr":
             side.update(_others.zarr_files(leaves))
@@ -180,7 +207,12 @@ def write(root: Root, plan: Plan, overwrite: bool, durable: bool) -> None:
 
 
 def _describe(
-    flat: _tree.Flat, numbers: Sequence[int], cast: Any, layout: str, chunks: Chunks
+    flat: _tree.Flat,
+    numbers: Sequence[int],
+    cast: Any,
+    layout: str,
+    chunks: Chunks,
+    compression: str | None,
 ) -> tuple[list[Leaf], list[Template]]:
     """The leaves as they will be stored, and their templates.
 
@@ -209,7 +241,8 @@ def _describe(
         if callable(chunks) or key not in chunked:
             template = template._replace(keys=keys)
             chunk = _layout.chunk_shape(name, template, layout, chunks)
-            chunked[key] = template._replace(chunk=chunk)
+            codec = _layout.codec_of(template, compression)
+            chunked[key] = template._replace(chunk=chunk, codec=codec)
         template = chunked[key]
         alias = None
         if _leaf.is_shared(value):

@@ -9,12 +9,13 @@ import contextlib
 import fcntl
 import functools as ft
 import json
+import math
 import os
 import pathlib
 import re
 import stat
 import urllib.parse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -350,6 +351,8 @@ def bytes_read() -> int:
 # ---- Arrays.
 
 _little = [{"name": "bytes", "configuration": {"endian": "little"}}]
+# Level 1: more costs more than it saves with numbers as models have them.
+_zstd = [{"name": "zstd", "configuration": {"level": 1, "checksum": False}}]
 
 
 @ft.lru_cache(maxsize=4096)
@@ -375,12 +378,44 @@ def zarr_json(template: Template) -> bytes:
             },
             "chunk_key_encoding": {"name": "default"},
             "fill_value": fill,
-            "codecs": _little if template.itemsize > 1 else [{"name": "bytes"}],
+            "codecs": [
+                *(_little if template.itemsize > 1 else [{"name": "bytes"}]),
+                *(_zstd if template.codec == "zstd" else []),
+            ],
             "attributes": {},
         },
         separators=(",", ":"),
     ).encode()
     return text + b" " * (-len(text) % 64)
+
+
+def encoder(template: Template) -> Callable[[np.ndarray], bytes]:
+    """What turns the bytes of one whole chunk into those that the codecs make of it.
+
+    TensorStore's own zarr3 driver does it, in memory: what it wrote it reads.
+    """
+    one = template._replace(shape=template.chunk)
+    metadata = json.loads(zarr_json(one))
+    del metadata["attributes"]
+    spec = {
+        "driver": "zarr3",
+        "kvstore": {"driver": "memory"},
+        "metadata": metadata,
+        "store_data_equal_to_fill_value": True,
+    }
+    store = ts.open(
+        spec, open=True, create=True, assume_metadata=True, context=ts.Context()
+    ).result()
+    values = store.kvstore
+    assert values is not None
+    key = "/".join(["c", *["0"] * len(template.chunk)])
+    dtype = dtype_of(template.stored)
+
+    def encode(data: np.ndarray) -> bytes:
+        store.write(data.view(dtype).reshape(template.chunk)).result()
+        return values.read(key).result().value
+
+    return encode
 
 
 def open_array(
@@ -429,13 +464,12 @@ def array_url(root: Root, database: str | None, key: str) -> str:
     return f"{base}/{database}/|ocdbt:{urllib.parse.quote(key)}/|zarr3:"
 
 
-def aligned(shape: Sequence[int], dtype: str) -> np.ndarray:
+def aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     """A new array that starts at a multiple of 64 bytes, as JAX takes it uncopied."""
-    kind = dtype_of(dtype)
-    size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    size = math.prod(shape) * dtype.itemsize
     buffer = np.empty(size + 64, np.uint8)
     start = -buffer.ctypes.data % 64
-    return buffer[start : start + size].view(kind).reshape(shape)
+    return buffer[start : start + size].view(dtype).reshape(shape)
 
 
 def start_read(
@@ -474,14 +508,14 @@ def start_read_range(root: Root, key: str, start: int, stop: int) -> ts.Future:
     return _kv(root, "", None).read(key, byte_range=slice(start, stop))
 
 
-def gather(jobs: Sequence[Any]) -> list[Any]:
+def gather(jobs: Sequence[Any], threads: int = 8) -> list[Any]:
     """Calls every job on a few threads, and returns the results in order.
 
     Waits for all of them, also when one raises: none is left at work behind an error.
     """
     if len(jobs) == 1:
         return [jobs[0]()]
-    with cf.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    with cf.ThreadPoolExecutor(min(threads, os.cpu_count() or 1)) as pool:
         futures = [pool.submit(job) for job in jobs]
         cf.wait(futures)
     return [future.result() for future in futures]

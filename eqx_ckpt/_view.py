@@ -98,6 +98,25 @@ def run(picks: Sequence[range | int], shape: Sequence[int]) -> range | None:
     return range(start, start + count)
 
 
+def overlap(pick: range, start: int, stop: int) -> tuple[slice, slice] | None:
+    """What of `pick` lies in `[start, stop)`: its places in `pick`, and the indices
+    from `start` on. None if nothing does."""
+    step = pick.step
+    if step > 0:
+        first = max(0, -(-(start - pick.start) // step))
+        last = min(len(pick), -(-(stop - pick.start) // step))
+    else:
+        first = max(0, -(-(stop - 1 - pick.start) // step))
+        last = min(len(pick), (start - pick.start) // step + 1)
+    if first >= last:
+        return None
+    return slice(first, last), _slice(
+        range(
+            pick[first] - start, pick[last - 1] - start + (1 if step > 0 else -1), step
+        )
+    )
+
+
 def whole(shape: Sequence[int]) -> View:
     return View(tuple(map(range, shape)), tuple(range(len(shape))))
 

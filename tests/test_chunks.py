@@ -125,3 +125,62 @@ def test_impossible_chunks_are_refused(tmp_path, chunks):
     with pytest.raises(ValueError, match="`chunks`"):
         ec.tree_serialise_leaves(tmp_path / "a", jnp.ones((2, 2)), chunks=chunks)
     assert not (tmp_path / "a").exists()
+
+
+picked = grids.flatmap(
+    lambda g: st.tuples(
+        st.just(g),
+        st.tuples(
+            *(
+                st.slices(n).map(lambda s, n=n: range(n)[s]) if n else st.just(range(0))
+                for n in g[0]
+            )
+        ),
+    )
+)
+
+
+@given(picked)
+def test_touched_are_the_chunks_that_hold_what_is_picked(given):
+    (shape, chunk), picks = given
+    chunk = tuple(min(c, max(1, n)) for c, n in zip(chunk, shape))
+    if not all(picks):
+        return
+    owner = np.zeros(shape, int)
+    grid = _chunks.lay(shape, chunk, 4)
+    for number, region in enumerate(grid.regions):
+        owner[region] = number
+    expected = np.unique(owner[np.ix_(*picks)]) if shape else [0]
+    assert list(_chunks.touched(shape, chunk, picks)) == list(expected)
+
+
+@given(picked, st.integers(1, 5))
+def test_runs_are_regions(given, most):
+    (shape, chunk), picks = given
+    if not all(picks):
+        return
+    numbers = list(_chunks.touched(shape, chunk, picks))
+    runs = list(_chunks.runs(numbers, shape, chunk, most))
+    assert [n for run in runs for n in run] == numbers
+    grid = _chunks.lay(shape, chunk, 4)
+    for run in runs:
+        assert 1 <= len(run) <= most
+        together = np.zeros(shape, bool)
+        for number in run:
+            together[grid.regions[number]] = True
+        first, last = grid.regions[run[0]], grid.regions[run[-1]]
+        region = tuple(slice(a.start, b.stop) for a, b in zip(first, last))
+        assert together[region].all() and together.sum() == together[region].size
+
+
+def test_lay_agrees_with_the_rest():
+    for shape, chunk in [((5, 7), (2, 3)), ((), ()), ((3,), (3,)), ((0, 2), (1, 2))]:
+        grid = _chunks.lay(shape, chunk, 8)
+        assert grid.full == math.prod(chunk) * 8
+        assert grid.blocks[-1] == _chunks.block_counts(shape, chunk, 8)
+        assert [grid.keys[i] for i in grid.order] == sorted(grid.keys)
+    big = (3, 2**20)
+    grid = _chunks.lay((4, 2**20), big, 8)
+    assert grid.blocks == [0, 6, 8] and grid.blocks[-1] == _chunks.block_counts(
+        (4, 2**20), big, 8
+    )

@@ -28,7 +28,7 @@ def read_checkpoint(path):
         if place in aliases:
             out[name] = out[index["names"][aliases[place]]]
             continue
-        keys, kind, dtype, shape, stored, chunk, weak, impl = index["templates"][number]
+        keys, kind, dtype, shape, stored, chunk, *_ = index["templates"][number]
         if ocdbt:
             base = {"driver": "file", "path": f"{save}/"}
             kvstore = {"driver": "ocdbt", "base": base, "path": name + "/"}

@@ -59,7 +59,8 @@ def templates(draw):
     chunk = tuple(draw(st.integers(1, max(1, n))) for n in shape)
     weak = kind == "jax" and draw(st.booleans())
     keys = draw(st.text("aki", max_size=3))
-    return keys, kind, dtype, shape, stored, chunk, weak, impl
+    codec = draw(st.sampled_from([None, "zstd"]))
+    return keys, kind, dtype, shape, stored, chunk, weak, impl, codec
 
 
 @st.composite
@@ -354,6 +355,7 @@ good = {
     "chunk": [4],
     "weak": False,
     "impl": None,
+    "codec": None,
 }
 
 
@@ -368,6 +370,8 @@ good = {
         {"weak": 1},
         {"weak": None},
         {"impl": "fry"},
+        {"codec": "gzip"},
+        {"codec": ["zstd"]},
         {"impl": 1},
         {"dtype": "float16"},
         {"dtype": "int"},

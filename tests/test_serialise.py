@@ -1,3 +1,4 @@
+import itertools
 import json
 
 import equinox as eqx
@@ -5,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import run_python
+import tensorstore as ts
+from helpers import assert_alike, files_of, run_python
 
 import eqx_ckpt as ec
 from eqx_ckpt import _layout
@@ -202,3 +204,86 @@ def test_leaf_names():
     assert names["x"] == ("x.0", None)
     assert ec.leaf_names(3) == "%root"
     assert ec.leaf_names({"a": None}, is_leaf=lambda x: x is None) == {"a": "a"}
+
+
+@pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
+def test_compression(tmp_path, layout):
+    tree = {
+        "zeros": jnp.zeros((3000, 101)),
+        "rows": np.repeat(np.arange(5000), 7).reshape(5000, 7),
+        "half": jnp.ones((70_000,), jnp.bfloat16),
+        "small": jnp.zeros(10),
+        "same": jnp.zeros((3000, 101)),
+    }
+    chunks = lambda name, shape, dtype: (1000, 7) if name == "rows" else None
+    save = lambda path, **options: ec.tree_serialise_leaves(
+        path, tree, layout=layout, chunks=chunks, **options
+    )
+    save(tmp_path / "plain")
+    save(tmp_path / "less", compression="zstd")
+    size = lambda p: sum(map(len, files_of(p).values()))
+    assert size(tmp_path / "less") < size(tmp_path / "plain") / 20
+    ckpt = ec.open(tmp_path / "less")
+    for verify in (True, False):
+        loaded = ec.tree_deserialise_leaves(ckpt, tree, verify=verify)
+        assert_alike(loaded, tree)
+        rows = ckpt["rows"][4990:17:-3, 2].read(verify=verify)
+        np.testing.assert_array_equal(rows, tree["rows"][4990:17:-3, 2])
+    for name, leaf in tree.items():
+        stored = ts.open(ckpt[name].url).result().read().result()
+        np.testing.assert_array_equal(stored, leaf)
+    with pytest.raises(ValueError, match='`compression` must be None or "zstd"'):
+        save(tmp_path / "other", compression="gzip")
+    assert not (tmp_path / "other").exists()
+
+
+def test_leaves_are_aligned_in_their_files(tmp_path):
+    tree = {
+        f"x{i}": jnp.zeros(size, dtype)
+        for i, (size, dtype) in enumerate(
+            itertools.product(
+                [1, 3, 65_537, 1_500_001], ["int8", "float32", "complex64"]
+            )
+        )
+    }
+    ec.tree_serialise_leaves(tmp_path / "a", tree)
+    index = json.loads((tmp_path / "a" / "eqx_ckpt.json").read_bytes())
+    assert len(index["offset"]) == len(tree)
+    assert all(offset % 64 == 0 for offset in index["offset"])
+
+
+_peak = """
+    import sys, numpy as np, jax.numpy as jnp, jax, eqx_ckpt as ec
+    def status(field):
+        for line in open("/proc/self/status"):
+            if line.startswith(field):
+                return int(line.split()[1]) * 1024
+    def peak(work):
+        open("/proc/self/clear_refs", "w").write("5")
+        before = status("VmRSS")
+        out = work()
+        return (status("VmHWM") - before) / 2**20, out
+    path = sys.argv[1]
+    MiB = 2**20
+    tree = {"w": np.ones((64, MiB), np.float32), "t": np.ones((64, MiB // 4)).T}
+    save = lambda **k: ec.tree_serialise_leaves(path, tree, durable=False, **k)
+    save()
+    print(peak(lambda: save(dtype="float16", max_bytes=64 * MiB))[0])
+    save()
+    del tree
+    like = {
+        "w": jax.ShapeDtypeStruct((64, MiB), jnp.float16),
+        "t": jax.ShapeDtypeStruct((MiB // 4, 64), jnp.float32),
+    }
+    load = lambda **k: ec.tree_deserialise_leaves(path, like, cast=True, **k)
+    load(max_bytes=64 * MiB)
+    used, tree = peak(lambda: load(max_bytes=64 * MiB))
+    print(used - sum(x.nbytes for x in tree.values()) / MiB)
+"""
+
+
+def test_max_bytes(tmp_path):
+    """Casts of 256 MiB and of 128 MiB of another order, both ways: part by part."""
+    out = run_python(_peak.replace("sys.argv[1]", repr(str(tmp_path / "a"))))
+    save, load = map(float, out.split())
+    assert save < 64 + 16 and load < 64 + 16
