@@ -134,8 +134,7 @@ class _Data:
         t = leaf.template
         encode = None if t.codec is None else _store.encoder(t)
         if t.chunk == t.shape:
-            data = _leaf.to_host(leaf.value, t).reshape(-1).view(np.uint8)
-            self._digest(first, data)
+            data = self.whole(place)
             yield data if encode is None else encode(data)
             return
         regions = grid.regions[numbers.start : numbers.stop]
@@ -146,6 +145,13 @@ class _Data:
             if data.nbytes != grid.full:
                 data = _padded(part, t.chunk)
             yield data if encode is None else encode(data)
+
+    def whole(self, place: int) -> np.ndarray:
+        """The bytes of a leaf of one chunk."""
+        leaf = self._leaves[place]
+        data = _leaf.to_host(leaf.value, leaf.template).reshape(-1).view(np.uint8)
+        self._digest(self._first[place], data)
+        return data
 
     def _digest(self, row: int, data: np.ndarray) -> None:
         for digest in block_digests(data):
@@ -231,9 +237,12 @@ def write_ocdbt(
             offset = -(-end // _ALIGN) * _ALIGN
             if offset != end:
                 yield bytes(offset - end)
+            t = leaves[place].template
             ends = None
             end = offset + len(numbers) * data.grids[place].full
-            if leaves[place].template.codec is None:
+            if t.codec is None and t.chunk == t.shape:
+                yield data.whole(place)
+            elif t.codec is None:
                 yield from data.chunks(place, numbers)
             else:
                 ends = []
@@ -301,9 +310,9 @@ def _entries(
     for place in sorted(range(len(leaves)), key=names.__getitem__):
         name, grid, run = names[place], grids[place], runs[place]
         suffix = suffixes[id(grid)]
+        number, piece = run[0]
         for i in grid.order:
-            number, piece = run[0]
-            if i >= piece.numbers.stop:
+            if i not in piece.numbers:
                 number, piece = next(r for r in run if i in r[1].numbers)
             start, length = piece.find(i, grid.full)
             keys.append(name + suffix[i])

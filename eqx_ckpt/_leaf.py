@@ -193,14 +193,14 @@ def _int_bytes(n: Any) -> bytes:
 
 
 def to_host(leaf: Any, template: Template) -> np.ndarray:
-    """The row-major, little-endian array that is stored for a leaf.
+    """The elements that are stored for a leaf: row-major and little-endian.
 
     A view of the leaf's memory where it can be: of every jax.Array on CPU.
     """
     if isinstance(leaf, jax.Array) and not _on_cpu(leaf.sharding):
         # The copy on the host would stay with the leaf as long as that lives.
         leaf = jnp.copy(leaf)
-    return _stored(_on_host(leaf, template), template).reshape(template.shape)
+    return _stored(_on_host(leaf, template), template)
 
 
 def to_host_by_regions(

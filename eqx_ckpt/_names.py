@@ -25,7 +25,7 @@ _address = re.compile(r" at 0x[0-9a-fA-F]+")
 
 def quote(text: str) -> str:
     """Percent-encodes every byte of `text` outside `[A-Za-z0-9_-]`; `""` is `%`."""
-    if _plain.fullmatch(text):
+    if (text.isascii() and text.isidentifier()) or _plain.fullmatch(text):
         return text
     if text == "":
         return "%"

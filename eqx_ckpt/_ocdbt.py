@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import google_crc32c
+import numpy as np
 
 
 _MANIFEST = 0x0CDB3A2A
@@ -56,23 +57,19 @@ def _varint(n: int) -> bytes:
     return bytes(out)
 
 
-_BITS = 14
-_small = [_varint(n) for n in range(1 << _BITS)]
-# The last two bytes of a longer number.
-_low = [bytes([n & 0x7F | 0x80, n >> 7 | 0x80]) for n in range(1 << _BITS)]
-
-
 def _varints(numbers: Sequence[int]) -> bytes:
-    low, mask = 1 << _BITS, (1 << _BITS) - 1
-    return b"".join(
-        [
-            _small[n]
-            if n < low
-            else _low[n & mask]
-            + (_small[n >> _BITS] if n >> 28 == 0 else _varint(n >> _BITS))
-            for n in numbers
-        ]
-    )
+    # All at once, as there are many: groups of seven bits, the lowest first, with the
+    # top bit set in all but the last of a number.
+    if not numbers:
+        return b""
+    array = np.asarray(numbers, np.uint64)
+    count = max(1, -(-int(array.max()).bit_length() // 7))
+    groups = array[:, None] >> np.arange(0, 7 * count, 7, dtype=np.uint64)
+    more = groups > 0x7F
+    data = (groups & np.uint64(0x7F)).astype(np.uint8) | more.astype(np.uint8) << 7
+    used = np.ones(data.shape, bool)
+    used[:, 1:] = more[:, :-1]
+    return data[used].tobytes()
 
 
 def _frame(magic: int, body: bytes) -> bytes:

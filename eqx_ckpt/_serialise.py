@@ -222,7 +222,8 @@ def _describe(
     paths: dict[str, tuple] = {}
     shared: dict[int, int] = {}
     templates: dict[Template, int] = {}
-    chunked: dict[tuple, Template] = {}
+    # What was made of a template and keys; it is kept with them, as they go by its id.
+    made: dict[tuple[int, str], tuple[Template, Template]] = {}
     for number in numbers:
         path, value = flat.paths[number], flat.leaves[number]
         name, keys = _names.name_of(path)
@@ -237,13 +238,14 @@ def _describe(
             template = _leaf.describe(value, cast)
         except (ValueError, TypeError) as e:
             raise type(e)(f"The leaf `{name}` cannot be saved: {e}") from None
-        key = (template, keys)
-        if callable(chunks) or key not in chunked:
-            template = template._replace(keys=keys)
-            chunk = _layout.chunk_shape(name, template, layout, chunks)
-            codec = _layout.codec_of(template, compression)
-            chunked[key] = template._replace(chunk=chunk, codec=codec)
-        template = chunked[key]
+        done = made.get((id(template), keys))
+        if done is None or callable(chunks):
+            full = template._replace(keys=keys)
+            chunk = _layout.chunk_shape(name, full, layout, chunks)
+            codec = _layout.codec_of(full, compression)
+            done = template, full._replace(chunk=chunk, codec=codec)
+            made[id(template), keys] = done
+        template = done[1]
         alias = None
         if _leaf.is_shared(value):
             alias = shared.setdefault(id(value), len(leaves))
