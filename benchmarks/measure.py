@@ -1,146 +1,208 @@
-"""Measures one workload against all peers, interleaved in one process."""
+"""Measures the peers in turns: whole trees in this process, parts and imports in new
+ones."""
 
-import gc
+import functools as ft
+import json
 import os
 import pathlib
 import shutil
-import statistics
+import subprocess
+import sys
 import time
-from typing import Any
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from counters import evict, files, peak, reads, reads_since, reset_peak
+from part import Case, Part
 from peers import Peer
 from workloads import nbytes, Tree
 
 
-def _status(field: str) -> int:
-    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    return 0
+Row = dict[str, Any]
 
 
-def _reset_peak() -> int:
-    """Resets the peak of resident memory to what is resident, and returns that."""
-    pathlib.Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS")
+class Settings(NamedTuple):
+    """`rounds` are counted, after one that warms up; a peer that has used up its
+    `budget` of seconds has had enough of them. `cold`: files are not in the page cache
+    when they are read, else they are."""
+
+    scratch: pathlib.Path
+    rounds: int
+    budget: float
+    cold: bool
 
 
-def _bytes_read() -> int:
-    # What the kernel copied to us, and what TensorStore mapped.
-    import tensorstore as ts
-
-    fields = dict(
-        line.split(": ")
-        for line in pathlib.Path("/proc/self/io").read_text().splitlines()
-    )
-    mapped = sum(
-        v.get("value", 0)
-        for m in ts.experimental_collect_matching_metrics(
-            "/tensorstore/file/mmap_bytes"
-        )
-        for v in m["values"]
-    )
-    return int(fields["rchar"]) + mapped
+def _turns(peers: list[Any], settings: Settings) -> Iterator[tuple[int, Any]]:
+    for turn in range(settings.rounds + 1):
+        # Every other round backwards, so that no peer always follows the same one.
+        for peer in peers if turn % 2 else peers[::-1]:
+            yield turn, peer
 
 
-def clean(directory: pathlib.Path) -> None:
+def _clean(directory: pathlib.Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
 
 
+def _error(e: Exception) -> str:
+    return f"{type(e).__name__}: {(str(e).splitlines() or [''])[0][:200]}"
+
+
+def whole(make: Callable[[], Tree], peers: list[Peer], settings: Settings) -> Row:
+    """Every peer saves the tree, durable and not, and loads what it saved last."""
+    tree = make()
+    rows: dict[str, Row] = {
+        peer.name: {"save": [], "durable": [], "load": [], "save_peak": 0}
+        | {"load_peak": 0, "seconds": 0.0}
+        for peer in peers
+    }
+    for turn, peer in _turns(peers, settings):
+        row = rows[peer.name]
+        if "error" in row or (turn > 1 and row["seconds"] > settings.budget):
+            continue
+        try:
+            _one_turn(tree, peer, row, turn > 0, settings)
+        except Exception as e:
+            row["error"] = _error(e)
+    shutil.rmtree(settings.scratch)
+    return {"leaves": len(tree), "bytes": nbytes(tree), "peers": rows}
+
+
+def _one_turn(
+    tree: Tree, peer: Peer, row: Row, counted: bool, settings: Settings
+) -> None:
+    path = settings.scratch / "checkpoint"
+    for durable in peer.durable:
+        _clean(settings.scratch)
+        os.sync()
+        resident = reset_peak()
+        start = time.perf_counter()
+        peer.save(path, tree, durable)
+        seconds = time.perf_counter() - start
+        row["seconds"] += seconds
+        if counted:
+            row["durable" if durable else "save"].append(seconds)
+            row["save_peak"] = max(row["save_peak"], peak() - resident)
+    written = files(settings.scratch)
+    row["files"] = len(written)
+    row["disk"] = sum(file.stat().st_size for file in written)
+    like = peer.like(tree)
+    if settings.cold:
+        evict(settings.scratch)
+    resident = reset_peak()
+    before = reads()
+    start = time.perf_counter()
+    loaded = jax.block_until_ready(peer.load(path, like))
+    seconds = time.perf_counter() - start
+    row["seconds"] += seconds
+    if counted:
+        row["load"].append(seconds)
+        row["load_peak"] = max(row["load_peak"], peak() - resident - nbytes(tree))
+    row |= reads_since(before)
+    if peer.maps:
+        row["read"] = row["requests"] = None
+    _check(loaded, tree)
+
+
 def _check(loaded: Any, tree: Tree) -> None:
     if not isinstance(loaded, dict):
-        return  # Raw bytes.
+        assert sum(x.nbytes for x in loaded) == nbytes(tree)  # Raw bytes.
+        return
+    assert loaded.keys() == tree.keys()
     for name in (next(iter(tree)), next(reversed(tree))):
         a, b = np.asarray(loaded[name]), np.asarray(tree[name])
         assert a.dtype == b.dtype and a.tobytes() == b.tobytes(), name
 
 
-def measure(
-    tree: Tree, peers: list[Peer], scratch: pathlib.Path, rounds: int, budget: float
-) -> dict[str, dict[str, Any]]:
-    """Runs every peer `rounds` times in turns, and one that has used up its `budget` of
-    seconds no more. The first round warms up and is not counted; files are in the page
-    cache when they are loaded."""
-    out: dict[str, dict[str, Any]] = {
-        p.name: {"durable": p.durable, "save": [], "load": []} for p in peers
+def part(
+    make: Callable[[], Tree],
+    leaf: str,
+    rows: tuple[int, int] | None,
+    parts: list[Part],
+    peers: list[Peer],
+    settings: Settings,
+) -> Row:
+    """A leaf, or rows of it, in a new process each time."""
+    tree = make()
+    offset = 0
+    for name, x in tree.items():
+        if name == leaf:
+            break
+        offset += x.nbytes
+    x = tree[leaf]
+    case = Case(leaf, x.shape, x.dtype.name, offset, rows)
+    expected = np.asarray(case.slice(x)).tobytes()
+    out: dict[str, Row] = {
+        p.name: {"imports": [], "open": [], "first": []} for p in parts
     }
-    spent = dict.fromkeys(out, 0.0)
-    for turn in range(rounds + 1):
-        # Every other round backwards, so that no peer always follows the same one.
-        for peer in peers if turn % 2 else peers[::-1]:
-            row = out[peer.name]
-            if spent[peer.name] > budget or "error" in row:
-                continue
-            clean(scratch)
-            path = scratch / "checkpoint"
-            os.sync()
-            gc.collect()
-            resident = _reset_peak()
-            start = time.perf_counter()
-            try:
-                peer.save(path, tree)
-                seconds = time.perf_counter() - start
-                spent[peer.name] += seconds
-                if turn:
-                    row["save"].append(seconds)
-                row["save_peak"] = _status("VmHWM") - resident
-                files = [f for f in scratch.rglob("*") if f.is_file()]
-                row["files"] = len(files)
-                row["disk"] = sum(f.stat().st_size for f in files)
-                if peer.load is None:
-                    continue
-                gc.collect()
-                resident = _reset_peak()
-                read = _bytes_read()
-                start = time.perf_counter()
-                loaded = peer.load(path, tree)
-                jax.block_until_ready(loaded)
-                seconds = time.perf_counter() - start
-                spent[peer.name] += seconds
-                if turn:
-                    row["load"].append(seconds)
-                row["load_peak"] = _status("VmHWM") - resident
-                row["read"] = _bytes_read() - read
-                _check(loaded, tree)
-                del loaded
-            except Exception as e:
-                row["error"] = f"{type(e).__name__}: {str(e).splitlines()[0][:200]}"
-    clean(scratch)
+    shutil.rmtree(settings.scratch, ignore_errors=True)
+    for peer in peers:
+        if any(p.saved_by == peer.name for p in parts):
+            _clean(settings.scratch / peer.name)
+            peer.save(settings.scratch / peer.name / "checkpoint", tree, True)
+    result = {"leaves": len(tree), "bytes": len(expected), "peers": out}
+    del tree, x
+    for turn, p in _turns(parts, settings):
+        if "error" in out[p.name]:
+            continue
+        directory = settings.scratch / p.saved_by
+        if settings.cold:
+            evict(directory)
+        try:
+            got = json.loads(
+                _python(
+                    str(pathlib.Path(__file__).parent / "part.py"),
+                    p.name,
+                    str(directory / "checkpoint"),
+                    json.dumps(case._asdict()),
+                )
+            )
+            assert got.pop("crc") == zlib.crc32(expected), "other bytes were read"
+        except Exception as e:
+            out[p.name]["error"] = _error(e)
+            continue
+        for key in ("imports", "open", "first"):
+            seconds = got.pop(key)
+            if turn:
+                out[p.name][key].append(seconds)
+        out[p.name] |= got
+        if p.maps:
+            out[p.name]["read"] = out[p.name]["requests"] = None
+    shutil.rmtree(settings.scratch)
+    return result
+
+
+def imports(settings: Settings) -> Row:
+    """`import equinox` and `import eqx_ckpt`, which imports it, in new processes."""
+    out: dict[str, list[float]] = {"equinox": [], "eqx_ckpt": []}
+    for turn, module in _turns(list(out), settings):
+        code = (
+            f"import time; start = time.perf_counter(); import {module}; "
+            "print(time.perf_counter() - start)"
+        )
+        seconds = float(_python("-c", code))
+        if turn:
+            out[module].append(seconds)
     return out
 
 
-def table(title: str, tree: Tree, results: dict[str, dict[str, Any]]) -> str:
-    """Seconds as median (min); ratios are of medians, `eqx_ckpt` of the same durability
-    being 1."""
-    mib = 2**20
-    ours = {False: results.get("eqx_ckpt"), True: results.get("eqx_ckpt, durable")}
-    lines = [
-        f"{title}: {len(tree)} leaves, {nbytes(tree) / mib:.0f} MiB",
-        f"{'':26}{'save s':>15}{'ratio':>7}{'load s':>15}{'ratio':>7}"
-        f"{'files':>7}{'disk MiB':>10}{'read MiB':>10}"
-        f"{'+RSS save':>10}{'+RSS load':>10}",
-    ]
-    for name, row in results.items():
-        if "error" in row:
-            lines.append(f"{name:26}  {row['error'][:90]}")
-            continue
-        cells = []
-        for what in ("save", "load"):
-            times = row[what]
-            base = ours[row["durable"] if what == "save" else False]
-            if not times or base is None or not base[what]:
-                cells += [f"{'-':>15}{'':7}"]
-                continue
-            median = statistics.median(times)
-            ratio = median / statistics.median(base[what])
-            cells += [f"{median:8.3f} ({min(times):.3f}){ratio:6.2f}x"]
-        read = f"{row['read'] / mib:10.1f}" if "read" in row else f"{'-':>10}"
-        peak = f"{row['load_peak'] / mib:10.0f}" if "load_peak" in row else f"{'-':>10}"
-        lines.append(
-            f"{name:26}{''.join(cells)}{row['files']:7d}{row['disk'] / mib:10.1f}"
-            f"{read}{row['save_peak'] / mib:10.0f}{peak}"
-        )
-    return "\n".join(lines)
+@ft.cache
+def _environment() -> dict[str, str]:
+    # Modules are imported as after any installation: from their bytecode.
+    return {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+
+
+def _python(*arguments: str) -> str:
+    """What a new Python prints last."""
+    got = subprocess.run(
+        [sys.executable, *arguments],
+        env=_environment(),
+        capture_output=True,
+        text=True,
+    )
+    if got.returncode:
+        raise RuntimeError((got.stderr.strip().splitlines() or ["it died"])[-1])
+    return got.stdout.splitlines()[-1]

@@ -1,5 +1,8 @@
 """The trees that are saved and loaded: as flat dicts of named jax arrays on CPU."""
 
+import functools as ft
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,26 +12,26 @@ Tree = dict[str, jax.Array]
 
 
 def _arrays(shapes: dict[str, tuple[tuple[int, ...], str]]) -> Tree:
+    # Random, so that nobody's compression gains; each leaf is another part of one pool.
+    sizes = [int(np.prod(shape, dtype=np.int64)) for shape, _ in shapes.values()]
     rng = np.random.default_rng(0)
-    pool = rng.standard_normal(48 * 2**20, dtype=np.float32)
+    pool = rng.standard_normal(max(sizes) + 2**20, dtype=np.float32)
     out = {}
     for i, (name, (shape, dtype)) in enumerate(shapes.items()):
-        size = int(np.prod(shape, dtype=np.int64))
-        start = (i * 4096) % (len(pool) - size)
-        part = pool[start : start + size].reshape(shape)
-        out[name] = jnp.array(part, dtype)
+        start = (i * 4099) % 2**20
+        out[name] = jnp.array(pool[start : start + sizes[i]].reshape(shape), dtype)
     return jax.block_until_ready(out)
 
 
-def large() -> Tree:
+def large(rows: int = 4096) -> Tree:
     """L: 16 leaves of 64 MiB, float32."""
-    return _arrays({f"w{i}": ((4096, 4096), "float32") for i in range(16)})
+    return _arrays({f"w{i}": ((rows, 4096), "float32") for i in range(16)})
 
 
-def gpt2() -> Tree:
+def gpt2(layers: int = 12, vocabulary: int = 50257) -> Tree:
     """M: GPT-2-small in bfloat16 with Adam in float32: 445 leaves, 1.16 GiB."""
-    shapes = {"wte": (50257, 768), "wpe": (1024, 768)}
-    for i in range(12):
+    shapes = {"wte": (vocabulary, 768), "wpe": (1024, 768)}
+    for i in range(layers):
         for name, shape in {
             "ln_1_w": (768,),
             "ln_1_b": (768,),
@@ -56,12 +59,41 @@ def small(count: int = 10_000) -> Tree:
     return _arrays({f"w{i}": ((256,), "float32") for i in range(count)})
 
 
-def embedding() -> Tree:
+def embedding(rows: int = 50257) -> Tree:
     """One embedding of 50,257 x 768 float32, 147 MiB."""
-    return _arrays({"wte": ((50257, 768), "float32")})
+    return _arrays({"wte": ((rows, 768), "float32")})
 
 
-WORKLOADS = {"L": large, "M": gpt2, "S": small, "E": embedding}
+def _sized(mebibytes: int) -> Tree:
+    """16 leaves of together so many MiB, or more leaves of 64 MiB."""
+    count = max(16, mebibytes // 64)
+    rows = mebibytes * 256 // count
+    return _arrays({f"w{i}": ((rows, 1024), "float32") for i in range(count)})
+
+
+class Sizes(NamedTuple):
+    """The trees that are saved and loaded whole, those of the two lines of growth, and
+    the one of which rows are read."""
+
+    whole: dict[str, ft.partial[Tree]]
+    leaves: dict[int, ft.partial[Tree]]
+    bytes: dict[int, ft.partial[Tree]]
+    embedding: ft.partial[Tree]
+
+
+def sizes(short: bool, big: bool) -> Sizes:
+    counts = [10, 100, 1000, 10_000] + [30_000] * big
+    mebibytes = [1, 16, 256] + [1024, 4096] * big
+    return Sizes(
+        {
+            "L": ft.partial(large, 512 if short else 4096),
+            "M": ft.partial(gpt2, 1, 2000) if short else ft.partial(gpt2),
+            "S": ft.partial(small, 1000 if short else 10_000),
+        },
+        {count: ft.partial(small, count) for count in counts},
+        {size * 2**20: ft.partial(_sized, size) for size in mebibytes},
+        ft.partial(embedding, 16_384 if short else 50_257),
+    )
 
 
 def nbytes(tree: Tree) -> int:
