@@ -10,10 +10,13 @@ from collections.abc import Iterator
 
 
 def _fields(path: str) -> dict[str, int]:
-    lines = (line.split() for line in pathlib.Path(path).read_text().splitlines())
-    return {
-        words[0].rstrip(":"): int(words[1]) for words in lines if words[1].isdigit()
-    }
+    out: dict[str, int] = {}
+    for line in pathlib.Path(path).read_text().splitlines():
+        name, _, rest = line.partition(":")
+        value = rest.split()[:1]
+        if value and value[0].isdigit():
+            out[name] = int(value[0])
+    return out
 
 
 def reset_peak() -> int:

@@ -6,6 +6,8 @@ Times are only printed: they say as much about the machine.
 from typing import Any
 
 
+PEERS = ("eqx_ckpt", "eqx_ckpt, unverified")
+
 _KIB, _MIB = 2**10, 2**20
 
 # What Python, JAX and TensorStore may allocate by the way: thread stacks, arenas, the
@@ -18,12 +20,12 @@ def check(results: dict[str, Any]) -> list[str]:
     problems: list[str] = []
     for name, result in results["whole"].items():
         leaves, size = result["leaves"], result["bytes"]
-        for peer in ("eqx_ckpt", "eqx_ckpt, unverified"):
+        for peer in PEERS:
             where = f"{name}, {peer}"
             limits = _whole(leaves, size, peer == "eqx_ckpt")
             problems += _compare(where, result["peers"].get(peer), limits, size)
     for name, result in results["parts"].items():
-        for peer in ("eqx_ckpt", "eqx_ckpt, unverified"):
+        for peer in PEERS:
             where = f"{name}, {peer}"
             limits = _part(result["leaves"], result["bytes"], peer == "eqx_ckpt")
             row = result["peers"].get(peer)
@@ -33,11 +35,11 @@ def check(results: dict[str, Any]) -> list[str]:
 
 def _whole(leaves: int, size: int, verified: bool) -> dict[str, float]:
     return {
-        # The index, the digests, the nodes, a few side files, and data files of at least
-        # 64 MiB or one for each thread: no file belongs to a leaf.
+        # The index, the digests, the nodes, a few side files, and data files of 64 MiB
+        # or more, or one for each thread: no file belongs to a leaf.
         "files": 16 + size // (64 * _MIB),
-        # A leaf has a name, a place, a digest, its nodes, Orbax's two entries for it, and
-        # up to 63 bytes of padding. Large ones have 16 bytes more for each 4 MiB.
+        # A leaf has a name, a place, a digest, its nodes, Orbax's two entries for it,
+        # and up to 63 bytes of padding; a large one 16 bytes more for each 4 MiB.
         "disk": size * 1.001 + 512 * leaves + 64 * _KIB,
         # Every byte of the data once, the index, and the digests to verify it.
         "read": size * 1.001 + (128 if verified else 96) * leaves + 64 * _KIB,

@@ -25,9 +25,8 @@ Row = dict[str, Any]
 
 
 class Settings(NamedTuple):
-    """`rounds` are counted, after one that warms up; a peer that has used up its
-    `budget` of seconds has had enough of them. `cold`: files are not in the page cache
-    when they are read, else they are."""
+    """A peer that has used up its `budget` of seconds is let off the other `rounds`.
+    `cold`: files are not in the page cache when they are read, else they are."""
 
     scratch: pathlib.Path
     rounds: int
@@ -35,8 +34,8 @@ class Settings(NamedTuple):
     cold: bool
 
 
-def _turns(peers: list[Any], settings: Settings) -> Iterator[tuple[int, Any]]:
-    for turn in range(settings.rounds + 1):
+def _turns(peers: list[Any], rounds: int) -> Iterator[tuple[int, Any]]:
+    for turn in range(rounds):
         # Every other round backwards, so that no peer always follows the same one.
         for peer in peers if turn % 2 else peers[::-1]:
             yield turn, peer
@@ -52,14 +51,17 @@ def _error(e: Exception) -> str:
 
 
 def whole(make: Callable[[], Tree], peers: list[Peer], settings: Settings) -> Row:
-    """Every peer saves the tree, durable and not, and loads what it saved last."""
+    """Every peer saves the tree, durable and not, and loads what it saved last.
+
+    The first round warms up, and its times and peaks are not counted.
+    """
     tree = make()
     rows: dict[str, Row] = {
         peer.name: {"save": [], "durable": [], "load": [], "save_peak": 0}
         | {"load_peak": 0, "seconds": 0.0}
         for peer in peers
     }
-    for turn, peer in _turns(peers, settings):
+    for turn, peer in _turns(peers, settings.rounds + 1):
         row = rows[peer.name]
         if "error" in row or (turn > 1 and row["seconds"] > settings.budget):
             continue
@@ -145,7 +147,7 @@ def part(
             peer.save(settings.scratch / peer.name / "checkpoint", tree, True)
     result = {"leaves": len(tree), "bytes": len(expected), "peers": out}
     del tree, x
-    for turn, p in _turns(parts, settings):
+    for _, p in _turns(parts, settings.rounds):
         if "error" in out[p.name]:
             continue
         directory = settings.scratch / p.saved_by
@@ -165,9 +167,7 @@ def part(
             out[p.name]["error"] = _error(e)
             continue
         for key in ("imports", "open", "first"):
-            seconds = got.pop(key)
-            if turn:
-                out[p.name][key].append(seconds)
+            out[p.name][key].append(got.pop(key))
         out[p.name] |= got
         if p.maps:
             out[p.name]["read"] = out[p.name]["requests"] = None
@@ -178,14 +178,12 @@ def part(
 def imports(settings: Settings) -> Row:
     """`import equinox` and `import eqx_ckpt`, which imports it, in new processes."""
     out: dict[str, list[float]] = {"equinox": [], "eqx_ckpt": []}
-    for turn, module in _turns(list(out), settings):
+    for _, module in _turns(list(out), settings.rounds):
         code = (
             f"import time; start = time.perf_counter(); import {module}; "
             "print(time.perf_counter() - start)"
         )
-        seconds = float(_python("-c", code))
-        if turn:
-            out[module].append(seconds)
+        out[module].append(float(_python("-c", code)))
     return out
 
 

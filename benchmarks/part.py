@@ -1,5 +1,5 @@
-"""Partial reads, each in a new process, which is this file: it opens a checkpoint, makes
-one jax array of a part of it, and prints what that took.
+"""Partial reads, each in a new process, which is this file: it opens a checkpoint,
+makes one jax array of a part of it, and prints what that took.
 
 Equinox and flax msgpack are missing: they can only be read whole.
 """
@@ -39,7 +39,8 @@ class Case(NamedTuple):
 
 
 class Part(NamedTuple):
-    """`saved_by`: the peer that saved what `open` opens, once `modules` are imported."""
+    """`open` opens what the peer `saved_by` saved. Before that, `modules` are imported,
+    also those that the library imports only when it is first used."""
 
     name: str
     how: str
@@ -165,7 +166,7 @@ PARTS = [
         "safetensors.flax",
         "`safe_open`, then `get_tensor` or `get_slice`; it memory-maps.",
         "safetensors.flax",
-        ("safetensors.flax",),
+        ("safetensors.flax", "flax"),
         _safetensors_open,
         _safetensors_read,
         maps=True,
@@ -190,7 +191,7 @@ PARTS = [
         "Orbax v1",
         "`v1.load` with `partial_load=True`: it has no step that opens. " + _whole_leaf,
         "Orbax v1",
-        ("orbax.checkpoint.v1",),
+        ("orbax.checkpoint.experimental.v1",),
         lambda path: path,
         _orbax_v1_read,
     ),
@@ -203,10 +204,12 @@ def main(name: str, path: str, fields: str) -> None:
     for module in part.modules:
         importlib.import_module(module)
     import jax
+    import jax.numpy as jnp
     import numpy as np
 
     # Everyone needs a JAX that has started; that is no part of opening.
     jax.device_put(np.zeros(1, case.dtype)).block_until_ready()
+    jnp.asarray(np.zeros(1, case.dtype)).block_until_ready()
     ready = time.perf_counter()
     before = reads()
     opened = part.open(Path(path))

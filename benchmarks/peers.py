@@ -259,13 +259,16 @@ def _orbax_v1_load(path: Path, like: Any) -> Any:
 
 
 _synced = "Its files are synced afterwards where the save is to be durable."
-_orbax = "TensorStore syncs its files, which Orbax has no switch for."
+_orbax = (
+    "zstd, its default. TensorStore syncs the arrays, and there is no switch for that; "
+    "Orbax's own small files are never synced."
+)
 
 PEERS = [
     Peer(
         "eqx_ckpt",
-        "`tree_serialise_leaves` with its `durable=`, `tree_deserialise_leaves`; digests "
-        "are written and verified, Orbax's side files are written.",
+        "`tree_serialise_leaves` with its `durable=`, `tree_deserialise_leaves`; "
+        "digests are written and verified, Orbax's side files are written.",
         _ours(),
         _ours_load(True),
     ),

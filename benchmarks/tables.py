@@ -1,5 +1,5 @@
-"""Results as text. Times are medians, and minima in brackets; ratios are of medians, that
-of `eqx_ckpt` in the same column being 1."""
+"""Results as text. Times are medians, and minima in brackets; ratios are of medians,
+that of `eqx_ckpt` in the same column being 1."""
 
 import statistics
 from typing import Any
@@ -41,7 +41,8 @@ def part(name: str, result: dict[str, Any], cold: bool) -> str:
     lines = [
         f"{name}: {result['bytes'] / _MIB:.3f} MiB, in a new process; "
         f"page cache {'cold' if cold else 'warm'}",
-        f"{'':24}{'imports s':>12}{'open ms':>22}{'first array ms':>22}{'read MiB':>10}",
+        f"{'':24}{'imports s':>12}{'open ms':>22}{'first array ms':>22}"
+        f"{'read MiB':>10}",
     ]
     for peer, row in rows.items():
         if "error" in row:

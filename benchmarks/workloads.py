@@ -86,9 +86,9 @@ def sizes(short: bool, big: bool) -> Sizes:
     mebibytes = [1, 16, 256] + [1024, 4096] * big
     return Sizes(
         {
-            "L": ft.partial(large, 512 if short else 4096),
+            "L": ft.partial(large, 256 if short else 4096),
             "M": ft.partial(gpt2, 1, 2000) if short else ft.partial(gpt2),
-            "S": ft.partial(small, 1000 if short else 10_000),
+            "S": ft.partial(small, 200 if short else 10_000),
         },
         {count: ft.partial(small, count) for count in counts},
         {size * 2**20: ft.partial(_sized, size) for size in mebibytes},
