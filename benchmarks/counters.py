@@ -2,7 +2,6 @@
 processes of the partial reads start with it."""
 
 import ctypes
-import gc
 import os
 import pathlib
 import sys
@@ -21,7 +20,6 @@ def _fields(path: str) -> dict[str, int]:
 
 def reset_peak() -> int:
     """Makes what is resident now the peak of resident memory, and returns that."""
-    gc.collect()
     # What earlier calls freed and the allocator kept would hide a copy made in it.
     if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)

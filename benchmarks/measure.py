@@ -2,6 +2,7 @@
 ones."""
 
 import functools as ft
+import gc
 import json
 import os
 import pathlib
@@ -77,6 +78,7 @@ def _one_turn(
     tree: Tree, peer: Peer, row: Row, counted: bool, settings: Settings
 ) -> None:
     path = settings.scratch / "checkpoint"
+    gc.collect()
     for durable in peer.durable:
         _clean(settings.scratch)
         os.sync()
@@ -94,6 +96,7 @@ def _one_turn(
     like = peer.like(tree)
     if settings.cold:
         evict(settings.scratch)
+    gc.collect()
     resident = reset_peak()
     before = reads()
     start = time.perf_counter()
