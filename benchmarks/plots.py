@@ -2,6 +2,7 @@
 
 import pathlib
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import matplotlib
@@ -13,6 +14,8 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 
+# Bars longer than so many times ours are cut.
+_CUT = 6
 _OURS, _RAW, _PEER = "#0072b2", "#bbbbbb", "#e69f00"
 _STYLE = {
     "font.size": 8,
@@ -54,48 +57,60 @@ def _colour(peer: str) -> str:
     return _RAW if peer.startswith("raw") else _PEER
 
 
-def _bars(axes: Axes, peers: list[str], values: list[float | None], form: str) -> None:
-    """A bar for each peer, from the top down; there is none where there is no value."""
-    for at, (peer, value) in enumerate(zip(peers, values)):
-        if value is not None:
-            axes.barh(at, value, color=_colour(peer), height=0.7)
-            axes.annotate(
-                form.format(value),
-                (value, at),
-                xytext=(2, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=7,
-            )
-    axes.set_yticks(range(len(peers)), peers)
-    axes.set_ylim(len(peers) - 0.5, -0.5)
+def _bars(
+    axes: Axes, seconds: dict[str, float | None], label: Callable[[float, float], str]
+) -> None:
+    """A bar for each peer, from the top down, as long as its time is in times of ours;
+    there is none where there is no time. `label` is told both."""
+    ours = seconds.get("eqx_ckpt") or 1.0
+    for at, (peer, time) in enumerate(seconds.items()):
+        if time is None:
+            continue
+        ratio = time / ours
+        axes.barh(at, min(ratio, _CUT), color=_colour(peer), height=0.7)
+        axes.annotate(
+            label(time, ratio),
+            (min(ratio, _CUT), at),
+            xytext=(2, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=7,
+        )
+        if ratio > _CUT:
+            # A gap in the bar, as it goes on beyond the picture.
+            axes.barh(at, 0.06, left=_CUT - 0.3, color="white", height=0.9)
+    axes.axvline(1, color=_OURS, linewidth=0.6, zorder=0)
+    axes.set_xlim(0, 1.25 * _CUT)
+    axes.set_xticks(range(_CUT + 1))
+    axes.set_yticks(range(len(seconds)), list(seconds))
+    axes.set_ylim(len(seconds) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
 
 
+def _times(_: float, ratio: float) -> str:
+    return f"{ratio:.0f}x" if ratio >= 10 else f"{ratio:.1f}x"
+
+
+def _milliseconds(seconds: float, _: float) -> str:
+    return f"{seconds * 1000:.3g} ms"
+
+
 def _whole(name: str, result: dict[str, Any], cache: str) -> Any:
-    rows = {peer: row for peer, row in result["peers"].items() if "error" not in row}
     titles = {
         "save": "save, not synced",
         "durable": "save, durable",
         "load": f"load, {cache}",
     }
-    figure, all_axes = plt.subplots(
-        1, 3, figsize=(9, 0.19 * len(rows) + 0.9), sharey=True, sharex=True
-    )
+    height = 0.19 * len(result["peers"]) + 0.9
+    figure, all_axes = plt.subplots(1, 3, figsize=(9, height), sharey=True)
     for axes, (key, title) in zip(all_axes, titles.items()):
-        ours = rows.get("eqx_ckpt", {}).get(key)
-        base = statistics.median(ours) if ours else 1.0
-        values = [
-            statistics.median(row[key]) / base if row[key] else None
-            for row in rows.values()
-        ]
-        # Each bar begins at the left edge, and ends at a ratio on a scale of ratios.
-        axes.set_xscale("log")
-        _bars(axes, list(rows), values, "{:.2g}x")
-        axes.axvline(1, color="black", linewidth=0.6)
-        axes.set_title(f"{title} ({base:.2g} s = 1)")
-        axes.margins(x=0.2)
-    all_axes[1].set_xlabel("time relative to eqx_ckpt, on a log scale: less is faster")
+        seconds = {
+            peer: statistics.median(row[key]) if row[key] else None
+            for peer, row in result["peers"].items()
+        }
+        _bars(axes, seconds, _times)
+        axes.set_title(title)
+    all_axes[1].set_xlabel("time, that of eqx_ckpt being 1: less is faster")
     figure.suptitle(
         f"{name}: {result['leaves']:,} leaves, {result['bytes'] / 2**20:,.0f} MiB"
     )
@@ -104,28 +119,21 @@ def _whole(name: str, result: dict[str, Any], cache: str) -> Any:
 
 def _parts(results: dict[str, Any], cache: str) -> Any:
     peers = list(next(iter(results.values()))["peers"])
-    figure, all_axes = plt.subplots(
-        1,
-        len(results),
-        figsize=(9, 0.25 * len(peers) + 0.9),
-        sharey=True,
-        squeeze=False,
+    size = (9, 0.19 * len(peers) + 0.9)
+    figure, grid = plt.subplots(
+        1, len(results), figsize=size, sharey=True, squeeze=False
     )
-    for axes, (name, result) in zip(all_axes[0], results.items()):
-        values: list[float | None] = []
-        for peer in peers:
-            row = result["peers"][peer]
-            if row.get("first"):
-                both = zip(row["open"], row["first"])
-                values.append(1000 * statistics.median(a + b for a, b in both))
-            else:
-                values.append(None)
-        axes.set_xscale("log")
-        _bars(axes, peers, values, "{:.3g}")
+    for axes, (name, result) in zip(grid[0], results.items()):
+        seconds: dict[str, float | None] = {}
+        for peer, row in result["peers"].items():
+            both = [a + b for a, b in zip(row["open"], row["first"])]
+            seconds[peer] = statistics.median(both) if both else None
+        _bars(axes, seconds, _milliseconds)
         axes.set_title(name)
-        axes.margins(x=0.2)
-    middle = all_axes[0][len(results) // 2]
-    middle.set_xlabel(f"ms to open and make the array, in a new process, {cache}")
+    grid[0][len(results) // 2].set_xlabel(
+        "time to open and make the array, that of eqx_ckpt being 1: less is faster"
+    )
+    figure.suptitle(f"P: partial reads in a new process, {cache}")
     return figure
 
 

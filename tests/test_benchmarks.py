@@ -14,8 +14,8 @@ pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="the benchmarks read /proc"
 )
 
-# Ours, then one that does all that ours must not, and one that hides what it reads: in a
-# new process, as memory is measured.
+# Ours; then one that does all that ours must not, and one that hides what it reads. In
+# a new process, as memory is measured.
 _measured = """
 import json, os, pathlib, sys
 sys.path.insert(0, {benchmarks!r})
