@@ -88,7 +88,8 @@ def _bars(
 
 
 def _times(_: float, ratio: float) -> str:
-    return f"{ratio:.0f}x" if ratio >= 10 else f"{ratio:.1f}x"
+    form = ".0f" if ratio >= 10 else ".1f" if ratio >= 1 else ".2g"
+    return f"{ratio:{form}}x"
 
 
 def _milliseconds(seconds: float, _: float) -> str:
@@ -109,6 +110,11 @@ def _whole(name: str, result: dict[str, Any], cache: str) -> Any:
             for peer, row in result["peers"].items()
         }
         _bars(axes, seconds, _times)
+        for at, row in enumerate(result["peers"].values()):
+            if key == "save" and row["durable"] and not row["save"]:
+                axes.text(
+                    0.1, at, "always synced", va="center", fontsize=7, color="grey"
+                )
         axes.set_title(title)
     all_axes[1].set_xlabel("time, that of eqx_ckpt being 1: less is faster")
     figure.suptitle(
