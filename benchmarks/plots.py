@@ -145,17 +145,16 @@ def _parts(results: dict[str, Any], cache: str) -> Any:
 
 def _growth(results: dict[str, Any]) -> Any:
     lines = {"leaves": (1e-6, "µs a leaf"), "bytes": (1e-9, "ns a byte")}
+    titles = {"durable": "save, durable", "load": "load"}
     figure, grid = plt.subplots(2, 2, figsize=(7, 4.6), sharex="col")
     for column, (per, (unit, label)) in zip(grid.T, lines.items()):
         sizes = list(results[per].values())
-        for axes, key in zip(column, ("save", "load")):
+        # The durable save, as all of them have that one.
+        for axes, (key, title) in zip(column, titles.items()):
             for peer in sizes[0]["peers"]:
                 points = []
                 for result in sizes:
-                    row = result["peers"][peer]
-                    # Orbax has no other save.
-                    times = row[key] or (row["durable"] if key == "save" else [])
-                    if times:
+                    if times := result["peers"][peer][key]:
                         each = statistics.median(times) / result[per] / unit
                         points.append((result[per], each))
                 if points:
@@ -164,7 +163,7 @@ def _growth(results: dict[str, Any]) -> Any:
                     axes.plot(xs, ys, marker="o", markersize=3, label=peer, lw=wide)
             axes.set_xscale("log")
             axes.set_yscale("log")
-            axes.set_title(f"{key}, {label}")
+            axes.set_title(f"{title}, {label}")
         column[1].set_xlabel({"leaves": "leaves of 1 KiB", "bytes": "bytes"}[per])
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
