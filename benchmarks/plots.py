@@ -93,7 +93,7 @@ def _times(_: float, ratio: float) -> str:
 
 
 def _milliseconds(seconds: float, _: float) -> str:
-    return f"{seconds * 1000:.3g} ms"
+    return f"{seconds * 1000:{'.0f' if seconds >= 0.01 else '.1f'}} ms"
 
 
 def _whole(name: str, result: dict[str, Any], cache: str) -> Any:
@@ -116,7 +116,7 @@ def _whole(name: str, result: dict[str, Any], cache: str) -> Any:
                     0.1, at, "always synced", va="center", fontsize=7, color="grey"
                 )
         axes.set_title(title)
-    all_axes[1].set_xlabel("time, that of eqx_ckpt being 1: less is faster")
+    figure.supxlabel("time, that of eqx_ckpt being 1: less is faster", fontsize=8)
     figure.suptitle(
         f"{name}: {result['leaves']:,} leaves, {result['bytes'] / 2**20:,.0f} MiB"
     )
@@ -136,8 +136,9 @@ def _parts(results: dict[str, Any], cache: str) -> Any:
             seconds[peer] = statistics.median(both) if both else None
         _bars(axes, seconds, _milliseconds)
         axes.set_title(name)
-    grid[0][len(results) // 2].set_xlabel(
-        "time to open and make the array, that of eqx_ckpt being 1: less is faster"
+    figure.supxlabel(
+        "time to open and make the array, that of eqx_ckpt being 1: less is faster",
+        fontsize=8,
     )
     figure.suptitle(f"P: partial reads in a new process, {cache}")
     return figure
