@@ -163,7 +163,7 @@ def plan(
         if (entry := entries.get(number)) is not None and entry.label is not None
     }
     holes = _others.holes(pytree, is_leaf, flat, numbers, selection.wholes)
-    statics = _tree.statics(pytree, is_leaf)
+    statics = _tree.statics(pytree, is_leaf, flat.structure)
     return Plan(leaves, templates, holes, markers, statics, metadata, layout)
 
 

@@ -61,11 +61,28 @@ def static_fields(module: eqx.Module) -> dict[str, Any]:
     return out
 
 
-def statics(tree: PyTree, is_leaf: IsLeaf) -> _index.Statics:
+def node_types(structure: Any) -> set[type]:
+    """The types of the nodes of a tree."""
+    out: set[type] = set()
+    nodes = [structure]
+    while nodes:
+        node = nodes.pop()
+        # If it is one more than its leaves, there are only leaves below it.
+        inner = node.num_nodes - node.num_leaves
+        if inner:
+            out.add(node.node_data()[0])
+        if inner > 1:
+            nodes += node.children()
+    return out
+
+
+def statics(tree: PyTree, is_leaf: IsLeaf, structure: Any) -> _index.Statics:
     """The static fields of all Modules of a tree, by name ("": the tree itself)."""
     values: list[dict[str, Any]] = []
     seen: dict[str, int] = {}
     of: dict[str, int] = {}
+    if not any(issubclass(cls, eqx.Module) for cls in node_types(structure)):
+        return _index.Statics(values, of)
     for path, module in modules(tree, is_leaf):
         fields = static_fields(module)
         if fields:
