@@ -271,9 +271,11 @@ def _publish_in_place(
         _store.sync_directories(root, [own, "d", "", *place.above])
     # A save that begins after the commit is not among these.
     others = saves(root)
-    # If what comes now fails, the commit may have been made all the same.
+    # If this fails, the commit may have been made all the same: nothing is undone.
     undo = place.undo.pop_all()
-    if not _store.replace_file(root, own, _store.INDEX, data, found.file, sync):
+    with _noted(f"What is at `{root}` is whole: this checkpoint, or what was there."):
+        replaced = _store.replace_file(root, own, _store.INDEX, data, found.file, sync)
+    if not replaced:
         undo.close()
         raise _replaced(root)
     with _committed(root):
@@ -298,16 +300,20 @@ def _publish_in_place(
             _store.sync_directories(root, {"", *inside})
 
 
+def _committed(root: Root) -> contextlib.AbstractContextManager[None]:
+    return _noted(
+        f"The checkpoint at `{root}` is saved and whole all the same. What failed is "
+        "what follows: the files for other readers, and the deletion of the checkpoint "
+        "that was there before."
+    )
+
+
 @contextlib.contextmanager
-def _committed(root: Root) -> Iterator[None]:
+def _noted(note: str) -> Iterator[None]:
     try:
         yield
-    except OSError as e:
-        e.add_note(
-            f"The checkpoint at `{root}` is saved and whole all the same. What failed "
-            "is what follows: the files for other readers, and the deletion of the "
-            "checkpoint that was there before."
-        )
+    except Exception as e:
+        e.add_note(note)
         raise
 
 

@@ -7,6 +7,7 @@ is at the beginning or the end of a call that changes a file system is where SIG
 hits, before the call or after it. Linux only.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -221,15 +222,22 @@ def make(tree: str) -> dict[str, Any]:
 
 def save(path: str, tree: str, layout: str, rename: bool = True) -> None:
     import eqx_ckpt as ec
+
+    chunks = lambda name, shape, dtype: (4096,) if name == "x" else None
+    with contextlib.nullcontext() if rename else without_rename():
+        ec.tree_serialise_leaves(path, make(tree), layout=layout, chunks=chunks)
+
+
+@contextlib.contextmanager
+def without_rename() -> Iterator[None]:
+    """Paths are directories as if they were in an object store: all is written by
+    TensorStore, which knows no renames of what was written."""
     from eqx_ckpt import _store
 
     resolve = _store.resolve
-    if not rename:
-        # A directory as if it were an object store.
-        _store.resolve = lambda path: _store.Root(f"file://{os.fspath(path)}", None)
+    _store.resolve = lambda path: _store.Root(f"file://{os.fspath(path)}", None)
     try:
-        chunks = lambda name, shape, dtype: (4096,) if name == "x" else None
-        ec.tree_serialise_leaves(path, make(tree), layout=layout, chunks=chunks)
+        yield
     finally:
         _store.resolve = resolve
 
