@@ -1,6 +1,7 @@
 """Checkpoints for Equinox: save any tree by name, open it lazily, load any part."""
 
 from ._checkpoint import Checkpoint as Checkpoint, open as open
+from ._clean import clean as clean
 from ._deserialise import (
     materialise as materialise,
     tree_deserialise_leaves as tree_deserialise_leaves,

@@ -227,6 +227,11 @@ def _open(root: Root) -> Source:
             )
             raise FileNotFoundError(f"`{root}` is a file, not a checkpoint.{hint}")
         raise FileNotFoundError(f"There is no checkpoint at `{root}`.")
+    if local is not None and _commit.is_beside(local):
+        raise FileNotFoundError(
+            f"There is no checkpoint at `{root}`: it is what a save that was "
+            "interrupted has left, or one that is being written."
+        )
     got = _commit.read_index(root)
     if got is None:
         raise FileNotFoundError(

@@ -12,19 +12,21 @@ import os
 import pathlib
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from . import _index, _layout, _store
-from ._index import Index
+from ._index import Index, is_save_id
 from ._store import Root, Value
 
 
+# Says that a save is being written where it cannot be put in place at once.
+CLAIM = "eqx_ckpt.saving"
 # Files at the root of a checkpoint that are ours, besides `d/`, the index and leaves.
 SIDE = frozenset(
     "_METADATA _sharding _strings.json manifest.ocdbt array_metadatas zarr.json "
     "eqx_ckpt.digests".split()
-)
+) | {CLAIM}
 
 
 class Found(NamedTuple):
@@ -36,12 +38,18 @@ class Found(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a save is written, and where it goes."""
+    """Where a save is written, and where it goes.
+
+    `above` leads to the directories, from the root, that have new names in them because
+    of the save. `undo` deletes what is written, until the save gets to its commit.
+    """
 
     root: Root
     work: Root
     save: str
     found: Found
+    above: list[str]
+    undo: contextlib.ExitStack
 
 
 def read_index(root: Root) -> tuple[Index, Value] | None:
@@ -61,6 +69,10 @@ def read_index(root: Root) -> tuple[Index, Value] | None:
 def examine(root: Root, overwrite: bool) -> Found:
     """What is at `root`. **Raises:** an error when a save may not go there."""
     local = root.local
+    if local is not None and is_beside(local):
+        raise ValueError(
+            f"`{root}` is a name for saves that are being written. Choose another path."
+        )
     if local is not None and local.exists() and not local.is_dir():
         hint = (
             "To convert a `.eqx` file, load it with `eqx.tree_deserialise_leaves` into "
@@ -84,6 +96,8 @@ def examine(root: Root, overwrite: bool) -> Found:
             return Found(got[0], got[1], frozenset(tops))
     elif _is_leftover(root, tops):
         return Found(None, None, frozenset(tops))
+    if CLAIM in tops:
+        raise FileExistsError(_claimed(root))
     some = ", ".join(f"`{name}`" for name in sorted(tops)[:3])
     other = " (an Orbax checkpoint?)" if "_METADATA" in tops else ""
     raise FileExistsError(
@@ -97,69 +111,115 @@ def _is_leftover(root: Root, tops: Mapping[str, bool]) -> bool:
     # A killed first save leaves its data and no index.
     if not tops.get("d") or set(tops) - SIDE - {"d"}:
         return False
-    saves = _store.list_top(_below(root, "d")) or {}
-    return all(
-        is_directory and _index.is_save_id(s) for s, is_directory in saves.items()
-    )
+    below = _store.list_top(_below(root, "d")) or {}
+    ours = len(saves(root)) == len(below)
+    return ours and bool(below or len(tops) == 1)
+
+
+def saves(root: Root) -> list[str]:
+    """The save ids that have a directory below `d/`, whatever has become of them."""
+    if root.local is not None and (root.local / "d").is_symlink():
+        return []
+    below = _store.list_top(_below(root, "d")) or {}
+    return [s for s, is_directory in below.items() if is_directory and is_save_id(s)]
 
 
 def _below(root: Root, key: str) -> Root:
     return Root(f"{root.url}/{key}", root.local / key if root.local else None)
 
 
-def _own_entries(index: Index) -> set[str]:
+def _own_entries(found: Found) -> set[str]:
     own = {*SIDE, "d", _store.INDEX}
-    if index.layout == "zarr":
-        own.update(map(_layout.directory, index.names))
+    if found.index is not None and found.index.layout == "zarr":
+        own.update(map(_layout.directory, found.index.names))
     return own
 
 
 @contextlib.contextmanager
 def begin(root: Root, layout: str, overwrite: bool) -> Iterator[Place]:
     """A place to write a save to. What is in it is deleted unless it is published."""
+    if root.local is not None:
+        # The path itself may be a link; its target is what is written to.
+        root = root._replace(local=pathlib.Path(os.path.realpath(root.local)))
     found = examine(root, overwrite)
     save = secrets.token_hex(8)
-    swaps = layout == "zarr" or (
-        found.index is not None and found.index.layout == "zarr"
-    )
-    work = root
+    swaps = "zarr" in (layout, found.index and found.index.layout)
     if swaps:
-        _check_swap(root, found)
+        _check_swap(root, found, found.entries)
+    with contextlib.ExitStack() as undo:
         if root.local is not None:
-            # The path itself may be a link; its target is what is replaced.
-            target = pathlib.Path(os.path.realpath(root.local))
-            root = root._replace(local=target)
-            beside = target.with_name(f"{target.name}.eqx_ckpt-{save}")
-            work = Root(str(beside), beside)
-            _clean_beside(target)
-    place = Place(root, work, save, found)
-    data = "" if swaps else f"d/{save}"
-    made = _made_directories(work)
-    _store.make_directories(work, ["", f"d/{save}"] if layout == "ocdbt" else [""])
-    try:
-        # The lock tells others that the writer of this directory lives.
-        own = work.local / data if work.local is not None else None
-        with _store.lock(own) if own is not None else contextlib.nullcontext():
-            yield place
-    except BaseException:
-        if work != root:
-            _discard(work, "")
-        elif layout == "ocdbt":
-            _discard(work, f"d/{save}")
-            _discard_empty(work, made)
-        raise
+            with _local_place(root, layout, swaps, save, found, undo) as place:
+                yield place
+            return
+        if swaps:
+            _claim(root, save, undo)
+        else:
+            undo.callback(_discard, root, f"d/{save}")
+        yield Place(root, root, save, found, [], undo)
 
 
-def _made_directories(root: Root) -> list[pathlib.Path]:
-    # The directories that the save has to make, the innermost first.
-    if root.local is None:
-        return []
-    out = []
-    for path in (root.local / "d", root.local, *root.local.parents):
-        if path.exists():
-            break
-        out.append(path)
-    return out
+@contextlib.contextmanager
+def _local_place(
+    root: Root,
+    layout: str,
+    swaps: bool,
+    save: str,
+    found: Found,
+    undo: contextlib.ExitStack,
+) -> Iterator[Place]:
+    path = root.local
+    assert path is not None
+    for leftover in beside(path):
+        delete_abandoned(leftover)
+    if swaps:
+        own = path.with_name(f"{path.name}.eqx_ckpt-{save}")
+        work = Root(str(own), own)
+    else:
+        own, work = path / "d" / save, root
+    made = [p for p in own.parents if not p.exists()]
+    undo.callback(_discard_empty, made)
+    undo.callback(_discard, Root(str(own), own), "")
+    levels = 1 + sum(p in made for p in path.parents)
+    above = ["../" * n for n in range(1, levels + 1)]
+    # Its lock tells others that the writer of this directory lives.
+    with _store.new_directory(own):
+        if swaps and layout == "ocdbt":
+            _store.make_directories(work, [f"d/{save}"])
+        try:
+            yield Place(root, work, save, found, above, undo)
+        except FileNotFoundError as e:
+            if own.exists():
+                raise
+            raise _replaced(root) from e
+
+
+def _claim(root: Root, save: str, undo: contextlib.ExitStack) -> None:
+    # The files of this layout have the same names in every save, and this store cannot
+    # write them elsewhere and rename them: so a path takes one save, ever.
+    if not _store.replace_file(root, "", CLAIM, save.encode(), None, True):
+        raise FileExistsError(_claimed(root))
+
+    @undo.callback
+    def _() -> None:
+        for key in sorted(_store.list_top(root) or {}, key=CLAIM.__eq__):
+            # There was nothing at the path: all is ours but what others save below it.
+            if _store.read_file(_below(root, key), _store.INDEX) is None:
+                _discard(root, key)
+
+
+def _claimed(root: Root) -> str:
+    return (
+        f'A save to `{root}` with `layout="zarr"` is running or was interrupted; in '
+        "this store nothing tells which. It is left as it is. Delete all of it when "
+        "you know that nothing writes there, or choose another path."
+    )
+
+
+def _replaced(root: Root) -> RuntimeError:
+    return RuntimeError(
+        f"The checkpoint at `{root}` was replaced by another writer while this save "
+        "was being written. The other one stands; this one is discarded."
+    )
 
 
 def _discard(root: Root, key: str) -> None:
@@ -167,14 +227,14 @@ def _discard(root: Root, key: str) -> None:
         _store.delete_tree(root, key)
 
 
-def _discard_empty(root: Root, made: list[pathlib.Path]) -> None:
+def _discard_empty(made: list[pathlib.Path]) -> None:
     with contextlib.suppress(OSError):
         for path in made:
             path.rmdir()
 
 
-def _check_swap(root: Root, found: Found) -> None:
-    if found.index is None and not found.entries:
+def _check_swap(root: Root, found: Found, entries: Collection[str]) -> None:
+    if not entries:
         return
     if root.local is None:
         raise ValueError(
@@ -182,24 +242,12 @@ def _check_swap(root: Root, found: Found) -> None:
             'checkpoint with `layout="zarr"` cannot be replaced there, nor replace '
             'another. Use `layout="ocdbt"`, or another path.'
         )
-    own = _own_entries(found.index) if found.index else set(found.entries)
-    foreign = sorted(found.entries - own)
+    foreign = sorted(set(entries) - _own_entries(found))
     if foreign:
         raise FileExistsError(
             f"`{root}` has `{foreign[0]}` in it, which is not part of the checkpoint, "
             'and `layout="zarr"` replaces the whole directory. Move it elsewhere.'
         )
-
-
-def _is_abandoned(path: pathlib.Path) -> bool:
-    """Whether the writer of a directory is gone: nobody holds its lock."""
-    if path.is_symlink():
-        return False
-    try:
-        with _store.lock(path) as held:
-            return held
-    except OSError:
-        return False
 
 
 def publish(place: Place, index: Index, side: Mapping[str, bytes], sync: bool) -> None:
@@ -216,36 +264,57 @@ def _publish_in_place(
 ) -> None:
     root, found = place.root, place.found
     own = f"d/{place.save}"
-    in_files = bool(_store.is_directory(root, own))
+    # What follows the commit is to need no more space: it only renames and deletes.
+    for key, value in {**side, _store.INDEX: data}.items():
+        _store.stage_file(root, own, key, value, sync)
     if sync:
-        _store.sync_directories(root, [own, "d", "", ".."] if in_files else [""])
-    aside = own if in_files else ""
-    if not _store.replace_file(root, aside, _store.INDEX, data, found.file, sync):
-        raise RuntimeError(
-            f"The checkpoint at `{root}` was replaced by another writer while this "
-            "save was being written. The other one stands; this one is discarded."
-        )
-    if sync:
-        _store.sync_directories(root, [""])
-    # From here on the save is committed. Other readers' files follow; what they refer
-    # to until then is deleted last.
-    for key, value in side.items():
-        _store.swap_file(root, aside, key, value, sync)
-    _delete_stale(root, found, set(side))
-    if in_files:
-        for save in _store.list_top(_below(root, "d")) or {}:
-            if save == place.save or not _index.is_save_id(save):
+        _store.sync_directories(root, [own, "d", "", *place.above])
+    # A save that begins after the commit is not among these.
+    others = saves(root)
+    # If this fails, the commit may have been made all the same: nothing is undone.
+    undo = place.undo.pop_all()
+    with _noted(f"What is at `{root}` is whole: this checkpoint, or what was there."):
+        replaced = _store.replace_file(root, own, _store.INDEX, data, found.file, sync)
+    if not replaced:
+        undo.close()
+        raise _replaced(root)
+    with _committed(root):
+        if sync:
+            _store.sync_directories(root, [""])
+        # Other readers' files follow; what they refer to until then is deleted last.
+        for key, value in side.items():
+            _store.swap_file(root, own, key, value)
+        for key in (found.entries & SIDE) - {key.partition("/")[0] for key in side}:
+            _discard(root, key)
+        if root.local is None:
+            _discard(root, CLAIM)
+        for save in others:
+            if save == place.save:
                 continue
-            if root.local is None or _is_abandoned(root.local / "d" / save):
+            if root.local is not None:
+                delete_abandoned(root.local / "d" / save)
+            else:
                 _discard(root, f"d/{save}")
-    if sync:
-        _store.sync_directories(root, {"", *(key.rpartition("/")[0] for key in side)})
+        if sync:
+            inside = {key.rpartition("/")[0] for key in side}
+            _store.sync_directories(root, {"", *inside})
 
 
-def _delete_stale(root: Root, found: Found, written: set[str]) -> None:
-    # Side files of the replaced checkpoint that the new one does not have.
-    for key in (found.entries & SIDE) - {key.partition("/")[0] for key in written}:
-        _discard(root, key)
+def _committed(root: Root) -> contextlib.AbstractContextManager[None]:
+    return _noted(
+        f"The checkpoint at `{root}` is saved and whole all the same. What failed is "
+        "what follows: the files for other readers, and the deletion of the checkpoint "
+        "that was there before."
+    )
+
+
+@contextlib.contextmanager
+def _noted(note: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as e:
+        e.add_note(note)
+        raise
 
 
 def _publish_by_swap(
@@ -262,28 +331,39 @@ def _publish_by_swap(
         own = f"d/{place.save}"
         inner = [own, "d"] if _store.is_directory(work, own) else []
         _store.sync_directories(work, [*inner, *inside, ""])
-    if found.entries:
-        _exchange(work.local, root.local)
-        mine = found.index.save if found.index else None
-        got = read_index(work)
-        if (got[0].save if got else None) != mine:
-            _exchange(work.local, root.local)
-            raise RuntimeError(
-                f"The checkpoint at `{root}` was replaced by another writer while this "
-                "save was being written. The other one stands; this one is discarded."
-            )
-    else:
+    if not found.entries:
+        undo = place.undo.pop_all()
         try:
             os.rename(work.local, root.local)
         except OSError as e:
+            undo.close()
             raise RuntimeError(
                 f"`{root}` was written by another while this save was being written. "
                 "It stands; this save is discarded."
             ) from e
-    if sync:
-        _store.sync_directories(root, [".."])
-    if found.entries:
-        _discard(work, "")
+        with _committed(root):
+            if sync:
+                _store.sync_directories(root, place.above)
+        return
+    # Whoever replaces what is at the path holds the lock of what is there.
+    with _store.lock(root.local, wait=True):
+        now = _store.read_file(root, _store.INDEX)
+        if (now and now.data) != (found.file and found.file.data):
+            raise _replaced(root)
+        _check_swap(root, found, _store.list_top(root) or {})
+        undo = place.undo.pop_all()
+        try:
+            _exchange(work.local, root.local)
+        except OSError:
+            undo.close()
+            raise
+        with _committed(root):
+            if sync:
+                _store.sync_directories(root, place.above)
+            # What came in since it was listed is not ours to delete.
+            for name in set(_store.list_top(work) or {}) - _own_entries(found):
+                os.rename(work.local / name, root.local / name)
+            _discard(work, "")
 
 
 _exchange_flag = 2  # RENAME_EXCHANGE of Linux, RENAME_SWAP of macOS.
@@ -311,10 +391,39 @@ def _exchange(a: pathlib.Path, b: pathlib.Path) -> None:
         )
 
 
-def _clean_beside(target: pathlib.Path) -> None:
-    # What killed saves by swap left beside the path.
-    pattern = re.compile(re.escape(target.name) + r"\.eqx_ckpt-[0-9a-f]{16}")
-    with contextlib.suppress(OSError):
-        for path in target.parent.iterdir():
-            if pattern.fullmatch(path.name) and _is_abandoned(path):
-                _discard(Root(str(path), path), "")
+# ---- What killed saves leave.
+
+_beside = re.compile(r"(.+)\.eqx_ckpt-[0-9a-f]{16}", re.DOTALL)
+
+
+def is_beside(path: pathlib.Path) -> bool:
+    """Whether a path is where a save is written that is to be swapped in."""
+    return _beside.fullmatch(path.name) is not None
+
+
+def beside(path: pathlib.Path) -> list[pathlib.Path]:
+    """The directories of such saves to a path."""
+    prefix = f"{path.name}.eqx_ckpt-"
+    with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
+        names = [e.name for e in entries if e.name.startswith(prefix)]
+        return [p for n in names if is_beside(p := path.with_name(n))]
+    return []
+
+
+def delete_abandoned(
+    path: pathlib.Path, remove: bool = True, unless: Callable[[], bool] | None = None
+) -> bool:
+    """Deletes a directory whose writer is gone: nobody holds its lock. Not so where
+    there are no locks, nor if it turns out under the lock that it must stay (`unless`).
+
+    Returns whether it is a leftover.
+    """
+    if path.is_symlink():
+        return False
+    with contextlib.suppress(OSError), _store.lock(path) as held:
+        if not held or (unless is not None and unless()):
+            return False
+        if remove:
+            _discard(Root(str(path), path), "")
+        return True
+    return False

@@ -149,24 +149,49 @@ def read_file(
     return Value(got.value, got.stamp.generation)
 
 
+# The generation of what is not there. An empty one would be any.
+_absent = b"\x02"
+
+
+def stage_file(root: Root, aside: str, key: str, data: bytes, sync: bool) -> None:
+    """Writes what `replace_file` or `swap_file` then puts in its place by a rename.
+
+    `aside` is a directory of the caller's own below the root. Stores that cannot rename
+    write at once, and need none of this.
+    """
+    if root.local is not None:
+        write_file(root, _staged(aside, key), [data], sync)
+
+
+def _staged(aside: str, key: str) -> str:
+    return f"{aside}/{key.replace('/', '%')}.new"
+
+
 def replace_file(
     root: Root, aside: str, key: str, data: bytes, found: Value | None, sync: bool
 ) -> bool:
-    """Writes a file at once, if it is still what was `found` (None: if there is none).
-
-    Returns whether it was. `aside` is a directory of the caller's own below the root.
-    """
+    """Puts a staged file in its place, if what is there is what was `found` (None: if
+    there is none). Returns whether it was."""
     if root.local is None:
         # The store compares and writes in one step.
-        expected = found.generation if found is not None else b""
+        expected = _absent if found is None else found.generation
         stamp = _kv(root, "", sync).write(key, data, if_equal=expected).result()
         return bool(stamp.generation)
     with lock(root.local, wait=True):
         now = read_file(root, key)
         if (now and now.data) != (found and found.data):
             return False
-        swap_file(root, aside, key, data, sync)
+        swap_file(root, aside, key, data)
         return True
+
+
+def swap_file(root: Root, aside: str, key: str, data: bytes) -> None:
+    """Puts a staged file in its place, whatever is there."""
+    if root.local is None:
+        _kv(root, "", None).write(key, data).result()
+        return
+    (root.local / key).parent.mkdir(exist_ok=True)
+    os.replace(root.local / _staged(aside, key), root.local / key)
 
 
 @contextlib.contextmanager
@@ -176,17 +201,48 @@ def lock(directory: pathlib.Path, wait: bool = False) -> Iterator[bool]:
     Yields whether it is held: not if another has it and we do not `wait`, nor on file
     systems without locks.
     """
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    fd = os.open(directory, flags)
+    held = False
+    fd = -1
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            held = True
-        except OSError:
-            held = False
+        while not held:
+            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except OSError:
+                break
+            # While we waited another directory may have come in its place.
+            held = _is_at(fd, directory)
+            if not held:
+                os.close(fd)
+                fd = -1
         yield held
     finally:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
+
+
+def _is_at(fd: int, path: pathlib.Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def new_directory(directory: pathlib.Path) -> Iterator[None]:
+    """Makes a directory and those above it, and holds its lock."""
+    locked = contextlib.ExitStack()
+    for attempts_left in reversed(range(100)):
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            locked.enter_context(lock(directory, wait=True))
+            break
+        except FileNotFoundError:
+            # Before it had its lock another process took it for a leftover.
+            if not attempts_left:
+                raise
+    with locked:
+        yield
 
 
 _MAX_BUFFERS = 512
@@ -231,18 +287,6 @@ def _write_all(fd: int, views: list[memoryview]) -> None:
         views = views[done:]
         if views and written:
             views[0] = views[0].cast("B")[written:]
-
-
-def swap_file(root: Root, aside: str, key: str, data: bytes, sync: bool) -> None:
-    """Writes the file `key` or replaces it at once, by way of the directory `aside`."""
-    if root.local is None:
-        _kv(root, "", None).write(key, data).result()
-        return
-    name = key.rpartition("/")[2]
-    temporary = f"{aside}/{name}.new" if aside else f"{key}.new"
-    (root.local / key).parent.mkdir(exist_ok=True)
-    write_file(root, temporary, [data], sync)
-    os.replace(root.local / temporary, root.local / key)
 
 
 def link_file(root: Root, source: str, key: str, sync: bool) -> None:
@@ -309,12 +353,14 @@ def delete_tree(root: Root, key: str) -> None:
 
 
 def _remove(path: pathlib.Path) -> None:
-    if not stat.S_ISDIR(path.lstat().st_mode):
-        path.unlink()
-        return
-    for child in path.iterdir():
-        _remove(child)
-    path.rmdir()
+    # Others may be deleting the same leftovers.
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISDIR(path.lstat().st_mode):
+            path.unlink()
+            return
+        for child in path.iterdir():
+            _remove(child)
+        path.rmdir()
 
 
 @ft.lru_cache(maxsize=64)

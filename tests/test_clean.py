@@ -1,0 +1,162 @@
+import os
+import threading
+
+import jax.numpy as jnp
+import pytest
+from helpers import files_of, run_python
+
+import eqx_ckpt as ec
+from eqx_ckpt import _store
+from eqx_ckpt.__main__ import main
+
+
+_id = "0123456789abcdef"
+
+
+def _tree(value):
+    return {f"x{i}": jnp.full(10, value + i) for i in range(3)}
+
+
+def _value(path):
+    return ec.open(path)["x0"].read()[0]
+
+
+def _steps(tmp_path):
+    """A directory with checkpoints, and one leftover of each kind."""
+    steps = tmp_path / "steps"
+    for step, layout in enumerate(["ocdbt", "zarr"]):
+        ec.tree_serialise_leaves(steps / f"{step}", _tree(step), layout=layout)
+    first = steps / "2" / "d" / _id
+    overwrite = steps / "0" / "d" / _id
+    swap = steps / f"1.eqx_ckpt-{_id}"
+    for path in (first, overwrite):
+        path.mkdir(parents=True)
+        for name in ("0", "12", "tree", "manifest.ocdbt", "digests", "_METADATA.new"):
+            (path / name).write_bytes(b"data")
+    # A whole one: what was replaced, and not yet deleted.
+    ec.tree_serialise_leaves(steps / "old", _tree(7), layout="zarr")
+    (steps / "old").rename(swap)
+    return steps, sorted(map(str, [first, overwrite, swap]))
+
+
+def test_clean(tmp_path):
+    steps, leftovers = _steps(tmp_path)
+    before = files_of(steps)
+    assert ec.clean(steps, remove=False) == leftovers
+    assert files_of(steps) == before
+    assert ec.clean(str(steps)) == leftovers
+    assert ec.clean(steps) == []
+    assert sorted(os.listdir(steps)) == ["0", "1"]
+    assert _value(steps / "0") == 0 and _value(steps / "1") == 1
+    kept = {name for name in before if _id not in name}
+    assert files_of(steps).keys() == kept
+
+
+def test_clean_of_a_checkpoint(tmp_path):
+    steps, leftovers = _steps(tmp_path)
+    assert ec.clean(steps / "0") == [leftovers[0]]
+    assert ec.clean(steps / "1") == [leftovers[1]]
+    assert ec.clean(steps / "2") == [leftovers[2]]
+    assert sorted(os.listdir(steps)) == ["0", "1", "2"]
+
+
+def test_clean_leaves_what_somebody_writes(tmp_path):
+    steps, leftovers = _steps(tmp_path)
+    for path in leftovers:
+        with _store.lock(_store.pathlib.Path(path)):
+            assert ec.clean(steps, remove=False) == [p for p in leftovers if p != path]
+    done = threading.Event()
+    going = threading.Event()
+
+    def cleaner():
+        while not done.is_set():
+            ec.clean(steps)
+            going.set()
+
+    thread = threading.Thread(target=cleaner)
+    thread.start()
+    try:
+        going.wait()
+        for i in range(10):
+            for layout in ("ocdbt", "zarr"):
+                path = steps / f"{layout}{i % 3}"
+                ec.tree_serialise_leaves(path, _tree(i), layout=layout, durable=False)
+                assert _value(path) == i
+    finally:
+        done.set()
+        thread.join()
+    assert ec.clean(steps) == []
+
+
+def test_clean_leaves_what_is_not_ours(tmp_path):
+    steps = tmp_path / "steps"
+    ec.tree_serialise_leaves(steps / "good", _tree(1))
+    elsewhere = tmp_path / "elsewhere"
+    ec.tree_serialise_leaves(elsewhere, _tree(2))
+    (elsewhere / "d" / _id).mkdir()
+    # Links to leftovers, and to their parents.
+    (steps / "link").symlink_to(elsewhere)
+    (steps / f"good.eqx_ckpt-{_id}").symlink_to(elsewhere)
+    (steps / "good" / "d" / _id).symlink_to(elsewhere / "d" / _id)
+    (steps / "linked").mkdir()
+    (steps / "linked" / "d").symlink_to(elsewhere / "d")
+    # A file of this name; names that are almost right.
+    (steps / f"file.eqx_ckpt-{_id}").write_bytes(b"")
+    for name in (f"x.eqx_ckpt-{_id}0", f".eqx_ckpt-{_id}", "x.eqx_ckpt-0123", _id):
+        (steps / name).mkdir()
+    # Not only data of ours, not only saves, more than the saves.
+    (steps / "a" / "d" / _id).mkdir(parents=True)
+    (steps / "a" / "d" / _id / "notes.txt").write_text("mine")
+    (steps / "b" / "d" / _id).mkdir(parents=True)
+    (steps / "b" / "notes.txt").write_text("mine")
+    (steps / "c" / "d" / _id[1:]).mkdir(parents=True)
+    # An index that cannot be read does not say which save is the checkpoint.
+    ec.tree_serialise_leaves(steps / "damaged", _tree(3))
+    (steps / "damaged" / "d" / _id).mkdir()
+    index = steps / "damaged" / "eqx_ckpt.json"
+    index.write_bytes(index.read_bytes()[:-1])
+    walked = lambda: sorted(tmp_path.rglob("*"))
+    before = files_of(tmp_path), walked()
+    assert ec.clean(steps, remove=False) == ec.clean(steps) == []
+    assert (files_of(tmp_path), walked()) == before
+
+
+def test_clean_refuses(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no directory"):
+        ec.clean(tmp_path / "none")
+    with pytest.raises(ValueError, match="not in a local file system"):
+        ec.clean("memory://clean")
+
+
+def test_names_of_leftovers_are_reserved(tmp_path):
+    steps, leftovers = _steps(tmp_path)
+    for path in leftovers:
+        with pytest.raises(FileNotFoundError, match="interrupted"):
+            ec.open(path)
+    with pytest.raises(ValueError, match="is a name for saves"):
+        ec.tree_serialise_leaves(steps / f"new.eqx_ckpt-{_id}", _tree(1))
+
+
+def test_the_next_save_cleans_whatever_the_layouts(tmp_path):
+    steps, leftovers = _steps(tmp_path)
+    (steps / f"0.eqx_ckpt-{_id}").mkdir()
+    (steps / "1" / "d" / _id).mkdir(parents=True)
+    for step in ("0", "1", "2"):
+        ec.tree_serialise_leaves(steps / step, _tree(5))
+        assert _value(steps / step) == 5 and len(os.listdir(steps / step / "d")) == 1
+    assert sorted(os.listdir(steps)) == ["0", "1", "2"]
+
+
+def test_command_line(tmp_path, capsys):
+    steps, leftovers = _steps(tmp_path)
+    assert main(["clean", "--list", str(steps)]) == 0
+    assert capsys.readouterr().out.splitlines() == leftovers
+    out = run_python(f"""
+        import sys, runpy
+        sys.argv = ["eqx_ckpt", "clean", {str(steps)!r}]
+        runpy.run_module("eqx_ckpt", run_name="__main__")
+    """)
+    assert out.splitlines() == leftovers
+    assert main(["clean", str(steps)]) == 0 and not capsys.readouterr().out
+    assert main(["clean", str(steps / "none")]) == 1
+    assert "no directory" in capsys.readouterr().err

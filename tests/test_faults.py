@@ -1,0 +1,173 @@
+"""What can go wrong around a save: no space, no rights, no descriptors, others at work.
+
+Whatever happens the path holds all of the old checkpoint or all of the new one, and a
+save that returns has saved. See `faulty.py`.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import pytest
+from faulty import tree, value_at
+
+import eqx_ckpt as ec
+from eqx_ckpt import _commit, _store
+
+
+_script = str(pathlib.Path(__file__).with_name("faulty.py"))
+
+
+def _start(*arguments, before=()):
+    return subprocess.Popen(
+        [*before, sys.executable, _script, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+
+
+def _finish(process):
+    out, errors = process.communicate()
+    assert process.returncode == 0, errors
+    return json.loads(out.splitlines()[-1])
+
+
+def test_a_full_disk(tmp_path):
+    mounts = ["unshare", "--mount", "--map-root-user"]
+    if not shutil.which("unshare") or subprocess.run([*mounts, "true"]).returncode:
+        pytest.skip("a file system cannot be mounted here")
+    count = _finish(_start("full_disk", tmp_path, before=mounts))
+    for layout in ("ocdbt", "zarr"):
+        assert count[f"{layout} OSError"] > 5 and count[f"{layout} NoneType"] > 1
+
+
+def test_a_limit_on_the_size_of_files(tmp_path):
+    count = _finish(_start("file_size", tmp_path))
+    for layout in ("ocdbt", "zarr"):
+        assert count[f"{layout} OSError"] > 5 and count[f"{layout} NoneType"]
+
+
+def test_too_few_descriptors(tmp_path):
+    count = _finish(_start("descriptors", tmp_path))
+    assert sum(count.values()) - count["ocdbt NoneType"] - count["zarr NoneType"] > 6
+
+
+def test_a_read_only_directory():
+    # Below a directory that others than its owner may enter.
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        count = _finish(_start("read_only", directory))
+        for place, _, _ in os.walk(directory):
+            os.chmod(place, 0o755)
+    assert count == {"ocdbt": 3, "zarr": 3}
+
+
+@pytest.mark.parametrize("layouts", ["ocdbt", "zarr", "ocdbt,zarr"])
+def test_two_writers_and_a_reader(tmp_path, layouts):
+    """Of two that write at once, one gets an error; and a reader gets one of the trees,
+    or a clear error."""
+    path = tmp_path / "7"
+    ec.tree_serialise_leaves(path, tree(0))
+    assert value_at(path) == 0
+    writers = [_start("write_often", path, layouts, first, 2) for first in (1000, 2000)]
+    for writer in writers:
+        assert writer.stdout.readline() == "ready\n"
+    for writer in writers:
+        print("go", file=writer.stdin, flush=True)
+    read, errors = [], []
+    while any(writer.poll() is None for writer in writers):
+        try:
+            read.append(value_at(path, verify=len(read) % 2 == 0))
+        except RuntimeError as e:
+            assert "replaced or deleted" in str(e)
+            errors.append(e)
+    results = [_finish(writer) for writer in writers]
+    assert value_at(path) in [result["saved"][-1] for result in results]
+    known = {0}.union(*(result["saved"] for result in results))
+    assert set(read) <= known and read
+    for result in results:
+        assert result["saved"]
+        for error in result["errors"]:
+            assert "replaced by another writer" in error, error
+    ec.tree_serialise_leaves(path, tree(3))
+    assert os.listdir(tmp_path) == ["7"] and len(os.listdir(path / "d")) == 1
+
+
+class _Failing:
+    """A key-value store of which the n-th call fails, before it is made or after it."""
+
+    def __init__(self, kv, clock):
+        self._kv, self._clock = kv, clock
+
+    def __getattr__(self, name):
+        call = getattr(self._kv, name)
+        if name not in ("read", "write", "list", "delete_range"):
+            return call
+
+        def failing(*args, **kwargs):
+            self._clock["left"] -= 1
+            if self._clock["left"] == 0 and self._clock["before"]:
+                raise ValueError("UNAVAILABLE: the store is away")
+            out = call(*args, **kwargs)
+            if self._clock["left"] == 0:
+                out.result()
+                raise ValueError("UNAVAILABLE: the answer of the store is lost")
+            return out
+
+        return failing
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("case", ["first", "overwrite", "zarr"])
+def test_every_call_of_a_store_fails(monkeypatch, case, before):
+    """A store that cannot rename, and of which one call after the other fails."""
+    clock = {"left": 0, "before": before}
+    layout = "zarr" if case == "zarr" else "ocdbt"
+    real = _store._kv
+    outcomes = []
+    for number in range(1, 100):
+        path = f"memory://{case}{before}{number}/7"
+        old = None
+        if case == "overwrite":
+            old = 1
+            ec.tree_serialise_leaves(path, tree(1))
+        clock["left"] = number
+        with monkeypatch.context() as patch:
+            patch.setattr(_store, "_kv", lambda *args: _Failing(real(*args), clock))
+            try:
+                ec.tree_serialise_leaves(path, tree(2), layout=layout)
+                error = None
+            except ValueError as e:
+                error = e
+        try:
+            there = value_at(path)
+        except FileNotFoundError:
+            there = None
+        assert there in (old, 2) and (error or there == 2), number
+        outcomes.append((there, error is None))
+        if error is not None and there == 2:
+            # The answer to the commit was lost, or what failed came after it.
+            assert re.search("is saved|is whole", error.__notes__[0])
+        if layout == "ocdbt":
+            ec.tree_serialise_leaves(path, tree(3))
+            assert value_at(path) == 3
+            root = _store.resolve(path)
+            assert len(_commit.saves(root)) == 1
+        elif there is None:
+            # What failed while it was being undone blocks the path.
+            with contextlib.suppress(FileExistsError):
+                ec.tree_serialise_leaves(path, tree(3), layout=layout)
+                assert value_at(path) == 3
+        if clock["left"] > 0:
+            break
+    assert number > 10
+    assert {(old, False), (2, True)} <= set(outcomes)

@@ -1,0 +1,174 @@
+"""A saving process is killed at every file-system call that it makes, and at random
+times. The short form tries some of these points; the long one, 1,000 for each case:
+`python -m pytest -m long tests/test_kill.py`."""
+
+import os
+import random
+import re
+import shutil
+import time
+
+import pytest
+from helpers import assert_alike, files_of
+from killing import CAN_TRACE, make, save, Server, without_rename
+
+import eqx_ckpt as ec
+
+
+# What is at the path before, and what is saved there.
+_cases = {"first": (None, "a"), "overwrite": ("a", "b"), "other": ("a", "c")}
+_layouts = ["ocdbt", "zarr"]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Server() as server:
+        yield server
+
+
+def _what_is_at(path):
+    """Which of the trees is at a path: all of it, bit for bit. None: no checkpoint."""
+    try:
+        ckpt = ec.open(path)
+    except FileNotFoundError:
+        return None
+    tree = ec.materialise(ckpt.tree)
+    name = chr(tree["step"] if "step" in tree else tree["other"]["step"])
+    assert_alike(tree, make(name))
+    return name
+
+
+def _kinds(path):
+    """The names of the files of a checkpoint, all save ids being one."""
+    return {re.sub("[0-9a-f]{16}", "<save>", name) for name in files_of(path)}
+
+
+class _Campaign:
+    """Kills saves of one case, each in a directory of its own, and checks what is left.
+
+    `saved` counts the kills after which the new checkpoint was there, `kept` those
+    after which what was there before was.
+    """
+
+    rename = True
+
+    def __init__(self, server, directory, case, layout):
+        self.server, self.directory, self.layout = server, directory, layout
+        self.old, self.new = _cases[case]
+        self.saved = self.kept = 0
+        for name in {"d", self.old or "d"}:
+            self._save(directory / "whole" / name, name, trace=False)
+        self.kinds = _kinds(directory / "whole" / "d")
+
+    def _save(self, path, name, **how):
+        return self.server.save(path, name, self.layout, rename=self.rename, **how)
+
+    def stops(self):
+        steps = self.directory / "alone"
+        self._prepare(steps)
+        return self._save(steps / "7", self.new)
+
+    def _prepare(self, steps):
+        steps.mkdir()
+        if self.old is not None:
+            shutil.copytree(self.directory / "whole" / self.old, steps / "7")
+
+    def kill(self, number, **when):
+        steps = self.directory / "steps"
+        self._prepare(steps)
+        self._save(steps / "7", self.new, **when)
+        there = self.check(steps, number)
+        assert there in (self.old, self.new), there
+        self.saved += there == self.new
+        self.kept += there == self.old
+        shutil.rmtree(steps)
+
+    def check(self, steps, number):
+        path = steps / "7"
+        there = _what_is_at(path)
+        for name in set(os.listdir(steps)) - {"7"}:
+            with pytest.raises(FileNotFoundError, match="interrupted"):
+                ec.open(steps / name)
+        if number % 2:
+            found = ec.clean(steps, remove=False)
+            assert ec.clean(steps) == found and ec.clean(steps) == []
+            assert _what_is_at(path) == there
+            assert os.listdir(steps) == ["7"] if there else not files_of(steps)
+            assert len(list(steps.glob("7/d/*"))) <= 1
+        else:
+            save(path, "d", self.layout)
+            assert _what_is_at(path) == "d"
+            assert os.listdir(steps) == ["7"]
+            assert _kinds(path) == self.kinds
+        return there
+
+
+class _WithoutRename(_Campaign):
+    """The same on a store that cannot rename."""
+
+    rename = False
+
+    def check(self, steps, number):
+        path = steps / "7"
+        with without_rename():
+            there = _what_is_at(path)
+        # TensorStore writes each file as `<name>.__lock`, and takes such a file of a
+        # killed writer as it is, longer than what it writes. No object store does so,
+        # and in local directories we write ourselves.
+        for stale in steps.rglob("*.__lock"):
+            stale.unlink()
+        if self.layout == "zarr" and there is None and files_of(steps):
+            # Its names are those of all saves, so the next one might be beside another
+            # that lives.
+            with pytest.raises(FileExistsError, match="is running or was interrupted"):
+                save(path, "d", self.layout, rename=False)
+        elif self.layout == "ocdbt" or there is None:
+            save(path, "d", self.layout, rename=False)
+            with without_rename():
+                assert _what_is_at(path) == "d"
+            assert _kinds(path) == self.kinds
+        return there
+
+
+_with_rename = [(_Campaign, case, layout) for layout in _layouts for case in _cases]
+# What has fixed names cannot be replaced there.
+_without = [(_WithoutRename, case, "ocdbt") for case in _cases]
+_all = [*_with_rename, *_without, (_WithoutRename, "first", "zarr")]
+
+
+@pytest.mark.parametrize("kind, case, layout", _all)
+def test_killed(server, tmp_path, kind, case, layout):
+    """After SIGKILL the path is whole, old or new. Other leftovers are no checkpoints,
+    and are deleted by the next save to the path, and by `clean`."""
+    campaign = kind(server, tmp_path, case, layout)
+    rng = random.Random(0)
+    if CAN_TRACE:
+        count = len(campaign.stops())
+        for number in range(4):
+            campaign.kill(number, at=rng.randint(1, count))
+    for number in range(3):
+        campaign.kill(number, seconds=rng.uniform(0, 0.05))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind, case, layout", _all)
+def test_killed_everywhere(server, tmp_path, kind, case, layout, capsys):
+    campaign = kind(server, tmp_path, case, layout)
+    start = time.perf_counter()
+    count = len(campaign.stops()) if CAN_TRACE else 0
+    for number in range(count):
+        campaign.kill(number // 2 + number, at=number + 1)
+    assert not count or campaign.kept and campaign.saved
+    rng = random.Random(0)
+    longest = 0.2
+    for number in range(1000 - count):
+        saved = campaign.saved
+        campaign.kill(number, seconds=rng.uniform(0, longest))
+        # Aim at the time that a save takes, whatever that is on this machine.
+        longest *= 0.98 if campaign.saved > saved else 1.02
+    with capsys.disabled():
+        print(
+            f"\n{kind.__name__}, {layout}, {case}: {count} calls and {1000 - count} "
+            f"random times; {campaign.kept} kept, {campaign.saved} saved; "
+            f"{time.perf_counter() - start:.0f} s"
+        )

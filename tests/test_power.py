@@ -1,0 +1,186 @@
+"""`durable=True`: a model of what a power cut leaves on a disk.
+
+Only what was synced is sure to be there: the bytes of a file once the file was synced,
+a name once its directory was. What was not synced may be there all the same, in any
+order. So at every call that a save makes, three disks are checked: one on which nothing
+else has landed, one on which this last change of a name has, and one on which all
+changes of names have.
+"""
+
+import os
+import pathlib
+import threading
+
+import numpy as np
+import pytest
+from helpers import assert_alike
+
+import eqx_ckpt as ec
+from eqx_ckpt import _commit
+
+
+class _File:
+    def __init__(self, synced=b""):
+        self.synced = synced
+
+
+class _Directory:
+    def __init__(self):
+        self.names = {}
+        self.synced = {}
+
+
+def _read(path):
+    """A directory that has been on the disk for long."""
+    node = _Directory()
+    for entry in os.scandir(path):
+        below = pathlib.Path(entry.path)
+        node.names[entry.name] = (
+            _read(below) if entry.is_dir() else _File(below.read_bytes())
+        )
+    node.synced = dict(node.names)
+    return node
+
+
+class _Disk:
+    """Follows the calls below a directory, and notes what a power cut would leave."""
+
+    def __init__(self, top, monkeypatch):
+        self.top, self.root = top, _read(top)
+        self.states = {}
+        self.calls = 0
+        self.one_at_a_time = threading.RLock()
+        for name in "open mkdir rename replace link unlink rmdir fsync".split():
+            monkeypatch.setattr(os, name, self._wrap(name, getattr(os, name)))
+        exchange = self._wrap("exchange", _commit._exchange)
+        monkeypatch.setattr(_commit, "_exchange", exchange)
+
+    def _wrap(self, name, call):
+        def wrapped(*args, **kwargs):
+            with self.one_at_a_time:
+                out = call(*args, **kwargs)
+                self.calls += 1
+                if name == "fsync":
+                    self._sync(os.readlink(f"/proc/self/fd/{args[0]}"))
+                elif name != "open" or args[1] & os.O_CREAT:
+                    paths = args if name in _two else args[:1]
+                    self._changed(name, [self._find(path) for path in paths])
+            return out
+
+        return wrapped
+
+    def _find(self, path):
+        """The directory that a path is in, and its name there."""
+        path = os.path.join(os.path.realpath(os.path.dirname(path)), _last(path))
+        inside = os.path.relpath(path, self.top).split("/")
+        if inside[0] in (".", ".."):
+            return None, ""
+        node = self.root
+        for name in inside[:-1]:
+            node = node.names[name]
+        return node, inside[-1]
+
+    def _sync(self, path):
+        directory, name = self._find(path)
+        node = directory.names[name] if directory is not None else self.root
+        if isinstance(node, _Directory):
+            node.synced = dict(node.names)
+        else:
+            node.synced = pathlib.Path(path).read_bytes()
+        self._note("fsync")
+
+    def _changed(self, name, places):
+        (parent, key), (other, to) = places[0], places[-1]
+        if name == "mkdir":
+            parent.names[key] = _Directory()
+        elif name == "open":
+            parent.names.setdefault(key, _File())
+        elif name in ("unlink", "rmdir"):
+            del parent.names[key]
+        elif name == "link":
+            other.names[to] = parent.names[key]
+        elif name == "exchange":
+            parent.names[key], other.names[to] = other.names[to], parent.names[key]
+        else:
+            other.names[to] = parent.names.pop(key)
+        self._note(name)
+        # This change alone has landed.
+        before = [dict(node.synced) for node, _ in places]
+        for node, key in places:
+            if key in node.names:
+                node.synced[key] = node.names[key]
+            else:
+                node.synced.pop(key, None)
+        self._note(name)
+        for (node, _), synced in zip(places, before):
+            node.synced = synced
+
+    def _note(self, call):
+        for attribute in ("synced", "names"):
+            state = frozenset(_files(self.root, attribute, "").items())
+            self.states.setdefault(state, f"{self.calls}: {call}")
+
+    def now(self):
+        return frozenset(_files(self.root, "synced", "").items())
+
+
+_two = ("rename", "replace", "link", "exchange")
+
+
+def _last(path):
+    return os.path.basename(os.fspath(path).rstrip("/"))
+
+
+def _files(node, attribute, prefix):
+    if isinstance(node, _File):
+        return {prefix: node.synced}
+    out = {prefix + "/": b""}
+    for name, below in getattr(node, attribute).items():
+        out.update(_files(below, attribute, f"{prefix}/{name}"))
+    return out
+
+
+def _write(state, top):
+    for name, data in sorted(state):
+        path = top / name[1:]
+        if name.endswith("/"):
+            path.mkdir(parents=True)
+        else:
+            path.write_bytes(data)
+
+
+def _tree(value):
+    return {"w": np.full(6, value), "v": [np.full(3, value)] * 2, "step": value}
+
+
+@pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
+@pytest.mark.parametrize("old", [None, "ocdbt", "zarr"])
+def test_a_power_cut(tmp_path, monkeypatch, layout, old):
+    top = tmp_path / "disk"
+    path = top / "new" / "deep" / "7"
+    top.mkdir()
+    if old is not None:
+        ec.tree_serialise_leaves(path, _tree(1), layout=old)
+    with monkeypatch.context() as patch:
+        disk = _Disk(top, patch)
+        ec.tree_serialise_leaves(path, _tree(2), layout=layout)
+    # It has followed all that there is: with every name on the disk, it is all there.
+    assert _files(disk.root, "names", "") == _files(_read(top), "names", "")
+
+    def step(number, state):
+        copy = tmp_path / f"{number}"
+        _write(state, copy)
+        try:
+            tree = ec.materialise(ec.open(copy / "new" / "deep" / "7").tree)
+        except FileNotFoundError:
+            return None
+        assert_alike(tree, _tree(tree["step"]))
+        return tree["step"]
+
+    seen = set()
+    for number, (state, when) in enumerate(disk.states.items()):
+        got = step(number, state)
+        assert got in (2, 1 if old else None), when
+        seen.add(got)
+    assert seen == {2, 1 if old else None}
+    assert step("end", disk.now()) == 2
