@@ -1,9 +1,9 @@
-"""The command line: `python -m eqx_ckpt ls PATH` and `python -m eqx_ckpt demo`."""
+"""The command line: `python -m eqx_ckpt ls PATH`, `verify PATH` and `demo`."""
 
 import argparse
 import sys
 
-from . import _checkpoint
+from . import _checkpoint, _verify
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -13,6 +13,9 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     ls = commands.add_parser("ls", help="print the tree of a checkpoint")
     ls.add_argument("path", help="a directory, or a TensorStore URL")
+    verify = commands.add_parser("verify", help="check every byte of a checkpoint")
+    verify.add_argument("path", help="a directory, or a TensorStore URL")
+    verify.add_argument("--progress", action="store_true", help="show a progress bar")
     demo = commands.add_parser("demo", help="save and load a small model, and show how")
     demo.add_argument("directory", nargs="?", help="where to save (default: a new one)")
     given = parser.parse_args(arguments)
@@ -22,8 +25,12 @@ def main(arguments: list[str] | None = None) -> int:
         _demo.main(given.directory)
         return 0
     try:
+        if given.command == "verify":
+            problems = _verify.verify(given.path, progress=given.progress)
+            print(*problems, sep="\n", end="\n" if problems else "")
+            return 1 if problems else 0
         print(_checkpoint.open(given.path).describe())
-    except (OSError, ValueError, RuntimeError) as e:
+    except (OSError, ValueError, RuntimeError, ImportError) as e:
         print(f"eqx_ckpt: {e}", file=sys.stderr)
         return 1
     return 0
