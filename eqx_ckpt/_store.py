@@ -160,7 +160,7 @@ def read_into(root: Root, key: str, start: int, into: np.ndarray) -> int:
         try:
             done = 0
             while done < into.nbytes:
-                count = os.preadv(fd, [into[done:]], start + done)
+                count = os.preadv(fd, [into[done:].data], start + done)
                 if count == 0:
                     break
                 done += count
