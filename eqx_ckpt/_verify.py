@@ -7,7 +7,7 @@ import math
 import operator
 import os
 import queue
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -321,84 +321,87 @@ def _check(
     root: Root, job: list[_Chunk], digests: bytes | None, buffer: np.ndarray
 ) -> Iterator[Problem]:
     """Reads the chunks of a job, and compares them with their digests."""
-    for file, members in it.groupby(job, key=operator.attrgetter("file")):
+    for key, members in it.groupby(job, key=operator.attrgetter("file")):
         chunks = list(members)
-        read = _reader(root, file, chunks[-1].stop, buffer)
+        file = _File(root, key, chunks[-1].stop, buffer)
         for chunk in chunks:
-            name, index = chunk.record.name, chunk.index
+            name = chunk.record.name
             try:
-                if not _is_zero(chunk, read, len(buffer)):
+                if not _is_zero(chunk, file):
                     what = f"the bytes before `{name}` are not zeros"
-                    yield Problem(None, None, file, what)
-                what = _wrong(chunk, digests, read, len(buffer))
+                    yield Problem(None, None, key, what)
+                what = _wrong(chunk, file, digests)
             except (OSError, EOFError, ValueError) as e:
                 what = _unreadable(e)
             if what is not None:
-                yield Problem(name, index, file, what)
+                yield Problem(name, chunk.index, key, what)
 
 
-Read = Callable[[int, int], np.ndarray]
+class _File:
+    """A file that is read from front to back, into one buffer.
 
-
-def _reader(root: Root, file: str, end: int, buffer: np.ndarray) -> Read:
-    """A function that gives the bytes `[start, stop)` of a file, in the buffer.
-
-    It reads ahead, up to `end`, if all of that fits in. What it gave before is lost.
+    It is read ahead, up to `end`, where all of that fits in.
     """
-    low = high = 0
 
-    def read(start: int, stop: int) -> np.ndarray:
-        nonlocal low, high
-        if not low <= start <= stop <= high:
-            size = end - start if end - start <= len(buffer) else stop - start
-            low, high = start, start
-            high += _store.read_into(root, file, start, buffer[:size])
-            if high < stop:
+    def __init__(self, root: Root, key: str, end: int, buffer: np.ndarray):
+        self.root, self.key, self.end, self.buffer = root, key, end, buffer
+        self._start = self._stop = 0
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """The bytes `[start, stop)`, until the next call.
+
+        **Raises:** `EOFError` if the file ends before; `OSError`, `ValueError`.
+        """
+        if not self._start <= start <= stop <= self._stop:
+            size = self.end - start
+            if size > len(self.buffer):
+                size = stop - start
+            self._start = self._stop = start
+            into = self.buffer[:size]
+            self._stop += _store.read_into(self.root, self.key, start, into)
+            if self._stop < stop:
                 raise EOFError
-        return buffer[start - low : stop - low]
-
-    return read
+        return self.buffer[start - self._start : stop - self._start]
 
 
-def _is_zero(chunk: _Chunk, read: Read, step: int) -> bool:
+def _is_zero(chunk: _Chunk, file: _File) -> bool:
+    """Whether there are only zeros between a chunk and the one before."""
+    step = len(file.buffer)
     return not any(
-        read(at, min(at + step, chunk.start)).any()
+        file.read(at, min(at + step, chunk.start)).any()
         for at in range(chunk.before, chunk.start, step)
     )
 
 
-def _wrong(chunk: _Chunk, digests: bytes | None, read: Read, step: int) -> str | None:
-    """What is wrong with a chunk, if anything is. It is read in steps."""
-    t = chunk.record.template
+def _wrong(chunk: _Chunk, file: _File, digests: bytes | None) -> str | None:
+    """What is wrong with a chunk, if anything is."""
+    t, at = chunk.record.template, chunk.start
+    found: list[bytes] = []
     hasher, room = xxhash.xxh3_128(), _chunks.BLOCK
-    row, at = 16 * chunk.row, chunk.start
-    padding = 0
-
-    def is_block() -> bool:
-        nonlocal row
-        row += 16
-        return digests is None or digests[row - 16 : row] == hasher.digest()
-
-    whole = _kept(chunk.record, chunk.index)
-    for shape, kept in _slabs(t.chunk, whole, t.itemsize, step):
-        data = read(at, at + math.prod(shape) * t.itemsize)
+    is_padded_with_zeros = True
+    kept = _kept(chunk.record, chunk.index)
+    for shape, inner in _slabs(t.chunk, kept, t.itemsize, len(file.buffer)):
+        data = file.read(at, at + math.prod(shape) * t.itemsize)
         at += data.size
-        if kept != shape:
+        if inner != shape:
             array = data.reshape(*shape, t.itemsize)
-            part = _layout.chunk_bytes(array, tuple(map(slice, kept)))
-            padding += np.count_nonzero(data) - np.count_nonzero(part)
+            part = _layout.chunk_bytes(array, tuple(map(slice, inner)))
+            if np.count_nonzero(data) != np.count_nonzero(part):
+                is_padded_with_zeros = False
             data = part
         while data.size:
             block, data = data[:room], data[room:]
             hasher.update(block.data)
             room -= block.size
             if room == 0:
-                if not is_block():
-                    return _CHANGED
+                found.append(hasher.digest())
                 hasher, room = xxhash.xxh3_128(), _chunks.BLOCK
-    if room < _chunks.BLOCK and not is_block():
+    if room < _chunks.BLOCK:
+        found.append(hasher.digest())
+    first, last = 16 * chunk.row, 16 * (chunk.row + len(found))
+    if digests is not None and digests[first:last] != b"".join(found):
         return _CHANGED
-    return "its padding is not zeros" if padding else None
+    return None if is_padded_with_zeros else "its padding is not zeros"
 
 
 def _slabs(
