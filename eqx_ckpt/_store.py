@@ -170,15 +170,15 @@ def read_into(root: Root, key: str, start: int, into: np.ndarray) -> int:
     # A range that goes on where the file ends is refused; one without an end is not.
     for stop in (start + into.nbytes, None):
         try:
-            value = read_file(root, key, start, stop)
+            got = _kv(root, "", None).read(key, byte_range=slice(start, stop)).result()
         except ValueError as e:
             if "OUT_OF_RANGE" not in str(e):
                 raise
             continue
-        if value is None:
+        if got.state != "value":
             raise FileNotFoundError(f"There is no `{key}`.")
-        into[: len(value.data)] = np.frombuffer(value.data, np.uint8)
-        return len(value.data)
+        into[: len(got.value)] = np.frombuffer(got.value, np.uint8)
+        return len(got.value)
     return 0
 
 

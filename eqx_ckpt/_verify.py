@@ -7,6 +7,7 @@ import math
 import operator
 import os
 import queue
+import sys
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ import xxhash
 
 from . import _checkpoint, _chunks, _commit, _index, _layout, _progress, _show, _store
 from ._checkpoint import Checkpoint
+from ._chunks import Grid
 from ._index import Record
 from ._read import Source
 from ._store import Root
@@ -68,7 +70,8 @@ def verify(
 
     - `path`: as in [`open`][], or an open [`Checkpoint`][].
     - `max_bytes`: how much memory to use for what is read, at least 1 MiB. The index,
-        the digests and the files for other readers, which are small, come on top.
+        the digests and the files for other readers, which are small, come on top; and
+        compressed chunks are decoded whole.
     - `progress`: whether to show a progress bar. This needs `eqx_ckpt[progress]`.
 
     **Returns:** a list of [`Problem`][]s, which is empty if all is well. If the index
@@ -112,7 +115,7 @@ def verify(
     # A buffer for each thread, and as much again for what is padded in it.
     step = min(_STEP, max_bytes // (2 * _THREADS))
     stored = [r for r in records if _has_bytes(source, r)]
-    nbytes = sum(_count(r) * _full(r) for r in stored)
+    nbytes = sum(len(_grid(r).keys) * _grid(r).full for r in stored)
     with _progress.bar("verify", nbytes, len(stored), progress) as advance:
         problems += _data(source, stored, digests, step, advance)
     if problems and not source.is_current():
@@ -173,81 +176,66 @@ def _zarr_json(source: Source, records: Iterable[Record]) -> Iterator[Problem]:
 class _Chunk(NamedTuple):
     """A chunk, at `[start, stop)` of a file; the bytes from `before` on are no other's.
 
-    `row` is the number of its first digest. `ends`: it is the last of its leaf.
+    Of a compressed chunk the index does not know where it ends, nor of all but the
+    first of a leaf where they begin: `stop` is `start`, that of all of them.
     """
 
     record: Record
-    index: tuple[int, ...]
-    row: int
+    number: int
     file: str
     before: int
     start: int
     stop: int
-    ends: bool
+
+    @property
+    def grid(self) -> Grid:
+        return _grid(self.record)
 
 
-def _count(record: Record) -> int:
-    return math.prod(_chunks.grid(record.template.shape, record.template.chunk))
-
-
-def _full(record: Record) -> int:
-    return math.prod(record.template.chunk) * record.template.itemsize
+def _grid(record: Record) -> Grid:
+    t = record.template
+    return _chunks.lay(t.shape, t.chunk, t.itemsize)
 
 
 def _has_bytes(source: Source, record: Record) -> bool:
     """Whether a leaf has chunks, of its own: in a database, aliases lead to others'."""
     if source.database is not None and record.place in source.index.aliases:
         return False
-    return _count(record) > 0
-
-
-def _kept(record: Record, index: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a chunk without its padding."""
-    t = record.template
-    return tuple(s.stop - s.start for s in _chunks.region(t.shape, t.chunk, index))
-
-
-def _numbered(source: Source, record: Record) -> Iterator[tuple[tuple[int, ...], int]]:
-    """The index and the first digest of every chunk of a leaf."""
-    t = record.template
-    row = source.index.first_block(record.place)
-    for index in _chunks.indices(t.shape, t.chunk):
-        yield index, row
-        size = math.prod(_kept(record, index)) * t.itemsize
-        row += -(-size // _chunks.BLOCK)
+    return len(_grid(record).keys) > 0
 
 
 def _plan(source: Source, records: list[Record]) -> Iterator[_Chunk]:
     """Every chunk there is, in the order of the files."""
     if source.database is None:
         for record in records:
-            last, full = _count(record) - 1, _full(record)
-            for number, (index, row) in enumerate(_numbered(source, record)):
-                file = f"{source.key(record)}/{_chunks.key(index)}"
-                yield _Chunk(record, index, row, file, 0, 0, full, number == last)
+            grid = _grid(record)
+            stop = grid.full if record.template.codec is None else 0
+            for number, key in enumerate(grid.keys):
+                file = f"{source.key(record)}/{key}"
+                yield _Chunk(record, number, file, 0, 0, stop)
         return
     firsts: dict[int, set[int]] = {record.place: {0} for record in records}
     for place, number, _, _ in source.index.splits:
         if place in firsts:
             firsts[place].add(number)
-    runs: list[tuple[str, int, Record, int, int]] = []
+    runs: list[tuple[str, int, Record, range]] = []
     for record in records:
-        for first, end in it.pairwise([*sorted(firsts[record.place]), _count(record)]):
+        starts = [*sorted(firsts[record.place]), len(_grid(record).keys)]
+        for first, stop in it.pairwise(starts):
             place = source.index.place_of_chunk(record, first)
-            runs.append((*place, record, first, end))
+            runs.append((*place, record, range(first, stop)))
     runs.sort(key=operator.itemgetter(0, 1))
     for name, members in it.groupby(runs, key=operator.itemgetter(0)):
         file, before = f"{source.database}/{name}", 0
-        for _, start, record, first, end in members:
-            last, full = _count(record) - 1, _full(record)
-            chunks = it.islice(enumerate(_numbered(source, record)), first, end)
-            for number, (index, row) in chunks:
-                stop = start + full
-                before = min(before, start)
-                yield _Chunk(
-                    record, index, row, file, before, start, stop, number == last
-                )
+        for _, start, record, numbers in members:
+            is_raw = record.template.codec is None
+            size = _grid(record).full if is_raw else 0
+            for number in numbers:
+                stop = start + size
+                yield _Chunk(record, number, file, min(before, start), start, stop)
                 before = start = stop
+            if not is_raw:
+                before = sys.maxsize
 
 
 def _jobs(chunks: Iterable[_Chunk], step: int) -> Iterator[list[_Chunk]]:
@@ -255,7 +243,7 @@ def _jobs(chunks: Iterable[_Chunk], step: int) -> Iterator[list[_Chunk]]:
     job: list[_Chunk] = []
     size = 0
     for chunk in chunks:
-        need = chunk.stop - chunk.before
+        need = chunk.start - chunk.before + chunk.grid.full
         if job and size + need > step:
             yield job
             job, size = [], 0
@@ -279,12 +267,12 @@ def _data(
     def check(job: list[_Chunk]) -> list[Problem]:
         buffer = buffers.get()
         try:
-            return list(_check(source.root, job, digests, buffer))
+            return list(_check(source, job, digests, buffer))
         finally:
             buffers.put(buffer)
 
     problems: list[Problem] = []
-    ends: dict[str, tuple[int, str | None]] = {}
+    ends: dict[str, tuple[int | None, str | None]] = {}
     if source.database is not None:
         ends = {f"{source.database}/{name}": (0, None) for name in source.index.files}
     pending: collections.deque[tuple[list[_Chunk], cf.Future[list[Problem]]]]
@@ -293,20 +281,24 @@ def _data(
     def finish() -> None:
         job, future = pending.popleft()
         problems.extend(future.result())
-        advance(sum(c.stop - c.start for c in job), sum(c.ends for c in job))
+        last = sum(c.number + 1 == len(c.grid.keys) for c in job)
+        advance(sum(c.grid.full for c in job), last)
 
     with cf.ThreadPoolExecutor(_THREADS) as pool:
         for job in _jobs(_plan(source, records), step):
             pending.append((job, pool.submit(check, job)))
             for chunk in job:
                 leaf = chunk.record.name if source.database is None else None
-                ends[chunk.file] = chunk.stop, leaf
+                is_raw = chunk.record.template.codec is None
+                ends[chunk.file] = chunk.stop if is_raw else None, leaf
             if len(pending) > 2 * _THREADS:
                 finish()
         while pending:
             finish()
     more = np.empty(1, np.uint8)
     for file, (end, leaf) in ends.items():
+        if end is None:
+            continue
         try:
             if _store.read_into(source.root, file, end, more):
                 what = "it has more bytes than it had"
@@ -318,23 +310,37 @@ def _data(
 
 
 def _check(
-    root: Root, job: list[_Chunk], digests: bytes | None, buffer: np.ndarray
+    source: Source, job: list[_Chunk], digests: bytes | None, buffer: np.ndarray
 ) -> Iterator[Problem]:
     """Reads the chunks of a job, and compares them with their digests."""
     for key, members in it.groupby(job, key=operator.attrgetter("file")):
         chunks = list(members)
-        file = _File(root, key, chunks[-1].stop, buffer)
+        file = _File(source.root, key, chunks[-1].stop, buffer)
         for chunk in chunks:
-            name = chunk.record.name
+            record, number, grid = chunk.record, chunk.number, chunk.grid
             try:
                 if not _is_zero(chunk, file):
-                    what = f"the bytes before `{name}` are not zeros"
+                    what = f"the bytes before `{record.name}` are not zeros"
                     yield Problem(None, None, key, what)
-                what = _wrong(chunk, file, digests)
-            except (OSError, EOFError, ValueError) as e:
+                if record.template.codec is None:
+                    found, is_clean = _digest(chunk, file)
+                else:
+                    found, is_clean = _digest_decoded(source, chunk), True
+                first = source.index.first_block(record.place)
+                rows = slice(*(16 * (first + n) for n in grid.blocks[number:][:2]))
+                if digests is not None and digests[rows] != found:
+                    what = _CHANGED
+                else:
+                    what = None if is_clean else "its padding is not zeros"
+            except (OSError, EOFError, ValueError, RuntimeError) as e:
                 what = _unreadable(e)
             if what is not None:
-                yield Problem(name, chunk.index, key, what)
+                yield Problem(record.name, _index_of(chunk), key, what)
+
+
+def _index_of(chunk: _Chunk) -> tuple[int, ...]:
+    region = chunk.grid.regions[chunk.number]
+    return tuple(s.start // n for s, n in zip(region, chunk.record.template.chunk))
 
 
 class _File:
@@ -373,21 +379,21 @@ def _is_zero(chunk: _Chunk, file: _File) -> bool:
     )
 
 
-def _wrong(chunk: _Chunk, file: _File, digests: bytes | None) -> str | None:
-    """What is wrong with a chunk, if anything is."""
+def _digest(chunk: _Chunk, file: _File) -> tuple[bytes, bool]:
+    """The digests of the blocks of a chunk, and whether its padding is zeros."""
     t, at = chunk.record.template, chunk.start
+    kept = tuple(s.stop - s.start for s in chunk.grid.regions[chunk.number])
     found: list[bytes] = []
     hasher, room = xxhash.xxh3_128(), _chunks.BLOCK
-    is_padded_with_zeros = True
-    kept = _kept(chunk.record, chunk.index)
+    is_clean = True
     for shape, inner in _slabs(t.chunk, kept, t.itemsize, len(file.buffer)):
         data = file.read(at, at + math.prod(shape) * t.itemsize)
         at += data.size
         if inner != shape:
             array = data.reshape(*shape, t.itemsize)
-            part = _layout.chunk_bytes(array, tuple(map(slice, inner)))
+            part = _layout.as_bytes(array[tuple(map(slice, inner))])
             if np.count_nonzero(data) != np.count_nonzero(part):
-                is_padded_with_zeros = False
+                is_clean = False
             data = part
         while data.size:
             block, data = data[:room], data[room:]
@@ -398,10 +404,16 @@ def _wrong(chunk: _Chunk, file: _File, digests: bytes | None) -> str | None:
                 hasher, room = xxhash.xxh3_128(), _chunks.BLOCK
     if room < _chunks.BLOCK:
         found.append(hasher.digest())
-    first, last = 16 * chunk.row, 16 * (chunk.row + len(found))
-    if digests is not None and digests[first:last] != b"".join(found):
-        return _CHANGED
-    return None if is_padded_with_zeros else "its padding is not zeros"
+    return b"".join(found), is_clean
+
+
+def _digest_decoded(source: Source, chunk: _Chunk) -> bytes:
+    """The digests of the blocks of a compressed chunk, which is decoded whole."""
+    region = chunk.grid.regions[chunk.number]
+    dtype = _index.dtype_of(chunk.record.template.stored)
+    into = np.empty([s.stop - s.start for s in region], dtype)
+    _store.start_read(source.array(chunk.record), into, region).result()
+    return b"".join(_layout.block_digests(_layout.as_bytes(into)))
 
 
 def _slabs(
