@@ -10,6 +10,7 @@ from ._lazy import LazyArray as LazyArray
 from ._leaf import is_storable as is_storable
 from ._serialise import tree_serialise_leaves as tree_serialise_leaves
 from ._skeleton import leaf_names as leaf_names, skeleton as skeleton
+from ._verify import Problem as Problem, verify as verify
 
 
 __version__ = "0.1.0"

@@ -1,9 +1,9 @@
-"""The command line: `python -m eqx_ckpt ls PATH`, `... clean DIR`, `... demo`."""
+"""The command line: `python -m eqx_ckpt ls`, `verify`, `clean` and `demo`."""
 
 import argparse
 import sys
 
-from . import _checkpoint, _clean, _show
+from . import _checkpoint, _clean, _show, _verify
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -13,6 +13,9 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     ls = commands.add_parser("ls", help="print the tree of a checkpoint")
     ls.add_argument("path", help="a directory, or a TensorStore URL")
+    verify = commands.add_parser("verify", help="check every byte of a checkpoint")
+    verify.add_argument("path", help="a directory, or a TensorStore URL")
+    verify.add_argument("--progress", action="store_true", help="show a progress bar")
     clean = commands.add_parser("clean", help="delete what killed saves have left")
     clean.add_argument("path", help="a directory of checkpoints, or a checkpoint")
     clean.add_argument("--list", action="store_true", help="only list it")
@@ -25,15 +28,21 @@ def main(arguments: list[str] | None = None) -> int:
         _demo.main(given.directory)
         return 0
     try:
-        if given.command == "clean":
-            for path in _clean.clean(given.path, remove=not given.list):
-                print(_show.escape(path))
+        lines: list[str] = []
+        if given.command == "verify":
+            lines = list(map(str, _verify.verify(given.path, progress=given.progress)))
+        elif given.command == "clean":
+            lines = list(
+                map(_show.escape, _clean.clean(given.path, remove=not given.list))
+            )
         else:
             print(_checkpoint.open(given.path).describe())
-    except (OSError, ValueError, RuntimeError) as e:
+    except (OSError, ValueError, RuntimeError, ImportError) as e:
         print(f"eqx_ckpt: {e}", file=sys.stderr)
         return 1
-    return 0
+    for line in lines:
+        print(line)
+    return 1 if lines and given.command == "verify" else 0
 
 
 if __name__ == "__main__":

@@ -38,6 +38,12 @@ KINDS = (*ARRAY_KINDS, *SCALAR_KINDS, "key", "str", "bytes")
 MAX_RANK = 32
 _MAX_BYTES = 2**60
 
+# Where files for other readers may lie, besides those of the save's own database.
+_OTHERS = frozenset(
+    "manifest.ocdbt zarr.json _METADATA _sharding _strings.json "
+    "array_metadatas/process_0".split()
+)
+
 # What TensorStore's zarr3 driver holds. Other dtypes are stored as bytes.
 STORED = frozenset(
     "bool int2 int4 int8 int16 int32 int64 uint8 uint16 uint32 uint64 float4_e2m1fn "
@@ -125,7 +131,8 @@ class Statics(NamedTuple):
 class Index:
     """A parsed index. `names[i]` has template `templates[template[i]]`, and its chunks
     lie one after the other from `offset[i]` of `files[file[i]]` on; a `(leaf, chunk,
-    file, offset)` of `splits` says from which chunk on they lie elsewhere."""
+    file, offset)` of `splits` says from which chunk on they lie elsewhere. `others` has
+    the digests of the files that other readers use."""
 
     save: str
     layout: str
@@ -141,6 +148,7 @@ class Index:
     markers: dict[int, str]
     statics: Statics
     digests: str
+    others: dict[str, str]
     writer: dict[str, str]
 
     @ft.cached_property
@@ -302,6 +310,7 @@ def encode(index: Index) -> bytes:
         "statics": index.statics.values,
         "static": index.statics.of,
         "digests": index.digests,
+        "others": index.others,
     }
     text = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()[:-1]
     return text + _tail + digest(text).encode() + b'"}'
@@ -412,6 +421,9 @@ def _typed(value: dict[str, Any]) -> Index:
     save = field("save", str)
     if not is_save_id(save):
         raise ValueError("the index has a malformed save id")
+    others = field("others", dict, str)
+    if not others.keys() <= _OTHERS | {f"d/{save}/tree", f"d/{save}/manifest.ocdbt"}:
+        raise ValueError("the index names files that are not of this format")
     return Index(
         save=save,
         layout=layout,
@@ -427,6 +439,7 @@ def _typed(value: dict[str, Any]) -> Index:
         markers=markers,
         statics=Statics(values, of),
         digests=field("digests", str),
+        others=others,
         writer=field("writer", dict, str),
     )
 

@@ -44,13 +44,15 @@ class Leaf(NamedTuple):
 
 class Written(NamedTuple):
     """Where the layout put the leaves: columns of the index, the digest of the file of
-    digests, and the files at the root that other readers need."""
+    digests, the digests of what else it wrote, and the files at the root that other
+    readers need."""
 
     files: list[str]
     file: list[int]
     offset: list[int]
     splits: list[tuple[int, int, int, int]]
     digests: str
+    others: dict[str, str]
     side: dict[str, bytes]
 
 
@@ -262,9 +264,13 @@ def write_ocdbt(
     )
     entries, blobs, file, offset = _entries(leaves, data.grids, packed)
     nodes, top = _ocdbt.tree(entries, [*files, "tree"], "tree", len(blobs))
-    _store.write_file(root, f"{base}/tree", [blobs, nodes], sync)
-    manifest = _ocdbt.manifest(top, "tree")
-    _store.write_file(root, f"{base}/manifest.ocdbt", [manifest], sync)
+    own = {
+        f"{base}/tree": blobs + nodes,
+        f"{base}/manifest.ocdbt": _ocdbt.manifest(top, "tree"),
+    }
+    for key, value in own.items():
+        _store.write_file(root, key, [value], sync)
+    others = {key: _index.digest(value) for key, value in own.items()}
     digests = data.digests()
     _store.write_file(root, f"{base}/digests", [digests], sync)
     splits = [
@@ -275,7 +281,7 @@ def write_ocdbt(
     ]
     # The same database from the root of the checkpoint.
     side = {"manifest.ocdbt": _ocdbt.manifest(top, "tree", base + "/")}
-    return Written(files, file, offset, splits, _index.digest(digests), side)
+    return Written(files, file, offset, splits, _index.digest(digests), others, side)
 
 
 def _entries(
@@ -376,7 +382,7 @@ def write_zarr(
         )
     digests = data.digests()
     _store.write_file(root, "eqx_ckpt.digests", [digests], sync)
-    return Written([], [], [], [], _index.digest(digests), {})
+    return Written([], [], [], [], _index.digest(digests), {}, {})
 
 
 def _cuts(path: str) -> list[int]:

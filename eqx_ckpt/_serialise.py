@@ -184,6 +184,7 @@ def write(
         side = {**written.side, **_others.orbax_files(leaves, plan.holes, layout)}
         if layout == "zarr":
             side.update(_others.zarr_files(leaves))
+        others = {key: _index.digest(value) for key, value in side.items()}
         index = Index(
             save=place.save,
             layout=layout,
@@ -201,6 +202,7 @@ def write(
             markers=plan.markers,
             statics=plan.statics,
             digests=written.digests,
+            others={**written.others, **others},
             writer=_index.versions(),
         )
         _commit.publish(place, index, side, durable)

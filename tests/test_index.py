@@ -102,6 +102,7 @@ def columns(draw):
         markers={i: f"={i}" for i in range(0, count, 2)},
         statics=(values, of),
         digests="0" * 32,
+        others={"_METADATA": "1" * 32},
         writer={"eqx_ckpt": "0.1.0", "jax": "0.0"},
     )
 

@@ -1,0 +1,47 @@
+"""The bar that `progress=True` shows: bytes, their rate, and leaves."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+# Called with the bytes and the leaves that are done since the last call, by any thread.
+Advance = Callable[[int, int], None]
+
+
+@contextlib.contextmanager
+def bar(what: str, nbytes: int, leaves: int, show: bool) -> Iterator[Advance]:
+    """A bar to `nbytes` and `leaves`, which what it yields moves on.
+
+    **Raises:** `ImportError` if it is to be shown, and tqdm is not installed.
+    """
+    if not show:
+        yield lambda nbytes, leaves: None
+        return
+    lock = threading.Lock()
+    done = 0
+    with _tqdm()(
+        desc=what, total=nbytes, unit="B", unit_scale=True, unit_divisor=1024
+    ) as shown:
+
+        def advance(nbytes: int, count: int) -> None:
+            nonlocal done
+            with lock:
+                done += count
+                shown.set_postfix_str(f"{done}/{leaves} leaves", refresh=False)
+                shown.update(nbytes)
+
+        advance(0, 0)
+        yield advance
+
+
+def _tqdm() -> Any:
+    try:
+        from tqdm.auto import tqdm
+    except ImportError as e:
+        raise ImportError(
+            "`progress=True` shows its bar with tqdm, which is not installed. Install "
+            "it with `pip install 'eqx_ckpt[progress]'`."
+        ) from e
+    return tqdm

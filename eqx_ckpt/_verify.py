@@ -1,0 +1,437 @@
+"""`verify`: reads every byte of a save, and says what is not as it was written."""
+
+import collections
+import concurrent.futures as cf
+import itertools as it
+import math
+import operator
+import os
+import queue
+import sys
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+
+from . import _checkpoint, _chunks, _commit, _index, _layout, _progress, _show, _store
+from ._checkpoint import Checkpoint
+from ._chunks import Grid
+from ._index import Record
+from ._read import Source
+from ._store import Root
+
+
+# What one thread reads at a time, and the least memory with which that makes sense.
+_STEP, _LEAST = 16 * 2**20, 2**20
+_THREADS = min(8, os.cpu_count() or 1)
+
+_CHANGED = "its bytes are not those that were saved"
+
+
+class Problem(NamedTuple):
+    """Something in a checkpoint that is not as it was saved; `str` is a line about it.
+
+    **Attributes:**
+
+    - `leaf`: the dotted name of the leaf; None for a file that belongs to no leaf.
+    - `chunk`: the index of the chunk in the chunk grid of the leaf; None if the problem
+        is not in its data.
+    - `file`: the file it is in, relative to the checkpoint.
+    - `what`: what is wrong.
+    """
+
+    leaf: str | None
+    chunk: tuple[int, ...] | None
+    file: str
+    what: str
+
+    def __str__(self) -> str:
+        file = f"`{_show.escape(self.file)}`"
+        if self.leaf is None:
+            return f"{file}: {self.what}"
+        chunk = "" if self.chunk is None else f", chunk {list(self.chunk)}"
+        return f"`{_show.escape(self.leaf)}`{chunk}: {self.what} (in {file})"
+
+
+def verify(
+    path: str | os.PathLike[str] | Checkpoint,
+    *,
+    max_bytes: int = 2**28,
+    progress: bool = False,
+) -> list[Problem]:
+    """Reads every byte of a checkpoint, and returns what is not as it was saved.
+
+    It needs no model, and initialises no JAX backend. All leaves are checked against
+    their digests, and so are the files that only other readers use, such as Orbax. What
+    is in the directory and no part of the save is ignored.
+
+    **Arguments:**
+
+    - `path`: as in [`open`][], or an open [`Checkpoint`][].
+    - `max_bytes`: how much memory to use for what is read, at least 1 MiB. The index,
+        the digests and the files for other readers, which are small, come on top; and
+        compressed chunks are decoded whole.
+    - `progress`: whether to show a progress bar. This needs `eqx_ckpt[progress]`.
+
+    **Returns:** a list of [`Problem`][]s, which is empty if all is well. If the index
+    is damaged, nothing else can be checked, and it is the only problem.
+
+    **Raises:** `FileNotFoundError` if there is no checkpoint; `RuntimeError` if it was
+    replaced or deleted meanwhile.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp, pathlib
+        >>> ec.tree_serialise_leaves("run", {"w": jnp.ones(3)}, layout="zarr")
+        >>> ec.verify("run")
+        []
+        >>> _ = pathlib.Path("run/w/c/0").write_bytes(bytes(12))
+        >>> print(*ec.verify("run"))
+        `w`, chunk [0]: its bytes are not those that were saved (in `w/c/0`)
+
+        ```
+    """
+    if max_bytes < _LEAST:
+        raise ValueError(f"`max_bytes` must be at least 1 MiB, not {max_bytes}.")
+    if isinstance(path, Checkpoint):
+        pinned, root = path._source, path._source.root
+    else:
+        pinned, root = None, _store.resolve(path)
+    try:
+        source = _checkpoint._open(root)
+        records = list(source.index.records())
+        source.index.places
+    except ValueError as e:
+        return [Problem(None, None, _store.INDEX, str(e))]
+    if pinned and source.index.save != pinned.index.save:
+        raise pinned.lost("")
+    problems = [*_files(source), *_zarr_json(source, records)]
+    try:
+        digests = source.digests
+    except RuntimeError:
+        digests = None  # This is among the problems. The rest can still be looked at.
+    # A buffer for each thread, and as much again for what is padded in it.
+    step = min(_STEP, max_bytes // (2 * _THREADS))
+    stored = [r for r in records if _has_bytes(source, r)]
+    nbytes = sum(len(_grid(r).keys) * _grid(r).full for r in stored)
+    with _progress.bar("verify", nbytes, len(stored), progress) as advance:
+        problems += _data(source, stored, digests, step, advance)
+    if problems and not source.is_current():
+        raise source.lost("")
+    return problems
+
+
+# ---- Small files.
+
+
+def _unreadable(error: Exception) -> str:
+    """What is wrong with what could not be read."""
+    if isinstance(error, FileNotFoundError):
+        return "it is missing"
+    if isinstance(error, EOFError):
+        return "it is missing: the file ends before it does"
+    return f"it cannot be read ({str(error).splitlines()[0]})"
+
+
+def _files(source: Source) -> Iterator[Problem]:
+    """The file of digests, and the files that are there for other readers."""
+    index, root = source.index, source.root
+    digests = f"{source.database}/digests" if source.database else "eqx_ckpt.digests"
+    known = {digests: index.digests, **index.others}
+    for key, digest in known.items():
+        try:
+            value = _store.read_file(root, key)
+            if value is None:
+                yield Problem(None, None, key, "it is missing")
+            elif _index.digest(value.data) != digest:
+                yield Problem(None, None, key, _CHANGED)
+        except (OSError, ValueError) as e:
+            yield Problem(None, None, key, _unreadable(e))
+    tops = {key.partition("/")[0] for key in known}
+    for top in sorted(_commit.SIDE & (_store.list_top(root) or {}).keys() - tops):
+        what = "it is of another save, and other readers may take it for one of this"
+        yield Problem(None, None, top, what)
+
+
+def _zarr_json(source: Source, records: Iterable[Record]) -> Iterator[Problem]:
+    if source.database is not None:
+        return  # They are in the file of the nodes, which has a digest.
+    for record in records:
+        key = f"{source.key(record)}/zarr.json"
+        good = _store.zarr_json(record.template)
+        found = np.empty(len(good) + 1, np.uint8)
+        try:
+            count = _store.read_into(source.root, key, 0, found)
+            if found[:count].tobytes() != good:
+                yield Problem(record.name, None, key, _CHANGED)
+        except (OSError, ValueError) as e:
+            yield Problem(record.name, None, key, _unreadable(e))
+
+
+# ---- The data.
+
+
+class _Chunk(NamedTuple):
+    """A chunk, at `[start, stop)` of a file; the bytes from `before` on are no other's.
+
+    Of a compressed chunk the index does not know where it ends, nor of all but the
+    first of a leaf where they begin: `stop` is `start`, that of all of them.
+    """
+
+    record: Record
+    number: int
+    file: str
+    before: int
+    start: int
+    stop: int
+
+    @property
+    def grid(self) -> Grid:
+        return _grid(self.record)
+
+
+def _grid(record: Record) -> Grid:
+    t = record.template
+    return _chunks.lay(t.shape, t.chunk, t.itemsize)
+
+
+def _has_bytes(source: Source, record: Record) -> bool:
+    """Whether a leaf has chunks, of its own: in a database, aliases lead to others'."""
+    if source.database is not None and record.place in source.index.aliases:
+        return False
+    return len(_grid(record).keys) > 0
+
+
+def _plan(source: Source, records: list[Record]) -> Iterator[_Chunk]:
+    """Every chunk there is, in the order of the files."""
+    if source.database is None:
+        for record in records:
+            grid = _grid(record)
+            stop = grid.full if record.template.codec is None else 0
+            for number, key in enumerate(grid.keys):
+                file = f"{source.key(record)}/{key}"
+                yield _Chunk(record, number, file, 0, 0, stop)
+        return
+    firsts: dict[int, set[int]] = {record.place: {0} for record in records}
+    for place, number, _, _ in source.index.splits:
+        if place in firsts:
+            firsts[place].add(number)
+    runs: list[tuple[str, int, Record, range]] = []
+    for record in records:
+        starts = [*sorted(firsts[record.place]), len(_grid(record).keys)]
+        for first, stop in it.pairwise(starts):
+            place = source.index.place_of_chunk(record, first)
+            runs.append((*place, record, range(first, stop)))
+    runs.sort(key=operator.itemgetter(0, 1))
+    for name, members in it.groupby(runs, key=operator.itemgetter(0)):
+        file, before = f"{source.database}/{name}", 0
+        for _, start, record, numbers in members:
+            is_raw = record.template.codec is None
+            size = _grid(record).full if is_raw else 0
+            for number in numbers:
+                stop = start + size
+                yield _Chunk(record, number, file, min(before, start), start, stop)
+                before = start = stop
+            if not is_raw:
+                before = sys.maxsize
+
+
+def _jobs(chunks: Iterable[_Chunk], step: int) -> Iterator[list[_Chunk]]:
+    """Chunks that are read together: of `step` bytes at most, or one larger one."""
+    job: list[_Chunk] = []
+    size = 0
+    for chunk in chunks:
+        need = chunk.start - chunk.before + chunk.grid.full
+        if job and size + need > step:
+            yield job
+            job, size = [], 0
+        job.append(chunk)
+        size += need
+    if job:
+        yield job
+
+
+def _data(
+    source: Source,
+    records: list[Record],
+    digests: bytes | None,
+    step: int,
+    advance: _progress.Advance,
+) -> list[Problem]:
+    buffers: queue.SimpleQueue[np.ndarray] = queue.SimpleQueue()
+    for _ in range(_THREADS):
+        buffers.put(np.empty(step, np.uint8))
+
+    def check(job: list[_Chunk]) -> list[Problem]:
+        buffer = buffers.get()
+        try:
+            return list(_check(source, job, digests, buffer))
+        finally:
+            buffers.put(buffer)
+
+    problems: list[Problem] = []
+    ends: dict[str, tuple[int | None, str | None]] = {}
+    if source.database is not None:
+        ends = {f"{source.database}/{name}": (0, None) for name in source.index.files}
+    pending: collections.deque[tuple[list[_Chunk], cf.Future[list[Problem]]]]
+    pending = collections.deque()
+
+    def finish() -> None:
+        job, future = pending.popleft()
+        problems.extend(future.result())
+        last = sum(c.number + 1 == len(c.grid.keys) for c in job)
+        advance(sum(c.grid.full for c in job), last)
+
+    with cf.ThreadPoolExecutor(_THREADS) as pool:
+        for job in _jobs(_plan(source, records), step):
+            pending.append((job, pool.submit(check, job)))
+            for chunk in job:
+                leaf = chunk.record.name if source.database is None else None
+                is_raw = chunk.record.template.codec is None
+                ends[chunk.file] = chunk.stop if is_raw else None, leaf
+            if len(pending) > 2 * _THREADS:
+                finish()
+        while pending:
+            finish()
+    more = np.empty(1, np.uint8)
+    for file, (end, leaf) in ends.items():
+        if end is None:
+            continue
+        try:
+            if _store.read_into(source.root, file, end, more):
+                what = "it has more bytes than it had"
+                problems.append(Problem(leaf, None, file, what))
+        except (OSError, ValueError) as e:
+            if end == 0:  # Else its chunks say so.
+                problems.append(Problem(leaf, None, file, _unreadable(e)))
+    return problems
+
+
+def _check(
+    source: Source, job: list[_Chunk], digests: bytes | None, buffer: np.ndarray
+) -> Iterator[Problem]:
+    """Reads the chunks of a job, and compares them with their digests."""
+    for key, members in it.groupby(job, key=operator.attrgetter("file")):
+        chunks = list(members)
+        file = _File(source.root, key, chunks[-1].stop, buffer)
+        for chunk in chunks:
+            record, number, grid = chunk.record, chunk.number, chunk.grid
+            try:
+                if not _is_zero(chunk, file):
+                    what = f"the bytes before `{record.name}` are not zeros"
+                    yield Problem(None, None, key, what)
+                if record.template.codec is None:
+                    found, is_clean = _digest(chunk, file)
+                else:
+                    found, is_clean = _digest_decoded(source, chunk), True
+                first = source.index.first_block(record.place)
+                rows = slice(*(16 * (first + n) for n in grid.blocks[number:][:2]))
+                if digests is not None and digests[rows] != found:
+                    what = _CHANGED
+                else:
+                    what = None if is_clean else "its padding is not zeros"
+            except (OSError, EOFError, ValueError, RuntimeError) as e:
+                what = _unreadable(e)
+            if what is not None:
+                yield Problem(record.name, _index_of(chunk), key, what)
+
+
+def _index_of(chunk: _Chunk) -> tuple[int, ...]:
+    region = chunk.grid.regions[chunk.number]
+    return tuple(s.start // n for s, n in zip(region, chunk.record.template.chunk))
+
+
+class _File:
+    """A file that is read from front to back, into one buffer.
+
+    It is read ahead, up to `end`, where all of that fits in.
+    """
+
+    def __init__(self, root: Root, key: str, end: int, buffer: np.ndarray):
+        self.root, self.key, self.end, self.buffer = root, key, end, buffer
+        self._start = self._stop = 0
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """The bytes `[start, stop)`, until the next call.
+
+        **Raises:** `EOFError` if the file ends before; `OSError`, `ValueError`.
+        """
+        if not self._start <= start <= stop <= self._stop:
+            size = self.end - start
+            if size > len(self.buffer):
+                size = stop - start
+            self._start = self._stop = start
+            into = self.buffer[:size]
+            self._stop += _store.read_into(self.root, self.key, start, into)
+            if self._stop < stop:
+                raise EOFError
+        return self.buffer[start - self._start : stop - self._start]
+
+
+def _is_zero(chunk: _Chunk, file: _File) -> bool:
+    """Whether there are only zeros between a chunk and the one before."""
+    step = len(file.buffer)
+    return not any(
+        file.read(at, min(at + step, chunk.start)).any()
+        for at in range(chunk.before, chunk.start, step)
+    )
+
+
+def _digest(chunk: _Chunk, file: _File) -> tuple[bytes, bool]:
+    """The digests of the blocks of a chunk, and whether its padding is zeros."""
+    t, at = chunk.record.template, chunk.start
+    kept = tuple(s.stop - s.start for s in chunk.grid.regions[chunk.number])
+    found: list[bytes] = []
+    hasher, room = xxhash.xxh3_128(), _chunks.BLOCK
+    is_clean = True
+    for shape, inner in _slabs(t.chunk, kept, t.itemsize, len(file.buffer)):
+        data = file.read(at, at + math.prod(shape) * t.itemsize)
+        at += data.size
+        if inner != shape:
+            array = data.reshape(*shape, t.itemsize)
+            part = _layout.as_bytes(array[tuple(map(slice, inner))])
+            if np.count_nonzero(data) != np.count_nonzero(part):
+                is_clean = False
+            data = part
+        while data.size:
+            block, data = data[:room], data[room:]
+            hasher.update(block.data)
+            room -= block.size
+            if room == 0:
+                found.append(hasher.digest())
+                hasher, room = xxhash.xxh3_128(), _chunks.BLOCK
+    if room < _chunks.BLOCK:
+        found.append(hasher.digest())
+    return b"".join(found), is_clean
+
+
+def _digest_decoded(source: Source, chunk: _Chunk) -> bytes:
+    """The digests of the blocks of a compressed chunk, which is decoded whole."""
+    region = chunk.grid.regions[chunk.number]
+    dtype = _index.dtype_of(chunk.record.template.stored)
+    into = np.empty([s.stop - s.start for s in region], dtype)
+    _store.start_read(source.array(chunk.record), into, region).result()
+    return b"".join(_layout.block_digests(_layout.as_bytes(into)))
+
+
+def _slabs(
+    chunk: tuple[int, ...], kept: tuple[int, ...], itemsize: int, step: int
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Cuts a chunk into slabs of at most `step` bytes, which follow each other. Gives
+    the shape of each, and of its part that is no padding."""
+    row = math.prod(chunk[1:]) * itemsize
+    if math.prod(chunk) * itemsize <= step:
+        yield chunk, kept
+    elif row <= step:
+        rows = step // row
+        for first in range(0, chunk[0], rows):
+            count = min(rows, chunk[0] - first)
+            left = max(0, min(count, kept[0] - first))
+            yield (count, *chunk[1:]), (left, *kept[1:])
+    else:
+        nothing = (0,) * len(kept[1:])
+        for number in range(chunk[0]):
+            inner = kept[1:] if number < kept[0] else nothing
+            yield from _slabs(chunk[1:], inner, itemsize, step)
