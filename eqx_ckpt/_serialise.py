@@ -15,6 +15,7 @@ from . import (
     _leaf,
     _names,
     _others,
+    _pending,
     _select,
     _store,
     _tree,
@@ -95,6 +96,8 @@ def tree_serialise_leaves(
         ```
     """
     root = _store.resolve(path)
+    _pending.wait_for(root)
+    _pending.raise_untold()
     planned = plan(
         root,
         pytree,
