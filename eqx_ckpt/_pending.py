@@ -66,7 +66,7 @@ class SaveHandle:
         self.result()
         return True
 
-    def result(self, timeout: float | None = None) -> None:
+    def result(self, timeout: int | float | None = None) -> None:
         """Waits until the checkpoint is at its path.
 
         **Arguments:**
@@ -209,7 +209,8 @@ def _report() -> None:
     untold += [(handle._root, None) for handle in _pending]
     if not untold:
         return
-    stderr = sys.stderr or io.StringIO()
+    # A program without a terminal may have none, or have closed it.
+    stderr = io.StringIO() if getattr(sys.stderr, "closed", True) else sys.stderr
     for root, error in untold:
         what = "has failed" if error is not None else "was interrupted"
         print(
