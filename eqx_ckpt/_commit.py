@@ -144,10 +144,20 @@ def begin(root: Root, layout: str, overwrite: bool) -> Iterator[Place]:
     except BaseException:
         if work != root:
             _discard(work, "")
-        elif layout == "ocdbt":
+        elif layout == "ocdbt" and not _is_published(place):
             _discard(work, f"d/{save}")
             _discard_empty(work, made)
         raise
+
+
+def _is_published(place: Place) -> bool:
+    """Whether a save that was broken off, by Ctrl-C perhaps, is the checkpoint at its
+    path all the same; also where that cannot be told."""
+    try:
+        got = read_index(place.root)
+    except (OSError, ValueError):
+        return True
+    return got is not None and got[0].save == place.save
 
 
 def _made_directories(root: Root) -> list[pathlib.Path]:

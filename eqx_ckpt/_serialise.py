@@ -82,7 +82,8 @@ def tree_serialise_leaves(
     dtypes, more than 32 axes, two leaves with one name), for `metadata` that JSON would
     change, and for a selection of nothing; `FileExistsError` if what is at `path` is
     not a checkpoint, or with `overwrite=False`. `RuntimeError` if another writer
-    replaced the checkpoint meanwhile.
+    replaced the checkpoint meanwhile, or for the error of an earlier
+    [`async_tree_serialise_leaves`][].
 
     !!! example
 

@@ -563,6 +563,39 @@ def test_ctrl_c_twice(tmp_path):
     assert _value(tmp_path / "a") == 2 and len(os.listdir(tmp_path / "a" / "d")) == 1
 
 
+def test_ctrl_c_in_blocking_saves(tmp_path, layout):
+    """At any moment: the path holds the save before, or the one that was broken off."""
+    code = f"""
+        import random
+        import numpy as np
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        rng = random.Random(0)
+        interrupts = 0
+        for v in range(1, 100):
+            before = time.perf_counter()
+            try:
+                after = rng.uniform(1e-4, 1.2 * last) if v > 3 else 0
+                signal.setitimer(signal.ITIMER_REAL, after)
+                save = {{"x": np.full(50_000, v), "z": v}}
+                ec.tree_serialise_leaves(path, save, layout={layout!r})
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                least = v
+            except KeyboardInterrupt:
+                interrupts += 1
+                least = held
+            if v <= 3:
+                last = time.perf_counter() - before
+            held = ec.open(path)["z"].read()
+            assert held in (least, v) and (ec.open(path)["x"].read() == held).all()
+        print(interrupts > 20)
+        ec.tree_serialise_leaves(path, {{"z": 0}}, layout={layout!r})
+    """
+    assert _ends(tmp_path / "a", code) == (0, "True\n", "")
+    assert os.listdir(tmp_path) == ["a"]
+    if layout == "ocdbt":
+        assert len(os.listdir(tmp_path / "a" / "d")) == 1
+
+
 def test_fork_in_the_middle(tmp_path):
     """The child is refused, and ends well; the save goes on in the parent."""
     code = """
