@@ -60,11 +60,11 @@ def async_tree_serialise_leaves(
 
     **Arguments:**
 
-    - `path`, `pytree`, `filter_spec`, `is_leaf`, `where`, `dtype`, `metadata`,
-        `layout`, `chunks`, `compression`, `overwrite`, `durable`: as in
+    - `path`, `pytree`, `filter_spec`, `is_leaf`, `where`, `dtype`, `metadata`: as in
         [`tree_serialise_leaves`][]. What the caller does to NumPy arrays and `metadata`
         after this returns does not change the save.
-    - `max_bytes`: as in [`tree_serialise_leaves`][], beyond the copies described above.
+    - `layout`, `chunks`, `compression`, `overwrite`, `durable`: as there.
+    - `max_bytes`: as there, beyond the copies described above.
 
     **Returns:** a [`SaveHandle`][].
 
@@ -81,8 +81,8 @@ def async_tree_serialise_leaves(
         >>> handle.staged()
         >>> x = step(x)
         >>> handle.result()
-        >>> ec.open("memory://later")["x"].read()
-        array([0., 0., 0.], dtype=float32)
+        >>> ec.open("memory://later")["x"].read().tolist()
+        [0.0, 0.0, 0.0]
 
         ```
     """

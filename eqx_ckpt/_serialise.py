@@ -119,7 +119,7 @@ class Plan(NamedTuple):
 
     leaves: list[Leaf]
     templates: list[Template]
-    holes: list[_others.Hole]
+    side: dict[str, bytes]  # for other readers
     markers: dict[int, str]
     statics: _index.Statics
     metadata: Any
@@ -167,8 +167,11 @@ def plan(
         if (entry := entries.get(number)) is not None and entry.label is not None
     }
     holes = _others.holes(pytree, is_leaf, flat, numbers, selection.wholes)
+    side = _others.orbax_files(leaves, holes, layout)
+    if layout == "zarr":
+        side.update(_others.zarr_files(leaves))
     statics = _tree.statics(pytree, is_leaf, flat.structure)
-    return Plan(leaves, templates, holes, markers, statics, metadata, layout)
+    return Plan(leaves, templates, side, markers, statics, metadata, layout)
 
 
 _MAX_BYTES = 2**30
@@ -185,9 +188,6 @@ def write(
             written = _layout.write_ocdbt(place.work, place.save, leaves, durable, room)
         else:
             written = _layout.write_zarr(place.work, leaves, durable, room)
-        side = {**written.side, **_others.orbax_files(leaves, plan.holes, layout)}
-        if layout == "zarr":
-            side.update(_others.zarr_files(leaves))
         index = Index(
             save=place.save,
             layout=layout,
@@ -207,7 +207,7 @@ def write(
             digests=written.digests,
             writer=_index.versions(),
         )
-        _commit.publish(place, index, side, durable)
+        _commit.publish(place, index, {**written.side, **plan.side}, durable)
 
 
 def _describe(
