@@ -1,5 +1,6 @@
 """Checkpoints for Equinox: save any tree by name, open it lazily, load any part."""
 
+from ._async import async_tree_serialise_leaves as async_tree_serialise_leaves
 from ._checkpoint import Checkpoint as Checkpoint, open as open
 from ._clean import clean as clean
 from ._deserialise import (
@@ -8,6 +9,7 @@ from ._deserialise import (
 )
 from ._lazy import LazyArray as LazyArray
 from ._leaf import is_storable as is_storable
+from ._pending import SaveHandle as SaveHandle
 from ._serialise import tree_serialise_leaves as tree_serialise_leaves
 from ._skeleton import leaf_names as leaf_names, skeleton as skeleton
 from ._verify import Problem as Problem, verify as verify

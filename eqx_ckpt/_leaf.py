@@ -192,6 +192,32 @@ def _int_bytes(n: Any) -> bytes:
     return n.to_bytes(n.bit_length() // 8 + 1, "little", signed=True)
 
 
+def stage(leaf: Any, template: Template) -> Any:
+    """A leaf that stays as it is now, whatever becomes of the caller's.
+
+    On accelerators it is a jax.Array whose copy to the host has been started, and which
+    stays only once it has arrived: see `is_staged`.
+    """
+    if isinstance(leaf, np.ndarray):
+        return np.array(leaf, order="C")
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    if template.kind == "key":
+        leaf = jr.key_data(leaf)
+    if _on_cpu(leaf.sharding):
+        # A view, and as long as that is there JAX does not reuse the memory.
+        return np.asarray(leaf)
+    # The copy on the host would stay with the caller's leaf as long as that lives.
+    shards = [shard.data for shard in leaf.addressable_shards]
+    leaf = jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, shards)
+    leaf.copy_to_host_async()
+    return leaf
+
+
+def is_staged(value: Any) -> bool:
+    return not isinstance(value, jax.Array)
+
+
 def to_host(leaf: Any, template: Template) -> np.ndarray:
     """The elements that are stored for a leaf: row-major and little-endian.
 

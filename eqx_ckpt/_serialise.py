@@ -15,6 +15,7 @@ from . import (
     _leaf,
     _names,
     _others,
+    _pending,
     _select,
     _store,
     _tree,
@@ -81,7 +82,8 @@ def tree_serialise_leaves(
     dtypes, more than 32 axes, two leaves with one name), for `metadata` that JSON would
     change, and for a selection of nothing; `FileExistsError` if what is at `path` is
     not a checkpoint, or with `overwrite=False`. `RuntimeError` if another writer
-    replaced the checkpoint meanwhile.
+    replaced the checkpoint meanwhile, or for the error of an earlier
+    [`async_tree_serialise_leaves`][].
 
     !!! example
 
@@ -95,6 +97,8 @@ def tree_serialise_leaves(
         ```
     """
     root = _store.resolve(path)
+    _pending.wait_for(root)
+    _pending.raise_untold()
     planned = plan(
         root,
         pytree,
@@ -115,7 +119,7 @@ class Plan(NamedTuple):
 
     leaves: list[Leaf]
     templates: list[Template]
-    holes: list[_others.Hole]
+    side: dict[str, bytes]  # for other readers
     markers: dict[int, str]
     statics: _index.Statics
     metadata: Any
@@ -163,8 +167,11 @@ def plan(
         if (entry := entries.get(number)) is not None and entry.label is not None
     }
     holes = _others.holes(pytree, is_leaf, flat, numbers, selection.wholes)
+    side = _others.orbax_files(leaves, holes, layout)
+    if layout == "zarr":
+        side.update(_others.zarr_files(leaves))
     statics = _tree.statics(pytree, is_leaf, flat.structure)
-    return Plan(leaves, templates, holes, markers, statics, metadata, layout)
+    return Plan(leaves, templates, side, markers, statics, metadata, layout)
 
 
 _MAX_BYTES = 2**30
@@ -181,9 +188,7 @@ def write(
             written = _layout.write_ocdbt(place.work, place.save, leaves, durable, room)
         else:
             written = _layout.write_zarr(place.work, leaves, durable, room)
-        side = {**written.side, **_others.orbax_files(leaves, plan.holes, layout)}
-        if layout == "zarr":
-            side.update(_others.zarr_files(leaves))
+        side = {**written.side, **plan.side}
         others = {key: _index.digest(value) for key, value in side.items()}
         index = Index(
             save=place.save,

@@ -4,8 +4,9 @@ Files are written by plain writes on a local file system and as whole values els
 everything is read through TensorStore.
 """
 
-import concurrent.futures as cf
+import collections
 import contextlib
+import contextvars
 import fcntl
 import functools as ft
 import json
@@ -14,6 +15,8 @@ import os
 import pathlib
 import re
 import stat
+import sys
+import threading
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -48,8 +51,14 @@ def _after_fork() -> None:
 
 
 @ft.cache
-def _context() -> ts.Context:
+def watch_forks() -> None:
+    """From now on `check_fork` raises in forked children."""
     os.register_at_fork(after_in_child=_after_fork)
+
+
+@ft.cache
+def _context() -> ts.Context:
+    watch_forks()
     return ts.Context(_context_spec)
 
 
@@ -63,6 +72,10 @@ def _mmap_context() -> ts.Context:
 @ft.cache
 def _sync_context(sync: bool) -> ts.Context:
     return ts.Context({"file_io_sync": sync}, parent=_context())
+
+
+def is_forked() -> bool:
+    return _forked
 
 
 def check_fork() -> None:
@@ -251,6 +264,10 @@ def lock(directory: pathlib.Path, wait: bool = False) -> Iterator[bool]:
         yield held
     finally:
         if fd >= 0:
+            # A child that was forked meanwhile has the descriptor too, and would keep
+            # the lock of a file that is only closed here.
+            with contextlib.suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
 
@@ -587,14 +604,79 @@ def start_read_range(root: Root, key: str, start: int, stop: int) -> ts.Future:
     return _kv(root, "", None).read(key, byte_range=slice(start, stop))
 
 
+_is_quiet = contextvars.ContextVar("_is_quiet", default=False)
+# Of the 19 steps down. A save then costs a training loop that shares two cores with it
+# next to nothing, where it cost two thirds. With all 19 it hardly gets on where other
+# processes have taken all cores: 256 MiB took 30 s, and 5 s with these.
+_NICENESS = 13
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Lets `gather` use one thread only, of low priority where the system has that."""
+    token = _is_quiet.set(True)
+    try:
+        yield
+    finally:
+        _is_quiet.reset(token)
+
+
+def _lower_priority() -> None:
+    # On Linux this is of the thread, elsewhere it would be of the process.
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        niceness = os.getpriority(os.PRIO_PROCESS, thread) + _NICENESS
+        os.setpriority(os.PRIO_PROCESS, thread, min(niceness, 19))
+
+
 def gather(jobs: Sequence[Any], threads: int = 8) -> list[Any]:
     """Calls every job on a few threads, and returns the results in order.
 
-    Waits for all of them, also when one raises: none is left at work behind an error.
+    Waits for all that have begun, also when one raises: none is left at work behind an
+    error.
     """
-    if len(jobs) == 1:
-        return [jobs[0]()]
-    with cf.ThreadPoolExecutor(min(threads, os.cpu_count() or 1)) as pool:
-        futures = [pool.submit(job) for job in jobs]
-        cf.wait(futures)
-    return [future.result() for future in futures]
+    results: list[Any] = [None] * len(jobs)
+    todo = collections.deque(range(len(jobs)))
+    errors: list[BaseException] = []
+    # One job is soon done.
+    is_quiet = _is_quiet.get() and len(jobs) > 1
+
+    def help() -> None:
+        if is_quiet:
+            _lower_priority()
+        work()
+
+    def work() -> None:
+        while not errors:
+            try:
+                number = todo.popleft()
+            except IndexError:
+                return
+            try:
+                results[number] = jobs[number]()
+            except BaseException as e:
+                errors.append(e)
+
+    count = 1 if is_quiet else min(threads, os.cpu_count() or 1, len(jobs)) - 1
+    helpers: list[threading.Thread] = []
+    try:
+        for _ in range(count):
+            helper = threading.Thread(target=help, name="eqx_ckpt")
+            # While the interpreter shuts down no thread can be started, and a save may
+            # still have to be finished: then this thread does it alone.
+            with contextlib.suppress(RuntimeError):
+                helper.start()
+                helpers.append(helper)
+        # A thread cannot raise its priority again, and threads that TensorStore starts
+        # have that of the one they are started from: so this one does not lower its.
+        if not (is_quiet and helpers):
+            work()
+        for helper in helpers:
+            helper.join()
+    except BaseException as e:
+        errors.append(e)
+        for helper in helpers:
+            helper.join()
+    if errors:
+        raise errors[0]
+    return results

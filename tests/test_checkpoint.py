@@ -514,7 +514,8 @@ def test_a_big_skeleton_costs_little(tmp_path):
             save="0" * 16, layout="ocdbt", metadata=None, names=names,
             templates=unique, template=[unique.index(t) for t in templates],
             files=["0"], file=[0] * len(names), offset=[0] * len(names), splits=[],
-            aliases={{}}, markers={{}}, statics=_tree.statics(like, None, jax.tree.structure(like)),
+            aliases={{}}, markers={{}},
+            statics=_tree.statics(like, None, flat.structure),
             digests="0" * 32, others={{}}, writer={{}})
         root = _store.resolve({str(tmp_path)!r})
         _store.write_file(root, _store.INDEX, [_index.encode(index)])

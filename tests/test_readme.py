@@ -63,7 +63,7 @@ def _nbytes(tree) -> int:
 
 
 def test_every_python_block_is_tested():
-    here = ("swapped.eqx", "metadata={", 'layout="zarr"')
+    here = ("swapped.eqx", "metadata={", 'layout="zarr"', "handle = ")
     assert sorted(python) == sorted(_block(words) for words in here)
 
 
@@ -148,6 +148,13 @@ def test_saving(names, tmp_path):
     assert eqx.tree_equal(ec.materialise(ckpt.splice(tree)), tree)
     arrays = {file.parent.name for file in (tmp_path / "saved").glob("*/zarr.json")}
     assert arrays == set(ckpt.leaves)
+
+
+def test_in_the_background(names, tmp_path):
+    names |= {"path": tmp_path / "saved", "tree": names["model"]}
+    exec(_block("handle = "), names)
+    ckpt = ec.open(names["path"])
+    assert eqx.tree_equal(ec.materialise(ckpt.splice(names["tree"])), names["tree"])
 
 
 class Layer(eqx.Module):

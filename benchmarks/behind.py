@@ -1,0 +1,99 @@
+"""What an asynchronous save costs the program that it runs behind.
+
+    python benchmarks/behind.py [directory] [rounds]
+
+Times are medians in ms. `behind a loop`: how many small jitted steps a second there are
+while the save runs, over how many there are just before and after it.
+"""
+
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from workloads import large, small, Tree
+
+import eqx_ckpt as ec
+
+
+def _blocking(path: pathlib.Path, tree: Tree) -> tuple[float, float]:
+    start = time.perf_counter()
+    ec.tree_serialise_leaves(path, tree)
+    seconds = time.perf_counter() - start
+    return seconds, seconds
+
+
+def _behind(
+    path: pathlib.Path, tree: Tree, busy: Callable[[Callable[[], bool]], object]
+) -> tuple[float, float]:
+    """Seconds until the call returned, and until the save was over."""
+    start = time.perf_counter()
+    handle = ec.async_tree_serialise_leaves(path, tree)
+    called = time.perf_counter() - start
+    busy(handle.done)
+    handle.result()
+    return called, time.perf_counter() - start
+
+
+def _idle(done: Callable[[], bool]) -> None:
+    pass
+
+
+def _python(done: Callable[[], bool]) -> None:
+    while not done():
+        sum(range(100))
+
+
+weight = jnp.eye(64)
+step = jax.jit(lambda x: jnp.tanh(x @ weight), donate_argnums=0)
+
+
+def _steps(done: Callable[[], bool]) -> float:
+    """Jitted steps a second until `done`."""
+    x = jnp.ones((64, 64))
+    count, start = 0, time.perf_counter()
+    while not done():
+        x = step(x).block_until_ready()
+        count += 1
+    return count / (time.perf_counter() - start)
+
+
+def _for(seconds: float) -> Callable[[], bool]:
+    end = time.perf_counter() + seconds
+    return lambda: time.perf_counter() > end
+
+
+def main(scratch: pathlib.Path, rounds: int) -> None:
+    manners = {"idle": _idle, "busy Python": _python}
+    for title, make in {"1 GiB in 16 leaves": large, "10,000 leaves": small}.items():
+        original = make()
+        times: dict[str, list[tuple[float, float]]] = {}
+        speeds = []
+        for _ in range(rounds + 1):
+            # Arrays whose copies on the host are not known yet.
+            tree = jax.block_until_ready({k: x + 0 for k, x in original.items()})
+            times.setdefault("blocking", []).append(_blocking(scratch / "a", tree))
+            for name, busy in manners.items():
+                tree = jax.block_until_ready({k: x + 0 for k, x in original.items()})
+                took = _behind(scratch / "a", tree, busy)
+                times.setdefault(f"async, {name}", []).append(took)
+            before = _steps(_for(0.5))
+            handle = ec.async_tree_serialise_leaves(scratch / "a", tree)
+            during = _steps(handle.done)
+            speeds.append(2 * during / (before + _steps(_for(0.5))))
+        print(title)
+        # The first round warms up.
+        for name, rows in times.items():
+            called, over = (statistics.median(row) for row in zip(*rows[1:]))
+            print(f"  {name:20} call {called * 1e3:8.1f}   over {over * 1e3:8.1f}")
+        print(f"  behind a loop        {statistics.median(speeds[1:]):.2f}x its speed")
+
+
+if __name__ == "__main__":
+    base = sys.argv[1] if len(sys.argv) > 1 else None
+    with tempfile.TemporaryDirectory(dir=base) as directory:
+        main(pathlib.Path(directory), int(sys.argv[2]) if len(sys.argv) > 2 else 5)

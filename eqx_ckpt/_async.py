@@ -1,0 +1,165 @@
+"""`async_tree_serialise_leaves`."""
+
+import contextlib
+import copy
+import functools as ft
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from jaxtyping import PyTree
+
+from . import _commit, _gc, _leaf, _pending, _serialise, _store
+from ._filters import FilterSpec, IsLeaf
+from ._layout import Chunks, Leaf
+from ._pending import SaveHandle
+from ._serialise import Plan
+
+
+@_gc.paused()
+def async_tree_serialise_leaves(
+    path: str | os.PathLike[str],
+    pytree: PyTree,
+    filter_spec: FilterSpec = _leaf.is_storable,
+    is_leaf: IsLeaf = None,
+    *,
+    where: Callable[[PyTree], Any] | None = None,
+    dtype: Any = None,
+    metadata: Any = None,
+    layout: str = "ocdbt",
+    chunks: Chunks = None,
+    compression: str | None = None,
+    overwrite: bool = True,
+    durable: bool = True,
+    max_bytes: int | None = None,
+) -> SaveHandle:
+    """Saves the leaves of a pytree, as
+    [`tree_serialise_leaves`][] does, but in the background.
+
+    It returns as soon as the tree is safe from the caller: on CPU that needs a copy of
+    NumPy arrays only, and jax arrays may be donated and deleted from then on. On
+    accelerators that is after [`SaveHandle.staged`][].
+
+    The checkpoint appears at its path at once when it is complete, and until then
+    `open` opens what was there before. Saves are written one after the other, in the
+    order of the calls; a blocking save to the same path waits for them.
+
+    **No error is lost.** What is wrong with the tree or the path is raised here. A
+    later error is raised by the handle. If nobody asks the handle, the next save of the
+    process, blocking or not, raises it once, as the cause of a `RuntimeError`, and is
+    not started. If there is no next save, it is written to stderr at the end of the
+    process, and the exit status is 120.
+
+    **The end of the process** waits for the saves that are under way, also after an
+    exception or Ctrl-C in the main thread. A second Ctrl-C interrupts that wait: then
+    the path holds what it held before, which stderr and the exit status say. In an
+    `atexit` handler the save is done before this returns. A forked child has no part in
+    the saves of its parent, which go on there: start processes with `spawn`.
+
+    **Arguments:**
+
+    - `path`, `pytree`, `filter_spec`, `is_leaf`, `where`, `dtype`, `metadata`: as in
+        [`tree_serialise_leaves`][]. What the caller does to NumPy arrays and `metadata`
+        after this returns does not change the save.
+    - `layout`, `chunks`, `compression`, `overwrite`, `durable`: as there.
+    - `max_bytes`: as there, beyond the copies described above.
+
+    **Returns:** a [`SaveHandle`][].
+
+    **Raises:** what [`tree_serialise_leaves`][] raises before it writes; and
+    `RuntimeError` for the error of an earlier save.
+
+    !!! example
+
+        ```python
+        >>> import jax, jax.numpy as jnp, eqx_ckpt as ec
+        >>> step = jax.jit(lambda x: x + 1, donate_argnums=0)
+        >>> x = jnp.zeros(3)
+        >>> handle = ec.async_tree_serialise_leaves("memory://later", {"x": x})
+        >>> handle.staged()
+        >>> x = step(x)
+        >>> handle.result()
+        >>> ec.open("memory://later")["x"].read().tolist()
+        [0.0, 0.0, 0.0]
+
+        ```
+    """
+    root = _store.resolve(path)
+    _pending.raise_untold()
+    planned = _serialise.plan(
+        root,
+        pytree,
+        filter_spec,
+        is_leaf,
+        where,
+        dtype,
+        metadata,
+        layout,
+        chunks,
+        compression,
+    )
+    if root.local is not None:
+        _commit.examine(root, overwrite)
+    planned = _stage(planned)
+
+    def write() -> None:
+        # In an object store it is TensorStore's threads that write.
+        is_local = root.local is not None
+        quietly = _store.quietly() if is_local else contextlib.nullcontext()
+        try:
+            with quietly, _switching_promptly():
+                _serialise.write(root, planned, overwrite, durable, max_bytes)
+        finally:
+            # The handle may live on.
+            planned.leaves.clear()
+
+    is_staged = all(_leaf.is_staged(leaf.value) for leaf in planned.leaves)
+    collect = None if is_staged else ft.partial(_collect, planned.leaves)
+    return _pending.start(root, collect, write)
+
+
+def _stage(planned: Plan) -> Plan:
+    """A plan that stays as it is; copies from all devices are started."""
+    return planned._replace(
+        leaves=[
+            leaf._replace(
+                # The bytes of an alias are those of another leaf.
+                value=None
+                if leaf.alias is not None
+                else _leaf.stage(leaf.value, leaf.template)
+            )
+            for leaf in planned.leaves
+        ],
+        metadata=copy.deepcopy(planned.metadata),
+        statics=copy.deepcopy(planned.statics),
+    )
+
+
+def _collect(leaves: list[Leaf]) -> None:
+    """Waits for the copies from devices."""
+    for place, leaf in enumerate(leaves):
+        if not _leaf.is_staged(leaf.value):
+            leaves[place] = leaf._replace(value=np.asarray(leaf.value))
+
+
+# Seconds. Python's own is 0.005.
+_SWITCH = 1e-4
+
+
+@contextlib.contextmanager
+def _switching_promptly() -> Iterator[None]:
+    """Lets threads that compute in Python hand over the interpreter sooner.
+
+    A save gives it away for each of some hundred calls to the system, and each time
+    would wait a whole interval of a busy main thread to get it back.
+    """
+    was = sys.getswitchinterval()
+    sys.setswitchinterval(min(was, _SWITCH))
+    ours = sys.getswitchinterval()
+    try:
+        yield
+    finally:
+        if sys.getswitchinterval() == ours:
+            sys.setswitchinterval(was)

@@ -1,0 +1,242 @@
+"""Saves that go on behind their callers: their handles, their order, their errors.
+
+Each has a thread, which the interpreter waits for before it exits: a script that ends
+right after an asynchronous save has its checkpoint. They are written one after the
+other, in the order of the calls.
+"""
+
+import atexit
+import concurrent.futures as cf
+import io
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from . import _store
+from ._store import Root
+
+
+class SaveHandle:
+    """A save that goes on in the background: what
+    [`async_tree_serialise_leaves`][] returns.
+
+    An error of the save is raised by all of its methods but `add_done_callback`. Of an
+    error that none of them has raised, the next save of the process is told, or else
+    the interpreter's exit: see [`async_tree_serialise_leaves`][].
+
+    In a forked child the methods raise `RuntimeError`: the save goes on in the parent.
+    """
+
+    def __init__(self, root: Root):
+        self._root = root
+        self._staged = threading.Event()
+        self._saved: cf.Future[None] = cf.Future()
+        self._is_told = False
+
+    def __repr__(self) -> str:
+        state = "being saved"
+        if self._saved.done():
+            state = "failed" if self._saved.exception() else "saved"
+        return f"<SaveHandle of `{self._root}`: {state}>"
+
+    def staged(self) -> None:
+        """Waits until the arrays that are saved may be donated, deleted or overwritten.
+
+        On CPU that is so when `async_tree_serialise_leaves` returns. On accelerators
+        it is when all arrays have been copied to the host.
+
+        **Raises:** what went wrong, if something has.
+        """
+        _store.check_fork()
+        self._staged.wait()
+        if self._saved.done():
+            self.result()
+
+    def done(self) -> bool:
+        """Whether the checkpoint is at its path. Does not wait.
+
+        **Raises:** what went wrong, if something has.
+        """
+        _store.check_fork()
+        if not self._saved.done():
+            return False
+        self.result()
+        return True
+
+    def result(self, timeout: int | float | None = None) -> None:
+        """Waits until the checkpoint is at its path.
+
+        **Arguments:**
+
+        - `timeout`: the most seconds to wait; without one, as long as it takes.
+
+        **Raises:** what went wrong; `TimeoutError` if the save is still going on after
+        `timeout` seconds, which it then does further.
+        """
+        _store.check_fork()
+        if not cf.wait([self._saved], timeout).done:
+            raise TimeoutError(
+                f"The save to `{self._root}` is still going on after {timeout} seconds."
+            )
+        _tell(self)
+        self._saved.result()
+
+    def add_done_callback(self, fn: Callable[["SaveHandle"], Any]) -> None:
+        """Calls `fn(handle)` when the save is over, well or not; at once if it is.
+
+        It is called by the thread of the save, so it should be quick. What it raises is
+        logged and ignored, as by `concurrent.futures.Future.add_done_callback`.
+        """
+        _store.check_fork()
+        self._saved.add_done_callback(lambda _: fn(self))
+
+
+# Reentrant, as signal handlers may save.
+_lock = threading.RLock()
+# In the order of the calls.
+_pending: list[SaveHandle] = []
+# Those whose error nobody has been told yet.
+_failed: list[SaveHandle] = []
+
+
+def start(
+    root: Root, stage: Callable[[], Any] | None, write: Callable[[], None]
+) -> SaveHandle:
+    """Runs `stage` and then, when the saves before this one are over, `write`."""
+    _store.watch_forks()
+    handle = SaveHandle(root)
+    if stage is None:
+        handle._staged.set()
+    with _lock:
+        before = _pending[-1] if _pending else None
+        _pending.append(handle)
+    thread = threading.Thread(
+        target=_run, args=(handle, before, stage, write), name="eqx_ckpt save"
+    )
+    try:
+        # After the main thread nobody waits for a new one.
+        if not threading.main_thread().is_alive():
+            raise RuntimeError
+        thread.start()
+    except RuntimeError:
+        _run(handle, before, stage, write)
+        handle.result()
+    return handle
+
+
+def _run(
+    handle: SaveHandle,
+    before: SaveHandle | None,
+    stage: Callable[[], Any] | None,
+    write: Callable[[], None],
+) -> None:
+    error = None
+    try:
+        if stage is not None:
+            stage()
+            handle._staged.set()
+        if before is not None:
+            cf.wait([before._saved])
+            before = None
+        write()
+    except BaseException as e:
+        error = e
+        _forget_locals(e)
+    with _lock:
+        _pending.remove(handle)
+        if error is not None:
+            _failed.append(handle)
+    if error is None:
+        handle._saved.set_result(None)
+    else:
+        handle._saved.set_exception(error)
+    handle._staged.set()
+
+
+def _forget_locals(error: BaseException | None) -> None:
+    # Until somebody asks for it, the error would keep the arrays of the save.
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
+
+
+def _tell(handle: SaveHandle) -> None:
+    with _lock:
+        if handle in _failed:
+            _failed.remove(handle)
+
+
+def raise_untold() -> None:
+    """Raises the errors of earlier saves that nobody has asked for, once."""
+    with _lock:
+        failed = _failed.copy()
+        _failed.clear()
+    if not failed:
+        return
+    errors = [e for handle in failed if (e := handle._saved.exception()) is not None]
+    lines = [
+        f"  `{handle._root}`: {type(e).__name__}: {e}"
+        for handle, e in zip(failed, errors)
+    ]
+    raise RuntimeError(
+        "Asynchronous saves of this process have failed, and nobody has asked their "
+        "handles for the error:\n" + "\n".join(lines) + "\nThe save that raises this "
+        "has not been started. Call again to start it."
+    ) from (errors[0] if len(errors) == 1 else BaseExceptionGroup("", errors))
+
+
+def wait_for(root: Root) -> None:
+    """Waits for the asynchronous saves to a path that are under way."""
+    with _lock:
+        same = [handle for handle in _pending if _place(handle._root) == _place(root)]
+    cf.wait([handle._saved for handle in same])
+
+
+def _place(root: Root) -> str:
+    return os.path.realpath(root.local) if root.local is not None else root.url
+
+
+@atexit.register
+def _report() -> None:
+    """Writes the errors that nobody has asked for to stderr, and fails the exit."""
+    if _store.is_forked():
+        return
+    untold = [(handle._root, handle._saved.exception()) for handle in _failed]
+    # Only when the wait for their threads was interrupted.
+    untold += [(handle._root, None) for handle in _pending]
+    if not untold:
+        return
+    # A program without a terminal may have none, or have closed it.
+    stderr = io.StringIO() if getattr(sys.stderr, "closed", True) else sys.stderr
+    for root, error in untold:
+        what = "has failed" if error is not None else "was interrupted"
+        print(
+            f"The asynchronous save to `{root}` {what}, and nobody has asked its "
+            "handle for the error. The path holds what it held before.",
+            file=stderr,
+        )
+        traceback.print_exception(error, file=stderr)
+    sys.stderr = _FailingExit(stderr)
+
+
+class _FailingExit:
+    """Stands for a stream, and fails the interpreter's own last flush of it.
+
+    That makes the exit status 120, as `sys.exit` documents; nothing that is raised in
+    an `atexit` handler does, and `os._exit` would skip the handlers of others.
+    """
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+        self.closed = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def flush(self) -> None:
+        self._stream.flush()
+        if sys.is_finalizing():
+            raise RuntimeError("An asynchronous save has failed.")

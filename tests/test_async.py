@@ -1,0 +1,662 @@
+import contextlib
+import fcntl
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import weakref
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from helpers import assert_alike, files_of
+
+import eqx_ckpt as ec
+
+
+save = ec.async_tree_serialise_leaves
+
+
+@pytest.fixture(params=["ocdbt", "zarr"])
+def layout(request):
+    return request.param
+
+
+def _value(path):
+    return ec.open(path)["x"].read()[0]
+
+
+def _tree(value):
+    return {"x": jnp.full(10, value)}
+
+
+@contextlib.contextmanager
+def _held(path):
+    """Keeps every save to an existing checkpoint from its commit."""
+    fd = os.open(path, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def _failing(path):
+    """A save that fails in the background: something is there when its turn comes."""
+    save(path, _tree(1))
+    return save(path, _tree(2), overwrite=False)
+
+
+def _wait_over(handle):
+    while not handle._saved.done():
+        time.sleep(0.001)
+
+
+# ---- What is saved.
+
+
+def _all_kinds():
+    big = np.arange(12.0).reshape(3, 4)
+    shared = jnp.arange(5)
+    return {
+        "jax": jnp.linspace(0, 1, 7),
+        "large": jnp.arange(3 * 2**20, dtype=jnp.float32).reshape(3, -1),
+        "weak": jnp.asarray(1.5),
+        "bfloat16": jnp.ones((3, 2), jnp.bfloat16),
+        "int4": jnp.arange(-3, 4, dtype=jnp.int4),
+        "key": jr.key(3),
+        "keys": jr.split(jr.key(4, impl="rbg"), 3),
+        "empty": jnp.zeros((0, 3)),
+        "sharded": jax.device_put(
+            jnp.arange(16.0),
+            jax.sharding.NamedSharding(
+                jax.make_mesh((8,), ("x",)), jax.sharding.PartitionSpec("x")
+            ),
+        ),
+        "numpy": big,
+        "rows": big[::2],
+        "fortran": np.asfortranarray(big),
+        "view": big.T[1:],
+        "wide": np.arange(3, dtype=">i8"),
+        "0-d": np.array(2.5),
+        "generic": np.float16(0.5),
+        "python": [True, 3, 2**70, 0.1, 1j],
+        "text": ["ü", b"\0\1"],
+        "shared": [shared, shared],
+        "both": [big, big],
+    }
+
+
+def test_as_a_blocking_save(tmp_path, layout):
+    tree = _all_kinds()
+    like = jax.tree.map(lambda x: x, tree)
+    options = dict(
+        filter_spec=lambda x: True, metadata={"a": [1]}, layout=layout, chunks=2**20
+    )
+    ec.tree_serialise_leaves(tmp_path / "a", tree, **options)
+    handle = save(tmp_path / "b", tree, **options)
+    assert handle.result() is None and handle.done() is True
+    a, b = ec.open(tmp_path / "a"), ec.open(tmp_path / "b")
+    assert a.metadata == b.metadata
+    assert_alike(ec.materialise(b.splice(like)), ec.materialise(a.splice(like)))
+    assert list(a.leaves) == list(b.leaves)
+    files = [files_of(p) for p in (tmp_path / "a", tmp_path / "b")]
+    for f, p in zip(files, (a, b)):
+        # The same but for the save id.
+        for name in list(f):
+            f[name.replace(p.save_id, "id")] = f.pop(name)
+        for name in ("eqx_ckpt.json", "manifest.ocdbt", "d/id/manifest.ocdbt"):
+            f.pop(name, None)
+    assert files[0] == files[1]
+
+
+def test_memory():
+    handle = save("memory://async/a", _tree(3))
+    handle.result()
+    assert _value("memory://async/a") == 3 and "saved" in repr(handle)
+
+
+def test_what_the_caller_may_change(tmp_path):
+    """NumPy arrays, views of them, and metadata, as soon as the call returns."""
+
+    class Static(eqx.Module):
+        x: jax.Array
+        names: list = eqx.field(static=True)
+
+    base = np.arange(10.0)
+    tree = {"a": base, "view": base[2:8:2].reshape(3, 1), "m": Static(jnp.ones(1), [1])}
+    expected = {"a": base.copy(), "view": base[2:8:2].reshape(3, 1).copy()}
+    metadata = {"steps": [1]}
+    path = tmp_path / "a"
+    ec.tree_serialise_leaves(path, _tree(1))
+    with _held(path):
+        handle = save(path, tree, metadata=metadata)
+        handle.staged()
+        base[:] = -1
+        tree["m"].names.append(2)
+        metadata["steps"].append(2)
+        assert not handle.done()
+    handle.result()
+    ckpt = ec.open(path)
+    assert ckpt.metadata == {"steps": [1]}
+    for name, array in expected.items():
+        assert np.array_equal(ckpt[name].read(), array)
+    like = {**expected, "m": Static(jnp.ones(1), [1])}
+    assert ec.tree_deserialise_leaves(path, like)["m"].x == 1
+
+
+def test_donated_jitted_steps(tmp_path, layout):
+    """Every checkpoint is that of its step, while the steps reuse all the memory."""
+
+    def body(tree):
+        return jax.tree.map(lambda x: x + 1, tree)
+
+    step = jax.jit(body, donate_argnums=0)
+    sizes = [1, 3, 1000, 2**20, 3 * 2**20]
+    tree = {f"x{i}": jnp.zeros(n) for i, n in enumerate(sizes)}
+    handles = []
+    for number in range(12):
+        if number % 3 == 0:
+            handles.append((number, save(tmp_path / str(number), tree, layout=layout)))
+            handles[-1][1].staged()
+        for _ in range(3):
+            tree = step(tree)
+        tree = jax.tree.map(lambda x: x - 2, tree)
+    for number, handle in handles:
+        handle.result()
+        for x in ec.open(tmp_path / str(number)).leaves.values():
+            assert (x.read() == number).all()
+
+
+def test_deleted_arrays(tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "a", _tree(1))
+    tree = {"x": jnp.full(2**20, 7.0), "k": jr.key(1)}
+    with _held(tmp_path / "a"):
+        handle = save(tmp_path / "a", tree)
+        jax.tree.map(lambda x: x.delete(), tree)
+        del tree
+        gc.collect()
+        junk = [jnp.full(2**20, 8.0) for _ in range(5)]
+    handle.result()
+    ckpt = ec.open(tmp_path / "a")
+    assert (ckpt["x"].read() == 7).all() and junk[0][0] == 8
+    assert ckpt["k"].read() == jr.key(1)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_saved_is_not_kept(tmp_path, fails):
+    x = jnp.ones(1000)
+    array = weakref.ref(x)
+    if fails:
+        handle = save(tmp_path / "a", {"x": jnp.ones(2)})
+        handle = save(tmp_path / "a", {"x": x}, overwrite=False)
+    else:
+        handle = save(tmp_path / "a", {"x": x})
+    _wait_over(handle)
+    buffer = weakref.ref(np.asarray(x).base if np.asarray(x).base is not None else x)
+    del x
+    gc.collect()
+    assert array() is None and buffer() is None
+    if fails:
+        with pytest.raises(FileExistsError):
+            handle.result()
+
+
+# ---- Errors.
+
+
+def test_errors_of_the_tree_are_raised_at_once(tmp_path, layout):
+    for bad, error in [
+        ({"x": jax.ShapeDtypeStruct((2,), "f4")}, "The leaf `x` cannot be saved"),
+        ({"x": 1j, "y": jnp.zeros((1,) * 33)}, "The leaf `y` cannot .* 33 axes"),
+        ({"x": print}, "selects no leaf"),
+    ]:
+        with pytest.raises(ValueError, match=error):
+            save(tmp_path / "a", bad, layout=layout)
+    with pytest.raises(ValueError, match="`metadata`"):
+        save(tmp_path / "a", _tree(1), metadata=np.ones(1), layout=layout)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(FileExistsError, match="is a file"):
+        save(tmp_path / "file", _tree(1), layout=layout)
+    ec.tree_serialise_leaves(tmp_path / "b", _tree(1))
+    with pytest.raises(FileExistsError, match="`overwrite=False`"):
+        save(tmp_path / "b", _tree(1), overwrite=False, layout=layout)
+    assert not (tmp_path / "a").exists()
+
+
+def test_the_handle_raises(tmp_path, layout):
+    save(tmp_path / layout, _tree(1), layout=layout)
+    handle = save(tmp_path / layout, _tree(2), layout=layout, overwrite=False)
+    for ask in (handle.result, handle.done, handle.staged, handle.result):
+        _wait_over(handle)
+        with pytest.raises(FileExistsError, match="`overwrite=False`"):
+            ask()
+    assert "failed" in repr(handle)
+    # Who was told is not told again.
+    ec.tree_serialise_leaves(tmp_path / "b", _tree(3))
+    assert _value(tmp_path / layout) == 1 and _value(tmp_path / "b") == 3
+
+
+@pytest.mark.parametrize("call", [save, ec.tree_serialise_leaves])
+def test_what_nobody_asks_for_is_raised_by_the_next_save(tmp_path, call):
+    _wait_over(_failing(tmp_path / "a"))
+    with pytest.raises(RuntimeError, match="has not been started") as caught:
+        call(tmp_path / "b", _tree(3))
+    assert isinstance(caught.value.__cause__, FileExistsError)
+    assert str(tmp_path / "a") in str(caught.value)
+    assert not (tmp_path / "b").exists()
+    call(tmp_path / "b", _tree(3))
+    save(tmp_path / "b", _tree(4)).result()
+    assert _value(tmp_path / "a") == 1 and _value(tmp_path / "b") == 4
+
+
+def test_several_errors_are_raised_together(tmp_path):
+    handles = [_failing(tmp_path / name) for name in "ab"]
+    for handle in handles:
+        _wait_over(handle)
+    with pytest.raises(RuntimeError) as caught:
+        save(tmp_path / "c", _tree(1))
+    assert isinstance(caught.value.__cause__, ExceptionGroup)
+    assert len(caught.value.__cause__.exceptions) == 2
+    for name in "ab":
+        assert f"`{tmp_path / name}`: FileExistsError" in str(caught.value)
+    save(tmp_path / "c", _tree(1)).result()
+
+
+def test_callbacks(tmp_path, caplog):
+    calls = []
+    good = save(tmp_path / "a", _tree(1))
+    good.add_done_callback(calls.append)
+    good.result()
+    bad = _failing(tmp_path / "b")
+    told = threading.Event()
+
+    def ask(handle):
+        with pytest.raises(FileExistsError):
+            handle.result()
+        # The save is over: another to its path does not wait for it.
+        ec.tree_serialise_leaves(tmp_path / "b", _tree(3))
+        told.set()
+
+    _wait_over(bad)
+    bad.add_done_callback(ask)
+    assert told.wait(10)
+    assert _value(tmp_path / "b") == 3
+    good.add_done_callback(calls.append)
+    assert calls == [good, good]
+    good.add_done_callback(lambda _: 1 / 0)
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_timeout(tmp_path):
+    path = tmp_path / "a"
+    ec.tree_serialise_leaves(path, _tree(1))
+    with _held(path):
+        handle = save(path, _tree(2))
+        with pytest.raises(TimeoutError, match="still going on after 0.05 seconds"):
+            handle.result(timeout=0.05)
+        assert not handle.done() and "being saved" in repr(handle)
+        # What is committed is what opens.
+        assert _value(path) == 1
+    handle.result(60)
+    assert _value(path) == 2
+
+
+# ---- Several saves.
+
+
+def test_saves_to_one_path_queue_up(tmp_path, layout):
+    path = tmp_path / "a"
+    handles = [save(path, _tree(v), layout=layout) for v in range(5)]
+    ec.tree_serialise_leaves(path, _tree(5), layout=layout)
+    assert _value(path) == 5 and all(handle.done() for handle in handles)
+    handles = [save(path, _tree(v), layout=layout) for v in range(6, 9)]
+    handles[-1].result()
+    assert _value(path) == 8 and all(handle.done() for handle in handles)
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_blocking_save_waits_for_its_path_only(tmp_path):
+    path = tmp_path / "a"
+    ec.tree_serialise_leaves(path, _tree(1))
+    (tmp_path / "link").symlink_to(path)
+    with _held(path):
+        handle = save(path, _tree(2))
+        ec.tree_serialise_leaves(tmp_path / "b", _tree(1))
+        blocking = threading.Thread(
+            target=ec.tree_serialise_leaves, args=(tmp_path / "link", _tree(3))
+        )
+        blocking.start()
+        blocking.join(0.1)
+        assert blocking.is_alive() and not handle.done() and _value(path) == 1
+    blocking.join()
+    assert handle.done() and _value(path) == 3
+
+
+def test_a_save_that_fails_does_not_keep_the_next(tmp_path):
+    path = tmp_path / "a"
+    save(path, _tree(1))
+    bad = save(path, _tree(2), overwrite=False)
+    good = save(path, _tree(3))
+    good.result()
+    assert _value(path) == 3
+    with pytest.raises(FileExistsError):
+        bad.result()
+
+
+def test_many_threads(tmp_path):
+    handles = []
+
+    def work(number):
+        for step in range(3):
+            handles.append(save(tmp_path / str(number), _tree(step)))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for handle in handles:
+        handle.result()
+    assert [_value(tmp_path / str(n)) for n in range(4)] == [2] * 4
+
+
+def test_settings_of_the_process_come_back(tmp_path):
+    interval, main = sys.getswitchinterval(), threading.get_native_id()
+    priority = os.getpriority(os.PRIO_PROCESS, main)
+    save(tmp_path / "a", _tree(1)).result()
+    assert sys.getswitchinterval() == interval and gc.isenabled()
+    assert os.getpriority(os.PRIO_PROCESS, main) == priority
+
+
+# ---- The end of the process, in real ones.
+
+_start = """
+import atexit, fcntl, os, signal, sys, threading, time
+import jax.numpy as jnp, eqx_ckpt as ec
+path, save = sys.argv[1], ec.async_tree_serialise_leaves
+tree = lambda v: {"x": jnp.full(3_000_000, v)}
+def failing():
+    save(path, tree(1))
+    return save(path, tree(2), overwrite=False)
+def hold():
+    fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_EX)
+"""
+
+
+def _process(path, code) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", _start + textwrap.dedent(code), str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore"},
+    )
+
+
+def _ends(path, code) -> tuple[int, str, str]:
+    with _process(path, code) as process:
+        return _end(process)
+
+
+def _end(process) -> tuple[int, str, str]:
+    try:
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
+def test_a_script_may_end_right_after(tmp_path, layout):
+    status, _, err = _ends(tmp_path / "a", f"save(path, tree(1), layout={layout!r})")
+    assert (status, err) == (0, "") and _value(tmp_path / "a") == 1
+    code = f"""
+        for v in range(3):
+            save(path, tree(v), layout={layout!r})
+        sys.exit(3)
+    """
+    status, _, err = _ends(tmp_path / "a", code)
+    assert (status, err) == (3, "") and _value(tmp_path / "a") == 2
+
+
+def test_an_exception_in_the_main_thread(tmp_path):
+    status, _, err = _ends(tmp_path / "a", "save(path, tree(1)); 1 / 0")
+    assert status == 1 and "ZeroDivisionError" in err and "asynchronous" not in err
+    assert _value(tmp_path / "a") == 1
+
+
+@pytest.mark.parametrize(
+    "end", ["", "sys.exit(3)", "1 / 0", "sys.stderr.close()", "sys.stderr = None"]
+)
+def test_an_error_nobody_asks_for_fails_the_exit(tmp_path, end):
+    code = f"""
+        atexit.register(lambda: print("bye", flush=True))
+        failing()
+        {end}
+    """
+    status, out, err = _ends(tmp_path / "a", code)
+    assert status == 120 and out == "bye\n"
+    if "stderr" not in end:
+        assert f"The asynchronous save to `{tmp_path / 'a'}` has failed" in err
+        assert "Traceback" in err and "FileExistsError: There is a checkpoint" in err
+        assert "Exception ignored" not in err
+    assert _value(tmp_path / "a") == 1
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        "handle.add_done_callback(lambda h: h._saved.exception() and attempt(h))",
+        "atexit.register(lambda: attempt(handle))",
+        "attempt(handle)",
+    ],
+)
+def test_an_error_asked_for_does_not(tmp_path, ask):
+    code = f"""
+        def attempt(h):
+            try: h.result()
+            except FileExistsError: print("told")
+        handle = failing()
+        {ask}
+    """
+    assert _ends(tmp_path / "a", code) == (0, "told\n", "")
+
+
+@pytest.mark.parametrize(
+    "call", ["ec.tree_serialise_leaves", "ec.async_tree_serialise_leaves"]
+)
+def test_saves_at_exit(tmp_path, call):
+    """In `atexit` handlers, and in callbacks while the interpreter waits."""
+    code = f"""
+        atexit.register(lambda: {call}(path + "1", tree(2)))
+        save(path, tree(1)).add_done_callback(lambda _: {call}(path + "2", tree(3)))
+    """
+    assert _ends(tmp_path / "a", code) == (0, "", "")
+    assert [_value(tmp_path / name) for name in ("a", "a1", "a2")] == [1, 2, 3]
+
+
+def test_a_full_disk(tmp_path):
+    code = """
+        import resource
+        save(path, tree(1)).result()
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, 10**6))
+        handle = save(path, tree(2))
+        try: handle.result()
+        except OSError as e: print(type(e).__name__)
+        save(path, tree(3))
+    """
+    status, out, err = _ends(tmp_path / "a", code)
+    assert (status, out) == (120, "OSError\n") and "File too large" in err
+    assert _value(tmp_path / "a") == 1
+    assert len(os.listdir(tmp_path / "a" / "d")) == 1
+
+
+def _interrupt(path, code, times) -> tuple[int, str]:
+    """Sends SIGINT at every line that the process prints."""
+    with _process(path, code) as process:
+        assert process.stdout is not None
+        for _ in range(times):
+            assert process.stdout.readline()
+            time.sleep(0.3)
+            process.send_signal(signal.SIGINT)
+        status, _, err = _end(process)
+    return status, err
+
+
+def test_ctrl_c_in_the_main_thread(tmp_path):
+    """The save goes on, and the process ends when it is done."""
+    code = """
+        save(path, tree(0)).result()
+        fd = os.open(path, os.O_RDONLY)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        save(path, tree(1))
+        print("now", flush=True)
+        try: time.sleep(60)
+        finally: threading.Timer(0.2, os.close, [fd]).start()
+    """
+    status, err = _interrupt(tmp_path / "a", code, 1)
+    assert status == -signal.SIGINT and "KeyboardInterrupt" in err
+    assert "asynchronous" not in err and _value(tmp_path / "a") == 1
+
+
+def test_ctrl_c_while_waiting_for_the_save(tmp_path):
+    code = """
+        save(path, tree(0)).result()
+        fd = os.open(path, os.O_RDONLY)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        handle = save(path, tree(1))
+        print("now", flush=True)
+        try: handle.result()
+        except KeyboardInterrupt: os.close(fd)
+        handle.result()
+        sys.exit(5)
+    """
+    assert _interrupt(tmp_path / "a", code, 1) == (5, "")
+    assert _value(tmp_path / "a") == 1
+
+
+def test_ctrl_c_twice(tmp_path):
+    """The second one interrupts the wait at the end: the path holds what it held."""
+    code = """
+        save(path, tree(0)).result()
+        hold()
+        save(path, tree(1))
+        def wait():
+            time.sleep(0.5)
+            print("again", flush=True)
+        print("now", flush=True)
+        try: time.sleep(60)
+        finally: threading.Thread(target=wait, daemon=True).start()
+    """
+    status, err = _interrupt(tmp_path / "a", code, 2)
+    assert status not in (0, None) and "was interrupted" in err
+    assert _value(tmp_path / "a") == 0
+    ec.tree_serialise_leaves(tmp_path / "a", _tree(2))
+    assert _value(tmp_path / "a") == 2 and len(os.listdir(tmp_path / "a" / "d")) == 1
+
+
+def test_ctrl_c_in_blocking_saves(tmp_path, layout):
+    """At any moment: the path holds the save before, or the one that was broken off."""
+    code = f"""
+        import random
+        import numpy as np
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        rng = random.Random(0)
+        interrupts = 0
+        for v in range(1, 100):
+            before = time.perf_counter()
+            try:
+                after = rng.uniform(1e-4, 1.2 * last) if v > 3 else 0
+                signal.setitimer(signal.ITIMER_REAL, after)
+                save = {{"x": np.full(50_000, v), "z": v}}
+                ec.tree_serialise_leaves(path, save, layout={layout!r})
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                least = v
+            except KeyboardInterrupt:
+                interrupts += 1
+                least = held
+            if v <= 3:
+                last = time.perf_counter() - before
+            held = ec.open(path)["z"].read()
+            assert held in (least, v) and (ec.open(path)["x"].read() == held).all()
+        print(interrupts > 20)
+        ec.tree_serialise_leaves(path, {{"z": 0}}, layout={layout!r})
+    """
+    assert _ends(tmp_path / "a", code) == (0, "True\n", "")
+    assert os.listdir(tmp_path) == ["a"]
+    if layout == "ocdbt":
+        assert len(os.listdir(tmp_path / "a" / "d")) == 1
+
+
+def test_fork_in_the_middle(tmp_path):
+    """The child is refused, and ends well; the save goes on in the parent."""
+    code = """
+        save(path, tree(0)).result()
+        fd = os.open(path, os.O_RDONLY)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        handle = save(path, tree(1))
+        save(path + "b", tree(1))
+        failed = save(path + "b", tree(2), overwrite=False)
+        child = os.fork()
+        if not child:
+            import multiprocessing
+            for use in (handle.result, handle.done, handle.staged,
+                        lambda: handle.add_done_callback(print),
+                        lambda: save(path, tree(2)),
+                        lambda: ec.tree_serialise_leaves(path, tree(2))):
+                try: use()
+                except RuntimeError as e: print("spawn" in str(e), flush=True)
+            sys.exit(7)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        handle.result()
+        try: failed.result()
+        except FileExistsError: print("told")
+        save(path, tree(3))
+    """
+    status, out, err = _ends(tmp_path / "a", code)
+    assert out.split() == ["True"] * 6 + ["7", "told"], err
+    assert (status, err) == (0, "") and _value(tmp_path / "a") == 3
+
+
+def test_a_forked_child_does_not_keep_our_lock(tmp_path):
+    code = """
+        import pathlib
+        from eqx_ckpt import _store
+        with _store.lock(pathlib.Path(path).parent):
+            child = os.fork()
+            if not child:
+                time.sleep(60)
+                os._exit(0)
+        with _store.lock(pathlib.Path(path).parent) as held:
+            print(held)
+        os.kill(child, 9)
+    """
+    assert _ends(tmp_path / "a", code) == (0, "True\n", "")
+
+
+# ---- Accelerators.
+
+
+@pytest.mark.gpu
+def test_staging_from_an_accelerator(tmp_path):
+    step = jax.jit(lambda x: x + 1, donate_argnums=0)
+    tree = {f"{i}": jnp.full(2**22, float(i)) for i in range(8)} | {"key": jr.key(3)}
+    assert jax.devices()[0].platform != "cpu"
+    handle = save(tmp_path / "a", tree)
+    handle.staged()
+    assert all(x._npy_value is None for name, x in tree.items() if name != "key")
+    tree = {name: step(x) for name, x in tree.items() if name != "key"}
+    handle.result()
+    ckpt = ec.open(tmp_path / "a")
+    for i in range(8):
+        assert (ckpt[f"{i}"].read() == i).all()
+    assert ckpt["key"].read() == jr.key(3)
