@@ -49,11 +49,9 @@ def read_index(root: Root) -> tuple[Index, Value] | None:
 
     **Raises:** `ValueError` when it is not one that can be read.
     """
-    value = _store.read_file(root, _store.INDEX)
-    if value is None:
-        return None
     try:
-        return _index.decode(value.data), value
+        value = _store.read_file(root, _store.INDEX, limit=_index.MAX_INDEX)
+        return None if value is None else (_index.decode(value.data), value)
     except ValueError as e:
         raise ValueError(f"The checkpoint at `{root}` cannot be read: {e}.") from e
 
@@ -74,6 +72,12 @@ def examine(root: Root, overwrite: bool) -> Found:
     tops = _store.list_top(root) or {}
     if not tops:
         return Found(None, None, frozenset())
+    for name in ("d", "array_metadatas"):
+        if not tops.get(name, True):
+            raise FileExistsError(
+                f"`{name}` in `{root}` is a file or a link, where a checkpoint has a "
+                "directory, and nothing is written through a link. It is left as it is."
+            )
     if _store.INDEX in tops:
         got = read_index(root)
         if got is not None:
@@ -104,7 +108,8 @@ def _is_leftover(root: Root, tops: Mapping[str, bool]) -> bool:
 
 
 def _below(root: Root, key: str) -> Root:
-    return Root(f"{root.url}/{key}", root.local / key if root.local else None)
+    local = root.local / key if root.local else None
+    return root._replace(url=f"{root.url}/{key}", local=local)
 
 
 def _own_entries(index: Index) -> set[str]:

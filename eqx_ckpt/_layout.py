@@ -52,10 +52,12 @@ def chunk_shape(
     """The chunks of a leaf: as the `chunks` keyword says, else by size."""
     shape, itemsize = template.shape, template.itemsize
     if chunks is None or isinstance(chunks, int):
-        target = _CHUNK[layout] if chunks is None else chunks
+        least = -(-template.nbytes * 2 // _index.MAX_CHUNKS)
+        target = max(_CHUNK[layout], least) if chunks is None else chunks
         if target < 1:
             raise ValueError(f"`chunks` must be a positive number of bytes: {chunks}.")
-        return _chunks.choose(shape, itemsize, target)
+        chunk = _chunks.choose(shape, itemsize, target)
+        return _few(name, template, chunk)
     given = chunks(name, shape, _index.dtype_of(template.stored))
     if given is None:
         return chunk_shape(name, template, layout, None)
@@ -65,7 +67,18 @@ def chunk_shape(
             f"`chunks` gave {given!r} for the leaf `{name}` of shape {shape}: it must "
             "give one positive length for each axis, or None."
         )
-    return tuple(min(n, max(1, length)) for n, length in zip(out, shape))
+    chunk = tuple(min(n, max(1, length)) for n, length in zip(out, shape))
+    return _few(name, template, chunk)
+
+
+def _few(name: str, template: Template, chunk: tuple[int, ...]) -> tuple[int, ...]:
+    count = template._replace(chunk=chunk).chunk_count
+    if count > _index.MAX_CHUNKS:
+        raise ValueError(
+            f"The leaf `{name}` would have {count} chunks of shape {chunk}, and at "
+            f"most {_index.MAX_CHUNKS} can be read. Pass larger `chunks`."
+        )
+    return chunk
 
 
 class _Digests:

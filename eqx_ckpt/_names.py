@@ -16,6 +16,11 @@ RESERVED = frozenset(
 
 # Names in bytes: a node of the database holds 2048 of them.
 MAX_NAME = 1 << 15
+# Trees are walked by functions that call themselves, in Python and in JAX.
+MAX_DEPTH = 256
+
+# Of an index in a sequence.
+_MAX_DIGITS = 9
 
 _plain = re.compile(r"[A-Za-z0-9_-]+")
 _number = re.compile(r"0|-?[1-9][0-9]*")
@@ -104,6 +109,11 @@ def name_of(path: tuple, source: str = "") -> tuple[str, str]:
             f"The name `{name[:60]}...` has {len(name)} bytes, and at most {MAX_NAME} "
             "can be stored. Use shorter keys."
         )
+    if len(kinds) > MAX_DEPTH:
+        raise ValueError(
+            f"The leaf `{name[:60]}...` is {len(kinds)} nodes deep in the tree, and at "
+            f"most {MAX_DEPTH} can be stored."
+        )
     return name, kinds
 
 
@@ -116,7 +126,7 @@ def keys_of(name: str, kinds: str) -> list[tuple[str, str | int]]:
         return []
     if len(name) > MAX_NAME:
         raise ValueError(f"the name {name[:60]!r}... has {len(name)} bytes")
-    components = name.split(".")
+    components = name.split(".", MAX_DEPTH)
     if len(components) != len(kinds):
         raise ValueError(f"the name {name!r} does not have {len(kinds)} components")
     out: list[tuple[str, str | int]] = []
@@ -129,6 +139,8 @@ def _key(kind: str, text: str, first: bool) -> str | int:
     if kind in "sfi":
         if not _number.fullmatch(text) or (kind != "i" and text[0] == "-"):
             raise ValueError(f"{text!r} is not an index")
+        if kind != "i" and len(text) > _MAX_DIGITS:
+            raise ValueError(f"{text[:60]!r} is more than any sequence has")
         return int(text)
     if kind not in "ako" or text == "" or not _component.fullmatch(text):
         raise ValueError(f"{text!r} is not a component of a name")

@@ -53,30 +53,56 @@ class Source:
         """The leaf's TensorStore, opened once and without a read."""
         array = self._arrays.get(record.place)
         if array is None:
-            array = _store.open_array(
-                self.root, self.database, self.key(record), record.template
+            place = self.place(record)
+            (array,) = _store.open_arrays(
+                self.root, self.database, self.index.files, [place]
             )
             self._arrays[record.place] = array
         return array
 
+    def place(self, record: Record, rows: range | None = None) -> _store.Place:
+        """Where the chunks lie that have any of the `rows` of a leaf (None: of all)."""
+        if self.database is None:
+            return _store.Place(record.template, self.key(record))
+        chunks = self.index.chunks(record, rows)
+        return _store.Place(record.template, "", list(chunks))
+
+    def check(self, record: Record, rows: range | None = None) -> None:
+        """**Raises:** `ValueError` unless there are files as large as the index says.
+
+        So no memory is allocated for what is not there.
+        """
+        t = record.template
+        if self.database is not None:
+            for first, stop, file, offset in self.index.segments(record):
+                key = f"{self.database}/{self.index.files[file]}"
+                _store.check_range(self.root, key, offset + (stop - first) * t.full)
+        elif self.root.local is not None:
+            for index in _chunks.indices(t.shape, t.chunk, rows):
+                key = f"{self.key(record)}/{_chunks.key(index)}"
+                found = _store.check_range(self.root, key, t.full)
+                if found is not None and found.st_size != t.full:
+                    raise ValueError(f"`{key}` is not a chunk of it")
+
     @ft.cached_property
     def digests(self) -> bytes:
         key = f"{self.database}/digests" if self.database else "eqx_ckpt.digests"
-        value = _store.read_file(self.root, key)
+        size = 16 * self.index.block_count
+        try:
+            value = _store.read_file(self.root, key, limit=size)
+        except ValueError as e:
+            raise self.lost(f"its file of digests is damaged ({e})") from e
         if value is None:
             raise self.lost("its file of digests is missing")
-        if (
-            _index.digest(value.data) != self.index.digests
-            or len(value.data) != 16 * self.index.block_count
-        ):
+        if len(value.data) != size or _index.digest(value.data) != self.index.digests:
             raise self.lost("its file of digests is damaged")
         return value.data
 
     def is_current(self) -> bool:
         """Whether the path still holds the save that was opened."""
         head = f'{{"format":"{_index.FORMAT}","save":"{self.index.save}"'.encode()
-        value = _store.read_file(self.root, _store.INDEX)
-        return value is not None and value.data.startswith(head)
+        value = _store.read_file(self.root, _store.INDEX, len(head))
+        return value is not None and value.data == head
 
     def lost(self, why: str) -> RuntimeError:
         try:
@@ -293,6 +319,35 @@ class _Slab(NamedTuple):
     keep: Callable[[np.ndarray], None] | None
 
 
+def _open_large(
+    source: Source,
+    requests: Sequence[Request],
+    which: list[int],
+    digests: bytes | None,
+    problems: dict[str, str],
+) -> dict[int, Any]:
+    """Opens the arrays of large leaves, whose files are known to hold them then."""
+    places = {}
+    for i in which:
+        record, view = requests[i]
+        rows = None
+        if view is not None:
+            if digests is None and _spans(record, view) is not None:
+                continue  # Its bytes are read out of the files.
+            pick = view.picks[0]
+            rows = range(pick, pick + 1) if isinstance(pick, int) else pick
+            rows = range(min(rows), max(rows) + 1)
+        try:
+            source.check(record, rows)
+            places[i] = source.place(record, rows)
+        except Exception as e:
+            problems[record.name] = _reason(e)
+    opened = _store.open_arrays(
+        source.root, source.database, source.index.files, list(places.values())
+    )
+    return dict(zip(places, opened))
+
+
 def _read_large(
     source: Source,
     requests: Sequence[Request],
@@ -315,28 +370,29 @@ def _read_large(
             return
         checks.append((name, pool.submit(check)))
 
+    arrays = _open_large(source, requests, which, digests, problems)
     with cf.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for i in which:
             record, view = requests[i]
+            if record.name in problems:
+                continue
             t = record.template
             spans = _spans(record, view) if digests is None else None
             if spans is not None and view is not None:
                 out[i] = _read_run(source, record, view, spans, problems)
             elif view is not None and digests is None:
                 into = _store.aligned(view.picked, t.stored)
-                array = source.array(record)
-                future = _store.start_read(array, into, view.slices())
+                future = _store.start_read(arrays[i], into, view.slices())
                 pending.append((record.name, future, lambda: True))
                 out[i] = Read(view.arrange(into), True)
             else:
                 result, slabs = _slabs(record, view)
                 out[i] = Read(result, True)
-                array = source.array(record)
                 for slab in slabs:
                     if len(pending) >= _IN_FLIGHT:
                         finish(pool)
                     rows = (slice(slab.start, slab.stop),)
-                    future = _store.start_read(array, slab.into, rows)
+                    future = _store.start_read(arrays[i], slab.into, rows)
                     row = source.index.first_block(record.place) if digests else 0
                     check = ft.partial(_check, slab, digests, row)
                     pending.append((record.name, future, check))
