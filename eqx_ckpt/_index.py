@@ -185,14 +185,18 @@ class Index:
         **Raises:** `ValueError` when what the index says of it cannot be.
         """
         name, number = self.names[place], self.template[place]
-        if not 0 <= number < len(self.templates):
-            raise ValueError(f"leaf {name!r} has no template")
         template = self.templates[number]
-        if number not in self._checked:
-            _check_template(template)
-            self._checked.add(number)
-        if not known:
-            _names.keys_of(name, template.keys)
+        try:
+            if number not in self._checked:
+                _check_template(template)
+                self._checked.add(number)
+            if not known:
+                _names.keys_of(name, template.keys)
+        except ValueError as e:
+            raise ValueError(
+                f"The index of the checkpoint has a leaf, {_names.shorten(name)}, that "
+                f"is never saved: {e}."
+            ) from e
         if self.layout == "ocdbt":
             return Record(name, place, template, self.file[place], self.offset[place])
         return Record(name, place, template, 0, 0)

@@ -278,7 +278,7 @@ def load(source: Source, wants: Sequence[Want], verify: bool) -> list[Any]:
             taken.add(number)
         try:
             out.append(_leaf.from_host(array, record.template, target, owned))
-        except ValueError as e:
+        except (ValueError, TypeError) as e:
             lost.append(f"  {record.name}: {e}")
     if lost:
         raise RuntimeError(

@@ -117,6 +117,11 @@ def name_of(path: tuple, source: str = "") -> tuple[str, str]:
     return name, kinds
 
 
+def shorten(text: str) -> str:
+    """The `repr` of a text that may be of any length."""
+    return repr(text) if len(text) <= 60 else repr(text[:60]) + "..."
+
+
 def keys_of(name: str, kinds: str) -> list[tuple[str, str | int]]:
     """The inverse of `name_of`: `(kind, key)` for each entry of the key path.
 
@@ -125,10 +130,10 @@ def keys_of(name: str, kinds: str) -> list[tuple[str, str | int]]:
     if name == ROOT and kinds == "":
         return []
     if len(name) > MAX_NAME:
-        raise ValueError(f"the name {name[:60]!r}... has {len(name)} bytes")
+        raise ValueError(f"the name {shorten(name)} has {len(name)} bytes")
     components = name.split(".", MAX_DEPTH)
     if len(components) != len(kinds):
-        raise ValueError(f"the name {name!r} does not have {len(kinds)} components")
+        raise ValueError(f"the name does not have {len(kinds)} components")
     out: list[tuple[str, str | int]] = []
     for position, (kind, text) in enumerate(zip(kinds, components)):
         out.append((kind, _key(kind, text, position == 0)))
@@ -138,22 +143,22 @@ def keys_of(name: str, kinds: str) -> list[tuple[str, str | int]]:
 def _key(kind: str, text: str, first: bool) -> str | int:
     if kind in "sfi":
         if not _number.fullmatch(text) or (kind != "i" and text[0] == "-"):
-            raise ValueError(f"{text!r} is not an index")
+            raise ValueError(f"{shorten(text)} is not an index")
         if kind != "i" and len(text) > _MAX_DIGITS:
-            raise ValueError(f"{text[:60]!r} is more than any sequence has")
+            raise ValueError(f"{shorten(text)} is more than any sequence has")
         return int(text)
     if kind not in "ako" or text == "" or not _component.fullmatch(text):
-        raise ValueError(f"{text!r} is not a component of a name")
+        raise ValueError(f"{shorten(text)} is not a component of a name")
     try:
         key = unquote(text.removeprefix("%=")) if kind == "o" else unquote(text)
     except UnicodeError as e:
-        raise ValueError(f"{text!r} is not UTF-8") from e
+        raise ValueError(f"{shorten(text)} is not UTF-8") from e
     if kind == "o":
         canonical, key = "%=" + (quote(key) if key else ""), text
     else:
         canonical = join("", [quote(key)]) if first else quote(key)
     if canonical != text:
-        raise ValueError(f"{text!r} is not the name of a key")
+        raise ValueError(f"{shorten(text)} is not the name of a key")
     return key
 
 

@@ -53,6 +53,10 @@ class Source:
         """The leaf's TensorStore, opened once and without a read."""
         array = self._arrays.get(record.place)
         if array is None:
+            try:
+                self.check(record)
+            except ValueError as e:
+                raise self.lost(str(e)) from e
             place = self.place(record)
             (array,) = _store.open_arrays(
                 self.root, self.database, self.index.files, [place]
@@ -87,8 +91,8 @@ class Source:
     @ft.cached_property
     def digests(self) -> bytes:
         key = f"{self.database}/digests" if self.database else "eqx_ckpt.digests"
-        size = 16 * self.index.block_count
         try:
+            size = 16 * self.index.block_count
             value = _store.read_file(self.root, key, limit=size)
         except ValueError as e:
             raise self.lost(f"its file of digests is damaged ({e})") from e

@@ -113,7 +113,7 @@ def results(tmp_path_factory):
     return base, out, trace.read_text(errors="replace") if trace else None
 
 
-_steps = "open show touch tree read unverified views store load".split()
+_steps = "open touch show tree read unverified views store load".split()
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -122,6 +122,7 @@ def test_attack(results, name):
     assert "died" not in out, out
     assert not out["changed"]
     assert out["seconds"] < _limit and out["wall"] < _hang
+    assert out["ls"] is None
     errors = {step: out[step] for step in _steps if out.get(step)}
     for step, (kind, text) in errors.items():
         assert kind in _documented, (step, kind, text)
@@ -133,7 +134,7 @@ def test_attack(results, name):
     assert attack.refused in errors, out
     assert re.search(attack.match, errors[attack.refused][1]), errors[attack.refused]
     assert set(errors) <= set(_steps[_steps.index(attack.refused) :])
-    kinds = {"open": "ValueError", "touch": "ValueError"}
+    kinds = dict.fromkeys(("open", "touch", "tree"), "ValueError")
     assert errors[attack.refused][0] == kinds.get(attack.refused, "RuntimeError")
     # What is refused as a whole is refused by the load too.
     assert attack.refused == "open" or "load" in errors

@@ -27,8 +27,8 @@ from . import everything, skeleton, tree
 MEMORY = 200 * 2**20
 
 
-# Leaves that have no views.
-_whole = ("key", "text")
+def viewed(leaf: Any) -> bool:
+    return leaf.shape != () and leaf.name.lower() not in ("key", "text")
 
 
 def steps(path: str, like: Any) -> dict[str, Any]:
@@ -53,14 +53,12 @@ def steps(path: str, like: Any) -> dict[str, Any]:
     ckpt = step("open", lambda: ec.open(path))
     if ckpt is None:
         return out
-    step("show", lambda: (repr(ckpt), repr(ckpt.leaves)))
     step("touch", lambda: [repr(leaf) for leaf in ckpt.leaves.values()])
+    step("show", lambda: (repr(ckpt), repr(ckpt.leaves)))
     whole = step("tree", lambda: ckpt.tree)
     step("read", lambda: ec.materialise(whole))
     step("unverified", lambda: ec.materialise(whole, verify=False))
-    arrays = [x for x in jtu.tree_leaves(whole) if x.shape and x.name not in _whole]
-    views = lambda: [x[:1].read() for x in arrays]
-    step("views", views)
+    step("views", lambda: [x[:1].read() for x in jtu.tree_leaves(whole) if viewed(x)])
     step("store", lambda: [leaf.store for leaf in ckpt.leaves.values()])
     loaded = step("load", lambda: ec.tree_deserialise_leaves(ckpt, like, everything))
     out["right"] = loaded is not None and same(loaded, tree())

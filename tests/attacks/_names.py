@@ -52,7 +52,7 @@ def two_of_one_name(path, outside):
     rename(path, "text", "key")
 
 
-@attack("touch", "a leaf and a node")
+@attack("tree", "a leaf and a node")
 def leaf_and_node(path, outside):
     """A leaf that is also a node: `net` and `net.weight`."""
     rename(path, "net", "key")
@@ -75,7 +75,7 @@ def index_beyond_all(path, outside):
     rename(path, "list." + "9" * 12, "list.6")
 
 
-@attack("touch", "mostly gaps")
+@attack("tree", "mostly gaps")
 def gaps(path, outside):
     """The hundred-millionth item of a list that has no others."""
     rename(path, "list.99999999", "list.6")
@@ -99,7 +99,7 @@ def escapes_in_the_implementation(path, outside):
     forge(path, lambda v: template(v, "key", impl="\x1b[31mfry"))
 
 
-@attack("touch", "unrecognized|not known|implementation")
+@attack("touch", "does not know the PRNG")
 def unknown_implementation(path, outside):
     """A PRNG implementation that JAX does not have."""
     forge(path, lambda v: template(v, "key", impl="os.system"))
