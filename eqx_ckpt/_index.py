@@ -572,7 +572,7 @@ def _check_places(index: Index) -> None:
         if not size[leaf]:
             raise ValueError("the index has a malformed split")
         full = index.templates[index.template[leaf]].full
-        for segment in index.segments(index.record(leaf)):
+        for segment in index.segments(index.record(leaf, known=True)):
             if segment.first >= segment.stop:
                 raise ValueError("the index has a malformed split")
             nbytes = (segment.stop - segment.first) * full

@@ -19,9 +19,6 @@ MAX_NAME = 1 << 15
 # Trees are walked by functions that call themselves, in Python and in JAX.
 MAX_DEPTH = 256
 
-# Of an index in a sequence.
-_MAX_DIGITS = 9
-
 _plain = re.compile(r"[A-Za-z0-9_-]+")
 _number = re.compile(r"0|-?[1-9][0-9]*")
 _component = re.compile(r"%|(%=)?([A-Za-z0-9_-]|%[0-9A-F]{2})*")
@@ -144,8 +141,6 @@ def _key(kind: str, text: str, first: bool) -> str | int:
     if kind in "sfi":
         if not _number.fullmatch(text) or (kind != "i" and text[0] == "-"):
             raise ValueError(f"{shorten(text)} is not an index")
-        if kind != "i" and len(text) > _MAX_DIGITS:
-            raise ValueError(f"{shorten(text)} is more than any sequence has")
         return int(text)
     if kind not in "ako" or text == "" or not _component.fullmatch(text):
         raise ValueError(f"{shorten(text)} is not a component of a name")

@@ -194,27 +194,17 @@ def read_file(
     **Raises:** `ValueError` if it is longer than `limit`, or as `look`.
     """
     check_fork()
-    if root.local is None:
-        got = _kv(root, "", None).read(key, byte_range=slice(0, stop)).result()
-        if got.state != "value":
+    if root.local is not None:
+        found = look(root, key)
+        if found is None:
             return None
-        return Value(got.value, got.stamp.generation)
-    if look(root, key) is None:
-        return None
-    # It may be another file by now.
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-    path = root.local / key
-    try:
-        fd = os.open(path, flags | (0 if root.follow else os.O_NOFOLLOW))
-    except FileNotFoundError:
-        return None
-    with open(fd, "rb") as file:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise ValueError(f"`{key}` in it is not a file")
         if limit is not None and found.st_size > limit:
             raise ValueError(f"`{key}` is longer than {limit} bytes")
-        return Value(file.read(found.st_size if stop is None else stop), b"")
+        stop = None if stop is None else min(stop, found.st_size)
+    got = _kv(root, "", None).read(key, byte_range=slice(0, stop)).result()
+    if got.state != "value":
+        return None
+    return Value(got.value, got.stamp.generation)
 
 
 def replace_file(

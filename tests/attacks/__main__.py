@@ -58,8 +58,9 @@ def steps(path: str, like: Any) -> dict[str, Any]:
     whole = step("tree", lambda: ckpt.tree)
     step("read", lambda: ec.materialise(whole))
     step("unverified", lambda: ec.materialise(whole, verify=False))
-    step("views", lambda: [x[:1].read() for x in jtu.tree_leaves(whole) if viewed(x)])
-    step("store", lambda: [leaf.store for leaf in ckpt.leaves.values()])
+    some = lambda: [x for x in jtu.tree_leaves(whole) if viewed(x)][:50]
+    step("views", lambda: [x[:1].read() for x in some()])
+    step("store", lambda: [leaf.store for leaf in list(ckpt.leaves.values())[:50]])
     loaded = step("load", lambda: ec.tree_deserialise_leaves(ckpt, like, everything))
     out["right"] = loaded is not None and same(loaded, tree())
     return out
@@ -94,7 +95,7 @@ def main() -> None:
     print(json.dumps("ready"), flush=True)
     for path in lines:
         with contextlib.suppress(OSError):
-            os.stat(f"/attack/{path}")  # Marks the place in a trace.
+            os.open(f"/attack/{path}", os.O_RDONLY)  # Marks the place in a trace.
         begin, wall = time.process_time(), time.monotonic()
         out = steps(path, like)
         out["seconds"] = time.process_time() - begin
