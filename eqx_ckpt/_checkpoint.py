@@ -184,18 +184,23 @@ def _row(record: Record) -> str:
     return f"{_leaf.show(record.template)}  {_show.size(record.template.nbytes)}"
 
 
-def open(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
+def open(
+    path: str | os.PathLike[str] | Checkpoint, *, follow_symlinks: bool = False
+) -> Checkpoint:
     """Opens a checkpoint. Reads its index, one small file, and no array.
 
     **Arguments:**
 
     - `path`: a string or `os.PathLike`, relative or absolute, `~` expanded, or a
-        TensorStore URL (`file://`, `memory://`).
+        TensorStore URL (`file://`, `memory://`). It may be a symbolic link.
+    - `follow_symlinks`: whether the files in the directory may be symbolic links too,
+        as they are in the caches of tools that download. A link can lead to any file,
+        so only where you trust who made them.
 
     **Returns:** a [`Checkpoint`][].
 
     **Raises:** `FileNotFoundError` if there is none; `ValueError` if it is damaged, or
-    written in a newer format than this release reads.
+    written in a newer format than this release reads, or its index is a symbolic link.
 
     !!! example
 
@@ -212,7 +217,7 @@ def open(path: str | os.PathLike[str] | Checkpoint) -> Checkpoint:
     """
     if isinstance(path, Checkpoint):
         return path
-    return Checkpoint(_open(_store.resolve(path)))
+    return Checkpoint(_open(_store.resolve(path, follow_symlinks)))
 
 
 def _open(root: Root) -> Source:
@@ -377,7 +382,7 @@ class Node:
         return len(self._children)
 
     def __dir__(self) -> list[str]:
-        return [str(key) for key in self._keys()]
+        return [str(key) for key in self._keys() if str(key).isidentifier()]
 
     def __repr__(self) -> str:
         index = self._source.index
@@ -417,9 +422,14 @@ def _plain(aux: tuple[bool, tuple], children: Any) -> Any:
 jtu.register_pytree_with_keys(Node, _flatten_node, _plain)
 
 
+# Of sequences with gaps, where functions stood or nothing was stored.
+_MAX_GAPS = 2**22
+
+
 def _forest(source: Source) -> Any:
     index = source.index
     top: dict[str, Any] = {}
+    gaps = 0
     for place, name in enumerate(index.names):
         template = index.record(place).template
         keys = _names.keys_of(name, template.keys)
@@ -428,14 +438,28 @@ def _forest(source: Source) -> Any:
         node = top
         components = name.split(".")
         for component, (kind, key) in zip(components[:-1], keys[:-1]):
-            entry = node.setdefault(component, (kind, key, {}))
+            entry = node.get(component)
+            if entry is None:
+                gaps += _gap(node, kind, key)
+                entry = node[component] = (kind, key, {})
             if entry[0] != kind or isinstance(entry[2], int):
                 raise ValueError(f"The index has a leaf and a node at {name!r}.")
             node = entry[2]
         if components[-1] in node:
             raise ValueError(f"The index has a leaf and a node at {name!r}.")
+        gaps += _gap(node, *keys[-1])
         node[components[-1]] = (*keys[-1], place)
+        if gaps > _MAX_GAPS:
+            raise ValueError("The index has sequences that are mostly gaps.")
     return Node(source, "", top)
+
+
+def _gap(node: dict[str, Any], kind: str, key: str | int) -> int:
+    """By how many places a new child of a sequence comes after the last one."""
+    if kind not in "sf":
+        return 0
+    last = next(reversed(node.values()), (kind, -1, None))[1] if node else -1
+    return max(0, int(key) - int(last) - 1) if isinstance(last, int) else int(key)
 
 
 def resolve_source(ckpt: Checkpoint, source: str | Callable[[Any], Any] | None) -> str:

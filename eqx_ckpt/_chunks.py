@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 # Digests are taken of blocks of this many bytes of a chunk.
 BLOCK = 4 * 2**20
+# Of the chunks of one array: 2 for each axis that they do not divide.
+_MAX_SIZES = 256
 
 Shape = tuple[int, ...]
 
@@ -38,9 +40,15 @@ def grid(shape: Sequence[int], chunk: Sequence[int]) -> Shape:
     return tuple(-(-n // c) for n, c in zip(shape, chunk))
 
 
-def indices(shape: Sequence[int], chunk: Sequence[int]) -> Iterator[Shape]:
-    """The index of every chunk in row-major order."""
-    return it.product(*map(range, grid(shape, chunk)))
+def indices(
+    shape: Sequence[int], chunk: Sequence[int], rows: range | None = None
+) -> Iterator[Shape]:
+    """The index of every chunk in row-major order; with `rows`, of those that have any
+    of these along the first axis."""
+    axes = [range(n) for n in grid(shape, chunk)]
+    if rows is not None:
+        axes[0] = range(rows[0] // chunk[0], rows[-1] // chunk[0] + 1)
+    return it.product(*axes)
 
 
 def region(
@@ -57,8 +65,10 @@ def block_counts(shape: Sequence[int], chunk: Sequence[int], itemsize: int) -> i
     if math.prod(chunk) * itemsize <= BLOCK:
         return math.prod(grid(shape, chunk))
     # How many chunks there are of each size: an axis has at most two lengths of them.
-    sizes = {itemsize: 1}
+    sizes = {itemsize * math.prod(n for n, c in zip(shape, chunk) if n == c): 1}
     for n, c in zip(shape, chunk):
+        if n == c:
+            continue
         whole, rest = divmod(n, c)
         longer: dict[int, int] = {}
         for length, times in ((c, whole), (rest, 1)):
@@ -67,6 +77,8 @@ def block_counts(shape: Sequence[int], chunk: Sequence[int], itemsize: int) -> i
                     size *= length
                     longer[size] = longer.get(size, 0) + count * times
         sizes = longer
+        if len(sizes) > _MAX_SIZES:
+            raise ValueError("the chunks of an array have too many sizes")
     return sum(count * -(-size // BLOCK) for size, count in sizes.items())
 
 

@@ -57,11 +57,9 @@ def read_index(root: Root) -> tuple[Index, Value] | None:
 
     **Raises:** `ValueError` when it is not one that can be read.
     """
-    value = _store.read_file(root, _store.INDEX)
-    if value is None:
-        return None
     try:
-        return _index.decode(value.data), value
+        value = _store.read_file(root, _store.INDEX, limit=_index.MAX_INDEX)
+        return None if value is None else (_index.decode(value.data), value)
     except ValueError as e:
         raise ValueError(f"The checkpoint at `{root}` cannot be read: {e}.") from e
 
@@ -86,6 +84,12 @@ def examine(root: Root, overwrite: bool) -> Found:
     tops = _store.list_top(root) or {}
     if not tops:
         return Found(None, None, frozenset())
+    for name in ("d", "array_metadatas"):
+        if not tops.get(name, True):
+            raise FileExistsError(
+                f"`{name}` in `{root}` is a file or a link, where a checkpoint has a "
+                "directory, and nothing is written through a link. It is left as it is."
+            )
     if _store.INDEX in tops:
         got = read_index(root)
         if got is not None:
@@ -125,7 +129,8 @@ def saves(root: Root) -> list[str]:
 
 
 def _below(root: Root, key: str) -> Root:
-    return Root(f"{root.url}/{key}", root.local / key if root.local else None)
+    local = root.local / key if root.local else None
+    return root._replace(url=f"{root.url}/{key}", local=local)
 
 
 def _own_entries(found: Found) -> set[str]:

@@ -1,12 +1,15 @@
 """The index of a checkpoint: what is stored, under which names, where. See FORMAT.md.
 
 Columns rather than an object a leaf: an index of 10,000 leaves parses in milliseconds.
-What it says is data from a file: each leaf is checked when it is first touched.
+What it says is data from a file, and whoever made the file may mean harm. The columns
+are checked when they are read, the template and the name of a leaf when it is touched.
 """
 
+import bisect
 import dataclasses
 import functools as ft
 import importlib.metadata
+import itertools as it
 import json
 import math
 import re
@@ -37,6 +40,11 @@ KINDS = (*ARRAY_KINDS, *SCALAR_KINDS, "key", "str", "bytes")
 
 MAX_RANK = 32
 _MAX_BYTES = 2**60
+MAX_CHUNKS = 2**18  # Of one array.
+# An index of 500,000 leaves is not as long, nor has it as many values. A parser makes
+# objects of up to 30 times the bytes of its input.
+MAX_INDEX = 32 * 2**20
+_MAX_PARSED = 160 * 2**20
 
 # Where files for other readers may lie, besides those of the save's own database.
 _OTHERS = frozenset(
@@ -103,11 +111,29 @@ class Template(NamedTuple):
         return math.prod(self.shape) * self.itemsize
 
     @property
+    def chunk_count(self) -> int:
+        return math.prod(_chunks.grid(self.shape, self.chunk))
+
+    @property
+    def full(self) -> int:
+        """The bytes of a chunk, with its padding."""
+        return math.prod(self.chunk) * self.itemsize
+
+    @property
     def logical_shape(self) -> tuple[int, ...]:
         """The shape of the leaf: without the words of a key or the bytes of a str."""
         if self.kind in ("key", "str", "bytes") or self.dtype == "int":
             return self.shape[:-1]
         return self.shape
+
+
+class Segment(NamedTuple):
+    """Chunks `[first, stop)` of a leaf lie side by side from `offset` of a file on."""
+
+    first: int
+    stop: int
+    file: int
+    offset: int
 
 
 class Record(NamedTuple):
@@ -131,8 +157,9 @@ class Statics(NamedTuple):
 class Index:
     """A parsed index. `names[i]` has template `templates[template[i]]`, and its chunks
     lie one after the other from `offset[i]` of `files[file[i]]` on; a `(leaf, chunk,
-    file, offset)` of `splits` says from which chunk on they lie elsewhere. `others` has
-    the digests of the files that other readers use."""
+    file, offset)` of `splits` says from which chunk on they lie elsewhere. `sizes` has
+    those of the chunks of compressed leaves, `others` the digests of the files that
+    other readers use."""
 
     save: str
     layout: str
@@ -144,6 +171,7 @@ class Index:
     file: list[int]
     offset: list[int]
     splits: list[tuple[int, int, int, int]]
+    sizes: dict[int, list[int]]
     aliases: dict[int, int]
     markers: dict[int, str]
     statics: Statics
@@ -169,21 +197,21 @@ class Index:
         **Raises:** `ValueError` when what the index says of it cannot be.
         """
         name, number = self.names[place], self.template[place]
-        if not 0 <= number < len(self.templates):
-            raise ValueError(f"leaf {name!r} has no template")
         template = self.templates[number]
-        if number not in self._checked:
-            _check_template(template)
-            self._checked.add(number)
-        if not known:
-            _names.keys_of(name, template.keys)
+        try:
+            if number not in self._checked:
+                _check_template(template)
+                self._checked.add(number)
+            if not known:
+                _names.keys_of(name, template.keys)
+        except ValueError as e:
+            raise ValueError(
+                f"The index of the checkpoint has a leaf, {_names.shorten(name)}, that "
+                f"is never saved: {e}."
+            ) from e
         if self.layout == "ocdbt":
-            file, offset = self.file[place], self.offset[place]
-            if not (0 <= file < len(self.files) and 0 <= offset < _MAX_BYTES):
-                raise ValueError(f"leaf {name!r} has no place in the files")
-        else:
-            file = offset = 0
-        return Record(name, place, template, file, offset)
+            return Record(name, place, template, self.file[place], self.offset[place])
+        return Record(name, place, template, 0, 0)
 
     def records(self) -> Iterator[Record]:
         return map(self.record, range(len(self.names)))
@@ -195,29 +223,54 @@ class Index:
             out.setdefault(leaf, []).append((rest[0], rest[1], rest[2]))
         return out
 
-    def place_of_chunk(self, record: Record, number: int) -> tuple[str, int]:
-        """The file of a chunk (`layout="ocdbt"`), and where in it the chunk starts."""
-        first, file, offset = 0, record.file, record.offset
+    @ft.cached_property
+    def _segments(self) -> dict[int, list[Segment]]:
+        return {}
+
+    def segments(self, record: Record) -> list[Segment]:
+        """Where the chunks of a leaf lie (`layout="ocdbt"`), in their order."""
         origin = self.aliases.get(record.place, record.place)
-        for chunk, other, start in self._splits.get(origin, ()):
-            if chunk <= number:
-                first, file, offset = chunk, other, start
-        if file >= len(self.files):
-            raise ValueError(f"leaf {record.name!r} has no place in the files")
-        t = record.template
-        full = math.prod(t.chunk) * t.itemsize
-        return self.files[file], offset + (number - first) * full
+        count = record.template.chunk_count
+        if origin not in self._splits:
+            return [Segment(0, count, record.file, record.offset)]
+        if origin not in self._segments:
+            starts = [(0, record.file, record.offset), *self._splits[origin]]
+            stops = [first for first, _, _ in starts[1:]] + [count]
+            self._segments[origin] = [
+                Segment(first, stop, *at) for (first, *at), stop in zip(starts, stops)
+            ]
+        return self._segments[origin]
+
+    @ft.cached_property
+    def _starts(self) -> dict[int, list[int]]:
+        # Of the chunks of compressed leaves, if all of them followed each other.
+        return {leaf: [0, *it.accumulate(sizes)] for leaf, sizes in self.sizes.items()}
+
+    def extent(self, record: Record, first: int, stop: int) -> int:
+        """The bytes of chunks `[first, stop)` of a leaf (`layout="ocdbt"`)."""
+        if record.template.codec is None:
+            return (stop - first) * record.template.full
+        starts = self._starts[self.aliases.get(record.place, record.place)]
+        return starts[stop] - starts[first]
+
+    def locate(self, record: Record, number: int) -> tuple[int, int, int]:
+        """Where a chunk lies (`layout="ocdbt"`): its file, offset and length."""
+        segments = self.segments(record)
+        found = segments[bisect.bisect(segments, number, key=lambda s: s.first) - 1]
+        start = found.offset + self.extent(record, found.first, number)
+        return found.file, start, self.extent(record, number, number + 1)
 
     @ft.cached_property
     def _first_blocks(self) -> list[int]:
-        counts = []
-        for template in self.templates:
-            _check_template(template)
-            counts.append(
-                _chunks.block_counts(template.shape, template.chunk, template.itemsize)
-            )
+        counts = [0] * len(self.templates)
+        for number in set(self.template):
+            t = self.templates[number]
+            _check_template(t)
+            counts[number] = _chunks.block_counts(t.shape, t.chunk, t.itemsize)
         per_leaf = np.asarray(counts, np.int64)[np.asarray(self.template, np.int64)]
         per_leaf[list(self.aliases)] = 0
+        if per_leaf.sum(dtype=float) > _MAX_BYTES:
+            raise ValueError("the leaves are of an impossible size")
         return [0, *np.cumsum(per_leaf).tolist()]
 
     @property
@@ -229,6 +282,10 @@ class Index:
         return self._first_blocks[self.aliases.get(place, place)]
 
 
+# The name of an implementation of PRNG keys. It is printed.
+_impl = re.compile(r"[ -~]{1,200}")
+
+
 def _check_template(template: Template) -> None:
     keys, kind, dtype, shape, stored, chunk, weak, impl, codec = template
     texts = (keys, kind, dtype, stored)
@@ -238,6 +295,8 @@ def _check_template(template: Template) -> None:
         raise ValueError("malformed template")
     if codec not in (None, "zstd"):
         raise ValueError(f"unknown codec {codec!r}")
+    if weak and kind != "jax" or impl is not None and not _impl.fullmatch(impl):
+        raise ValueError("malformed template")
     if kind not in KINDS:
         raise ValueError(f"unknown kind of leaf {kind!r}")
     for numbers, least in ((shape, 0), (chunk, 1)):
@@ -247,8 +306,10 @@ def _check_template(template: Template) -> None:
         raise ValueError(f"impossible rank {len(shape)}")
     if stored not in STORED:
         raise ValueError(f"unknown stored dtype {stored!r}")
-    if max(math.prod(shape), math.prod(chunk)) * dtype_of(stored).itemsize > _MAX_BYTES:
+    if max(template.chunk_count, 1) * template.full > _MAX_BYTES:
         raise ValueError(f"impossible size {list(shape)!r}")
+    if template.chunk_count > MAX_CHUNKS:
+        raise ValueError(f"more than {MAX_CHUNKS} chunks of {list(chunk)!r}")
     if (kind, dtype) in (("str", "str"), ("bytes", "bytes"), ("int", "int")):
         fits = stored == "uint8" and len(shape) == 1
     elif kind == "key":
@@ -305,6 +366,7 @@ def encode(index: Index) -> bytes:
         "file": index.file,
         "offset": index.offset,
         "splits": index.splits,
+        "sizes": sorted(index.sizes.items()),
         "aliases": sorted(index.aliases.items()),
         "markers": sorted(index.markers.items()),
         "statics": index.statics.values,
@@ -313,38 +375,88 @@ def encode(index: Index) -> bytes:
         "others": index.others,
     }
     text = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()[:-1]
-    return text + _tail + digest(text).encode() + b'"}'
+    data = text + _tail + digest(text).encode() + b'"}'
+    _check_cost(data)
+    return data
+
+
+# The first fields: what is needed to say that a format is too new to be read.
+_head = re.compile(
+    rb'\{"format":"eqx_ckpt","save":"[^"]*","version":([0-9]{1,9}),"reader":"([^"]*)"'
+)
 
 
 def decode(data: bytes) -> Index:
-    """The inverse of `encode`.
+    """The inverse of `encode`. Nothing is parsed before the digest has been checked.
 
     **Raises:** `ValueError` when `data` is not an index that this release reads.
     """
+    head = _head.match(data)
+    if head is not None:
+        _check_version(int(head[1]), head[2].decode("ascii", "replace"))
+    if not data.startswith(f'{{"format":"{FORMAT}"'.encode()):
+        raise ValueError("the index is not one of eqx_ckpt")
+    _check_cost(data)
     body, tail = data[:-45], data[-45:]
-    whole = tail.startswith(_tail) and tail == _tail + digest(body).encode() + b'"}'
+    if tail != _tail + digest(body).encode() + b'"}':
+        raise ValueError("the index is damaged: its digest is not that of its bytes")
     try:
-        value = json.loads(data, parse_constant=_refuse)
+        value = json.loads(
+            data.decode("ascii"),
+            parse_constant=_refuse,
+            parse_float=_finite,
+            object_pairs_hook=_object,
+        )
     except (ValueError, RecursionError) as e:
         raise ValueError(f"the index is not JSON ({e})") from e
-    if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise ValueError("the index is not one of eqx_ckpt")
-    version = value.get("version")
+    _check_version(value.get("version"), value.get("reader"))
+    index = _typed(value)
+    if index.layout == "ocdbt":
+        _check_places(index)
+    return index
+
+
+def _check_cost(data: bytes) -> None:
+    """**Raises:** `ValueError` for an index that a reader has no memory to parse."""
+    if len(data) > MAX_INDEX:
+        raise ValueError(
+            f"the index is longer than {MAX_INDEX >> 20} MiB, the most that is read"
+        )
+    if len(data) > _MAX_PARSED // 128:
+        # Nothing in JSON takes more memory than this: lists, dicts and their items.
+        containers = data.count(b"[") + data.count(b"{")
+        items = data.count(b",") + data.count(b":")
+        if 88 * containers + 64 * items > _MAX_PARSED:
+            raise ValueError("the index has more values than are read")
+
+
+def _check_version(version: Any, reader: Any) -> None:
     if type(version) is not int or version < 0:
         raise ValueError("the index has no format version")
     if version > VERSION:
         raise ValueError(
             f"it is written in format {version}, and this release, "
             f"{versions()['eqx_ckpt']}, reads formats up to {VERSION}. Install what "
-            f"reads it: `pip install 'eqx_ckpt>={_release(value.get('reader'))}'`"
+            f"reads it: `pip install 'eqx_ckpt>={_release(reader)}'`"
         )
-    if not whole:
-        raise ValueError("the index is damaged: its digest is not that of its bytes")
-    return _typed(value)
 
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} in JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not a number that Python has")
+    return number
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        raise ValueError("an object has a key twice")
+    return out
 
 
 def _release(value: Any) -> str:
@@ -359,8 +471,8 @@ def _typed(value: dict[str, Any]) -> Index:
         if type(got) is not kind:
             raise ValueError(f"the index has no {name!r} of the right type")
         if item is not None:
-            items: Any = list(got.values()) if kind is dict else got
-            if not all(type(x) is item for x in items):
+            items: Any = got.values() if kind is dict else got
+            if not set(map(type, items)) <= {item}:
                 raise ValueError(
                     f"the index has something else than {item} in {name!r}"
                 )
@@ -381,7 +493,7 @@ def _typed(value: dict[str, Any]) -> Index:
             template._replace(shape=tuple(template.shape), chunk=tuple(template.chunk))
         )
     template = field("template", list, int)
-    if not all(0 <= n < len(templates) for n in template):
+    if template and not 0 <= min(template) <= max(template) < len(templates):
         raise ValueError("the index names a template that it does not have")
     file, offset = field("file", list, int), field("offset", list, int)
     columns = [template, file, offset] if layout == "ocdbt" else [template]
@@ -400,6 +512,12 @@ def _typed(value: dict[str, Any]) -> Index:
         ):
             raise ValueError("the index has a malformed split")
         splits.append(tuple(row))
+    sizes: dict[int, list[int]] = {}
+    for row in field("sizes", list, list):
+        _check_pair(row, len(names), list)
+        if not all(type(n) is int and 0 < n < _MAX_BYTES for n in row[1]):
+            raise ValueError("the index has impossible sizes of chunks")
+        sizes[row[0]] = row[1]
     aliases, markers = {}, {}
     for row in field("aliases", list, list):
         _check_pair(row, len(names), int)
@@ -409,6 +527,7 @@ def _typed(value: dict[str, Any]) -> Index:
             or alias in aliases
             or origin in aliases
             or templates[template[alias]][1:] != templates[template[origin]][1:]
+            or any(column[alias] != column[origin] for column in columns[1:])
         ):
             raise ValueError("the index has an impossible alias")
         aliases[alias] = origin
@@ -435,6 +554,7 @@ def _typed(value: dict[str, Any]) -> Index:
         file=file,
         offset=offset,
         splits=splits,
+        sizes=sizes,
         aliases=aliases,
         markers=markers,
         statics=Statics(values, of),
@@ -442,6 +562,69 @@ def _typed(value: dict[str, Any]) -> Index:
         others=others,
         writer=field("writer", dict, str),
     )
+
+
+def _check_places(index: Index) -> None:
+    """**Raises:** `ValueError` unless every chunk has a place of its own in the files.
+
+    So the leaves cannot be larger than the files are.
+    """
+    full = []
+    for template in index.templates:
+        try:
+            _check_template(template)
+            full.append(template.chunk_count * template.full)
+        except ValueError:
+            full.append(0)  # It is refused when it is touched.
+    try:
+        number, file, start = (
+            np.asarray(column, np.int64)
+            for column in (index.template, index.file, index.offset)
+        )
+    except OverflowError:
+        raise ValueError("the index has a place that cannot be") from None
+    bad = (file < 0) | (file >= len(index.files)) | (start < 0) | (start >= _MAX_BYTES)
+    if bad.any():
+        name = index.names[int(bad.argmax())]
+        raise ValueError(f"leaf {name!r} has no place in the files")
+    size = np.asarray(full, np.int64)[number]
+    size[list(index.aliases)] = 0
+    _check_sizes(index, size)
+    # Those that lie in one place, and then the others.
+    rows: list[tuple[int, int, int]] = []
+    for leaf in {*index._splits, *index.sizes}:
+        if not size[leaf]:
+            raise ValueError("the index has a malformed split")
+        record = index.record(leaf, known=True)
+        for segment in index.segments(record):
+            if segment.first >= segment.stop:
+                raise ValueError("the index has a malformed split")
+            nbytes = index.extent(record, segment.first, segment.stop)
+            rows.append((segment.file, segment.offset, nbytes))
+        size[leaf] = 0
+    taken = size > 0
+    more = np.asarray(rows, np.int64).reshape(-1, 3).T
+    file, start, size = (
+        np.concatenate([one[taken], other])
+        for one, other in zip((file, start, size), more)
+    )
+    order = np.lexsort((start, file))
+    file, start, stop = file[order], start[order], (start + size)[order]
+    if ((file[1:] == file[:-1]) & (start[1:] < stop[:-1])).any():
+        raise ValueError("the index has two chunks at one place in the files")
+
+
+def _check_sizes(index: Index, size: np.ndarray) -> None:
+    """**Raises:** `ValueError` unless just the compressed leaves have `sizes`."""
+    codecs = np.asarray([t.codec is not None for t in index.templates], bool)
+    wanted = codecs[np.asarray(index.template, np.int64)] & (size > 0)
+    if set(np.flatnonzero(wanted).tolist()) != index.sizes.keys():
+        raise ValueError("the index lacks the sizes of compressed chunks")
+    for leaf, sizes in index.sizes.items():
+        if len(sizes) != index.templates[index.template[leaf]].chunk_count:
+            raise ValueError("the index has impossible sizes of chunks")
+        if sum(sizes) > _MAX_BYTES:
+            raise ValueError("the index has impossible sizes of chunks")
 
 
 def _check_pair(row: list, count: int, item: type) -> None:

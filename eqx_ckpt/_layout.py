@@ -1,6 +1,7 @@
 """The two layouts: which files a save is made of, and the writing of them."""
 
 import functools as ft
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -51,6 +52,7 @@ class Written(NamedTuple):
     file: list[int]
     offset: list[int]
     splits: list[tuple[int, int, int, int]]
+    sizes: dict[int, list[int]]
     digests: str
     others: dict[str, str]
     side: dict[str, bytes]
@@ -62,10 +64,12 @@ def chunk_shape(
     """The chunks of a leaf: as the `chunks` keyword says, else by size."""
     shape, itemsize = template.shape, template.itemsize
     if chunks is None or isinstance(chunks, int):
-        target = _CHUNK[layout] if chunks is None else chunks
+        least = -(-template.nbytes * 2 // _index.MAX_CHUNKS)
+        target = max(_CHUNK[layout], least) if chunks is None else chunks
         if target < 1:
             raise ValueError(f"`chunks` must be a positive number of bytes: {chunks}.")
-        return _chunks.choose(shape, itemsize, target)
+        chunk = _chunks.choose(shape, itemsize, target)
+        return _few(name, template, chunk)
     given = chunks(name, shape, _index.dtype_of(template.stored))
     if given is None:
         return chunk_shape(name, template, layout, None)
@@ -75,7 +79,18 @@ def chunk_shape(
             f"`chunks` gave {given!r} for the leaf `{name}` of shape {shape}: it must "
             "give one positive length for each axis, or None."
         )
-    return tuple(min(n, max(1, length)) for n, length in zip(out, shape))
+    chunk = tuple(min(n, max(1, length)) for n, length in zip(out, shape))
+    return _few(name, template, chunk)
+
+
+def _few(name: str, template: Template, chunk: tuple[int, ...]) -> tuple[int, ...]:
+    count = template._replace(chunk=chunk).chunk_count
+    if count > _index.MAX_CHUNKS:
+        raise ValueError(
+            f"The leaf `{name}` would have {count} chunks of shape {chunk}, and at "
+            f"most {_index.MAX_CHUNKS} can be read. Pass larger `chunks`."
+        )
+    return chunk
 
 
 def block_digests(data: Any) -> Iterator[bytes]:
@@ -279,9 +294,19 @@ def write_ocdbt(
         for piece in pieces
         if piece.numbers.start > 0
     ]
+    sizes: dict[int, list[int]] = {}
+    for place, numbers, _, ends in sorted(itertools.chain(*packed), key=_by_chunk):
+        if ends is not None:
+            steps = zip(ends, [0, *ends])
+            sizes.setdefault(place, []).extend(end - start for end, start in steps)
     # The same database from the root of the checkpoint.
     side = {"manifest.ocdbt": _ocdbt.manifest(top, "tree", base + "/")}
-    return Written(files, file, offset, splits, _index.digest(digests), others, side)
+    digest = _index.digest(digests)
+    return Written(files, file, offset, splits, sizes, digest, others, side)
+
+
+def _by_chunk(piece: _Piece) -> tuple[int, int]:
+    return piece.place, piece.numbers.start
 
 
 def _entries(
@@ -382,7 +407,7 @@ def write_zarr(
         )
     digests = data.digests()
     _store.write_file(root, "eqx_ckpt.digests", [digests], sync)
-    return Written([], [], [], [], _index.digest(digests), {}, {})
+    return Written([], [], [], [], {}, _index.digest(digests), {}, {})
 
 
 def _cuts(path: str) -> list[int]:

@@ -278,7 +278,7 @@ def load(
                 out[i] = _leaf.from_host(
                     array, record.template, target, owned, converted
                 )
-            except ValueError as e:
+            except (ValueError, TypeError) as e:
                 lost[record.name] = str(e)
             owned = False  # Other leaves that share the bytes get copies.
 

@@ -374,8 +374,17 @@ def own_target(template: Template) -> Target:
 
 @ft.cache
 def key_dtype(impl: str) -> Any:
-    """The extended dtype of typed PRNG keys of an implementation."""
-    return jax.eval_shape(lambda: jr.key(0, impl=impl)).dtype
+    """The extended dtype of typed PRNG keys of an implementation.
+
+    **Raises:** `ValueError` for one that this process does not have.
+    """
+    try:
+        return jax.eval_shape(lambda: jr.key(0, impl=impl)).dtype
+    except ValueError as e:
+        raise ValueError(
+            f"JAX does not know the PRNG implementation {impl!r} in this process. "
+            "Define it before the key is used."
+        ) from e
 
 
 def abstract(template: Template) -> jax.ShapeDtypeStruct:

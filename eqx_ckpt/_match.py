@@ -257,13 +257,18 @@ def _find_static(
         for field, value in _tree.static_fields(module).items():
             if field in saved and not _same(saved[field], value):
                 where = f"{name}.{field}" if name else field
-                text = f"saved {saved[field]!r}, `like` has {value!r}"
+                was, now = _short(saved[field]), _short(value)
+                text = f"saved {was}, `like` has {now}"
                 first = (
                     f"Deserialised leaf at path {path} has changed a static field: "
-                    f"`{where}` was {saved[field]!r} when it was saved, and is "
-                    f"{value!r} in `like`."
+                    f"`{where}` was {was} when it was saved, and is {now} in `like`."
                 )
                 report.add("static", where, text, first)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "..."
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -16,6 +16,8 @@ RESERVED = frozenset(
 
 # Names in bytes: a node of the database holds 2048 of them.
 MAX_NAME = 1 << 15
+# Trees are walked by functions that call themselves, in Python and in JAX.
+MAX_DEPTH = 256
 
 _plain = re.compile(r"[A-Za-z0-9_-]+")
 _number = re.compile(r"0|-?[1-9][0-9]*")
@@ -104,7 +106,17 @@ def name_of(path: tuple, source: str = "") -> tuple[str, str]:
             f"The name `{name[:60]}...` has {len(name)} bytes, and at most {MAX_NAME} "
             "can be stored. Use shorter keys."
         )
+    if len(kinds) > MAX_DEPTH:
+        raise ValueError(
+            f"The leaf `{name[:60]}...` is {len(kinds)} nodes deep in the tree, and at "
+            f"most {MAX_DEPTH} can be stored."
+        )
     return name, kinds
+
+
+def shorten(text: str) -> str:
+    """The `repr` of a text that may be of any length."""
+    return repr(text) if len(text) <= 60 else repr(text[:60]) + "..."
 
 
 def keys_of(name: str, kinds: str) -> list[tuple[str, str | int]]:
@@ -115,10 +127,10 @@ def keys_of(name: str, kinds: str) -> list[tuple[str, str | int]]:
     if name == ROOT and kinds == "":
         return []
     if len(name) > MAX_NAME:
-        raise ValueError(f"the name {name[:60]!r}... has {len(name)} bytes")
-    components = name.split(".")
+        raise ValueError(f"the name {shorten(name)} has {len(name)} bytes")
+    components = name.split(".", MAX_DEPTH)
     if len(components) != len(kinds):
-        raise ValueError(f"the name {name!r} does not have {len(kinds)} components")
+        raise ValueError(f"the name does not have {len(kinds)} components")
     out: list[tuple[str, str | int]] = []
     for position, (kind, text) in enumerate(zip(kinds, components)):
         out.append((kind, _key(kind, text, position == 0)))
@@ -128,20 +140,20 @@ def keys_of(name: str, kinds: str) -> list[tuple[str, str | int]]:
 def _key(kind: str, text: str, first: bool) -> str | int:
     if kind in "sfi":
         if not _number.fullmatch(text) or (kind != "i" and text[0] == "-"):
-            raise ValueError(f"{text!r} is not an index")
+            raise ValueError(f"{shorten(text)} is not an index")
         return int(text)
     if kind not in "ako" or text == "" or not _component.fullmatch(text):
-        raise ValueError(f"{text!r} is not a component of a name")
+        raise ValueError(f"{shorten(text)} is not a component of a name")
     try:
         key = unquote(text.removeprefix("%=")) if kind == "o" else unquote(text)
     except UnicodeError as e:
-        raise ValueError(f"{text!r} is not UTF-8") from e
+        raise ValueError(f"{shorten(text)} is not UTF-8") from e
     if kind == "o":
         canonical, key = "%=" + (quote(key) if key else ""), text
     else:
         canonical = join("", [quote(key)]) if first else quote(key)
     if canonical != text:
-        raise ValueError(f"{text!r} is not the name of a key")
+        raise ValueError(f"{shorten(text)} is not the name of a key")
     return key
 
 

@@ -7,8 +7,8 @@ import functools as ft
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import xxhash
@@ -56,30 +56,69 @@ class Source:
         """The leaf's TensorStore, opened once and without a read."""
         array = self._arrays.get(record.place)
         if array is None:
-            array = _store.open_array(
-                self.root, self.database, self.key(record), record.template
+            try:
+                self.check(record)
+            except ValueError as e:
+                raise self.lost(str(e)) from e
+            place = self.place(record)
+            (array,) = _store.open_arrays(
+                self.root, self.database, self.index.files, [place]
             )
             self._arrays[record.place] = array
         return array
 
+    def place(
+        self, record: Record, numbers: Sequence[int] | None = None
+    ) -> _store.Place:
+        """Where chunks of a leaf lie (None: all of them)."""
+        if self.database is None:
+            return _store.Place(record.template, self.key(record))
+        keys = _grid(record.template).keys
+        locate = self.index.locate
+        if numbers is None:
+            numbers = range(len(keys))
+        chunks = [(keys[n], *locate(record, n)) for n in numbers]
+        return _store.Place(record.template, "", chunks)
+
+    def check(self, record: Record, numbers: Sequence[int] | None = None) -> None:
+        """**Raises:** `ValueError` unless there are files as large as the index says.
+
+        So no memory is allocated for what is not there.
+        """
+        t = record.template
+        if self.database is not None:
+            for first, stop, file, offset in self.index.segments(record):
+                key = f"{self.database}/{self.index.files[file]}"
+                end = offset + self.index.extent(record, first, stop)
+                _store.check_range(self.root, key, end)
+        elif self.root.local is not None:
+            size = t.full if t.codec is None else 1
+            keys = _grid(t).keys
+            for n in range(len(keys)) if numbers is None else numbers:
+                key = f"{self.key(record)}/{keys[n]}"
+                found = _store.check_range(self.root, key, size)
+                if t.codec is None and found is not None and found.st_size != size:
+                    raise ValueError(f"`{key}` is not a chunk of it")
+
     @ft.cached_property
     def digests(self) -> bytes:
         key = f"{self.database}/digests" if self.database else "eqx_ckpt.digests"
-        value = _store.read_file(self.root, key)
+        try:
+            size = 16 * self.index.block_count
+            value = _store.read_file(self.root, key, limit=size)
+        except ValueError as e:
+            raise self.lost(f"its file of digests is damaged ({e})") from e
         if value is None:
             raise self.lost("its file of digests is missing")
-        if (
-            _index.digest(value.data) != self.index.digests
-            or len(value.data) != 16 * self.index.block_count
-        ):
+        if len(value.data) != size or _index.digest(value.data) != self.index.digests:
             raise self.lost("its file of digests is damaged")
         return value.data
 
     def is_current(self) -> bool:
         """Whether the path still holds the save that was opened."""
         head = f'{{"format":"{_index.FORMAT}","save":"{self.index.save}"'.encode()
-        value = _store.read_file(self.root, _store.INDEX)
-        return value is not None and value.data.startswith(head)
+        value = _store.read_file(self.root, _store.INDEX, len(head))
+        return value is not None and value.data == head
 
     def lost(self, why: str) -> RuntimeError:
         try:
@@ -92,6 +131,10 @@ class Source:
                 "was opened is never mixed with what came after"
             )
         return RuntimeError(f"The checkpoint at `{self.root}` cannot be read: {why}.")
+
+
+def _grid(t: Template) -> Grid:
+    return _chunks.lay(t.shape, t.chunk, t.itemsize)
 
 
 class Request(NamedTuple):
@@ -318,33 +361,60 @@ class _Large:
             if requests[i].record.name not in self._problems:
                 done(i, result())
 
+        numbers, arrays = self._open(requests, which)
         with self._pool:
-            for i in which:
-                waiting.append((i, *self._start(requests[i])))
+            for i in numbers:
+                start = self._start(requests[i], numbers[i], arrays.get(i))
+                waiting.append((i, *start))
                 while waiting and all(part.done() for part in waiting[0][2]):
                     finish()
             while waiting:
                 finish()
 
+    def _open(
+        self, requests: Sequence[Request], which: list[int]
+    ) -> tuple[dict[int, Sequence[int]], dict[int, Any]]:
+        """The chunks that are wanted of each leaf, and the arrays that they are read
+        from, all opened together. Their files are known to hold them then."""
+        source = self._source
+        numbers: dict[int, Sequence[int]] = {}
+        places: dict[int, _store.Place] = {}
+        for i in which:
+            record, views, _ = requests[i]
+            try:
+                if self._is_exact(views) and _spans(record, views[0]) is not None:
+                    numbers[i] = ()
+                    continue
+                numbers[i] = _wanted(record.template, views)
+                source.check(record, numbers[i])
+                places[i] = source.place(record, numbers[i])
+            except Exception as e:
+                numbers.pop(i, None)
+                self._problems[record.name] = _reason(e)
+        opened = _store.open_arrays(
+            source.root, source.database, source.index.files, list(places.values())
+        )
+        return numbers, dict(zip(places, opened))
+
+    def _is_exact(self, views: tuple[View, ...] | None) -> TypeGuard[tuple[View, ...]]:
+        """Whether no more is read than a view, as nothing is verified."""
+        return self._digests is None and views is not None and len(views) == 1
+
     def _start(
-        self, request: Request
+        self, request: Request, numbers: Sequence[int], array: Any
     ) -> tuple[Callable[[], Result], list[cf.Future[None]]]:
         """Starts to read a leaf: what gives its result, once the futures are done."""
         record, views, conversion = request
         t = record.template
-        if views is not None and len(views) == 1 and self._digests is None:
-            return self._start_exact(record, views[0])
-        grid = _chunks.lay(t.shape, t.chunk, t.itemsize)
+        if self._is_exact(views):
+            return self._start_exact(record, views[0], array)
+        grid = _grid(t)
         dtype = _index.dtype_of(t.stored) if conversion is None else conversion.dtype
         if views is None:
-            numbers: Iterable[int] = range(len(grid.keys))
             picks = [tuple(map(range, t.shape))]
         else:
             picks = [tuple(map(_as_range, view.picks)) for view in views]
-            sets = [_chunks.touched(t.shape, t.chunk, p) for p in picks if all(p)]
-            numbers = sets[0] if len(sets) == 1 else sorted(set().union(*sets))
         arrays = [_store.aligned(tuple(map(len, p)), dtype) for p in picks]
-        array = self._source.array(record)
         futures = []
         most = max(1, self._part // grid.full)
         for run in _chunks.runs(numbers, t.shape, t.chunk, most):
@@ -379,8 +449,7 @@ class _Large:
             self._room.give(part.into.nbytes)
 
     def _is_good(self, record: Record, part: "_Part") -> bool:
-        t = record.template
-        grid = _chunks.lay(t.shape, t.chunk, t.itemsize)
+        grid = _grid(record.template)
         first = self._source.index.first_block(record.place)
         assert self._digests is not None
         for number in part.chunks:
@@ -397,7 +466,7 @@ class _Large:
         return True
 
     def _start_exact(
-        self, record: Record, view: View
+        self, record: Record, view: View, array: Any
     ) -> tuple[Callable[[], Result], list[cf.Future[None]]]:
         """Starts to read a view and not more than its bytes, which are not verified."""
         into = _store.aligned(view.picked, _index.dtype_of(record.template.stored))
@@ -407,7 +476,6 @@ class _Large:
         def work() -> None:
             try:
                 if spans is None:
-                    array = self._source.array(record)
                     _store.start_read(array, into, view.slices()).result()
                 else:
                     _read_spans(self._source, record, spans, into)
@@ -461,6 +529,18 @@ def _part(
     return _Part(run, region, into, [ft.partial(keep, *w) for w in wanted])
 
 
+def _wanted(t: Template, views: tuple[View, ...] | None) -> Sequence[int]:
+    """The numbers of the chunks that hold any of the views of a leaf, in order."""
+    if views is None:
+        return range(t.chunk_count)
+    sets = [
+        _chunks.touched(t.shape, t.chunk, view.picks)
+        for view in views
+        if 0 not in view.shape
+    ]
+    return list(sets[0]) if len(sets) == 1 else sorted(set().union(*sets))
+
+
 def _as_range(pick: range | int) -> range:
     return range(pick, pick + 1) if isinstance(pick, int) else pick
 
@@ -485,11 +565,10 @@ def _read_spans(
     ranges: list[list[Any]] = []
     for number, first, count in spans:
         if source.database is None:
-            keys = _chunks.lay(t.shape, t.chunk, t.itemsize).keys
-            key, start = f"{source.key(record)}/{keys[number]}", 0
+            key, start = f"{source.key(record)}/{_grid(t).keys[number]}", 0
         else:
-            file, start = source.index.place_of_chunk(record, number)
-            key = f"{source.database}/{file}"
+            file, start, _ = source.index.locate(record, number)
+            key = f"{source.database}/{source.index.files[file]}"
         start += first * t.itemsize
         stop = start + count * t.itemsize
         if ranges and ranges[-1][0] == key and ranges[-1][2] == start:

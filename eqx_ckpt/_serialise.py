@@ -201,6 +201,7 @@ def write(
             file=written.file,
             offset=written.offset,
             splits=written.splits,
+            sizes=written.sizes,
             aliases={
                 i: leaf.alias for i, leaf in enumerate(leaves) if leaf.alias is not None
             },

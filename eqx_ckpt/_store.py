@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorstore as ts
 
+from . import _ocdbt
 from ._index import dtype_of, Template
 
 
@@ -89,10 +90,14 @@ def check_fork() -> None:
 
 
 class Root(NamedTuple):
-    """A directory, local or in an object store. `url` is absolute, and a path here."""
+    """A directory, local or in an object store. `url` is absolute, and a path here.
+
+    `follow`: whether what is read below it may be a symbolic link. It itself may be.
+    """
 
     url: str
     local: pathlib.Path | None
+    follow: bool = False
 
     def kvstore(self, key: str = "") -> dict[str, Any]:
         """The TensorStore spec of the directory `key` below the root."""
@@ -107,7 +112,7 @@ class Root(NamedTuple):
         return self.url
 
 
-def resolve(path: str | os.PathLike[str]) -> Root:
+def resolve(path: str | os.PathLike[str], follow: bool = False) -> Root:
     """The root that a path or TensorStore URL means."""
     check_fork()
     try:
@@ -128,7 +133,7 @@ def resolve(path: str | os.PathLike[str]) -> Root:
                 ts.KvStore.Spec(text.rstrip("/") + "/")
             except ValueError as e:
                 raise ValueError(f"{text!r} is not a TensorStore URL: {e}") from e
-            return Root(text.rstrip("/"), None)
+            return Root(text.rstrip("/"), None, follow)
         text = urllib.parse.unquote(text.removeprefix("file://"))
     local = pathlib.Path(os.path.abspath(os.path.expanduser(text)))
     if "\\" in str(local):
@@ -136,7 +141,7 @@ def resolve(path: str | os.PathLike[str]) -> Root:
             f"`{local}` has a backslash in it, which TensorStore takes for a slash. "
             "Choose another path."
         )
-    return Root(str(local), local)
+    return Root(str(local), local, follow)
 
 
 @ft.lru_cache(maxsize=256)
@@ -150,13 +155,67 @@ class Value(NamedTuple):
     generation: bytes
 
 
+def look(root: Root, key: str) -> os.stat_result | None:
+    """A regular file below a local root; None where there is none.
+
+    **Raises:** `ValueError` for anything else that is there. A link leads out of the
+    checkpoint, and to read from a FIFO or a device may take for ever, or do something.
+    """
+    path = str(root.local)
+    parts = key.split("/")
+    found = None
+    for number, part in enumerate(parts, 1):
+        path = f"{path}/{part}"
+        try:
+            found = os.stat(path, follow_symlinks=root.follow)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        is_right = stat.S_ISREG if number == len(parts) else stat.S_ISDIR
+        if not is_right(found.st_mode):
+            here = "/".join(parts[:number])
+            if stat.S_ISLNK(found.st_mode):
+                raise ValueError(
+                    f"`{here}` in it is a symbolic link, which may lead anywhere. If "
+                    "you trust it, open it with `follow_symlinks=True`"
+                )
+            what = "file" if number == len(parts) else "directory"
+            raise ValueError(f"`{here}` in it is not a {what}")
+    return found
+
+
+def check_range(root: Root, key: str, stop: int) -> os.stat_result | None:
+    """Whether a file has at least `stop` bytes: before memory is allocated for them.
+
+    **Raises:** `ValueError` if it has not, or as `look`.
+    """
+    if root.local is None:
+        if stop:
+            _kv(root, "", None).read(key, byte_range=slice(stop - 1, stop)).result()
+        return None
+    found = look(root, key)
+    if found is None:
+        raise ValueError(f"`{key}` is missing")
+    if found.st_size < stop:
+        raise ValueError(f"the end of `{key}` is missing")
+    return found
+
+
 def read_file(
-    root: Root, key: str, start: int = 0, stop: int | None = None
+    root: Root, key: str, stop: int | None = None, limit: int | None = None
 ) -> Value | None:
-    """A file, or a range of its bytes; None where there is none."""
+    """A small file, or its bytes up to `stop`; None where there is none.
+
+    **Raises:** `ValueError` if it is longer than `limit`, or as `look`.
+    """
     check_fork()
-    kv = _kv(root, "", None)
-    got = kv.read(key, byte_range=slice(start, stop)).result()
+    if root.local is not None:
+        found = look(root, key)
+        if found is None:
+            return None
+        if limit is not None and found.st_size > limit:
+            raise ValueError(f"`{key}` is longer than {limit} bytes")
+        stop = None if stop is None else min(stop, found.st_size)
+    got = _kv(root, "", None).read(key, byte_range=slice(0, stop)).result()
     if got.state != "value":
         return None
     return Value(got.value, got.stamp.generation)
@@ -514,41 +573,80 @@ def encoder(template: Template) -> Callable[[np.ndarray], bytes]:
     return encode
 
 
-def open_array(
-    root: Root, database: str | None, key: str, template: Template
-) -> ts.TensorStore:
-    """The stored array of a leaf, opened without a read.
+class Place(NamedTuple):
+    """Where a stored array lies. `key` is the directory of its chunks (`zarr`), or else
+    `chunks` says where each is: `(its key, number of the file, offset, length)`."""
 
-    `database` is the directory of the OCDBT database that `key` is in; None: `key` is a
-    directory of the root.
+    template: Template
+    key: str
+    chunks: Sequence[tuple[str, int, int, int]] = ()
+
+
+def open_arrays(
+    root: Root, database: str | None, files: Sequence[str], places: Sequence[Place]
+) -> list[ts.TensorStore]:
+    """Stored arrays, opened without a read.
+
+    `database` is the directory of the data files (`ocdbt`); None: the arrays lie in
+    directories of the root. TensorStore is not given the database that is in that
+    directory, as whoever wrote it may have written anything, but one in memory that is
+    made of `places`. So it parses nothing of a checkpoint: it reads bytes of files.
     """
     check_fork()
+    context = _mmap_context() if root.local and _maps(root.local) else _context()
     if database is None:
-        kvstore: dict[str, Any] = root.kvstore(key)
+        kvstores = [root.kvstore(place.key) for place in places]
     else:
-        kvstore = {
-            "driver": "ocdbt",
-            "base": root.kvstore(database),
-            "path": key + "/",
-            "cache_pool": "cache_pool#nodes",
+        context = ts.Context({_nodes: {}}, parent=context)
+        base = _database_of(root.kvstore(database), files, places, context)
+        kvstores = [{**base, "path": f"{number}/"} for number in range(len(places))]
+    opened = []
+    for kvstore, place in zip(kvstores, places):
+        metadata = json.loads(zarr_json(place.template))
+        del metadata["attributes"]
+        spec = {
+            "driver": "zarr3",
+            "kvstore": kvstore,
+            "metadata": metadata,
+            # A chunk that is missing must not read as zeros.
+            "fill_missing_data_reads": False,
         }
-    metadata = json.loads(zarr_json(template))
-    del metadata["attributes"]
-    spec = {
-        "driver": "zarr3",
-        "kvstore": kvstore,
-        "metadata": metadata,
-        # A chunk that is missing must not read as zeros.
-        "fill_missing_data_reads": False,
+        opened.append(
+            ts.open(spec, open=True, read=True, assume_metadata=True, context=context)
+        )
+    return [future.result() for future in opened]
+
+
+# The store in memory for the nodes of one database.
+_nodes = "memory_key_value_store#nodes"
+
+
+def _database_of(
+    data: dict[str, Any],
+    files: Sequence[str],
+    places: Sequence[Place],
+    context: ts.Context,
+) -> dict[str, Any]:
+    rows = sorted(
+        (f"{number}/{key}".encode(), *at)
+        for number, place in enumerate(places)
+        for key, *at in place.chunks
+    )
+    columns = map(list, zip(*rows)) if rows else ([], [], [], [])
+    entries = _ocdbt.Entries(*columns)
+    nodes, top = _ocdbt.tree(entries, [*files, "tree"], "tree", 0)
+    own = {"manifest.ocdbt": _ocdbt.manifest(top, "tree"), "tree": nodes}
+    layers: list[dict[str, Any]] = [{"base": data, "prefix": ""}]
+    memory = {"driver": "memory", "memory_key_value_store": _nodes}
+    kv = ts.KvStore.open(memory, context=context).result()
+    for name, value in own.items():
+        kv.write(name, value).result()
+        layers.append({"base": {**memory, "path": name}, "exact": name})
+    return {
+        "driver": "ocdbt",
+        "base": {"driver": "kvstack", "layers": layers},
+        "cache_pool": "cache_pool#nodes",
     }
-    mapped = root.local is not None and _maps(root.local)
-    return ts.open(
-        spec,
-        open=True,
-        read=True,
-        assume_metadata=True,
-        context=_mmap_context() if mapped else _context(),
-    ).result()
 
 
 def array_url(root: Root, database: str | None, key: str) -> str:
@@ -601,6 +699,13 @@ def cast(store: ts.TensorStore, dtype: np.dtype) -> ts.TensorStore:
 
 def start_read_range(root: Root, key: str, start: int, stop: int) -> ts.Future:
     """Starts to read a range of the bytes of a file: a future with a `.value`."""
+    if root.local is not None:
+        try:
+            check_range(root, key, stop)
+        except (ValueError, OSError) as e:
+            promise, future = ts.Promise.new()
+            promise.set_exception(e)
+            return future
     return _kv(root, "", None).read(key, byte_range=slice(start, stop))
 
 

@@ -222,8 +222,8 @@ def _plan(source: Source, records: list[Record]) -> Iterator[_Chunk]:
     for record in records:
         starts = [*sorted(firsts[record.place]), len(_grid(record).keys)]
         for first, stop in it.pairwise(starts):
-            place = source.index.place_of_chunk(record, first)
-            runs.append((*place, record, range(first, stop)))
+            file, start, _ = source.index.locate(record, first)
+            runs.append((source.index.files[file], start, record, range(first, stop)))
     runs.sort(key=operator.itemgetter(0, 1))
     for name, members in it.groupby(runs, key=operator.itemgetter(0)):
         file, before = f"{source.database}/{name}", 0

@@ -477,7 +477,8 @@ def test_a_forked_child_is_told_to_spawn(tmp_path):
 def test_a_big_skeleton_costs_little(tmp_path):
     """A skeleton of 70 billion parameters with lazy leaves: no data is ever made."""
     out = run_python(f"""
-        import resource, time, equinox as eqx, jax, jax.numpy as jnp, jax.random as jr
+        import itertools as it, resource, time
+        import equinox as eqx, jax, jax.numpy as jnp, jax.random as jr
         import eqx_ckpt as ec
         from eqx_ckpt import _index, _store, _tree, _names, _leaf
 
@@ -513,7 +514,8 @@ def test_a_big_skeleton_costs_little(tmp_path):
         index = _index.Index(
             save="0" * 16, layout="ocdbt", metadata=None, names=names,
             templates=unique, template=[unique.index(t) for t in templates],
-            files=["0"], file=[0] * len(names), offset=[0] * len(names), splits=[],
+            files=["0"], file=[0] * len(names), splits=[], sizes={{}},
+            offset=[0, *it.accumulate(t.nbytes for t in templates[:-1])],
             aliases={{}}, markers={{}},
             statics=_tree.statics(like, None, flat.structure),
             digests="0" * 32, others={{}}, writer={{}})

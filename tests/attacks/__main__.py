@@ -1,0 +1,107 @@
+"""Does to each checkpoint all that a user does, in a process that is closely watched.
+
+It reads a path from each line of its input, and writes a line of JSON: what came of
+every step, and the seconds of processor time that it took. Memory is limited to what is
+there after a good checkpoint has been loaded, and 200 MB.
+"""
+
+import contextlib
+import io
+import json
+import os
+import pathlib
+import re
+import resource
+import sys
+import time
+from typing import Any
+
+import jax.tree_util as jtu
+
+import eqx_ckpt as ec
+import eqx_ckpt.__main__ as command
+
+from . import everything, skeleton, tree
+
+
+MEMORY = 200 * 2**20
+
+
+def viewed(leaf: Any) -> bool:
+    return leaf.shape != () and leaf.name.lower() not in ("key", "text")
+
+
+def steps(path: str, like: Any) -> dict[str, Any]:
+    """`None` for each step that went well, or the type and the text of its error."""
+    out: dict[str, Any] = {}
+
+    def step(name: str, do: Any) -> Any:
+        out[name] = None
+        try:
+            return do()
+        except Exception as e:
+            out[name] = [type(e).__name__, str(e)]
+
+    def ls() -> str:
+        text = io.StringIO()
+        with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+            command.main(["ls", path])
+        assert all(line.isprintable() for line in text.getvalue().split("\n"))
+        return text.getvalue()
+
+    step("ls", ls)
+    ckpt = step("open", lambda: ec.open(path))
+    if ckpt is None:
+        return out
+    step("touch", lambda: [repr(leaf) for leaf in ckpt.leaves.values()])
+    step("show", lambda: (repr(ckpt), repr(ckpt.leaves)))
+    whole = step("tree", lambda: ckpt.tree)
+    step("read", lambda: ec.materialise(whole))
+    step("unverified", lambda: ec.materialise(whole, verify=False))
+    some = lambda: [x for x in jtu.tree_leaves(whole) if viewed(x)][:50]
+    step("views", lambda: [x[:1].read() for x in some()])
+    step("store", lambda: [leaf.store for leaf in list(ckpt.leaves.values())[:50]])
+    loaded = step("load", lambda: ec.tree_deserialise_leaves(ckpt, like, everything))
+    out["right"] = loaded is not None and same(loaded, tree())
+    return out
+
+
+def same(a: Any, b: Any) -> bool:
+    leaves, other = jtu.tree_leaves(a), jtu.tree_leaves(b)
+    return all(repr(x) == repr(y) for x, y in zip(leaves, other, strict=True))
+
+
+def _data_size() -> int:
+    status = pathlib.Path("/proc/self/status").read_text()
+    found = re.search(r"VmData:\s+(\d+) kB", status)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def limit_memory() -> None:
+    if sys.platform == "linux":
+        most = _data_size() + MEMORY
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+def main() -> None:
+    like = skeleton()
+    lines = (line.strip() for line in sys.stdin)
+    # The first ones are good: they load what is loaded once.
+    for _ in range(2):
+        good = steps(next(lines), like)
+        assert good.pop("right") and not any(good.values()), good
+    limit_memory()
+    print(json.dumps("ready"), flush=True)
+    for path in lines:
+        with contextlib.suppress(OSError):
+            os.open(f"/attack/{path}", os.O_RDONLY)  # Marks the place in a trace.
+        begin, wall = time.process_time(), time.monotonic()
+        out = steps(path, like)
+        out["seconds"] = time.process_time() - begin
+        out["wall"] = time.monotonic() - wall
+        print(json.dumps(out), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""Random mutations of good checkpoints: `python -m attacks.mutate COUNT SEED`.
+
+It knows what a checkpoint is made of, so that most of what it makes has a right digest
+and gets past the first check. Every outcome must be a documented error, or the leaves
+that `like` asks for. Prints what it tried, and each mutation that ended otherwise.
+"""
+
+import collections
+import copy
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from typing import Any
+
+import xxhash
+
+from . import save, seal, skeleton
+from .__main__ import limit_memory, steps
+
+
+DOCUMENTED = ("ValueError", "RuntimeError", "FileNotFoundError")
+_limit, _hang = 1.0, 60
+
+_numbers = [0, 1, -1, 2, 3, 7, 63, 64, 2**15, 2**31, 2**32 - 1, 2**38, 2**60, 2**63]
+_numbers += [2**64, 2**200, -(2**31), -(2**63), 10**30]
+_texts = [
+    "",
+    "%",
+    "%root",
+    ".",
+    "..",
+    "a.b",
+    "../a",
+    "/",
+    "\0",
+    "\x1b[2J",
+    "é",
+    "\ud800",
+]
+_texts += ["jax", "numpy", "generic", "key", "str", "bytes", "int", "float", "complex"]
+_texts += ["bool", "float0", "uint4", "uint8", "int4", "float64", "bfloat16", "object"]
+_texts += [
+    "ocdbt",
+    "zarr",
+    "0",
+    "1",
+    "a" * 300,
+    "9" * 30,
+    "list.7",
+    "net",
+    "fry",
+    "rbg",
+]
+_others = [None, True, False, 0.5, -0.0, 1e308, [], {}, [[]], {"": None}, [0, 0, 0, 0]]
+
+
+def places(value: Any, path: tuple = ()) -> list[tuple]:
+    """The path of every value in a JSON value."""
+    out = [path]
+    if isinstance(value, (dict, list)):
+        keys = value.keys() if isinstance(value, dict) else range(len(value))
+        for key in keys:
+            out += places(value[key], (*path, key))
+    return out
+
+
+def at(value: Any, path: tuple) -> Any:
+    for key in path:
+        value = value[key]
+    return value
+
+
+def change_value(r: random.Random, value: dict[str, Any]) -> str:
+    """Changes one value of the index, deletes it, doubles it, or has two change places.
+
+    What has many values, as a column, is not chosen more often than what has few.
+    """
+    first = r.choice(list(value))
+    path = (first, *r.choice(places(value[first])))
+    holder, key = at(value, path[:-1]), path[-1]
+    old = holder[key]
+    kind = r.randrange(8)
+    if kind == 0:
+        del holder[key]
+    elif kind == 1 and isinstance(holder, list):
+        holder.insert(r.randrange(len(holder) + 1), copy.deepcopy(old))
+    elif kind == 2 and isinstance(holder, list):
+        other = r.randrange(len(holder))
+        holder[key], holder[other] = holder[other], holder[key]
+    elif kind == 3 and isinstance(old, int):
+        holder[key] = old + r.choice([-64, -1, 1, 64, old, 2**40])
+    elif kind == 4 and isinstance(old, str):
+        cut = r.randrange(len(old) + 1)
+        holder[key] = old[:cut] + r.choice(_texts) + old[cut:]
+    elif kind == 5:
+        other = r.choice(places(value))
+        holder[key] = copy.deepcopy(at(value, other))
+    else:
+        pool: list[Any] = [_numbers, _texts, _others][r.choice((0, 0, 1, 1, 2))]
+        if type(old) is int:
+            pool = _numbers
+        elif type(old) is str and r.random() < 0.8:
+            pool = _texts
+        holder[key] = copy.deepcopy(r.choice(pool))
+    return f"{path} {kind}"
+
+
+def change_bytes(r: random.Random, data: bytes) -> bytes:
+    out = bytearray(data)
+    for _ in range(r.randint(1, 3)):
+        place = r.randrange(len(out) + 1)
+        kind = r.randrange(5)
+        if kind == 0:
+            del out[place:]
+        elif kind == 1:
+            del out[place : place + r.randint(1, 9)]
+        elif kind == 2:
+            out[place:place] = r.choice((r.randbytes(4), b"[", b'"', b"\\", b"0", b","))
+        elif kind == 3:
+            out += r.randbytes(r.choice((1, 16, 4096)))
+        elif place < len(out):
+            out[place] ^= 1 << r.randrange(8)
+    return bytes(out)
+
+
+def mutate(r: random.Random, path: pathlib.Path) -> tuple[str, bool]:
+    """Mutates a checkpoint. Returns what it did, and whether the index is as it was."""
+    index = path / "eqx_ckpt.json"
+    kind = r.random()
+    if kind < 0.6:
+        value = json.loads(index.read_bytes())
+        del value["digest"]
+        what = [change_value(r, value) for _ in range(r.choice((1, 1, 1, 2, 3)))]
+        body = json.dumps(value, separators=(",", ":")).encode()[:-1]
+        index.write_bytes(seal(body))
+        return f"values {what}", False
+    if kind < 0.75:
+        data = index.read_bytes()
+        if r.random() < 0.8:
+            index.write_bytes(seal(change_bytes(r, data[:-45])))
+        else:
+            index.write_bytes(change_bytes(r, data))
+        return "the bytes of the index", False
+    files = [f for f in sorted(path.rglob("*")) if f.name != "eqx_ckpt.json"]
+    file = r.choice(files)
+    what = r.choice("bytes bytes bytes delete link fifo directory swap sparse".split())
+    where = f"{what} {file.relative_to(path)}"
+    if what == "delete" or file.is_dir():
+        shutil.rmtree(file) if file.is_dir() else file.unlink()
+        if what == "link":
+            file.symlink_to(path)
+    elif what == "link":
+        file.unlink()
+        file.symlink_to(r.choice(files))
+    elif what == "fifo":
+        file.unlink()
+        os.mkfifo(file)
+    elif what == "directory":
+        file.unlink()
+        file.mkdir()
+    elif what == "swap":
+        other = r.choice([f for f in files if f.is_file()])
+        a, b = file.read_bytes(), other.read_bytes()
+        file.write_bytes(b)
+        other.write_bytes(a)
+    elif what == "sparse":
+        os.truncate(file, 2**40)
+    else:
+        file.write_bytes(change_bytes(r, file.read_bytes()))
+        if file.name in ("digests", "eqx_ckpt.digests") and r.random() < 0.7:
+            value = json.loads(index.read_bytes())
+            del value["digest"]
+            value["digests"] = xxhash.xxh3_128_hexdigest(file.read_bytes())
+            index.write_bytes(
+                seal(json.dumps(value, separators=(",", ":")).encode()[:-1])
+            )
+            return f"digested {where}", False
+    return where, True
+
+
+def problem(out: dict[str, Any], seconds: float, same_index: bool) -> str:
+    """What is wrong with an outcome; "" if nothing is."""
+    right = out.pop("right", False)
+    for step, error in out.items():
+        if error is None:
+            continue
+        if error[0] not in DOCUMENTED:
+            return f"{step}: {error[0]}"
+        if not all(line.isprintable() for line in error[1].split("\n")):
+            return f"{step}: characters that act on a terminal"
+        if len(error[1]) > 5000:
+            return f"{step}: a long text"
+    if same_index and out.get("load", 0) is None and not right:
+        return "other leaves than were saved"
+    return f"{seconds:.1f} s" if seconds > _limit else ""
+
+
+def main(count: int, seed: int) -> None:
+    base = pathlib.Path(tempfile.mkdtemp(prefix="mutate-"))
+    like = skeleton()
+    for layout in ("ocdbt", "zarr"):
+        save(base / layout, layout)
+        steps(str(base / layout), like)
+    limit_memory()
+    tally: collections.Counter[str] = collections.Counter()
+    wrong = []
+    for number in range(count):
+        r = random.Random(f"{seed} {number}")
+        good = base / r.choice(("ocdbt", "ocdbt", "zarr"))
+        path = base / "bad"
+        shutil.copytree(good, path)
+        what, same_index = mutate(r, path)
+        signal.alarm(_hang)
+        begin = time.process_time()
+        try:
+            out = steps(str(path), like)
+        except BaseException as e:
+            out = {"all": [type(e).__name__, str(e)]}
+        seconds = time.process_time() - begin
+        signal.alarm(0)
+        failed = next(
+            (name for name, error in out.items() if error and name != "right"), ""
+        )
+        tally[failed or "loaded"] += 1
+        text = problem(out, seconds, same_index)
+        if text:
+            wrong.append([number, what, text, str(out)[:600]])
+        shutil.rmtree(path)
+    shutil.rmtree(base)
+    print(json.dumps({"tried": count, "first failed at": tally, "wrong": wrong}))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
