@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import PyTree
 
-from . import _commit, _gc, _leaf, _pending, _serialise, _store
+from . import _commit, _gc, _layout, _leaf, _pending, _serialise, _store
 from ._filters import FilterSpec, IsLeaf
 from ._layout import Chunks, Leaf
 from ._pending import SaveHandle
@@ -123,18 +123,20 @@ def async_tree_serialise_leaves(
 def _stage(planned: Plan) -> Plan:
     """A plan that stays as it is; copies from all devices are started."""
     return planned._replace(
-        leaves=[
-            leaf._replace(
-                # The bytes of an alias are those of another leaf.
-                value=None
-                if leaf.alias is not None
-                else _leaf.stage(leaf.value, leaf.template)
-            )
-            for leaf in planned.leaves
-        ],
+        leaves=[_stage_leaf(leaf) for leaf in planned.leaves],
         metadata=copy.deepcopy(planned.metadata),
         statics=copy.deepcopy(planned.statics),
     )
+
+
+def _stage_leaf(leaf: Leaf) -> Leaf:
+    if leaf.alias is not None:
+        # Its bytes are those of another leaf.
+        return leaf._replace(value=None)
+    leaf = leaf._replace(value=_leaf.stage(leaf.value, leaf.template))
+    # What is left to do for each of many leaves in the background waits for the main
+    # thread again and again.
+    return _layout.prepare(leaf) if _leaf.is_staged(leaf.value) else leaf
 
 
 def _collect(leaves: list[Leaf]) -> None:

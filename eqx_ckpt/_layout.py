@@ -43,6 +43,25 @@ class Leaf(NamedTuple):
     alias: int | None
 
 
+class Small(NamedTuple):
+    """The value of a leaf of one block: its bytes, and their digest."""
+
+    data: np.ndarray
+    digest: bytes
+
+
+_SMALL = 1 << 16
+
+
+def prepare(leaf: Leaf) -> Leaf:
+    """A leaf with most of the work of writing it done, if it is small."""
+    t = leaf.template
+    if t.chunk != t.shape or t.nbytes > _SMALL:
+        return leaf
+    data = _whole(leaf)
+    return leaf._replace(value=Small(data, xxhash.xxh3_128_digest(data)))
+
+
 class Written(NamedTuple):
     """Where the layout put the leaves: columns of the index, the digest of the file of
     digests, the digests of what else it wrote, and the files at the root that other
@@ -166,7 +185,10 @@ class _Data:
     def whole(self, place: int) -> np.ndarray:
         """The bytes of a leaf of one chunk."""
         leaf = self._leaves[place]
-        data = _leaf.to_host(leaf.value, leaf.template).reshape(-1).view(np.uint8)
+        if isinstance(leaf.value, Small):
+            self._rows[self._first[place]] = leaf.value.digest
+            return leaf.value.data
+        data = _whole(leaf)
         self._digest(self._first[place], data)
         return data
 
@@ -174,6 +196,10 @@ class _Data:
         for digest in block_digests(data):
             self._rows[row] = digest
             row += 1
+
+
+def _whole(leaf: Leaf) -> Any:
+    return _leaf.to_host(leaf.value, leaf.template).reshape(-1).view(np.uint8)
 
 
 def _padded(part: np.ndarray, chunk: tuple[int, ...]) -> np.ndarray:
