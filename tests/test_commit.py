@@ -267,7 +267,7 @@ def test_a_writer_that_begins_while_another_cleans_up(tmp_path, where, monkeypat
     def second():
         ec.tree_serialise_leaves(path, _tree(3))
 
-    thread = threading.Thread(target=second)
+    thread = threading.Thread(target=second, daemon=True)
 
     def slow_replace(*args):
         if threading.current_thread() is thread:
