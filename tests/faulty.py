@@ -5,10 +5,12 @@
 
 import collections
 import contextlib
+import itertools
 import json
 import os
 import pathlib
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,6 +40,10 @@ def value_at(path, verify=True):
     return value
 
 
+_same = [(layout, layout) for layout in LAYOUTS]
+_every = list(itertools.product((None, *LAYOUTS), LAYOUTS))
+
+
 class _Attempts:
     """Saves 2 over 1, again and again. What fails must leave all as it was."""
 
@@ -45,13 +51,16 @@ class _Attempts:
         self.path = pathlib.Path(directory) / "7"
         self.count = collections.Counter()
 
-    def layouts(self):
-        for self.layout in LAYOUTS:
+    def over(self, cases):
+        """Each case is the layout of what is there (None: nothing), and of the save."""
+        for self.old, self.layout in cases:
             self._reset()
             yield
 
     def _reset(self):
-        ec.tree_serialise_leaves(self.path, tree(1), layout=self.layout)
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self.old is not None:
+            ec.tree_serialise_leaves(self.path, tree(1), layout=self.old)
         self.before = files_of(self.path.parent)
 
     def attempt(self, fault, clean=True):
@@ -62,13 +71,20 @@ class _Attempts:
         except (OSError, ValueError) as e:
             error = e
         committed = error is None or any("is saved" in n for n in _notes(error))
-        assert value_at(self.path) == (2 if committed else 1), error
+        if committed or self.old is not None:
+            assert value_at(self.path) == (2 if committed else 1), error
         if not committed and clean:
             assert files_of(self.path.parent) == self.before, error
+            assert self.path.exists() == (self.old is not None), error
         self.count[f"{self.layout} {type(error).__name__}"] += 1
+        if not clean:
+            # The next save has to.
+            ec.tree_serialise_leaves(self.path, tree(3), layout=self.layout)
+            assert value_at(self.path) == 3
+            assert os.listdir(self.path.parent) == ["7"], error
+            assert len(list(self.path.glob("d/*"))) <= 1, error
         if committed or not clean:
             self._reset()
-            assert os.listdir(self.path.parent) == ["7"], error
 
 
 def _notes(error):
@@ -81,7 +97,7 @@ def full_disk(directory):
     subprocess.run(["mount", *options, "tmpfs", directory], check=True)
     attempts = _Attempts(f"{directory}/steps")
     filler = pathlib.Path(directory) / "filler"
-    for _ in attempts.layouts():
+    for _ in attempts.over(_same):
         for kibibytes in (0, 4, 8, 20, 40, 48, 56, 64, 72, 80, 100, 200):
             attempts.attempt(_filled(filler, kibibytes))
         for inodes in (0, 1, 2, 3, 5, 7, 9, 11, 15, 20, 40):
@@ -115,8 +131,8 @@ def _crowded(filler, inodes):
 def file_size(directory):
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     attempts = _Attempts(directory)
-    for _ in attempts.layouts():
-        for size in (0, 100, 300, 500, 700, 1000, 2000, 3000, 50_000):
+    for _ in attempts.over(_every):
+        for size in (0, 500, 3000, 50_000):
             attempts.attempt(_limit(resource.RLIMIT_FSIZE, size))
     return attempts.count
 
@@ -124,7 +140,7 @@ def file_size(directory):
 def descriptors(directory):
     """All descriptors but a few are taken."""
     attempts = _Attempts(directory)
-    for _ in attempts.layouts():
+    for _ in attempts.over(_same):
         for more in range(9):
             # With too few of them, what was written cannot be listed and deleted.
             attempts.attempt(_taken(more), clean=False)

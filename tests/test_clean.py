@@ -1,4 +1,7 @@
+import contextlib
+import fcntl
 import os
+import shutil
 import threading
 
 import jax.numpy as jnp
@@ -86,6 +89,46 @@ def test_clean_leaves_what_somebody_writes(tmp_path):
         done.set()
         thread.join()
     assert ec.clean(steps) == []
+
+
+@pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
+def test_clean_before_a_writer_has_its_lock(tmp_path, layout, monkeypatch):
+    """It takes the new directory for a leftover: the writer makes another."""
+    flock = fcntl.flock
+    cleaned = []
+
+    def late(fd, flags):
+        if flags == fcntl.LOCK_EX and not cleaned:
+            cleaned.append([])
+            cleaned[:] = ec.clean(tmp_path)
+        flock(fd, flags)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    ec.tree_serialise_leaves(tmp_path / "a", _tree(1), layout=layout)
+    assert len(cleaned) == 1 and _value(tmp_path / "a") == 1
+
+
+def test_clean_leaves_what_is_committed_meanwhile(tmp_path, monkeypatch):
+    """The index is read once nobody can commit what is to be deleted."""
+    path = tmp_path / "a"
+    ec.tree_serialise_leaves(path, _tree(1))
+    other = tmp_path / "b"
+    ec.tree_serialise_leaves(other, _tree(2))
+    lock = _store.lock
+    save = ec.open(other).save_id
+
+    @contextlib.contextmanager
+    def late(directory, wait=False):
+        if directory.name == save and (other / "eqx_ckpt.json").exists():
+            (other / "eqx_ckpt.json").replace(path / "eqx_ckpt.json")
+        with lock(directory, wait) as held:
+            yield held
+
+    # The data of a save that is about to commit.
+    shutil.copytree(other / "d" / save, path / "d" / save)
+    monkeypatch.setattr(_store, "lock", late)
+    ec.clean(path)
+    assert _value(path) == 2
 
 
 def test_clean_leaves_what_is_not_ours(tmp_path):

@@ -93,6 +93,11 @@ def columns(draw):
         for i in range(count)
         if chunks[i] > 1 and i not in aliases
     ]
+    packed = {
+        i: draw(st.lists(st.integers(1, 99), min_size=n, max_size=n))
+        for i, n in enumerate(chunks)
+        if n and layout == "ocdbt" and table[number[i]][-1] and i not in aliases
+    }
     values = draw(st.lists(st.dictionaries(st.text("ab"), json_values), max_size=2))
     of = {f"m{i}": i for i in range(len(values))}
     return dict(
@@ -106,6 +111,7 @@ def columns(draw):
         file=file,
         offset=offset,
         splits=splits,
+        sizes=packed,
         aliases=aliases,
         markers={i: f"={i}" for i in range(0, count, 2)},
         statics=(values, of),
@@ -291,6 +297,10 @@ _columns = (
         put("splits", [[0, 1, 9, 64]]),
         put("splits", [[0, 1, -1, 64]]),
         put("splits", [[0, 1, 0, -64]]),
+        put("sizes", [[0, [1]]]),
+        put("sizes", [[0, [0]]]),
+        put("sizes", [[0, 1]]),
+        put("sizes", [[99, [1]]]),
         put("layout", "other"),
         put("save", ""),
         put("save", "../0123456789abcd"),
