@@ -107,11 +107,14 @@ def verify(
         return [Problem(None, None, _store.INDEX, str(e))]
     if pinned and source.index.save != pinned.index.save:
         raise pinned.lost("")
-    problems = [*_files(source), *_zarr_json(source, records)]
+    problems: list[Problem] = []
     try:
         digests = source.digests
-    except RuntimeError:
-        digests = None  # This is among the problems. The rest can still be looked at.
+    except RuntimeError as e:
+        # What else there is can still be looked at.
+        digests = None
+        problems.append(Problem(None, None, _digests_key(source), str(e)))
+    problems += [*_files(source), *_zarr_json(source, records)]
     # A buffer for each thread, and as much again for what is padded in it.
     step = min(_STEP, max_bytes // (2 * _THREADS))
     stored = [r for r in records if _has_bytes(source, r)]
@@ -135,12 +138,14 @@ def _unreadable(error: Exception) -> str:
     return f"it cannot be read ({str(error).splitlines()[0]})"
 
 
+def _digests_key(source: Source) -> str:
+    return f"{source.database}/digests" if source.database else "eqx_ckpt.digests"
+
+
 def _files(source: Source) -> Iterator[Problem]:
-    """The file of digests, and the files that are there for other readers."""
+    """The files that are there for other readers."""
     index, root = source.index, source.root
-    digests = f"{source.database}/digests" if source.database else "eqx_ckpt.digests"
-    known = {digests: index.digests, **index.others}
-    for key, digest in known.items():
+    for key, digest in index.others.items():
         try:
             value = _store.read_file(root, key)
             if value is None:
@@ -149,7 +154,7 @@ def _files(source: Source) -> Iterator[Problem]:
                 yield Problem(None, None, key, _CHANGED)
         except (OSError, ValueError) as e:
             yield Problem(None, None, key, _unreadable(e))
-    tops = {key.partition("/")[0] for key in known}
+    tops = {key.partition("/")[0] for key in [_digests_key(source), *index.others]}
     for top in sorted(_commit.SIDE & (_store.list_top(root) or {}).keys() - tops):
         what = "it is of another save, and other readers may take it for one of this"
         yield Problem(None, None, top, what)
