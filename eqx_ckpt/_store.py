@@ -242,10 +242,12 @@ def _staged(aside: str, key: str) -> str:
 def read_into(root: Root, key: str, start: int, into: np.ndarray) -> int:
     """Reads a file from a byte on into bytes, and returns how many of them it has.
 
-    **Raises:** `FileNotFoundError` where there is no file.
+    **Raises:** `FileNotFoundError` where there is no file, `ValueError` as `look`.
     """
     check_fork()
     if root.local is not None:
+        if look(root, key) is None:
+            raise FileNotFoundError(f"There is no `{key}`.")
         fd = os.open(root.local / key, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             done = 0

@@ -7,7 +7,6 @@ import math
 import operator
 import os
 import queue
-import sys
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -107,11 +106,14 @@ def verify(
         return [Problem(None, None, _store.INDEX, str(e))]
     if pinned and source.index.save != pinned.index.save:
         raise pinned.lost("")
-    problems = [*_files(source), *_zarr_json(source, records)]
+    problems: list[Problem] = []
     try:
         digests = source.digests
-    except RuntimeError:
-        digests = None  # This is among the problems. The rest can still be looked at.
+    except RuntimeError as e:
+        # What else there is can still be looked at.
+        digests = None
+        problems.append(Problem(None, None, _digests_key(source), str(e)))
+    problems += [*_files(source), *_zarr_json(source, records)]
     # A buffer for each thread, and as much again for what is padded in it.
     step = min(_STEP, max_bytes // (2 * _THREADS))
     stored = [r for r in records if _has_bytes(source, r)]
@@ -135,12 +137,14 @@ def _unreadable(error: Exception) -> str:
     return f"it cannot be read ({str(error).splitlines()[0]})"
 
 
+def _digests_key(source: Source) -> str:
+    return f"{source.database}/digests" if source.database else "eqx_ckpt.digests"
+
+
 def _files(source: Source) -> Iterator[Problem]:
-    """The file of digests, and the files that are there for other readers."""
+    """The files that are there for other readers."""
     index, root = source.index, source.root
-    digests = f"{source.database}/digests" if source.database else "eqx_ckpt.digests"
-    known = {digests: index.digests, **index.others}
-    for key, digest in known.items():
+    for key, digest in index.others.items():
         try:
             value = _store.read_file(root, key)
             if value is None:
@@ -149,7 +153,7 @@ def _files(source: Source) -> Iterator[Problem]:
                 yield Problem(None, None, key, _CHANGED)
         except (OSError, ValueError) as e:
             yield Problem(None, None, key, _unreadable(e))
-    tops = {key.partition("/")[0] for key in known}
+    tops = {key.partition("/")[0] for key in [_digests_key(source), *index.others]}
     for top in sorted(_commit.SIDE & (_store.list_top(root) or {}).keys() - tops):
         what = "it is of another save, and other readers may take it for one of this"
         yield Problem(None, None, top, what)
@@ -176,8 +180,7 @@ def _zarr_json(source: Source, records: Iterable[Record]) -> Iterator[Problem]:
 class _Chunk(NamedTuple):
     """A chunk, at `[start, stop)` of a file; the bytes from `before` on are no other's.
 
-    Of a compressed chunk the index does not know where it ends, nor of all but the
-    first of a leaf where they begin: `stop` is `start`, that of all of them.
+    Of a compressed chunk that is a file nobody knows how long it was: `stop` is None.
     """
 
     record: Record
@@ -185,7 +188,7 @@ class _Chunk(NamedTuple):
     file: str
     before: int
     start: int
-    stop: int
+    stop: int | None
 
     @property
     def grid(self) -> Grid:
@@ -209,33 +212,24 @@ def _plan(source: Source, records: list[Record]) -> Iterator[_Chunk]:
     if source.database is None:
         for record in records:
             grid = _grid(record)
-            stop = grid.full if record.template.codec is None else 0
+            stop = grid.full if record.template.codec is None else None
             for number, key in enumerate(grid.keys):
                 file = f"{source.key(record)}/{key}"
                 yield _Chunk(record, number, file, 0, 0, stop)
         return
-    firsts: dict[int, set[int]] = {record.place: {0} for record in records}
-    for place, number, _, _ in source.index.splits:
-        if place in firsts:
-            firsts[place].add(number)
-    runs: list[tuple[str, int, Record, range]] = []
-    for record in records:
-        starts = [*sorted(firsts[record.place]), len(_grid(record).keys)]
-        for first, stop in it.pairwise(starts):
-            file, start, _ = source.index.locate(record, first)
-            runs.append((source.index.files[file], start, record, range(first, stop)))
+    runs = [
+        (run.file, run.offset, record, range(run.first, run.stop))
+        for record in records
+        for run in source.index.segments(record)
+    ]
     runs.sort(key=operator.itemgetter(0, 1))
-    for name, members in it.groupby(runs, key=operator.itemgetter(0)):
-        file, before = f"{source.database}/{name}", 0
+    for place, members in it.groupby(runs, key=operator.itemgetter(0)):
+        file, before = f"{source.database}/{source.index.files[place]}", 0
         for _, start, record, numbers in members:
-            is_raw = record.template.codec is None
-            size = _grid(record).full if is_raw else 0
             for number in numbers:
-                stop = start + size
+                stop = start + source.index.extent(record, number, number + 1)
                 yield _Chunk(record, number, file, min(before, start), start, stop)
                 before = start = stop
-            if not is_raw:
-                before = sys.maxsize
 
 
 def _jobs(chunks: Iterable[_Chunk], step: int) -> Iterator[list[_Chunk]]:
@@ -289,8 +283,7 @@ def _data(
             pending.append((job, pool.submit(check, job)))
             for chunk in job:
                 leaf = chunk.record.name if source.database is None else None
-                is_raw = chunk.record.template.codec is None
-                ends[chunk.file] = chunk.stop if is_raw else None, leaf
+                ends[chunk.file] = chunk.stop, leaf
             if len(pending) > 2 * _THREADS:
                 finish()
         while pending:
@@ -315,7 +308,7 @@ def _check(
     """Reads the chunks of a job, and compares them with their digests."""
     for key, members in it.groupby(job, key=operator.attrgetter("file")):
         chunks = list(members)
-        file = _File(source.root, key, chunks[-1].stop, buffer)
+        file = _File(source.root, key, chunks[-1].stop or 0, buffer)
         for chunk in chunks:
             record, number, grid = chunk.record, chunk.number, chunk.grid
             try:
@@ -409,10 +402,14 @@ def _digest(chunk: _Chunk, file: _File) -> tuple[bytes, bool]:
 
 def _digest_decoded(source: Source, chunk: _Chunk) -> bytes:
     """The digests of the blocks of a compressed chunk, which is decoded whole."""
-    region = chunk.grid.regions[chunk.number]
-    dtype = _index.dtype_of(chunk.record.template.stored)
-    into = np.empty([s.stop - s.start for s in region], dtype)
-    _store.start_read(source.array(chunk.record), into, region).result()
+    region, t = chunk.grid.regions[chunk.number], chunk.record.template
+    _store.check_range(source.root, chunk.file, chunk.stop or 1)
+    place = source.place(chunk.record, [chunk.number])
+    (array,) = _store.open_arrays(
+        source.root, source.database, source.index.files, [place]
+    )
+    into = np.empty([s.stop - s.start for s in region], _index.dtype_of(t.stored))
+    _store.start_read(array, into, region).result()
     return b"".join(_layout.block_digests(_layout.as_bytes(into)))
 
 

@@ -42,11 +42,15 @@ def _run(directory: pathlib.Path, *campaigns: tuple) -> list[collections.Counter
 
 
 def _table(counts: collections.Counter) -> str:
+    """What came of flips in each kind of file, and of all else."""
     results = ("detected", "harmless", "of these unnoticed")
-    lines = [" " * 45 + "".join(f"{result:>20}" for result in results)]
-    for row in sorted({key[:2] for key in counts}):
-        numbers = "".join(f"{counts[*row, result]:20}" for result in results)
-        lines.append(f"{': '.join(row):45}{numbers}")
+    sums = collections.Counter()
+    for (what, kind, result), number in counts.items():
+        sums[what + (f": {kind}" if what == "flip" else ""), result] += number
+    lines = [" " * 30 + "".join(f"{result:>20}" for result in results)]
+    for row in sorted({row for row, _ in sums}):
+        numbers = "".join(f"{sums[row, result]:20}" for result in results)
+        lines.append(f"{row:30}{numbers}")
     return "\n".join(lines)
 
 

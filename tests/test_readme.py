@@ -63,7 +63,13 @@ def _nbytes(tree) -> int:
 
 
 def test_every_python_block_is_tested():
-    here = ("swapped.eqx", "metadata={", 'layout="zarr"', "handle = ")
+    here = (
+        "swapped.eqx",
+        "metadata={",
+        'layout="zarr"',
+        "handle = ",
+        "ec.verify(",
+    )
     assert sorted(python) == sorted(_block(words) for words in here)
 
 
@@ -187,6 +193,12 @@ def test_the_report(tmp_path):
     shown, expected = block.split("\n", 1)
     assert first.startswith(shown.removesuffix("..."))
     assert rest.replace(str(tmp_path), "/runs") == expected
+
+
+def test_checking(names, capsys):
+    ec.tree_serialise_leaves("ckpt", names["model"])
+    exec(_block("ec.verify("), names)
+    assert names["problems"] == [] and "leaves]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

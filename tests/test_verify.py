@@ -9,6 +9,7 @@ import sys
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xxhash
 from helpers import files_of, run_python
 
 import eqx_ckpt as ec
@@ -170,6 +171,21 @@ def test_the_index(tmp_path, layout):
         ec.verify(path)
     with pytest.raises(FileNotFoundError, match="There is no checkpoint at"):
         ec.verify(tmp_path / "b")
+
+
+def test_digests_that_are_fewer_than_the_index_needs(tmp_path):
+    # As a writer with a bug would leave them: of all that is there the digests agree.
+    path = tmp_path / "a"
+    ec.tree_serialise_leaves(path, _tree(), layout="zarr")
+    digests = path / "eqx_ckpt.digests"
+    old, new = digests.read_bytes(), digests.read_bytes()[:-16]
+    digests.write_bytes(new)
+    digest = lambda data: xxhash.xxh3_128_hexdigest(data).encode()
+    index = path / "eqx_ckpt.json"
+    body = index.read_bytes()[:-45].replace(digest(old), digest(new))
+    index.write_bytes(body + b',"digest":"' + digest(body) + b'"}')
+    (problem,) = ec.verify(path)
+    assert problem.file == "eqx_ckpt.digests" and "damaged" in problem.what
 
 
 def test_a_checkpoint_that_was_replaced(tmp_path, layout):
