@@ -34,6 +34,7 @@ def async_tree_serialise_leaves(
     overwrite: bool = True,
     durable: bool = True,
     max_bytes: int | None = None,
+    progress: bool = False,
 ) -> SaveHandle:
     """Saves the leaves of a pytree, as
     [`tree_serialise_leaves`][] does, but in the background.
@@ -63,7 +64,8 @@ def async_tree_serialise_leaves(
     - `path`, `pytree`, `filter_spec`, `is_leaf`, `where`, `dtype`, `metadata`: as in
         [`tree_serialise_leaves`][]. What the caller does to NumPy arrays and `metadata`
         after this returns does not change the save.
-    - `layout`, `chunks`, `compression`, `overwrite`, `durable`: as there.
+    - `layout`, `chunks`, `compression`, `overwrite`, `durable`,
+        `progress`: as there.
     - `max_bytes`: as there, beyond the copies described above.
 
     **Returns:** a [`SaveHandle`][].
@@ -110,7 +112,7 @@ def async_tree_serialise_leaves(
         quietly = _store.quietly() if is_local else contextlib.nullcontext()
         try:
             with quietly, _switching_promptly():
-                _serialise.write(root, planned, overwrite, durable, max_bytes)
+                _serialise.write(root, planned, overwrite, durable, max_bytes, progress)
         finally:
             # The handle may live on.
             planned.leaves.clear()

@@ -29,6 +29,7 @@ def tree_deserialise_leaves(
     cast: bool = False,
     verify: bool = True,
     max_bytes: int | None = None,
+    progress: bool = False,
 ) -> PyTree:
     """Loads leaves into a tree, each from the leaf that was saved under its name.
 
@@ -60,6 +61,7 @@ def tree_deserialise_leaves(
     - `verify`: whether to check the digests of all that is read.
     - `max_bytes`: how much host memory the call may take beyond the tree, 256 MiB by
         default, but at least a chunk. Leaves larger than it are read in parts.
+    - `progress`: whether to show a progress bar. This needs `eqx_ckpt[progress]`.
 
     **Returns:** `like`, with the selected leaves loaded.
 
@@ -112,7 +114,8 @@ def tree_deserialise_leaves(
                 continue
         wants.append(_lazy.Want(record, None, target))
         numbers.append(number)
-    for number, value in zip(numbers, _lazy.load(pinned, wants, verify, max_bytes)):
+    values = _lazy.load(pinned, wants, verify, max_bytes, progress)
+    for number, value in zip(numbers, values):
         leaves[number] = value
     for number, origin in again:
         leaves[number] = leaves[origin]
@@ -121,7 +124,11 @@ def tree_deserialise_leaves(
 
 @_gc.paused()
 def materialise(
-    tree: PyTree, *, verify: bool = True, max_bytes: int | None = None
+    tree: PyTree,
+    *,
+    verify: bool = True,
+    max_bytes: int | None = None,
+    progress: bool = False,
 ) -> PyTree:
     """Reads every lazy leaf of a tree, in one planned read; the rest stays as it is.
 
@@ -131,7 +138,7 @@ def materialise(
         checkpoint's own tree, such as `ckpt.tree.model`, which comes back as plain
         dicts, lists and arrays.
     - `verify`: whether to check the digests of all that is read.
-    - `max_bytes`: as in [`tree_deserialise_leaves`][].
+    - `max_bytes`, `progress`: as in [`tree_deserialise_leaves`][].
 
     **Returns:** the tree, with the leaves read: as `like` had them if they were spliced
     into one, else as they were saved.
@@ -150,7 +157,8 @@ def materialise(
     """
     leaves, structure = jtu.tree_flatten(tree)
     lazies = {id(x): x for x in leaves if isinstance(x, LazyArray)}
-    values = dict(zip(lazies, _lazy.fetch(list(lazies.values()), verify, max_bytes)))
+    fetched = _lazy.fetch(list(lazies.values()), verify, max_bytes, progress)
+    values = dict(zip(lazies, fetched))
     return jtu.tree_unflatten(
         structure,
         [values[id(x)] if isinstance(x, LazyArray) else x for x in leaves],

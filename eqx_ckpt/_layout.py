@@ -12,6 +12,7 @@ import xxhash
 from . import _chunks, _index, _leaf, _ocdbt, _store
 from ._chunks import Grid
 from ._index import Template
+from ._progress import Advance
 from ._store import Root
 
 
@@ -137,8 +138,9 @@ class _Data:
     Chunks may be asked for in any order, and by several threads.
     """
 
-    def __init__(self, leaves: Sequence[Leaf]):
+    def __init__(self, leaves: Sequence[Leaf], advance: Advance):
         self._leaves = leaves
+        self._advance = advance
         grids: dict[int, Grid] = {}
         self.grids: list[Grid] = []  # of each leaf
         self._first: list[int] = []
@@ -181,10 +183,12 @@ class _Data:
             if data.nbytes != grid.full:
                 data = _padded(part, t.chunk)
             yield data if encode is None else encode(data)
+            self._advance(part.nbytes, number + 1 == len(grid.keys))
 
     def whole(self, place: int) -> np.ndarray:
         """The bytes of a leaf of one chunk."""
         leaf = self._leaves[place]
+        self._advance(self.grids[place].full, 1)
         if isinstance(leaf.value, Small):
             self._rows[self._first[place]] = leaf.value.digest
             return leaf.value.data
@@ -264,12 +268,17 @@ def _pack(
 
 
 def write_ocdbt(
-    root: Root, save: str, leaves: Sequence[Leaf], sync: bool, max_bytes: int
+    root: Root,
+    save: str,
+    leaves: Sequence[Leaf],
+    sync: bool,
+    max_bytes: int,
+    advance: Advance,
 ) -> Written:
     """Writes the leaves below `d/<save>/`: a database of its own, whose values lie in
     a few data files. See FORMAT.md, "layout="ocdbt""."""
     base = f"d/{save}"
-    data = _Data(leaves)
+    data = _Data(leaves, advance)
     dealt = _pack(leaves, data.grids)
     files = [str(number) for number in range(len(dealt))]
     packed: list[list[_Piece]] = [[] for _ in files]
@@ -397,10 +406,14 @@ def directory(name: str) -> str:
 
 
 def write_zarr(
-    root: Root, leaves: Sequence[Leaf], sync: bool, max_bytes: int
+    root: Root,
+    leaves: Sequence[Leaf],
+    sync: bool,
+    max_bytes: int,
+    advance: Advance,
 ) -> Written:
     """Writes a Zarr v3 array for each leaf, in a directory of its name."""
-    data = _Data(leaves)
+    data = _Data(leaves, advance)
 
     def write(place: int) -> None:
         leaf = leaves[place]

@@ -1,13 +1,14 @@
 """`LazyArray`: the abstract value of a stored leaf, which can be read on purpose."""
 
 import collections
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
 
-from . import _index, _leaf, _read, _store, _view
+from . import _index, _leaf, _progress, _read, _store, _view
 from ._index import Record
 from ._leaf import Target
 from ._read import Source
@@ -257,7 +258,11 @@ _MANY = 1024
 
 
 def load(
-    source: Source, wants: Sequence[Want], verify: bool, max_bytes: int | None = None
+    source: Source,
+    wants: Sequence[Want],
+    verify: bool,
+    max_bytes: int | None = None,
+    progress: bool = False,
 ) -> list[Any]:
     """Reads leaves as their targets ask, stored arrays that are shared only once.
 
@@ -282,7 +287,14 @@ def load(
                 lost[record.name] = str(e)
             owned = False  # Other leaves that share the bytes get copies.
 
-    _read.read(source, requests, verify, done, max_bytes)
+    sizes = [_nbytes(request) for request in requests]
+
+    def shown(number: int, result: _read.Result) -> None:
+        done(number, result)
+        advance(sizes[number], 1)
+
+    with _progress.bar("load", sum(sizes), len(sizes), progress) as advance:
+        _read.read(source, requests, verify, shown if progress else done, max_bytes)
     batches.finish()
     if lost:
         lines = [f"  {name}: {why}" for name, why in lost.items()]
@@ -291,6 +303,13 @@ def load(
             "conversion that `like` asks for; nothing was loaded:\n" + "\n".join(lines)
         )
     return out
+
+
+def _nbytes(request: _read.Request) -> int:
+    template = request.record.template
+    if request.views is None:
+        return template.nbytes
+    return sum(math.prod(view.shape) for view in request.views) * template.itemsize
 
 
 def _requests(
@@ -370,7 +389,10 @@ class _Batches:
 
 
 def fetch(
-    lazies: Sequence[LazyArray], verify: bool, max_bytes: int | None = None
+    lazies: Sequence[LazyArray],
+    verify: bool,
+    max_bytes: int | None = None,
+    progress: bool = False,
 ) -> list[Any]:
     """Reads lazy leaves of any checkpoints: one planned read of each checkpoint."""
     _store.check_fork()
@@ -383,6 +405,6 @@ def fetch(
             Want(lazies[i]._record, lazies[i]._view, lazies[i]._target) for i in members
         ]
         source = lazies[members[0]]._source
-        for i, value in zip(members, load(source, wants, verify, max_bytes)):
+        for i, value in zip(members, load(source, wants, verify, max_bytes, progress)):
             out[i] = value
     return out

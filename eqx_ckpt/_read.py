@@ -164,7 +164,7 @@ def read(
     max_bytes: int | None = None,
 ) -> None:
     """Reads stored arrays, or views of them, each byte once, and calls `done` with the
-    number of the request for each that has arrived.
+    number of the request for each that has arrived, in the thread of the caller.
 
     **Raises:** `RuntimeError` that names every leaf whose bytes are missing or are not
     those that were saved.

@@ -16,6 +16,7 @@ from . import (
     _names,
     _others,
     _pending,
+    _progress,
     _select,
     _store,
     _tree,
@@ -42,6 +43,7 @@ def tree_serialise_leaves(
     overwrite: bool = True,
     durable: bool = True,
     max_bytes: int | None = None,
+    progress: bool = False,
 ) -> None:
     """Saves the leaves of a pytree, each under the dotted name of its key path.
 
@@ -74,6 +76,7 @@ def tree_serialise_leaves(
         default, but at least a few chunks. On CPU arrays are written from where they
         are; what is copied (for `dtype`, other orders of memory, `compression`, and
         from accelerators) is copied chunk by chunk.
+    - `progress`: whether to show a progress bar. This needs `eqx_ckpt[progress]`.
 
     **Returns:** None.
 
@@ -111,7 +114,7 @@ def tree_serialise_leaves(
         chunks,
         compression,
     )
-    write(root, planned, overwrite, durable, max_bytes)
+    write(root, planned, overwrite, durable, max_bytes, progress)
 
 
 class Plan(NamedTuple):
@@ -178,16 +181,27 @@ _MAX_BYTES = 2**30
 
 
 def write(
-    root: Root, plan: Plan, overwrite: bool, durable: bool, max_bytes: int | None
+    root: Root,
+    plan: Plan,
+    overwrite: bool,
+    durable: bool,
+    max_bytes: int | None,
+    progress: bool,
 ) -> None:
     """Writes what was planned, and publishes it."""
     room = _MAX_BYTES if max_bytes is None else max_bytes
     leaves, layout = plan.leaves, plan.layout
-    with _commit.begin(root, layout, overwrite) as place:
+    own = [leaf.template.nbytes for leaf in leaves if leaf.alias is None]
+    with (
+        _progress.bar("save", sum(own), len(own), progress) as advance,
+        _commit.begin(root, layout, overwrite) as place,
+    ):
         if layout == "ocdbt":
-            written = _layout.write_ocdbt(place.work, place.save, leaves, durable, room)
+            written = _layout.write_ocdbt(
+                place.work, place.save, leaves, durable, room, advance
+            )
         else:
-            written = _layout.write_zarr(place.work, leaves, durable, room)
+            written = _layout.write_zarr(place.work, leaves, durable, room, advance)
         side = {**written.side, **plan.side}
         others = {key: _index.digest(value) for key, value in side.items()}
         index = Index(

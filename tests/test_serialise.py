@@ -287,3 +287,26 @@ def test_max_bytes(tmp_path):
     out = run_python(_peak.replace("sys.argv[1]", repr(str(tmp_path / "a"))))
     save, load = map(float, out.split())
     assert save < 64 + 16 and load < 64 + 16
+
+
+def test_progress_is_shown_of_saves_and_loads(tmp_path, layout, capsys):
+    tree = {"a": jnp.zeros((3000, 1000)), "b": np.ones(3), "c": 1.5}
+    path = tmp_path / "a"
+    ec.tree_serialise_leaves(path, tree, layout=layout, progress=True)
+    saved = capsys.readouterr().err
+    ec.tree_deserialise_leaves(path, tree, progress=True)
+    loaded = capsys.readouterr().err
+    ec.materialise(ec.open(path).tree, progress=True)
+    fetched = capsys.readouterr().err
+    ec.async_tree_serialise_leaves(path, tree, layout=layout, progress=True).result()
+    again = capsys.readouterr().err
+    for text, what in [
+        (saved, "save"),
+        (loaded, "load"),
+        (fetched, "load"),
+        (again, "save"),
+    ]:
+        assert f"{what}: 100%" in text and "3/3 leaves" in text and "11.4M" in text
+    ec.tree_serialise_leaves(path, tree, layout=layout)
+    ec.tree_deserialise_leaves(path, tree)
+    assert capsys.readouterr().err == ""
