@@ -533,6 +533,8 @@ def _typed(value: dict[str, Any]) -> Index:
         aliases[alias] = origin
     for row in field("markers", list, list):
         _check_pair(row, len(names), str)
+        if row[1][:1] not in ("=", "@"):
+            raise ValueError("the index has a malformed marker")
         markers[row[0]] = row[1]
     values, of = field("statics", list, dict), field("static", dict, int)
     if not all(0 <= n < len(values) for n in of.values()):

@@ -164,6 +164,9 @@ def match_entries(
     markers that are objects, all that is left is the order.
     """
     known = {label: position for position, label in saved.items() if label is not None}
+    words = {label: _words(label) for label in known}
+    # Labels are data from a file, and comparing all of them takes this many steps.
+    few = len(wanted) * len(known) <= _MAX_PAIRS
     if not known or not any(wanted.values()):
         return {position: position for position in wanted}
     out = {}
@@ -174,23 +177,33 @@ def match_entries(
         elif label in known:
             out[position] = known[label]
         else:
-            near = [(_extra(label, other), known[other]) for other in known]
+            own = _words(label)
+            near = [
+                (_extra(own, words[x], label[0] != x[0]), known[x])
+                for x in known
+                if few
+            ]
             near = sorted((n, place) for n, place in near if n is not None)
             out[position] = near[0][1] if near else None
     count = collections.Counter(out.values())
     return {key: None if count[place] > 1 else place for key, place in out.items()}
 
 
-def _extra(one: str, two: str) -> int | None:
+_MAX_PAIRS = 2**20
+
+
+def _extra(
+    one: list[list[str]], two: list[list[str]], of_two_kinds: bool
+) -> int | None:
     """None if two labels are of two indices; else by how many words they differ.
 
     An index may have several names, one of which is enough; and its marker, a path
     from the model, is the end of a name, a path from the top of a tree.
     """
-    for a in _words(one):
-        for b in _words(two):
+    for a in one:
+        for b in two:
             short, long = sorted((a, b), key=len)
-            if a == b or (one[0] != two[0] and long[-len(short) :] == short):
+            if a == b or (of_two_kinds and long[-len(short) :] == short):
                 return len(long) - len(short)
     return None
 

@@ -4,18 +4,26 @@ Each attack of `tests/attacks` is done to a copy of a good checkpoint, and a pro
 its own does to that all that a user does. It may take a second and 200 MB.
 """
 
+import concurrent.futures as cf
 import json
 import os
 import pathlib
+import pickle
 import re
 import shutil
 import subprocess
 import sys
 import threading
+import time
 
 import attacks
+import equinox as eqx
+import numpy as np
 import pytest
 from attacks import ATTACKS
+from helpers import assert_alike, files_of, run_python
+
+import eqx_ckpt as ec
 
 
 # Errors that the docstrings name.
@@ -178,3 +186,161 @@ def test_nothing_outside_is_opened(results):
             assert inside or one.startswith((*_own, here)), line
     alive = {name for name in ATTACKS if "died" not in out[name]}
     assert seen == alive
+
+
+# ---- What comes between two calls, and the way out.
+
+
+@pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
+@pytest.mark.parametrize("swap", ["link", "fifo", "directory", "short"])
+def test_files_swapped_between_open_and_read(tmp_path, layout, swap):
+    path = tmp_path / "a"
+    attacks.save(path, layout)
+    ckpt = ec.open(path)
+    lazy = ckpt.splice(attacks.skeleton(), attacks.everything)
+    file = path / "net.weight" / "c" / "0" / "0"
+    if layout == "ocdbt":
+        file = attacks.data(path) / "0"
+    (tmp_path / "outside").mkdir()
+    moved = attacks.move(file, tmp_path / "outside")
+    if swap == "link":
+        file.symlink_to(moved)
+    elif swap == "fifo":
+        os.mkfifo(file)
+    elif swap == "directory":
+        file.mkdir()
+    else:
+        file.write_bytes(moved.read_bytes()[:100])
+    for verify in (True, False):
+        with pytest.raises(RuntimeError, match="nothing of it was loaded"):
+            ec.materialise(lazy, verify=verify)
+        with pytest.raises(RuntimeError, match="nothing of it was loaded"):
+            ckpt["net.weight"][3:5].read(verify=verify)
+
+
+@pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
+def test_the_path_may_be_a_link_and_the_files_if_asked(tmp_path, layout):
+    attacks.save(tmp_path / "a", layout)
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    like = attacks.skeleton()
+    load = lambda path: ec.tree_deserialise_leaves(path, like, attacks.everything)
+    good = load(tmp_path / "link")
+    # As a tool that downloads has it: files are links to where their bytes are kept.
+    cache, blobs = tmp_path / "cache", tmp_path / "blobs"
+    blobs.mkdir()
+    for number, file in enumerate(sorted((tmp_path / "a").rglob("*"))):
+        if file.is_file():
+            target = cache / file.relative_to(tmp_path / "a")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, blobs / str(number))
+            target.symlink_to(blobs / str(number))
+    with pytest.raises(ValueError, match="symbolic link.*`follow_symlinks=True`"):
+        load(cache)
+    ckpt = ec.open(cache, follow_symlinks=True)
+    assert_alike(load(ckpt), good)
+    again = pickle.loads(pickle.dumps(ckpt))
+    assert again["net.weight"].read().shape == (256, 128)
+    # A FIFO at the end of a link is one.
+    file = cache / "eqx_ckpt.json"
+    file.unlink()
+    os.mkfifo(tmp_path / "fifo")
+    file.symlink_to(tmp_path / "fifo")
+    with pytest.raises(ValueError, match="is not a file"):
+        ec.open(cache, follow_symlinks=True)
+
+
+@pytest.mark.parametrize("name", ["d", "array_metadatas"])
+def test_a_save_writes_through_no_link(tmp_path, name):
+    path, outside = tmp_path / "a", tmp_path / "outside"
+    attacks.save(path, "ocdbt")
+    outside.mkdir()
+    (path / name).symlink_to(attacks.move(path / name, outside))
+    before = _snapshot(tmp_path)
+    with pytest.raises(FileExistsError, match="nothing is written through a link"):
+        attacks.save(path, "ocdbt")
+    assert _snapshot(tmp_path) == before
+
+
+def test_a_save_over_hard_links_leaves_the_other_names(tmp_path):
+    path, outside = tmp_path / "a", tmp_path / "outside"
+    attacks.save(path, "ocdbt")
+    shutil.copytree(path, outside, copy_function=os.link)
+    before = files_of(outside)
+    attacks.save(path, "ocdbt")
+    assert files_of(outside) == before
+    assert files_of(path) != before
+
+
+def test_a_save_leaves_what_it_cannot_read(tmp_path):
+    attacks.save(tmp_path / "a", "ocdbt")
+    attacks.forge(tmp_path / "a", lambda v: v.update(layout="other"))
+    before = _snapshot(tmp_path)
+    with pytest.raises(ValueError, match="unknown layout"):
+        attacks.save(tmp_path / "a", "ocdbt")
+    assert _snapshot(tmp_path) == before
+
+
+def test_what_cannot_be_read_is_not_saved(tmp_path):
+    deep = 1.0
+    for _ in range(257):
+        deep = [deep]
+    with pytest.raises(ValueError, match="at most 256 can be stored"):
+        ec.tree_serialise_leaves(tmp_path / "a", deep)
+    many = np.zeros(2**18 + 1, np.int8)
+    with pytest.raises(ValueError, match="262145 chunks.*Pass larger `chunks`"):
+        ec.tree_serialise_leaves(tmp_path / "a", many, chunks=1)
+    assert not (tmp_path / "a").exists()
+    with pytest.raises(ValueError, match="longer than 32 MiB"):
+        ec.tree_serialise_leaves(tmp_path / "a", 1.0, metadata="a" * 2**25)
+    with pytest.raises(ValueError, match="more values than are read"):
+        ec.tree_serialise_leaves(tmp_path / "a", 1.0, metadata="," * 3 * 2**20)
+    with pytest.raises(FileNotFoundError):
+        ec.open(tmp_path / "a")
+
+
+def test_labels_of_a_state_that_take_long_to_compare(tmp_path):
+    """A million pairs of labels, none of which fits."""
+
+    class Model(eqx.Module):
+        norms: list
+
+        def __init__(self):
+            make = lambda _: eqx.nn.BatchNorm(2, axis_name="b", mode="ema")
+            self.norms = list(map(make, range(100)))
+
+    model, state = eqx.nn.make_with_state(Model)()
+    ec.tree_serialise_leaves(tmp_path / "a", state, durable=False)
+
+    def alter(v):
+        count = len(v["names"])
+        v["markers"] = [[i, "@" + "x." * 500 + str(i)] for i in range(count)]
+
+    attacks.forge(tmp_path / "a", alter)
+    begin = time.process_time()
+    with pytest.raises(RuntimeError, match="does not fit `like`"):
+        ec.tree_deserialise_leaves(tmp_path / "a", state)
+    assert time.process_time() - begin < 5
+
+
+# ---- Random mutations.
+
+
+def _mutations(count, seed):
+    here = pathlib.Path(__file__).parent
+    path = os.pathsep.join(map(str, (here, here.parent)))
+    code = f"from attacks import mutate; mutate.main({count}, {seed})"
+    return json.loads(run_python(code, PYTHONPATH=path))
+
+
+def test_mutations():
+    out = _mutations(150, 0)
+    assert out["tried"] == 150 and not out["wrong"], out["wrong"]
+    # Some get as far as the data, and some are refused early.
+    assert {"open", "read", "loaded"} <= set(out["first failed at"])
+
+
+@pytest.mark.long
+def test_a_hundred_thousand_mutations():
+    with cf.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for out in pool.map(lambda seed: _mutations(2000, seed), range(1, 51)):
+            assert not out["wrong"], out["wrong"]

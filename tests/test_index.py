@@ -341,6 +341,7 @@ _columns = (
         put("markers", [[99, "=1"]]),
         put("markers", [[-1, "=1"]]),
         put("markers", [[0, 1]]),
+        put("markers", [[0, ""]]),
         put("markers", [[0, "a", "b"]]),
     ],
 )
