@@ -119,7 +119,7 @@ def test_memory(layout):
         if data is None:
             _store.delete_tree(root, key)
         else:
-            _store.swap_file(root, "", key, data, False)
+            _store.write_file(root, key, [data])
         return [(p.leaf, p.what) for p in ec.verify(path)]
 
     missing = "it is missing"
