@@ -8,12 +8,13 @@ path, and the two directories change places at once.
 
 import contextlib
 import ctypes
+import errno
 import os
 import pathlib
 import re
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import _index, _layout, _store
 from ._index import Index, is_save_id
@@ -193,7 +194,8 @@ def _local_place(
         try:
             yield Place(root, work, save, found, above, undo)
         except FileNotFoundError as e:
-            if own.exists():
+            # What is noted has been committed.
+            if own.exists() or hasattr(e, "__notes__"):
                 raise
             raise _replaced(root) from e
 
@@ -274,35 +276,53 @@ def _publish_in_place(
         _store.stage_file(root, own, key, value, sync)
     if sync:
         _store.sync_directories(root, [own, "d", "", *place.above])
-    # A save that begins after the commit is not among these.
-    others = saves(root)
-    # If this fails, the commit may have been made all the same: nothing is undone.
-    undo = place.undo.pop_all()
-    with _noted(f"What is at `{root}` is whole: this checkpoint, or what was there."):
-        replaced = _store.replace_file(root, own, _store.INDEX, data, found.file, sync)
-    if not replaced:
-        undo.close()
-        raise _replaced(root)
-    with _committed(root):
-        if sync:
-            _store.sync_directories(root, [""])
-        # Other readers' files follow; what they refer to until then is deleted last.
-        for key, value in side.items():
-            _store.swap_file(root, own, key, value)
-        for key in (found.entries & SIDE) - {key.partition("/")[0] for key in side}:
-            _discard(root, key)
-        if root.local is None:
-            _discard(root, CLAIM)
-        for save in others:
-            if save == place.save:
-                continue
-            if root.local is not None:
-                delete_abandoned(root.local / "d" / save)
-            else:
-                _discard(root, f"d/{save}")
-        if sync:
-            inside = {key.rpartition("/")[0] for key in side}
-            _store.sync_directories(root, {"", *inside})
+    # Whoever replaces what is at the path holds the lock of what is there, until other
+    # readers' files are in place too.
+    with _lock(root):
+        # A save that begins after the commit is not among these.
+        others = saves(root)
+        # If this fails, the commit may have been made all the same: nothing is undone.
+        undo = place.undo.pop_all()
+        with _noted(f"What is at `{root}` is whole: this save, or what was there."):
+            replaced = _store.replace_file(
+                root, own, _store.INDEX, data, found.file, sync
+            )
+        if not replaced:
+            undo.close()
+            raise _replaced(root)
+        with _committed(root):
+            _follow_up(place, others, side, sync)
+
+
+def _lock(root: Root) -> contextlib.AbstractContextManager[Any]:
+    if root.local is None:
+        return contextlib.nullcontext()
+    return _store.lock(root.local, wait=True)
+
+
+def _follow_up(
+    place: Place, others: list[str], side: Mapping[str, bytes], sync: bool
+) -> None:
+    root, found = place.root, place.found
+    if sync:
+        _store.sync_directories(root, [""])
+    # Other readers' files follow; what they refer to until then is deleted last.
+    for key, value in side.items():
+        _store.swap_file(root, f"d/{place.save}", key, value)
+    for key in (found.entries & SIDE) - {key.partition("/")[0] for key in side}:
+        _discard(root, key)
+    if root.local is None:
+        _discard(root, CLAIM)
+    for save in others:
+        if save == place.save:
+            continue
+        if root.local is not None:
+            delete_abandoned(root.local / "d" / save)
+        else:
+            _discard(root, f"d/{save}")
+    if sync:
+        inside = {key.rpartition("/")[0] for key in side}
+        _store.sync_directories(root, {"", *inside})
 
 
 def _committed(root: Root) -> contextlib.AbstractContextManager[None]:
@@ -342,6 +362,8 @@ def _publish_by_swap(
             os.rename(work.local, root.local)
         except OSError as e:
             undo.close()
+            if e.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
             raise RuntimeError(
                 f"`{root}` was written by another while this save was being written. "
                 "It stands; this save is discarded."
@@ -350,10 +372,8 @@ def _publish_by_swap(
             if sync:
                 _store.sync_directories(root, place.above)
         return
-    # Whoever replaces what is at the path holds the lock of what is there.
-    with _store.lock(root.local, wait=True):
-        now = _store.read_file(root, _store.INDEX)
-        if (now and now.data) != (found.file and found.file.data):
+    with _lock(root):
+        if not _store.is_still(root, _store.INDEX, found.file):
             raise _replaced(root)
         _check_swap(root, found, _store.list_top(root) or {})
         undo = place.undo.pop_all()
@@ -384,7 +404,7 @@ def _exchange(a: pathlib.Path, b: pathlib.Path) -> None:
     elif hasattr(libc, "renamex_np"):
         failed = libc.renamex_np(x, y, _exchange_flag)
     else:
-        ctypes.set_errno(38)  # ENOSYS
+        ctypes.set_errno(errno.ENOSYS)
         failed = -1
     if failed:
         number = ctypes.get_errno()

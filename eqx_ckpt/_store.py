@@ -278,18 +278,23 @@ def replace_file(
     root: Root, aside: str, key: str, data: bytes, found: Value | None, sync: bool
 ) -> bool:
     """Puts a staged file in its place, if what is there is what was `found` (None: if
-    there is none). Returns whether it was."""
+    there is none). Returns whether it was. In a local directory the caller holds the
+    lock of the root."""
     if root.local is None:
         # The store compares and writes in one step.
         expected = _absent if found is None else found.generation
         stamp = _kv(root, "", sync).write(key, data, if_equal=expected).result()
         return bool(stamp.generation)
-    with lock(root.local, wait=True):
-        now = read_file(root, key)
-        if (now and now.data) != (found and found.data):
-            return False
-        swap_file(root, aside, key, data)
-        return True
+    if not is_still(root, key, found):
+        return False
+    swap_file(root, aside, key, data)
+    return True
+
+
+def is_still(root: Root, key: str, found: Value | None) -> bool:
+    """Whether a local file is what was found, or is still not there."""
+    now = read_file(root, key)
+    return (now and now.data) == (found and found.data)
 
 
 def swap_file(root: Root, aside: str, key: str, data: bytes) -> None:

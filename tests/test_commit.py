@@ -272,6 +272,24 @@ def test_a_writer_that_begins_while_another_cleans_up(tmp_path, where, monkeypat
     assert _value(path) == 3 and ec.materialise(ec.open(path).tree)["x2"][0] == 5
 
 
+def test_nobody_commits_before_the_files_of_other_readers(tmp_path, monkeypatch):
+    """Those of two saves would be mixed."""
+    path = tmp_path / "a"
+    ec.tree_serialise_leaves(path, _tree(1))
+    swap = _store.swap_file
+    keys = []
+
+    def watched(root, aside, key, data):
+        keys.append(key)
+        with _store.lock(path) as held:
+            assert not held
+        swap(root, aside, key, data)
+
+    monkeypatch.setattr(_store, "swap_file", watched)
+    ec.tree_serialise_leaves(path, _tree(2))
+    assert keys[0] == "eqx_ckpt.json" and "_METADATA" in keys and _value(path) == 2
+
+
 def test_what_fails_after_the_commit_undoes_nothing(tmp_path, layout):
     path = tmp_path / "a"
     ec.tree_serialise_leaves(path, _tree(1))
