@@ -15,22 +15,25 @@ from ._filters import IsLeaf
 class _Tag:
     """Stands for a stored leaf while a `where` runs, and is of no other use."""
 
-    __slots__ = ("_path", "_place")
+    __slots__ = ("_path", "_place", "_called")
 
-    def __init__(self, path: tuple, place: int):
+    def __init__(self, path: tuple, place: int, called: str):
         self._path = path
         self._place = place
+        self._called = called
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError(
-            f"`where` uses the value of the leaf `{_names.name_of(self._path)[0]}`. It "
-            "may only pick nodes: use static fields, indices and attributes to choose."
+            f"`{self._called}` uses the value of the leaf "
+            f"`{_names.name_of(self._path)[0]}`. It may only pick nodes: use static "
+            "fields, indices and attributes to choose."
         )
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
-            f"`where` takes `.{name}` of the leaf `{_names.name_of(self._path)[0]}`, "
-            "and leaves have no values and no attributes there. It may only pick nodes."
+            f"`{self._called}` takes `.{name}` of the leaf "
+            f"`{_names.name_of(self._path)[0]}`, and leaves have no values and no "
+            "attributes there. It may only pick nodes."
         )
 
     def __repr__(self) -> str:
@@ -78,17 +81,21 @@ def select(
     structure: Any,
     storable: Sequence[bool],
     is_leaf: IsLeaf,
+    called: str = "where",
 ) -> Selection:
-    """Runs `where` on the tree, with a tag in the place of every storable leaf."""
+    """Runs `where` on the tree, with a tag in the place of every storable leaf.
+
+    `called` is what the user knows it as.
+    """
     if where is None:
         return EVERYTHING
     if not callable(where):
         raise TypeError(
-            f"`where` must be a function of the tree, such as `lambda m: m.layers[0]`, "
-            f"not a `{type(where).__name__}`."
+            f"`{called}` must be a function of the tree, such as "
+            f"`lambda m: m.layers[0]`, not a `{type(where).__name__}`."
         )
     tagged = [
-        _Tag(path, place) if good else leaf
+        _Tag(path, place, called) if good else leaf
         for place, (path, leaf, good) in enumerate(zip(paths, leaves, storable))
     ]
     others = {id(leaf) for leaf, good in zip(leaves, storable) if not good}
@@ -96,14 +103,14 @@ def select(
     places: set[int] = set()
     wholes: list[tuple] = []
     stored = [path for path, good in zip(paths, storable) if good]
-    _collect(picked, is_leaf, others, stored, places, wholes)
+    _collect(picked, is_leaf, others, stored, places, wholes, called)
     if not places:
         raise ValueError(
-            "`where` selects no leaf that is stored. "
+            f"`{called}` selects no leaf that is stored. "
             + (
                 "It returned None: the field has no value, or the lambda no result."
                 if picked is None
-                else "Filtering inside `where` sees no arrays: pick nodes, and use "
+                else f"Filtering inside `{called}` sees no arrays: pick nodes, and use "
                 "`filter_spec` to filter."
             )
         )
@@ -117,6 +124,7 @@ def _collect(
     stored: Sequence[tuple],
     places: set[int],
     wholes: list[tuple],
+    called: str,
 ) -> None:
     if isinstance(node, _Tag):
         places.add(node._place)
@@ -139,8 +147,8 @@ def _collect(
         elif id(leaf) not in others:
             advice = " Make a list of it." if isinstance(leaf, _iterables) else ""
             raise ValueError(
-                f"`where` returned {_shown(leaf)}, which is not a node of the tree but "
-                f"a static field, or a value made in the lambda.{advice}"
+                f"`{called}` returned {_shown(leaf)}, which is not a node of the tree "
+                f"but a static field, or a value made in the lambda.{advice}"
             )
     # A node of the tree has all of its leaves below one key path; other containers, as
     # a slice of a list, are looked into.
@@ -152,10 +160,11 @@ def _collect(
         if isinstance(node, eqx.Module) and method is not None:
             # Its only child is what it is a method of: all of that would be selected.
             raise ValueError(
-                f"`where` returned the method `{method.__name__}` without calling it."
+                f"`{called}` returned the method `{method.__name__}` without calling "
+                "it."
             )
         for child in jtu.tree_leaves(node, is_leaf=lambda x: x is not node):
-            _collect(child, is_leaf, others, stored, places, wholes)
+            _collect(child, is_leaf, others, stored, places, wholes, called)
 
 
 def _shown(x: Any) -> str:

@@ -75,6 +75,14 @@ def fold(names: Iterable[str]) -> list[str]:
     return [".".join(row) for row in rows]
 
 
+def fold_rows(rows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """`(dotted name, text)` rows, with the names of one text folded."""
+    grouped: dict[str, list[str]] = {}
+    for name, text in rows:
+        grouped.setdefault(text, []).append(name)
+    return [(name, text) for text, names in grouped.items() for name in fold(names)]
+
+
 def _runs(numbers: list[int]) -> list[str]:
     out = []
     start = previous = numbers[0]
