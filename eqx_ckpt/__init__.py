@@ -12,6 +12,7 @@ from ._graft import graft as graft
 from ._init import load_or_init as load_or_init, unloaded as unloaded
 from ._lazy import LazyArray as LazyArray
 from ._leaf import is_storable as is_storable
+from ._nest import nest as nest
 from ._pairs import rename as rename
 from ._pending import SaveHandle as SaveHandle
 from ._report import Report as Report

@@ -94,8 +94,8 @@ def graft(
     """
     if isinstance(pairs, (str, bytes)) or not isinstance(pairs, Sequence) or not pairs:
         raise TypeError(
-            "`pairs` must be a list of `(where in the model, where in the checkpoint)`, "
-            "such as `[(lambda m: m.encoder, lambda c: c.model.encoder)]`."
+            "`pairs` must be a list of pairs `(where in the model, where in the "
+            "checkpoint)`: `[(lambda m: m.encoder, lambda c: c.model.encoder)]`."
         )
     _match.check_choices(static=static)
     before = _store.bytes_read()
@@ -184,12 +184,12 @@ def _rows(model: Model, stored: Stored, plan: Plan) -> list[Row]:
         how = "" if x.status == "loaded" else _how(x, index)
         nbytes = _nbytes(model.flat.leaves[x.number])
         rows[x.number] = Row(x.status, model.names[x.number], x.saved, how, nbytes)
-    for number in plan.fresh:
+    for number, node in plan.fresh.items():
         nbytes = _nbytes(model.flat.leaves[number])
-        rows[number] = Row("fresh", model.names[number], (), "", nbytes)
+        rows[number] = Row("fresh", model.names[number], (), node, nbytes)
     dropped = [
-        Row("dropped", index.names[p], (), "", index.record(p).template.nbytes)
-        for p in plan.dropped
+        Row("dropped", index.names[p], (), node, index.record(p).template.nbytes)
+        for p, node in sorted(plan.dropped.items())
     ]
     return [*(rows[n] for n in sorted(rows)), *dropped]
 

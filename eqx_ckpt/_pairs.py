@@ -243,7 +243,7 @@ def _rule(rule: Any) -> tuple[str, str | None, Adapter | None]:
         replacement = rest.pop(0) if isinstance(rest[0], str) else None
         adapter = rest.pop(0) if rest and callable(rest[0]) else None
         if isinstance(pattern, str) and not rest:
-            return pattern, replacement, None if adapter is None else _adapter(adapter)
+            return pattern, replacement, adapter and _adapter(adapter)
     raise TypeError(
         "A rule is `(pattern, replacement)`, `(pattern, adapter)` or "
         f"`(pattern, replacement, adapter)`, and {rule!r} is none of them."
@@ -334,8 +334,8 @@ def parse(given: Any, label: str, model: Model, stored: Stored) -> Pair:
     except Exception as e:
         if _fits_swapped(where, source, model, stored):
             raise ValueError(
-                f"{_said(e)} The sides of `{label}` look swapped: the model's is the "
-                "first, and the checkpoint's the second."
+                f"{_said(e).rstrip('.')}. The sides of `{label}` look swapped: the "
+                "model's is the first, and the checkpoint's the second."
             ) from e
         raise
     groups = _groups(label, left, right, adapter)

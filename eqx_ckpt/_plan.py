@@ -11,7 +11,7 @@ from ._index import Template
 from ._later import Later
 from ._lazy import LazyArray
 from ._leaf import Target
-from ._pairs import Model, Pair, Saved, Stored
+from ._pairs import Group, Model, Pair, Saved, Stored
 from .adapters import Adapter
 
 
@@ -53,8 +53,9 @@ class Plan(NamedTuple):
     # Leaves that are one object in the model are made once.
     again: dict[int, int]
     kept: list[Kept]
-    fresh: list[int]
-    dropped: list[int]
+    # By number and by place, with the name of the node that was said to be so.
+    fresh: dict[int, str]
+    dropped: dict[int, str]
     # (name, in the checkpoint, in the model), of what differs and need not be the same.
     differences: list[tuple[str, str, str]]
 
@@ -75,7 +76,8 @@ _titles = {
     "overlap": "in more than one pair: leave each leaf to one of them",
     "incomplete": "not in all of the nodes that the pair puts together",
     "kind": "of another kind",
-    "shape": "of another shape",
+    "shape": "of another shape: an adapter may make it fit; a new head is `fresh`, and "
+    "the old one goes into `drop`",
     "dtype": "of another dtype",
     "adapter": "what an adapter cannot do",
     "tied": "one array in the model, and would be two (`eqx.nn.Shared` ties for good)",
@@ -109,8 +111,8 @@ def plan(
     new = [] if fresh is None else model.nodes(fresh, "fresh")
     out = [] if drop is None else stored.nodes(drop, "drop")
     matching = _Matching(model, stored, parsed)
-    matching.fresh = {n for node in new for n in node.leaves.values()}
-    matching.dropped = {x.place for node in out for x in node.leaves.values()}
+    matching.fresh = {n: a.name for a in new for n in a.leaves.values()}
+    matching.dropped = {x.place: b.name for b in out for x in b.leaves.values()}
     problems = matching.problems
     jobs, kept = matching.jobs()
     placed = [
@@ -139,15 +141,15 @@ def plan(
     for job in jobs:
         if job.own:
             placed += _place(job, model, cast, problems)
-    again = _tied(model, stored, placed, matching.fresh, problems)
+    again = _tied(model, stored, placed, problems)
     if problems.rows:
         raise RuntimeError(_text(problems, model, stored, ([], [])))
     return Plan(
         placed,
         again,
         scalars,
-        sorted(n for n in matching.fresh if model.is_array(n)),
-        sorted(matching.dropped),
+        {n: x for n, x in matching.fresh.items() if model.is_array(n)},
+        matching.dropped,
         differences,
     )
 
@@ -160,18 +162,20 @@ class _Matching:
         self.stored = stored
         self.pairs = pairs
         self.problems = Problems()
-        self.fresh: set[int] = set()
-        self.dropped: set[int] = set()
+        self.fresh: dict[int, str] = {}
+        self.dropped: dict[int, str] = {}
         self.covered: dict[int, str] = {}
         self.used: dict[int, str] = {}
+        self.state_entries = _tree.state_entries(model.tree, model.flat.paths, "")
+        self.index_names = _tree.index_names(model.tree) if self.state_entries else {}
 
     def jobs(self) -> tuple[list[Job], list[Kept]]:
         jobs: list[Job] = []
         kept: list[Kept] = []
-        moves = _entry_names(self.model, self.stored, self.pairs)
         for pair in self.pairs:
             matched = False
             for group in pair.groups:
+                moves = self._entries(group)
                 left = [
                     {
                         moves.get(n, name): n
@@ -203,7 +207,7 @@ class _Matching:
     def _pair_up(
         self,
         pair: Pair,
-        group: _pairs.Group,
+        group: Group,
         name: str,
         numbers: list[int | None],
         saved: list[Saved | None],
@@ -237,6 +241,48 @@ class _Matching:
                 kept += [Kept(n, x.lazy) for x in whole_saved]
             return
         jobs.append(Job(pair.label, whole_numbers, whole_saved, pair.adapter))
+
+    def _entries(self, group: Group) -> dict[int, str]:
+        """The names, below the node, of leaves of an eqx.nn.State: they have those of
+        positions, and stand for those of the same StateIndex."""
+        root, source = group.left[0].name, group.right[0].name
+        states: dict[str, dict[int, str | None]] = {}
+        for n in group.left[0].leaves.values():
+            entry = self.state_entries.get(n)
+            if entry is not None and _names.is_under(entry.state, root):
+                label = self._label_there(entry.label)
+                states.setdefault(entry.state, {})[entry.position] = label
+        out: dict[int, str] = {}
+        index = self.stored.index
+        for state, labels in states.items():
+            below = _names.below(state, root) if state else ""
+            there = ".".join(x for x in (source, below) if x)
+            saved: dict[int, str | None] = {}
+            for place in self.stored.below.get(there, []):
+                position = _names.below(index.names[place], there).partition(".")[0]
+                if position.isdecimal():
+                    saved[int(position)] = index.markers.get(place)
+            moves = _tree.match_entries(labels, saved)
+            for n in group.left[0].leaves.values():
+                entry = self.state_entries.get(n)
+                if entry is None or entry.state != state:
+                    continue
+                rest = _names.below(self.model.names[n], state).partition(".")[2]
+                to = moves[entry.position]
+                parts = (below, "(no such entry)" if to is None else str(to), rest)
+                out[n] = ".".join(x for x in parts if x)
+        return out
+
+    def _label_there(self, label: str | None) -> str | None:
+        """The label of an entry with the names that its StateIndex has there."""
+        names = []
+        for name in self.index_names.get(str(label), []):
+            for group in (group for pair in self.pairs for group in pair.groups):
+                for left, right in zip(group.left, group.right):
+                    if _names.is_under(name, left.name):
+                        parts = (right.name, _names.below(name, left.name))
+                        names.append(".".join(x for x in parts if x))
+        return "@" + ",".join(sorted(names)) if names else label
 
     def _nothing(self, pair: Pair) -> None:
         def some(nodes: list[_pairs.Node]) -> str:
@@ -494,7 +540,6 @@ def _tied(
     model: Model,
     stored: Stored,
     placed: list[Placed],
-    fresh: set[int],
     problems: Problems,
 ) -> dict[int, int]:
     objects: dict[int, list[int]] = {}
@@ -534,13 +579,6 @@ def _origin(placed: Placed | None, stored: Stored) -> Any:
     return placed.how, *((aliases.get(p, p), v) for p, v in zip(places, views))
 
 
-# ---- Entries of an eqx.nn.State, which are named by position.
-
-
-def _entry_names(model: Model, stored: Stored, pairs: list[Pair]) -> dict[int, str]:
-    return {}
-
-
 # ---- The report of what is wrong.
 
 
@@ -564,5 +602,12 @@ def _text(
         lines += [f"    {name}  {text}".rstrip() for name, text in shown[:_most]]
         if len(shown) > _most:
             lines.append(f"    ... and {len(shown) - _most} more")
+    dotted = [stored.index.names[p] for p in undeclared[1]]
+    dotted = [name for name in dotted if "%2E" in name]
+    if dotted:
+        lines.append(
+            f"  Keys of the checkpoint have dots in them (`{dotted[0]}`). Save "
+            "`ec.nest(...)` of the dict, and they are nodes."
+        )
     lines += _suggest.lines(model, stored, *undeclared)
     return "\n".join(_show.escape(line) for line in lines)
