@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _store
+from . import _show, _store
 from ._lazy import LazyArray
 
 
@@ -73,14 +73,18 @@ def axis_of(rank: int, axis: int) -> int:
     return axis % rank
 
 
+def _kinds(items: Sequence[Lazy]) -> str:
+    kinds = [_show.short_array(np.dtype(x.dtype).name, x.shape) for x in items]
+    return ", ".join(dict.fromkeys(kinds))
+
+
 def concatenate(items: Sequence[Lazy], axis: int) -> Later:
     """**Raises:** `ValueError` if dtypes, or shapes but for the axis, differ."""
     axis = axis_of(len(items[0].shape), axis)
     others = {(*x.shape[:axis], -1, *x.shape[axis + 1 :]) for x in items}
     dtypes = {np.dtype(x.dtype) for x in items}
     if len(others) > 1 or len(dtypes) > 1:
-        found = ", ".join(dict.fromkeys(f"{x.dtype}{list(x.shape)}" for x in items))
-        raise ValueError(f"{found} are not one array along axis {axis}")
+        raise ValueError(f"{_kinds(items)} are not one array along axis {axis}")
     shape = list(items[0].shape)
     shape[axis] = sum(x.shape[axis] for x in items)
     dtype = dtypes.pop()
@@ -95,6 +99,8 @@ def concatenate(items: Sequence[Lazy], axis: int) -> Later:
 
 def stack(items: Sequence[Lazy], axis: int) -> Later:
     """**Raises:** `ValueError` if dtypes or shapes differ."""
+    if len({tuple(x.shape) for x in items}) > 1:
+        raise ValueError(f"{_kinds(items)} are not of one shape")
     axis = axis_of(len(items[0].shape) + 1, axis)
     key = (*[slice(None)] * axis, None)
     return concatenate([take(x, key) for x in items], axis)

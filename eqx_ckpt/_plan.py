@@ -497,11 +497,12 @@ def _fit(
         return None
     misfit = _leaf.misfit(template, target)
     if misfit is not None:
-        text = f"saved {_all(job.saved)}"
-        if not any(made is x.lazy for x in job.saved):
+        text, hint = f"saved {_all(job.saved)}", misfit.hint
+        if any(made is x.lazy for x in job.saved):
+            hint = hint or _hint(template.shape, target.shape, misfit.what)
+        else:
             text += f", made {_leaf.show(template)} by {how or 'the view'}"
         text += f", the model has {_leaf.show_target(target)}"
-        hint = misfit.hint or _hint(template.shape, target.shape, misfit.what)
         problems.add(misfit.what, name, text + (f"  ({hint})" if hint else ""))
         return None
     status = "adapted"
