@@ -13,6 +13,7 @@ from jaxtyping import PyTree
 
 from . import _checkpoint, _init, _later, _lazy, _leaf, _match, _plan, _store
 from ._checkpoint import Checkpoint
+from ._index import Index
 from ._lazy import LazyArray, Want
 from ._leaf import Target
 from ._pairs import Model, Stored
@@ -130,7 +131,7 @@ def graft(
         tuple(_rows(ours, stored, plan)),
         tuple(dict.fromkeys(differences)),
         _store.bytes_read() - before if local else None,
-        stored.ckpt.nbytes,
+        _stored_bytes(stored.index),
     )
     return tree, report
 
@@ -179,6 +180,7 @@ def _same(saved: Any, kept: Any) -> bool:
 
 def _rows(model: Model, stored: Stored, plan: Plan) -> list[Row]:
     index = stored.index
+    sizes = [template.nbytes for template in index.templates]
     rows: dict[int, Row] = {}
     for x in plan.placed:
         how = "" if x.status == "loaded" else _how(x, index)
@@ -188,13 +190,19 @@ def _rows(model: Model, stored: Stored, plan: Plan) -> list[Row]:
         nbytes = _nbytes(model.flat.leaves[number])
         rows[number] = Row("fresh", model.names[number], (), node, nbytes)
     dropped = [
-        Row("dropped", index.names[p], (), node, index.record(p).template.nbytes)
+        Row("dropped", index.names[p], (), node, sizes[index.template[p]])
         for p, node in sorted(plan.dropped.items())
     ]
     return [*(rows[n] for n in sorted(rows)), *dropped]
 
 
-def _how(placed: Placed, index: Any) -> str:
+def _stored_bytes(index: Index) -> int:
+    sizes = [template.nbytes for template in index.templates]
+    places = set(range(len(index.names))) - index.aliases.keys()
+    return sum(sizes[index.template[place]] for place in places)
+
+
+def _how(placed: Placed, index: Index) -> str:
     template = index.record(index.places[placed.saved[0]]).template
     if placed.status == "cast":
         wanted = placed.target.dtype

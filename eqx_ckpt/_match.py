@@ -257,7 +257,7 @@ def _find_static(
         for field, value in _tree.static_fields(module).items():
             if field in saved and not same(saved[field], value):
                 where = f"{name}.{field}" if name else field
-                was, now = _short(saved[field]), _short(value)
+                was, now = short(saved[field]), short(value)
                 text = f"saved {was}, `like` has {now}"
                 first = (
                     f"Deserialised leaf at path {path} has changed a static field: "
@@ -266,7 +266,7 @@ def _find_static(
                 report.add("static", where, text, first)
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 200 else text[:200] + "..."
 

@@ -65,6 +65,7 @@ class Model:
         self.names = [_names.name_of(path)[0] for path in self.flat.paths]
         self.storable = [_leaf.is_storable(x) for x in self.flat.leaves]
         self.below = _by_prefix(self.names)
+        self.tagged = _select.Tagged(*self.flat, self.storable, None)
 
     def is_array(self, number: int) -> bool:
         leaf = self.flat.leaves[number]
@@ -74,17 +75,8 @@ class Model:
 
     def nodes(self, where: Any, called: str) -> list[Node]:
         """The nodes that a `where` picks, in the order that it gives."""
-        flat = self.flat
         try:
-            wholes = _select.select(
-                where,
-                flat.paths,
-                flat.leaves,
-                flat.structure,
-                self.storable,
-                None,
-                called,
-            ).wholes
+            wholes = self.tagged.select(where, called).wholes
         except (AttributeError, LookupError) as e:
             raise ValueError(f"`{called}` fails on the model: {_said(e)}") from e
         return [self.node(_tree.module_name(path, "")) for path in wholes]
@@ -129,7 +121,7 @@ class Stored:
 
     def _collect(self, picked: Any, called: str) -> list[Node]:
         if isinstance(picked, (SavedNode, LazyArray)):
-            if picked._source.index is not self.index:
+            if picked._source is not self.source:
                 raise ValueError(
                     f"`{called}` returned a node of another checkpoint, that at "
                     f"`{picked._source.root}`."
@@ -155,7 +147,7 @@ class Stored:
             name,
             {
                 _names.below(self.index.names[place], name): Saved(
-                    _lazy.lazy_of(self.source, self.index.record(place))
+                    _lazy.lazy_of(self.source, self.index.record(place, known=True))
                 )
                 for place in self.below.get(name, [])
             },

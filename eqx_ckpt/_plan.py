@@ -357,7 +357,7 @@ class _Matching:
                 if field not in saved or _match.same(saved[field], value):
                     continue
                 full = f"{name}.{field}" if name else field
-                old, here = repr(saved[field]), repr(value)
+                old, here = _match.short(saved[field]), _match.short(value)
                 if new or static == "ignore":
                     out.append((full, old, here))
                 else:
@@ -491,9 +491,12 @@ def _fit(
         else:  # To another dtype first: its numbers are those of that one.
             made = Later((made,), lambda arrays: arrays[0], made.shape, made.dtype)
     try:
+        _check_source(made, job)
         template = _template_of(made)
     except (ValueError, TypeError) as e:
-        problems.add("adapter", name, f"{job.label}: `{how}` gave a leaf: {e}")
+        problems.add(
+            "adapter", name, f"{job.label}: `{how}` gave a leaf that is none: {e}"
+        )
         return None
     misfit = _leaf.misfit(template, target)
     if misfit is not None:
@@ -512,6 +515,19 @@ def _fit(
         status = "loaded" if same or template.kind == "key" else "cast"
     saved = tuple(x.lazy.name for x in job.saved)
     return Placed(number, made, target, saved, status, how or "a view")
+
+
+def _check_source(made: Any, job: Job) -> None:
+    parts = made.parts if isinstance(made, Later) else [made]
+    for part in parts:
+        if (
+            isinstance(part, LazyArray)
+            and part._source is not job.saved[0].lazy._source
+        ):
+            raise ValueError(
+                f"`{part.name}` is of another checkpoint, `{part._source.root}`. Read "
+                "it in the function, or graft twice."
+            )
 
 
 def _template_of(made: Any) -> Template:

@@ -35,6 +35,8 @@ def lines(
             out.append(f"    pairs: (lambda m: {a}, lambda c: {b}),")
             new -= set(model.below[prefix])
             old -= places_there
+    if stack and old:
+        return ["  Perhaps, to paste:", *out, "    ... and more pairs"]
     fresh = [_code(model, x) for x in _roots(model.below, new, arrays)]
     if fresh and None not in fresh:
         out.append(f"    fresh=lambda m: {_listed([x for x in fresh if x])},")

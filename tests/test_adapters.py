@@ -440,6 +440,21 @@ def test_functions_of_ones_own_run_when_all_else_is_right(tmp_path):
     assert called == ["a"] and out["a"].tolist() == [0, 1, 2]
 
 
+def test_leaves_of_another_checkpoint(tmp_path):
+    """They have numbers of their own, and would be read from the wrong place."""
+    ec.tree_serialise_leaves(tmp_path / "y", {"a": _saved(3) + 9, "b": _saved(3)})
+    other = ec.open(tmp_path / "y")["b"]
+    like = np.zeros(3, "f4")
+    for own in (
+        lambda saved, like: other,
+        lambda saved, like: adapt.concatenate()([saved[:1], other[1:]], like),
+    ):
+        text = _misfit(tmp_path, _saved(3), like, own)
+        assert f"`b` is of another checkpoint, `{tmp_path / 'y'}`" in text
+    read = lambda saved, like: other.read()
+    assert _graft(tmp_path, _saved(3), like, read).tolist() == [0, 1, 2]
+
+
 def test_how_adapters_print():
     shown = [
         adapt.cast(),
