@@ -1,5 +1,6 @@
 """Checkpoints for Equinox: save any tree by name, open it lazily, load any part."""
 
+from . import adapters as adapters
 from ._async import async_tree_serialise_leaves as async_tree_serialise_leaves
 from ._checkpoint import Checkpoint as Checkpoint, open as open
 from ._clean import clean as clean
@@ -7,9 +8,14 @@ from ._deserialise import (
     materialise as materialise,
     tree_deserialise_leaves as tree_deserialise_leaves,
 )
+from ._graft import graft as graft
+from ._init import load_or_init as load_or_init, unloaded as unloaded
 from ._lazy import LazyArray as LazyArray
 from ._leaf import is_storable as is_storable
+from ._nest import nest as nest
+from ._pairs import rename as rename
 from ._pending import SaveHandle as SaveHandle
+from ._report import Report as Report
 from ._serialise import tree_serialise_leaves as tree_serialise_leaves
 from ._skeleton import leaf_names as leaf_names, skeleton as skeleton
 from ._verify import Problem as Problem, verify as verify

@@ -23,8 +23,8 @@ class LazyArray(jax.ShapeDtypeStruct):
     read by `.read()`, `np.asarray`, `jnp.asarray` and `materialise`, and by nothing
     else: arithmetic on it, or a jitted call, is an error.
 
-    Indexing as in NumPy (integers, slices, `...`, `None`), `.T` and `.astype` give lazy
-    views, which read the chunks that they touch.
+    Indexing as in NumPy (integers, slices, `...`, `None`), `.T`, `.transpose` and
+    `.astype` give lazy views, which read the chunks that they touch.
 
     **Attributes:** `shape`, `dtype`, `sharding`, `weak_type` as of a
     `jax.ShapeDtypeStruct`; `name`, its dotted name; `store`, its
@@ -133,8 +133,12 @@ class LazyArray(jax.ShapeDtypeStruct):
 
     @property
     def T(self) -> "LazyArray":
+        return self.transpose()
+
+    def transpose(self, *axes: int) -> "LazyArray":
+        """A view with its axes in another order, as in NumPy; reversed by default."""
         view = self._view or _view.whole(self._record.template.shape)
-        return self._viewed(view.transpose())
+        return self._viewed(view.transpose(axes or None))
 
     def _viewed(self, view: View) -> "LazyArray":
         target = self._target

@@ -77,7 +77,7 @@ def match(
         where, flat.paths, flat.leaves, flat.structure, chosen, is_leaf
     )
     names = [_names.name_of(path, source)[0] for path in flat.paths]
-    stored = _stored_names(index, like, flat, names, source)
+    stored = stored_names(index, like, flat, names, source)
     report = _Report()
     pairs = []
     any_selected = False
@@ -153,7 +153,7 @@ def _is_abstract(leaf: Any) -> bool:
 _no_entry = "no entry of the saved State is that of `"
 
 
-def _stored_names(
+def stored_names(
     index: Index, like: PyTree, flat: _tree.Flat, names: list[str], source: str
 ) -> list[str]:
     """The name under which each leaf of `like` is stored.
@@ -255,9 +255,9 @@ def _find_static(
             continue
         saved = values[of[name]]
         for field, value in _tree.static_fields(module).items():
-            if field in saved and not _same(saved[field], value):
+            if field in saved and not same(saved[field], value):
                 where = f"{name}.{field}" if name else field
-                was, now = _short(saved[field]), _short(value)
+                was, now = short(saved[field]), short(value)
                 text = f"saved {was}, `like` has {now}"
                 first = (
                     f"Deserialised leaf at path {path} has changed a static field: "
@@ -266,12 +266,12 @@ def _find_static(
                 report.add("static", where, text, first)
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 200 else text[:200] + "..."
 
 
-def _same(a: Any, b: Any) -> bool:
+def same(a: Any, b: Any) -> bool:
     if isinstance(a, (list, dict)):
         return type(a) is type(b) and repr(a) == repr(b)
     return type(a) is type(b) and a == b
@@ -307,10 +307,7 @@ def _text(
         if not rows:
             continue
         lines.append(f"  {title}:")
-        grouped: dict[str, list[str]] = {}
-        for name, text in rows:
-            grouped.setdefault(text, []).append(name)
-        shown = [(n, text) for text, g in grouped.items() for n in _show.fold(g)]
+        shown = _show.fold_rows(rows)
         for name, text in shown[:_most]:
             hint = ""
             if kind == "missing" and "{" not in name and _no_entry not in text:

@@ -157,6 +157,17 @@ def _key(kind: str, text: str, first: bool) -> str | int:
     return key
 
 
+def below(name: str, prefix: str) -> str:
+    """The components of a name below a node ("" for the node), the same wherever the
+    node is: without the escape that only the first component of a name has."""
+    if prefix:
+        return name[len(prefix) + 1 :]
+    first, dot, rest = name.partition(".")
+    if "%" in first and unquote(first) in RESERVED:
+        first = unquote(first)
+    return "" if name == ROOT else first + dot + rest
+
+
 def is_under(name: str, prefix: str) -> bool:
     """Whether the leaf or node `name` is `prefix` or lies below it ("": the top)."""
     return prefix == "" or name == prefix or name.startswith(prefix + ".")

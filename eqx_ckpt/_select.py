@@ -15,22 +15,26 @@ from ._filters import IsLeaf
 class _Tag:
     """Stands for a stored leaf while a `where` runs, and is of no other use."""
 
-    __slots__ = ("_path", "_place")
+    __slots__ = ("_path", "_place", "_rank", "_tagged")
 
-    def __init__(self, path: tuple, place: int):
+    def __init__(self, path: tuple, place: int, rank: int, tagged: "Tagged"):
         self._path = path
         self._place = place
+        self._rank = rank  # Among the stored leaves.
+        self._tagged = tagged
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError(
-            f"`where` uses the value of the leaf `{_names.name_of(self._path)[0]}`. It "
-            "may only pick nodes: use static fields, indices and attributes to choose."
+            f"`{self._tagged.called}` uses the value of the leaf "
+            f"`{_names.name_of(self._path)[0]}`. It may only pick nodes: use static "
+            "fields, indices and attributes to choose."
         )
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
-            f"`where` takes `.{name}` of the leaf `{_names.name_of(self._path)[0]}`, "
-            "and leaves have no values and no attributes there. It may only pick nodes."
+            f"`{self._tagged.called}` takes `.{name}` of the leaf "
+            f"`{_names.name_of(self._path)[0]}`, and leaves have no values and no "
+            "attributes there. It may only pick nodes."
         )
 
     def __repr__(self) -> str:
@@ -79,83 +83,112 @@ def select(
     storable: Sequence[bool],
     is_leaf: IsLeaf,
 ) -> Selection:
-    """Runs `where` on the tree, with a tag in the place of every storable leaf."""
+    """What a `where` picks of a tree; all of it if there is none."""
     if where is None:
         return EVERYTHING
-    if not callable(where):
-        raise TypeError(
-            f"`where` must be a function of the tree, such as `lambda m: m.layers[0]`, "
-            f"not a `{type(where).__name__}`."
-        )
-    tagged = [
-        _Tag(path, place) if good else leaf
-        for place, (path, leaf, good) in enumerate(zip(paths, leaves, storable))
-    ]
-    others = {id(leaf) for leaf, good in zip(leaves, storable) if not good}
-    picked = where(jtu.tree_unflatten(structure, tagged))
-    places: set[int] = set()
-    wholes: list[tuple] = []
-    stored = [path for path, good in zip(paths, storable) if good]
-    _collect(picked, is_leaf, others, stored, places, wholes)
-    if not places:
-        raise ValueError(
-            "`where` selects no leaf that is stored. "
-            + (
-                "It returned None: the field has no value, or the lambda no result."
-                if picked is None
-                else "Filtering inside `where` sees no arrays: pick nodes, and use "
-                "`filter_spec` to filter."
-            )
-        )
-    return Selection(places, wholes)
+    return Tagged(paths, leaves, structure, storable, is_leaf).select(where, "where")
 
 
-def _collect(
-    node: Any,
-    is_leaf: IsLeaf,
-    others: set[int],
-    stored: Sequence[tuple],
-    places: set[int],
-    wholes: list[tuple],
-) -> None:
-    if isinstance(node, _Tag):
-        places.add(node._place)
-        wholes.append(node._path)
-        return
-    below, _ = jtu.tree_flatten_with_path(
-        node,
-        is_leaf=lambda x: (
-            isinstance(x, (_Tag, *_iterables)) or (is_leaf is not None and is_leaf(x))
-        ),
-    )
-    roots = set()
-    count = 0
-    for path, leaf in below:
-        if isinstance(leaf, _Tag):
-            places.add(leaf._place)
-            count += 1
-            cut = len(leaf._path) - len(path)
-            roots.add(leaf._path[:cut] if leaf._path[cut:] == path else None)
-        elif id(leaf) not in others:
-            advice = " Make a list of it." if isinstance(leaf, _iterables) else ""
-            raise ValueError(
-                f"`where` returned {_shown(leaf)}, which is not a node of the tree but "
-                f"a static field, or a value made in the lambda.{advice}"
+class Tagged:
+    """A tree with a tag in the place of every storable leaf, to run a `where` on."""
+
+    def __init__(
+        self,
+        paths: Sequence[tuple],
+        leaves: Sequence[Any],
+        structure: Any,
+        storable: Sequence[bool],
+        is_leaf: IsLeaf,
+    ):
+        self.called = "where"
+        self._is_leaf = is_leaf
+        self._others = {id(leaf) for leaf, good in zip(leaves, storable) if not good}
+        self._stored: list[tuple] = []
+        tagged = []
+        for place, (path, leaf, good) in enumerate(zip(paths, leaves, storable)):
+            if good:
+                leaf = _Tag(path, place, len(self._stored), self)
+                self._stored.append(path)
+            tagged.append(leaf)
+        self._tree = jtu.tree_unflatten(structure, tagged)
+
+    def select(self, where: Callable[[PyTree], Any], called: str) -> Selection:
+        """Runs `where`, which the user knows as `called`."""
+        if not callable(where):
+            raise TypeError(
+                f"`{called}` must be a function of the tree, such as "
+                f"`lambda m: m.layers[0]`, not a `{type(where).__name__}`."
             )
-    # A node of the tree has all of its leaves below one key path; other containers, as
-    # a slice of a list, are looked into.
-    root = roots.pop() if len(roots) == 1 else None
-    if root is not None and count == sum(p[: len(root)] == root for p in stored):
-        wholes.append(root)
-    elif count:
-        method = getattr(node, "__func__", None)
-        if isinstance(node, eqx.Module) and method is not None:
-            # Its only child is what it is a method of: all of that would be selected.
+        self.called = called
+        picked = where(self._tree)
+        out = Selection(set(), [])
+        self._collect(picked, out)
+        if not out.places:
             raise ValueError(
-                f"`where` returned the method `{method.__name__}` without calling it."
+                f"`{called}` selects no leaf that is stored. "
+                + (
+                    "It returned None: the field has no value, or the lambda no result."
+                    if picked is None
+                    else f"Filtering inside `{called}` sees no arrays: pick nodes, and "
+                    "use `filter_spec` to filter."
+                )
             )
-        for child in jtu.tree_leaves(node, is_leaf=lambda x: x is not node):
-            _collect(child, is_leaf, others, stored, places, wholes)
+        return out
+
+    def _collect(self, node: Any, out: Selection) -> None:
+        assert out.places is not None
+        if isinstance(node, _Tag):
+            out.places.add(node._place)
+            out.wholes.append(node._path)
+            return
+        own = self._is_leaf
+        below, _ = jtu.tree_flatten_with_path(
+            node,
+            is_leaf=lambda x: (
+                isinstance(x, (_Tag, *_iterables)) or (own is not None and own(x))
+            ),
+        )
+        roots = set()
+        ranks = []
+        for path, leaf in below:
+            if isinstance(leaf, _Tag):
+                out.places.add(leaf._place)
+                ranks.append(leaf._rank)
+                cut = len(leaf._path) - len(path)
+                roots.add(leaf._path[:cut] if leaf._path[cut:] == path else None)
+            elif id(leaf) not in self._others:
+                advice = " Make a list of it." if isinstance(leaf, _iterables) else ""
+                raise ValueError(
+                    f"`{self.called}` returned {_shown(leaf)}, which is not a node of "
+                    "the tree but a static field, or a value made in the lambda."
+                    f"{advice}"
+                )
+        # A node of the tree has all of its leaves below one key path; other containers,
+        # as a slice of a list, are looked into.
+        root = roots.pop() if len(roots) == 1 else None
+        if root is not None and self._is_all_below(root, ranks):
+            out.wholes.append(root)
+        elif ranks:
+            method = getattr(node, "__func__", None)
+            if isinstance(node, eqx.Module) and method is not None:
+                # Its only child is what it is a method of, all of which it would pick.
+                raise ValueError(
+                    f"`{self.called}` returned the method `{method.__name__}` without "
+                    "calling it."
+                )
+            for child in jtu.tree_leaves(node, is_leaf=lambda x: x is not node):
+                self._collect(child, out)
+
+    def _is_all_below(self, root: tuple, ranks: list[int]) -> bool:
+        """Whether these leaves, all of them below `root`, are all that are."""
+        # Those below one node follow each other.
+        first, last = min(ranks), max(ranks)
+        around = (
+            self._stored[max(first - 1, 0) : first] + self._stored[last + 1 : last + 2]
+        )
+        return len(ranks) == last - first + 1 and not any(
+            path[: len(root)] == root for path in around
+        )
 
 
 def _shown(x: Any) -> str:

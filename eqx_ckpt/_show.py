@@ -8,6 +8,8 @@ from typing import Any
 # What `str` gives for an index: longer digits are a key that looks like one.
 _number = re.compile(r"0|[1-9][0-9]{0,17}")
 
+_run = re.compile(r"\{([0-9]+)\.\.[0-9]+\}")
+
 _short = {
     "bool": "bool",
     "bfloat16": "bf16",
@@ -73,6 +75,21 @@ def fold(names: Iterable[str]) -> list[str]:
             for run in _runs(sorted(set(numbers))):
                 rows[(*key[0], run, *key[1])] = None
     return [".".join(row) for row in rows]
+
+
+def fold_rows(rows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """`(dotted name, text)` rows, with the names of one text folded, in their order."""
+    grouped: dict[str, list[str]] = {}
+    order: dict[str, int] = {}
+    for number, (name, text) in enumerate(rows):
+        grouped.setdefault(text, []).append(name)
+        order.setdefault(name, number)
+
+    def place(row: tuple[str, str]) -> int:
+        return order.get(_run.sub(r"\1", row[0]), 0)
+
+    folded = [(name, text) for text, names in grouped.items() for name in fold(names)]
+    return sorted(folded, key=place)
 
 
 def _runs(numbers: list[int]) -> list[str]:

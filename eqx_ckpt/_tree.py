@@ -148,6 +148,20 @@ def state_entries(
     return out
 
 
+def index_names(tree: PyTree) -> dict[str, list[str]]:
+    """The names of the StateIndex that each label is of."""
+
+    def stop(x: Any) -> bool:
+        return isinstance(x, eqx.nn.StateIndex)
+
+    found = jtu.tree_flatten_with_path(tree, is_leaf=stop)[0]
+    named = [(x.marker, _names.name_of(path)[0]) for path, x in found if stop(x)]
+    indices: dict[Any, list[str]] = {}
+    for marker, name in named:
+        indices.setdefault(marker, []).append(name)
+    return {str(_label(marker, indices)): names for marker, names in indices.items()}
+
+
 def _label(marker: Any, indices: dict[Any, list[str]]) -> str | None:
     if isinstance(marker, str):
         return "=" + re.sub(r"^\w+", "", marker)

@@ -29,8 +29,15 @@ class View(NamedTuple):
         """The shape of `stored[picks]`."""
         return tuple(len(p) for p in self.picks if isinstance(p, range))
 
-    def transpose(self) -> "View":
-        return self._replace(axes=self.axes[::-1])
+    def transpose(self, order: Sequence[int] | None = None) -> "View":
+        """`array.transpose(order)`. **Raises:** `ValueError` for another number."""
+        rank = len(self.axes)
+        if order is None:
+            return self._replace(axes=self.axes[::-1])
+        axes = [axis + rank if axis < 0 else axis for axis in order]
+        if sorted(axes) != list(range(rank)):
+            raise ValueError(f"{tuple(order)} is no order of {rank} axes")
+        return self._replace(axes=tuple(self.axes[axis] for axis in axes))
 
     def take(self, key: Any) -> "View":
         """The view that `array[key]` is. **Raises:** `IndexError` and `TypeError`."""

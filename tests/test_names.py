@@ -122,6 +122,14 @@ def test_a_source_is_a_prefix(source, path):
         assert not _names.is_under(name + "x", name)
 
 
+@given(path, st.sampled_from(["", "a", "a.0", "zarr"]))
+def test_what_is_below_a_node_is_the_same_below_another(path, prefix):
+    name = _names.name_of(path, prefix)[0]
+    assert _names.below(name, prefix) == ".".join(
+        _names.component(key)[1] for key in path
+    )
+
+
 def test_ordinary_names_are_as_in_torch_and_orbax():
     tree = {"opt": ({"mu": {"layers": [0, 0, 0, {"weight": 0}]}},)}
     names = ec.leaf_names(tree)

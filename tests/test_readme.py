@@ -69,6 +69,7 @@ def test_every_python_block_is_tested():
         'layout="zarr"',
         "handle = ",
         "ec.verify(",
+        "ec.graft(",
     )
     assert sorted(python) == sorted(_block(words) for words in here)
 
@@ -161,6 +162,26 @@ def test_in_the_background(names, tmp_path):
     exec(_block("handle = "), names)
     ckpt = ec.open(names["path"])
     assert eqx.tree_equal(ec.materialise(ckpt.splice(names["tree"])), names["tree"])
+
+
+class Classifier(eqx.Module):
+    backbone: list[eqx.nn.Linear]
+    classify: eqx.nn.Linear
+
+
+def test_grafting(names, capsys):
+    model, opt_state = names["model"], names["opt_state"]
+    ec.tree_serialise_leaves("ckpt", {"model": model, "opt": opt_state})
+    other = Net(64, key=jr.key(7))
+    names["classifier"] = Classifier(other.layers, other.head)
+    with BytesRead() as read:
+        exec(_block("ec.graft("), names)
+    # Neither the head nor the optimiser's state.
+    assert read.total < _nbytes(model.layers) + 10_000
+    assert eqx.tree_equal(names["model"], Classifier(model.layers, other.head))
+    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    for status, count in [("loaded", 10), ("fresh", 2), ("dropped", 27)]:
+        assert [status, str(count)] in rows
 
 
 class Layer(eqx.Module):

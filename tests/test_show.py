@@ -48,6 +48,12 @@ def test_fold():
     assert _show.fold([]) == []
 
 
+def test_folded_rows_are_in_the_order_of_their_first():
+    rows = [("a.0.w", "x"), ("b", "y"), ("a.1.w", "x"), ("c.0", "z"), ("d", "y")]
+    folded = [("a.{0..1}.w", "x"), ("b", "y"), ("c.0", "z"), ("d", "y")]
+    assert _show.fold_rows(rows) == folded
+
+
 def test_fold_takes_only_indices_for_numbers():
     for names in (["a.007", "a.008"], ["a.٣", "a.٤"], ["9" * 5000], ["x1", "x2"]):
         assert _show.fold(names) == names

@@ -1,5 +1,7 @@
 """A view is NumPy's basic indexing: the same shape, the same elements."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorstore as ts
@@ -174,3 +176,17 @@ def test_overlap(pair, data):
     to, fro = got
     places, part = np.arange(len(pick))[to], np.arange(start, stop)[fro]
     assert list(zip(places, part)) == inside and inside
+
+
+def test_transpose_to_an_order(tmp_path):
+    array = np.arange(24).reshape(2, 3, 4)
+    ec.tree_serialise_leaves(tmp_path / "x", array)
+    lazy = ec.open(tmp_path / "x").tree
+    for order in itertools.permutations(range(-1, 2)):
+        np.testing.assert_array_equal(
+            lazy[:, ::2].transpose(*order).read(), array[:, ::2].transpose(order)
+        )
+    np.testing.assert_array_equal(lazy.transpose().read(), array.T)
+    for order in [(0, 1), (0, 1, 1), (0, 1, 3)]:
+        with pytest.raises(ValueError, match="is no order of 3 axes"):
+            lazy.transpose(*order)

@@ -1,0 +1,221 @@
+"""`graft`: parts of a checkpoint into a model, with nothing left unsaid."""
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.random as jr
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import PyTree
+
+from . import _checkpoint, _init, _later, _lazy, _leaf, _match, _plan, _store
+from ._checkpoint import Checkpoint
+from ._index import Index
+from ._lazy import LazyArray, Want
+from ._leaf import Target
+from ._pairs import Model, Stored
+from ._plan import Placed, Plan
+from ._report import Difference, Report, Row
+
+
+def graft(
+    model: PyTree,
+    ckpt: str | os.PathLike[str] | Checkpoint,
+    pairs: Sequence[Any],
+    *,
+    fresh: Callable[[PyTree], Any] | None = None,
+    drop: str | Callable[[Any], Any] | None = None,
+    cast: bool = False,
+    static: str = "error",
+    init: Callable[[], PyTree] | None = None,
+    verify: bool = True,
+) -> tuple[PyTree, Report]:
+    """Puts parts of a checkpoint into a model whose structure is another one.
+
+    Everything is said: each array of the model is in one pair or in `fresh`, and each
+    leaf of the checkpoint in a pair or in `drop`. What is not said is an error that
+    lists it, and shows the likely pair as code. Inside of a pair, leaves stand for each
+    other by their names below its two nodes. All of it is checked before anything is
+    read, and then read at once, only the bytes that are needed.
+
+    **Arguments:**
+
+    - `model`: the tree to graft into: real, or a skeleton. As the `like` of
+        [`tree_deserialise_leaves`][], it says how each leaf comes back.
+    - `ckpt`: as in [`open`][], or an open [`Checkpoint`][].
+    - `pairs`: a list of `(where in the model, where in the checkpoint)`: two functions
+        from the tree to a node, such as
+        `(lambda m: m.backbone.encoder, lambda c: c.model.encoder)`; the second may be a
+        dotted name, and may give lazy views, as `c.embedding.weight[:100]`. Lists of
+        nodes are paired one by one. After the two sides may come a [`rename`][], for
+        other names, and an adapter from `ec.adapters`, or any function
+        `(saved, like) -> array`, for other shapes.
+    - `fresh`: a function from the model to the nodes that keep the values that they
+        have there.
+    - `drop`: a function from the checkpoint's tree to the nodes that are not wanted, or
+        the dotted name of one.
+    - `cast`: whether floats may become other floats, and ints other ints that hold
+        every value.
+    - `static`: `"error"`, or `"ignore"` static fields that have changed.
+    - `init`: a function that makes the model, for a skeleton: what is `fresh` is
+        computed by it, in a jit, and what is loaded is not. See [`load_or_init`][].
+    - `verify`: whether to check the digests of all that is read.
+
+    **Returns:** the model, and a [`Report`][]. Python scalars inside of a pair, such as
+    `Dropout.p`, stay what they are in the model, and the report says what differs; one
+    that is a pair by itself is loaded.
+
+    **Raises:** one `RuntimeError` that lists everything that does not fit, or every
+    leaf whose bytes are damaged; `ValueError` or `TypeError` for a pair, a `fresh` or a
+    `drop` that picks no nodes.
+
+    !!! example
+
+        ```python
+        >>> import jax.numpy as jnp, eqx_ckpt as ec
+        >>> saved = {"encoder": jnp.ones(2), "head": jnp.ones(5)}
+        >>> ec.tree_serialise_leaves("memory://graft", saved)
+        >>> model = {"backbone": jnp.zeros(2), "head": jnp.zeros(3)}
+        >>> model, report = ec.graft(
+        ...     model,
+        ...     "memory://graft",
+        ...     [(lambda m: m["backbone"], lambda c: c.encoder)],
+        ...     fresh=lambda m: m["head"],
+        ...     drop=lambda c: c.head,
+        ... )
+        >>> model["backbone"], model["head"]
+        (Array([1., 1.], dtype=float32), Array([0., 0., 0.], dtype=float32))
+        >>> report.names("loaded"), report.names("fresh"), report.names("dropped")
+        (['backbone'], ['head'], ['head'])
+
+        ```
+    """
+    if isinstance(pairs, (str, bytes)) or not isinstance(pairs, Sequence) or not pairs:
+        raise TypeError(
+            "`pairs` must be a list of pairs `(where in the model, where in the "
+            "checkpoint)`: `[(lambda m: m.encoder, lambda c: c.model.encoder)]`."
+        )
+    _match.check_choices(static=static)
+    before = _store.bytes_read()
+    ours, stored = Model(model), Stored(_checkpoint.open(ckpt))
+    plan = _plan.plan(
+        ours,
+        stored,
+        pairs,
+        fresh,
+        drop,
+        cast=cast,
+        static=static,
+        can_init=init is not None,
+    )
+    leaves = list(ours.flat.leaves)
+    values, saved = _read(stored, plan, verify)
+    for number, value in values.items():
+        leaves[number] = value
+    for number, origin in plan.again.items():
+        leaves[number] = leaves[origin]
+    differences = [Difference(*x) for x in plan.differences]
+    for (number, _), value in zip(plan.kept, saved):
+        if not _same(value, leaves[number]):
+            name = ours.names[number]
+            differences.append(Difference(name, repr(value), repr(leaves[number])))
+    tree = jtu.tree_unflatten(ours.flat.structure, leaves)
+    if init is not None:
+        tree = _init.initialise(tree, init)
+    local = stored.source.root.local is not None
+    report = Report(
+        stored.ckpt.path,
+        tuple(_rows(ours, stored, plan)),
+        tuple(dict.fromkeys(differences)),
+        _store.bytes_read() - before if local else None,
+        _stored_bytes(stored.index),
+    )
+    return tree, report
+
+
+def _read(stored: Stored, plan: Plan, verify: bool) -> tuple[dict[int, Any], list[Any]]:
+    """The leaves that are placed, by number, and the scalars that were saved: all in
+    one planned read."""
+    wants: list[Want] = []
+    todo = [x for x in plan.placed if x.number not in plan.again]
+    for x in todo:
+        if isinstance(x.made, LazyArray):
+            wants.append(Want(x.made._record, x.made._view, x.target))
+        elif isinstance(x.made, _later.Later):
+            wants += [_host(part) for part in x.made.parts]
+    own = [_leaf.own_target(lazy._record.template) for _, lazy in plan.kept]
+    wants += [Want(x.lazy._record, None, t) for x, t in zip(plan.kept, own)]
+    values = _lazy.load(stored.source, wants, verify)[::-1]
+    out: dict[int, Any] = {}
+    for x in todo:
+        if isinstance(x.made, LazyArray):
+            out[x.number] = values.pop()
+            continue
+        made, owned = x.made, False
+        if isinstance(made, _later.Later):
+            # Popped one by one, so that parts live no longer than they are needed.
+            made = made.make([values.pop() for _ in made.parts])
+            owned = True
+        template = _leaf.describe(made)
+        array = _leaf.to_host(made, template)
+        out[x.number] = _leaf.from_host(array, template, x.target, owned)
+    return out, values[::-1]
+
+
+def _host(lazy: LazyArray) -> Want:
+    cast = lazy._target.cast
+    target = Target("numpy", np.dtype(lazy.dtype), lazy.shape, cast=cast)
+    return Want(lazy._record, lazy._view, target)
+
+
+def _same(saved: Any, kept: Any) -> bool:
+    if isinstance(saved, (np.ndarray, jax.Array, np.generic)):
+        saved = saved.item()
+    both_bools = isinstance(saved, bool) == isinstance(kept, bool)
+    return both_bools and bool(saved == kept or (saved != saved and kept != kept))
+
+
+def _rows(model: Model, stored: Stored, plan: Plan) -> list[Row]:
+    index = stored.index
+    sizes = [template.nbytes for template in index.templates]
+    rows: dict[int, Row] = {}
+    for x in plan.placed:
+        how = "" if x.status == "loaded" else _how(x, index)
+        nbytes = _nbytes(model.flat.leaves[x.number])
+        rows[x.number] = Row(x.status, model.names[x.number], x.saved, how, nbytes)
+    for number, node in plan.fresh.items():
+        nbytes = _nbytes(model.flat.leaves[number])
+        rows[number] = Row("fresh", model.names[number], (), node, nbytes)
+    dropped = [
+        Row("dropped", index.names[p], (), node, sizes[index.template[p]])
+        for p, node in sorted(plan.dropped.items())
+    ]
+    return [*(rows[n] for n in sorted(rows)), *dropped]
+
+
+def _stored_bytes(index: Index) -> int:
+    sizes = [template.nbytes for template in index.templates]
+    places = set(range(len(index.names))) - index.aliases.keys()
+    return sum(sizes[index.template[place]] for place in places)
+
+
+def _how(placed: Placed, index: Index) -> str:
+    template = index.record(index.places[placed.saved[0]]).template
+    if placed.status == "cast":
+        wanted = placed.target.dtype
+        return f"{template.dtype} to {wanted}"
+    shown = _leaf.show(template)
+    count = f"{len(placed.saved)} of " if len(placed.saved) > 1 else ""
+    return f"{placed.how}, of {count}{shown} to {_leaf.show_target(placed.target)}"
+
+
+def _nbytes(leaf: Any) -> int:
+    """Of a leaf of the model, as it is in memory."""
+    if not hasattr(leaf, "dtype"):
+        return 0
+    if _leaf.is_key(leaf):
+        leaf = jax.eval_shape(jr.key_data, leaf)
+    return math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize

@@ -1,0 +1,59 @@
+"""`nest`: the flat dict that other libraries save, as a tree."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def nest(flat: Mapping[str, Any], separator: str = ".") -> Any:
+    """A dict with joined keys, such as a `state_dict`, as nested dicts and lists.
+
+    What is saved of it then has nodes: `c.encoder.layer[3]`, which a `where`, a
+    `source` and [`graft`][] can pick.
+
+    **Arguments:**
+
+    - `flat`: joined keys to values.
+    - `separator`: what the keys are joined with.
+
+    **Returns:** nested dicts; where all keys of one are 0, 1, 2, ..., a list.
+
+    **Raises:** `ValueError` if a key is that of a leaf and the start of another.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec
+        >>> ec.nest({"layer.0.weight": 1, "layer.1.weight": 2, "bias": 3})
+        {'layer': [{'weight': 1}, {'weight': 2}], 'bias': 3}
+
+        ```
+    """
+    top = _Node()
+    for name, value in flat.items():
+        *parents, last = name.split(separator)
+        node = top
+        for count, part in enumerate(parents, 1):
+            node = node.setdefault(part, _Node())
+            if not isinstance(node, _Node):
+                raise _both(separator.join(parents[:count]))
+        if last in node:
+            raise _both(name)
+        node[last] = value
+    return _plain(top)
+
+
+class _Node(dict):
+    """A dict that is made here: those that are values stay as they are."""
+
+
+def _both(name: str) -> ValueError:
+    return ValueError(f"`{name}` is a leaf, and a node as well.")
+
+
+def _plain(node: Any) -> Any:
+    if not isinstance(node, _Node):
+        return node
+    out = {key: _plain(child) for key, child in node.items()}
+    if out and set(out) == set(map(str, range(len(out)))):
+        return [out[str(i)] for i in range(len(out))]
+    return out

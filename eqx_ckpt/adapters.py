@@ -1,0 +1,362 @@
+"""Adapters: what a pair of [`graft`][] does to its leaves on their way into the model.
+
+An adapter is any function `(saved, like) -> array`, where `saved` is a [`LazyArray`][]
+and `like` the leaf of the model. It is called for each array of the pair. If it gives a
+view of `saved`, that is read with everything else; so all it costs is the bytes of the
+view. If either side of the pair is a list of several nodes, and the other one node, it
+gets a list of their leaves as `saved`, or as `like` and gives a list.
+
+The functions here make adapters. They read nothing: what they give is lazy.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import _later
+from ._later import Lazy
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Adapter:
+    """`apply(saved, like)`; `many` says which of the two, if any, is always a list.
+
+    `own`: it is a function of the user's, which may read.
+    """
+
+    text: str
+    apply: Callable[[Any, Any], Any]
+    many: str | None = None  # "saved" or "like".
+    own: bool = False
+
+    def __call__(self, saved: Any, like: Any) -> Any:
+        return self.apply(saved, like)
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def cast() -> Adapter:
+    """To the dtype of the model's leaf: floats to floats, and ints to ints that hold
+    every value.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> ec.tree_serialise_leaves("memory://cast", jnp.ones(2))
+        >>> pair = (lambda m: m, lambda c: c, ec.adapters.cast())
+        >>> ec.graft(jnp.zeros(2, jnp.bfloat16), "memory://cast", [pair])[0]
+        Array([1, 1], dtype=bfloat16)
+
+        ```
+    """
+    return Adapter("cast()", lambda saved, like: _later.astype(saved, like.dtype))
+
+
+def transpose(*axes: int) -> Adapter:
+    """The axes in another order, as of `numpy.transpose`; reversed by default.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> ec.tree_serialise_leaves("memory://transpose", jnp.ones((2, 3)))
+        >>> pair = (lambda m: m, lambda c: c, ec.adapters.transpose())
+        >>> ec.graft(jnp.zeros((3, 2)), "memory://transpose", [pair])[0].shape
+        (3, 2)
+
+        ```
+    """
+    text = f"transpose({', '.join(map(str, axes))})"
+    return Adapter(text, lambda saved, like: _later.transpose(saved, axes))
+
+
+def take(index: int | slice, axis: int = 0) -> Adapter:
+    """One index or a slice along an axis: one member of an ensemble that was made by
+    `eqx.filter_vmap`, one layer of a scanned stack, some rows.
+
+    **Arguments:**
+
+    - `index`: an integer, which drops the axis, or a slice.
+    - `axis`: which axis.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> ec.tree_serialise_leaves("memory://take", jnp.arange(6.).reshape(3, 2))
+        >>> pair = (lambda m: m, lambda c: c, ec.adapters.take(1))
+        >>> ec.graft(jnp.zeros(2), "memory://take", [pair])[0]
+        Array([2., 3.], dtype=float32)
+
+        ```
+    """
+
+    def apply(saved: Lazy, like: Any) -> Lazy:
+        before = _later.axis_of(len(saved.shape), axis)
+        return _later.take(saved, (*[slice(None)] * before, index))
+
+    return Adapter(f"take({index}, axis={axis})", apply)
+
+
+def concatenate(axis: int = 0) -> Adapter:
+    """Several nodes of the checkpoint as one of the model: separate projections to a
+    fused one. The checkpoint's side of the pair gives the list.
+
+    **Arguments:**
+
+    - `axis`: along which axis.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> saved = {"q": jnp.ones((2, 3)), "k": jnp.zeros((2, 3))}
+        >>> ec.tree_serialise_leaves("memory://qk", saved)
+        >>> pair = (lambda m: m, lambda c: [c.q, c.k], ec.adapters.concatenate())
+        >>> ec.graft(jnp.zeros((4, 3)), "memory://qk", [pair])[0].shape
+        (4, 3)
+
+        ```
+    """
+    text = f"concatenate(axis={axis})"
+    return Adapter(text, lambda saved, like: _later.concatenate(saved, axis), "saved")
+
+
+def split(axis: int = 0) -> Adapter:
+    """One node of the checkpoint as several of the model, whose leaves say how much
+    each one gets: a fused projection to separate ones. The model's side of the pair
+    gives the list, and all of the saved array has to be used.
+
+    **Arguments:**
+
+    - `axis`: along which axis.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> ec.tree_serialise_leaves("memory://fused", {"qk": jnp.ones((4, 3))})
+        >>> model = {"q": jnp.zeros((2, 3)), "k": jnp.zeros((2, 3))}
+        >>> pair = (lambda m: [m["q"], m["k"]], "qk", ec.adapters.split())
+        >>> ec.graft(model, "memory://fused", [pair])[0]["k"].shape
+        (2, 3)
+
+        ```
+    """
+
+    def apply(saved: Lazy, likes: Sequence[Any]) -> list[Lazy]:
+        at = _later.axis_of(len(saved.shape), axis)
+        sizes = [like.shape[at] if len(like.shape) > at else 0 for like in likes]
+        if sum(sizes) != saved.shape[at]:
+            raise ValueError(
+                f"the model's leaves have {' + '.join(map(str, sizes))} along axis "
+                f"{axis}, and the saved one {saved.shape[at]}"
+            )
+        out, start = [], 0
+        for size in sizes:
+            key = (*[slice(None)] * at, slice(start, start + size))
+            out.append(_later.take(saved, key))
+            start += size
+        return out
+
+    return Adapter(f"split(axis={axis})", apply, "like")
+
+
+def stack(axis: int = 0) -> Adapter:
+    """Several nodes of the checkpoint, such as the layers of a list, as one node of
+    stacked leaves, as `eqx.filter_vmap` makes for `jax.lax.scan`.
+
+    The checkpoint's side of the pair is the sequence, or a slice of it:
+    `lambda c: c.layers[:6]`.
+
+    **Arguments:**
+
+    - `axis`: the new axis.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> ec.tree_serialise_leaves("memory://layers", [jnp.ones(3), jnp.zeros(3)])
+        >>> pair = (lambda m: m, lambda c: c, ec.adapters.stack())
+        >>> ec.graft(jnp.zeros((2, 3)), "memory://layers", [pair])[0].shape
+        (2, 3)
+
+        ```
+    """
+    text = f"stack(axis={axis})"
+    return Adapter(text, lambda saved, like: _later.stack(saved, axis), "saved")
+
+
+def unstack(only: Sequence[int] | None = None, axis: int = 0) -> Adapter:
+    """One node of stacked leaves as several nodes of the model, such as a list of
+    layers: the inverse of [`stack`][].
+
+    **Arguments:**
+
+    - `only`: which ones, in the order of the model's; all of them by default.
+    - `axis`: the axis that they are stacked along.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> ec.tree_serialise_leaves("memory://stacked", jnp.arange(6.).reshape(3, 2))
+        >>> pair = (lambda m: m, lambda c: c, ec.adapters.unstack(only=[0, 2]))
+        >>> ec.graft([jnp.zeros(2), jnp.zeros(2)], "memory://stacked", [pair])[0]
+        [Array([0., 1.], dtype=float32), Array([4., 5.], dtype=float32)]
+
+        ```
+    """
+
+    def apply(saved: Lazy, likes: Sequence[Any]) -> list[Lazy]:
+        at = _later.axis_of(len(saved.shape), axis)
+        which = range(saved.shape[at]) if only is None else only
+        if len(which) != len(likes):
+            raise ValueError(
+                f"the model has {len(likes)} nodes for {len(which)} "
+                f"{'that are stacked' if only is None else 'in `only`'}"
+                + (": say which with `only`" if only is None else "")
+            )
+        return [_later.take(saved, (*[slice(None)] * at, int(i))) for i in which]
+
+    shown = "" if only is None else f"only={list(only)}, "
+    return Adapter(f"unstack({shown}axis={axis})", apply, "like")
+
+
+def rows(fill: Any = None) -> Adapter:
+    """Fewer rows than were saved, the first ones; or more, the new ones filled as you
+    say: the embedding of another vocabulary. As many rows stay as they are.
+
+    **Arguments:**
+
+    - `fill`: what the new rows hold: a number; an array that broadcasts to them; or a
+        function from their shape to one, such as `lambda s: 0.02 * jr.normal(key, s)`.
+        Without it, more rows than were saved are an error.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> ec.tree_serialise_leaves("memory://rows", jnp.ones((1, 2)))
+        >>> pair = (lambda m: m, lambda c: c, ec.adapters.rows(0.0))
+        >>> ec.graft(jnp.zeros((2, 2)), "memory://rows", [pair])[0]
+        Array([[1., 1.],
+               [0., 0.]], dtype=float32)
+
+        ```
+    """
+
+    def apply(saved: Lazy, like: Any) -> Lazy:
+        shape, wanted = tuple(saved.shape), tuple(like.shape)
+        if not shape or shape[1:] != wanted[1:]:
+            return saved  # The shapes themselves are the error then.
+        more = wanted[0] - shape[0]
+        if more <= 0:
+            return saved if more == 0 else _later.take(saved, slice(wanted[0]))
+        if fill is None:
+            raise ValueError(
+                f"the model has {more} rows more than were saved: say what they hold, "
+                "as in `rows(0.0)`"
+            )
+        dtype = np.dtype(saved.dtype)
+        new = (more, *wanted[1:])
+        value = np.asarray(fill(new) if callable(fill) else fill)
+        try:
+            new_rows = np.broadcast_to(value.astype(dtype), new)
+        except ValueError:
+            raise ValueError(
+                f"`fill` has the shape {list(value.shape)}, for new rows of the shape "
+                f"{list(new)}"
+            ) from None
+        return _later.later(
+            [saved],
+            lambda arrays: np.concatenate([arrays[0], new_rows]),
+            wanted,
+            dtype,
+        )
+
+    shown = "" if fill is None else f"fill={_shown(fill)}"
+    return Adapter(f"rows({shown})", apply)
+
+
+def interpolate(
+    method: str = "linear",
+    grid: tuple[Sequence[int], Sequence[int]] | None = None,
+    prefix: int = 0,
+) -> Adapter:
+    """Resizes an array to the model's shape, by `jax.image.resize`: embeddings of
+    positions. As many positions stay as they are, bit for bit.
+
+    **Arguments:**
+
+    - `method`: `"linear"`, `"cubic"`, or another one of `jax.image.resize`.
+    - `grid`: for positions in a plane that are stored in one axis, the shapes of the
+        saved and the model's grid, such as `((14, 14), (24, 24))`.
+    - `prefix`: how many rows at the start are no positions, and are copied as they are.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> ec.tree_serialise_leaves("memory://positions", jnp.array([[0.0], [1.0]]))
+        >>> pair = (lambda m: m, lambda c: c, ec.adapters.interpolate())
+        >>> ec.graft(jnp.zeros((4, 1)), "memory://positions", [pair])[0].ravel()
+        Array([0.  , 0.25, 0.75, 1.  ], dtype=float32)
+
+        ```
+    """
+
+    def apply(saved: Lazy, like: Any) -> Lazy:
+        shape, wanted = tuple(saved.shape), tuple(like.shape)
+        if shape == wanted and grid is None:
+            return saved
+        if len(shape) != len(wanted) or not shape:
+            raise ValueError("only arrays with as many axes are interpolated")
+        if not jnp.issubdtype(saved.dtype, jnp.floating):
+            raise ValueError("only floating arrays are interpolated")
+        if jax.dtypes.canonicalize_dtype(saved.dtype) != saved.dtype:
+            raise ValueError(f"JAX computes with {saved.dtype} under `jax_enable_x64`")
+        old, new = (shape[0] - prefix, *shape[1:]), (wanted[0] - prefix, *wanted[1:])
+        if min(old[0], new[0]) < 1:
+            raise ValueError(f"`prefix={prefix}` leaves no positions")
+        if grid is not None:
+            for side, have, which in ((grid[0], old, "saved"), (grid[1], new, "model")):
+                if math.prod(side) != have[0]:
+                    raise ValueError(
+                        f"`grid` gives the {which} side {'x'.join(map(str, side))} "
+                        f"positions, and it has {have[0]} after `prefix={prefix}`"
+                    )
+            old, new = (*grid[0], *old[1:]), (*grid[1], *new[1:])
+        if old == new:
+            return saved
+        dtype = np.dtype(saved.dtype)
+
+        def make(arrays: list[np.ndarray]) -> np.ndarray:
+            (array,) = arrays
+            rest = array[prefix:].reshape(old)
+            if dtype.itemsize < 4:
+                rest = rest.astype(np.float32)
+            resized = np.asarray(jax.image.resize(rest, new, method))
+            resized = resized.reshape(wanted[0] - prefix, *wanted[1:]).astype(dtype)
+            return np.concatenate([array[:prefix], resized])
+
+        return _later.later([saved], make, wanted, dtype)
+
+    shown = [repr(method)]
+    shown += [f"grid={grid}"] if grid is not None else []
+    shown += [f"prefix={prefix}"] if prefix else []
+    return Adapter(f"interpolate({', '.join(shown)})", apply)
+
+
+def _shown(x: Any) -> str:
+    if callable(x):
+        return getattr(x, "__name__", "...")
+    return repr(x) if isinstance(x, (bool, int, float, complex)) else "..."

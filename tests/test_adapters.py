@@ -1,0 +1,474 @@
+"""Adapters: each gives what NumPy gives, and reads only what it needs."""
+
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+from helpers import BytesRead
+from hypothesis import given, settings, strategies as st
+
+import eqx_ckpt as ec
+
+
+adapt = ec.adapters
+
+
+def _saved(shape, dtype=np.float32):
+    return np.arange(np.prod(shape), dtype=dtype).reshape(shape)
+
+
+def _graft(tmp_path, saved, like, *how, left=lambda m: m, right=lambda c: c, **kwargs):
+    ec.tree_serialise_leaves(tmp_path / "x", saved)
+    return ec.graft(like, tmp_path / "x", [(left, right, *how)], **kwargs)[0]
+
+
+@pytest.mark.parametrize(
+    "adapter, expected",
+    [
+        (adapt.transpose(), lambda x: x.T),
+        (adapt.transpose(2, 0, 1), lambda x: x.transpose(2, 0, 1)),
+        (adapt.transpose(0, -1, 1), lambda x: x.transpose(0, 2, 1)),
+        (adapt.take(2), lambda x: x[2]),
+        (adapt.take(-1, axis=-1), lambda x: x[..., -1]),
+        (adapt.take(slice(1, None, 2), axis=1), lambda x: x[:, 1::2]),
+        (lambda saved, like: saved[1:, None].T, lambda x: x[1:, None].T),
+        (lambda saved, like: np.asarray(saved) * 2, lambda x: x * 2),
+        (lambda saved, like: jnp.asarray(saved).reshape(-1), lambda x: x.reshape(-1)),
+        (lambda saved, like: like + 1, lambda x: x * 0 + 1),
+    ],
+)
+def test_one_of_one(tmp_path, adapter, expected):
+    saved = _saved((3, 4, 5))
+    out = _graft(tmp_path, saved, np.zeros_like(expected(saved)), adapter)
+    assert np.array_equal(out, expected(saved)) and out.dtype == saved.dtype
+
+
+def test_views_in_the_lambda(tmp_path):
+    saved = {"a": _saved((6, 4))}
+    like = np.zeros((4, 2), np.float32)
+    out = _graft(tmp_path, saved, like, right=lambda c: c.a[::3].T)
+    assert np.array_equal(out, saved["a"][::3].T)
+
+
+def test_members_of_an_ensemble(tmp_path):
+    """One of those that `eqx.filter_vmap` made together."""
+    make = lambda key: eqx.nn.MLP(2, 2, 4, 1, key=key)
+    ensemble = eqx.filter_vmap(make)(jr.split(jr.key(0), 3))
+    like = eqx.filter_eval_shape(make, jr.key(0))
+    one = _graft(tmp_path, ensemble, like, adapt.take(1))
+    expected = jtu.tree_map(lambda x: x[1] if eqx.is_array(x) else x, ensemble)
+    assert eqx.tree_equal(one, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_split_and_concatenate(tmp_path, axis, dtype):
+    fused = np.arange(60, dtype=np.float32).reshape(6, 10).astype(jnp.dtype(dtype))
+    cuts = [2, 3]
+    parts = np.split(fused, cuts, axis)
+    like = [np.zeros_like(x) for x in parts]
+    split = adapt.split(axis)
+    out = _graft(tmp_path, fused, like, split, left=lambda m: m[:])
+    assert all(np.array_equal(a, b) for a, b in zip(out, parts))
+    joined = _graft(tmp_path, parts, np.zeros_like(fused), adapt.concatenate(axis))
+    assert np.array_equal(joined, fused) and joined.dtype == fused.dtype
+
+
+class Fused(eqx.Module):
+    qkv: eqx.nn.Linear
+
+
+class Separate(eqx.Module):
+    q: eqx.nn.Linear
+    k: eqx.nn.Linear
+    v: eqx.nn.Linear
+
+
+def _linear(rows, seed):
+    like = eqx.filter_eval_shape(eqx.nn.Linear, 4, rows, key=jr.key(0))
+    fill = np.random.default_rng(seed)
+    return jtu.tree_map(
+        lambda x: fill.normal(size=x.shape).astype(np.float32),
+        like,
+    )
+
+
+def test_attention_fused_and_separate(tmp_path):
+    """Whole layers: weights and biases, each by name."""
+    separate = Separate(_linear(6, 0), _linear(2, 1), _linear(2, 2))
+    fused = _linear(10, 3)
+    nodes = lambda t: [t.q, t.k, t.v]
+    # The number of rows is a static field of a Linear, and has changed.
+    with pytest.raises(RuntimeError, match="qkv.out_features  saved 6, the model has"):
+        _graft(
+            tmp_path,
+            separate,
+            Fused(fused),
+            adapt.concatenate(),
+            left=lambda m: m.qkv,
+            right=nodes,
+        )
+    out = _graft(
+        tmp_path,
+        separate,
+        Fused(fused),
+        adapt.concatenate(),
+        left=lambda m: m.qkv,
+        right=nodes,
+        static="ignore",
+    )
+    for name in ("weight", "bias"):
+        parts = [getattr(x, name) for x in nodes(separate)]
+        assert np.array_equal(getattr(out.qkv, name), np.concatenate(parts))
+    back = _graft(
+        tmp_path,
+        out,
+        separate,
+        adapt.split(),
+        left=nodes,
+        right=lambda c: c.qkv,
+        static="ignore",
+    )
+    assert eqx.tree_equal(back, separate)
+
+
+def _layers(count):
+    return [{"w": _saved((2, 3)) + i, "b": _saved(2) - i} for i in range(count)]
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_stack_and_unstack(tmp_path, axis):
+    layers = {"layers": _layers(4)}
+    stacked = {
+        name: np.stack([x[name] for x in layers["layers"]], axis) for name in "wb"
+    }
+    blank = {name: np.zeros_like(x) for name, x in stacked.items()}
+    out = _graft(tmp_path, layers, blank, adapt.stack(axis), right=lambda c: c.layers)
+    assert all(np.array_equal(out[k], stacked[k]) for k in "wb")
+    back = _graft(
+        tmp_path,
+        stacked,
+        {"layers": _layers(4)},
+        adapt.unstack(axis=axis),
+        left=lambda m: m["layers"],
+    )
+    assert eqx.tree_equal(back, layers)
+
+
+def test_some_layers_only(tmp_path):
+    layers = _layers(6)
+    some = layers[1:6:2]
+    blank = {name: np.zeros_like(np.stack([x[name] for x in some])) for name in "wb"}
+    drop = lambda c: c[::2]
+    out = _graft(
+        tmp_path, layers, blank, adapt.stack(), right=lambda c: c[1::2], drop=drop
+    )
+    assert np.array_equal(out["w"], np.stack([x["w"] for x in some]))
+    stacked = {name: np.stack([x[name] for x in layers]) for name in "wb"}
+    three = {"layers": _layers(3)}
+    out = _graft(
+        tmp_path,
+        stacked,
+        three,
+        adapt.unstack(only=[5, 0, 2]),
+        left=lambda m: m["layers"],
+    )
+    assert eqx.tree_equal(out["layers"], [layers[i] for i in (5, 0, 2)])
+
+
+def test_a_scanned_stack_of_modules(tmp_path):
+    layers = [_linear(4, i) for i in range(3)]
+    keys = jr.split(jr.key(0), 3)
+    make = eqx.filter_vmap(lambda key: eqx.nn.Linear(4, 4, key=key))
+    blank = eqx.filter_eval_shape(make, keys)
+    out = _graft(tmp_path, layers, blank, adapt.stack())
+    assert np.array_equal(out.weight, np.stack([x.weight for x in layers]))
+    assert isinstance(out.weight, jax.Array)
+    back = _graft(tmp_path, out, layers, adapt.unstack(), left=lambda m: m[:])
+    assert eqx.tree_equal(back, layers)
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_unstack_undoes_stack(tmp_path_factory, data):
+    shape = data.draw(st.lists(st.integers(0, 3), max_size=3))
+    axis = data.draw(st.integers(-len(shape) - 1, len(shape)))
+    count = data.draw(st.integers(1, 3))
+    layers = [_saved(shape, np.int16) + i for i in range(count)]
+    stacked = np.stack(layers, axis)
+    path = tmp_path_factory.mktemp("stack")
+    assert np.array_equal(
+        _graft(path, layers, np.zeros_like(stacked), adapt.stack(axis)), stacked
+    )
+    blank = [np.zeros_like(x) for x in layers]
+    out = _graft(path, stacked, blank, adapt.unstack(axis=axis), left=lambda m: m)
+    assert eqx.tree_equal(out, layers)
+
+
+@pytest.mark.parametrize(
+    "fill, new",
+    [
+        (0.0, [[0, 0], [0, 0]]),
+        (2.5, [[2.5, 2.5], [2.5, 2.5]]),
+        (np.array([1.0, 2.0]), [[1, 2], [1, 2]]),
+        (lambda shape: np.full(shape, 7.0), [[7, 7], [7, 7]]),
+    ],
+)
+def test_more_rows(tmp_path, fill, new):
+    saved = _saved((3, 2))
+    out = _graft(tmp_path, saved, jnp.zeros((5, 2)), adapt.rows(fill))
+    assert np.array_equal(out, np.concatenate([saved, new]))
+
+
+def test_fewer_rows(tmp_path):
+    saved = {"w": _saved((3, 2)), "b": _saved(3)}
+    like = {"w": np.zeros((2, 2), np.float32), "b": np.zeros(2, np.float32)}
+    out = _graft(tmp_path, saved, like, adapt.rows())
+    assert np.array_equal(out["w"], saved["w"][:2])
+    assert np.array_equal(out["b"], saved["b"][:2])
+
+
+def test_interpolate(tmp_path):
+    saved = _saved((4, 2))
+    out = _graft(tmp_path, saved, np.zeros((8, 2), np.float32), adapt.interpolate())
+    expected = jax.image.resize(saved, (8, 2), "linear")
+    assert np.array_equal(out, expected) and out[0, 0] == 0 and out[-1, 1] == 7
+    same = _graft(tmp_path, saved, np.zeros_like(saved), adapt.interpolate("cubic"))
+    assert np.array_equal(same, saved)
+
+
+def test_interpolate_a_plane_behind_a_prefix(tmp_path):
+    """A vision transformer: a class token, then positions in rows."""
+    saved = _saved((1 + 2 * 3, 4)).astype(jnp.bfloat16)
+    like = np.zeros((1 + 4 * 6, 4), jnp.bfloat16)
+    adapter = adapt.interpolate("linear", grid=((2, 3), (4, 6)), prefix=1)
+    out = _graft(tmp_path, saved, like, adapter)
+    plane = saved[1:].astype(np.float32).reshape(2, 3, 4)
+    resized = np.asarray(jax.image.resize(plane, (4, 6, 4), "linear"))
+    expected = np.concatenate([saved[:1], resized.reshape(24, 4).astype(jnp.bfloat16)])
+    assert np.array_equal(out, expected)
+
+
+def test_cast_is_an_adapter_for_some(tmp_path):
+    saved = {"a": _saved(3), "b": _saved(3)}
+    like = {"a": np.zeros(3, jnp.bfloat16), "b": np.zeros(3, np.float32)}
+    ec.tree_serialise_leaves(tmp_path / "x", saved)
+    pairs = [(lambda m: m, lambda c: c, ec.rename([("^a$", adapt.cast())]))]
+    out, report = ec.graft(like, tmp_path / "x", pairs)
+    assert out["a"].dtype == jnp.bfloat16 and out["b"].dtype == np.float32
+    assert report.names("cast") == ["a"]
+    # A cast of one's own to less than the model has loses what it loses.
+    fine = np.array([1.001], np.float32)
+    half = lambda saved, like: saved.astype(jnp.bfloat16)
+    out = _graft(tmp_path, fine, np.zeros(1, np.float32), half, cast=True)
+    assert out[0] == 1.0
+    with pytest.raises(RuntimeError, match="made bf16"):
+        _graft(tmp_path, fine, np.zeros(1, np.float32), half)
+
+
+def test_adapters_of_adapters(tmp_path):
+    """What one has made, another takes."""
+    layers = [_saved((2, 3)) + i for i in range(2)]
+    rules = ec.rename([("^$", adapt.transpose()), ("^$", adapt.take(slice(2)))])
+    like = np.zeros((2, 2, 2), np.float32)
+    out = _graft(tmp_path, layers, like, rules, adapt.stack())
+    assert np.array_equal(out, np.stack([x.T[:2] for x in layers]))
+
+
+def test_several_for_one_function(tmp_path):
+    """A function gets a list where its side is one."""
+    saved = {"a": _saved((2, 3)), "b": _saved((2, 3)) + 9}
+    both = lambda c: [c.a, c.b]
+    mean = lambda saved, like: (np.asarray(saved[0]) + np.asarray(saved[1])) / 2
+    out = _graft(tmp_path, saved, np.zeros((2, 3), np.float32), mean, right=both)
+    assert np.array_equal(out, saved["a"] + 4.5)
+    halves = lambda saved, likes: [saved[: len(x)] for x in likes]
+    like = [np.zeros((1, 3), np.float32), np.zeros((2, 3), np.float32)]
+    out = _graft(
+        tmp_path, saved["a"], like, halves, left=lambda m: m[::-1], right=lambda c: c
+    )
+    assert np.array_equal(out[0], saved["a"][:1])
+    assert np.array_equal(out[1], saved["a"])
+
+
+def test_views_read_only_their_bytes(tmp_path):
+    """8 MB, in chunks of 400 kB; one read of the checkpoint for all of a graft."""
+    saved = {"w": _saved((20, 50_000), np.float64), "e": _saved((20, 50_000), float)}
+    ec.tree_serialise_leaves(tmp_path / "x", saved, chunks=400_000)
+    ckpt = ec.open(tmp_path / "x")
+    overhead = 5000
+
+    def read(like, *pair, **kwargs):
+        with BytesRead() as read:
+            _, report = ec.graft(like, ckpt, [pair], **kwargs)
+        assert report.bytes_read == read.total
+        return read.total
+
+    row = np.zeros(50_000)
+    one = (lambda m: m, lambda c: c.w, adapt.take(7))
+    for verify in (True, False):
+        assert 400_000 <= read(row, *one, drop="e", verify=verify) < 400_000 + overhead
+    few = (lambda m: m, lambda c: c.e, adapt.rows())
+    total = read(np.zeros((3, 50_000)), *few, drop="w")
+    assert 1_200_000 <= total < 1_200_000 + overhead
+    some = (lambda m: m, lambda c: c.w, adapt.unstack(only=[2, 3, 11]))
+    total = read([row, row.copy(), row.copy()], *some, drop="e")
+    assert 1_200_000 <= total < 1_200_000 + overhead
+    # A function of one's own that gives a view reads no more than the view.
+    own = (lambda m: m, lambda c: c.w, lambda saved, like: saved[3])
+    assert read(row, *own, drop="e") < 400_000 + overhead
+    whole = (lambda m: m, lambda c: c.w)
+    assert read(np.zeros((20, 50_000)), *whole, drop="e") >= 8_000_000
+
+
+# ---- Wrong adapters: errors before anything is read.
+
+
+def _misfit(tmp_path, saved, like, *how, left=lambda m: m) -> str:
+    ec.tree_serialise_leaves(tmp_path / "x", saved)
+    with BytesRead() as read:
+        with pytest.raises(RuntimeError) as info:
+            ec.graft(like, tmp_path / "x", [(left, lambda c: c, *how)])
+    assert read.total == (tmp_path / "x" / "eqx_ckpt.json").stat().st_size
+    return str(info.value)
+
+
+@pytest.mark.parametrize(
+    "saved, like, adapter, said",
+    [
+        (
+            (2, 3),
+            (2, 3),
+            adapt.transpose(),
+            "of another shape: an adapter may make it fit; a new head is `fresh`, and "
+            "the old one goes into `drop`:\n    %root  saved f32[2,3](numpy), made "
+            "f32[3,2](numpy) by transpose(), the model has f32[2,3](numpy)",
+        ),
+        ((2, 3), (3, 2), adapt.transpose(0), "(0,) is no order of 2 axes"),
+        ((2, 3), (3,), adapt.take(5), "index 5 is out of bounds"),
+        ((2, 3), (3,), adapt.take(0, axis=2), "axis 2 of an array with 2 axes"),
+        ((2, 3), (3, 3), adapt.rows(), "the model has 1 rows more than were saved"),
+        ((2, 3), (4, 3), adapt.rows(np.ones(2)), "`fill` has the shape [2], for new"),
+        ((2, 3), (4, 5), adapt.rows(0.0), "saved f32[2,3](numpy), the model has"),
+        ((2, 3), (4,), adapt.interpolate(), "only arrays with as many axes"),
+        ((2, 3), (4, 3), adapt.interpolate(prefix=2), "`prefix=2` leaves no positions"),
+        (
+            (5, 3),
+            (11, 3),
+            adapt.interpolate(grid=((2, 2), (3, 3)), prefix=1),
+            "`grid` gives the model side 3x3 positions, and it has 10",
+        ),
+        ((2, 3), (2, 3), lambda saved: saved, "takes 1 positional argument but 2"),
+        ((2, 3), (2, 3), lambda saved, like: saved.nope, "has no attribute 'nope'"),
+        ((2, 3), (2, 3), lambda saved, like: "text", "the model has f32[2,3]"),
+        ((2, 3), (2, 3), lambda saved, like: None, "a `NoneType` cannot be stored"),
+        (
+            (2, 3),
+            (2, 3),
+            lambda saved, like: saved[0],
+            "made f32[3](numpy) by <lambda>",
+        ),
+    ],
+)
+def test_one_leaf_that_does_not_fit(tmp_path, saved, like, adapter, said):
+    like = np.zeros(like, np.float32)
+    assert said in _misfit(tmp_path, _saved(saved), like, adapter)
+
+
+def test_lists_that_do_not_fit(tmp_path):
+    layers = _layers(3)
+    text = _misfit(tmp_path, layers, {"w": np.zeros((4, 2, 3), "f4")}, adapt.stack())
+    assert "made f32[3,2,3](numpy) by stack(axis=0), the model has f32[4,2,3]" in text
+    ragged = [*layers, {"w": _saved((2, 2))}]
+    text = _misfit(tmp_path, ragged, {"w": np.zeros((4, 2, 3), "f4")}, adapt.stack())
+    assert "`stack(axis=0)`: f32[2,3], f32[2,2] are not of one shape" in text
+    like = {"w": np.zeros((4, 2, 3), "f4"), "b": np.zeros((4, 2), "f4")}
+    text = _misfit(tmp_path, ragged, like, adapt.stack())
+    assert "not in all of the nodes" in text
+    assert "    3.b  not in the checkpoint" in text
+    stacked = _saved((3, 2))
+    like = [np.zeros(2, "f4"), np.ones(2, "f4")]
+    text = _misfit(tmp_path, stacked, like, adapt.unstack(), left=lambda m: m)
+    assert "the model has 2 nodes for 3 that are stacked: say which with `only`" in text
+    text = _misfit(tmp_path, stacked, like, adapt.split(1), left=lambda m: m)
+    assert "the model's leaves have 0 + 0 along axis 1, and the saved one 2" in text
+    mixed = [_saved(2), _saved(2, np.int32)]
+    text = _misfit(tmp_path, mixed, np.zeros(4, "f4"), adapt.concatenate())
+    assert "f32[2], i32[2] are not one array along axis 0" in text
+
+
+@pytest.mark.parametrize(
+    "adapter, left, right, said",
+    [
+        (adapt.stack(), lambda m: m[:2], lambda c: c, "takes one node of the model"),
+        (adapt.split(), lambda m: m, lambda c: c[:2], "takes one node of the checkpo"),
+    ],
+)
+def test_lists_on_the_wrong_side(tmp_path, adapter, left, right, said):
+    saved = [_saved(2) for _ in range(3)]
+    with pytest.raises(ValueError, match=re.escape(said)):
+        _graft(tmp_path, saved, [x + 1 for x in saved], adapter, left=left, right=right)
+
+
+def test_keys_are_not_adapted(tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "x", jr.split(jr.key(0), 3))
+    pair = (lambda m: m, lambda c: c, adapt.take(0))
+    with pytest.raises(RuntimeError, match=r"`take\(0, axis=0\)`: does not take a key"):
+        ec.graft(jr.key(1), tmp_path / "x", [pair])
+
+
+def test_functions_of_ones_own_run_when_all_else_is_right(tmp_path):
+    called = []
+
+    def own(saved, like):
+        called.append(saved.name)
+        return saved
+
+    ec.tree_serialise_leaves(tmp_path / "x", {"a": _saved(3), "b": _saved(2)})
+    like = {"a": np.zeros(3, "f4"), "b": np.zeros(3, "f4")}
+    pairs = [(lambda m: m["a"], "a", own), (lambda m: m["b"], "b")]
+    with pytest.raises(RuntimeError, match="of another shape"):
+        ec.graft(like, tmp_path / "x", pairs)
+    assert called == []
+    like["b"] = np.zeros(2, "f4")
+    out, _ = ec.graft(like, tmp_path / "x", pairs)
+    assert called == ["a"] and out["a"].tolist() == [0, 1, 2]
+
+
+def test_leaves_of_another_checkpoint(tmp_path):
+    """They have numbers of their own, and would be read from the wrong place."""
+    ec.tree_serialise_leaves(tmp_path / "y", {"a": _saved(3) + 9, "b": _saved(3)})
+    other = ec.open(tmp_path / "y")["b"]
+    like = np.zeros(3, "f4")
+    for own in (
+        lambda saved, like: other,
+        lambda saved, like: adapt.concatenate()([saved[:1], other[1:]], like),
+    ):
+        text = _misfit(tmp_path, _saved(3), like, own)
+        assert f"`b` is of another checkpoint, `{tmp_path / 'y'}`" in text
+    read = lambda saved, like: other.read()
+    assert _graft(tmp_path, _saved(3), like, read).tolist() == [0, 1, 2]
+
+
+def test_how_adapters_print():
+    shown = [
+        adapt.cast(),
+        adapt.transpose(1, 0),
+        adapt.rows(lambda shape: 0),
+        adapt.rows(np.zeros(3)),
+        adapt.unstack(only=range(2)),
+        adapt.interpolate(grid=((2, 3), (4, 6)), prefix=1),
+    ]
+    assert list(map(repr, shown)) == [
+        "cast()",
+        "transpose(1, 0)",
+        "rows(fill=<lambda>)",
+        "rows(fill=...)",
+        "unstack(only=[0, 1], axis=0)",
+        "interpolate('linear', grid=((2, 3), (4, 6)), prefix=1)",
+    ]

@@ -1,0 +1,978 @@
+"""`graft`: what it loads, what it says, and each way of getting it wrong."""
+
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import jax.tree_util as jtu
+import numpy as np
+import optax
+import pytest
+from helpers import assert_alike, BytesRead, files_of
+
+import eqx_ckpt as ec
+
+
+class Encoder(eqx.Module):
+    embed: eqx.nn.Embedding
+    layers: list[eqx.nn.Linear]
+    dropout: eqx.nn.Dropout
+
+    def __init__(self, width, p=0.1, depth=4, *, key):
+        first, *keys = jr.split(key, depth + 1)
+        self.embed = eqx.nn.Embedding(10, width, key=first)
+        self.layers = [eqx.nn.Linear(width, width, key=k) for k in keys]
+        self.dropout = eqx.nn.Dropout(p)
+
+
+class Language(eqx.Module):
+    """What was trained."""
+
+    encoder: Encoder
+    head: eqx.nn.Linear
+
+    def __init__(self, width=8, *, key):
+        self.encoder = Encoder(width, key=jr.fold_in(key, 0))
+        self.head = eqx.nn.Linear(width, 10, key=jr.fold_in(key, 1))
+
+
+class Classifier(eqx.Module):
+    """What is to be trained."""
+
+    backbone: Encoder
+    classify: eqx.nn.Linear
+    classes: int = eqx.field(static=True)
+
+    def __init__(self, classes=3, width=8, p=0.0, *, key):
+        self.backbone = Encoder(width, p, key=jr.fold_in(key, 0))
+        self.classify = eqx.nn.Linear(width, classes, key=jr.fold_in(key, 1))
+        self.classes = classes
+
+
+ENCODER = (lambda m: m.backbone, lambda c: c.model.encoder)
+REST = {
+    "fresh": lambda m: m.classify,
+    "drop": lambda c: [c.opt, c.step, c.model.head],
+}
+
+
+@pytest.fixture(scope="module")
+def saved():
+    return Language(key=jr.key(0))
+
+
+@pytest.fixture(scope="module")
+def path(saved, tmp_path_factory):
+    """A training run: the model, its optimiser, and a count."""
+    path = tmp_path_factory.mktemp("graft") / "run"
+    opt = optax.adam(1e-3).init(eqx.filter(saved, eqx.is_array))
+    ec.tree_serialise_leaves(path, {"model": saved, "opt": opt, "step": 3})
+    return path
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Classifier(key=jr.key(1))
+
+
+def refused(path, model, pairs, error=RuntimeError, **kwargs) -> str:
+    """The message of a graft that is refused before anything is read."""
+    before = files_of(path)
+    with BytesRead() as read:
+        with pytest.raises(error) as info:
+            ec.graft(model, path, pairs, **kwargs)
+    assert read.total == (path / "eqx_ckpt.json").stat().st_size
+    assert files_of(path) == before
+    return str(info.value)
+
+
+# ---- What it does.
+
+
+def test_an_encoder_under_a_new_head(path, saved, model):
+    with BytesRead() as read:
+        out, report = ec.graft(model, path, [ENCODER], **REST)
+    expected = eqx.tree_at(
+        lambda m: (m.backbone.embed, m.backbone.layers),
+        model,
+        (saved.encoder.embed, saved.encoder.layers),
+    )
+    assert_alike(out, expected)
+    assert report.bytes_read == read.total
+    assert report.names("loaded") == [
+        "backbone.embed.weight",
+        *(f"backbone.layers.{i}.{x}" for i in range(4) for x in ("weight", "bias")),
+    ]
+    assert report.names("fresh") == ["classify.weight", "classify.bias"]
+    assert len(report.names("dropped")) == 2 + 23 + 1
+    # The model's own rate is kept, and said.
+    assert out.backbone.dropout.p == 0.0
+    assert report.differences == (("backbone.dropout.p", "0.1", "0.0"),)
+
+
+def test_the_report_is_a_table(path, model):
+    _, report = ec.graft(model, path, [ENCODER], **REST)
+    rows = [re.split("  +", line.strip()) for line in repr(report).splitlines()]
+    assert rows[0] == [f"Graft of {path}"]
+    assert rows[1] == ["leaves", "bytes"]
+    assert ["loaded", "9", "1.4 KiB"] in rows
+    assert ["fresh", "2", "108 B"] in rows
+    assert rows[6] == ["dropped", "26", "3.9 KiB"]
+    assert ["opt", "23 leaves"] in rows and ["classify", "2 leaves"] in rows
+    assert ["backbone.dropout.p", "0.0, saved 0.1"] in rows
+    assert report.nbytes == ec.open(path).nbytes
+    with pytest.raises(ValueError, match="`status` is one of loaded, adapted, cast"):
+        report.names("lost")
+    row = report.rows[0]
+    assert (row.status, row.name, row.sources, row.nbytes) == (
+        "loaded",
+        "backbone.embed.weight",
+        ("model.encoder.embed.weight",),
+        320,
+    )
+
+
+def test_only_what_is_grafted_is_read(tmp_path):
+    tree = {"a": np.ones(500_000), "b": np.ones(5_000_000), "c": np.ones(500_000)}
+    ec.tree_serialise_leaves(tmp_path / "x", tree)
+    like = {"c": jax.ShapeDtypeStruct((10,), np.float64), "d": np.zeros(500_000)}
+    like["c"] = np.zeros(10)
+    pairs = [
+        (lambda m: m["d"], lambda c: c.a),
+        (lambda m: m["c"], lambda c: c.c[:10]),
+    ]
+    with BytesRead() as read:
+        out, report = ec.graft(like, tmp_path / "x", pairs, drop="b", verify=False)
+    assert np.array_equal(out["d"], tree["a"]) and out["c"].shape == (10,)
+    assert 4_000_000 <= read.total < 4_000_000 + 5000
+    assert report.bytes_read == read.total
+    assert report.names("adapted") == ["c"] and report.nbytes == 48_000_000
+    with BytesRead() as read:
+        ec.graft(like, tmp_path / "x", pairs, drop="b")
+    # Verified, a view costs the chunk that it lies in.
+    assert 8_000_000 <= read.total < 8_000_000 + 5000
+    with BytesRead() as read:
+        ec.materialise(ec.open(tmp_path / "x").tree)
+    assert read.total > 48_000_000
+
+
+def test_into_a_skeleton(path, saved):
+    skeleton = eqx.filter_eval_shape(Language, key=jr.key(0))
+    out, report = ec.graft(
+        skeleton,
+        path,
+        [(lambda m: m, lambda c: c.model)],
+        drop=lambda c: [c.opt, c.step],
+    )
+    assert_alike(out, saved)
+    assert ec.unloaded(out) == [] and not report.differences
+    by_name, _ = ec.graft(
+        skeleton,
+        ec.open(path),
+        [(lambda m: m, "model")],
+        drop=lambda c: (c.opt, c.step),
+    )
+    assert_alike(by_name, saved)
+
+
+def test_initialise_what_is_fresh_of_a_skeleton(path, saved, model):
+    make = lambda: Classifier(key=jr.key(1))
+    skeleton = eqx.filter_eval_shape(make)
+    text = refused(path, skeleton, [ENCODER], **REST)
+    assert "load_or_init" in text and "`init=`" in text
+    assert "classify.weight  f32[3,8]" in text
+    out, report = ec.graft(skeleton, path, [ENCODER], **REST, init=make)
+    expected, _ = ec.graft(model, path, [ENCODER], **REST)
+    assert_alike(out, expected)
+    assert report.names("fresh") == ["classify.weight", "classify.bias"]
+    other = lambda: Language(key=jr.key(1))
+    with pytest.raises(ValueError, match="`init` makes a tree of another structure"):
+        ec.graft(skeleton, path, [ENCODER], **REST, init=other)
+    other = lambda: Classifier(4, key=jr.key(1))
+    with pytest.raises(ValueError, match="`init` makes `classify.weight` of another"):
+        ec.graft(skeleton, path, [ENCODER], **REST, init=other)
+
+
+def test_lists_of_nodes_are_paired_one_by_one(path, saved, model):
+    pairs = [
+        (lambda m: m.backbone.embed, lambda c: c.model.encoder.embed),
+        (lambda m: m.backbone.layers[:2], lambda c: c.model.encoder.layers[2:]),
+        (
+            lambda m: [m.backbone.layers[3], m.backbone.layers[2]],
+            lambda c: [c.model.encoder.layers[0], c.model.encoder.layers[1]],
+        ),
+    ]
+    drop = lambda c: [c.opt, c.step, c.model.head, c.model.encoder.dropout]
+    out, _ = ec.graft(model, path, pairs, fresh=REST["fresh"], drop=drop)
+    for i, j in ((0, 2), (1, 3), (3, 0), (2, 1)):
+        assert eqx.tree_equal(out.backbone.layers[i], saved.encoder.layers[j])
+    # All of a list, of one that is longer.
+    short = {"layers": [eqx.nn.Linear(8, 8, key=jr.key(i)) for i in range(2)]}
+    pairs = [(lambda m: m["layers"], lambda c: c.model.encoder.layers[1:3])]
+    drop = lambda c: [
+        c.opt,
+        c.step,
+        c.model.head,
+        c.model.encoder.dropout,
+        c.model.encoder.embed,
+        c.model.encoder.layers[0],
+        c.model.encoder.layers[3],
+    ]
+    out, _ = ec.graft(short, path, pairs, drop=drop)
+    assert eqx.tree_equal(out["layers"], saved.encoder.layers[1:3])
+
+
+def test_a_new_and_a_renamed_field(path, saved):
+    """An old checkpoint, for a class that has changed since."""
+
+    class New(eqx.Module):
+        encoder: Encoder
+        output: eqx.nn.Linear
+        scale: jax.Array
+
+    parts = Language(key=jr.key(5))
+    new = New(parts.encoder, parts.head, jnp.full(8, 0.5))
+    out, report = ec.graft(
+        new,
+        path,
+        [
+            (lambda m: m.encoder, lambda c: c.model.encoder),
+            (lambda m: m.output, lambda c: c.model.head),
+        ],
+        fresh=lambda m: m.scale,
+        drop=lambda c: [c.opt, c.step],
+    )
+    assert_alike(out, New(saved.encoder, saved.head, new.scale))
+    # The node that holds both is one pair, as long as the names are the same.
+    old = {"encoder": saved.encoder, "output": saved.head}
+    ec.tree_serialise_leaves("memory://old", old)
+    out, _ = ec.graft(
+        new, "memory://old", [(lambda m: m, lambda c: c)], fresh=lambda m: m.scale
+    )
+    assert_alike(out, New(saved.encoder, saved.head, new.scale))
+    assert report.bytes_read is not None
+
+
+def test_where_fresh_and_drop_agree_a_pair_may_hold_both(path, saved):
+    """A head that is in both trees, and is not to be loaded."""
+    model = Language(16, key=jr.key(3))
+    model = eqx.tree_at(lambda m: m.encoder, model, Encoder(8, key=jr.key(4)))
+    whole = (lambda m: m, lambda c: c.model)
+    both = {"fresh": lambda m: m.head, "drop": lambda c: [c.opt, c.step, c.model.head]}
+    out, _ = ec.graft(model, path, [whole], **both)
+    assert eqx.tree_equal(out, eqx.tree_at(lambda m: m.encoder, model, saved.encoder))
+    drop = lambda c: [c.opt, c.step]
+    text = refused(path, model, [whole], fresh=both["fresh"], drop=drop)
+    assert "model.head.weight  f32[10,8]  (what it stands for is in `fresh`)" in text
+    assert "    drop=lambda c: c.model.head," in text
+
+
+def test_cast(tmp_path):
+    tree = {"w": jnp.full(4, 1.5), "n": np.arange(4), "m": jnp.ones(2)}
+    ec.tree_serialise_leaves(tmp_path / "x", tree)
+    like = {
+        "w": jnp.zeros(4, jnp.bfloat16),
+        "n": np.zeros(4, np.int16),
+        "m": jnp.zeros(2),
+    }
+    whole = (lambda m: m, lambda c: c)
+    text = refused(tmp_path / "x", like, [whole])
+    assert "    w  saved f32[4], the model has bf16[4]  (`cast=True` converts" in text
+    out, report = ec.graft(like, tmp_path / "x", [whole], cast=True)
+    assert out["w"].dtype == jnp.bfloat16 and out["n"].dtype == np.int16
+    assert report.names("cast") == ["n", "w"] and report.names("loaded") == ["m"]
+    assert report.rows[2].how == "float32 to bfloat16"
+    assert "    w  float32 to bfloat16" in repr(report)
+    ec.tree_serialise_leaves(tmp_path / "x", {"n": np.array([70_000])})
+    with pytest.raises(RuntimeError, match="n: 70000 does not fit into int16"):
+        ec.graft({"n": np.zeros(1, np.int16)}, tmp_path / "x", [whole], cast=True)
+
+
+def test_python_scalars(tmp_path):
+    """They are settings: kept, compared, and loaded only if picked by themselves."""
+    saved = {"a": {"p": 0.5, "q": 1, "on": True, "x": jnp.ones(2), "z": jnp.ones(3)}}
+    model = {"a": {"p": 0.25, "q": 1.0, "on": False, "x": jnp.zeros(2), "z": 7}, "r": 1}
+    ec.tree_serialise_leaves(tmp_path / "x", saved)
+    pair = (lambda m: m["a"], lambda c: c.a)
+    out, report = ec.graft(model, tmp_path / "x", [pair])
+    assert out["a"] | {"x": None} == model["a"] | {"x": None}
+    assert out["a"]["x"].tolist() == [1, 1]
+    assert set(report.differences) == {
+        ("a.p", "0.5", "0.25"),
+        ("a.on", "True", "False"),
+        ("a.z", "f32[3]", "7"),
+    }
+    rest = lambda c: [c.a[k] for k in ("q", "on", "x", "z")]
+    pairs = [(lambda m: m["a"]["p"], lambda c: c.a.p)]
+    out, report = ec.graft(
+        model, tmp_path / "x", pairs, fresh=lambda m: m["a"]["x"], drop=rest
+    )
+    assert out["a"]["p"] == 0.5 and report.names("loaded") == ["a.p"]
+    # One that the model does not have is a leaf that nobody has said anything of.
+    del model["a"]["on"]
+    text = refused(tmp_path / "x", model, [pair])
+    assert "in no pair and not in `drop`:\n    a.on  bool" in text
+
+
+def test_leaves_of_all_kinds(tmp_path):
+    tree = {
+        "key": jr.key(3),
+        "np": np.arange(3, dtype=np.int8),
+        "scalar": np.float64(0.1),
+        "weak": jnp.asarray(1.0),
+        "half": jnp.ones(3, jnp.bfloat16),
+        "f8": jnp.ones(3, jnp.float8_e4m3),
+        "empty": jnp.zeros((0, 3)),
+    }
+    ec.tree_serialise_leaves(tmp_path / "x", {"saved": tree})
+    blank = jtu.tree_map(lambda x: x if x.dtype == jr.key(0).dtype else x * 0, tree)
+    blank["key"] = jr.key(0)
+    out, _ = ec.graft(blank, tmp_path / "x", [(lambda m: m, "saved")])
+    assert_alike(out, tree)
+    text = refused(tmp_path / "x", {"key": jr.PRNGKey(0)}, [(lambda m: m, "saved")])
+    assert "of another kind:\n    key  saved key<" in text
+
+
+def test_lazy_leaves_are_grafted_over_or_kept(path, saved, model, tmp_path):
+    """Two checkpoints in one model."""
+    ec.tree_serialise_leaves(tmp_path / "head", {"head": model.classify})
+    lazy = ec.open(tmp_path / "head").splice(
+        {"head": model.classify, "encoder": saved.encoder.embed},
+        where=lambda t: t["head"],
+    )
+    drop = lambda c: [
+        c.opt,
+        c.step,
+        c.model.head,
+        c.model.encoder.dropout,
+        c.model.encoder.layers,
+    ]
+    out, _ = ec.graft(
+        lazy,
+        path,
+        [(lambda m: m["encoder"], lambda c: c.model.encoder.embed)],
+        fresh=lambda m: m["head"],
+        drop=drop,
+    )
+    assert ec.unloaded(out) == ["head.weight", "head.bias"]
+    out = ec.materialise(out)
+    assert ec.unloaded(out) == []
+    assert eqx.tree_equal(out, {"head": model.classify, "encoder": saved.encoder.embed})
+
+
+def test_a_sharding_is_respected(path, saved):
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    layer = ec.skeleton(eqx.nn.Linear, 8, 8, key=jr.key(0), sharding=sharding)
+    out, _ = ec.graft(
+        {"a": layer, "b": layer},
+        path,
+        [
+            (lambda m: m["a"], lambda c: c.model.encoder.layers[0]),
+            (lambda m: m["b"], lambda c: c.model.encoder.layers[0]),
+        ],
+        drop=lambda c: [
+            c.opt,
+            c.step,
+            c.model.head,
+            c.model.encoder.embed,
+            c.model.encoder.dropout,
+            c.model.encoder.layers[1:],
+        ],
+    )
+    assert out["a"].weight.sharding == sharding
+    assert eqx.tree_equal(out["a"], saved.encoder.layers[0])
+    assert eqx.tree_equal(out["b"], saved.encoder.layers[0])
+
+
+# ---- eqx.nn.State.
+
+
+class Normed(eqx.Module):
+    first: eqx.nn.BatchNorm
+    second: eqx.nn.BatchNorm
+
+    def __init__(self):
+        self.first = eqx.nn.BatchNorm(2, "batch", mode="ema")
+        self.second = eqx.nn.BatchNorm(2, "batch", mode="ema")
+
+
+class Reordered(eqx.Module):
+    second: eqx.nn.BatchNorm
+    first: eqx.nn.BatchNorm
+
+    __init__ = Normed.__init__
+
+
+class Holder(eqx.Module):
+    extra: eqx.nn.BatchNorm
+    body: Normed | Reordered
+
+    def __init__(self, body):
+        self.extra = eqx.nn.BatchNorm(2, "batch", mode="ema")
+        self.body = body()
+
+
+def _trained(model, state):
+    """Statistics of which no two are the same."""
+    leaves, structure = jtu.tree_flatten(state)
+    leaves = [x if x.dtype == bool else x + 10 * (i + 1) for i, x in enumerate(leaves)]
+    return model, jtu.tree_unflatten(structure, leaves)
+
+
+def _statistics(model, state):
+    return jtu.tree_leaves(
+        [state.get(norm.ema_state_index) for norm in (model.first, model.second)]
+    )
+
+
+@pytest.mark.parametrize("body", [Normed, Reordered])
+def test_statistics_are_not_swapped(tmp_path, body):
+    """The entries of a State lie by position, and are matched by their layers."""
+    model, state = _trained(*eqx.nn.make_with_state(Normed)())
+    ec.tree_serialise_leaves(tmp_path / "x", {"model": model, "state": state})
+    new, new_state = eqx.nn.make_with_state(Holder)(body)
+    moved = {"net": new, "state": new_state}
+    out, report = ec.graft(
+        moved,
+        tmp_path / "x",
+        [
+            (lambda t: t["net"].body, lambda c: c.model),
+            (lambda t: t["state"], lambda c: c.state),
+        ],
+        fresh=lambda t: [
+            t["net"].extra,
+            t["state"].get(t["net"].extra.ema_state_index),
+            t["state"].get(t["net"].extra.ema_first_time_index),
+        ],
+    )
+    got = _statistics(out["net"].body, out["state"])
+    assert eqx.tree_equal(got, _statistics(model, state))
+    assert len(report.names("fresh")) == 2 + 3
+
+
+# ---- Ways of getting it wrong. Each is refused before anything is read.
+
+
+def test_undeclared_leaves_are_listed_with_code_to_paste(path, saved, model):
+    pairs = [(lambda m: m.backbone.embed, lambda c: c.model.encoder.embed)]
+    text = refused(path, model, pairs)
+    assert text.startswith(
+        f"The graft of `{path}` does not fit the model (10 model, 36 checkpoint); "
+        "nothing was loaded.\n"
+    )
+    mine, theirs = text.split("in the checkpoint, in no pair and not in `drop`:")
+    assert "in the model, in no pair and not in `fresh`:" in mine
+    assert "    backbone.layers.{0..3}.weight  f32[8,8]\n" in mine
+    assert "    classify.bias  f32[3]\n" in mine
+    assert "    opt.0.mu.encoder.layers.{0..3}.weight  f32[8,8]\n" in theirs
+    assert "    step  int\n" in theirs
+    # What it says to paste works.
+    paste = theirs.split("Perhaps, to paste:")[1]
+    (pair,) = re.findall(r"pairs: (\(.*\)),\n", paste)
+    assert "lambda m: m.backbone.layers, lambda c: c.model.encoder.layers" in pair
+    keywords = re.findall(r"^    ((?:fresh|drop)=.*),$", paste, re.MULTILINE)
+    assert len(keywords) == 2
+    call = f"ec.graft(model, path, [*pairs, {pair}], {', '.join(keywords)})"
+    scope = {"ec": ec, "model": model, "path": path, "pairs": pairs}
+    out, _ = eval(call, scope)
+    assert eqx.tree_equal(out.backbone.layers, saved.encoder.layers)
+
+
+def test_the_likely_pair_of_a_renamed_field(tmp_path):
+    saved = {
+        "projection": eqx.nn.Linear(2, 3, key=jr.key(0)),
+        "other": eqx.nn.Linear(2, 3, key=jr.key(1)),
+        "class": jnp.ones(7),
+        "a b": jnp.ones((2, 2)),
+    }
+    ec.tree_serialise_leaves(tmp_path / "x", saved)
+    model = {
+        "proj": eqx.nn.Linear(2, 3, key=jr.key(2)),
+        "classes": jnp.zeros(7),
+        "a_b": jnp.zeros((2, 2)),
+        "new": jnp.zeros(9),
+    }
+    pairs = [(lambda m: m["new"], lambda c: c.other)]
+    text = refused(tmp_path / "x", model, pairs)
+    for line in [
+        "pairs: (lambda m: m['a_b'], lambda c: c['a b']),",
+        "pairs: (lambda m: m['classes'], lambda c: c['class']),",
+        "pairs: (lambda m: m['proj'], lambda c: c.projection),",
+        "fresh=lambda m: m['new'],",
+        "drop=lambda c: c.other,",
+    ]:
+        assert f"    {line}\n" in text + "\n"
+
+
+def test_a_pair_that_matches_nothing(path, model):
+    pairs = [ENCODER, (lambda m: m.classify, lambda c: c.model.encoder.embed)]
+    pairs = [(lambda m: m.backbone.layers, lambda c: c.model.encoder.embed), ENCODER]
+    text = refused(path, model, pairs, **REST)
+    assert (
+        "pairs that match nothing:\n    pairs[0]  in the model `backbone.layers` has "
+        "{0..3}.weight, {0..3}.bias; in the checkpoint `model.encoder.embed` has weight"
+    ) in text
+
+
+def test_swapped_sides(path, model):
+    pair = ENCODER[::-1]
+    text = refused(path, model, [pair], ValueError, **REST)
+    assert text == (
+        "`pairs[0][0]` fails on the model: 'Classifier' object has no attribute "
+        "'model'. The sides of `pairs[0]` look swapped: the model's is the first, and "
+        "the checkpoint's the second."
+    )
+    pair = ("model.encoder", lambda m: m.backbone)
+    text = refused(path, model, [pair], ValueError, **REST)
+    assert "The sides of `pairs[0]` look swapped" in text
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [ENCODER, ENCODER],
+        [ENCODER, (lambda m: m.backbone.embed, lambda c: c.model.encoder.embed)],
+        [(lambda m: [m.backbone] * 2, lambda c: [c.model.encoder] * 2)],
+    ],
+)
+def test_overlapping_pairs(path, model, pairs):
+    text = refused(path, model, pairs, **REST)
+    label = f"in pairs[0] and in pairs[{len(pairs) - 1}]"
+    assert "in more than one pair: leave each leaf to one of them:" in text
+    assert f"    backbone.embed.weight  {label}" in text
+
+
+def test_one_saved_leaf_may_be_used_twice(path, saved):
+    layers = [eqx.nn.Linear(8, 8, key=jr.key(i)) for i in range(2)]
+    first = lambda c: [c.model.encoder.layers[0], c.model.encoder.layers[0]]
+    rest = lambda c: [
+        c.opt,
+        c.step,
+        c.model.head,
+        c.model.encoder.embed,
+        c.model.encoder.dropout,
+        c.model.encoder.layers[1:],
+    ]
+    out, _ = ec.graft(layers, path, [(lambda m: m, first)], drop=rest)
+    assert eqx.tree_equal(out, [saved.encoder.layers[0]] * 2)
+    assert out[0].weight is not out[1].weight
+
+
+def test_fresh_and_paired(path, model):
+    pairs = [ENCODER, (lambda m: m.classify, lambda c: c.model.head)]
+    text = refused(path, model, pairs, **REST)
+    assert "    pairs[1]  in the model `classify` has weight, bias; in the" in text
+    assert "All of it is in `fresh` as well" in text
+    pairs = [ENCODER, (lambda m: m.classify, lambda c: c.model.head)]
+    drop = REST["drop"]
+    text = refused(path, model, pairs, drop=drop)
+    assert "All of it is in `drop` as well" in text
+    assert "    classify.weight  f32[3,8]" in text
+
+
+def test_shapes_and_static_fields(path, model):
+    pairs = [ENCODER, (lambda m: m.classify, lambda c: c.model.head)]
+    text = refused(path, model, pairs, drop=lambda c: [c.opt, c.step])
+    assert "    classify.weight  saved f32[10,8], the model has f32[3,8]" in text
+    assert "a new head is `fresh`, and the old one goes into `drop`" in text
+    assert "    classify.out_features  saved 10, the model has 3" in text
+    turned = {"w": jnp.zeros((8, 10))}
+    pairs = [(lambda m: m["w"], "model.head.weight")]
+    assert "`ec.adapters.transpose()` turns it" in refused(path, turned, pairs)
+
+
+def test_other_heads_of_attention(tmp_path):
+    """The same names and shapes, and another function."""
+    attention = lambda heads: eqx.nn.MultiheadAttention(heads, 16, key=jr.key(heads))
+    ec.tree_serialise_leaves(tmp_path / "x", {"old": [attention(8)]})
+    whole = (lambda m: m[0], lambda c: c.old[0])
+    text = refused(tmp_path / "x", [attention(4)], [whole])
+    assert "    0.num_heads  saved 8, the model has 4" in text
+    out, report = ec.graft([attention(4)], tmp_path / "x", [whole], static="ignore")
+    assert ("0.num_heads", "8", "4") in report.differences
+    weights = lambda m: [x for x in jtu.tree_leaves(m) if eqx.is_array(x)]
+    ec.graft([attention(8)], tmp_path / "x", [whole])
+    assert eqx.tree_equal(weights(out), weights([attention(8)]))
+    # By another name as well.
+    renamed = (lambda m: m, "old", ec.rename([(r"^0[.]", "attention.")]))
+    text = refused(tmp_path / "x", {"attention": attention(4)}, [renamed])
+    assert "    attention.num_heads  saved 8, the model has 4" in text
+
+
+def test_static_fields_above_what_is_fresh_are_only_reported(tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "x", Classifier(3, key=jr.key(0)))
+    out, report = ec.graft(
+        Classifier(5, key=jr.key(1)),
+        tmp_path / "x",
+        [(lambda m: m, lambda c: c)],
+        fresh=lambda m: m.classify,
+        drop=lambda c: c.classify,
+    )
+    assert report.differences == (
+        ("classes", "3", "5"),
+        ("classify.out_features", "3", "5"),
+    )
+    assert out.classes == 5
+
+
+def test_tied_weights(tmp_path):
+    shared = jnp.ones(3)
+    model = {"embed": shared, "head": shared, "b": jnp.zeros(3)}
+    ec.tree_serialise_leaves(
+        tmp_path / "x", {"embed": jnp.ones(3), "head": jnp.ones(3)}
+    )
+    b = {"fresh": lambda m: m["b"]}
+    text = refused(tmp_path / "x", model, [(lambda m: m, lambda c: c)], **b)
+    assert "one array in the model, and would be two" in text
+    assert "    embed  from embed; one array with head" in text
+    both = (lambda m: [m["embed"], m["head"]], lambda c: [c.embed, c.embed])
+    out, _ = ec.graft(model, tmp_path / "x", [both], **b, drop="head")
+    assert out["embed"] is out["head"]
+    text = refused(
+        tmp_path / "x",
+        model,
+        [(lambda m: m["embed"], "embed")],
+        fresh=lambda m: [m["b"], m["head"]],
+        drop="head",
+    )
+    assert "    head  fresh; one array with embed" in text
+    # Tied in the checkpoint: the other name is the same array, and is said to be.
+    ec.tree_serialise_leaves(tmp_path / "y", {"embed": shared, "head": shared})
+    out, _ = ec.graft(model, tmp_path / "y", [(lambda m: m, lambda c: c)], **b)
+    assert out["embed"] is out["head"]
+    one = {"embed": jnp.zeros(3)}
+    text = refused(tmp_path / "y", one, [(lambda m: m, lambda c: c)])
+    assert "head  f32[3]  (the same array as `embed`, which is loaded)" in text
+    separate = {"embed": jnp.zeros(3), "head": jnp.zeros(3)}
+    out, _ = ec.graft(separate, tmp_path / "y", [(lambda m: m, lambda c: c)])
+    assert out["embed"] is not out["head"] and out["head"].tolist() == [1, 1, 1]
+
+
+def test_tied_by_equinox(tmp_path):
+    class Tied(eqx.Module):
+        shared: eqx.nn.Shared
+
+        def __init__(self, *, key):
+            embed = eqx.nn.Embedding(4, 3, key=key)
+            head = eqx.nn.Linear(3, 4, use_bias=False, key=key)
+            where = lambda pair: pair[1].weight
+            get = lambda pair: pair[0].weight
+            self.shared = eqx.nn.Shared((embed, head), where, get)
+
+    ec.tree_serialise_leaves(tmp_path / "x", {"wte": jnp.ones((4, 3))})
+    pair = (lambda m: m.shared()[0].weight, lambda c: c.wte)
+    out, _ = ec.graft(Tied(key=jr.key(0)), tmp_path / "x", [pair])
+    assert out.shared()[1].weight.tolist() == np.ones((4, 3)).tolist()
+    both = [pair, (lambda m: m.shared()[1].weight, lambda c: c.wte)]
+    text = refused(tmp_path / "x", Tied(key=jr.key(0)), both)
+    assert "in pairs[0] and in pairs[1]" in text
+
+
+@pytest.mark.parametrize(
+    "pairs, error, said",
+    [
+        ([(lambda m: None, lambda c: c)], ValueError, "`pairs[0][0]` selects no leaf"),
+        ([(lambda m: [], lambda c: c)], ValueError, "`pairs[0][0]` selects no leaf"),
+        (
+            [(lambda m: m.classes, lambda c: c)],
+            ValueError,
+            "`pairs[0][0]` returned 3, which is not a node of the tree but a static",
+        ),
+        (
+            [(lambda m: m.classify.weight + 1, lambda c: c)],
+            TypeError,
+            "`pairs[0][0]` uses the value of the leaf `classify.weight`",
+        ),
+        (
+            [(lambda m: m.classify.weight.T, lambda c: c)],
+            ValueError,
+            "`pairs[0][0]` takes `.T` of the leaf `classify.weight`",
+        ),
+        (
+            [(lambda m: m, lambda c: c.modle)],
+            ValueError,
+            "`pairs[0][1]` fails on the checkpoint: The checkpoint has no `modle`. It "
+            "has `model`, `opt`, `step`.",
+        ),
+        (
+            [(lambda m: m, lambda c: c.model.encoder.layers[9])],
+            ValueError,
+            "`pairs[0][1]` fails on the checkpoint: `model.encoder.layers` has no 9.",
+        ),
+        (
+            [(lambda m: m, "model.encodr")],
+            ValueError,
+            "which the checkpoint at `{path}` does not have. The nearest there: "
+            "`model.encoder`",
+        ),
+        ([(lambda m: m, lambda c: None)], TypeError, "and not a `NoneType`."),
+        ([(lambda m: m, lambda c: [])], ValueError, "`pairs[0][1]` selects nothing of"),
+        (
+            [(lambda m: m, lambda c: (x for x in c.model))],
+            TypeError,
+            "and not a `generator`. Make a list of it.",
+        ),
+        ([(lambda m: m, 3)], TypeError, "`pairs[0][1]` must be a dotted name or a"),
+        ([lambda m: m], TypeError, "`pairs[0]` must be `(where in the model, where in"),
+        (
+            [(lambda m: m, lambda c: c, "T")],
+            TypeError,
+            "`pairs[0]` has 'T' after its two sides",
+        ),
+        (
+            [(lambda m: m, lambda c: c, ec.rename([]), ec.rename([]))],
+            TypeError,
+            "takes one `ec.rename(...)` and one adapter",
+        ),
+        ([], TypeError, "`pairs` must be a list of pairs"),
+        ("model", TypeError, "`pairs` must be a list of pairs"),
+        (
+            [(lambda m: m.backbone.layers[:2], lambda c: c.model.encoder.layers[:3])],
+            ValueError,
+            "`pairs[0]` pairs 2 nodes of the model (`backbone.layers.0`, "
+            "`backbone.layers.1`) with 3 nodes of the checkpoint",
+        ),
+    ],
+)
+def test_pairs_that_are_none(path, model, pairs, error, said):
+    with pytest.raises(error) as info:
+        ec.graft(model, path, pairs, **REST)
+    assert said.replace("{path}", str(path)) in str(info.value)
+
+
+@pytest.mark.parametrize(
+    "kwargs, error, said",
+    [
+        ({"fresh": lambda m: m.head}, ValueError, "`fresh` fails on the model: "),
+        ({"fresh": lambda m: None}, ValueError, "`fresh` selects no leaf"),
+        ({"drop": lambda c: c.optimiser}, ValueError, "`drop` fails on the checkpoint"),
+        ({"drop": "optimiser"}, ValueError, "`drop` is 'optimiser', which the"),
+        ({"drop": lambda c: ()}, ValueError, "`drop` selects nothing of the"),
+        ({"static": "maybe"}, ValueError, "`static` must be"),
+    ],
+)
+def test_fresh_and_drop_that_are_none(path, model, kwargs, error, said):
+    with pytest.raises(error, match=re.escape(said)):
+        ec.graft(model, path, [ENCODER], **{**REST, **kwargs})
+
+
+def test_nodes_of_another_checkpoint(path, model, tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "x", {"w": jnp.ones(2)})
+    other = ec.open(tmp_path / "x")
+    text = refused(path, model, [(lambda m: m, lambda c: other.tree)], ValueError)
+    assert f"a node of another checkpoint, that at `{tmp_path / 'x'}`" in text
+
+
+def test_damage_is_an_error_that_names_the_leaf(tmp_path, getkey):
+    ec.tree_serialise_leaves(tmp_path / "x", {"w": jnp.ones(30_000)}, layout="zarr")
+    file = tmp_path / "x" / "w" / "c" / "0"
+    data = bytearray(file.read_bytes())
+    data[77] ^= 1
+    file.write_bytes(data)
+    for adapter in [(), (ec.adapters.rows(0.0),), (lambda saved, like: saved.read(),)]:
+        with pytest.raises(RuntimeError, match="w: its bytes are not those that were"):
+            ec.graft(
+                {"w": jnp.zeros(30_000)},
+                tmp_path / "x",
+                [(lambda m: m["w"], lambda c: c.w, *adapter)],
+            )
+
+
+# ---- Renames.
+
+
+class Attention(eqx.Module):
+    query: eqx.nn.Linear
+    out: eqx.nn.Linear
+
+
+class Layer(eqx.Module):
+    attention: Attention
+    norm: eqx.nn.LayerNorm
+
+
+class Bert(eqx.Module):
+    words: eqx.nn.Embedding
+    layers: list[Layer]
+
+    def __init__(self, depth=3, *, key):
+        linear = lambda i: eqx.nn.Linear(4, 4, key=jr.fold_in(key, i))
+        self.words = eqx.nn.Embedding(6, 4, key=key)
+        self.layers = [
+            Layer(Attention(linear(i), linear(i + 99)), eqx.nn.LayerNorm(4))
+            for i in range(depth)
+        ]
+
+
+HUGGING_FACE = [
+    (r"^embeddings\.word_embeddings\.", "words."),
+    (r"^encoder\.layer\.(\d+)\.", r"layers.\1."),
+    (r"attention\.self\.query", "attention.query"),
+    (r"attention\.output\.dense", "attention.out"),
+    (r"output\.LayerNorm", "norm"),
+]
+
+
+def hugging_face(bert: Bert) -> dict:
+    """The flat dict of dotted names that such a model's files hold."""
+    out = {"embeddings.word_embeddings.weight": bert.words.weight}
+    for i, layer in enumerate(bert.layers):
+        for name, part in (
+            ("attention.self.query", layer.attention.query),
+            ("attention.output.dense", layer.attention.out),
+            ("output.LayerNorm", layer.norm),
+        ):
+            out[f"encoder.layer.{i}.{name}.weight"] = part.weight
+            out[f"encoder.layer.{i}.{name}.bias"] = part.bias
+    return {name: np.asarray(x) for name, x in out.items()}
+
+
+@pytest.fixture(scope="module")
+def bert():
+    bert = Bert(key=jr.key(7))
+    scale = lambda x: x + 1.5 if eqx.is_array(x) else x
+    return jtu.tree_map(scale, bert)
+
+
+@pytest.fixture(scope="module")
+def torch_path(bert, tmp_path_factory):
+    path = tmp_path_factory.mktemp("torch") / "bert"
+    ec.tree_serialise_leaves(path, ec.nest(hugging_face(bert)))
+    return path
+
+
+def test_rename_by_rules_and_by_a_function(bert, torch_path):
+    skeleton = eqx.filter_eval_shape(Bert, key=jr.key(0))
+
+    def function(name):
+        for pattern, replacement in HUGGING_FACE:
+            name = re.sub(pattern, replacement, name)
+        return name
+
+    for rules in (HUGGING_FACE, function):
+        pair = (lambda m: m, lambda c: c, ec.rename(rules))
+        out, report = ec.graft(skeleton, torch_path, [pair])
+        assert eqx.tree_equal(out, bert)
+    assert report.rows[1].sources == ("encoder.layer.0.attention.self.query.weight",)
+
+
+def test_rename_below_a_node(bert, torch_path):
+    layer = eqx.filter_eval_shape(Bert, key=jr.key(0)).layers[0]
+    rules = [
+        (r"^attention\.self\.", "attention."),
+        (r"^attention\.output\.dense", "attention.out"),
+        (r"^output\.LayerNorm", "norm"),
+    ]
+    out, _ = ec.graft(
+        layer,
+        torch_path,
+        [(lambda m: m, lambda c: c.encoder.layer[2], ec.rename(rules))],
+        drop=lambda c: [c.embeddings, c.encoder.layer[:2]],
+    )
+    assert eqx.tree_equal(out, bert.layers[2])
+    # Together with an adapter that puts the layers together.
+    stacked = eqx.filter_vmap(lambda k: Bert(1, key=k).layers[0])(
+        jr.split(jr.key(0), 3)
+    )
+    out, _ = ec.graft(
+        stacked,
+        torch_path,
+        [
+            (
+                lambda m: m,
+                lambda c: c.encoder.layer,
+                ec.rename(rules),
+                ec.adapters.stack(),
+            )
+        ],
+        drop="embeddings",
+    )
+    assert np.array_equal(out.norm.bias, jnp.stack([x.norm.bias for x in bert.layers]))
+
+
+def test_rename_with_adapters(tmp_path, bert):
+    """Kernels that lie the other way round."""
+    flat = hugging_face(bert)
+    turned = {k: x.T if "attention" in k else x for k, x in flat.items()}
+    ec.tree_serialise_leaves(tmp_path / "x", ec.nest(turned))
+    rules = [
+        (r"attention.*weight$", ec.adapters.transpose()),
+        *HUGGING_FACE[:2],
+        (r"attention\.self\.query", "attention.query", lambda saved, like: saved),
+        *HUGGING_FACE[3:],
+    ]
+    pair = (lambda m: m, lambda c: c, ec.rename(rules))
+    out, report = ec.graft(Bert(key=jr.key(0)), tmp_path / "x", [pair])
+    assert eqx.tree_equal(out, bert)
+    assert "layers.2.attention.out.weight" in report.names("adapted")
+    assert "layers.2.attention.out.bias" in report.names("loaded")
+
+
+def test_rules_that_find_nothing(bert, torch_path):
+    rules = [*HUGGING_FACE, (r"gamma$", "weight"), (r"words", r"words")]
+    text = refused(torch_path, bert, [(lambda m: m, lambda c: c, ec.rename(rules))])
+    assert "rules of a rename that find nothing:" in text
+    assert "    pairs[0]: 'gamma$'\n" in text
+    # One that gives what was there anyway does nothing either.
+    assert "    pairs[0]: 'words'" in text and text.count("pairs[0]: ") == 2
+
+
+def test_a_rename_that_leaves_something_out(bert, torch_path):
+    pair = (lambda m: m, lambda c: c, ec.rename(HUGGING_FACE[:-1]))
+    text = refused(torch_path, bert, [pair])
+    assert (
+        "in no pair and not in `fresh`:\n    layers.{0..2}.norm.weight  f32[4]" in text
+    )
+    assert "    encoder.layer.{0..2}.output.LayerNorm.weight  f32[4](numpy)" in text
+
+
+@pytest.mark.parametrize(
+    "rules, error, said",
+    [
+        (
+            [(r"\.\d+\.", ".0.")],
+            ValueError,
+            "gives the name `encoder.layer.0.attention",
+        ),
+        (lambda name: None, TypeError, "gave a `NoneType` for the name `embeddings.wo"),
+    ],
+)
+def test_renames_that_cannot_be(bert, torch_path, rules, error, said):
+    pair = (lambda m: m, lambda c: c, ec.rename(rules))
+    assert said in refused(torch_path, bert, [pair], error)
+
+
+@pytest.mark.parametrize(
+    "rules, error, said",
+    [
+        ([("a",)], TypeError, "and ('a',) is none of them"),
+        ([("a", 3)], TypeError, "and ('a', 3) is none of them"),
+        ([("a", "b", "c")], TypeError, "is none of them"),
+        ([("(", "b")], ValueError, "The pattern '(' is no regex: "),
+    ],
+)
+def test_rules_that_are_none(rules, error, said):
+    with pytest.raises(error, match=re.escape(said)):
+        ec.rename(rules)
+
+
+def test_a_flat_dict_is_said_to_be_one(tmp_path, bert):
+    ec.tree_serialise_leaves(tmp_path / "x", hugging_face(bert))
+    text = refused(tmp_path / "x", bert, [(lambda m: m, lambda c: c)])
+    assert "`ec.nest(...)` of the dict" in text
+
+
+def test_nest():
+    flat = {"a.0.w": 1, "a.1.w": 2, "b.0": 3, "b.2": 4, "c": 5}
+    assert ec.nest(flat) == {
+        "a": [{"w": 1}, {"w": 2}],
+        "b": {"0": 3, "2": 4},
+        "c": 5,
+    }
+    assert ec.nest({"a/b": 1}, separator="/") == {"a": {"b": 1}}
+    for bad in ({"a": 1, "a.b": 2}, {"a.b": 2, "a": 1}):
+        with pytest.raises(ValueError, match="`a` is a leaf, and a node as well"):
+            ec.nest(bad)
