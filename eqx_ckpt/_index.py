@@ -40,7 +40,9 @@ KINDS = (*ARRAY_KINDS, *SCALAR_KINDS, "key", "str", "bytes")
 
 MAX_RANK = 32
 _MAX_BYTES = 2**60
-MAX_CHUNKS = 2**18  # Of one array.
+MAX_CHUNKS = 2**16  # Of one array.
+# What zstd makes of one byte at most, and what it adds to bytes that it cannot shorten.
+_MAX_RATIO = 2**15
 # An index of 500,000 leaves is not as long, nor has it as many values. A parser makes
 # objects of up to 30 times the bytes of its input.
 MAX_INDEX = 32 * 2**20
@@ -616,6 +618,11 @@ def _check_places(index: Index) -> None:
         raise ValueError("the index has two chunks at one place in the files")
 
 
+def most_encoded(full: int) -> int:
+    """The most bytes that a codec makes of so many."""
+    return full + full // 128 + 2**17
+
+
 def _check_sizes(index: Index, size: np.ndarray) -> None:
     """**Raises:** `ValueError` unless just the compressed leaves have `sizes`."""
     codecs = np.asarray([t.codec is not None for t in index.templates], bool)
@@ -625,7 +632,8 @@ def _check_sizes(index: Index, size: np.ndarray) -> None:
     for leaf, sizes in index.sizes.items():
         if len(sizes) != index.templates[index.template[leaf]].chunk_count:
             raise ValueError("the index has impossible sizes of chunks")
-        if sum(sizes) > _MAX_BYTES:
+        full = index.templates[index.template[leaf]].full
+        if max(sizes) > most_encoded(full) or min(sizes) * _MAX_RATIO < full:
             raise ValueError("the index has impossible sizes of chunks")
 
 

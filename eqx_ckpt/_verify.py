@@ -25,6 +25,12 @@ from ._store import Root
 _STEP, _LEAST = 16 * 2**20, 2**20
 _THREADS = min(8, os.cpu_count() or 1)
 
+# Of a file other than the data: that of the largest index has some MiB.
+_MOST = 128 * 2**20
+
+# Enough of them for anyone.
+_MANY = 1000
+
 _CHANGED = "its bytes are not those that were saved"
 
 
@@ -74,7 +80,8 @@ def verify(
     - `progress`: whether to show a progress bar. This needs `eqx_ckpt[progress]`.
 
     **Returns:** a list of [`Problem`][]s, which is empty if all is well. If the index
-    is damaged, nothing else can be checked, and it is the only problem.
+    is damaged, nothing else can be checked, and it is the only problem. After 1000
+    of them it stops.
 
     **Raises:** `FileNotFoundError` if there is no checkpoint; `RuntimeError` if it was
     replaced or deleted meanwhile.
@@ -117,7 +124,7 @@ def verify(
     # A buffer for each thread, and as much again for what is padded in it.
     step = min(_STEP, max_bytes // (2 * _THREADS))
     stored = [r for r in records if _has_bytes(source, r)]
-    nbytes = sum(len(_grid(r).keys) * _grid(r).full for r in stored)
+    nbytes = sum(r.template.chunk_count * r.template.full for r in stored)
     with _progress.bar("verify", nbytes, len(stored), progress) as advance:
         problems += _data(source, stored, digests, step, advance)
     if problems and not source.is_current():
@@ -146,7 +153,7 @@ def _files(source: Source) -> Iterator[Problem]:
     index, root = source.index, source.root
     for key, digest in index.others.items():
         try:
-            value = _store.read_file(root, key)
+            value = _store.read_file(root, key, limit=_MOST)
             if value is None:
                 yield Problem(None, None, key, "it is missing")
             elif _index.digest(value.data) != digest:
@@ -204,7 +211,7 @@ def _has_bytes(source: Source, record: Record) -> bool:
     """Whether a leaf has chunks, of its own: in a database, aliases lead to others'."""
     if source.database is not None and record.place in source.index.aliases:
         return False
-    return len(_grid(record).keys) > 0
+    return record.template.chunk_count > 0
 
 
 def _plan(source: Source, records: list[Record]) -> Iterator[_Chunk]:
@@ -286,6 +293,9 @@ def _data(
                 ends[chunk.file] = chunk.stop, leaf
             if len(pending) > 2 * _THREADS:
                 finish()
+            if len(problems) > _MANY:
+                what = f"there are {_MANY} problems before it, and it was not looked at"
+                return [*problems, Problem(None, None, job[-1].file, what)]
         while pending:
             finish()
     more = np.empty(1, np.uint8)

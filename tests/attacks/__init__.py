@@ -50,10 +50,25 @@ def everything(_: Any) -> bool:
     return True
 
 
-def save(path: pathlib.Path, layout: str) -> None:
-    chunks = lambda name, shape, dtype: (32, 128) if name == "net.weight" else None
+# Kinds of good checkpoints: a layout, and whether large leaves are compressed.
+KINDS = {
+    "ocdbt": ("ocdbt", None),
+    "zarr": ("zarr", None),
+    "ocdbt-zstd": ("ocdbt", "zstd"),
+    "zarr-zstd": ("zarr", "zstd"),
+}
+
+
+def save(path: pathlib.Path, kind: str) -> None:
+    layout, compression = KINDS[kind]
     ec.tree_serialise_leaves(
-        path, tree(), everything, layout=layout, chunks=chunks, durable=False
+        path,
+        tree(),
+        everything,
+        layout=layout,
+        compression=compression,
+        chunks=lambda name, *_: (32, 128) if name == "net.weight" else None,
+        durable=False,
     )
 
 
@@ -62,14 +77,14 @@ class Attack:
     name: str
     make: Callable[[pathlib.Path, pathlib.Path], None]
     refused: str | None
-    layout: str
+    kind: str
     match: str
 
 
 ATTACKS: dict[str, Attack] = {}
 
 
-def attack(refused: str | None, match: str = "", layout: str = "ocdbt") -> Callable:
+def attack(refused: str | None, match: str = "", kind: str = "ocdbt") -> Callable:
     """Registers a generator `(path of a good checkpoint, a directory outside)`.
 
     `match` is a regular expression for the error.
@@ -78,7 +93,7 @@ def attack(refused: str | None, match: str = "", layout: str = "ocdbt") -> Calla
     def register(make: Callable) -> Callable:
         assert make.__doc__ and make.__name__ not in ATTACKS
         name = make.__name__.removesuffix("_")
-        ATTACKS[name] = Attack(name, make, refused, layout, match)
+        ATTACKS[name] = Attack(name, make, refused, kind, match)
         return make
 
     return register
@@ -118,7 +133,7 @@ def place(value: dict[str, Any], name: str) -> int:
 
 def template(value: dict[str, Any], name: str, **changes: Any) -> None:
     """Gives a leaf a template of its own, changed."""
-    fields = "keys kind dtype shape stored chunk weak impl".split()
+    fields = "keys kind dtype shape stored chunk weak impl codec".split()
     old = value["templates"][value["template"][place(value, name)]]
     new = {**dict(zip(fields, old)), **changes}
     value["template"][place(value, name)] = len(value["templates"])

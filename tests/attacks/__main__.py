@@ -21,7 +21,7 @@ import jax.tree_util as jtu
 import eqx_ckpt as ec
 import eqx_ckpt.__main__ as command
 
-from . import everything, skeleton, tree
+from . import everything, KINDS, skeleton, tree
 
 
 MEMORY = 200 * 2**20
@@ -61,6 +61,7 @@ def steps(path: str, like: Any) -> dict[str, Any]:
     some = lambda: [x for x in jtu.tree_leaves(whole) if viewed(x)][:50]
     step("views", lambda: [x[:1].read() for x in some()])
     step("store", lambda: [leaf.store for leaf in list(ckpt.leaves.values())[:50]])
+    step("verify", lambda: out.update(problems=list(map(str, ec.verify(path)))))
     loaded = step("load", lambda: ec.tree_deserialise_leaves(ckpt, like, everything))
     out["right"] = loaded is not None and same(loaded, tree())
     return out
@@ -88,7 +89,7 @@ def main() -> None:
     like = skeleton()
     lines = (line.strip() for line in sys.stdin)
     # The first ones are good: they load what is loaded once.
-    for _ in range(2):
+    for _ in KINDS:
         good = steps(next(lines), like)
         assert good.pop("right") and not any(good.values()), good
     limit_memory()

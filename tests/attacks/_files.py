@@ -70,27 +70,27 @@ def file_as_directory(path, outside):
     (path / "d").write_bytes(b"")
 
 
-@attack("read", "symbolic link", layout="zarr")
+@attack("read", "symbolic link", kind="zarr")
 def link_chunk(path, outside):
     """A symbolic link in place of a chunk."""
     chunk = path / "net.weight" / "c" / "1" / "0"
     chunk.symlink_to(move(chunk, outside))
 
 
-@attack("read", "symbolic link", layout="zarr")
+@attack("read", "symbolic link", kind="zarr")
 def link_small_chunk(path, outside):
     """A symbolic link in place of the chunk of a small leaf."""
     chunk = path / "net.bias" / "c" / "0"
     chunk.symlink_to(move(chunk, outside))
 
 
-@attack("read", "symbolic link", layout="zarr")
+@attack("read", "symbolic link", kind="zarr")
 def link_leaf(path, outside):
     """A symbolic link in place of the directory of a leaf."""
     (path / "net.weight").symlink_to(move(path / "net.weight", outside))
 
 
-@attack("read", "is not a file", layout="zarr")
+@attack("read", "is not a file", kind="zarr")
 def fifo_chunk(path, outside):
     """A FIFO as a chunk: a reader waits for ever."""
     chunk = path / "net.weight" / "c" / "1" / "0"
@@ -98,7 +98,7 @@ def fifo_chunk(path, outside):
     os.mkfifo(chunk)
 
 
-@attack("read", "missing", layout="zarr")
+@attack("read", "missing", kind="zarr")
 def missing_chunk(path, outside):
     """A chunk that is not there, which TensorStore would read as zeros."""
     (path / "net.weight" / "c" / "1" / "0").unlink()
@@ -199,7 +199,7 @@ def _zarr_jsons():
         ("fill", "fills what is missing with a value", changed(fill_value=666.0)),
     ):
         make.__name__, make.__doc__ = f"zarr_json_{name}", f"A zarr.json that {what}."
-        attack(None, layout="zarr")(make)
+        attack(None, kind="zarr")(make)
 
 
 _zarr_jsons()
@@ -216,7 +216,7 @@ def orbax_metadata(path, outside):
 @attack("read", "missing")
 def another_save(path, outside):
     """An index of a save whose data is not there, beside data of another."""
-    forge(path, lambda v: v.update(save="0" * 16))
+    forge(path, lambda v: v.update(save="0" * 16, others={}))
     assert index_of(path)["save"] == "0" * 16
 
 

@@ -186,6 +186,12 @@ def file_outside(path, outside):
     forge(path, lambda v: v.update(files=["../../../outside/canary"]))
 
 
+@attack("open", "files that are not of this format")
+def other_file_outside(path, outside):
+    """A file for other readers, which `verify` reads, by a path that leads outside."""
+    forge(path, lambda v: v["others"].update({"../outside/canary": "0" * 32}))
+
+
 @attack("open", "malformed save id")
 def save_id_as_path(path, outside):
     """A save id that is a path: it becomes the name of a directory."""

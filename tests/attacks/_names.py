@@ -87,7 +87,7 @@ def index_in_other_digits(path, outside):
     rename(path, "list.\u0666", "list.6")
 
 
-@attack("read", "missing", layout="zarr")
+@attack("read", "missing", kind="zarr")
 def case_fold(path, outside):
     """A leaf `KEY` beside `key`: where case is folded, the directory of the other."""
     rename(path, "KEY", "text")

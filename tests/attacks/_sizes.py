@@ -5,12 +5,12 @@ import os
 from . import attack, data, forge, place, template
 
 
-def _template(name, refused, what, match="", layout="ocdbt", **changes):
+def _template(name, refused, what, match="", **changes):
     def make(path, outside):
         forge(path, lambda v: template(v, "net.bias", **changes))
 
     make.__name__, make.__doc__ = name, what
-    attack(refused, match, layout)(make)
+    attack(refused, match)(make)
 
 
 _template(
@@ -72,8 +72,7 @@ def terabyte(path, outside):
     """A leaf of a terabyte in a file of a few kilobytes."""
 
     def alter(v):
-        shape = [2**38]
-        template(v, "net.weight", keys="ka", shape=shape, chunk=[2**20])
+        template(v, "net.weight", keys="ka", shape=[2**38], chunk=[2**24])
         v["offset"][place(v, "net.weight")] = 2**40
 
     forge(path, alter)
@@ -108,19 +107,19 @@ def small_leaves_that_are_not_there(path, outside):
     forge(path, alter)
 
 
-@attack("read", "damaged|missing", layout="zarr")
+@attack("read", "damaged|missing", kind="zarr")
 def terabyte_in_directories(path, outside):
     """A leaf of a terabyte whose chunks have files of their own."""
-    forge(path, lambda v: template(v, "net.weight", shape=[2**38], chunk=[2**22]))
+    forge(path, lambda v: template(v, "net.weight", shape=[2**38], chunk=[2**26]))
 
 
-@attack("read", "is not a chunk", layout="zarr")
+@attack("read", "is not a chunk", kind="zarr")
 def chunk_file_too_long(path, outside):
     """The file of a chunk is a terabyte long, and sparse."""
     os.truncate(path / "net.weight" / "c" / "0" / "0", 2**40)
 
 
-@attack("read", "missing", layout="zarr")
+@attack("read", "missing", kind="zarr")
 def chunk_file_too_short(path, outside):
     """The file of a chunk is shorter than its chunk."""
     os.truncate(path / "net.weight" / "c" / "0" / "0", 100)
@@ -138,7 +137,7 @@ def digests_too_long(path, outside):
     os.truncate(data(path) / "digests", 2**40)
 
 
-@attack("read", "too many sizes", layout="zarr")
+@attack("read", "too many sizes", kind="zarr")
 def many_chunk_sizes(path, outside):
     """Chunks of thousands of sizes: counting their digests takes exponential time."""
     primes = [2, 3, 5, 7, 11, 13, 17, 19, 23]

@@ -20,7 +20,7 @@ from typing import Any
 
 import xxhash
 
-from . import save, seal, skeleton
+from . import KINDS, save, seal, skeleton
 from .__main__ import limit_memory, steps
 
 
@@ -187,6 +187,8 @@ def mutate(r: random.Random, path: pathlib.Path) -> tuple[str, bool]:
 def problem(out: dict[str, Any], seconds: float, same_index: bool) -> str:
     """What is wrong with an outcome; "" if nothing is."""
     right = out.pop("right", False)
+    if not all(line.isprintable() for line in out.pop("problems", [])):
+        return "verify: characters that act on a terminal"
     for step, error in out.items():
         if error is None:
             continue
@@ -204,15 +206,15 @@ def problem(out: dict[str, Any], seconds: float, same_index: bool) -> str:
 def main(count: int, seed: int) -> None:
     base = pathlib.Path(tempfile.mkdtemp(prefix="mutate-"))
     like = skeleton()
-    for layout in ("ocdbt", "zarr"):
-        save(base / layout, layout)
-        steps(str(base / layout), like)
+    for kind in KINDS:
+        save(base / kind, kind)
+        steps(str(base / kind), like)
     limit_memory()
     tally: collections.Counter[str] = collections.Counter()
     wrong = []
     for number in range(count):
         r = random.Random(f"{seed} {number}")
-        good = base / r.choice(("ocdbt", "ocdbt", "zarr"))
+        good = base / r.choice(list(KINDS))
         path = base / "bad"
         shutil.copytree(good, path)
         what, same_index = mutate(r, path)
