@@ -413,7 +413,7 @@ def _digest(chunk: _Chunk, file: _File) -> tuple[bytes, bool]:
 def _digest_decoded(source: Source, chunk: _Chunk) -> bytes:
     """The digests of the blocks of a compressed chunk, which is decoded whole."""
     region, t = chunk.grid.regions[chunk.number], chunk.record.template
-    _store.check_range(source.root, chunk.file, chunk.stop or 1)
+    source.check(chunk.record, [chunk.number])
     place = source.place(chunk.record, [chunk.number])
     (array,) = _store.open_arrays(
         source.root, source.database, source.index.files, [place]
