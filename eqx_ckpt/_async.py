@@ -64,8 +64,7 @@ def async_tree_serialise_leaves(
     - `path`, `pytree`, `filter_spec`, `is_leaf`, `where`, `dtype`, `metadata`: as in
         [`tree_serialise_leaves`][]. What the caller does to NumPy arrays and `metadata`
         after this returns does not change the save.
-    - `layout`, `chunks`, `compression`, `overwrite`, `durable`,
-        `progress`: as there.
+    - `layout`, `chunks`, `compression`, `overwrite`, `durable`, `progress`: as there.
     - `max_bytes`: as there, beyond the copies described above.
 
     **Returns:** a [`SaveHandle`][].

@@ -1,5 +1,7 @@
 """`load_or_init` and `unloaded`: trees of which only a part is in a checkpoint."""
 
+import re
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -72,7 +74,9 @@ def test_what_is_loaded_is_not_initialised(path, monkeypatch):
 
     (only_head,) = program(lambda m: [m.body, m.table])
     text = only_head.as_text()
-    assert "tan" in text and "erf" not in text and "[40,30]" not in text
+    # Elsewhere it has the names of whatever Python functions were on the stack.
+    operations = " ".join(re.findall(r'op_name="([^"]*)"', text))
+    assert "tan" in operations and "erf" not in operations and "[40,30]" not in text
     memory = only_head.memory_analysis()
     assert memory.output_size_in_bytes < 500
     (only_body,) = program(lambda m: [m.head, m.table])
