@@ -235,7 +235,7 @@ def without_rename() -> Iterator[None]:
     from eqx_ckpt import _store
 
     resolve = _store.resolve
-    _store.resolve = lambda path: _store.Root(f"file://{os.fspath(path)}", None)
+    _store.resolve = lambda path, *_: _store.Root(f"file://{os.fspath(path)}", None)
     try:
         yield
     finally:

@@ -28,7 +28,8 @@ import eqx_ckpt as ec
 
 # Errors that the docstrings name.
 _documented = ("ValueError", "RuntimeError", "FileNotFoundError")
-_limit = 1.0
+# Seconds of processor time. Alone on a machine each takes less than 1.
+_limit = 2.0
 # A process that takes longer hangs.
 _hang = 60.0
 
