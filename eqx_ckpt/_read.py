@@ -1,5 +1,6 @@
 """The planned read: small leaves in runs, large ones in slabs, all verified."""
 
+import bisect
 import collections
 import concurrent.futures as cf
 import dataclasses
@@ -81,20 +82,25 @@ class Source:
         return _store.Place(record.template, "", chunks)
 
     def check(self, record: Record, numbers: Sequence[int] | None = None) -> None:
-        """**Raises:** `ValueError` unless there are files as large as the index says.
+        """**Raises:** `ValueError` unless the files hold all that the index says of some
+        chunks, in their order (None: of all).
 
         So no memory is allocated for what is not there.
         """
         t = record.template
+        numbers = range(t.chunk_count) if numbers is None else numbers
         if self.database is not None:
             for first, stop, file, offset in self.index.segments(record):
+                last = bisect.bisect_left(numbers, stop) - 1
+                if last < 0 or numbers[last] < first:
+                    continue  # None of them is here.
                 key = f"{self.database}/{self.index.files[file]}"
-                end = offset + self.index.extent(record, first, stop)
+                end = offset + self.index.extent(record, first, numbers[last] + 1)
                 _store.check_range(self.root, key, end)
         elif self.root.local is not None:
             size = t.full if t.codec is None else 1
             keys = _grid(t).keys
-            for n in range(len(keys)) if numbers is None else numbers:
+            for n in numbers:
                 key = f"{self.key(record)}/{keys[n]}"
                 found = _store.check_range(self.root, key, size)
                 most = size if t.codec is None else _index.most_encoded(t.full)
