@@ -82,8 +82,9 @@ class Source:
         return _store.Place(record.template, "", chunks)
 
     def check(self, record: Record, numbers: Sequence[int] | None = None) -> None:
-        """**Raises:** `ValueError` unless the files hold all that the index says of some
-        chunks, in their order (None: of all).
+        """**Raises:** `ValueError` unless the files hold all that the index says.
+
+        That is, of the chunks of these `numbers`, in their order (None: of all).
 
         So no memory is allocated for what is not there.
         """
