@@ -384,8 +384,14 @@ import jax.numpy as jnp, eqx_ckpt as ec
 path, save = sys.argv[1], ec.async_tree_serialise_leaves
 tree = lambda v: {"x": jnp.full(3_000_000, v)}
 def failing():
+    # The first cannot be committed before the second has been begun.
+    os.makedirs(path, exist_ok=True)
+    held = os.open(path, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
     save(path, tree(1))
-    return save(path, tree(2), overwrite=False)
+    handle = save(path, tree(2), overwrite=False)
+    os.close(held)
+    return handle
 def hold():
     fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_EX)
 """
