@@ -13,7 +13,7 @@ import os
 import pathlib
 import re
 import secrets
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from . import _index, _layout, _store
@@ -151,7 +151,7 @@ def begin(root: Root, layout: str, overwrite: bool) -> Iterator[Place]:
     save = secrets.token_hex(8)
     swaps = "zarr" in (layout, found.index and found.index.layout)
     if swaps:
-        _check_swap(root, found, found.entries)
+        _check_swap(root, found)
     with contextlib.ExitStack() as undo:
         if root.local is not None:
             with _local_place(root, layout, swaps, save, found, undo) as place:
@@ -240,7 +240,10 @@ def _discard_empty(made: list[pathlib.Path]) -> None:
             path.rmdir()
 
 
-def _check_swap(root: Root, found: Found, entries: Collection[str]) -> None:
+def _check_swap(root: Root, found: Found) -> None:
+    # Listed after the index was read, and the index looked at again after that: what is
+    # listed is then of the checkpoint that was found.
+    entries = _store.list_top(root) or {}
     if not entries:
         return
     if root.local is None:
@@ -251,6 +254,8 @@ def _check_swap(root: Root, found: Found, entries: Collection[str]) -> None:
         )
     foreign = sorted(set(entries) - _own_entries(found))
     if foreign:
+        if not _store.is_still(root, _store.INDEX, found.file):
+            raise _replaced(root)
         raise FileExistsError(
             f"`{root}` has `{foreign[0]}` in it, which is not part of the checkpoint, "
             'and `layout="zarr"` replaces the whole directory. Move it elsewhere.'
@@ -375,7 +380,7 @@ def _publish_by_swap(
     with _lock(root):
         if not _store.is_still(root, _store.INDEX, found.file):
             raise _replaced(root)
-        _check_swap(root, found, _store.list_top(root) or {})
+        _check_swap(root, found)
         undo = place.undo.pop_all()
         try:
             _exchange(work.local, root.local)
