@@ -17,7 +17,11 @@ from ._pairs import rename as rename
 from ._pending import SaveHandle as SaveHandle
 from ._report import Report as Report
 from ._serialise import tree_serialise_leaves as tree_serialise_leaves
-from ._skeleton import leaf_names as leaf_names, skeleton as skeleton
+from ._skeleton import (
+    leaf_names as leaf_names,
+    partition_rules as partition_rules,
+    skeleton as skeleton,
+)
 from ._verify import Problem as Problem, verify as verify
 
 

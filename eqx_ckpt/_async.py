@@ -8,10 +8,9 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 from jaxtyping import PyTree
 
-from . import _commit, _gc, _layout, _leaf, _pending, _serialise, _store
+from . import _commit, _gc, _layout, _leaf, _pending, _serialise, _store, _team
 from ._filters import FilterSpec, IsLeaf
 from ._layout import Chunks, Leaf
 from ._pending import SaveHandle
@@ -35,6 +34,7 @@ def async_tree_serialise_leaves(
     durable: bool = True,
     max_bytes: int | None = None,
     progress: bool = False,
+    timeout: int | float = 600,
 ) -> SaveHandle:
     """Saves the leaves of a pytree, as
     [`tree_serialise_leaves`][] does, but in the background.
@@ -66,6 +66,7 @@ def async_tree_serialise_leaves(
         after this returns does not change the save.
     - `layout`, `chunks`, `compression`, `overwrite`, `durable`, `progress`: as there.
     - `max_bytes`: as there, beyond the copies described above.
+    - `timeout`: as there, of each process behind its calls.
 
     **Returns:** a [`SaveHandle`][].
 
@@ -87,23 +88,25 @@ def async_tree_serialise_leaves(
 
         ```
     """
-    root = _store.resolve(path)
-    _pending.raise_untold()
-    planned = _serialise.plan(
-        root,
-        pytree,
-        filter_spec,
-        is_leaf,
-        where,
-        dtype,
-        metadata,
-        layout,
-        chunks,
-        compression,
-    )
-    if root.local is not None:
-        _commit.examine(root, overwrite)
-    planned = _stage(planned)
+    team = _team.run(f"Saving to `{path}`", timeout)
+    with team.heard():
+        root = _store.resolve(path)
+        _pending.raise_untold()
+        planned = _serialise.plan(
+            root,
+            pytree,
+            filter_spec,
+            is_leaf,
+            where,
+            dtype,
+            metadata,
+            layout,
+            chunks,
+            compression,
+        )
+        if root.local is not None and team.rank == 0:
+            _commit.examine(root, overwrite)
+        planned = _stage(planned)
 
     def write() -> None:
         # In an object store it is TensorStore's threads that write.
@@ -111,7 +114,9 @@ def async_tree_serialise_leaves(
         quietly = _store.quietly() if is_local else contextlib.nullcontext()
         try:
             with quietly, _switching_promptly():
-                _serialise.write(root, planned, overwrite, durable, max_bytes, progress)
+                _serialise.write(
+                    root, planned, overwrite, durable, max_bytes, progress, team
+                )
         finally:
             # The handle may live on.
             planned.leaves.clear()
@@ -144,7 +149,7 @@ def _collect(leaves: list[Leaf]) -> None:
     """Waits for the copies from devices."""
     for place, leaf in enumerate(leaves):
         if not _leaf.is_staged(leaf.value):
-            leaves[place] = leaf._replace(value=np.asarray(leaf.value))
+            leaves[place] = leaf._replace(value=_leaf.collect(leaf.value))
 
 
 # Seconds. Python's own is 0.005.

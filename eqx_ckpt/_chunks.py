@@ -35,6 +35,42 @@ def choose(shape: Sequence[int], itemsize: int, target: int) -> Shape:
     return tuple(chunk)
 
 
+# Chunks of sharded arrays are not cut smaller than this so as to suit other shardings.
+_LEAST = 256 * 2**10
+
+
+def choose_sharded(
+    shape: Sequence[int], shard: Sequence[int], itemsize: int, target: int
+) -> Shape:
+    """The same for an array that is cut into equal shards: no chunk is in two of them.
+
+    Where the chunks stay large enough, every axis is also cut into as many parts as
+    there are shards. So as many devices that share the array in another way, by its
+    columns instead of its rows, each have chunks of their own to read.
+    """
+    chunk = list(shard)
+    count = math.prod(grid(shape, shard))
+    for axis, length in enumerate(shape):
+        part = length // count
+        if length % count or part == 0 or chunk[axis] % part:
+            continue
+        if math.prod(chunk) // chunk[axis] * part * itemsize >= _LEAST:
+            chunk[axis] = part
+    for axis, length in enumerate(chunk):
+        size = math.prod(chunk) * itemsize
+        if size <= target:
+            break
+        chunk[axis] = length // _parts(length, -(-size // target))
+    return tuple(chunk)
+
+
+def _parts(length: int, wanted: int) -> int:
+    """Into how many equal parts to cut a length: about so many."""
+    above = range(wanted, min(length, 4 * wanted) + 1)
+    below = range(min(length, wanted), 0, -1)
+    return next(n for n in (*above, *below) if length % n == 0)
+
+
 def grid(shape: Sequence[int], chunk: Sequence[int]) -> Shape:
     """How many chunks there are along each axis."""
     return tuple(-(-n // c) for n, c in zip(shape, chunk))

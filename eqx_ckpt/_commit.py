@@ -9,6 +9,7 @@ path, and the two directories change places at once.
 import contextlib
 import ctypes
 import errno
+import json
 import os
 import pathlib
 import re
@@ -178,10 +179,11 @@ def _local_place(
     for leftover in beside(path):
         delete_abandoned(leftover)
     if swaps:
-        own = path.with_name(f"{path.name}.eqx_ckpt-{save}")
-        work = Root(str(own), own)
+        work = _beside_of(path, save)
+        own = work.local
     else:
         own, work = path / "d" / save, root
+    assert own is not None
     made = [p for p in own.parents if not p.exists()]
     undo.callback(_discard_empty, made)
     undo.callback(_discard, Root(str(own), own), "")
@@ -198,6 +200,26 @@ def _local_place(
             if own.exists() or hasattr(e, "__notes__"):
                 raise
             raise _replaced(root) from e
+
+
+def encode(place: Place) -> bytes:
+    """A place for other processes: see `joined`."""
+    return json.dumps([place.save, place.work != place.root]).encode()
+
+
+def joined(root: Root, word: bytes) -> tuple[Root, str]:
+    """Where all processes of a run write, and the directory of the save there."""
+    save, beside = json.loads(word)
+    if root.local is not None:
+        root = root._replace(local=pathlib.Path(os.path.realpath(root.local)))
+        if beside:
+            root = _beside_of(root.local, save)
+    return root, f"d/{save}"
+
+
+def _beside_of(path: Any, save: str) -> Root:
+    own = path.with_name(f"{path.name}.eqx_ckpt-{save}")
+    return Root(str(own), own)
 
 
 def _claim(root: Root, save: str, undo: contextlib.ExitStack) -> None:

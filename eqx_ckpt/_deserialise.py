@@ -8,10 +8,11 @@ import jax
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from . import _checkpoint, _gc, _lazy, _leaf, _match
+from . import _checkpoint, _gc, _lazy, _leaf, _match, _team
 from ._checkpoint import Checkpoint
 from ._filters import FilterSpec, IsLeaf
 from ._lazy import LazyArray
+from ._team import Team
 
 
 @_gc.paused()
@@ -30,6 +31,7 @@ def tree_deserialise_leaves(
     verify: bool = True,
     max_bytes: int | None = None,
     progress: bool = False,
+    timeout: int | float = 600,
 ) -> PyTree:
     """Loads leaves into a tree, each from the leaf that was saved under its name.
 
@@ -62,6 +64,12 @@ def tree_deserialise_leaves(
     - `max_bytes`: how much host memory the call may take beyond the tree, 256 MiB by
         default, but at least a chunk. Leaves larger than it are read in parts.
     - `progress`: whether to show a progress bar. This needs `eqx_ckpt[progress]`.
+    - `timeout`: where many processes load a tree together, how many seconds they wait
+        for each other.
+
+    In a run of many processes (`jax.distributed`) all of them make the call if `like`
+    has arrays that are sharded over several of them. Each reads what its own devices
+    need. If that fails in one process, it is an error in all.
 
     **Returns:** `like`, with the selected leaves loaded.
 
@@ -82,22 +90,23 @@ def tree_deserialise_leaves(
 
         ```
     """
-    ckpt = _checkpoint.open(path)
-    pinned = ckpt._source
-    matched = _match.match(
-        ckpt.path,
-        pinned.index,
-        like,
-        filter_spec,
-        is_leaf,
-        where=where,
-        source=_checkpoint.resolve_source(ckpt, source),
-        missing=missing,
-        unexpected=unexpected,
-        static=static,
-        cast=cast,
-    )
-    flat, pairs = matched
+    team = _team_of(f"Loading `{path}`", jtu.tree_leaves(like), timeout)
+    with team.heard():
+        ckpt = _checkpoint.open(path)
+        pinned = ckpt._source
+        flat, pairs = _match.match(
+            ckpt.path,
+            pinned.index,
+            like,
+            filter_spec,
+            is_leaf,
+            where=where,
+            source=_checkpoint.resolve_source(ckpt, source),
+            missing=missing,
+            unexpected=unexpected,
+            static=static,
+            cast=cast,
+        )
     leaves = list(flat.leaves)
     # One object at two places of `like`, stored as one array, is loaded as one array.
     aliases = pinned.index.aliases
@@ -114,12 +123,46 @@ def tree_deserialise_leaves(
                 continue
         wants.append(_lazy.Want(record, None, target))
         numbers.append(number)
-    values = _lazy.load(pinned, wants, verify, max_bytes, progress)
+    values = _in_step(
+        team,
+        [pinned.index.save],
+        lambda: _lazy.load(pinned, wants, verify, max_bytes, progress),
+    )
     for number, value in zip(numbers, values):
         leaves[number] = value
     for number, origin in again:
         leaves[number] = leaves[origin]
     return jtu.tree_unflatten(flat.structure, leaves)
+
+
+def _team_of(what: str, leaves: list[Any], timeout: int | float) -> Team:
+    """The processes that have to load these leaves together."""
+    if _team.size() > 1 and any(map(_leaf.is_spread, leaves)):
+        return _team.run(what, timeout)
+    return Team(0, 1)
+
+
+def _in_step(team: Team, saves: list[str], read: Callable[[], list[Any]]) -> list[Any]:
+    """What `read` gives, once all processes have read the same saves."""
+
+    def same(words: list[bytes]) -> bytes:
+        for rank, word in enumerate(words):
+            if word != words[0]:
+                raise RuntimeError(
+                    f"{team.what}: process {rank} has opened another save than process "
+                    "0: it was replaced meanwhile. Load again."
+                )
+        return b""
+
+    team.confer(lambda: " ".join(saves).encode(), same)
+    values: list[Any] = []
+
+    def work() -> bytes:
+        values.extend(read())
+        return b""
+
+    team.round("read").confer(work, lambda _: b"")
+    return values
 
 
 @_gc.paused()
@@ -129,6 +172,7 @@ def materialise(
     verify: bool = True,
     max_bytes: int | None = None,
     progress: bool = False,
+    timeout: int | float = 600,
 ) -> PyTree:
     """Reads every lazy leaf of a tree, in one planned read; the rest stays as it is.
 
@@ -138,7 +182,7 @@ def materialise(
         checkpoint's own tree, such as `ckpt.tree.model`, which comes back as plain
         dicts, lists and arrays.
     - `verify`: whether to check the digests of all that is read.
-    - `max_bytes`, `progress`: as in [`tree_deserialise_leaves`][].
+    - `max_bytes`, `progress`, `timeout`: as in [`tree_deserialise_leaves`][].
 
     **Returns:** the tree, with the leaves read: as `like` had them if they were spliced
     into one, else as they were saved.
@@ -157,7 +201,13 @@ def materialise(
     """
     leaves, structure = jtu.tree_flatten(tree)
     lazies = {id(x): x for x in leaves if isinstance(x, LazyArray)}
-    fetched = _lazy.fetch(list(lazies.values()), verify, max_bytes, progress)
+    todo = list(lazies.values())
+    team = _team_of("Reading lazy leaves", todo, timeout)
+    fetched = _in_step(
+        team,
+        list(dict.fromkeys(lazy._source.index.save for lazy in todo)),
+        lambda: _lazy.fetch(todo, verify, max_bytes, progress),
+    )
     values = dict(zip(lazies, fetched))
     return jtu.tree_unflatten(
         structure,

@@ -161,7 +161,9 @@ def _read(stored: Stored, plan: Plan, verify: bool) -> tuple[dict[int, Any], lis
             owned = True
         template = _leaf.describe(made)
         array = _leaf.to_host(made, template)
-        out[x.number] = _leaf.from_host(array, template, x.target, owned)
+        regions = _leaf.regions(x.target) or [...]
+        arrays = [array[region] for region in regions]
+        out[x.number] = _leaf.from_host(arrays, template, x.target, owned)
     return out, values[::-1]
 
 

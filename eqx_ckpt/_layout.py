@@ -2,15 +2,17 @@
 
 import functools as ft
 import itertools
+import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 
-from . import _chunks, _index, _leaf, _ocdbt, _store
+from . import _chunks, _deal, _index, _leaf, _ocdbt, _store
 from ._chunks import Grid
+from ._deal import Owners
 from ._index import Template
 from ._progress import Advance
 from ._store import Root
@@ -19,8 +21,6 @@ from ._store import Root
 # Every leaf starts at a multiple of this in its file, which is what a memory-mapped
 # read into aligned memory is fastest from.
 _ALIGN = 64
-# Files are written side by side; more of them than this helps nobody.
-_MIN_FILE, _MAX_FILE, _FILES = 64 * 2**20, 2 * 2**30, 32
 # Chunks of the layouts, in bytes: one block of digests, and few files.
 _CHUNK = {"ocdbt": _chunks.BLOCK, "zarr": 32 * 2**20}
 # Leaves of fewer bytes are not compressed: they are read in runs, as they lie.
@@ -35,13 +35,15 @@ Chunks = None | int | Callable[[str, tuple[int, ...], np.dtype], Any]
 
 class Leaf(NamedTuple):
     """A leaf to be written. `number` is that of its template among those of the save,
-    `alias` the place of the leaf whose bytes it shares."""
+    `alias` the place of the leaf whose bytes it shares. `owners` are the processes that
+    write its chunks; without them it is process 0."""
 
     name: str
     value: Any
     template: Template
     number: int
     alias: int | None
+    owners: Owners | None = None
 
 
 class Small(NamedTuple):
@@ -57,7 +59,7 @@ _SMALL = 1 << 16
 def prepare(leaf: Leaf) -> Leaf:
     """A leaf with most of the work of writing it done, if it is small."""
     t = leaf.template
-    if t.chunk != t.shape or t.nbytes > _SMALL:
+    if t.chunk != t.shape or t.nbytes > _SMALL or leaf.owners is not None:
         return leaf
     data = _whole(leaf)
     return leaf._replace(value=Small(data, xxhash.xxh3_128_digest(data)))
@@ -79,20 +81,28 @@ class Written(NamedTuple):
 
 
 def chunk_shape(
-    name: str, template: Template, layout: str, chunks: Chunks
+    name: str,
+    template: Template,
+    layout: str,
+    chunks: Chunks,
+    shard: tuple[int, ...] | None = None,
 ) -> tuple[int, ...]:
-    """The chunks of a leaf: as the `chunks` keyword says, else by size."""
+    """The chunks of a leaf: as the `chunks` keyword says, else by size, and within its
+    shards if it has some."""
     shape, itemsize = template.shape, template.itemsize
     if chunks is None or isinstance(chunks, int):
         least = -(-template.nbytes * 2 // _index.MAX_CHUNKS)
         target = max(_CHUNK[layout], least) if chunks is None else chunks
         if target < 1:
             raise ValueError(f"`chunks` must be a positive number of bytes: {chunks}.")
-        chunk = _chunks.choose(shape, itemsize, target)
+        if shard is None:
+            chunk = _chunks.choose(shape, itemsize, target)
+        else:
+            chunk = _chunks.choose_sharded(shape, shard, itemsize, target)
         return _few(name, template, chunk)
     given = chunks(name, shape, _index.dtype_of(template.stored))
     if given is None:
-        return chunk_shape(name, template, layout, None)
+        return chunk_shape(name, template, layout, None, shard)
     out = tuple(int(n) for n in given)
     if len(out) != len(shape) or any(n < 1 for n in out):
         raise ValueError(
@@ -166,6 +176,20 @@ class _Data:
     def digests(self) -> bytes:
         return b"".join(self._rows)
 
+    def rows(self, place: int, numbers: range) -> bytes:
+        """The digests of some chunks of a leaf."""
+        first, blocks = self._first[place], self.grids[place].blocks
+        rows = slice(first + blocks[numbers.start], first + blocks[numbers.stop])
+        return b"".join(self._rows[rows])
+
+    def put_rows(self, place: int, numbers: range, digests: Any) -> Any:
+        """Takes the digests of some chunks from the front of many."""
+        first, blocks = self._first[place], self.grids[place].blocks
+        for row in range(first + blocks[numbers.start], first + blocks[numbers.stop]):
+            self._rows[row] = bytes(digests[:16])
+            digests = digests[16:]
+        return digests
+
     def chunks(self, place: int, numbers: range) -> Iterator[Any]:
         """Some chunks of a leaf as they are stored: padded, and compressed if so."""
         leaf, grid, first = self._leaves[place], self.grids[place], self._first[place]
@@ -233,85 +257,116 @@ class _Piece(NamedTuple):
         return self.offset + start, self.ends[i] - start
 
 
-def _pack(
-    leaves: Sequence[Leaf], grids: Sequence[Grid]
-) -> list[list[tuple[int, range]]]:
-    """Deals runs of chunks out to files of about one size, in the order of the tree."""
-    sizes = [
-        len(grid.keys) * grid.full if leaf.alias is None else 0
-        for leaf, grid in zip(leaves, grids)
-    ]
-    target = min(max(sum(sizes) // _FILES, _MIN_FILE), _MAX_FILE)
-    files: list[list[tuple[int, range]]] = [[]]
-    end = 0
-    for place, size in enumerate(sizes):
-        if leaves[place].alias is not None:
-            continue
-        grid = grids[place]
+class Part(NamedTuple):
+    """What one process has written: the ends of compressed chunks in each of its runs,
+    in the order of the deal, and the digests of its chunks."""
+
+    ends: list[list[int] | None]
+    digests: bytes
+
+    def encode(self) -> bytes:
+        return json.dumps([self.ends, self.digests.hex()]).encode()
+
+    @staticmethod
+    def decode(data: bytes) -> "Part":
+        ends, digests = json.loads(data)
+        return Part(ends, bytes.fromhex(digests))
+
+
+class Save:
+    """The writing of the leaves of one save: each process its own part of it."""
+
+    def __init__(self, leaves: Sequence[Leaf], processes: int, advance: Advance):
+        self.leaves = leaves
+        self.data = _Data(leaves, advance)
+        self.deal = _deal.deal(
+            [self._work(leaf, grid) for leaf, grid in zip(leaves, self.data.grids)],
+            processes,
+        )
+
+    def _work(self, leaf: Leaf, grid: Grid) -> _deal.Work:
         count = len(grid.keys)
-        if end + size <= target or size == 0:
-            files[-1].append((place, range(count)))
-            end += size
-            continue
-        done = 0
-        while done < count:
-            room = (target - end) // grid.full
-            if room < 1 and files[-1]:
-                files.append([])
-                end = 0
-                continue
-            take = max(1, min(count - done, room))
-            files[-1].append((place, range(done, done + take)))
-            end += take * grid.full
-            done += take
-    return files
+        owners = leaf.owners or [(range(count), 0)]
+        return _deal.Work(count, grid.full, [] if leaf.alias is not None else owners)
+
+    def own(self, process: int) -> list[tuple[int, list[tuple[int, range]]]]:
+        """The files that a process writes: their numbers, and the runs in each."""
+        deal = self.deal
+        return [(i, f) for i, f in enumerate(deal.files) if deal.owner[i] == process]
+
+    def part(self, process: int, ends: Mapping[tuple[int, int], list[int]]) -> Part:
+        """What a process has written; `ends` by leaf and first chunk."""
+        runs = [run for _, file in self.own(process) for run in file]
+        digests = b"".join(self.data.rows(*run) for run in runs)
+        return Part([ends.get((place, run.start)) for place, run in runs], digests)
+
+    def take(self, process: int, part: Part) -> dict[tuple[int, int], list[int]]:
+        """The inverse of `part`: the digests are put in their places.
+
+        **Raises:** `ValueError` if it is not a part of this save.
+        """
+        runs = [run for _, file in self.own(process) for run in file]
+        if len(part.ends) != len(runs):
+            raise ValueError("it has written something else than was planned")
+        digests = memoryview(part.digests)
+        for place, run in runs:
+            digests = self.data.put_rows(place, run, digests)
+        if digests:
+            raise ValueError("it has written something else than was planned")
+        return {
+            (place, run.start): ends
+            for (place, run), ends in zip(runs, part.ends)
+            if ends is not None
+        }
+
+
+Ends = dict[tuple[int, int], list[int]]
 
 
 def write_ocdbt(
-    root: Root,
-    save: str,
-    leaves: Sequence[Leaf],
-    sync: bool,
-    max_bytes: int,
-    advance: Advance,
-) -> Written:
-    """Writes the leaves below `d/<save>/`: a database of its own, whose values lie in
-    a few data files. See FORMAT.md, "layout="ocdbt""."""
-    base = f"d/{save}"
-    data = _Data(leaves, advance)
-    dealt = _pack(leaves, data.grids)
-    files = [str(number) for number in range(len(dealt))]
-    packed: list[list[_Piece]] = [[] for _ in files]
+    save: Save, process: int, root: Root, base: str, sync: bool, max_bytes: int
+) -> Ends:
+    """Writes the data files of a process below `d/<save>/`. See FORMAT.md,
+    "layout="ocdbt""."""
+    data, leaves = save.data, save.leaves
+    found: Ends = {}
 
-    def buffers(number: int) -> Iterator[Any]:
+    def buffers(runs: list[tuple[int, range]]) -> Iterator[Any]:
         end = 0
-        for place, numbers in dealt[number]:
+        for place, numbers in runs:
             offset = -(-end // _ALIGN) * _ALIGN
             if offset != end:
                 yield bytes(offset - end)
             t = leaves[place].template
-            ends = None
             end = offset + len(numbers) * data.grids[place].full
             if t.codec is None and t.chunk == t.shape:
                 yield data.whole(place)
             elif t.codec is None:
                 yield from data.chunks(place, numbers)
             else:
-                ends = []
+                ends = found[place, numbers.start] = []
                 end = offset
                 for chunk in data.chunks(place, numbers):
                     yield chunk
                     end += len(chunk)
                     ends.append(end - offset)
-            packed[number].append(_Piece(place, numbers, offset, ends))
 
     _store.gather(
         [
-            ft.partial(_store.write_file, root, f"{base}/{key}", buffers(number), sync)
-            for number, key in enumerate(files)
+            ft.partial(_store.write_file, root, f"{base}/{number}", buffers(runs), sync)
+            for number, runs in save.own(process)
         ],
         data.threads(max_bytes),
     )
+    return found
+
+
+def finish_ocdbt(save: Save, ends: Ends, root: Root, base: str, sync: bool) -> Written:
+    """Writes the rest of a save whose data files are all there: a database of its own,
+    whose values lie in them."""
+    data, leaves = save.data, save.leaves
+    files = [str(number) for number in range(len(save.deal.files))]
+    packed = [_pieces(runs, leaves, data.grids, ends) for runs in save.deal.files]
     entries, blobs, file, offset = _entries(leaves, data.grids, packed)
     nodes, top = _ocdbt.tree(entries, [*files, "tree"], "tree", len(blobs))
     own = {
@@ -330,14 +385,33 @@ def write_ocdbt(
         if piece.numbers.start > 0
     ]
     sizes: dict[int, list[int]] = {}
-    for place, numbers, _, ends in sorted(itertools.chain(*packed), key=_by_chunk):
-        if ends is not None:
-            steps = zip(ends, [0, *ends])
-            sizes.setdefault(place, []).extend(end - start for end, start in steps)
+    for place, numbers, _, stops in sorted(itertools.chain(*packed), key=_by_chunk):
+        if stops is not None:
+            steps = zip(stops, [0, *stops])
+            sizes.setdefault(place, []).extend(stop - start for stop, start in steps)
     # The same database from the root of the checkpoint.
     side = {"manifest.ocdbt": _ocdbt.manifest(top, "tree", base + "/")}
     digest = _index.digest(digests)
     return Written(files, file, offset, splits, sizes, digest, others, side)
+
+
+def _pieces(
+    runs: list[tuple[int, range]],
+    leaves: Sequence[Leaf],
+    grids: Sequence[Grid],
+    ends: Ends,
+) -> list[_Piece]:
+    """Where the runs of a file lie in it."""
+    out = []
+    end = 0
+    for place, numbers in runs:
+        offset = -(-end // _ALIGN) * _ALIGN
+        own = None
+        if leaves[place].template.codec is not None:
+            own = ends[place, numbers.start]
+        out.append(_Piece(place, numbers, offset, own))
+        end = offset + (own[-1] if own else len(numbers) * grids[place].full)
+    return out
 
 
 def _by_chunk(piece: _Piece) -> tuple[int, int]:
@@ -406,47 +480,73 @@ def directory(name: str) -> str:
 
 
 def write_zarr(
-    root: Root,
-    leaves: Sequence[Leaf],
-    sync: bool,
-    max_bytes: int,
-    advance: Advance,
-) -> Written:
-    """Writes a Zarr v3 array for each leaf, in a directory of its name."""
-    data = _Data(leaves, advance)
+    save: Save, process: int, root: Root, base: str, sync: bool, max_bytes: int
+) -> Ends:
+    """Writes the chunks of a process: a Zarr v3 array for each leaf, in a directory of
+    its name."""
+    data = save.data
 
-    def write(place: int) -> None:
-        leaf = leaves[place]
-        base = directory(leaf.name)
-        keys = data.grids[place].keys
-        parents = {f"{base}/{key}".rpartition("/")[0] for key in keys}
-        _store.make_directories(root, parents or [base])
-        blob = _store.zarr_json(leaf.template)
-        _store.write_file(root, f"{base}/zarr.json", [blob], sync)
-        if leaf.alias is not None:
-            origin = directory(leaves[leaf.alias].name)
-            for key in keys:
-                _store.link_file(root, f"{origin}/{key}", f"{base}/{key}", sync)
-        else:
-            for key, chunk in zip(keys, data.chunks(place, range(len(keys)))):
-                _store.write_file(root, f"{base}/{key}", [chunk], sync)
+    def write(place: int, numbers: range) -> None:
+        parent = directory(save.leaves[place].name)
+        keys = [f"{parent}/{key}" for key in data.grids[place].keys]
+        keys = keys[numbers.start : numbers.stop]
+        parents = {key.rpartition("/")[0] for key in keys}
+        _store.make_directories(root, parents or [parent])
+        for key, chunk in zip(keys, data.chunks(place, numbers)):
+            _store.write_file(root, key, [chunk], sync)
         if sync:
-            below = {p[:at] for p in parents for at in _cuts(p)} | {base}
+            # The directory of the leaf itself has more to come.
+            below = {p[:at] for p in parents for at in _cuts(p)} - {parent}
             _store.sync_directories(root, below)
 
-    # A linked leaf comes after the one it is linked to.
-    for aliased in (False, True):
-        _store.gather(
-            [
-                ft.partial(write, place)
-                for place, leaf in enumerate(leaves)
-                if (leaf.alias is not None) == aliased
-            ],
-            data.threads(max_bytes),
-        )
-    digests = data.digests()
+    _store.gather(
+        [ft.partial(write, *run) for _, runs in save.own(process) for run in runs],
+        data.threads(max_bytes),
+    )
+    return {}
+
+
+def finish_zarr(save: Save, ends: Ends, root: Root, base: str, sync: bool) -> Written:
+    """Writes the rest of a save whose chunks are all there."""
+
+    def write(leaf: Leaf) -> None:
+        parent = directory(leaf.name)
+        _store.make_directories(root, [parent])
+        blob = _store.zarr_json(leaf.template)
+        _store.write_file(root, f"{parent}/zarr.json", [blob], sync)
+        parents = set()
+        if leaf.alias is not None:
+            origin = directory(save.leaves[leaf.alias].name)
+            keys = save.data.grids[leaf.alias].keys
+            parents = {f"{parent}/{key}".rpartition("/")[0] for key in keys}
+            _store.make_directories(root, parents)
+            for key in keys:
+                _store.link_file(root, f"{origin}/{key}", f"{parent}/{key}", sync)
+        if sync:
+            below = {p[:at] for p in parents for at in _cuts(p)} | {parent}
+            _store.sync_directories(root, below)
+
+    _store.gather([ft.partial(write, leaf) for leaf in save.leaves])
+    digests = save.data.digests()
     _store.write_file(root, "eqx_ckpt.digests", [digests], sync)
     return Written([], [], [], [], {}, _index.digest(digests), {}, {})
+
+
+def check_files(
+    save: Save, layout: str, process: int, ends: Ends, root: Root, base: str
+) -> None:
+    """**Raises:** `ValueError` unless the files of a process are there, and whole."""
+    grids = save.data.grids
+    for number, runs in save.own(process):
+        if layout == "ocdbt":
+            last = _pieces(runs, save.leaves, grids, ends)[-1]
+            start, length = last.find(last.numbers[-1], grids[last.place].full)
+            _store.check_range(root, f"{base}/{number}", start + length)
+            continue
+        for place, numbers in runs:
+            parent = directory(save.leaves[place].name)
+            for key in grids[place].keys[numbers.start : numbers.stop]:
+                _store.check_range(root, f"{parent}/{key}", 1)
 
 
 def _cuts(path: str) -> list[int]:

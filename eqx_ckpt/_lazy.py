@@ -278,14 +278,14 @@ def load(
     batches = _Batches(wants, out)
 
     def done(number: int, result: _read.Result) -> None:
-        (array,), owned, converted = result
+        arrays, owned, converted = result
         for i in members[number]:
             record, _, target = wants[i]
-            if not converted and batches.take(i, array):
+            if not converted and batches.take(i, arrays[0]):
                 continue
             try:
                 out[i] = _leaf.from_host(
-                    array, record.template, target, owned, converted
+                    arrays, record.template, target, owned, converted
                 )
             except (ValueError, TypeError) as e:
                 lost[record.name] = str(e)
@@ -333,7 +333,7 @@ def _requests(
         request = _request(want, lost)
         dtype = request.conversion and request.conversion.dtype
         place = want.record.place
-        key = (aliases.get(place, place), want.view, dtype)
+        key = (aliases.get(place, place), request.views, dtype)
         number = numbers.setdefault(key, len(requests))
         if number == len(requests):
             requests.append(request)
@@ -345,6 +345,10 @@ def _requests(
 def _request(want: Want, lost: dict[str, str]) -> _read.Request:
     record, view, target = want
     views = None if view is None else (view,)
+    regions = _leaf.regions(target)
+    if regions is not None:
+        whole = view or _view.whole(record.template.shape)
+        views = tuple(whole.take((*region, ...)) for region in regions)
     conversion = _leaf.conversion(record.template, target)
     if conversion is None:
         return _read.Request(record, views)
@@ -389,7 +393,7 @@ class _Batches:
         for target, waiting in self._waiting.items():
             for i, array in waiting:
                 template = self._wants[i].record.template
-                self._out[i] = _leaf.from_host(array, template, target, False)
+                self._out[i] = _leaf.from_host([array], template, target, False)
 
 
 def fetch(

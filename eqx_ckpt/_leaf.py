@@ -3,7 +3,7 @@
 import collections
 import functools as ft
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,8 +13,9 @@ import jax.random as jr
 import ml_dtypes
 import numpy as np
 
-from . import _index, _show
+from . import _index, _sharding, _show, _team
 from ._index import Template
+from ._sharding import Shards
 
 
 _python = {"bool": bool, "int": int, "float": float, "complex": complex}
@@ -130,8 +131,6 @@ def _describe_jax(leaf: jax.Array, dtype: np.dtype | None) -> Template:
         raise ValueError("it is a tracer. Save outside of `jit`, `grad` and `vmap`.")
     if leaf.is_deleted():
         raise ValueError("it has been deleted or donated, and has no value any more.")
-    if not _is_here(leaf.sharding):
-        raise ValueError("it lies on devices of other processes.")
     if _is_key_dtype(leaf.dtype):
         data = jax.eval_shape(jr.key_data, leaf)
         _check_rank(data.ndim)
@@ -140,11 +139,6 @@ def _describe_jax(leaf: jax.Array, dtype: np.dtype | None) -> Template:
             raise ValueError(f"its PRNG implementation {impl} has no registered name.")
         return Template("", "key", "key", data.shape, "uint32", (), False, impl)
     return _array_template("jax", leaf.shape, leaf.dtype, dtype, leaf.weak_type)
-
-
-@ft.lru_cache(maxsize=1024)
-def _is_here(sharding: jax.sharding.Sharding) -> bool:
-    return sharding.is_fully_addressable
 
 
 @ft.cache
@@ -192,11 +186,42 @@ def _int_bytes(n: Any) -> bytes:
     return n.to_bytes(n.bit_length() // 8 + 1, "little", signed=True)
 
 
+# Leaves of fewer bytes are stored whole where one process has all of them.
+_UNCUT = 1 << 16
+
+
+def shard_shape(leaf: Any, template: Template) -> tuple[int, ...] | None:
+    """The shape of the shards of the stored array, if it is to be stored in those."""
+    if not isinstance(leaf, jax.Array) or _is_whole(leaf.sharding):
+        return None
+    if template.nbytes <= _UNCUT and leaf.is_fully_addressable:
+        return None
+    shape = template.logical_shape
+    shard = _sharding.shard_shape(leaf.sharding, shape)
+    return None if shard is None else shard + template.shape[len(shape) :]
+
+
+def holders(leaf: Any, template: Template) -> _sharding.Holders | None:
+    """Which processes have which regions of the stored array of a leaf; None if it is
+    each process's own."""
+    if not isinstance(leaf, jax.Array) or _is_local(leaf.sharding):
+        return None
+    shape = template.logical_shape
+    rest = tuple(slice(0, n) for n in template.shape[len(shape) :])
+    found = _sharding.holders(leaf.sharding, shape)
+    return tuple((region + rest, processes) for region, processes in found)
+
+
+@ft.lru_cache(maxsize=1024)
+def _is_local(sharding: jax.sharding.Sharding) -> bool:
+    return sharding.is_fully_addressable
+
+
 def stage(leaf: Any, template: Template) -> Any:
     """A leaf that stays as it is now, whatever becomes of the caller's.
 
-    On accelerators it is a jax.Array whose copy to the host has been started, and which
-    stays only once it has arrived: see `is_staged`.
+    On accelerators its copy to the host has been started, and it stays only once that
+    has arrived: see `is_staged` and `collect`.
     """
     if isinstance(leaf, np.ndarray):
         return np.array(leaf, order="C")
@@ -205,62 +230,114 @@ def stage(leaf: Any, template: Template) -> Any:
     if template.kind == "key":
         leaf = jr.key_data(leaf)
     if _on_cpu(leaf.sharding):
-        # A view, and as long as that is there JAX does not reuse the memory.
+        # Views, and as long as those are there JAX does not reuse the memory.
+        return _views(leaf)
+    shards = _sharding.shards_of(leaf)
+    # The copies on the host would stay with the caller's leaf as long as that lives.
+    parts = [_alike(part) for part in shards.parts]
+    for part in parts:
+        part.copy_to_host_async()
+    return shards._replace(parts=parts)
+
+
+def _alike(part: jax.Array) -> jax.Array:
+    """Another jax.Array of the same memory."""
+    return jax.make_array_from_single_device_arrays(part.shape, part.sharding, [part])
+
+
+def _views(leaf: jax.Array) -> Any:
+    """An array on CPU as NumPy has it: without a copy, so in parts if it has some."""
+    if _is_whole(leaf.sharding):
         return np.asarray(leaf)
-    # The copy on the host would stay with the caller's leaf as long as that lives.
-    shards = [shard.data for shard in leaf.addressable_shards]
-    leaf = jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, shards)
-    leaf.copy_to_host_async()
-    return leaf
+    shards = _sharding.shards_of(leaf)
+    return shards._replace(parts=[np.asarray(part) for part in shards.parts])
+
+
+@ft.lru_cache(maxsize=1024)
+def _is_whole(sharding: jax.sharding.Sharding) -> bool:
+    # Nearly all leaves have few shardings, and this takes longer than the rest.
+    return sharding.is_fully_replicated
 
 
 def is_staged(value: Any) -> bool:
-    return not isinstance(value, jax.Array)
+    parts = value.parts if isinstance(value, Shards) else ()
+    return not any(isinstance(part, jax.Array) for part in parts)
+
+
+def collect(value: Shards) -> Shards:
+    """A staged leaf whose copies have arrived: waits for them."""
+    return value._replace(parts=[np.asarray(part) for part in value.parts])
 
 
 def to_host(leaf: Any, template: Template) -> np.ndarray:
     """The elements that are stored for a leaf: row-major and little-endian.
 
-    A view of the leaf's memory where it can be: of every jax.Array on CPU.
+    A view of the leaf's memory where it can be: of every jax.Array on CPU that is not
+    cut into shards.
     """
-    if isinstance(leaf, jax.Array) and not _on_cpu(leaf.sharding):
-        # The copy on the host would stay with the leaf as long as that lives.
-        leaf = jnp.copy(leaf)
+    if isinstance(leaf, (jax.Array, Shards)):
+        if isinstance(leaf, Shards) or not (
+            _on_cpu(leaf.sharding) and _is_whole(leaf.sharding)
+        ):
+            region = tuple(slice(0, n) for n in template.shape)
+            return next(to_host_by_regions(leaf, template, [region]))
     return _stored(_on_host(leaf, template), template)
-
-
-def to_host_by_regions(
-    leaf: Any, template: Template, regions: Iterable[tuple[slice, ...]]
-) -> Iterator[np.ndarray]:
-    """The same of some regions in turn, copying no more than a few at a time."""
-    if isinstance(leaf, jax.Array) and not _on_cpu(leaf.sharding):
-        yield from _from_device(leaf, template, regions)
-        return
-    array = _on_host(leaf, template)
-    for region in regions:
-        yield _stored(array[region], template)
 
 
 # Copies from a device that are under way while the one before them is written.
 PREFETCH = 4
 
 
-def _from_device(
+def to_host_by_regions(
     leaf: Any, template: Template, regions: Iterable[tuple[slice, ...]]
 ) -> Iterator[np.ndarray]:
-    if template.kind == "key":
-        leaf = jr.key_data(leaf)
-    copies: collections.deque[jax.Array] = collections.deque()
+    """The same of some regions in turn, copying no more than a few at a time."""
+    if isinstance(leaf, jax.Array):
+        if template.kind == "key":
+            leaf = jr.key_data(leaf)
+        on_cpu = _on_cpu(leaf.sharding)
+        leaf = _views(leaf) if on_cpu else _sharding.shards_of(leaf)
+    if not isinstance(leaf, Shards):
+        array = _on_host(leaf, template)
+        for region in regions:
+            yield _stored(array[region], template)
+        return
+    dtype = leaf.parts[0].dtype
+    ahead = 0 if isinstance(leaf.parts[0], np.ndarray) else PREFETCH
+    waiting: collections.deque[tuple[tuple[slice, ...], list]] = collections.deque()
     for region in regions:
-        starts = [s.start for s in region]
-        # One compiled program for all regions of a size.
-        sizes = [s.stop - s.start for s in region]
-        copies.append(jax.lax.dynamic_slice(leaf, starts, sizes))
-        copies[-1].copy_to_host_async()
-        if len(copies) > PREFETCH:
-            yield _stored(np.asarray(copies.popleft()), template)
-    while copies:
-        yield _stored(np.asarray(copies.popleft()), template)
+        found = _sharding.pieces(leaf.regions, region)
+        begun = [
+            (piece.to, _begin(leaf.parts[piece.part], piece.fro)) for piece in found
+        ]
+        waiting.append((region, begun))
+        if len(waiting) > ahead:
+            yield _stored(_join(*waiting.popleft(), dtype), template)
+    while waiting:
+        yield _stored(_join(*waiting.popleft(), dtype), template)
+
+
+def _begin(part: Any, region: tuple[slice, ...]) -> Any:
+    """A region of a part; the copy to the host is started if it is on a device."""
+    if isinstance(part, np.ndarray):
+        return part[region]
+    starts = [s.start for s in region]
+    # One compiled program for all regions of a size.
+    sizes = [s.stop - s.start for s in region]
+    out = jax.lax.dynamic_slice(part, starts, sizes)
+    out.copy_to_host_async()
+    return out
+
+
+def _join(
+    region: tuple[slice, ...], begun: list[tuple[tuple[slice, ...], Any]], dtype: Any
+) -> np.ndarray:
+    if len(begun) == 1:
+        return np.asarray(begun[0][1])
+    out = np.empty([s.stop - s.start for s in region], dtype)
+    for to, part in begun:
+        out[to] = np.asarray(part)
+    return out
 
 
 @ft.lru_cache(maxsize=1024)
@@ -329,7 +406,14 @@ def target_of(like: Any) -> Target:
                 "Load outside of `jit`, `grad` and `vmap`, or into a skeleton."
             )
         sharding = like.sharding
-        if isinstance(like, jax.Array) and not like.committed:
+        if not isinstance(like, jax.Array):
+            sharding = _placed(sharding, like.shape)
+            if sharding is None and _team.size() > 1:
+                raise TypeError(
+                    "It has no sharding. In a run of many processes every abstract "
+                    "leaf needs one: make the skeleton with `ec.skeleton(..., sharding=)`."
+                )
+        elif not like.committed:
             sharding = None
         if is_key(like):
             return Target("key", None, like.shape, False, _impl(like), sharding)
@@ -352,6 +436,30 @@ def _jax_target(
     dtype: np.dtype, shape: tuple[int, ...], weak: bool, sharding: Any
 ) -> Target:
     return Target("jax", dtype, shape, bool(weak), None, sharding)
+
+
+def _placed(sharding: Any, shape: tuple[int, ...]) -> jax.sharding.Sharding | None:
+    """The sharding of a leaf on devices: an abstract mesh is that of `jax.set_mesh`.
+
+    **Raises:** `TypeError` if there are no devices, or it cannot cut the shape.
+    """
+    mesh = getattr(sharding, "mesh", None)
+    if isinstance(mesh, jax.sharding.AbstractMesh):
+        if mesh.empty:
+            return None
+        current = jax.sharding.get_mesh()
+        if current.abstract_mesh != mesh:
+            raise TypeError(
+                f"Its sharding is on the abstract mesh {mesh}, which has no devices. "
+                "Load inside `with jax.set_mesh(mesh)`, or give it a sharding."
+            )
+        sharding = jax.sharding.NamedSharding(current, sharding.spec)
+    if sharding is not None:
+        try:
+            sharding.shard_shape(shape)
+        except ValueError as e:
+            raise TypeError(f"Its sharding does not fit its shape: {e}") from e
+    return sharding
 
 
 def _impl(key: Any) -> str:
@@ -493,6 +601,27 @@ def _result_dtype(template: Template, target: Target) -> np.dtype:
     return wanted
 
 
+def is_spread(leaf: Any) -> bool:
+    """Whether several processes have parts of a leaf, or are to have."""
+    sharding = getattr(leaf, "sharding", None)
+    if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) or sharding is None:
+        return False
+    mesh = getattr(sharding, "mesh", None)
+    if isinstance(mesh, jax.sharding.AbstractMesh):
+        return not mesh.empty
+    return not _is_local(sharding)
+
+
+def regions(target: Target) -> list[tuple[slice, ...]] | None:
+    """The parts of a leaf that are read each into memory of its own, for the devices of
+    this process; None if it is read as one."""
+    if target.sharding is None or target.kind != "jax":
+        return None
+    if _is_local(target.sharding) and (target.weak or _is_whole(target.sharding)):
+        return None
+    return _sharding.here(target.sharding, target.shape).regions
+
+
 class Conversion(NamedTuple):
     """What has to be done to the numbers of an array, all of it or some at a time."""
 
@@ -515,25 +644,51 @@ def conversion(template: Template, target: Target) -> Conversion | None:
 
 
 def from_host(
+    arrays: Sequence[np.ndarray],
+    template: Template,
+    target: Target,
+    owned: bool,
+    converted: bool = False,
+) -> Any:
+    """The leaf that `target` asks for, of the stored array, or of its `regions`.
+
+    `owned` says that nobody else has their memory: it may become the leaf's;
+    `converted` that they come out of the leaf's `conversion`.
+    **Raises:** `ValueError` when the value does not survive the conversion.
+    """
+    if regions(target) is None:
+        return _from_host(arrays[0], template, target, owned, converted)
+    assert target.sharding is not None
+    host = target._replace(kind="numpy", dtype=_result_dtype(template, target))
+    parts = [_from_host(x, template, host, owned, converted) for x in arrays]
+    out = _sharding.assemble(target.sharding, target.shape, parts)
+    if not target.weak:
+        return out
+    weaken = jax.jit(_weak_like, out_shardings=target.sharding)
+    weak = weaken(out)
+    return weak if weak.dtype == out.dtype else out
+
+
+def _from_host(
     array: np.ndarray,
     template: Template,
     target: Target,
     owned: bool,
     converted: bool = False,
 ) -> Any:
-    """The leaf that `target` asks for, of the stored `array`.
-
-    `owned` says that nobody else has the memory of `array`: it may become the leaf's;
-    `converted` that it comes out of the leaf's `conversion`.
-    **Raises:** `ValueError` when the value does not survive the conversion.
-    """
     if target.kind in ("str", "bytes"):
         data = array.tobytes()
         out = data if target.kind == "bytes" else data.decode("utf-8", "surrogatepass")
         return out if target.python in (None, str, bytes) else target.python(out)
     if target.kind == "key":
-        data = jnp.asarray(array)
-        key = jr.wrap_key_data(data, impl=target.impl)
+        if target.sharding is not None and not _is_local(target.sharding):
+            parts = [
+                array[region]
+                for region in _sharding.here(target.sharding, target.shape).regions
+            ]
+            data = _sharding.assemble(target.sharding, array.shape, parts)
+            return jr.wrap_key_data(data, impl=target.impl)
+        key = jr.wrap_key_data(jnp.asarray(array), impl=target.impl)
         return key if target.sharding is None else jax.device_put(key, target.sharding)
     if template.dtype == "float0":
         array = np.zeros(template.shape, jax.dtypes.float0)
@@ -587,14 +742,19 @@ def batch_to_jax(*arrays: np.ndarray) -> tuple[jax.Array, ...]:
     return arrays  # pyright: ignore[reportReturnType]
 
 
+def _weak_like(x: Any) -> jax.Array:
+    """The same numbers, weakly typed where JAX has such a dtype."""
+    # There is no public function for this. Numbers of Python are weakly typed, and an
+    # array stays so while it is only updated.
+    zero = {"bool": False, "int": 0, "float": 0.0, "complex": 0j}
+    weak = jnp.full(x.shape, zero[_number_type(x.dtype)])
+    return weak.at[...].set(x) if weak.dtype == x.dtype else weak
+
+
 def _to_jax(array: np.ndarray, target: Target, owned: bool) -> jax.Array:
     if target.weak:
-        # There is no public function for this. Numbers of Python are weakly typed, and
-        # an array stays so while it is only updated.
-        zero = {"bool": False, "int": 0, "float": 0.0, "complex": 0j}
-        weak = jnp.full(array.shape, zero[_number_type(array.dtype)])
-        if weak.dtype == array.dtype and weak.weak_type:
-            out = weak.at[...].set(array)
+        out = _weak_like(array)
+        if out.dtype == array.dtype and out.weak_type:
             return jax.device_put(out, target.sharding) if target.sharding else out
     if target.sharding is not None:
         return jax.device_put(array if owned else array.copy(), target.sharding)

@@ -1,5 +1,6 @@
 """`tree_serialise_leaves`."""
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -7,7 +8,9 @@ from typing import Any, NamedTuple
 from jaxtyping import PyTree
 
 from . import (
+    _accord,
     _commit,
+    _deal,
     _filters,
     _gc,
     _index,
@@ -19,12 +22,15 @@ from . import (
     _progress,
     _select,
     _store,
+    _team,
     _tree,
 )
+from ._commit import Place
 from ._filters import FilterSpec, IsLeaf
 from ._index import Index, Template
 from ._layout import Chunks, Leaf
 from ._store import Root
+from ._team import Team
 
 
 @_gc.paused()
@@ -44,6 +50,7 @@ def tree_serialise_leaves(
     durable: bool = True,
     max_bytes: int | None = None,
     progress: bool = False,
+    timeout: int | float = 600,
 ) -> None:
     """Saves the leaves of a pytree, each under the dotted name of its key path.
 
@@ -77,6 +84,14 @@ def tree_serialise_leaves(
         are; what is copied (for `dtype`, other orders of memory, `compression`, and
         from accelerators) is copied chunk by chunk.
     - `progress`: whether to show a progress bar. This needs `eqx_ckpt[progress]`.
+    - `timeout`: where many processes save a tree together, how many seconds they wait
+        for each other.
+
+    In a run of many processes (`jax.distributed`) all of them make the call, with the
+    same `path`, in one place that they share. Each writes shards that it has, replicas
+    once; of NumPy arrays, scalars and arrays on its own devices, which have to be the
+    same everywhere, those of process 0 are saved. If anything fails in one process,
+    nothing is saved, and it is an error in all.
 
     **Returns:** None.
 
@@ -99,22 +114,24 @@ def tree_serialise_leaves(
 
         ```
     """
-    root = _store.resolve(path)
-    _pending.wait_for(root)
-    _pending.raise_untold()
-    planned = plan(
-        root,
-        pytree,
-        filter_spec,
-        is_leaf,
-        where,
-        dtype,
-        metadata,
-        layout,
-        chunks,
-        compression,
-    )
-    write(root, planned, overwrite, durable, max_bytes, progress)
+    team = _team.run(f"Saving to `{path}`", timeout)
+    with team.heard():
+        root = _store.resolve(path)
+        _pending.wait_for(root)
+        _pending.raise_untold()
+        planned = plan(
+            root,
+            pytree,
+            filter_spec,
+            is_leaf,
+            where,
+            dtype,
+            metadata,
+            layout,
+            chunks,
+            compression,
+        )
+    write(root, planned, overwrite, durable, max_bytes, progress, team)
 
 
 class Plan(NamedTuple):
@@ -187,45 +204,109 @@ def write(
     durable: bool,
     max_bytes: int | None,
     progress: bool,
+    team: Team,
 ) -> None:
-    """Writes what was planned, and publishes it."""
+    """Writes what was planned, and publishes it: process 0 of the team does that."""
     room = _MAX_BYTES if max_bytes is None else max_bytes
-    leaves, layout = plan.leaves, plan.layout
-    own = [leaf.template.nbytes for leaf in leaves if leaf.alias is None]
+    own = [leaf.template.nbytes for leaf in plan.leaves if leaf.alias is None]
     with (
         _progress.bar("save", sum(own), len(own), progress) as advance,
-        _commit.begin(root, layout, overwrite) as place,
+        contextlib.ExitStack() as stack,
     ):
-        if layout == "ocdbt":
-            written = _layout.write_ocdbt(
-                place.work, place.save, leaves, durable, room, advance
-            )
-        else:
-            written = _layout.write_zarr(place.work, leaves, durable, room, advance)
-        side = {**written.side, **plan.side}
-        others = {key: _index.digest(value) for key, value in side.items()}
-        index = Index(
-            save=place.save,
-            layout=layout,
-            metadata=plan.metadata,
-            names=[leaf.name for leaf in leaves],
-            templates=plan.templates,
-            template=[leaf.number for leaf in leaves],
-            files=written.files,
-            file=written.file,
-            offset=written.offset,
-            splits=written.splits,
-            sizes=written.sizes,
-            aliases={
-                i: leaf.alias for i, leaf in enumerate(leaves) if leaf.alias is not None
-            },
-            markers=plan.markers,
-            statics=plan.statics,
-            digests=written.digests,
-            others={**written.others, **others},
-            writer=_index.versions(),
-        )
-        _commit.publish(place, index, side, durable)
+        places: list[Place] = []  # of process 0
+
+        def begin(accounts: list[bytes]) -> bytes:
+            if any(account != accounts[0] for account in accounts):
+                return b""
+            place = _commit.begin(root, plan.layout, overwrite)
+            places.append(stack.enter_context(place))
+            if team.size > 1:
+                _store.make_directories(places[0].work, [f"d/{places[0].save}"])
+            return _commit.encode(places[0])
+
+        where = team.confer(lambda: _accord.account(root, plan, team), begin)
+        if not where:
+            _accord.explain(root, plan, team.round("differ"))
+        work, base = _commit.joined(root, where)
+        with team.heard():
+            # What is shared is the same in all processes.
+            save = _layout.Save(plan.leaves, team.size, advance)
+        ends: _layout.Ends = {}
+
+        def write_own() -> bytes:
+            if team.rank > 0:
+                _store.await_directory(work, base)
+            write = _writers[plan.layout]
+            ends.update(write(save, team.rank, work, base, durable, room))
+            if team.rank == 0:
+                return b""
+            part = save.part(team.rank, ends).encode()
+            _store.write_file(work, f"{base}/part-{team.rank}", [part])
+            return _index.digest(part).encode()
+
+        def finish(digests: list[bytes]) -> bytes:
+            for rank in range(1, team.size):
+                ends.update(_take(save, plan.layout, rank, work, base, digests[rank]))
+            if team.size > 1 and plan.layout == "zarr":
+                _store.delete_tree(work, "d")
+            written = _finishers[plan.layout](save, ends, work, base, durable)
+            _publish(places[0], plan, written, durable)
+            return b""
+
+        team.round("write").confer(write_own, finish)
+
+
+_writers = {"ocdbt": _layout.write_ocdbt, "zarr": _layout.write_zarr}
+_finishers = {"ocdbt": _layout.finish_ocdbt, "zarr": _layout.finish_zarr}
+
+
+def _take(
+    save: _layout.Save, layout: str, rank: int, work: Root, base: str, digest: bytes
+) -> _layout.Ends:
+    """What another process has written, once its files have been seen."""
+    key = f"{base}/part-{rank}"
+    value = _store.read_file(work, key)
+    try:
+        if value is None or _index.digest(value.data).encode() != digest:
+            raise ValueError(f"`{key}` is not there")
+        ends = save.take(rank, _layout.Part.decode(value.data))
+        _layout.check_files(save, layout, rank, ends, work, base)
+    except ValueError as e:
+        raise RuntimeError(
+            f"Process 0 does not see what process {rank} has written to `{work}` "
+            f"({e}). The path has to be one that all processes share. Nothing was saved."
+        ) from e
+    _store.delete_tree(work, key)
+    return ends
+
+
+def _publish(place: Place, plan: Plan, written: _layout.Written, sync: bool) -> None:
+    side = {**written.side, **plan.side}
+    others = {key: _index.digest(value) for key, value in side.items()}
+    index = Index(
+        save=place.save,
+        layout=plan.layout,
+        metadata=plan.metadata,
+        names=[leaf.name for leaf in plan.leaves],
+        templates=plan.templates,
+        template=[leaf.number for leaf in plan.leaves],
+        files=written.files,
+        file=written.file,
+        offset=written.offset,
+        splits=written.splits,
+        sizes=written.sizes,
+        aliases={
+            i: leaf.alias
+            for i, leaf in enumerate(plan.leaves)
+            if leaf.alias is not None
+        },
+        markers=plan.markers,
+        statics=plan.statics,
+        digests=written.digests,
+        others={**written.others, **others},
+        writer=_index.versions(),
+    )
+    _commit.publish(place, index, side, sync)
 
 
 def _describe(
@@ -245,7 +326,9 @@ def _describe(
     shared: dict[int, int] = {}
     templates: dict[Template, int] = {}
     # What was made of a template and keys; it is kept with them, as they go by its id.
-    made: dict[tuple[int, str], tuple[Template, Template]] = {}
+    made: dict[Any, tuple[Template, Template]] = {}
+    processes = _team.size()
+    loads = [0] * processes
     for number in numbers:
         path, value = flat.paths[number], flat.leaves[number]
         name, keys = _names.name_of(path)
@@ -260,13 +343,14 @@ def _describe(
             template = _leaf.describe(value, cast)
         except (ValueError, TypeError) as e:
             raise type(e)(f"The leaf `{name}` cannot be saved: {e}") from None
-        done = made.get((id(template), keys))
+        shard = _leaf.shard_shape(value, template)
+        done = made.get((id(template), keys, shard))
         if done is None or callable(chunks):
             full = template._replace(keys=keys)
-            chunk = _layout.chunk_shape(name, full, layout, chunks)
+            chunk = _layout.chunk_shape(name, full, layout, chunks, shard)
             codec = _layout.codec_of(full, compression)
             done = template, full._replace(chunk=chunk, codec=codec)
-            made[id(template), keys] = done
+            made[id(template), keys, shard] = done
         template = done[1]
         alias = None
         if _leaf.is_shared(value):
@@ -275,6 +359,26 @@ def _describe(
                 alias = None
             else:
                 template = template._replace(chunk=leaves[alias].template.chunk)
+        owners = None
+        if processes > 1 and alias is None:
+            owners = _owners(name, value, template, loads)
         number = templates.setdefault(template, len(templates))
-        leaves.append(Leaf(name, value, template, number, alias))
+        leaves.append(Leaf(name, value, template, number, alias, owners))
     return leaves, list(templates)
+
+
+def _owners(
+    name: str, value: Any, template: Template, loads: list[int]
+) -> _deal.Owners | None:
+    holders = _leaf.holders(value, template)
+    if holders is None:
+        return None
+    try:
+        return _deal.owners(
+            holders, template.shape, template.chunk, template.full, loads
+        )
+    except ValueError as e:
+        raise ValueError(
+            f"The leaf `{name}` cannot be saved by many processes: {e}. Pass `chunks` "
+            "that divide the shards, or none."
+        ) from None

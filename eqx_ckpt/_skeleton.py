@@ -1,15 +1,17 @@
 """`skeleton` and `leaf_names`."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.tree_util as jtu
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from . import _names, _tree
+from . import _names, _show, _tree
 from ._filters import IsLeaf
 
 
@@ -33,10 +35,12 @@ def skeleton(
 
     - `fn`, `args`, `kwargs`: the function to call, such as a Module, and its arguments.
     - `sharding`: None; or a `jax.sharding.Sharding` for every abstract leaf; or a
-        function `(name, jax.ShapeDtypeStruct) -> sharding or None`; or a pytree prefix
-        of the result made of those.
+        function `(name, jax.ShapeDtypeStruct) -> sharding or None`, such as
+        [`partition_rules`][] gives; or a pytree prefix of the result made of those.
 
     **Returns:** the result of `fn`, with a `jax.ShapeDtypeStruct` for each JAX array.
+
+    **Raises:** `ValueError` naming the leaf that its sharding does not divide.
 
     !!! example
 
@@ -72,9 +76,61 @@ def _with_shardings(tree: PyTree, sharding: Any) -> PyTree:
             if callable(spec):
                 spec = spec(_names.name_of(path)[0], leaf)
             if spec is not None:
+                name = _names.name_of(path)[0]
+                try:
+                    spec.shard_shape(leaf.shape)
+                except ValueError as e:
+                    raise ValueError(
+                        f"The sharding of the leaf `{name}` does not fit it: {e}"
+                    ) from e
                 leaf = leaf.update(sharding=spec)
         out.append(leaf)
     return jtu.tree_unflatten(flat.structure, out)
+
+
+def partition_rules(
+    mesh: jax.sharding.Mesh, rules: Sequence[tuple[str, PartitionSpec]]
+) -> Callable[[str, jax.ShapeDtypeStruct], NamedSharding]:
+    """Shardings by the names of leaves: a function for `skeleton(..., sharding=)`.
+
+    The idea is that of T5X's partition rules.
+
+    **Arguments:**
+
+    - `mesh`: the devices.
+    - `rules`: pairs `(pattern, spec)`. A leaf gets the spec of the first pattern that
+        is found in its dotted name, by `re.search`. So `(".*", PartitionSpec())` at the
+        end replicates the rest.
+
+    **Returns:** a function `(name, leaf) -> jax.sharding.NamedSharding`. It raises
+    `ValueError` for a leaf that no rule matches.
+
+    !!! example
+
+        ```python
+        >>> import equinox as eqx, jax, jax.random as jr, eqx_ckpt as ec
+        >>> from jax.sharding import PartitionSpec as P
+        >>> mesh = jax.make_mesh((1,), ("model",))
+        >>> rules = ec.partition_rules(mesh, [("weight$", P("model")), ("bias$", P())])
+        >>> like = ec.skeleton(eqx.nn.Linear, 4, 8, key=jr.key(0), sharding=rules)
+        >>> like.weight.sharding.spec
+        PartitionSpec('model',)
+
+        ```
+    """
+    compiled = [(re.compile(pattern), spec) for pattern, spec in rules]
+
+    def sharding_of(name: str, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+        for pattern, spec in compiled:
+            if pattern.search(name):
+                return NamedSharding(mesh, spec)
+        raise ValueError(
+            f"No partition rule matches the leaf `{name}`, "
+            f"{_show.short_array(str(leaf.dtype), leaf.shape)}. Add one, such as "
+            '`(".*", PartitionSpec())` for the rest.'
+        )
+
+    return sharding_of
 
 
 def leaf_names(tree: PyTree, is_leaf: IsLeaf = None) -> PyTree:

@@ -17,6 +17,7 @@ import re
 import stat
 import sys
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -422,6 +423,27 @@ def make_directories(root: Root, keys: Iterable[str]) -> None:
     if root.local is not None:
         for key in keys:
             (root.local / key).mkdir(parents=True, exist_ok=True)
+
+
+# Seconds that a file system of the network may take to show what another host has made.
+_SHOWN = 30
+
+
+def await_directory(root: Root, key: str) -> None:
+    """Waits until a local directory that another process has made is there.
+
+    **Raises:** `RuntimeError` if it does not appear.
+    """
+    if root.local is None:
+        return
+    end = time.monotonic() + _SHOWN
+    while not (root.local / key).is_dir():
+        if time.monotonic() > end:
+            raise RuntimeError(
+                f"`{root.local / key}`, which process 0 has made, is not there. The "
+                "path has to be one that all processes share."
+            )
+        time.sleep(0.05)
 
 
 def sync_directories(root: Root, keys: Iterable[str]) -> None:

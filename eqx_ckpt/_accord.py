@@ -1,0 +1,94 @@
+"""Whether all processes of a run are about to save the same tree."""
+
+import json
+import zlib
+from typing import Any
+
+import xxhash
+
+from . import _index, _layout, _leaf
+from ._layout import Leaf
+from ._store import Root
+from ._team import Team
+
+
+def account(root: Root, plan: Any, team: Team) -> bytes:
+    """What this process is about to save, as a digest."""
+    if team.size == 1:
+        return b""
+    return _index.digest(json.dumps(_lines(root, plan)).encode()).encode()
+
+
+def explain(root: Root, plan: Any, team: Team) -> None:
+    """**Raises:** `RuntimeError` that says which process has what else than process 0.
+
+    All processes call this when their accounts differ.
+    """
+
+    def compare(words: list[bytes]) -> bytes:
+        lines = [json.loads(zlib.decompress(word)) for word in words]
+        for rank, other in enumerate(lines):
+            if other != lines[0]:
+                raise RuntimeError(_difference(rank, lines[0], other))
+        raise RuntimeError("the processes disagree about what they save.")
+
+    team.confer(lambda: zlib.compress(json.dumps(_lines(root, plan)).encode()), compare)
+
+
+def _lines(root: Root, plan: Any) -> dict[str, Any]:
+    seen = {
+        "the path": root.url,
+        "the layout": plan.layout,
+        "the metadata": plan.metadata,
+        "static fields": [plan.statics.values, plan.statics.of],
+        "the leaves": [leaf.name for leaf in plan.leaves],
+    }
+    for leaf in plan.leaves:
+        shards = repr(leaf.owners) if leaf.owners is not None else _digest(leaf)
+        seen[f"the leaf `{leaf.name}`"] = [repr(leaf.template), leaf.alias, shards]
+    return seen
+
+
+def _digest(leaf: Leaf) -> str:
+    """Of a leaf that each process has its own of."""
+    if leaf.alias is not None:
+        return ""
+    if isinstance(leaf.value, _layout.Small):
+        return leaf.value.digest.hex()
+    array = _leaf.to_host(leaf.value, leaf.template)
+    return xxhash.xxh3_128_hexdigest(_layout.as_bytes(array))
+
+
+def _difference(rank: int, ours: dict[str, Any], other: dict[str, Any]) -> str:
+    names, others = ours["the leaves"], other["the leaves"]
+    if names != others:
+        extra = [f"`{n}`" for n in others if n not in set(names)]
+        lacks = [f"`{n}`" for n in names if n not in set(others)]
+        parts = [
+            f"{what} {', '.join(some[:5])}{' and more' if len(some) > 5 else ''}"
+            for what, some in (("also has", extra), ("lacks", lacks))
+            if some
+        ]
+        return (
+            f"process {rank} saves other leaves than process 0: it "
+            f"{' and '.join(parts) or 'has them in another order'}. All processes have "
+            "to save the same tree. Nothing was saved."
+        )
+    what = next(key for key in ours if ours[key] != other[key])
+    if not what.startswith("the leaf"):
+        return (
+            f"process {rank} has something else for {what} than process 0. Nothing was "
+            "saved."
+        )
+    same_kind = ours[what][:2] == other[what][:2]
+    return (
+        f"{what} differs between process 0 and process {rank}"
+        + (
+            ": each has other values, or its shards lie elsewhere. What is not a "
+            "sharded array of all processes has to be the same in each: make it one, "
+            "or leave it out with `filter_spec`."
+            if same_kind
+            else f": {ours[what][0]} and {other[what][0]}."
+        )
+        + " Nothing was saved."
+    )

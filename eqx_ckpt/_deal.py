@@ -1,0 +1,116 @@
+"""Which process writes which chunks, and into which files.
+
+Pure arithmetic, which comes out the same in every process of a run.
+"""
+
+import itertools as it
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from . import _chunks
+from ._sharding import Holders
+
+
+# Files are written side by side; more of them than this helps nobody.
+_MIN_FILE, _MAX_FILE, _FILES = 64 * 2**20, 2 * 2**30, 32
+
+# Runs of the chunks of a leaf, each with the process that writes it.
+Owners = list[tuple[range, int]]
+
+
+class Work(NamedTuple):
+    """A leaf to be written: `count` chunks of `size` bytes."""
+
+    count: int
+    size: int
+    owners: Owners
+
+
+class Deal(NamedTuple):
+    """The files of a save: the runs of chunks, as `(leaf, numbers)`, that each has, and
+    the process that writes it."""
+
+    files: list[list[tuple[int, range]]]
+    owner: list[int]
+
+
+def deal(works: Sequence[Work], processes: int) -> Deal:
+    """Deals runs of chunks out to files of about one size, in the order of the tree."""
+    total = sum(work.count * work.size for work in works)
+    target = min(max(total // _FILES, _MIN_FILE), _MAX_FILE)
+    files: list[list[tuple[int, range]]] = []
+    owner: list[int] = []
+    for process in range(processes):
+        own = _pack(works, process, target)
+        files += own
+        owner += [process] * len(own)
+    return Deal(files, owner)
+
+
+def _pack(
+    works: Sequence[Work], process: int, target: int
+) -> list[list[tuple[int, range]]]:
+    files: list[list[tuple[int, range]]] = []
+    end = 0
+    for place, (_, size, owners) in enumerate(works):
+        for run, owner in owners:
+            if owner != process:
+                continue
+            while run:
+                room = (target - end) // size if size else len(run)
+                if not files or (room < 1 and files[-1]):
+                    files.append([])
+                    end = 0
+                    continue
+                take = max(1, min(len(run), room))
+                files[-1].append((place, run[:take]))
+                end += take * size
+                run = run[take:]
+    return files
+
+
+def owners(
+    holders: Holders,
+    shape: Sequence[int],
+    chunk: Sequence[int],
+    size: int,
+    loads: list[int],
+) -> Owners:
+    """Shares the chunks of a leaf, of `size` bytes, out to the processes that hold
+    them, each to one.
+
+    `loads` is how many bytes each process has to write so far, and is added to.
+    **Raises:** `ValueError` if a chunk lies in shards that no one process holds.
+    """
+    counts = _chunks.grid(shape, chunk)
+    owner = [-1] * math.prod(counts)
+    for region, processes in holders:
+        if any(
+            s.start % c or (s.stop % c and s.stop != n)
+            for s, c, n in zip(region, chunk, shape)
+        ):
+            raise ValueError(
+                f"chunks of {tuple(chunk)} lie in shards of several processes, such as "
+                f"{tuple(s.stop - s.start for s in region)}"
+            )
+        axes = [range(s.start // c, -(-s.stop // c)) for s, c in zip(region, chunk)]
+        numbers = [
+            sum(i * math.prod(counts[axis + 1 :]) for axis, i in enumerate(index))
+            for index in it.product(*axes)
+        ]
+        share = len(numbers) / len(processes)
+        for i, number in enumerate(numbers):
+            if len(numbers) < len(processes):
+                process = min(processes, key=loads.__getitem__)
+            else:
+                process = processes[int(i / share)]
+            owner[number] = process
+            loads[process] += size
+    runs = []
+    start = 0
+    for process, group in it.groupby(owner):
+        stop = start + len(list(group))
+        runs.append((range(start, stop), process))
+        start = stop
+    return runs

@@ -1,0 +1,125 @@
+"""Where the parts of a sharded array lie: regions of it, and devices that have them."""
+
+import functools as ft
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+
+Region = tuple[slice, ...]
+
+
+_Ends = tuple[tuple[int, int], ...]
+
+
+def _ends(index: Sequence[slice], shape: Sequence[int]) -> _Ends:
+    return tuple(s.indices(n)[:2] for s, n in zip(index, shape))
+
+
+def _region(ends: _Ends) -> Region:
+    return tuple(slice(start, stop) for start, stop in ends)
+
+
+class Layout(NamedTuple):
+    """The distinct regions that the devices of this process have of an array, each with
+    the devices that have it."""
+
+    regions: list[Region]
+    devices: list[list[jax.Device]]
+
+
+@ft.lru_cache(maxsize=4096)
+def here(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> Layout:
+    """What this process has of an array of this shape."""
+    found: dict[_Ends, list[jax.Device]] = {}
+    for device, index in sharding.addressable_devices_indices_map(shape).items():
+        found.setdefault(_ends(index or (), shape), []).append(device)
+    return Layout([_region(ends) for ends in found], list(found.values()))
+
+
+# The distinct regions of an array, each with the processes that have it, in order.
+Holders = tuple[tuple[Region, tuple[int, ...]], ...]
+
+
+@ft.lru_cache(maxsize=4096)
+def holders(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> Holders:
+    """Which processes have which regions of an array of this shape."""
+    found: dict[_Ends, set[int]] = {}
+    for device, index in sharding.devices_indices_map(shape).items():
+        ends = _ends(index or (), shape)
+        found.setdefault(ends, set()).add(device.process_index)
+    return tuple((_region(ends), tuple(sorted(ps))) for ends, ps in found.items())
+
+
+@ft.lru_cache(maxsize=4096)
+def shard_shape(
+    sharding: jax.sharding.Sharding, shape: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """The shape of the shards of an array that is cut into several, else None."""
+    if sharding.num_devices == 1 or sharding.is_fully_replicated or 0 in shape:
+        return None
+    shard = tuple(sharding.shard_shape(shape))
+    return None if shard == shape else shard
+
+
+class Shards(NamedTuple):
+    """An array in parts, which together are all of it, or what this process has of it.
+    They are on the host (NumPy) or on devices."""
+
+    regions: list[Region]
+    parts: list[Any]
+
+
+def shards_of(array: jax.Array) -> Shards:
+    """The distinct shards that this process has: of replicas, the first."""
+    found: dict[_Ends, Any] = {}
+    for shard in array.addressable_shards:
+        found.setdefault(_ends(shard.index, array.shape), shard.data)
+    return Shards([_region(ends) for ends in found], list(found.values()))
+
+
+class Piece(NamedTuple):
+    """A region of a part that lies in a wanted region: at `to` in that one."""
+
+    part: int
+    fro: Region
+    to: Region
+
+
+def pieces(regions: Sequence[Region], wanted: Region) -> list[Piece]:
+    """What has to be put together to a wanted region.
+
+    **Raises:** `ValueError` if the regions, which do not overlap, do not hold it all.
+    """
+    out = []
+    count = 0
+    for number, region in enumerate(regions):
+        both = [
+            (max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(region, wanted)
+        ]
+        if any(start >= stop for start, stop in both):
+            continue
+        fro = tuple(slice(a - s.start, b - s.start) for (a, b), s in zip(both, region))
+        to = tuple(slice(a - s.start, b - s.start) for (a, b), s in zip(both, wanted))
+        out.append(Piece(number, fro, to))
+        count += math.prod(b - a for a, b in both)
+    if count != math.prod(s.stop - s.start for s in wanted):
+        raise ValueError(f"this process does not have all of the region {wanted}")
+    return out
+
+
+def assemble(
+    sharding: jax.sharding.Sharding, shape: tuple[int, ...], parts: Sequence[np.ndarray]
+) -> jax.Array:
+    """An array of the regions that this process has of it, in the order of `here`."""
+    shards = []
+    for part, devices in zip(parts, here(sharding, shape).devices):
+        for device in devices:
+            one = jax.sharding.SingleDeviceSharding(
+                device, memory_kind=sharding.memory_kind
+            )
+            shards.append(jax.device_put(part, one))
+    return jax.make_array_from_single_device_arrays(shape, sharding, shards)
