@@ -57,16 +57,19 @@ def _pack(
         for run, owner in owners:
             if owner != process:
                 continue
-            while run:
+            while True:
                 room = (target - end) // size if size else len(run)
-                if not files or (room < 1 and files[-1]):
+                if not files or (room < 1 and run and files[-1]):
                     files.append([])
                     end = 0
                     continue
-                take = max(1, min(len(run), room))
+                take = min(len(run), max(1, room))
+                # An array without elements has no chunks, and yet a place.
                 files[-1].append((place, run[:take]))
                 end += take * size
                 run = run[take:]
+                if not run:
+                    break
     return files
 
 

@@ -411,7 +411,7 @@ def target_of(like: Any) -> Target:
             if sharding is None and _team.size() > 1:
                 raise TypeError(
                     "It has no sharding. In a run of many processes every abstract "
-                    "leaf needs one: make the skeleton with `ec.skeleton(..., sharding=)`."
+                    "leaf needs one, such as `ec.skeleton(..., sharding=)` gives it."
                 )
         elif not like.committed:
             sharding = None

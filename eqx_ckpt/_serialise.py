@@ -274,7 +274,8 @@ def _take(
     except ValueError as e:
         raise RuntimeError(
             f"Process 0 does not see what process {rank} has written to `{work}` "
-            f"({e}). The path has to be one that all processes share. Nothing was saved."
+            f"({e}). The path has to be one that all processes share. Nothing was "
+            "saved."
         ) from e
     _store.delete_tree(work, key)
     return ends

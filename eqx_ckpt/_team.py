@@ -28,7 +28,7 @@ class Team(NamedTuple):
     size: int
     what: str = ""
     key: str = ""
-    timeout: float = 0.0
+    timeout: int | float = 0
     client: Any = None
     before: str = ""
 
@@ -128,7 +128,7 @@ def _text(rank: int, error: BaseException) -> bytes:
     return f"process {rank} has failed: {type(error).__name__}: {error}".encode()
 
 
-def run(what: str, timeout: float) -> Team:
+def run(what: str, timeout: int | float) -> Team:
     """The processes of this run, for one call that all of them make."""
     state = distributed.global_state
     size = state.num_processes or 1

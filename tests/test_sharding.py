@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from helpers import BytesRead, run_python
 from jax.sharding import (
     AxisType,
     Mesh,
@@ -17,8 +18,6 @@ from jax.sharding import (
 )
 
 import eqx_ckpt as ec
-
-from .helpers import BytesRead, run_python
 
 
 def mesh_of(*shape: int, names: str = "xyz", axes: AxisType = AxisType.Auto) -> Mesh:
@@ -50,9 +49,9 @@ def spread(x, sharding):
 def values():
     rng = np.random.default_rng(0)
     return {
-        "large": rng.standard_normal((2048, 512), np.float32),
+        "large": rng.standard_normal((1024, 512), np.float32),
         "small": np.arange(64, dtype=np.float32).reshape(8, 8),
-        "half": rng.standard_normal((512, 1024)).astype(jnp.bfloat16),
+        "half": rng.standard_normal((128, 1024)).astype(jnp.bfloat16),
     }
 
 
@@ -180,7 +179,7 @@ def test_lazy_views_take_shardings(tmp_path, values):
     lazy = ec.open(tmp_path / "c").tree[:, 8:16].T.update(sharding=sharding)
     out = ec.materialise(lazy.astype(jnp.float32).update(sharding=sharding))
     assert isinstance(out, np.ndarray)  # NumPy was saved.
-    like = jax.ShapeDtypeStruct((2048, 512), jnp.float32)
+    like = jax.ShapeDtypeStruct((1024, 512), jnp.float32)
     lazy = ec.open(tmp_path / "c").splice(like)[:, 8:16].T.update(sharding=sharding)
     out = lazy.read()
     assert out.sharding == sharding
@@ -234,12 +233,12 @@ def test_partition_rules(tmp_path):
 
 
 def test_a_sharding_that_does_not_fit_is_an_error_before_anything_is_read(tmp_path):
-    ec.tree_serialise_leaves(tmp_path / "c", {"w": jnp.zeros((15, 4))})
+    ec.tree_serialise_leaves(tmp_path / "c", {"w": jnp.zeros((1501, 40))})
     sharding = NamedSharding(mesh_of(8), P("x"))
-    like = {"w": jax.ShapeDtypeStruct((15, 4), jnp.float32, sharding=sharding)}
+    like = {"w": jax.ShapeDtypeStruct((1501, 40), jnp.float32, sharding=sharding)}
     with BytesRead() as read, pytest.raises(TypeError, match="(?s)`w`.*divi"):
         ec.tree_deserialise_leaves(tmp_path / "c", like)
-    assert read.total == 0
+    assert read.total < 2000  # The index.
 
 
 def test_chunks_of_ones_own(tmp_path, values):

@@ -1,0 +1,286 @@
+"""Many processes: real ones, joined by `jax.distributed` on this machine."""
+
+import re
+import signal
+
+import equinox as eqx
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from team import good, run_team
+
+import eqx_ckpt as ec
+
+
+X = np.arange(1024 * 1024, dtype=np.float32).reshape(1024, 1024)
+
+SAVE = """
+X = np.arange(1024 * 1024, dtype=np.float32).reshape(1024, 1024)
+keys = jax.random.split(jax.random.key(0), 8)
+tree = {
+    "rows": spread(X, rows),
+    "columns": spread(2 * X, columns),
+    "copies": spread(3 * X, copies),
+    "small": spread(np.arange(64.0, dtype=np.float32), rows),
+    "weak": jax.jit(lambda: 2.5, out_shardings=copies)(),
+    "keys": jax.jit(
+        lambda: jax.random.split(jax.random.key(0), 8), out_shardings=rows)(),
+    "numpy": np.arange(10), "step": 7, "local": jnp.arange(3.0),
+}
+"""
+
+
+def expected():
+    return {
+        "rows": X,
+        "columns": 2 * X,
+        "copies": 3 * X,
+        "small": np.arange(64.0, dtype=np.float32),
+        "weak": jnp.asarray(2.5),
+        "keys": jr.split(jr.key(0), 8),
+        "numpy": np.arange(10),
+        "step": 7,
+        "local": jnp.arange(3.0),
+    }
+
+
+LOAD = """
+def abstract(x):
+    if not isinstance(x, jax.Array) or x.is_fully_addressable:
+        return x
+    return jax.ShapeDtypeStruct(
+        x.shape, x.dtype, sharding=x.sharding,
+        weak_type=getattr(x, "weak_type", False))
+like = jax.tree.map(abstract, tree)
+out = ec.tree_deserialise_leaves(path / "c", like)
+assert same(out["rows"], X) and same(out["columns"], 2 * X)
+assert same(out["copies"], 3 * X)
+assert out["weak"].weak_type and float(out["weak"]) == 2.5
+assert out["numpy"].tolist() == list(range(10)) and out["step"] == 7
+words = jax.random.key_data(jax.random.split(jax.random.key(0), 8))
+assert same(jax.random.key_data(out["keys"]), np.asarray(words))
+for name, x in tree.items():
+    if isinstance(x, jax.Array):
+        assert out[name].sharding.is_equivalent_to(x.sharding, x.ndim), name
+"""
+
+
+@pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
+def test_a_tree_of_two_processes(tmp_path, layout):
+    code = f"""{SAVE}
+ec.tree_serialise_leaves(path / "c", tree, layout={layout!r}, metadata={{"n": 1}})
+{LOAD}
+# Again, over it, and loaded onto other devices.
+tree["step"] = 8
+ec.async_tree_serialise_leaves(path / "c", tree, layout={layout!r}).result()
+abstract = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=columns)
+like = {{"rows": abstract, "step": 0}}
+out = ec.tree_deserialise_leaves(path / "c", like, unexpected="ignore")
+assert same(out["rows"], X) and out["step"] == 8
+lazy = ec.open(path / "c")["columns"].update(sharding=rows)
+print(same(ec.materialise([lazy])[0], 2 * X))
+"""
+    assert good(run_team(2, code, tmp_path)) == ["True\n"] * 2
+    # Without any of the processes that saved it.
+    assert ec.verify(tmp_path / "c") == []
+    got = ec.materialise(ec.open(tmp_path / "c").tree)
+    want = expected() | {"step": 8}
+    assert eqx.tree_equal(jnp.asarray(got["rows"]), jnp.asarray(X))
+    for name, x in want.items():
+        assert eqx.tree_equal(got[name], x) or np.array_equal(
+            np.asarray(got[name]), np.asarray(x)
+        ), name
+
+
+def test_other_numbers_of_processes(tmp_path):
+    good(run_team(4, SAVE + 'ec.tree_serialise_leaves(path / "c", tree)', tmp_path, 1))
+    good(run_team(2, SAVE + LOAD, tmp_path, 1))
+    like = {"columns": jnp.zeros((1024, 1024))}
+    out = ec.tree_deserialise_leaves(tmp_path / "c", like, unexpected="ignore")
+    assert np.array_equal(np.asarray(out["columns"]), 2 * X)
+
+
+def test_each_byte_is_written_once_and_read_where_it_is_needed(tmp_path):
+    code = """
+    X = np.arange(2048 * 1024, dtype=np.float32).reshape(2048, 1024)
+    tree = {"rows": spread(X, rows), "copies": spread(X, copies)}
+    def io(name):
+        text = pathlib.Path("/proc/self/io").read_text()
+        return int(text.split(name + ": ")[1].split()[0])
+    def moved():
+        import tensorstore as ts
+        found = ts.experimental_collect_matching_metrics("/tensorstore/file/mmap_bytes")
+        return io("rchar") + sum(v.get("value", 0) for m in found for v in m["values"])
+    ec.tree_serialise_leaves(path / "warm", tree)
+    before = io("wchar")
+    ec.tree_serialise_leaves(path / "c", tree)
+    wrote = io("wchar") - before
+    like = jax.ShapeDtypeStruct(X.shape, X.dtype, sharding=columns)
+    before = moved()
+    ec.tree_deserialise_leaves(path / "c", {"rows": like}, unexpected="ignore")
+    print(wrote / X.nbytes, (moved() - before) / X.nbytes)
+    """
+    out = good(run_team(2, code, tmp_path))
+    for line in out:
+        wrote, read = map(float, line.split())
+        # Half of each of two arrays; and half of one array, by its columns.
+        assert 1 <= wrote < 1.1
+        assert 0.5 <= read < 0.65
+
+
+CATCH = """
+def caught(fn, *args, **kwargs):
+    try:
+        fn(*args, **kwargs)
+    except BaseException as e:
+        print(f"{type(e).__name__}: {e}".replace("\\n", " "))
+    else:
+        print("nothing")
+"""
+
+
+_DIFFERENT = {
+    "numpy": ('tree["numpy"] = np.arange(10) + rank', "`numpy` differs.*process 1"),
+    "scalar": ('tree["step"] = rank', "the leaf `step` differs.*process 1"),
+    "more": ('if rank: tree["more"] = 1', "process 1 saves other.*also has `more`"),
+    "fewer": ('if rank: del tree["rows"]', "process 1 saves other.*lacks `rows`"),
+    "path": ("if rank: place = path / 'other'", "something else for the path"),
+    "bad on 1": ('if rank: tree["b"] = np.array([None])', "`b` cannot be saved"),
+    "bad on 0": ('if not rank: tree["b"] = np.array([None])', "`b` cannot be saved"),
+    "foreign": ('(path / "foreign").touch()', "is not empty, and not a checkpoint"),
+    "function": ('if rank: tree["function"] = print', "nothing"),
+}
+
+
+def test_trees_that_differ(tmp_path):
+    code = SAVE + CATCH + "whole = tree\n"
+    for name, (change, _) in _DIFFERENT.items():
+        (tmp_path / name).mkdir()
+        if name != "foreign":
+            ec.tree_serialise_leaves(tmp_path / name / "c", {"old": 1})
+        code += f"""
+path, tree = pathlib.Path(sys.argv[4]) / {name!r}, dict(whole)
+place = path if {name!r} == "foreign" else path / "c"
+{change}
+caught(ec.tree_serialise_leaves, place, tree, timeout=30)
+"""
+    both = good(run_team(2, code, tmp_path))
+    for text in both:
+        lines = text.splitlines()
+        assert len(lines) == len(_DIFFERENT)
+        for line, (name, (_, message)) in zip(lines, _DIFFERENT.items()):
+            assert re.search(message, line), (name, line)
+    for name in _DIFFERENT:
+        if name == "foreign":
+            assert [p.name for p in (tmp_path / name).iterdir()] == ["foreign"]
+            continue
+        saved = ec.open(tmp_path / name / "c").leaves
+        assert (name == "function") == (set(saved) != {"old"})
+        assert ec.verify(tmp_path / name / "c") == []
+        assert len(list((tmp_path / name / "c" / "d").iterdir())) == 1
+
+
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_process_dies(tmp_path, who, when):
+    """Nothing is published, and the other has an error in time."""
+    code = f"""{SAVE}{CATCH}
+ec.tree_serialise_leaves(path / "c", {{"old": 1}})
+from eqx_ckpt import _store
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+when, was = {when!r}, _store.write_file
+def write_file(root, key, *args, **kwargs):
+    if when == "during" and key.rpartition("/")[2].isdigit():
+        die()
+    was(root, key, *args, **kwargs)
+    if when == "after" and ("part-" in key or key.endswith("tree")):
+        die()
+if rank == {who}:
+    if when == "before":
+        die()
+    _store.write_file = write_file
+caught(ec.tree_serialise_leaves, path / "c", tree, timeout=3)
+sys.stdout.flush()
+os._exit(0)  # The runtime waits for all at the end.
+"""
+    done = run_team(2, code, tmp_path, 1)
+    assert done[who].status == -signal.SIGKILL
+    for other in done:
+        if other.rank == who:
+            continue
+        if who == 0:
+            # The runtime's coordinator lives in process 0, and JAX ends a process that
+            # has lost it. That it has not ended well is all that can be asked.
+            assert "nothing" not in other.out
+            assert other.status != 0 or "process 0 of 2 has not answered" in other.out
+        else:
+            assert other.status == 0, other.err
+            assert f"not come in 3 seconds: {who}" in other.out, other.out
+    assert set(ec.open(tmp_path / "c").leaves) == {"old"}
+    assert ec.verify(tmp_path / "c") == []
+    # What they left is deleted by the next save.
+    ec.tree_serialise_leaves(tmp_path / "c", {"new": 1})
+    assert len(list((tmp_path / "c" / "d").iterdir())) == 1
+
+
+def test_a_process_that_never_comes(tmp_path):
+    code = f"""{SAVE}{CATCH}
+if rank == 0:
+    caught(ec.tree_serialise_leaves, path / "c", tree, timeout=2)
+"""
+    done = run_team(2, code, tmp_path, 1)
+    assert "of 2 processes these have not come in 2 seconds: 1." in done[0].out
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_path_that_is_not_shared(tmp_path):
+    code = f"""{SAVE}{CATCH}
+from eqx_ckpt import _store
+_store._SHOWN = 1
+# Each has a directory of its own, under one name, as on hosts without a shared disk.
+mine = path / str(rank)
+mine.mkdir()
+os.chdir(mine)
+import eqx_ckpt._accord as accord
+lines = accord._lines
+accord._lines = lambda root, plan: lines(root, plan) | {{"the path": "same"}}
+caught(ec.tree_serialise_leaves, "c", tree, timeout=20)
+"""
+    out = good(run_team(2, code, tmp_path, 1))
+    for text in out:
+        assert "all processes share" in text, text
+    assert not list(tmp_path.glob("*/c/eqx_ckpt.json"))
+
+
+def test_leaves_without_a_sharding_and_saves_that_differ(tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "0", {"w": np.zeros(8, np.float32)})
+    ec.tree_serialise_leaves(tmp_path / "1", {"w": np.zeros(8, np.float32)})
+    code = f"""{CATCH}
+like = {{"w": jax.ShapeDtypeStruct((8,), jnp.float32)}}
+caught(ec.tree_deserialise_leaves, path / "0", like)
+like = {{"w": jax.ShapeDtypeStruct((8,), jnp.float32, sharding=rows)}}
+caught(ec.tree_deserialise_leaves, path / str(rank), like, timeout=10)
+"""
+    for text in good(run_team(2, code, tmp_path)):
+        first, second = text.splitlines()
+        assert "`w`" in first and "has no sharding" in first
+        assert "has opened another save" in second
+
+
+def test_damage_that_one_process_finds(tmp_path):
+    """The other one does not go on with half of the model."""
+    x = np.arange(2**21, dtype=np.float32).reshape(2048, 1024)
+    ec.tree_serialise_leaves(tmp_path / "c", {"w": x})
+    (file,) = (tmp_path / "c" / "d").glob("*/0")
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(data)
+    code = f"""{CATCH}
+like = {{"w": jax.ShapeDtypeStruct((2048, 1024), jnp.float32, sharding=rows)}}
+caught(ec.tree_deserialise_leaves, path / "c", like, timeout=20)
+"""
+    first, second = good(run_team(2, code, tmp_path))
+    assert "process 1 has failed" in first and "w: its bytes are not" in first
+    assert "w: its bytes are not" in second
