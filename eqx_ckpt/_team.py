@@ -82,13 +82,15 @@ class Team(NamedTuple):
             word = b"+" + work()
         except BaseException as e:
             error, word = e, b"-" + _text(self.rank, e)
-        self._say(f"words/{self.rank}", word)
-        if error is not None:
-            raise error
         try:
+            self._say(f"words/{self.rank}", word)
+            if error is not None:
+                raise error
             key, wait = f"{self.key}/answer", round(1000 * self.timeout)
             got = self.client.blocking_key_value_get_bytes(key, wait)
         except Exception as e:
+            if e is error:
+                raise
             raise RuntimeError(
                 f"{self.what}: process 0 of {self.size} has not answered in "
                 f"{self.timeout:g} seconds ({str(e).splitlines()[0]}). It may have "
