@@ -8,7 +8,7 @@ import jax
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from . import _checkpoint, _gc, _lazy, _leaf, _match, _team
+from . import _checkpoint, _gc, _lazy, _leaf, _match, _sharding, _team
 from ._checkpoint import Checkpoint
 from ._filters import FilterSpec, IsLeaf
 from ._lazy import LazyArray
@@ -32,6 +32,7 @@ def tree_deserialise_leaves(
     max_bytes: int | None = None,
     progress: bool = False,
     timeout: int | float = 600,
+    broadcast: bool = False,
 ) -> PyTree:
     """Loads leaves into a tree, each from the leaf that was saved under its name.
 
@@ -66,6 +67,9 @@ def tree_deserialise_leaves(
     - `progress`: whether to show a progress bar. This needs `eqx_ckpt[progress]`.
     - `timeout`: where many processes load a tree together, how many seconds they wait
         for each other.
+    - `broadcast`: there, whether what several processes need of an array is read by
+        one of them, and sent to the others by a collective of JAX. Otherwise each reads
+        it, which is faster unless storage is what is slow.
 
     In a run of many processes (`jax.distributed`) all of them make the call if `like`
     has arrays that are sharded over several of them. Each reads what its own devices
@@ -123,11 +127,21 @@ def tree_deserialise_leaves(
                 continue
         wants.append(_lazy.Want(record, None, target))
         numbers.append(number)
+    cut = [_leaf.without_replicas(want.target) for want in wants if broadcast]
     values = _in_step(
         team,
         [pinned.index.save],
-        lambda: _lazy.load(pinned, wants, verify, max_bytes, progress),
+        lambda: _lazy.load(
+            pinned,
+            [w._replace(target=t) for w, t in zip(wants, cut)] if broadcast else wants,
+            verify,
+            max_bytes,
+            progress,
+        ),
     )
+    for i, target in enumerate(cut):
+        if target.sharding is not wants[i].target.sharding:
+            values[i] = _sharding.spread(values[i], wants[i].target.sharding)
     for number, value in zip(numbers, values):
         leaves[number] = value
     for number, origin in again:

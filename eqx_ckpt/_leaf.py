@@ -612,6 +612,14 @@ def is_spread(leaf: Any) -> bool:
     return not _is_local(sharding)
 
 
+def without_replicas(target: Target) -> Target:
+    """The same leaf with each part of it in one process, if it can be so."""
+    sharding = target.sharding
+    if sharding is None or _is_local(sharding) or target.kind != "jax" or target.weak:
+        return target
+    return target._replace(sharding=_sharding.without_replicas(sharding, target.shape))
+
+
 def regions(target: Target) -> list[tuple[slice, ...]] | None:
     """The parts of a leaf that are read each into memory of its own, for the devices of
     this process; None if it is read as one."""

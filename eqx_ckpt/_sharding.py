@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 
 Region = tuple[slice, ...]
@@ -63,6 +64,27 @@ def shard_shape(
         return None
     shard = tuple(sharding.shard_shape(shape))
     return None if shard == shape else shard
+
+
+def without_replicas(
+    sharding: jax.sharding.Sharding, shape: tuple[int, ...]
+) -> jax.sharding.Sharding:
+    """A sharding over the same devices in which those that would have the same shard
+    each have a part of it; the same one where no axis can be cut so."""
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    mesh = sharding.mesh
+    entries: list[Any] = [*sharding.spec, *[None] * (len(shape) - len(sharding.spec))]
+    own = [entry if isinstance(entry, tuple) else (entry,) for entry in entries]
+    axes = [tuple(axis for axis in entry if axis is not None) for entry in own]
+    used = {axis for entry in axes for axis in entry}
+    spare = tuple(axis for axis in mesh.axis_names if axis not in used)
+    for i, (length, entry) in enumerate(zip(shape, axes)):
+        if length and length % math.prod(mesh.shape[a] for a in entry + spare) == 0:
+            entries[i] = entry + spare
+            spec = PartitionSpec(*entries)
+            return NamedSharding(mesh, spec, memory_kind=sharding.memory_kind)
+    return sharding
 
 
 class Shards(NamedTuple):
@@ -123,3 +145,8 @@ def assemble(
             )
             shards.append(jax.device_put(part, one))
     return jax.make_array_from_single_device_arrays(shape, sharding, shards)
+
+
+def spread(array: jax.Array, sharding: Any) -> jax.Array:
+    """The same array with another sharding over its devices."""
+    return jax.jit(lambda x: x, out_shardings=sharding)(array)

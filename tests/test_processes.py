@@ -284,3 +284,31 @@ caught(ec.tree_deserialise_leaves, path / "c", like, timeout=20)
     first, second = good(run_team(2, code, tmp_path))
     assert "process 1 has failed" in first and "w: its bytes are not" in first
     assert "w: its bytes are not" in second
+
+
+def test_replicas_are_read_once_and_sent(tmp_path):
+    x = np.arange(2**21, dtype=np.float32).reshape(2048, 1024)
+    ec.tree_serialise_leaves(tmp_path / "c", {"w": x, "odd": x[:3, :5]})
+    code = """
+import tensorstore as ts
+def read():
+    text = pathlib.Path("/proc/self/io").read_text()
+    found = ts.experimental_collect_matching_metrics("/tensorstore/file/mmap_bytes")
+    mapped = sum(v.get("value", 0) for m in found for v in m["values"])
+    return int(text.split("rchar: ")[1].split()[0]) + mapped
+x = np.arange(2**21, dtype=np.float32).reshape(2048, 1024)
+like = {
+    "w": jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=copies),
+    "odd": jax.ShapeDtypeStruct((3, 5), x.dtype, sharding=copies),
+}
+for broadcast in (False, True):
+    before = read()
+    out = ec.tree_deserialise_leaves(path / "c", like, broadcast=broadcast)
+    print((read() - before) / x.nbytes)
+    assert same(out["w"], x) and same(out["odd"], x[:3, :5])
+    assert out["w"].sharding == copies
+"""
+    for text in good(run_team(2, code, tmp_path)):
+        lines = [line for line in text.splitlines() if "Gloo" not in line]
+        each, once = map(float, lines)
+        assert 1 <= each < 1.2 and 0.5 <= once < 0.7
