@@ -84,7 +84,7 @@ def owners(
     them, each to one.
 
     `loads` is how many bytes each process has to write so far, and is added to.
-    **Raises:** `ValueError` if a chunk lies in shards that no one process holds.
+    **Raises:** `ValueError` if there is a chunk that no one process holds.
     """
     counts = _chunks.grid(shape, chunk)
     owner = [-1] * math.prod(counts)
@@ -110,6 +110,8 @@ def owners(
                 process = processes[int(i / share)]
             owner[number] = process
             loads[process] += size
+    if -1 in owner:
+        raise ValueError("no process holds all of its chunks")
     runs = []
     start = 0
     for process, group in it.groupby(owner):

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 from helpers import BytesRead
+from jax.sharding import NamedSharding, PartitionSpec
 
 import eqx_ckpt as ec
 
@@ -68,6 +69,7 @@ def test_every_python_block_is_tested():
         "metadata={",
         'layout="zarr"',
         "handle = ",
+        "partition_rules",
         "ec.verify(",
         "ec.graft(",
     )
@@ -162,6 +164,15 @@ def test_in_the_background(names, tmp_path):
     exec(_block("handle = "), names)
     ckpt = ec.open(names["path"])
     assert eqx.tree_equal(ec.materialise(ckpt.splice(names["tree"])), names["tree"])
+
+
+def test_many_devices(names):
+    ec.tree_serialise_leaves("ckpt", {"model": names["model"]})
+    mesh = jax.make_mesh((8,), ("model",))
+    names |= {"mesh": mesh, "PartitionSpec": PartitionSpec}
+    exec(_block("partition_rules"), names)
+    weight = names["model"].layers[0].weight
+    assert weight.sharding == NamedSharding(mesh, PartitionSpec("model"))
 
 
 class Classifier(eqx.Module):

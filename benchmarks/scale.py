@@ -1,0 +1,261 @@
+"""What a save and a load of a large model would take: `python benchmarks/scale.py`.
+
+The plan is the library's own: which chunks there are, which process writes which of
+them into which file, which chunks each process has to read. It is computed for a mesh
+without devices. Times are the bytes of that plan at unit costs that are measured here,
+and at what is assumed of the network. It prints the tables of docs/scale.md.
+"""
+
+import argparse
+import itertools as it
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+import eqx_ckpt as ec
+from eqx_ckpt import _chunks, _deal
+from eqx_ckpt._sharding import Holders
+
+
+Mesh = dict[str, int]  # of axes, the processes' devices in row-major order
+DEVICES = 8  # of a host
+# Assumed of the network and the store behind it, in bytes a second.
+HOST, ALL = 2e9, 200e9
+GIB = 2**30
+
+
+class Leaf(NamedTuple):
+    shape: tuple[int, ...]
+    spec: P
+    itemsize: int
+
+
+class Model(NamedTuple):
+    layers: int
+    width: int
+    hidden: int
+    heads: int
+    vocabulary: int
+
+
+# Of the sizes of Llama 3, https://arxiv.org/abs/2407.21783, table 3, with its 128,256
+# tokens filled up to what 4096 devices divide.
+MODELS = {
+    "8B": Model(32, 4096, 14336, 8, 131072),
+    "70B": Model(80, 8192, 28672, 8, 131072),
+    "405B": Model(126, 16384, 53248, 8, 131072),
+}
+
+
+def leaves(model: Model) -> Iterator[Leaf]:
+    """Parameters in bfloat16, and the two moments of Adam in float32."""
+    layers, d, hidden, heads, vocabulary = model
+    kv = heads * 128
+    split, turned = P("hosts", "local"), P("local", "hosts")
+    layer = [
+        ((d, d), split),
+        ((kv, d), split),
+        ((kv, d), split),
+        ((d, d), turned),
+        ((hidden, d), split),
+        ((hidden, d), split),
+        ((d, hidden), turned),
+        ((d,), P()),
+        ((d,), P()),
+    ]
+    ends = [((vocabulary, d), P(("hosts", "local"))), ((vocabulary, d), split)]
+    for shape, spec in [*layer * layers, *ends, ((d,), P())]:
+        for itemsize in (2, 4, 4):
+            yield Leaf(shape, spec, itemsize)
+
+
+def regions(
+    mesh: Mesh, spec: Sequence, shape: tuple[int, ...]
+) -> list[tuple[tuple[slice, ...], list[int]]]:
+    """The distinct regions of a sharding, each with the numbers of its devices."""
+    entries = [*spec, *[None] * (len(shape) - len(spec))]
+    axes = [e if isinstance(e, tuple) else (e,) if e else () for e in entries]
+    cuts = [math.prod(mesh[a] for a in entry) for entry in axes]
+    found: dict[tuple[int, ...], list[int]] = {}
+    for device, where in enumerate(it.product(*map(range, mesh.values()))):
+        at = dict(zip(mesh, where))
+        block = []
+        for entry in axes:
+            number = 0
+            for a in entry:
+                number = number * mesh[a] + at[a]
+            block.append(number)
+        found.setdefault(tuple(block), []).append(device)
+    out = []
+    for block, devices in found.items():
+        lengths = [n // cut for n, cut in zip(shape, cuts)]
+        region = tuple(slice(b * n, (b + 1) * n) for b, n in zip(block, lengths))
+        out.append((region, devices))
+    return out
+
+
+def holders(
+    mesh: Mesh, spec: Sequence, shape: tuple[int, ...], process: Callable[[int], int]
+) -> Holders:
+    """As `_sharding.holders`, of a mesh that has no devices."""
+    return tuple(
+        (region, tuple(sorted({process(device) for device in devices})))
+        for region, devices in regions(mesh, spec, shape)
+    )
+
+
+class Plan(NamedTuple):
+    leaves: int
+    total: int  # bytes
+    chunks: int
+    files: int
+    written: list[int]  # bytes by process
+    read: float  # bytes by process, as it was saved
+    resharded: float  # the same with all specs turned
+    index: int  # bytes
+
+
+def plan(model: Model, hosts: int) -> Plan:
+    mesh = {"hosts": hosts, "local": DEVICES}
+    loads = [0] * hosts
+    works, chunks, total = [], 0, 0
+    read = resharded = 0.0
+    known: dict[Leaf, tuple] = {}
+    for leaf in leaves(model):
+        shape, spec, itemsize = leaf
+        if leaf not in known:
+            found = holders(mesh, spec, shape, lambda d: d // DEVICES)
+            shard = tuple(s.stop - s.start for s in found[0][0])
+            if shard == shape:
+                chunk = _chunks.choose(shape, itemsize, _chunks.BLOCK)
+            else:
+                chunk = _chunks.choose_sharded(shape, shard, itemsize, _chunks.BLOCK)
+            turned = tuple(spec)[::-1] if len(spec) > 1 else tuple(spec)
+            known[leaf] = (
+                found,
+                chunk,
+                _reads(mesh, spec, shape, chunk) * itemsize,
+                _reads(mesh, turned, shape, chunk) * itemsize,
+            )
+        found, chunk, same, other = known[leaf]
+        size = math.prod(chunk) * itemsize
+        count = math.prod(_chunks.grid(shape, chunk))
+        owners = _deal.owners(found, shape, chunk, size, loads)
+        works.append(_deal.Work(count, size, owners))
+        chunks += count
+        total += math.prod(shape) * itemsize
+        read += same
+        resharded += other
+    deal = _deal.deal(works, hosts)
+    offsets = [[0, 0, 0]]
+    for number, file in enumerate(deal.files):
+        offsets += [[p, run.start, number, run.start] for p, run in file if run.start]
+    index = len(json.dumps(offsets, separators=(",", ":"))) + 60 * len(works)
+    return Plan(
+        len(works), total, chunks, len(deal.files), loads, read, resharded, index
+    )
+
+
+def _reads(
+    mesh: Mesh, spec: Sequence, shape: tuple[int, ...], chunk: tuple[int, ...]
+) -> float:
+    """The elements of the chunks that the first process has to read."""
+    touched: set[tuple[int, ...]] = set()
+    for region, devices in regions(mesh, spec, shape):
+        if devices[0] // DEVICES == 0 or any(d < DEVICES for d in devices):
+            axes = [range(s.start // c, -(-s.stop // c)) for s, c in zip(region, chunk)]
+            touched.update(it.product(*axes))
+    return len(touched) * math.prod(chunk)
+
+
+class Costs(NamedTuple):
+    """Measured here: seconds a byte of a durable save and of a verified load, and
+    seconds a leaf and a chunk of what process 0 does alone."""
+
+    save: float
+    load: float
+    leaf: float
+    chunk: float
+
+
+def measure() -> Costs:
+    big = {str(i): jnp.ones((4096, 4096), jnp.float32) for i in range(8)}
+    many = {str(i): jnp.ones(16, jnp.float32) for i in range(10_000)}
+    cut = jnp.ones(2**24, jnp.float32)
+    times: dict[str, list[float]] = {}
+
+    def timed(what: str, fn: Callable, *args: Any, **kwargs: Any) -> None:
+        start = time.perf_counter()
+        fn(*args, **kwargs)
+        times.setdefault(what, []).append(time.perf_counter() - start)
+
+    with tempfile.TemporaryDirectory() as path:
+        for _ in range(3):
+            timed("save", ec.tree_serialise_leaves, path + "/big", big)
+            timed("load", ec.tree_deserialise_leaves, path + "/big", big)
+            timed("many", ec.tree_serialise_leaves, path + "/many", many)
+            timed("whole", ec.tree_serialise_leaves, path + "/cut", cut)
+            timed("cut", ec.tree_serialise_leaves, path + "/cut", cut, chunks=2048)
+    took = {what: float(np.median(t)) for what, t in times.items()}
+    size = 8 * 2**26
+    per_chunk = (took["cut"] - took["whole"]) / 2**15
+    leaf = took["many"] / len(many)
+    return Costs(took["save"] / size, took["load"] / size, leaf, per_chunk)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--hosts", nargs="+", type=int, default=[8, 64, 512])
+    given = parser.parse_args()
+    costs = measure()
+    print(
+        f"Measured: {1e-9 / costs.save:.2f} GB/s durable save, {1e-9 / costs.load:.2f} "
+        f"GB/s verified load, {1e6 * costs.leaf:.0f} µs a leaf and "
+        f"{1e6 * costs.chunk:.1f} µs a chunk in process 0. Assumed: {HOST / 1e9:g} "
+        f"GB/s a host, {ALL / 1e9:g} GB/s in all.\n"
+    )
+    print(
+        "| model | hosts | in all | chunks | files | a host writes | save | index | "
+        "a host reads | load | resharded, reads | load |"
+    )
+    print("|" + "---|" * 12)
+    for name in given.models:
+        for hosts in given.hosts:
+            p = plan(MODELS[name], hosts)
+            assert sum(p.written) >= p.total
+            rate = min(HOST, ALL / hosts)
+            alone = p.leaves * costs.leaf + p.chunks * costs.chunk
+            write = max(p.written) * max(costs.save, 1 / rate) + alone
+            loads = [b * max(costs.load, 1 / rate) for b in (p.read, p.resharded)]
+            cells = [
+                name,
+                str(hosts),
+                f"{p.total / GIB:,.0f} GiB",
+                f"{p.chunks:,}",
+                f"{p.files:,}",
+                f"{max(p.written) / GIB:.2f} GiB "
+                f"({max(p.written) / (sum(p.written) / hosts):.3f} of the mean)",
+                f"{write:.1f} s",
+                f"{p.index / 2**20:.1f} MiB",
+                f"{p.read / GIB:.2f} GiB",
+                f"{loads[0]:.1f} s",
+                f"{p.resharded / GIB:.2f} GiB",
+                f"{loads[1]:.1f} s",
+            ]
+            print("| " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
