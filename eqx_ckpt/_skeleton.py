@@ -113,8 +113,8 @@ def partition_rules(
         >>> mesh = jax.make_mesh((1,), ("model",))
         >>> rules = ec.partition_rules(mesh, [("weight$", P("model")), ("bias$", P())])
         >>> like = ec.skeleton(eqx.nn.Linear, 4, 8, key=jr.key(0), sharding=rules)
-        >>> like.weight.sharding.spec
-        PartitionSpec('model',)
+        >>> like.weight.sharding.spec == P("model"), like.bias.sharding.spec == P()
+        (True, True)
 
         ```
     """
