@@ -4,8 +4,6 @@ import json
 import zlib
 from typing import Any
 
-import xxhash
-
 from . import _index, _layout, _leaf
 from ._layout import Leaf
 from ._store import Root
@@ -56,7 +54,7 @@ def _digest(leaf: Leaf) -> str:
     if isinstance(leaf.value, _layout.Small):
         return leaf.value.digest.hex()
     array = _leaf.to_host(leaf.value, leaf.template)
-    return xxhash.xxh3_128_hexdigest(_layout.as_bytes(array))
+    return _index.digest(_layout.as_bytes(array))
 
 
 def _difference(rank: int, ours: dict[str, Any], other: dict[str, Any]) -> str:

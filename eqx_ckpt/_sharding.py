@@ -29,13 +29,13 @@ class Layout(NamedTuple):
     the devices that have it."""
 
     regions: list[Region]
-    devices: list[list[jax.Device]]
+    devices: list[list[Any]]
 
 
 @ft.lru_cache(maxsize=4096)
 def here(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> Layout:
     """What this process has of an array of this shape."""
-    found: dict[_Ends, list[jax.Device]] = {}
+    found: dict[_Ends, list[Any]] = {}
     for device, index in sharding.addressable_devices_indices_map(shape).items():
         found.setdefault(_ends(index or (), shape), []).append(device)
     return Layout([_region(ends) for ends in found], list(found.values()))

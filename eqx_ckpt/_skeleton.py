@@ -66,6 +66,7 @@ def skeleton(
 
 
 def _with_shardings(tree: PyTree, sharding: Any) -> PyTree:
+    parts: list[Any]
     parts, structure = jtu.tree_flatten(sharding, is_leaf=lambda x: x is None)
     subtrees = structure.flatten_up_to(tree)
     flat = _tree.flatten(tree, None)
