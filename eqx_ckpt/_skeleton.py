@@ -66,7 +66,6 @@ def skeleton(
 
 
 def _with_shardings(tree: PyTree, sharding: Any) -> PyTree:
-    parts: list[Any]
     parts, structure = jtu.tree_flatten(sharding, is_leaf=lambda x: x is None)
     subtrees = structure.flatten_up_to(tree)
     flat = _tree.flatten(tree, None)
@@ -74,17 +73,16 @@ def _with_shardings(tree: PyTree, sharding: Any) -> PyTree:
     specs = [part for part, sub in zip(parts, subtrees) for _ in jtu.tree_leaves(sub)]
     for path, leaf, spec in zip(flat.paths, flat.leaves, specs):
         if isinstance(leaf, jax.ShapeDtypeStruct):
-            if callable(spec):
-                spec = spec(_names.name_of(path)[0], leaf)
-            if spec is not None:
-                name = _names.name_of(path)[0]
+            name = _names.name_of(path)[0]
+            chosen: Any = spec(name, leaf) if callable(spec) else spec
+            if chosen is not None:
                 try:
-                    spec.shard_shape(leaf.shape)
+                    chosen.shard_shape(leaf.shape)
                 except ValueError as e:
                     raise ValueError(
                         f"The sharding of the leaf `{name}` does not fit it: {e}"
                     ) from e
-                leaf = leaf.update(sharding=spec)
+                leaf = leaf.update(sharding=chosen)
         out.append(leaf)
     return jtu.tree_unflatten(flat.structure, out)
 
