@@ -228,8 +228,8 @@ def write(
         if not where:
             _accord.explain(root, plan, team.round("differ"))
         work, base = _commit.joined(root, where)
+        team = team.round("write")
         with team.heard():
-            # What is shared is the same in all processes.
             save = _layout.Save(plan.leaves, team.size, advance)
         ends: _layout.Ends = {}
 
@@ -253,7 +253,7 @@ def write(
             _publish(places[0], plan, written, durable)
             return b""
 
-        team.round("write").confer(write_own, finish)
+        team.confer(write_own, finish)
 
 
 _writers = {"ocdbt": _layout.write_ocdbt, "zarr": _layout.write_zarr}

@@ -127,7 +127,8 @@ class Team(NamedTuple):
 
 
 def _text(rank: int, error: BaseException) -> bytes:
-    return f"process {rank} has failed: {type(error).__name__}: {error}".encode()
+    text = f"process {rank} has failed: {type(error).__name__}: {error}"
+    return "\n".join([text, *getattr(error, "__notes__", ())]).encode()
 
 
 def run(what: str, timeout: int | float) -> Team:
