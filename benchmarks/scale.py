@@ -24,7 +24,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import eqx_ckpt as ec
-from eqx_ckpt import _chunks, _deal
+from eqx_ckpt import _chunks, _deal, _sharding
 from eqx_ckpt._sharding import Holders
 
 
@@ -109,10 +109,11 @@ def holders(
     mesh: Mesh, spec: Sequence, shape: tuple[int, ...], process: Callable[[int], int]
 ) -> Holders:
     """As `_sharding.holders`, of a mesh that has no devices."""
-    return tuple(
-        (region, tuple(sorted({process(device) for device in devices})))
+    found = {
+        tuple((s.start, s.stop) for s in region): set(map(process, devices))
         for region, devices in regions(mesh, spec, shape)
-    )
+    }
+    return _sharding.joined(found, shape)
 
 
 class Plan(NamedTuple):
@@ -136,7 +137,10 @@ def plan(model: Model, hosts: int) -> Plan:
         shape, spec, itemsize = leaf
         if leaf not in known:
             found = holders(mesh, spec, shape, lambda d: d // DEVICES)
-            shard = tuple(s.stop - s.start for s in found[0][0])
+            one, _ = regions(mesh, spec, shape)[0]
+            if math.prod(s.stop - s.start for s in one) * itemsize < _chunks.LEAST:
+                one = found[0][0]
+            shard = tuple(s.stop - s.start for s in one)
             if shard == shape:
                 chunk = _chunks.choose(shape, itemsize, _chunks.BLOCK)
             else:

@@ -35,8 +35,8 @@ def choose(shape: Sequence[int], itemsize: int, target: int) -> Shape:
     return tuple(chunk)
 
 
-# Chunks of sharded arrays are not cut smaller than this so as to suit other shardings.
-_LEAST = 256 * 2**10
+# Chunks of sharded arrays are not made smaller than this so as to suit shardings.
+LEAST = 256 * 2**10
 
 
 def choose_sharded(
@@ -54,7 +54,7 @@ def choose_sharded(
         part = length // count
         if length % count or part == 0 or chunk[axis] % part:
             continue
-        if math.prod(chunk) // chunk[axis] * part * itemsize >= _LEAST:
+        if math.prod(chunk) // chunk[axis] * part * itemsize >= LEAST:
             chunk[axis] = part
     for axis, length in enumerate(chunk):
         size = math.prod(chunk) * itemsize

@@ -13,7 +13,7 @@ import jax.random as jr
 import ml_dtypes
 import numpy as np
 
-from . import _index, _sharding, _show, _team
+from . import _chunks, _index, _sharding, _show, _team
 from ._index import Template
 from ._sharding import Shards
 
@@ -186,18 +186,13 @@ def _int_bytes(n: Any) -> bytes:
     return n.to_bytes(n.bit_length() // 8 + 1, "little", signed=True)
 
 
-# Leaves of fewer bytes are stored whole where one process has all of them.
-_UNCUT = 1 << 16
-
-
 def shard_shape(leaf: Any, template: Template) -> tuple[int, ...] | None:
     """The shape of the shards of the stored array, if it is to be stored in those."""
     if not isinstance(leaf, jax.Array) or _is_whole(leaf.sharding):
         return None
-    if template.nbytes <= _UNCUT and leaf.is_fully_addressable:
-        return None
     shape = template.logical_shape
-    shard = _sharding.shard_shape(leaf.sharding, shape)
+    least = _chunks.LEAST // template.itemsize
+    shard = _sharding.shard_shape(leaf.sharding, shape, least)
     return None if shard is None else shard + template.shape[len(shape) :]
 
 

@@ -41,7 +41,7 @@ def here(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> Layout:
     return Layout([_region(ends) for ends in found], list(found.values()))
 
 
-# The distinct regions of an array, each with the processes that have it, in order.
+# Distinct regions of an array, each with the processes that have it, in order.
 Holders = tuple[tuple[Region, tuple[int, ...]], ...]
 
 
@@ -52,17 +52,49 @@ def holders(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> Holders:
     for device, index in sharding.devices_indices_map(shape).items():
         ends = _ends(index or (), shape)
         found.setdefault(ends, set()).add(device.process_index)
-    return tuple((_region(ends), tuple(sorted(ps))) for ends, ps in found.items())
+    return joined(found, shape)
+
+
+def joined(found: dict[_Ends, set[int]], shape: tuple[int, ...]) -> Holders:
+    """The regions, those of each process taken together where they are one region."""
+    own: dict[int, list[_Ends]] = {}
+    for ends, processes in found.items():
+        for process in processes:
+            own.setdefault(process, []).append(ends)
+    boxes: dict[_Ends, set[int]] = {}
+    for process, regions in own.items():
+        axes = [list(zip(*axis)) for axis in zip(*regions)]
+        box = tuple((min(starts), max(stops)) for starts, stops in axes)
+        boxes.setdefault(box, set()).add(process)
+        if _volume(box) != sum(map(_volume, regions)):
+            boxes = found
+            break
+    if sum(map(_volume, boxes)) != math.prod(shape):
+        boxes = found
+    return tuple((_region(ends), tuple(sorted(ps))) for ends, ps in boxes.items())
+
+
+def _volume(ends: _Ends) -> int:
+    return math.prod(stop - start for start, stop in ends)
 
 
 @ft.lru_cache(maxsize=4096)
 def shard_shape(
-    sharding: jax.sharding.Sharding, shape: tuple[int, ...]
+    sharding: jax.sharding.Sharding, shape: tuple[int, ...], least: int
 ) -> tuple[int, ...] | None:
-    """The shape of the shards of an array that is cut into several, else None."""
+    """The shape of the shards of an array that is cut into several, else None.
+
+    Shards of fewer than `least` elements do not count by themselves, but only all that
+    a process has.
+    """
     if sharding.num_devices == 1 or sharding.is_fully_replicated or 0 in shape:
         return None
     shard = tuple(sharding.shard_shape(shape))
+    if math.prod(shard) < least:
+        regions = [region for region, _ in holders(sharding, shape)]
+        sizes = {tuple(s.stop - s.start for s in region) for region in regions}
+        if len(sizes) == 1:
+            shard = sizes.pop()
     return None if shard == shape else shard
 
 

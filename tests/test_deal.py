@@ -1,0 +1,100 @@
+"""Who writes which chunks: every chunk once, by a process that has all of it."""
+
+import itertools as it
+import math
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+from eqx_ckpt import _chunks, _deal, _sharding
+
+
+_MESHES = [(8,), (2, 4), (4, 2), (2, 2, 2)]
+_AXES = "xyz"
+
+
+@st.composite
+def _sharded(draw):
+    mesh = draw(st.sampled_from(_MESHES))
+    rank = draw(st.integers(1, 3))
+    axes = list(_AXES[: len(mesh)])
+    spec = []
+    for _ in range(rank):
+        count = draw(st.integers(0, len(axes)))
+        spec.append(tuple(axes.pop(0) for _ in range(count)) or None)
+    sizes = dict(zip(_AXES, mesh))
+    shape = []
+    for entry in spec:
+        cut = math.prod(sizes[axis] for axis in entry or ())
+        shape.append(cut * draw(st.integers(1, 12)))
+    return mesh, P(*spec), tuple(shape), draw(st.sampled_from([1, 2, 4, 8]))
+
+
+@given(_sharded(), st.integers(1, 4000), st.integers(1, 200))
+@settings(max_examples=200)
+def test_every_chunk_is_written_once(sharded, target, least):
+    sizes, spec, shape, per_process = sharded
+    devices = np.asarray(jax.devices()[:8]).reshape(sizes)
+    sharding = NamedSharding(Mesh(devices, tuple(_AXES[: len(sizes)])), spec)
+    # The devices of this one process, as if there were several.
+    found: dict = {}
+    has: dict[int, np.ndarray] = {}
+    for device, index in sharding.devices_indices_map(shape).items():
+        ends = tuple(s.indices(n)[:2] for s, n in zip(index, shape))
+        process = device.id // per_process
+        found.setdefault(ends, set()).add(process)
+        has.setdefault(process, np.zeros(shape, bool))[index] = True
+    holders = _sharding.joined(found, shape)
+    assert sum(math.prod(s.stop - s.start for s in r) for r, _ in holders) == math.prod(
+        shape
+    )
+    shard = tuple(sharding.shard_shape(shape))
+    if math.prod(shard) < least:
+        shapes = {tuple(s.stop - s.start for s in region) for region, _ in holders}
+        shard = shapes.pop() if len(shapes) == 1 else shard
+    if shard == shape:
+        chunk = _chunks.choose(shape, 4, target)
+    else:
+        chunk = _chunks.choose_sharded(shape, shard, 4, target)
+    processes = 8 // per_process
+    loads = [0] * processes
+    if shard == shape and len(holders) > 1:
+        return
+    owners = _deal.owners(holders, shape, chunk, 1, loads)
+    regions = _chunks.lay(shape, chunk, 4).regions
+    assert [n for run, _ in owners for n in run] == list(range(len(regions)))
+    for run, process in owners:
+        for number in run:
+            assert has[process][regions[number]].all()
+    assert sum(loads) == len(regions)
+    work = _deal.Work(len(regions), 100, owners)
+    deal = _deal.deal([work, work], processes)
+    dealt = [(place, n) for file in deal.files for place, run in file for n in run]
+    assert sorted(dealt) == list(it.product(range(2), range(len(regions))))
+    for file, process in zip(deal.files, deal.owner):
+        for place, run in file:
+            assert all(process == p for r, p in owners for n in run if n in r)
+
+
+def test_replicas_share_the_work():
+    whole = ((slice(0, 8), slice(0, 8)),)
+    loads = [0] * 4
+    owners = _deal.owners(((whole[0], (0, 1, 2, 3)),), (8, 8), (1, 8), 32, loads)
+    assert owners == [(range(2 * p, 2 * p + 2), p) for p in range(4)]
+    assert loads == [64] * 4
+    # Those that cannot be shared go to whoever has least to write.
+    loads = [5, 0, 7]
+    for _ in range(3):
+        _deal.owners(((whole[0], (0, 1, 2)),), (8, 8), (8, 8), 4, loads)
+    assert loads == [9, 8, 7]
+
+
+def test_chunks_that_no_process_has_all_of():
+    halves = [((slice(0, 4),), (0,)), ((slice(4, 8),), (1,))]
+    with pytest.raises(ValueError, match="lie in shards of several processes"):
+        _deal.owners(tuple(halves), (8,), (3,), 12, [0, 0])
+    with pytest.raises(ValueError, match="no process holds all"):
+        _deal.owners(tuple(halves[:1]), (8,), (4,), 16, [0, 0])
