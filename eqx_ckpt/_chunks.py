@@ -50,11 +50,13 @@ def choose_sharded(
     """
     chunk = list(shard)
     count = math.prod(grid(shape, shard))
+    # Nor are there to be very many of them.
+    least = max(LEAST, math.prod(shape) * itemsize >> 10)
     for axis, length in enumerate(shape):
         part = length // count
         if length % count or part == 0 or chunk[axis] % part:
             continue
-        if math.prod(chunk) // chunk[axis] * part * itemsize >= LEAST:
+        if math.prod(chunk) // chunk[axis] * part * itemsize >= least:
             chunk[axis] = part
     for axis, length in enumerate(chunk):
         size = math.prod(chunk) * itemsize
