@@ -162,6 +162,7 @@ def begin(root: Root, layout: str, overwrite: bool) -> Iterator[Place]:
             _claim(root, save, undo)
         else:
             undo.callback(_discard, root, f"d/{save}")
+            _store.check_conditions(root, f"d/{save}/digests")
         yield Place(root, root, save, found, [], undo)
 
 

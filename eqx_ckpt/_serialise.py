@@ -159,6 +159,7 @@ def plan(
     compression: str | None,
 ) -> Plan:
     """Finds all that is wrong with a tree, before a byte is written."""
+    _store.check_writable(root)
     if layout not in _store.LAYOUTS:
         raise ValueError(f'`layout` must be "ocdbt" or "zarr", not {layout!r}.')
     if compression not in (None, "zstd"):
@@ -230,7 +231,9 @@ def write(
         work, base = _commit.joined(root, where)
         team = team.round("write")
         with team.heard():
-            save = _layout.Save(plan.leaves, team.size, advance)
+            save = _layout.Save(
+                plan.leaves, team.size, _layout.most_in_file(root, room), advance
+            )
         ends: _layout.Ends = {}
 
         def write_own() -> bytes:

@@ -136,7 +136,12 @@ def verify(
 
 
 def _unreadable(error: Exception) -> str:
-    """What is wrong with what could not be read."""
+    """What is wrong with what could not be read.
+
+    **Raises:** `ConnectionError` if it is not that, but the store that does not answer.
+    """
+    if isinstance(error, ConnectionError):
+        raise error
     if isinstance(error, FileNotFoundError):
         return "it is missing"
     if isinstance(error, EOFError):
