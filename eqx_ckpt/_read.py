@@ -441,9 +441,7 @@ class _Large:
         most = max(1, self._part // grid.full)
         for run in _chunks.runs(numbers, t.shape, t.chunk, most):
             if futures and futures[0].done():
-                futures[
-                    0
-                ].result()  # If the store does not answer, it need not be asked.
+                futures[0].result()  # A store that does not answer is not asked again.
             part = _part(t, grid, run, picks, arrays, conversion)
             self._room.take(part.into.nbytes)
             reading = self._start_part(record, part, array)

@@ -29,10 +29,9 @@ class Store(os.PathLike[str]):
 
         ```python
         >>> import eqx_ckpt as ec
-        >>> profile = {"type": "profile", "profile": "lab"}
-        >>> runs = ec.Store("s3://bucket/runs", aws_credentials=profile)
+        >>> runs = ec.Store("s3://bucket/runs", endpoint="https://minio.example.org")
         >>> runs / "7"
-        Store('s3://bucket/runs/7', aws_credentials={'profile': 'lab', 'type': 'profile'})
+        Store('s3://bucket/runs/7', endpoint='https://minio.example.org')
 
         ```
     """
@@ -148,8 +147,8 @@ def explain(url: str, error: Exception) -> OSError | None:
     said = _detail.sub("", text.splitlines()[0]).strip() if text else "nothing"
     if status == 404:
         return FileNotFoundError(
-            f"There is no bucket of the name in `{url}` ({said}). Create it, or correct "
-            "the URL."
+            f"There is no bucket of the name in `{url}` ({said}). Create it, or "
+            "correct the URL."
         )
     if status == 301 or any(word in text for word in _region):
         return OSError(

@@ -869,8 +869,8 @@ def _lower_priority() -> None:
 def gather(jobs: Sequence[Any], threads: int = 8, waiting: bool = False) -> list[Any]:
     """Calls every job on a few threads, and returns the results in order.
 
-    They are not more than the cores, unless the jobs spend their time `waiting`. Waits for all that have begun, also when one raises: none is left at work behind an
-    error.
+    They are not more than the cores, unless the jobs spend their time `waiting`. Waits
+    for all that have begun, also when one raises: none is left at work behind an error.
     """
     results: list[Any] = [None] * len(jobs)
     todo = collections.deque(range(len(jobs)))
