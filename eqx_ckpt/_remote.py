@@ -131,8 +131,8 @@ CONTEXT: dict[str, Any] = {
 }
 
 
-_status = re.compile(r"http_response_code='(\d+)'")
-_detail = re.compile(r" \[(http_response|x-amz|curl_code|source)[^]]*\]|^[A-Z_]+: ")
+_status = re.compile(r"(?:http_response_code='|HTTP code )(\d+)")
+_detail = re.compile(r" \[(HTTP|http_response|x-amz|curl_code|source)[^]]*\]|^[A-Z_]+: ")
 _region = ("PermanentRedirect", "AuthorizationHeaderMalformed", "resolve aws_region")
 _away = ("retry attempts failed", "UNAVAILABLE", "DEADLINE_EXCEEDED", "curl_code")
 
@@ -168,6 +168,12 @@ def explain(url: str, error: Exception) -> OSError | None:
             "later; `ec.Store` can be told to try for longer."
         )
     return OSError(f"The store of `{url}` says: {said}.") if status else None
+
+
+def is_beyond(error: Exception) -> bool:
+    """Whether a server has said that a range starts where its file has ended."""
+    found = _status.search(str(error))
+    return found is not None and found[1] == "416"
 
 
 def bound_waits() -> None:

@@ -107,7 +107,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if not (self.command == "HEAD" and not isinstance(fault, int)):
             skipped.add("content-length")
             self.send_header("Content-Length", str(len(data)))
-        for name, value in headers:
+        # One `Date`, of which some servers send two.
+        for name, value in dict(headers).items():
             if name.lower() not in skipped:
                 self.send_header(name, value)
         self.end_headers()
