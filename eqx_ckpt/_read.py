@@ -408,7 +408,7 @@ class _Large:
                     continue
                 numbers[i] = _wanted(record.template, views)
                 source.check(record, numbers[i])
-                if not self._is_direct(record):
+                if self._is_exact(views) or not self._is_direct(record):
                     places[i] = source.place(record, numbers[i])
             except Exception as e:
                 numbers.pop(i, None)

@@ -91,6 +91,13 @@ def scheme(path: str) -> str | None:
     return found and found[1]
 
 
+def bucket(url: str) -> str:
+    """The URL of the whole bucket that a URL leads into."""
+    if scheme(url) == "file":
+        return url
+    return "memory://" if scheme(url) == "memory" else "/".join(url.split("/")[:3])
+
+
 def is_read_only(url: str) -> bool:
     """Whether files can be read there, and neither written nor listed."""
     return scheme(url) in ("http", "https")
@@ -132,7 +139,7 @@ CONTEXT: dict[str, Any] = {
 
 
 _status = re.compile(r"(?:http_response_code='|HTTP code )(\d+)")
-_detail = re.compile(r" \[(HTTP|http_response|x-amz|curl_code|source)[^]]*\]|^[A-Z_]+: ")
+_detail = re.compile(r" \[(HTTP|http_|x-|curl_code|source)[^]]*\]|^[A-Z_]+: ")
 _region = ("PermanentRedirect", "AuthorizationHeaderMalformed", "resolve aws_region")
 _away = ("retry attempts failed", "UNAVAILABLE", "DEADLINE_EXCEEDED", "curl_code")
 
@@ -167,7 +174,9 @@ def explain(url: str, error: Exception) -> OSError | None:
             f"The store of `{url}` does not answer as it should ({said}). Try again "
             "later; `ec.Store` can be told to try for longer."
         )
-    return OSError(f"The store of `{url}` says: {said}.") if status else None
+    if status or text.startswith("INTERNAL"):
+        return OSError(f"The store of `{url}` says: {said}.")
+    return None
 
 
 def is_beyond(error: Exception) -> bool:

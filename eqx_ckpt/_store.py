@@ -111,10 +111,10 @@ class Root(NamedTuple):
         if self.local is not None:
             return {"driver": "file", "path": f"{self.local}/{prefix}"}
         spec = ts.KvStore.Spec(self.url + "/").to_json() | json.loads(self.options)
-        # That of a whole bucket is empty, or a slash.
-        spec["path"] = spec.get("path", "").lstrip("/") + prefix
-        if spec["driver"] == "http":
-            spec["path"] = "/" + spec["path"]
+        path = spec.get("path", "")
+        if not path.strip("/"):  # The whole of it.
+            path = "/" if spec["driver"] == "http" else ""
+        spec["path"] = path + prefix
         return spec
 
     def __str__(self) -> str:
@@ -384,12 +384,15 @@ def check_conditions(root: Root, key: str) -> None:
     options = root.kvstore()
     del options["path"]
     store = json.dumps(options, sort_keys=True)
-    if not options.get("use_conditional_write") or store in _heeding:
+    is_asked = options.get("use_conditional_write", options["driver"] == "gcs")
+    if not is_asked or store in _heeding:
         return
     kv = _kv(root, "", None)
-    found = _wait(root, kv.write(key, b"")).generation
-    _wait(root, kv.write(key, b"?"))
-    tries = [kv.write(key, b"", if_equal=generation) for generation in (_absent, found)]
+    found = _wait(root, kv.write(key, b"1")).generation
+    _wait(root, kv.write(key, b"2"))
+    tries = [
+        kv.write(key, b"3", if_equal=generation) for generation in (_absent, found)
+    ]
     if any(_wait(root, stamp).generation for stamp in tries):
         raise RuntimeError(
             f"The server of `{root}` ignores the conditions of a write (`If-Match`, "
@@ -567,8 +570,8 @@ def list_top(root: Root) -> dict[str, bool] | None:
         return None
     if root.local is None:
         tops: dict[str, bool] = {}
-        for key in _wait(root, _kv(root, "", None).list()):
-            first, slash, _ = key.decode("utf-8", "surrogateescape").partition("/")
+        for key in _list(root, ""):
+            first, slash, _ = key.partition("/")
             tops[first] = bool(slash)
         return tops or None
     try:
@@ -578,19 +581,34 @@ def list_top(root: Root) -> dict[str, bool] | None:
         return None
 
 
+def _list(root: Root, start: str) -> list[str]:
+    """The keys below a root in an object store that begin with `start`."""
+    # Whole keys are listed and looked at. Not all servers heed the range that they are
+    # asked for, and TensorStore cuts as much off the beginning of any key: somebody
+    # else's would be taken for ours, and deleted.
+    top = root._replace(url=_remote.bucket(root.url))
+    path = root.kvstore()["path"].removeprefix(top.kvstore()["path"]).encode()
+    first = path + start.encode()
+    stop = first[:-1] + bytes([first[-1] + 1]) if first else b""
+    keys = _wait(root, _kv(top, "", None).list(ts.KvStore.KeyRange(first, stop)))
+    ours = [key[len(path) :] for key in keys if key.startswith(first)]
+    return [key.decode("utf-8", "surrogateescape") for key in ours]
+
+
 def is_directory(root: Root, key: str) -> bool:
     """Whether there is anything below the directory `key`."""
     if root.local is not None:
         return (root.local / key).is_dir()
-    return bool(_wait(root, _kv(root, key, None).list()))
+    return bool(_list(root, key + "/"))
 
 
 def delete_tree(root: Root, key: str) -> None:
     """Deletes the file or directory `key` below the root, never through a link."""
     if root.local is None:
-        if key:
-            _wait(root, _kv(root, "", None).write(key, None))
-        _wait(root, _kv(root, key, None).delete_range(ts.KvStore.KeyRange()))
+        kv = _kv(root, "", None)
+        names = [n for n in _list(root, key) if n == key or n.startswith(f"{key}/")]
+        for deleting in [kv.write(name, None) for name in names]:
+            _wait(root, deleting)
         return
     _remove(root.local / key)
 

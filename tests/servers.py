@@ -1,12 +1,14 @@
 """Servers on loopback that speak HTTP: S3, GCS and static files, and a proxy before
 them that counts, delays and spoils what passes. No test is here.
 
-`python servers.py static DIRECTORY PORT` serves files, with ranges.
+`python servers.py static DIRECTORY PORT` serves files, `python servers.py gcs PORT` is
+Google's store.
 """
 
 import contextlib
 import http.client
 import http.server
+import json
 import os
 import socket
 import subprocess
@@ -180,11 +182,7 @@ def s3() -> Iterator[int]:
 def gcs() -> Iterator[int]:
     """An emulator of Google's store, with the bucket `bucket`."""
     port = _free_port()
-    code = (
-        "import sys; from gcp_storage_emulator.__main__ import main;"
-        f"main(['start', '--host=127.0.0.1', '--port={port}', '--in-memory'])"
-    )
-    with _running(port, "-c", code):
+    with _running(port, __file__, "gcs", str(port)):
         assert ask(port, "POST", "/storage/v1/b?project=p", b'{"name": "bucket"}') < 300
         yield port
 
@@ -197,7 +195,7 @@ def static(directory: str | os.PathLike[str]) -> Iterator[int]:
         yield port
 
 
-def _serve(directory: str, port: str) -> None:
+def serve_static(directory: str, port: str) -> None:
     import flask
     import werkzeug.serving
 
@@ -207,5 +205,63 @@ def _serve(directory: str, port: str) -> None:
     werkzeug.serving.run_simple("127.0.0.1", int(port), app, threaded=True)
 
 
+def serve_gcs(port: str) -> None:
+    """The emulator, with what it lacks and TensorStore relies on: conditional writes,
+    the bounds of a listing, generations and the end of an object in answers."""
+    from gcp_storage_emulator.exceptions import NotFound
+    from gcp_storage_emulator.handlers import objects
+
+    lock = threading.Lock()
+    insert, ls, download = objects.insert, objects.ls, objects.download
+
+    def generation(request, storage, name):
+        try:
+            return storage.get_file_obj(request.params["bucket_name"], name)
+        except NotFound:
+            return {"generation": "0"}
+
+    def conditional_insert(request, response, storage, *args, **kwargs):
+        with lock:
+            (name,), (wanted,) = (
+                request.query.get(key, [None]) for key in ("name", "ifGenerationMatch")
+            )
+            found = generation(request, storage, name)["generation"]
+            if wanted not in (None, found):
+                response.status = http.HTTPStatus.PRECONDITION_FAILED
+                return
+            insert(request, response, storage, *args, **kwargs)
+
+    def bounded_ls(request, response, storage, *args, **kwargs):
+        ls(request, response, storage, *args, **kwargs)
+        if response.status != http.HTTPStatus.OK:
+            return
+        answer = json.loads(response._content)
+        (first,), (stop,) = (
+            request.query.get(key, [""]) for key in ("startOffset", "endOffset")
+        )
+        answer["items"] = [
+            item
+            for item in answer["items"]
+            if first <= item["name"] and (not stop or item["name"] < stop)
+        ]
+        response.json(answer)
+
+    def download_with_generation(request, response, storage, *args, **kwargs):
+        found = generation(request, storage, request.params["object_id"])
+        range = request.get_header("range", None)
+        if range and "size" in found:
+            if int(range.split("=")[1].split("-")[0]) >= int(found["size"]):
+                response.status = http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
+                return
+        response["x-goog-generation"] = found["generation"]
+        download(request, response, storage, *args, **kwargs)
+
+    objects.insert, objects.ls = conditional_insert, bounded_ls
+    objects.download = download_with_generation
+    from gcp_storage_emulator.__main__ import main
+
+    main(["start", "--host=127.0.0.1", f"--port={port}", "--in-memory"])
+
+
 if __name__ == "__main__":
-    _serve(*sys.argv[2:])
+    {"static": serve_static, "gcs": serve_gcs}[sys.argv[1]](*sys.argv[2:])
