@@ -74,7 +74,7 @@ def _value_at(path):
     value = ec.open(path)["value"].read()
     loaded = ec.tree_deserialise_leaves(path, _tree(0))
     for name, leaf in _tree(value).items():
-        assert (loaded[name] == leaf).all()
+        assert np.all(loaded[name] == leaf)
     return value
 
 
@@ -122,22 +122,22 @@ def test_large_leaves(remote):
     """Of several chunks and files, with padding, compressed and not, and parts."""
     proxy, path = remote
     tree = {
-        "a": np.arange(5 * 10**6, dtype=np.float32).reshape(2500, 2000),
-        "b": np.arange(3 * 10**6, dtype=np.int16).reshape(3000, 1000),
+        "a": np.arange(10**6, dtype=np.float32).reshape(500, 2000),
+        "b": np.arange(10**6, dtype=np.int16).reshape(1000, 1000),
         "c": np.arange(300, dtype=np.int8),
     }
     for compression in (None, "zstd"):
-        most = {"max_bytes": 32 * 2**20}
-        ec.tree_serialise_leaves(path, tree, compression=compression, **most)
+        how = {"compression": compression, "chunks": 2**18, "max_bytes": 2**22}
+        ec.tree_serialise_leaves(path, tree, **how)
         loaded = ec.tree_deserialise_leaves(path, tree)
         assert all((loaded[name] == tree[name]).all() for name in tree)
         ckpt = ec.open(path)
-        part = ckpt["a"][::700, 5:9]
-        assert (part.read() == tree["a"][::700, 5:9]).all()
-        assert (part.read(verify=False) == tree["a"][::700, 5:9]).all()
+        part = ckpt["a"][::70, 5:9]
+        assert (part.read() == tree["a"][::70, 5:9]).all()
+        assert (part.read(verify=False) == tree["a"][::70, 5:9]).all()
         assert (ckpt["b"].T[3].read() == tree["b"].T[3]).all()
         assert ec.verify(path) == []
-    assert max(r.sent for r in proxy.requests) <= 8 * 2**20
+    assert max(r.sent for r in proxy.requests) <= 2**20
 
 
 # 445 leaves, as GPT-2 with Adam has.
@@ -169,7 +169,8 @@ def test_requests(remote):
 def test_round_trips(bucket):
     proxy, path = bucket
     ec.tree_serialise_leaves(path, _many)
-    proxy.delay = 0.05
+    # Long enough for a busy machine. With 50 ms it is as many, on a quiet one.
+    proxy.delay = 0.2
     start = time.perf_counter()
     ec.tree_deserialise_leaves(path, _many)
     assert time.perf_counter() - start < 15 * proxy.delay
@@ -249,12 +250,13 @@ def test_the_answer_to_a_commit_is_lost(remote):
         assert _value_at(path) == value
 
 
-def test_every_request_of_a_save_fails(bucket):
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.long)])
+def test_every_request_of_a_save_fails(bucket, step):
     """Each in turn, for good; and each answer is lost. The path is old or new."""
     proxy, path = bucket
     outcomes = set()
     for fault in (503, "lose"):
-        for number in range(40):
+        for number in range(0, 80, step):
             url = f"{path}/{fault}/{number}"
             ec.tree_serialise_leaves(url, _tree(1, 1))
             store = ec.Store(url, s3_request_retries={**_quick, "max_retries": 1})
