@@ -19,6 +19,9 @@ def main(arguments: list[str] | None = None) -> int:
     clean = commands.add_parser("clean", help="delete what killed saves have left")
     clean.add_argument("path", help="a directory of checkpoints, or a checkpoint")
     clean.add_argument("--list", action="store_true", help="only list it")
+    clean.add_argument(
+        "--idle", action="store_true", help="nothing is being saved there (for a URL)"
+    )
     demo = commands.add_parser("demo", help="save and load a small model, and show how")
     demo.add_argument("directory", nargs="?", help="where to save (default: a new one)")
     given = parser.parse_args(arguments)
@@ -32,9 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
         if given.command == "verify":
             lines = list(map(str, _verify.verify(given.path, progress=given.progress)))
         elif given.command == "clean":
-            lines = list(
-                map(_show.escape, _clean.clean(given.path, remove=not given.list))
-            )
+            found = _clean.clean(given.path, remove=not given.list, idle=given.idle)
+            lines = list(map(_show.escape, found))
         else:
             print(_checkpoint.open(given.path).describe())
     except (OSError, ValueError, RuntimeError, ImportError) as e:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Request(NamedTuple):
@@ -35,8 +35,9 @@ class Proxy(http.server.ThreadingHTTPServer):
 
     `delay`: seconds that each takes more. `fault(method, path)` says what else happens
     to it: None, nothing; a number, that is the status of its answer; `"drop"`, the
-    connection is closed; `"lose"`, the same after the request has been passed on;
-    `"hang"`, nothing for a long time. `without`: headers that are not passed on.
+    connection is closed; `"lose"`, the same after the request has been passed on; a
+    function, that is called in between; `"hang"`, nothing for a long time. `without`:
+    headers that are not passed on.
     """
 
     daemon_threads = True
@@ -46,7 +47,7 @@ class Proxy(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.port = port
         self.delay = 0.0
-        self.fault: Callable[[str, str], int | str | None] = lambda *_: None
+        self.fault: Callable[[str, str], Any] = lambda *_: None
         self.without: set[str] = set()
         self.requests: list[Request] = []
         self.url = f"http://127.0.0.1:{self.server_port}"
@@ -100,7 +101,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.server.requests.append(
             Request(self.command, self.path, kept, status, len(body), len(data))
         )
-        if fault in ("drop", "lose"):
+        if callable(fault):
+            fault()
+        if fault in ("drop", "lose") or callable(fault):
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RDWR)
             return
