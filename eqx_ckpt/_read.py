@@ -134,8 +134,8 @@ class Source:
     def lost(self, why: str) -> RuntimeError:
         try:
             current = self.is_current()
-        except Exception:
-            current = False
+        except Exception as e:
+            current = isinstance(e, ConnectionError)  # That is another matter.
         if not current:
             why = (
                 "it was replaced or deleted after it was opened. Open it again: what "

@@ -60,7 +60,8 @@ def tree_serialise_leaves(
     **Arguments:**
 
     - `path`: where to save: a string or `os.PathLike`, relative or absolute, `~`
-        expanded, or a TensorStore URL (`file://`, `memory://`). A directory is made.
+        expanded, or a URL (`s3://`, `gs://`, `file://`, `memory://`), or a [`Store`][].
+        A directory is made.
     - `pytree`: the tree. Its arrays are not copied.
     - `filter_spec`: which leaves to store, as in `eqx.filter`: a pytree prefix of bools
         and of functions `leaf -> bool`. By default [`is_storable`][].

@@ -95,8 +95,8 @@ def _campaign(remote, tmp_path, case, layout, pick):
         if number % 2 and _store.list_top(_store.resolve(path)):
             found = ec.clean(path, remove=False)
             assert ec.clean(path, idle=True) == found
-            assert ec.clean(path, idle=True, remove=False) == []
             assert _what_is_at(path) == there
+            assert there is None or ec.clean(path, remove=False) == []
         ec.tree_serialise_leaves(path, make("b"))
         assert _what_is_at(path) == "b" and ec.verify(path) == []
         assert len(_commit.saves(_store.resolve(path))) == 1

@@ -5,7 +5,9 @@ What is counted are the requests that reach a proxy before the server.
 
 import contextlib
 import itertools
+import pathlib
 import pickle
+import re
 import threading
 import time
 
@@ -16,6 +18,7 @@ import servers
 import eqx_ckpt as ec
 
 
+_root = pathlib.Path(__file__).parents[1]
 _quick = {"max_retries": 2, "initial_delay": "10ms", "max_delay": "50ms"}
 _numbers = itertools.count()
 
@@ -360,9 +363,17 @@ def test_options(bucket, monkeypatch):
     ec.tree_serialise_leaves(store, _tree())
     ckpt = ec.open(store)
     assert ckpt.path == path
+    signed = [r.headers["authorization"] for r in proxy.requests]
+    assert all("/us-east-1/s3/" in header for header in signed)
     # What was given by keyword is kept.
     assert (pickle.loads(pickle.dumps(ckpt))["x0"].read() == 1).all()
     assert pickle.loads(pickle.dumps(store)) == store and hash(store)
+    monkeypatch.setenv("AWS_REGION", "eu-central-1")
+    proxy.requests.clear()
+    ec.open(store)
+    assert all(
+        "/eu-central-1/s3/" in r.headers["authorization"] for r in proxy.requests
+    )
     assert repr(store) == f"Store({path!r}, endpoint={proxy.url!r})"
     with pytest.raises(ValueError, match="not a TensorStore URL.*nothing_like_it"):
         ec.open(ec.Store(path, nothing_like_it=1))
@@ -439,3 +450,28 @@ def test_http_headers_and_queries(published):
         assert all(r.headers["authorization"] == "Bearer x" for r in proxy.requests)
         with pytest.raises(ValueError, match="has a query"):
             ec.open(f"{proxy.url}/ocdbt?token=x")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/stores.md"])
+def test_documentation(s3, published, page):
+    """The examples run, but for the names of hosts."""
+    directory, proxy = published
+    weights = [{"weight": np.full((4, 4), i, np.float32)} for i in range(4)]
+    tree = {"model": {"layers": weights}}
+    ec.tree_serialise_leaves(directory / "runs" / "7", tree)
+    names = {"ec": ec, "tree": tree}
+    hosts = {"https://minio.example.org": s3.url, "https://host": proxy.url}
+    blocks = re.findall("```python\n(.*?)```", (_root / page).read_text(), re.DOTALL)
+    for block in blocks:
+        if "://" not in block:
+            continue
+        for host, url in hosts.items():
+            block = block.replace(host, url)
+        # Profiles are in a file of the user's.
+        block = re.sub("    aws_credentials=.*\n", "", block)
+        exec(block, names)
+    assert (names["layer"] == weights[3]["weight"]).all()
+    path = "s3://bucket/runs/7"
+    assert (
+        ec.open(path).leaves.keys() == ec.open(directory / "runs" / "7").leaves.keys()
+    )
