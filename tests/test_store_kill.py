@@ -6,7 +6,6 @@ import random
 import signal
 
 import pytest
-import servers
 from helpers import assert_alike
 from killing import make, Server
 
@@ -21,15 +20,9 @@ _cases = {"first": (None, "a"), "overwrite": ("a", "b"), "other": ("a", "c")}
 @pytest.fixture(scope="module", params=["s3", "gs"])
 def remote(request):
     """A proxy, the store behind it, and a server that saves there and is killed."""
-    start = servers.s3 if request.param == "s3" else servers.gcs
-    with start() as port, servers.Proxy(port) as proxy:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("AWS_ENDPOINT_URL", proxy.url)
-            patch.setenv("AWS_ACCESS_KEY_ID", "somebody")
-            patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-            patch.setenv("TENSORSTORE_GCS_HTTP_URL", proxy.url)
-            with Server() as server:
-                yield proxy, f"{request.param}://bucket", server
+    proxy = request.getfixturevalue(request.param)
+    with Server() as server:
+        yield proxy, f"{request.param}://bucket", server
 
 
 def _what_is_at(path):

@@ -23,27 +23,6 @@ _quick = {"max_retries": 2, "initial_delay": "10ms", "max_delay": "50ms"}
 _numbers = itertools.count()
 
 
-@pytest.fixture(scope="module")
-def s3():
-    with servers.s3() as port, servers.Proxy(port) as proxy:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("AWS_ENDPOINT_URL", proxy.url)
-            patch.setenv("AWS_ACCESS_KEY_ID", "somebody")
-            patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-            patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-            for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
-                patch.delenv(name, raising=False)
-            yield proxy
-
-
-@pytest.fixture(scope="module")
-def gs():
-    with servers.gcs() as port, servers.Proxy(port) as proxy:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("TENSORSTORE_GCS_HTTP_URL", proxy.url)
-            yield proxy
-
-
 @pytest.fixture(params=["s3", "gs"])
 def remote(request):
     """A proxy, and a new URL in the store behind it."""
