@@ -72,7 +72,9 @@ def clean(
     return sorted(map(str, found))
 
 
-_ours = re.compile(r"[0-9]+|tree|manifest\.ocdbt|digests|.+\.new", re.DOTALL)
+_ours = re.compile(
+    r"[0-9]+|part-[0-9]+|tree|manifest\.ocdbt|digests|.+\.new", re.DOTALL
+)
 
 
 def _clean_far(root: Root, remove: bool, idle: bool) -> list[str]:
