@@ -15,6 +15,7 @@ from ._leaf import is_storable as is_storable
 from ._nest import nest as nest
 from ._pairs import rename as rename
 from ._pending import SaveHandle as SaveHandle
+from ._remote import Store as Store
 from ._report import Report as Report
 from ._serialise import tree_serialise_leaves as tree_serialise_leaves
 from ._skeleton import (

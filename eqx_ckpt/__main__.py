@@ -12,13 +12,16 @@ def main(arguments: list[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     ls = commands.add_parser("ls", help="print the tree of a checkpoint")
-    ls.add_argument("path", help="a directory, or a TensorStore URL")
+    ls.add_argument("path", help="a directory, or a URL")
     verify = commands.add_parser("verify", help="check every byte of a checkpoint")
-    verify.add_argument("path", help="a directory, or a TensorStore URL")
+    verify.add_argument("path", help="a directory, or a URL")
     verify.add_argument("--progress", action="store_true", help="show a progress bar")
     clean = commands.add_parser("clean", help="delete what killed saves have left")
     clean.add_argument("path", help="a directory of checkpoints, or a checkpoint")
     clean.add_argument("--list", action="store_true", help="only list it")
+    clean.add_argument(
+        "--idle", action="store_true", help="nothing is being saved there (for a URL)"
+    )
     demo = commands.add_parser("demo", help="save and load a small model, and show how")
     demo.add_argument("directory", nargs="?", help="where to save (default: a new one)")
     given = parser.parse_args(arguments)
@@ -32,9 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
         if given.command == "verify":
             lines = list(map(str, _verify.verify(given.path, progress=given.progress)))
         elif given.command == "clean":
-            lines = list(
-                map(_show.escape, _clean.clean(given.path, remove=not given.list))
-            )
+            found = _clean.clean(given.path, remove=not given.list, idle=given.idle)
+            lines = list(map(_show.escape, found))
         else:
             print(_checkpoint.open(given.path).describe())
     except (OSError, ValueError, RuntimeError, ImportError) as e:

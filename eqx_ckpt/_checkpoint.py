@@ -191,8 +191,9 @@ def open(
 
     **Arguments:**
 
-    - `path`: a string or `os.PathLike`, relative or absolute, `~` expanded, or a
-        TensorStore URL (`file://`, `memory://`). It may be a symbolic link.
+    - `path`: a string or `os.PathLike`, relative or absolute, `~` expanded, or a URL
+        (`s3://`, `gs://`, `https://`, `file://`, `memory://`), or a [`Store`][]. It
+        may be a symbolic link.
     - `follow_symlinks`: whether the files in the directory may be symbolic links too,
         as they are in the caches of tools that download. A link can lead to any file,
         so only where you trust who made them.

@@ -10,25 +10,30 @@ from . import _commit, _store
 from ._store import Root
 
 
-def clean(directory: str | os.PathLike[str], remove: bool = True) -> list[str]:
+def clean(
+    directory: str | os.PathLike[str], remove: bool = True, *, idle: bool = False
+) -> list[str]:
     """Deletes what killed saves have left in a directory of checkpoints.
 
     The next save to a path deletes what is left at that path; this is for paths that
     are never saved to again. A leftover is the data of a save that is not the
     checkpoint, and that nobody is writing: its writer would hold a lock. So run it
     where the writers run, or where their locks are seen; and not while something else
-    than eqx_ckpt copies checkpoints into the directory.
+    than eqx_ckpt copies checkpoints into the directory. In an object store there are no
+    locks, and what a running save has written is listed too.
 
     **Arguments:**
 
-    - `directory`: a local directory with checkpoints in it, or a checkpoint. Looked at
-        are the directory itself and those directly inside it. Links are not followed.
+    - `directory`: a directory with checkpoints in it, or a checkpoint. Looked at are
+        the directory itself and those directly inside it. Links are not followed.
     - `remove`: whether to delete what is found, or only list it.
+    - `idle`: that nothing is being saved below `directory`. For an object store you
+        have to know and say so, or nothing is deleted there.
 
     **Returns:** the paths of the leftovers, sorted.
 
-    **Raises:** `FileNotFoundError` if there is no such directory; `ValueError` for a
-    URL of a store that has no locks.
+    **Raises:** `FileNotFoundError` if there is no such directory; `ValueError` if it is
+    in an object store, unless `idle=True` or `remove=False`.
 
     !!! example
 
@@ -46,10 +51,7 @@ def clean(directory: str | os.PathLike[str], remove: bool = True) -> list[str]:
     """
     root = _store.resolve(directory)
     if root.local is None:
-        raise ValueError(
-            f"`{root}` is not in a local file system, and only there can it be told "
-            "whether the writer of a save is gone. The next save to a path cleans it."
-        )
+        return _clean_far(root, remove, idle)
     if not root.local.is_dir():
         raise FileNotFoundError(f"There is no directory at `{root}`.")
     here = pathlib.Path(os.path.realpath(root.local))
@@ -60,8 +62,8 @@ def clean(directory: str | os.PathLike[str], remove: bool = True) -> list[str]:
         if _commit.delete_abandoned(path, remove):
             found.append(path)
     for path in [here, *below]:
-        stale = _stale_saves(path, remove)
-        found += stale
+        stale = _stale_saves(Root(str(path), path), remove)
+        found += [path / "d" / save for save in stale]
         if stale and remove and path != here:
             # A first save has made these. They stay if there is anything in them.
             with contextlib.suppress(OSError):
@@ -70,21 +72,46 @@ def clean(directory: str | os.PathLike[str], remove: bool = True) -> list[str]:
     return sorted(map(str, found))
 
 
-_ours = re.compile(r"[0-9]+|tree|manifest\.ocdbt|digests|.+\.new", re.DOTALL)
+_ours = re.compile(
+    r"[0-9]+|part-[0-9]+|tree|manifest\.ocdbt|digests|.+\.new", re.DOTALL
+)
 
 
-def _stale_saves(path: pathlib.Path, remove: bool) -> list[pathlib.Path]:
-    """The directories of saves that are not the checkpoint at a path."""
-    root = Root(str(path), path)
+def _clean_far(root: Root, remove: bool, idle: bool) -> list[str]:
+    _store.check_writable(root)
+    if remove and not idle:
+        raise ValueError(
+            f"`{root}` is not in a local file system, and only there can it be told "
+            "whether the writer of a save is gone. The next save to a path cleans it. "
+            "If you know that nothing is being saved there, pass `idle=True`."
+        )
+    tops = _store.list_top(root)
+    if tops is None:
+        raise FileNotFoundError(f"There is no directory at `{root}`.")
+    below = [_commit.below(root, name) for name, inside in tops.items() if inside]
+    return sorted(
+        f"{place}/d/{save}"
+        for place in [root, *below]
+        for save in _stale_saves(place, remove)
+    )
+
+
+def _stale_saves(root: Root, remove: bool) -> list[str]:
+    """The saves at a path that are not the checkpoint there."""
     if not _may_hold_saves(root):
         return []
-    return [
-        own
-        for save in _commit.saves(root)
-        if _commit.delete_abandoned(
-            own := path / "d" / save, remove, unless=ft.partial(_must_stay, root, own)
-        )
-    ]
+    return [save for save in _commit.saves(root) if _is_stale(root, save, remove)]
+
+
+def _is_stale(root: Root, save: str, remove: bool) -> bool:
+    unless = ft.partial(_must_stay, root, save)
+    if root.local is not None:
+        return _commit.delete_abandoned(root.local / "d" / save, remove, unless=unless)
+    if unless():
+        return False
+    if remove:
+        _store.delete_tree(root, f"d/{save}")
+    return True
 
 
 def _may_hold_saves(root: Root) -> bool:
@@ -93,11 +120,12 @@ def _may_hold_saves(root: Root) -> bool:
     return bool(tops.get("d")) and (_store.INDEX in tops or len(tops) == 1)
 
 
-def _must_stay(root: Root, own: pathlib.Path) -> bool:
+def _must_stay(root: Root, save: str) -> bool:
     """Whether a save is the checkpoint, or not ours, or that cannot be told."""
     try:
         got = _commit.read_index(root)
     except (OSError, ValueError):
         return True
-    current = got is not None and got[0].save == own.name
-    return current or not all(map(_ours.fullmatch, os.listdir(own)))
+    current = got is not None and got[0].save == save
+    inside = _store.list_top(_commit.below(root, f"d/{save}")) or {}
+    return current or not all(map(_ours.fullmatch, inside))

@@ -117,20 +117,21 @@ def _is_leftover(root: Root, tops: Mapping[str, bool]) -> bool:
     # A killed first save leaves its data and no index.
     if not tops.get("d") or set(tops) - SIDE - {"d"}:
         return False
-    below = _store.list_top(_below(root, "d")) or {}
-    ours = len(saves(root)) == len(below)
-    return ours and bool(below or len(tops) == 1)
+    inside = _store.list_top(below(root, "d")) or {}
+    ours = len(saves(root)) == len(inside)
+    return ours and bool(inside or len(tops) == 1)
 
 
 def saves(root: Root) -> list[str]:
     """The save ids that have a directory below `d/`, whatever has become of them."""
     if root.local is not None and (root.local / "d").is_symlink():
         return []
-    below = _store.list_top(_below(root, "d")) or {}
-    return [s for s, is_directory in below.items() if is_directory and is_save_id(s)]
+    inside = _store.list_top(below(root, "d")) or {}
+    return [s for s, is_directory in inside.items() if is_directory and is_save_id(s)]
 
 
-def _below(root: Root, key: str) -> Root:
+def below(root: Root, key: str) -> Root:
+    """The directory `key` below a root, as a root."""
     local = root.local / key if root.local else None
     return root._replace(url=f"{root.url}/{key}", local=local)
 
@@ -162,6 +163,7 @@ def begin(root: Root, layout: str, overwrite: bool) -> Iterator[Place]:
             _claim(root, save, undo)
         else:
             undo.callback(_discard, root, f"d/{save}")
+            _store.check_conditions(root, f"d/{save}/digests")
         yield Place(root, root, save, found, [], undo)
 
 
@@ -232,7 +234,7 @@ def _claim(root: Root, save: str, undo: contextlib.ExitStack) -> None:
     def _() -> None:
         for key in sorted(_store.list_top(root) or {}, key=CLAIM.__eq__):
             # There was nothing at the path: all is ours but what others save below it.
-            if _store.read_file(_below(root, key), _store.INDEX) is None:
+            if _store.read_file(below(root, key), _store.INDEX) is None:
                 _discard(root, key)
 
 

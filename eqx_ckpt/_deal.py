@@ -35,10 +35,11 @@ class Deal(NamedTuple):
     owner: list[int]
 
 
-def deal(works: Sequence[Work], processes: int) -> Deal:
-    """Deals runs of chunks out to files of about one size, in the order of the tree."""
+def deal(works: Sequence[Work], processes: int, most: int = _MAX_FILE) -> Deal:
+    """Deals runs of chunks out to files of about one size, in the order of the tree,
+    which is at most `most` bytes unless a chunk has more."""
     total = sum(work.count * work.size for work in works)
-    target = min(max(total // _FILES, _MIN_FILE), _MAX_FILE)
+    target = min(max(total // _FILES, _MIN_FILE), most, _MAX_FILE)
     files: list[list[tuple[int, range]]] = []
     owner: list[int] = []
     for process in range(processes):

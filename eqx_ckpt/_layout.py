@@ -21,6 +21,8 @@ from ._store import Root
 # Every leaf starts at a multiple of this in its file, which is what a memory-mapped
 # read into aligned memory is fastest from.
 _ALIGN = 64
+# To an object store a file is sent whole, from memory, of which it takes twice as much.
+_FAR_FILE, _FAR_COPIES = 64 * 2**20, 2
 # Chunks of the layouts, in bytes: one block of digests, and few files.
 _CHUNK = {"ocdbt": _chunks.BLOCK, "zarr": 32 * 2**20}
 # Leaves of fewer bytes are not compressed: they are read in runs, as they lie.
@@ -167,11 +169,11 @@ class _Data:
                 total += grid.blocks[-1]
         self._rows = [b""] * total
 
-    def threads(self, max_bytes: int) -> int:
+    def threads(self, max_bytes: int, file: int = 0) -> int:
         """How many threads may write: each holds copies of a few chunks, where what is
-        stored is not how the leaf lies in memory."""
+        stored is not how the leaf lies in memory, and of `file` bytes of a file."""
         chunk = max(grid.full for grid in self.grids)
-        return min(8, max(1, max_bytes // (_COPIES * chunk)))
+        return min(8, max(1, max_bytes // (_COPIES * chunk + _FAR_COPIES * file)))
 
     def digests(self) -> bytes:
         return b"".join(self._rows)
@@ -276,12 +278,16 @@ class Part(NamedTuple):
 class Save:
     """The writing of the leaves of one save: each process its own part of it."""
 
-    def __init__(self, leaves: Sequence[Leaf], processes: int, advance: Advance):
+    def __init__(
+        self, leaves: Sequence[Leaf], processes: int, most: int | None, advance: Advance
+    ):
+        self.most = most  # bytes in a file, where it is sent from memory
         self.leaves = leaves
         self.data = _Data(leaves, advance)
         self.deal = _deal.deal(
             [self._work(leaf, grid) for leaf, grid in zip(leaves, self.data.grids)],
             processes,
+            *([] if most is None else [most]),
         )
 
     def _work(self, leaf: Leaf, grid: Grid) -> _deal.Work:
@@ -320,6 +326,13 @@ class Save:
         }
 
 
+def most_in_file(root: Root, max_bytes: int) -> int | None:
+    """How many bytes may be in a data file below a root (None: many)."""
+    if root.local is not None:
+        return None
+    return min(_FAR_FILE, max_bytes // (2 * _FAR_COPIES))
+
+
 Ends = dict[tuple[int, int], list[int]]
 
 
@@ -356,7 +369,8 @@ def write_ocdbt(
             ft.partial(_store.write_file, root, f"{base}/{number}", buffers(runs), sync)
             for number, runs in save.own(process)
         ],
-        data.threads(max_bytes),
+        data.threads(max_bytes, save.most or 0),
+        waiting=root.local is None,
     )
     return found
 
@@ -502,6 +516,7 @@ def write_zarr(
     _store.gather(
         [ft.partial(write, *run) for _, runs in save.own(process) for run in runs],
         data.threads(max_bytes),
+        waiting=root.local is None,
     )
     return {}
 
@@ -526,7 +541,8 @@ def finish_zarr(save: Save, ends: Ends, root: Root, base: str, sync: bool) -> Wr
             below = {p[:at] for p in parents for at in _cuts(p)} | {parent}
             _store.sync_directories(root, below)
 
-    _store.gather([ft.partial(write, leaf) for leaf in save.leaves])
+    jobs = [ft.partial(write, leaf) for leaf in save.leaves]
+    _store.gather(jobs, waiting=root.local is None)
     digests = save.data.digests()
     _store.write_file(root, "eqx_ckpt.digests", [digests], sync)
     return Written([], [], [], [], {}, _index.digest(digests), {}, {})

@@ -8,7 +8,7 @@ import functools as ft
 import math
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
@@ -86,8 +86,11 @@ class Source:
 
         That is, of the chunks of these `numbers`, in their order (None: of all).
 
-        So no memory is allocated for what is not there.
+        So no memory is allocated for what is not there. In an object store it would
+        take as long as to read it, which says so too.
         """
+        if self.root.local is None:
+            return
         t = record.template
         numbers = range(t.chunk_count) if numbers is None else numbers
         if self.database is not None:
@@ -113,7 +116,7 @@ class Source:
         key = f"{self.database}/digests" if self.database else "eqx_ckpt.digests"
         try:
             size = 16 * self.index.block_count
-            value = _store.read_file(self.root, key, limit=size)
+            value = _store.read_file(self.root, key, stop=size, limit=size)
         except ValueError as e:
             raise self.lost(f"its file of digests is damaged ({e})") from e
         if value is None:
@@ -131,8 +134,8 @@ class Source:
     def lost(self, why: str) -> RuntimeError:
         try:
             current = self.is_current()
-        except Exception:
-            current = False
+        except Exception as e:
+            current = isinstance(e, ConnectionError)  # That is another matter.
         if not current:
             why = (
                 "it was replaced or deleted after it was opened. Open it again: what "
@@ -180,9 +183,12 @@ def read(
     budget = _BUDGET if max_bytes is None else max_bytes
     small: list[int] = []
     large: list[int] = []
+    # From an object store, what is one block is read in runs too.
+    is_far = source.root.local is None
     for i, (record, views, _) in enumerate(requests):
         t = record.template
-        if t.chunk == t.shape and t.nbytes <= _SMALL and t.codec is None:
+        most = _chunks.BLOCK if is_far and (verify or views is None) else _SMALL
+        if t.chunk == t.shape and t.nbytes <= most and t.codec is None:
             small.append(i)
         elif 0 in t.shape or (views and all(0 in view.shape for view in views)):
             shapes = [t.shape] if views is None else [view.shape for view in views]
@@ -216,7 +222,14 @@ def _damaged(source: Source, problems: dict[str, str]) -> RuntimeError:
     )
 
 
-def _reason(error: Exception) -> str:
+def _reason(root: Root, error: Exception) -> str:
+    """What is wrong with what could not be read.
+
+    **Raises:** `ConnectionError` if it is not that, but the store that does not answer.
+    """
+    error = _store.explain(root, error)
+    if isinstance(error, ConnectionError):
+        raise error
     text = str(error)
     lost = ("NOT_FOUND", "is missing", "FAILED_PRECONDITION", "OUT_OF_RANGE")
     if any(word in text for word in lost):
@@ -293,7 +306,7 @@ def _read_small(
             if len(data) != stop - start:
                 why = "a chunk of it is missing"
         except Exception as e:
-            why = _reason(e)
+            why = _reason(source.root, e)
         memory = memoryview(data)
         for i, offset in members:
             record, views, _ = requests[i]
@@ -395,10 +408,11 @@ class _Large:
                     continue
                 numbers[i] = _wanted(record.template, views)
                 source.check(record, numbers[i])
-                places[i] = source.place(record, numbers[i])
+                if self._is_exact(views) or not self._is_direct(record):
+                    places[i] = source.place(record, numbers[i])
             except Exception as e:
                 numbers.pop(i, None)
-                self._problems[record.name] = _reason(e)
+                self._problems[record.name] = _reason(self._source.root, e)
         opened = _store.open_arrays(
             source.root, source.database, source.index.files, list(places.values())
         )
@@ -426,9 +440,11 @@ class _Large:
         futures = []
         most = max(1, self._part // grid.full)
         for run in _chunks.runs(numbers, t.shape, t.chunk, most):
+            if futures and futures[0].done():
+                futures[0].result()  # A store that does not answer is not asked again.
             part = _part(t, grid, run, picks, arrays, conversion)
             self._room.take(part.into.nbytes)
-            reading = _store.start_read(array, part.into, part.region)
+            reading = self._start_part(record, part, array)
             futures.append(self._pool.submit(self._finish, record, part, reading))
 
         def result() -> Result:
@@ -442,9 +458,44 @@ class _Large:
 
         return result, futures
 
-    def _finish(self, record: Record, part: "_Part", reading: Any) -> None:
+    def _is_direct(self, record: Record) -> bool:
+        """Whether chunks are read by us, each run of them in one request: to an object
+        store, TensorStore would make one for each chunk."""
+        is_far = self._source.root.local is None and self._source.database is not None
+        return is_far and record.template.codec is None
+
+    def _start_part(
+        self, record: Record, part: "_Part", array: Any
+    ) -> Callable[[], Any]:
+        """Starts to read a part: what then waits until it has arrived."""
+        if not self._is_direct(record):
+            return _store.start_read(array, part.into, part.region).result
+        index, grid, t = self._source.index, _grid(record.template), record.template
+        ranges = []
+        for number in part.chunks:
+            file, start, length = index.locate(record, number)
+            key = f"{self._source.database}/{index.files[file]}"
+            ranges.append((key, start, start + length))
+        values = _start_ranges(self._source.root, ranges)
+
+        def finish() -> None:
+            numbers = iter(part.chunks)
+            for value in values():
+                for at in range(0, len(value), grid.full):
+                    chunk = np.frombuffer(
+                        value, part.into.dtype, math.prod(t.chunk), at
+                    )
+                    region = _within(grid.regions[next(numbers)], part.region)
+                    kept = tuple(slice(s.stop - s.start) for s in region)
+                    part.into[region] = chunk.reshape(t.chunk)[kept]
+
+        return finish
+
+    def _finish(
+        self, record: Record, part: "_Part", reading: Callable[[], Any]
+    ) -> None:
         try:
-            reading.result()
+            reading()
             if self._digests is None or self._is_good(record, part):
                 for keep in part.keeps:
                     keep()
@@ -452,7 +503,7 @@ class _Large:
                 why = "its bytes are not those that were saved"
                 self._problems.setdefault(record.name, why)
         except Exception as e:
-            self._problems.setdefault(record.name, _reason(e))
+            self._problems.setdefault(record.name, _reason(self._source.root, e))
         finally:
             self._room.give(part.into.nbytes)
 
@@ -461,10 +512,7 @@ class _Large:
         first = self._source.index.first_block(record.place)
         assert self._digests is not None
         for number in part.chunks:
-            region = tuple(
-                slice(s.start - p.start, s.stop - p.start)
-                for s, p in zip(grid.regions[number], part.region)
-            )
+            region = _within(grid.regions[number], part.region)
             row = first + grid.blocks[number]
             data = _layout.as_bytes(part.into[region])
             for digest in _layout.block_digests(data):
@@ -488,7 +536,7 @@ class _Large:
                 else:
                     _read_spans(self._source, record, spans, into)
             except Exception as e:
-                self._problems.setdefault(record.name, _reason(e))
+                self._problems.setdefault(record.name, _reason(self._source.root, e))
             finally:
                 self._room.give(into.nbytes)
 
@@ -505,6 +553,12 @@ class _Part(NamedTuple):
     region: tuple[slice, ...]
     into: np.ndarray
     keeps: list[Callable[[], None]]
+
+
+def _within(region: tuple[slice, ...], outer: tuple[slice, ...]) -> tuple[slice, ...]:
+    return tuple(
+        slice(s.start - o.start, s.stop - o.start) for s, o in zip(region, outer)
+    )
 
 
 def _part(
@@ -570,7 +624,7 @@ def _read_spans(
     into: np.ndarray,
 ) -> None:
     t = record.template
-    ranges: list[list[Any]] = []
+    ranges = []
     for number, first, count in spans:
         if source.database is None:
             key, start = f"{source.key(record)}/{_grid(t).keys[number]}", 0
@@ -578,17 +632,31 @@ def _read_spans(
             file, start, _ = source.index.locate(record, number)
             key = f"{source.database}/{source.index.files[file]}"
         start += first * t.itemsize
-        stop = start + count * t.itemsize
-        if ranges and ranges[-1][0] == key and ranges[-1][2] == start:
-            ranges[-1][2] = stop
-        else:
-            ranges.append([key, start, stop])
+        ranges.append((key, start, start + count * t.itemsize))
     data = into.reshape(-1).view(np.uint8)
-    futures = [_store.start_read_range(source.root, *r) for r in ranges]
     at = 0
-    for (_, start, stop), future in zip(ranges, futures):
-        value = future.result().value
-        if len(value) != stop - start:
-            raise OSError("a chunk is missing")
+    for value in _start_ranges(source.root, ranges)():
         data[at : at + len(value)] = np.frombuffer(value, np.uint8)
         at += len(value)
+
+
+def _start_ranges(
+    root: Root, ranges: Sequence[tuple[str, int, int]]
+) -> Callable[[], Iterator[bytes]]:
+    """Starts to read ranges of files, those that follow each other as one. What it
+    returns waits for them, and gives their bytes in order."""
+    runs: list[tuple[str, int, int]] = []
+    for key, start, stop in ranges:
+        if runs and runs[-1][0] == key and runs[-1][2] == start:
+            start = runs.pop()[1]
+        runs.append((key, start, stop))
+    futures = [_store.start_read_range(root, *run) for run in runs]
+
+    def values() -> Iterator[bytes]:
+        for (_, start, stop), future in zip(runs, futures):
+            value = future.result().value
+            if len(value) != stop - start:
+                raise OSError("a chunk is missing")
+            yield value
+
+    return values

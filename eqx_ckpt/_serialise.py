@@ -60,7 +60,8 @@ def tree_serialise_leaves(
     **Arguments:**
 
     - `path`: where to save: a string or `os.PathLike`, relative or absolute, `~`
-        expanded, or a TensorStore URL (`file://`, `memory://`). A directory is made.
+        expanded, or a URL (`s3://`, `gs://`, `file://`, `memory://`), or a [`Store`][].
+        A directory is made.
     - `pytree`: the tree. Its arrays are not copied.
     - `filter_spec`: which leaves to store, as in `eqx.filter`: a pytree prefix of bools
         and of functions `leaf -> bool`. By default [`is_storable`][].
@@ -159,6 +160,7 @@ def plan(
     compression: str | None,
 ) -> Plan:
     """Finds all that is wrong with a tree, before a byte is written."""
+    _store.check_writable(root)
     if layout not in _store.LAYOUTS:
         raise ValueError(f'`layout` must be "ocdbt" or "zarr", not {layout!r}.')
     if compression not in (None, "zstd"):
@@ -230,7 +232,9 @@ def write(
         work, base = _commit.joined(root, where)
         team = team.round("write")
         with team.heard():
-            save = _layout.Save(plan.leaves, team.size, advance)
+            save = _layout.Save(
+                plan.leaves, team.size, _layout.most_in_file(root, room), advance
+            )
         ends: _layout.Ends = {}
 
         def write_own() -> bytes:

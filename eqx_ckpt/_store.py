@@ -25,8 +25,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorstore as ts
 
-from . import _ocdbt
+from . import _ocdbt, _remote
 from ._index import dtype_of, Template
+from ._remote import Store
 
 
 INDEX = "eqx_ckpt.json"
@@ -37,6 +38,7 @@ LAYOUTS = ("ocdbt", "zarr")
 _context_spec = {
     "cache_pool": {"total_bytes_limit": 0},
     "cache_pool#nodes": {"total_bytes_limit": 64 * 2**20},
+    **_remote.CONTEXT,
 }
 # Where a memory-mapped file is one that this machine has: a network file system can
 # lose it while we read, which is a SIGBUS.
@@ -61,6 +63,7 @@ def watch_forks() -> None:
 @ft.cache
 def _context() -> ts.Context:
     watch_forks()
+    _remote.bound_waits()
     return ts.Context(_context_spec)
 
 
@@ -94,19 +97,24 @@ class Root(NamedTuple):
     """A directory, local or in an object store. `url` is absolute, and a path here.
 
     `follow`: whether what is read below it may be a symbolic link. It itself may be.
+    `options`: of the object store, as JSON.
     """
 
     url: str
     local: pathlib.Path | None
     follow: bool = False
+    options: str = "{}"
 
     def kvstore(self, key: str = "") -> dict[str, Any]:
         """The TensorStore spec of the directory `key` below the root."""
         prefix = key + "/" if key else ""
         if self.local is not None:
             return {"driver": "file", "path": f"{self.local}/{prefix}"}
-        spec = ts.KvStore.Spec(self.url + "/").to_json()
-        spec["path"] = spec.get("path", "") + prefix
+        spec = ts.KvStore.Spec(self.url + "/").to_json() | json.loads(self.options)
+        path = spec.get("path", "")
+        if not path.strip("/"):  # The whole of it.
+            path = "/" if spec["driver"] == "http" else ""
+        spec["path"] = path + prefix
         return spec
 
     def __str__(self) -> str:
@@ -130,11 +138,7 @@ def resolve(path: str | os.PathLike[str], follow: bool = False) -> Root:
         raise ValueError(f"{text!r} is not a path.")
     if re.match(r"[a-z][a-z0-9+.-]*://", text):
         if not text.startswith("file://"):
-            try:
-                ts.KvStore.Spec(text.rstrip("/") + "/")
-            except ValueError as e:
-                raise ValueError(f"{text!r} is not a TensorStore URL: {e}") from e
-            return Root(text.rstrip("/"), None, follow)
+            return _resolve_url(text, path.options if isinstance(path, Store) else {})
         text = urllib.parse.unquote(text.removeprefix("file://"))
     local = pathlib.Path(os.path.abspath(os.path.expanduser(text)))
     if "\\" in str(local):
@@ -145,10 +149,55 @@ def resolve(path: str | os.PathLike[str], follow: bool = False) -> Root:
     return Root(str(local), local, follow)
 
 
+def _resolve_url(url: str, given: dict[str, Any]) -> Root:
+    if re.search("[?#]", url):
+        raise ValueError(
+            f"{url!r} has a query or a fragment, and files below it have names without "
+            "one. What a server wants to see can be in `headers` of an `ec.Store`."
+        )
+    options = json.dumps(_remote.options_of(url, given), sort_keys=True)
+    root = Root(url.rstrip("/"), None, options=options)
+    try:
+        ts.KvStore.Spec(root.kvstore())
+    except ValueError as e:
+        raise ValueError(f"{url!r} is not a TensorStore URL: {e}") from e
+    return root
+
+
+def check_writable(root: Root) -> None:
+    """**Raises:** `ValueError` for a URL from which files can only be read."""
+    if _remote.is_read_only(root.url):
+        raise ValueError(
+            f"`{root}` can only be read: nothing is saved over HTTP. Save to a "
+            "directory, or to an `s3://` or `gs://` URL, and publish that."
+        )
+
+
 @ft.lru_cache(maxsize=256)
 def _kv(root: Root, key: str, sync: bool | None) -> ts.KvStore:
     context = _context() if sync is None else _sync_context(sync)
-    return ts.KvStore.open(root.kvstore(key), context=context).result()
+    return _wait(root, ts.KvStore.open(root.kvstore(key), context=context))
+
+
+def _wait(root: Root, future: Any) -> Any:
+    """The result of a call to the store of a root.
+
+    **Raises:** what is wrong with a store, in words.
+    """
+    try:
+        return future.result()
+    except Exception as e:
+        raise explain(root, e) from e
+
+
+def explain(root: Root, error: Exception) -> Exception:
+    """What has gone wrong with the store of a root, in words; any other error as it is.
+
+    What is not there, or shorter than was asked for, is nothing wrong with the store.
+    """
+    if root.local is not None or isinstance(error, OSError):
+        return error
+    return _remote.explain(root.url, error) or error
 
 
 class Value(NamedTuple):
@@ -191,7 +240,9 @@ def check_range(root: Root, key: str, stop: int) -> os.stat_result | None:
     """
     if root.local is None:
         if stop:
-            _kv(root, "", None).read(key, byte_range=slice(stop - 1, stop)).result()
+            reading = _kv(root, "", None).read(key, byte_range=slice(stop - 1, stop))
+            if not _is_there(root, reading):
+                raise ValueError(f"`{key}`, or the end of it, is missing")
         return None
     found = look(root, key)
     if found is None:
@@ -216,10 +267,27 @@ def read_file(
         if limit is not None and found.st_size > limit:
             raise ValueError(f"`{key}` is longer than {limit} bytes")
         stop = None if stop is None else min(stop, found.st_size)
-    got = _kv(root, "", None).read(key, byte_range=slice(0, stop)).result()
+    kv = _kv(root, "", None)
+    reading = kv.read(key, byte_range=slice(0, stop))
+    if root.local is None and stop is None and limit is not None:
+        # Nothing else says how long it is before all of it is here.
+        beyond = kv.read(key, byte_range=slice(limit, limit + 1))
+        if _is_there(root, beyond):
+            raise ValueError(f"`{key}` is longer than {limit} bytes")
+    got = _wait(root, reading)
     if got.state != "value":
         return None
     return Value(got.value, got.stamp.generation)
+
+
+def _is_there(root: Root, reading: Any) -> bool:
+    """Whether a range that is being read is within its file."""
+    try:
+        return _wait(root, reading).state == "value"
+    except ValueError as e:
+        if "OUT_OF_RANGE" not in str(e):
+            raise
+        return False
 
 
 # The generation of what is not there. An empty one would be any.
@@ -263,10 +331,13 @@ def read_into(root: Root, key: str, start: int, into: np.ndarray) -> int:
     # A range that goes on where the file ends is refused; one without an end is not.
     for stop in (start + into.nbytes, None):
         try:
-            got = _kv(root, "", None).read(key, byte_range=slice(start, stop)).result()
+            reading = _kv(root, "", None).read(key, byte_range=slice(start, stop))
+            got = _wait(root, reading)
         except ValueError as e:
             if "OUT_OF_RANGE" not in str(e):
                 raise
+            if _remote.is_beyond(e):
+                return 0
             continue
         if got.state != "value":
             raise FileNotFoundError(f"There is no `{key}`.")
@@ -284,8 +355,10 @@ def replace_file(
     if root.local is None:
         # The store compares and writes in one step.
         expected = _absent if found is None else found.generation
-        stamp = _kv(root, "", sync).write(key, data, if_equal=expected).result()
-        return bool(stamp.generation)
+        stamp = _wait(root, _kv(root, "", sync).write(key, data, if_equal=expected))
+        # If the answer to a write was lost it was tried again, and refused: what was
+        # there before had been replaced by the first one.
+        return bool(stamp.generation) or is_still(root, key, Value(data, b""))
     if not is_still(root, key, found):
         return False
     swap_file(root, aside, key, data)
@@ -293,15 +366,47 @@ def replace_file(
 
 
 def is_still(root: Root, key: str, found: Value | None) -> bool:
-    """Whether a local file is what was found, or is still not there."""
+    """Whether a file is what was found, or is still not there."""
     now = read_file(root, key)
     return (now and now.data) == (found and found.data)
+
+
+# Buckets of which it is known that they heed the conditions of a write.
+_heeding: set[str] = set()
+
+
+def check_conditions(root: Root, key: str) -> None:
+    """Writes a small file to a store, and again on conditions that do not hold.
+
+    **Raises:** `RuntimeError` if the store does not heed them, as not all servers of S3
+    do: of two saves at the same instant one would delete what the other has written.
+    """
+    options = root.kvstore()
+    del options["path"]
+    store = json.dumps(options, sort_keys=True)
+    is_asked = options.get("use_conditional_write", options["driver"] == "gcs")
+    if not is_asked or store in _heeding:
+        return
+    kv = _kv(root, "", None)
+    found = _wait(root, kv.write(key, b"1")).generation
+    _wait(root, kv.write(key, b"2"))
+    tries = [
+        kv.write(key, b"3", if_equal=generation) for generation in (_absent, found)
+    ]
+    if any(_wait(root, stamp).generation for stamp in tries):
+        raise RuntimeError(
+            f"The server of `{root}` ignores the conditions of a write (`If-Match`, "
+            "`If-None-Match`), which keep two saves to one path apart. Use a server "
+            "that heeds them; or, if never more than one process saves to a path, "
+            "`ec.Store(url, use_conditional_write=False)`."
+        )
+    _heeding.add(store)
 
 
 def swap_file(root: Root, aside: str, key: str, data: bytes) -> None:
     """Puts a staged file in its place, whatever is there."""
     if root.local is None:
-        _kv(root, "", None).write(key, data).result()
+        _wait(root, _kv(root, "", None).write(key, data))
         return
     (root.local / key).parent.mkdir(exist_ok=True)
     os.replace(root.local / _staged(aside, key), root.local / key)
@@ -371,7 +476,7 @@ def write_file(
 ) -> None:
     """Writes a new file of `buffers`, which are drawn one by one."""
     if root.local is None:
-        _kv(root, "", None).write(key, b"".join(buffers)).result()
+        _wait(root, _kv(root, "", None).write(key, b"".join(buffers)))
         return
     path = root.local / key
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -459,11 +564,14 @@ def sync_directories(root: Root, keys: Iterable[str]) -> None:
 
 
 def list_top(root: Root) -> dict[str, bool] | None:
-    """The entries of the root, and whether each is a directory; None: no root."""
+    """The entries of the root, and whether each is a directory; None: no root, or one
+    that cannot be listed."""
+    if _remote.is_read_only(root.url):
+        return None
     if root.local is None:
         tops: dict[str, bool] = {}
-        for key in _kv(root, "", None).list().result():
-            first, slash, _ = key.decode("utf-8", "surrogateescape").partition("/")
+        for key in _list(root, ""):
+            first, slash, _ = key.partition("/")
             tops[first] = bool(slash)
         return tops or None
     try:
@@ -473,19 +581,34 @@ def list_top(root: Root) -> dict[str, bool] | None:
         return None
 
 
+def _list(root: Root, start: str) -> list[str]:
+    """The keys below a root in an object store that begin with `start`."""
+    # Whole keys are listed and looked at. Not all servers heed the range that they are
+    # asked for, and TensorStore cuts as much off the beginning of any key: somebody
+    # else's would be taken for ours, and deleted.
+    top = root._replace(url=_remote.bucket(root.url))
+    path = root.kvstore()["path"].removeprefix(top.kvstore()["path"]).encode()
+    first = path + start.encode()
+    stop = first[:-1] + bytes([first[-1] + 1]) if first else b""
+    keys = _wait(root, _kv(top, "", None).list(ts.KvStore.KeyRange(first, stop)))
+    ours = [key[len(path) :] for key in keys if key.startswith(first)]
+    return [key.decode("utf-8", "surrogateescape") for key in ours]
+
+
 def is_directory(root: Root, key: str) -> bool:
     """Whether there is anything below the directory `key`."""
     if root.local is not None:
         return (root.local / key).is_dir()
-    return bool(_kv(root, key, None).list().result())
+    return bool(_list(root, key + "/"))
 
 
 def delete_tree(root: Root, key: str) -> None:
     """Deletes the file or directory `key` below the root, never through a link."""
     if root.local is None:
-        if key:
-            _kv(root, "", None).write(key, None).result()
-        _kv(root, key, None).delete_range(ts.KvStore.KeyRange()).result()
+        kv = _kv(root, "", None)
+        names = [n for n in _list(root, key) if n == key or n.startswith(f"{key}/")]
+        for deleting in [kv.write(name, None) for name in names]:
+            _wait(root, deleting)
         return
     _remove(root.local / key)
 
@@ -763,11 +886,11 @@ def _lower_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, thread, min(niceness, 19))
 
 
-def gather(jobs: Sequence[Any], threads: int = 8) -> list[Any]:
+def gather(jobs: Sequence[Any], threads: int = 8, waiting: bool = False) -> list[Any]:
     """Calls every job on a few threads, and returns the results in order.
 
-    Waits for all that have begun, also when one raises: none is left at work behind an
-    error.
+    They are not more than the cores, unless the jobs spend their time `waiting`. Waits
+    for all that have begun, also when one raises: none is left at work behind an error.
     """
     results: list[Any] = [None] * len(jobs)
     todo = collections.deque(range(len(jobs)))
@@ -791,7 +914,8 @@ def gather(jobs: Sequence[Any], threads: int = 8) -> list[Any]:
             except BaseException as e:
                 errors.append(e)
 
-    count = 1 if is_quiet else min(threads, os.cpu_count() or 1, len(jobs)) - 1
+    most = threads if waiting else min(threads, os.cpu_count() or 1)
+    count = 1 if is_quiet else min(most, len(jobs)) - 1
     helpers: list[threading.Thread] = []
     try:
         for _ in range(count):

@@ -2,6 +2,7 @@
 
 import collections
 import concurrent.futures as cf
+import functools as ft
 import itertools as it
 import math
 import operator
@@ -24,6 +25,8 @@ from ._store import Root
 # What one thread reads at a time, and the least memory with which that makes sense.
 _STEP, _LEAST = 16 * 2**20, 2**20
 _THREADS = min(8, os.cpu_count() or 1)
+# What reads from an object store mostly waits.
+_FAR_THREADS = 8
 
 # Of a file other than the data: that of the largest index has some MiB.
 _MOST = 128 * 2**20
@@ -121,12 +124,13 @@ def verify(
         digests = None
         problems.append(Problem(None, None, _digests_key(source), str(e)))
     problems += [*_files(source), *_zarr_json(source, records)]
+    threads = _FAR_THREADS if root.local is None else _THREADS
     # A buffer for each thread, and as much again for what is padded in it.
-    step = min(_STEP, max_bytes // (2 * _THREADS))
+    step = min(_STEP, max_bytes // (2 * threads))
     stored = [r for r in records if _has_bytes(source, r)]
     nbytes = sum(r.template.chunk_count * r.template.full for r in stored)
     with _progress.bar("verify", nbytes, len(stored), progress) as advance:
-        problems += _data(source, stored, digests, step, advance)
+        problems += _data(source, stored, digests, step, threads, advance)
     if problems and not source.is_current():
         raise source.lost("")
     return problems
@@ -136,7 +140,12 @@ def verify(
 
 
 def _unreadable(error: Exception) -> str:
-    """What is wrong with what could not be read."""
+    """What is wrong with what could not be read.
+
+    **Raises:** `ConnectionError` if it is not that, but the store that does not answer.
+    """
+    if isinstance(error, ConnectionError):
+        raise error
     if isinstance(error, FileNotFoundError):
         return "it is missing"
     if isinstance(error, EOFError):
@@ -169,16 +178,23 @@ def _files(source: Source) -> Iterator[Problem]:
 def _zarr_json(source: Source, records: Iterable[Record]) -> Iterator[Problem]:
     if source.database is not None:
         return  # They are in the file of the nodes, which has a digest.
-    for record in records:
+
+    def check(record: Record) -> Problem | None:
         key = f"{source.key(record)}/zarr.json"
         good = _store.zarr_json(record.template)
         found = np.empty(len(good) + 1, np.uint8)
         try:
             count = _store.read_into(source.root, key, 0, found)
             if found[:count].tobytes() != good:
-                yield Problem(record.name, None, key, _CHANGED)
+                return Problem(record.name, None, key, _CHANGED)
         except (OSError, ValueError) as e:
-            yield Problem(record.name, None, key, _unreadable(e))
+            return Problem(record.name, None, key, _unreadable(e))
+        return None
+
+    is_far = source.root.local is None
+    jobs = [ft.partial(check, record) for record in records]
+    threads = _FAR_THREADS if is_far else 1
+    yield from filter(None, _store.gather(jobs, threads, waiting=is_far))
 
 
 # ---- The data.
@@ -259,10 +275,11 @@ def _data(
     records: list[Record],
     digests: bytes | None,
     step: int,
+    threads: int,
     advance: _progress.Advance,
 ) -> list[Problem]:
     buffers: queue.SimpleQueue[np.ndarray] = queue.SimpleQueue()
-    for _ in range(_THREADS):
+    for _ in range(threads):
         buffers.put(np.empty(step, np.uint8))
 
     def check(job: list[_Chunk]) -> list[Problem]:
@@ -285,13 +302,13 @@ def _data(
         last = sum(c.number + 1 == len(c.grid.keys) for c in job)
         advance(sum(c.grid.full for c in job), last)
 
-    with cf.ThreadPoolExecutor(_THREADS) as pool:
+    with cf.ThreadPoolExecutor(threads) as pool:
         for job in _jobs(_plan(source, records), step):
             pending.append((job, pool.submit(check, job)))
             for chunk in job:
                 leaf = chunk.record.name if source.database is None else None
                 ends[chunk.file] = chunk.stop, leaf
-            if len(pending) > 2 * _THREADS:
+            if len(pending) > 2 * threads:
                 finish()
             if len(problems) > _MANY:
                 what = f"there are {_MANY} problems before it, and it was not looked at"

@@ -13,6 +13,7 @@ jaxtyping.install_import_hook("eqx_ckpt", "beartype.beartype")
 import hypothesis
 import jax.random as jr
 import pytest
+import servers
 
 
 # Machines that run the tests are shared: how long an example takes says nothing.
@@ -25,3 +26,27 @@ def getkey():
     """A function that gives a new PRNG key at each call, the same ones every run."""
     keys = iter(jr.split(jr.key(0), 1000))
     return lambda: next(keys)
+
+
+# These are for all of the session: TensorStore looks only once where Google's store is.
+@pytest.fixture(scope="session")
+def s3():
+    """A proxy before a server of S3, to which `s3://bucket` then leads."""
+    with servers.s3() as port, servers.Proxy(port) as proxy:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("AWS_ENDPOINT_URL", proxy.url)
+            patch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+            patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+            patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+            for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+                patch.delenv(name, raising=False)
+            yield proxy
+
+
+@pytest.fixture(scope="session")
+def gs():
+    """A proxy before an emulator of Google's store, to which `gs://bucket` leads."""
+    with servers.gcs() as port, servers.Proxy(port) as proxy:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TENSORSTORE_GCS_HTTP_URL", proxy.url)
+            yield proxy

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import json
 import os
+import pathlib
 import platform
 import signal
 import subprocess
@@ -147,12 +148,19 @@ def run_traced(job: Callable[[], Any], at: int | None) -> list[str]:
             pass  # It has been killed.
 
 
-def run(job: Callable[[], Any], seconds: float | None) -> list[str]:
-    """Runs a job in a child and kills it after a time (None: lets it end)."""
+def run(
+    job: Callable[[], Any], seconds: float | None, pid_file: str | None
+) -> list[str]:
+    """Runs a job in a child and kills it after a time (None: lets it end).
+
+    With a `pid_file` it is somebody else who kills it, who finds its number there.
+    """
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
+            if pid_file is not None:
+                pathlib.Path(pid_file).write_text(str(os.getpid()))
             job()
             status = 0
         except BaseException:
@@ -163,7 +171,8 @@ def run(job: Callable[[], Any], seconds: float | None) -> list[str]:
         time.sleep(seconds)
         os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
-    if seconds is None and status != 0:
+    is_killed = pid_file is not None and status == signal.SIGKILL
+    if seconds is None and status != 0 and not is_killed:
         raise RuntimeError(f"the job ended with status {status}")
     return []
 
@@ -193,13 +202,14 @@ class Server:
         seconds: float | None = None,
         trace: bool = True,
         rename: bool = True,
+        pid_file: str | None = None,
     ) -> list[str]:
         """Saves `make(tree)`, and kills it at a stop or after a time.
 
         Without both it is traced to its end, or only waited for. Returns its stops.
         """
         assert self._process.stdin and self._process.stdout
-        request = [os.fspath(path), tree, layout, at, seconds, trace, rename]
+        request = [os.fspath(path), tree, layout, at, seconds, trace, rename, pid_file]
         print(json.dumps(request), file=self._process.stdin, flush=True)
         return json.loads(self._process.stdout.readline())
 
@@ -252,10 +262,10 @@ def main() -> None:
 
     assert not jax._src.xla_bridge.backends_are_initialized()
     for line in sys.stdin:
-        path, tree, layout, at, seconds, trace, rename = json.loads(line)
+        path, tree, layout, at, seconds, trace, rename, pid_file = json.loads(line)
         job = ft.partial(save, path, tree, layout, rename)
         traced = trace and seconds is None
-        stops = run_traced(job, at) if traced else run(job, seconds)
+        stops = run_traced(job, at) if traced else run(job, seconds, pid_file)
         print(json.dumps(stops), flush=True)
 
 

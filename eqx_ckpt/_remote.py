@@ -1,0 +1,192 @@
+"""Paths that are URLs: the options of their stores, and what goes wrong, in words."""
+
+import json
+import os
+import re
+from typing import Any
+
+
+# The scheme of a URL, and the driver of TensorStore that it means, if that differs.
+_url = re.compile(r"([a-z][a-z0-9+.-]*)://")
+
+
+class Store(os.PathLike[str]):
+    """A URL in an object store together with options of that store.
+
+    It is taken wherever a path is. The environment has the usual options already (see
+    docs/stores.md); this is for what it does not have, and for more than one store.
+
+    **Arguments:**
+
+    - `url`: such as `s3://bucket/runs`, `gs://bucket/runs` or `https://host/runs`.
+    - `**options`: what TensorStore's key-value store driver of that name takes. For
+        `s3`: `endpoint`, `aws_region`, `aws_credentials`, `s3_request_retries` and
+        others; for `http`: `headers`.
+
+    `store / "7"` is the URL below it, with the same options.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec
+        >>> runs = ec.Store("s3://bucket/runs", endpoint="https://minio.example.org")
+        >>> runs / "7"
+        Store('s3://bucket/runs/7', endpoint='https://minio.example.org')
+
+        ```
+    """
+
+    __slots__ = ("url", "_options")
+
+    url: str
+    _options: str
+
+    def __init__(self, url: str, **options: Any):
+        if scheme(url) in (None, "file", "memory"):
+            raise ValueError(f"{url!r} is not the URL of an object store.")
+        fixed = sorted({"driver", "bucket", "path", "base_url"} & options.keys())
+        if fixed:
+            raise ValueError(f"`{fixed[0]}` is in the URL, and cannot be an option.")
+        object.__setattr__(self, "url", url)
+        object.__setattr__(self, "_options", json.dumps(options, sort_keys=True))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return json.loads(self._options)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError("a Store is immutable")
+
+    def __truediv__(self, below: str) -> "Store":
+        return Store(f"{self.url.rstrip('/')}/{below}", **self.options)
+
+    def __fspath__(self) -> str:
+        return self.url
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Store) and _key(self) == _key(other)
+
+    def __hash__(self) -> int:
+        return hash(_key(self))
+
+    def __repr__(self) -> str:
+        options = "".join(f", {k}={v!r}" for k, v in self.options.items())
+        return f"Store({self.url!r}{options})"
+
+    def __reduce__(self) -> Any:
+        return _unpickle, (self.url, self.options)
+
+
+def _key(store: Store) -> tuple[str, str]:
+    return store.url, store._options
+
+
+def _unpickle(url: str, options: dict[str, Any]) -> Store:
+    return Store(url, **options)
+
+
+def scheme(path: str) -> str | None:
+    """The scheme of a URL; None for a path."""
+    found = _url.match(path)
+    return found and found[1]
+
+
+def bucket(url: str) -> str:
+    """The URL of the whole bucket that a URL leads into."""
+    if scheme(url) == "file":
+        return url
+    return "memory://" if scheme(url) == "memory" else "/".join(url.split("/")[:3])
+
+
+def is_read_only(url: str) -> bool:
+    """Whether files can be read there, and neither written nor listed."""
+    return scheme(url) in ("http", "https")
+
+
+def options_of(url: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The options of the store of a URL: those that are given, or of the environment.
+
+    Credentials TensorStore finds by itself, where Amazon's own tools do.
+    """
+    if scheme(url) != "s3":
+        return given
+    out = {}
+    endpoint = _first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+    region = _first("AWS_REGION", "AWS_DEFAULT_REGION")
+    if endpoint:
+        out["endpoint"] = endpoint
+    if region or endpoint or "endpoint" in given:
+        # Other servers than Amazon's seldom have regions, and then take this one.
+        out["aws_region"] = region or "us-east-1"
+    # TensorStore compares and writes in one step only on Amazon's own servers, unless
+    # it is told to. Elsewhere it looks first and writes then, and that can lose a save.
+    return {**out, "use_conditional_write": True, **given}
+
+
+def _first(*names: str) -> str | None:
+    return next((value for name in names if (value := os.environ.get(name))), None)
+
+
+# How long to go on trying: about half a minute altogether. TensorStore's own are
+# a quarter of an hour.
+_retries = {"max_retries": 8, "initial_delay": "250ms", "max_delay": "8s"}
+_concurrency = {"limit": 64}
+CONTEXT: dict[str, Any] = {
+    f"{driver}_request_{what}": value
+    for driver in ("s3", "gcs", "http")
+    for what, value in (("retries", _retries), ("concurrency", _concurrency))
+}
+
+
+_status = re.compile(r"(?:http_response_code='|HTTP code )(\d+)")
+_detail = re.compile(r" \[(HTTP|http_|x-|curl_code|source)[^]]*\]|^[A-Z_]+: ")
+_region = ("PermanentRedirect", "AuthorizationHeaderMalformed", "resolve aws_region")
+_away = ("retry attempts failed", "UNAVAILABLE", "DEADLINE_EXCEEDED", "curl_code")
+
+
+def explain(url: str, error: Exception) -> OSError | None:
+    """What TensorStore's error says about the store, in words; None: nothing."""
+    text = str(error)
+    found = _status.search(text)
+    status = int(found[1]) if found else None
+    if "OUT_OF_RANGE" in text:
+        return None  # The file is shorter.
+    said = _detail.sub("", text.splitlines()[0]).strip() if text else "nothing"
+    if status == 404:
+        return FileNotFoundError(
+            f"There is no bucket of the name in `{url}` ({said}). Create it, or "
+            "correct the URL."
+        )
+    if status == 301 or any(word in text for word in _region):
+        return OSError(
+            f"The bucket of `{url}` is in another region than was asked for ({said}). "
+            "Set `AWS_REGION` to its region, or leave it unset: on Amazon's servers it "
+            "is then found out."
+        )
+    if status in (401, 403) or "credentials" in text:
+        return PermissionError(
+            f"The store refuses access to `{url}` ({said}). Check that there are "
+            "credentials and that they allow this: docs/stores.md says where they are "
+            "looked for."
+        )
+    if any(word in text for word in _away):
+        return ConnectionError(
+            f"The store of `{url}` does not answer as it should ({said}). Try again "
+            "later; `ec.Store` can be told to try for longer."
+        )
+    if status or text.startswith("INTERNAL"):
+        return OSError(f"The store of `{url}` says: {said}.")
+    return None
+
+
+def is_beyond(error: Exception) -> bool:
+    """Whether a server has said that a range starts where its file has ended."""
+    found = _status.search(str(error))
+    return found is not None and found[1] == "416"
+
+
+def bound_waits() -> None:
+    """Lets TensorStore give up a request of which nothing has come for a minute, and
+    try again. By itself it waits for ever."""
+    os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", "60")
+    os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES", "1")

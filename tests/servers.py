@@ -1,0 +1,270 @@
+"""Servers on loopback that speak HTTP: S3, GCS and static files, and a proxy before
+them that counts, delays and spoils what passes. No test is here.
+
+`python servers.py static DIRECTORY PORT` serves files, `python servers.py gcs PORT` is
+Google's store.
+"""
+
+import contextlib
+import http.client
+import http.server
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+
+class Request(NamedTuple):
+    """`sent` and `got`: the bytes of the bodies of the request and of the answer."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    status: int
+    sent: int
+    got: int
+
+
+class Proxy(http.server.ThreadingHTTPServer):
+    """Passes requests on to a port, and keeps a list of them.
+
+    `delay`: seconds that each takes more. `fault(method, path)` says what else happens
+    to it: None, nothing; a number, that is the status of its answer; `"drop"`, the
+    connection is closed; `"lose"`, the same after the request has been passed on; a
+    function, that is called in between; `"hang"`, nothing for a long time. `without`:
+    headers that are not passed on.
+    """
+
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(self, port: int):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.port = port
+        self.delay = 0.0
+        self.fault: Callable[[str, str], Any] = lambda *_: None
+        self.without: set[str] = set()
+        self.requests: list[Request] = []
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def count(self, method: str, part: str = "") -> int:
+        return sum(r.method == method and part in r.path for r in self.requests)
+
+    def handle_error(self, *_) -> None:
+        pass  # The client has gone.
+
+    def __enter__(self) -> "Proxy":
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+_codes = {301: "PermanentRedirect", 403: "AccessDenied", 503: "SlowDown"}
+
+
+def _error(status: int) -> bytes:
+    code = _codes.get(status, "InternalError")
+    return f"<?xml version='1.0'?><Error><Code>{code}</Code></Error>".encode()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Proxy
+    # A small answer would else wait for the acknowledgement of its own header.
+    disable_nagle_algorithm = True
+    wbufsize = -1
+
+    def log_message(self, *_) -> None:
+        pass
+
+    def _pass(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        time.sleep(self.server.delay)
+        fault = self.server.fault(self.command, self.path)
+        if fault == "hang":
+            time.sleep(600)
+        if fault == "drop":
+            status, data, headers = 0, b"", []
+        elif isinstance(fault, int):
+            status, data, headers = fault, _error(fault), []
+        else:
+            status, data, headers = self._ask(body)
+        kept = {k.lower(): v for k, v in self.headers.items()}
+        self.server.requests.append(
+            Request(self.command, self.path, kept, status, len(body), len(data))
+        )
+        if callable(fault):
+            fault()
+        if fault in ("drop", "lose") or callable(fault):
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return
+        self.send_response_only(status)
+        skipped = {"transfer-encoding", "connection"}
+        if not (self.command == "HEAD" and not isinstance(fault, int)):
+            skipped.add("content-length")
+            self.send_header("Content-Length", str(len(data)))
+        # One `Date`, of which some servers send two.
+        for name, value in dict(headers).items():
+            if name.lower() not in skipped:
+                self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+        self.wfile.flush()
+
+    def _ask(self, body: bytes) -> tuple[int, bytes, list[tuple[str, str]]]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port)
+        headers = {
+            name: value
+            for name, value in self.headers.items()
+            if name.lower() not in self.server.without
+        }
+        with contextlib.closing(connection):
+            connection.request(self.command, self.path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read(), answer.getheaders()
+
+    do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = _pass
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as s:
+        return s.getsockname()[1]
+
+
+@contextlib.contextmanager
+def _running(port: int, *arguments: str) -> Iterator[int]:
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        for _ in range(1200):
+            assert process.poll() is None, f"{arguments} ended"
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            time.sleep(0.05)
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+def ask(port: int, method: str, path: str, body: bytes = b"") -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    headers = {"Content-Type": "application/json"} if body else {}
+    with contextlib.closing(connection):
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status
+
+
+@contextlib.contextmanager
+def s3() -> Iterator[int]:
+    """Moto's server, with the bucket `bucket`."""
+    port = _free_port()
+    with _running(port, "-m", "moto.server", "-p", str(port)):
+        assert ask(port, "PUT", "/bucket") == 200
+        yield port
+
+
+@contextlib.contextmanager
+def gcs() -> Iterator[int]:
+    """An emulator of Google's store, with the bucket `bucket`."""
+    port = _free_port()
+    with _running(port, __file__, "gcs", str(port)):
+        assert ask(port, "POST", "/storage/v1/b?project=p", b'{"name": "bucket"}') < 300
+        yield port
+
+
+@contextlib.contextmanager
+def static(directory: str | os.PathLike[str]) -> Iterator[int]:
+    """The files of a directory."""
+    port = _free_port()
+    with _running(port, __file__, "static", os.fspath(directory), str(port)):
+        yield port
+
+
+def serve_static(directory: str, port: str) -> None:
+    import flask
+    import werkzeug.serving
+
+    app = flask.Flask(__name__, static_folder=None)
+    send = lambda name: flask.send_from_directory(directory, name, conditional=True)
+    app.add_url_rule("/<path:name>", view_func=send, endpoint="file")
+    werkzeug.serving.run_simple("127.0.0.1", int(port), app, threaded=True)
+
+
+def serve_gcs(port: str) -> None:
+    """The emulator, with what it lacks and TensorStore relies on: conditional writes,
+    the bounds of a listing, generations and the end of an object in answers."""
+    from gcp_storage_emulator.exceptions import NotFound
+    from gcp_storage_emulator.handlers import objects
+
+    lock = threading.Lock()
+    insert, ls, download = objects.insert, objects.ls, objects.download
+
+    def generation(request, storage, name):
+        try:
+            return storage.get_file_obj(request.params["bucket_name"], name)
+        except NotFound:
+            return {"generation": "0"}
+
+    def conditional_insert(request, response, storage, *args, **kwargs):
+        with lock:
+            (name,), (wanted,) = (
+                request.query.get(key, [None]) for key in ("name", "ifGenerationMatch")
+            )
+            found = generation(request, storage, name)["generation"]
+            if wanted not in (None, found):
+                response.status = http.HTTPStatus.PRECONDITION_FAILED
+                return
+            insert(request, response, storage, *args, **kwargs)
+
+    def bounded_ls(request, response, storage, *args, **kwargs):
+        ls(request, response, storage, *args, **kwargs)
+        if response.status != http.HTTPStatus.OK:
+            return
+        answer = json.loads(response._content)
+        (first,), (stop,) = (
+            request.query.get(key, [""]) for key in ("startOffset", "endOffset")
+        )
+        answer["items"] = [
+            item
+            for item in answer["items"]
+            if first <= item["name"] and (not stop or item["name"] < stop)
+        ]
+        response.json(answer)
+
+    def download_with_generation(request, response, storage, *args, **kwargs):
+        found = generation(request, storage, request.params["object_id"])
+        range = request.get_header("range", None)
+        if range and "size" in found:
+            if int(range.split("=")[1].split("-")[0]) >= int(found["size"]):
+                response.status = http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
+                return
+        response["x-goog-generation"] = found["generation"]
+        download(request, response, storage, *args, **kwargs)
+
+    objects.insert, objects.ls = conditional_insert, bounded_ls
+    objects.download = download_with_generation
+    from gcp_storage_emulator.__main__ import main
+
+    main(["start", "--host=127.0.0.1", f"--port={port}", "--in-memory"])
+
+
+if __name__ == "__main__":
+    {"static": serve_static, "gcs": serve_gcs}[sys.argv[1]](*sys.argv[2:])
