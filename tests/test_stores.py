@@ -11,14 +11,18 @@ import re
 import threading
 import time
 
+import jax.random as jr
 import numpy as np
 import pytest
 import servers
+from team import good, run_team
+from test_processes import expected, LOAD, SAVE
 
 import eqx_ckpt as ec
 
 
 _root = pathlib.Path(__file__).parents[1]
+_long = pytest.mark.long
 _quick = {"max_retries": 2, "initial_delay": "10ms", "max_delay": "50ms"}
 _numbers = itertools.count()
 
@@ -169,6 +173,29 @@ def test_runs_of_chunks_are_one_request(bucket):
     assert len(proxy.requests) == 4
 
 
+@pytest.mark.parametrize("layout", ["ocdbt", pytest.param("zarr", marks=_long)])
+def test_two_processes(bucket, tmp_path, layout):
+    """Of one run: each writes its shards."""
+    _, path = bucket
+    again = 'ec.async_tree_serialise_leaves(path / "c", tree).result()'
+    code = f"""
+path = ec.Store({path!r})
+{SAVE}
+ec.tree_serialise_leaves(path / "c", tree, layout={layout!r})
+{again if layout == "ocdbt" else ""}
+{LOAD}
+"""
+    good(run_team(2, code, tmp_path))
+    saved = ec.materialise(ec.open(f"{path}/c").tree)
+    for name, leaf in expected().items():
+        assert np.array_equal(_plain(saved[name]), _plain(leaf))
+    assert ec.verify(f"{path}/c") == []
+
+
+def _plain(x):
+    return jr.key_data(x) if getattr(x, "dtype", None) == jr.key(0).dtype else x
+
+
 # ---- What goes wrong.
 
 
@@ -177,7 +204,10 @@ def _failing(status, times):
     return lambda *_: status if next(left) < 0 else None
 
 
-@pytest.mark.parametrize("fault", [500, 503, 429, "drop", "lose"])
+_more = [pytest.param(status, marks=_long) for status in (429, 500)]
+
+
+@pytest.mark.parametrize("fault", [503, "drop", "lose", *_more])
 def test_faults_that_pass(remote, fault):
     """Every request fails now and then, also after it has been done."""
     proxy, path = remote
@@ -191,7 +221,7 @@ def test_faults_that_pass(remote, fault):
         assert ec.verify(path) == []
 
 
-@pytest.mark.parametrize("fault", [500, 503, "drop"])
+@pytest.mark.parametrize("fault", [503, "drop", *_more])
 def test_faults_that_stay(remote, fault):
     proxy, path = remote
     ec.tree_serialise_leaves(path, _tree(1))
@@ -232,7 +262,7 @@ def test_the_answer_to_a_commit_is_lost(remote):
         assert _value_at(path) == value
 
 
-@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=_long)])
 def test_every_request_of_a_save_fails(bucket, step):
     """Each in turn, for good; and each answer is lost. The path is old or new."""
     proxy, path = bucket
