@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from helpers import run_python
 from team import good, run_team
 
 import eqx_ckpt as ec
@@ -91,6 +92,36 @@ print(same(ec.materialise([lazy])[0], 2 * X))
         assert eqx.tree_equal(got[name], x) or np.array_equal(
             np.asarray(got[name]), np.asarray(x)
         ), name
+
+    _check_by_others(tmp_path / "c", layout)
+
+
+def _check_by_others(path, layout):
+    """TensorStore by its URL, Orbax v0 and v1, and zarr-python."""
+    code = f"""
+    import numpy as np, tensorstore as ts
+    import orbax.checkpoint as ocp
+    from orbax.checkpoint import v1
+    import eqx_ckpt as ec
+    path, layout = {str(path)!r}, {layout!r}
+    x = np.arange(1024 * 1024, dtype=np.float32).reshape(1024, 1024)
+    want = {{"rows": x, "columns": 2 * x, "copies": 3 * x}}
+    ckpt = ec.open(path)
+    trees = [
+        ocp.PyTreeCheckpointer().restore(path),
+        v1.load(path),
+        {{name: ts.open(ckpt[name].url).result().read().result() for name in want}},
+    ]
+    if layout == "zarr":
+        import zarr
+        group = zarr.open_group(path, mode="r")
+        trees.append({{name: group[name][...] for name in want}})
+    for tree in trees:
+        for name, y in want.items():
+            assert np.array_equal(np.asarray(tree[name]), y), name
+    print("all equal")
+    """
+    assert run_python(code).endswith("all equal\n")
 
 
 def test_other_numbers_of_processes(tmp_path):
