@@ -489,3 +489,19 @@ def test_in_a_store(tmp_path):
     ec.export_safetensors("memory://formats/m.safetensors", tree)
     with pytest.raises(RuntimeError, match="replaced"):
         ckpt["a"].read()
+
+
+def test_shards_of_devices(file):
+    mesh = jax.make_mesh((8,), ("x",))
+    spec = jax.sharding.PartitionSpec(None, "x")
+    sharding = jax.sharding.NamedSharding(mesh, spec)
+    saved = _tensors()["head.big"][:, :400]
+    like = jax.ShapeDtypeStruct(saved.shape, saved.dtype, sharding=sharding)
+    ec.export_safetensors(file.with_name("sharded.safetensors"), {"w": saved})
+    out = ec.tree_deserialise_leaves(
+        file.with_name("sharded.safetensors"), {"w": like}, max_bytes=2**20
+    )
+    assert out["w"].sharding == sharding and np.array_equal(out["w"], saved)
+    ec.export_safetensors(file.with_name("again.safetensors"), out)
+    again = file.with_name("again.safetensors").read_bytes()
+    assert again == file.with_name("sharded.safetensors").read_bytes()
