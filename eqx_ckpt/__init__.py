@@ -4,10 +4,12 @@ from . import adapters as adapters
 from ._async import async_tree_serialise_leaves as async_tree_serialise_leaves
 from ._checkpoint import Checkpoint as Checkpoint, open as open
 from ._clean import clean as clean
+from ._convert import convert as convert
 from ._deserialise import (
     materialise as materialise,
     tree_deserialise_leaves as tree_deserialise_leaves,
 )
+from ._export import export_safetensors as export_safetensors
 from ._graft import graft as graft
 from ._init import load_or_init as load_or_init, unloaded as unloaded
 from ._lazy import LazyArray as LazyArray

@@ -10,7 +10,17 @@ from typing import Any
 
 from jaxtyping import PyTree
 
-from . import _commit, _gc, _layout, _leaf, _pending, _serialise, _store, _team
+from . import (
+    _archive,
+    _commit,
+    _gc,
+    _layout,
+    _leaf,
+    _pending,
+    _serialise,
+    _store,
+    _team,
+)
 from ._filters import FilterSpec, IsLeaf
 from ._layout import Chunks, Leaf
 from ._pending import SaveHandle
@@ -105,7 +115,10 @@ def async_tree_serialise_leaves(
             compression,
         )
         if root.local is not None and team.rank == 0:
-            _commit.examine(root, overwrite)
+            if _archive.is_archive(root):
+                _serialise.check_archive(root, overwrite)
+            else:
+                _commit.examine(root, overwrite)
         planned = _stage(planned)
 
     def write() -> None:

@@ -9,7 +9,8 @@ import equinox as eqx
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from . import _commit, _lazy, _leaf, _match, _names, _show, _store
+from . import _archive, _commit, _lazy, _leaf, _match, _names, _show, _store, formats
+from ._archive import Readable
 from ._filters import FilterSpec, IsLeaf
 from ._index import Record
 from ._lazy import LazyArray
@@ -32,8 +33,8 @@ class Checkpoint:
     - `nbytes`: the bytes of all leaves; arrays that are shared count once.
     - `tree`: the checkpoint's own tree; its nodes have the attributes, keys and indices
         of the tree that was saved, without the classes. `ckpt.tree.model.layers[0]`.
-    - `save_id`, `layout`, `writer`: the id of the save, how it lies on disk, and the
-        versions of the packages that wrote it.
+    - `save_id`, `layout`, `writer`: the id of the save, how it lies on disk (for
+        other formats their name), and the versions of the packages that wrote it.
     """
 
     __slots__ = ("_source", "_tree")
@@ -185,15 +186,26 @@ def _row(record: Record) -> str:
 
 
 def open(
-    path: str | os.PathLike[str] | Checkpoint, *, follow_symlinks: bool = False
+    path: str | os.PathLike[str] | Readable | Checkpoint,
+    *,
+    like: PyTree = None,
+    follow_symlinks: bool = False,
 ) -> Checkpoint:
     """Opens a checkpoint. Reads its index, one small file, and no array.
+
+    It may be one of another format, which is recognised by what is there: a
+    `.safetensors` file, or a directory of such files with their index; a `.eqx` file; a
+    directory of Orbax; a file of flax in msgpack. These have no digests, so that
+    nothing of them can be verified. A checkpoint of ours in a `.zip` has.
 
     **Arguments:**
 
     - `path`: a string or `os.PathLike`, relative or absolute, `~` expanded, or a URL
         (`s3://`, `gs://`, `https://`, `file://`, `memory://`), or a [`Store`][]. It
-        may be a symbolic link.
+        may be a symbolic link. Or a file that is open for reading in binary, which has
+        to stay at its path.
+    - `like`: a tree of the structure that was saved, real or a skeleton, for a format
+        whose leaves have no names: `.eqx`. Others do not use it.
     - `follow_symlinks`: whether the files in the directory may be symbolic links too,
         as they are in the caches of tools that download. A link can lead to any file,
         so only where you trust who made them.
@@ -218,33 +230,37 @@ def open(
     """
     if isinstance(path, Checkpoint):
         return path
-    return Checkpoint(_open(_store.resolve(path, follow_symlinks)))
+    if _archive.is_file(path):
+        return Checkpoint(_open(_archive.root_of(path), like))
+    return Checkpoint(_open(_store.resolve(path, follow_symlinks), like))
 
 
-def _open(root: Root) -> Source:
+def _open(root: Root, like: PyTree = None) -> Source:
     local = root.local
     if local is not None and not local.is_dir():
-        if local.exists():
-            hint = (
-                " To load a `.eqx` file, use `eqx.tree_deserialise_leaves`; save the "
-                "result with `ec.tree_serialise_leaves` to convert it."
-                if local.suffix == ".eqx"
-                else ""
+        source = formats.find(root, like)
+        if source is None and local.exists():
+            raise FileNotFoundError(
+                f"`{root}` is a file, and not a checkpoint of a format that is read."
             )
-            raise FileNotFoundError(f"`{root}` is a file, not a checkpoint.{hint}")
-        raise FileNotFoundError(f"There is no checkpoint at `{root}`.")
+        if source is None:
+            raise FileNotFoundError(f"There is no checkpoint at `{root}`.")
+        return source
     if local is not None and _commit.is_beside(local):
         raise FileNotFoundError(
             f"There is no checkpoint at `{root}`: it is what a save that was "
             "interrupted has left, or one that is being written."
         )
     got = _commit.read_index(root)
-    if got is None:
+    if got is not None:
+        return Source(root, got[0])
+    source = formats.find(root, like)
+    if source is None:
         raise FileNotFoundError(
             f"There is no checkpoint at `{root}`: it has no `{_store.INDEX}`, which is "
             "written last. A save may have been interrupted there."
         )
-    return Source(root, got[0])
+    return source
 
 
 def reopen(root: Root, save: str) -> Source:

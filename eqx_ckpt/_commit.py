@@ -9,13 +9,14 @@ path, and the two directories change places at once.
 import contextlib
 import ctypes
 import errno
+import io
 import json
 import os
 import pathlib
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from . import _index, _layout, _store
 from ._index import Index, is_save_id
@@ -75,7 +76,7 @@ def examine(root: Root, overwrite: bool) -> Found:
         )
     if local is not None and local.exists() and not local.is_dir():
         hint = (
-            "To convert a `.eqx` file, load it with `eqx.tree_deserialise_leaves` into "
+            "To convert a `.eqx` file, load it with `ec.tree_deserialise_leaves` into "
             "a model of the right structure, and save that to a new path."
             if local.suffix == ".eqx"
             else "Choose a path that does not exist, or an empty directory."
@@ -443,6 +444,40 @@ def _exchange(a: pathlib.Path, b: pathlib.Path) -> None:
             f"({os.strerror(number)}), so the checkpoint there cannot be replaced with "
             '`layout="zarr"`, and is left as it is. Use another path.',
         )
+
+
+def publish_file(root: Root, write: Callable[[BinaryIO], None], sync: bool) -> None:
+    """Lets a file be written, and puts it at its path at once, whatever file is there.
+
+    Until then it is in a directory beside it, as a save that is to be swapped in.
+    """
+    if root.local is None:
+        directory, key = _store.split(root)
+        buffer = io.BytesIO()
+        write(buffer)
+        _store.write_file(directory, key, [buffer.getbuffer()])
+        return
+    path = pathlib.Path(os.path.realpath(root.local))
+    for leftover in beside(path):
+        delete_abandoned(leftover)
+    own = path.with_name(f"{path.name}.eqx_ckpt-{secrets.token_hex(8)}")
+    work = Root(str(own), own)
+    made = [p for p in path.parents if not p.exists()]
+    with contextlib.ExitStack() as undo:
+        undo.callback(_discard_empty, made)
+        undo.callback(_discard, work, "")
+        with _store.new_directory(own):
+            with open(own / "file", "wb") as file:
+                write(file)
+                file.flush()
+                if sync:
+                    os.fsync(file.fileno())
+            os.replace(own / "file", path)
+            if sync:
+                levels = range(1 + len(made))
+                _store.sync_directories(
+                    Root(str(path.parent), path.parent), ["../" * n for n in levels]
+                )
 
 
 # ---- What killed saves leave.

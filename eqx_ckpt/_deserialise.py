@@ -9,6 +9,7 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from . import _checkpoint, _gc, _lazy, _leaf, _match, _sharding, _team
+from ._archive import Readable
 from ._checkpoint import Checkpoint
 from ._filters import FilterSpec, IsLeaf
 from ._lazy import LazyArray
@@ -17,7 +18,7 @@ from ._team import Team
 
 @_gc.paused()
 def tree_deserialise_leaves(
-    path: str | os.PathLike[str] | Checkpoint,
+    path: str | os.PathLike[str] | Readable | Checkpoint,
     like: PyTree,
     filter_spec: FilterSpec = _leaf.is_storable,
     is_leaf: IsLeaf = None,
@@ -96,7 +97,7 @@ def tree_deserialise_leaves(
     """
     team = _team_of(f"Loading `{path}`", jtu.tree_leaves(like), timeout)
     with team.heard():
-        ckpt = _checkpoint.open(path)
+        ckpt = _checkpoint.open(path, like=like if source is None else None)
         pinned = ckpt._source
         flat, pairs = _match.match(
             ckpt.path,

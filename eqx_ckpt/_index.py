@@ -202,7 +202,7 @@ class Index:
         template = self.templates[number]
         try:
             if number not in self._checked:
-                _check_template(template)
+                check_template(template)
                 self._checked.add(number)
             if not known:
                 _names.keys_of(name, template.keys)
@@ -211,7 +211,7 @@ class Index:
                 f"The index of the checkpoint has a leaf, {_names.shorten(name)}, that "
                 f"is never saved: {e}."
             ) from e
-        if self.layout == "ocdbt":
+        if self.layout != "zarr":
             return Record(name, place, template, self.file[place], self.offset[place])
         return Record(name, place, template, 0, 0)
 
@@ -267,7 +267,7 @@ class Index:
         counts = [0] * len(self.templates)
         for number in set(self.template):
             t = self.templates[number]
-            _check_template(t)
+            check_template(t)
             counts[number] = _chunks.block_counts(t.shape, t.chunk, t.itemsize)
         per_leaf = np.asarray(counts, np.int64)[np.asarray(self.template, np.int64)]
         per_leaf[list(self.aliases)] = 0
@@ -288,7 +288,7 @@ class Index:
 _impl = re.compile(r"[ -~]{1,200}")
 
 
-def _check_template(template: Template) -> None:
+def check_template(template: Template) -> None:
     keys, kind, dtype, shape, stored, chunk, weak, impl, codec = template
     texts = (keys, kind, dtype, stored)
     if not all(type(x) is str for x in texts) or type(weak) is not bool:
@@ -402,20 +402,27 @@ def decode(data: bytes) -> Index:
     body, tail = data[:-45], data[-45:]
     if tail != _tail + digest(body).encode() + b'"}':
         raise ValueError("the index is damaged: its digest is not that of its bytes")
+    value = parse(data, "ascii")
+    _check_version(value.get("version"), value.get("reader"))
+    index = _typed(value)
+    if index.layout == "ocdbt":
+        _check_places(index)
+    return index
+
+
+def parse(data: bytes, encoding: str = "utf-8") -> Any:
+    """JSON from anyone. **Raises:** `ValueError` if it is not, or has values that are
+    not JSON, or a key twice in an object, or is too much to parse."""
+    _check_cost(data)
     try:
-        value = json.loads(
-            data.decode("ascii"),
+        return json.loads(
+            data.decode(encoding),
             parse_constant=_refuse,
             parse_float=_finite,
             object_pairs_hook=_object,
         )
     except (ValueError, RecursionError) as e:
         raise ValueError(f"the index is not JSON ({e})") from e
-    _check_version(value.get("version"), value.get("reader"))
-    index = _typed(value)
-    if index.layout == "ocdbt":
-        _check_places(index)
-    return index
 
 
 def _check_cost(data: bytes) -> None:
@@ -576,7 +583,7 @@ def _check_places(index: Index) -> None:
     full = []
     for template in index.templates:
         try:
-            _check_template(template)
+            check_template(template)
             full.append(template.chunk_count * template.full)
         except ValueError:
             full.append(0)  # It is refused when it is touched.

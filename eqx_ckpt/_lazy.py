@@ -95,8 +95,15 @@ class LazyArray(jax.ShapeDtypeStruct):
 
     @property
     def url(self) -> str:
-        """The URL of the stored array, without the view's indexing."""
+        """The URL of the stored array, without the view's indexing.
+
+        **Raises:** `ValueError` for a format that TensorStore has no URLs for.
+        """
         source = self._source
+        if source.foreign is not None:
+            raise ValueError(
+                f"TensorStore has no URL for an array in `{source.root}`. Use `.store`."
+            )
         return _store.array_url(source.root, source.database, source.key(self._record))
 
     def read(self, *, verify: bool = True) -> Any:
@@ -119,12 +126,7 @@ class LazyArray(jax.ShapeDtypeStruct):
             )
         if copy is False:
             raise ValueError(f"Reading the leaf `{self.name}` makes a new array.")
-        target = self._target
-        wanted = self.dtype if target.dtype is None else target.dtype
-        if self._record.template.dtype == "int":
-            wanted = np.dtype(np.object_)
-        host = _with_target(self, Target("numpy", wanted, self.shape, cast=target.cast))
-        out = fetch([host], True)[0]
+        out = fetch([on_host(self)], True)[0]
         return out if dtype is None else out.astype(dtype)
 
     def __getitem__(self, key: Any) -> "LazyArray":
@@ -228,7 +230,13 @@ class LazyArray(jax.ShapeDtypeStruct):
         return _unpickle, args
 
 
-def _with_target(lazy: LazyArray, target: Target) -> LazyArray:
+def on_host(lazy: LazyArray) -> LazyArray:
+    """The same leaf, to be read as a NumPy array."""
+    target = lazy._target
+    wanted = lazy.dtype if target.dtype is None else target.dtype
+    if lazy._record.template.dtype == "int":
+        wanted = np.dtype(np.object_)
+    target = Target("numpy", wanted, lazy.shape, cast=target.cast)
     return LazyArray(lazy._source, lazy._record, lazy._view, target)
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from . import _lazy, _leaf, _names, _select, _tree
+from . import _checkpoint, _lazy, _leaf, _names, _select, _tree
 from ._checkpoint import Checkpoint, Node as SavedNode
 from ._lazy import LazyArray
 from .adapters import Adapter
@@ -181,6 +181,50 @@ class Rename(NamedTuple):
 
     rules: Any
 
+    def inverse(self, source: Any) -> "Rename":
+        """The way back: from the names in the model to those in the checkpoint.
+
+        **Arguments:**
+
+        - `source`: the checkpoint that the names come from, or its path.
+
+        **Returns:** a rename that knows the names which this one gives to the leaves of
+        that checkpoint, and no others. Adapters are not inverted.
+
+        **Raises:** `ValueError` where two leaves get one name.
+
+        !!! example
+
+            ```python
+            >>> import eqx_ckpt as ec, jax.numpy as jnp
+            >>> ec.tree_serialise_leaves("memory://inverse", {"gamma": jnp.ones(2)})
+            >>> there = ec.rename([(r"gamma$", "scale")])
+            >>> there.inverse("memory://inverse").rules("scale")
+            'gamma'
+
+            ```
+        """
+        names = _checkpoint.open(source)._source.index.names
+        back: dict[str, str] = {}
+        for old, new in zip(names, renamed_names(self, names)):
+            if back.setdefault(new, old) != old:
+                raise ValueError(
+                    f"The rename gives the name `{new}` to both `{back[new]}` and "
+                    f"`{old}`, and has no inverse."
+                )
+
+        def known(name: str) -> str:
+            if name not in back:
+                near = difflib.get_close_matches(name, list(back)[:5000], 1, 0.5)
+                hint = f" The nearest that it gives is `{near[0]}`." if near else ""
+                raise ValueError(
+                    f"`{name}` is none of the names that the rename gives.{hint} "
+                    "Leave the leaf out with `filter_spec`."
+                )
+            return back[name]
+
+        return Rename(known)
+
 
 def rename(
     rules: Callable[[str], str] | Sequence[tuple],
@@ -227,6 +271,11 @@ def rename(
         except re.error as e:
             raise ValueError(f"The pattern {pattern!r} is no regex: {e}.") from None
     return Rename(tuple(out))
+
+
+def renamed_names(how: Rename, names: Sequence[str]) -> list[str]:
+    """What a rename makes of the names of leaves, and not of the leaves."""
+    return [_apply(how, name, set(), "rename")[0] for name in names]
 
 
 def _rule(rule: Any) -> tuple[str, str | None, Adapter | None]:

@@ -32,12 +32,62 @@ _PART, _BUDGET = 16 * 2**20, 256 * 2**20
 _RANGES = 64 * 2**20
 
 
+# In what parts leaves are read that are one run of bytes, where a view wants some.
+_CUT = 4 * 2**20
+
+
+class Foreign(NamedTuple):
+    """What a checkpoint of another format is read from.
+
+    Each leaf is one run of bytes in one of `files`, which are in `directory`; or what
+    `specs` has for its place: see `open_specs`. `stamp` gives what was `stamped` until
+    something is replaced. With `digests`, the place of those in the first file, it is
+    one of ours in there, with chunks.
+    """
+
+    directory: Root
+    files: list[str]
+    stamp: Callable[[], str]
+    stamped: str
+    specs: dict[int, Any]
+    digests: tuple[int, int] | None = None
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:
     """A save that was opened: all that is read goes through one of these."""
 
     root: Root
     index: Index
+    foreign: Foreign | None = None
+
+    def has_spec(self, record: Record) -> bool:
+        """Whether a leaf is an array that TensorStore has to read."""
+        return self.foreign is not None and record.place in self.foreign.specs
+
+    def is_run(self, record: Record) -> bool:
+        """Whether a leaf is one run of bytes, in no chunks."""
+        if self.foreign is None or self.foreign.digests is not None:
+            return False
+        return record.place not in self.foreign.specs
+
+    @property
+    def has_digests(self) -> bool:
+        return self.foreign is None or self.foreign.digests is not None
+
+    @property
+    def directory(self) -> Root:
+        """What the keys of files are below of."""
+        return self.root if self.foreign is None else self.foreign.directory
+
+    @ft.cached_property
+    def files(self) -> list[str] | None:
+        """The keys of the data files; None: each leaf has a directory of its own."""
+        if self.foreign is not None:
+            return self.foreign.files
+        if self.database is None:
+            return None
+        return [f"{self.database}/{file}" for file in self.index.files]
 
     @ft.cached_property
     def _arrays(self) -> dict[int, Any]:
@@ -61,18 +111,41 @@ class Source:
                 self.check(record)
             except ValueError as e:
                 raise self.lost(str(e)) from e
-            place = self.place(record)
-            (array,) = _store.open_arrays(
-                self.root, self.database, self.index.files, [place]
-            )
+            if self.has_spec(record):
+                (array,) = self.open([(record, ())])
+            else:
+                places = [self._place(record)]
+                (array,) = _store.open_arrays(self.directory, self.files, places)
             self._arrays[record.place] = array
         return array
 
-    def place(
+    def open(self, wanted: Sequence[tuple[Record, Sequence[int]]]) -> list[Any]:
+        """What `_store.start_read` reads some chunks of each of these leaves from."""
+        if self.foreign is None or self.has_digests:
+            places = [self._place(*one) for one in wanted]
+            return _store.open_arrays(self.directory, self.files, places)
+        directory, files, _, _, specs, _ = self.foreign
+        those = [specs[r.place] for r, _ in wanted if r.place in specs]
+        opened = iter(_store.open_specs(directory, those))
+        return [
+            next(opened)
+            if self.has_spec(r)
+            else _store.Run(directory, files[r.file], r.offset, r.template.shape)
+            for r, _ in wanted
+        ]
+
+    def cut(self, record: Record) -> Template:
+        """The template of a leaf, with the chunks that it is read in."""
+        t = record.template
+        if not self.is_run(record):
+            return t
+        return t._replace(chunk=_chunks.choose(t.shape, t.itemsize, _CUT))
+
+    def _place(
         self, record: Record, numbers: Sequence[int] | None = None
     ) -> _store.Place:
         """Where chunks of a leaf lie (None: all of them)."""
-        if self.database is None:
+        if self.files is None:
             return _store.Place(record.template, self.key(record))
         keys = _grid(record.template).keys
         locate = self.index.locate
@@ -92,15 +165,17 @@ class Source:
         if self.root.local is None:
             return
         t = record.template
-        numbers = range(t.chunk_count) if numbers is None else numbers
-        if self.database is not None:
+        if numbers is None or self.is_run(record):
+            numbers = range(t.chunk_count)
+        if self.has_spec(record):
+            return  # How many bytes they have is known when they are decoded.
+        if self.files is not None:
             for first, stop, file, offset in self.index.segments(record):
                 last = bisect.bisect_left(numbers, stop) - 1
                 if last < 0 or numbers[last] < first:
                     continue  # None of them is here.
-                key = f"{self.database}/{self.index.files[file]}"
                 end = offset + self.index.extent(record, first, numbers[last] + 1)
-                _store.check_range(self.root, key, end)
+                _store.check_range(self.directory, self.files[file], end)
         elif self.root.local is not None:
             size = t.full if t.codec is None else 1
             keys = _grid(t).keys
@@ -113,20 +188,34 @@ class Source:
 
     @ft.cached_property
     def digests(self) -> bytes:
-        key = f"{self.database}/digests" if self.database else "eqx_ckpt.digests"
+        size = 16 * self.index.block_count
         try:
-            size = 16 * self.index.block_count
-            value = _store.read_file(self.root, key, stop=size, limit=size)
+            data = self._read_digests(size)
         except ValueError as e:
             raise self.lost(f"its file of digests is damaged ({e})") from e
-        if value is None:
+        except FileNotFoundError:
+            data = None
+        if data is None:
             raise self.lost("its file of digests is missing")
-        if len(value.data) != size or _index.digest(value.data) != self.index.digests:
+        if len(data) != size or _index.digest(data) != self.index.digests:
             raise self.lost("its file of digests is damaged")
-        return value.data
+        return data
+
+    def _read_digests(self, size: int) -> bytes | None:
+        if self.foreign is None:
+            key = f"{self.database}/digests" if self.database else "eqx_ckpt.digests"
+            value = _store.read_file(self.root, key, stop=size, limit=size)
+            return None if value is None else value.data
+        assert self.foreign.digests is not None
+        into = np.empty(size, np.uint8)
+        start, _ = self.foreign.digests
+        key = self.foreign.files[0]
+        return into[: _store.read_into(self.directory, key, start, into)].tobytes()
 
     def is_current(self) -> bool:
         """Whether the path still holds the save that was opened."""
+        if self.foreign is not None:
+            return self.foreign.stamp() == self.foreign.stamped
         head = f'{{"format":"{_index.FORMAT}","save":"{self.index.save}"'.encode()
         value = _store.read_file(self.root, _store.INDEX, len(head))
         return value is not None and value.data == head
@@ -188,7 +277,8 @@ def read(
     for i, (record, views, _) in enumerate(requests):
         t = record.template
         most = _chunks.BLOCK if is_far and (verify or views is None) else _SMALL
-        if t.chunk == t.shape and t.nbytes <= most and t.codec is None:
+        is_small = t.chunk == t.shape and t.nbytes <= most and t.codec is None
+        if is_small and not source.has_spec(record):
             small.append(i)
         elif 0 in t.shape or (views and all(0 in view.shape for view in views)):
             shapes = [t.shape] if views is None else [view.shape for view in views]
@@ -197,6 +287,7 @@ def read(
         else:
             large.append(i)
     problems: dict[str, str] = {}
+    verify = verify and source.has_digests
     digests = source.digests if verify and (small or large) else None
     if small:
         _read_small(source, requests, small, digests, budget, done, problems)
@@ -204,7 +295,9 @@ def read(
         _Large(source, digests, budget, problems).read(requests, large, done)
     if problems:
         raise _damaged(source, problems)
-    if source.database is None and not source.is_current():
+    # Only a save in a directory of its own is never replaced by other bytes.
+    is_fixed = source.foreign is None and source.database is not None
+    if not is_fixed and not source.is_current():
         raise source.lost("")
 
 
@@ -247,17 +340,16 @@ class _Run(NamedTuple):
 
 
 def _runs(source: Source, requests: Sequence[Request], which: list[int]) -> list[_Run]:
-    if source.database is None:
+    if source.files is None:
         places = [
             (f"{source.key(r)}/{_chunks.key((0,) * len(r.template.shape))}", 0, i)
             for i, r in ((i, requests[i].record) for i in which)
         ]
     else:
-        files = [f"{source.database}/{file}" for file in source.index.files]
         places = []
         for i in which:
             record = requests[i].record
-            places.append((files[record.file], record.offset, i))
+            places.append((source.files[record.file], record.offset, i))
         places.sort()
     runs: list[_Run] = []
     last, start, stop, members = "", 0, 0, []
@@ -291,7 +383,7 @@ def _read_small(
         # Some runs are on their way while the one before them is looked at.
         for run in runs:
             args = run.key, run.start, run.stop
-            waiting.append((run, _store.start_read_range(source.root, *args)))
+            waiting.append((run, _store.start_read_range(source.directory, *args)))
             size += run.stop - run.start
             if size + _RUN > budget:
                 break
@@ -399,36 +491,40 @@ class _Large:
         from, all opened together. Their files are known to hold them then."""
         source = self._source
         numbers: dict[int, Sequence[int]] = {}
-        places: dict[int, _store.Place] = {}
+        wanted: dict[int, tuple[Record, Sequence[int]]] = {}
         for i in which:
             record, views, _ = requests[i]
             try:
-                if self._is_exact(views) and _spans(record, views[0]) is not None:
-                    numbers[i] = ()
-                    continue
-                numbers[i] = _wanted(record.template, views)
+                if self._is_exact(views, record):
+                    if _spans(self._source, record, views[0]) is not None:
+                        numbers[i] = ()
+                        continue
+                numbers[i] = _wanted(source.cut(record), views)
                 source.check(record, numbers[i])
-                if self._is_exact(views) or not self._is_direct(record):
-                    places[i] = source.place(record, numbers[i])
+                if self._is_exact(views, record) or not self._is_direct(record):
+                    wanted[i] = record, numbers[i]
             except Exception as e:
                 numbers.pop(i, None)
                 self._problems[record.name] = _reason(self._source.root, e)
-        opened = _store.open_arrays(
-            source.root, source.database, source.index.files, list(places.values())
-        )
-        return numbers, dict(zip(places, opened))
+        return numbers, dict(zip(wanted, source.open(list(wanted.values()))))
 
-    def _is_exact(self, views: tuple[View, ...] | None) -> TypeGuard[tuple[View, ...]]:
+    def _is_exact(
+        self, views: tuple[View, ...] | None, record: Record
+    ) -> TypeGuard[tuple[View, ...]]:
         """Whether no more is read than a view, as nothing is verified."""
-        return self._digests is None and views is not None and len(views) == 1
+        if self._digests is not None or views is None or len(views) != 1:
+            return False
+        if not self._source.is_run(record):
+            return True
+        return _spans(self._source, record, views[0]) is not None
 
     def _start(
         self, request: Request, numbers: Sequence[int], array: Any
     ) -> tuple[Callable[[], Result], list[cf.Future[None]]]:
         """Starts to read a leaf: what gives its result, once the futures are done."""
         record, views, conversion = request
-        t = record.template
-        if self._is_exact(views):
+        t = self._source.cut(record)
+        if self._is_exact(views, record):
             return self._start_exact(record, views[0], array)
         grid = _grid(t)
         dtype = _index.dtype_of(t.stored) if conversion is None else conversion.dtype
@@ -471,12 +567,13 @@ class _Large:
         if not self._is_direct(record):
             return _store.start_read(array, part.into, part.region).result
         index, grid, t = self._source.index, _grid(record.template), record.template
+        files = self._source.files
+        assert files is not None
         ranges = []
         for number in part.chunks:
             file, start, length = index.locate(record, number)
-            key = f"{self._source.database}/{index.files[file]}"
-            ranges.append((key, start, start + length))
-        values = _start_ranges(self._source.root, ranges)
+            ranges.append((files[file], start, start + length))
+        values = _start_ranges(self._source.directory, ranges)
 
         def finish() -> None:
             numbers = iter(part.chunks)
@@ -527,7 +624,7 @@ class _Large:
         """Starts to read a view and not more than its bytes, which are not verified."""
         into = _store.aligned(view.picked, _index.dtype_of(record.template.stored))
         self._room.take(into.nbytes)
-        spans = _spans(record, view)
+        spans = _spans(self._source, record, view)
 
         def work() -> None:
             try:
@@ -607,8 +704,12 @@ def _as_range(pick: range | int) -> range:
     return range(pick, pick + 1) if isinstance(pick, int) else pick
 
 
-def _spans(record: Record, view: View) -> list[tuple[int, int, int]] | None:
+def _spans(
+    source: Source, record: Record, view: View
+) -> list[tuple[int, int, int]] | None:
     """The parts of chunks that hold a view whose elements follow each other."""
+    if source.has_spec(record):
+        return None
     t = record.template
     run = _view.run(view.picks, t.shape)
     if t.codec is not None or run is None or len(run) * t.itemsize > _RANGES:
@@ -626,16 +727,16 @@ def _read_spans(
     t = record.template
     ranges = []
     for number, first, count in spans:
-        if source.database is None:
+        if source.files is None:
             key, start = f"{source.key(record)}/{_grid(t).keys[number]}", 0
         else:
             file, start, _ = source.index.locate(record, number)
-            key = f"{source.database}/{source.index.files[file]}"
+            key = source.files[file]
         start += first * t.itemsize
         ranges.append((key, start, start + count * t.itemsize))
     data = into.reshape(-1).view(np.uint8)
     at = 0
-    for value in _start_ranges(source.root, ranges)():
+    for value in _start_ranges(source.directory, ranges)():
         data[at : at + len(value)] = np.frombuffer(value, np.uint8)
         at += len(value)
 

@@ -1,7 +1,9 @@
 """`tree_serialise_leaves`."""
 
 import contextlib
+import functools as ft
 import os
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +11,7 @@ from jaxtyping import PyTree
 
 from . import (
     _accord,
+    _archive,
     _commit,
     _deal,
     _filters,
@@ -24,7 +27,9 @@ from . import (
     _store,
     _team,
     _tree,
+    formats,
 )
+from ._archive import Writable
 from ._commit import Place
 from ._filters import FilterSpec, IsLeaf
 from ._index import Index, Template
@@ -35,7 +40,7 @@ from ._team import Team
 
 @_gc.paused()
 def tree_serialise_leaves(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Writable,
     pytree: PyTree,
     filter_spec: FilterSpec = _leaf.is_storable,
     is_leaf: IsLeaf = None,
@@ -61,7 +66,8 @@ def tree_serialise_leaves(
 
     - `path`: where to save: a string or `os.PathLike`, relative or absolute, `~`
         expanded, or a URL (`s3://`, `gs://`, `file://`, `memory://`), or a [`Store`][].
-        A directory is made.
+        A directory is made; or one file, a zip that is not compressed, if the path ends
+        in `.zip`. Or a file that is open for writing in binary, which gets such a zip.
     - `pytree`: the tree. Its arrays are not copied.
     - `filter_spec`: which leaves to store, as in `eqx.filter`: a pytree prefix of bools
         and of functions `leaf -> bool`. By default [`is_storable`][].
@@ -117,8 +123,10 @@ def tree_serialise_leaves(
     """
     team = _team.run(f"Saving to `{path}`", timeout)
     with team.heard():
-        root = _store.resolve(path)
-        _pending.wait_for(root)
+        root: Any = path
+        if not _archive.is_file(path):
+            root = _store.resolve(path)
+            _pending.wait_for(root)
         _pending.raise_untold()
         planned = plan(
             root,
@@ -135,6 +143,37 @@ def tree_serialise_leaves(
     write(root, planned, overwrite, durable, max_bytes, progress, team)
 
 
+def check_choices(root: Any, layout: str, compression: str | None) -> None:
+    if isinstance(root, Root):
+        _store.check_writable(root)
+    if layout not in _store.LAYOUTS:
+        raise ValueError(f'`layout` must be "ocdbt" or "zarr", not {layout!r}.')
+    if layout != "ocdbt" and _archive.is_archive(root):
+        raise ValueError('A checkpoint of one file has `layout="ocdbt"`.')
+    if compression not in (None, "zstd"):
+        raise ValueError(f'`compression` must be None or "zstd", not {compression!r}.')
+
+
+def check_archive(root: Root, overwrite: bool) -> None:
+    """**Raises:** `FileExistsError` when a checkpoint of one file may not go there."""
+    found = formats.look(root)
+    if found is None:
+        return
+    try:
+        source = formats.find(root, None)
+    except ValueError:
+        source = None
+    if found.key is None or source is None or source.index.layout != "ocdbt":
+        raise FileExistsError(
+            f"There is something else than a checkpoint of one file at `{root}`. It is "
+            "left as it is. Choose another path."
+        )
+    if not overwrite:
+        raise FileExistsError(
+            f"There is a checkpoint at `{root}`, and `overwrite=False`."
+        )
+
+
 class Plan(NamedTuple):
     """All of a save but the bytes: what goes into the index, checked."""
 
@@ -148,7 +187,7 @@ class Plan(NamedTuple):
 
 
 def plan(
-    root: Root,
+    root: Any,
     pytree: PyTree,
     filter_spec: FilterSpec,
     is_leaf: IsLeaf,
@@ -160,11 +199,7 @@ def plan(
     compression: str | None,
 ) -> Plan:
     """Finds all that is wrong with a tree, before a byte is written."""
-    _store.check_writable(root)
-    if layout not in _store.LAYOUTS:
-        raise ValueError(f'`layout` must be "ocdbt" or "zarr", not {layout!r}.')
-    if compression not in (None, "zstd"):
-        raise ValueError(f'`compression` must be None or "zstd", not {compression!r}.')
+    check_choices(root, layout, compression)
     _index.check_metadata(metadata)
     cast = _leaf.check_cast(dtype)
     flat = _tree.flatten(pytree, is_leaf)
@@ -200,7 +235,7 @@ _MAX_BYTES = 2**30
 
 
 def write(
-    root: Root,
+    root: Any,
     plan: Plan,
     overwrite: bool,
     durable: bool,
@@ -208,13 +243,23 @@ def write(
     progress: bool,
     team: Team,
 ) -> None:
-    """Writes what was planned, and publishes it: process 0 of the team does that."""
+    """Writes what was planned, and publishes it: process 0 of the team does that.
+    `root` may be an open file."""
     room = _MAX_BYTES if max_bytes is None else max_bytes
     own = [leaf.template.nbytes for leaf in plan.leaves if leaf.alias is None]
-    with (
-        _progress.bar("save", sum(own), len(own), progress) as advance,
-        contextlib.ExitStack() as stack,
-    ):
+    bar = _progress.bar("save", sum(own), len(own), progress)
+    if _archive.is_archive(root):
+        if team.size > 1:
+            raise ValueError("Several processes cannot write one file: save to a path.")
+        with bar as advance:
+            pack = ft.partial(_pack, plan, room, advance)
+            if not isinstance(root, Root):
+                pack(root)
+                return
+            check_archive(root, overwrite)
+            _commit.publish_file(root, pack, durable)
+        return
+    with bar as advance, contextlib.ExitStack() as stack:
         places: list[Place] = []  # of process 0
 
         def begin(accounts: list[bytes]) -> bytes:
@@ -285,11 +330,32 @@ def _take(
     return ends
 
 
+def _pack(plan: Plan, room: int, advance: _progress.Advance, file: Any) -> None:
+    """Writes a checkpoint as one file. The index comes last, as ever."""
+    save = _layout.Save(plan.leaves, 1, None, advance)
+    number = secrets.token_hex(8)
+    with _archive.Archive(file) as archive:
+        root, base = Root("", None, archive=archive), f"d/{number}"
+        ends = _layout.write_ocdbt(save, 0, root, base, False, room)
+        written = _layout.finish_ocdbt(save, ends, root, base, False)
+        index, side = _index_of(plan, number, written)
+        for key, value in {**side, _store.INDEX: _index.encode(index)}.items():
+            archive.write(key, [value])
+
+
 def _publish(place: Place, plan: Plan, written: _layout.Written, sync: bool) -> None:
+    index, side = _index_of(plan, place.save, written)
+    _commit.publish(place, index, side, sync)
+
+
+def _index_of(
+    plan: Plan, save: str, written: _layout.Written
+) -> tuple[Index, dict[str, bytes]]:
+    """The index of a save, and the files for other readers at its root."""
     side = {**written.side, **plan.side}
     others = {key: _index.digest(value) for key, value in side.items()}
     index = Index(
-        save=place.save,
+        save=save,
         layout=plan.layout,
         metadata=plan.metadata,
         names=[leaf.name for leaf in plan.leaves],
@@ -311,7 +377,7 @@ def _publish(place: Place, plan: Plan, written: _layout.Written, sync: bool) -> 
         others={**written.others, **others},
         writer=_index.versions(),
     )
-    _commit.publish(place, index, side, sync)
+    return index, side
 
 
 def _describe(

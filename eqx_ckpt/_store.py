@@ -98,12 +98,14 @@ class Root(NamedTuple):
 
     `follow`: whether what is read below it may be a symbolic link. It itself may be.
     `options`: of the object store, as JSON.
+    `archive`: what gets the files that are written, if they all become one.
     """
 
     url: str
     local: pathlib.Path | None
     follow: bool = False
     options: str = "{}"
+    archive: Any = None
 
     def kvstore(self, key: str = "") -> dict[str, Any]:
         """The TensorStore spec of the directory `key` below the root."""
@@ -121,7 +123,7 @@ class Root(NamedTuple):
         return self.url
 
 
-def resolve(path: str | os.PathLike[str], follow: bool = False) -> Root:
+def resolve(path: Any, follow: bool = False) -> Root:
     """The root that a path or TensorStore URL means."""
     check_fork()
     try:
@@ -131,8 +133,7 @@ def resolve(path: str | os.PathLike[str], follow: bool = False) -> Root:
     if not isinstance(text, str):
         raise TypeError(
             f"A path must be a string or an `os.PathLike` of one, not a "
-            f"`{type(path).__name__}`. File objects hold one stream, not a directory "
-            "of named leaves."
+            f"`{type(path).__name__}`."
         )
     if text == "" or "\0" in text:
         raise ValueError(f"{text!r} is not a path.")
@@ -325,6 +326,8 @@ def read_into(root: Root, key: str, start: int, into: np.ndarray) -> int:
                 if count == 0:
                     break
                 done += count
+            with _counting:
+                _counts["read"] += done
             return done
         finally:
             os.close(fd)
@@ -344,6 +347,20 @@ def read_into(root: Root, key: str, start: int, into: np.ndarray) -> int:
         into[: len(got.value)] = np.frombuffer(got.value, np.uint8)
         return len(got.value)
     return 0
+
+
+def read_tail(root: Root, key: str, count: int) -> bytes:
+    """The last bytes of a file. **Raises:** `ValueError` if it has not so many."""
+    check_fork()
+    if root.local is None:
+        kv = _kv(root, "", None)
+        return _wait(root, kv.read(key, byte_range=slice(-count, None))).value
+    found = look(root, key)
+    if found is None or found.st_size < count:
+        raise ValueError(f"`{key}` is too short")
+    into = np.empty(count, np.uint8)
+    read_into(root, key, found.st_size - count, into)
+    return into.tobytes()
 
 
 def replace_file(
@@ -475,6 +492,9 @@ def write_file(
     root: Root, key: str, buffers: Iterable[Any], sync: bool = False
 ) -> None:
     """Writes a new file of `buffers`, which are drawn one by one."""
+    if root.archive is not None:
+        root.archive.write(key, buffers)
+        return
     if root.local is None:
         _wait(root, _kv(root, "", None).write(key, b"".join(buffers)))
         return
@@ -602,6 +622,34 @@ def is_directory(root: Root, key: str) -> bool:
     return bool(_list(root, key + "/"))
 
 
+def survey(root: Root, most: int) -> int | None:
+    """The bytes of all files below a local root; None: nobody can tell.
+
+    **Raises:** `ValueError` as `look` for anything but files and directories, and for
+    more than `most` of them.
+    """
+    if root.local is None:
+        return None
+    total = count = 0
+    above = [""]
+    while above:
+        key = above.pop()
+        with os.scandir(root.local / key) as entries:
+            for entry in entries:
+                count += 1
+                below = f"{key}{entry.name}"
+                if entry.is_dir(follow_symlinks=root.follow):
+                    above.append(below + "/")
+                elif entry.is_file(follow_symlinks=root.follow):
+                    total += entry.stat(follow_symlinks=root.follow).st_size
+                else:
+                    look(root, below)
+                    raise ValueError(f"`{below}` in it is not a file")
+                if count > most:
+                    raise ValueError(f"it has more than {most} files")
+    return total
+
+
 def delete_tree(root: Root, key: str) -> None:
     """Deletes the file or directory `key` below the root, never through a link."""
     if root.local is None:
@@ -642,10 +690,15 @@ def _maps(local: pathlib.Path) -> bool:
     return best[1] in _local_file_systems
 
 
+# Bytes that are read here and not by TensorStore.
+_counting = threading.Lock()
+_counts = {"read": 0}
+
+
 def bytes_read() -> int:
-    """The bytes that TensorStore has read from files in this process, by `pread` and by
-    memory maps."""
-    total = 0
+    """The bytes that have been read from files in this process, by `pread` and by
+    memory maps of TensorStore."""
+    total = _counts["read"]
     for metric in ts.experimental_collect_matching_metrics("/tensorstore/"):
         if metric["name"] in (
             "/tensorstore/kvstore/file/bytes_read",
@@ -735,22 +788,22 @@ class Place(NamedTuple):
 
 
 def open_arrays(
-    root: Root, database: str | None, files: Sequence[str], places: Sequence[Place]
+    root: Root, files: Sequence[str] | None, places: Sequence[Place]
 ) -> list[ts.TensorStore]:
     """Stored arrays, opened without a read.
 
-    `database` is the directory of the data files (`ocdbt`); None: the arrays lie in
-    directories of the root. TensorStore is not given the database that is in that
-    directory, as whoever wrote it may have written anything, but one in memory that is
-    made of `places`. So it parses nothing of a checkpoint: it reads bytes of files.
+    `files` are the keys of the data files; None: the arrays lie in directories of the
+    root. TensorStore is not given the database that may be beside the data files, as
+    whoever wrote it may have written anything, but one in memory that is made of
+    `places`. So it parses nothing of a checkpoint: it reads bytes of files.
     """
     check_fork()
     context = _mmap_context() if root.local and _maps(root.local) else _context()
-    if database is None:
+    if files is None:
         kvstores = [root.kvstore(place.key) for place in places]
     else:
         context = ts.Context({_nodes: {}}, parent=context)
-        base = _database_of(root.kvstore(database), files, places, context)
+        base = _database_of(root.kvstore(), files, places, context)
         kvstores = [{**base, "path": f"{number}/"} for number in range(len(places))]
     opened = []
     for kvstore, place in zip(kvstores, places):
@@ -767,6 +820,57 @@ def open_arrays(
             ts.open(spec, open=True, read=True, assume_metadata=True, context=context)
         )
     return [future.result() for future in opened]
+
+
+def open_specs(root: Root, specs: Sequence[Any]) -> list[ts.TensorStore]:
+    """Arrays of other formats, opened without a read: of specs that are made here, or
+    of what has been read before. `kvstore` in a spec is the key of a directory."""
+    check_fork()
+    context = _mmap_context() if root.local and _maps(root.local) else _context()
+    opened = [
+        ts.array(spec)
+        if isinstance(spec, np.ndarray)
+        else ts.open(
+            {**spec, "kvstore": _kvstore_of(root, **spec["kvstore"])},
+            open=True,
+            read=True,
+            assume_metadata=True,
+            context=context,
+        )
+        for spec in specs
+    ]
+    return [x if isinstance(x, ts.TensorStore) else x.result() for x in opened]
+
+
+def _kvstore_of(root: Root, key: str, is_ocdbt: bool) -> dict[str, Any]:
+    if not is_ocdbt:
+        return root.kvstore(key)
+    return {
+        "driver": "ocdbt",
+        "base": root.kvstore(),
+        "path": key + "/",
+        "cache_pool": "cache_pool#nodes",
+    }
+
+
+def read_keys(
+    root: Root, keys: Sequence[str], is_ocdbt: bool, limit: int
+) -> list[bytes | None]:
+    """Some small files, together; None where there is none, or it is longer.
+
+    `is_ocdbt`: from the database that TensorStore finds at the root.
+    """
+    check_fork()
+    if not is_ocdbt:
+        read = [read_file(root, key, limit + 1) for key in keys]
+        values = [None if value is None else value.data for value in read]
+    else:
+        spec = _kvstore_of(root, "", True)
+        kv = ts.KvStore.open({**spec, "path": ""}, context=_context()).result()
+        futures = [kv.read(key) for key in keys]
+        found = [future.result() for future in futures]
+        values = [got.value if got.state == "value" else None for got in found]
+    return [None if v is None or len(v) > limit else v for v in values]
 
 
 # The store in memory for the nodes of one database.
@@ -786,9 +890,11 @@ def _database_of(
     )
     columns = map(list, zip(*rows)) if rows else ([], [], [], [])
     entries = _ocdbt.Entries(*columns)
-    nodes, top = _ocdbt.tree(entries, [*files, "tree"], "tree", 0)
+    # Files may have any name, also those of the nodes.
+    names = [*(f"data/{file}" for file in files), "tree"]
+    nodes, top = _ocdbt.tree(entries, names, "tree", 0)
     own = {"manifest.ocdbt": _ocdbt.manifest(top, "tree"), "tree": nodes}
-    layers: list[dict[str, Any]] = [{"base": data, "prefix": ""}]
+    layers: list[dict[str, Any]] = [{"base": data, "prefix": "data/"}]
     memory = {"driver": "memory", "memory_key_value_store": _nodes}
     kv = ts.KvStore.open(memory, context=context).result()
     for name, value in own.items():
@@ -799,6 +905,27 @@ def _database_of(
         "base": {"driver": "kvstack", "layers": layers},
         "cache_pool": "cache_pool#nodes",
     }
+
+
+def split(root: Root) -> tuple[Root, str]:
+    """The directory of a file, and its key there. A link is one to the file."""
+    if root.local is None:
+        url, _, key = root.url.rpartition("/")
+        return root._replace(url=url), key
+    real = pathlib.Path(os.path.realpath(root.local))
+    return Root(str(real.parent), real.parent, root.follow), real.name
+
+
+def stamp(root: Root, key: str) -> str:
+    """What is another one after a file was replaced or written to; "" if it is gone."""
+    if root.local is not None:
+        try:
+            found = os.stat(root.local / key)
+        except OSError:
+            return ""
+        return f"{found.st_ino}-{found.st_size}-{found.st_mtime_ns}"
+    got = _wait(root, _kv(root, "", None).read(key, byte_range=slice(0, 1)))
+    return got.stamp.generation.hex() if got.state == "value" else ""
 
 
 def array_url(root: Root, database: str | None, key: str) -> str:
@@ -818,11 +945,40 @@ def aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     return buffer[start : start + size].view(dtype).reshape(shape)
 
 
+class Run(NamedTuple):
+    """An array whose elements follow each other in a file, from the byte `start` on."""
+
+    root: Root
+    key: str
+    start: int
+    shape: tuple[int, ...]
+
+
+class _RunRead(NamedTuple):
+    """A read of some bytes of a file, which is done when its result is asked for."""
+
+    root: Root
+    key: str
+    start: int
+    into: np.ndarray
+
+    def result(self) -> None:
+        data = self.into.reshape(-1).view(np.uint8)
+        if read_into(self.root, self.key, self.start, data) < data.nbytes:
+            raise ValueError(f"the end of `{self.key}` is missing")
+
+
 def start_read(
-    store: ts.TensorStore, into: np.ndarray, picks: tuple[slice | int, ...]
+    store: ts.TensorStore | Run, into: np.ndarray, picks: tuple[slice | int, ...]
 ) -> Any:
-    """Starts to read `store[picks]` into an array of its shape."""
-    return ts.array(into).write(view(store, picks))
+    """Starts to read `store[picks]` into an array of its shape. Of a run, `picks` are
+    of elements that follow each other."""
+    if not isinstance(store, Run):
+        return ts.array(into).write(view(store, picks))
+    first = 0
+    for pick, length in zip(picks, store.shape):
+        first = first * length + (pick if isinstance(pick, int) else pick.start or 0)
+    return _RunRead(store.root, store.key, store.start + first * into.itemsize, into)
 
 
 def view(store: ts.TensorStore, picks: tuple[slice | int, ...]) -> ts.TensorStore:

@@ -87,7 +87,8 @@ def verify(
     of them it stops.
 
     **Raises:** `FileNotFoundError` if there is no checkpoint; `RuntimeError` if it was
-    replaced or deleted meanwhile.
+    replaced or deleted meanwhile; `ValueError` for another format, as those have no
+    digests: a list without problems would say what nobody knows.
 
     !!! example
 
@@ -108,12 +109,16 @@ def verify(
         pinned, root = path._source, path._source.root
     else:
         pinned, root = None, _store.resolve(path)
+    if pinned and not pinned.has_digests:
+        raise _unverifiable(pinned)
     try:
         source = _checkpoint._open(root)
         records = list(source.index.records())
         source.index.places
     except ValueError as e:
         return [Problem(None, None, _store.INDEX, str(e))]
+    if not source.has_digests:
+        raise _unverifiable(source)
     if pinned and source.index.save != pinned.index.save:
         raise pinned.lost("")
     problems: list[Problem] = []
@@ -123,7 +128,8 @@ def verify(
         # What else there is can still be looked at.
         digests = None
         problems.append(Problem(None, None, _digests_key(source), str(e)))
-    problems += [*_files(source), *_zarr_json(source, records)]
+    if source.foreign is None:
+        problems += [*_files(source), *_zarr_json(source, records)]
     threads = _FAR_THREADS if root.local is None else _THREADS
     # A buffer for each thread, and as much again for what is padded in it.
     step = min(_STEP, max_bytes // (2 * threads))
@@ -134,6 +140,15 @@ def verify(
     if problems and not source.is_current():
         raise source.lost("")
     return problems
+
+
+def _unverifiable(source: Source) -> ValueError:
+    return ValueError(
+        f"The checkpoint at `{source.root}` cannot be verified: {source.index.layout} "
+        "has no digests, so that nothing says what bytes were saved. `open` has "
+        "checked that it is whole. What `ec.tree_serialise_leaves` saves can be "
+        "verified."
+    )
 
 
 # ---- Small files.
@@ -232,7 +247,7 @@ def _has_bytes(source: Source, record: Record) -> bool:
 
 def _plan(source: Source, records: list[Record]) -> Iterator[_Chunk]:
     """Every chunk there is, in the order of the files."""
-    if source.database is None:
+    if source.files is None:
         for record in records:
             grid = _grid(record)
             stop = grid.full if record.template.codec is None else None
@@ -247,11 +262,13 @@ def _plan(source: Source, records: list[Record]) -> Iterator[_Chunk]:
     ]
     runs.sort(key=operator.itemgetter(0, 1))
     for place, members in it.groupby(runs, key=operator.itemgetter(0)):
-        file, before = f"{source.database}/{source.index.files[place]}", 0
+        file, before = source.files[place], 0
         for _, start, record, numbers in members:
             for number in numbers:
                 stop = start + source.index.extent(record, number, number + 1)
-                yield _Chunk(record, number, file, min(before, start), start, stop)
+                # In a zip there are other files between those of the data.
+                at = start if source.foreign else min(before, start)
+                yield _Chunk(record, number, file, at, start, stop)
                 before = start = stop
 
 
@@ -291,8 +308,8 @@ def _data(
 
     problems: list[Problem] = []
     ends: dict[str, tuple[int | None, str | None]] = {}
-    if source.database is not None:
-        ends = {f"{source.database}/{name}": (0, None) for name in source.index.files}
+    if source.files is not None:
+        ends = dict.fromkeys(source.files, (0, None))
     pending: collections.deque[tuple[list[_Chunk], cf.Future[list[Problem]]]]
     pending = collections.deque()
 
@@ -317,10 +334,10 @@ def _data(
             finish()
     more = np.empty(1, np.uint8)
     for file, (end, leaf) in ends.items():
-        if end is None:
+        if end is None or source.foreign:
             continue
         try:
-            if _store.read_into(source.root, file, end, more):
+            if _store.read_into(source.directory, file, end, more):
                 what = "it has more bytes than it had"
                 problems.append(Problem(leaf, None, file, what))
         except (OSError, ValueError) as e:
@@ -335,7 +352,7 @@ def _check(
     """Reads the chunks of a job, and compares them with their digests."""
     for key, members in it.groupby(job, key=operator.attrgetter("file")):
         chunks = list(members)
-        file = _File(source.root, key, chunks[-1].stop or 0, buffer)
+        file = _File(source.directory, key, chunks[-1].stop or 0, buffer)
         for chunk in chunks:
             record, number, grid = chunk.record, chunk.number, chunk.grid
             try:
@@ -431,10 +448,7 @@ def _digest_decoded(source: Source, chunk: _Chunk) -> bytes:
     """The digests of the blocks of a compressed chunk, which is decoded whole."""
     region, t = chunk.grid.regions[chunk.number], chunk.record.template
     source.check(chunk.record, [chunk.number])
-    place = source.place(chunk.record, [chunk.number])
-    (array,) = _store.open_arrays(
-        source.root, source.database, source.index.files, [place]
-    )
+    (array,) = source.open([(chunk.record, [chunk.number])])
     into = np.empty([s.stop - s.start for s in region], _index.dtype_of(t.stored))
     _store.start_read(array, into, region).result()
     return b"".join(_layout.block_digests(_layout.as_bytes(into)))

@@ -78,8 +78,11 @@ def test_nothing_at_the_path(tmp_path):
         ec.tree_deserialise_leaves(tmp_path / "a", jnp.zeros(3))
     assert not (tmp_path / "a").exists()
     (tmp_path / "c.eqx").write_bytes(b"x")
-    with pytest.raises(FileNotFoundError, match="eqx.tree_deserialise_leaves"):
+    with pytest.raises(ValueError, match="Pass `like=`"):
         ec.open(tmp_path / "c.eqx")
+    (tmp_path / "d").write_bytes(b"x")
+    with pytest.raises(FileNotFoundError, match="is a file, and not a checkpoint"):
+        ec.open(tmp_path / "d")
 
 
 def test_the_tree_needs_no_classes(tmp_path, getkey):

@@ -64,10 +64,9 @@ def test_memory():
 
 def test_paths_that_are_none(tmp_path):
     # In a process without the type checks of the tests.
-    out = run_python(f"""
+    out = run_python("""
         import eqx_ckpt as ec
-        file = open({str(tmp_path / "f")!r}, "wb")
-        for bad in ("", "a\\0b", "nonsense://x", 3, b"x", file):
+        for bad in ("", "a\\0b", "nonsense://x", 3, b"x"):
             for use in (lambda p: ec.tree_serialise_leaves(p, 1.0), ec.open):
                 try:
                     use(bad)
@@ -78,7 +77,7 @@ def test_paths_that_are_none(tmp_path):
         *["ValueError '' is not a path."] * 2,
         *["ValueError 'a\\x00b' is not a path."] * 2,
         *["ValueError 'nonsense://x' is not a TensorStore URL:"] * 2,
-        *["TypeError A path must be a string or an `os.PathLi"] * 6,
+        *["TypeError A path must be a string or an `os.PathLi"] * 4,
     ]
 
 
@@ -110,7 +109,7 @@ def test_what_is_not_ours_is_refused_and_untouched(tmp_path, layout):
     )
     with pytest.raises(FileExistsError, match="not a checkpoint.*`notes.txt`"):
         save("dir")
-    with pytest.raises(FileExistsError, match="eqx.tree_deserialise_leaves"):
+    with pytest.raises(FileExistsError, match="ec.tree_deserialise_leaves"):
         save("model.eqx")
     with pytest.raises(FileExistsError, match="is a file"):
         save("file")

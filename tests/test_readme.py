@@ -11,6 +11,7 @@ import jax.random as jr
 import numpy as np
 import optax
 import pytest
+import safetensors.flax
 from helpers import BytesRead
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -73,6 +74,7 @@ def test_every_python_block_is_tested():
         "s3://",  # In test_stores.py.
         "ec.verify(",
         "ec.graft(",
+        "ec.export_safetensors(",
     )
     assert sorted(python) == sorted(_block(words) for words in here)
 
@@ -174,6 +176,18 @@ def test_many_devices(names):
     exec(_block("partition_rules"), names)
     weight = names["model"].layers[0].weight
     assert weight.sharding == NamedSharding(mesh, PartitionSpec("model"))
+
+
+def test_other_formats(names):
+    flat = {f"encoder.layer.{i}.weight": jnp.full(2, i) for i in range(4)}
+    safetensors.flax.save_file(flat, "model.safetensors")
+    exec(_block("ec.export_safetensors("), names)
+    arrays, named = names["model"], ec.leaf_names(names["model"])
+    flat = dict(zip(jax.tree.leaves(named), jax.tree.leaves(arrays)))
+    flat = {name: x for name, x in flat.items() if eqx.is_array(x)}
+    safetensors.flax.save_file(flat, "theirs.safetensors")
+    ours = pathlib.Path("out.safetensors").read_bytes()
+    assert ours == pathlib.Path("theirs.safetensors").read_bytes()
 
 
 class Classifier(eqx.Module):

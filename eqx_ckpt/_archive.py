@@ -1,0 +1,94 @@
+"""A checkpoint as one file: a zip of the files of its directory, not compressed.
+
+Every file in it starts at a multiple of 64, as the leaves do in theirs, so that what is
+read in place is aligned.
+"""
+
+import contextlib
+import os
+import secrets
+import threading
+import zipfile
+from collections.abc import Iterable
+from typing import Any, Protocol, runtime_checkable
+
+from . import _store
+from ._store import Root
+
+
+SUFFIX = ".zip"
+_ALIGN = 64
+# Of the header of a file: what is fixed, and what makes it one of any size.
+_HEADER, _LARGE = 30, 20
+# Bytes that mean nothing, as Android's zipalign marks them.
+_PADDING = 0xD935
+_DATE = (1980, 1, 1, 0, 0, 0)
+
+
+@runtime_checkable
+class Writable(Protocol):
+    """A file that is open for writing in binary."""
+
+    def write(self, data: Any, /) -> Any: ...
+
+
+@runtime_checkable
+class Readable(Protocol):
+    """A file that is open for reading in binary."""
+
+    def read(self, size: int = ..., /) -> bytes: ...
+
+
+def is_file(path: Any) -> bool:
+    """Whether a path is an open file."""
+    return callable(getattr(path, "read", getattr(path, "write", None)))
+
+
+def is_archive(root: Any) -> bool:
+    """Whether a checkpoint is saved as one file."""
+    return not isinstance(root, Root) or root.url.endswith(SUFFIX)
+
+
+def root_of(file: Any) -> Root:
+    """Where the bytes of an open file are read from: its path, as they are read when
+    they are asked for. What has none, as an `io.BytesIO`, is copied to memory."""
+    name = getattr(file, "name", None)
+    if isinstance(name, (str, bytes)):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(name)):
+                return _store.resolve(os.fsdecode(name))
+    key = secrets.token_hex(8)
+    root = _store.resolve(f"memory://eqx_ckpt.files/{key}")
+    _store.write_file(*_store.split(root), [file.read()])
+    return root
+
+
+class Archive:
+    """A zip that is being written, to anything that has a `write`."""
+
+    def __init__(self, file: Any):
+        self._zip = zipfile.ZipFile(file, "w", zipfile.ZIP_STORED)
+        self._lock = threading.Lock()
+
+    def write(self, key: str, buffers: Iterable[Any]) -> None:
+        """Adds a file. Threads that write at once wait for each other."""
+        with self._lock:
+            info = zipfile.ZipInfo(key, _DATE)
+            info.external_attr = 0o644 << 16
+            assert self._zip.fp is not None
+            start = self._zip.fp.tell() + _HEADER + len(key.encode()) + _LARGE + 4
+            count = -start % _ALIGN
+            info.extra = _PADDING.to_bytes(2, "little") + count.to_bytes(2, "little")
+            info.extra += bytes(count)
+            with self._zip.open(info, "w", force_zip64=True) as member:
+                for buffer in buffers:
+                    member.write(memoryview(buffer))
+
+    def __enter__(self) -> "Archive":
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        """Writes the list of the files. Without it none of them is there."""
+        if kind is not None:
+            self._zip.fp = None  # Else it is written when this is collected.
+        self._zip.close()

@@ -1,0 +1,146 @@
+"""`convert`: a checkpoint of any format as one of ours, or as `.safetensors`."""
+
+import os
+from typing import Any
+
+import numpy as np
+from jaxtyping import PyTree
+
+from . import (
+    _checkpoint,
+    _export,
+    _index,
+    _layout,
+    _lazy,
+    _leaf,
+    _others,
+    _pending,
+    _read,
+    _serialise,
+    _store,
+    _team,
+    _view,
+)
+from ._checkpoint import Checkpoint
+from ._index import Record, Template
+from ._layout import Chunks, Leaf
+from ._read import Source
+
+
+def convert(
+    source: str | os.PathLike[str] | Checkpoint,
+    target: str | os.PathLike[str],
+    *,
+    like: PyTree = None,
+    metadata: Any = None,
+    layout: str = "ocdbt",
+    chunks: Chunks = None,
+    compression: str | None = None,
+    overwrite: bool = True,
+    durable: bool = True,
+    max_bytes: int = 2**28,
+    progress: bool = False,
+) -> None:
+    """Writes a checkpoint of any format that [`open`][] reads as another one.
+
+    It needs no model, and holds no more of the checkpoint in memory than `max_bytes`,
+    but at least a few chunks. What has digests is verified as it is read.
+
+    **Arguments:**
+
+    - `source`: as in [`open`][], or an open [`Checkpoint`][].
+    - `target`: where to write: a file if it ends in `.safetensors`; else a checkpoint
+        as [`tree_serialise_leaves`][] saves, in one file if it ends in `.zip`.
+    - `like`: as in [`open`][], for a `.eqx` file.
+    - `metadata`: by default that of the source. For `.safetensors` a dict of strings.
+    - `layout`, `chunks`, `compression`, `overwrite`, `durable`: as in
+        [`tree_serialise_leaves`][]; by default chunks are as in the source, if it has
+        some.
+    - `max_bytes`, `progress`: as in [`tree_deserialise_leaves`][].
+
+    **Returns:** None.
+
+    **Raises:** before anything is written, `ValueError` or `TypeError` that names what
+    the target cannot hold; `FileExistsError` as the functions above; `RuntimeError` for
+    bytes of the source that are damaged.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> ec.export_safetensors("model.safetensors", {"layers": [jnp.ones(2)]})
+        >>> ec.convert("model.safetensors", "ckpt.zip")
+        >>> ec.open("ckpt.zip").tree.layers[0]
+        LazyArray(layers.0: f32[2])
+
+        ```
+    """
+    ckpt = _checkpoint.open(source, like=like)
+    metadata = ckpt.metadata if metadata is None else metadata
+    root = _store.resolve(target)
+    _pending.wait_for(root)
+    if root.url.endswith(".safetensors"):
+        _export.export_safetensors(
+            target,
+            ckpt,
+            # Nothing is left out unsaid.
+            lambda leaf: True,
+            metadata=metadata,
+            overwrite=overwrite,
+            durable=durable,
+            max_bytes=max_bytes,
+        )
+        return
+    _serialise.check_choices(root, layout, compression)
+    _index.check_metadata(metadata)
+    pinned = ckpt._source
+    index = pinned.index
+    # As many threads as there may be read a chunk each.
+    room = max(1, max_bytes // 8)
+    leaves: list[Leaf] = []
+    numbers: dict[Template, int] = {}
+    for record in index.records():
+        template = _template(pinned, record, layout, chunks, compression)
+        number = numbers.setdefault(template, len(numbers))
+        value = _value(pinned, record, room)
+        alias = index.aliases.get(record.place)
+        leaves.append(Leaf(record.name, value, template, number, alias))
+    if layout == "zarr":
+        _layout.check_case([leaf.name for leaf in leaves], root)
+    side = _others.orbax_files(leaves, [], layout)
+    if layout == "zarr":
+        side.update(_others.zarr_files(leaves))
+    plan = _serialise.Plan(
+        leaves, list(numbers), side, index.markers, index.statics, metadata, layout
+    )
+    team = _team.Team(0, 1)
+    _serialise.write(root, plan, overwrite, durable, max_bytes, progress, team)
+
+
+def _template(
+    source: Source,
+    record: Record,
+    layout: str,
+    chunks: Chunks,
+    compression: str | None,
+) -> Template:
+    t = record.template
+    if chunks is not None or source.is_run(record):
+        t = t._replace(chunk=_layout.chunk_shape(record.name, t, layout, chunks))
+    return t._replace(codec=_layout.codec_of(t, compression))
+
+
+def _value(source: Source, record: Record, room: int) -> Any:
+    """What a leaf is written from: itself if it is a value, else what reads it."""
+    if record.template.kind not in ("jax", "numpy", "key"):
+        return _lazy.fetch([_lazy.lazy_of(source, record)], True)[0]
+
+    def read(region: tuple[slice, ...]) -> np.ndarray:
+        out: list[np.ndarray] = []
+        view = _view.whole(record.template.shape).take(region)
+        request = _read.Request(record, (view,))
+        done = lambda number, result: out.append(result.arrays[0])
+        _read.read(source, [request], True, done, room)
+        return out[0]
+
+    return _leaf.Unread(read)

@@ -1,0 +1,263 @@
+"""`export_safetensors`: the arrays of a tree as one `.safetensors` file."""
+
+import functools as ft
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from . import (
+    _chunks,
+    _commit,
+    _filters,
+    _index,
+    _lazy,
+    _leaf,
+    _names,
+    _pairs,
+    _store,
+    _tree,
+    formats,
+)
+from ._checkpoint import Checkpoint, Node
+from ._filters import FilterSpec
+from ._lazy import LazyArray
+from ._pairs import Rename
+
+
+def _is_array(x: Any) -> bool:
+    if isinstance(x, LazyArray):
+        return x._target.kind in _index.ARRAY_KINDS
+    return isinstance(x, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))
+
+
+class _Tensor(NamedTuple):
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    value: Any
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * _index.dtype_of(self.dtype).itemsize
+
+
+def export_safetensors(
+    path: str | os.PathLike[str],
+    pytree: PyTree,
+    filter_spec: FilterSpec = _is_array,
+    *,
+    rename: Any = None,
+    metadata: Any = None,
+    overwrite: bool = True,
+    durable: bool = True,
+    max_bytes: int = 2**28,
+) -> None:
+    """Writes the arrays of a tree, or of a checkpoint, to one `.safetensors` file.
+
+    The file is there whole or not at all; one that was there is replaced at once. Lazy
+    leaves are read as they are written.
+
+    **Arguments:**
+
+    - `path`: the file to write, as in [`open`][].
+    - `pytree`: a tree; an open [`Checkpoint`][], or a node of its tree.
+    - `filter_spec`: which leaves to write, as in `eqx.filter`: by default the arrays.
+        Python's numbers are configuration, such as the `p` of a `Dropout`, and
+        `.safetensors` has only arrays.
+    - `rename`: what [`rename`][] returns, or takes: from the names in the tree to those
+        in the file. With `ec.rename(rules).inverse("model.safetensors")` what came out
+        of a file gets its names back. By default a leaf is called as in
+        [`leaf_names`][], without its percent signs.
+    - `metadata`: strings for the header, by default those that an open checkpoint
+        came with. Libraries for PyTorch want `{"format": "pt"}`.
+    - `overwrite`: whether a `.safetensors` file at `path` may be replaced. Anything
+        else that is there is never touched.
+    - `durable`: whether to return only once the file would survive a power cut.
+    - `max_bytes`: how much memory to use for lazy leaves that are read.
+
+    **Returns:** None.
+
+    **Raises:** before anything is written, `ValueError` or `TypeError` that names the
+    leaf which `.safetensors` cannot hold, or the two leaves of one name;
+    `FileExistsError`.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> rules = [(r"^blocks[.]", "encoder.layer.")]
+        >>> model = {"blocks": [{"w": jnp.ones(2)}]}
+        >>> ec.export_safetensors("model.safetensors", model, rename=rules)
+        >>> ec.open("model.safetensors")["encoder.layer.0.w"]
+        LazyArray(encoder.layer.0.w: f32[2])
+
+        ```
+    """
+    root = _store.resolve(path)
+    _store.check_writable(root)
+    found = formats.look(root)
+    if found is not None:
+        if not (overwrite and formats.is_safetensors(found)):
+            what = "a file" if overwrite else "something, and `overwrite=False`"
+            raise FileExistsError(
+                f"There is {what} at `{root}`"
+                + (" that is no `.safetensors` file. It is left as it is." * overwrite)
+            )
+    if metadata is None and isinstance(pytree, Checkpoint):
+        metadata = pytree.metadata
+    if metadata is not None and not formats.is_texts(metadata):
+        raise ValueError(
+            "`.safetensors` takes a dict of strings as metadata: pass `metadata=`, for "
+            f"instance one of JSON, instead of {metadata!r:.200}."
+        )
+    tensors = _tensors(pytree, filter_spec, rename)
+    buffers = _buffers(tensors, metadata, max_bytes)
+    _commit.publish_file(root, lambda file: file.writelines(buffers), durable)
+
+
+def _tensors(pytree: PyTree, filter_spec: FilterSpec, rename: Any) -> list[_Tensor]:
+    names, leaves = _named(pytree, filter_spec)
+    if not names:
+        raise ValueError("Nothing to write: `filter_spec` selects no leaf of the tree.")
+    new = None
+    if rename is not None:
+        how = rename if isinstance(rename, Rename) else _pairs.rename(rename)
+        new = _pairs.renamed_names(how, names)
+    dtypes = {ours: theirs for theirs, ours in formats.DTYPES.items()}
+    out: dict[str, tuple[str, _Tensor]] = {}
+    for number, (name, leaf) in enumerate(zip(names, leaves)):
+        dtype, shape = _describe(name, leaf)
+        if dtype not in dtypes:
+            raise TypeError(
+                f"The leaf `{name}` is of {dtype}, which `.safetensors` does not have. "
+                "`ec.export_safetensors` leaves it out with a `filter_spec`."
+            )
+        to = formats.flat_name(name if new is None else new[number])
+        if to in out:
+            raise ValueError(
+                f"The leaves `{out[to][0]}` and `{name}` both get the name `{to}`."
+            )
+        out[to] = name, _Tensor(to, dtype, shape, leaf)
+    # As the library of the format writes them: the widest first, so all are aligned.
+    order = {ours: -number for number, ours in enumerate(formats.DTYPES.values())}
+    key = lambda tensor: (order[tensor.dtype], tensor.name.encode())
+    return sorted((tensor for _, tensor in out.values()), key=key)
+
+
+def _named(pytree: PyTree, filter_spec: FilterSpec) -> tuple[list[str], list[Any]]:
+    if isinstance(pytree, Checkpoint):
+        pytree = pytree.tree
+    if isinstance(pytree, Node):
+        index = pytree._source.index
+        below = [n for n in index.names if _names.is_under(n, pytree._name)]
+        names = [_names.below(name, pytree._name) for name in below]
+        leaves: list[Any] = [
+            _lazy.lazy_of(pytree._source, index.record(index.places[n])) for n in below
+        ]
+        tree: Any = leaves
+    else:
+        flat = _tree.flatten(pytree, None)
+        names = [_names.name_of(path)[0] for path in flat.paths]
+        leaves, tree = flat.leaves, pytree
+    if filter_spec is _is_array:  # Other functions see a stand-in for a lazy leaf.
+        chosen = list(map(_is_array, leaves))
+    else:
+        chosen = _filters.selected(filter_spec, tree, leaves, None)
+    rows = [(n, x) for n, x, good in zip(names, leaves, chosen) if good]
+    return [name for name, _ in rows], [leaf for _, leaf in rows]
+
+
+def _describe(name: str, leaf: Any) -> tuple[str, tuple[int, ...]]:
+    if isinstance(leaf, LazyArray):
+        if leaf._target.kind in _index.ARRAY_KINDS:
+            return leaf.dtype.name, leaf.shape
+        return f"the kind {leaf._target.kind}", ()
+    try:
+        template = _leaf.describe(leaf)
+    except (ValueError, TypeError) as e:
+        raise type(e)(f"The leaf `{name}` cannot be written: {e}") from None
+    return template.dtype, template.shape
+
+
+def _header(tensors: Sequence[_Tensor], metadata: dict[str, str] | None) -> bytes:
+    value: dict[str, Any] = {} if metadata is None else {formats.METADATA: metadata}
+    dtypes = {ours: theirs for theirs, ours in formats.DTYPES.items()}
+    end = 0
+    for tensor in tensors:
+        if tensor.name == formats.METADATA:
+            raise ValueError(f"A leaf cannot have the name `{tensor.name}`.")
+        value[tensor.name] = {
+            "dtype": dtypes[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [end, end + tensor.nbytes],
+        }
+        end += tensor.nbytes
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+# Lazy leaves up to this many bytes are read together.
+_SMALL = 2**20
+# Larger ones are read in parts of this many.
+_PART = 16 * 2**20
+
+
+def _buffers(
+    tensors: Sequence[_Tensor], metadata: dict[str, str] | None, max_bytes: int
+) -> Iterator[Any]:
+    yield _header(tensors, metadata)
+    waiting: list[LazyArray] = []
+    size = 0
+
+    def flush() -> Iterator[Any]:
+        for array in _lazy.fetch(waiting, True, max_bytes):
+            yield _bytes(array)
+        waiting.clear()
+
+    for _, _, _, value in tensors:
+        if not isinstance(value, LazyArray):
+            yield from flush()
+            size = 0
+            yield from _of_array(value, max_bytes)
+            continue
+        lazy = _lazy.on_host(value)
+        nbytes = math.prod(lazy.shape) * lazy.dtype.itemsize
+        if nbytes > _SMALL or size + nbytes > max_bytes:
+            yield from flush()
+            size = 0
+        if nbytes <= _SMALL:
+            waiting.append(lazy)
+            size += nbytes
+            continue
+        for part in _slabs(lazy.shape, lazy.dtype.itemsize, min(_PART, max_bytes // 4)):
+            yield from map(_bytes, _lazy.fetch([lazy[part]], True, max_bytes))
+    yield from flush()
+
+
+def _of_array(value: Any, max_bytes: int) -> Iterator[Any]:
+    t = _leaf.describe(value)
+    room = max_bytes // (4 * _leaf.PREFETCH)
+    if t.nbytes <= room:
+        yield _bytes(_leaf.to_host(value, t))
+        return
+    regions = _slabs(t.shape, t.itemsize, room)
+    yield from map(_bytes, _leaf.to_host_by_regions(value, t, regions))
+
+
+def _slabs(
+    shape: tuple[int, ...], itemsize: int, target: int
+) -> Iterator[tuple[slice, ...]]:
+    """Regions whose elements follow each other, in order."""
+    chunk = _chunks.choose(shape, itemsize, max(1, target))
+    return map(ft.partial(_chunks.region, shape, chunk), _chunks.indices(shape, chunk))
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -1,0 +1,39 @@
+"""Other formats behind `open`. Each module here recognises one, and makes an index of
+what its files say, which is checked as strictly as our own: see SECURITY.md.
+"""
+
+from typing import Any
+
+from .. import _gc
+from .._read import Source
+from .._store import Root
+from . import _eqx, _msgpack, _orbax, _safetensors, _zip
+from ._found import flat_name as flat_name, look as look
+from ._safetensors import (
+    DTYPES as DTYPES,
+    is_safetensors as is_safetensors,
+    is_texts as is_texts,
+    METADATA as METADATA,
+)
+
+
+_FORMATS = (_zip, _safetensors, _eqx, _orbax, _msgpack)
+
+
+@_gc.paused()
+def find(root: Root, like: Any) -> Source | None:
+    """The checkpoint of another format that is at a path; None if there is none.
+
+    **Raises:** `ValueError` for one that is damaged, or cannot be read here.
+    """
+    found = look(root)
+    if found is None:
+        return None
+    for format in _FORMATS:
+        try:
+            source = format.read(found, like)
+        except ValueError as e:
+            raise ValueError(f"The checkpoint at `{root}` cannot be read: {e}.") from e
+        if source is not None:
+            return source
+    return None

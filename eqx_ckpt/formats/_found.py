@@ -1,0 +1,229 @@
+"""What is at a path; and an index made of what a reader has found in it."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from .. import _index, _names, _store
+from .._index import Index, Template
+from .._read import Foreign, Source
+from .._store import Root
+
+
+# So much of a file is enough to tell its format.
+_HEAD = 256
+# Of all names of a checkpoint. Each is an object here, and a node of its tree.
+_MAX_COMPONENTS = 2**21
+
+
+class Found(NamedTuple):
+    """A file, by its key in a directory and with its first bytes; or a directory
+    (`key` is None) and the names of what is in it."""
+
+    root: Root
+    directory: Root
+    key: str | None
+    head: bytes
+    names: frozenset[str]
+
+    def has_suffix(self, suffix: str) -> bool:
+        # The file that a link leads to may have any name.
+        return self.root.url.endswith(suffix)
+
+
+def look(root: Root) -> Found | None:
+    """What is at a path; None if there is nothing."""
+    directory, key = _store.split(root)
+    if key and (root.local is None or root.local.is_file()):
+        into = np.empty(_HEAD, np.uint8)
+        try:
+            size = _store.read_into(directory, key, 0, into)
+            head = into[:size].tobytes()
+            return Found(root, directory, key, head, frozenset())
+        except FileNotFoundError:
+            pass
+    names = _store.list_top(root)
+    return Found(root, root, None, b"", frozenset(names)) if names else None
+
+
+def read(directory: Root, key: str, start: int, stop: int) -> bytes:
+    """A range of the bytes of a file, which are known to be few.
+
+    **Raises:** `ValueError` if the file ends before.
+    """
+    into = np.empty(stop - start, np.uint8)
+    if _store.read_into(directory, key, start, into) < into.nbytes:
+        raise ValueError(f"the end of `{key}` is missing")
+    return into.tobytes()
+
+
+class Leaf(NamedTuple):
+    """A leaf that is one run of bytes of the file of this number."""
+
+    name: str
+    template: Template
+    file: int
+    offset: int
+
+
+def template(
+    kind: str, dtype: str, shape: Sequence[int], keys: str, weak: bool = False
+) -> Template:
+    """The template of an array that is one run of bytes.
+
+    **Raises:** `ValueError` if there is no such array.
+    """
+    stored = dtype if dtype in _index.STORED else "uint8"
+    chunk = tuple(max(1, n) for n in shape)
+    made = Template(keys, kind, dtype, tuple(shape), stored, chunk, weak)
+    _index.check_template(made)
+    return made
+
+
+def source(
+    found: Found,
+    format: str,
+    files: list[str],
+    leaves: Sequence[Leaf],
+    head: bytes,
+    metadata: Any = None,
+    markers: dict[int, str] | None = None,
+    specs: dict[int, Any] | None = None,
+) -> Source:
+    """A source of leaves that lie in files; `head` is what the files say of them. Those
+    whose places `specs` has do not lie there: see `Foreign`.
+
+    **Raises:** `ValueError` unless the files have these bytes, each for one leaf.
+    """
+    directory, specs = found.directory, specs or {}
+    runs = [leaf for place, leaf in enumerate(leaves) if place not in specs]
+    _check_places(directory, files, runs)
+
+    def stamp() -> str:
+        parts = [_store.stamp(directory, key) for key in files]
+        return xxhash.xxh3_64_hexdigest("/".join(parts).encode() + head)
+
+    numbers: dict[Template, int] = {}
+    stamped = stamp()
+    index = Index(
+        save=stamped,
+        layout=format,
+        metadata=metadata,
+        names=[leaf.name for leaf in leaves],
+        template=[numbers.setdefault(x.template, len(numbers)) for x in leaves],
+        templates=list(numbers),
+        files=files,
+        file=[leaf.file for leaf in leaves],
+        offset=[leaf.offset for leaf in leaves],
+        splits=[],
+        sizes={},
+        aliases={},
+        markers=markers or {},
+        statics=_index.Statics([], {}),
+        digests="",
+        others={},
+        writer={},
+    )
+    index.places  # Two leaves of one name are an error.
+    foreign = Foreign(directory, files, stamp, stamped, specs)
+    return Source(found.root, index, foreign)
+
+
+def kind_of(dtype: str) -> str:
+    """How an array comes back of which nobody says whose it was: as a jax.Array, and
+    numbers of 64 bits, which JAX narrows unless it is told not to, as NumPy's."""
+    return "numpy" if dtype in ("float64", "int64", "uint64", "complex128") else "jax"
+
+
+def _check_places(directory: Root, files: list[str], leaves: Sequence[Leaf]) -> None:
+    ends = [0] * len(files)
+    order = sorted(leaves, key=lambda leaf: (leaf.file, leaf.offset))
+    for leaf in order:
+        if leaf.offset < ends[leaf.file] and leaf.template.nbytes:
+            raise ValueError(f"the leaf `{leaf.name}` lies where another one does")
+        ends[leaf.file] = max(ends[leaf.file], leaf.offset + leaf.template.nbytes)
+    for key, end in zip(files, ends):
+        _store.check_range(directory, key, end)
+
+
+def names_of(flat: Iterable[str], separator: str = ".") -> list[tuple[str, str]]:
+    """Joined names as dotted names of ours, with the kinds of their keys.
+
+    **Raises:** `ValueError` for names that are too long or too many.
+    """
+    return names_of_paths([_split(name, separator) for name in flat], separator)
+
+
+def names_of_paths(
+    paths: list[list[str]], separator: str = "."
+) -> list[tuple[str, str]]:
+    """Paths of string keys as dotted names of ours, with the kinds of their keys.
+
+    A node whose children are 0, 1, 2, ... is a sequence. Where a path goes on after one
+    that is a leaf, as `weight.absmax` beside `weight`, the rest of it is one key.
+
+    **Raises:** `ValueError` for paths that are too many.
+    """
+    if sum(map(len, paths)) > _MAX_COMPONENTS:
+        raise ValueError("its names have more components than are read")
+    top, ends = _trie(paths)
+    if any(ends.values()):
+        paths = [_glued(path, separator, top, ends) for path in paths]
+        top, _ = _trie(paths)
+    known: dict[int, bool] = {}
+    out = []
+    for path in paths:
+        node, keys = top, ""
+        for component in path:
+            is_sequence = known.get(id(node))
+            if is_sequence is None:
+                is_sequence = all(str(i) in node for i in range(len(node)))
+                known[id(node)] = is_sequence
+            keys += "s" if is_sequence else "k"
+            node = node[component]
+        out.append((_names.join("", list(map(_names.quote, path))), keys))
+    return out
+
+
+def _split(name: str, separator: str) -> list[str]:
+    parts = name.split(separator, _names.MAX_DEPTH)
+    if len(parts) > _names.MAX_DEPTH:
+        raise ValueError(
+            f"the name {_names.shorten(name)} has more than {_names.MAX_DEPTH} parts"
+        )
+    if 3 * len(name) > _names.MAX_NAME:
+        raise ValueError(f"the name {_names.shorten(name)} is too long")
+    return parts
+
+
+def _trie(paths: list[list[str]]) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
+    """All paths as nested dicts; and those dicts that a path ends at, by their id."""
+    top: dict[str, Any] = {}
+    ends: dict[int, dict[str, Any]] = {}
+    for path in paths:
+        node = top
+        for component in path:
+            below = node.get(component)
+            if below is None:
+                below = node[component] = {}
+            node = below
+        ends[id(node)] = node
+    return top, ends
+
+
+def _glued(
+    path: list[str], separator: str, top: dict[str, Any], ends: dict[int, Any]
+) -> list[str]:
+    node = top
+    for count, component in enumerate(path, 1):
+        node = node[component]
+        if id(node) in ends:
+            return [*path[: count - 1], separator.join(path[count - 1 :])]
+    return path
+
+
+def flat_name(name: str, separator: str = ".") -> str:
+    """The inverse of `names_of`."""
+    return separator.join(map(_names.unquote, name.split(".")))

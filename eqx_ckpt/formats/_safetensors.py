@@ -1,0 +1,207 @@
+"""`.safetensors`: one file, or several with an index in JSON, as on Hugging Face.
+
+A file is the length of its header (8 bytes), the header in JSON, and the tensors.
+"""
+
+import math
+import re
+from typing import Any, NamedTuple, TypeGuard
+
+from .. import _index, _store
+from .._read import Source
+from .._store import Root
+from . import _found
+from ._found import Found, Leaf
+
+
+DTYPES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "I16": "int16",
+    "U16": "uint16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I32": "int32",
+    "U32": "uint32",
+    "F32": "float32",
+    "C64": "complex64",
+    "F64": "float64",
+    "I64": "int64",
+    "U64": "uint64",
+}
+METADATA = "__metadata__"
+_SUFFIX, _INDEX = ".safetensors", ".safetensors.index.json"
+# Headers are read whole. That of the largest model there is has some MiB.
+_MAX_HEADER = _index.MAX_INDEX
+_MAX_HEADERS = 4 * _MAX_HEADER
+# A file beside the index: never a path.
+_file = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}\.safetensors")
+
+
+class Header(NamedTuple):
+    tensors: dict[str, tuple[str, list[int], int]]  # dtype, shape, offset in the file
+    metadata: dict[str, str] | None
+    data: bytes
+
+
+def read(found: Found, like: Any) -> Source | None:
+    """The source of a file, of an index, or of a directory with one of them in it."""
+    directory, key = found.directory, found.key
+    if key is None:
+        key = _choose(found.names)
+        if key is None:
+            return None
+        if key.endswith(_INDEX):
+            return _sharded(found, key)
+    elif found.has_suffix(_INDEX):
+        return _sharded(found, key)
+    elif not (is_safetensors(found) or found.has_suffix(_SUFFIX)):
+        return None
+    header = read_header(directory, key)
+    return _source(found, [key], [header], header.metadata)
+
+
+def _choose(names: frozenset[str]) -> str | None:
+    """The one file of a directory that says what is in it."""
+    for suffix in (_INDEX, _SUFFIX):
+        some = sorted(name for name in names if name.endswith(suffix))
+        if f"model{suffix}" in some:
+            return f"model{suffix}"
+        if len(some) > 1:
+            raise ValueError(
+                f"there are {len(some)} files in it that end in `{suffix}`, such as "
+                f"`{some[0]}`: give the path of one of them"
+            )
+        if some:
+            return some[0]
+    return None
+
+
+def is_safetensors(found: Found) -> bool:
+    """Whether a file begins as one of these."""
+    head = found.head
+    return head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**32
+
+
+def read_header(directory: Root, key: str, most: int = _MAX_HEADER) -> Header:
+    """**Raises:** `ValueError` unless the header accounts for all bytes of the file."""
+    size = int.from_bytes(_found.read(directory, key, 0, 8), "little")
+    if size > most:
+        raise ValueError(
+            f"the header of `{key}` would have {size} bytes, and at most {most} are "
+            "read: it is damaged, or no `.safetensors` file"
+        )
+    _store.check_range(directory, key, 8 + size)
+    data = _found.read(directory, key, 8, 8 + size)
+    value = _index.parse(data)
+    if type(value) is not dict:
+        raise ValueError(f"the header of `{key}` is not a JSON object")
+    metadata = value.pop(METADATA, None)
+    if metadata is not None and not is_texts(metadata):
+        raise ValueError(f"`{METADATA}` in `{key}` is not an object of strings")
+    tensors: dict[str, tuple[str, list[int], int]] = {}
+    spans = []
+    for name, entry in value.items():
+        dtype, shape, (start, stop) = _entry(name, entry)
+        tensors[name] = dtype, shape, 8 + size + start
+        spans.append((start, stop, name))
+    end = 0
+    for start, stop, name in sorted(spans):
+        if start != end:
+            raise ValueError(
+                f"the bytes of the tensor {name!r} do not begin where those before end"
+            )
+        end = stop
+    found = _store.check_range(directory, key, 8 + size + end)
+    if found is not None and found.st_size != 8 + size + end:
+        raise ValueError(f"`{key}` has more bytes than its header says")
+    return Header(tensors, metadata, data)
+
+
+def is_texts(value: Any) -> TypeGuard[dict[str, str]]:
+    return type(value) is dict and all(type(x) is str for x in value.values())
+
+
+def _entry(name: str, entry: Any) -> tuple[str, list[int], tuple[int, int]]:
+    if type(entry) is not dict or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"the tensor {name!r} is malformed")
+    dtype, shape, span = entry["dtype"], entry["shape"], entry["data_offsets"]
+    for numbers in (shape, span):
+        is_right = type(numbers) is list and set(map(type, numbers)) <= {int}
+        if not is_right or not 0 <= min(numbers, default=0) <= max(numbers, default=0):
+            raise ValueError(f"the tensor {name!r} has an impossible shape or place")
+    if type(dtype) is not str or dtype not in DTYPES:
+        raise ValueError(
+            f"the tensor {name!r} has the dtype {dtype!r}, which is not read here"
+        )
+    itemsize = _index.dtype_of(DTYPES[dtype]).itemsize
+    if len(span) != 2 or span[1] - span[0] != math.prod(shape) * itemsize:
+        raise ValueError(f"the tensor {name!r} is not of the size of its shape")
+    return DTYPES[dtype], shape, (span[0], span[1])
+
+
+def _sharded(found: Found, key: str) -> Source:
+    value = _store.read_file(found.directory, key, limit=_MAX_HEADER)
+    if value is None:
+        raise ValueError(f"`{key}` is missing")
+    index = _index.parse(value.data)
+    of = index.get("weight_map") if type(index) is dict else None
+    if not is_texts(of):
+        raise ValueError(f"`{key}` has no `weight_map` of names to files")
+    files = sorted(set(of.values()))
+    bad = [file for file in files if not _file.fullmatch(file)]
+    if bad:
+        raise ValueError(f"`{key}` names {bad[0]!r}, which is no file beside it")
+    headers: list[Header] = []
+    room = _MAX_HEADERS
+    for file in files:
+        headers.append(read_header(found.directory, file, min(room, _MAX_HEADER)))
+        room -= len(headers[-1].data)
+    held = {name: f for f, h in zip(files, headers) for name in h.tensors}
+    if held != of or len(held) != sum(len(h.tensors) for h in headers):
+        name = next(iter(held.items() ^ of.items()), ("?",))[0]
+        raise ValueError(
+            f"`{key}` and the files beside it do not agree on where {name!r} is"
+        )
+    metadata = headers[0].metadata if headers else None
+    if any(header.metadata != metadata for header in headers):
+        raise ValueError("its files differ in their metadata: open them one by one")
+    return _source(found, files, headers, metadata)
+
+
+_digits = re.compile(r"([0-9]+)")
+
+
+def _natural(name: str) -> list[str]:
+    """What sorts `layers.9` before `layers.10`."""
+    return [x.zfill(20) if x.isdigit() else x for x in _digits.split(name)]
+
+
+def _source(
+    found: Found,
+    files: list[str],
+    headers: list[Header],
+    metadata: dict[str, str] | None,
+) -> Source:
+    tensors = [
+        (name, number, tensor)
+        for number, header in enumerate(headers)
+        for name, tensor in header.tensors.items()
+    ]
+    tensors.sort(key=lambda row: _natural(row[0]))
+    named = _found.names_of(name for name, _, _ in tensors)
+    made: dict[Any, _index.Template] = {}
+    leaves = []
+    for (name, keys), (_, number, (dtype, shape, offset)) in zip(named, tensors):
+        what = dtype, tuple(shape), keys
+        if what not in made:
+            made[what] = _found.template(_found.kind_of(dtype), *what)
+        leaves.append(Leaf(name, made[what], number, offset))
+    head = b"".join(header.data for header in headers)
+    return _found.source(found, "safetensors", files, leaves, head, metadata)

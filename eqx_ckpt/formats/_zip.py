@@ -1,0 +1,162 @@
+"""A checkpoint of ours in one file: a zip of its directory, read in place.
+
+https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
+"""
+
+import dataclasses
+import functools as ft
+import struct
+from typing import Any, NamedTuple
+
+from .. import _index, _store
+from .._index import Index
+from .._read import Foreign, Source
+from .._store import Root
+from . import _found
+from ._found import Found
+
+
+_LOCAL, _END, _END64, _LOCATOR = b"PK\3\4", b"PK\5\6", b"PK\6\6", b"PK\6\7"
+_ENTRY = struct.Struct("<4s6H3I5H2I")
+_MAX_DIRECTORY = 32 * 2**20
+
+
+class _Member(NamedTuple):
+    offset: int  # of its header
+    size: int
+    is_plain: bool  # neither compressed nor encrypted
+
+
+def is_zip(found: Found) -> bool:
+    return found.head.startswith(_LOCAL)
+
+
+def read(found: Found, like: Any) -> Source | None:
+    """The source of a zip with one index of ours in it."""
+    key = found.key
+    if key is None or not is_zip(found):
+        return None
+    directory = found.directory
+    members, end = _members(directory, key)
+    above = [n for n in members if n == _store.INDEX or n.endswith("/" + _store.INDEX)]
+    if len(above) != 1:
+        raise ValueError(
+            f"it is a zip with {len(above) or 'no'} `{_store.INDEX}` in it"
+        )
+    prefix = above[0].removesuffix(_store.INDEX)
+    start, stop = _place(directory, key, members, above[0], end)
+    if stop - start > _index.MAX_INDEX:
+        raise ValueError("its index is too long")
+    index = _index.decode(_found.read(directory, key, start, stop))
+    if index.layout != "ocdbt":
+        raise ValueError(f"it holds the layout {index.layout!r}: unzip it")
+    base = f"{prefix}d/{index.save}/"
+    files = [_place(directory, key, members, base + name, end) for name in index.files]
+    digests = _place(directory, key, members, base + "digests", end)
+    if digests[1] - digests[0] != 16 * index.block_count:
+        raise ValueError("its file of digests is damaged")
+    _check(index, files, [(start, stop), digests])
+    shifted = dataclasses.replace(
+        index,
+        files=[key],
+        file=[0] * len(index.names),
+        offset=[files[f][0] + at for f, at in zip(index.file, index.offset)],
+        splits=[(x, c, 0, files[f][0] + at) for x, c, f, at in index.splits],
+        others={},
+    )
+
+    stamp = ft.partial(_store.stamp, directory, key)
+    foreign = Foreign(directory, [key], stamp, stamp(), {}, digests)
+    return Source(found.root, shifted, foreign)
+
+
+def _members(directory: Root, key: str) -> tuple[dict[str, _Member], int]:
+    """The files in a zip, and where the list of them begins, as what they are in ends
+    there."""
+    tail = _store.read_tail(directory, key, 98)
+    if tail[-22:-18] != _END or tail[-2:] != b"\0\0":
+        raise ValueError("it is a zip that is damaged, or is not whole")
+    disk, other, _, count, size, start, _ = struct.unpack("<4H2IH", tail[-18:])
+    if start == 0xFFFFFFFF or size == 0xFFFFFFFF or count == 0xFFFF:
+        if tail[-42:-38] != _LOCATOR or tail[:4] != _END64:
+            raise ValueError("it is a zip that is damaged")
+        count, size, start = struct.unpack("<3Q", tail[32:56])
+    if disk or other or size > _MAX_DIRECTORY or count * _ENTRY.size > size:
+        raise ValueError("it is a zip with an impossible list of files")
+    data = _found.read(directory, key, start, start + size)
+    members: dict[str, _Member] = {}
+    at = 0
+    for _ in range(count):
+        if at + _ENTRY.size > size:
+            raise ValueError("the list of files in the zip is damaged")
+        row = _ENTRY.unpack_from(data, at)
+        mark, flags, method, lengths = row[0], row[3], row[4], row[10:13]
+        name = data[at + _ENTRY.size :][: lengths[0]]
+        extra = data[at + _ENTRY.size + lengths[0] :][: lengths[1]]
+        if mark != b"PK\1\2":
+            raise ValueError("the list of files in the zip is damaged")
+        packed, full, offset = _large(extra, row[8], row[9], row[16])
+        text = name.decode("utf-8", "surrogateescape")
+        if text in members:
+            raise ValueError(f"the zip has the file {text!r:.60} twice")
+        is_plain = method == 0 and not flags & 1 and packed == full
+        members[text] = _Member(offset, full, is_plain)
+        at += _ENTRY.size + sum(lengths)
+    if at != size:
+        raise ValueError("the list of files in the zip is damaged")
+    return members, start
+
+
+def _large(extra: bytes, packed: int, full: int, offset: int) -> tuple[int, int, int]:
+    """The sizes and the offset of a file, which are elsewhere if they are large."""
+    values: list[int] = []
+    at = 0
+    while at + 4 <= len(extra):
+        number, size = struct.unpack_from("<2H", extra, at)
+        if number == 1:
+            body = extra[at + 4 : at + 4 + size]
+            values = [v for (v,) in struct.iter_unpack("<Q", body[: size // 8 * 8])]
+        at += 4 + size
+    rest = iter(values)
+    try:
+        full = next(rest) if full == 0xFFFFFFFF else full
+        packed = next(rest) if packed == 0xFFFFFFFF else packed
+        offset = next(rest) if offset == 0xFFFFFFFF else offset
+    except StopIteration:
+        raise ValueError("the list of files in the zip is damaged") from None
+    return packed, full, offset
+
+
+def _place(
+    directory: Root, key: str, members: dict[str, _Member], name: str, end: int
+) -> tuple[int, int]:
+    """Where the bytes of a file in the zip lie: from, to."""
+    member = members.get(name)
+    if member is None:
+        raise ValueError(f"`{name}` is missing in it")
+    if not member.is_plain:
+        raise ValueError(f"`{name}` in it is compressed or encrypted: unzip it")
+    offset = member.offset
+    if offset + 30 > end:
+        raise ValueError(f"`{name}` in it is damaged")
+    head = _found.read(directory, key, offset, offset + 30)
+    own, extra = struct.unpack("<2H", head[26:])
+    start = offset + 30 + own + extra
+    if head[:4] != _LOCAL or start + member.size > end:
+        raise ValueError(f"`{name}` in it is damaged")
+    return start, start + member.size
+
+
+def _check(
+    index: Index, files: list[tuple[int, int]], others: list[tuple[int, int]]
+) -> None:
+    """**Raises:** `ValueError` unless each file has bytes of its own, and in them all
+    that the index says."""
+    spans = sorted([*files, *others])
+    if any(a[1] > b[0] for a, b in zip(spans, spans[1:])):
+        raise ValueError("two files of the zip lie at one place")
+    for record in index.records():
+        for first, stop, file, offset in index.segments(record):
+            start, end = files[file]
+            if offset + index.extent(record, first, stop) > end - start:
+                raise ValueError(f"the bytes of `{record.name}` are not in it")

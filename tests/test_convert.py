@@ -1,0 +1,122 @@
+"""`convert`: from any format to one of ours, or to `.safetensors`."""
+
+import equinox as eqx
+import flax.serialization
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from attacks import everything, skeleton, tree as all_kinds
+from helpers import assert_alike, run_python
+
+import eqx_ckpt as ec
+
+
+def _like():
+    return {**skeleton(), "more": jnp.zeros((64, 32), jnp.bfloat16)}
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory):
+    path = tmp_path_factory.mktemp("convert") / "ckpt"
+    tree = {**all_kinds(), "more": jnp.ones((64, 32), jnp.bfloat16)}
+    chunks = lambda name, *_: (5, 7) if name == "more" else None
+    ec.tree_serialise_leaves(path, tree, everything, metadata={"a": 1}, chunks=chunks)
+    return path, tree
+
+
+@pytest.mark.parametrize(
+    ("target", "compression"), [("ocdbt", "zstd"), ("zarr", None), ("b.zip", None)]
+)
+def test_ours_to_ours(ours, tmp_path, target, compression):
+    path, tree = ours
+    layout = "zarr" if target == "zarr" else "ocdbt"
+    to = tmp_path / target
+    ec.convert(path, to, layout=layout, compression=compression, max_bytes=2**16)
+    assert ec.verify(to) == []
+    assert ec.open(to).metadata == {"a": 1}
+    # Also what only our own format has: kinds, shared arrays, static fields.
+    assert_alike(ec.tree_deserialise_leaves(to, _like(), everything), tree)
+    other = eqx.tree_at(lambda t: t["net"].bias, _like(), jnp.zeros(4))
+    with pytest.raises(RuntimeError, match="net.bias"):
+        ec.tree_deserialise_leaves(to, other, everything)
+    ec.convert(to, tmp_path / "back", chunks=1000)
+    assert ec.verify(tmp_path / "back") == []
+    back = ec.tree_deserialise_leaves(tmp_path / "back", _like(), everything)
+    assert_alike(back, tree)
+
+
+def _weights():
+    rng = np.random.default_rng(0)
+    out = {f"layers.{i}.w": rng.normal(size=(70, 30)).astype("f4") for i in range(12)}
+    return {**out, "big": rng.normal(size=(2000, 1000)).astype("f4")}
+
+
+def test_safetensors_there_and_back(tmp_path):
+    source, back = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    safetensors.numpy.save_file(_weights(), source, {"format": "pt"})
+    for name in ("dir", "file.zip"):
+        ec.convert(source, tmp_path / name)
+        assert ec.verify(tmp_path / name) == []
+        assert ec.open(tmp_path / name).tree.layers[3].w.shape == (70, 30)
+        ec.convert(tmp_path / name, back)
+        assert back.read_bytes() == source.read_bytes()
+
+
+def test_eqx_and_msgpack(tmp_path, getkey):
+    model = eqx.nn.MLP(2, 2, 300, 2, key=getkey())
+    eqx.tree_serialise_leaves(tmp_path / "m.eqx", [model, 3])
+    with pytest.raises(ValueError, match="Pass `like=`"):
+        ec.convert(tmp_path / "m.eqx", tmp_path / "a")
+    ec.convert(tmp_path / "m.eqx", tmp_path / "a", like=[model, 0])
+    got = ec.tree_deserialise_leaves(tmp_path / "a", [model, 0])
+    assert eqx.tree_equal(got, [model, 3])
+    tree = {"w": np.arange(6.0).reshape(2, 3), "step": 3, "text": "é", "b": b"\0"}
+    (tmp_path / "f").write_bytes(flax.serialization.to_bytes(tree))
+    ec.convert(tmp_path / "f", tmp_path / "b")
+    assert_alike(ec.materialise(ec.open(tmp_path / "b").tree), tree)
+
+
+def test_what_the_target_cannot_hold(ours, tmp_path):
+    to = tmp_path / "x.safetensors"
+    with pytest.raises(ValueError, match="a dict of strings"):
+        ec.convert(ours[0], to)
+    with pytest.raises(TypeError, match="which `.safetensors` does not have"):
+        ec.convert(ours[0], to, metadata={})
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(FileExistsError):
+        ec.convert(ours[0], tmp_path / "mine")
+
+
+def test_damage_is_not_converted(tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "a", {"w": np.ones(10**6)})
+    (data,) = (tmp_path / "a").glob("d/*/0")
+    data.write_bytes(bytes(data.stat().st_size))
+    for name in ("b", "b.zip"):
+        with pytest.raises(RuntimeError, match="w: its bytes are not those"):
+            ec.convert(tmp_path / "a", tmp_path / name)
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_memory_is_bounded(tmp_path):
+    safetensors.numpy.save_file(
+        {"w": np.ones((2**14, 2**12), np.float32)}, tmp_path / "a.safetensors"
+    )
+    peak = run_python(f"""
+        import resource, eqx_ckpt as ec
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        ec.convert("{tmp_path}/a.safetensors", "{tmp_path}/b", max_bytes=2**25,
+                   durable=False)
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    """)
+    assert int(peak) < 100 * 1024
+    assert float(ec.open(tmp_path / "b")["w"][-1].read().sum()) == 2**12
+
+
+def test_keys_and_devices(tmp_path):
+    tree = {"key": jax.random.split(jax.random.key(1), 3)}
+    ec.tree_serialise_leaves(tmp_path / "a", tree)
+    ec.convert(tmp_path / "a", tmp_path / "b")
+    assert_alike(ec.tree_deserialise_leaves(tmp_path / "b", tree), tree)

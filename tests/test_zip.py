@@ -1,0 +1,273 @@
+"""A checkpoint of one file: a zip that is not compressed, read in place."""
+
+import io
+import json
+import os
+import pathlib
+import pickle
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import textwrap
+import time
+import zipfile
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attacks import everything, skeleton, tree as _all_kinds
+from helpers import assert_alike, BytesRead
+
+import eqx_ckpt as ec
+
+
+def _tree():
+    big = np.random.default_rng(0).normal(size=(2100, 1024)).astype(np.float32)
+    return {**_all_kinds(), "big": big, "more": [jnp.full(3, i) for i in range(40)]}
+
+
+def _like():
+    return {**skeleton(), "big": _tree()["big"] * 0, "more": _tree()["more"]}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("zip") / "ckpt.zip"
+    ec.tree_serialise_leaves(path, _tree(), everything, metadata={"width": 4})
+    return path
+
+
+def test_a_tree_comes_back(file):
+    ckpt = ec.open(file)
+    assert ckpt.metadata == {"width": 4}
+    assert_alike(ec.tree_deserialise_leaves(file, _like(), everything), _tree())
+    assert ec.verify(file) == [] == ec.verify(ckpt)
+    assert os.listdir(file.parent) == ["ckpt.zip"]
+    assert pickle.loads(pickle.dumps(ckpt)).save_id == ckpt.save_id
+    saved = _tree()["big"]
+    assert np.array_equal(ckpt["big"].store[5].read().result(), saved[5])
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_many_chunks_and_files(tmp_path, compression):
+    path = tmp_path / "a.zip"
+    tree = {"w": np.arange(2**18, dtype=np.float32).reshape(512, 512)}
+    chunks = lambda *_: (100, 512)
+    ec.tree_serialise_leaves(path, tree, chunks=chunks, compression=compression)
+    assert np.array_equal(ec.open(path)["w"].read(), tree["w"])
+    assert np.array_equal(
+        ec.open(path)["w"][150:350:7, 3].read(), tree["w"][150:350:7, 3]
+    )
+    assert ec.verify(path) == []
+
+
+def test_is_read_in_place(file):
+    with BytesRead() as read:
+        ec.open(file)["big"][:4].read(verify=False)
+    assert read.total < 100_000 < _tree()["big"].nbytes
+    with zipfile.ZipFile(file) as archive, open(file, "rb") as f:
+        assert archive.testzip() is None
+        for info in archive.infolist():
+            f.seek(info.header_offset + 26)
+            name, extra = struct.unpack("<2H", f.read(4))
+            assert (info.header_offset + 30 + name + extra) % 64 == 0
+            assert info.compress_type == zipfile.ZIP_STORED
+
+
+def test_unzipped_it_is_the_same_checkpoint(file, tmp_path):
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(tmp_path / "a")
+    assert ec.verify(tmp_path / "a") == []
+    assert_alike(
+        ec.tree_deserialise_leaves(tmp_path / "a", _like(), everything), _tree()
+    )
+
+
+def test_a_directory_that_was_zipped(tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "a" / "ckpt", {"w": np.ones(3)})
+    shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path / "a")
+    with pytest.raises(ValueError, match="compressed or encrypted: unzip it"):
+        ec.open(tmp_path / "packed.zip")
+    with zipfile.ZipFile(tmp_path / "stored.zip", "w") as archive:
+        for p in (tmp_path / "a").rglob("*"):
+            archive.write(p, p.relative_to(tmp_path / "a"))
+    assert ec.open(tmp_path / "stored.zip")["w"].read().tolist() == [1, 1, 1]
+    assert ec.verify(tmp_path / "stored.zip") == []
+
+
+def test_open_files(tmp_path):
+    # As in Equinox's own tests.
+    tree = _tree()
+    with open(tmp_path / "x.eqx", "wb") as f:
+        ec.tree_serialise_leaves(f, tree, everything)
+    with open(tmp_path / "x.eqx", "rb") as f:
+        assert_alike(ec.tree_deserialise_leaves(f, _like(), everything), tree)
+    buffer = io.BytesIO()
+    ec.tree_serialise_leaves(buffer, {"w": jnp.ones(3)})
+    buffer.seek(0)
+    assert ec.open(buffer)["w"].read().tolist() == [1, 1, 1]
+    with open(tmp_path / "old.eqx", "wb") as f:
+        eqx.tree_serialise_leaves(f, [jnp.ones(2), 3])
+    with open(tmp_path / "old.eqx", "rb") as f:
+        assert ec.tree_deserialise_leaves(f, [jnp.zeros(2), 0])[1] == 3
+
+
+def test_in_a_store():
+    ec.tree_serialise_leaves("memory://zips/a.zip", _tree(), everything)
+    got = ec.tree_deserialise_leaves("memory://zips/a.zip", _like(), everything)
+    assert_alike(got, _tree())
+    assert ec.verify("memory://zips/a.zip") == []
+
+
+def test_in_the_background(tmp_path):
+    ec.async_tree_serialise_leaves(tmp_path / "a.zip", {"w": jnp.ones(3)}).result()
+    assert ec.open(tmp_path / "a.zip")["w"].read().tolist() == [1, 1, 1]
+
+
+def test_what_is_there(tmp_path):
+    path = tmp_path / "a.zip"
+    ec.tree_serialise_leaves(path, {"w": 1})
+    old = ec.open(path)
+    ec.tree_serialise_leaves(path, {"w": 2})
+    assert ec.open(path)["w"].read() == 2
+    for verify in (True, False):
+        with pytest.raises(RuntimeError, match="was replaced"):
+            old["w"].read(verify=verify)
+    with pytest.raises(FileExistsError, match="overwrite=False"):
+        ec.tree_serialise_leaves(path, {"w": 3}, overwrite=False)
+    with pytest.raises(ValueError, match='has `layout="ocdbt"`'):
+        ec.tree_serialise_leaves(path, {"w": 3}, layout="zarr")
+    assert ec.open(path)["w"].read() == 2
+    with zipfile.ZipFile(tmp_path / "mine.zip", "w") as archive:
+        archive.writestr("notes.txt", "mine")
+    (tmp_path / "d.zip").mkdir()
+    (tmp_path / "d.zip" / "file").write_text("mine")
+    ec.export_safetensors(tmp_path / "s.zip", {"w": jnp.ones(2)})
+    for name in ("mine.zip", "d.zip", "s.zip"):
+        with pytest.raises(FileExistsError, match="left as it is"):
+            ec.tree_serialise_leaves(tmp_path / name, {"w": 1})
+    with zipfile.ZipFile(tmp_path / "mine.zip") as archive:
+        assert archive.read("notes.txt") == b"mine"
+
+
+def test_killed_at_any_time_the_old_or_the_new_is_there(tmp_path):
+    path = tmp_path / "a.zip"
+    code = """
+        import sys, numpy as np, eqx_ckpt as ec
+        print("ready", flush=True)
+        for i in range(1, 10000):
+            tree = {"w": np.full(2**16, i)}
+            ec.tree_serialise_leaves(sys.argv[1], tree, durable=False)
+    """
+    ec.tree_serialise_leaves(path, {"w": np.zeros(2**16)})
+    for pause in (0.0, 0.007):
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code), path],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[1])},
+        )
+        assert process.stdout.readline() == b"ready\n"
+        time.sleep(0.05 + pause)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        assert ec.verify(path) == []
+        w = ec.open(path)["w"].read()
+        assert (w == w[0]).all()
+    ec.tree_serialise_leaves(path, {"w": 1})
+    assert os.listdir(tmp_path) == ["a.zip"]
+
+
+# ---- Files that mean harm, or are damaged.
+
+
+def test_damage_is_found(file, tmp_path):
+    data = bytearray(file.read_bytes())
+    big = data.find(_tree()["big"].tobytes()[:4096])
+    assert big > 0
+    data[big + 100] ^= 1
+    path = tmp_path / "a.zip"
+    path.write_bytes(data)
+    (problem,) = ec.verify(path)
+    assert problem.leaf == "big" and "not those that were saved" in problem.what
+    with pytest.raises(RuntimeError, match="big: its bytes are not those"):
+        ec.open(path)["big"].read()
+
+
+def test_every_cut_is_refused(file, tmp_path):
+    data = file.read_bytes()
+    path = tmp_path / "a.zip"
+    for count in (0, 1, 10, 30, 100, len(data) // 2, len(data) - 23, len(data) - 1):
+        path.write_bytes(data[:count])
+        with pytest.raises((ValueError, FileNotFoundError)):
+            ec.open(path)
+
+
+def _forged(file, path, alter):
+    """The same zip, with a list of files that says something else."""
+    data = file.read_bytes()
+    count, size, start = struct.unpack("<H2I", data[-12:-2])
+    rows = bytearray(data[start : start + size])
+    alter(rows)
+    path.write_bytes(data[:start] + bytes(rows) + data[start + size :])
+
+
+def _entries(rows):
+    at = 0
+    while at < len(rows):
+        name, extra, comment = struct.unpack_from("<3H", rows, at + 28)
+        yield at, bytes(rows[at + 46 : at + 46 + name]).decode()
+        at += 46 + name + extra + comment
+
+
+def _set(field, value, ends):
+    offset, format = {
+        "flags": (8, "<H"),
+        "method": (10, "<H"),
+        "packed": (20, "<I"),
+        "full": (24, "<I"),
+        "at": (42, "<I"),
+    }[field]
+
+    def alter(rows):
+        for at, name in _entries(rows):
+            if name.endswith(ends):
+                struct.pack_into(format, rows, at + offset, value)
+
+    return alter
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [
+        _set("method", 8, "/0"),
+        _set("flags", 1, "/0"),
+        _set("full", 2**31, "/0"),
+        _set("at", 2**31, "/0"),
+        _set("at", 0, "/digests"),
+        _set("at", 5, "eqx_ckpt.json"),
+        _set("full", 0xFFFFFFFF, "/0"),
+        lambda rows: (_set("full", 5, "/0")(rows), _set("packed", 5, "/0")(rows)),
+        lambda rows: rows.__setitem__(slice(0, 4), b"PK\1\3"),
+        lambda rows: rows.__setitem__(slice(28, 30), b"\xff\xff"),
+    ],
+)
+def test_lists_of_files_that_lie_are_refused(file, tmp_path, alter):
+    _forged(file, tmp_path / "a.zip", alter)
+    with pytest.raises((ValueError, RuntimeError)):
+        ec.open(tmp_path / "a.zip")
+
+
+def test_other_zips(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("data.txt", "x" * 100)
+    with pytest.raises(ValueError, match="no `eqx_ckpt.json`"):
+        ec.open(tmp_path / "a.zip")
+    with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive:
+        archive.writestr("a/eqx_ckpt.json", json.dumps({}))
+        archive.writestr("b/eqx_ckpt.json", json.dumps({}))
+    with pytest.raises(ValueError, match="with 2 `eqx_ckpt.json`"):
+        ec.open(tmp_path / "b.zip")
