@@ -230,8 +230,9 @@ class CheckpointManager:
     def _set_aside(self, step: int) -> None:
         """A save replaces what is damaged, but not what has no index that it knows."""
         path = self._at(step).local
-        is_there = path is not None and self._signature(step) is not None
-        if is_there and self._metrics(step) is None:
+        if path is None or self._signature(step) is None:
+            return
+        if self._metrics(step) is None:
             path.rename(path.with_name(f"{_ITEM}.damaged-{secrets.token_hex(4)}"))
 
     def wait(self) -> None:
@@ -392,7 +393,7 @@ class CheckpointManager:
         """Where the checkpoint of a step is, or will be."""
         return f"{self._root.url}/{_check_step(step)}/{_ITEM}"
 
-    def _best_of(self, known: dict[int, dict[str, Any] | None]) -> int | None:
+    def _best_of(self, known: Mapping[int, dict[str, Any] | None]) -> int | None:
         if self._best is None:
             return None
         metric, way = self._best

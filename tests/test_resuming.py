@@ -52,14 +52,13 @@ Manager.__exit__ = before(Manager.__exit__, "exit")
 TERM, USR1, KILL = signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL
 # A phase, and how the process ends.
 SHORT = [
-    ("import", "optax", TERM, -TERM),
     ("step", "3", TERM, 0),
     ("save", "4", KILL, -KILL),
     ("restore", "", USR1, 0),
     ("save", "2", TERM, 0),
-    ("exit", "", TERM, 0),
 ]
 LONG = [("step", str(n), number, 0) for n in (1, 9, 10, 11) for number in (TERM, USR1)]
+LONG += [("exit", "", TERM, 0), ("import", "optax", TERM, -TERM)]
 LONG += [("step", "25", KILL, -KILL), ("restore", "", KILL, -KILL)]
 LONG += [("save", str(n), KILL, -KILL) for n in range(1, 8)]
 LONG += [("save", str(n), TERM, 0) for n in range(1, 8)]
