@@ -347,7 +347,7 @@ def write_ocdbt(
     def buffers(runs: list[tuple[int, range]]) -> Iterator[Any]:
         end = 0
         for place, numbers in runs:
-            offset = -(-end // _ALIGN) * _ALIGN
+            offset = _start(end, numbers)
             if offset != end:
                 yield bytes(offset - end)
             t = leaves[place].template
@@ -419,13 +419,19 @@ def _pieces(
     out = []
     end = 0
     for place, numbers in runs:
-        offset = -(-end // _ALIGN) * _ALIGN
+        offset = _start(end, numbers)
         own = None
         if leaves[place].template.codec is not None:
             own = ends[place, numbers.start]
         out.append(_Piece(place, numbers, offset, own))
         end = offset + (own[-1] if own else len(numbers) * grids[place].full)
     return out
+
+
+def _start(end: int, numbers: range) -> int:
+    """Where a run starts that follows what ends at `end`. What has no bytes needs no
+    padding, which nothing might follow."""
+    return -(-end // _ALIGN) * _ALIGN if numbers else end
 
 
 def _by_chunk(piece: _Piece) -> tuple[int, int]:
