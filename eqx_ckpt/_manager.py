@@ -31,6 +31,7 @@ from . import (
     _team,
 )
 from ._pending import SaveHandle
+from ._remote import Store
 from ._store import Root
 from ._team import Team
 
@@ -41,7 +42,7 @@ _PINS = "eqx_ckpt.pins"
 _step_name = re.compile(r"0|[1-9][0-9]*")
 _save_options = set(
     inspect.signature(_async.async_tree_serialise_leaves).parameters
-) - {"path", "pytree", "metadata", "overwrite"}
+) - {"path", "pytree", "metadata", "overwrite", "reuse"}
 
 
 class CheckpointManager:
@@ -63,6 +64,9 @@ class CheckpointManager:
     - `signals`: signals that mean that the run has to stop, such as
         `[signal.SIGTERM]`; handlers that were there are called too. Only in the main
         thread.
+    - `reuse`: whether what has not changed since the step before, such as a frozen
+        base, is not written again, as of a save's `reuse`. It first is written once
+        more, apart from what changes.
     - `options`: of every save: `filter_spec`, `is_leaf`, `where`, `dtype`, `layout`,
         `chunks`, `compression`, `durable`, `max_bytes`, `progress` and `timeout`, as in
         [`async_tree_serialise_leaves`][].
@@ -98,11 +102,12 @@ class CheckpointManager:
         every: int | None = None,
         every_seconds: int | float | None = None,
         signals: Iterable[int] = (),
+        reuse: bool = True,
         **options: Any,
     ):
         found = _store.resolve(root)
         if found.local is not None:
-            found = _local(os.path.realpath(found.local))
+            found = _store.resolve(os.path.realpath(found.local))
         numbers = {"keep": keep, "keep_every": keep_every, "every": every}
         for name, number in numbers.items():
             if number is not None and number < 1:
@@ -120,13 +125,17 @@ class CheckpointManager:
                 "survive a power cut: leave `durable` as it is, or `keep` out."
             )
         self._root = found
+        self._store = root if isinstance(root, Store) else None
         self._keep, self._keep_every, self._best = keep, keep_every, best
         self._every, self._every_seconds = every, every_seconds
         self._options = options
+        self._is_reusing = reuse
         self._last = time.monotonic()
         # The save that goes on, and whether what follows it is done too.
         self._saving: tuple[SaveHandle, threading.Event] | None = None
         self._undeleted: list[str] = []
+        # The last step that was saved here, or restored: known to be whole.
+        self._good: int | None = None
         # Steps that could not be restored: saves may replace them.
         self._skipped: set[int] = set()
         self._known: dict[int, tuple[Any, dict[str, Any] | None]] = {}
@@ -187,12 +196,14 @@ class CheckpointManager:
         if not how:
             return False
         self.wait()
+        good = self._good
         numbers = {name: _number(name, x) for name, x in (metrics or {}).items()}
         handle = _async.async_tree_serialise_leaves(
             self.path(step),
             tree,
             metadata={**given, "step": step, "metrics": numbers},
             overwrite=how == b"replace",
+            reuse=None if good is None or not self._is_reusing else self.path(good),
             **self._options,
         )
         self._last = time.monotonic()
@@ -309,6 +320,7 @@ class CheckpointManager:
             why = self._agree(team.round("loaded"), error, why)
             if not why:
                 self._skipped.update(skipped)
+                self._good = step
                 if skipped and team.rank == 0:
                     warnings.warn(
                         f"Restored step {step} of `{self._root}`, as newer ones cannot "
@@ -389,9 +401,12 @@ class CheckpointManager:
             raise ValueError('Pass `best=(metric, "min")` or "max" to the manager.')
         return self._best_of({step: self._metrics(step) for step in self.steps()})
 
-    def path(self, step: int) -> str:
+    def path(self, step: int) -> str | Store:
         """Where the checkpoint of a step is, or will be."""
-        return f"{self._root.url}/{_check_step(step)}/{_ITEM}"
+        key = f"{_check_step(step)}/{_ITEM}"
+        if self._store is not None:
+            return self._store / key
+        return f"{self._root.url}/{key}"
 
     def _best_of(self, known: Mapping[int, dict[str, Any] | None]) -> int | None:
         if self._best is None:
@@ -407,9 +422,7 @@ class CheckpointManager:
         return max(ranked)[1] if ranked else None
 
     def _at(self, step: int) -> Root:
-        if self._root.local is None:
-            return self._root._replace(url=self.path(step))
-        return _local(self.path(step))
+        return _commit.below(self._root, f"{step}/{_ITEM}")
 
     def _directories(self) -> list[int]:
         tops = _store.list_top(self._root) or {}
@@ -420,7 +433,7 @@ class CheckpointManager:
         root = self._at(step)
         try:
             if root.local is None:
-                return _delete.exists(root.url) or None
+                return _delete.exists(self.path(step)) or None
             found = _store.look(root, _store.INDEX)
         except ValueError:
             return None
@@ -484,9 +497,7 @@ class CheckpointManager:
         self._remove(step)
 
     def _pins(self) -> set[int]:
-        url = f"{self._root.url}/{_PINS}"
-        root = _local(url) if self._root.local else self._root._replace(url=url)
-        names = _store.list_top(root) or {}
+        names = _store.list_top(_commit.below(self._root, _PINS)) or {}
         return {int(name) for name in names if _step_name.fullmatch(name)}
 
     def _is_linked(self, step: int) -> bool:
@@ -510,6 +521,7 @@ class CheckpointManager:
         try:
             if handle._saved.exception() is None:
                 self._skipped.discard(step)
+                self._good = step
                 if rank == 0:
                     self._retain(step)
         except Exception as e:
@@ -586,12 +598,6 @@ class CheckpointManager:
             return b""
 
         self._team(f"{what} of `{self._root}`").confer(lambda: b"", answer)
-
-
-def _local(path: str) -> Root:
-    root = _store.resolve(path)
-    assert root.local is not None
-    return root
 
 
 def _check_step(step: Any) -> int:

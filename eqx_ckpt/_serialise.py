@@ -20,6 +20,7 @@ from . import (
     _others,
     _pending,
     _progress,
+    _reuse,
     _select,
     _store,
     _team,
@@ -51,6 +52,7 @@ def tree_serialise_leaves(
     max_bytes: int | None = None,
     progress: bool = False,
     timeout: int | float = 600,
+    reuse: str | os.PathLike[str] | None = None,
 ) -> None:
     """Saves the leaves of a pytree, each under the dotted name of its key path.
 
@@ -87,6 +89,12 @@ def tree_serialise_leaves(
     - `progress`: whether to show a progress bar. This needs `eqx_ckpt[progress]`.
     - `timeout`: where many processes save a tree together, how many seconds they wait
         for each other.
+    - `reuse`: the path of another checkpoint in the same local file system, such as of
+        the step before. Data files of it in which nothing has changed are not written
+        again, but get a second name (a hard link), in one process and with
+        `layout="ocdbt"`. Each of the two checkpoints is whole without the other; a file
+        that is damaged on disk is damaged in both. If this cannot be done all is
+        written.
 
     In a run of many processes (`jax.distributed`) all of them make the call, with the
     same `path`, in one place that they share. Each writes shards that it has, replicas
@@ -132,7 +140,7 @@ def tree_serialise_leaves(
             chunks,
             compression,
         )
-    write(root, planned, overwrite, durable, max_bytes, progress, team)
+    write(root, planned, overwrite, durable, max_bytes, progress, team, reuse)
 
 
 class Plan(NamedTuple):
@@ -207,6 +215,7 @@ def write(
     max_bytes: int | None,
     progress: bool,
     team: Team,
+    reuse: str | os.PathLike[str] | None = None,
 ) -> None:
     """Writes what was planned, and publishes it: process 0 of the team does that."""
     room = _MAX_BYTES if max_bytes is None else max_bytes
@@ -232,9 +241,11 @@ def write(
         work, base = _commit.joined(root, where)
         team = team.round("write")
         with team.heard():
-            save = _layout.Save(
-                plan.leaves, team.size, _layout.most_in_file(root, room), advance
-            )
+            kept = _layout.NOTHING
+            if reuse is not None and team.size == 1 and plan.layout == "ocdbt":
+                kept = _reuse.keep(reuse, plan.leaves, work, base, durable)
+            most = _layout.most_in_file(root, room)
+            save = _layout.Save(plan.leaves, team.size, most, advance, kept)
         ends: _layout.Ends = {}
 
         def write_own() -> bytes:
