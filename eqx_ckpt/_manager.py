@@ -1,14 +1,10 @@
 """`CheckpointManager`: the checkpoints of a run, which to keep, and when to stop."""
 
 import concurrent.futures as cf
-import contextlib
 import inspect
 import json
 import math
-import operator
 import os
-import re
-import secrets
 import signal
 import threading
 import time
@@ -21,28 +17,24 @@ from jaxtyping import PyTree
 from . import (
     _async,
     _checkpoint,
-    _clean,
-    _commit,
-    _delete,
     _deserialise,
     _index,
     _read,
-    _store,
+    _steps,
     _team,
 )
 from ._pending import SaveHandle
 from ._remote import Store
-from ._store import Root
+from ._steps import Steps
 from ._team import Team
 
 
-# Where Orbax's CheckpointManager has a step too.
-_ITEM = "default"
-_PINS = "eqx_ckpt.pins"
-_step_name = re.compile(r"0|[1-9][0-9]*")
 _save_options = set(
     inspect.signature(_async.async_tree_serialise_leaves).parameters
 ) - {"path", "pytree", "metadata", "overwrite", "reuse"}
+
+# Options with which a restore does not read, or not check, all of a step.
+_in_part = {"filter_spec", "where", "source", "unexpected", "verify"}
 
 
 class CheckpointManager:
@@ -105,9 +97,7 @@ class CheckpointManager:
         reuse: bool = True,
         **options: Any,
     ):
-        found = _store.resolve(root)
-        if found.local is not None:
-            found = _store.resolve(os.path.realpath(found.local))
+        steps = Steps(root)
         numbers = {"keep": keep, "keep_every": keep_every, "every": every}
         for name, number in numbers.items():
             if number is not None and number < 1:
@@ -124,8 +114,7 @@ class CheckpointManager:
                 "`keep` deletes older steps, which is safe only once the new one would "
                 "survive a power cut: leave `durable` as it is, or `keep` out."
             )
-        self._root = found
-        self._store = root if isinstance(root, Store) else None
+        self._steps = steps
         self._keep, self._keep_every, self._best = keep, keep_every, best
         self._every, self._every_seconds = every, every_seconds
         self._options = options
@@ -138,7 +127,6 @@ class CheckpointManager:
         self._good: int | None = None
         # Steps that could not be restored: saves may replace them.
         self._skipped: set[int] = set()
-        self._known: dict[int, tuple[Any, dict[str, Any] | None]] = {}
         self._is_told = self._is_stopping = False
         self._heard = ""
         self._handlers: dict[int, Any] = {}
@@ -146,7 +134,7 @@ class CheckpointManager:
             self._handlers[number] = signal.signal(number, self._on_signal)
 
     def __repr__(self) -> str:
-        return f"CheckpointManager({self._root.url!r})"
+        return f"CheckpointManager({self._steps.root.url!r})"
 
     # ---- Saving.
 
@@ -181,7 +169,7 @@ class CheckpointManager:
         **Raises:** `FileExistsError` if the step exists, without `force`; and what
         `async_tree_serialise_leaves` raises.
         """
-        step = _check_step(step)
+        step = _steps.check(step)
         if not force and not self._may_be_due(step):
             return False
         given = dict(metadata or {})
@@ -189,7 +177,7 @@ class CheckpointManager:
             raise ValueError(
                 f"`metadata` has the key `{taken[0]}`, which the manager sets itself."
             )
-        team = self._team(f"Saving step {step} to `{self._root}`")
+        team = self._team(f"Saving step {step} to `{self._steps.root}`")
         how = team.confer(
             lambda: str(step).encode(), lambda steps: self._decide(step, steps, force)
         )
@@ -230,21 +218,13 @@ class CheckpointManager:
                 return b""
         self.wait()
         if step in self._skipped:
-            self._set_aside(step)
-        elif not force and self._signature(step) is not None:
+            self._steps.set_aside(step)
+        elif not force and self._steps.signature(step) is not None:
             raise FileExistsError(
                 f"Step {step} exists already, at `{self.path(step)}`. Delete it, or "
                 "replace it with `force=True`."
             )
         return b"replace" if force or step in self._skipped else b"new"
-
-    def _set_aside(self, step: int) -> None:
-        """A save replaces what is damaged, but not what has no index that it knows."""
-        path = self._at(step).local
-        if path is None or self._signature(step) is None:
-            return
-        if self._metrics(step) is None:
-            path.rename(path.with_name(f"{_ITEM}.damaged-{secrets.token_hex(4)}"))
 
     def wait(self) -> None:
         """Waits until the save that goes on is done, and older steps are deleted.
@@ -301,12 +281,12 @@ class CheckpointManager:
         """
         self.wait()
         if step is not None:
-            step = _check_step(step)
+            step = _steps.check(step)
             load = _deserialise.tree_deserialise_leaves
             return load(self.path(step), like, **options), step
         skipped: dict[int, str] = {}
         while True:
-            team = self._team(f"Restoring from `{self._root}`")
+            team = self._team(f"Restoring from `{self._steps.root}`")
             word = team.confer(lambda: b"", lambda _: self._newest(skipped))
             # What process 0 has skipped, the others have to know.
             step, skipped = _decoded(word)
@@ -320,17 +300,20 @@ class CheckpointManager:
             why = self._agree(team.round("loaded"), error, why)
             if not why:
                 self._skipped.update(skipped)
-                self._good = step
+                if not _in_part & options.keys():
+                    self._good = step
                 if skipped and team.rank == 0:
                     warnings.warn(
-                        f"Restored step {step} of `{self._root}`, as newer ones cannot "
-                        f"be:{_reasons(skipped)}",
+                        f"Restored step {step} of `{self._steps.root}`, as newer ones "
+                        f"cannot be:{_reasons(skipped)}",
                         stacklevel=2,
                     )
                 return tree, step
             skipped[step] = why
         text = _reasons(skipped) if skipped else " there is none."
-        raise FileNotFoundError(f"There is no step to restore in `{self._root}`:{text}")
+        raise FileNotFoundError(
+            f"There is no step to restore in `{self._steps.root}`:{text}"
+        )
 
     def _load(self, step: int, like: PyTree, options: dict[str, Any]) -> PyTree:
         try:
@@ -368,45 +351,36 @@ class CheckpointManager:
     def _newest(self, skipped: dict[int, str]) -> bytes:
         """The newest complete step that was not skipped, and all that are."""
         found = dict(skipped)
-        for step in sorted(self._directories(), reverse=True):
+        for step in sorted(self._steps.directories(), reverse=True):
             if step in skipped:
                 continue
-            if self._signature(step) is not None:
+            if self._steps.signature(step) is not None:
                 return json.dumps([step, list(found.items())]).encode()
-            if self._may_be_ours(step):
+            if self._steps.may_be_ours(step):
                 found[step] = "its save was not completed"
         return json.dumps([None, list(found.items())]).encode()
-
-    def _may_be_ours(self, step: int) -> bool:
-        root = self._at(step)
-        with contextlib.suppress(OSError):
-            if {"d", _store.INDEX} & (_store.list_top(root) or {}).keys():
-                return True
-        return root.local is not None and bool(_commit.beside(root.local))
 
     # ---- Which steps there are.
 
     def steps(self) -> list[int]:
         """The complete steps, in order."""
-        found = (s for s in self._directories() if self._signature(s) is not None)
-        return sorted(found)
+        return self._steps.complete()
 
     def latest(self) -> int | None:
         """The newest complete step, if there is one."""
-        return max(self.steps(), default=None)
+        return max(self._steps.complete(), default=None)
 
     def best(self) -> int | None:
         """The step with the best metric, as `best` said; None if none has it."""
         if self._best is None:
             raise ValueError('Pass `best=(metric, "min")` or "max" to the manager.')
-        return self._best_of({step: self._metrics(step) for step in self.steps()})
+        return self._best_of(
+            {step: self._steps.metrics(step) for step in self._steps.complete()}
+        )
 
     def path(self, step: int) -> str | Store:
         """Where the checkpoint of a step is, or will be."""
-        key = f"{_check_step(step)}/{_ITEM}"
-        if self._store is not None:
-            return self._store / key
-        return f"{self._root.url}/{key}"
+        return self._steps.path(step)
 
     def _best_of(self, known: Mapping[int, dict[str, Any] | None]) -> int | None:
         if self._best is None:
@@ -421,38 +395,6 @@ class CheckpointManager:
         ]
         return max(ranked)[1] if ranked else None
 
-    def _at(self, step: int) -> Root:
-        return _commit.below(self._root, f"{step}/{_ITEM}")
-
-    def _directories(self) -> list[int]:
-        tops = _store.list_top(self._root) or {}
-        return [int(name) for name in tops if _step_name.fullmatch(name)]
-
-    def _signature(self, step: int) -> Any:
-        """What tells one save of a step from another; None if it is not complete."""
-        root = self._at(step)
-        try:
-            if root.local is None:
-                return _delete.exists(self.path(step)) or None
-            found = _store.look(root, _store.INDEX)
-        except ValueError:
-            return None
-        return found and (found.st_ino, found.st_mtime_ns, found.st_size)
-
-    def _metrics(self, step: int) -> dict[str, Any] | None:
-        """The metrics of a step; None if it cannot be opened."""
-        signature = self._signature(step)
-        was, metrics = self._known.get(step, (None, None))
-        if signature is None or signature is True or signature != was:
-            try:
-                metadata = _checkpoint.open(self.path(step)).metadata
-                found = metadata.get("metrics") if isinstance(metadata, dict) else None
-                metrics = found if isinstance(found, dict) else {}
-            except (OSError, ValueError):
-                metrics = None
-            self._known[step] = signature, metrics
-        return metrics
-
     # ---- Which steps stay.
 
     def pin(self, step: int) -> None:
@@ -461,22 +403,11 @@ class CheckpointManager:
         **Raises:** `FileNotFoundError` if there is no such step.
         """
         self.wait()
-        self._first(f"Pinning step {step}", lambda: self._pin(_check_step(step)))
-
-    def _pin(self, step: int) -> None:
-        if self._signature(step) is None:
-            raise FileNotFoundError(f"There is no step {step} in `{self._root}`.")
-        _store.make_directories(self._root, [_PINS])
-        with contextlib.suppress(FileExistsError):
-            _store.write_file(self._root, f"{_PINS}/{step}", [b""], sync=True)
-        _store.sync_directories(self._root, [_PINS, ""])
+        self._first(f"Pinning step {step}", lambda: self._steps.pin(step))
 
     def unpin(self, step: int) -> None:
         """Undoes [`pin`][]."""
-        key = f"{_PINS}/{_check_step(step)}"
-        self._first(
-            f"Unpinning step {step}", lambda: _store.delete_tree(self._root, key)
-        )
+        self._first(f"Unpinning step {step}", lambda: self._steps.unpin(step))
 
     def delete(self, step: int) -> None:
         """Deletes a step, as [`delete`][].
@@ -484,35 +415,7 @@ class CheckpointManager:
         **Raises:** `ValueError` if it is pinned; and what `delete` raises.
         """
         self.wait()
-        self._first(f"Deleting step {step}", lambda: self._delete(_check_step(step)))
-
-    def _delete(self, step: int) -> None:
-        if step in self._pins():
-            raise ValueError(f"Step {step} is pinned. Call `unpin({step})` before.")
-        if self._is_linked(step):
-            raise ValueError(
-                f"`{self.path(step)}` leads through a symbolic link, and nothing is "
-                "deleted through one."
-            )
-        self._remove(step)
-
-    def _pins(self) -> set[int]:
-        names = _store.list_top(_commit.below(self._root, _PINS)) or {}
-        return {int(name) for name in names if _step_name.fullmatch(name)}
-
-    def _is_linked(self, step: int) -> bool:
-        local = self._at(step).local
-        return local is not None and (local.is_symlink() or local.parent.is_symlink())
-
-    def _remove(self, step: int) -> None:
-        root = self._at(step)
-        _commit.remove(root)
-        self._drop_empty(root)
-
-    def _drop_empty(self, root: Root) -> None:
-        if root.local is not None:
-            with contextlib.suppress(OSError):
-                root.local.parent.rmdir()
+        self._first(f"Deleting step {step}", lambda: self._steps.delete(step))
 
     def _follow_up(
         self, step: int, handle: SaveHandle, over: threading.Event, rank: int
@@ -530,36 +433,28 @@ class CheckpointManager:
             over.set()
 
     def _retain(self, new: int) -> None:
-        for step in self._directories():
-            if step < new and self._signature(step) is None:
-                self._clean(step)
+        for step in self._steps.directories():
+            if step < new and self._steps.signature(step) is None:
+                self._steps.clean(step)
         if self._keep is None:
             return
         known = {
             step: metrics
-            for step in self.steps()
+            for step in self._steps.complete()
             if step not in self._skipped
-            and (metrics := self._metrics(step)) is not None
+            and (metrics := self._steps.metrics(step)) is not None
         }
         # Who went back to an older step keeps what was just saved.
         stay = {new, *sorted(known)[-self._keep :], self._best_of(known)}
         if self._keep_every is not None:
             stay.update(step for step in known if step % self._keep_every == 0)
-        for step in sorted(known.keys() - stay - self._pins()):
-            if self._is_linked(step):
+        for step in sorted(known.keys() - stay - self._steps.pins()):
+            if self._steps.is_linked(step):
                 continue
             try:
-                self._remove(step)
+                self._steps.remove(step)
             except (OSError, ValueError) as e:
                 self._undeleted.append(f"step {step}: {e}")
-
-    def _clean(self, step: int) -> None:
-        """Deletes what a killed save of a step has left, and a killed deletion."""
-        root = self._at(step)
-        if root.local is not None and not self._is_linked(step):
-            with contextlib.suppress(FileNotFoundError):
-                _clean.clean(root.local.parent)
-            self._drop_empty(root)
 
     # ---- Stopping, and other processes.
 
@@ -597,14 +492,7 @@ class CheckpointManager:
             act()
             return b""
 
-        self._team(f"{what} of `{self._root}`").confer(lambda: b"", answer)
-
-
-def _check_step(step: Any) -> int:
-    number = operator.index(step)
-    if number < 0:
-        raise ValueError(f"A step must not be negative: {number}.")
-    return number
+        self._team(f"{what} of `{self._steps.root}`").confer(lambda: b"", answer)
 
 
 def _number(name: str, x: Any) -> int | float | str:
