@@ -5,6 +5,7 @@ from ._async import async_tree_serialise_leaves as async_tree_serialise_leaves
 from ._checkpoint import Checkpoint as Checkpoint, open as open
 from ._clean import clean as clean
 from ._convert import convert as convert
+from ._delete import delete as delete, exists as exists
 from ._deserialise import (
     materialise as materialise,
     tree_deserialise_leaves as tree_deserialise_leaves,
@@ -14,6 +15,7 @@ from ._graft import graft as graft
 from ._init import load_or_init as load_or_init, unloaded as unloaded
 from ._lazy import LazyArray as LazyArray
 from ._leaf import is_storable as is_storable
+from ._manager import CheckpointManager as CheckpointManager
 from ._nest import nest as nest
 from ._pairs import rename as rename
 from ._pending import SaveHandle as SaveHandle

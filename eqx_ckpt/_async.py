@@ -45,6 +45,7 @@ def async_tree_serialise_leaves(
     max_bytes: int | None = None,
     progress: bool = False,
     timeout: int | float = 600,
+    reuse: str | os.PathLike[str] | None = None,
 ) -> SaveHandle:
     """Saves the leaves of a pytree, as
     [`tree_serialise_leaves`][] does, but in the background.
@@ -77,6 +78,7 @@ def async_tree_serialise_leaves(
     - `layout`, `chunks`, `compression`, `overwrite`, `durable`, `progress`: as there.
     - `max_bytes`: as there, beyond the copies described above.
     - `timeout`: as there, of each process behind its calls.
+    - `reuse`: as there; it is looked at when the saves before this one are over.
 
     **Returns:** a [`SaveHandle`][].
 
@@ -128,7 +130,14 @@ def async_tree_serialise_leaves(
         try:
             with quietly, _switching_promptly():
                 _serialise.write(
-                    root, planned, overwrite, durable, max_bytes, progress, team
+                    root,
+                    planned,
+                    overwrite,
+                    durable,
+                    max_bytes,
+                    progress,
+                    team,
+                    reuse,
                 )
         finally:
             # The handle may live on.

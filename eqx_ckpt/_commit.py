@@ -480,6 +480,41 @@ def publish_file(root: Root, write: Callable[[BinaryIO], None], sync: bool) -> N
                 )
 
 
+def remove(root: Root) -> None:
+    """Deletes a checkpoint: at once where there are renames, else its index first.
+
+    **Raises:** `FileNotFoundError` if there is none, `ValueError` if something else is
+    in its directory, or its index cannot be read; then nothing is deleted.
+    """
+    if root.local is not None and not root.local.is_dir():
+        raise _nothing(root)
+    with _lock(root):
+        got = read_index(root)
+        if got is None:
+            raise _nothing(root)
+        entries = _store.list_top(root) or {}
+        foreign = sorted(set(entries) - _own_entries(Found(*got, frozenset(entries))))
+        if foreign:
+            raise ValueError(
+                f"`{root}` has `{foreign[0]}` in it, which is not part of the "
+                "checkpoint. Nothing was deleted. Move it elsewhere."
+            )
+        if root.local is None:
+            for key in sorted(entries, key=_store.INDEX.__ne__):
+                _store.delete_tree(root, key)
+            return
+        # Under this name it is a leftover, if this is killed.
+        work = _beside_of(root.local, secrets.token_hex(8))
+        os.rename(root.local, work.url)
+        _store.delete_tree(work, "")
+
+
+def _nothing(root: Root) -> FileNotFoundError:
+    return FileNotFoundError(
+        f"There is no checkpoint of eqx_ckpt at `{root}`, and nothing was deleted."
+    )
+
+
 # ---- What killed saves leave.
 
 _beside = re.compile(r"(.+)\.eqx_ckpt-[0-9a-f]{16}", re.DOTALL)

@@ -35,26 +35,37 @@ class Deal(NamedTuple):
     owner: list[int]
 
 
-def deal(works: Sequence[Work], processes: int, most: int = _MAX_FILE) -> Deal:
+def deal(
+    works: Sequence[Work],
+    processes: int,
+    most: int = _MAX_FILE,
+    apart: frozenset[int] = frozenset(),
+) -> Deal:
     """Deals runs of chunks out to files of about one size, in the order of the tree,
-    which is at most `most` bytes unless a chunk has more."""
+    which is at most `most` bytes unless a chunk has more.
+
+    Some leaves are dealt to files of their own, `apart` from the others.
+    """
     total = sum(work.count * work.size for work in works)
     target = min(max(total // _FILES, _MIN_FILE), most, _MAX_FILE)
     files: list[list[tuple[int, range]]] = []
     owner: list[int] = []
     for process in range(processes):
-        own = _pack(works, process, target)
-        files += own
-        owner += [process] * len(own)
+        for is_apart in (True, False):
+            places = [i for i in range(len(works)) if (i in apart) == is_apart]
+            own = _pack(works, places, process, target)
+            files += own
+            owner += [process] * len(own)
     return Deal(files, owner)
 
 
 def _pack(
-    works: Sequence[Work], process: int, target: int
+    works: Sequence[Work], places: Sequence[int], process: int, target: int
 ) -> list[list[tuple[int, range]]]:
     files: list[list[tuple[int, range]]] = []
     end = 0
-    for place, (_, size, owners) in enumerate(works):
+    for place in places:
+        _, size, owners = works[place]
         for run, owner in owners:
             if owner != process:
                 continue

@@ -439,11 +439,15 @@ def _check_cost(data: bytes) -> None:
             raise ValueError("the index has more values than are read")
 
 
+class Newer(ValueError):
+    """An index of a format that a later release reads."""
+
+
 def _check_version(version: Any, reader: Any) -> None:
     if type(version) is not int or version < 0:
         raise ValueError("the index has no format version")
     if version > VERSION:
-        raise ValueError(
+        raise Newer(
             f"it is written in format {version}, and this release, "
             f"{versions()['eqx_ckpt']}, reads formats up to {VERSION}. Install what "
             f"reads it: `pip install 'eqx_ckpt>={_release(reader)}'`"

@@ -241,7 +241,7 @@ def _padded(part: np.ndarray, chunk: tuple[int, ...]) -> np.ndarray:
 # ---- layout="ocdbt".
 
 
-class _Piece(NamedTuple):
+class Piece(NamedTuple):
     """A run of chunks of a leaf, one after the other in a file from `offset` on. Where
     they are compressed, `ends` are their ends, as offsets from there."""
 
@@ -257,6 +257,18 @@ class _Piece(NamedTuple):
             return self.offset + i * full, full
         start = self.ends[i - 1] if i else 0
         return self.offset + start, self.ends[i] - start
+
+
+class Kept(NamedTuple):
+    """Data files of another save that are in this one too, as its first: the runs in
+    each; the digests of those. And leaves that have not changed since that save."""
+
+    files: list[list[Piece]]
+    digests: list[tuple[int, range, bytes]]
+    same: frozenset[int]
+
+
+NOTHING = Kept([], [], frozenset())
 
 
 class Part(NamedTuple):
@@ -279,26 +291,45 @@ class Save:
     """The writing of the leaves of one save: each process its own part of it."""
 
     def __init__(
-        self, leaves: Sequence[Leaf], processes: int, most: int | None, advance: Advance
+        self,
+        leaves: Sequence[Leaf],
+        processes: int,
+        most: int | None,
+        advance: Advance,
+        kept: Kept = NOTHING,
     ):
         self.most = most  # bytes in a file, where it is sent from memory
         self.leaves = leaves
         self.data = _Data(leaves, advance)
-        self.deal = _deal.deal(
-            [self._work(leaf, grid) for leaf, grid in zip(leaves, self.data.grids)],
-            processes,
-            *([] if most is None else [most]),
-        )
+        self.kept = kept
+        there: dict[int, list[range]] = {}
+        for place, run, digests in kept.digests:
+            there.setdefault(place, []).append(run)
+            self.data.put_rows(place, run, digests)
+            grid = self.data.grids[place]
+            advance(len(run) * grid.full, run.stop == len(grid.keys))
+        works = [
+            self._work(leaf, grid, there.get(place))
+            for place, (leaf, grid) in enumerate(zip(leaves, self.data.grids))
+        ]
+        limit = {} if most is None else {"most": most}
+        self.deal = _deal.deal(works, processes, apart=kept.same, **limit)
 
-    def _work(self, leaf: Leaf, grid: Grid) -> _deal.Work:
+    def _work(self, leaf: Leaf, grid: Grid, there: list[range] | None) -> _deal.Work:
         count = len(grid.keys)
         owners = leaf.owners or [(range(count), 0)]
-        return _deal.Work(count, grid.full, [] if leaf.alias is not None else owners)
+        if leaf.alias is not None:
+            owners = []
+        elif there is not None:
+            owners = [(run, 0) for run in _between(there, count)]
+        return _deal.Work(count, grid.full, owners)
 
     def own(self, process: int) -> list[tuple[int, list[tuple[int, range]]]]:
         """The files that a process writes: their numbers, and the runs in each."""
-        deal = self.deal
-        return [(i, f) for i, f in enumerate(deal.files) if deal.owner[i] == process]
+        deal, first = self.deal, len(self.kept.files)
+        return [
+            (first + i, f) for i, f in enumerate(deal.files) if deal.owner[i] == process
+        ]
 
     def part(self, process: int, ends: Mapping[tuple[int, int], list[int]]) -> Part:
         """What a process has written; `ends` by leaf and first chunk."""
@@ -333,6 +364,13 @@ def most_in_file(root: Root, max_bytes: int) -> int | None:
     return min(_FAR_FILE, max_bytes // (2 * _FAR_COPIES))
 
 
+def _between(runs: list[range], count: int) -> list[range]:
+    """The runs of `count` chunks that are not among these."""
+    starts = [0, *(run.stop for run in sorted(runs, key=lambda run: run.start))]
+    stops = [*sorted(run.start for run in runs), count]
+    return [range(a, b) for a, b in zip(starts, stops) if a < b]
+
+
 Ends = dict[tuple[int, int], list[int]]
 
 
@@ -347,7 +385,7 @@ def write_ocdbt(
     def buffers(runs: list[tuple[int, range]]) -> Iterator[Any]:
         end = 0
         for place, numbers in runs:
-            offset = -(-end // _ALIGN) * _ALIGN
+            offset = _start(end, numbers)
             if offset != end:
                 yield bytes(offset - end)
             t = leaves[place].template
@@ -379,8 +417,9 @@ def finish_ocdbt(save: Save, ends: Ends, root: Root, base: str, sync: bool) -> W
     """Writes the rest of a save whose data files are all there: a database of its own,
     whose values lie in them."""
     data, leaves = save.data, save.leaves
-    files = [str(number) for number in range(len(save.deal.files))]
-    packed = [_pieces(runs, leaves, data.grids, ends) for runs in save.deal.files]
+    new = [_pieces(runs, leaves, data.grids, ends) for runs in save.deal.files]
+    packed = [*save.kept.files, *new]
+    files = [str(number) for number in range(len(packed))]
     entries, blobs, file, offset = _entries(leaves, data.grids, packed)
     nodes, top = _ocdbt.tree(entries, [*files, "tree"], "tree", len(blobs))
     own = {
@@ -414,32 +453,40 @@ def _pieces(
     leaves: Sequence[Leaf],
     grids: Sequence[Grid],
     ends: Ends,
-) -> list[_Piece]:
+) -> list[Piece]:
     """Where the runs of a file lie in it."""
     out = []
     end = 0
     for place, numbers in runs:
-        offset = -(-end // _ALIGN) * _ALIGN
+        offset = _start(end, numbers)
         own = None
         if leaves[place].template.codec is not None:
             own = ends[place, numbers.start]
-        out.append(_Piece(place, numbers, offset, own))
+        out.append(Piece(place, numbers, offset, own))
         end = offset + (own[-1] if own else len(numbers) * grids[place].full)
     return out
 
 
-def _by_chunk(piece: _Piece) -> tuple[int, int]:
+def _start(end: int, numbers: range) -> int:
+    """Where a run starts that follows what ends at `end`. What has no bytes needs no
+    padding, which nothing might follow."""
+    return -(-end // _ALIGN) * _ALIGN if numbers else end
+
+
+def _by_chunk(piece: Piece) -> tuple[int, int]:
     return piece.place, piece.numbers.start
 
 
 def _entries(
-    leaves: Sequence[Leaf], grids: Sequence[Grid], packed: list[list[_Piece]]
+    leaves: Sequence[Leaf], grids: Sequence[Grid], packed: list[list[Piece]]
 ) -> tuple[_ocdbt.Entries, bytes, list[int], list[int]]:
     """The keys of the database, the zarr.json files, and where each leaf starts."""
-    runs: list[list[tuple[int, _Piece]]] = [[] for _ in leaves]
+    runs: list[list[tuple[int, Piece]]] = [[] for _ in leaves]
     for number, pieces in enumerate(packed):
         for piece in pieces:
             runs[piece.place].append((number, piece))
+    for run in runs:
+        run.sort(key=lambda r: r[1].numbers.start)
     file, offset = [0] * len(leaves), [0] * len(leaves)
     for place, leaf in enumerate(leaves):
         if leaf.alias is not None:

@@ -53,6 +53,10 @@ class Foreign(NamedTuple):
     digests: tuple[int, int] | None = None
 
 
+class Unreadable(RuntimeError):
+    """What was saved is damaged or gone, whatever was asked for."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:
     """A save that was opened: all that is read goes through one of these."""
@@ -220,7 +224,7 @@ class Source:
         value = _store.read_file(self.root, _store.INDEX, len(head))
         return value is not None and value.data == head
 
-    def lost(self, why: str) -> RuntimeError:
+    def lost(self, why: str) -> "Unreadable":
         try:
             current = self.is_current()
         except Exception as e:
@@ -230,7 +234,7 @@ class Source:
                 "it was replaced or deleted after it was opened. Open it again: what "
                 "was opened is never mixed with what came after"
             )
-        return RuntimeError(f"The checkpoint at `{self.root}` cannot be read: {why}.")
+        return Unreadable(f"The checkpoint at `{self.root}` cannot be read: {why}.")
 
 
 def _grid(t: Template) -> Grid:
@@ -301,14 +305,14 @@ def read(
         raise source.lost("")
 
 
-def _damaged(source: Source, problems: dict[str, str]) -> RuntimeError:
+def _damaged(source: Source, problems: dict[str, str]) -> Unreadable:
     error = source.lost("")
     if "replaced or deleted" in str(error):
         return error
     lines = [f"  {name}: {why}" for name, why in problems.items()]
     if len(lines) > 20:
         lines = [*lines[:20], f"  ... and {len(lines) - 20} more leaves"]
-    return RuntimeError(
+    return Unreadable(
         f"The checkpoint at `{source.root}` is damaged, and nothing of it was loaded:\n"
         + "\n".join(lines)
         + "\nLoad another checkpoint, or leave these leaves out with `where`."

@@ -23,6 +23,7 @@ from . import (
     _others,
     _pending,
     _progress,
+    _reuse,
     _select,
     _store,
     _team,
@@ -56,6 +57,7 @@ def tree_serialise_leaves(
     max_bytes: int | None = None,
     progress: bool = False,
     timeout: int | float = 600,
+    reuse: str | os.PathLike[str] | None = None,
 ) -> None:
     """Saves the leaves of a pytree, each under the dotted name of its key path.
 
@@ -93,6 +95,12 @@ def tree_serialise_leaves(
     - `progress`: whether to show a progress bar. This needs `eqx_ckpt[progress]`.
     - `timeout`: where many processes save a tree together, how many seconds they wait
         for each other.
+    - `reuse`: the path of another checkpoint in the same local file system, such as of
+        the step before. Data files of it in which nothing has changed are not written
+        again, but get a second name (a hard link), in one process and with
+        `layout="ocdbt"`. Each of the two checkpoints is whole without the other; a file
+        that is damaged on disk is damaged in both. If this cannot be done all is
+        written.
 
     In a run of many processes (`jax.distributed`) all of them make the call, with the
     same `path`, in one place that they share. Each writes shards that it has, replicas
@@ -140,7 +148,7 @@ def tree_serialise_leaves(
             chunks,
             compression,
         )
-    write(root, planned, overwrite, durable, max_bytes, progress, team)
+    write(root, planned, overwrite, durable, max_bytes, progress, team, reuse)
 
 
 def check_choices(root: Any, layout: str, compression: str | None) -> None:
@@ -242,6 +250,7 @@ def write(
     max_bytes: int | None,
     progress: bool,
     team: Team,
+    reuse: str | os.PathLike[str] | None = None,
 ) -> None:
     """Writes what was planned, and publishes it: process 0 of the team does that.
     `root` may be an open file."""
@@ -277,9 +286,11 @@ def write(
         work, base = _commit.joined(root, where)
         team = team.round("write")
         with team.heard():
-            save = _layout.Save(
-                plan.leaves, team.size, _layout.most_in_file(root, room), advance
-            )
+            kept = _layout.NOTHING
+            if reuse is not None and team.size == 1 and plan.layout == "ocdbt":
+                kept = _reuse.keep(reuse, plan.leaves, work, base, durable)
+            most = _layout.most_in_file(root, room)
+            save = _layout.Save(plan.leaves, team.size, most, advance, kept)
         ends: _layout.Ends = {}
 
         def write_own() -> bytes:

@@ -544,6 +544,29 @@ def link_file(root: Root, source: str, key: str, sync: bool) -> None:
     write_file(root, key, [value.data], sync)
 
 
+def link_other(
+    source: Root, key: str, size: int, root: Root, into: str, sync: bool
+) -> bool:
+    """Gives a local file of `size` bytes below another root a second name. Returns
+    whether it has: not in another file system, nor in one that has no links."""
+    assert source.local is not None and root.local is not None
+    try:
+        found = check_range(source, key, size)
+        if found is None or found.st_size != size:
+            return False
+        if sync:
+            # The other save may not have been durable.
+            fd = os.open(source.local / key, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        os.link(source.local / key, root.local / into)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def make_directories(root: Root, keys: Iterable[str]) -> None:
     if root.local is not None:
         for key in keys:

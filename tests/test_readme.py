@@ -3,6 +3,7 @@
 import ast
 import pathlib
 import re
+import signal
 
 import equinox as eqx
 import jax
@@ -72,6 +73,7 @@ def test_every_python_block_is_tested():
         "handle = ",
         "partition_rules",
         "s3://",  # In test_stores.py.
+        "ec.CheckpointManager(",
         "ec.verify(",
         "ec.graft(",
         "ec.export_safetensors(",
@@ -240,6 +242,20 @@ def test_the_report(tmp_path):
     shown, expected = block.split("\n", 1)
     assert first.startswith(shown.removesuffix("..."))
     assert rest.replace(str(tmp_path), "/runs") == expected
+
+
+def test_a_run_of_checkpoints(names):
+    names |= {"signal": signal, "state": {"x": jnp.zeros(3)}, "step": 0, "steps": 500}
+    names["train"] = lambda state: ({"x": state["x"] + 1}, 1 / (1 + state["x"][0]))
+    exec(_block("ec.CheckpointManager("), names)
+    assert names["manager"].steps() == [300, 400, 500]
+    # It goes on where it was.
+    names |= {"state": {"x": jnp.zeros(3)}, "step": 0, "steps": 600}
+    names["train"] = lambda state: ({"x": state["x"] + 1}, 2.0)
+    exec(_block("ec.CheckpointManager("), names)
+    assert names["state"]["x"][0] == 600
+    assert names["manager"].steps() == [400, 500, 600]
+    assert names["manager"].best() == 500
 
 
 def test_checking(names, capsys):

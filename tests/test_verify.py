@@ -280,3 +280,10 @@ def test_links_and_pipes(tmp_path):
         ("b", "it cannot be read"),
         ("w", "it cannot be read"),
     }
+
+
+@pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
+def test_an_empty_array_is_the_last(tmp_path, layout):
+    tree = {"a": jnp.ones(3), "b": jnp.zeros((0, 3))}
+    ec.tree_serialise_leaves(tmp_path, tree, layout=layout)
+    assert ec.verify(tmp_path) == []

@@ -1,0 +1,68 @@
+"""`exists` and `delete`: whether there is a checkpoint, and away with it."""
+
+import os
+
+from . import _commit, _pending, _store
+
+
+def exists(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a checkpoint at a path: one whose save was completed.
+
+    It looks for the index and reads nothing: [`verify`][] says whether it is whole.
+
+    **Arguments:**
+
+    - `path`: as in [`open`][].
+
+    **Raises:** `ValueError` if its index is a symbolic link.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec
+        >>> ec.tree_serialise_leaves("memory://there", {"step": 1})
+        >>> ec.exists("memory://there"), ec.exists("memory://elsewhere")
+        (True, False)
+
+        ```
+    """
+    root = _store.resolve(path)
+    if root.local is None:
+        return _store.read_file(root, _store.INDEX, 1) is not None
+    return not _commit.is_beside(root.local) and bool(_store.look(root, _store.INDEX))
+
+
+def delete(path: str | os.PathLike[str]) -> None:
+    """Deletes a checkpoint, and nothing else.
+
+    If it is killed, the checkpoint is there or it is not; what is left of it is deleted
+    by the next save to the path, or by [`clean`][]. Saves to the path that go on in the
+    background are waited for.
+
+    **Arguments:**
+
+    - `path`: as in [`open`][]. It may not be a symbolic link.
+
+    **Raises:** `FileNotFoundError` if there is no checkpoint; `ValueError` if its
+    directory holds something that is not part of it, if its index cannot be read, or if
+    the path is a symbolic link. Then nothing is deleted.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec
+        >>> ec.tree_serialise_leaves("memory://away", {"step": 1})
+        >>> ec.delete("memory://away")
+        >>> ec.exists("memory://away")
+        False
+
+        ```
+    """
+    root = _store.resolve(path)
+    if root.local is not None and root.local.is_symlink():
+        raise ValueError(
+            f"`{root}` is a symbolic link, and nothing is deleted through one. Delete "
+            f"what it leads to, `{os.path.realpath(root.local)}`."
+        )
+    _pending.wait_for(root)
+    _commit.remove(root)

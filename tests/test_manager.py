@@ -1,0 +1,440 @@
+"""A run's checkpoints: which are saved, which are restored, and which stay."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import files_of
+from team import good, run_team
+
+import eqx_ckpt as ec
+
+
+def _tree(value):
+    return {"x": jnp.full(1000, float(value)), "step": value}
+
+
+def _fill(manager, steps, **metrics):
+    for i, step in enumerate(steps):
+        numbers = {name: values[i] for name, values in metrics.items()}
+        assert manager.save(step, _tree(step), numbers)
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "run"
+
+
+def test_a_step_is_an_ordinary_checkpoint(root):
+    with ec.CheckpointManager(root, layout="zarr") as manager:
+        metrics = {"loss": jnp.float32(0.5), "n": np.int64(3), "bad": float("nan")}
+        assert manager.save(7, _tree(7), metrics, metadata={"width": 64})
+    assert manager.path(7) == f"{root}/7/default"
+    ckpt = ec.open(manager.path(7))
+    assert ckpt.layout == "zarr"
+    numbers = {"loss": 0.5, "n": 3.0, "bad": "nan"}
+    assert ckpt.metadata == {"width": 64, "step": 7, "metrics": numbers}
+    tree, step = manager.restore(_tree(0))
+    assert step == 7 and tree["step"] == 7 and tree["x"][0] == 7
+    x, step = manager.restore(tree["x"], source="x", step=7)
+    assert x[0] == 7 and manager.steps() == [7] and manager.latest() == 7
+
+
+@pytest.mark.parametrize("root", ["memory://manager", "file"])
+def test_steps_of_any_store(root, tmp_path):
+    root = tmp_path if root == "file" else root
+    with ec.CheckpointManager(root, keep=1, best=("loss", "min")) as manager:
+        assert manager.latest() is None and manager.best() is None
+        _fill(manager, [1, 2, 3, 10], loss=[2.0, 1.0, 1.5, float("inf")])
+        manager.wait()
+        assert manager.steps() == [2, 10] and manager.best() == 2
+        manager.pin(10)
+        _fill(manager, [11])
+        manager.wait()
+        assert manager.steps() == [2, 10, 11]
+        with pytest.raises(ValueError, match="Step 10 is pinned"):
+            manager.delete(10)
+        manager.unpin(10)
+        manager.delete(10)
+        assert manager.steps() == [2, 11]
+        tree, step = manager.restore(_tree(0))
+        assert step == 11 and tree["x"][0] == 11
+        with pytest.raises(FileNotFoundError, match="no step 5"):
+            manager.pin(5)
+
+
+def test_when_it_saves(root):
+    with ec.CheckpointManager(root, every=10) as manager:
+        saved = [s for s in range(25) if manager.save(s, _tree(s))]
+        assert saved == [0, 10, 20]
+        assert manager.save(23, _tree(23), force=True)
+        with pytest.raises(FileExistsError, match="Step 20 exists already"):
+            manager.save(20, _tree(20))
+        assert manager.save(20, _tree(99), force=True)
+        manager.wait()
+        assert ec.open(manager.path(20))["step"].read() == 99
+    assert manager.steps() == [0, 10, 20, 23]
+
+
+def test_when_time_has_passed(root):
+    with ec.CheckpointManager(root, every_seconds=1000) as manager:
+        assert not manager.save(1, _tree(1))
+        manager._last -= 1000
+        assert manager.save(2, _tree(2)) and not manager.save(3, _tree(3))
+    with ec.CheckpointManager(root, every=2, every_seconds=0.01) as manager:
+        assert manager.save(4, _tree(4))
+        time.sleep(0.02)
+        assert manager.save(5, _tree(5))
+
+
+def test_metrics_are_computed_for_saved_steps_only(root):
+    class Metric:
+        def __float__(self):
+            raise AssertionError
+
+    with ec.CheckpointManager(root, every=10) as manager:
+        assert not manager.save(5, _tree(5), {"loss": Metric()})
+        with pytest.raises(TypeError, match="metric `loss` is not a number"):
+            manager.save(10, _tree(5), {"loss": "low"})
+        with pytest.raises(ValueError, match="`step`"):
+            manager.save(10, _tree(5), metadata={"step": 3})
+
+
+@pytest.mark.parametrize(
+    "options, match",
+    [
+        ({"keep": 0}, "`keep`"),
+        ({"every": -1}, "`every`"),
+        ({"best": ("loss", "least")}, "`best`"),
+        ({"overwrite": True}, "`overwrite` is no option"),
+        ({"keep": 3, "durable": False}, "`durable`"),
+    ],
+)
+def test_wrong_options(root, options, match):
+    with pytest.raises((ValueError, TypeError), match=match):
+        ec.CheckpointManager(root, **options)
+    assert not root.exists()
+
+
+def test_what_stays(root):
+    options = dict(keep=2, keep_every=100, best=("accuracy", "max"))
+    with ec.CheckpointManager(root, **options) as manager:
+        accuracy = [0.1, 0.2, 0.9, 0.3, 0.9, 0.3, 0.3, 0.2]
+        _fill(manager, range(50, 450, 50), accuracy=accuracy)
+    # Of two that are equal the newer is the best.
+    assert manager.best() == 250
+    assert manager.steps() == [100, 200, 250, 300, 350, 400]
+    assert sorted(map(int, os.listdir(root))) == manager.steps()
+
+
+def test_going_back_loses_nothing_new(root):
+    with ec.CheckpointManager(root, keep=1) as manager:
+        _fill(manager, [10, 20])
+        manager.wait()
+        _fill(manager, [11])
+        manager.wait()
+        assert manager.steps() == [11, 20]
+
+
+def test_what_is_not_ours_stays(root, tmp_path):
+    with ec.CheckpointManager(root) as manager:
+        _fill(manager, [1, 2, 3, 4, 5])
+    (root / "1" / "default" / "notes.txt").write_text("keep me")
+    (root / "2" / "plots").mkdir()
+    elsewhere = tmp_path / "elsewhere"
+    shutil.move(root / "3", elsewhere)
+    (root / "3").symlink_to(elsewhere)
+    shutil.move(root / "4" / "default", tmp_path / "four")
+    (root / "4" / "default").symlink_to(tmp_path / "four")
+    (root / "0").mkdir()
+    (root / "0" / "default").write_text("a file")
+    (root / "007" / "default").mkdir(parents=True)
+    before = files_of(elsewhere), files_of(tmp_path / "four")
+    with ec.CheckpointManager(root, keep=1) as manager:
+        assert manager.steps() == [1, 2, 3, 4, 5]
+        _fill(manager, [6])
+        with pytest.warns(UserWarning, match="step 1: .*`notes.txt`"):
+            manager.wait()
+        for step in (3, 4):
+            with pytest.raises(ValueError, match="symbolic link"):
+                manager.delete(step)
+    assert manager.steps() == [1, 3, 4, 6]
+    assert (files_of(elsewhere), files_of(tmp_path / "four")) == before
+    assert (root / "2" / "plots").is_dir() and not (root / "2" / "default").exists()
+    assert (root / "0" / "default").is_file() and (root / "007" / "default").is_dir()
+
+
+def test_nothing_is_deleted_for_a_save_that_fails(root):
+    with ec.CheckpointManager(root, keep=1) as manager:
+        _fill(manager, [1])
+        manager.wait()
+        (root / "2").write_text("in the way")
+        with pytest.raises((OSError, RuntimeError)):
+            manager.save(2, _tree(2))
+            manager.wait()
+        assert manager.steps() == [1]
+        _fill(manager, [3])
+    assert manager.steps() == [3]
+
+
+def test_an_error_of_the_body_is_not_hidden(root):
+    with pytest.raises(KeyError):
+        with ec.CheckpointManager(root) as manager:
+            _fill(manager, [1])
+            raise KeyError
+    assert manager.steps() == [1]
+
+
+# ---- Restoring.
+
+
+def _break_data(path):
+    (file,) = path.glob("d/*/0")
+    data = bytearray(file.read_bytes())
+    data[0] ^= 1
+    file.write_bytes(data)
+
+
+def _break_index(path):
+    file = path / "eqx_ckpt.json"
+    file.write_bytes(file.read_bytes()[:-60] + b" " * 60)
+
+
+def _break_digests(path):
+    (file,) = path.glob("d/*/digests")
+    file.write_bytes(bytes(len(file.read_bytes())))
+
+
+def _remove_index(path):
+    (path / "eqx_ckpt.json").unlink()
+
+
+DAMAGE = {
+    "data": (_break_data, "is damaged"),
+    "index": (_break_index, "the index is damaged"),
+    "digests": (_break_digests, "file of digests is damaged"),
+    "incomplete": (_remove_index, "was not completed"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_steps_are_skipped_and_saved_anew(root, damage):
+    breaks, says = DAMAGE[damage]
+    manager = ec.CheckpointManager(root)
+    _fill(manager, [10, 20, 30])
+    manager.wait()
+    for step in (20, 30):
+        breaks(pathlib.Path(manager.path(step)))
+    manager = ec.CheckpointManager(root, keep=1)
+    with pytest.warns(UserWarning, match="Restored step 10") as caught:
+        tree, step = manager.restore(_tree(0))
+    assert len(caught) == 1 and step == 10 and tree["x"][0] == 10
+    assert str(caught[0].message).count(says) == 2
+    # The run comes by the same steps again.
+    _fill(manager, [20])
+    manager.wait()
+    assert 20 in manager.steps() and ec.verify(manager.path(20)) == []
+    _fill(manager, [30, 40])
+    manager.wait()
+    assert manager.steps() == [40]
+
+
+def test_what_does_not_fit_is_an_error(root):
+    with ec.CheckpointManager(root) as manager:
+        _fill(manager, [10])
+        assert manager.save(20, {"x": jnp.zeros(3)})
+        with pytest.raises(RuntimeError, match="does not fit"):
+            manager.restore(_tree(0))
+        with pytest.raises(ValueError, match="selects"):
+            manager.restore(_tree(0), filter_spec=False)
+
+
+def test_a_newer_format_is_an_error(root):
+    with ec.CheckpointManager(root) as manager:
+        _fill(manager, [10, 20])
+    index = pathlib.Path(manager.path(20), "eqx_ckpt.json")
+    index.write_bytes(index.read_bytes().replace(b'"version":0', b'"version":9'))
+    with pytest.raises(ValueError, match="pip install"):
+        manager.restore(_tree(0))
+
+
+def test_nothing_to_restore(root):
+    manager = ec.CheckpointManager(root)
+    with pytest.raises(FileNotFoundError, match="no step to restore"):
+        manager.restore(_tree(0))
+    _fill(manager, [1])
+    manager.wait()
+    _break_data(pathlib.Path(manager.path(1)))
+    with pytest.raises(FileNotFoundError, match="step 1: .*is damaged"):
+        manager.restore(_tree(0))
+    with pytest.raises(RuntimeError, match="is damaged"):
+        manager.restore(_tree(0), step=1)
+    with pytest.raises(FileNotFoundError):
+        manager.restore(_tree(0), step=2)
+
+
+# ---- `exists` and `delete`.
+
+
+@pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
+def test_delete(tmp_path, layout):
+    path = tmp_path / "c"
+    assert not ec.exists(path)
+    ec.tree_serialise_leaves(path, _tree(1), layout=layout)
+    assert ec.exists(path)
+    ec.delete(path)
+    assert not ec.exists(path) and os.listdir(tmp_path) == []
+    with pytest.raises(FileNotFoundError, match="no checkpoint"):
+        ec.delete(path)
+
+
+def test_delete_refuses_what_is_not_ours(tmp_path):
+    path, link, other = tmp_path / "c", tmp_path / "link", tmp_path / "other"
+    ec.tree_serialise_leaves(path, _tree(1))
+    (path / "notes.txt").write_text("")
+    link.symlink_to(path)
+    other.mkdir()
+    (other / "data").write_text("")
+    file = tmp_path / "file"
+    file.write_text("")
+    before = files_of(tmp_path)
+    for target, error in [
+        (path, ValueError),
+        (link, ValueError),
+        (other, FileNotFoundError),
+        (file, FileNotFoundError),
+    ]:
+        assert ec.exists(target) == (target in (path, link))
+        with pytest.raises(error):
+            ec.delete(target)
+    assert files_of(tmp_path) == before
+
+
+@pytest.mark.parametrize("layout, at", [("ocdbt", 0), ("ocdbt", 2), ("zarr", 1)])
+def test_a_deletion_that_is_killed_leaves_nothing_that_opens(root, layout, at):
+    manager = ec.CheckpointManager(root, layout=layout)
+    _fill(manager, [1, 2])
+    manager.wait()
+    code = f"""
+    import os, sys
+    import eqx_ckpt as ec
+    count = 0
+    def hook(event, args):
+        global count
+        if event in ("os.remove", "os.rmdir", "os.rename"):
+            if count == {at}:
+                os._exit(9)
+            count += 1
+    sys.addaudithook(hook)
+    ec.CheckpointManager({str(root)!r}).delete(1)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)])
+    assert done.returncode == 9
+    if at == 0:
+        assert manager.steps() == [1, 2] and ec.verify(manager.path(1)) == []
+        return
+    assert manager.steps() == [2] and not ec.exists(manager.path(1))
+    (left,) = os.listdir(root / "1")
+    with pytest.raises(FileNotFoundError):
+        ec.open(root / "1" / left)
+    # The next save deletes what is left.
+    _fill(manager, [3])
+    manager.wait()
+    assert not (root / "1").exists()
+
+
+# ---- Orbax.
+
+
+@pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
+def test_orbax_reads_the_steps(root, layout):
+    with ec.CheckpointManager(root, layout=layout) as manager:
+        _fill(manager, [1, 20])
+        manager.pin(1)
+    code = f"""
+    import warnings
+    warnings.simplefilter("ignore")
+    import json, jax.numpy as jnp, orbax.checkpoint as ocp
+    manager = ocp.CheckpointManager({str(root)!r})
+    like = {{"x": jnp.zeros(1000), "step": 0}}
+    out = manager.restore(
+        manager.latest_step(), args=ocp.args.StandardRestore(like))
+    steps = list(manager.all_steps())
+    print(json.dumps([steps, float(out["x"][0]), int(out["step"])]))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[1, 20], 20.0, 20]
+
+
+# ---- Several processes.
+
+
+def test_several_processes(tmp_path):
+    code = """
+    import warnings
+    X = np.arange(64.0).reshape(8, 8)
+    def tree(step):
+        return {"x": spread(X + step, rows), "step": step}
+    like = {"x": jax.ShapeDtypeStruct(X.shape, np.float32, sharding=columns), "step": 0}
+    kept = []
+    with ec.CheckpointManager(
+        path, every=2, every_seconds=1000, keep=1, signals=[signal.SIGTERM], timeout=60
+    ) as manager:
+        for step in range(1, 9):
+            if step == 5 and rank == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            stop = manager.should_stop()
+            # The clocks of processes differ: process 0 decides.
+            if step == 3 and rank == 0:
+                manager._last -= 1000
+            if step == 2 and rank == 1:
+                manager._last -= 10000
+            if manager.save(step, tree(step), {"loss": 1 / step}, force=stop):
+                kept.append(step)
+            if stop:
+                break
+        manager.pin(5)
+        manager.wait()
+        out, at = manager.restore(like)
+        assert at == 5 and same(out["x"], (X + 5).astype("float32"))
+        manager.save(6, tree(6), force=True)
+        manager.wait()
+        jax.experimental.multihost_utils.sync_global_devices("saved")
+        if rank == 0:
+            file = next((path / "6" / "default").glob("d/*/0"))
+            file.write_bytes(bytes(len(file.read_bytes())))
+        jax.experimental.multihost_utils.sync_global_devices("broken")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            out, at = manager.restore(like)
+        assert at == 5 and same(out["x"], (X + 5).astype("float32"))
+        told = [w for w in caught if "Restored step 5" in str(w.message)]
+        assert len(told) == (rank == 0)
+        try:
+            manager.restore({"x": like["x"], "other": 0})
+        except RuntimeError as e:
+            assert "fit" in str(e), e
+        else:
+            raise AssertionError
+        try:
+            manager.save(7 + rank, tree(0), force=True)
+        except (RuntimeError, ValueError) as e:
+            assert "different steps" in str(e), e
+        else:
+            raise AssertionError
+    print(kept)
+    """
+    head = "import jax.experimental.multihost_utils\n"
+    out = good(run_team(2, head + textwrap.dedent(code), tmp_path, 1))
+    assert [text.splitlines()[-1] for text in out] == ["[2, 3, 4, 5]"] * 2
