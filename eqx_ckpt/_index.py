@@ -25,7 +25,7 @@ from . import _chunks, _names
 
 
 FORMAT = "eqx_ckpt"
-VERSION = 0
+VERSION = 1
 # The first release that reads what this one writes.
 READER = "0.1.0"
 

@@ -261,7 +261,7 @@ def test_a_newer_format_is_an_error(root):
     with ec.CheckpointManager(root) as manager:
         _fill(manager, [10, 20])
     index = pathlib.Path(manager.path(20), "eqx_ckpt.json")
-    index.write_bytes(index.read_bytes().replace(b'"version":0', b'"version":9'))
+    index.write_bytes(index.read_bytes().replace(b'"version":1', b'"version":9'))
     with pytest.raises(ValueError, match="pip install"):
         manager.restore(_tree(0))
 
