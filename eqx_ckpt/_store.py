@@ -884,14 +884,16 @@ def read_keys(
     `is_ocdbt`: from the database that TensorStore finds at the root.
     """
     check_fork()
-    if not is_ocdbt:
+    if not is_ocdbt and root.local is not None:
         read = [read_file(root, key, limit + 1) for key in keys]
         values = [None if value is None else value.data for value in read]
     else:
-        spec = _kvstore_of(root, "", True)
-        kv = ts.KvStore.open({**spec, "path": ""}, context=_context()).result()
+        kv = _kv(root, "", None)
+        if is_ocdbt:
+            spec = {**_kvstore_of(root, "", True), "path": ""}
+            kv = _wait(root, ts.KvStore.open(spec, context=_context()))
         futures = [kv.read(key) for key in keys]
-        found = [future.result() for future in futures]
+        found = [_wait(root, future) for future in futures]
         values = [got.value if got.state == "value" else None for got in found]
     return [None if v is None or len(v) > limit else v for v in values]
 

@@ -278,3 +278,26 @@ def test_damage_is_an_error(base, tmp_path, kind):
                 file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(RuntimeError, match="big: "):
         ckpt["big"].read()
+
+
+def test_in_an_object_store(base):
+    """What TensorStore is given for a URL; the store itself is its own."""
+    copy = """
+        import pathlib, sys, numpy as np, tensorstore as ts, eqx_ckpt as ec
+        from eqx_ckpt import _store
+        base = pathlib.Path("BASE")
+        for name in ("v1", "v0-files-3"):
+            root = _store.resolve(f"memory://orbax/{name}")
+            for file in (base / name).rglob("*"):
+                if file.is_file():
+                    key = str(file.relative_to(base / name))
+                    _store.write_file(root, key, [file.read_bytes()])
+            ckpt = ec.open(f"memory://orbax/{name}")
+            assert float(ckpt["model.w"][1, 0].read()) == 32, name
+            assert ckpt["step"].read() == 3
+        try:
+            ec.open("memory://orbax/nothing")
+        except FileNotFoundError:
+            print("good")
+    """
+    assert run_python(copy.replace("BASE", str(base))) == "good\n"

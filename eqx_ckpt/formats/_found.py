@@ -44,8 +44,33 @@ def look(root: Root) -> Found | None:
             return Found(root, directory, key, head, frozenset())
         except FileNotFoundError:
             pass
-    names = _store.list_top(root)
-    return Found(root, root, None, b"", frozenset(names)) if names else None
+    names = names_in(root)
+    return Found(root, root, None, b"", names) if names else None
+
+
+# What tells a format in an object store. There a list would be of all below a path, and
+# not all servers give one.
+_TELLING = (
+    "model.safetensors model.safetensors.index.json _METADATA _CHECKPOINT_METADATA "
+    "manifest.ocdbt _strings.json array_metadatas/process_0 orbax.checkpoint "
+    "eqx_ckpt.digests default/_METADATA state/_METADATA pytree/_METADATA".split()
+)
+
+
+def names_in(root: Root) -> frozenset[str]:
+    """The names in a directory; in an object store those that tell its format."""
+    if root.local is not None:
+        return frozenset(_store.list_top(root) or ())
+    return frozenset(key.partition("/")[0] for key in _TELLING if has(root, key))
+
+
+def has(root: Root, key: str) -> bool:
+    """Whether there is a file."""
+    try:
+        _store.read_into(root, key, 0, np.empty(1, np.uint8))
+        return True
+    except FileNotFoundError:
+        return False
 
 
 def read(directory: Root, key: str, start: int, stop: int) -> bytes:

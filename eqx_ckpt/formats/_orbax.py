@@ -46,8 +46,7 @@ def read(found: Found, like: Any) -> Source | None:
         got = _commit.read_index(below)
         if got is not None:
             return Source(below, got[0])
-        names = frozenset(_store.list_top(below) or ())
-        found = Found(found.root, below, None, b"", names)
+        found = Found(found.root, below, None, b"", _found.names_in(below))
     elif _commit.saves(found.directory) or "eqx_ckpt.digests" in found.names:
         return None  # It is ours, without its index.
     if _UNFINISHED in found.root.url:
@@ -90,7 +89,7 @@ def _is_directory(root: Root, name: str) -> bool:
 
 
 def _has(found: Found, key: str) -> bool:
-    return _store.read_file(found.directory, key, 1) is not None
+    return _found.has(found.directory, key)
 
 
 class _Array(NamedTuple):
