@@ -192,8 +192,8 @@ class Source:
 
     @ft.cached_property
     def digests(self) -> bytes:
-        size = 16 * self.index.block_count
         try:
+            size = 16 * self.index.block_count
             data = self._read_digests(size)
         except ValueError as e:
             raise self.lost(f"its file of digests is damaged ({e})") from e

@@ -125,7 +125,10 @@ def run_traced(job: Callable[[], Any], at: int | None) -> list[str]:
             continue
         number, deliver = os.WSTOPSIG(status), None
         if number == signal.SIGTRAP | 0x80:
-            _ptrace(_SYSCALL_INFO, tid, ctypes.sizeof(info), ctypes.byref(info))
+            try:
+                _ptrace(_SYSCALL_INFO, tid, ctypes.sizeof(info), ctypes.byref(info))
+            except ProcessLookupError:
+                continue  # It has been killed with another thread that had stopped.
             name = None
             when = "before" if info.op == _ENTRY else "after"
             if info.op == _ENTRY:

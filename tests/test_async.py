@@ -380,6 +380,8 @@ def test_settings_of_the_process_come_back(tmp_path):
 
 _start = """
 import atexit, fcntl, os, signal, sys, threading, time
+# As in a terminal, also where the tests run in the background of a shell.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 import jax.numpy as jnp, eqx_ckpt as ec
 path, save = sys.argv[1], ec.async_tree_serialise_leaves
 tree = lambda v: {"x": jnp.full(3_000_000, v)}

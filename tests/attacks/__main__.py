@@ -32,6 +32,12 @@ def viewed(leaf: Any) -> bool:
     return leaf.shape != () and leaf._target.kind not in ("key", "str", "bytes")
 
 
+def documented(error: Exception) -> str:
+    """The type of an error as the docs have it: that of Python which it is one of."""
+    types = type(error).__mro__
+    return next(cls.__name__ for cls in types if cls.__module__ == "builtins")
+
+
 def steps(path: str, like: Any) -> dict[str, Any]:
     """`None` for each step that went well, or the type and the text of its error."""
     out: dict[str, Any] = {}
@@ -41,7 +47,7 @@ def steps(path: str, like: Any) -> dict[str, Any]:
         try:
             return do()
         except Exception as e:
-            out[name] = [type(e).__name__, str(e)]
+            out[name] = [documented(e), str(e)]
 
     def ls() -> str:
         text = io.StringIO()

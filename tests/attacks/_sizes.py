@@ -98,7 +98,7 @@ def small_leaves_that_are_not_there(path, outside):
         template(v, "net.bias", keys="ks", shape=[2**14], chunk=[2**14])
         number = len(v["templates"]) - 1
         v["template"][place(v, "net.bias")] = old
-        for i in range(2000):
+        for i in range(1000):
             v["names"].append(f"more.{i}")
             v["file"].append(0)
             v["template"].append(number)
