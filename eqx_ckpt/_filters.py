@@ -6,6 +6,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
@@ -50,6 +51,13 @@ def _per_leaf(spec: FilterSpec, tree: PyTree, count: int, is_leaf: IsLeaf) -> li
     return out
 
 
+def _traced(dtype: Any) -> Any:
+    """The dtype that a tracer has: what JAX narrows it may warn of."""
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
+        return dtype
+    return jax.dtypes.canonicalize_dtype(dtype)
+
+
 def evaluate(specs: Sequence[Any], leaves: Sequence[Any]) -> list[bool]:
     """`spec(leaf)` for each pair, or `spec` itself where it is a bool."""
     out: list[Any] = [None] * len(leaves)
@@ -85,7 +93,7 @@ def evaluate(specs: Sequence[Any], leaves: Sequence[Any]) -> list[bool]:
         jax.eval_shape(
             trace,
             [
-                jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type)
+                jax.ShapeDtypeStruct(x.shape, _traced(x.dtype), weak_type=x.weak_type)
                 for x in (leaves[i] for i in abstract)
             ],
         )

@@ -192,13 +192,14 @@ class Source:
 
     @ft.cached_property
     def digests(self) -> bytes:
+        data, size = None, 0
         try:
             size = 16 * self.index.block_count
             data = self._read_digests(size)
         except ValueError as e:
             raise self.lost(f"its file of digests is damaged ({e})") from e
         except FileNotFoundError:
-            data = None
+            pass
         if data is None:
             raise self.lost("its file of digests is missing")
         if len(data) != size or _index.digest(data) != self.index.digests:

