@@ -460,8 +460,9 @@ def publish_file(root: Root, write: Callable[[BinaryIO], None], sync: bool) -> N
     path = pathlib.Path(os.path.realpath(root.local))
     for leftover in beside(path):
         delete_abandoned(leftover)
-    own = path.with_name(f"{path.name}.eqx_ckpt-{secrets.token_hex(8)}")
-    work = Root(str(own), own)
+    work = _beside_of(path, secrets.token_hex(8))
+    own = work.local
+    assert own is not None
     made = [p for p in path.parents if not p.exists()]
     with contextlib.ExitStack() as undo:
         undo.callback(_discard_empty, made)

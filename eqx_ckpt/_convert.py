@@ -107,9 +107,7 @@ def convert(
         leaves.append(Leaf(record.name, value, template, number, alias))
     if layout == "zarr":
         _layout.check_case([leaf.name for leaf in leaves], root)
-    side = _others.orbax_files(leaves, [], layout)
-    if layout == "zarr":
-        side.update(_others.zarr_files(leaves))
+    side = _others.files(leaves, [], layout)
     plan = _serialise.Plan(
         leaves, list(numbers), side, index.markers, index.statics, metadata, layout
     )

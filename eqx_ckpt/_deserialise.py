@@ -128,21 +128,17 @@ def tree_deserialise_leaves(
                 continue
         wants.append(_lazy.Want(record, None, target))
         numbers.append(number)
-    cut = [_leaf.without_replicas(want.target) for want in wants if broadcast]
+    read = wants
+    if broadcast:
+        read = [w._replace(target=_leaf.without_replicas(w.target)) for w in wants]
     values = _in_step(
         team,
         [pinned.index.save],
-        lambda: _lazy.load(
-            pinned,
-            [w._replace(target=t) for w, t in zip(wants, cut)] if broadcast else wants,
-            verify,
-            max_bytes,
-            progress,
-        ),
+        lambda: _lazy.load(pinned, read, verify, max_bytes, progress),
     )
-    for i, target in enumerate(cut):
-        if target.sharding is not wants[i].target.sharding:
-            values[i] = _sharding.spread(values[i], wants[i].target.sharding)
+    for i, (want, part) in enumerate(zip(wants, read)):
+        if part.target.sharding is not want.target.sharding:
+            values[i] = _sharding.spread(values[i], want.target.sharding)
     for number, value in zip(numbers, values):
         leaves[number] = value
     for number, origin in again:

@@ -16,6 +16,7 @@ from . import (
     _commit,
     _filters,
     _index,
+    _layout,
     _lazy,
     _leaf,
     _names,
@@ -218,7 +219,7 @@ def _buffers(
 
     def flush() -> Iterator[Any]:
         for array in _lazy.fetch(waiting, True, max_bytes):
-            yield _bytes(array)
+            yield _layout.as_bytes(array)
         waiting.clear()
 
     for _, _, _, value in tensors:
@@ -237,7 +238,7 @@ def _buffers(
             size += nbytes
             continue
         for part in _slabs(lazy.shape, lazy.dtype.itemsize, min(_PART, max_bytes // 4)):
-            yield from map(_bytes, _lazy.fetch([lazy[part]], True, max_bytes))
+            yield from map(_layout.as_bytes, _lazy.fetch([lazy[part]], True, max_bytes))
     yield from flush()
 
 
@@ -245,10 +246,10 @@ def _of_array(value: Any, max_bytes: int) -> Iterator[Any]:
     t = _leaf.describe(value)
     room = max_bytes // (4 * _leaf.PREFETCH)
     if t.nbytes <= room:
-        yield _bytes(_leaf.to_host(value, t))
+        yield _layout.as_bytes(_leaf.to_host(value, t))
         return
     regions = _slabs(t.shape, t.itemsize, room)
-    yield from map(_bytes, _leaf.to_host_by_regions(value, t, regions))
+    yield from map(_layout.as_bytes, _leaf.to_host_by_regions(value, t, regions))
 
 
 def _slabs(
@@ -257,7 +258,3 @@ def _slabs(
     """Regions whose elements follow each other, in order."""
     chunk = _chunks.choose(shape, itemsize, max(1, target))
     return map(ft.partial(_chunks.region, shape, chunk), _chunks.indices(shape, chunk))
-
-
-def _bytes(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -287,7 +287,6 @@ _titles = {
     "dtype": "of another dtype",
     "static": 'static fields that have changed (`static="ignore"` lets them pass)',
 }
-_most = 40
 
 
 def _text(
@@ -302,20 +301,14 @@ def _text(
         f"The checkpoint at `{url}`{below} does not fit `like` ({count} of "
         f"{len(index.names)} leaves saved); nothing was loaded."
     )
-    for kind, title in _titles.items():
-        rows = report.rows.get(kind, [])
-        if not rows:
-            continue
-        lines.append(f"  {title}:")
-        shown = _show.fold_rows(rows)
-        for name, text in shown[:_most]:
-            hint = ""
-            if kind == "missing" and "{" not in name and _no_entry not in text:
-                near = difflib.get_close_matches(name, index.names[:5000], 1, 0.6)
-                hint = f"  (the nearest name there is `{near[0]}`)" if near else ""
-            lines.append(f"    {name}  {text}{hint}".rstrip())
-        if len(shown) > _most:
-            lines.append(f"    ... and {len(shown) - _most} more")
+
+    def nearest(kind: str, name: str, text: str) -> str:
+        if kind != "missing" or "{" in name or _no_entry in text:
+            return ""
+        near = difflib.get_close_matches(name, index.names[:5000], 1, 0.6)
+        return f"  (the nearest name there is `{near[0]}`)" if near else ""
+
+    lines += _show.sections(report.rows, _titles, nearest)
     hint = _source_hint(index, names, source, report)
     if hint:
         lines.append(hint)

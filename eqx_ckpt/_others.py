@@ -234,7 +234,15 @@ class _Entries:
         )
 
 
-def orbax_files(
+def files(leaves: Sequence[Leaf], holes: Any, layout: str) -> dict[str, bytes]:
+    """All files for other readers that go into the root of a checkpoint."""
+    out = _orbax_files(leaves, holes, layout)
+    if layout == "zarr":
+        out.update(_zarr_files(leaves))
+    return out
+
+
+def _orbax_files(
     leaves: Sequence[Leaf], holes: Sequence[Hole], layout: str
 ) -> dict[str, bytes]:
     """The files at the root that Orbax needs; none if it can hold no leaf."""
@@ -315,7 +323,7 @@ def in_zarr_group(template: Template) -> bool:
     return template.stored in _zarr_dtypes
 
 
-def zarr_files(leaves: Sequence[Leaf]) -> dict[str, bytes]:
+def _zarr_files(leaves: Sequence[Leaf]) -> dict[str, bytes]:
     """The root group, whose consolidated metadata lists what zarr-python can decode."""
     members = [
         b'"%b":%b'

@@ -88,7 +88,6 @@ _titles = {
     "model": "in the model, in no pair and not in `fresh`",
     "checkpoint": "in the checkpoint, in no pair and not in `drop`",
 }
-_most = 40
 
 
 def plan(
@@ -610,15 +609,7 @@ def _text(
         f"The graft of `{stored.ckpt.path}` does not fit the model ({count}); nothing "
         "was loaded."
     ]
-    for kind, title in _titles.items():
-        rows = problems.rows.get(kind, [])
-        if not rows:
-            continue
-        lines.append(f"  {title}:")
-        shown = _show.fold_rows(rows)
-        lines += [f"    {name}  {text}".rstrip() for name, text in shown[:_most]]
-        if len(shown) > _most:
-            lines.append(f"    ... and {len(shown) - _most} more")
+    lines += _show.sections(problems.rows, _titles)
     dotted = [stored.index.names[p] for p in undeclared[1]]
     dotted = [name for name in dotted if "%2E" in name]
     if dotted:

@@ -232,9 +232,7 @@ def plan(
         if (entry := entries.get(number)) is not None and entry.label is not None
     }
     holes = _others.holes(pytree, is_leaf, flat, numbers, selection.wholes)
-    side = _others.orbax_files(leaves, holes, layout)
-    if layout == "zarr":
-        side.update(_others.zarr_files(leaves))
+    side = _others.files(leaves, holes, layout)
     statics = _tree.statics(pytree, is_leaf, flat.structure)
     return Plan(leaves, templates, side, markers, statics, metadata, layout)
 

@@ -1,7 +1,7 @@
 """How names, trees and sizes are printed: folded by layer, and always escaped."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -90,6 +90,30 @@ def fold_rows(rows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
     folded = [(name, text) for text, names in grouped.items() for name in fold(names)]
     return sorted(folded, key=place)
+
+
+# Of the problems of one kind.
+_MOST = 40
+
+
+def sections(
+    rows: Mapping[str, list[tuple[str, str]]],
+    titles: Mapping[str, str],
+    hint: Callable[[str, str, str], str] = lambda kind, name, text: "",
+) -> list[str]:
+    """The lines of a report: for each kind of problem its title and its rows, folded,
+    with a hint for `(kind, name, text)` after each."""
+    lines = []
+    for kind, title in titles.items():
+        if not rows.get(kind):
+            continue
+        lines.append(f"  {title}:")
+        shown = fold_rows(rows[kind])
+        for name, text in shown[:_MOST]:
+            lines.append(f"    {name}  {text}{hint(kind, name, text)}".rstrip())
+        if len(shown) > _MOST:
+            lines.append(f"    ... and {len(shown) - _MOST} more")
+    return lines
 
 
 def _runs(numbers: list[int]) -> list[str]:

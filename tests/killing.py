@@ -241,6 +241,26 @@ def save(path: str, tree: str, layout: str, rename: bool = True) -> None:
         ec.tree_serialise_leaves(path, make(tree), layout=layout, chunks=chunks)
 
 
+# What is at the path before, and what is saved there.
+CASES = {"first": (None, "a"), "overwrite": ("a", "b"), "other": ("a", "c")}
+
+
+def what_is_at(path: Any) -> str | None:
+    """Which of the trees is at a path: all of it, bit for bit. None: no checkpoint."""
+    from helpers import assert_alike
+
+    import eqx_ckpt as ec
+
+    try:
+        ckpt = ec.open(path)
+    except FileNotFoundError:
+        return None
+    tree = ec.materialise(ckpt.tree)
+    name = chr(tree["step"] if "step" in tree else tree["other"]["step"])
+    assert_alike(tree, make(name))
+    return name
+
+
 @contextlib.contextmanager
 def without_rename() -> Iterator[None]:
     """Paths are directories as if they were in an object store: all is written by

@@ -9,14 +9,19 @@ import shutil
 import time
 
 import pytest
-from helpers import assert_alike, files_of
-from killing import CAN_TRACE, make, save, Server, without_rename
+from helpers import files_of
+from killing import (
+    CAN_TRACE,
+    CASES,
+    save,
+    Server,
+    what_is_at,
+    without_rename,
+)
 
 import eqx_ckpt as ec
 
 
-# What is at the path before, and what is saved there.
-_cases = {"first": (None, "a"), "overwrite": ("a", "b"), "other": ("a", "c")}
 _layouts = ["ocdbt", "zarr"]
 
 
@@ -24,18 +29,6 @@ _layouts = ["ocdbt", "zarr"]
 def server():
     with Server() as server:
         yield server
-
-
-def _what_is_at(path):
-    """Which of the trees is at a path: all of it, bit for bit. None: no checkpoint."""
-    try:
-        ckpt = ec.open(path)
-    except FileNotFoundError:
-        return None
-    tree = ec.materialise(ckpt.tree)
-    name = chr(tree["step"] if "step" in tree else tree["other"]["step"])
-    assert_alike(tree, make(name))
-    return name
 
 
 def _kinds(path):
@@ -54,7 +47,7 @@ class _Campaign:
 
     def __init__(self, server, directory, case, layout):
         self.server, self.directory, self.layout = server, directory, layout
-        self.old, self.new = _cases[case]
+        self.old, self.new = CASES[case]
         self.saved = self.kept = 0
         for name in {"d", self.old or "d"}:
             self._save(directory / "whole" / name, name, trace=False)
@@ -85,19 +78,19 @@ class _Campaign:
 
     def check(self, steps, number):
         path = steps / "7"
-        there = _what_is_at(path)
+        there = what_is_at(path)
         for name in set(os.listdir(steps)) - {"7"}:
             with pytest.raises(FileNotFoundError, match="interrupted"):
                 ec.open(steps / name)
         if number % 2:
             found = ec.clean(steps, remove=False)
             assert ec.clean(steps) == found and ec.clean(steps) == []
-            assert _what_is_at(path) == there
+            assert what_is_at(path) == there
             assert os.listdir(steps) == ["7"] if there else not files_of(steps)
             assert len(list(steps.glob("7/d/*"))) <= 1
         else:
             save(path, "d", self.layout)
-            assert _what_is_at(path) == "d"
+            assert what_is_at(path) == "d"
             assert os.listdir(steps) == ["7"]
             assert _kinds(path) == self.kinds
         return there
@@ -111,7 +104,7 @@ class _WithoutRename(_Campaign):
     def check(self, steps, number):
         path = steps / "7"
         with without_rename():
-            there = _what_is_at(path)
+            there = what_is_at(path)
         # TensorStore writes each file as `<name>.__lock`, and takes such a file of a
         # killed writer as it is, longer than what it writes. No object store does so,
         # and in local directories we write ourselves.
@@ -125,14 +118,14 @@ class _WithoutRename(_Campaign):
         elif self.layout == "ocdbt" or there is None:
             save(path, "d", self.layout, rename=False)
             with without_rename():
-                assert _what_is_at(path) == "d"
+                assert what_is_at(path) == "d"
             assert _kinds(path) == self.kinds
         return there
 
 
-_with_rename = [(_Campaign, case, layout) for layout in _layouts for case in _cases]
+_with_rename = [(_Campaign, case, layout) for layout in _layouts for case in CASES]
 # What has fixed names cannot be replaced there.
-_without = [(_WithoutRename, case, "ocdbt") for case in _cases]
+_without = [(_WithoutRename, case, "ocdbt") for case in CASES]
 _all = [*_with_rename, *_without, (_WithoutRename, "first", "zarr")]
 
 

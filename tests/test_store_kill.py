@@ -6,15 +6,10 @@ import random
 import signal
 
 import pytest
-from helpers import assert_alike
-from killing import make, Server
+from killing import CASES, make, Server, what_is_at
 
 import eqx_ckpt as ec
 from eqx_ckpt import _commit, _store
-
-
-# What is at the path before, and what is saved there.
-_cases = {"first": (None, "a"), "overwrite": ("a", "b"), "other": ("a", "c")}
 
 
 @pytest.fixture(scope="module", params=["s3", "gs"])
@@ -25,21 +20,9 @@ def remote(request):
         yield proxy, f"{request.param}://bucket", server
 
 
-def _what_is_at(path):
-    """Which of the trees is at a path: all of it, bit for bit. None: no checkpoint."""
-    try:
-        ckpt = ec.open(path)
-    except FileNotFoundError:
-        return None
-    tree = ec.materialise(ckpt.tree)
-    name = chr(tree["step"] if "step" in tree else tree["other"]["step"])
-    assert_alike(tree, make(name))
-    return name
-
-
 def _campaign(remote, tmp_path, case, layout, pick):
     proxy, bucket, server = remote
-    old, new = _cases[case]
+    old, new = CASES[case]
     pid_file = tmp_path / "pid"
     numbers = itertools.count()
 
@@ -73,7 +56,7 @@ def _campaign(remote, tmp_path, case, layout, pick):
         proxy.fault = fault
         server.save(path, new, layout, trace=False, pid_file=str(pid_file))
         proxy.fault = lambda *_: None
-        there = _what_is_at(path)
+        there = what_is_at(path)
         assert there in (old, new), there
         outcomes.append(there)
         if there is not None:
@@ -88,15 +71,15 @@ def _campaign(remote, tmp_path, case, layout, pick):
         if number % 2 and _store.list_top(_store.resolve(path)):
             found = ec.clean(path, remove=False)
             assert ec.clean(path, idle=True) == found
-            assert _what_is_at(path) == there
+            assert what_is_at(path) == there
             assert there is None or ec.clean(path, remove=False) == []
         ec.tree_serialise_leaves(path, make("b"))
-        assert _what_is_at(path) == "b" and ec.verify(path) == []
+        assert what_is_at(path) == "b" and ec.verify(path) == []
         assert len(_commit.saves(_store.resolve(path))) == 1
     return count, outcomes
 
 
-_all = [(case, "ocdbt") for case in _cases] + [("first", "zarr")]
+_all = [(case, "ocdbt") for case in CASES] + [("first", "zarr")]
 
 
 @pytest.mark.parametrize("case, layout", _all)
@@ -109,7 +92,7 @@ def test_killed(remote, tmp_path, case, layout):
 @pytest.mark.parametrize("case, layout", _all)
 def test_killed_at_every_request(remote, tmp_path, case, layout, capsys):
     count, outcomes = _campaign(remote, tmp_path, case, layout, lambda points: points)
-    old, new = _cases[case]
+    old, new = CASES[case]
     assert {old, new} <= set(outcomes)
     with capsys.disabled():
         saved = outcomes.count(new)
