@@ -2,6 +2,7 @@
 
 from . import adapters as adapters
 from ._async import async_tree_serialise_leaves as async_tree_serialise_leaves
+from ._bytes import from_bytes as from_bytes, to_bytes as to_bytes
 from ._checkpoint import Checkpoint as Checkpoint, open as open
 from ._clean import clean as clean
 from ._convert import convert as convert
@@ -19,6 +20,7 @@ from ._manager import CheckpointManager as CheckpointManager
 from ._nest import nest as nest
 from ._pairs import rename as rename
 from ._pending import SaveHandle as SaveHandle
+from ._register import register_leaf as register_leaf
 from ._remote import Store as Store
 from ._report import Report as Report
 from ._serialise import tree_serialise_leaves as tree_serialise_leaves
@@ -26,6 +28,10 @@ from ._skeleton import (
     leaf_names as leaf_names,
     partition_rules as partition_rules,
     skeleton as skeleton,
+)
+from ._state_dict import (
+    from_state_dict as from_state_dict,
+    to_state_dict as to_state_dict,
 )
 from ._verify import Problem as Problem, verify as verify
 

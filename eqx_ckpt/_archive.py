@@ -17,6 +17,7 @@ from ._store import Root
 
 
 SUFFIX = ".zip"
+_COPIES = "memory://eqx_ckpt.files/"
 _ALIGN = 64
 # Of the header of a file: what is fixed, and what makes it one of any size.
 _HEADER, _LARGE = 30, 20
@@ -57,10 +58,17 @@ def root_of(file: Any) -> Root:
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(file.fileno()), os.stat(name)):
                 return _store.resolve(os.fsdecode(name))
-    key = secrets.token_hex(8)
-    root = _store.resolve(f"memory://eqx_ckpt.files/{key}")
+    root = _store.resolve(f"{_COPIES}{secrets.token_hex(8)}")
     _store.write_file(*_store.split(root), [file.read()])
     return root
+
+
+def forget(root: Root) -> None:
+    """Frees the copy of an open file, if there is one."""
+    if root.url.startswith(_COPIES):
+        with contextlib.suppress(RuntimeError):
+            _store.check_fork()
+            _store.delete_tree(*_store.split(root))
 
 
 class Archive:

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -131,7 +132,7 @@ class Checkpoint:
         """
         index = self._source.index
         matched = _match.match(
-            self.path,
+            f"checkpoint at `{self.path}`",
             index,
             like,
             filter_spec,
@@ -231,7 +232,14 @@ def open(
     if isinstance(path, Checkpoint):
         return path
     if _archive.is_file(path):
-        return Checkpoint(_open(_archive.root_of(path), like))
+        root = _archive.root_of(path)
+        try:
+            source = _open(root, like)
+        except BaseException:
+            _archive.forget(root)
+            raise
+        weakref.finalize(source, _archive.forget, root).atexit = False
+        return Checkpoint(source)
     return Checkpoint(_open(_store.resolve(path, follow_symlinks), like))
 
 

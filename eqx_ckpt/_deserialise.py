@@ -100,7 +100,7 @@ def tree_deserialise_leaves(
         ckpt = _checkpoint.open(path, like=like if source is None else None)
         pinned = ckpt._source
         flat, pairs = _match.match(
-            ckpt.path,
+            f"checkpoint at `{ckpt.path}`",
             pinned.index,
             like,
             filter_spec,

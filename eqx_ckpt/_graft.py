@@ -11,7 +11,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from . import _checkpoint, _init, _later, _lazy, _leaf, _match, _plan, _store
+from . import _checkpoint, _init, _later, _lazy, _leaf, _match, _plan, _register, _store
 from ._checkpoint import Checkpoint
 from ._index import Index
 from ._lazy import LazyArray, Want
@@ -119,7 +119,7 @@ def graft(
         leaves[number] = leaves[origin]
     differences = [Difference(*x) for x in plan.differences]
     for (number, _), value in zip(plan.kept, saved):
-        if not _same(value, leaves[number]):
+        if not _same(value, _register.to_leaf(leaves[number])):
             name = ours.names[number]
             differences.append(Difference(name, repr(value), repr(leaves[number])))
     tree = jtu.tree_unflatten(ours.flat.structure, leaves)

@@ -143,7 +143,7 @@ class LazyArray(jax.ShapeDtypeStruct):
         return self._viewed(view.transpose(axes or None))
 
     def _viewed(self, view: View) -> "LazyArray":
-        target = self._target
+        target = self._target._replace(codec=None)
         if target.kind in ("key", "str", "bytes"):
             raise TypeError(
                 f"The leaf `{self.name}` is a {target.kind}: read it to index it."
@@ -158,7 +158,7 @@ class LazyArray(jax.ShapeDtypeStruct):
         wanted = np.dtype(dtype)
         if self._target.kind not in _index.ARRAY_KINDS:
             raise TypeError(f"The leaf `{self.name}` is not an array.")
-        target = self._target._replace(dtype=wanted, weak=False, cast=True)
+        target = self._target._replace(dtype=wanted, weak=False, cast=True, codec=None)
         problem = _leaf.misfit(
             self._record.template._replace(shape=target.shape), target
         )

@@ -13,7 +13,7 @@ import jax.random as jr
 import ml_dtypes
 import numpy as np
 
-from . import _chunks, _index, _sharding, _show, _team
+from . import _chunks, _index, _register, _sharding, _show, _team
 from ._index import Template
 from ._sharding import Shards
 
@@ -28,7 +28,7 @@ def is_storable(x: Any) -> bool:
     Python's bool, int, float and complex, and typed PRNG keys. On the `like` side it is
     also true of `jax.ShapeDtypeStruct`. It is false of str and bytes, which are
     configuration more often than data: a `filter_spec` that is true of them stores
-    them.
+    them. It is true of types that were given to [`register_leaf`][].
 
     !!! example
 
@@ -39,9 +39,12 @@ def is_storable(x: Any) -> bool:
 
         ```
     """
-    if isinstance(x, jax.Array):
-        return True
-    return _is_storable_type(type(x))
+    return is_own(x) or _register.codec_of(type(x)) is not None
+
+
+def is_own(x: Any) -> bool:
+    """Whether a leaf is stored by default, and as what it is."""
+    return isinstance(x, jax.Array) or _is_storable_type(type(x))
 
 
 @ft.cache
@@ -122,7 +125,8 @@ def describe(leaf: Any, dtype: np.dtype | None = None) -> Template:
             "(`materialise`), or leave it out with `filter_spec` or `where`."
         )
     raise TypeError(
-        f"a `{type(leaf).__name__}` cannot be stored. Leave it out with `filter_spec`."
+        f"a `{type(leaf).__name__}` cannot be stored. Leave it out with `filter_spec`, "
+        "or make its type one that can be with `register_leaf`."
     )
 
 
@@ -401,10 +405,19 @@ class Target(NamedTuple):
     sharding: jax.sharding.Sharding | None = None
     python: type | None = None
     cast: bool = False
+    codec: _register.Codec | None = None
 
 
 def target_of(like: Any) -> Target:
-    """**Raises:** `TypeError` for a leaf that no stored leaf can stand for."""
+    """**Raises:** `TypeError` for a leaf that no stored leaf can stand for, and
+    `ValueError` when the `to_leaf` of its type fails."""
+    codec = _register.codec_of(type(like))
+    if codec is not None:
+        return _target_of(_register.to_leaf(like))._replace(codec=codec)
+    return _target_of(like)
+
+
+def _target_of(like: Any) -> Target:
     if isinstance(like, jax.Array) or isinstance(like, jax.ShapeDtypeStruct):
         if isinstance(like, jax_core.Tracer):
             raise TypeError(
@@ -623,6 +636,8 @@ def without_replicas(target: Target) -> Target:
     sharding = target.sharding
     if sharding is None or _is_local(sharding) or target.kind != "jax" or target.weak:
         return target
+    if target.codec is not None:
+        return target
     return target._replace(sharding=_sharding.without_replicas(sharding, target.shape))
 
 
@@ -670,6 +685,10 @@ def from_host(
     `converted` that they come out of the leaf's `conversion`.
     **Raises:** `ValueError` when the value does not survive the conversion.
     """
+    if target.codec is not None:
+        plain = target._replace(codec=None)
+        leaf = from_host(arrays, template, plain, owned, converted)
+        return _register.from_leaf(target.codec, leaf)
     if regions(target) is None:
         return _from_host(arrays[0], template, target, owned, converted)
     assert target.sharding is not None
@@ -743,6 +762,7 @@ def is_plain_small(target: Target, array: np.ndarray) -> bool:
         target.kind == "jax"
         and not target.weak
         and target.sharding is None
+        and target.codec is None
         and array.dtype == target.dtype
         and array.dtype.itemsize <= 4
         and array.nbytes < _ALIAS_BYTES

@@ -53,7 +53,7 @@ class _Report:
 
 
 def match(
-    url: str,
+    what: str,
     index: Index,
     like: PyTree,
     filter_spec: FilterSpec = _leaf.is_storable,
@@ -66,7 +66,8 @@ def match(
     static: str = "error",
     cast: bool = False,
 ) -> Match:
-    """Pairs the selected leaves of `like` with stored ones, by name.
+    """Pairs the selected leaves of `like` with stored ones, by name. Errors say `what`
+    these are in.
 
     **Raises:** one `RuntimeError` that lists all that does not fit.
     """
@@ -89,7 +90,7 @@ def match(
             continue
         any_selected = True
         path, leaf, name = flat.paths[number], flat.leaves[number], names[number]
-        target = _target(name, leaf)
+        target = target_of(name, leaf)
         if cast:
             target = target._replace(cast=True)
         place = index.places.get(stored[number])
@@ -134,15 +135,15 @@ def match(
     if static == "error":
         _find_static(index, like, is_leaf, wholes, source, report)
     if report.rows:
-        raise RuntimeError(_text(url, index, names, source, report))
+        raise RuntimeError(_text(what, index, names, source, report))
     return Match(flat, pairs)
 
 
-def _target(name: str, leaf: Any) -> Target:
+def target_of(name: str, leaf: Any) -> Target:
     try:
         return _leaf.target_of(leaf)
-    except TypeError as e:
-        raise TypeError(f"Leaf `{name}`: {e}") from None
+    except (TypeError, ValueError) as e:
+        raise type(e)(f"Leaf `{name}`: {e}") from e.__cause__
 
 
 def _is_abstract(leaf: Any) -> bool:
@@ -290,7 +291,7 @@ _titles = {
 
 
 def _text(
-    url: str, index: Index, names: list[str], source: str, report: _Report
+    what: str, index: Index, names: list[str], source: str, report: _Report
 ) -> str:
     below = f" under `{source}`" if source else ""
     lines = [report.first] if report.first else []
@@ -298,7 +299,7 @@ def _text(
         f"{len(rows)} {kind}" for kind, rows in report.rows.items() if rows
     )
     lines.append(
-        f"The checkpoint at `{url}`{below} does not fit `like` ({count} of "
+        f"The {what}{below} does not fit `like` ({count} of "
         f"{len(index.names)} leaves saved); nothing was loaded."
     )
 

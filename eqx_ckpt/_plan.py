@@ -401,10 +401,7 @@ def _saved_of(nodes: list[_pairs.Node]) -> list[Saved]:
 
 
 def _target(model: Model, number: int) -> Target:
-    try:
-        return _leaf.target_of(model.flat.leaves[number])
-    except TypeError as e:
-        raise TypeError(f"Leaf `{model.names[number]}`: {e}") from None
+    return _match.target_of(model.names[number], model.flat.leaves[number])
 
 
 # ---- One leaf, or those that an adapter makes together.

@@ -23,6 +23,7 @@ from . import (
     _others,
     _pending,
     _progress,
+    _register,
     _reuse,
     _select,
     _store,
@@ -420,6 +421,7 @@ def _describe(
             )
         paths[name] = path
         try:
+            value = _register.to_leaf(value)
             template = _leaf.describe(value, cast)
         except (ValueError, TypeError) as e:
             raise type(e)(f"The leaf `{name}` cannot be saved: {e}") from None

@@ -48,7 +48,7 @@ def read(found: Found, like: Any) -> Source | None:
     places: dict[int, int] = {}
     at = len(line) + 1 if line else 0
     for number, (path, leaf) in enumerate(zip(flat.paths, flat.leaves)):
-        if not _leaf.is_storable(leaf):
+        if not _leaf.is_own(leaf):
             continue
         name, keys = _names.name_of(path)
         target = _leaf.target_of(leaf)

@@ -1,0 +1,123 @@
+"""`register_leaf`: leaf types of one's own, as leaves that can be stored."""
+
+import contextlib
+import functools as ft
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+
+class Codec(NamedTuple):
+    """How the values of a type become leaves that are stored, and come back."""
+
+    name: str
+    to_leaf: Callable[[Any], Any]
+    from_leaf: Callable[[Any], Any]
+
+
+_codecs: dict[type, Codec] = {}
+
+# A codec of these would be one of most other leaves, or of none.
+_own = (
+    *(object, jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct),
+    *(bool, int, float, complex),
+)
+
+
+def register_leaf(
+    cls: type, to_leaf: Callable[[Any], Any], from_leaf: Callable[[Any], Any]
+) -> contextlib.AbstractContextManager[Any]:
+    """Stores the values of a type of one's own, as leaves of types that are stored.
+
+    From then on, in this process, [`is_storable`][] is true of them, and all calls
+    take them; or, as a context manager, for the calls in its block:
+    `with ec.register_leaf(...):`.
+
+    A load makes such a value where `like` has one. It fits what is stored if the leaf
+    that `to_leaf` makes of the one in `like` does: an array has to have its shape and
+    dtype. Anywhere else, as in `ckpt.tree`, it is the leaf that was stored.
+
+    **Arguments:**
+
+    - `cls`: the type; subclasses are of it too, unless they are registered themselves.
+        For JAX it has to be a leaf. Values of a type that JAX has as a node are leaves
+        where an `is_leaf` says so.
+    - `to_leaf`: a function from a value to an array, a number, a str, bytes, or a typed
+        PRNG key. It gets the values in `like` too.
+    - `from_leaf`: a function from the leaf, as it is loaded, to the value.
+
+    **Returns:** a context manager that, at its end, takes the registration back.
+
+    **Raises:** `TypeError` for a type that is stored without it. In a save or a load,
+    what goes wrong in the two functions is an error that names the leaf.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec
+        >>> from fractions import Fraction
+        >>> with ec.register_leaf(Fraction, str, Fraction):
+        ...     ec.tree_serialise_leaves("memory://ratio", {"ratio": Fraction(3, 4)})
+        ...     ec.tree_deserialise_leaves("memory://ratio", {"ratio": Fraction(0)})
+        {'ratio': Fraction(3, 4)}
+        >>> ec.open("memory://ratio")["ratio"].read()
+        '3/4'
+
+        ```
+    """
+    if cls in _own:
+        raise TypeError(f"`{cls.__name__}` cannot be registered: {_why(cls)}.")
+    before = _codecs.get(cls)
+    _set(cls, Codec(cls.__qualname__, to_leaf, from_leaf))
+    undo = contextlib.ExitStack()
+    undo.callback(_set, cls, before)
+    return undo
+
+
+def _why(cls: type) -> str:
+    return "all types are of it" if cls is object else "it is stored as it is"
+
+
+def _set(cls: type, codec: Codec | None) -> None:
+    if codec is None:
+        _codecs.pop(cls, None)
+    else:
+        _codecs[cls] = codec
+    codec_of.cache_clear()
+
+
+@ft.cache
+def codec_of(cls: type) -> Codec | None:
+    """How leaves of a type are stored, if it or a base of it was registered."""
+    return next((_codecs[base] for base in cls.__mro__ if base in _codecs), None)
+
+
+def to_leaf(value: Any) -> Any:
+    """What is stored for a leaf: the leaf itself, unless its type was registered.
+
+    **Raises:** `ValueError` when its `to_leaf` fails.
+    """
+    codec = codec_of(type(value))
+    if codec is None:
+        return value
+    try:
+        return codec.to_leaf(value)
+    except Exception as e:
+        raise ValueError(
+            f"`to_leaf` of `{codec.name}` failed with {type(e).__name__}: {e}"
+        ) from e
+
+
+def from_leaf(codec: Codec, leaf: Any) -> Any:
+    """The value that a stored leaf was made of.
+
+    **Raises:** `ValueError` when its `from_leaf` fails.
+    """
+    try:
+        return codec.from_leaf(leaf)
+    except Exception as e:
+        raise ValueError(
+            f"`from_leaf` of `{codec.name}` failed with {type(e).__name__}: {e}"
+        ) from e

@@ -1,0 +1,195 @@
+"""`to_state_dict` and `from_state_dict`: a tree as nested dicts, by our names."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+from jaxtyping import PyTree
+
+from . import _filters, _index, _leaf, _match, _names, _register, _tree
+from ._filters import FilterSpec, IsLeaf
+from ._index import Index, Template
+from ._leaf import Target
+
+
+def to_state_dict(
+    pytree: PyTree,
+    filter_spec: FilterSpec = _leaf.is_storable,
+    is_leaf: IsLeaf = None,
+) -> dict[str, Any]:
+    """The leaves of a tree in nested dicts, whose keys are the parts of their names.
+
+    Lists and Modules become dicts too, `layers.0.weight` being
+    `out["layers"]["0"]["weight"]`. The leaves are those of the tree, and not copies.
+
+    **Arguments:**
+
+    - `pytree`, `filter_spec`, `is_leaf`: as in [`tree_serialise_leaves`][]. The tree
+        may be abstract, or have lazy leaves.
+
+    **Returns:** nested dicts, whose order is the tree's. A tree that is one leaf has
+    the key `"%root"`.
+
+    **Raises:** `ValueError` for two leaves of one name.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec
+        >>> ec.to_state_dict({"layers": [{"rate": 0.5}, {"rate": 0.1}], "act": print})
+        {'layers': {'0': {'rate': 0.5}, '1': {'rate': 0.1}}}
+
+        ```
+    """
+    flat = _tree.flatten(pytree, is_leaf)
+    chosen = _filters.selected(filter_spec, pytree, flat.leaves, is_leaf)
+    out: dict[str, Any] = {}
+    for path, leaf, good in zip(flat.paths, flat.leaves, chosen):
+        if not good:
+            continue
+        name = _names.name_of(path)[0]
+        *parents, last = name.split(".")
+        node = out
+        for part in parents:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                break
+        if not isinstance(node, dict) or last in node:
+            raise ValueError(
+                f"Two leaves have the name `{name}`, or the start of it: rename one of "
+                "their keys."
+            )
+        try:
+            node[last] = _register.to_leaf(leaf)
+        except ValueError as e:
+            raise ValueError(f"Leaf `{name}`: {e}") from e.__cause__
+    return out
+
+
+def from_state_dict(
+    state_dict: Mapping,
+    like: PyTree,
+    filter_spec: FilterSpec = _leaf.is_storable,
+    is_leaf: IsLeaf = None,
+    *,
+    where: Callable[[PyTree], Any] | None = None,
+    missing: str = "error",
+    unexpected: str = "error",
+    cast: bool = False,
+) -> PyTree:
+    """Puts the leaves of nested dicts into a tree, each by its name.
+
+    It checks all that [`tree_deserialise_leaves`][] checks, but for static fields,
+    which such dicts do not have. Entries of an `eqx.nn.State` go by their position.
+
+    **Arguments:**
+
+    - `state_dict`: nested dicts as of [`to_state_dict`][]; keys may be joined with
+        dots, so that `{"layers.0.weight": ...}` will do.
+    - `like`, `filter_spec`, `is_leaf`, `where`, `missing`, `unexpected`, `cast`: as in
+        [`tree_deserialise_leaves`][]. `like` says how each leaf comes back. A jax.Array
+        that is so already is taken as it is; anything else is copied.
+
+    **Returns:** `like`, with the selected leaves of the dicts.
+
+    **Raises:** one `RuntimeError` that lists all that does not fit; `ValueError` or
+    `TypeError` that names the leaf for what cannot be a leaf.
+
+    !!! example
+
+        ```python
+        >>> import equinox as eqx, jax, jax.random as jr, eqx_ckpt as ec
+        >>> mlp = eqx.nn.MLP(2, 2, 8, 1, key=jr.key(0))
+        >>> like = eqx.filter_eval_shape(eqx.nn.MLP, 2, 2, 8, 1, key=jr.key(1))
+        >>> again = ec.from_state_dict(ec.to_state_dict(mlp), like)
+        >>> bool(eqx.tree_equal(again, mlp))
+        True
+
+        ```
+    """
+    names: list[str] = []
+    values: list[Any] = []
+    templates: dict[Template, int] = {}
+    numbers: list[int] = []
+    for name, value in _walk(state_dict, ()):
+        try:
+            keys = "".join("o" if x[:2] == "%=" else "k" for x in name.split("."))
+            keys = "" if name == _names.ROOT else keys
+            _names.keys_of(name, keys)
+        except ValueError as e:
+            raise ValueError(
+                f"The state dict has a leaf at {_names.shorten(name)}, which is no "
+                f"name of a leaf: {e}. `ec.leaf_names` shows those of a tree."
+            ) from None
+        try:
+            value = _register.to_leaf(value)
+            template = _leaf.describe(value)
+        except (ValueError, TypeError) as e:
+            raise type(e)(f"The state dict's leaf `{name}`: {e}") from None
+        chunk = tuple(max(1, n) for n in template.shape)
+        template = template._replace(keys=keys, chunk=chunk)
+        names.append(name)
+        values.append(value)
+        numbers.append(templates.setdefault(template, len(templates)))
+    index = Index(
+        save="",
+        layout="state dict",
+        metadata=None,
+        names=names,
+        template=numbers,
+        templates=list(templates),
+        files=[],
+        file=[0] * len(names),
+        offset=[0] * len(names),
+        splits=[],
+        sizes={},
+        aliases={},
+        markers={},
+        statics=_index.Statics([], {}),
+        digests="",
+        others={},
+        writer={},
+    )
+    flat, pairs = _match.match(
+        "state dict",
+        index,
+        like,
+        filter_spec,
+        is_leaf,
+        where=where,
+        missing=missing,
+        unexpected=unexpected,
+        cast=cast,
+    )
+    leaves = list(flat.leaves)
+    for number, record, target in pairs:
+        try:
+            leaves[number] = _as(values[record.place], record.template, target)
+        except (ValueError, TypeError) as e:
+            raise RuntimeError(f"The state dict's leaf `{record.name}`: {e}") from e
+    return jtu.tree_unflatten(flat.structure, leaves)
+
+
+def _walk(node: Mapping, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    for key, value in node.items():
+        if not isinstance(key, str):
+            raise TypeError(
+                f"The state dict has the key {key!r:.60}, and takes strings only: "
+                f'`"{key!r:.60}"`.'
+            )
+        if isinstance(value, Mapping):
+            yield from _walk(value, (*path, key))
+        else:
+            yield ".".join((*path, key)), value
+
+
+def _as(value: Any, template: Template, target: Target) -> Any:
+    if isinstance(value, jax.Array) and target.codec is None:
+        same = template.kind == target.kind and template.weak == target.weak
+        same = same and (target.kind == "key" or value.dtype == target.dtype)
+        if same and target.sharding in (None, value.sharding):
+            return value
+    array = _leaf.to_host(value, template)
+    parts = [array[region] for region in _leaf.regions(target) or [...]]
+    return _leaf.from_host(parts, template, target, owned=False)

@@ -1,0 +1,195 @@
+"""`register_leaf`: values of types of one's own."""
+
+import pickle
+from fractions import Fraction
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+
+import eqx_ckpt as ec
+
+
+class Quantised:
+    """A leaf to JAX: integers and what they are multiplied by."""
+
+    def __init__(self, numbers, scale):
+        self.numbers, self.scale = numbers, scale
+
+    def __eq__(self, other):
+        same = np.array_equal(self.numbers, other.numbers)
+        return same and self.scale == other.scale
+
+
+def quantised_to_leaf(x):
+    return np.concatenate([np.asarray(x.numbers, np.int32), [x.scale]]).astype("i4")
+
+
+def quantised_from_leaf(x):
+    return Quantised(x[:-1], int(x[-1]))
+
+
+@pytest.fixture
+def quantised():
+    with ec.register_leaf(Quantised, quantised_to_leaf, quantised_from_leaf):
+        yield Quantised([1, 2, 3], 4)
+
+
+class Net(eqx.Module):
+    weight: jax.Array
+    table: Quantised
+    act: object
+
+
+def test_there_and_back(tmp_path, quantised):
+    net = Net(jnp.ones(3), quantised, jax.nn.relu)
+    ec.tree_serialise_leaves(tmp_path / "c", net)
+    like = eqx.filter_eval_shape(lambda: Net(jnp.ones(3), Quantised([0] * 3, 0), None))
+    out = ec.tree_deserialise_leaves(tmp_path / "c", like)
+    assert out.table == quantised and out.act is None
+    assert jnp.array_equal(out.weight, net.weight)
+    # Anywhere else it is what was stored.
+    assert ec.open(tmp_path / "c")["table"].read().tolist() == [1, 2, 3, 4]
+    assert ec.is_storable(quantised)
+
+
+def test_lazily(tmp_path, quantised):
+    ec.tree_serialise_leaves(tmp_path / "c", {"a": quantised})
+    lazy = ec.open(tmp_path / "c").splice({"a": quantised})["a"]
+    assert lazy.read() == quantised
+    assert ec.materialise({"a": lazy}) == {"a": quantised}
+    assert np.asarray(lazy).tolist() == [1, 2, 3, 4]
+    assert lazy[1:3].read().tolist() == [2, 3]
+    assert lazy.astype("int64").read().tolist() == [1, 2, 3, 4]
+    assert pickle.loads(pickle.dumps(lazy)).read() == quantised
+
+
+def test_async_manager_and_many(tmp_path, quantised):
+    tree = {"step": Fraction(1, 3), "tables": [quantised] * 2000}
+    with ec.register_leaf(Fraction, str, Fraction):
+        ec.async_tree_serialise_leaves(tmp_path / "c", tree).result()
+        assert ec.tree_deserialise_leaves(tmp_path / "c", tree) == tree
+        with ec.CheckpointManager(tmp_path / "run") as manager:
+            manager.save(1, tree)
+            manager.wait()
+            assert manager.restore(tree) == (tree, 1)
+
+
+def test_one_value_at_two_places_is_stored_twice(tmp_path, quantised):
+    ec.tree_serialise_leaves(tmp_path / "c", {"a": quantised, "b": quantised})
+    out = ec.tree_deserialise_leaves(tmp_path / "c", {"a": quantised, "b": quantised})
+    assert out["a"] == out["b"] == quantised and out["a"] is not out["b"]
+
+
+def test_many_values_are_never_taken_for_each_other(tmp_path):
+    # What `to_leaf` makes is of no tree, and its id may come again.
+    with ec.register_leaf(Fraction, lambda x: np.array([x.numerator]), lambda x: x):
+        tree = [Fraction(i) for i in range(3000)]
+        ec.tree_serialise_leaves(tmp_path / "c", tree)
+    values = ec.materialise(ec.open(tmp_path / "c").tree)
+    assert [int(x[0]) for x in values] == list(range(3000))
+
+
+def test_what_does_not_fit(tmp_path, quantised):
+    ec.tree_serialise_leaves(tmp_path / "c", {"a": quantised})
+    with pytest.raises(RuntimeError, match=r"a  saved i32\[4\]\(numpy\), `like` has"):
+        ec.tree_deserialise_leaves(tmp_path / "c", {"a": Quantised([1, 2], 3)})
+    with pytest.raises(RuntimeError, match=r"missing.*\n +b "):
+        ec.tree_deserialise_leaves(tmp_path / "c", {"a": quantised, "b": quantised})
+    with pytest.raises(RuntimeError, match="unexpected"):
+        ec.tree_deserialise_leaves(tmp_path / "c", {"a": quantised}, source="")
+        ec.tree_deserialise_leaves(tmp_path / "c", {"b": quantised}, missing="keep")
+
+
+def test_what_fails_in_the_functions(tmp_path):
+    def fail(x):
+        raise KeyError("who")
+
+    with ec.register_leaf(Fraction, fail, Fraction):
+        with pytest.raises(
+            ValueError, match="leaf `r` .*`to_leaf` of `Fraction` .*who"
+        ):
+            ec.tree_serialise_leaves(tmp_path / "c", {"r": Fraction(1, 2)})
+        assert not (tmp_path / "c").exists()
+    with ec.register_leaf(Fraction, lambda x: [x], Fraction):
+        with pytest.raises(TypeError, match="leaf `r` cannot be saved: a `list`"):
+            ec.tree_serialise_leaves(tmp_path / "c", {"r": Fraction(1, 2)})
+    with ec.register_leaf(Fraction, str, fail):
+        ec.tree_serialise_leaves(tmp_path / "c", {"r": Fraction(1, 2)})
+        with pytest.raises(RuntimeError, match="r: `from_leaf` of `Fraction` .*who"):
+            ec.tree_deserialise_leaves(tmp_path / "c", {"r": Fraction(0)})
+    with ec.register_leaf(Fraction, fail, fail):
+        with pytest.raises(ValueError, match="Leaf `r`: `to_leaf` of `Fraction`"):
+            ec.tree_deserialise_leaves(tmp_path / "c", {"r": Fraction(0)})
+
+
+def test_for_a_block_and_for_the_process(tmp_path):
+    assert not ec.is_storable(Fraction(1))
+    ec.register_leaf(Fraction, str, Fraction)
+    try:
+        assert ec.is_storable(Fraction(1))
+        with ec.register_leaf(Fraction, float, Fraction):
+            ec.tree_serialise_leaves(tmp_path / "c", Fraction(1, 2))
+        assert ec.open(tmp_path / "c").tree.read() == 0.5
+        ec.tree_serialise_leaves(tmp_path / "c", Fraction(1, 2))
+        assert ec.open(tmp_path / "c").tree.read() == "1/2"
+    finally:
+        with ec.register_leaf(Fraction, str, Fraction):
+            pass
+        from eqx_ckpt import _register
+
+        _register._set(Fraction, None)
+    with pytest.raises(ValueError, match="selects no leaf"):
+        ec.tree_serialise_leaves(tmp_path / "c", Fraction(1, 2))
+    with pytest.raises(TypeError, match="`Fraction` cannot be stored.*`register_leaf`"):
+        ec.tree_serialise_leaves(tmp_path / "c", Fraction(1, 2), True)
+
+
+def test_subclasses_and_nodes(tmp_path):
+    class Half(Fraction):
+        pass
+
+    with ec.register_leaf(Fraction, str, Fraction):
+        ec.tree_serialise_leaves(tmp_path / "c", {"a": Half(1, 2)})
+        like = {"a": Fraction(0)}
+        assert ec.tree_deserialise_leaves(tmp_path / "c", like) == {"a": Fraction(1, 2)}
+    # A node of JAX is a leaf where `is_leaf` says so.
+    is_leaf = lambda x: isinstance(x, eqx.nn.Linear)
+    linear = eqx.nn.Linear(2, 3, use_bias=False, key=jr.key(0))
+    like = eqx.filter_eval_shape(lambda: linear)
+    back = lambda w: eqx.tree_at(lambda m: m.weight, like, w)
+    with ec.register_leaf(eqx.nn.Linear, lambda m: m.weight, back):
+        ec.tree_serialise_leaves(tmp_path / "d", [linear], is_leaf=is_leaf)
+        assert list(ec.open(tmp_path / "d").leaves) == ["0"]
+        out = ec.tree_deserialise_leaves(tmp_path / "d", [like], is_leaf=is_leaf)
+        assert eqx.tree_equal(out, [linear])
+
+
+def test_what_cannot_be_registered():
+    for cls in (float, np.ndarray, jax.Array, object):
+        with pytest.raises(TypeError, match="cannot be registered"):
+            ec.register_leaf(cls, str, str)
+
+
+def test_graft(tmp_path, quantised):
+    ec.tree_serialise_leaves(tmp_path / "c", {"a": jnp.ones(2), "q": quantised})
+    model = {"b": {"a": jnp.zeros(2), "q": Quantised([0, 0, 0], 0)}}
+    pair = (lambda m: m["b"], lambda c: c)
+    out, report = ec.graft(model, tmp_path / "c", [pair])
+    # As a Python scalar inside of a pair, it stays what it is in the model.
+    assert out["b"]["q"] == Quantised([0, 0, 0], 0) and out["b"]["a"].sum() == 2
+    assert [x.name for x in report.differences] == ["b.q"]
+    own = (lambda m: m["b"]["q"], lambda c: c.q)
+    out, report = ec.graft(model, tmp_path / "c", [own, (lambda m: m["b"]["a"], "a")])
+    assert out["b"]["q"] == quantised
+
+
+def test_equinox_files_do_not_have_them(tmp_path, quantised):
+    eqx.tree_serialise_leaves(tmp_path / "m.eqx", [jnp.ones(2), 3])
+    out = ec.tree_deserialise_leaves(
+        tmp_path / "m.eqx", [jnp.zeros(2), quantised, 0], lambda x: x is not quantised
+    )
+    assert out[0].sum() == 2 and out[1] is quantised and out[2] == 3

@@ -1,0 +1,191 @@
+"""`to_state_dict`, `from_state_dict`, `to_bytes`, `from_bytes`."""
+
+import gc
+import io
+import zipfile
+from fractions import Fraction
+
+import equinox as eqx
+import flax.serialization
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import optax
+import pytest
+import safetensors.numpy
+from helpers import assert_alike
+from hypothesis import given, settings, strategies as st
+
+import eqx_ckpt as ec
+from eqx_ckpt import _store
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class _Two:
+    """A node whose children have one name."""
+
+    def __init__(self, *children):
+        self.children = children
+
+    def tree_flatten_with_keys(self):
+        keys = (jax.tree_util.DictKey(1), jax.tree_util.DictKey("1"))
+        return tuple(zip(keys, self.children)), None
+
+    @classmethod
+    def tree_unflatten(cls, aux, children):
+        return cls(*children)
+
+
+def _tree():
+    model = eqx.nn.MLP(2, 3, 8, 2, key=jr.key(0))
+    opt = optax.adam(1e-3).init(eqx.filter(model, eqx.is_array))
+    odd = {2: 2.5, -1: {(1, "x"): np.float64(3)}}
+    big = {"n": 2**100, "key": jr.key(7), "raw": jr.PRNGKey(1)}
+    extra = {"a.b": 1, "": True, "odd": odd, "big": big}
+    host = np.arange(6.0).reshape(2, 3)[:, ::-1]
+    return {"model": model, "opt": opt, "extra": extra, "host": host, "_METADATA": 1j}
+
+
+def test_there_and_back():
+    tree = _tree()
+    state = ec.to_state_dict(tree)
+    assert state["model"]["layers"]["0"]["weight"] is tree["model"].layers[0].weight
+    names = jax.tree.leaves(eqx.filter(ec.leaf_names(tree), lambda x: True))
+    flat = {}
+
+    def walk(node, name):
+        for key, x in node.items():
+            below = f"{name}.{key}" if name else key
+            walk(x, below) if isinstance(x, dict) else flat.setdefault(below, x)
+
+    walk(state, "")
+    stored = [ec.is_storable(x) for x in jax.tree.leaves(tree)]
+    assert list(flat) == [n for n, good in zip(names, stored) if good]
+    like = ec.skeleton(_tree)
+    assert_alike(ec.from_state_dict(state, like), tree)
+    # Joined keys are the same names.
+    assert_alike(ec.from_state_dict(flat, like), tree)
+    out = ec.from_state_dict(state, tree)
+    assert_alike(out, tree)
+    # NumPy arrays can be written to, and so are copied.
+    out["host"][...] = 0
+    assert tree["host"].any()
+
+
+def test_one_leaf():
+    assert ec.to_state_dict(3) == {"%root": 3}
+    assert ec.from_state_dict({"%root": 3}, 0) == 3
+
+
+_keys = st.text(max_size=3) | st.sampled_from(["zarr", "%root", "."])
+_leaves = st.integers() | st.floats(allow_nan=False) | st.booleans()
+_trees = st.recursive(
+    _leaves,
+    lambda x: st.lists(x, max_size=4) | st.dictionaries(_keys, x),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(_trees)
+def test_any_tree(tree):
+    if jax.tree.leaves(tree):
+        assert ec.from_state_dict(ec.to_state_dict(tree), tree) == tree
+        assert ec.from_bytes(ec.to_bytes(tree), tree) == tree
+
+
+def test_what_does_not_fit():
+    state = ec.to_state_dict({"a": jnp.ones(2), "b": 1})
+    with pytest.raises(RuntimeError, match="(?s)state dict does not fit.*unexpected"):
+        ec.from_state_dict(state, {"a": jnp.ones(2)})
+    with pytest.raises(RuntimeError, match=r"a  saved f32\[2\], `like` has f32\[3\]"):
+        ec.from_state_dict(state, {"a": jnp.ones(3), "b": 1})
+    with pytest.raises(RuntimeError, match="missing"):
+        ec.from_state_dict(state, {"a": jnp.ones(2), "b": 1, "c": 1})
+    with pytest.raises(RuntimeError, match="dtype"):
+        ec.from_state_dict(state, {"a": jnp.ones(2, jnp.bfloat16), "b": 1})
+    out = ec.from_state_dict(state, {"a": jnp.ones(2, jnp.bfloat16), "b": 1}, cast=True)
+    assert out["a"].dtype == jnp.bfloat16
+    out = ec.from_state_dict(state, {"b": 0}, unexpected="ignore")
+    assert out == {"b": 1}
+    out = ec.from_state_dict(state, {"a": jnp.zeros(2), "b": 0}, where=lambda t: t["b"])
+    assert out["b"] == 1 and not out["a"].any()
+    for bad, error in [
+        ({"a": [1, 2]}, "leaf `a`: a `list` cannot be stored"),
+        ({"a/b": 1}, "'a/b', which is no name"),
+        ({"": 1}, "which is no name"),
+        ({"a": {1: 2}}, "key 1, and takes strings"),
+        ({"a": jax.ShapeDtypeStruct((2,), "float32")}, "abstract"),
+    ]:
+        with pytest.raises((ValueError, TypeError), match=error):
+            ec.from_state_dict(bad, {"a": 1})
+    with pytest.raises(ValueError, match="Two leaves have the name `1`"):
+        ec.to_state_dict(_Two(1, 2))
+
+
+def test_lazy_leaves_and_own_types(tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "c", {"a": {"b": jnp.ones(2)}})
+    state = ec.to_state_dict(ec.open(tmp_path / "c").tree)
+    assert isinstance(state["a"]["b"], ec.LazyArray)
+    with ec.register_leaf(Fraction, str, Fraction):
+        state = ec.to_state_dict({"r": Fraction(1, 2)})
+        assert state == {"r": "1/2"}
+        assert ec.from_state_dict(state, {"r": Fraction(0)}) == {"r": Fraction(1, 2)}
+
+
+def test_sharded():
+    mesh = jax.make_mesh((jax.device_count(),), ("x",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    x = jnp.arange(16.0)
+    like = jax.ShapeDtypeStruct((16,), "float32", sharding=sharding)
+    out = ec.from_state_dict({"x": x}, {"x": like})["x"]
+    assert out.sharding == sharding and jnp.array_equal(out, x)
+
+
+def test_bytes(tmp_path):
+    tree = _tree()
+    data = ec.to_bytes(tree, metadata={"width": 8})
+    assert_alike(ec.from_bytes(data, ec.skeleton(_tree)), tree)
+    model = ec.from_bytes(memoryview(data), tree["model"], source=lambda c: c.model)
+    assert_alike(model, tree["model"])
+    assert ec.open(io.BytesIO(data)).metadata == {"width": 8}
+    (tmp_path / "m.zip").write_bytes(data)
+    assert ec.verify(tmp_path / "m.zip") == []
+    assert zipfile.is_zipfile(io.BytesIO(data))
+    assert len(ec.to_bytes(jnp.zeros(2**20))) > len(
+        ec.to_bytes(jnp.zeros(2**20), compression="zstd")
+    )
+
+
+def test_bytes_that_are_damaged():
+    data = bytearray(ec.to_bytes({"w": jnp.arange(2.0**12)}))
+    at = data.index(jnp.arange(2.0**12).tobytes()[:64])
+    data[at + 40] ^= 1
+    with pytest.raises(RuntimeError, match="w"):
+        ec.from_bytes(bytes(data), {"w": jnp.zeros(2**12)})
+    for bad in (b"", b"no checkpoint", bytes(data[:-100])):
+        with pytest.raises((ValueError, FileNotFoundError)):
+            ec.from_bytes(bad, {"w": jnp.zeros(2**12)})
+
+
+def test_bytes_of_others():
+    tree = {"w": np.arange(3, dtype=np.float32)}
+    assert_alike(ec.from_bytes(safetensors.numpy.save(tree), tree), tree)
+    assert_alike(ec.from_bytes(flax.serialization.to_bytes(tree), tree), tree)
+
+
+def test_nothing_of_bytes_stays():
+    def kept():
+        gc.collect()
+        return len(_store.list_top(_store.resolve("memory://eqx_ckpt.files")) or ())
+
+    data = ec.to_bytes({"w": jnp.zeros(4)})
+    ec.from_bytes(data, {"w": jnp.zeros(4)})
+    with pytest.raises(ValueError):
+        ec.from_bytes(data[:-9], {"w": jnp.zeros(4)})
+    before = kept()
+    lazy = ec.open(io.BytesIO(data))["w"]
+    assert kept() == before + 1 and lazy.read().shape == (4,)
+    del lazy
+    assert kept() == before == 0
