@@ -81,7 +81,8 @@ def from_bytes(
     **Arguments:**
 
     - `data`: the bytes. They are copied once.
-    - `like` and the others: as in [`tree_deserialise_leaves`][].
+    - `like`, `filter_spec`, `is_leaf`, `where`, `source`, `missing`, `unexpected`,
+        `static`, `cast`, `verify`: as in [`tree_deserialise_leaves`][].
 
     **Returns:** `like`, with the selected leaves loaded.
 
