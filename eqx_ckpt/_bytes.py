@@ -81,13 +81,24 @@ def from_bytes(
     **Arguments:**
 
     - `data`: the bytes. They are copied once.
-    - `like`, `filter_spec`, `is_leaf`, `where`, `source`, `missing`, `unexpected`,
-        `static`, `cast`, `verify`: as in [`tree_deserialise_leaves`][].
+    - `like`, `filter_spec`, `is_leaf`, `where`, `source`: as in
+        [`tree_deserialise_leaves`][].
+    - `missing`, `unexpected`, `static`, `cast`, `verify`: as there.
 
     **Returns:** `like`, with the selected leaves loaded.
 
     **Raises:** as `tree_deserialise_leaves`; `ValueError` for bytes that are no
     checkpoint, or a damaged one.
+
+    !!! example
+
+        ```python
+        >>> import jax.numpy as jnp, eqx_ckpt as ec
+        >>> data = ec.to_bytes({"model": {"w": jnp.ones(2)}, "step": 3})
+        >>> ec.from_bytes(data, {"w": jnp.zeros(2)}, source=lambda c: c.model)
+        {'w': Array([1., 1.], dtype=float32)}
+
+        ```
     """
     return _deserialise.tree_deserialise_leaves(
         io.BytesIO(data),

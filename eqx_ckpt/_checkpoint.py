@@ -235,6 +235,11 @@ def open(
         root = _archive.root_of(path)
         try:
             source = _open(root, like)
+        except FileNotFoundError:
+            _archive.forget(root)
+            raise ValueError(
+                "The open file is no checkpoint of a format that is read."
+            ) from None
         except BaseException:
             _archive.forget(root)
             raise
