@@ -312,7 +312,7 @@ def load(
         lines = [f"  {name}: {why}" for name, why in lost.items()]
         raise RuntimeError(
             f"Values of the checkpoint at `{source.root}` do not survive the "
-            "conversion that `like` asks for; nothing was loaded:\n" + "\n".join(lines)
+            "conversion that is asked for; nothing was loaded:\n" + "\n".join(lines)
         )
     return out
 

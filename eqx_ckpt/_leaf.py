@@ -798,6 +798,11 @@ def _to_jax(array: np.ndarray, target: Target, owned: bool) -> jax.Array:
 
 
 def _convert(array: np.ndarray, target: Target, wanted: np.dtype) -> np.ndarray:
+    if target.kind == "jax" and target.dtype != wanted and not target.cast:
+        raise ValueError(
+            f"JAX would narrow {target.dtype} to {wanted}: set `jax_enable_x64`, or "
+            "read it into NumPy, as `np.asarray` does"
+        )
     kind = _number_type(wanted)
     if kind == "int" and array.size:
         low, high = int(array.min()), int(array.max())

@@ -35,6 +35,10 @@ _MOST = 128 * 2**20
 _MANY = 1000
 
 _CHANGED = "its bytes are not those that were saved"
+# Of the files for other readers, which follow the commit.
+_LAGS = (
+    "; if a save was killed right after its commit, it is of the one before: save again"
+)
 
 
 class Problem(NamedTuple):
@@ -181,7 +185,7 @@ def _files(source: Source) -> Iterator[Problem]:
             if value is None:
                 yield Problem(None, None, key, "it is missing")
             elif _index.digest(value.data) != digest:
-                yield Problem(None, None, key, _CHANGED)
+                yield Problem(None, None, key, _CHANGED + _LAGS)
         except (OSError, ValueError) as e:
             yield Problem(None, None, key, _unreadable(e))
     tops = {key.partition("/")[0] for key in [_digests_key(source), *index.others]}

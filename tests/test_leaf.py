@@ -693,6 +693,14 @@ def test_x64_off_never_narrows_silently(tmp_path):
         ]
     host = jtu.tree_map(np.asarray, tree)
     assert_alike(ec.tree_deserialise_leaves(tmp_path / "c", host), host)
+    # Nor where nobody says how they come back.
+    own = ec.open(tmp_path / "c").tree
+    for name in tree:
+        with pytest.raises(RuntimeError, match=rf"{name}: JAX would narrow .*asarray"):
+            own[name].read()
+        assert_alike(np.asarray(own[name]), host[name])
+    with pytest.raises(RuntimeError, match="(?s)c: .*f: .*i: JAX would narrow int64"):
+        ec.materialise(own)
 
 
 @layouts
