@@ -20,6 +20,7 @@ from . import (
     _serialise,
     _store,
     _team,
+    _threads,
 )
 from ._filters import FilterSpec, IsLeaf
 from ._layout import Chunks, Leaf
@@ -126,7 +127,7 @@ def async_tree_serialise_leaves(
     def write() -> None:
         # In an object store it is TensorStore's threads that write.
         is_local = root.local is not None
-        quietly = _store.quietly() if is_local else contextlib.nullcontext()
+        quietly = _threads.quietly() if is_local else contextlib.nullcontext()
         try:
             with quietly, _switching_promptly():
                 _serialise.write(

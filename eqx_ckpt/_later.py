@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _show, _store
+from . import _arrays, _show
 from ._lazy import LazyArray
 
 
@@ -91,7 +91,7 @@ def concatenate(items: Sequence[Lazy], axis: int) -> Later:
 
     def make(arrays: list[np.ndarray]) -> np.ndarray:
         # Aligned, so that JAX takes it as it is.
-        out = _store.aligned(shape, dtype)
+        out = _arrays.aligned(shape, dtype)
         return np.concatenate(arrays, axis, out=out)
 
     return later(items, make, shape, dtype)

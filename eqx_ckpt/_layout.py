@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from . import _chunks, _deal, _index, _leaf, _ocdbt, _store
+from . import _arrays, _chunks, _deal, _index, _leaf, _ocdbt, _store, _threads
 from ._chunks import Grid
 from ._deal import Owners
 from ._index import Template
@@ -196,7 +196,7 @@ class _Data:
         """Some chunks of a leaf as they are stored: padded, and compressed if so."""
         leaf, grid, first = self._leaves[place], self.grids[place], self._first[place]
         t = leaf.template
-        encode = None if t.codec is None else _store.encoder(t)
+        encode = None if t.codec is None else _arrays.encoder(t)
         if t.chunk == t.shape:
             data = self.whole(place)
             yield data if encode is None else encode(data)
@@ -402,7 +402,7 @@ def write_ocdbt(
                     end += len(chunk)
                     ends.append(end - offset)
 
-    _store.gather(
+    _threads.gather(
         [
             ft.partial(_store.write_file, root, f"{base}/{number}", buffers(runs), sync)
             for number, runs in save.own(process)
@@ -497,7 +497,7 @@ def _entries(
     end = 0
     for leaf in leaves:
         if leaf.number not in blob_of:
-            blob = _store.zarr_json(leaf.template)
+            blob = _arrays.zarr_json(leaf.template)
             blob_of[leaf.number] = end, len(blob)
             blobs.append(blob)
             end += len(blob)
@@ -560,7 +560,7 @@ def write_zarr(
             below = {p[:at] for p in parents for at in _cuts(p)} - {parent}
             _store.sync_directories(root, below)
 
-    _store.gather(
+    _threads.gather(
         [ft.partial(write, *run) for _, runs in save.own(process) for run in runs],
         data.threads(max_bytes),
         waiting=root.local is None,
@@ -574,7 +574,7 @@ def finish_zarr(save: Save, ends: Ends, root: Root, base: str, sync: bool) -> Wr
     def write(leaf: Leaf) -> None:
         parent = directory(leaf.name)
         _store.make_directories(root, [parent])
-        blob = _store.zarr_json(leaf.template)
+        blob = _arrays.zarr_json(leaf.template)
         _store.write_file(root, f"{parent}/zarr.json", [blob], sync)
         parents = set()
         if leaf.alias is not None:
@@ -589,7 +589,7 @@ def finish_zarr(save: Save, ends: Ends, root: Root, base: str, sync: bool) -> Wr
             _store.sync_directories(root, below)
 
     jobs = [ft.partial(write, leaf) for leaf in save.leaves]
-    _store.gather(jobs, waiting=root.local is None)
+    _threads.gather(jobs, waiting=root.local is None)
     digests = save.data.digests()
     _store.write_file(root, "eqx_ckpt.digests", [digests], sync)
     return Written([], [], [], [], {}, _index.digest(digests), {}, {})

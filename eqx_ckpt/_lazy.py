@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import numpy as np
 
-from . import _index, _leaf, _progress, _read, _store, _view
+from . import _arrays, _index, _leaf, _progress, _read, _store, _view
 from ._index import Record
 from ._leaf import Target
 from ._read import Source
@@ -82,15 +82,15 @@ class LazyArray(jax.ShapeDtypeStruct):
         """
         store = self._source.array(self._record)
         if self._view is not None:
-            store = _store.view(store, self._view.slices())
+            store = _arrays.view(store, self._view.slices())
             kept = [i for i, p in enumerate(self._view.picks) if isinstance(p, range)]
             order = [None if a is None else kept.index(a) for a in self._view.axes]
-            store = _store.transposed(store, order)
+            store = _arrays.transposed(store, order)
         template = self._record.template
         dtype = self._target.dtype
         if template.stored == template.dtype and dtype is not None:
             if dtype.name != template.stored and dtype.name in _index.STORED:
-                store = _store.cast(store, dtype)
+                store = _arrays.cast(store, dtype)
         return store
 
     @property
@@ -104,7 +104,7 @@ class LazyArray(jax.ShapeDtypeStruct):
             raise ValueError(
                 f"TensorStore has no URL for an array in `{source.root}`. Use `.store`."
             )
-        return _store.array_url(source.root, source.database, source.key(self._record))
+        return _arrays.array_url(source.root, source.database, source.key(self._record))
 
     def read(self, *, verify: bool = True) -> Any:
         """Reads the leaf: a jax.Array, or what was saved if that was something else.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from . import _layout, _names, _store
+from . import _arrays, _layout, _names
 from ._filters import IsLeaf
 from ._index import Template
 from ._layout import Leaf
@@ -329,7 +329,7 @@ def _zarr_files(leaves: Sequence[Leaf]) -> dict[str, bytes]:
         b'"%b":%b'
         % (
             _layout.directory(leaf.name).encode(),
-            _store.zarr_json(leaf.template._replace(keys="")).rstrip(),
+            _arrays.zarr_json(leaf.template._replace(keys="")).rstrip(),
         )
         for leaf in leaves
         if in_zarr_group(leaf.template)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 import xxhash
 
-from . import _chunks, _index, _layout, _store, _view
+from . import _arrays, _chunks, _index, _layout, _store, _view
 from ._chunks import Grid
 from ._index import Index, Record, Template
 from ._leaf import Conversion
@@ -94,7 +94,7 @@ class Source:
         return [f"{self.database}/{file}" for file in self.index.files]
 
     @ft.cached_property
-    def _arrays(self) -> dict[int, Any]:
+    def _opened(self) -> dict[int, Any]:
         return {}
 
     @property
@@ -109,7 +109,7 @@ class Source:
 
     def array(self, record: Record) -> Any:
         """The leaf's TensorStore, opened once and without a read."""
-        array = self._arrays.get(record.place)
+        array = self._opened.get(record.place)
         if array is None:
             try:
                 self.check(record)
@@ -119,22 +119,22 @@ class Source:
                 (array,) = self.open([(record, ())])
             else:
                 places = [self._place(record)]
-                (array,) = _store.open_arrays(self.directory, self.files, places)
-            self._arrays[record.place] = array
+                (array,) = _arrays.open_arrays(self.directory, self.files, places)
+            self._opened[record.place] = array
         return array
 
     def open(self, wanted: Sequence[tuple[Record, Sequence[int]]]) -> list[Any]:
-        """What `_store.start_read` reads some chunks of each of these leaves from."""
+        """What `_arrays.start_read` reads some chunks of each of these leaves from."""
         if self.foreign is None or self.has_digests:
             places = [self._place(*one) for one in wanted]
-            return _store.open_arrays(self.directory, self.files, places)
+            return _arrays.open_arrays(self.directory, self.files, places)
         directory, files, _, _, specs, _ = self.foreign
         those = [specs[r.place] for r, _ in wanted if r.place in specs]
-        opened = iter(_store.open_specs(directory, those))
+        opened = iter(_arrays.open_specs(directory, those))
         return [
             next(opened)
             if self.has_spec(r)
-            else _store.Run(directory, files[r.file], r.offset, r.template.shape)
+            else _arrays.Run(directory, files[r.file], r.offset, r.template.shape)
             for r, _ in wanted
         ]
 
@@ -147,16 +147,16 @@ class Source:
 
     def _place(
         self, record: Record, numbers: Sequence[int] | None = None
-    ) -> _store.Place:
+    ) -> _arrays.Place:
         """Where chunks of a leaf lie (None: all of them)."""
         if self.files is None:
-            return _store.Place(record.template, self.key(record))
+            return _arrays.Place(record.template, self.key(record))
         keys = _grid(record.template).keys
         locate = self.index.locate
         if numbers is None:
             numbers = range(len(keys))
         chunks = [(keys[n], *locate(record, n)) for n in numbers]
-        return _store.Place(record.template, "", chunks)
+        return _arrays.Place(record.template, "", chunks)
 
     def check(self, record: Record, numbers: Sequence[int] | None = None) -> None:
         """**Raises:** `ValueError` unless the files hold all that the index says.
@@ -537,7 +537,7 @@ class _Large:
             picks = [tuple(map(range, t.shape))]
         else:
             picks = [tuple(map(_as_range, view.picks)) for view in views]
-        arrays = [_store.aligned(tuple(map(len, p)), dtype) for p in picks]
+        arrays = [_arrays.aligned(tuple(map(len, p)), dtype) for p in picks]
         futures = []
         most = max(1, self._part // grid.full)
         for run in _chunks.runs(numbers, t.shape, t.chunk, most):
@@ -570,7 +570,7 @@ class _Large:
     ) -> Callable[[], Any]:
         """Starts to read a part: what then waits until it has arrived."""
         if not self._is_direct(record):
-            return _store.start_read(array, part.into, part.region).result
+            return _arrays.start_read(array, part.into, part.region).result
         index, grid, t = self._source.index, _grid(record.template), record.template
         files = self._source.files
         assert files is not None
@@ -627,14 +627,14 @@ class _Large:
         self, record: Record, view: View, array: Any
     ) -> tuple[Callable[[], Result], list[cf.Future[None]]]:
         """Starts to read a view and not more than its bytes, which are not verified."""
-        into = _store.aligned(view.picked, _index.dtype_of(record.template.stored))
+        into = _arrays.aligned(view.picked, _index.dtype_of(record.template.stored))
         self._room.take(into.nbytes)
         spans = _spans(self._source, record, view)
 
         def work() -> None:
             try:
                 if spans is None:
-                    _store.start_read(array, into, view.slices()).result()
+                    _arrays.start_read(array, into, view.slices()).result()
                 else:
                     _read_spans(self._source, record, spans, into)
             except Exception as e:
@@ -684,7 +684,7 @@ def _part(
         into, fro = wanted[0]
         if into.shape == shape and all(s.step in (None, 1) for s in fro):
             return _Part(run, region, into, [])
-    into = _store.aligned(shape, _index.dtype_of(t.stored))
+    into = _arrays.aligned(shape, _index.dtype_of(t.stored))
 
     def keep(to: np.ndarray, fro: tuple[slice, ...]) -> None:
         part = into[(*fro, ...)]

@@ -1,32 +1,27 @@
-"""The only module that knows TensorStore: roots, files, and reads of chunks.
+"""Roots and their files, in a local file system or in an object store.
 
 Files are written by plain writes on a local file system and as whole values elsewhere;
 everything is read through TensorStore.
 """
 
-import collections
 import contextlib
-import contextvars
 import fcntl
 import functools as ft
 import json
-import math
 import os
 import pathlib
 import re
 import stat
-import sys
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorstore as ts
 
-from . import _ocdbt, _remote
-from ._index import dtype_of, Template
+from . import _remote
 from ._remote import Store
 
 
@@ -713,6 +708,11 @@ def _maps(local: pathlib.Path) -> bool:
     return best[1] in _local_file_systems
 
 
+def read_context(root: Root) -> ts.Context:
+    """For reads of arrays: memory maps where no network can take the file away."""
+    return _mmap_context() if root.local and _maps(root.local) else _context()
+
+
 # Bytes that are read here and not by TensorStore.
 _counting = threading.Lock()
 _counts = {"read": 0}
@@ -731,141 +731,8 @@ def bytes_read() -> int:
     return total
 
 
-# ---- Arrays.
-
-_little = [{"name": "bytes", "configuration": {"endian": "little"}}]
-# Level 1: more costs more than it saves with numbers as models have them.
-_zstd = [{"name": "zstd", "configuration": {"level": 1, "checksum": False}}]
-
-
-@ft.lru_cache(maxsize=4096)
-def zarr_json(template: Template) -> bytes:
-    """The Zarr v3 metadata of a stored array, padded to 64 bytes."""
-    dtype = template.stored
-    fill: Any = 0
-    if dtype == "bool":
-        fill = False
-    elif dtype.startswith(("float", "bfloat")):
-        fill = 0.0
-    elif dtype.startswith("complex"):
-        fill = [0.0, 0.0]
-    text = json.dumps(
-        {
-            "zarr_format": 3,
-            "node_type": "array",
-            "shape": template.shape,
-            "data_type": dtype,
-            "chunk_grid": {
-                "name": "regular",
-                "configuration": {"chunk_shape": template.chunk},
-            },
-            "chunk_key_encoding": {"name": "default"},
-            "fill_value": fill,
-            "codecs": [
-                *(_little if template.itemsize > 1 else [{"name": "bytes"}]),
-                *(_zstd if template.codec == "zstd" else []),
-            ],
-            "attributes": {},
-        },
-        separators=(",", ":"),
-    ).encode()
-    return text + b" " * (-len(text) % 64)
-
-
-def encoder(template: Template) -> Callable[[np.ndarray], bytes]:
-    """What turns the bytes of one whole chunk into those that the codecs make of it.
-
-    TensorStore's own zarr3 driver does it, in memory: what it wrote it reads.
-    """
-    one = template._replace(shape=template.chunk)
-    metadata = json.loads(zarr_json(one))
-    del metadata["attributes"]
-    spec = {
-        "driver": "zarr3",
-        "kvstore": {"driver": "memory"},
-        "metadata": metadata,
-        "store_data_equal_to_fill_value": True,
-    }
-    store = ts.open(
-        spec, open=True, create=True, assume_metadata=True, context=ts.Context()
-    ).result()
-    values = store.kvstore
-    assert values is not None
-    key = "/".join(["c", *["0"] * len(template.chunk)])
-    dtype = dtype_of(template.stored)
-
-    def encode(data: np.ndarray) -> bytes:
-        store.write(data.view(dtype).reshape(template.chunk)).result()
-        return values.read(key).result().value
-
-    return encode
-
-
-class Place(NamedTuple):
-    """Where a stored array lies. `key` is the directory of its chunks (`zarr`), or else
-    `chunks` says where each is: `(its key, number of the file, offset, length)`."""
-
-    template: Template
-    key: str
-    chunks: Sequence[tuple[str, int, int, int]] = ()
-
-
-def open_arrays(
-    root: Root, files: Sequence[str] | None, places: Sequence[Place]
-) -> list[ts.TensorStore]:
-    """Stored arrays, opened without a read.
-
-    `files` are the keys of the data files; None: the arrays lie in directories of the
-    root. TensorStore is not given the database that may be beside the data files, as
-    whoever wrote it may have written anything, but one in memory that is made of
-    `places`. So it parses nothing of a checkpoint: it reads bytes of files.
-    """
-    check_fork()
-    context = _mmap_context() if root.local and _maps(root.local) else _context()
-    if files is None:
-        kvstores = [root.kvstore(place.key) for place in places]
-    else:
-        context = ts.Context({_nodes: {}}, parent=context)
-        base = _database_of(root.kvstore(), files, places, context)
-        kvstores = [{**base, "path": f"{number}/"} for number in range(len(places))]
-    opened = []
-    for kvstore, place in zip(kvstores, places):
-        metadata = json.loads(zarr_json(place.template))
-        del metadata["attributes"]
-        spec = {
-            "driver": "zarr3",
-            "kvstore": kvstore,
-            "metadata": metadata,
-            # A chunk that is missing must not read as zeros.
-            "fill_missing_data_reads": False,
-        }
-        opened.append(
-            ts.open(spec, open=True, read=True, assume_metadata=True, context=context)
-        )
-    return [future.result() for future in opened]
-
-
-def open_specs(root: Root, specs: Sequence[Any]) -> list[ts.TensorStore]:
-    """Arrays of other formats, opened without a read: of specs that are made here, or
-    of what has been read before. `kvstore` in a spec is the key of a directory."""
-    check_fork()
-    context = _mmap_context() if root.local and _maps(root.local) else _context()
-    opened = [
-        ts.array(spec)
-        if isinstance(spec, np.ndarray)
-        else ts.open(
-            {**spec, "kvstore": _kvstore_of(root, **spec["kvstore"])},
-            open=True,
-            read=True,
-            assume_metadata=True,
-            context=context,
-        )
-        for spec in specs
-    ]
-    return [x if isinstance(x, ts.TensorStore) else x.result() for x in opened]
-
-
-def _kvstore_of(root: Root, key: str, is_ocdbt: bool) -> dict[str, Any]:
+def kvstore_of(root: Root, key: str, is_ocdbt: bool) -> dict[str, Any]:
+    """The spec of a directory of the root, or of the database that is at its top."""
     if not is_ocdbt:
         return root.kvstore(key)
     return {
@@ -890,46 +757,12 @@ def read_keys(
     else:
         kv = _kv(root, "", None)
         if is_ocdbt:
-            spec = {**_kvstore_of(root, "", True), "path": ""}
+            spec = {**kvstore_of(root, "", True), "path": ""}
             kv = _wait(root, ts.KvStore.open(spec, context=_context()))
         futures = [kv.read(key) for key in keys]
         found = [_wait(root, future) for future in futures]
         values = [got.value if got.state == "value" else None for got in found]
     return [None if v is None or len(v) > limit else v for v in values]
-
-
-# The store in memory for the nodes of one database.
-_nodes = "memory_key_value_store#nodes"
-
-
-def _database_of(
-    data: dict[str, Any],
-    files: Sequence[str],
-    places: Sequence[Place],
-    context: ts.Context,
-) -> dict[str, Any]:
-    rows = sorted(
-        (f"{number}/{key}".encode(), *at)
-        for number, place in enumerate(places)
-        for key, *at in place.chunks
-    )
-    columns = map(list, zip(*rows)) if rows else ([], [], [], [])
-    entries = _ocdbt.Entries(*columns)
-    # Files may have any name, also those of the nodes.
-    names = [*(f"data/{file}" for file in files), "tree"]
-    nodes, top = _ocdbt.tree(entries, names, "tree", 0)
-    own = {"manifest.ocdbt": _ocdbt.manifest(top, "tree"), "tree": nodes}
-    layers: list[dict[str, Any]] = [{"base": data, "prefix": "data/"}]
-    memory = {"driver": "memory", "memory_key_value_store": _nodes}
-    kv = ts.KvStore.open(memory, context=context).result()
-    for name, value in own.items():
-        kv.write(name, value).result()
-        layers.append({"base": {**memory, "path": name}, "exact": name})
-    return {
-        "driver": "ocdbt",
-        "base": {"driver": "kvstack", "layers": layers},
-        "cache_pool": "cache_pool#nodes",
-    }
 
 
 def split(root: Root) -> tuple[Root, str]:
@@ -953,83 +786,6 @@ def stamp(root: Root, key: str) -> str:
     return got.stamp.generation.hex() if got.state == "value" else ""
 
 
-def array_url(root: Root, database: str | None, key: str) -> str:
-    base = root.url
-    if root.local is not None:
-        base = "file://" + urllib.parse.quote(base)
-    if database is None:
-        return f"{base}/{urllib.parse.quote(key)}/|zarr3:"
-    return f"{base}/{database}/|ocdbt:{urllib.parse.quote(key)}/|zarr3:"
-
-
-def aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """A new array that starts at a multiple of 64 bytes, as JAX takes it uncopied."""
-    size = math.prod(shape) * dtype.itemsize
-    buffer = np.empty(size + 64, np.uint8)
-    start = -buffer.ctypes.data % 64
-    return buffer[start : start + size].view(dtype).reshape(shape)
-
-
-class Run(NamedTuple):
-    """An array whose elements follow each other in a file, from the byte `start` on."""
-
-    root: Root
-    key: str
-    start: int
-    shape: tuple[int, ...]
-
-
-class _RunRead(NamedTuple):
-    """A read of some bytes of a file, which is done when its result is asked for."""
-
-    root: Root
-    key: str
-    start: int
-    into: np.ndarray
-
-    def result(self) -> None:
-        data = self.into.reshape(-1).view(np.uint8)
-        if read_into(self.root, self.key, self.start, data) < data.nbytes:
-            raise ValueError(f"the end of `{self.key}` is missing")
-
-
-def start_read(
-    store: ts.TensorStore | Run, into: np.ndarray, picks: tuple[slice | int, ...]
-) -> Any:
-    """Starts to read `store[picks]` into an array of its shape. Of a run, `picks` are
-    of elements that follow each other."""
-    if not isinstance(store, Run):
-        return ts.array(into).write(view(store, picks))
-    first = 0
-    for pick, length in zip(picks, store.shape):
-        first = first * length + (pick if isinstance(pick, int) else pick.start or 0)
-    return _RunRead(store.root, store.key, store.start + first * into.itemsize, into)
-
-
-def view(store: ts.TensorStore, picks: tuple[slice | int, ...]) -> ts.TensorStore:
-    """`store[picks]` as NumPy has it: every axis from 0 on."""
-    if store.ndim:
-        # Stored arrays could be resized. As long as their bounds are implicit, slices
-        # with a negative step run over them: `[2::-2]` of 6 rows would give 3.
-        store = store[ts.d[:].mark_bounds_implicit[False]]
-    part = store[picks]
-    return part[ts.d[:].translate_to[0]] if part.ndim else part
-
-
-def transposed(store: ts.TensorStore, axes: Sequence[int | None]) -> ts.TensorStore:
-    """A view with the axes in this order, and new ones where there is None."""
-    order = [axis for axis in axes if axis is not None]
-    store = store[ts.d[order].transpose[:]] if order else store
-    for at, axis in enumerate(axes):
-        if axis is None:
-            store = store[(*[slice(None)] * at, ts.newaxis)]
-    return store
-
-
-def cast(store: ts.TensorStore, dtype: np.dtype) -> ts.TensorStore:
-    return ts.cast(store, dtype)
-
-
 def start_read_range(root: Root, key: str, start: int, stop: int) -> ts.Future:
     """Starts to read a range of the bytes of a file: a future with a `.value`."""
     if root.local is not None:
@@ -1040,82 +796,3 @@ def start_read_range(root: Root, key: str, start: int, stop: int) -> ts.Future:
             promise.set_exception(e)
             return future
     return _kv(root, "", None).read(key, byte_range=slice(start, stop))
-
-
-_is_quiet = contextvars.ContextVar("_is_quiet", default=False)
-# Of the 19 steps down. A save then costs a training loop that shares two cores with it
-# next to nothing, where it cost two thirds. With all 19 it hardly gets on where other
-# processes have taken all cores: 256 MiB took 30 s, and 5 s with these.
-_NICENESS = 13
-
-
-@contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Lets `gather` use one thread only, of low priority where the system has that."""
-    token = _is_quiet.set(True)
-    try:
-        yield
-    finally:
-        _is_quiet.reset(token)
-
-
-def _lower_priority() -> None:
-    # On Linux this is of the thread, elsewhere it would be of the process.
-    if sys.platform == "linux":
-        thread = threading.get_native_id()
-        niceness = os.getpriority(os.PRIO_PROCESS, thread) + _NICENESS
-        os.setpriority(os.PRIO_PROCESS, thread, min(niceness, 19))
-
-
-def gather(jobs: Sequence[Any], threads: int = 8, waiting: bool = False) -> list[Any]:
-    """Calls every job on a few threads, and returns the results in order.
-
-    They are not more than the cores, unless the jobs spend their time `waiting`. Waits
-    for all that have begun, also when one raises: none is left at work behind an error.
-    """
-    results: list[Any] = [None] * len(jobs)
-    todo = collections.deque(range(len(jobs)))
-    errors: list[BaseException] = []
-    # One job is soon done.
-    is_quiet = _is_quiet.get() and len(jobs) > 1
-
-    def help() -> None:
-        if is_quiet:
-            _lower_priority()
-        work()
-
-    def work() -> None:
-        while not errors:
-            try:
-                number = todo.popleft()
-            except IndexError:
-                return
-            try:
-                results[number] = jobs[number]()
-            except BaseException as e:
-                errors.append(e)
-
-    most = threads if waiting else min(threads, os.cpu_count() or 1)
-    count = 1 if is_quiet else min(most, len(jobs)) - 1
-    helpers: list[threading.Thread] = []
-    try:
-        for _ in range(count):
-            helper = threading.Thread(target=help, name="eqx_ckpt")
-            # While the interpreter shuts down no thread can be started, and a save may
-            # still have to be finished: then this thread does it alone.
-            with contextlib.suppress(RuntimeError):
-                helper.start()
-                helpers.append(helper)
-        # A thread cannot raise its priority again, and threads that TensorStore starts
-        # have that of the one they are started from: so this one does not lower its.
-        if not (is_quiet and helpers):
-            work()
-        for helper in helpers:
-            helper.join()
-    except BaseException as e:
-        errors.append(e)
-        for helper in helpers:
-            helper.join()
-    if errors:
-        raise errors[0]
-    return results

@@ -14,7 +14,18 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from . import _checkpoint, _chunks, _commit, _index, _layout, _progress, _show, _store
+from . import (
+    _arrays,
+    _checkpoint,
+    _chunks,
+    _commit,
+    _index,
+    _layout,
+    _progress,
+    _show,
+    _store,
+    _threads,
+)
 from ._checkpoint import Checkpoint
 from ._chunks import Grid
 from ._index import Record
@@ -200,7 +211,7 @@ def _zarr_json(source: Source, records: Iterable[Record]) -> Iterator[Problem]:
 
     def check(record: Record) -> Problem | None:
         key = f"{source.key(record)}/zarr.json"
-        good = _store.zarr_json(record.template)
+        good = _arrays.zarr_json(record.template)
         found = np.empty(len(good) + 1, np.uint8)
         try:
             count = _store.read_into(source.root, key, 0, found)
@@ -213,7 +224,7 @@ def _zarr_json(source: Source, records: Iterable[Record]) -> Iterator[Problem]:
     is_far = source.root.local is None
     jobs = [ft.partial(check, record) for record in records]
     threads = _FAR_THREADS if is_far else 1
-    yield from filter(None, _store.gather(jobs, threads, waiting=is_far))
+    yield from filter(None, _threads.gather(jobs, threads, waiting=is_far))
 
 
 # ---- The data.
@@ -454,7 +465,7 @@ def _digest_decoded(source: Source, chunk: _Chunk) -> bytes:
     source.check(chunk.record, [chunk.number])
     (array,) = source.open([(chunk.record, [chunk.number])])
     into = np.empty([s.stop - s.start for s in region], _index.dtype_of(t.stored))
-    _store.start_read(array, into, region).result()
+    _arrays.start_read(array, into, region).result()
     return b"".join(_layout.block_digests(_layout.as_bytes(into)))
 
 

@@ -8,7 +8,7 @@ import tensorstore as ts
 from hypothesis import example, given, settings, strategies as st
 
 import eqx_ckpt as ec
-from eqx_ckpt import _store, _view
+from eqx_ckpt import _arrays, _view
 
 
 shapes = st.lists(st.integers(0, 5), max_size=4).map(tuple)
@@ -89,12 +89,12 @@ def test_views_are_as_in_numpy(chain):
 def test_views_are_as_in_tensorstore(chain):
     array, steps = chain
     view, expected = follow(array, steps)
-    store = _store.view(ts.array(array), view.slices())
+    store = _arrays.view(ts.array(array), view.slices())
     picked = np.asarray(store.read().result())
     np.testing.assert_array_equal(view.arrange(picked), expected)
     kept = [i for i, pick in enumerate(view.picks) if isinstance(pick, range)]
     axes = [None if axis is None else kept.index(axis) for axis in view.axes]
-    store = _store.transposed(store, axes)
+    store = _arrays.transposed(store, axes)
     assert store.shape == expected.shape
     np.testing.assert_array_equal(store.read().result(), expected)
 
