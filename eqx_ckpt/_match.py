@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import PyTree
 
-from . import _filters, _index, _leaf, _names, _select, _show, _tree
+from . import _filters, _index, _leaf, _names, _register, _select, _show, _tree
 from ._filters import FilterSpec, IsLeaf
 from ._index import Index, Record
 from ._leaf import Target
@@ -147,7 +147,7 @@ def target_of(name: str, leaf: Any) -> Target:
 
 
 def _is_abstract(leaf: Any) -> bool:
-    return isinstance(leaf, _leaf.jax.ShapeDtypeStruct)
+    return isinstance(_register.to_leaf(leaf), _leaf.jax.ShapeDtypeStruct)
 
 
 # What no leaf is stored under: an entry of a State that the checkpoint does not have.

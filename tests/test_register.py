@@ -168,6 +168,23 @@ def test_subclasses_and_nodes(tmp_path):
         assert eqx.tree_equal(out, [linear])
 
 
+def test_an_abstract_value_is_never_kept(tmp_path):
+    is_leaf = lambda x: isinstance(x, eqx.nn.Linear)
+    ec.tree_serialise_leaves(tmp_path / "c", {"a": 1})
+    like = {"a": 1, "b": eqx.filter_eval_shape(eqx.nn.Linear, 2, 3, key=jr.key(0))}
+    with ec.register_leaf(eqx.nn.Linear, lambda m: m.weight, lambda w: w):
+        with pytest.raises(RuntimeError, match="missing and abstract"):
+            ec.tree_deserialise_leaves(
+                tmp_path / "c", like, is_leaf=is_leaf, missing="keep"
+            )
+    like["b"] = eqx.nn.Linear(2, 3, key=jr.key(0))
+    with ec.register_leaf(eqx.nn.Linear, lambda m: m.weight, lambda w: w):
+        out = ec.tree_deserialise_leaves(
+            tmp_path / "c", like, is_leaf=is_leaf, missing="keep"
+        )
+    assert out["b"] is like["b"]
+
+
 def test_what_cannot_be_registered():
     for cls in (float, np.ndarray, jax.Array, object):
         with pytest.raises(TypeError, match="cannot be registered"):
