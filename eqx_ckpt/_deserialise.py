@@ -8,7 +8,7 @@ import jax
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from . import _checkpoint, _gc, _lazy, _leaf, _match, _sharding, _team
+from . import _checkpoint, _gc, _lazy, _leaf, _match, _sharding, _target, _team
 from ._archive import Readable
 from ._checkpoint import Checkpoint
 from ._filters import FilterSpec, IsLeaf
@@ -130,7 +130,7 @@ def tree_deserialise_leaves(
         numbers.append(number)
     read = wants
     if broadcast:
-        read = [w._replace(target=_leaf.without_replicas(w.target)) for w in wants]
+        read = [w._replace(target=_target.without_replicas(w.target)) for w in wants]
     values = _in_step(
         team,
         [pinned.index.save],
@@ -148,7 +148,7 @@ def tree_deserialise_leaves(
 
 def _team_of(what: str, leaves: list[Any], timeout: int | float) -> Team:
     """The processes that have to load these leaves together."""
-    if _team.size() > 1 and any(map(_leaf.is_spread, leaves)):
+    if _team.size() > 1 and any(map(_target.is_spread, leaves)):
         return _team.run(what, timeout)
     return Team(0, 1)
 

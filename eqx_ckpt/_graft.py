@@ -11,14 +11,25 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from . import _checkpoint, _init, _later, _lazy, _leaf, _match, _plan, _register, _store
+from . import (
+    _checkpoint,
+    _init,
+    _later,
+    _lazy,
+    _leaf,
+    _match,
+    _plan,
+    _register,
+    _store,
+    _target,
+)
 from ._checkpoint import Checkpoint
 from ._index import Index
 from ._lazy import LazyArray, Want
-from ._leaf import Target
 from ._pairs import Model, Stored
 from ._plan import Placed, Plan
 from ._report import Difference, Report, Row
+from ._target import Target
 
 
 def graft(
@@ -146,7 +157,7 @@ def _read(stored: Stored, plan: Plan, verify: bool) -> tuple[dict[int, Any], lis
             wants.append(Want(x.made._record, x.made._view, x.target))
         elif isinstance(x.made, _later.Later):
             wants += [_host(part) for part in x.made.parts]
-    own = [_leaf.own_target(lazy._record.template) for _, lazy in plan.kept]
+    own = [_target.own_target(lazy._record.template) for _, lazy in plan.kept]
     wants += [Want(x.lazy._record, None, t) for x, t in zip(plan.kept, own)]
     values = _lazy.load(stored.source, wants, verify)[::-1]
     out: dict[int, Any] = {}
@@ -161,9 +172,9 @@ def _read(stored: Stored, plan: Plan, verify: bool) -> tuple[dict[int, Any], lis
             owned = True
         template = _leaf.describe(made)
         array = _leaf.to_host(made, template)
-        regions = _leaf.regions(x.target) or [...]
+        regions = _target.regions(x.target) or [...]
         arrays = [array[region] for region in regions]
-        out[x.number] = _leaf.from_host(arrays, template, x.target, owned)
+        out[x.number] = _target.from_host(arrays, template, x.target, owned)
     return out, values[::-1]
 
 
@@ -211,7 +222,7 @@ def _how(placed: Placed, index: Index) -> str:
         return f"{template.dtype} to {wanted}"
     shown = _leaf.show(template)
     count = f"{len(placed.saved)} of " if len(placed.saved) > 1 else ""
-    return f"{placed.how}, of {count}{shown} to {_leaf.show_target(placed.target)}"
+    return f"{placed.how}, of {count}{shown} to {_target.show_target(placed.target)}"
 
 
 def _nbytes(leaf: Any) -> int:

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import numpy as np
 
-from . import _arrays, _index, _leaf, _progress, _read, _store, _view
+from . import _arrays, _index, _leaf, _progress, _read, _store, _target, _view
 from ._index import Record
-from ._leaf import Target
 from ._read import Source
+from ._target import Target
 from ._view import View
 
 
@@ -159,7 +159,7 @@ class LazyArray(jax.ShapeDtypeStruct):
         if self._target.kind not in _index.ARRAY_KINDS:
             raise TypeError(f"The leaf `{self.name}` is not an array.")
         target = self._target._replace(dtype=wanted, weak=False, cast=True, codec=None)
-        problem = _leaf.misfit(
+        problem = _target.misfit(
             self._record.template._replace(shape=target.shape), target
         )
         if problem is not None:
@@ -214,7 +214,7 @@ class LazyArray(jax.ShapeDtypeStruct):
         return (self[i] for i in range(len(self)))
 
     def __repr__(self) -> str:
-        return f"LazyArray({self.name}: {_leaf.show_target(self._target)})"
+        return f"LazyArray({self.name}: {_target.show_target(self._target)})"
 
     __str__ = __repr__
 
@@ -253,7 +253,7 @@ def _unpickle(
 
 def lazy_of(source: Source, record: Record, target: Target | None = None) -> LazyArray:
     if target is None:
-        target = _leaf.own_target(record.template)
+        target = _target.own_target(record.template)
     return LazyArray(source, record, None, target)
 
 
@@ -292,7 +292,7 @@ def load(
             if not converted and batches.take(i, arrays[0]):
                 continue
             try:
-                out[i] = _leaf.from_host(
+                out[i] = _target.from_host(
                     arrays, record.template, target, owned, converted
                 )
             except (ValueError, TypeError) as e:
@@ -353,11 +353,11 @@ def _requests(
 def _request(want: Want, lost: dict[str, str]) -> _read.Request:
     record, view, target = want
     views = None if view is None else (view,)
-    regions = _leaf.regions(target)
+    regions = _target.regions(target)
     if regions is not None:
         whole = view or _view.whole(record.template.shape)
         views = tuple(whole.take((*region, ...)) for region in regions)
-    conversion = _leaf.conversion(record.template, target)
+    conversion = _target.conversion(record.template, target)
     if conversion is None:
         return _read.Request(record, views)
     dtype, convert = conversion
@@ -369,7 +369,7 @@ def _request(want: Want, lost: dict[str, str]) -> _read.Request:
             lost[record.name] = str(e)
             return np.zeros(part.shape, dtype)  # Nothing of it is returned.
 
-    return _read.Request(record, views, _leaf.Conversion(dtype, noted))
+    return _read.Request(record, views, _target.Conversion(dtype, noted))
 
 
 class _Batches:
@@ -387,12 +387,12 @@ class _Batches:
         """Whether the leaf is made of `array` here, once there are enough."""
         target = self._wants[i].target
         waiting = self._waiting.get(target)
-        if waiting is None or not _leaf.is_plain_small(target, array):
+        if waiting is None or not _target.is_plain_small(target, array):
             return False
         waiting.append((i, array))
-        if len(waiting) == _leaf.BATCH:
+        if len(waiting) == _target.BATCH:
             numbers, arrays = zip(*waiting)
-            for number, made in zip(numbers, _leaf.batch_to_jax(*arrays)):
+            for number, made in zip(numbers, _target.batch_to_jax(*arrays)):
                 self._out[number] = made
             waiting.clear()
         return True
@@ -401,7 +401,7 @@ class _Batches:
         for target, waiting in self._waiting.items():
             for i, array in waiting:
                 template = self._wants[i].record.template
-                self._out[i] = _leaf.from_host([array], template, target, False)
+                self._out[i] = _target.from_host([array], template, target, False)
 
 
 def fetch(

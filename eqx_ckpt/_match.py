@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import PyTree
 
-from . import _filters, _index, _leaf, _names, _register, _select, _show, _tree
+from . import _filters, _index, _leaf, _names, _register, _select, _show, _target, _tree
 from ._filters import FilterSpec, IsLeaf
 from ._index import Index, Record
-from ._leaf import Target
+from ._target import Target
 
 
 class Pair(NamedTuple):
@@ -82,7 +82,7 @@ def match(
     report = _Report()
     pairs = []
     any_selected = False
-    fits: dict[Any, _leaf.Misfit | None] = {}
+    fits: dict[Any, _target.Misfit | None] = {}
     for number, good in enumerate(chosen):
         if not good or (
             selection.places is not None and number not in selection.places
@@ -101,7 +101,7 @@ def match(
                 f"Error at leaf with path {path}: `{name}` is not in the checkpoint."
             )
             kind = "missing" if missing == "error" else "abstract"
-            text = _leaf.show_target(target)
+            text = _target.show_target(target)
             if stored[number].startswith(_no_entry):
                 text += f"  ({stored[number]})"
             report.add(kind, name, text, first)
@@ -109,10 +109,10 @@ def match(
         record = index.record(place, known=True)
         key = (index.template[place], target)
         if key not in fits:
-            fits[key] = _leaf.misfit(record.template, target)
+            fits[key] = _target.misfit(record.template, target)
         problem = fits[key]
         if problem is not None:
-            saved, wanted = _leaf.show(record.template), _leaf.show_target(target)
+            saved, wanted = _leaf.show(record.template), _target.show_target(target)
             text = f"saved {saved}, `like` has {wanted}"
             if problem.hint:
                 text += f"  ({problem.hint})"
@@ -141,7 +141,7 @@ def match(
 
 def target_of(name: str, leaf: Any) -> Target:
     try:
-        return _leaf.target_of(leaf)
+        return _target.target_of(leaf)
     except (TypeError, ValueError) as e:
         raise type(e)(f"Leaf `{name}`: {e}") from e.__cause__
 

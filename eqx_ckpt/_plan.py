@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from . import _leaf, _match, _names, _pairs, _show, _suggest, _tree
+from . import _leaf, _match, _names, _pairs, _show, _suggest, _target, _tree
 from ._index import Template
 from ._later import Later
 from ._lazy import LazyArray
-from ._leaf import Target
 from ._pairs import Group, Model, Pair, Saved, Stored
+from ._target import Target
 from .adapters import Adapter
 
 
@@ -130,7 +130,7 @@ def plan(
         for number in sorted(matching.fresh):
             leaf = model.flat.leaves[number]
             if type(leaf) is not LazyArray and isinstance(leaf, jax.ShapeDtypeStruct):
-                text = _leaf.show_target(_leaf.target_of(leaf))
+                text = _target.show_target(_target.target_of(leaf))
                 problems.add("abstract", model.names[number], text)
     undeclared = matching.undeclared()
     if problems.rows:
@@ -309,8 +309,8 @@ class _Matching:
             if model.is_array(n) and n not in self.covered and n not in self.fresh
         ]
         for n in numbers:
-            target = _target(model, n)
-            self.problems.add("model", model.names[n], _leaf.show_target(target))
+            target = _target_of(model, n)
+            self.problems.add("model", model.names[n], _target.show_target(target))
         places = [
             place
             for place in range(len(index.names))
@@ -400,7 +400,7 @@ def _saved_of(nodes: list[_pairs.Node]) -> list[Saved]:
     return [x for node in nodes for x in node.leaves.values()]
 
 
-def _target(model: Model, number: int) -> Target:
+def _target_of(model: Model, number: int) -> Target:
     return _match.target_of(model.names[number], model.flat.leaves[number])
 
 
@@ -409,7 +409,7 @@ def _target(model: Model, number: int) -> Target:
 
 def _place(job: Job, model: Model, cast: bool, problems: Problems) -> list[Placed]:
     likes = [model.flat.leaves[n] for n in job.numbers]
-    targets = [_target(model, n)._replace(cast=cast) for n in job.numbers]
+    targets = [_target_of(model, n)._replace(cast=cast) for n in job.numbers]
     names = [model.names[n] for n in job.numbers]
     adapters = [a for x in job.saved for a in x.adapters]
     adapters += [] if job.adapter is None else [job.adapter]
@@ -494,14 +494,14 @@ def _fit(
             "adapter", name, f"{job.label}: `{how}` gave a leaf that is none: {e}"
         )
         return None
-    misfit = _leaf.misfit(template, target)
+    misfit = _target.misfit(template, target)
     if misfit is not None:
         text, hint = f"saved {_all(job.saved)}", misfit.hint
         if any(made is x.lazy for x in job.saved):
             hint = hint or _hint(template.shape, target.shape, misfit.what)
         else:
             text += f", made {_leaf.show(template)} by {how or 'the view'}"
-        text += f", the model has {_leaf.show_target(target)}"
+        text += f", the model has {_target.show_target(target)}"
         problems.add(misfit.what, name, text + (f"  ({hint})" if hint else ""))
         return None
     status = "adapted"

@@ -17,8 +17,8 @@ import xxhash
 from . import _arrays, _chunks, _index, _layout, _store, _view
 from ._chunks import Grid
 from ._index import Index, Record, Template
-from ._leaf import Conversion
 from ._store import Root
+from ._target import Conversion
 from ._view import View
 
 

@@ -7,10 +7,10 @@ import jax
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from . import _filters, _index, _leaf, _match, _names, _register, _tree
+from . import _filters, _index, _leaf, _match, _names, _register, _target, _tree
 from ._filters import FilterSpec, IsLeaf
 from ._index import Index, Template
-from ._leaf import Target
+from ._target import Target
 
 
 def to_state_dict(
@@ -191,5 +191,5 @@ def _as(value: Any, template: Template, target: Target) -> Any:
         if same and target.sharding in (None, value.sharding):
             return value
     array = _leaf.to_host(value, template)
-    parts = [array[region] for region in _leaf.regions(target) or [...]]
-    return _leaf.from_host(parts, template, target, owned=False)
+    parts = [array[region] for region in _target.regions(target) or [...]]
+    return _target.from_host(parts, template, target, owned=False)

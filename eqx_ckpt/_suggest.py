@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 import jax.tree_util as jtu
 
-from . import _leaf, _names
+from . import _names, _target
 from ._pairs import Model, Stored
 
 
@@ -108,7 +108,7 @@ def _twin(
             if other is None or other not in old:
                 break
             shape = stored.index.record(other).template.logical_shape
-            if shape != _leaf.target_of(model.flat.leaves[n]).shape:
+            if shape != _target.target_of(model.flat.leaves[n]).shape:
                 break
         else:
             alike = difflib.SequenceMatcher(None, prefix, candidate).ratio()

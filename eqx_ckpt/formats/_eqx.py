@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import _index, _leaf, _names, _show, _store, _tree
+from .. import _index, _leaf, _names, _show, _store, _target, _tree
 from .._read import Source
 from . import _found
 from ._found import Found, Leaf
@@ -51,7 +51,7 @@ def read(found: Found, like: Any) -> Source | None:
         if not _leaf.is_own(leaf):
             continue
         name, keys = _names.name_of(path)
-        target = _leaf.target_of(leaf)
+        target = _target.target_of(leaf)
         if target.kind == "key":
             raise ValueError(
                 f"`like` has a typed PRNG key, `{name}`, which Equinox does not save"

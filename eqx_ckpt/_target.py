@@ -1,0 +1,401 @@
+"""How a stored leaf comes back: what `like` asks for, whether it fits, and the leaf."""
+
+import functools as ft
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.core as jax_core
+import jax.numpy as jnp
+import jax.random as jr
+import ml_dtypes
+import numpy as np
+
+from . import _index, _leaf, _register, _sharding, _show, _team
+from ._index import Template
+
+
+class Target(NamedTuple):
+    """How a leaf comes back: what `like` says of it."""
+
+    kind: str
+    dtype: np.dtype | None
+    shape: tuple[int, ...]
+    weak: bool = False
+    impl: str | None = None
+    sharding: jax.sharding.Sharding | None = None
+    python: type | None = None
+    cast: bool = False
+    codec: _register.Codec | None = None
+
+
+def target_of(like: Any) -> Target:
+    """**Raises:** `TypeError` for a leaf that no stored leaf can stand for, and
+    `ValueError` when the `to_leaf` of its type fails."""
+    codec = _register.codec_of(type(like))
+    if codec is not None:
+        return _target_of(_register.to_leaf(like))._replace(codec=codec)
+    return _target_of(like)
+
+
+def _target_of(like: Any) -> Target:
+    if isinstance(like, jax.Array) or isinstance(like, jax.ShapeDtypeStruct):
+        if isinstance(like, jax_core.Tracer):
+            raise TypeError(
+                "`like` has a tracer there, which does not say where the leaf goes. "
+                "Load outside of `jit`, `grad` and `vmap`, or into a skeleton."
+            )
+        sharding = like.sharding
+        if not isinstance(like, jax.Array):
+            sharding = _placed(sharding, like.shape)
+            if sharding is None and _team.size() > 1:
+                raise TypeError(
+                    "It has no sharding. In a run of many processes every abstract "
+                    "leaf needs one, such as `ec.skeleton(..., sharding=)` gives it."
+                )
+        elif not like.committed:
+            sharding = None
+        if _leaf.is_key(like):
+            return Target("key", None, like.shape, False, _impl(like), sharding)
+        return _jax_target(like.dtype, like.shape, like.weak_type, sharding)
+    if isinstance(like, np.ndarray):
+        return Target("numpy", like.dtype, like.shape)
+    if isinstance(like, np.generic) and not isinstance(like, (np.str_, np.bytes_)):
+        return Target("generic", like.dtype, like.shape)
+    for kind, cls in (*_leaf.PYTHON.items(), ("str", str), ("bytes", bytes)):
+        if isinstance(like, cls):
+            return Target(kind, None, (), python=type(like))
+    raise TypeError(
+        f"`like` has a `{type(like).__name__}` there, which nothing that is stored can "
+        "stand for. Leave it out with `filter_spec`."
+    )
+
+
+@ft.lru_cache(maxsize=4096)
+def _jax_target(
+    dtype: np.dtype, shape: tuple[int, ...], weak: bool, sharding: Any
+) -> Target:
+    return Target("jax", dtype, shape, bool(weak), None, sharding)
+
+
+def _placed(sharding: Any, shape: tuple[int, ...]) -> jax.sharding.Sharding | None:
+    """The sharding of a leaf on devices: an abstract mesh is that of `jax.set_mesh`.
+
+    **Raises:** `TypeError` if there are no devices, or it cannot cut the shape.
+    """
+    mesh = getattr(sharding, "mesh", None)
+    if isinstance(mesh, jax.sharding.AbstractMesh):
+        if mesh.empty:
+            return None
+        current = jax.sharding.get_mesh()
+        if current.abstract_mesh != mesh:
+            raise TypeError(
+                f"Its sharding is on the abstract mesh {mesh}, which has no devices. "
+                "Load inside `with jax.set_mesh(mesh)`, or give it a sharding."
+            )
+        sharding = jax.sharding.NamedSharding(current, sharding.spec)
+    if sharding is not None:
+        try:
+            sharding.shard_shape(shape)
+        except ValueError as e:
+            raise TypeError(f"Its sharding does not fit its shape: {e}") from e
+    return sharding
+
+
+def _impl(key: Any) -> str:
+    if isinstance(key, jax.Array):
+        return str(jr.key_impl(key))
+    found = []
+    jax.eval_shape(lambda k: found.append(str(jr.key_impl(k))), key)
+    return found[0]
+
+
+def own_target(template: Template) -> Target:
+    """How a leaf comes back where no `like` says otherwise: as it was."""
+    kind, shape = template.kind, template.logical_shape
+    if kind == "key":
+        return Target(kind, None, shape, False, template.impl)
+    if kind in _index.ARRAY_KINDS:
+        return Target(kind, _index.dtype_of(template.dtype), shape, template.weak)
+    return Target(kind, None, shape)
+
+
+def show_target(target: Target) -> str:
+    if target.kind == "key":
+        return f"key<{target.impl}>[{','.join(map(str, target.shape))}]"
+    if target.dtype is None:
+        return target.kind
+    text = _show.short_array(target.dtype.name, target.shape)
+    return text + ("(numpy)" if target.kind == "numpy" else "")
+
+
+class Misfit(NamedTuple):
+    """Why a stored leaf cannot stand for one of `like`."""
+
+    what: str  # "kind", "shape", "dtype"
+    hint: str
+
+
+def misfit(template: Template, target: Target) -> Misfit | None:
+    """What keeps a stored leaf from coming back as `like` has it, if anything does."""
+    if _family(template.kind) != _family(target.kind):
+        return Misfit("kind", "")
+    if template.logical_shape != target.shape:
+        return Misfit("shape", "")
+    if template.kind == "key":
+        return None if template.impl == target.impl else Misfit("kind", "")
+    if template.kind in ("str", "bytes"):
+        return None
+    saved, wanted = _leaf.saved_dtype(template), _wanted_dtype(template, target)
+    if wanted != saved:
+        types = _leaf.number_type(saved), _leaf.number_type(wanted)
+        if template.dtype == "int":
+            types = "int", types[1]
+        if types[0] != types[1] or types[0] == "none":
+            return Misfit("dtype", "")
+        if not (target.cast or _is_other_scalar(template, target)):
+            return Misfit("dtype", "`cast=True` converts it.")
+    if target.kind == "jax" and not target.cast:
+        if jax.dtypes.canonicalize_dtype(wanted) != wanted:
+            hint = (
+                f"JAX would narrow it to {jax.dtypes.canonicalize_dtype(wanted)}: set "
+                "`jax_enable_x64`, or load into a NumPy array, or pass `cast=True`."
+            )
+            return Misfit("dtype", hint)
+    return None
+
+
+def _family(kind: str) -> str:
+    return kind if kind in ("key", "str", "bytes") else "number"
+
+
+def _wanted_dtype(template: Template, target: Target) -> np.dtype:
+    if target.dtype is None:
+        if target.kind == "int" and template.dtype in ("int", "uint64"):
+            return _leaf.saved_dtype(template)
+        return np.dtype(_index.SCALAR_KINDS[target.kind])
+    if target.dtype == jax.dtypes.float0:
+        return target.dtype
+    return target.dtype.newbyteorder("=")
+
+
+def _is_other_scalar(template: Template, target: Target) -> bool:
+    def category(kind: str) -> str:
+        return "array" if kind in ("jax", "numpy") else kind
+
+    return target.shape == () and category(template.kind) != category(target.kind)
+
+
+def _result_dtype(template: Template, target: Target) -> np.dtype:
+    wanted = _wanted_dtype(template, target)
+    if target.kind == "jax":
+        wanted = jax.dtypes.canonicalize_dtype(wanted)
+    return wanted
+
+
+def is_spread(leaf: Any) -> bool:
+    """Whether several processes have parts of a leaf, or are to have."""
+    sharding = getattr(leaf, "sharding", None)
+    if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) or sharding is None:
+        return False
+    mesh = getattr(sharding, "mesh", None)
+    if isinstance(mesh, jax.sharding.AbstractMesh):
+        return not mesh.empty
+    return not _leaf.is_local(sharding)
+
+
+def without_replicas(target: Target) -> Target:
+    """The same leaf with each part of it in one process, if it can be so."""
+    sharding = target.sharding
+    if (
+        sharding is None
+        or _leaf.is_local(sharding)
+        or target.kind != "jax"
+        or target.weak
+    ):
+        return target
+    if target.codec is not None:
+        return target
+    return target._replace(sharding=_sharding.without_replicas(sharding, target.shape))
+
+
+def regions(target: Target) -> list[tuple[slice, ...]] | None:
+    """The parts of a leaf that are read each into memory of its own, for the devices of
+    this process; None if it is read as one."""
+    if target.sharding is None or target.kind != "jax":
+        return None
+    if _leaf.is_local(target.sharding) and (
+        target.weak or _leaf.is_whole(target.sharding)
+    ):
+        return None
+    return _sharding.here(target.sharding, target.shape).regions
+
+
+class Conversion(NamedTuple):
+    """What has to be done to the numbers of an array, all of it or some at a time."""
+
+    dtype: np.dtype
+    convert: Callable[[np.ndarray], np.ndarray]
+
+
+def conversion(template: Template, target: Target) -> Conversion | None:
+    """What `from_host` would do to the numbers of an array, if anything."""
+    if template.dtype in _leaf.NOT_ARRAYS or target.kind not in _index.ARRAY_KINDS:
+        return None
+    dtype, wanted = _index.dtype_of(template.dtype), _result_dtype(template, target)
+    if dtype == wanted:
+        return None
+
+    def convert(part: np.ndarray) -> np.ndarray:
+        return _convert(part.view(dtype), target, wanted)
+
+    return Conversion(wanted, convert)
+
+
+def from_host(
+    arrays: Sequence[np.ndarray],
+    template: Template,
+    target: Target,
+    owned: bool,
+    converted: bool = False,
+) -> Any:
+    """The leaf that `target` asks for, of the stored array, or of its `regions`.
+
+    `owned` says that nobody else has their memory: it may become the leaf's;
+    `converted` that they come out of the leaf's `conversion`.
+    **Raises:** `ValueError` when the value does not survive the conversion.
+    """
+    if target.codec is not None:
+        plain = target._replace(codec=None)
+        leaf = from_host(arrays, template, plain, owned, converted)
+        return _register.from_leaf(target.codec, leaf)
+    if regions(target) is None:
+        return _from_host(arrays[0], template, target, owned, converted)
+    assert target.sharding is not None
+    host = target._replace(kind="numpy", dtype=_result_dtype(template, target))
+    parts = [_from_host(x, template, host, owned, converted) for x in arrays]
+    out = _sharding.assemble(target.sharding, target.shape, parts)
+    if not target.weak:
+        return out
+    weaken = jax.jit(_weak_like, out_shardings=target.sharding)
+    weak = weaken(out)
+    return weak if weak.dtype == out.dtype else out
+
+
+def _from_host(
+    array: np.ndarray,
+    template: Template,
+    target: Target,
+    owned: bool,
+    converted: bool = False,
+) -> Any:
+    if target.kind in ("str", "bytes"):
+        data = array.tobytes()
+        out = data if target.kind == "bytes" else data.decode("utf-8", "surrogatepass")
+        return out if target.python in (None, str, bytes) else target.python(out)
+    if target.kind == "key":
+        if target.sharding is not None and not _leaf.is_local(target.sharding):
+            parts = [
+                array[region]
+                for region in _sharding.here(target.sharding, target.shape).regions
+            ]
+            data = _sharding.assemble(target.sharding, array.shape, parts)
+            return jr.wrap_key_data(data, impl=target.impl)
+        key = jr.wrap_key_data(jnp.asarray(array), impl=target.impl)
+        return key if target.sharding is None else jax.device_put(key, target.sharding)
+    if template.dtype == "float0":
+        array = np.zeros(template.shape, jax.dtypes.float0)
+        return array[()] if target.kind == "generic" else array
+    if template.dtype == "int":
+        value = int.from_bytes(array.tobytes(), "little", signed=True)
+        array, owned = np.asarray(value, object), True
+    elif template.stored != template.dtype and not converted:
+        array = array.view(_index.dtype_of(template.dtype))
+    # Nearly all leaves skip this. Numbers of 64 bits are those that JAX may narrow.
+    if not converted and (array.dtype != target.dtype or array.dtype.itemsize > 4):
+        wanted = _result_dtype(template, target)
+        if array.dtype != wanted:
+            array, owned = _convert(array, target, wanted), True
+    if target.kind == "jax":
+        return _to_jax(array, target, owned)
+    if target.kind == "numpy":
+        assert target.dtype is not None
+        array = array.astype(target.dtype, copy=not owned)
+        return array
+    if target.kind == "generic":
+        return array.astype(target.dtype)[()]
+    value = array.item()
+    python = target.python or _leaf.PYTHON[target.kind]
+    return value if type(value) is python else python(value)
+
+
+# Below this many bytes one `jnp.asarray`, which copies, beats `jax.device_put`, which
+# on CPU takes aligned memory as it is.
+_ALIAS_BYTES = 1 << 16
+
+BATCH = 128
+
+
+def is_plain_small(target: Target, array: np.ndarray) -> bool:
+    """Whether `batch_to_jax` makes the leaf that `target` asks for of `array`."""
+    return (
+        target.kind == "jax"
+        and not target.weak
+        and target.sharding is None
+        and target.codec is None
+        and array.dtype == target.dtype
+        and array.dtype.itemsize <= 4
+        and array.nbytes < _ALIAS_BYTES
+    )
+
+
+@jax.jit
+def batch_to_jax(*arrays: np.ndarray) -> tuple[jax.Array, ...]:
+    """New jax arrays, which are uncommitted. A compiled function takes and returns many
+    at a third of what it costs to make each alone."""
+    return arrays  # pyright: ignore[reportReturnType]
+
+
+def _weak_like(x: Any) -> jax.Array:
+    """The same numbers, weakly typed where JAX has such a dtype."""
+    # There is no public function for this. Numbers of Python are weakly typed, and an
+    # array stays so while it is only updated.
+    zero = {"bool": False, "int": 0, "float": 0.0, "complex": 0j}
+    weak = jnp.full(x.shape, zero[_leaf.number_type(x.dtype)])
+    return weak.at[...].set(x) if weak.dtype == x.dtype else weak
+
+
+def _to_jax(array: np.ndarray, target: Target, owned: bool) -> jax.Array:
+    if target.weak:
+        out = _weak_like(array)
+        if out.dtype == array.dtype and out.weak_type:
+            return jax.device_put(out, target.sharding) if target.sharding else out
+    if target.sharding is not None:
+        return jax.device_put(array if owned else array.copy(), target.sharding)
+    if owned and array.nbytes >= _ALIAS_BYTES:
+        return jax.device_put(array)
+    return jnp.array(array)
+
+
+def _convert(array: np.ndarray, target: Target, wanted: np.dtype) -> np.ndarray:
+    if target.kind == "jax" and target.dtype != wanted and not target.cast:
+        raise ValueError(
+            f"JAX would narrow {target.dtype} to {wanted}: set `jax_enable_x64`, or "
+            "read it into NumPy, as `np.asarray` does"
+        )
+    kind = _leaf.number_type(wanted)
+    if kind == "int" and array.size:
+        low, high = int(array.min()), int(array.max())
+        info = ml_dtypes.iinfo(wanted)
+        if low < info.min or high > info.max:
+            value = low if low < info.min else high
+            raise ValueError(f"{value} does not fit into {wanted}")
+    out = _leaf.astype(array, wanted)
+    if kind != "int" and not target.cast:
+        # One scalar as another kind of scalar: it has to be the same number.
+        value, back = complex(array.item()), complex(out.item())
+        for x, y in ((value.real, back.real), (value.imag, back.imag)):
+            if x != y and not (math.isnan(x) and math.isnan(y)):
+                raise ValueError(f"{array.item()} is not a {wanted} exactly")
+    return out
