@@ -640,15 +640,16 @@ def is_directory(root: Root, key: str) -> bool:
     return bool(_list(root, key + "/"))
 
 
-def survey(root: Root, most: int) -> int | None:
-    """The bytes of all files below a local root; None: nobody can tell.
+def survey(root: Root, most: int) -> dict[str, int] | None:
+    """The keys and sizes of all files below a local root; None: it is not local.
 
     **Raises:** `ValueError` as `look` for anything but files and directories, and for
     more than `most` of them.
     """
     if root.local is None:
         return None
-    total = count = 0
+    sizes: dict[str, int] = {}
+    count = 0
     above = [""]
     while above:
         key = above.pop()
@@ -659,13 +660,62 @@ def survey(root: Root, most: int) -> int | None:
                 if entry.is_dir(follow_symlinks=root.follow):
                     above.append(below + "/")
                 elif entry.is_file(follow_symlinks=root.follow):
-                    total += entry.stat(follow_symlinks=root.follow).st_size
+                    sizes[below] = entry.stat(follow_symlinks=root.follow).st_size
                 else:
                     look(root, below)
                     raise ValueError(f"`{below}` in it is not a file")
                 if count > most:
                     raise ValueError(f"it has more than {most} files")
-    return total
+    return sizes
+
+
+def list_keys(root: Root) -> list[str] | None:
+    """The keys below a root in an object store; None: it cannot be listed."""
+    return None if _remote.is_read_only(root.url) else _list(root, "")
+
+
+def list_database(root: Root, most: int) -> list[str]:
+    """The keys in the OCDBT database at a root.
+
+    **Raises:** `ValueError` for more than `most`, and for a node that is there twice: a
+    few nodes that lead to each other could have any number of keys, and TensorStore
+    would list them all.
+    """
+    kv = _kv(root, "", None)
+    dump = lambda node: _wait(root, ts.ocdbt.dump(kv, node, context=_context()))
+    top = dump(None)["versions"][-1]["root"].get("location")
+    above = [(top, b"")] if top else []
+    seen: set[str] = set()
+    keys: list[str] = []
+    while above:
+        node, prefix = above.pop()
+        if node in seen:
+            raise ValueError("its database has a node twice")
+        seen.add(node)
+        for entry in dump(node)["entries"]:
+            if "location" in entry:
+                below = prefix + entry["subtree_common_prefix"]
+                above.append((entry["location"], below))
+            else:
+                keys.append((prefix + entry["key"]).decode())
+            if len(keys) + len(above) > most:
+                raise ValueError(f"its database has more than {most} keys")
+    return keys
+
+
+def check_blosc(root: Root, key: str, most: int) -> None:
+    """Whether a chunk that Blosc has made says that it is not longer than `most`:
+    TensorStore would allocate what it says, up to 2 GiB.
+
+    **Raises:** `ValueError` if it is longer.
+    """
+    head = np.zeros(16, np.uint8)
+    try:
+        read_into(root, key, 0, head)
+    except FileNotFoundError:
+        return  # Whoever reads it will say so.
+    if int.from_bytes(head[4:8].tobytes(), "little") > most:
+        raise ValueError(f"`{key}` is not a chunk of it")
 
 
 def delete_tree(root: Root, key: str) -> None:

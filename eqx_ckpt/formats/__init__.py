@@ -7,7 +7,7 @@ from typing import Any
 from .. import _gc
 from .._read import Source
 from .._store import Root
-from . import _eqx, _msgpack, _orbax, _safetensors, _zip
+from . import _eqx, _levanter, _msgpack, _orbax, _safetensors, _zip
 from ._found import flat_name as flat_name, look as look
 from ._safetensors import (
     DTYPES as DTYPES,
@@ -17,7 +17,7 @@ from ._safetensors import (
 )
 
 
-_FORMATS = (_zip, _safetensors, _eqx, _orbax, _msgpack)
+_FORMATS = (_zip, _safetensors, _eqx, _orbax, _levanter, _msgpack)
 
 
 @_gc.paused()

@@ -53,7 +53,8 @@ def look(root: Root) -> Found | None:
 _TELLING = (
     "model.safetensors model.safetensors.index.json _METADATA _CHECKPOINT_METADATA "
     "manifest.ocdbt _strings.json array_metadatas/process_0 orbax.checkpoint "
-    "eqx_ckpt.digests default/_METADATA state/_METADATA pytree/_METADATA".split()
+    "eqx_ckpt.digests default/_METADATA state/_METADATA pytree/_METADATA "
+    "metadata.json tensorstore_index.json".split()
 )
 
 
@@ -71,6 +72,26 @@ def has(root: Root, key: str) -> bool:
         return True
     except FileNotFoundError:
         return False
+
+
+def is_directory(found: Found, name: str) -> bool:
+    """Whether a name in a directory may be that of a directory."""
+    local = found.directory.local
+    return local is None or (local / name).is_dir()
+
+
+def read_json(directory: Root, key: str) -> tuple[bytes, dict[str, Any]]:
+    """The bytes of a file of JSON, and the object in it.
+
+    **Raises:** `ValueError` if there is none.
+    """
+    value = _store.read_file(directory, key, limit=_index.MAX_INDEX)
+    if value is None:
+        raise ValueError(f"`{key}` is missing")
+    parsed = _index.parse(value.data)
+    if type(parsed) is not dict:
+        raise ValueError(f"`{key}` is not a JSON object")
+    return value.data, parsed
 
 
 def read(directory: Root, key: str, start: int, stop: int) -> bytes:

@@ -1,0 +1,180 @@
+"""Directories of levanter and of eformer: an array of Zarr for each leaf, at its path.
+
+JAX's array serialisation writes the arrays for both of them: in directories (Zarr v2),
+with all chunks, so that one that is missing is an error; or, for the levanter of today,
+in a database (OCDBT, Zarr v3), where chunks of zeros are left out.
+"""
+
+import functools as ft
+import re
+from typing import Any
+
+import numpy as np
+
+from .. import _names, _store
+from .._index import Template
+from .._read import Source
+from . import _found, _zarr
+from ._found import Found, Leaf
+from ._zarr import Zarr
+
+
+# What levanter writes last, and what eformer's arrays are listed in.
+_METADATA, _INDEX = "metadata.json", "tensorstore_index.json"
+_MORE = "checkpoint_metadata.json"
+_MANIFEST = "manifest.ocdbt"
+# So many directories down an array is looked for.
+_DEEP = 32
+
+
+def read(found: Found, like: Any) -> Source | None:
+    """The source of a directory that levanter or eformer has written."""
+    if found.key is not None:
+        return None
+    if _INDEX in found.names:
+        return _eformer(found)
+    if _METADATA in found.names:
+        head, value = _found.read_json(found.directory, _METADATA)
+        # Many a file has this name.
+        if type(value.get("step")) is int and type(value.get("timestamp")) is str:
+            return _levanter(found, head, value)
+    _check_steps(found)
+    if _has_array(found):
+        raise ValueError(
+            f"it has arrays, but no `{_METADATA}` of levanter, which is written last, "
+            f"and no `{_INDEX}` of eformer. It is not finished, or a part of a "
+            "checkpoint: open all of it, and select a part of that"
+        )
+    return None
+
+
+def _check_steps(found: Found) -> None:
+    steps = [n for n in found.names if re.fullmatch(r"(step|run)-[0-9]{1,18}", n)]
+    steps.sort(key=lambda name: int(name.partition("-")[2]))
+    for name in reversed(steps[-100:]):
+        if _found.has(found.directory, f"{name}/{_METADATA}"):
+            raise ValueError(f"it is a directory of steps: open one, such as `{name}`")
+
+
+def _has_array(found: Found) -> bool:
+    """Whether an array is found at once, in the first directories of directories."""
+    key = ""
+    for _ in range(_DEEP):
+        if found.directory.local is None:
+            return False
+        below = found.directory.local / key
+        names = sorted(p.name for p in below.iterdir() if p.is_dir())
+        if not names or (below / names[0]).is_symlink():
+            return False
+        key = f"{key}/{names[0]}" if key else names[0]
+        if _found.has(found.directory, f"{key}/{_zarr.name_of(False)}"):
+            return True
+    return False
+
+
+def _levanter(found: Found, head: bytes, metadata: dict[str, Any]) -> Source | None:
+    keys, size = _zarr.survey(found.directory)
+    is_ocdbt = _MANIFEST in found.names
+    files = [_METADATA]
+    if is_ocdbt:
+        files.append(_MANIFEST)
+        keys = _store.list_database(found.directory, _zarr.MAX_FILES)
+    elif size is None:
+        keys = _store.list_keys(found.directory)
+        if keys is None:
+            raise ValueError(
+                "the arrays of this checkpoint of levanter have to be listed, which "
+                "cannot be done over HTTP"
+            )
+    end = "/" + _zarr.name_of(is_ocdbt)
+    paths = [_path(key.removesuffix(end)) for key in keys if key.endswith(end)]
+    if not paths:
+        return None
+    paths.sort(key=lambda path: [_order(part) for part in path])
+    arrays = _zarr.Arrays(found.directory, is_ocdbt, is_ocdbt, not is_ocdbt, size)
+    return _source(found, "levanter", files, head, metadata, paths, arrays)
+
+
+def _order(part: str) -> tuple[bool, int, str]:
+    is_number = re.fullmatch("[0-9]{1,18}", part) is not None
+    return not is_number, int(part) if is_number else 0, part
+
+
+def _eformer(found: Found) -> Source:
+    _, size = _zarr.survey(found.directory)
+    head, value = _found.read_json(found.directory, _INDEX)
+    if value.get("format") != "tensorstore":
+        raise ValueError(f"`{_INDEX}` is of the format {value.get('format')!r:.60}")
+    lists = value.get("prefixes", {})
+    if type(lists) is not dict:
+        raise ValueError(f"`{_INDEX}` has malformed prefixes")
+    said: dict[tuple[str, ...], tuple[Any, Any]] = {}
+    for rows in [*lists.values(), value.get("arrays", [])]:
+        if type(rows) is not list:
+            raise ValueError(f"`{_INDEX}` has a malformed list of arrays")
+        for row in rows:
+            if type(row) is not dict or type(row.get("path")) is not str:
+                raise ValueError(f"`{_INDEX}` has a malformed array, {row!r:.60}")
+            path = tuple(_path(row["path"]))
+            if path in said:
+                raise ValueError(f"`{_INDEX}` has the array {row['path']!r:.60} twice")
+            said[path] = row.get("shape"), row.get("dtype")
+    files = [_INDEX]
+    metadata = None
+    for key in (_METADATA, _MORE):
+        if key in found.names or _found.has(found.directory, key):
+            data, more = _found.read_json(found.directory, key)
+            files.append(key)
+            head += data
+            metadata = more if key == _METADATA else more.get("custom_metadata")
+    paths = [list(path) for path in said]
+    claims = list(said.values())
+    arrays = _zarr.Arrays(found.directory, False, False, True, size)
+    return _source(found, "eformer", files, head, metadata, paths, arrays, claims)
+
+
+def _path(key: str) -> list[str]:
+    """The parts of the path of an array. **Raises:** `ValueError` if it leads out."""
+    parts = key.split("/", _names.MAX_DEPTH)
+    is_name = lambda part: part.isprintable() and part not in ("", ".", "..")
+    if not all(map(is_name, parts)) or "\\" in key:
+        raise ValueError(f"it has an array of the impossible name {key!r:.60}")
+    if len(parts) > _names.MAX_DEPTH or 3 * len(key) > _names.MAX_NAME:
+        raise ValueError(f"the name {_names.shorten(key)} is too long")
+    return parts
+
+
+def _source(
+    found: Found,
+    format: str,
+    files: list[str],
+    head: bytes,
+    metadata: Any,
+    paths: list[list[str]],
+    arrays: _zarr.Arrays,
+    claims: list[tuple[Any, Any]] | None = None,
+) -> Source:
+    """`claims`: the shapes and dtypes that an index has, which are to be true."""
+    keys = ["/".join(path) for path in paths]
+    leaves: list[Leaf] = []
+    specs: dict[int, Any] = {}
+    names = _found.names_of_paths(paths)
+    texts = arrays.metadata(keys)
+    for place, ((name, kinds), key, text) in enumerate(zip(names, keys, texts)):
+        claim = claims[place] if claims is not None else None
+        make = ft.partial(_template, kinds, claim)
+        t, specs[place] = arrays.read(name, key, text, make)
+        leaves.append(Leaf(name, t, 0, 0))
+    return _found.source(found, format, files, leaves, head, metadata, None, specs)
+
+
+def _template(keys: str, claim: tuple[Any, Any] | None, what: Zarr) -> Template:
+    fill = what.metadata["fill_value"]
+    if np.any(fill) or (fill is not None and what.metadata["zarr_format"] == 2):
+        raise ValueError(f"unknown fill_value {fill!r:.60}")
+    if claim is not None and claim != (list(what.shape), what.dtype):
+        raise ValueError(
+            f"it is {what.dtype}{list(what.shape)}, and `{_INDEX}` has it as "
+            f"{claim[1]!r:.30}, {claim[0]!r:.60}"
+        )
+    return _zarr.template(what, _found.kind_of(what.dtype), keys)
