@@ -168,7 +168,7 @@ class Source:
         """
         if self.has_spec(record):
             # How many bytes they have is known when they are decoded.
-            self._check_blosc(record, numbers or ())
+            self._check_blosc(record, () if numbers is None else numbers)
             return
         if self.root.local is None:
             return
@@ -346,9 +346,10 @@ def _reason(root: Root, error: Exception) -> str:
     if isinstance(error, ConnectionError):
         raise error
     text = str(error)
-    lost = ("NOT_FOUND", "is missing", "FAILED_PRECONDITION", "OUT_OF_RANGE")
-    if any(word in text for word in lost):
+    if any(word in text for word in ("NOT_FOUND", "is missing", "OUT_OF_RANGE")):
         return "a chunk of it is missing"
+    if "FAILED_PRECONDITION" in text:
+        return "a chunk of it is missing or damaged"
     return f"it cannot be read ({text.splitlines()[0]})"
 
 

@@ -120,13 +120,15 @@ def _eformer(found: Found) -> Source:
                 raise ValueError(f"`{_INDEX}` has the array {row['path']!r:.60} twice")
             said[path] = row.get("shape"), row.get("dtype")
     files = [_INDEX]
-    metadata = None
+    metadata = None  # What was given with the save, or else its step.
     for key in (_METADATA, _MORE):
         if key in found.names or _found.has(found.directory, key):
             data, more = _found.read_json(found.directory, key)
             files.append(key)
             head += data
-            metadata = more if key == _METADATA else more.get("custom_metadata")
+            metadata = (
+                more.get("custom_metadata") if key == _MORE else more
+            ) or metadata
     paths = [list(path) for path in said]
     claims = list(said.values())
     arrays = _zarr.Arrays(found.directory, False, False, True, size)
