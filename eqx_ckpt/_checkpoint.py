@@ -197,8 +197,8 @@ def open(
     It may be one of another format, which is recognised by what is there: a
     `.safetensors` file, or a directory of such files with their index; a `.eqx` file; a
     directory of Orbax, levanter or eformer; a file of flax in msgpack. These have no
-    digests, so that
-    nothing of them can be verified. A checkpoint of ours in a `.zip` has.
+    digests, so that nothing of them can be verified. A checkpoint of ours in a `.zip`
+    has.
 
     **Arguments:**
 

@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from helpers import BytesRead, run_python
 
@@ -65,7 +66,9 @@ def test_what_eformer_wrote(name):
     assert model["layers"][0].tolist() == [2.5] * 3 and not model["layers"][1].any()
     assert np.array_equal(model["big"], np.arange(4096).reshape(64, 64))
     if name == TREE:
-        assert tree["step"] == 7 and ckpt.metadata == {"width": "8"}
+        # A prefix beside what has none.
+        assert tree["tx"][0][0]["mu"][1].tolist() == [0, 0, 0]
+        assert tree["step"] == 7 and ckpt.metadata == {"width": 8}
     else:
         assert tree["optimizer"][0]["mu"][1].tolist() == [0, 0, 0]
         assert ckpt.metadata == {"rate": 1e-3, "step": 6}
@@ -117,6 +120,16 @@ def test_loads_converts_and_lists(name, tmp_path, capsys):
         ec.verify(path)
     with pytest.raises(FileExistsError, match="not a checkpoint of eqx_ckpt"):
         ec.tree_serialise_leaves(_copy(path, tmp_path), {"a": 1})
+
+
+@pytest.mark.parametrize("name", LEVANTER)
+def test_states_of_optimisers_load_by_name(name):
+    optimiser = optax.adamw(optax.linear_schedule(1e-3, 0, 10))
+    like = optimiser.init([jnp.ones(2), jnp.ones(2)])
+    source = "training_state.0" if name.startswith(OLD) else "opt_state"
+    states = ec.tree_deserialise_leaves(FOREIGN / name, like, source=source)
+    assert jax.tree.structure(states) == jax.tree.structure(like)
+    assert states[0].mu[1].tolist() == [0, 0]
 
 
 class Named:

@@ -58,12 +58,15 @@ def _check_steps(found: Found) -> None:
 
 def _has_array(found: Found) -> bool:
     """Whether an array is found at once, in the first directories of directories."""
-    key = ""
+    local, key = found.directory.local, ""
     for _ in range(_DEEP):
-        if found.directory.local is None:
+        if local is None:
             return False
-        below = found.directory.local / key
-        names = sorted(p.name for p in below.iterdir() if p.is_dir())
+        below = local / key
+        try:
+            names = sorted(p.name for p in below.iterdir() if p.is_dir())
+        except OSError:
+            return False
         if not names or (below / names[0]).is_symlink():
             return False
         key = f"{key}/{names[0]}" if key else names[0]

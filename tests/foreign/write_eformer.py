@@ -31,10 +31,12 @@ def main(out):
     }
     manager = AsyncCheckpointManager()
     tree = {"model": model, "step": jnp.asarray(7)}
-    manager.save_tree(tree, str(out / "tree"), mesh, metadata={"width": "8"})
+    states = optax.adam(1e-3).init(model["layers"])
+    manager.save_tree(tree, str(out / "tree"), mesh)
+    extras = {"width": 8}
+    manager.save_pytree(states, str(out / "tree"), mesh, prefix="tx.0", extras=extras)
 
     run = Checkpointer(str(out / "run"), datetime.timedelta(minutes=10), [])
-    states = optax.adam(1e-3).init(model["layers"])
     run.save_pytree(model, "model", step=6, mesh=mesh)
     run.save_pytree(states, "optimizer", step=6, mesh=mesh, extras={"rate": 1e-3})
 
