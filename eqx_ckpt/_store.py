@@ -683,8 +683,8 @@ def list_database(root: Root, most: int) -> list[str]:
     """
     kv = _kv(root, "", None)
     dump = lambda node: _wait(root, ts.ocdbt.dump(kv, node, context=_context()))
-    top = dump(None)["versions"][-1]["root"].get("location")
-    above = [(top, b"")] if top else []
+    tops = [version["root"].get("location") for version in dump(None)["versions"][-1:]]
+    above = [(top, b"") for top in tops if top]
     seen: set[str] = set()
     keys: list[str] = []
     while above:

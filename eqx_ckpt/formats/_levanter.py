@@ -129,9 +129,8 @@ def _eformer(found: Found) -> Source:
             data, more = _found.read_json(found.directory, key)
             files.append(key)
             head += data
-            metadata = (
-                more.get("custom_metadata") if key == _MORE else more
-            ) or metadata
+            given = more.get("custom_metadata") if key == _MORE else more
+            metadata = given or metadata
     paths = [list(path) for path in said]
     claims = list(said.values())
     arrays = _zarr.Arrays(found.directory, False, False, True, size)
