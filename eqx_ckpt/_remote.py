@@ -157,6 +157,11 @@ def explain(url: str, error: Exception) -> OSError | None:
             f"There is no bucket of the name in `{url}` ({said}). Create it, or "
             "correct the URL."
         )
+    if status == 301 and is_read_only(url):
+        return IsADirectoryError(
+            f"The server of `{url}` sends whoever asks for a file there elsewhere. It is "
+            "a directory, or has moved."
+        )
     if status == 301 or any(word in text for word in _region):
         return OSError(
             f"The bucket of `{url}` is in another region than was asked for ({said}). "

@@ -1,7 +1,10 @@
 """Checkpoints of one file, read in place over HTTP."""
 
 import http.server
+import os
+import pathlib
 import re
+import shutil
 import threading
 
 import equinox as eqx
@@ -13,12 +16,19 @@ import eqx_ckpt as ec
 
 
 class _Handler(http.server.SimpleHTTPRequestHandler):
-    """Files, with the ranges of bytes that all real servers have."""
+    """Files, with what all real servers have: ranges of bytes, and another URL for a
+    directory."""
 
     sent = 0
 
     def do_GET(self):
         path = self.translate_path(self.path)
+        if os.path.isdir(path):
+            self.send_response(301)
+            self.send_header("Location", self.path + "/")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         try:
             with open(path, "rb") as f:
                 data = f.read()
@@ -83,3 +93,17 @@ def test_over_http(served):
     ec.export_safetensors(path / "m.safetensors", {"w": jnp.zeros(3)})
     with pytest.raises(RuntimeError, match="replaced"):
         ckpt["w"].read()
+
+
+def test_directories_of_other_formats(served):
+    path, url = served
+    foreign = pathlib.Path(__file__).parent / "foreign"
+    for name in ("marin-levanter-0.2.20/step-7", "eformer-0.0.101/tree"):
+        shutil.copytree(foreign / name, path / name)
+        assert ec.open(f"{url}/{name}")["model.big"][1, 0].read() == 64
+    name = "levanter-1.2.dev1644/step-7"
+    shutil.copytree(foreign / name, path / name)
+    with pytest.raises(ValueError, match="have to be listed"):
+        ec.open(f"{url}/{name}")
+    with pytest.raises(FileNotFoundError, match="no checkpoint"):
+        ec.open(f"{url}/eformer-0.0.101")

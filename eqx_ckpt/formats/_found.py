@@ -42,7 +42,7 @@ def look(root: Root) -> Found | None:
             size = _store.read_into(directory, key, 0, into)
             head = into[:size].tobytes()
             return Found(root, directory, key, head, frozenset())
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError):
             pass
     names = names_in(root)
     return Found(root, root, None, b"", names) if names else None
