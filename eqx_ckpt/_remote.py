@@ -159,8 +159,8 @@ def explain(url: str, error: Exception) -> OSError | None:
         )
     if status == 301 and is_read_only(url):
         return IsADirectoryError(
-            f"The server of `{url}` sends whoever asks for a file there elsewhere. It is "
-            "a directory, or has moved."
+            f"The server of `{url}` sends whoever asks for a file there elsewhere. It "
+            "is a directory, or has moved."
         )
     if status == 301 or any(word in text for word in _region):
         return OSError(
