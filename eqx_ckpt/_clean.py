@@ -24,8 +24,9 @@ def clean(
 
     **Arguments:**
 
-    - `directory`: a directory with checkpoints in it, or a checkpoint. Looked at are
-        the directory itself and those directly inside it. Links are not followed.
+    - `directory`: a directory with checkpoints in it, such as that of a run, or a
+        checkpoint. Looked at are the directory itself, those directly inside it, and
+        those of the steps of a run. Links are not followed.
     - `remove`: whether to delete what is found, or only list it.
     - `idle`: that nothing is being saved below `directory`. For an object store you
         have to know and say so, or nothing is deleted there.
@@ -55,6 +56,28 @@ def clean(
     if not root.local.is_dir():
         raise FileNotFoundError(f"There is no directory at `{root}`.")
     here = pathlib.Path(os.path.realpath(root.local))
+    found = _clean(here, remove)
+    for step in map(here.joinpath, filter(is_step, os.listdir(here))):
+        # Others may be deleting it.
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            left = set() if step.is_symlink() else _clean(step, remove)
+            found |= left
+            if left and remove:
+                with contextlib.suppress(OSError):
+                    step.rmdir()
+    return sorted(found)
+
+
+_step = re.compile(r"0|[1-9][0-9]*")
+
+
+def is_step(name: str) -> bool:
+    """Whether a directory of a run is called as that of a step."""
+    return _step.fullmatch(name) is not None
+
+
+def _clean(here: pathlib.Path, remove: bool) -> set[str]:
+    """What is cleaned in a directory, and in those directly inside it."""
     with os.scandir(here) as entries:
         below = [here / e.name for e in entries if e.is_dir(follow_symlinks=False)]
     found = []
@@ -69,7 +92,7 @@ def clean(
             with contextlib.suppress(OSError):
                 (path / "d").rmdir()
                 path.rmdir()
-    return sorted(map(str, found))
+    return set(map(str, found))
 
 
 _ours = re.compile(
@@ -88,10 +111,19 @@ def _clean_far(root: Root, remove: bool, idle: bool) -> list[str]:
     tops = _store.list_top(root)
     if tops is None:
         raise FileNotFoundError(f"There is no directory at `{root}`.")
-    below = [_commit.below(root, name) for name, inside in tops.items() if inside]
+    steps = [_commit.below(root, name) for name in tops if is_step(name)]
+    places = [
+        *(_commit.below(root, name) for name, inside in tops.items() if inside),
+        *(
+            _commit.below(step, name)
+            for step in steps
+            for name, inside in (_store.list_top(step) or {}).items()
+            if inside
+        ),
+    ]
     return sorted(
         f"{place}/d/{save}"
-        for place in [root, *below]
+        for place in [root, *places]
         for save in _stale_saves(place, remove)
     )
 

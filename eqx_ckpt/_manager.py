@@ -45,7 +45,9 @@ class CheckpointManager:
 
     **Arguments:**
 
-    - `root`: the directory of the run, or a URL, as in [`open`][].
+    - `root`: the directory of the run, or a URL, as in [`open`][]. In an object store
+        nobody can tell whether a save goes on: what killed saves have left is deleted
+        when the run saves the same step again, or by [`clean`][].
     - `every`, `every_seconds`: [`save`][] saves steps that are multiples of `every`,
         and when so many seconds have passed since the last save. Without either it
         saves at each call.
@@ -57,8 +59,8 @@ class CheckpointManager:
         `[signal.SIGTERM]`; handlers that were there are called too. Only in the main
         thread.
     - `reuse`: whether what has not changed since the step before, such as a frozen
-        base, is not written again, as of a save's `reuse`. It first is written once
-        more, apart from what changes.
+        base, is not written again, as of a save's `reuse`: on local file systems. It
+        first is written once more, apart from what changes.
     - `options`: of every save: `filter_spec`, `is_leaf`, `where`, `dtype`, `layout`,
         `chunks`, `compression`, `durable`, `max_bytes`, `progress` and `timeout`, as in
         [`async_tree_serialise_leaves`][].
@@ -218,7 +220,7 @@ class CheckpointManager:
                 return b""
         self.wait()
         if step in self._skipped:
-            self._steps.set_aside(step)
+            self._steps.set_aside(step, self._options.get("layout", "ocdbt"))
         elif not force and self._steps.signature(step) is not None:
             raise FileExistsError(
                 f"Step {step} exists already, at `{self.path(step)}`. Delete it, or "
@@ -374,20 +376,18 @@ class CheckpointManager:
         """The step with the best metric, as `best` said; None if none has it."""
         if self._best is None:
             raise ValueError('Pass `best=(metric, "min")` or "max" to the manager.')
-        return self._best_of(
-            {step: self._steps.metrics(step) for step in self._steps.complete()}
-        )
+        return self._best_of(self._steps.metrics(self._steps.signatures()))
 
     def path(self, step: int) -> str | Store:
         """Where the checkpoint of a step is, or will be."""
         return self._steps.path(step)
 
-    def _best_of(self, known: Mapping[int, dict[str, Any] | None]) -> int | None:
+    def _best_of(self, known: Mapping[int, dict[str, Any]]) -> int | None:
         if self._best is None:
             return None
         metric, way = self._best
         sign = 1 if way == "max" else -1
-        values = {step: (of or {}).get(metric) for step, of in known.items()}
+        values = {step: of.get(metric) for step, of in known.items()}
         ranked = [
             (sign * value, step)
             for step, value in values.items()
@@ -433,17 +433,16 @@ class CheckpointManager:
             over.set()
 
     def _retain(self, new: int) -> None:
-        for step in self._steps.directories():
-            if step < new and self._steps.signature(step) is None:
+        found = self._steps.signatures()
+        for step, signature in found.items():
+            if step < new and signature is None:
                 self._steps.clean(step)
         if self._keep is None:
             return
-        known = {
-            step: metrics
-            for step in self._steps.complete()
-            if step not in self._skipped
-            and (metrics := self._steps.metrics(step)) is not None
-        }
+        # Those that are damaged are neither counted nor deleted.
+        known = self._steps.metrics(
+            {step: found[step] for step in found.keys() - self._skipped}
+        )
         # Who went back to an older step keeps what was just saved.
         stay = {new, *sorted(known)[-self._keep :], self._best_of(known)}
         if self._keep_every is not None:

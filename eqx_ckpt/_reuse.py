@@ -28,9 +28,13 @@ def keep(
 ) -> Kept:
     """Links the files of the checkpoint at `path` that go into a save of `leaves` as
     they are, in its directory `base`, and says what is in them."""
+    root = _store.resolve(path)
+    if root.local is None or work.local is None:
+        # Object stores have no links.
+        return _layout.NOTHING
     try:
-        source = _checkpoint._open(_store.resolve(path))
-        if source.root.local is None or work.local is None or source.database is None:
+        source = _checkpoint._open(root)
+        if source.database is None:
             return _layout.NOTHING
         pieces, rows, same = _compare(source, leaves)
         sizes = {f: max(_end(leaves, p) for p in runs) for f, runs in pieces.items()}

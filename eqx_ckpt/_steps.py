@@ -1,24 +1,28 @@
 """The directory of a run: its steps, what is known of them, and their deletion.
 
 A step is a checkpoint at `<root>/<step>/default`, where Orbax's CheckpointManager has
-one too. A pin is an empty file `<root>/eqx_ckpt.pins/<step>`.
+one too. A pin is a file `<root>/eqx_ckpt.pins/<step>`. In an object store it is
+the same, by other means: there are no links, locks and renames, and each look at a step
+is a request.
 """
 
 import contextlib
+import functools as ft
 import operator
 import os
-import re
 import secrets
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from . import _checkpoint, _clean, _commit, _delete, _store
+from . import _checkpoint, _clean, _commit, _remote, _store
 from ._remote import Store
 from ._store import Root
 
 
 _ITEM = "default"
 _PINS = "eqx_ckpt.pins"
-_name = re.compile(r"0|[1-9][0-9]*")
+# Requests about steps that are under way at a time.
+_REQUESTS = 16
 
 
 class Steps:
@@ -40,57 +44,79 @@ class Steps:
         return _commit.below(self.root, f"{step}/{_ITEM}")
 
     def directories(self) -> list[int]:
-        tops = _store.list_top(self.root) or {}
-        return [int(name) for name in tops if _name.fullmatch(name)]
+        """**Raises:** `ValueError` where nobody can tell which there are."""
+        if _remote.is_read_only(self.root.url):
+            raise ValueError(
+                f"Which steps there are in `{self.root}` cannot be told: over HTTP "
+                "nothing is listed. Restore one that you know, with `step=`."
+            )
+        return _numbers(_store.list_top(self.root) or {})
+
+    def signatures(self) -> dict[int, Any]:
+        """The `signature` of each directory, in order."""
+        steps = sorted(self.directories())
+        return dict(zip(steps, self._each(self.signature, steps)))
 
     def complete(self) -> list[int]:
         """The complete steps, in order."""
-        found = (s for s in self.directories() if self.signature(s) is not None)
-        return sorted(found)
+        return [step for step, found in self.signatures().items() if found is not None]
 
     def signature(self, step: int) -> Any:
         """What tells one save of a step from another; None if it is not complete."""
         root = self._at(step)
+        if root.local is None:
+            return _store.stamp(root, _store.INDEX) or None
         try:
-            if root.local is None:
-                return _delete.exists(self.path(step)) or None
             found = _store.look(root, _store.INDEX)
         except ValueError:
             return None
         return found and (found.st_ino, found.st_mtime_ns, found.st_size)
 
-    def metrics(self, step: int) -> dict[str, Any] | None:
-        """The metrics of a step; None if it cannot be opened."""
-        signature = self.signature(step)
+    def metrics(self, signatures: Mapping[int, Any]) -> dict[int, dict[str, Any]]:
+        """The metrics of complete steps, but for those that cannot be opened.
+
+        **Raises:** `OSError` where it is not known whether they can be.
+        """
+        complete = [step for step, found in signatures.items() if found is not None]
+        found = self._each(lambda step: self._metrics(step, signatures[step]), complete)
+        return {step: of for step, of in zip(complete, found) if of is not None}
+
+    def _metrics(self, step: int, signature: Any) -> dict[str, Any] | None:
         was, metrics = self._known.get(step, (None, None))
-        if signature is None or signature is True or signature != was:
+        if signature != was:
             try:
                 metadata = _checkpoint.open(self.path(step)).metadata
                 found = metadata.get("metrics") if isinstance(metadata, dict) else None
                 metrics = found if isinstance(found, dict) else {}
-            except (OSError, ValueError):
+            except (FileNotFoundError, ValueError):
                 metrics = None
             self._known[step] = signature, metrics
         return metrics
 
+    def _each(self, ask: Any, steps: Iterable[int]) -> list[Any]:
+        is_far = self.root.local is None
+        jobs = [ft.partial(ask, step) for step in steps]
+        return _store.gather(jobs, _REQUESTS if is_far else 1, waiting=is_far)
+
     def may_be_ours(self, step: int) -> bool:
         """Whether a step that is not complete looks like one of our saves."""
         root = self._at(step)
-        with contextlib.suppress(OSError):
-            if {"d", _store.INDEX} & (_store.list_top(root) or {}).keys():
-                return True
+        tops: Mapping[str, bool] = {}
+        with contextlib.suppress(NotADirectoryError):
+            tops = _store.list_top(root) or {}
+        if {"d", _store.INDEX, _commit.CLAIM} & tops.keys():
+            return True
         return root.local is not None and bool(_commit.beside(root.local))
 
     def pins(self) -> set[int]:
-        names = _store.list_top(_commit.below(self.root, _PINS)) or {}
-        return {int(name) for name in names if _name.fullmatch(name)}
+        return set(_numbers(_store.list_top(_commit.below(self.root, _PINS)) or {}))
 
     def pin(self, step: int) -> None:
         if self.signature(step) is None:
             raise FileNotFoundError(f"There is no step {step} in `{self.root}`.")
         _store.make_directories(self.root, [_PINS])
         with contextlib.suppress(FileExistsError):
-            _store.write_file(self.root, f"{_PINS}/{step}", [b""], sync=True)
+            _store.write_file(self.root, f"{_PINS}/{step}", [b"\n"], sync=True)
         _store.sync_directories(self.root, [_PINS, ""])
 
     def unpin(self, step: int) -> None:
@@ -116,25 +142,40 @@ class Steps:
         self._drop_empty(root)
 
     def clean(self, step: int) -> None:
-        """Deletes what a killed save of a step has left, and a killed deletion."""
+        """Deletes what a killed save of a step has left, and a killed deletion.
+
+        In an object store nobody can tell whether it is still being saved.
+        """
         root = self._at(step)
         if root.local is not None and not self.is_linked(step):
             with contextlib.suppress(FileNotFoundError):
                 _clean.clean(root.local.parent)
             self._drop_empty(root)
 
-    def set_aside(self, step: int) -> None:
-        """Renames a step whose index cannot be read: a save would not replace it."""
-        path = self._at(step).local
-        if path is None or self.signature(step) is None:
+    def set_aside(self, step: int, layout: str) -> None:
+        """Moves a complete step away that a save of this layout would not replace."""
+        root = self._at(step)
+        if self.signature(step) is None:
             return
-        if self.metrics(step) is None:
-            path.rename(path.with_name(f"{_ITEM}.damaged-{secrets.token_hex(4)}"))
+        try:
+            found = _commit.read_index(root)
+        except ValueError:
+            found = None
+        # See `_commit._check_swap`.
+        is_fixed = root.local is None and "zarr" in (layout, found and found[0].layout)
+        if found is None or is_fixed:
+            away = f"{_ITEM}.damaged-{secrets.token_hex(4)}"
+            above = _commit.below(self.root, str(step))
+            _store.move_tree(above, _ITEM, away, _store.INDEX)
 
     def _drop_empty(self, root: Root) -> None:
         if root.local is not None:
             with contextlib.suppress(OSError):
                 root.local.parent.rmdir()
+
+
+def _numbers(names: Iterable[str]) -> list[int]:
+    return [int(name) for name in names if _clean.is_step(name)]
 
 
 def check(step: Any) -> int:

@@ -729,6 +729,21 @@ def delete_tree(root: Root, key: str) -> None:
     _remove(root.local / key)
 
 
+def move_tree(root: Root, key: str, into: str, first: str) -> None:
+    """Moves the directory `key` below the root. Where there are no renames its files
+    are copied and then deleted, beginning with the file `first` in it."""
+    if root.local is not None:
+        os.rename(root.local / key, root.local / into)
+        return
+    kv = _kv(root, "", None)
+    names = _list(root, key + "/")
+    for name in names:
+        value = _wait(root, kv.read(name)).value
+        _wait(root, kv.write(into + name.removeprefix(key), value))
+    for name in sorted(names, key=f"{key}/{first}".__ne__):
+        _wait(root, kv.write(name, None))
+
+
 def _remove(path: pathlib.Path) -> None:
     # Others may be deleting the same leftovers.
     with contextlib.suppress(FileNotFoundError):
@@ -832,7 +847,9 @@ def stamp(root: Root, key: str) -> str:
         except OSError:
             return ""
         return f"{found.st_ino}-{found.st_size}-{found.st_mtime_ns}"
-    got = _wait(root, _kv(root, "", None).read(key, byte_range=slice(0, 1)))
+    # Of no bytes TensorStore asks for what is known of a file; of a page it may not be.
+    few = slice(0, 1 if _remote.is_read_only(root.url) else 0)
+    got = _wait(root, _kv(root, "", None).read(key, byte_range=few))
     return got.stamp.generation.hex() if got.state == "value" else ""
 
 

@@ -1,0 +1,438 @@
+"""A run's checkpoints in object stores. The servers are those of `servers.py`."""
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import jax.numpy as jnp
+import pytest
+import servers
+from team import good, run_team
+
+import eqx_ckpt as ec
+from eqx_ckpt import _store
+
+
+_numbers = itertools.count()
+_stores = ["s3", "gs", "memory"]
+
+
+@pytest.fixture(params=_stores)
+def root(request):
+    """A URL in a store where there is nothing yet."""
+    if request.param == "memory":
+        yield f"memory://runs/{next(_numbers)}"
+        return
+    proxy = request.getfixturevalue(request.param)
+    with _restored(proxy):
+        yield f"{request.param}://bucket/runs/{next(_numbers)}"
+
+
+@pytest.fixture
+def far(s3):
+    """A proxy, and such a URL behind it."""
+    with _restored(s3):
+        yield s3, f"s3://bucket/runs/{next(_numbers)}"
+
+
+@contextlib.contextmanager
+def _restored(proxy):
+    proxy.requests.clear()
+    try:
+        yield
+    finally:
+        proxy.delay, proxy.fault, proxy.without = 0.0, lambda *_: None, set()
+
+
+def _tree(value):
+    return {"x": jnp.full(1000, float(value)), "step": value}
+
+
+def _fill(manager, steps, **metrics):
+    for i, step in enumerate(steps):
+        numbers = {name: values[i] for name, values in metrics.items()}
+        assert manager.save(step, _tree(step), numbers)
+
+
+def _await(manager):
+    """Until all is done, but what went wrong is not told: the filters of warnings that
+    a test changes are those of all threads."""
+    manager._saving[1].wait()
+
+
+def _keys(root):
+    return sorted(_store._list(_store.resolve(root), ""))
+
+
+def _kv(root):
+    return _store._kv(_store.resolve(root), "", None)
+
+
+def _put(root, key, data):
+    _kv(root).write(key, data).result()
+
+
+def _find(root, step, part):
+    keys = [k for k in _keys(root) if k.startswith(f"{step}/default/{part}")]
+    return next(k for k in keys if part != "d/" or k.endswith("/0"))
+
+
+def _holds(manager, step):
+    assert ec.verify(manager.path(step)) == []
+    tree, at = manager.restore(_tree(0), step=step)
+    assert at == step == tree["step"] and (tree["x"] == step).all()
+
+
+def test_a_run(root):
+    options = dict(keep=2, keep_every=100, best=("accuracy", "max"))
+    with ec.CheckpointManager(root, **options) as manager:
+        assert manager.steps() == [] and manager.latest() is None
+        _fill(manager, [50, 100, 150, 160, 170], accuracy=[0.9, 0.1, 0.3, 0.2, 0.1])
+        manager.wait()
+        assert manager.best() == 50 and manager.latest() == 170
+        assert manager.steps() == [50, 100, 160, 170]
+        manager.pin(160)
+        _fill(manager, [410, 420], accuracy=[0.95, 0.1])
+        manager.wait()
+        assert manager.best() == 410
+        assert manager.steps() == [100, 160, 410, 420]
+        with pytest.raises(ValueError, match="Step 160 is pinned"):
+            manager.delete(160)
+        manager.unpin(160)
+        manager.delete(160)
+        with pytest.raises(FileNotFoundError, match="no step 160"):
+            manager.pin(160)
+        with pytest.raises(FileExistsError, match="Step 410 exists already"):
+            manager.save(410, _tree(410))
+        assert manager.save(100, _tree(100), force=True)
+        manager.wait()
+        for step in manager.steps():
+            _holds(manager, step)
+        x, step = manager.restore(_tree(0)["x"], source="x")
+        assert step == 420 and x[0] == 420
+        part, _ = manager.restore(_tree(0), where=lambda t: t["x"])
+        assert part["step"] == 0 and part["x"][0] == 420
+    # Nothing is left of what was deleted, and nothing is half there.
+    tops = {key.partition("/")[0] for key in _keys(root)}
+    assert tops == set(map(str, manager.steps()))
+    assert ec.clean(root, remove=False) == []
+    # A new process knows all of it.
+    manager = ec.CheckpointManager(root, best=("accuracy", "max"))
+    assert manager.best() == 410
+    assert manager.restore(_tree(0))[1] == 420
+
+
+def test_exists_and_delete(root):
+    path = f"{root}/1"
+    assert not ec.exists(path)
+    ec.tree_serialise_leaves(path, _tree(1))
+    ec.tree_serialise_leaves(f"{root}/10", _tree(10))
+    assert ec.exists(path)
+    _put(root, "1/notes.txt", b"keep me")
+    with pytest.raises(ValueError, match="`notes.txt`"):
+        ec.delete(path)
+    assert ec.exists(path) and ec.verify(path) == []
+    _kv(root).write("1/notes.txt", None).result()
+    ec.delete(path)
+    assert not ec.exists(path) and ec.exists(f"{root}/10")
+    assert all(key.startswith("10/") for key in _keys(root))
+    with pytest.raises(FileNotFoundError, match="no checkpoint"):
+        ec.delete(path)
+
+
+def test_a_store_with_options(s3, monkeypatch):
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    root = ec.Store(f"s3://bucket/runs/{next(_numbers)}", endpoint=s3.url)
+    with ec.CheckpointManager(root, keep=1) as manager:
+        _fill(manager, [1, 2])
+        manager.wait()
+        assert manager.steps() == [2] and manager.path(2) == root / "2/default"
+        assert manager.restore(_tree(0))[1] == 2
+        manager.delete(2)
+        assert manager.latest() is None
+
+
+def test_what_is_not_ours_stays(root):
+    with ec.CheckpointManager(root) as manager:
+        _fill(manager, [1, 2, 3])
+    foreign = ["1/default/notes.txt", "2/plots/loss.png", "02/default/x", "readme"]
+    foreign += ["30/default/data/mine", "4", "x/default/eqx_ckpt.json"]
+    for key in foreign:
+        _put(root, key, b"keep me")
+    with ec.CheckpointManager(root, keep=1) as manager:
+        _fill(manager, [5])
+        _await(manager)
+        with pytest.warns(UserWarning, match="step 1: .*`notes.txt`"):
+            manager.wait()
+        assert manager.steps() == [1, 5]
+        manager.restore(_tree(0))
+    assert ec.verify(manager.path(1)) == []
+    assert set(foreign) <= set(_keys(root))
+
+
+def test_nothing_is_deleted_for_a_save_that_fails(far):
+    proxy, root = far
+    retries = {"max_retries": 1, "initial_delay": "1ms", "max_delay": "1ms"}
+    store = ec.Store(root, s3_request_retries=retries)
+    with ec.CheckpointManager(store, keep=1) as manager:
+        _fill(manager, [1])
+        manager.wait()
+        proxy.fault = lambda method, path: (
+            503 if method == "PUT" and "/2/default/" in path else None
+        )
+        with pytest.raises(ConnectionError):
+            manager.save(2, _tree(2))
+            manager.wait()
+        assert manager.steps() == [1]
+        # Where it is not known what a step is, it stays, and that is said.
+        _fill(manager, [3])
+        proxy.fault = lambda method, path: (
+            503 if method == "HEAD" and "/1/default/" in path else None
+        )
+        _await(manager)
+        with pytest.warns(UserWarning, match="not deleted.*\n.*does not answer"):
+            manager.wait()
+        with pytest.raises(ConnectionError):
+            manager.steps()
+        proxy.fault = lambda *_: 503
+        with pytest.raises(ConnectionError):
+            manager.restore(_tree(0))
+        with pytest.raises(ConnectionError):
+            ec.CheckpointManager(store, best=("loss", "min")).best()
+        proxy.fault = lambda *_: None
+        assert manager.steps() == [1, 3]
+        assert manager.restore(_tree(0))[1] == 3
+        _fill(manager, [4])
+    assert manager.steps() == [4]
+
+
+def test_the_new_step_is_there_before_an_older_one_goes(far):
+    proxy, root = far
+    with ec.CheckpointManager(root, keep=1) as manager:
+        _fill(manager, [1])
+        manager.wait()
+        proxy.requests.clear()
+        _fill(manager, [2])
+    done = [(r.method, r.path) for r in proxy.requests if r.status < 300]
+    (committed,) = (
+        i
+        for i, (method, path) in enumerate(done)
+        if method == "PUT" and path.endswith("2/default/eqx_ckpt.json")
+    )
+    gone = [
+        i
+        for i, (method, path) in enumerate(done)
+        if method == "DELETE" and "/1/" in path
+    ]
+    assert gone and min(gone) > committed
+    assert done[gone[0]][1].endswith("1/default/eqx_ckpt.json")
+
+
+def _break(root, step, part):
+    key = _find(root, step, part)
+    data = bytearray(_kv(root).read(key).result().value)
+    data[len(data) // 2] ^= 1
+    _put(root, key, bytes(data))
+
+
+def _remove(root, step, part):
+    _kv(root).write(_find(root, step, part), None).result()
+
+
+_bad = "cannot be read"
+DAMAGE = {
+    "data": (lambda r, s: _break(r, s, "d/"), "is damaged"),
+    "index": (
+        lambda r, s: _put(r, f"{s}/default/eqx_ckpt.json", b"{}"),
+        "cannot be read",
+    ),
+    "empty": (
+        lambda r, s: _put(r, f"{s}/default/eqx_ckpt.json", b""),
+        "cannot be read",
+    ),
+    "missing": (lambda r, s: _remove(r, s, "d/"), "nothing of it"),
+    "incomplete": (lambda r, s: _remove(r, s, "eqx_ckpt.json"), "was not completed"),
+}
+
+
+# The emulator of Google's store takes no empty files.
+_damaged = [
+    pytest.param(store, damage, marks=[pytest.mark.long] if store == "gs" else [])
+    for store in _stores
+    for damage in DAMAGE
+    if (store, damage) != ("gs", "empty")
+]
+
+
+@pytest.mark.parametrize("root, damage", _damaged, indirect=["root"])
+def test_damaged_steps_are_skipped_and_saved_anew(root, damage):
+    breaks, says = DAMAGE[damage]
+    with ec.CheckpointManager(root) as manager:
+        _fill(manager, [10, 20, 30])
+    for step in (20, 30):
+        breaks(root, step)
+    manager = ec.CheckpointManager(root, keep=1)
+    with pytest.warns(UserWarning, match="Restored step 10") as caught:
+        tree, step = manager.restore(_tree(0))
+    assert len(caught) == 1 and step == 10 and tree["x"][0] == 10
+    assert str(caught[0].message).count(says) == 2
+    # The run comes by the same steps again.
+    _fill(manager, [20])
+    manager.wait()
+    assert 20 in manager.steps()
+    _holds(manager, 20)
+    _fill(manager, [30, 40])
+    manager.wait()
+    assert manager.steps() == [40]
+
+
+def test_a_layout_with_fixed_names(far):
+    _, root = far
+    with ec.CheckpointManager(root, layout="zarr", keep=2) as manager:
+        _fill(manager, [1, 2, 3])
+        manager.wait()
+        assert manager.steps() == [2, 3]
+        _put(root, "3/default/x/c/0", b"damaged")
+        _put(root, "4/default/eqx_ckpt.saving", b"0123456789abcdef")
+    manager = ec.CheckpointManager(root, layout="zarr", keep=2)
+    with pytest.warns(
+        UserWarning, match="step 3: (.*\n)*.*step 4: .*was not completed"
+    ):
+        assert manager.restore(_tree(0))[1] == 2
+    _fill(manager, [3])
+    manager.wait()
+    _holds(manager, 3)
+    # What was there before is kept, as it cannot be replaced.
+    assert any("3/default.damaged-" in key for key in _keys(root))
+    # Whether it is still being saved nobody can tell.
+    with pytest.raises(FileExistsError, match="running or was interrupted"):
+        manager.save(4, _tree(4))
+        manager.wait()
+    _fill(manager, [5])
+    manager.wait()
+    assert manager.steps() == [3, 5]
+
+
+def test_a_run_that_is_killed(far):
+    """A process is killed as it commits: its data is there and no index."""
+    proxy, root = far
+    code = f"""
+    import os, sys
+    import jax.numpy as jnp
+    import eqx_ckpt as ec
+    print(os.getpid(), flush=True)
+    with ec.CheckpointManager({root!r}, keep=1) as manager:
+        manager.restore({{"step": 0}}, filter_spec=True, unexpected="ignore")
+        for step in (2, 3):
+            manager.save(step, {{"x": jnp.full(1000, float(step)), "step": step}})
+            manager.wait()
+    """
+    with ec.CheckpointManager(root, keep=1) as manager:
+        _fill(manager, [1])
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+
+    def fault(method, path):
+        if method == "PUT" and path.endswith("3/default/eqx_ckpt.json"):
+            os.kill(pid, signal.SIGKILL)
+            return "drop"
+
+    proxy.fault = fault
+    assert process.wait() == -signal.SIGKILL
+    process.stdout.close()
+    proxy.fault = lambda *_: None
+    assert any("3/default/d/" in key for key in _keys(root))
+    manager = ec.CheckpointManager(root, keep=1)
+    assert manager.steps() == [2] and not ec.exists(manager.path(3))
+    with pytest.warns(UserWarning, match="step 3: its save was not completed"):
+        assert manager.restore(_tree(0))[1] == 2
+    # If the run comes by it again what is left goes; here it does not.
+    _fill(manager, [4])
+    manager.wait()
+    assert manager.steps() == [4]
+    with pytest.raises(ValueError, match="idle=True"):
+        ec.clean(root)
+    (left,) = ec.clean(root, remove=False)
+    assert left.startswith(f"{root}/3/default/d/")
+    assert ec.clean(root, idle=True) == [left]
+    assert {key.partition("/")[0] for key in _keys(root)} == {"4"}
+    _holds(manager, 4)
+
+
+def test_requests(far):
+    """They do not grow with the steps, but for one look at each."""
+    proxy, root = far
+    options = dict(keep=3, keep_every=1, best=("loss", "min"))
+    with ec.CheckpointManager(root, **options) as manager:
+        counts = []
+        for step in range(1, 9):
+            _fill(manager, [step], loss=[1 / step])
+            manager.wait()
+            counts.append(len(proxy.requests))
+            proxy.requests.clear()
+    assert counts[-1] - counts[3] <= 6
+    assert proxy.count("GET") == 0
+
+
+def test_what_has_not_changed_is_written_again(far):
+    """There are no links: `reuse` does nothing, and asks nothing."""
+    proxy, root = far
+    counts = []
+    for reuse in (True, False):
+        with ec.CheckpointManager(f"{root}/{reuse}", reuse=reuse) as manager:
+            for step in (1, 2):
+                proxy.requests.clear()
+                manager.save(step, {"base": jnp.ones(10**5), "step": step})
+                manager.wait()
+        counts.append(
+            [len(proxy.requests), sum(r.sent for r in proxy.requests) // 1000]
+        )
+        assert ec.verify(manager.path(2)) == []
+    assert counts[0] == counts[1] and counts[0][1] >= 400
+
+
+def test_over_http(tmp_path):
+    with ec.CheckpointManager(tmp_path) as manager:
+        _fill(manager, [1])
+    with servers.static(tmp_path) as port:
+        manager = ec.CheckpointManager(f"http://127.0.0.1:{port}")
+        tree, step = manager.restore(_tree(0), step=1)
+        assert step == 1 and tree["x"][0] == 1
+        for call in (
+            lambda: manager.restore(_tree(0)),
+            manager.latest,
+            manager.steps,
+        ):
+            with pytest.raises(ValueError, match="over HTTP nothing is listed"):
+                call()
+        with pytest.raises(ValueError, match="nothing is saved over HTTP"):
+            manager.save(2, _tree(2))
+
+
+def test_several_processes(far, tmp_path):
+    _, root = far
+    code = f"""
+    X = np.arange(64.0).reshape(8, 8)
+    x = jax.ShapeDtypeStruct(X.shape, np.float32, sharding=columns)
+    like = {{"x": x, "step": 0}}
+    with ec.CheckpointManager({root!r}, keep=1, timeout=60) as manager:
+        for step in (1, 2, 3):
+            tree = {{"x": spread(X + step, rows), "step": step}}
+            manager.save(step, tree, {{"loss": 1 / step}})
+            if step == 2:
+                manager.pin(2)
+        manager.wait()
+        out, at = manager.restore(like)
+        assert at == 3 and same(out["x"], (X + 3).astype("float32"))
+        assert manager.steps() == [2, 3]
+    """
+    good(run_team(2, textwrap.dedent(code), tmp_path))
