@@ -5,7 +5,7 @@ import copy
 import functools as ft
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 from jaxtyping import PyTree
@@ -17,6 +17,7 @@ from . import (
     _layout,
     _leaf,
     _pending,
+    _reuse,
     _serialise,
     _store,
     _team,
@@ -46,7 +47,7 @@ def async_tree_serialise_leaves(
     max_bytes: int | None = None,
     progress: bool = False,
     timeout: int | float = 600,
-    reuse: str | os.PathLike[str] | None = None,
+    reuse: str | os.PathLike[str] | SaveHandle | None = None,
 ) -> SaveHandle:
     """Saves the leaves of a pytree, as
     [`tree_serialise_leaves`][] does, but in the background.
@@ -79,7 +80,8 @@ def async_tree_serialise_leaves(
     - `layout`, `chunks`, `compression`, `overwrite`, `durable`, `progress`: as there.
     - `max_bytes`: as there, beyond the copies described above.
     - `timeout`: as there, of each process behind its calls.
-    - `reuse`: as there; it is looked at when the saves before this one are over.
+    - `reuse`: as there; it is looked at when the saves before this one are over. What
+        a handle knows helps if its save is over when this is called.
 
     **Returns:** a [`SaveHandle`][].
 
@@ -122,7 +124,9 @@ def async_tree_serialise_leaves(
                 _serialise.check_archive(root, overwrite)
             else:
                 _commit.examine(root, overwrite)
-        planned = _stage(planned)
+        base = _reuse.find(reuse, root, planned.leaves, layout, team)
+        written = _reuse.Written(planned.leaves)
+        planned = _stage(planned, _reuse.hold(base, planned.leaves))
 
     def write() -> None:
         # In an object store it is TensorStore's threads that write.
@@ -130,7 +134,7 @@ def async_tree_serialise_leaves(
         quietly = _threads.quietly() if is_local else contextlib.nullcontext()
         try:
             with quietly, _switching_promptly():
-                _serialise.write(
+                written.save = _serialise.write(
                     root,
                     planned,
                     overwrite,
@@ -138,7 +142,7 @@ def async_tree_serialise_leaves(
                     max_bytes,
                     progress,
                     team,
-                    reuse,
+                    base,
                 )
         finally:
             # The handle may live on.
@@ -146,13 +150,19 @@ def async_tree_serialise_leaves(
 
     is_staged = all(_leaf.is_staged(leaf.value) for leaf in planned.leaves)
     collect = None if is_staged else ft.partial(_collect, planned.leaves)
-    return _pending.start(root, collect, write)
+    handle = _pending.start(root, collect, write)
+    handle._written = written
+    return handle
 
 
-def _stage(planned: Plan) -> Plan:
-    """A plan that stays as it is; copies from all devices are started."""
+def _stage(planned: Plan, held: Set[int]) -> Plan:
+    """A plan that stays as it is; copies from all devices are started, but for leaves
+    that are `held` elsewhere."""
     return planned._replace(
-        leaves=[_stage_leaf(leaf) for leaf in planned.leaves],
+        leaves=[
+            leaf._replace(value=None) if place in held else _stage_leaf(leaf)
+            for place, leaf in enumerate(planned.leaves)
+        ],
         metadata=copy.deepcopy(planned.metadata),
         statics=copy.deepcopy(planned.statics),
     )

@@ -62,6 +62,12 @@ def is_shared(leaf: Any) -> bool:
     return isinstance(leaf, (jax.Array, np.ndarray))
 
 
+def is_immutable(leaf: Any) -> bool:
+    """Whether a leaf is an array that nobody can change. Whoever lets JAX share the
+    memory of something that can be changed, and does so, breaks JAX's own promise."""
+    return isinstance(leaf, jax.Array)
+
+
 def number_type(dtype: np.dtype) -> str:
     if dtype == np.bool_:
         return "bool"
@@ -254,6 +260,11 @@ def _views(leaf: jax.Array) -> Any:
 def is_whole(sharding: jax.sharding.Sharding) -> bool:
     # Nearly all leaves have few shardings, and this takes longer than the rest.
     return sharding.is_fully_replicated
+
+
+def on_device(leaf: Any) -> bool:
+    """Whether a copy to the host takes a leaf's values over from an accelerator."""
+    return isinstance(leaf, jax.Array) and not _on_cpu(leaf.sharding)
 
 
 def is_staged(value: Any) -> bool:

@@ -60,7 +60,8 @@ class CheckpointManager:
         thread.
     - `reuse`: whether what has not changed since the step before, such as a frozen
         base, is not written again, as of a save's `reuse`: on local file systems. It
-        first is written once more, apart from what changes.
+        first is written once more, apart from what changes. From then on jax.Arrays
+        that are the very same objects as in the step before are not even looked at.
     - `options`: of every save: `filter_spec`, `is_leaf`, `where`, `dtype`, `layout`,
         `chunks`, `compression`, `durable`, `max_bytes`, `progress` and `timeout`, as in
         [`async_tree_serialise_leaves`][].
@@ -126,7 +127,7 @@ class CheckpointManager:
         self._saving: tuple[SaveHandle, threading.Event] | None = None
         self._undeleted: list[str] = []
         # The last step that was saved here, or restored: known to be whole.
-        self._good: int | None = None
+        self._base: SaveHandle | str | Store | None = None
         # Steps that could not be restored: saves may replace them.
         self._skipped: set[int] = set()
         self._is_told = self._is_stopping = False
@@ -186,14 +187,13 @@ class CheckpointManager:
         if not how:
             return False
         self.wait()
-        good = self._good
         numbers = {name: _number(name, x) for name, x in (metrics or {}).items()}
         handle = _async.async_tree_serialise_leaves(
             self.path(step),
             tree,
             metadata={**given, "step": step, "metrics": numbers},
             overwrite=how == b"replace",
-            reuse=None if good is None or not self._is_reusing else self.path(good),
+            reuse=self._base if self._is_reusing else None,
             **self._options,
         )
         self._last = time.monotonic()
@@ -303,7 +303,7 @@ class CheckpointManager:
             if not why:
                 self._skipped.update(skipped)
                 if not _in_part & options.keys():
-                    self._good = step
+                    self._base = self.path(step)
                 if skipped and team.rank == 0:
                     warnings.warn(
                         f"Restored step {step} of `{self._steps.root}`, as newer ones "
@@ -424,7 +424,7 @@ class CheckpointManager:
         try:
             if handle._saved.exception() is None:
                 self._skipped.discard(step)
-                self._good = step
+                self._base = handle
                 if rank == 0:
                     self._retain(step)
         except Exception as e:

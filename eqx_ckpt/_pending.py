@@ -34,7 +34,8 @@ class SaveHandle:
         self._root = root
         self._staged = threading.Event()
         self._saved: cf.Future[None] = cf.Future()
-        self._is_told = False
+        # What a later save can know of it: see `_reuse`.
+        self._written: Any = None
 
     def __repr__(self) -> str:
         state = "being saved"

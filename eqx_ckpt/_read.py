@@ -292,6 +292,7 @@ def read(
     those that were saved.
     """
     budget = _BUDGET if max_bytes is None else max_bytes
+    verify = verify and source.has_digests
     small: list[int] = []
     large: list[int] = []
     # From an object store, what is one block is read in runs too.
@@ -309,7 +310,6 @@ def read(
         else:
             large.append(i)
     problems: dict[str, str] = {}
-    verify = verify and source.has_digests
     digests = source.digests if verify and (small or large) else None
     if small:
         _read_small(source, requests, small, digests, budget, done, problems)

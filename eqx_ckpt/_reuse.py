@@ -4,47 +4,167 @@ A data file goes from one save into another, as a hard link, if each of the leav
 is the same in both. So every save is whole by itself: it may be copied, and the others
 deleted. Leaves that have not changed, but lie in files with some that have, are written
 once more, to files of their own.
+
+A leaf is the same if its digests are. Of a save of this process more is known: a
+jax.Array that it has written, and that is still there, cannot have become another one.
+Such a leaf is not looked at; and where all of a file are such, they are not even copied
+from their devices. Then nothing but the file has their bytes, so it is held open: what
+is open is not lost, whoever deletes it.
 """
 
+import contextlib
 import os
-from collections.abc import Sequence
+import weakref
+from collections.abc import Sequence, Set
+from typing import Any
 
-from . import _checkpoint, _chunks, _layout, _leaf, _store
+from . import _archive, _checkpoint, _chunks, _layout, _leaf, _store
 from ._layout import Kept, Leaf, Piece
+from ._pending import SaveHandle
 from ._read import Source
 from ._store import Root
+from ._team import Team
 
 
 # More files than this are not kept: what is in the smallest is written anew.
 _MOST = 128
 
 
-def keep(
-    path: str | os.PathLike[str],
+class Written:
+    """The arrays that a save writes, by their names; it keeps none of them alive.
+
+    `save`: its id, once all of it is written, and the arrays are what is in its files.
+    """
+
+    def __init__(self, leaves: Sequence[Leaf]):
+        self.save = ""
+        self._arrays = {
+            leaf.name: weakref.ref(leaf.value)
+            for leaf in leaves
+            if leaf.alias is None and _leaf.is_immutable(leaf.value)
+        }
+
+    def has(self, leaf: Leaf) -> bool:
+        found = self._arrays.get(leaf.name)
+        return leaf.alias is None and found is not None and found() is leaf.value
+
+
+class Base:
+    """The save at a root, from which another one may take files.
+
+    `known`: the places of leaves that are arrays which the save of the id `save` has
+    written. `held`: descriptors of files by their numbers; leaves in them may have no
+    other value.
+    """
+
+    def __init__(self, root: Root, save: str = "", known: Set[int] = frozenset()):
+        self.root = root
+        self.save = save
+        self.known = known
+        self.held: dict[int, int] = {}
+        self._source: Source | None = None
+
+    def source(self) -> Source:
+        """**Raises:** `OSError`, `ValueError`, `RuntimeError` if it cannot be read."""
+        if self._source is None:
+            source = _checkpoint._open(self.root)
+            if source.database is None:
+                raise ValueError("its layout has no files that several saves can have")
+            if source.index.save != self.save:
+                self.known = frozenset()
+            self._source = source
+        return self._source
+
+    def close(self) -> None:
+        while self.held:
+            with contextlib.suppress(OSError):
+                os.close(self.held.popitem()[1])
+
+    def __del__(self):
+        self.close()
+
+
+def find(
+    reuse: str | os.PathLike[str] | SaveHandle | None,
+    target: Any,
     leaves: Sequence[Leaf],
-    work: Root,
-    base: str,
-    sync: bool,
-) -> Kept:
-    """Links the files of the checkpoint at `path` that go into a save of `leaves` as
-    they are, in its directory `base`, and says what is in them."""
-    root = _store.resolve(path)
-    if root.local is None or work.local is None:
-        # Object stores have no links.
-        return _layout.NOTHING
+    layout: str,
+    team: Team,
+) -> Base | None:
+    """What the keyword `reuse` means for a save of `leaves`; None: all is written."""
+    if reuse is None or layout != "ocdbt" or team.size > 1:
+        return None
+    root = reuse._root if isinstance(reuse, SaveHandle) else _store.resolve(reuse)
+    # Object stores have no links, and what is in an archive no file of its own.
+    for place in (root, target):
+        if _archive.is_archive(place) or place.local is None:
+            return None
+    written = reuse._written if isinstance(reuse, SaveHandle) else None
+    if written is None or not written.save:
+        return Base(root)
+    known = {place for place, leaf in enumerate(leaves) if written.has(leaf)}
+    return Base(root, written.save, known)
+
+
+def hold(base: Base | None, leaves: Sequence[Leaf]) -> Set[int]:
+    """Opens the files of `base` in which all is known without a copy from a device.
+
+    **Returns:** the places of leaves that are in these, and need not be copied.
+    """
+    if base is None or not any(_leaf.on_device(leaves[i].value) for i in base.known):
+        return frozenset()
     try:
-        source = _checkpoint._open(root)
-        if source.database is None:
-            return _layout.NOTHING
-        pieces, rows, same = _compare(source, leaves)
-        sizes = {f: max(_end(leaves, p) for p in runs) for f, runs in pieces.items()}
-        linked = _link(source, sizes, work, base, sync)
+        source = base.source()
+        pieces, _, same = _compare(source, list(map(_near, leaves)), base.known)
+        sizes = _sizes(leaves, pieces)
+        for number in _largest(sizes):
+            key = f"{source.database}/{source.index.files[number]}"
+            base.held[number] = _store.open_file(source.root, key, sizes[number])
     except (OSError, ValueError, RuntimeError):
+        base.close()
+        return frozenset()
+    chunks: dict[int, int] = {}
+    for number in base.held:
+        for place, numbers, *_ in pieces[number]:
+            chunks[place] = chunks.get(place, 0) + len(numbers)
+    whole = {i for i, n in chunks.items() if n == leaves[i].template.chunk_count}
+    out = whole & base.known
+    # Whatever becomes of the others from here on, the files that are held are used.
+    base.known = base.known | same
+    return out
+
+
+def _near(leaf: Leaf) -> Leaf:
+    """A leaf as `_compare` looks at it without reading much of it."""
+    if not _leaf.is_immutable(leaf.value):
+        leaf = _layout.prepare(leaf)
+    is_small = isinstance(leaf.value, _layout.Small)
+    return leaf if is_small else leaf._replace(value=None)
+
+
+def keep(base: Base, leaves: Sequence[Leaf], work: Root, own: str, sync: bool) -> Kept:
+    """Links the files of `base` that go into a save of `leaves` as they are, in its
+    directory `own`, and says what is in them."""
+    try:
+        source = base.source()
+        pieces, rows, same = _compare(source, leaves, base.known)
+    except (OSError, ValueError, RuntimeError):
+        if base.held:
+            raise
         # What cannot be read is no loss here: all is written, as ever.
         return _layout.NOTHING
+    linked = _link(base, source, _sizes(leaves, pieces), work, own, sync)
     files = [pieces[number] for number in linked]
     digests = [(p.place, p.numbers, rows[p.place, p.numbers]) for f in files for p in f]
     return Kept(files, digests, frozenset(same))
+
+
+def _sizes(leaves: Sequence[Leaf], pieces: dict[int, list[Piece]]) -> dict[int, int]:
+    return {f: max(_end(leaves, p) for p in runs) for f, runs in pieces.items()}
+
+
+def _largest(sizes: dict[int, int]) -> list[int]:
+    return sorted(sizes, key=sizes.__getitem__, reverse=True)[:_MOST]
 
 
 def _end(leaves: Sequence[Leaf], piece: Piece) -> int:
@@ -56,7 +176,7 @@ _Rows = dict[tuple[int, range], bytes]
 
 
 def _compare(
-    source: Source, leaves: Sequence[Leaf]
+    source: Source, leaves: Sequence[Leaf], known: Set[int]
 ) -> tuple[dict[int, list[Piece]], _Rows, set[int]]:
     """The files in which nothing has changed, with the runs in each; the digests of all
     runs that have not changed; and the leaves that have not."""
@@ -80,7 +200,9 @@ def _compare(
         for start, stop, file, offset in index.segments(record):
             own = slice(16 * (first + blocks[start]), 16 * (first + blocks[stop]))
             run = range(start, stop)
-            if leaf is None or not _is_same(leaf, run, digests[own]):
+            if leaf is None or not (
+                place in known or _is_same(leaf, run, digests[own])
+            ):
                 changed.add(file)
                 is_same = False
                 continue
@@ -98,6 +220,8 @@ def _compare(
 def _is_same(leaf: Leaf, run: range, rows: bytes) -> bool:
     """Whether a run of chunks has these digests. It ends at the first that differs."""
     value, t = leaf.value, leaf.template
+    if value is None:
+        return False
     if isinstance(value, _layout.Small):
         return value.digest == rows
     if t.chunk == t.shape:
@@ -114,14 +238,19 @@ def _is_same(leaf: Leaf, run: range, rows: bytes) -> bool:
 
 
 def _link(
-    source: Source, sizes: dict[int, int], work: Root, base: str, sync: bool
+    base: Base, source: Source, sizes: dict[int, int], work: Root, own: str, sync: bool
 ) -> list[int]:
     """Gives files of these sizes second names, from 0 on. Returns which have one."""
     linked: list[int] = []
-    largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:_MOST]
-    for number in sorted(largest):
+    most = [n for n in _largest(sizes) if n not in base.held][: _MOST - len(base.held)]
+    for number in sorted([*base.held, *most]):
         key = f"{source.database}/{source.index.files[number]}"
-        into = f"{base}/{len(linked)}"
-        if _store.link_other(source.root, key, sizes[number], work, into, sync):
-            linked.append(number)
+        into = f"{own}/{len(linked)}"
+        if number in base.held:
+            fd = base.held[number]
+            _store.link_open(fd, source.root, key, work, into, sync)
+        elif not _store.link_other(source.root, key, sizes[number], work, into, sync):
+            continue
+        linked.append(number)
+    base.close()
     return linked

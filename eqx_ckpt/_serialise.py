@@ -36,6 +36,7 @@ from ._commit import Place
 from ._filters import FilterSpec, IsLeaf
 from ._index import Index, Template
 from ._layout import Chunks, Leaf
+from ._pending import SaveHandle
 from ._store import Root
 from ._team import Team
 
@@ -58,7 +59,7 @@ def tree_serialise_leaves(
     max_bytes: int | None = None,
     progress: bool = False,
     timeout: int | float = 600,
-    reuse: str | os.PathLike[str] | None = None,
+    reuse: str | os.PathLike[str] | SaveHandle | None = None,
 ) -> None:
     """Saves the leaves of a pytree, each under the dotted name of its key path.
 
@@ -97,11 +98,14 @@ def tree_serialise_leaves(
     - `timeout`: where many processes save a tree together, how many seconds they wait
         for each other.
     - `reuse`: the path of another checkpoint in the same local file system, such as of
-        the step before. Data files of it in which nothing has changed are not written
-        again, but get a second name (a hard link), in one process and with
-        `layout="ocdbt"`. Each of the two checkpoints is whole without the other; a file
-        that is damaged on disk is damaged in both. If this cannot be done all is
-        written.
+        the step before; or the [`SaveHandle`][] of the save that has written it. Data
+        files of it in which nothing has changed are not written again, but get a second
+        name (a hard link), in one process and with `layout="ocdbt"`. What has changed
+        is told by digests, for which all of the tree is read; with a handle, a
+        jax.Array that is the very same object as in that save is known to be the same,
+        and neither read nor copied from its device. Each of the two checkpoints is
+        whole without the other; a file that is damaged on disk is damaged in both. If
+        this cannot be done all is written.
 
     In a run of many processes (`jax.distributed`) all of them make the call, with the
     same `path`, in one place that they share. Each writes shards that it has, replicas
@@ -149,7 +153,8 @@ def tree_serialise_leaves(
             chunks,
             compression,
         )
-    write(root, planned, overwrite, durable, max_bytes, progress, team, reuse)
+    base = _reuse.find(reuse, root, planned.leaves, layout, team)
+    write(root, planned, overwrite, durable, max_bytes, progress, team, base)
 
 
 def check_choices(root: Any, layout: str, compression: str | None) -> None:
@@ -249,10 +254,10 @@ def write(
     max_bytes: int | None,
     progress: bool,
     team: Team,
-    reuse: str | os.PathLike[str] | None = None,
-) -> None:
+    base: _reuse.Base | None = None,
+) -> str:
     """Writes what was planned, and publishes it: process 0 of the team does that.
-    `root` may be an open file."""
+    `root` may be an open file. Returns the id of the save, if that has a directory."""
     room = _MAX_BYTES if max_bytes is None else max_bytes
     own = [leaf.template.nbytes for leaf in plan.leaves if leaf.alias is None]
     bar = _progress.bar("save", sum(own), len(own), progress)
@@ -263,10 +268,10 @@ def write(
             pack = ft.partial(_pack, plan, room, advance)
             if not isinstance(root, Root):
                 pack(root)
-                return
+                return ""
             check_archive(root, overwrite)
             _commit.publish_file(root, pack, durable)
-        return
+        return ""
     with bar as advance, contextlib.ExitStack() as stack:
         places: list[Place] = []  # of process 0
 
@@ -282,37 +287,38 @@ def write(
         where = team.confer(lambda: _accord.account(root, plan, team), begin)
         if not where:
             _accord.explain(root, plan, team.round("differ"))
-        work, base = _commit.joined(root, where)
+        work, own = _commit.joined(root, where)
         team = team.round("write")
         with team.heard():
             kept = _layout.NOTHING
-            if reuse is not None and team.size == 1 and plan.layout == "ocdbt":
-                kept = _reuse.keep(reuse, plan.leaves, work, base, durable)
+            if base is not None:
+                kept = _reuse.keep(base, plan.leaves, work, own, durable)
             most = _layout.most_in_file(root, room)
             save = _layout.Save(plan.leaves, team.size, most, advance, kept)
         ends: _layout.Ends = {}
 
         def write_own() -> bytes:
             if team.rank > 0:
-                _store.await_directory(work, base)
+                _store.await_directory(work, own)
             write = _writers[plan.layout]
-            ends.update(write(save, team.rank, work, base, durable, room))
+            ends.update(write(save, team.rank, work, own, durable, room))
             if team.rank == 0:
                 return b""
             part = save.part(team.rank, ends).encode()
-            _store.write_file(work, f"{base}/part-{team.rank}", [part])
+            _store.write_file(work, f"{own}/part-{team.rank}", [part])
             return _index.digest(part).encode()
 
         def finish(digests: list[bytes]) -> bytes:
             for rank in range(1, team.size):
-                ends.update(_take(save, plan.layout, rank, work, base, digests[rank]))
+                ends.update(_take(save, plan.layout, rank, work, own, digests[rank]))
             if team.size > 1 and plan.layout == "zarr":
                 _store.delete_tree(work, "d")
-            written = _finishers[plan.layout](save, ends, work, base, durable)
+            written = _finishers[plan.layout](save, ends, work, own, durable)
             _publish(places[0], plan, written, durable)
             return b""
 
         team.confer(write_own, finish)
+        return own.rpartition("/")[2]
 
 
 _writers = {"ocdbt": _layout.write_ocdbt, "zarr": _layout.write_zarr}

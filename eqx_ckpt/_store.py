@@ -562,6 +562,38 @@ def link_other(
     return True
 
 
+def open_file(root: Root, key: str, size: int) -> int:
+    """A descriptor of a local file of `size` bytes, which outlives its names.
+
+    **Raises:** `ValueError` or `OSError` if there is none.
+    """
+    assert root.local is not None
+    check_range(root, key, size)
+    fd = os.open(root.local / key, os.O_RDONLY | os.O_CLOEXEC)
+    if os.fstat(fd).st_size != size:
+        os.close(fd)
+        raise ValueError(f"`{key}` is not of {size} bytes")
+    return fd
+
+
+def link_open(
+    fd: int, source: Root, key: str, root: Root, into: str, sync: bool
+) -> None:
+    """Gives the open file `key` another name, or copies it, where it has lost that name
+    or there are no links."""
+    assert source.local is not None and root.local is not None
+    with contextlib.suppress(OSError):
+        os.link(source.local / key, root.local / into)
+        if os.path.samestat(os.stat(root.local / into), os.fstat(fd)):
+            if sync:
+                os.fsync(fd)
+            return
+        os.unlink(root.local / into)
+    starts = range(0, os.fstat(fd).st_size, _MAX_BATCH)
+    parts = (os.pread(fd, _MAX_BATCH, start) for start in starts)
+    write_file(root, into, parts, sync)
+
+
 def make_directories(root: Root, keys: Iterable[str]) -> None:
     if root.local is not None:
         for key in keys:

@@ -1,8 +1,11 @@
 """`reuse`: what has not changed since another save is not written again."""
 
+import gc
 import os
 import pathlib
 import shutil
+import threading
+import weakref
 
 import equinox as eqx
 import jax
@@ -12,7 +15,7 @@ import numpy as np
 import pytest
 
 import eqx_ckpt as ec
-from eqx_ckpt import _deal
+from eqx_ckpt import _deal, _leaf, _reuse
 
 
 def _written() -> int:
@@ -209,3 +212,196 @@ def test_what_only_looks_alike_is_written(tmp_path):
     for i, tree in enumerate(trees):
         ec.tree_serialise_leaves(tmp_path / str(i), tree, reuse=tmp_path / str(i - 1))
         _holds(tmp_path / str(i), tree)
+
+
+# ---- Arrays that are the very same.
+
+
+@pytest.fixture
+def looked_at(monkeypatch):
+    """The shapes of the arrays of which bytes have been asked for, to hash or write."""
+    shapes = []
+    for name in ("to_host", "to_host_by_regions"):
+        real = getattr(_leaf, name)
+
+        def look(leaf, template, *rest, real=real):
+            shapes.append(template.shape)
+            return real(leaf, template, *rest)
+
+        monkeypatch.setattr(_leaf, name, look)
+    return shapes
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """The arrays are taken for those of an accelerator. Whatever is copied from there
+    is counted."""
+    copied = []
+    real = _leaf._alike
+
+    def alike(part):
+        copied.append(part.shape)
+        return real(part)
+
+    monkeypatch.setattr(_leaf, "_on_cpu", lambda sharding: False)
+    monkeypatch.setattr(_leaf, "_alike", alike)
+    return copied
+
+
+_shape = (512, 512)
+
+
+def test_the_very_same_arrays_are_not_looked_at(tmp_path, looked_at):
+    base = _base()
+    with ec.CheckpointManager(tmp_path) as manager:
+        for step in range(1, 5):
+            looked_at.clear()
+            # Others of the same values are compared.
+            here = [jnp.copy(base[0]), *base[1:]] if step == 4 else base
+            manager.save(step, _lora(step, here))
+            manager.wait()
+            # The second save writes them apart.
+            assert looked_at.count(_shape) == {1: 4, 2: 4, 3: 0, 4: 1}[step]
+    assert _shared(manager.path(3), manager.path(4)) >= sum(x.nbytes for x in base)
+    for step in (3, 4):
+        _holds(manager.path(step), _lora(step, base))
+
+
+def test_nor_copied_from_their_devices(tmp_path, device):
+    base = [*_base(), jnp.arange(5), jr.key(1)]
+    with ec.CheckpointManager(tmp_path, keep=1) as manager:
+        for step in range(1, 6):
+            device.clear()
+            tree = {**_lora(step, base), "p": 0.1, "numpy": np.arange(6)}
+            manager.save(step, tree)
+            manager.wait()
+            assert device.count(_shape) == (4 if step < 3 else 0)
+            _holds(manager.path(step), tree)
+    assert (8, 64) in device
+
+
+@pytest.mark.parametrize("lost", ["deleted", "copied", "replaced"])
+def test_what_is_held_is_not_lost(tmp_path, device, lost, monkeypatch):
+    """The step that it is taken from goes while it is being saved."""
+    base = _base()
+    a, b = tmp_path / "a", tmp_path / "b"
+    ec.tree_serialise_leaves(tmp_path / "0", base)
+    tree = {"base": base, "step": 0}
+    first = ec.async_tree_serialise_leaves(a, tree)
+    first.result()
+    second = ec.async_tree_serialise_leaves(a, {**tree, "step": 1}, reuse=first)
+    second.result()
+    begin = threading.Event()
+    real = _reuse.keep
+
+    def keep(*args):
+        begin.wait()
+        return real(*args)
+
+    monkeypatch.setattr(_reuse, "keep", keep)
+    device.clear()
+    handle = ec.async_tree_serialise_leaves(b, {**tree, "step": 2}, reuse=second)
+    handle.staged()
+    assert device.count(_shape) == 0
+    if lost == "copied":
+
+        def link(*_):
+            raise OSError(18, "no links")
+
+        monkeypatch.setattr(os, "link", link)
+    elif lost == "deleted":
+        shutil.rmtree(a)
+    else:
+        ec.tree_serialise_leaves(a, {"base": [x + 1 for x in base], "step": 0})
+    # Nor does it matter what becomes of the arrays.
+    expected = [np.asarray(x).copy() for x in base]
+    for x in base:
+        x.delete()
+    begin.set()
+    handle.result()
+    assert ec.verify(b) == []
+    loaded = ec.materialise(ec.open(b).tree)
+    assert all(np.array_equal(x, y) for x, y in zip(loaded["base"], expected))
+    assert loaded["step"] == 2
+
+
+@pytest.mark.parametrize("where", ["cpu", "device"])
+@pytest.mark.parametrize(
+    "change", ["deleted", "replaced", "short", "cast", "layout", "alias", "failed"]
+)
+def test_the_very_same_arrays_of_another_save(tmp_path, change, where, request):
+    """They are the same, and what is at the path, or is to be saved, is not."""
+    if where == "device":
+        request.getfixturevalue("device")
+    a, b = tmp_path / "a", tmp_path / "b"
+    base = _base()
+    how = {}
+    tree = {"base": base}
+    handle = ec.async_tree_serialise_leaves(a, tree)
+    handle.result()
+    if change == "deleted":
+        ec.delete(a)
+    elif change == "replaced":
+        ec.tree_serialise_leaves(a, {"base": [x + 1 for x in base]})
+    elif change == "short":
+        (file,) = a.glob("d/*/0")
+        os.truncate(file, 1000)
+    elif change == "cast":
+        how = {"dtype": jnp.bfloat16}
+    elif change == "layout":
+        how = {"layout": "zarr"}
+    elif change == "alias":
+        tree = {"base": [base[1], base[0], base[0], base[3]]}
+    else:
+        # What this one wrote nobody knows.
+        (tmp_path / "c").write_text("in the way")
+        with pytest.raises((OSError, RuntimeError)):
+            handle = ec.async_tree_serialise_leaves(tmp_path / "c" / "d", tree)
+            handle.result()
+    second = ec.async_tree_serialise_leaves(b, tree, reuse=handle, **how)
+    second.result()
+    assert ec.verify(b) == []
+    loaded = ec.materialise(ec.open(b).tree)["base"]
+    for x, y in zip(loaded, tree["base"]):
+        assert np.array_equal(x, y.astype(x.dtype))
+    ec.tree_serialise_leaves(b, tree, reuse=second, **how)
+    assert ec.verify(b) == []
+
+
+def test_what_can_change_is_compared(tmp_path):
+    x, small = np.zeros(10**5), np.zeros(5)
+    with ec.CheckpointManager(tmp_path) as manager:
+        for step in range(1, 5):
+            x[7] = small[3] = step
+            tree = {"x": x, "small": small, "frozen": jnp.ones(10)}
+            manager.save(step, tree)
+            manager.wait()
+            _holds(manager.path(step), tree)
+
+
+def test_sharded_arrays_are_the_very_same_too(tmp_path, looked_at):
+    mesh = jax.make_mesh((8,), ("x",))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    base = [jax.device_put(x, rows) for x in _base()]
+    with ec.CheckpointManager(tmp_path) as manager:
+        for step in range(1, 5):
+            looked_at.clear()
+            if step == 4:
+                base[0] = jax.device_put(base[0], jax.devices()[0])
+            manager.save(step, _lora(step, base))
+            manager.wait()
+            if step == 3:
+                assert _shape not in looked_at
+            assert ec.verify(manager.path(step)) == []
+            loaded = ec.materialise(ec.open(manager.path(step)).tree.base)
+            assert all(np.array_equal(x, y) for x, y in zip(loaded, base))
+
+
+def test_no_array_is_kept_alive(tmp_path):
+    handle = ec.async_tree_serialise_leaves(tmp_path / "a", tree := {"x": jnp.ones(9)})
+    handle.result()
+    alive = weakref.ref(tree.pop("x"))
+    gc.collect()
+    assert alive() is None
+    ec.tree_serialise_leaves(tmp_path / "b", {"x": jnp.zeros(9)}, reuse=handle)
+    _holds(tmp_path / "b", {"x": jnp.zeros(9)})
