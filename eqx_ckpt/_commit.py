@@ -74,18 +74,10 @@ def examine(root: Root, overwrite: bool) -> Found:
         raise ValueError(
             f"`{root}` is a name for saves that are being written. Choose another path."
         )
-    if local is not None and local.exists() and not local.is_dir():
-        hint = (
-            "To convert a `.eqx` file, load it with `ec.tree_deserialise_leaves` into "
-            "a model of the right structure, and save that to a new path."
-            if local.suffix == ".eqx"
-            else "Choose a path that does not exist, or an empty directory."
-        )
-        raise FileExistsError(
-            f"`{root}` is a file, not a checkpoint, and is left as it is. {hint}"
-        )
-    tops = _store.list_top(root) or {}
+    tops = {} if local and not local.is_dir() else _store.list_top(root) or {}
     if not tops:
+        if _store.is_file(root):
+            raise _file(root)
         return Found(None, None, frozenset())
     for name in ("d", "array_metadatas"):
         if not tops.get(name, True):
@@ -111,6 +103,18 @@ def examine(root: Root, overwrite: bool) -> Found:
         f"`{root}` is not empty, and not a checkpoint of eqx_ckpt{other}: it has {some}"
         f"{' and more' if len(tops) > 3 else ''}. It is left as it is. Choose another "
         "path."
+    )
+
+
+def _file(root: Root) -> FileExistsError:
+    hint = (
+        "To convert a `.eqx` file, load it with `ec.tree_deserialise_leaves` into "
+        "a model of the right structure, and save that to a new path."
+        if root.url.endswith(".eqx")
+        else "Choose a path that does not exist, or an empty directory."
+    )
+    return FileExistsError(
+        f"`{root}` is a file, not a checkpoint, and is left as it is. {hint}"
     )
 
 

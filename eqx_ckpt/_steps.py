@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from . import _checkpoint, _clean, _commit, _remote, _store
+from . import _checkpoint, _clean, _commit, _remote, _store, _threads
 from ._remote import Store
 from ._store import Root
 
@@ -96,7 +96,7 @@ class Steps:
     def _each(self, ask: Any, steps: Iterable[int]) -> list[Any]:
         is_far = self.root.local is None
         jobs = [ft.partial(ask, step) for step in steps]
-        return _store.gather(jobs, _REQUESTS if is_far else 1, waiting=is_far)
+        return _threads.gather(jobs, _REQUESTS if is_far else 1, waiting=is_far)
 
     def may_be_ours(self, step: int) -> bool:
         """Whether a step that is not complete looks like one of our saves."""

@@ -871,6 +871,13 @@ def split(root: Root) -> tuple[Root, str]:
     return Root(str(real.parent), real.parent, root.follow), real.name
 
 
+def is_file(root: Root) -> bool:
+    """Whether there is a file at the root itself; not if that is a whole bucket."""
+    if root.local is not None:
+        return root.local.exists() and not root.local.is_dir()
+    return root.url != _remote.bucket(root.url) and bool(stamp(*split(root)))
+
+
 def stamp(root: Root, key: str) -> str:
     """What is another one after a file was replaced or written to; "" if it is gone."""
     if root.local is not None:

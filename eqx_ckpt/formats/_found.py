@@ -1,12 +1,13 @@
 """What is at a path; and an index made of what a reader has found in it."""
 
-from collections.abc import Iterable, Sequence
+import functools as ft
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 
-from .. import _index, _names, _store
+from .. import _index, _names, _store, _threads
 from .._index import Index, Template
 from .._read import Foreign, Source
 from .._store import Root
@@ -62,7 +63,9 @@ def names_in(root: Root) -> frozenset[str]:
     """The names in a directory; in an object store those that tell its format."""
     if root.local is not None:
         return frozenset(_store.list_top(root) or ())
-    return frozenset(key.partition("/")[0] for key in _TELLING if has(root, key))
+    jobs = [ft.partial(has, root, key) for key in _TELLING]
+    there = zip(_TELLING, _threads.gather(jobs, len(jobs), waiting=True))
+    return frozenset(key.partition("/")[0] for key, is_there in there if is_there)
 
 
 def has(root: Root, key: str) -> bool:
@@ -92,6 +95,17 @@ def read_json(directory: Root, key: str) -> tuple[bytes, dict[str, Any]]:
     if type(parsed) is not dict:
         raise ValueError(f"`{key}` is not a JSON object")
     return value.data, parsed
+
+
+# Requests about the files of a checkpoint that are under way at a time.
+_REQUESTS = 16
+
+
+def each(directory: Root, call: Callable[[Root, Any], Any], keys: Iterable[Any]) -> Any:
+    """`call(directory, key)` for each key; in an object store, some at a time."""
+    is_far = directory.local is None
+    jobs = [ft.partial(call, directory, key) for key in keys]
+    return _threads.gather(jobs, _REQUESTS if is_far else 1, waiting=is_far)
 
 
 def read(directory: Root, key: str, start: int, stop: int) -> bytes:
@@ -148,7 +162,7 @@ def source(
     _check_places(directory, files, runs)
 
     def stamp() -> str:
-        parts = [_store.stamp(directory, key) for key in files]
+        parts = each(directory, _store.stamp, files)
         return xxhash.xxh3_64_hexdigest("/".join(parts).encode() + head)
 
     numbers: dict[Template, int] = {}
@@ -190,8 +204,10 @@ def _check_places(directory: Root, files: list[str], leaves: Sequence[Leaf]) -> 
         if leaf.offset < ends[leaf.file] and leaf.template.nbytes:
             raise ValueError(f"the leaf `{leaf.name}` lies where another one does")
         ends[leaf.file] = max(ends[leaf.file], leaf.offset + leaf.template.nbytes)
-    for key, end in zip(files, ends):
-        _store.check_range(directory, key, end)
+    check = lambda directory, number: _store.check_range(
+        directory, files[number], ends[number]
+    )
+    each(directory, check, range(len(files)))
 
 
 def names_of(flat: Iterable[str], separator: str = ".") -> list[tuple[str, str]]:

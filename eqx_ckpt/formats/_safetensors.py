@@ -63,7 +63,7 @@ def read(found: Found, like: Any) -> Source | None:
         return _sharded(found, key)
     elif not (is_safetensors(found) or found.has_suffix(_SUFFIX)):
         return None
-    header = read_header(directory, key)
+    header = read_header(directory, key, _header_size(directory, key))
     return _source(found, [key], [header], header.metadata)
 
 
@@ -89,14 +89,18 @@ def is_safetensors(found: Found) -> bool:
     return head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**32
 
 
-def read_header(directory: Root, key: str, most: int = _MAX_HEADER) -> Header:
-    """**Raises:** `ValueError` unless the header accounts for all bytes of the file."""
+def _header_size(directory: Root, key: str) -> int:
     size = int.from_bytes(_found.read(directory, key, 0, 8), "little")
-    if size > most:
+    if size > _MAX_HEADER:
         raise ValueError(
-            f"the header of `{key}` would have {size} bytes, and at most {most} are "
-            "read: it is damaged, or no `.safetensors` file"
+            f"the header of `{key}` would have {size} bytes, and at most {_MAX_HEADER} "
+            "are read: it is damaged, or no `.safetensors` file"
         )
+    return size
+
+
+def read_header(directory: Root, key: str, size: int) -> Header:
+    """**Raises:** `ValueError` unless the header accounts for all bytes of the file."""
     _store.check_range(directory, key, 8 + size)
     data = _found.read(directory, key, 8, 8 + size)
     value = _index.parse(data)
@@ -158,11 +162,14 @@ def _sharded(found: Found, key: str) -> Source:
     bad = [file for file in files if not _file.fullmatch(file)]
     if bad:
         raise ValueError(f"`{key}` names {bad[0]!r}, which is no file beside it")
-    headers: list[Header] = []
-    room = _MAX_HEADERS
-    for file in files:
-        headers.append(read_header(found.directory, file, min(room, _MAX_HEADER)))
-        room -= len(headers[-1].data)
+    sizes = _found.each(found.directory, _header_size, files)
+    if sum(sizes) > _MAX_HEADERS:
+        raise ValueError(
+            f"the headers of the files that `{key}` names would have {sum(sizes)} "
+            f"bytes, and at most {_MAX_HEADERS} are read"
+        )
+    read = lambda directory, i: read_header(directory, files[i], sizes[i])
+    headers: list[Header] = _found.each(found.directory, read, range(len(files)))
     held = {name: f for f, h in zip(files, headers) for name in h.tensors}
     if held != of or len(held) != sum(len(h.tensors) for h in headers):
         name = next(iter(held.items() ^ of.items()), ("?",))[0]
