@@ -74,8 +74,11 @@ def examine(root: Root, overwrite: bool) -> Found:
         raise ValueError(
             f"`{root}` is a name for saves that are being written. Choose another path."
         )
-    tops = {} if local and not local.is_dir() else _store.list_top(root) or {}
+    if local is not None and _store.is_file(root):
+        raise _file(root)
+    tops = _store.list_top(root) or {}
     if not tops:
+        # An object store may have both; to ask it takes a request.
         if _store.is_file(root):
             raise _file(root)
         return Found(None, None, frozenset())

@@ -202,7 +202,11 @@ class CheckpointManager:
         handle.add_done_callback(
             lambda handle: self._follow_up(step, handle, over, team.rank)
         )
-        handle.staged()
+        try:
+            handle.staged()
+        except Exception:
+            self._saving = None  # It is over, and this says why.
+            raise
         return True
 
     def _may_be_due(self, step: int) -> bool:
@@ -433,7 +437,7 @@ class CheckpointManager:
             over.set()
 
     def _retain(self, new: int) -> None:
-        found = self._steps.signatures()
+        found = self._steps.signatures() if self._keep or self._steps.cleans else {}
         for step, signature in found.items():
             if step < new and signature is None:
                 self._steps.clean(step)

@@ -36,6 +36,12 @@ class Steps:
         self._store = root if isinstance(root, Store) else None
         self._known: dict[int, tuple[Any, dict[str, Any] | None]] = {}
 
+    @property
+    def cleans(self) -> bool:
+        """Whether `clean` does anything: in an object store nobody can tell whether a
+        step is still being saved."""
+        return self.root.local is not None
+
     def path(self, step: int) -> str | Store:
         key = f"{check(step)}/{_ITEM}"
         return f"{self.root.url}/{key}" if self._store is None else self._store / key
@@ -142,10 +148,7 @@ class Steps:
         self._drop_empty(root)
 
     def clean(self, step: int) -> None:
-        """Deletes what a killed save of a step has left, and a killed deletion.
-
-        In an object store nobody can tell whether it is still being saved.
-        """
+        """Deletes what a killed save of a step has left, and a killed deletion."""
         root = self._at(step)
         if root.local is not None and not self.is_linked(step):
             with contextlib.suppress(FileNotFoundError):

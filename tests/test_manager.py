@@ -16,6 +16,7 @@ from helpers import files_of
 from team import good, run_team
 
 import eqx_ckpt as ec
+from eqx_ckpt import _commit
 
 
 def _tree(value):
@@ -183,6 +184,26 @@ def test_nothing_is_deleted_for_a_save_that_fails(root):
         assert manager.steps() == [1]
         _fill(manager, [3])
     assert manager.steps() == [3]
+
+
+def test_an_error_is_told_once(root, monkeypatch):
+    """Also where a save has failed before the call returns."""
+    real = ec.SaveHandle.staged
+
+    def staged(handle):
+        handle._saved.exception()
+        real(handle)
+
+    with ec.CheckpointManager(root) as manager:
+        _fill(manager, [1])
+        manager.wait()
+        with monkeypatch.context() as patch:
+            patch.setattr(ec.SaveHandle, "staged", staged)
+            patch.setattr(_commit, "publish", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                manager.save(2, _tree(2))
+        _fill(manager, [3])
+    assert manager.steps() == [1, 3]
 
 
 def test_an_error_of_the_body_is_not_hidden(root):
