@@ -260,11 +260,11 @@ DAMAGE = {
 
 
 # The emulator of Google's store takes no empty files.
+_quick = [("s3", "index"), ("s3", "incomplete"), *(("memory", d) for d in DAMAGE)]
 _damaged = [
-    pytest.param(store, damage, marks=[pytest.mark.long] if store == "gs" else [])
-    for store in _stores
-    for damage in DAMAGE
-    if (store, damage) != ("gs", "empty")
+    pytest.param(*case, marks=[] if case in _quick else [pytest.mark.long])
+    for case in itertools.product(_stores, DAMAGE)
+    if case != ("gs", "empty")
 ]
 
 
