@@ -3,6 +3,7 @@
 import functools as ft
 import json
 import math
+import os
 import urllib.parse
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -90,6 +91,12 @@ class Place(NamedTuple):
     template: Template
     key: str
     chunks: Sequence[tuple[str, int, int, int]] = ()
+
+
+def largest_chunk() -> int:
+    """The most bytes that TensorStore is to decode at once: where it cannot have them,
+    it ends the process."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
 def open_arrays(

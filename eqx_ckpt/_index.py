@@ -312,6 +312,8 @@ def check_template(template: Template) -> None:
         raise ValueError(f"impossible size {list(shape)!r}")
     if template.chunk_count > MAX_CHUNKS:
         raise ValueError(f"more than {MAX_CHUNKS} chunks of {list(chunk)!r}")
+    if any(c > max(1, n) for c, n in zip(chunk, shape)):
+        raise ValueError(f"chunks {list(chunk)!r} of an array {list(shape)!r}")
     if (kind, dtype) in (("str", "str"), ("bytes", "bytes"), ("int", "int")):
         fits = stored == "uint8" and len(shape) == 1
     elif kind == "key":
@@ -629,6 +631,11 @@ def _check_places(index: Index) -> None:
         raise ValueError("the index has two chunks at one place in the files")
 
 
+def least_encoded(size: int) -> int:
+    """The fewest bytes that zstd can make of so many."""
+    return -(-size // _MAX_RATIO)
+
+
 def most_encoded(full: int) -> int:
     """The most bytes that a codec makes of so many."""
     return full + full // 128 + 2**17
@@ -644,7 +651,7 @@ def _check_sizes(index: Index, size: np.ndarray) -> None:
         if len(sizes) != index.templates[index.template[leaf]].chunk_count:
             raise ValueError("the index has impossible sizes of chunks")
         full = index.templates[index.template[leaf]].full
-        if max(sizes) > most_encoded(full) or min(sizes) * _MAX_RATIO < full:
+        if max(sizes) > most_encoded(full) or min(sizes) < least_encoded(full):
             raise ValueError("the index has impossible sizes of chunks")
 
 

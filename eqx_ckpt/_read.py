@@ -170,9 +170,12 @@ class Source:
             # How many bytes they have is known when they are decoded.
             self._check_blosc(record, () if numbers is None else numbers)
             return
+        t = record.template
+        is_decoded = t.codec is not None or self.files is None
+        if is_decoded and t.full > _arrays.largest_chunk():
+            raise ValueError(f"its chunks have {t.full} bytes, more than this machine")
         if self.root.local is None:
             return
-        t = record.template
         if numbers is None or self.is_run(record):
             numbers = range(t.chunk_count)
         if self.files is not None:
@@ -183,7 +186,7 @@ class Source:
                 end = offset + self.index.extent(record, first, numbers[last] + 1)
                 _store.check_range(self.directory, self.files[file], end)
         elif self.root.local is not None:
-            size = t.full if t.codec is None else 1
+            size = t.full if t.codec is None else _index.least_encoded(t.full)
             keys = _grid(t).keys
             for n in numbers:
                 key = f"{self.key(record)}/{keys[n]}"

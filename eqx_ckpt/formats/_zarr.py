@@ -5,14 +5,13 @@ and has been checked.
 """
 
 import math
-import os
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import _index, _store
+from .. import _arrays, _index, _store
 from .._index import Template
 from .._store import Root
 
@@ -118,7 +117,7 @@ def template(what: Zarr, kind: str, keys: str) -> Template:
 
 def _largest(size: int | None) -> int:
     """The most bytes that a chunk can have, as all of them are made of the files."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    memory = _arrays.largest_chunk()
     return memory if size is None else min(memory, size * _MAX_RATIO)
 
 
