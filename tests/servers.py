@@ -55,6 +55,15 @@ class Proxy(http.server.ThreadingHTTPServer):
     def count(self, method: str, part: str = "") -> int:
         return sum(r.method == method and part in r.path for r in self.requests)
 
+    @contextlib.contextmanager
+    def used(self) -> Iterator["Proxy"]:
+        """For one test: nothing is counted before, and all is as it was after."""
+        self.requests.clear()
+        try:
+            yield self
+        finally:
+            self.delay, self.fault, self.without = 0.0, lambda *_: None, set()
+
     def handle_error(self, *_) -> None:
         pass  # The client has gone.
 

@@ -12,21 +12,11 @@ import time
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import files_of
+from helpers import files_of, fill_run, tree_at
 from team import good, run_team
 
 import eqx_ckpt as ec
 from eqx_ckpt import _commit
-
-
-def _tree(value):
-    return {"x": jnp.full(1000, float(value)), "step": value}
-
-
-def _fill(manager, steps, **metrics):
-    for i, step in enumerate(steps):
-        numbers = {name: values[i] for name, values in metrics.items()}
-        assert manager.save(step, _tree(step), numbers)
 
 
 @pytest.fixture
@@ -37,13 +27,13 @@ def root(tmp_path):
 def test_a_step_is_an_ordinary_checkpoint(root):
     with ec.CheckpointManager(root, layout="zarr") as manager:
         metrics = {"loss": jnp.float32(0.5), "n": np.int64(3), "bad": float("nan")}
-        assert manager.save(7, _tree(7), metrics, metadata={"width": 64})
+        assert manager.save(7, tree_at(7), metrics, metadata={"width": 64})
     assert manager.path(7) == f"{root}/7/default"
     ckpt = ec.open(manager.path(7))
     assert ckpt.layout == "zarr"
     numbers = {"loss": 0.5, "n": 3.0, "bad": "nan"}
     assert ckpt.metadata == {"width": 64, "step": 7, "metrics": numbers}
-    tree, step = manager.restore(_tree(0))
+    tree, step = manager.restore(tree_at(0))
     assert step == 7 and tree["step"] == 7 and tree["x"][0] == 7
     x, step = manager.restore(tree["x"], source="x", step=7)
     assert x[0] == 7 and manager.steps() == [7] and manager.latest() == 7
@@ -54,11 +44,11 @@ def test_steps_of_any_store(root, tmp_path):
     root = tmp_path if root == "file" else root
     with ec.CheckpointManager(root, keep=1, best=("loss", "min")) as manager:
         assert manager.latest() is None and manager.best() is None
-        _fill(manager, [1, 2, 3, 10], loss=[2.0, 1.0, 1.5, float("inf")])
+        fill_run(manager, [1, 2, 3, 10], loss=[2.0, 1.0, 1.5, float("inf")])
         manager.wait()
         assert manager.steps() == [2, 10] and manager.best() == 2
         manager.pin(10)
-        _fill(manager, [11])
+        fill_run(manager, [11])
         manager.wait()
         assert manager.steps() == [2, 10, 11]
         with pytest.raises(ValueError, match="Step 10 is pinned"):
@@ -66,7 +56,7 @@ def test_steps_of_any_store(root, tmp_path):
         manager.unpin(10)
         manager.delete(10)
         assert manager.steps() == [2, 11]
-        tree, step = manager.restore(_tree(0))
+        tree, step = manager.restore(tree_at(0))
         assert step == 11 and tree["x"][0] == 11
         with pytest.raises(FileNotFoundError, match="no step 5"):
             manager.pin(5)
@@ -74,12 +64,12 @@ def test_steps_of_any_store(root, tmp_path):
 
 def test_when_it_saves(root):
     with ec.CheckpointManager(root, every=10) as manager:
-        saved = [s for s in range(25) if manager.save(s, _tree(s))]
+        saved = [s for s in range(25) if manager.save(s, tree_at(s))]
         assert saved == [0, 10, 20]
-        assert manager.save(23, _tree(23), force=True)
+        assert manager.save(23, tree_at(23), force=True)
         with pytest.raises(FileExistsError, match="Step 20 exists already"):
-            manager.save(20, _tree(20))
-        assert manager.save(20, _tree(99), force=True)
+            manager.save(20, tree_at(20))
+        assert manager.save(20, tree_at(99), force=True)
         manager.wait()
         assert ec.open(manager.path(20))["step"].read() == 99
     assert manager.steps() == [0, 10, 20, 23]
@@ -87,13 +77,13 @@ def test_when_it_saves(root):
 
 def test_when_time_has_passed(root):
     with ec.CheckpointManager(root, every_seconds=1000) as manager:
-        assert not manager.save(1, _tree(1))
+        assert not manager.save(1, tree_at(1))
         manager._last -= 1000
-        assert manager.save(2, _tree(2)) and not manager.save(3, _tree(3))
+        assert manager.save(2, tree_at(2)) and not manager.save(3, tree_at(3))
     with ec.CheckpointManager(root, every=2, every_seconds=0.01) as manager:
-        assert manager.save(4, _tree(4))
+        assert manager.save(4, tree_at(4))
         time.sleep(0.02)
-        assert manager.save(5, _tree(5))
+        assert manager.save(5, tree_at(5))
 
 
 def test_metrics_are_computed_for_saved_steps_only(root):
@@ -102,11 +92,11 @@ def test_metrics_are_computed_for_saved_steps_only(root):
             raise AssertionError
 
     with ec.CheckpointManager(root, every=10) as manager:
-        assert not manager.save(5, _tree(5), {"loss": Metric()})
+        assert not manager.save(5, tree_at(5), {"loss": Metric()})
         with pytest.raises(TypeError, match="metric `loss` is not a number"):
-            manager.save(10, _tree(5), {"loss": "low"})
+            manager.save(10, tree_at(5), {"loss": "low"})
         with pytest.raises(ValueError, match="`step`"):
-            manager.save(10, _tree(5), metadata={"step": 3})
+            manager.save(10, tree_at(5), metadata={"step": 3})
 
 
 @pytest.mark.parametrize(
@@ -129,7 +119,7 @@ def test_what_stays(root):
     options = dict(keep=2, keep_every=100, best=("accuracy", "max"))
     with ec.CheckpointManager(root, **options) as manager:
         accuracy = [0.1, 0.2, 0.9, 0.3, 0.9, 0.3, 0.3, 0.2]
-        _fill(manager, range(50, 450, 50), accuracy=accuracy)
+        fill_run(manager, range(50, 450, 50), accuracy=accuracy)
     # Of two that are equal the newer is the best.
     assert manager.best() == 250
     assert manager.steps() == [100, 200, 250, 300, 350, 400]
@@ -138,16 +128,16 @@ def test_what_stays(root):
 
 def test_going_back_loses_nothing_new(root):
     with ec.CheckpointManager(root, keep=1) as manager:
-        _fill(manager, [10, 20])
+        fill_run(manager, [10, 20])
         manager.wait()
-        _fill(manager, [11])
+        fill_run(manager, [11])
         manager.wait()
         assert manager.steps() == [11, 20]
 
 
 def test_what_is_not_ours_stays(root, tmp_path):
     with ec.CheckpointManager(root) as manager:
-        _fill(manager, [1, 2, 3, 4, 5])
+        fill_run(manager, [1, 2, 3, 4, 5])
     (root / "1" / "default" / "notes.txt").write_text("keep me")
     (root / "2" / "plots").mkdir()
     elsewhere = tmp_path / "elsewhere"
@@ -161,7 +151,7 @@ def test_what_is_not_ours_stays(root, tmp_path):
     before = files_of(elsewhere), files_of(tmp_path / "four")
     with ec.CheckpointManager(root, keep=1) as manager:
         assert manager.steps() == [1, 2, 3, 4, 5]
-        _fill(manager, [6])
+        fill_run(manager, [6])
         with pytest.warns(UserWarning, match="step 1: .*`notes.txt`"):
             manager.wait()
         for step in (3, 4):
@@ -175,14 +165,14 @@ def test_what_is_not_ours_stays(root, tmp_path):
 
 def test_nothing_is_deleted_for_a_save_that_fails(root):
     with ec.CheckpointManager(root, keep=1) as manager:
-        _fill(manager, [1])
+        fill_run(manager, [1])
         manager.wait()
         (root / "2").write_text("in the way")
         with pytest.raises((OSError, RuntimeError)):
-            manager.save(2, _tree(2))
+            manager.save(2, tree_at(2))
             manager.wait()
         assert manager.steps() == [1]
-        _fill(manager, [3])
+        fill_run(manager, [3])
     assert manager.steps() == [3]
 
 
@@ -195,21 +185,21 @@ def test_an_error_is_told_once(root, monkeypatch):
         real(handle)
 
     with ec.CheckpointManager(root) as manager:
-        _fill(manager, [1])
+        fill_run(manager, [1])
         manager.wait()
         with monkeypatch.context() as patch:
             patch.setattr(ec.SaveHandle, "staged", staged)
             patch.setattr(_commit, "publish", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
-                manager.save(2, _tree(2))
-        _fill(manager, [3])
+                manager.save(2, tree_at(2))
+        fill_run(manager, [3])
     assert manager.steps() == [1, 3]
 
 
 def test_an_error_of_the_body_is_not_hidden(root):
     with pytest.raises(KeyError):
         with ec.CheckpointManager(root) as manager:
-            _fill(manager, [1])
+            fill_run(manager, [1])
             raise KeyError
     assert manager.steps() == [1]
 
@@ -250,56 +240,56 @@ DAMAGE = {
 def test_damaged_steps_are_skipped_and_saved_anew(root, damage):
     breaks, says = DAMAGE[damage]
     manager = ec.CheckpointManager(root)
-    _fill(manager, [10, 20, 30])
+    fill_run(manager, [10, 20, 30])
     manager.wait()
     for step in (20, 30):
         breaks(pathlib.Path(manager.path(step)))
     manager = ec.CheckpointManager(root, keep=1)
     with pytest.warns(UserWarning, match="Restored step 10") as caught:
-        tree, step = manager.restore(_tree(0))
+        tree, step = manager.restore(tree_at(0))
     assert len(caught) == 1 and step == 10 and tree["x"][0] == 10
     assert str(caught[0].message).count(says) == 2
     # The run comes by the same steps again.
-    _fill(manager, [20])
+    fill_run(manager, [20])
     manager.wait()
     assert 20 in manager.steps() and ec.verify(manager.path(20)) == []
-    _fill(manager, [30, 40])
+    fill_run(manager, [30, 40])
     manager.wait()
     assert manager.steps() == [40]
 
 
 def test_what_does_not_fit_is_an_error(root):
     with ec.CheckpointManager(root) as manager:
-        _fill(manager, [10])
+        fill_run(manager, [10])
         assert manager.save(20, {"x": jnp.zeros(3)})
         with pytest.raises(RuntimeError, match="does not fit"):
-            manager.restore(_tree(0))
+            manager.restore(tree_at(0))
         with pytest.raises(ValueError, match="selects"):
-            manager.restore(_tree(0), filter_spec=False)
+            manager.restore(tree_at(0), filter_spec=False)
 
 
 def test_a_newer_format_is_an_error(root):
     with ec.CheckpointManager(root) as manager:
-        _fill(manager, [10, 20])
+        fill_run(manager, [10, 20])
     index = pathlib.Path(manager.path(20), "eqx_ckpt.json")
     index.write_bytes(index.read_bytes().replace(b'"version":1', b'"version":9'))
     with pytest.raises(ValueError, match="pip install"):
-        manager.restore(_tree(0))
+        manager.restore(tree_at(0))
 
 
 def test_nothing_to_restore(root):
     manager = ec.CheckpointManager(root)
     with pytest.raises(FileNotFoundError, match="no step to restore"):
-        manager.restore(_tree(0))
-    _fill(manager, [1])
+        manager.restore(tree_at(0))
+    fill_run(manager, [1])
     manager.wait()
     _break_data(pathlib.Path(manager.path(1)))
     with pytest.raises(FileNotFoundError, match="step 1: .*is damaged"):
-        manager.restore(_tree(0))
+        manager.restore(tree_at(0))
     with pytest.raises(RuntimeError, match="is damaged"):
-        manager.restore(_tree(0), step=1)
+        manager.restore(tree_at(0), step=1)
     with pytest.raises(FileNotFoundError):
-        manager.restore(_tree(0), step=2)
+        manager.restore(tree_at(0), step=2)
 
 
 # ---- `exists` and `delete`.
@@ -309,7 +299,7 @@ def test_nothing_to_restore(root):
 def test_delete(tmp_path, layout):
     path = tmp_path / "c"
     assert not ec.exists(path)
-    ec.tree_serialise_leaves(path, _tree(1), layout=layout)
+    ec.tree_serialise_leaves(path, tree_at(1), layout=layout)
     assert ec.exists(path)
     ec.delete(path)
     assert not ec.exists(path) and os.listdir(tmp_path) == []
@@ -319,7 +309,7 @@ def test_delete(tmp_path, layout):
 
 def test_delete_refuses_what_is_not_ours(tmp_path):
     path, link, other = tmp_path / "c", tmp_path / "link", tmp_path / "other"
-    ec.tree_serialise_leaves(path, _tree(1))
+    ec.tree_serialise_leaves(path, tree_at(1))
     (path / "notes.txt").write_text("")
     link.symlink_to(path)
     other.mkdir()
@@ -342,7 +332,7 @@ def test_delete_refuses_what_is_not_ours(tmp_path):
 @pytest.mark.parametrize("layout, at", [("ocdbt", 0), ("ocdbt", 2), ("zarr", 1)])
 def test_a_deletion_that_is_killed_leaves_nothing_that_opens(root, layout, at):
     manager = ec.CheckpointManager(root, layout=layout)
-    _fill(manager, [1, 2])
+    fill_run(manager, [1, 2])
     manager.wait()
     code = f"""
     import os, sys
@@ -367,7 +357,7 @@ def test_a_deletion_that_is_killed_leaves_nothing_that_opens(root, layout, at):
     with pytest.raises(FileNotFoundError):
         ec.open(root / "1" / left)
     # The next save deletes what is left.
-    _fill(manager, [3])
+    fill_run(manager, [3])
     manager.wait()
     assert not (root / "1").exists()
 
@@ -378,7 +368,7 @@ def test_a_deletion_that_is_killed_leaves_nothing_that_opens(root, layout, at):
 @pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
 def test_orbax_reads_the_steps(root, layout):
     with ec.CheckpointManager(root, layout=layout) as manager:
-        _fill(manager, [1, 20])
+        fill_run(manager, [1, 20])
         manager.pin(1)
     code = f"""
     import warnings

@@ -1,6 +1,5 @@
 """A run's checkpoints in object stores. The servers are those of `servers.py`."""
 
-import contextlib
 import itertools
 import os
 import signal
@@ -11,6 +10,7 @@ import textwrap
 import jax.numpy as jnp
 import pytest
 import servers
+from helpers import fill_run, tree_at
 from team import good, run_team
 
 import eqx_ckpt as ec
@@ -28,34 +28,15 @@ def root(request):
         yield f"memory://runs/{next(_numbers)}"
         return
     proxy = request.getfixturevalue(request.param)
-    with _restored(proxy):
+    with proxy.used():
         yield f"{request.param}://bucket/runs/{next(_numbers)}"
 
 
 @pytest.fixture
 def far(s3):
     """A proxy, and such a URL behind it."""
-    with _restored(s3):
+    with s3.used():
         yield s3, f"s3://bucket/runs/{next(_numbers)}"
-
-
-@contextlib.contextmanager
-def _restored(proxy):
-    proxy.requests.clear()
-    try:
-        yield
-    finally:
-        proxy.delay, proxy.fault, proxy.without = 0.0, lambda *_: None, set()
-
-
-def _tree(value):
-    return {"x": jnp.full(1000, float(value)), "step": value}
-
-
-def _fill(manager, steps, **metrics):
-    for i, step in enumerate(steps):
-        numbers = {name: values[i] for name, values in metrics.items()}
-        assert manager.save(step, _tree(step), numbers)
 
 
 def _await(manager):
@@ -83,7 +64,7 @@ def _find(root, step, part):
 
 def _holds(manager, step):
     assert ec.verify(manager.path(step)) == []
-    tree, at = manager.restore(_tree(0), step=step)
+    tree, at = manager.restore(tree_at(0), step=step)
     assert at == step == tree["step"] and (tree["x"] == step).all()
 
 
@@ -91,12 +72,12 @@ def test_a_run(root):
     options = dict(keep=2, keep_every=100, best=("accuracy", "max"))
     with ec.CheckpointManager(root, **options) as manager:
         assert manager.steps() == [] and manager.latest() is None
-        _fill(manager, [50, 100, 150, 160, 170], accuracy=[0.9, 0.1, 0.3, 0.2, 0.1])
+        fill_run(manager, [50, 100, 150, 160, 170], accuracy=[0.9, 0.1, 0.3, 0.2, 0.1])
         manager.wait()
         assert manager.best() == 50 and manager.latest() == 170
         assert manager.steps() == [50, 100, 160, 170]
         manager.pin(160)
-        _fill(manager, [410, 420], accuracy=[0.95, 0.1])
+        fill_run(manager, [410, 420], accuracy=[0.95, 0.1])
         manager.wait()
         assert manager.best() == 410
         assert manager.steps() == [100, 160, 410, 420]
@@ -107,14 +88,14 @@ def test_a_run(root):
         with pytest.raises(FileNotFoundError, match="no step 160"):
             manager.pin(160)
         with pytest.raises(FileExistsError, match="Step 410 exists already"):
-            manager.save(410, _tree(410))
-        assert manager.save(100, _tree(100), force=True)
+            manager.save(410, tree_at(410))
+        assert manager.save(100, tree_at(100), force=True)
         manager.wait()
         for step in manager.steps():
             _holds(manager, step)
-        x, step = manager.restore(_tree(0)["x"], source="x")
+        x, step = manager.restore(tree_at(0)["x"], source="x")
         assert step == 420 and x[0] == 420
-        part, _ = manager.restore(_tree(0), where=lambda t: t["x"])
+        part, _ = manager.restore(tree_at(0), where=lambda t: t["x"])
         assert part["step"] == 0 and part["x"][0] == 420
     # Nothing is left of what was deleted, and nothing is half there.
     tops = {key.partition("/")[0] for key in _keys(root)}
@@ -123,14 +104,14 @@ def test_a_run(root):
     # A new process knows all of it.
     manager = ec.CheckpointManager(root, best=("accuracy", "max"))
     assert manager.best() == 410
-    assert manager.restore(_tree(0))[1] == 420
+    assert manager.restore(tree_at(0))[1] == 420
 
 
 def test_exists_and_delete(root):
     path = f"{root}/1"
     assert not ec.exists(path)
-    ec.tree_serialise_leaves(path, _tree(1))
-    ec.tree_serialise_leaves(f"{root}/10", _tree(10))
+    ec.tree_serialise_leaves(path, tree_at(1))
+    ec.tree_serialise_leaves(f"{root}/10", tree_at(10))
     assert ec.exists(path)
     _put(root, "1/notes.txt", b"keep me")
     with pytest.raises(ValueError, match="`notes.txt`"):
@@ -148,28 +129,28 @@ def test_a_store_with_options(s3, monkeypatch):
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     root = ec.Store(f"s3://bucket/runs/{next(_numbers)}", endpoint=s3.url)
     with ec.CheckpointManager(root, keep=1) as manager:
-        _fill(manager, [1, 2])
+        fill_run(manager, [1, 2])
         manager.wait()
         assert manager.steps() == [2] and manager.path(2) == root / "2/default"
-        assert manager.restore(_tree(0))[1] == 2
+        assert manager.restore(tree_at(0))[1] == 2
         manager.delete(2)
         assert manager.latest() is None
 
 
 def test_what_is_not_ours_stays(root):
     with ec.CheckpointManager(root) as manager:
-        _fill(manager, [1, 2, 3])
+        fill_run(manager, [1, 2, 3])
     foreign = ["1/default/notes.txt", "2/plots/loss.png", "02/default/x", "readme"]
     foreign += ["30/default/data/mine", "4", "x/default/eqx_ckpt.json"]
     for key in foreign:
         _put(root, key, b"keep me")
     with ec.CheckpointManager(root, keep=1) as manager:
-        _fill(manager, [5])
+        fill_run(manager, [5])
         _await(manager)
         with pytest.warns(UserWarning, match="step 1: .*`notes.txt`"):
             manager.wait()
         assert manager.steps() == [1, 5]
-        manager.restore(_tree(0))
+        manager.restore(tree_at(0))
     assert ec.verify(manager.path(1)) == []
     assert set(foreign) <= set(_keys(root))
 
@@ -179,17 +160,17 @@ def test_nothing_is_deleted_for_a_save_that_fails(far):
     retries = {"max_retries": 1, "initial_delay": "1ms", "max_delay": "1ms"}
     store = ec.Store(root, s3_request_retries=retries)
     with ec.CheckpointManager(store, keep=1) as manager:
-        _fill(manager, [1])
+        fill_run(manager, [1])
         manager.wait()
         proxy.fault = lambda method, path: (
             503 if method == "PUT" and "/2/default/" in path else None
         )
         with pytest.raises(ConnectionError):
-            manager.save(2, _tree(2))
+            manager.save(2, tree_at(2))
             manager.wait()
         assert manager.steps() == [1]
         # Where it is not known what a step is, it stays, and that is said.
-        _fill(manager, [3])
+        fill_run(manager, [3])
         proxy.fault = lambda method, path: (
             503 if method == "HEAD" and "/1/default/" in path else None
         )
@@ -200,23 +181,23 @@ def test_nothing_is_deleted_for_a_save_that_fails(far):
             manager.steps()
         proxy.fault = lambda *_: 503
         with pytest.raises(ConnectionError):
-            manager.restore(_tree(0))
+            manager.restore(tree_at(0))
         with pytest.raises(ConnectionError):
             ec.CheckpointManager(store, best=("loss", "min")).best()
         proxy.fault = lambda *_: None
         assert manager.steps() == [1, 3]
-        assert manager.restore(_tree(0))[1] == 3
-        _fill(manager, [4])
+        assert manager.restore(tree_at(0))[1] == 3
+        fill_run(manager, [4])
     assert manager.steps() == [4]
 
 
 def test_the_new_step_is_there_before_an_older_one_goes(far):
     proxy, root = far
     with ec.CheckpointManager(root, keep=1) as manager:
-        _fill(manager, [1])
+        fill_run(manager, [1])
         manager.wait()
         proxy.requests.clear()
-        _fill(manager, [2])
+        fill_run(manager, [2])
     done = [(r.method, r.path) for r in proxy.requests if r.status < 300]
     (committed,) = (
         i
@@ -272,20 +253,20 @@ _damaged = [
 def test_damaged_steps_are_skipped_and_saved_anew(root, damage):
     breaks, says = DAMAGE[damage]
     with ec.CheckpointManager(root) as manager:
-        _fill(manager, [10, 20, 30])
+        fill_run(manager, [10, 20, 30])
     for step in (20, 30):
         breaks(root, step)
     manager = ec.CheckpointManager(root, keep=1)
     with pytest.warns(UserWarning, match="Restored step 10") as caught:
-        tree, step = manager.restore(_tree(0))
+        tree, step = manager.restore(tree_at(0))
     assert len(caught) == 1 and step == 10 and tree["x"][0] == 10
     assert str(caught[0].message).count(says) == 2
     # The run comes by the same steps again.
-    _fill(manager, [20])
+    fill_run(manager, [20])
     manager.wait()
     assert 20 in manager.steps()
     _holds(manager, 20)
-    _fill(manager, [30, 40])
+    fill_run(manager, [30, 40])
     manager.wait()
     assert manager.steps() == [40]
 
@@ -293,7 +274,7 @@ def test_damaged_steps_are_skipped_and_saved_anew(root, damage):
 def test_a_layout_with_fixed_names(far):
     _, root = far
     with ec.CheckpointManager(root, layout="zarr", keep=2) as manager:
-        _fill(manager, [1, 2, 3])
+        fill_run(manager, [1, 2, 3])
         manager.wait()
         assert manager.steps() == [2, 3]
         _put(root, "3/default/x/c/0", b"damaged")
@@ -302,17 +283,17 @@ def test_a_layout_with_fixed_names(far):
     with pytest.warns(
         UserWarning, match="step 3: (.*\n)*.*step 4: .*was not completed"
     ):
-        assert manager.restore(_tree(0))[1] == 2
-    _fill(manager, [3])
+        assert manager.restore(tree_at(0))[1] == 2
+    fill_run(manager, [3])
     manager.wait()
     _holds(manager, 3)
     # What was there before is kept, as it cannot be replaced.
     assert any("3/default.damaged-" in key for key in _keys(root))
     # Whether it is still being saved nobody can tell.
     with pytest.raises(FileExistsError, match="running or was interrupted"):
-        manager.save(4, _tree(4))
+        manager.save(4, tree_at(4))
         manager.wait()
-    _fill(manager, [5])
+    fill_run(manager, [5])
     manager.wait()
     assert manager.steps() == [3, 5]
 
@@ -332,7 +313,7 @@ def test_a_run_that_is_killed(far):
             manager.wait()
     """
     with ec.CheckpointManager(root, keep=1) as manager:
-        _fill(manager, [1])
+        fill_run(manager, [1])
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)],
         stdout=subprocess.PIPE,
@@ -354,9 +335,9 @@ def test_a_run_that_is_killed(far):
     manager = ec.CheckpointManager(root, keep=1)
     assert manager.steps() == [2] and not ec.exists(manager.path(3))
     with pytest.warns(UserWarning, match="step 3: its save was not completed"):
-        assert manager.restore(_tree(0))[1] == 2
+        assert manager.restore(tree_at(0))[1] == 2
     # If the run comes by it again what is left goes; here it does not.
-    _fill(manager, [4])
+    fill_run(manager, [4])
     manager.wait()
     assert manager.steps() == [4]
     with pytest.raises(ValueError, match="idle=True"):
@@ -375,7 +356,7 @@ def test_requests(far):
     with ec.CheckpointManager(root, **options) as manager:
         counts = []
         for step in range(1, 9):
-            _fill(manager, [step], loss=[1 / step])
+            fill_run(manager, [step], loss=[1 / step])
             manager.wait()
             counts.append(len(proxy.requests))
             proxy.requests.clear()
@@ -402,20 +383,20 @@ def test_what_has_not_changed_is_written_again(far):
 
 def test_over_http(tmp_path):
     with ec.CheckpointManager(tmp_path) as manager:
-        _fill(manager, [1])
+        fill_run(manager, [1])
     with servers.static(tmp_path) as port:
         manager = ec.CheckpointManager(f"http://127.0.0.1:{port}")
-        tree, step = manager.restore(_tree(0), step=1)
+        tree, step = manager.restore(tree_at(0), step=1)
         assert step == 1 and tree["x"][0] == 1
         for call in (
-            lambda: manager.restore(_tree(0)),
+            lambda: manager.restore(tree_at(0)),
             manager.latest,
             manager.steps,
         ):
             with pytest.raises(ValueError, match="over HTTP nothing is listed"):
                 call()
         with pytest.raises(ValueError, match="nothing is saved over HTTP"):
-            manager.save(2, _tree(2))
+            manager.save(2, tree_at(2))
 
 
 def test_several_processes(far, tmp_path):

@@ -3,7 +3,6 @@
 What is counted are the requests that reach a proxy before the server.
 """
 
-import contextlib
 import itertools
 import pathlib
 import pickle
@@ -31,23 +30,14 @@ _numbers = itertools.count()
 def remote(request):
     """A proxy, and a new URL in the store behind it."""
     proxy = request.getfixturevalue(request.param)
-    with _restored(proxy):
+    with proxy.used():
         yield proxy, f"{request.param}://bucket/{next(_numbers)}"
 
 
 @pytest.fixture
 def bucket(s3):
-    with _restored(s3):
+    with s3.used():
         yield s3, f"s3://bucket/{next(_numbers)}"
-
-
-@contextlib.contextmanager
-def _restored(proxy):
-    proxy.requests.clear()
-    try:
-        yield
-    finally:
-        proxy.delay, proxy.fault, proxy.without = 0.0, lambda *_: None, set()
 
 
 def _tree(value=1, count=5):
@@ -419,7 +409,7 @@ def published(tmp_path_factory):
 @pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
 def test_http(published, layout):
     _, proxy = published
-    with _restored(proxy):
+    with proxy.used():
         url = f"{proxy.url}/{layout}"
         ckpt = ec.open(url)
         assert len(proxy.requests) <= 2
@@ -454,7 +444,7 @@ def test_http_that_is_damaged(published):
 
 def test_http_headers_and_queries(published):
     _, proxy = published
-    with _restored(proxy):
+    with proxy.used():
         ec.open(ec.Store(f"{proxy.url}/ocdbt", headers=["Authorization: Bearer x"]))
         assert all(r.headers["authorization"] == "Bearer x" for r in proxy.requests)
         with pytest.raises(ValueError, match="has a query"):
