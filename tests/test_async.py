@@ -258,7 +258,11 @@ def test_what_nobody_asks_for_is_raised_by_the_next_save(tmp_path, call):
 
 
 def test_several_errors_are_raised_together(tmp_path):
-    handles = [_failing(tmp_path / name) for name in "ab"]
+    save(tmp_path / "first", _tree(1)).result()
+    with _held(tmp_path / "first"):
+        # Else the first error may be there before the second save is called.
+        save(tmp_path / "first", _tree(2))
+        handles = [_failing(tmp_path / name) for name in "ab"]
     for handle in handles:
         _wait_over(handle)
     with pytest.raises(RuntimeError) as caught:
