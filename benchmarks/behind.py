@@ -66,7 +66,7 @@ def _steps(done: Callable[[], bool]) -> float:
 
 
 def _dd(path: pathlib.Path, nbytes: int) -> Callable[[], bool]:
-    """Writes zeros to the disk, as a save of so many bytes does. Says when it is over."""
+    """Writes so many bytes to the disk, as a save does. Says when it is over."""
     what = [f"of={path}", "if=/dev/zero", "bs=4M", f"count={nbytes}", "status=none"]
     flags = ["iflag=count_bytes", "conv=fsync"]
     writing = subprocess.Popen(["nice", "-n", "19", "dd", *what, *flags])
