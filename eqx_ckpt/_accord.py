@@ -6,7 +6,7 @@ from typing import Any
 
 from . import _index, _layout, _leaf
 from ._layout import Leaf
-from ._store import Root
+from ._root import Root
 from ._team import Team
 
 

@@ -12,8 +12,8 @@ import zipfile
 from collections.abc import Iterable
 from typing import Any, Protocol, runtime_checkable
 
-from . import _store
-from ._store import Root
+from . import _root, _write
+from ._root import Root
 
 
 SUFFIX = ".zip"
@@ -57,9 +57,9 @@ def root_of(file: Any) -> Root:
     if isinstance(name, (str, bytes)):
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(file.fileno()), os.stat(name)):
-                return _store.resolve(os.fsdecode(name))
-    root = _store.resolve(f"{_COPIES}{secrets.token_hex(8)}")
-    _store.write_file(*_store.split(root), [file.read()])
+                return _root.resolve(os.fsdecode(name))
+    root = _root.resolve(f"{_COPIES}{secrets.token_hex(8)}")
+    _write.write_file(*_root.split(root), [file.read()])
     return root
 
 
@@ -67,8 +67,8 @@ def forget(root: Root) -> None:
     """Frees the copy of an open file, if there is one."""
     if root.url.startswith(_COPIES):
         with contextlib.suppress(RuntimeError):
-            _store.check_fork()
-            _store.delete_tree(*_store.split(root))
+            _root.check_fork()
+            _write.delete_tree(*_root.split(root))
 
 
 class Archive:

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorstore as ts
 
-from . import _ocdbt, _store
+from . import _ocdbt, _root, _store
 from ._index import dtype_of, Template
-from ._store import Root
+from ._root import Root
 
 
 _little = [{"name": "bytes", "configuration": {"endian": "little"}}]
@@ -109,7 +109,7 @@ def open_arrays(
     whoever wrote it may have written anything, but one in memory that is made of
     `places`. So it parses nothing of a checkpoint: it reads bytes of files.
     """
-    _store.check_fork()
+    _root.check_fork()
     context = _store.read_context(root)
     if files is None:
         kvstores = [root.kvstore(place.key) for place in places]
@@ -137,13 +137,13 @@ def open_arrays(
 def open_specs(root: Root, specs: Sequence[Any]) -> list[ts.TensorStore]:
     """Arrays of other formats, opened without a read: of specs that are made here, or
     of what has been read before. `kvstore` in a spec is the key of a directory."""
-    _store.check_fork()
+    _root.check_fork()
     context = _store.read_context(root)
     opened = [
         ts.array(spec)
         if isinstance(spec, np.ndarray)
         else ts.open(
-            {**spec, "kvstore": _store.kvstore_of(root, **spec["kvstore"])},
+            {**spec, "kvstore": _root.kvstore_of(root, **spec["kvstore"])},
             open=True,
             read=True,
             assume_metadata=True,

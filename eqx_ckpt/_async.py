@@ -18,8 +18,8 @@ from . import (
     _leaf,
     _pending,
     _reuse,
+    _root,
     _serialise,
-    _store,
     _team,
     _threads,
 )
@@ -105,7 +105,7 @@ def async_tree_serialise_leaves(
     """
     team = _team.run(f"Saving to `{path}`", timeout)
     with team.heard():
-        root = _store.resolve(path)
+        root = _root.resolve(path)
         _pending.raise_untold()
         planned = _serialise.plan(
             root,

@@ -10,13 +10,13 @@ import equinox as eqx
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from . import _archive, _commit, _lazy, _leaf, _match, _names, _show, _store, formats
+from . import _archive, _commit, _lazy, _leaf, _match, _names, _root, _show, formats
 from ._archive import Readable
 from ._filters import FilterSpec, IsLeaf
 from ._index import Record
 from ._lazy import LazyArray
 from ._read import Source
-from ._store import Root
+from ._root import Root
 
 
 class Checkpoint:
@@ -246,7 +246,7 @@ def open(
             raise
         weakref.finalize(source, _archive.forget, root).atexit = False
         return Checkpoint(source)
-    return Checkpoint(_open(_store.resolve(path, follow_symlinks), like))
+    return Checkpoint(_open(_root.resolve(path, follow_symlinks), like))
 
 
 def _open(root: Root, like: PyTree = None) -> Source:
@@ -271,7 +271,7 @@ def _open(root: Root, like: PyTree = None) -> Source:
     source = formats.find(root, like)
     if source is None:
         raise FileNotFoundError(
-            f"There is no checkpoint at `{root}`: it has no `{_store.INDEX}`, which is "
+            f"There is no checkpoint at `{root}`: it has no `{_root.INDEX}`, which is "
             "written last. A save may have been interrupted there."
         )
     return source
@@ -279,7 +279,7 @@ def _open(root: Root, like: PyTree = None) -> Source:
 
 def reopen(root: Root, save: str) -> Source:
     """**Raises:** `RuntimeError` if the path no longer holds this save."""
-    _store.check_fork()
+    _root.check_fork()
     source = _open(root)
     if source.index.save != save:
         raise RuntimeError(

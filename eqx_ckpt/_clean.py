@@ -6,8 +6,8 @@ import os
 import pathlib
 import re
 
-from . import _commit, _store
-from ._store import Root
+from . import _commit, _root, _store, _write
+from ._root import Root
 
 
 def clean(
@@ -50,7 +50,7 @@ def clean(
 
         ```
     """
-    root = _store.resolve(directory)
+    root = _root.resolve(directory)
     if root.local is None:
         return _clean_far(root, remove, idle)
     if not root.local.is_dir():
@@ -101,7 +101,7 @@ _ours = re.compile(
 
 
 def _clean_far(root: Root, remove: bool, idle: bool) -> list[str]:
-    _store.check_writable(root)
+    _root.check_writable(root)
     if remove and not idle:
         raise ValueError(
             f"`{root}` is not in a local file system, and only there can it be told "
@@ -142,14 +142,14 @@ def _is_stale(root: Root, save: str, remove: bool) -> bool:
     if unless():
         return False
     if remove:
-        _store.delete_tree(root, f"d/{save}")
+        _write.delete_tree(root, f"d/{save}")
     return True
 
 
 def _may_hold_saves(root: Root) -> bool:
     # Without an index, a directory is ours only if there is nothing else in it.
     tops = _store.list_top(root) or {}
-    return bool(tops.get("d")) and (_store.INDEX in tops or len(tops) == 1)
+    return bool(tops.get("d")) and (_root.INDEX in tops or len(tops) == 1)
 
 
 def _must_stay(root: Root, save: str) -> bool:

@@ -18,9 +18,10 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
-from . import _index, _layout, _store
+from . import _index, _layout, _root, _store, _write
 from ._index import Index, is_save_id
-from ._store import Root, Value
+from ._root import Root
+from ._store import Value
 
 
 # Says that a save is being written where it cannot be put in place at once.
@@ -61,7 +62,7 @@ def read_index(root: Root) -> tuple[Index, Value] | None:
     **Raises:** `ValueError` when it is not one that can be read.
     """
     try:
-        value = _store.read_file(root, _store.INDEX, limit=_index.MAX_INDEX)
+        value = _store.read_file(root, _root.INDEX, limit=_index.MAX_INDEX)
         return None if value is None else (_index.decode(value.data), value)
     except ValueError as e:
         raise ValueError(f"The checkpoint at `{root}` cannot be read: {e}.") from e
@@ -88,7 +89,7 @@ def examine(root: Root, overwrite: bool) -> Found:
                 f"`{name}` in `{root}` is a file or a link, where a checkpoint has a "
                 "directory, and nothing is written through a link. It is left as it is."
             )
-    if _store.INDEX in tops:
+    if _root.INDEX in tops:
         got = read_index(root)
         if got is not None:
             if not overwrite:
@@ -145,7 +146,7 @@ def below(root: Root, key: str) -> Root:
 
 
 def _own_entries(found: Found) -> set[str]:
-    own = {*SIDE, "d", _store.INDEX}
+    own = {*SIDE, "d", _root.INDEX}
     if found.index is not None and found.index.layout == "zarr":
         own.update(map(_layout.directory, found.index.names))
     return own
@@ -171,7 +172,7 @@ def begin(root: Root, layout: str, overwrite: bool) -> Iterator[Place]:
             _claim(root, save, undo)
         else:
             undo.callback(_discard, root, f"d/{save}")
-            _store.check_conditions(root, f"d/{save}/digests")
+            _write.check_conditions(root, f"d/{save}/digests")
         yield Place(root, root, save, found, [], undo)
 
 
@@ -200,9 +201,9 @@ def _local_place(
     levels = 1 + sum(p in made for p in path.parents)
     above = ["../" * n for n in range(1, levels + 1)]
     # Its lock tells others that the writer of this directory lives.
-    with _store.new_directory(own):
+    with _write.new_directory(own):
         if swaps and layout == "ocdbt":
-            _store.make_directories(work, [f"d/{save}"])
+            _write.make_directories(work, [f"d/{save}"])
         try:
             yield Place(root, work, save, found, above, undo)
         except FileNotFoundError as e:
@@ -235,14 +236,14 @@ def _beside_of(path: Any, save: str) -> Root:
 def _claim(root: Root, save: str, undo: contextlib.ExitStack) -> None:
     # The files of this layout have the same names in every save, and this store cannot
     # write them elsewhere and rename them: so a path takes one save, ever.
-    if not _store.replace_file(root, "", CLAIM, save.encode(), None, True):
+    if not _write.replace_file(root, "", CLAIM, save.encode(), None):
         raise FileExistsError(_claimed(root))
 
     @undo.callback
     def _() -> None:
         for key in sorted(_store.list_top(root) or {}, key=CLAIM.__eq__):
             # There was nothing at the path: all is ours but what others save below it.
-            if _store.read_file(below(root, key), _store.INDEX) is None:
+            if _store.read_file(below(root, key), _root.INDEX) is None:
                 _discard(root, key)
 
 
@@ -263,7 +264,7 @@ def _replaced(root: Root) -> RuntimeError:
 
 def _discard(root: Root, key: str) -> None:
     with contextlib.suppress(OSError, ValueError):
-        _store.delete_tree(root, key)
+        _write.delete_tree(root, key)
 
 
 def _discard_empty(made: list[pathlib.Path]) -> None:
@@ -286,7 +287,7 @@ def _check_swap(root: Root, found: Found) -> None:
         )
     foreign = sorted(set(entries) - _own_entries(found))
     if foreign:
-        if not _store.is_still(root, _store.INDEX, found.file):
+        if not _store.is_still(root, _root.INDEX, found.file):
             raise _replaced(root)
         raise FileExistsError(
             f"`{root}` has `{foreign[0]}` in it, which is not part of the checkpoint, "
@@ -309,10 +310,10 @@ def _publish_in_place(
     root, found = place.root, place.found
     own = f"d/{place.save}"
     # What follows the commit is to need no more space: it only renames and deletes.
-    for key, value in {**side, _store.INDEX: data}.items():
-        _store.stage_file(root, own, key, value, sync)
+    for key, value in {**side, _root.INDEX: data}.items():
+        _write.stage_file(root, own, key, value, sync)
     if sync:
-        _store.sync_directories(root, [own, "d", "", *place.above])
+        _write.sync_directories(root, [own, "d", "", *place.above])
     # Whoever replaces what is at the path holds the lock of what is there, until other
     # readers' files are in place too.
     with _lock(root):
@@ -321,9 +322,7 @@ def _publish_in_place(
         # If this fails, the commit may have been made all the same: nothing is undone.
         undo = place.undo.pop_all()
         with _noted(f"What is at `{root}` is whole: this save, or what was there."):
-            replaced = _store.replace_file(
-                root, own, _store.INDEX, data, found.file, sync
-            )
+            replaced = _write.replace_file(root, own, _root.INDEX, data, found.file)
         if not replaced:
             undo.close()
             raise _replaced(root)
@@ -334,7 +333,7 @@ def _publish_in_place(
 def _lock(root: Root) -> contextlib.AbstractContextManager[Any]:
     if root.local is None:
         return contextlib.nullcontext()
-    return _store.lock(root.local, wait=True)
+    return _write.lock(root.local, wait=True)
 
 
 def _follow_up(
@@ -342,10 +341,10 @@ def _follow_up(
 ) -> None:
     root, found = place.root, place.found
     if sync:
-        _store.sync_directories(root, [""])
+        _write.sync_directories(root, [""])
     # Other readers' files follow; what they refer to until then is deleted last.
     for key, value in side.items():
-        _store.swap_file(root, f"d/{place.save}", key, value)
+        _write.swap_file(root, f"d/{place.save}", key, value)
     for key in (found.entries & SIDE) - {key.partition("/")[0] for key in side}:
         _discard(root, key)
     if root.local is None:
@@ -359,7 +358,7 @@ def _follow_up(
             _discard(root, f"d/{save}")
     if sync:
         inside = {key.rpartition("/")[0] for key in side}
-        _store.sync_directories(root, {"", *inside})
+        _write.sync_directories(root, {"", *inside})
 
 
 def _committed(root: Root) -> contextlib.AbstractContextManager[None]:
@@ -385,14 +384,14 @@ def _publish_by_swap(
     root, work, found = place.root, place.work, place.found
     assert root.local is not None and work.local is not None
     inside = {key.rpartition("/")[0] for key in side}
-    _store.make_directories(work, inside)
+    _write.make_directories(work, inside)
     for key, value in side.items():
-        _store.write_file(work, key, [value], sync)
-    _store.write_file(work, _store.INDEX, [data], sync)
+        _write.write_file(work, key, [value], sync)
+    _write.write_file(work, _root.INDEX, [data], sync)
     if sync:
         own = f"d/{place.save}"
         inner = [own, "d"] if _store.is_directory(work, own) else []
-        _store.sync_directories(work, [*inner, *inside, ""])
+        _write.sync_directories(work, [*inner, *inside, ""])
     if not found.entries:
         undo = place.undo.pop_all()
         try:
@@ -407,10 +406,10 @@ def _publish_by_swap(
             ) from e
         with _committed(root):
             if sync:
-                _store.sync_directories(root, place.above)
+                _write.sync_directories(root, place.above)
         return
     with _lock(root):
-        if not _store.is_still(root, _store.INDEX, found.file):
+        if not _store.is_still(root, _root.INDEX, found.file):
             raise _replaced(root)
         _check_swap(root, found)
         undo = place.undo.pop_all()
@@ -421,7 +420,7 @@ def _publish_by_swap(
             raise
         with _committed(root):
             if sync:
-                _store.sync_directories(root, place.above)
+                _write.sync_directories(root, place.above)
             # What came in since it was listed is not ours to delete.
             for name in set(_store.list_top(work) or {}) - _own_entries(found):
                 os.rename(work.local / name, root.local / name)
@@ -459,10 +458,10 @@ def publish_file(root: Root, write: Callable[[BinaryIO], None], sync: bool) -> N
     Until then it is in a directory beside it, as a save that is to be swapped in.
     """
     if root.local is None:
-        directory, key = _store.split(root)
+        directory, key = _root.split(root)
         buffer = io.BytesIO()
         write(buffer)
-        _store.write_file(directory, key, [buffer.getbuffer()])
+        _write.write_file(directory, key, [buffer.getbuffer()])
         return
     path = pathlib.Path(os.path.realpath(root.local))
     for leftover in beside(path):
@@ -474,7 +473,7 @@ def publish_file(root: Root, write: Callable[[BinaryIO], None], sync: bool) -> N
     with contextlib.ExitStack() as undo:
         undo.callback(_discard_empty, made)
         undo.callback(_discard, work, "")
-        with _store.new_directory(own):
+        with _write.new_directory(own):
             with open(own / "file", "wb") as file:
                 write(file)
                 file.flush()
@@ -483,7 +482,7 @@ def publish_file(root: Root, write: Callable[[BinaryIO], None], sync: bool) -> N
             os.replace(own / "file", path)
             if sync:
                 levels = range(1 + len(made))
-                _store.sync_directories(
+                _write.sync_directories(
                     Root(str(path.parent), path.parent), ["../" * n for n in levels]
                 )
 
@@ -508,13 +507,13 @@ def remove(root: Root) -> None:
                 "checkpoint. Nothing was deleted. Move it elsewhere."
             )
         if root.local is None:
-            for key in sorted(entries, key=_store.INDEX.__ne__):
-                _store.delete_tree(root, key)
+            for key in sorted(entries, key=_root.INDEX.__ne__):
+                _write.delete_tree(root, key)
             return
         # Under this name it is a leftover, if this is killed.
         work = _beside_of(root.local, secrets.token_hex(8))
         os.rename(root.local, work.url)
-        _store.delete_tree(work, "")
+        _write.delete_tree(work, "")
 
 
 def _nothing(root: Root) -> FileNotFoundError:
@@ -552,7 +551,7 @@ def delete_abandoned(
     """
     if path.is_symlink():
         return False
-    with contextlib.suppress(OSError), _store.lock(path) as held:
+    with contextlib.suppress(OSError), _write.lock(path) as held:
         if not held or (unless is not None and unless()):
             return False
         if remove:

@@ -16,8 +16,8 @@ from . import (
     _others,
     _pending,
     _read,
+    _root,
     _serialise,
-    _store,
     _team,
     _view,
 )
@@ -77,7 +77,7 @@ def convert(
     """
     ckpt = _checkpoint.open(source, like=like)
     metadata = ckpt.metadata if metadata is None else metadata
-    root = _store.resolve(target)
+    root = _root.resolve(target)
     _pending.wait_for(root)
     if root.url.endswith(".safetensors"):
         _export.export_safetensors(

@@ -2,7 +2,7 @@
 
 import os
 
-from . import _commit, _pending, _store
+from . import _commit, _pending, _root, _store
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
@@ -26,10 +26,10 @@ def exists(path: str | os.PathLike[str]) -> bool:
 
         ```
     """
-    root = _store.resolve(path)
+    root = _root.resolve(path)
     if root.local is None:
-        return _store.read_file(root, _store.INDEX, 1) is not None
-    return not _commit.is_beside(root.local) and bool(_store.look(root, _store.INDEX))
+        return _store.read_file(root, _root.INDEX, 1) is not None
+    return not _commit.is_beside(root.local) and bool(_store.look(root, _root.INDEX))
 
 
 def delete(path: str | os.PathLike[str]) -> None:
@@ -58,7 +58,7 @@ def delete(path: str | os.PathLike[str]) -> None:
 
         ```
     """
-    root = _store.resolve(path)
+    root = _root.resolve(path)
     if root.local is not None and root.local.is_symlink():
         raise ValueError(
             f"`{root}` is a symbolic link, and nothing is deleted through one. Delete "

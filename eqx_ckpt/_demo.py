@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, PyTree
 
 import eqx_ckpt as ec
 
-from . import _show, _store
+from . import _root, _show, _store
 
 
 class Net(eqx.Module):
@@ -120,7 +120,7 @@ def main(directory: str | None = None) -> None:
 
     state = {"model": model, "opt": opt}
     hyperparameters = {"width": width, "depth": depth}
-    for layout in _store.LAYOUTS:
+    for layout in _root.LAYOUTS:
         ec.tree_serialise_leaves(
             root / layout, state, metadata=hyperparameters, layout=layout
         )

@@ -21,7 +21,7 @@ from . import (
     _leaf,
     _names,
     _pairs,
-    _store,
+    _root,
     _tree,
     formats,
 )
@@ -100,8 +100,8 @@ def export_safetensors(
 
         ```
     """
-    root = _store.resolve(path)
-    _store.check_writable(root)
+    root = _root.resolve(path)
+    _root.check_writable(root)
     found = formats.look(root)
     if found is not None:
         if not (overwrite and formats.is_safetensors(found)):

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from . import _arrays, _chunks, _deal, _index, _leaf, _ocdbt, _store, _threads
+from . import _arrays, _chunks, _deal, _index, _leaf, _ocdbt, _store, _threads, _write
 from ._chunks import Grid
 from ._deal import Owners
 from ._index import Template
 from ._progress import Advance
-from ._store import Root
+from ._root import Root
 
 
 # Every leaf starts at a multiple of this in its file, which is what a memory-mapped
@@ -404,7 +404,7 @@ def write_ocdbt(
 
     _threads.gather(
         [
-            ft.partial(_store.write_file, root, f"{base}/{number}", buffers(runs), sync)
+            ft.partial(_write.write_file, root, f"{base}/{number}", buffers(runs), sync)
             for number, runs in save.own(process)
         ],
         data.threads(max_bytes, save.most or 0),
@@ -427,10 +427,10 @@ def finish_ocdbt(save: Save, ends: Ends, root: Root, base: str, sync: bool) -> W
         f"{base}/manifest.ocdbt": _ocdbt.manifest(top, "tree"),
     }
     for key, value in own.items():
-        _store.write_file(root, key, [value], sync)
+        _write.write_file(root, key, [value], sync)
     others = {key: _index.digest(value) for key, value in own.items()}
     digests = data.digests()
-    _store.write_file(root, f"{base}/digests", [digests], sync)
+    _write.write_file(root, f"{base}/digests", [digests], sync)
     splits = [
         (piece.place, piece.numbers.start, number, piece.offset)
         for number, pieces in enumerate(packed)
@@ -552,13 +552,13 @@ def write_zarr(
         keys = [f"{parent}/{key}" for key in data.grids[place].keys]
         keys = keys[numbers.start : numbers.stop]
         parents = {key.rpartition("/")[0] for key in keys}
-        _store.make_directories(root, parents or [parent])
+        _write.make_directories(root, parents or [parent])
         for key, chunk in zip(keys, data.chunks(place, numbers)):
-            _store.write_file(root, key, [chunk], sync)
+            _write.write_file(root, key, [chunk], sync)
         if sync:
             # The directory of the leaf itself has more to come.
             below = {p[:at] for p in parents for at in _cuts(p)} - {parent}
-            _store.sync_directories(root, below)
+            _write.sync_directories(root, below)
 
     _threads.gather(
         [ft.partial(write, *run) for _, runs in save.own(process) for run in runs],
@@ -573,25 +573,25 @@ def finish_zarr(save: Save, ends: Ends, root: Root, base: str, sync: bool) -> Wr
 
     def write(leaf: Leaf) -> None:
         parent = directory(leaf.name)
-        _store.make_directories(root, [parent])
+        _write.make_directories(root, [parent])
         blob = _arrays.zarr_json(leaf.template)
-        _store.write_file(root, f"{parent}/zarr.json", [blob], sync)
+        _write.write_file(root, f"{parent}/zarr.json", [blob], sync)
         parents = set()
         if leaf.alias is not None:
             origin = directory(save.leaves[leaf.alias].name)
             keys = save.data.grids[leaf.alias].keys
             parents = {f"{parent}/{key}".rpartition("/")[0] for key in keys}
-            _store.make_directories(root, parents)
+            _write.make_directories(root, parents)
             for key in keys:
-                _store.link_file(root, f"{origin}/{key}", f"{parent}/{key}", sync)
+                _write.link_file(root, f"{origin}/{key}", f"{parent}/{key}", sync)
         if sync:
             below = {p[:at] for p in parents for at in _cuts(p)} | {parent}
-            _store.sync_directories(root, below)
+            _write.sync_directories(root, below)
 
     jobs = [ft.partial(write, leaf) for leaf in save.leaves]
     _threads.gather(jobs, waiting=root.local is None)
     digests = save.data.digests()
-    _store.write_file(root, "eqx_ckpt.digests", [digests], sync)
+    _write.write_file(root, "eqx_ckpt.digests", [digests], sync)
     return Written([], [], [], [], {}, _index.digest(digests), {}, {})
 
 

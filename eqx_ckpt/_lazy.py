@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import numpy as np
 
-from . import _arrays, _index, _leaf, _progress, _read, _store, _target, _view
+from . import _arrays, _index, _leaf, _progress, _read, _root, _target, _view
 from ._index import Record
 from ._read import Source
 from ._target import Target
@@ -241,7 +241,7 @@ def on_host(lazy: LazyArray) -> LazyArray:
 
 
 def _unpickle(
-    root: _store.Root, save: str, name: str, view: View | None, target: Target
+    root: _root.Root, save: str, name: str, view: View | None, target: Target
 ) -> LazyArray:
     from ._checkpoint import reopen
 
@@ -411,7 +411,7 @@ def fetch(
     progress: bool = False,
 ) -> list[Any]:
     """Reads lazy leaves of any checkpoints: one planned read of each checkpoint."""
-    _store.check_fork()
+    _root.check_fork()
     groups: dict[int, list[int]] = {}
     for i, lazy in enumerate(lazies):
         groups.setdefault(id(lazy._source), []).append(i)

@@ -15,8 +15,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from . import _store
-from ._store import Root
+from . import _root
+from ._root import Root
 
 
 class SaveHandle:
@@ -51,7 +51,7 @@ class SaveHandle:
 
         **Raises:** what went wrong, if something has.
         """
-        _store.check_fork()
+        _root.check_fork()
         self._staged.wait()
         if self._saved.done():
             self.result()
@@ -61,7 +61,7 @@ class SaveHandle:
 
         **Raises:** what went wrong, if something has.
         """
-        _store.check_fork()
+        _root.check_fork()
         if not self._saved.done():
             return False
         self.result()
@@ -77,7 +77,7 @@ class SaveHandle:
         **Raises:** what went wrong; `TimeoutError` if the save is still going on after
         `timeout` seconds, which it then does further.
         """
-        _store.check_fork()
+        _root.check_fork()
         if not cf.wait([self._saved], timeout).done:
             raise TimeoutError(
                 f"The save to `{self._root}` is still going on after {timeout} seconds."
@@ -91,7 +91,7 @@ class SaveHandle:
         It is called by the thread of the save, so it should be quick. What it raises is
         logged and ignored, as by `concurrent.futures.Future.add_done_callback`.
         """
-        _store.check_fork()
+        _root.check_fork()
         self._saved.add_done_callback(lambda _: fn(self))
 
 
@@ -107,7 +107,7 @@ def start(
     root: Root, stage: Callable[[], Any] | None, write: Callable[[], None]
 ) -> SaveHandle:
     """Runs `stage` and then, when the saves before this one are over, `write`."""
-    _store.watch_forks()
+    _root.watch_forks()
     handle = SaveHandle(root)
     if stage is None:
         handle._staged.set()
@@ -203,7 +203,7 @@ def _place(root: Root) -> str:
 @atexit.register
 def _report() -> None:
     """Writes the errors that nobody has asked for to stderr, and fails the exit."""
-    if _store.is_forked():
+    if _root.is_forked():
         return
     untold = [(handle._root, handle._saved.exception()) for handle in _failed]
     # Only when the wait for their threads was interrupted.

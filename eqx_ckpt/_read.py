@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 import xxhash
 
-from . import _arrays, _chunks, _index, _layout, _store, _view
+from . import _arrays, _chunks, _index, _layout, _root, _store, _view
 from ._chunks import Grid
 from ._index import Index, Record, Template
-from ._store import Root
+from ._root import Root
 from ._target import Conversion
 from ._view import View
 
@@ -242,7 +242,7 @@ class Source:
         if self.foreign is not None:
             return self.foreign.stamp() == self.foreign.stamped
         head = f'{{"format":"{_index.FORMAT}","save":"{self.index.save}"'.encode()
-        value = _store.read_file(self.root, _store.INDEX, len(head))
+        value = _store.read_file(self.root, _root.INDEX, len(head))
         return value is not None and value.data == head
 
     def lost(self, why: str) -> "Unreadable":
@@ -345,7 +345,7 @@ def _reason(root: Root, error: Exception) -> str:
 
     **Raises:** `ConnectionError` if it is not that, but the store that does not answer.
     """
-    error = _store.explain(root, error)
+    error = _root.explain(root, error)
     if isinstance(error, ConnectionError):
         raise error
     text = str(error)

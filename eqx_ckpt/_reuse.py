@@ -18,11 +18,11 @@ import weakref
 from collections.abc import Sequence, Set
 from typing import Any
 
-from . import _archive, _checkpoint, _chunks, _layout, _leaf, _store
+from . import _archive, _checkpoint, _chunks, _layout, _leaf, _root, _write
 from ._layout import Kept, Leaf, Piece
 from ._pending import SaveHandle
 from ._read import Source
-from ._store import Root
+from ._root import Root
 from ._team import Team
 
 
@@ -94,7 +94,7 @@ def find(
     """What the keyword `reuse` means for a save of `leaves`; None: all is written."""
     if reuse is None or layout != "ocdbt" or team.size > 1:
         return None
-    root = reuse._root if isinstance(reuse, SaveHandle) else _store.resolve(reuse)
+    root = reuse._root if isinstance(reuse, SaveHandle) else _root.resolve(reuse)
     # Object stores have no links, and what is in an archive no file of its own.
     for place in (root, target):
         if _archive.is_archive(place) or place.local is None:
@@ -119,7 +119,7 @@ def hold(base: Base | None, leaves: Sequence[Leaf]) -> Set[int]:
         sizes = _sizes(leaves, pieces)
         for number in _largest(sizes):
             key = f"{source.database}/{source.index.files[number]}"
-            base.held[number] = _store.open_file(source.root, key, sizes[number])
+            base.held[number] = _write.open_file(source.root, key, sizes[number])
     except (OSError, ValueError, RuntimeError):
         base.close()
         return frozenset()
@@ -248,8 +248,8 @@ def _link(
         into = f"{own}/{len(linked)}"
         if number in base.held:
             fd = base.held[number]
-            _store.link_open(fd, source.root, key, work, into, sync)
-        elif not _store.link_other(source.root, key, sizes[number], work, into, sync):
+            _write.link_open(fd, source.root, key, work, into, sync)
+        elif not _write.link_other(source.root, key, sizes[number], work, into, sync):
             continue
         linked.append(number)
     base.close()

@@ -25,10 +25,12 @@ from . import (
     _progress,
     _register,
     _reuse,
+    _root,
     _select,
     _store,
     _team,
     _tree,
+    _write,
     formats,
 )
 from ._archive import Writable
@@ -37,7 +39,7 @@ from ._filters import FilterSpec, IsLeaf
 from ._index import Index, Template
 from ._layout import Chunks, Leaf
 from ._pending import SaveHandle
-from ._store import Root
+from ._root import Root
 from ._team import Team
 
 
@@ -138,7 +140,7 @@ def tree_serialise_leaves(
     with team.heard():
         root: Any = path
         if not _archive.is_file(path):
-            root = _store.resolve(path)
+            root = _root.resolve(path)
             _pending.wait_for(root)
         _pending.raise_untold()
         planned = plan(
@@ -159,8 +161,8 @@ def tree_serialise_leaves(
 
 def check_choices(root: Any, layout: str, compression: str | None) -> None:
     if isinstance(root, Root):
-        _store.check_writable(root)
-    if layout not in _store.LAYOUTS:
+        _root.check_writable(root)
+    if layout not in _root.LAYOUTS:
         raise ValueError(f'`layout` must be "ocdbt" or "zarr", not {layout!r}.')
     if layout != "ocdbt" and _archive.is_archive(root):
         raise ValueError('A checkpoint of one file has `layout="ocdbt"`.')
@@ -281,7 +283,7 @@ def write(
             place = _commit.begin(root, plan.layout, overwrite)
             places.append(stack.enter_context(place))
             if team.size > 1:
-                _store.make_directories(places[0].work, [f"d/{places[0].save}"])
+                _write.make_directories(places[0].work, [f"d/{places[0].save}"])
             return _commit.encode(places[0])
 
         where = team.confer(lambda: _accord.account(root, plan, team), begin)
@@ -305,14 +307,14 @@ def write(
             if team.rank == 0:
                 return b""
             part = save.part(team.rank, ends).encode()
-            _store.write_file(work, f"{own}/part-{team.rank}", [part])
+            _write.write_file(work, f"{own}/part-{team.rank}", [part])
             return _index.digest(part).encode()
 
         def finish(digests: list[bytes]) -> bytes:
             for rank in range(1, team.size):
                 ends.update(_take(save, plan.layout, rank, work, own, digests[rank]))
             if team.size > 1 and plan.layout == "zarr":
-                _store.delete_tree(work, "d")
+                _write.delete_tree(work, "d")
             written = _finishers[plan.layout](save, ends, work, own, durable)
             _publish(places[0], plan, written, durable)
             return b""
@@ -342,7 +344,7 @@ def _take(
             f"({e}). The path has to be one that all processes share. Nothing was "
             "saved."
         ) from e
-    _store.delete_tree(work, key)
+    _write.delete_tree(work, key)
     return ends
 
 
@@ -355,7 +357,7 @@ def _pack(plan: Plan, room: int, advance: _progress.Advance, file: Any) -> None:
         ends = _layout.write_ocdbt(save, 0, root, base, False, room)
         written = _layout.finish_ocdbt(save, ends, root, base, False)
         index, side = _index_of(plan, number, written)
-        for key, value in {**side, _store.INDEX: _index.encode(index)}.items():
+        for key, value in {**side, _root.INDEX: _index.encode(index)}.items():
             archive.write(key, [value])
 
 

@@ -14,9 +14,9 @@ import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from . import _checkpoint, _clean, _commit, _remote, _store, _threads
+from . import _checkpoint, _clean, _commit, _remote, _root, _store, _threads, _write
 from ._remote import Store
-from ._store import Root
+from ._root import Root
 
 
 _ITEM = "default"
@@ -29,9 +29,9 @@ class Steps:
     """All steps of a run. Nothing here knows of other processes."""
 
     def __init__(self, root: str | os.PathLike[str]):
-        found = _store.resolve(root)
+        found = _root.resolve(root)
         if found.local is not None:
-            found = _store.resolve(os.path.realpath(found.local))
+            found = _root.resolve(os.path.realpath(found.local))
         self.root = found
         self._store = root if isinstance(root, Store) else None
         self._known: dict[int, tuple[Any, dict[str, Any] | None]] = {}
@@ -71,9 +71,9 @@ class Steps:
         """What tells one save of a step from another; None if it is not complete."""
         root = self._at(step)
         if root.local is None:
-            return _store.stamp(root, _store.INDEX) or None
+            return _store.stamp(root, _root.INDEX) or None
         try:
-            found = _store.look(root, _store.INDEX)
+            found = _store.look(root, _root.INDEX)
         except ValueError:
             return None
         return found and (found.st_ino, found.st_mtime_ns, found.st_size)
@@ -110,7 +110,7 @@ class Steps:
         tops: Mapping[str, bool] = {}
         with contextlib.suppress(NotADirectoryError):
             tops = _store.list_top(root) or {}
-        if {"d", _store.INDEX, _commit.CLAIM} & tops.keys():
+        if {"d", _root.INDEX, _commit.CLAIM} & tops.keys():
             return True
         return root.local is not None and bool(_commit.beside(root.local))
 
@@ -120,13 +120,13 @@ class Steps:
     def pin(self, step: int) -> None:
         if self.signature(step) is None:
             raise FileNotFoundError(f"There is no step {step} in `{self.root}`.")
-        _store.make_directories(self.root, [_PINS])
+        _write.make_directories(self.root, [_PINS])
         with contextlib.suppress(FileExistsError):
-            _store.write_file(self.root, f"{_PINS}/{step}", [b"\n"], sync=True)
-        _store.sync_directories(self.root, [_PINS, ""])
+            _write.write_file(self.root, f"{_PINS}/{step}", [b"\n"], sync=True)
+        _write.sync_directories(self.root, [_PINS, ""])
 
     def unpin(self, step: int) -> None:
-        _store.delete_tree(self.root, f"{_PINS}/{check(step)}")
+        _write.delete_tree(self.root, f"{_PINS}/{check(step)}")
 
     def is_linked(self, step: int) -> bool:
         local = self._at(step).local
@@ -169,7 +169,7 @@ class Steps:
         if found is None or is_fixed:
             away = f"{_ITEM}.damaged-{secrets.token_hex(4)}"
             above = _commit.below(self.root, str(step))
-            _store.move_tree(above, _ITEM, away, _store.INDEX)
+            _write.move_tree(above, _ITEM, away, _root.INDEX)
 
     def _drop_empty(self, root: Root) -> None:
         if root.local is not None:

@@ -22,6 +22,7 @@ from . import (
     _index,
     _layout,
     _progress,
+    _root,
     _show,
     _store,
     _threads,
@@ -30,7 +31,7 @@ from ._checkpoint import Checkpoint
 from ._chunks import Grid
 from ._index import Record
 from ._read import Source
-from ._store import Root
+from ._root import Root
 
 
 # What one thread reads at a time, and the least memory with which that makes sense.
@@ -123,7 +124,7 @@ def verify(
     if isinstance(path, Checkpoint):
         pinned, root = path._source, path._source.root
     else:
-        pinned, root = None, _store.resolve(path)
+        pinned, root = None, _root.resolve(path)
     if pinned and not pinned.has_digests:
         raise _unverifiable(pinned)
     try:
@@ -131,7 +132,7 @@ def verify(
         records = list(source.index.records())
         source.index.places
     except ValueError as e:
-        return [Problem(None, None, _store.INDEX, str(e))]
+        return [Problem(None, None, _root.INDEX, str(e))]
     if not source.has_digests:
         raise _unverifiable(source)
     if pinned and source.index.save != pinned.index.save:

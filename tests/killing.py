@@ -265,14 +265,14 @@ def what_is_at(path: Any) -> str | None:
 def without_rename() -> Iterator[None]:
     """Paths are directories as if they were in an object store: all is written by
     TensorStore, which knows no renames of what was written."""
-    from eqx_ckpt import _store
+    from eqx_ckpt import _root
 
-    resolve = _store.resolve
-    _store.resolve = lambda path, *_: _store.Root(f"file://{os.fspath(path)}", None)
+    resolve = _root.resolve
+    _root.resolve = lambda path, *_: _root.Root(f"file://{os.fspath(path)}", None)
     try:
         yield
     finally:
-        _store.resolve = resolve
+        _root.resolve = resolve
 
 
 def main() -> None:

@@ -483,7 +483,7 @@ def test_a_big_skeleton_costs_little(tmp_path):
         import itertools as it, resource, time
         import equinox as eqx, jax, jax.numpy as jnp, jax.random as jr
         import eqx_ckpt as ec
-        from eqx_ckpt import _index, _store, _tree, _names, _leaf
+        from eqx_ckpt import _index, _root, _write, _tree, _names, _leaf
 
         class Block(eqx.Module):
             attention: list[eqx.nn.Linear]
@@ -522,8 +522,8 @@ def test_a_big_skeleton_costs_little(tmp_path):
             aliases={{}}, markers={{}},
             statics=_tree.statics(like, None, flat.structure),
             digests="0" * 32, others={{}}, writer={{}})
-        root = _store.resolve({str(tmp_path)!r})
-        _store.write_file(root, _store.INDEX, [_index.encode(index)])
+        root = _root.resolve({str(tmp_path)!r})
+        _write.write_file(root, _root.INDEX, [_index.encode(index)])
 
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         start = time.perf_counter()

@@ -1,6 +1,7 @@
 import contextlib
 import fcntl
 import os
+import pathlib
 import shutil
 import threading
 
@@ -9,7 +10,7 @@ import pytest
 from helpers import files_of, run_python
 
 import eqx_ckpt as ec
-from eqx_ckpt import _store
+from eqx_ckpt import _write
 from eqx_ckpt.__main__ import main
 
 
@@ -66,7 +67,7 @@ def test_clean_of_a_checkpoint(tmp_path):
 def test_clean_leaves_what_somebody_writes(tmp_path):
     steps, leftovers = _steps(tmp_path)
     for path in leftovers:
-        with _store.lock(_store.pathlib.Path(path)):
+        with _write.lock(pathlib.Path(path)):
             assert ec.clean(steps, remove=False) == [p for p in leftovers if p != path]
     done = threading.Event()
     going = threading.Event()
@@ -114,7 +115,7 @@ def test_clean_leaves_what_is_committed_meanwhile(tmp_path, monkeypatch):
     ec.tree_serialise_leaves(path, _tree(1))
     other = tmp_path / "b"
     ec.tree_serialise_leaves(other, _tree(2))
-    lock = _store.lock
+    lock = _write.lock
     save = ec.open(other).save_id
 
     @contextlib.contextmanager
@@ -126,7 +127,7 @@ def test_clean_leaves_what_is_committed_meanwhile(tmp_path, monkeypatch):
 
     # The data of a save that is about to commit.
     shutil.copytree(other / "d" / save, path / "d" / save)
-    monkeypatch.setattr(_store, "lock", late)
+    monkeypatch.setattr(_write, "lock", late)
     ec.clean(path)
     assert _value(path) == 2
 

@@ -11,7 +11,7 @@ import pytest
 from helpers import files_of, run_python
 
 import eqx_ckpt as ec
-from eqx_ckpt import _commit, _store
+from eqx_ckpt import _commit, _write
 
 
 @pytest.fixture(params=["ocdbt", "zarr"])
@@ -175,7 +175,7 @@ def test_two_writers(tmp_path, layout, monkeypatch):
     """Another save lands while ours is being written: ours is refused, its stands."""
     path = tmp_path / "a"
     ec.tree_serialise_leaves(path, _tree(1), layout=layout)
-    write = _store.write_file
+    write = _write.write_file
     landed = []
 
     def interrupted(root, key, buffers, sync=False):
@@ -184,7 +184,7 @@ def test_two_writers(tmp_path, layout, monkeypatch):
             ec.tree_serialise_leaves(path, _tree(2), layout=layout)
         write(root, key, buffers, sync)
 
-    monkeypatch.setattr(_store, "write_file", interrupted)
+    monkeypatch.setattr(_write, "write_file", interrupted)
     with pytest.raises(RuntimeError, match="another writer.*The other one stands"):
         ec.tree_serialise_leaves(path, _tree(3), layout=layout)
     assert landed and _value(path) == 2
@@ -198,7 +198,7 @@ def test_two_writers_in_a_store(old, monkeypatch):
     path = f"memory://writers/{old}"
     if old is not None:
         ec.tree_serialise_leaves(path, _tree(old))
-    write = _store.write_file
+    write = _write.write_file
     landed = []
 
     def interrupted(root, key, buffers, sync=False):
@@ -207,7 +207,7 @@ def test_two_writers_in_a_store(old, monkeypatch):
             ec.tree_serialise_leaves(path, _tree(2))
         write(root, key, buffers, sync)
 
-    monkeypatch.setattr(_store, "write_file", interrupted)
+    monkeypatch.setattr(_write, "write_file", interrupted)
     with pytest.raises(RuntimeError, match="another writer.*The other one stands"):
         ec.tree_serialise_leaves(path, _tree(3))
     assert landed and _value(path) == 2
@@ -216,7 +216,7 @@ def test_two_writers_in_a_store(old, monkeypatch):
 def test_two_first_writers_of_fixed_names_in_a_store(monkeypatch):
     """There they would write over each other's files: only one may begin."""
     path = "memory://writers/zarr"
-    write = _store.write_file
+    write = _write.write_file
     refused = []
 
     def interrupted(root, key, buffers, sync=False):
@@ -228,7 +228,7 @@ def test_two_first_writers_of_fixed_names_in_a_store(monkeypatch):
             refused.append(True)
         write(root, key, buffers, sync)
 
-    monkeypatch.setattr(_store, "write_file", interrupted)
+    monkeypatch.setattr(_write, "write_file", interrupted)
     ec.tree_serialise_leaves(path, _tree(3), layout="zarr")
     assert refused and _value(path) == 3
 
@@ -238,7 +238,7 @@ def test_a_writer_that_begins_while_another_cleans_up(tmp_path, where, monkeypat
     """It has read the index of the other, so its data is not what that deletes."""
     path = tmp_path / "a" if where == "local" else "memory://begins/a"
     ec.tree_serialise_leaves(path, _tree(1))
-    replace, swap = _store.replace_file, _store.swap_file
+    replace, swap = _write.replace_file, _write.swap_file
     written, may_commit = threading.Event(), threading.Event()
 
     def second():
@@ -262,8 +262,8 @@ def test_a_writer_that_begins_while_another_cleans_up(tmp_path, where, monkeypat
 
     # No lock is what a store, and a network file system, may have.
     monkeypatch.setattr(fcntl, "flock", lambda fd, flags: None)
-    monkeypatch.setattr(_store, "replace_file", slow_replace)
-    monkeypatch.setattr(_store, "swap_file", slow_swap)
+    monkeypatch.setattr(_write, "replace_file", slow_replace)
+    monkeypatch.setattr(_write, "swap_file", slow_swap)
     ec.tree_serialise_leaves(path, _tree(2))
     assert _value(path) == 2
     may_commit.set()
@@ -275,16 +275,16 @@ def test_nobody_commits_before_the_files_of_other_readers(tmp_path, monkeypatch)
     """Those of two saves would be mixed."""
     path = tmp_path / "a"
     ec.tree_serialise_leaves(path, _tree(1))
-    swap = _store.swap_file
+    swap = _write.swap_file
     keys = []
 
     def watched(root, aside, key, data):
         keys.append(key)
-        with _store.lock(path) as held:
+        with _write.lock(path) as held:
             assert not held
         swap(root, aside, key, data)
 
-    monkeypatch.setattr(_store, "swap_file", watched)
+    monkeypatch.setattr(_write, "swap_file", watched)
     ec.tree_serialise_leaves(path, _tree(2))
     assert keys[0] == "eqx_ckpt.json" and "_METADATA" in keys and _value(path) == 2
 
@@ -329,7 +329,7 @@ def test_three_writers_by_exchange(tmp_path, monkeypatch):
     """One that is refused never has the checkpoint of another in its hands."""
     path = tmp_path / "a"
     ec.tree_serialise_leaves(path, _tree(1), layout="zarr")
-    write = _store.write_file
+    write = _write.write_file
     landed, exchanged = [], []
     exchange = _commit._exchange
 
@@ -343,7 +343,7 @@ def test_three_writers_by_exchange(tmp_path, monkeypatch):
         exchanged.append(_value(b))
         exchange(a, b)
 
-    monkeypatch.setattr(_store, "write_file", interrupted)
+    monkeypatch.setattr(_write, "write_file", interrupted)
     monkeypatch.setattr(_commit, "_exchange", counted)
     with pytest.raises(RuntimeError, match="another writer"):
         ec.tree_serialise_leaves(path, _tree(3), layout="zarr")

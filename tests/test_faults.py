@@ -18,7 +18,7 @@ import pytest
 from faulty import tree, value_at
 
 import eqx_ckpt as ec
-from eqx_ckpt import _commit, _store
+from eqx_ckpt import _commit, _root
 
 
 _script = str(pathlib.Path(__file__).with_name("faulty.py"))
@@ -133,7 +133,7 @@ def test_every_call_of_a_store_fails(monkeypatch, case, before):
     """A store that cannot rename, and of which one call after the other fails."""
     clock = {"left": 0, "before": before}
     layout = "zarr" if case == "zarr" else "ocdbt"
-    real = _store._kv
+    real = _root.kv
     outcomes = []
     for number in range(1, 100):
         path = f"memory://{case}{before}{number}/7"
@@ -143,7 +143,7 @@ def test_every_call_of_a_store_fails(monkeypatch, case, before):
             ec.tree_serialise_leaves(path, tree(1))
         clock["left"] = number
         with monkeypatch.context() as patch:
-            patch.setattr(_store, "_kv", lambda *args: _Failing(real(*args), clock))
+            patch.setattr(_root, "kv", lambda *args: _Failing(real(*args), clock))
             try:
                 ec.tree_serialise_leaves(path, tree(2), layout=layout)
                 error = None
@@ -161,7 +161,7 @@ def test_every_call_of_a_store_fails(monkeypatch, case, before):
         if layout == "ocdbt":
             ec.tree_serialise_leaves(path, tree(3))
             assert value_at(path) == 3
-            root = _store.resolve(path)
+            root = _root.resolve(path)
             assert len(_commit.saves(root)) == 1
         elif there is None:
             # What failed while it was being undone blocks the path.

@@ -194,14 +194,14 @@ def test_other_files_of_that_name_are_nothing(tmp_path):
 def test_in_an_object_store():
     copy = """
         import pathlib, eqx_ckpt as ec
-        from eqx_ckpt import _store
+        from eqx_ckpt import _root, _write
         base = pathlib.Path("BASE")
         for name in NAMES:
-            root = _store.resolve(f"memory://foreign/{name}")
+            root = _root.resolve(f"memory://foreign/{name}")
             for file in (base / name).rglob("*"):
                 if file.is_file():
                     key = str(file.relative_to(base / name))
-                    _store.write_file(root, key, [file.read_bytes()])
+                    _write.write_file(root, key, [file.read_bytes()])
             ckpt = ec.open(f"memory://foreign/{name}")
             assert len(ckpt.leaves) == len(ec.open(base / name).leaves)
             assert float(ckpt["model.big"][1, 0].read()) == 64, name

@@ -14,7 +14,7 @@ from helpers import fill_run, tree_at
 from team import good, run_team
 
 import eqx_ckpt as ec
-from eqx_ckpt import _store
+from eqx_ckpt import _root, _store
 
 
 _numbers = itertools.count()
@@ -46,11 +46,11 @@ def _await(manager):
 
 
 def _keys(root):
-    return sorted(_store._list(_store.resolve(root), ""))
+    return sorted(_store.list_below(_root.resolve(root), ""))
 
 
 def _kv(root):
-    return _store._kv(_store.resolve(root), "", None)
+    return _root.kv(_root.resolve(root), "", None)
 
 
 def _put(root, key, data):

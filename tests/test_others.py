@@ -14,7 +14,7 @@ import tensorstore as ts
 from helpers import run_python
 
 import eqx_ckpt as ec
-from eqx_ckpt import _store
+from eqx_ckpt import _root, _store
 
 
 LAYOUTS = orbax_reader.LAYOUTS
@@ -180,7 +180,7 @@ def test_stale_files_are_deleted(tmp_path, before, layout):
 
 
 def test_stale_files_are_deleted_in_memory():
-    root = _store.resolve("memory://others-stale")
+    root = _root.resolve("memory://others-stale")
     for tree, more in [
         (_KEYS_AND_STRINGS, _ORBAX | {"_strings.json", "array_metadatas"}),
         ({"u": jnp.zeros(2, "uint4")}, set()),

@@ -220,10 +220,10 @@ def test_a_process_dies(tmp_path, who, when):
     """Nothing is published, and the other has an error in time."""
     code = f"""{SAVE}{CATCH}
 ec.tree_serialise_leaves(path / "c", {{"old": 1}})
-from eqx_ckpt import _store
+from eqx_ckpt import _write
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
-when, was = {when!r}, _store.write_file
+when, was = {when!r}, _write.write_file
 def write_file(root, key, *args, **kwargs):
     if when == "during" and key.rpartition("/")[2].isdigit():
         die()
@@ -233,7 +233,7 @@ def write_file(root, key, *args, **kwargs):
 if rank == {who}:
     if when == "before":
         die()
-    _store.write_file = write_file
+    _write.write_file = write_file
 caught(ec.tree_serialise_leaves, path / "c", tree, timeout=3)
 sys.stdout.flush()
 os._exit(0)  # The runtime waits for all at the end.

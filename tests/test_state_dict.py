@@ -18,7 +18,7 @@ from helpers import assert_alike
 from hypothesis import given, settings, strategies as st
 
 import eqx_ckpt as ec
-from eqx_ckpt import _store
+from eqx_ckpt import _root, _store
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -178,7 +178,7 @@ def test_bytes_of_others():
 def test_nothing_of_bytes_stays():
     def kept():
         gc.collect()
-        return len(_store.list_top(_store.resolve("memory://eqx_ckpt.files")) or ())
+        return len(_store.list_top(_root.resolve("memory://eqx_ckpt.files")) or ())
 
     data = ec.to_bytes({"w": jnp.zeros(4)})
     ec.from_bytes(data, {"w": jnp.zeros(4)})

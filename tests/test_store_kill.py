@@ -9,7 +9,7 @@ import pytest
 from killing import CASES, make, Server, what_is_at
 
 import eqx_ckpt as ec
-from eqx_ckpt import _commit, _store
+from eqx_ckpt import _commit, _root, _store
 
 
 @pytest.fixture(scope="module", params=["s3", "gs"])
@@ -64,18 +64,18 @@ def _campaign(remote, tmp_path, case, layout, pick):
             problems = [p for p in ec.verify(path) if p.leaf or p.file[:2] == "d/"]
             assert problems == []
         if layout == "zarr":
-            if there is None and _store.list_top(_store.resolve(path)):
+            if there is None and _store.list_top(_root.resolve(path)):
                 with pytest.raises(FileExistsError, match="running or was interrupted"):
                     ec.tree_serialise_leaves(path, make("b"), layout=layout)
             continue
-        if number % 2 and _store.list_top(_store.resolve(path)):
+        if number % 2 and _store.list_top(_root.resolve(path)):
             found = ec.clean(path, remove=False)
             assert ec.clean(path, idle=True) == found
             assert what_is_at(path) == there
             assert there is None or ec.clean(path, remove=False) == []
         ec.tree_serialise_leaves(path, make("b"))
         assert what_is_at(path) == "b" and ec.verify(path) == []
-        assert len(_commit.saves(_store.resolve(path))) == 1
+        assert len(_commit.saves(_root.resolve(path))) == 1
     return count, outcomes
 
 

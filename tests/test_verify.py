@@ -13,7 +13,7 @@ import xxhash
 from helpers import files_of, run_python
 
 import eqx_ckpt as ec
-from eqx_ckpt import _store
+from eqx_ckpt import _root, _store, _write
 from eqx_ckpt.__main__ import main
 
 
@@ -108,7 +108,7 @@ def test_memory(layout):
     path = f"memory://verify/{layout}"
     ec.tree_serialise_leaves(path, _tree(), layout=layout)
     assert ec.verify(path) == []
-    root = _store.resolve(path)
+    root = _root.resolve(path)
     if layout == "zarr":
         key, names = "w/c/0/0", ["w"]
     else:
@@ -117,9 +117,9 @@ def test_memory(layout):
 
     def found(data):
         if data is None:
-            _store.delete_tree(root, key)
+            _write.delete_tree(root, key)
         else:
-            _store.write_file(root, key, [data])
+            _write.write_file(root, key, [data])
         return [(p.leaf, p.what) for p in ec.verify(path)]
 
     missing = "it is missing"

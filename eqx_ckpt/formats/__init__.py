@@ -6,7 +6,7 @@ from typing import Any
 
 from .. import _gc
 from .._read import Source
-from .._store import Root
+from .._root import Root
 from . import _eqx, _levanter, _msgpack, _orbax, _safetensors, _zip
 from ._found import flat_name as flat_name, look as look
 from ._safetensors import (

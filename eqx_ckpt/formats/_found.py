@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from .. import _index, _names, _store, _threads
+from .. import _index, _names, _root, _store, _threads
 from .._index import Index, Template
 from .._read import Foreign, Source
-from .._store import Root
+from .._root import Root
 
 
 # So much of a file is enough to tell its format.
@@ -36,7 +36,7 @@ class Found(NamedTuple):
 
 def look(root: Root) -> Found | None:
     """What is at a path; None if there is nothing."""
-    directory, key = _store.split(root)
+    directory, key = _root.split(root)
     if key and (root.local is None or root.local.is_file()):
         into = np.empty(_HEAD, np.uint8)
         try:

@@ -12,7 +12,7 @@ import numpy as np
 from .. import _commit, _index, _names
 from .._index import Template
 from .._read import Source
-from .._store import Root
+from .._root import Root
 from . import _found, _zarr
 from ._found import Found, Leaf
 from ._zarr import Zarr

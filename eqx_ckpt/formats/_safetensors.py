@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from .. import _index, _store
 from .._read import Source
-from .._store import Root
+from .._root import Root
 from . import _found
 from ._found import Found, Leaf
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import _arrays, _index, _store
 from .._index import Template
-from .._store import Root
+from .._root import Root
 
 
 MAX_FILES = 2**20

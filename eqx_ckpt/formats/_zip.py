@@ -8,10 +8,10 @@ import functools as ft
 import struct
 from typing import Any, NamedTuple
 
-from .. import _index, _store
+from .. import _index, _root, _store
 from .._index import Index
 from .._read import Foreign, Source
-from .._store import Root
+from .._root import Root
 from . import _found
 from ._found import Found
 
@@ -38,12 +38,10 @@ def read(found: Found, like: Any) -> Source | None:
         return None
     directory = found.directory
     members, end = _members(directory, key)
-    above = [n for n in members if n == _store.INDEX or n.endswith("/" + _store.INDEX)]
+    above = [n for n in members if n == _root.INDEX or n.endswith("/" + _root.INDEX)]
     if len(above) != 1:
-        raise ValueError(
-            f"it is a zip with {len(above) or 'no'} `{_store.INDEX}` in it"
-        )
-    prefix = above[0].removesuffix(_store.INDEX)
+        raise ValueError(f"it is a zip with {len(above) or 'no'} `{_root.INDEX}` in it")
+    prefix = above[0].removesuffix(_root.INDEX)
     start, stop = _place(directory, key, members, above[0], end)
     if stop - start > _index.MAX_INDEX:
         raise ValueError("its index is too long")

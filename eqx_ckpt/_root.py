@@ -1,0 +1,194 @@
+"""Roots: directories in a local file system, or in an object store."""
+
+import functools as ft
+import json
+import os
+import pathlib
+import re
+import urllib.parse
+from typing import Any, NamedTuple
+
+import tensorstore as ts
+
+from . import _remote
+from ._remote import Store
+
+
+INDEX = "eqx_ckpt.json"
+LAYOUTS = ("ocdbt", "zarr")
+# So that nothing reads more than a leaf's own bytes, chunks are not cached; the nodes
+# that lead to them are.
+_context_spec = {
+    "cache_pool": {"total_bytes_limit": 0},
+    "cache_pool#nodes": {"total_bytes_limit": 64 * 2**20},
+    **_remote.CONTEXT,
+}
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+
+
+@ft.cache
+def watch_forks() -> None:
+    """From now on `check_fork` raises in forked children."""
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+@ft.cache
+def context() -> ts.Context:
+    watch_forks()
+    _remote.bound_waits()
+    return ts.Context(_context_spec)
+
+
+@ft.cache
+def mmap_context() -> ts.Context:
+    return ts.Context(
+        {**_context_spec, "file_io_mode": {"mode": "memmap"}}, parent=context()
+    )
+
+
+def is_forked() -> bool:
+    return _forked
+
+
+def check_fork() -> None:
+    """**Raises:** `RuntimeError` in a forked child, where TensorStore would abort."""
+    if _forked:
+        raise RuntimeError(
+            "This process was forked from one that has used eqx_ckpt, and TensorStore "
+            "does not work in such a process. Start processes with `spawn`: "
+            "`multiprocessing.get_context('spawn')`."
+        )
+
+
+class Root(NamedTuple):
+    """A directory, local or in an object store. `url` is absolute, and a path here.
+
+    `follow`: whether what is read below it may be a symbolic link. It itself may be.
+    `options`: of the object store, as JSON.
+    `archive`: what gets the files that are written, if they all become one.
+    """
+
+    url: str
+    local: pathlib.Path | None
+    follow: bool = False
+    options: str = "{}"
+    archive: Any = None
+
+    def kvstore(self, key: str = "") -> dict[str, Any]:
+        """The TensorStore spec of the directory `key` below the root."""
+        prefix = key + "/" if key else ""
+        if self.local is not None:
+            return {"driver": "file", "path": f"{self.local}/{prefix}"}
+        spec = ts.KvStore.Spec(self.url + "/").to_json() | json.loads(self.options)
+        path = spec.get("path", "")
+        if not path.strip("/"):  # The whole of it.
+            path = "/" if spec["driver"] == "http" else ""
+        spec["path"] = path + prefix
+        return spec
+
+    def __str__(self) -> str:
+        return self.url
+
+
+def resolve(path: Any, follow: bool = False) -> Root:
+    """The root that a path or TensorStore URL means."""
+    check_fork()
+    try:
+        text = os.fspath(path)
+    except TypeError:
+        text = None
+    if not isinstance(text, str):
+        raise TypeError(
+            f"A path must be a string or an `os.PathLike` of one, not a "
+            f"`{type(path).__name__}`."
+        )
+    if text == "" or "\0" in text:
+        raise ValueError(f"{text!r} is not a path.")
+    if re.match(r"[a-z][a-z0-9+.-]*://", text):
+        if not text.startswith("file://"):
+            return _resolve_url(text, path.options if isinstance(path, Store) else {})
+        text = urllib.parse.unquote(text.removeprefix("file://"))
+    local = pathlib.Path(os.path.abspath(os.path.expanduser(text)))
+    if "\\" in str(local):
+        raise ValueError(
+            f"`{local}` has a backslash in it, which TensorStore takes for a slash. "
+            "Choose another path."
+        )
+    return Root(str(local), local, follow)
+
+
+def _resolve_url(url: str, given: dict[str, Any]) -> Root:
+    if re.search("[?#]", url):
+        raise ValueError(
+            f"{url!r} has a query or a fragment, and files below it have names without "
+            "one. What a server wants to see can be in `headers` of an `ec.Store`."
+        )
+    options = json.dumps(_remote.options_of(url, given), sort_keys=True)
+    root = Root(url.rstrip("/"), None, options=options)
+    try:
+        ts.KvStore.Spec(root.kvstore())
+    except ValueError as e:
+        raise ValueError(f"{url!r} is not a TensorStore URL: {e}") from e
+    return root
+
+
+def check_writable(root: Root) -> None:
+    """**Raises:** `ValueError` for a URL from which files can only be read."""
+    if _remote.is_read_only(root.url):
+        raise ValueError(
+            f"`{root}` can only be read: nothing is saved over HTTP. Save to a "
+            "directory, or to an `s3://` or `gs://` URL, and publish that."
+        )
+
+
+@ft.lru_cache(maxsize=256)
+def kv(root: Root) -> ts.KvStore:
+    """The open store of a root."""
+    return wait(root, ts.KvStore.open(root.kvstore(), context=context()))
+
+
+def wait(root: Root, future: Any) -> Any:
+    """The result of a call to the store of a root.
+
+    **Raises:** what is wrong with a store, in words.
+    """
+    try:
+        return future.result()
+    except Exception as e:
+        raise explain(root, e) from e
+
+
+def explain(root: Root, error: Exception) -> Exception:
+    """What has gone wrong with the store of a root, in words; any other error as it is.
+
+    What is not there, or shorter than was asked for, is nothing wrong with the store.
+    """
+    if root.local is not None or isinstance(error, OSError):
+        return error
+    return _remote.explain(root.url, error) or error
+
+
+def kvstore_of(root: Root, key: str, is_ocdbt: bool) -> dict[str, Any]:
+    """The spec of a directory of the root, or of the database that is at its top."""
+    if not is_ocdbt:
+        return root.kvstore(key)
+    return {
+        "driver": "ocdbt",
+        "base": root.kvstore(),
+        "path": key + "/",
+        "cache_pool": "cache_pool#nodes",
+    }
+
+
+def split(root: Root) -> tuple[Root, str]:
+    """The directory of a file, and its key there. A link is one to the file."""
+    if root.local is None:
+        url, _, key = root.url.rpartition("/")
+        return root._replace(url=url), key
+    real = pathlib.Path(os.path.realpath(root.local))
+    return Root(str(real.parent), real.parent, root.follow), real.name
