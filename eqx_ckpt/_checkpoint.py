@@ -15,8 +15,8 @@ from ._archive import Readable
 from ._filters import FilterSpec, IsLeaf
 from ._index import Record
 from ._lazy import LazyArray
-from ._read import Source
 from ._root import Root
+from ._source import Source
 
 
 class Checkpoint:

@@ -24,7 +24,7 @@ from . import (
 from ._checkpoint import Checkpoint
 from ._index import Record, Template
 from ._layout import Chunks, Leaf
-from ._read import Source
+from ._source import Source
 
 
 def convert(

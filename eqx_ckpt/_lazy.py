@@ -10,7 +10,7 @@ import numpy as np
 
 from . import _arrays, _index, _leaf, _progress, _read, _root, _target, _view
 from ._index import Record
-from ._read import Source
+from ._source import Source
 from ._target import Target
 from ._view import View
 

@@ -19,7 +19,7 @@ from . import (
     _checkpoint,
     _deserialise,
     _index,
-    _read,
+    _source,
     _steps,
     _team,
 )
@@ -301,7 +301,7 @@ class CheckpointManager:
             try:
                 tree, why, error = self._load(step, like, options), None, None
             except Exception as e:
-                is_damaged = isinstance(e, _read.Unreadable)
+                is_damaged = isinstance(e, _source.Unreadable)
                 tree, why, error = None, str(e) if is_damaged else None, e
             why = self._agree(team.round("loaded"), error, why)
             if not why:
@@ -327,7 +327,7 @@ class CheckpointManager:
         except (FileNotFoundError, ValueError) as e:
             if isinstance(e.__cause__, _index.Newer):
                 raise
-            raise _read.Unreadable(str(e)) from e
+            raise _source.Unreadable(str(e)) from e
         return _deserialise.tree_deserialise_leaves(ckpt, like, **options)
 
     def _agree(self, team: Team, error: Exception | None, why: str | None) -> str:

@@ -21,8 +21,8 @@ from typing import Any
 from . import _archive, _checkpoint, _chunks, _layout, _leaf, _root, _write
 from ._layout import Kept, Leaf, Piece
 from ._pending import SaveHandle
-from ._read import Source
 from ._root import Root
+from ._source import Source
 from ._team import Team
 
 

@@ -30,8 +30,8 @@ from . import (
 from ._checkpoint import Checkpoint
 from ._chunks import Grid
 from ._index import Record
-from ._read import Source
 from ._root import Root
+from ._source import Source
 
 
 # What one thread reads at a time, and the least memory with which that makes sense.

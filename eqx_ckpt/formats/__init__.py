@@ -5,8 +5,8 @@ what its files say, which is checked as strictly as our own: see SECURITY.md.
 from typing import Any
 
 from .. import _gc
-from .._read import Source
 from .._root import Root
+from .._source import Source
 from . import _eqx, _levanter, _msgpack, _orbax, _safetensors, _zip
 from ._found import flat_name as flat_name, look as look
 from ._safetensors import (

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .. import _index, _leaf, _names, _show, _store, _target, _tree
-from .._read import Source
+from .._source import Source
 from . import _found
 from ._found import Found, Leaf
 

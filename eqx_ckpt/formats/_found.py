@@ -9,8 +9,8 @@ import xxhash
 
 from .. import _index, _names, _root, _store, _threads
 from .._index import Index, Template
-from .._read import Foreign, Source
 from .._root import Root
+from .._source import Foreign, Source
 
 
 # So much of a file is enough to tell its format.

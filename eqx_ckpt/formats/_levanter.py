@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import _names, _store
 from .._index import Template
-from .._read import Source
+from .._source import Source
 from . import _found, _zarr
 from ._found import Found, Leaf
 from ._zarr import Zarr

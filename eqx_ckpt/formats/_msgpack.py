@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import _index, _names, _store
 from .._index import Template
-from .._read import Source
+from .._source import Source
 from . import _found
 from ._found import Found, Leaf
 

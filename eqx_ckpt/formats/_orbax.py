@@ -11,8 +11,8 @@ import numpy as np
 
 from .. import _commit, _index, _names
 from .._index import Template
-from .._read import Source
 from .._root import Root
+from .._source import Source
 from . import _found, _zarr
 from ._found import Found, Leaf
 from ._zarr import Zarr

@@ -8,8 +8,8 @@ import re
 from typing import Any, NamedTuple, TypeGuard
 
 from .. import _index, _store
-from .._read import Source
 from .._root import Root
+from .._source import Source
 from . import _found
 from ._found import Found, Leaf
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from .. import _index, _root, _store
 from .._index import Index
-from .._read import Foreign, Source
 from .._root import Root
+from .._source import Foreign, Source
 from . import _found
 from ._found import Found
 

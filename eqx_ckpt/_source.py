@@ -1,0 +1,245 @@
+"""A save that was opened: where its leaves lie, and whether they are all there."""
+
+import bisect
+import dataclasses
+import functools as ft
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _arrays, _chunks, _index, _layout, _root, _store
+from ._chunks import Grid
+from ._index import Index, Record, Template
+from ._root import Root
+
+
+# In what parts leaves are read that are one run of bytes, where a view wants some.
+_CUT = 4 * 2**20
+
+
+class Foreign(NamedTuple):
+    """What a checkpoint of another format is read from.
+
+    Each leaf is one run of bytes in one of `files`, which are in `directory`; or what
+    `specs` has for its place: see `open_specs`. `stamp` gives what was `stamped` until
+    something is replaced. With `digests`, the place of those in the first file, it is
+    one of ours in there, with chunks.
+    """
+
+    directory: Root
+    files: list[str]
+    stamp: Callable[[], str]
+    stamped: str
+    specs: dict[int, Any]
+    digests: tuple[int, int] | None = None
+
+
+class Unreadable(RuntimeError):
+    """What was saved is damaged or gone, whatever was asked for."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Source:
+    """A save that was opened: all that is read goes through one of these."""
+
+    root: Root
+    index: Index
+    foreign: Foreign | None = None
+
+    def has_spec(self, record: Record) -> bool:
+        """Whether a leaf is an array that TensorStore has to read."""
+        return self.foreign is not None and record.place in self.foreign.specs
+
+    def is_run(self, record: Record) -> bool:
+        """Whether a leaf is one run of bytes, in no chunks."""
+        if self.foreign is None or self.foreign.digests is not None:
+            return False
+        return record.place not in self.foreign.specs
+
+    @property
+    def has_digests(self) -> bool:
+        return self.foreign is None or self.foreign.digests is not None
+
+    @property
+    def directory(self) -> Root:
+        """What the keys of files are below of."""
+        return self.root if self.foreign is None else self.foreign.directory
+
+    @ft.cached_property
+    def files(self) -> list[str] | None:
+        """The keys of the data files; None: each leaf has a directory of its own."""
+        if self.foreign is not None:
+            return self.foreign.files
+        if self.database is None:
+            return None
+        return [f"{self.database}/{file}" for file in self.index.files]
+
+    @ft.cached_property
+    def _opened(self) -> dict[int, Any]:
+        return {}
+
+    @property
+    def database(self) -> str | None:
+        return f"d/{self.index.save}" if self.index.layout == "ocdbt" else None
+
+    def key(self, record: Record) -> str:
+        """The leaf's directory, in the database or at the root."""
+        if self.database is None:
+            return _layout.directory(record.name)
+        return record.name
+
+    def array(self, record: Record) -> Any:
+        """The leaf's TensorStore, opened once and without a read."""
+        array = self._opened.get(record.place)
+        if array is None:
+            try:
+                self.check(record)
+            except ValueError as e:
+                raise self.lost(str(e)) from e
+            if self.has_spec(record):
+                (array,) = self.open([(record, ())])
+            else:
+                places = [self._place(record)]
+                (array,) = _arrays.open_arrays(self.directory, self.files, places)
+            self._opened[record.place] = array
+        return array
+
+    def open(self, wanted: Sequence[tuple[Record, Sequence[int]]]) -> list[Any]:
+        """What `_arrays.start_read` reads some chunks of each of these leaves from."""
+        if self.foreign is None or self.has_digests:
+            places = [self._place(*one) for one in wanted]
+            return _arrays.open_arrays(self.directory, self.files, places)
+        directory, files, _, _, specs, _ = self.foreign
+        those = [specs[r.place] for r, _ in wanted if r.place in specs]
+        opened = iter(_arrays.open_specs(directory, those))
+        return [
+            next(opened)
+            if self.has_spec(r)
+            else _arrays.Run(directory, files[r.file], r.offset, r.template.shape)
+            for r, _ in wanted
+        ]
+
+    def cut(self, record: Record) -> Template:
+        """The template of a leaf, with the chunks that it is read in."""
+        t = record.template
+        if not self.is_run(record):
+            return t
+        return t._replace(chunk=_chunks.choose(t.shape, t.itemsize, _CUT))
+
+    def _place(
+        self, record: Record, numbers: Sequence[int] | None = None
+    ) -> _arrays.Place:
+        """Where chunks of a leaf lie (None: all of them)."""
+        if self.files is None:
+            return _arrays.Place(record.template, self.key(record))
+        keys = grid_of(record.template).keys
+        locate = self.index.locate
+        if numbers is None:
+            numbers = range(len(keys))
+        chunks = [(keys[n], *locate(record, n)) for n in numbers]
+        return _arrays.Place(record.template, "", chunks)
+
+    def check(self, record: Record, numbers: Sequence[int] | None = None) -> None:
+        """**Raises:** `ValueError` unless the files hold all that the index says.
+
+        That is, of the chunks of these `numbers`, in their order (None: of all).
+
+        So no memory is allocated for what is not there. In an object store it would
+        take as long as to read it, which says so too.
+        """
+        if self.has_spec(record):
+            # How many bytes they have is known when they are decoded.
+            self._check_blosc(record, () if numbers is None else numbers)
+            return
+        t = record.template
+        is_decoded = t.codec is not None or self.files is None
+        if is_decoded and t.full > _arrays.largest_chunk():
+            raise ValueError(f"its chunks have {t.full} bytes, more than this machine")
+        if self.root.local is None:
+            return
+        if numbers is None or self.is_run(record):
+            numbers = range(t.chunk_count)
+        if self.files is not None:
+            for first, stop, file, offset in self.index.segments(record):
+                last = bisect.bisect_left(numbers, stop) - 1
+                if last < 0 or numbers[last] < first:
+                    continue  # None of them is here.
+                end = offset + self.index.extent(record, first, numbers[last] + 1)
+                _store.check_range(self.directory, self.files[file], end)
+        elif self.root.local is not None:
+            size = t.full if t.codec is None else _index.least_encoded(t.full)
+            keys = grid_of(t).keys
+            for n in numbers:
+                key = f"{self.key(record)}/{keys[n]}"
+                found = _store.check_range(self.root, key, size)
+                most = size if t.codec is None else _index.most_encoded(t.full)
+                if found is not None and found.st_size > most:
+                    raise ValueError(f"`{key}` is not a chunk of it")
+
+    def _check_blosc(self, record: Record, numbers: Sequence[int]) -> None:
+        assert self.foreign is not None
+        spec = self.foreign.specs[record.place]
+        metadata = spec["metadata"] if isinstance(spec, dict) else {}
+        if (metadata.get("compressor") or {}).get("id") != "blosc":
+            return
+        size = math.prod(metadata["chunks"]) * record.template.itemsize
+        grid = grid_of(record.template)
+        for n in numbers:
+            # As Zarr v2 has it: without the `c/` of v3.
+            place = grid.keys[n].partition("/")[2] or "0"
+            chunk = place.replace("/", metadata["dimension_separator"])
+            key = f"{spec['kvstore']['key']}/{chunk}"
+            _store.check_blosc(self.directory, key, size)
+
+    @ft.cached_property
+    def digests(self) -> bytes:
+        data, size = None, 0
+        try:
+            size = 16 * self.index.block_count
+            data = self._read_digests(size)
+        except ValueError as e:
+            raise self.lost(f"its file of digests is damaged ({e})") from e
+        except FileNotFoundError:
+            pass
+        if data is None:
+            raise self.lost("its file of digests is missing")
+        if len(data) != size or _index.digest(data) != self.index.digests:
+            raise self.lost("its file of digests is damaged")
+        return data
+
+    def _read_digests(self, size: int) -> bytes | None:
+        if self.foreign is None:
+            key = f"{self.database}/digests" if self.database else "eqx_ckpt.digests"
+            value = _store.read_file(self.root, key, stop=size, limit=size)
+            return None if value is None else value.data
+        assert self.foreign.digests is not None
+        into = np.empty(size, np.uint8)
+        start, _ = self.foreign.digests
+        key = self.foreign.files[0]
+        return into[: _store.read_into(self.directory, key, start, into)].tobytes()
+
+    def is_current(self) -> bool:
+        """Whether the path still holds the save that was opened."""
+        if self.foreign is not None:
+            return self.foreign.stamp() == self.foreign.stamped
+        head = f'{{"format":"{_index.FORMAT}","save":"{self.index.save}"'.encode()
+        value = _store.read_file(self.root, _root.INDEX, len(head))
+        return value is not None and value.data == head
+
+    def lost(self, why: str) -> "Unreadable":
+        try:
+            current = self.is_current()
+        except Exception as e:
+            current = isinstance(e, ConnectionError)  # That is another matter.
+        if not current:
+            why = (
+                "it was replaced or deleted after it was opened. Open it again: what "
+                "was opened is never mixed with what came after"
+            )
+        return Unreadable(f"The checkpoint at `{self.root}` cannot be read: {why}.")
+
+
+def grid_of(t: Template) -> Grid:
+    return _chunks.lay(t.shape, t.chunk, t.itemsize)
