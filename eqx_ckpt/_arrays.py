@@ -12,8 +12,8 @@ import numpy as np
 import tensorstore as ts
 
 from . import _ocdbt, _root, _store
-from ._index import dtype_of, Template
 from ._root import Root
+from ._template import dtype_of, Template
 
 
 _little = [{"name": "bytes", "configuration": {"endian": "little"}}]

@@ -18,7 +18,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
-from . import _index, _layout, _root, _store, _write
+from . import _index, _json, _layout, _root, _store, _write
 from ._index import Index, is_save_id
 from ._root import Root
 from ._store import Value
@@ -62,7 +62,7 @@ def read_index(root: Root) -> tuple[Index, Value] | None:
     **Raises:** `ValueError` when it is not one that can be read.
     """
     try:
-        value = _store.read_file(root, _root.INDEX, limit=_index.MAX_INDEX)
+        value = _store.read_file(root, _root.INDEX, limit=_json.MAX_INDEX)
         return None if value is None else (_index.decode(value.data), value)
     except ValueError as e:
         raise ValueError(f"The checkpoint at `{root}` cannot be read: {e}.") from e

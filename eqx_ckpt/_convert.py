@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 from . import (
     _checkpoint,
     _export,
-    _index,
+    _json,
     _layout,
     _lazy,
     _leaf,
@@ -22,9 +22,10 @@ from . import (
     _view,
 )
 from ._checkpoint import Checkpoint
-from ._index import Record, Template
+from ._index import Record
 from ._layout import Chunks, Leaf
 from ._source import Source
+from ._template import Template
 
 
 def convert(
@@ -92,7 +93,7 @@ def convert(
         )
         return
     _serialise.check_choices(root, layout, compression)
-    _index.check_metadata(metadata)
+    _json.check_metadata(metadata)
     pinned = ckpt._source
     index = pinned.index
     # As many threads as there may be read a chunk each.

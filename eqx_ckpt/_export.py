@@ -15,13 +15,13 @@ from . import (
     _chunks,
     _commit,
     _filters,
-    _index,
     _layout,
     _lazy,
     _leaf,
     _names,
     _pairs,
     _root,
+    _template,
     _tree,
     formats,
 )
@@ -33,7 +33,7 @@ from ._pairs import Rename
 
 def _is_array(x: Any) -> bool:
     if isinstance(x, LazyArray):
-        return x._target.kind in _index.ARRAY_KINDS
+        return x._target.kind in _template.ARRAY_KINDS
     return isinstance(x, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))
 
 
@@ -45,7 +45,7 @@ class _Tensor(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * _index.dtype_of(self.dtype).itemsize
+        return math.prod(self.shape) * _template.dtype_of(self.dtype).itemsize
 
 
 def export_safetensors(
@@ -176,7 +176,7 @@ def _named(pytree: PyTree, filter_spec: FilterSpec) -> tuple[list[str], list[Any
 
 def _describe(name: str, leaf: Any) -> tuple[str, tuple[int, ...]]:
     if isinstance(leaf, LazyArray):
-        if leaf._target.kind in _index.ARRAY_KINDS:
+        if leaf._target.kind in _template.ARRAY_KINDS:
             return leaf.dtype.name, leaf.shape
         return f"the kind {leaf._target.kind}", ()
     try:

@@ -11,17 +11,15 @@ import functools as ft
 import importlib.metadata
 import itertools as it
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import xxhash
 
-from . import _chunks, _names
+from . import _chunks, _json, _names, _template
+from ._template import Template
 
 
 FORMAT = "eqx_ckpt"
@@ -29,104 +27,11 @@ VERSION = 1
 # The first release that reads what this one writes.
 READER = "0.1.0"
 
-ARRAY_KINDS = ("jax", "numpy", "generic")
-SCALAR_KINDS = {
-    "bool": "bool",
-    "int": "int64",
-    "float": "float64",
-    "complex": "complex128",
-}
-KINDS = (*ARRAY_KINDS, *SCALAR_KINDS, "key", "str", "bytes")
-
-MAX_RANK = 32
-_MAX_BYTES = 2**60
-MAX_CHUNKS = 2**16  # Of one array.
-# What zstd makes of one byte at most, and what it adds to bytes that it cannot shorten.
-_MAX_RATIO = 2**15
-# An index of 500,000 leaves is not as long, nor has it as many values. A parser makes
-# objects of up to 30 times the bytes of its input.
-MAX_INDEX = 32 * 2**20
-_MAX_PARSED = 160 * 2**20
-
 # Where files for other readers may lie, besides those of the save's own database.
 _OTHERS = frozenset(
     "manifest.ocdbt zarr.json _METADATA _sharding _strings.json "
     "array_metadatas/process_0".split()
 )
-
-# What TensorStore's zarr3 driver holds. Other dtypes are stored as bytes.
-STORED = frozenset(
-    "bool int2 int4 int8 int16 int32 int64 uint8 uint16 uint32 uint64 float4_e2m1fn "
-    "float8_e3m4 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 "
-    "float8_e5m2fnuz float8_e8m0fnu bfloat16 float16 float32 float64 complex64 "
-    "complex128".split()
-)
-
-
-@ft.cache
-def dtype_of(name: str) -> np.dtype:
-    """The NumPy dtype of a name such as `float32` or `bfloat16`.
-
-    **Raises:** `ValueError` for a name that is no dtype of numbers.
-    """
-    if name == "float0":
-        return np.dtype([("float0", "V")])
-    if name == "bool" or name.rstrip("0123456789") in (
-        "int",
-        "uint",
-        "float",
-        "complex",
-    ):
-        try:
-            return np.dtype(name)
-        except TypeError:
-            pass
-    kind = getattr(ml_dtypes, name, None)
-    if not isinstance(kind, type) or not issubclass(kind, np.generic):
-        raise ValueError(f"{name!r} is not the name of a dtype")
-    return np.dtype(kind)
-
-
-class Template(NamedTuple):
-    """What leaves that differ only in name and place have in common.
-
-    `dtype` is what the leaf is (`float0`, `uint4`, `key`), `stored` what its bytes are
-    stored as; `shape` and `chunk` are those of the stored array.
-    """
-
-    keys: str
-    kind: str
-    dtype: str
-    shape: tuple[int, ...]
-    stored: str
-    chunk: tuple[int, ...]
-    weak: bool = False
-    impl: str | None = None
-    codec: str | None = None
-
-    @property
-    def itemsize(self) -> int:
-        return dtype_of(self.stored).itemsize
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.itemsize
-
-    @property
-    def chunk_count(self) -> int:
-        return math.prod(_chunks.grid(self.shape, self.chunk))
-
-    @property
-    def full(self) -> int:
-        """The bytes of a chunk, with its padding."""
-        return math.prod(self.chunk) * self.itemsize
-
-    @property
-    def logical_shape(self) -> tuple[int, ...]:
-        """The shape of the leaf: without the words of a key or the bytes of a str."""
-        if self.kind in ("key", "str", "bytes") or self.dtype == "int":
-            return self.shape[:-1]
-        return self.shape
 
 
 class Segment(NamedTuple):
@@ -202,7 +107,7 @@ class Index:
         template = self.templates[number]
         try:
             if number not in self._checked:
-                check_template(template)
+                _template.check_template(template)
                 self._checked.add(number)
             if not known:
                 _names.keys_of(name, template.keys)
@@ -267,11 +172,11 @@ class Index:
         counts = [0] * len(self.templates)
         for number in set(self.template):
             t = self.templates[number]
-            check_template(t)
+            _template.check_template(t)
             counts[number] = _chunks.block_counts(t.shape, t.chunk, t.itemsize)
         per_leaf = np.asarray(counts, np.int64)[np.asarray(self.template, np.int64)]
         per_leaf[list(self.aliases)] = 0
-        if per_leaf.sum(dtype=float) > _MAX_BYTES:
+        if per_leaf.sum(dtype=float) > _template.MAX_BYTES:
             raise ValueError("the leaves are of an impossible size")
         return [0, *np.cumsum(per_leaf).tolist()]
 
@@ -282,54 +187,6 @@ class Index:
     def first_block(self, place: int) -> int:
         """The number of the first digest of a leaf in the file of digests."""
         return self._first_blocks[self.aliases.get(place, place)]
-
-
-# The name of an implementation of PRNG keys. It is printed.
-_impl = re.compile(r"[ -~]{1,200}")
-
-
-def check_template(template: Template) -> None:
-    keys, kind, dtype, shape, stored, chunk, weak, impl, codec = template
-    texts = (keys, kind, dtype, stored)
-    if not all(type(x) is str for x in texts) or type(weak) is not bool:
-        raise ValueError("malformed template")
-    if type(impl) is not (str if kind == "key" else type(None)):
-        raise ValueError("malformed template")
-    if codec not in (None, "zstd"):
-        raise ValueError(f"unknown codec {codec!r}")
-    if weak and kind != "jax" or impl is not None and not _impl.fullmatch(impl):
-        raise ValueError("malformed template")
-    if kind not in KINDS:
-        raise ValueError(f"unknown kind of leaf {kind!r}")
-    for numbers, least in ((shape, 0), (chunk, 1)):
-        if not all(type(n) is int and least <= n < _MAX_BYTES for n in numbers):
-            raise ValueError(f"impossible shape or chunks {list(numbers)!r}")
-    if not len(shape) == len(chunk) <= MAX_RANK:
-        raise ValueError(f"impossible rank {len(shape)}")
-    if stored not in STORED:
-        raise ValueError(f"unknown stored dtype {stored!r}")
-    if max(template.chunk_count, 1) * template.full > _MAX_BYTES:
-        raise ValueError(f"impossible size {list(shape)!r}")
-    if template.chunk_count > MAX_CHUNKS:
-        raise ValueError(f"more than {MAX_CHUNKS} chunks of {list(chunk)!r}")
-    if any(c > max(1, n) for c, n in zip(chunk, shape)):
-        raise ValueError(f"chunks {list(chunk)!r} of an array {list(shape)!r}")
-    if (kind, dtype) in (("str", "str"), ("bytes", "bytes"), ("int", "int")):
-        fits = stored == "uint8" and len(shape) == 1
-    elif kind == "key":
-        fits = dtype == "key" and stored == "uint32" and len(shape) >= 1
-    elif kind in SCALAR_KINDS:
-        fits = dtype == stored == SCALAR_KINDS[kind] and shape == ()
-    elif kind not in ARRAY_KINDS or (kind == "generic" and shape != ()):
-        fits = False
-    elif dtype == "float0":
-        fits = stored == "bool"
-    elif dtype in STORED:
-        fits = stored == dtype
-    else:
-        fits = stored == "uint8" and dtype_of(dtype).itemsize == 1
-    if not fits:
-        raise ValueError(f"{kind} of {dtype!r} cannot be stored as {stored!r}")
 
 
 def digest(data: Any) -> str:
@@ -380,7 +237,7 @@ def encode(index: Index) -> bytes:
     }
     text = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()[:-1]
     data = text + _tail + digest(text).encode() + b'"}'
-    _check_cost(data)
+    _json.check_cost(data)
     return data
 
 
@@ -400,45 +257,16 @@ def decode(data: bytes) -> Index:
         _check_version(int(head[1]), head[2].decode("ascii", "replace"))
     if not data.startswith(f'{{"format":"{FORMAT}"'.encode()):
         raise ValueError("the index is not one of eqx_ckpt")
-    _check_cost(data)
+    _json.check_cost(data)
     body, tail = data[:-45], data[-45:]
     if tail != _tail + digest(body).encode() + b'"}':
         raise ValueError("the index is damaged: its digest is not that of its bytes")
-    value = parse(data, "ascii")
+    value = _json.parse(data, "ascii")
     _check_version(value.get("version"), value.get("reader"))
     index = _typed(value)
     if index.layout == "ocdbt":
         _check_places(index)
     return index
-
-
-def parse(data: bytes, encoding: str = "utf-8") -> Any:
-    """JSON from anyone. **Raises:** `ValueError` if it is not, or has values that are
-    not JSON, or a key twice in an object, or is too much to parse."""
-    _check_cost(data)
-    try:
-        return json.loads(
-            data.decode(encoding),
-            parse_constant=_refuse,
-            parse_float=_finite,
-            object_pairs_hook=_object,
-        )
-    except (ValueError, RecursionError) as e:
-        raise ValueError(f"the index is not JSON ({e})") from e
-
-
-def _check_cost(data: bytes) -> None:
-    """**Raises:** `ValueError` for an index that a reader has no memory to parse."""
-    if len(data) > MAX_INDEX:
-        raise ValueError(
-            f"the index is longer than {MAX_INDEX >> 20} MiB, the most that is read"
-        )
-    if len(data) > _MAX_PARSED // 128:
-        # Nothing in JSON takes more memory than this: lists, dicts and their items.
-        containers = data.count(b"[") + data.count(b"{")
-        items = data.count(b",") + data.count(b":")
-        if 88 * containers + 64 * items > _MAX_PARSED:
-            raise ValueError("the index has more values than are read")
 
 
 class Newer(ValueError):
@@ -454,24 +282,6 @@ def _check_version(version: Any, reader: Any) -> None:
             f"{versions()['eqx_ckpt']}, reads formats up to {VERSION}. Install what "
             f"reads it: `pip install 'eqx_ckpt>={_release(reader)}'`"
         )
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} in JSON")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text} is not a number that Python has")
-    return number
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    out = dict(pairs)
-    if len(out) != len(pairs):
-        raise ValueError("an object has a key twice")
-    return out
 
 
 def _release(value: Any) -> str:
@@ -521,7 +331,7 @@ def _typed(value: dict[str, Any]) -> Index:
     for row in field("splits", list, list):
         if (
             len(row) != 4
-            or not all(type(n) is int and 0 <= n < _MAX_BYTES for n in row)
+            or not all(type(n) is int and 0 <= n < _template.MAX_BYTES for n in row)
             or row[0] >= len(names)
             or row[2] >= len(files)
         ):
@@ -530,7 +340,7 @@ def _typed(value: dict[str, Any]) -> Index:
     sizes: dict[int, list[int]] = {}
     for row in field("sizes", list, list):
         _check_pair(row, len(names), list)
-        if not all(type(n) is int and 0 < n < _MAX_BYTES for n in row[1]):
+        if not all(type(n) is int and 0 < n < _template.MAX_BYTES for n in row[1]):
             raise ValueError("the index has impossible sizes of chunks")
         sizes[row[0]] = row[1]
     aliases, markers = {}, {}
@@ -589,7 +399,7 @@ def _check_places(index: Index) -> None:
     full = []
     for template in index.templates:
         try:
-            check_template(template)
+            _template.check_template(template)
             full.append(template.chunk_count * template.full)
         except ValueError:
             full.append(0)  # It is refused when it is touched.
@@ -600,7 +410,8 @@ def _check_places(index: Index) -> None:
         )
     except OverflowError:
         raise ValueError("the index has a place that cannot be") from None
-    bad = (file < 0) | (file >= len(index.files)) | (start < 0) | (start >= _MAX_BYTES)
+    bad = (file < 0) | (file >= len(index.files))
+    bad |= (start < 0) | (start >= _template.MAX_BYTES)
     if bad.any():
         name = index.names[int(bad.argmax())]
         raise ValueError(f"leaf {name!r} has no place in the files")
@@ -631,16 +442,6 @@ def _check_places(index: Index) -> None:
         raise ValueError("the index has two chunks at one place in the files")
 
 
-def least_encoded(size: int) -> int:
-    """The fewest bytes that zstd can make of so many."""
-    return -(-size // _MAX_RATIO)
-
-
-def most_encoded(full: int) -> int:
-    """The most bytes that a codec makes of so many."""
-    return full + full // 128 + 2**17
-
-
 def _check_sizes(index: Index, size: np.ndarray) -> None:
     """**Raises:** `ValueError` unless just the compressed leaves have `sizes`."""
     codecs = np.asarray([t.codec is not None for t in index.templates], bool)
@@ -651,7 +452,9 @@ def _check_sizes(index: Index, size: np.ndarray) -> None:
         if len(sizes) != index.templates[index.template[leaf]].chunk_count:
             raise ValueError("the index has impossible sizes of chunks")
         full = index.templates[index.template[leaf]].full
-        if max(sizes) > most_encoded(full) or min(sizes) < least_encoded(full):
+        if max(sizes) > _template.most_encoded(full) or min(
+            sizes
+        ) < _template.least_encoded(full):
             raise ValueError("the index has impossible sizes of chunks")
 
 
@@ -667,83 +470,3 @@ def _check_pair(row: list, count: int, item: type) -> None:
 
 def is_save_id(text: str) -> bool:
     return len(text) == 16 and all(c in "0123456789abcdef" for c in text)
-
-
-def check_metadata(metadata: Any) -> Any:
-    """`metadata` if JSON gives it back exactly.
-
-    **Raises:** `ValueError` that names the part which JSON would change or refuse.
-    """
-    _check_json(metadata, "metadata")
-    return metadata
-
-
-# Far less than what Python's parser can take, wherever it is called from.
-_MAX_DEPTH, _MAX_BITS = 100, 2048
-
-
-def _check_json(value: Any, where: str, depth: int = 0) -> None:
-    if depth > _MAX_DEPTH:
-        raise ValueError(
-            f"`{where[:60]}...` is nested more than {_MAX_DEPTH} deep, or contains "
-            "itself."
-        )
-    if type(value) is dict:
-        for key, item in value.items():
-            if type(key) is not str:
-                raise ValueError(
-                    f"`{where}` has the key {key!r}, of type `{type(key).__name__}`: "
-                    "JSON would turn it into a string. Use strings as keys."
-                )
-            _check_json(key, f"{where} key")
-            _check_json(item, f"{where}[{key!r}]", depth + 1)
-    elif type(value) is list:
-        for i, item in enumerate(value):
-            _check_json(item, f"{where}[{i}]", depth + 1)
-    elif type(value) is float:
-        if not math.isfinite(value):
-            raise ValueError(f"`{where}` is {value!r}, which JSON has no number for.")
-    elif type(value) is str:
-        try:
-            value.encode()
-        except UnicodeError:
-            raise ValueError(f"`{where}` is not Unicode text: {value!r}.") from None
-    elif type(value) is int:
-        if abs(value) >> _MAX_BITS:
-            raise ValueError(
-                f"`{where}` is an integer of more than {_MAX_BITS} bits, which parsers "
-                "of JSON refuse. Store it as a leaf, or as a string."
-            )
-    elif value is not None and type(value) is not bool:
-        advice = {
-            tuple: "Use a list.",
-            np.ndarray: "Store arrays in the tree.",
-        }.get(type(value), "Use None, bool, int, float, str, list or dict.")
-        raise ValueError(
-            f"`{where}` is of type `{type(value).__name__}`, which JSON would not give "
-            f"back as it was. {advice}"
-        )
-
-
-def jsonable(value: Any) -> tuple[bool, Any]:
-    """A static field as JSON has it, tuples as lists: `(True, value)` if it can be."""
-    try:
-        out = _listed(value, 0)
-        _check_json(out, "")
-    except ValueError:
-        return False, None
-    return True, out
-
-
-def _listed(value: Any, depth: int) -> Any:
-    if depth > _MAX_DEPTH:
-        raise ValueError("nested too deeply")
-    if isinstance(value, (list, tuple)):
-        return [_listed(item, depth + 1) for item in value]
-    if type(value) is dict:
-        return {key: _listed(item, depth + 1) for key, item in value.items()}
-    return value
-
-
-def is_floating(dtype: np.dtype) -> bool:
-    return jnp.issubdtype(dtype, jnp.floating)

@@ -10,12 +10,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from . import _arrays, _chunks, _deal, _index, _leaf, _ocdbt, _store, _threads, _write
+from . import (
+    _arrays,
+    _chunks,
+    _deal,
+    _index,
+    _leaf,
+    _ocdbt,
+    _store,
+    _template,
+    _threads,
+    _write,
+)
 from ._chunks import Grid
 from ._deal import Owners
-from ._index import Template
 from ._progress import Advance
 from ._root import Root
+from ._template import Template
 
 
 # Every leaf starts at a multiple of this in its file, which is what a memory-mapped
@@ -93,7 +104,7 @@ def chunk_shape(
     shards if it has some."""
     shape, itemsize = template.shape, template.itemsize
     if chunks is None or isinstance(chunks, int):
-        least = -(-template.nbytes * 2 // _index.MAX_CHUNKS)
+        least = -(-template.nbytes * 2 // _template.MAX_CHUNKS)
         target = max(_CHUNK[layout], least) if chunks is None else chunks
         if target < 1:
             raise ValueError(f"`chunks` must be a positive number of bytes: {chunks}.")
@@ -102,7 +113,7 @@ def chunk_shape(
         else:
             chunk = _chunks.choose_sharded(shape, shard, itemsize, target)
         return _few(name, template, chunk)
-    given = chunks(name, shape, _index.dtype_of(template.stored))
+    given = chunks(name, shape, _template.dtype_of(template.stored))
     if given is None:
         return chunk_shape(name, template, layout, None, shard)
     out = tuple(int(n) for n in given)
@@ -117,10 +128,10 @@ def chunk_shape(
 
 def _few(name: str, template: Template, chunk: tuple[int, ...]) -> tuple[int, ...]:
     count = template._replace(chunk=chunk).chunk_count
-    if count > _index.MAX_CHUNKS:
+    if count > _template.MAX_CHUNKS:
         raise ValueError(
             f"The leaf `{name}` would have {count} chunks of shape {chunk}, and at "
-            f"most {_index.MAX_CHUNKS} can be read. Pass larger `chunks`."
+            f"most {_template.MAX_CHUNKS} can be read. Pass larger `chunks`."
         )
     return chunk
 

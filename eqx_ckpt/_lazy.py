@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import numpy as np
 
-from . import _arrays, _index, _leaf, _progress, _read, _root, _target, _view
+from . import _arrays, _leaf, _progress, _read, _root, _target, _template, _view
 from ._index import Record
 from ._source import Source
 from ._target import Target
@@ -89,7 +89,7 @@ class LazyArray(jax.ShapeDtypeStruct):
         template = self._record.template
         dtype = self._target.dtype
         if template.stored == template.dtype and dtype is not None:
-            if dtype.name != template.stored and dtype.name in _index.STORED:
+            if dtype.name != template.stored and dtype.name in _template.STORED:
                 store = _arrays.cast(store, dtype)
         return store
 
@@ -156,7 +156,7 @@ class LazyArray(jax.ShapeDtypeStruct):
         """A view whose numbers are cast as they are read: floats to floats, and ints
         to ints that hold every value (a `RuntimeError` otherwise)."""
         wanted = np.dtype(dtype)
-        if self._target.kind not in _index.ARRAY_KINDS:
+        if self._target.kind not in _template.ARRAY_KINDS:
             raise TypeError(f"The leaf `{self.name}` is not an array.")
         target = self._target._replace(dtype=wanted, weak=False, cast=True, codec=None)
         problem = _target.misfit(

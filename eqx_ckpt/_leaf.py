@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from . import _chunks, _index, _register, _sharding, _show
-from ._index import Template
+from . import _chunks, _register, _sharding, _show, _template
 from ._sharding import Shards
+from ._template import Template
 
 
 PYTHON = {"bool": bool, "int": int, "float": float, "complex": complex}
@@ -87,10 +87,10 @@ def _stored_as(dtype: np.dtype) -> tuple[str, str] | None:
     if dtype == jax.dtypes.float0:
         return "float0", "bool"
     name = dtype.name
-    if name in _index.STORED:
+    if name in _template.STORED:
         return name, name
     try:
-        known = _index.dtype_of(name)
+        known = _template.dtype_of(name)
     except ValueError:
         return None
     if known.itemsize != 1 or number_type(known) == "none":
@@ -118,7 +118,7 @@ def describe(leaf: Any, dtype: np.dtype | None = None) -> Template:
             if kind == "int" and not -(2**63) <= leaf < 2**63:
                 size = len(_int_bytes(leaf))
                 return Template("", kind, "int", (size,), "uint8", ())
-            name = _index.SCALAR_KINDS[kind]
+            name = _template.SCALAR_KINDS[kind]
             return Template("", kind, name, (), name, ())
     if isinstance(leaf, (str, bytes)):
         kind = "str" if isinstance(leaf, str) else "bytes"
@@ -163,16 +163,16 @@ def _array_template(
     names = _stored_as(dtype)
     if names is None:
         raise TypeError(f"its dtype `{dtype}` cannot be stored. Store numbers.")
-    if cast is not None and cast != dtype and _index.is_floating(dtype):
+    if cast is not None and cast != dtype and _template.is_floating(dtype):
         names, weak = _stored_as(cast), False
         assert names is not None
     return Template("", kind, names[0], shape, names[1], (), weak)
 
 
 def _check_rank(rank: int) -> None:
-    if rank > _index.MAX_RANK:
+    if rank > _template.MAX_RANK:
         raise ValueError(
-            f"it has {rank} axes, and TensorStore has at most {_index.MAX_RANK}."
+            f"it has {rank} axes, and TensorStore has at most {_template.MAX_RANK}."
         )
 
 
@@ -181,7 +181,7 @@ def check_cast(dtype: Any) -> np.dtype | None:
     if dtype is None:
         return None
     out = np.dtype(dtype)
-    if not _index.is_floating(out) or _stored_as(out) is None:
+    if not _template.is_floating(out) or _stored_as(out) is None:
         raise ValueError(f"`dtype` must be a floating dtype, not `{out}`.")
     return out
 
@@ -385,7 +385,7 @@ NOT_ARRAYS = frozenset(("key", "str", "bytes", "int", "float0"))
 
 def _stored(array: np.ndarray, template: Template) -> np.ndarray:
     name = template.stored if template.dtype in NOT_ARRAYS else template.dtype
-    dtype = _index.dtype_of(name)
+    dtype = _template.dtype_of(name)
     if array.dtype != dtype:
         # Either the cast that was asked for, or big-endian numbers.
         array = astype(array, dtype)
@@ -438,14 +438,14 @@ def abstract_dtype(template: Template) -> Any:
 def saved_dtype(template: Template) -> np.dtype:
     if template.dtype == "int":
         return np.dtype(np.object_)
-    return _index.dtype_of(template.dtype)
+    return _template.dtype_of(template.dtype)
 
 
 def show(template: Template) -> str:
     """A stored leaf in a word, as in Equinox: `f32[64,64]`, `int`, `key<fry>[]`."""
     if template.kind == "key":
         return f"key<{template.impl}>[{','.join(map(str, template.logical_shape))}]"
-    if template.kind not in _index.ARRAY_KINDS:
+    if template.kind not in _template.ARRAY_KINDS:
         return template.kind
     text = _show.short_array(template.dtype, template.shape)
     return text + ("(numpy)" if template.kind == "numpy" else "")

@@ -7,7 +7,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import PyTree
 
-from . import _filters, _index, _leaf, _names, _register, _select, _show, _target, _tree
+from . import (
+    _filters,
+    _leaf,
+    _names,
+    _register,
+    _select,
+    _show,
+    _target,
+    _template,
+    _tree,
+)
 from ._filters import FilterSpec, IsLeaf
 from ._index import Index, Record
 from ._target import Target
@@ -233,7 +243,7 @@ def _stand_in(record: Record) -> Any:
     if kind in simple:
         return simple[kind]
     if kind in ("numpy", "generic"):
-        zero = np.zeros((), _index.dtype_of(record.template.dtype))
+        zero = np.zeros((), _template.dtype_of(record.template.dtype))
         shape = record.template.shape
         return np.broadcast_to(zero, shape) if kind == "numpy" else zero[()]
     return _leaf.abstract(record.template)

@@ -14,8 +14,8 @@ from jaxtyping import PyTree
 
 from . import _arrays, _layout, _names
 from ._filters import IsLeaf
-from ._index import Template
 from ._layout import Leaf
+from ._template import Template
 from ._tree import Flat
 
 

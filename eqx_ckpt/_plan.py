@@ -7,11 +7,11 @@ import jax
 import numpy as np
 
 from . import _leaf, _match, _names, _pairs, _show, _suggest, _target, _tree
-from ._index import Template
 from ._later import Later
 from ._lazy import LazyArray
 from ._pairs import Group, Model, Pair, Saved, Stored
 from ._target import Target
+from ._template import Template
 from .adapters import Adapter
 
 

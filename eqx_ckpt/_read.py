@@ -12,12 +12,13 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 import xxhash
 
-from . import _arrays, _chunks, _index, _layout, _root, _source, _store, _view
+from . import _arrays, _chunks, _layout, _root, _source, _store, _template, _view
 from ._chunks import Grid
-from ._index import Record, Template
+from ._index import Record
 from ._root import Root
 from ._source import Source, Unreadable
 from ._target import Conversion
+from ._template import Template
 from ._view import View
 
 
@@ -77,7 +78,7 @@ def read(
             small.append(i)
         elif 0 in t.shape or (views and all(0 in view.shape for view in views)):
             shapes = [t.shape] if views is None else [view.shape for view in views]
-            dtype = _index.dtype_of(t.stored)
+            dtype = _template.dtype_of(t.stored)
             done(i, Result([np.empty(s, dtype) for s in shapes], True, False))
         else:
             large.append(i)
@@ -208,7 +209,7 @@ def _read_small(
                 if digests[row : row + 16] != digest(memory[at : at + t.nbytes]):
                     problems[record.name] = "its bytes are not those that were saved"
                     continue
-            dtype = _index.dtype_of(t.stored)
+            dtype = _template.dtype_of(t.stored)
             array = np.frombuffer(data, dtype, math.prod(t.shape), at).reshape(t.shape)
             arrays = [array] if views is None else [v.apply(array) for v in views]
             done(i, Result(arrays, False, False))
@@ -322,7 +323,7 @@ class _Large:
         if self._is_exact(views, record):
             return self._start_exact(record, views[0], array)
         grid = _source.grid_of(t)
-        dtype = _index.dtype_of(t.stored) if conversion is None else conversion.dtype
+        dtype = _template.dtype_of(t.stored) if conversion is None else conversion.dtype
         if views is None:
             picks = [tuple(map(range, t.shape))]
         else:
@@ -418,7 +419,7 @@ class _Large:
         self, record: Record, view: View, array: Any
     ) -> tuple[Callable[[], Result], list[cf.Future[None]]]:
         """Starts to read a view and not more than its bytes, which are not verified."""
-        into = _arrays.aligned(view.picked, _index.dtype_of(record.template.stored))
+        into = _arrays.aligned(view.picked, _template.dtype_of(record.template.stored))
         self._room.take(into.nbytes)
         spans = _spans(self._source, record, view)
 
@@ -475,7 +476,7 @@ def _part(
         into, fro = wanted[0]
         if into.shape == shape and all(s.step in (None, 1) for s in fro):
             return _Part(run, region, into, [])
-    into = _arrays.aligned(shape, _index.dtype_of(t.stored))
+    into = _arrays.aligned(shape, _template.dtype_of(t.stored))
 
     def keep(to: np.ndarray, fro: tuple[slice, ...]) -> None:
         part = into[(*fro, ...)]

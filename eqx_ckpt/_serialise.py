@@ -17,6 +17,7 @@ from . import (
     _filters,
     _gc,
     _index,
+    _json,
     _layout,
     _leaf,
     _names,
@@ -36,11 +37,12 @@ from . import (
 from ._archive import Writable
 from ._commit import Place
 from ._filters import FilterSpec, IsLeaf
-from ._index import Index, Template
+from ._index import Index
 from ._layout import Chunks, Leaf
 from ._pending import SaveHandle
 from ._root import Root
 from ._team import Team
+from ._template import Template
 
 
 @_gc.paused()
@@ -216,7 +218,7 @@ def plan(
 ) -> Plan:
     """Finds all that is wrong with a tree, before a byte is written."""
     check_choices(root, layout, compression)
-    _index.check_metadata(metadata)
+    _json.check_metadata(metadata)
     cast = _leaf.check_cast(dtype)
     flat = _tree.flatten(pytree, is_leaf)
     chosen = _filters.selected(filter_spec, pytree, flat.leaves, is_leaf)

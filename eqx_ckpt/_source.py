@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _arrays, _chunks, _index, _layout, _root, _store
+from . import _arrays, _chunks, _index, _layout, _root, _store, _template
 from ._chunks import Grid
-from ._index import Index, Record, Template
+from ._index import Index, Record
 from ._root import Root
+from ._template import Template
 
 
 # In what parts leaves are read that are one run of bytes, where a view wants some.
@@ -169,12 +170,12 @@ class Source:
                 end = offset + self.index.extent(record, first, numbers[last] + 1)
                 _store.check_range(self.directory, self.files[file], end)
         elif self.root.local is not None:
-            size = t.full if t.codec is None else _index.least_encoded(t.full)
+            size = t.full if t.codec is None else _template.least_encoded(t.full)
             keys = grid_of(t).keys
             for n in numbers:
                 key = f"{self.key(record)}/{keys[n]}"
                 found = _store.check_range(self.root, key, size)
-                most = size if t.codec is None else _index.most_encoded(t.full)
+                most = size if t.codec is None else _template.most_encoded(t.full)
                 if found is not None and found.st_size > most:
                     raise ValueError(f"`{key}` is not a chunk of it")
 

@@ -9,8 +9,9 @@ from jaxtyping import PyTree
 
 from . import _filters, _index, _leaf, _match, _names, _register, _target, _tree
 from ._filters import FilterSpec, IsLeaf
-from ._index import Index, Template
+from ._index import Index
 from ._target import Target
+from ._template import Template
 
 
 def to_state_dict(

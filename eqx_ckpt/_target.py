@@ -12,8 +12,8 @@ import jax.random as jr
 import ml_dtypes
 import numpy as np
 
-from . import _index, _leaf, _register, _sharding, _show, _team
-from ._index import Template
+from . import _leaf, _register, _sharding, _show, _team, _template
+from ._template import Template
 
 
 class Target(NamedTuple):
@@ -116,8 +116,8 @@ def own_target(template: Template) -> Target:
     kind, shape = template.kind, template.logical_shape
     if kind == "key":
         return Target(kind, None, shape, False, template.impl)
-    if kind in _index.ARRAY_KINDS:
-        return Target(kind, _index.dtype_of(template.dtype), shape, template.weak)
+    if kind in _template.ARRAY_KINDS:
+        return Target(kind, _template.dtype_of(template.dtype), shape, template.weak)
     return Target(kind, None, shape)
 
 
@@ -174,7 +174,7 @@ def _wanted_dtype(template: Template, target: Target) -> np.dtype:
     if target.dtype is None:
         if target.kind == "int" and template.dtype in ("int", "uint64"):
             return _leaf.saved_dtype(template)
-        return np.dtype(_index.SCALAR_KINDS[target.kind])
+        return np.dtype(_template.SCALAR_KINDS[target.kind])
     if target.dtype == jax.dtypes.float0:
         return target.dtype
     return target.dtype.newbyteorder("=")
@@ -241,9 +241,9 @@ class Conversion(NamedTuple):
 
 def conversion(template: Template, target: Target) -> Conversion | None:
     """What `from_host` would do to the numbers of an array, if anything."""
-    if template.dtype in _leaf.NOT_ARRAYS or target.kind not in _index.ARRAY_KINDS:
+    if template.dtype in _leaf.NOT_ARRAYS or target.kind not in _template.ARRAY_KINDS:
         return None
-    dtype, wanted = _index.dtype_of(template.dtype), _result_dtype(template, target)
+    dtype, wanted = _template.dtype_of(template.dtype), _result_dtype(template, target)
     if dtype == wanted:
         return None
 
@@ -311,7 +311,7 @@ def _from_host(
         value = int.from_bytes(array.tobytes(), "little", signed=True)
         array, owned = np.asarray(value, object), True
     elif template.stored != template.dtype and not converted:
-        array = array.view(_index.dtype_of(template.dtype))
+        array = array.view(_template.dtype_of(template.dtype))
     # Nearly all leaves skip this. Numbers of 64 bits are those that JAX may narrow.
     if not converted and (array.dtype != target.dtype or array.dtype.itemsize > 4):
         wanted = _result_dtype(template, target)

@@ -10,7 +10,7 @@ import equinox as eqx
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from . import _index, _names
+from . import _index, _json, _names
 from ._filters import IsLeaf
 
 
@@ -55,7 +55,7 @@ def static_fields(module: eqx.Module) -> dict[str, Any]:
     out = {}
     for field in dataclasses.fields(module):
         if field.metadata.get("static", False) and hasattr(module, field.name):
-            good, value = _index.jsonable(getattr(module, field.name))
+            good, value = _json.jsonable(getattr(module, field.name))
             if good:
                 out[field.name] = value
     return out

@@ -25,6 +25,7 @@ from . import (
     _root,
     _show,
     _store,
+    _template,
     _threads,
 )
 from ._checkpoint import Checkpoint
@@ -465,7 +466,7 @@ def _digest_decoded(source: Source, chunk: _Chunk) -> bytes:
     region, t = chunk.grid.regions[chunk.number], chunk.record.template
     source.check(chunk.record, [chunk.number])
     (array,) = source.open([(chunk.record, [chunk.number])])
-    into = np.empty([s.stop - s.start for s in region], _index.dtype_of(t.stored))
+    into = np.empty([s.stop - s.start for s in region], _template.dtype_of(t.stored))
     _arrays.start_read(array, into, region).result()
     return b"".join(_layout.block_digests(_layout.as_bytes(into)))
 

@@ -483,7 +483,7 @@ def test_a_big_skeleton_costs_little(tmp_path):
         import itertools as it, resource, time
         import equinox as eqx, jax, jax.numpy as jnp, jax.random as jr
         import eqx_ckpt as ec
-        from eqx_ckpt import _index, _root, _write, _tree, _names, _leaf
+        from eqx_ckpt import _index, _template, _root, _write, _tree, _names, _leaf
 
         class Block(eqx.Module):
             attention: list[eqx.nn.Linear]
@@ -511,7 +511,7 @@ def test_a_big_skeleton_costs_little(tmp_path):
         for path, leaf in zip(flat.paths, flat.leaves):
             name, keys = _names.name_of(path)
             names.append(name)
-            templates.append(_index.Template(
+            templates.append(_template.Template(
                 keys, "jax", "float32", leaf.shape, "float32", leaf.shape))
         unique = list(dict.fromkeys(templates))
         index = _index.Index(

@@ -12,8 +12,9 @@ import xxhash
 from hypothesis import given, settings, strategies as st
 
 import eqx_ckpt as ec
-from eqx_ckpt import _chunks, _index, _names
-from eqx_ckpt._index import Index, Statics, Template
+from eqx_ckpt import _chunks, _index, _json, _names, _template
+from eqx_ckpt._index import Index, Statics
+from eqx_ckpt._template import Template
 
 
 json_values = st.recursive(
@@ -34,12 +35,12 @@ json_values = st.recursive(
 
 @st.composite
 def templates(draw):
-    kind = draw(st.sampled_from(_index.KINDS))
+    kind = draw(st.sampled_from(_template.KINDS))
     shape = tuple(draw(st.lists(st.integers(0, 9), max_size=3)))
-    dtype = stored = draw(st.sampled_from(sorted(_index.STORED)))
+    dtype = stored = draw(st.sampled_from(sorted(_template.STORED)))
     impl = None
-    if kind in _index.SCALAR_KINDS:
-        shape, dtype = (), _index.SCALAR_KINDS[kind]
+    if kind in _template.SCALAR_KINDS:
+        shape, dtype = (), _template.SCALAR_KINDS[kind]
         stored = dtype
         if kind == "int" and draw(st.booleans()):
             shape, dtype, stored = (9,), "int", "uint8"
@@ -530,7 +531,7 @@ def test_two_leaves_of_one_name_are_refused(tmp_path):
 
 @given(json_values)
 def test_metadata_is_given_back_exactly(metadata):
-    assert _index.check_metadata(metadata) is metadata
+    assert _json.check_metadata(metadata) is metadata
     text = json.dumps(metadata, allow_nan=False)
     assert repr(json.loads(text)) == repr(metadata)
 
@@ -591,8 +592,8 @@ def test_metadata_as_deep_and_as_long_as_it_may_be(tmp_path):
 
 @given(json_values)
 def test_static_fields_are_as_json_has_them(value):
-    assert _index.jsonable(value) == (True, value)
-    assert _index.jsonable((value, {"a": (value,)})) == (True, [value, {"a": [value]}])
+    assert _json.jsonable(value) == (True, value)
+    assert _json.jsonable((value, {"a": (value,)})) == (True, [value, {"a": [value]}])
 
 
 @pytest.mark.parametrize(
@@ -613,8 +614,8 @@ def test_static_fields_are_as_json_has_them(value):
     ids=lambda x: type(x).__name__,
 )
 def test_static_fields_that_json_cannot_hold(value):
-    assert _index.jsonable(value) == (False, None)
-    assert _index.jsonable({"a": [value]}) == (False, None)
+    assert _json.jsonable(value) == (False, None)
+    assert _json.jsonable({"a": [value]}) == (False, None)
 
 
 @pytest.mark.parametrize(

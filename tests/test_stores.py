@@ -384,11 +384,11 @@ def test_options(bucket, monkeypatch):
 
 
 def test_an_index_that_is_too_long(bucket, monkeypatch):
-    from eqx_ckpt import _index
+    from eqx_ckpt import _json
 
     proxy, path = bucket
     ec.tree_serialise_leaves(path, _tree())
-    monkeypatch.setattr(_index, "MAX_INDEX", 100)
+    monkeypatch.setattr(_json, "MAX_INDEX", 100)
     with pytest.raises(ValueError, match="longer than"):
         ec.open(path)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import _index, _leaf, _names, _show, _store, _target, _tree
+from .. import _json, _leaf, _names, _show, _store, _target, _template, _tree
 from .._source import Source
 from . import _found
 from ._found import Found, Leaf
@@ -41,7 +41,7 @@ def read(found: Found, like: Any) -> Source | None:
         )
     if line is None:
         raise ValueError("it has no records of arrays: it is no `.eqx` file")
-    metadata = _index.parse(line) if line else None
+    metadata = _json.parse(line) if line else None
     flat = _tree.flatten(like, None)
     window = _Window(found, key)
     leaves: list[Leaf] = []
@@ -57,9 +57,9 @@ def read(found: Found, like: Any) -> Source | None:
                 f"`like` has a typed PRNG key, `{name}`, which Equinox does not save"
             )
         # `like` says what a record of unnamed bytes is, and no more than that.
-        dtype = target.dtype or np.dtype(_index.SCALAR_KINDS[target.kind])
+        dtype = target.dtype or np.dtype(_template.SCALAR_KINDS[target.kind])
         text, shape, at = _record(window, at, name, len(leaves))
-        known = _index.dtype_of(dtype.name)
+        known = _template.dtype_of(dtype.name)
         if text != known.str.replace("|", "<") or shape != target.shape:
             raise _other(found, name, len(leaves), text, shape, dtype, target.shape)
         t = _found.template(target.kind, dtype.name, shape, keys)

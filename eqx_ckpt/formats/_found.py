@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from .. import _index, _names, _root, _store, _threads
-from .._index import Index, Template
+from .. import _index, _json, _names, _root, _store, _template, _threads
+from .._index import Index
 from .._root import Root
 from .._source import Foreign, Source
+from .._template import Template
 
 
 # So much of a file is enough to tell its format.
@@ -88,10 +89,10 @@ def read_json(directory: Root, key: str) -> tuple[bytes, dict[str, Any]]:
 
     **Raises:** `ValueError` if there is none.
     """
-    value = _store.read_file(directory, key, limit=_index.MAX_INDEX)
+    value = _store.read_file(directory, key, limit=_json.MAX_INDEX)
     if value is None:
         raise ValueError(f"`{key}` is missing")
-    parsed = _index.parse(value.data)
+    parsed = _json.parse(value.data)
     if type(parsed) is not dict:
         raise ValueError(f"`{key}` is not a JSON object")
     return value.data, parsed
@@ -135,10 +136,10 @@ def template(
 
     **Raises:** `ValueError` if there is no such array.
     """
-    stored = dtype if dtype in _index.STORED else "uint8"
+    stored = dtype if dtype in _template.STORED else "uint8"
     chunk = tuple(max(1, n) for n in shape)
     made = Template(keys, kind, dtype, tuple(shape), stored, chunk, weak)
-    _index.check_template(made)
+    _template.check_template(made)
     return made
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from .. import _names, _store
-from .._index import Template
 from .._source import Source
+from .._template import Template
 from . import _found, _zarr
 from ._found import Found, Leaf
 from ._zarr import Zarr

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import _index, _names, _store
-from .._index import Template
+from .. import _names, _store, _template
 from .._source import Source
+from .._template import Template
 from . import _found
 from ._found import Found, Leaf
 
@@ -48,7 +48,7 @@ def read(found: Found, like: Any) -> Source | None:
             leaves.append(Leaf(name, template, 0, 0))
             continue
         dtype, shape, offset, size, is_scalar = item
-        if dtype not in _index.STORED:
+        if dtype not in _template.STORED:
             raise ValueError(f"`{name}` has the unknown dtype {dtype!r:.40}")
         kind = "generic" if is_scalar else _found.kind_of(dtype)
         template = _found.template(kind, dtype, shape, keys)
@@ -75,7 +75,7 @@ def _scalar(value: Any, keys: str) -> tuple[np.ndarray, Template]:
         chunk = (max(1, array.size),)
         return array, Template(keys, kind, kind, array.shape, "uint8", chunk)
     kind = type(value).__name__
-    dtype = _index.SCALAR_KINDS[kind]
+    dtype = _template.SCALAR_KINDS[kind]
     if kind == "int" and value >= 2**63:
         array, kind, dtype = np.array(value, np.uint64), "generic", "uint64"
     return np.array(value, dtype), Template(keys, kind, dtype, (), dtype, ())
@@ -125,7 +125,7 @@ def _ext(reader: "_Reader", code: int, size: int) -> Any:
         if reader.next() != ("list", 3):
             raise ValueError("it has a malformed array")
         kind, rank = reader.next()
-        if kind != "list" or rank > _index.MAX_RANK:
+        if kind != "list" or rank > _template.MAX_RANK:
             raise ValueError("it has an array of an impossible rank")
         for _ in range(rank):
             kind, length = reader.next()

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import _commit, _index, _names
-from .._index import Template
+from .. import _commit, _names, _template
 from .._root import Root
 from .._source import Source
+from .._template import Template
 from . import _found, _zarr
 from ._found import Found, Leaf
 from ._zarr import Zarr
@@ -120,7 +120,7 @@ def _tree(found: Found) -> Source:
             t = Template(kinds, "str", "str", data.shape, "uint8", (max(1, data.size),))
             specs[len(leaves)] = data
         else:
-            make = ft.partial(_template, array, kinds, impls.get(array.key))
+            make = ft.partial(_template_of, array, kinds, impls.get(array.key))
             t, spec = stored.read(ours, array.key, texts[array.key], make)
             specs[len(leaves)] = spec
         leaves.append(Leaf(ours, t, 0, 0))
@@ -180,12 +180,12 @@ def _name(array: _Array) -> tuple[str, str]:
     return name, kinds
 
 
-def _template(array: _Array, keys: str, impl: str | None, what: Zarr) -> Template:
+def _template_of(array: _Array, keys: str, impl: str | None, what: Zarr) -> Template:
     kind = _found.kind_of(what.dtype)
     if array.kind == "np.ndarray":
         kind = "numpy"
     elif array.kind == "scalar" and what.shape == ():
-        python = {dtype: kind for kind, dtype in _index.SCALAR_KINDS.items()}
+        python = {dtype: kind for kind, dtype in _template.SCALAR_KINDS.items()}
         kind = python.get(what.dtype, "generic")
     elif array.kind not in ("jax.Array", "scalar"):
         raise ValueError(f"it is of the unknown type {array.kind!r:.60}")

@@ -7,7 +7,7 @@ import math
 import re
 from typing import Any, NamedTuple, TypeGuard
 
-from .. import _index, _store
+from .. import _json, _store, _template
 from .._root import Root
 from .._source import Source
 from . import _found
@@ -38,7 +38,7 @@ DTYPES = {
 METADATA = "__metadata__"
 _SUFFIX, _INDEX = ".safetensors", ".safetensors.index.json"
 # Headers are read whole. That of the largest model there is has some MiB.
-_MAX_HEADER = _index.MAX_INDEX
+_MAX_HEADER = _json.MAX_INDEX
 _MAX_HEADERS = 4 * _MAX_HEADER
 # A file beside the index: never a path.
 _file = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}\.safetensors")
@@ -103,7 +103,7 @@ def read_header(directory: Root, key: str, size: int) -> Header:
     """**Raises:** `ValueError` unless the header accounts for all bytes of the file."""
     _store.check_range(directory, key, 8 + size)
     data = _found.read(directory, key, 8, 8 + size)
-    value = _index.parse(data)
+    value = _json.parse(data)
     if type(value) is not dict:
         raise ValueError(f"the header of `{key}` is not a JSON object")
     metadata = value.pop(METADATA, None)
@@ -144,7 +144,7 @@ def _entry(name: str, entry: Any) -> tuple[str, list[int], tuple[int, int]]:
         raise ValueError(
             f"the tensor {name!r} has the dtype {dtype!r}, which is not read here"
         )
-    itemsize = _index.dtype_of(DTYPES[dtype]).itemsize
+    itemsize = _template.dtype_of(DTYPES[dtype]).itemsize
     if len(span) != 2 or span[1] - span[0] != math.prod(shape) * itemsize:
         raise ValueError(f"the tensor {name!r} is not of the size of its shape")
     return DTYPES[dtype], shape, (span[0], span[1])
@@ -154,7 +154,7 @@ def _sharded(found: Found, key: str) -> Source:
     value = _store.read_file(found.directory, key, limit=_MAX_HEADER)
     if value is None:
         raise ValueError(f"`{key}` is missing")
-    index = _index.parse(value.data)
+    index = _json.parse(value.data)
     of = index.get("weight_map") if type(index) is dict else None
     if not is_texts(of):
         raise ValueError(f"`{key}` has no `weight_map` of names to files")
@@ -203,7 +203,7 @@ def _source(
     ]
     tensors.sort(key=lambda row: _natural(row[0]))
     named = _found.names_of(name for name, _, _ in tensors)
-    made: dict[Any, _index.Template] = {}
+    made: dict[Any, _template.Template] = {}
     leaves = []
     for (name, keys), (_, number, (dtype, shape, offset)) in zip(named, tensors):
         what = dtype, tuple(shape), keys

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import _arrays, _index, _store
-from .._index import Template
+from .. import _arrays, _json, _store, _template
 from .._root import Root
+from .._template import Template
 
 
 MAX_FILES = 2**20
@@ -79,12 +79,12 @@ class Arrays(NamedTuple):
             raise ValueError(f"the metadata of the array `{name}` are missing")
         try:
             parse = _v3 if self.is_v3 else _v2
-            what = parse(_index.parse(metadata))
+            what = parse(_json.parse(metadata))
             self._check_codec(what)
             t = make(what)
-            _index.check_template(t)
-            if t.chunk_count > _index.MAX_CHUNKS:
-                raise ValueError(f"it has more than {_index.MAX_CHUNKS} chunks")
+            _template.check_template(t)
+            if t.chunk_count > _template.MAX_CHUNKS:
+                raise ValueError(f"it has more than {_template.MAX_CHUNKS} chunks")
         except (ValueError, TypeError, KeyError, AttributeError) as e:
             raise ValueError(f"the array `{name}` cannot be read: {e}") from e
         size = self.size
@@ -146,7 +146,7 @@ def _v2(value: dict[str, Any]) -> Zarr:
     dtype = text
     if re.fullmatch(r"[<|][biufc][0-9]{1,2}", text):
         dtype = np.dtype(text).name
-    if dtype not in _index.STORED:
+    if dtype not in _template.STORED:
         raise ValueError(f"unknown dtype {text!r:.60}")
     compressor = value.get("compressor")
     if compressor is not None:
@@ -173,7 +173,7 @@ def _v3(value: dict[str, Any]) -> Zarr:
     shape = _numbers(value["shape"], 0)
     outer = _numbers(value["chunk_grid"]["configuration"]["chunk_shape"], 1)
     dtype = value["data_type"]
-    if type(dtype) is not str or dtype not in _index.STORED:
+    if type(dtype) is not str or dtype not in _template.STORED:
         raise ValueError(f"unknown dtype {dtype!r:.60}")
     encoding = value["chunk_key_encoding"]
     _only(encoding, name=["default"])
@@ -236,4 +236,4 @@ def _codecs(value: Any, outermost: bool) -> list[dict[str, Any]]:
 
 
 def _size(shape: Sequence[int], dtype: str) -> int:
-    return math.prod(shape) * _index.dtype_of(dtype).itemsize
+    return math.prod(shape) * _template.dtype_of(dtype).itemsize

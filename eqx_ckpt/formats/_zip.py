@@ -8,7 +8,7 @@ import functools as ft
 import struct
 from typing import Any, NamedTuple
 
-from .. import _index, _root, _store
+from .. import _index, _json, _root, _store
 from .._index import Index
 from .._root import Root
 from .._source import Foreign, Source
@@ -43,7 +43,7 @@ def read(found: Found, like: Any) -> Source | None:
         raise ValueError(f"it is a zip with {len(above) or 'no'} `{_root.INDEX}` in it")
     prefix = above[0].removesuffix(_root.INDEX)
     start, stop = _place(directory, key, members, above[0], end)
-    if stop - start > _index.MAX_INDEX:
+    if stop - start > _json.MAX_INDEX:
         raise ValueError("its index is too long")
     index = _index.decode(_found.read(directory, key, start, stop))
     if index.layout != "ocdbt":

@@ -1,0 +1,136 @@
+"""JSON from anyone, and JSON that comes back as it was."""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+
+
+# An index of 500,000 leaves is not as long, nor has it as many values. A parser makes
+# objects of up to 30 times the bytes of its input.
+MAX_INDEX = 32 * 2**20
+_MAX_PARSED = 160 * 2**20
+
+
+def parse(data: bytes, encoding: str = "utf-8") -> Any:
+    """JSON from anyone. **Raises:** `ValueError` if it is not, or has values that are
+    not JSON, or a key twice in an object, or is too much to parse."""
+    check_cost(data)
+    try:
+        return json.loads(
+            data.decode(encoding),
+            parse_constant=_refuse,
+            parse_float=_finite,
+            object_pairs_hook=_object,
+        )
+    except (ValueError, RecursionError) as e:
+        raise ValueError(f"the index is not JSON ({e})") from e
+
+
+def check_cost(data: bytes) -> None:
+    """**Raises:** `ValueError` for an index that a reader has no memory to parse."""
+    if len(data) > MAX_INDEX:
+        raise ValueError(
+            f"the index is longer than {MAX_INDEX >> 20} MiB, the most that is read"
+        )
+    if len(data) > _MAX_PARSED // 128:
+        # Nothing in JSON takes more memory than this: lists, dicts and their items.
+        containers = data.count(b"[") + data.count(b"{")
+        items = data.count(b",") + data.count(b":")
+        if 88 * containers + 64 * items > _MAX_PARSED:
+            raise ValueError("the index has more values than are read")
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} in JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not a number that Python has")
+    return number
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        raise ValueError("an object has a key twice")
+    return out
+
+
+def check_metadata(metadata: Any) -> Any:
+    """`metadata` if JSON gives it back exactly.
+
+    **Raises:** `ValueError` that names the part which JSON would change or refuse.
+    """
+    _check_json(metadata, "metadata")
+    return metadata
+
+
+# Far less than what Python's parser can take, wherever it is called from.
+_MAX_DEPTH, _MAX_BITS = 100, 2048
+
+
+def _check_json(value: Any, where: str, depth: int = 0) -> None:
+    if depth > _MAX_DEPTH:
+        raise ValueError(
+            f"`{where[:60]}...` is nested more than {_MAX_DEPTH} deep, or contains "
+            "itself."
+        )
+    if type(value) is dict:
+        for key, item in value.items():
+            if type(key) is not str:
+                raise ValueError(
+                    f"`{where}` has the key {key!r}, of type `{type(key).__name__}`: "
+                    "JSON would turn it into a string. Use strings as keys."
+                )
+            _check_json(key, f"{where} key")
+            _check_json(item, f"{where}[{key!r}]", depth + 1)
+    elif type(value) is list:
+        for i, item in enumerate(value):
+            _check_json(item, f"{where}[{i}]", depth + 1)
+    elif type(value) is float:
+        if not math.isfinite(value):
+            raise ValueError(f"`{where}` is {value!r}, which JSON has no number for.")
+    elif type(value) is str:
+        try:
+            value.encode()
+        except UnicodeError:
+            raise ValueError(f"`{where}` is not Unicode text: {value!r}.") from None
+    elif type(value) is int:
+        if abs(value) >> _MAX_BITS:
+            raise ValueError(
+                f"`{where}` is an integer of more than {_MAX_BITS} bits, which parsers "
+                "of JSON refuse. Store it as a leaf, or as a string."
+            )
+    elif value is not None and type(value) is not bool:
+        advice = {
+            tuple: "Use a list.",
+            np.ndarray: "Store arrays in the tree.",
+        }.get(type(value), "Use None, bool, int, float, str, list or dict.")
+        raise ValueError(
+            f"`{where}` is of type `{type(value).__name__}`, which JSON would not give "
+            f"back as it was. {advice}"
+        )
+
+
+def jsonable(value: Any) -> tuple[bool, Any]:
+    """A static field as JSON has it, tuples as lists: `(True, value)` if it can be."""
+    try:
+        out = _listed(value, 0)
+        _check_json(out, "")
+    except ValueError:
+        return False, None
+    return True, out
+
+
+def _listed(value: Any, depth: int) -> Any:
+    if depth > _MAX_DEPTH:
+        raise ValueError("nested too deeply")
+    if isinstance(value, (list, tuple)):
+        return [_listed(item, depth + 1) for item in value]
+    if type(value) is dict:
+        return {key: _listed(item, depth + 1) for key, item in value.items()}
+    return value

@@ -1,0 +1,162 @@
+"""Templates: what a stored leaf is, and what its bytes are."""
+
+import functools as ft
+import math
+import re
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from . import _chunks
+
+
+ARRAY_KINDS = ("jax", "numpy", "generic")
+SCALAR_KINDS = {
+    "bool": "bool",
+    "int": "int64",
+    "float": "float64",
+    "complex": "complex128",
+}
+KINDS = (*ARRAY_KINDS, *SCALAR_KINDS, "key", "str", "bytes")
+MAX_RANK = 32
+MAX_BYTES = 2**60
+MAX_CHUNKS = 2**16  # Of one array.
+# What zstd makes of one byte at most, and what it adds to bytes that it cannot shorten.
+_MAX_RATIO = 2**15
+# What TensorStore's zarr3 driver holds. Other dtypes are stored as bytes.
+STORED = frozenset(
+    "bool int2 int4 int8 int16 int32 int64 uint8 uint16 uint32 uint64 float4_e2m1fn "
+    "float8_e3m4 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 "
+    "float8_e5m2fnuz float8_e8m0fnu bfloat16 float16 float32 float64 complex64 "
+    "complex128".split()
+)
+
+
+@ft.cache
+def dtype_of(name: str) -> np.dtype:
+    """The NumPy dtype of a name such as `float32` or `bfloat16`.
+
+    **Raises:** `ValueError` for a name that is no dtype of numbers.
+    """
+    if name == "float0":
+        return np.dtype([("float0", "V")])
+    if name == "bool" or name.rstrip("0123456789") in (
+        "int",
+        "uint",
+        "float",
+        "complex",
+    ):
+        try:
+            return np.dtype(name)
+        except TypeError:
+            pass
+    kind = getattr(ml_dtypes, name, None)
+    if not isinstance(kind, type) or not issubclass(kind, np.generic):
+        raise ValueError(f"{name!r} is not the name of a dtype")
+    return np.dtype(kind)
+
+
+class Template(NamedTuple):
+    """What leaves that differ only in name and place have in common.
+
+    `dtype` is what the leaf is (`float0`, `uint4`, `key`), `stored` what its bytes are
+    stored as; `shape` and `chunk` are those of the stored array.
+    """
+
+    keys: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    stored: str
+    chunk: tuple[int, ...]
+    weak: bool = False
+    impl: str | None = None
+    codec: str | None = None
+
+    @property
+    def itemsize(self) -> int:
+        return dtype_of(self.stored).itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.itemsize
+
+    @property
+    def chunk_count(self) -> int:
+        return math.prod(_chunks.grid(self.shape, self.chunk))
+
+    @property
+    def full(self) -> int:
+        """The bytes of a chunk, with its padding."""
+        return math.prod(self.chunk) * self.itemsize
+
+    @property
+    def logical_shape(self) -> tuple[int, ...]:
+        """The shape of the leaf: without the words of a key or the bytes of a str."""
+        if self.kind in ("key", "str", "bytes") or self.dtype == "int":
+            return self.shape[:-1]
+        return self.shape
+
+
+# The name of an implementation of PRNG keys. It is printed.
+_impl = re.compile(r"[ -~]{1,200}")
+
+
+def check_template(template: Template) -> None:
+    keys, kind, dtype, shape, stored, chunk, weak, impl, codec = template
+    texts = (keys, kind, dtype, stored)
+    if not all(type(x) is str for x in texts) or type(weak) is not bool:
+        raise ValueError("malformed template")
+    if type(impl) is not (str if kind == "key" else type(None)):
+        raise ValueError("malformed template")
+    if codec not in (None, "zstd"):
+        raise ValueError(f"unknown codec {codec!r}")
+    if weak and kind != "jax" or impl is not None and not _impl.fullmatch(impl):
+        raise ValueError("malformed template")
+    if kind not in KINDS:
+        raise ValueError(f"unknown kind of leaf {kind!r}")
+    for numbers, least in ((shape, 0), (chunk, 1)):
+        if not all(type(n) is int and least <= n < MAX_BYTES for n in numbers):
+            raise ValueError(f"impossible shape or chunks {list(numbers)!r}")
+    if not len(shape) == len(chunk) <= MAX_RANK:
+        raise ValueError(f"impossible rank {len(shape)}")
+    if stored not in STORED:
+        raise ValueError(f"unknown stored dtype {stored!r}")
+    if max(template.chunk_count, 1) * template.full > MAX_BYTES:
+        raise ValueError(f"impossible size {list(shape)!r}")
+    if template.chunk_count > MAX_CHUNKS:
+        raise ValueError(f"more than {MAX_CHUNKS} chunks of {list(chunk)!r}")
+    if any(c > max(1, n) for c, n in zip(chunk, shape)):
+        raise ValueError(f"chunks {list(chunk)!r} of an array {list(shape)!r}")
+    if (kind, dtype) in (("str", "str"), ("bytes", "bytes"), ("int", "int")):
+        fits = stored == "uint8" and len(shape) == 1
+    elif kind == "key":
+        fits = dtype == "key" and stored == "uint32" and len(shape) >= 1
+    elif kind in SCALAR_KINDS:
+        fits = dtype == stored == SCALAR_KINDS[kind] and shape == ()
+    elif kind not in ARRAY_KINDS or (kind == "generic" and shape != ()):
+        fits = False
+    elif dtype == "float0":
+        fits = stored == "bool"
+    elif dtype in STORED:
+        fits = stored == dtype
+    else:
+        fits = stored == "uint8" and dtype_of(dtype).itemsize == 1
+    if not fits:
+        raise ValueError(f"{kind} of {dtype!r} cannot be stored as {stored!r}")
+
+
+def least_encoded(size: int) -> int:
+    """The fewest bytes that zstd can make of so many."""
+    return -(-size // _MAX_RATIO)
+
+
+def most_encoded(full: int) -> int:
+    """The most bytes that a codec makes of so many."""
+    return full + full // 128 + 2**17
+
+
+def is_floating(dtype: np.dtype) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating)
