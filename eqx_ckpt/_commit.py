@@ -256,6 +256,11 @@ def _claimed(root: Root) -> str:
 
 
 def _replaced(root: Root) -> RuntimeError:
+    if _store.read_file(root, _root.INDEX) is None:
+        return RuntimeError(
+            f"What was at `{root}` was deleted while this save was being written, and "
+            "so was this save. Nothing is there now: save again."
+        )
     return RuntimeError(
         f"The checkpoint at `{root}` was replaced by another writer while this save "
         "was being written. The other one stands; this one is discarded."

@@ -27,8 +27,26 @@ def selected(
     so that `eqx.is_array` is true of them.
     """
     if filter_spec is _leaf.is_storable:
-        return list(map(_leaf.is_storable, leaves))
+        return list(map(by_default, leaves))
     return evaluate(_per_leaf(filter_spec, tree, len(leaves), is_leaf), leaves)
+
+
+def by_default(leaf: Any) -> bool:
+    """Whether a leaf is selected where nobody has said otherwise: if it is storable, or
+    is an array that cannot be stored, such as a `jax.Ref`. That is an error then, and
+    is not left out in silence as functions and strings are."""
+    return _leaf.is_storable(leaf) or is_other_array(leaf)
+
+
+def is_other_array(leaf: Any) -> bool:
+    """Whether a leaf that is not storable looks like an array."""
+    # A class has descriptors of these names, and a NumPy scalar here is a string.
+    if isinstance(leaf, (type, np.generic)):
+        return False
+    try:
+        return leaf.shape is not None and leaf.dtype is not None
+    except Exception:
+        return False
 
 
 def _per_leaf(spec: FilterSpec, tree: PyTree, count: int, is_leaf: IsLeaf) -> list[Any]:
@@ -75,7 +93,9 @@ def evaluate(specs: Sequence[Any], leaves: Sequence[Any]) -> list[bool]:
             if id(spec) not in checked:
                 _check_not_equinox(spec)
                 checked.add(id(spec))
-            if isinstance(leaf, jax.ShapeDtypeStruct):
+            if spec is _leaf.is_storable:
+                out[i] = by_default(leaf)
+            elif isinstance(leaf, jax.ShapeDtypeStruct):
                 abstract.append(i)
             else:
                 out[i] = _bool(spec(leaf))

@@ -26,7 +26,8 @@ def is_storable(x: Any) -> bool:
     Python's bool, int, float and complex, and typed PRNG keys. On the `like` side it is
     also true of `jax.ShapeDtypeStruct`. It is false of str and bytes, which are
     configuration more often than data: a `filter_spec` that is true of them stores
-    them. It is true of types that were given to [`register_leaf`][].
+    them. It is true of types that were given to [`register_leaf`][]. Where it is the
+    `filter_spec`, other arrays, such as a `jax.Ref`, are an error, and not left out.
 
     !!! example
 
@@ -130,8 +131,15 @@ def describe(leaf: Any, dtype: np.dtype | None = None) -> Template:
         )
     raise TypeError(
         f"a `{type(leaf).__name__}` cannot be stored. Leave it out with `filter_spec`, "
-        "or make its type one that can be with `register_leaf`."
+        f"or make its type one that can be{recipe(leaf)}."
     )
+
+
+def recipe(leaf: Any) -> str:
+    """How the type of a leaf becomes one that is stored: the end of a sentence."""
+    if isinstance(leaf, getattr(jax, "Ref", ())):
+        return ": `ec.register_leaf(jax.Ref, lambda ref: ref[...], jax.new_ref)`"
+    return " with `register_leaf`"
 
 
 def _describe_jax(leaf: jax.Array, dtype: np.dtype | None) -> Template:

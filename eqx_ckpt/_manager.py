@@ -4,6 +4,7 @@ import concurrent.futures as cf
 import inspect
 import json
 import math
+import numbers
 import os
 import signal
 import threading
@@ -101,12 +102,16 @@ class CheckpointManager:
         **options: Any,
     ):
         steps = Steps(root)
-        numbers = {"keep": keep, "keep_every": keep_every, "every": every}
-        for name, number in numbers.items():
-            if number is not None and number < 1:
-                raise ValueError(f"`{name}` must be at least 1, not {number}.")
-        if best is not None and best[1] not in ("min", "max"):
-            raise ValueError(f'`best` must end in "min" or "max", not {best[1]!r}.')
+        given = {"keep": keep, "keep_every": keep_every, "every": every}
+        for name, number in given.items():
+            if number is None:
+                continue
+            if not (isinstance(number, numbers.Integral) and number >= 1):
+                raise ValueError(f"`{name}` must be an integer >= 1, not {number!r}.")
+        if best is not None and tuple(best)[1:] not in (("min",), ("max",)):
+            raise ValueError(
+                f'`best` must be `(metric, "min")` or `(metric, "max")`, not {best!r}.'
+            )
         if unknown := sorted(options.keys() - _save_options):
             raise TypeError(
                 f"`{unknown[0]}` is no option of a save. These are: "
@@ -175,6 +180,8 @@ class CheckpointManager:
         step = _steps.check(step)
         if not force and not self._may_be_due(step):
             return False
+        if not isinstance(metadata, Mapping | None):
+            raise TypeError(f"`metadata` must be a dict, not {metadata!r:.60}.")
         given = dict(metadata or {})
         if taken := sorted(given.keys() & {"step", "metrics"}):
             raise ValueError(
@@ -187,11 +194,11 @@ class CheckpointManager:
         if not how:
             return False
         self.wait()
-        numbers = {name: _number(name, x) for name, x in (metrics or {}).items()}
+        values = {name: _number(name, x) for name, x in (metrics or {}).items()}
         handle = _async.async_tree_serialise_leaves(
             self.path(step),
             tree,
-            metadata={**given, "step": step, "metrics": numbers},
+            metadata={**given, "step": step, "metrics": values},
             overwrite=how == b"replace",
             reuse=self._base if self._is_reusing else None,
             **self._options,
@@ -243,8 +250,10 @@ class CheckpointManager:
         try:
             handle.result()
             over.wait()
-        finally:
+        except Exception:
             self._saving = None
+            raise
+        self._saving = None  # But not after Ctrl-C: it goes on.
         if self._undeleted:
             text, self._undeleted = "\n  ".join(self._undeleted), []
             warnings.warn(f"Older steps were not deleted:\n  {text}", stacklevel=2)
@@ -500,12 +509,14 @@ class CheckpointManager:
 
 def _number(name: str, x: Any) -> int | float | str:
     try:
+        if getattr(x, "size", None) == 1:
+            x = x.item()
         number = x if type(x) is int else float(x)
-    except (TypeError, ValueError) as e:
+        return number if math.isfinite(number) else str(number)
+    except (TypeError, ValueError, OverflowError) as e:
         raise TypeError(
             f"The metric `{name}` is not a number, nor an array of one: {e}"
         ) from e
-    return number if math.isfinite(number) else str(number)
 
 
 def _texts(words: list[bytes]) -> str:

@@ -90,6 +90,7 @@ def match(
     names = [_names.name_of(path, source)[0] for path in flat.paths]
     stored = stored_names(index, like, flat, names, source)
     report = _Report()
+    thing = what.partition(" at ")[0]
     pairs = []
     any_selected = False
     fits: dict[Any, _target.Misfit | None] = {}
@@ -107,9 +108,7 @@ def match(
         if place is None:
             if missing == "keep" and not _is_abstract(leaf):
                 continue
-            first = (
-                f"Error at leaf with path {path}: `{name}` is not in the checkpoint."
-            )
+            first = f"Error at leaf with path {path}: `{name}` is not in the {thing}."
             kind = "missing" if missing == "error" else "abstract"
             text = _target.show_target(target)
             if stored[number].startswith(_no_entry):
@@ -128,7 +127,7 @@ def match(
                 text += f"  ({problem.hint})"
             first = (
                 f"Deserialised leaf at path {path} has changed {problem.what}: "
-                f"`{name}` is {saved} in the checkpoint and {wanted} in `like`."
+                f"`{name}` is {saved} in the {thing} and {wanted} in `like`."
             )
             report.add(problem.what, name, text, first)
             continue
@@ -289,10 +288,10 @@ def same(a: Any, b: Any) -> bool:
 
 
 _titles = {
-    "missing": "missing: in `like`, not in the checkpoint",
+    "missing": "missing: in `like`, not in the {}",
     "abstract": 'missing and abstract: `missing="keep"` would keep a leaf that has no '
     "value. Initialise it (`load_or_init`), or pass a `like` with values",
-    "unexpected": "unexpected: in the checkpoint, not in `like`",
+    "unexpected": "unexpected: in the {}, not in `like`",
     "kind": "of another kind",
     "shape": "of another shape",
     "dtype": "of another dtype",
@@ -319,7 +318,9 @@ def _text(
         near = difflib.get_close_matches(name, index.names[:5000], 1, 0.6)
         return f"  (the nearest name there is `{near[0]}`)" if near else ""
 
-    lines += _show.sections(report.rows, _titles, nearest)
+    thing = what.partition(" at ")[0]
+    titles = {kind: title.replace("{}", thing) for kind, title in _titles.items()}
+    lines += _show.sections(report.rows, titles, nearest)
     hint = _source_hint(index, names, source, report)
     if hint:
         lines.append(hint)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from . import _checkpoint, _lazy, _leaf, _names, _select, _tree
+from . import _checkpoint, _filters, _lazy, _leaf, _names, _select, _tree
 from ._checkpoint import Checkpoint, Node as SavedNode
 from ._lazy import LazyArray
 from .adapters import Adapter
@@ -63,14 +63,16 @@ class Model:
         self.tree = tree
         self.flat = _tree.flatten(tree, None)
         self.names = [_names.name_of(path)[0] for path in self.flat.paths]
-        self.storable = [_leaf.is_storable(x) for x in self.flat.leaves]
+        self.storable = [_filters.by_default(x) for x in self.flat.leaves]
         self.below = _by_prefix(self.names)
         self.tagged = _select.Tagged(*self.flat, self.storable, None)
 
     def is_array(self, number: int) -> bool:
         leaf = self.flat.leaves[number]
-        return self.storable[number] and isinstance(
-            leaf, (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic)
+        arrays = (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic)
+        return self.storable[number] and (
+            isinstance(leaf, arrays)
+            or not _leaf.is_storable(leaf)  # an array all the same
         )
 
     def nodes(self, where: Any, called: str) -> list[Node]:

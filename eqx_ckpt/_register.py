@@ -10,9 +10,14 @@ import numpy as np
 
 
 class Codec(NamedTuple):
-    """How the values of a type become leaves that are stored, and come back."""
+    """How the values of a type become leaves that are stored, and come back.
+
+    `name`: of the type that was registered; `cls`: that of the values, which may be a
+    subclass of it.
+    """
 
     name: str
+    cls: type
     to_leaf: Callable[[Any], Any]
     from_leaf: Callable[[Any], Any]
 
@@ -21,7 +26,7 @@ _codecs: dict[type, Codec] = {}
 
 # A codec of these would be one of most other leaves, or of none.
 _own = (
-    *(object, jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct),
+    *(jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct),
     *(bool, int, float, complex),
 )
 
@@ -44,10 +49,12 @@ def register_leaf(
     **Arguments:**
 
     - `cls`: the type; subclasses are of it too, unless they are registered themselves.
+        What `from_leaf` makes has to be of the subclass then, where `like` has one.
         For JAX it has to be a leaf. Values of a type that JAX has as a node are leaves
         where an `is_leaf` says so.
     - `to_leaf`: a function from a value to an array, a number, a str, bytes, or a typed
-        PRNG key. It gets the values in `like` too.
+        PRNG key. It gets the values in `like` too. Arrays that are one object are
+        stored as one: it may not return the same buffer for several values.
     - `from_leaf`: a function from the leaf, as it is loaded, to the value.
 
     **Returns:** a context manager that, at its end, takes the registration back.
@@ -69,10 +76,15 @@ def register_leaf(
 
         ```
     """
-    if cls in _own:
+    if not isinstance(cls, type):
+        raise TypeError(f"{cls!r} is not a type. Pass the type, and not a value of it.")
+    if cls in (object, *_own):
         raise TypeError(f"`{cls.__name__}` cannot be registered: {_why(cls)}.")
+    for name, function in (("to_leaf", to_leaf), ("from_leaf", from_leaf)):
+        if not callable(function):
+            raise TypeError(f"`{name}` is not a function, but {function!r}.")
     before = _codecs.get(cls)
-    _set(cls, Codec(cls.__qualname__, to_leaf, from_leaf))
+    _set(cls, Codec(cls.__qualname__, cls, to_leaf, from_leaf))
     undo = contextlib.ExitStack()
     undo.callback(_set, cls, before)
     return undo
@@ -93,7 +105,8 @@ def _set(cls: type, codec: Codec | None) -> None:
 @ft.cache
 def codec_of(cls: type) -> Codec | None:
     """How leaves of a type are stored, if it or a base of it was registered."""
-    return next((_codecs[base] for base in cls.__mro__ if base in _codecs), None)
+    found = next((_codecs[base] for base in cls.__mro__ if base in _codecs), None)
+    return found and found._replace(cls=cls)
 
 
 def to_leaf(value: Any) -> Any:
@@ -105,11 +118,17 @@ def to_leaf(value: Any) -> Any:
     if codec is None:
         return value
     try:
-        return codec.to_leaf(value)
+        leaf = codec.to_leaf(value)
     except Exception as e:
         raise ValueError(
             f"`to_leaf` of `{codec.name}` failed with {type(e).__name__}: {e}"
         ) from e
+    if not isinstance(leaf, (*_own, str, bytes)):
+        raise ValueError(
+            f"`to_leaf` of `{codec.name}` gave a `{type(leaf).__name__}`, and must "
+            "give an array, a number, a str, bytes, or a typed PRNG key"
+        )
+    return leaf
 
 
 def from_leaf(codec: Codec, leaf: Any) -> Any:
@@ -118,8 +137,14 @@ def from_leaf(codec: Codec, leaf: Any) -> Any:
     **Raises:** `ValueError` when its `from_leaf` fails.
     """
     try:
-        return codec.from_leaf(leaf)
+        value = codec.from_leaf(leaf)
     except Exception as e:
         raise ValueError(
             f"`from_leaf` of `{codec.name}` failed with {type(e).__name__}: {e}"
         ) from e
+    if not isinstance(value, codec.cls):
+        raise ValueError(
+            f"`from_leaf` of `{codec.name}` gave a `{type(value).__name__}`, and "
+            f"`like` has a `{codec.cls.__name__}` there: register that type itself"
+        )
+    return value

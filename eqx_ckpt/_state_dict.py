@@ -110,9 +110,14 @@ def from_state_dict(
         ```
     """
     names: list[str] = []
+    seen: set[str] = set()
     values: list[Any] = []
     templates: dict[Template, int] = {}
     numbers: list[int] = []
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(
+            f"A state dict is nested dicts, and not a `{type(state_dict).__name__}`."
+        )
     for name, value in _walk(state_dict, ()):
         try:
             keys = "".join("o" if x[:2] == "%=" else "k" for x in name.split("."))
@@ -123,8 +128,17 @@ def from_state_dict(
                 f"The state dict has a leaf at {_names.shorten(name)}, which is no "
                 f"name of a leaf: {e}. `ec.leaf_names` shows those of a tree."
             ) from None
+        if name in seen:
+            raise ValueError(f"The state dict has two leaves of the name `{name}`.")
+        seen.add(name)
         try:
-            value = _register.to_leaf(value)
+            # What has been through `to_leaf` is what was stored.
+            if not (_leaf.is_own(value) or isinstance(value, (str, bytes))):
+                value = _register.to_leaf(value)
+            if isinstance(value, (list, tuple)):
+                raise TypeError("lists are dicts here, such as `{'0': ..., '1': ...}`.")
+            if value is None or callable(value):
+                raise TypeError(f"{value!r:.60} is not a leaf. Remove the entry.")
             template = _leaf.describe(value)
         except (ValueError, TypeError) as e:
             raise type(e)(f"The state dict's leaf `{name}`: {e}") from None

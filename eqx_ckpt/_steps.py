@@ -118,6 +118,7 @@ class Steps:
         return set(_numbers(_store.list_top(_commit.below(self.root, _PINS)) or {}))
 
     def pin(self, step: int) -> None:
+        step = check(step)
         if self.signature(step) is None:
             raise FileNotFoundError(f"There is no step {step} in `{self.root}`.")
         _write.make_directories(self.root, [_PINS])
@@ -133,6 +134,7 @@ class Steps:
         return local is not None and (local.is_symlink() or local.parent.is_symlink())
 
     def delete(self, step: int) -> None:
+        step = check(step)
         if step in self.pins():
             raise ValueError(f"Step {step} is pinned. Call `unpin({step})` before.")
         if self.is_linked(step):
@@ -182,7 +184,10 @@ def _numbers(names: Iterable[str]) -> list[int]:
 
 
 def check(step: Any) -> int:
-    number = operator.index(step)
+    try:
+        number = operator.index(step)
+    except TypeError:
+        raise TypeError(f"A step must be an integer, not {step!r}.") from None
     if number < 0:
         raise ValueError(f"A step must not be negative: {number}.")
     return number

@@ -68,7 +68,8 @@ def _target_of(like: Any) -> Target:
             return Target(kind, None, (), python=type(like))
     raise TypeError(
         f"`like` has a `{type(like).__name__}` there, which nothing that is stored can "
-        "stand for. Leave it out with `filter_spec`."
+        "stand for. Leave it out with `filter_spec`, or make its type one that can be "
+        f"stored{_leaf.recipe(like)}."
     )
 
 

@@ -213,6 +213,28 @@ def test_two_writers_in_a_store(old, monkeypatch):
     assert landed and _value(path) == 2
 
 
+@pytest.mark.parametrize("path", ["memory://deleted/meanwhile", None])
+def test_what_is_deleted_meanwhile(path, tmp_path, monkeypatch):
+    """The error does not speak of another checkpoint where there is none."""
+    path = path or tmp_path / "c"
+    ec.tree_serialise_leaves(path, _tree(1))
+    write = _write.write_file
+    landed = []
+
+    def interrupted(root, key, buffers, sync=False):
+        write(root, key, buffers, sync)
+        if not landed:
+            landed.append(True)
+            ec.delete(path)
+
+    monkeypatch.setattr(_write, "write_file", interrupted)
+    with pytest.raises(RuntimeError, match="was deleted while this save.*save again"):
+        ec.tree_serialise_leaves(path, _tree(2))
+    assert not ec.exists(path)
+    ec.tree_serialise_leaves(path, _tree(3))
+    assert _value(path) == 3
+
+
 def test_two_first_writers_of_fixed_names_in_a_store(monkeypatch):
     """There they would write over each other's files: only one may begin."""
     path = "memory://writers/zarr"

@@ -12,7 +12,7 @@ import time
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import files_of, fill_run, tree_at
+from helpers import files_of, fill_run, run_python, tree_at
 from team import good, run_team
 
 import eqx_ckpt as ec
@@ -99,6 +99,16 @@ def test_metrics_are_computed_for_saved_steps_only(root):
             manager.save(10, tree_at(5), metadata={"step": 3})
 
 
+def test_metrics_are_numbers_or_arrays_of_one(root):
+    metrics = {"a": jnp.ones(1), "b": np.full((1, 1), 2), "c": np.float32(3), "d": 4}
+    with ec.CheckpointManager(root) as manager:
+        manager.save(1, tree_at(1), metrics)
+        for bad in (np.ones(2), 10**400):
+            with pytest.raises(TypeError, match="metric `a` is not a number"):
+                manager.save(2, tree_at(2), {"a": bad})
+    assert ec.open(manager.path(1)).metadata["metrics"] == dict(a=1, b=2, c=3, d=4)
+
+
 @pytest.mark.parametrize(
     "options, match",
     [
@@ -152,6 +162,8 @@ def test_what_is_not_ours_stays(root, tmp_path):
     with ec.CheckpointManager(root, keep=1) as manager:
         assert manager.steps() == [1, 2, 3, 4, 5]
         fill_run(manager, [6])
+        # Filters of warnings are of all threads, and others may put theirs back.
+        assert manager._saving[1].wait(60)
         with pytest.warns(UserWarning, match="step 1: .*`notes.txt`"):
             manager.wait()
         for step in (3, 4):
@@ -174,6 +186,48 @@ def test_nothing_is_deleted_for_a_save_that_fails(root):
         assert manager.steps() == [1]
         fill_run(manager, [3])
     assert manager.steps() == [3]
+
+
+def test_a_pinned_step_stays_pinned_however_it_is_called(root):
+    with ec.CheckpointManager(root) as manager:
+        fill_run(manager, [1, 2])
+        manager.pin(1)
+    code = f"""
+import numpy as np, eqx_ckpt as ec
+manager = ec.CheckpointManager({str(root)!r})
+for call in (manager.delete, manager.pin, manager.unpin):
+    for step in ("1", 1.0, "../1"):
+        try:
+            call(step)
+        except TypeError as e:
+            assert str(e) == f"A step must be an integer, not {{step!r}}.", e
+        else:
+            raise AssertionError
+try:
+    manager.delete(np.array(1))
+except ValueError as e:
+    assert "pinned" in str(e)
+print(manager.steps())
+"""
+    # In a process that does not check types first.
+    assert run_python(code) == "[1, 2]\n"
+
+
+def test_an_interrupted_wait_is_waited_for_again(root, monkeypatch):
+    real, calls = ec.SaveHandle.result, []
+
+    def result(handle, *args):
+        calls.append(None)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return real(handle, *args)
+
+    monkeypatch.setattr(ec.SaveHandle, "result", result)
+    with ec.CheckpointManager(root) as manager:
+        manager.save(1, tree_at(1))
+        with pytest.raises(KeyboardInterrupt):
+            manager.wait()
+    assert len(calls) == 2 and manager.steps() == [1]
 
 
 def test_an_error_is_told_once(root, monkeypatch):

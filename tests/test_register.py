@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from helpers import run_python
 
 import eqx_ckpt as ec
 
@@ -115,7 +116,7 @@ def test_what_fails_in_the_functions(tmp_path):
             ec.tree_serialise_leaves(tmp_path / "c", {"r": Fraction(1, 2)})
         assert not (tmp_path / "c").exists()
     with ec.register_leaf(Fraction, lambda x: [x], Fraction):
-        with pytest.raises(TypeError, match="leaf `r` cannot be saved: a `list`"):
+        with pytest.raises(ValueError, match="`r` .*of `Fraction` gave a `list`, and"):
             ec.tree_serialise_leaves(tmp_path / "c", {"r": Fraction(1, 2)})
     with ec.register_leaf(Fraction, str, fail):
         ec.tree_serialise_leaves(tmp_path / "c", {"r": Fraction(1, 2)})
@@ -156,6 +157,12 @@ def test_subclasses_and_nodes(tmp_path):
         ec.tree_serialise_leaves(tmp_path / "c", {"a": Half(1, 2)})
         like = {"a": Fraction(0)}
         assert ec.tree_deserialise_leaves(tmp_path / "c", like) == {"a": Fraction(1, 2)}
+        # What was saved of a subclass does not come back as something else in silence.
+        with pytest.raises(RuntimeError, match="`like` has a `Half` there: register"):
+            ec.tree_deserialise_leaves(tmp_path / "c", {"a": Half(0)})
+        with ec.register_leaf(Half, str, Half):
+            out = ec.tree_deserialise_leaves(tmp_path / "c", {"a": Half(0)})
+            assert type(out["a"]) is Half
     # A node of JAX is a leaf where `is_leaf` says so.
     is_leaf = lambda x: isinstance(x, eqx.nn.Linear)
     linear = eqx.nn.Linear(2, 3, use_bias=False, key=jr.key(0))
@@ -189,6 +196,40 @@ def test_what_cannot_be_registered():
     for cls in (float, np.ndarray, jax.Array, object):
         with pytest.raises(TypeError, match="cannot be registered"):
             ec.register_leaf(cls, str, str)
+
+
+def test_arguments_of_wrong_types():
+    """In a process that does not check types first."""
+    code = """
+import fractions, eqx_ckpt as ec
+for call in (
+    lambda: ec.register_leaf(fractions.Fraction(1), str, str),
+    lambda: ec.register_leaf(fractions.Fraction, None, str),
+    lambda: ec.from_state_dict([1, 2], {}),
+    lambda: ec.CheckpointManager("runs", best="loss"),
+    lambda: ec.CheckpointManager("runs", best=("loss",)),
+    lambda: ec.CheckpointManager("runs", keep=2.5),
+    lambda: ec.CheckpointManager("runs").save(1, {"a": 1}, metadata=[1]),
+    lambda: ec.CheckpointManager("runs").save(1.0, {"a": 1}),
+):
+    try:
+        call()
+    except (TypeError, ValueError) as e:
+        print(type(e).__name__, e)
+"""
+    lines = run_python(code).splitlines()
+    assert lines == [
+        "TypeError Fraction(1, 1) is not a type. Pass the type, and not a value of it.",
+        "TypeError `to_leaf` is not a function, but None.",
+        "TypeError A state dict is nested dicts, and not a `list`.",
+        'ValueError `best` must be `(metric, "min")` or `(metric, "max")`, not '
+        "'loss'.",
+        'ValueError `best` must be `(metric, "min")` or `(metric, "max")`, not '
+        "('loss',).",
+        "ValueError `keep` must be an integer >= 1, not 2.5.",
+        "TypeError `metadata` must be a dict, not [1].",
+        "TypeError A step must be an integer, not 1.0.",
+    ]
 
 
 def test_graft(tmp_path, quantised):

@@ -310,3 +310,40 @@ def test_progress_is_shown_of_saves_and_loads(tmp_path, layout, capsys):
     ec.tree_serialise_leaves(path, tree, layout=layout)
     ec.tree_deserialise_leaves(path, tree)
     assert capsys.readouterr().err == ""
+
+
+class _Tensor:
+    """As arrays of other libraries are: a leaf, with a shape and a dtype."""
+
+    shape, dtype = (2,), "float32"
+
+
+@pytest.mark.parametrize("other", [jax.new_ref(jnp.ones(2)), _Tensor()])
+def test_arrays_of_other_types_are_not_left_out_in_silence(tmp_path, other):
+    name = type(other).__name__
+    tree = {"x": jnp.ones(2), "r": other, "act": jnp.tanh, "dtype": jnp.float32}
+    for spec in (ec.is_storable, {**dict.fromkeys(tree, ec.is_storable)}):
+        with pytest.raises(TypeError, match=f"leaf `r` .* a `{name}` cannot be stored"):
+            ec.tree_serialise_leaves(tmp_path / "c", tree, spec)
+    assert not (tmp_path / "c").exists()
+    for where in (lambda t: t["x"], lambda t: [t["x"], t["act"]]):
+        ec.tree_serialise_leaves(tmp_path / "c", tree, where=where)
+    spec = lambda x: ec.is_storable(x)
+    ec.tree_serialise_leaves(tmp_path / "c", tree, spec)
+    with pytest.raises(TypeError, match=f"Leaf `r`: `like` has a `{name}` there"):
+        ec.tree_deserialise_leaves(tmp_path / "c", tree)
+    with pytest.raises((TypeError, ValueError, RuntimeError), match=r"\br\b"):
+        ec.graft({"m": tree}, tmp_path / "c", [(lambda m: m["m"], lambda c: c)])
+    assert ec.tree_deserialise_leaves(tmp_path / "c", tree, spec)["r"] is other
+
+
+def test_a_ref_by_the_recipe_of_its_error(tmp_path):
+    tree = {"r": jax.new_ref(jnp.arange(2.0))}
+    recipe = r"register_leaf\(jax.Ref, lambda ref: ref\[...\], jax.new_ref\)"
+    with pytest.raises(TypeError, match=recipe):
+        ec.tree_serialise_leaves(tmp_path / "c", tree)
+    with ec.register_leaf(jax.Ref, lambda ref: ref[...], jax.new_ref):
+        ec.tree_serialise_leaves(tmp_path / "c", tree)
+        like = {"r": jax.new_ref(jnp.zeros(2))}
+        out = ec.tree_deserialise_leaves(tmp_path / "c", like)
+    assert out["r"][...].tolist() == [0, 1]

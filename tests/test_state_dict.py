@@ -112,7 +112,9 @@ def test_what_does_not_fit():
     out = ec.from_state_dict(state, {"a": jnp.zeros(2), "b": 0}, where=lambda t: t["b"])
     assert out["b"] == 1 and not out["a"].any()
     for bad, error in [
-        ({"a": [1, 2]}, "leaf `a`: a `list` cannot be stored"),
+        ({"a": [1, 2]}, "leaf `a`: lists are dicts here"),
+        ({"a": None}, "leaf `a`: None is not a leaf. Remove the entry"),
+        ({"a.b": 1, "a": {"b": 2}}, "two leaves of the name `a.b`"),
         ({"a/b": 1}, "'a/b', which is no name"),
         ({"": 1}, "which is no name"),
         ({"a": {1: 2}}, "key 1, and takes strings"),
@@ -132,6 +134,26 @@ def test_lazy_leaves_and_own_types(tmp_path):
         state = ec.to_state_dict({"r": Fraction(1, 2)})
         assert state == {"r": "1/2"}
         assert ec.from_state_dict(state, {"r": Fraction(0)}) == {"r": Fraction(1, 2)}
+
+
+def test_what_was_made_of_own_types_is_not_made_again():
+    """Where the type is a subclass of one that is stored, or is str itself."""
+
+    class Degrees(float):
+        pass
+
+    with ec.register_leaf(Degrees, lambda d: Degrees(2 * d), lambda d: Degrees(d / 2)):
+        state = ec.to_state_dict({"a": Degrees(3)})
+        assert ec.from_state_dict(state, {"a": Degrees(0)}) == {"a": 3.0}
+    with ec.register_leaf(str, lambda s: s.upper() + "!", lambda s: s.lower()[:-1]):
+        state = ec.to_state_dict({"a": "abc"})
+        assert ec.from_state_dict(state, {"a": ""}) == {"a": "abc"}
+
+
+def test_errors_speak_of_a_state_dict():
+    with pytest.raises(RuntimeError) as e:
+        ec.from_state_dict({"a": 1, "c": jnp.ones(2)}, {"b": 1, "c": jnp.ones(3)})
+    assert "checkpoint" not in str(e.value) and "not in the state dict" in str(e.value)
 
 
 def test_sharded():
