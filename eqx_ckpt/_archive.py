@@ -5,6 +5,7 @@ read in place is aligned.
 """
 
 import contextlib
+import io
 import os
 import secrets
 import threading
@@ -45,6 +46,22 @@ def is_file(path: Any) -> bool:
     return callable(getattr(path, "read", getattr(path, "write", None)))
 
 
+def check_open(file: Any) -> None:
+    """**Raises:** `ValueError` or `TypeError` for an open file that a checkpoint cannot
+    be written to."""
+    if isinstance(file, io.TextIOBase):
+        raise TypeError('The file is one of text: open it with "wb".')
+    try:
+        place = file.tell()
+    except (AttributeError, OSError):
+        return  # A pipe.
+    if place:
+        raise ValueError(
+            f"The file is at byte {place}, and a checkpoint takes a file of its own. "
+            "What is written before the leaves elsewhere goes into `metadata=`."
+        )
+
+
 def is_archive(root: Any) -> bool:
     """Whether a checkpoint is saved as one file."""
     return not isinstance(root, Root) or root.url.endswith(SUFFIX)
@@ -75,6 +92,7 @@ class Archive:
     """A zip that is being written, to anything that has a `write`."""
 
     def __init__(self, file: Any):
+        self._file = file
         self._zip = zipfile.ZipFile(file, "w", zipfile.ZIP_STORED)
         self._lock = threading.Lock()
 
@@ -100,3 +118,6 @@ class Archive:
         if kind is not None:
             self._zip.fp = None  # Else it is written when this is collected.
         self._zip.close()
+        # Else the list of a longer zip that was there would be found, at the very end.
+        if kind is None and getattr(self._file, "seekable", bool)():
+            self._file.truncate()

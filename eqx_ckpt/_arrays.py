@@ -99,6 +99,11 @@ def largest_chunk() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
+def context_of(root: Root) -> ts.Context:
+    """For reads of the arrays of one checkpoint, which another may replace."""
+    return _root.with_nodes(_store.read_context(root))
+
+
 def open_arrays(
     root: Root, files: Sequence[str] | None, places: Sequence[Place]
 ) -> list[ts.TensorStore]:
@@ -110,7 +115,7 @@ def open_arrays(
     `places`. So it parses nothing of a checkpoint: it reads bytes of files.
     """
     _root.check_fork()
-    context = _store.read_context(root)
+    context = context_of(root)
     if files is None:
         kvstores = [root.kvstore(place.key) for place in places]
     else:
@@ -134,11 +139,12 @@ def open_arrays(
     return [future.result() for future in opened]
 
 
-def open_specs(root: Root, specs: Sequence[Any]) -> list[ts.TensorStore]:
+def open_specs(
+    root: Root, specs: Sequence[Any], context: ts.Context
+) -> list[ts.TensorStore]:
     """Arrays of other formats, opened without a read: of specs that are made here, or
     of what has been read before. `kvstore` in a spec is the key of a directory."""
     _root.check_fork()
-    context = _store.read_context(root)
     opened = [
         ts.array(spec)
         if isinstance(spec, np.ndarray)

@@ -391,7 +391,8 @@ class Node:
             raise KeyError(self._missing(f"{key!r}")) from None
 
     def _is_sequence(self) -> bool:
-        return all(kind in "sf" for kind, _, _ in self._children.values())
+        kinds = [kind for kind, _, _ in self._children.values()]
+        return bool(kinds) and all(kind in "sf" for kind in kinds)
 
     def _keys(self) -> list[Any]:
         return [key for _, key, _ in self._children.values()]

@@ -2,17 +2,19 @@
 
 import os
 
-from . import _commit, _pending, _root, _store
+from . import _archive, _commit, _pending, _root, _store, _write, formats
+from ._root import Root
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
-    """Whether there is a checkpoint at a path: one whose save was completed.
+    """Whether there is a checkpoint of eqx_ckpt at a path: one that is complete.
 
-    It looks for the index and reads nothing: [`verify`][] says whether it is whole.
+    It looks for the index and reads no leaf: [`verify`][] says whether it is whole. It
+    is false of what other libraries have written, and [`open`][] reads as well.
 
     **Arguments:**
 
-    - `path`: as in [`open`][].
+    - `path`: as in [`open`][]; also that of a checkpoint of one file.
 
     **Raises:** `ValueError` if its index is a symbolic link.
 
@@ -27,9 +29,24 @@ def exists(path: str | os.PathLike[str]) -> bool:
         ```
     """
     root = _root.resolve(path)
+    if _is_file(root):
+        return True
     if root.local is None:
         return _store.read_file(root, _root.INDEX, 1) is not None
     return not _commit.is_beside(root.local) and bool(_store.look(root, _root.INDEX))
+
+
+def _is_file(root: Root) -> bool:
+    """Whether there is a checkpoint of one file at a path."""
+    if root.local is not None and not root.local.is_file():
+        return False
+    if root.local is None and not _archive.is_archive(root):
+        return False
+    try:
+        source = formats.find(root, None)
+    except ValueError:
+        return False
+    return source is not None and source.is_archive
 
 
 def delete(path: str | os.PathLike[str]) -> None:
@@ -41,7 +58,7 @@ def delete(path: str | os.PathLike[str]) -> None:
 
     **Arguments:**
 
-    - `path`: as in [`open`][]. It may not be a symbolic link.
+    - `path`: as in [`exists`][]. It may not be a symbolic link.
 
     **Raises:** `FileNotFoundError` if there is no checkpoint; `ValueError` if its
     directory holds something that is not part of it, if its index cannot be read, or if
@@ -65,4 +82,7 @@ def delete(path: str | os.PathLike[str]) -> None:
             f"what it leads to, `{os.path.realpath(root.local)}`."
         )
     _pending.wait_for(root)
-    _commit.remove(root)
+    if _is_file(root):
+        _write.delete_tree(*_root.split(root))
+    else:
+        _commit.remove(root)

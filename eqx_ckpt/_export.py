@@ -103,6 +103,8 @@ def export_safetensors(
     root = _root.resolve(path)
     _root.check_writable(root)
     found = formats.look(root)
+    if found is None and root.local is not None and root.local.is_dir():
+        raise FileExistsError(f"There is a directory at `{root}`. It is left as it is.")
     if found is not None:
         if not (overwrite and formats.is_safetensors(found)):
             what = "a file" if overwrite else "something, and `overwrite=False`"
@@ -139,7 +141,14 @@ def _tensors(pytree: PyTree, filter_spec: FilterSpec, rename: Any) -> list[_Tens
                 f"The leaf `{name}` is of {dtype}, which `.safetensors` does not have. "
                 "`ec.export_safetensors` leaves it out with a `filter_spec`."
             )
+        if name == _names.ROOT and new is None:
+            raise ValueError(
+                "The tree is one array, which has no name that `.safetensors` could "
+                'hold: write `{"name": array}`.'
+            )
         to = formats.flat_name(name if new is None else new[number])
+        if not formats.is_texts({"": to}):
+            raise ValueError(f"The name of the leaf `{name}` is not Unicode text.")
         if to in out:
             raise ValueError(
                 f"The leaves `{out[to][0]}` and `{name}` both get the name `{to}`."

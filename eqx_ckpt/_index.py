@@ -261,7 +261,7 @@ def decode(data: bytes) -> Index:
     body, tail = data[:-45], data[-45:]
     if tail != _tail + digest(body).encode() + b'"}':
         raise ValueError("the index is damaged: its digest is not that of its bytes")
-    value = _json.parse(data, "ascii")
+    value = _json.parse(data, encoding="ascii")
     _check_version(value.get("version"), value.get("reader"))
     index = _typed(value)
     if index.layout == "ocdbt":

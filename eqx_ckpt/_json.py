@@ -13,10 +13,10 @@ MAX_INDEX = 32 * 2**20
 _MAX_PARSED = 160 * 2**20
 
 
-def parse(data: bytes, encoding: str = "utf-8") -> Any:
+def parse(data: bytes, what: str = "the index", encoding: str = "utf-8") -> Any:
     """JSON from anyone. **Raises:** `ValueError` if it is not, or has values that are
-    not JSON, or a key twice in an object, or is too much to parse."""
-    check_cost(data)
+    not JSON, or a key twice in an object, or is too much to parse. It says `what`."""
+    check_cost(data, what)
     try:
         return json.loads(
             data.decode(encoding),
@@ -25,21 +25,20 @@ def parse(data: bytes, encoding: str = "utf-8") -> Any:
             object_pairs_hook=_object,
         )
     except (ValueError, RecursionError) as e:
-        raise ValueError(f"the index is not JSON ({e})") from e
+        raise ValueError(f"{what} is not JSON ({e})") from e
 
 
-def check_cost(data: bytes) -> None:
-    """**Raises:** `ValueError` for an index that a reader has no memory to parse."""
+def check_cost(data: bytes, what: str = "the index") -> None:
+    """**Raises:** `ValueError` for what a reader has no memory to parse."""
     if len(data) > MAX_INDEX:
-        raise ValueError(
-            f"the index is longer than {MAX_INDEX >> 20} MiB, the most that is read"
-        )
+        most = MAX_INDEX >> 20
+        raise ValueError(f"{what} is longer than {most} MiB, the most that is read")
     if len(data) > _MAX_PARSED // 128:
         # Nothing in JSON takes more memory than this: lists, dicts and their items.
         containers = data.count(b"[") + data.count(b"{")
         items = data.count(b",") + data.count(b":")
         if 88 * containers + 64 * items > _MAX_PARSED:
-            raise ValueError("the index has more values than are read")
+            raise ValueError(f"{what} has more values than are read")
 
 
 def _refuse(constant: str) -> None:

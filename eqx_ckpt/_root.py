@@ -16,11 +16,9 @@ from ._remote import Store
 
 INDEX = "eqx_ckpt.json"
 LAYOUTS = ("ocdbt", "zarr")
-# So that nothing reads more than a leaf's own bytes, chunks are not cached; the nodes
-# that lead to them are.
+# So that nothing reads more than a leaf's own bytes, chunks are not cached.
 _context_spec = {
     "cache_pool": {"total_bytes_limit": 0},
-    "cache_pool#nodes": {"total_bytes_limit": 64 * 2**20},
     **_remote.CONTEXT,
 }
 _forked = False
@@ -48,6 +46,14 @@ def context() -> ts.Context:
 def mmap_context() -> ts.Context:
     return ts.Context(
         {**_context_spec, "file_io_mode": {"mode": "memmap"}}, parent=context()
+    )
+
+
+def with_nodes(parent: ts.Context) -> ts.Context:
+    """A context that keeps the nodes of a database, which is all that it is used for:
+    the next one at the same path would be taken for the one that is known."""
+    return ts.Context(
+        {"cache_pool#nodes": {"total_bytes_limit": 64 * 2**20}}, parent=parent
     )
 
 
@@ -174,7 +180,8 @@ def explain(root: Root, error: Exception) -> Exception:
 
 
 def kvstore_of(root: Root, key: str, is_ocdbt: bool) -> dict[str, Any]:
-    """The spec of a directory of the root, or of the database that is at its top."""
+    """The spec of a directory of the root, or of the database that is at its top: in a
+    context `with_nodes`."""
     if not is_ocdbt:
         return root.kvstore(key)
     return {

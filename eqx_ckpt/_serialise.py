@@ -164,6 +164,8 @@ def tree_serialise_leaves(
 def check_choices(root: Any, layout: str, compression: str | None) -> None:
     if isinstance(root, Root):
         _root.check_writable(root)
+    else:
+        _archive.check_open(root)
     if layout not in _root.LAYOUTS:
         raise ValueError(f'`layout` must be "ocdbt" or "zarr", not {layout!r}.')
     if layout != "ocdbt" and _archive.is_archive(root):

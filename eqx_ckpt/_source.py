@@ -60,6 +60,11 @@ class Source:
         return record.place not in self.foreign.specs
 
     @property
+    def is_archive(self) -> bool:
+        """Whether it is one of ours, in one file."""
+        return self.foreign is not None and self.foreign.digests is not None
+
+    @property
     def has_digests(self) -> bool:
         return self.foreign is None or self.foreign.digests is not None
 
@@ -80,6 +85,10 @@ class Source:
     @ft.cached_property
     def _opened(self) -> dict[int, Any]:
         return {}
+
+    @ft.cached_property
+    def _context(self) -> Any:
+        return _arrays.context_of(self.directory)
 
     @property
     def database(self) -> str | None:
@@ -114,7 +123,7 @@ class Source:
             return _arrays.open_arrays(self.directory, self.files, places)
         directory, files, _, _, specs, _ = self.foreign
         those = [specs[r.place] for r, _ in wanted if r.place in specs]
-        opened = iter(_arrays.open_specs(directory, those))
+        opened = iter(_arrays.open_specs(directory, those, self._context))
         return [
             next(opened)
             if self.has_spec(r)

@@ -372,7 +372,8 @@ def read_keys(
         kv = _root.kv(root)
         if is_ocdbt:
             spec = {**_root.kvstore_of(root, "", True), "path": ""}
-            kv = _root.wait(root, ts.KvStore.open(spec, context=_root.context()))
+            context = _root.with_nodes(_root.context())
+            kv = _root.wait(root, ts.KvStore.open(spec, context=context))
         futures = [kv.read(key) for key in keys]
         found = [_root.wait(root, future) for future in futures]
         values = [got.value if got.state == "value" else None for got in found]

@@ -133,7 +133,9 @@ def verify(
         records = list(source.index.records())
         source.index.places
     except ValueError as e:
-        return [Problem(None, None, _root.INDEX, str(e))]
+        is_file = root.local is not None and not root.local.is_dir()
+        file = root.local.name if is_file else _root.INDEX
+        return [Problem(None, None, file, str(e))]
     if not source.has_digests:
         raise _unverifiable(source)
     if pinned and source.index.save != pinned.index.save:

@@ -1,4 +1,5 @@
 import copy
+import os
 import pickle
 import threading
 
@@ -538,3 +539,12 @@ def test_a_big_skeleton_costs_little(tmp_path):
     parameters, seconds, mebibytes = map(float, out.split())
     assert parameters > 70e9
     assert seconds < 3 and mebibytes < 50, out
+
+
+def test_what_is_below_a_file_or_no_file_at_all(tmp_path):
+    (tmp_path / "file").write_text("x")
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "file" / "x", tmp_path / "fifo", "/dev/null"):
+        with pytest.raises(FileNotFoundError, match="no checkpoint|not a checkpoint"):
+            ec.open(path)
+        assert not ec.exists(path)

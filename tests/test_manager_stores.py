@@ -50,7 +50,7 @@ def _keys(root):
 
 
 def _kv(root):
-    return _root.kv(_root.resolve(root), "", None)
+    return _root.kv(_root.resolve(root))
 
 
 def _put(root, key, data):

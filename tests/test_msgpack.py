@@ -65,6 +65,18 @@ def test_what_flax_wrote(file):
     assert isinstance(tree["wide"], np.ndarray)
 
 
+def test_types_of_few_bits_and_long_names(tmp_path):
+    tree = {
+        "n" * 300: np.arange(3, dtype=ml_dtypes.uint4),
+        "x": np.arange(3).astype(ml_dtypes.float8_e4m3),
+    }
+    (tmp_path / "a").write_bytes(fs.to_bytes(tree))
+    got = ec.materialise(ec.open(tmp_path / "a").tree)
+    for name, array in tree.items():
+        assert np.asarray(got[name]).dtype == array.dtype
+        assert np.asarray(got[name]).tobytes() == array.tobytes()
+
+
 def test_is_lazy(file):
     count = lambda: int(pathlib.Path("/proc/self/io").read_text().split()[1])
     before = count()

@@ -6,6 +6,7 @@ import shutil
 import jax
 import jax.random as jr
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from helpers import BytesRead, run_python
 
@@ -158,6 +159,37 @@ def test_unfinished(base, tmp_path):
         ec.open(tmp_path / "5.orbax-checkpoint-tmp")
 
 
+def test_an_item_that_is_unfinished(base, tmp_path):
+    shutil.copytree(base / "v1", tmp_path / "v1")
+    (tmp_path / "v1/state").rename(tmp_path / "v1/state.orbax-checkpoint-tmp-12")
+    with pytest.raises(ValueError, match="has not finished"):
+        ec.open(tmp_path / "v1")
+
+
+def test_one_that_is_replaced(tmp_path):
+    """TensorStore keeps the nodes of a database that it has read."""
+    lazy = None
+    for value in range(3):
+        with ocp.StandardCheckpointer() as saver:
+            saver.save(tmp_path / "c", {"w": np.full((4, 4), value)}, force=True)
+        if lazy is not None:
+            with pytest.raises(RuntimeError, match="was replaced"):
+                lazy.read()
+        lazy = ec.open(tmp_path / "c")["w"]
+        assert lazy.read()[0, 0] == value
+
+
+@pytest.mark.parametrize("is_ocdbt", [False, True])
+def test_slashes_in_keys(tmp_path, is_ocdbt):
+    """As haiku has them."""
+    tree = {"mlp/~/linear_0": {"w": np.arange(3.0), "b": np.ones(2)}, "x": np.ones(1)}
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=is_ocdbt)
+    with ocp.Checkpointer(handler) as saver:
+        saver.save(tmp_path / "c", args=ocp.args.PyTreeSave(tree))
+    got = ec.tree_deserialise_leaves(tmp_path / "c", jax.tree.map(np.zeros_like, tree))
+    jax.tree.map(np.testing.assert_array_equal, got, tree)
+
+
 # ---- Directories that mean harm.
 
 
@@ -249,6 +281,30 @@ HOSTILE = {
         ),
         "impossible shape or chunks",
     ),
+    "chunks of another rank": (
+        lambda p: _array(
+            p,
+            lambda v: (
+                v.update(chunks=[2]),
+                v.get("chunk_grid", {}).update(configuration={"chunk_shape": [2]}),
+            ),
+        ),
+        "impossible chunks",
+    ),
+    "a fill value that is none": (
+        lambda p: _array(p, lambda v: v.update(fill_value="x")),
+        "unknown fill",
+    ),
+    "a fill value of 2000 bits": (
+        lambda p: _array(p, lambda v: v.update(fill_value=2**2000)),
+        "unknown fill",
+    ),
+    "chunks that lie nowhere": (
+        lambda p: _array(
+            p, lambda v: v.update(chunk_key_encoding={}, dimension_separator="x")
+        ),
+        "unknown",
+    ),
     "a link for a chunk": (
         lambda p: (p / "zeros" / "link").symlink_to("/etc/passwd"),
         "symbolic link",
@@ -265,6 +321,19 @@ def test_hostile_directories_are_refused_at_open(base, tmp_path, name, kind):
     make(path)
     with pytest.raises(ValueError, match=match):
         ec.open(path)
+
+
+@pytest.mark.parametrize("rows", [1, [1], [{"array_metadata": 1}], {"a": 1}])
+def test_metadata_of_keys_that_are_none(base, tmp_path, rows):
+    path = tmp_path / "a"
+    shutil.copytree(base / "v0-ocdbt-3", path)
+    for name in ("a", [1], {}):
+        row = {"array_metadata": {"param_name": name}}
+        row["array_metadata"]["ext_metadata"] = {"random_key_impl": "fry"}
+        for value in (rows, [row]):
+            text = json.dumps({"array_metadatas": value})
+            (path / "array_metadatas/process_0").write_text(text)
+            assert ec.open(path)["step"].read() == 3
 
 
 @pytest.mark.parametrize("kind", _V0)

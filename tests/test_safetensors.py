@@ -230,7 +230,7 @@ def test_shards(tmp_path):
         (lambda m: m.update(y="a.safetensors"), "do not agree on where 'y' is"),
         (lambda m: m.update(y="../a.safetensors"), "no file beside it"),
         (lambda m: m.update(y="/etc/x.safetensors"), "no file beside it"),
-        (lambda m: m.update(y="c.safetensors"), "missing|There is no"),
+        (lambda m: m.update(y="c.safetensors"), "names is missing: .*`c.safetensors`"),
         (lambda m: m.update(y=3), "no `weight_map`"),
     ],
 )
@@ -239,7 +239,8 @@ def test_shards_that_do_not_fit(tmp_path, alter, match):
     alter(index["weight_map"])
     file = tmp_path / "m" / "model.safetensors.index.json"
     file.write_text(json.dumps(index))
-    with pytest.raises((ValueError, FileNotFoundError), match=match):
+    # Not what says that there is nothing.
+    with pytest.raises(ValueError, match=match):
         ec.open(tmp_path / "m")
 
 
@@ -250,6 +251,26 @@ def test_a_directory_of_several_files_is_not_guessed(tmp_path):
         )
     with pytest.raises(ValueError, match="give the path of one of them"):
         ec.open(tmp_path)
+
+
+def test_one_shard_is_not_taken_for_all(tmp_path):
+    for name in ("m-00002-of-00010", "m-00001-of-00001"):
+        path = tmp_path / name
+        path.mkdir()
+        file = path / f"{name}.safetensors"
+        safetensors.numpy.save_file({"w": np.zeros(1)}, file)
+        assert list(ec.open(file).leaves) == ["w"]
+    assert list(ec.open(path).leaves) == ["w"]
+    with pytest.raises(ValueError, match="one of several files, and there is no"):
+        ec.open(tmp_path / "m-00002-of-00010")
+
+
+def test_a_file_of_nothing(tmp_path):
+    safetensors.numpy.save_file({}, tmp_path / "m.safetensors")
+    ckpt = ec.open(tmp_path / "m.safetensors")
+    assert len(ckpt.tree) == 0 and list(ckpt.tree) == []
+    assert ec.materialise(ckpt.tree) == {}
+    assert str(ckpt)
 
 
 # ---- Files that mean harm.
@@ -442,12 +463,17 @@ def test_what_cannot_be_written(tmp_path):
         ({"__metadata__": jnp.ones(1)}, "cannot have the name"),
         ({"a": jax.ShapeDtypeStruct((2,), jnp.float32)}, "`a` cannot be written"),
         ({"a": 3}, "Nothing to write"),
+        (jnp.ones(1), "The tree is one array, which has no name"),
+        ({"\ud800": jnp.ones(1)}, "not Unicode"),
     ]
     for tree, match in bad:
         with pytest.raises((ValueError, TypeError), match=match):
             ec.export_safetensors(out, tree)
     with pytest.raises(ValueError, match="a dict of strings"):
         ec.export_safetensors(out, {"a": jnp.ones(1)}, metadata={"width": 3})
+    for metadata in ({1: "1"}, {"a": "\ud800"}):
+        with pytest.raises(ValueError, match="a dict of strings"):
+            ec.export_safetensors(out, {"a": jnp.ones(1)}, metadata=metadata)
     assert os.listdir(tmp_path) == []
 
 
@@ -458,7 +484,8 @@ def test_what_is_there_stays(tmp_path):
     (tmp_path / "directory" / "file").write_text("mine")
     ec.tree_serialise_leaves(tmp_path / "ckpt", tree)
     ec.export_safetensors(tmp_path / "good.safetensors", tree)
-    for name in ("notes.safetensors", "directory", "ckpt"):
+    (tmp_path / "empty").mkdir()
+    for name in ("notes.safetensors", "directory", "ckpt", "empty"):
         with pytest.raises(FileExistsError):
             ec.export_safetensors(tmp_path / name, tree)
     with pytest.raises(FileExistsError, match="overwrite=False"):

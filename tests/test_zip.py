@@ -115,6 +115,75 @@ def test_open_files(tmp_path):
         assert ec.tree_deserialise_leaves(f, [jnp.zeros(2), 0])[1] == 3
 
 
+def test_an_open_file_has_to_be_for_the_checkpoint_alone(tmp_path):
+    path = tmp_path / "a.eqx"
+    with open(path, "wb") as f:
+        f.write(b'{"width": 8}\n')
+        with pytest.raises(ValueError, match="at byte 13, .* `metadata=`"):
+            ec.tree_serialise_leaves(f, {"w": 1})
+    assert path.read_bytes() == b'{"width": 8}\n'
+    with open(path, "wb") as f:
+        ec.tree_serialise_leaves(f, {"a": 1})
+        with pytest.raises(ValueError, match="a file of its own"):
+            ec.tree_serialise_leaves(f, {"b": 1})
+    with open(path, "ab") as f, pytest.raises(ValueError, match="a file of its own"):
+        ec.tree_serialise_leaves(f, {"b": 1})
+    assert list(ec.open(path).leaves) == ["a"]
+    with open(path, "w") as f, pytest.raises(TypeError, match='open it with "wb"'):
+        ec.tree_serialise_leaves(f, {"b": 1})
+
+
+@pytest.mark.parametrize("before", [{"a": np.zeros(99999), "w": np.zeros(4)}, None])
+def test_what_was_in_an_open_file_is_gone(tmp_path, before):
+    """The index of a zip is at its end, where one of before would be found."""
+    if before is None:
+        old = bytes(99999)
+    else:
+        old = ec.to_bytes(before)
+    buffer = io.BytesIO(old)
+    (tmp_path / "a").write_bytes(old)
+    with open(tmp_path / "a", "r+b") as f:
+        for file in (f, buffer):
+            ec.tree_serialise_leaves(file, {"w": np.ones(4)})
+    for file in (tmp_path / "a", io.BytesIO(buffer.getvalue())):
+        ckpt = ec.open(file)
+        assert list(ckpt.leaves) == ["w"] and ckpt["w"].read().tolist() == [1] * 4
+
+
+def test_a_pipe(tmp_path):
+    """What cannot be asked where it is, or be cut."""
+    read, write = os.pipe()
+    with open(write, "wb") as f:
+        ec.tree_serialise_leaves(f, {"w": jnp.ones(3)})
+    with open(read, "rb") as f:
+        assert ec.open(io.BytesIO(f.read()))["w"].read().tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("where", ["{}/a.zip", "memory://zips/there.zip"])
+def test_exists_and_delete(tmp_path, where):
+    path = where.format(tmp_path)
+    assert not ec.exists(path)
+    ec.tree_serialise_leaves(path, {"w": 1})
+    assert ec.exists(path)
+    ec.delete(path)
+    assert not ec.exists(path)
+    with pytest.raises(FileNotFoundError):
+        ec.delete(path)
+
+
+def test_delete_deletes_no_other_file(tmp_path):
+    with zipfile.ZipFile(tmp_path / "photos.zip", "w") as z:
+        z.writestr("a", "b")
+    (tmp_path / "notes").write_text("notes")
+    with open(tmp_path / "eqx.eqx", "wb") as f:
+        eqx.tree_serialise_leaves(f, [1])
+    for name in ("photos.zip", "notes", "eqx.eqx"):
+        assert not ec.exists(tmp_path / name)
+        with pytest.raises(FileNotFoundError, match="nothing was deleted"):
+            ec.delete(tmp_path / name)
+        assert (tmp_path / name).exists()
+
+
 def test_in_a_store():
     ec.tree_serialise_leaves("memory://zips/a.zip", _tree(), everything)
     got = ec.tree_deserialise_leaves("memory://zips/a.zip", _like(), everything)

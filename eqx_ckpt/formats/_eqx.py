@@ -41,7 +41,7 @@ def read(found: Found, like: Any) -> Source | None:
         )
     if line is None:
         raise ValueError("it has no records of arrays: it is no `.eqx` file")
-    metadata = _json.parse(line) if line else None
+    metadata = _json.parse(line, "its first line") if line else None
     flat = _tree.flatten(like, None)
     window = _Window(found, key)
     leaves: list[Leaf] = []

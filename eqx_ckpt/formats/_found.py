@@ -63,7 +63,10 @@ _TELLING = (
 def names_in(root: Root) -> frozenset[str]:
     """The names in a directory; in an object store those that tell its format."""
     if root.local is not None:
-        return frozenset(_store.list_top(root) or ())
+        try:
+            return frozenset(_store.list_top(root) or ())
+        except NotADirectoryError:
+            return frozenset()
     jobs = [ft.partial(has, root, key) for key in _TELLING]
     there = zip(_TELLING, _threads.gather(jobs, len(jobs), waiting=True))
     return frozenset(key.partition("/")[0] for key, is_there in there if is_there)
@@ -92,7 +95,7 @@ def read_json(directory: Root, key: str) -> tuple[bytes, dict[str, Any]]:
     value = _store.read_file(directory, key, limit=_json.MAX_INDEX)
     if value is None:
         raise ValueError(f"`{key}` is missing")
-    parsed = _json.parse(value.data)
+    parsed = _json.parse(value.data, f"`{key}`")
     if type(parsed) is not dict:
         raise ValueError(f"`{key}` is not a JSON object")
     return value.data, parsed

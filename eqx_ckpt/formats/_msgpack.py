@@ -30,7 +30,9 @@ def read(found: Found, like: Any) -> Source | None:
         return None
     is_map = head[0] >> 4 == 8 or head[0] in (0xDE, 0xDF)
     at = {0xDE: 3, 0xDF: 5}.get(head[0], 1)
-    is_named = is_map and len(head) > at and (head[at] >> 5 == 5 or head[at] == 0xD9)
+    is_named = (
+        is_map and len(head) > at and (head[at] >> 5 == 5 or head[at] in (0xD9, 0xDA))
+    )
     if not is_named and not found.has_suffix(".msgpack"):
         return None
     reader = _Reader(found, key)
@@ -48,10 +50,11 @@ def read(found: Found, like: Any) -> Source | None:
             leaves.append(Leaf(name, template, 0, 0))
             continue
         dtype, shape, offset, size, is_scalar = item
-        if dtype not in _template.STORED:
-            raise ValueError(f"`{name}` has the unknown dtype {dtype!r:.40}")
         kind = "generic" if is_scalar else _found.kind_of(dtype)
-        template = _found.template(kind, dtype, shape, keys)
+        try:
+            template = _found.template(kind, dtype, shape, keys)
+        except ValueError as e:
+            raise ValueError(f"`{name}` has the unknown dtype {dtype!r:.40}") from e
         if template.nbytes != size:
             raise ValueError(f"`{name}` is not of the size of its shape")
         leaves.append(Leaf(name, template, 0, offset))

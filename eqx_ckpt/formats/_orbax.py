@@ -42,7 +42,7 @@ def read(found: Found, like: Any) -> Source | None:
         found = Found(found.root, below, None, b"", _found.names_in(below))
     elif _commit.saves(found.directory) or "eqx_ckpt.digests" in found.names:
         return None  # It is ours, without its index.
-    if _UNFINISHED in found.root.url:
+    if _UNFINISHED in found.directory.url:
         raise ValueError("Orbax has not finished writing it")
     return _tree(found)
 
@@ -141,13 +141,14 @@ def _optional(found: Found, key: str) -> dict[str, Any]:
 def _impls(value: dict[str, Any]) -> dict[str, str]:
     """The PRNG implementations of typed keys."""
     out = {}
-    for row in value.get("array_metadatas") or ():
+    rows = value.get("array_metadatas")
+    for row in rows if type(rows) is list else ():
         array = row.get("array_metadata") if type(row) is dict else None
         more = array.get("ext_metadata") if type(array) is dict else None
         if type(array) is dict and type(more) is dict:
-            impl = more.get("random_key_impl")
-            if type(impl) is str:
-                out[array.get("param_name")] = impl
+            impl, name = more.get("random_key_impl"), array.get("param_name")
+            if type(impl) is type(name) is str:
+                out[name] = impl
     return out
 
 
@@ -167,8 +168,9 @@ def _entry(name: str, entry: Any) -> _Array | None:
     if skip:
         return None
     key = ".".join(key for key, _ in keys)
-    # It becomes part of a path.
-    if re.search(r"[/\\\0]", key) or key in ("", ".", ".."):
+    # It becomes a path.
+    parts = key.split("/")
+    if re.search(r"[\\\0]", key) or not {"", ".", ".."}.isdisjoint(parts):
         raise ValueError(f"`{_METADATA}` has a leaf of the impossible name {key!r:.60}")
     return _Array(keys, kind, key)
 

@@ -41,6 +41,8 @@ _SUFFIX, _INDEX = ".safetensors", ".safetensors.index.json"
 _MAX_HEADER = _json.MAX_INDEX
 _MAX_HEADERS = 4 * _MAX_HEADER
 # A file beside the index: never a path.
+# The name of a file that is one of several.
+_shard = re.compile(r"-\d+-of-0*([2-9]|1\d)\d*\.safetensors$")
 _file = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}\.safetensors")
 
 
@@ -78,6 +80,11 @@ def _choose(names: frozenset[str]) -> str | None:
                 f"there are {len(some)} files in it that end in `{suffix}`, such as "
                 f"`{some[0]}`: give the path of one of them"
             )
+        if some and _shard.search(some[0]):
+            raise ValueError(
+                f"`{some[0]}` is one of several files, and there is no `*{_INDEX}` "
+                "that says what is in the others. Its own path opens it alone"
+            )
         if some:
             return some[0]
     return None
@@ -103,7 +110,7 @@ def read_header(directory: Root, key: str, size: int) -> Header:
     """**Raises:** `ValueError` unless the header accounts for all bytes of the file."""
     _store.check_range(directory, key, 8 + size)
     data = _found.read(directory, key, 8, 8 + size)
-    value = _json.parse(data)
+    value = _json.parse(data, f"the header of `{key}`")
     if type(value) is not dict:
         raise ValueError(f"the header of `{key}` is not a JSON object")
     metadata = value.pop(METADATA, None)
@@ -129,7 +136,14 @@ def read_header(directory: Root, key: str, size: int) -> Header:
 
 
 def is_texts(value: Any) -> TypeGuard[dict[str, str]]:
-    return type(value) is dict and all(type(x) is str for x in value.values())
+    """Whether a value is a dict of strings that can be written as UTF-8."""
+    if type(value) is not dict:
+        return False
+    return all(type(x) is str and _is_unicode(x) for row in value.items() for x in row)
+
+
+def _is_unicode(text: str) -> bool:
+    return not re.search("[\ud800-\udfff]", text)
 
 
 def _entry(name: str, entry: Any) -> tuple[str, list[int], tuple[int, int]]:
@@ -154,7 +168,7 @@ def _sharded(found: Found, key: str) -> Source:
     value = _store.read_file(found.directory, key, limit=_MAX_HEADER)
     if value is None:
         raise ValueError(f"`{key}` is missing")
-    index = _json.parse(value.data)
+    index = _json.parse(value.data, f"`{key}`")
     of = index.get("weight_map") if type(index) is dict else None
     if not is_texts(of):
         raise ValueError(f"`{key}` has no `weight_map` of names to files")
@@ -162,7 +176,10 @@ def _sharded(found: Found, key: str) -> Source:
     bad = [file for file in files if not _file.fullmatch(file)]
     if bad:
         raise ValueError(f"`{key}` names {bad[0]!r}, which is no file beside it")
-    sizes = _found.each(found.directory, _header_size, files)
+    try:
+        sizes = _found.each(found.directory, _header_size, files)
+    except FileNotFoundError as e:
+        raise ValueError(f"a file that `{key}` names is missing: {e}") from e
     if sum(sizes) > _MAX_HEADERS:
         raise ValueError(
             f"the headers of the files that `{key}` names would have {sum(sizes)} "

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import _arrays, _json, _store, _template
+from .. import _arrays, _json, _leaf, _store, _template
 from .._root import Root
 from .._template import Template
 
@@ -79,7 +79,9 @@ class Arrays(NamedTuple):
             raise ValueError(f"the metadata of the array `{name}` are missing")
         try:
             parse = _v3 if self.is_v3 else _v2
-            what = parse(_json.parse(metadata))
+            what = parse(_json.parse(metadata, "its metadata"))
+            if len(what.shape) != len(what.chunk):
+                raise ValueError("impossible chunks")
             self._check_codec(what)
             t = make(what)
             _template.check_template(t)
@@ -148,6 +150,7 @@ def _v2(value: dict[str, Any]) -> Zarr:
         dtype = np.dtype(text).name
     if dtype not in _template.STORED:
         raise ValueError(f"unknown dtype {text!r:.60}")
+    zero = False if dtype == "bool" else 0
     compressor = value.get("compressor")
     if compressor is not None:
         _only(compressor, id=_COMPRESSORS)
@@ -160,7 +163,7 @@ def _v2(value: dict[str, Any]) -> Zarr:
         "dtype": text,
         "order": "C",
         "compressor": compressor,
-        "fill_value": value.get("fill_value"),
+        "fill_value": None if value.get("fill_value") is None else zero,
         "filters": None,
         "dimension_separator": value.get("dimension_separator", "."),
     }
@@ -176,7 +179,7 @@ def _v3(value: dict[str, Any]) -> Zarr:
     if type(dtype) is not str or dtype not in _template.STORED:
         raise ValueError(f"unknown dtype {dtype!r:.60}")
     encoding = value["chunk_key_encoding"]
-    _only(encoding, name=["default"])
+    _only({"name": None, **encoding}, name=["default"])
     _only(encoding.get("configuration") or {}, separator=["/", "."])
     codecs = _codecs(value["codecs"], True)
     inner = outer
@@ -186,8 +189,7 @@ def _v3(value: dict[str, Any]) -> Zarr:
     if len(inner) != len(outer) or any(o % i for o, i in zip(outer, inner)):
         raise ValueError("impossible chunks in chunks")
     fill = value.get("fill_value")
-    if type(fill) not in (bool, int, float, list) and fill is not None:
-        raise ValueError("unknown fill value")
+    _check_fill(fill, dtype)
     metadata = {
         "zarr_format": 3,
         "node_type": "array",
@@ -204,6 +206,16 @@ def _v3(value: dict[str, Any]) -> Zarr:
     # The index of the chunks in a chunk is 16 bytes for each.
     stored = _size(inner, dtype) + 16 * math.prod(o // i for o, i in zip(outer, inner))
     return Zarr(dtype, shape, inner, stored, metadata)
+
+
+def _check_fill(fill: Any, dtype: str) -> None:
+    """**Raises:** `ValueError` for what is no value of the dtype, as Zarr has it."""
+    kind = _leaf.number_type(_template.dtype_of(dtype))
+    numbers = fill if kind == "complex" and type(fill) is list else [fill]
+    known = {"bool": (bool,), "int": (int,)}.get(kind, (int, float))
+    is_good = all(type(x) in known and abs(x) < 2**64 for x in numbers)
+    if fill is not None and not (is_good and len(numbers) in (1, 2)):
+        raise ValueError(f"unknown fill value {fill!r:.60}")
 
 
 def _codecs(value: Any, outermost: bool) -> list[dict[str, Any]]:
