@@ -57,11 +57,15 @@ SHORT = [
     ("restore", "", USR1, 0),
     ("save", "2", TERM, 0),
 ]
-LONG = [("step", str(n), number, 0) for n in (1, 9, 10, 11) for number in (TERM, USR1)]
-LONG += [("exit", "", TERM, 0), ("import", "optax", TERM, -TERM)]
-LONG += [("step", "25", KILL, -KILL), ("restore", "", KILL, -KILL)]
-LONG += [("save", str(n), KILL, -KILL) for n in range(1, 8)]
-LONG += [("save", str(n), TERM, 0) for n in range(1, 8)]
+# Each in a run of its own.
+LONG = [
+    [("step", str(n), number, 0)] for n in (1, 9, 10, 11, 49) for number in (TERM, USR1)
+]
+LONG += [[("exit", "", TERM, 0)], [("import", "optax", TERM, -TERM)]]
+LONG += [[("step", "25", KILL, -KILL)]]
+LONG += [[("step", "3", TERM, 0), ("restore", "", KILL, -KILL)]]
+LONG += [[("save", str(n), KILL, -KILL)] for n in range(1, 8)]
+LONG += [[("save", str(n), TERM, 0)] for n in range(1, 8)]
 
 
 def _run(cwd, phase="", at="", number=0):
@@ -72,27 +76,44 @@ def _run(cwd, phase="", at="", number=0):
         text=True,
         env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
     )
-    return done, [tuple(line.split()) for line in done.stdout.splitlines()]
+    # Whoever is killed may have been in the middle of a line.
+    whole = done.stdout[: done.stdout.rfind("\n") + 1]
+    return done, [tuple(line.split()) for line in whole.splitlines()]
 
 
 def _leaves(path):
     return {name: facts(x.read()) for name, x in ec.open(path).leaves.items()}
 
 
-@pytest.mark.parametrize(
-    "phases", [SHORT, pytest.param(LONG, marks=pytest.mark.long)], ids=["short", "long"]
-)
-def test_a_run_that_is_stopped_again_and_again(tmp_path, phases):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    whole.mkdir()
-    broken.mkdir()
-    done, expected = _run(whole)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nobody stops, and what it says."""
+    path = tmp_path_factory.mktemp("whole")
+    done, expected = _run(path)
     assert done.returncode == 0, done.stderr
     assert [step for step, _ in expected] == [str(n) for n in range(1, 51)]
+    return path, expected
+
+
+def _id(phases):
+    return "-".join(f"{phase}{at}-{number}" for phase, at, number, _ in phases)
+
+
+@pytest.mark.parametrize(
+    "phases",
+    [SHORT, *(pytest.param(phases, marks=pytest.mark.long) for phases in LONG)],
+    ids=_id,
+)
+def test_a_run_that_is_stopped_again_and_again(tmp_path, whole, phases):
+    broken = tmp_path
+    whole, expected = whole
     said = set()
     for phase, at, number, status in phases:
         done, lines = _run(broken, phase, at, number)
         assert done.returncode == status, (phase, at, done.returncode, done.stderr)
+        # The signal has come, and the run ended at it.
+        is_over = any(step == "50" for step, _ in lines)
+        assert is_over == (phase == "exit"), (phase, at)
         said.update(lines)
         if status == 0 and lines:
             # What it has done was saved before it ended.
