@@ -1,6 +1,8 @@
 """The command line: `python -m eqx_ckpt ls`, `verify`, `clean` and `demo`."""
 
 import argparse
+import io
+import os
 import sys
 
 from . import _checkpoint, _clean, _show, _verify
@@ -25,23 +27,35 @@ def main(arguments: list[str] | None = None) -> int:
     demo = commands.add_parser("demo", help="save and load a small model, and show how")
     demo.add_argument("directory", nargs="?", help="where to save (default: a new one)")
     given = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        status = _run(given)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # Whoever reads has seen enough. Python would say so once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (OSError, ValueError, RuntimeError, ImportError) as e:
+        print(f"eqx_ckpt: {e}", file=sys.stderr)
+        return 1
+
+
+def _run(given: argparse.Namespace) -> int:
     if given.command == "demo":
         from . import _demo
 
         _demo.main(given.directory)
         return 0
-    try:
-        lines: list[str] = []
-        if given.command == "verify":
-            lines = list(map(str, _verify.verify(given.path, progress=given.progress)))
-        elif given.command == "clean":
-            found = _clean.clean(given.path, remove=not given.list, idle=given.idle)
-            lines = list(map(_show.escape, found))
-        else:
-            print(_checkpoint.open(given.path).describe())
-    except (OSError, ValueError, RuntimeError, ImportError) as e:
-        print(f"eqx_ckpt: {e}", file=sys.stderr)
-        return 1
+    lines: list[str] = []
+    if given.command == "verify":
+        lines = list(map(str, _verify.verify(given.path, progress=given.progress)))
+    elif given.command == "clean":
+        found = _clean.clean(given.path, remove=not given.list, idle=given.idle)
+        lines = list(map(_show.escape, found))
+    else:
+        lines = [_checkpoint.open(given.path).describe()]
     for line in lines:
         print(line)
     return 1 if lines and given.command == "verify" else 0

@@ -51,6 +51,8 @@ def check_open(file: Any) -> None:
     be written to."""
     if isinstance(file, io.TextIOBase):
         raise TypeError('The file is one of text: open it with "wb".')
+    if "a" in str(getattr(file, "mode", "")):
+        raise ValueError('The file is open for appending: open it with "wb".')
     try:
         place = file.tell()
     except (AttributeError, OSError):
@@ -92,8 +94,10 @@ class Archive:
     """A zip that is being written, to anything that has a `write`."""
 
     def __init__(self, file: Any):
-        self._file = file
-        self._zip = zipfile.ZipFile(file, "w", zipfile.ZIP_STORED)
+        # What has no buffer may write a part of what it is given.
+        self._is_raw = isinstance(file, io.RawIOBase)
+        self._file = io.BufferedWriter(file) if self._is_raw else file
+        self._zip = zipfile.ZipFile(self._file, "w", zipfile.ZIP_STORED)
         self._lock = threading.Lock()
 
     def write(self, key: str, buffers: Iterable[Any]) -> None:
@@ -115,9 +119,13 @@ class Archive:
 
     def __exit__(self, kind: Any, *_: Any) -> None:
         """Writes the list of the files. Without it none of them is there."""
-        if kind is not None:
-            self._zip.fp = None  # Else it is written when this is collected.
-        self._zip.close()
-        # Else the list of a longer zip that was there would be found, at the very end.
-        if kind is None and getattr(self._file, "seekable", bool)():
-            self._file.truncate()
+        try:
+            if kind is not None:
+                self._zip.fp = None  # Else it is written when this is collected.
+            self._zip.close()
+            # Else the list of a longer zip that was there would be found at the end.
+            if kind is None and getattr(self._file, "seekable", bool)():
+                self._file.truncate()
+        finally:
+            if self._is_raw:
+                self._file.detach()

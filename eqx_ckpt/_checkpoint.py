@@ -373,10 +373,9 @@ class Node:
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice):
-            children = [self._get(c) for c in self._children]
             if not self._is_sequence():
                 raise TypeError(self._missing("sequence to slice"))
-            return children[key]
+            return list(self)[key]
         if isinstance(key, str):
             component = _names.quote(key)
         elif type(key) is int:
@@ -401,9 +400,15 @@ class Node:
         return self._keys()
 
     def __iter__(self) -> Iterator[Any]:
-        if self._is_sequence():
-            return (self._get(c) for c in self._children)
-        return iter(self._keys())
+        if not self._is_sequence():
+            return iter(self._keys())
+        # Where nothing was stored, as a function, is None: every other keeps its place.
+        there = {key: child for child, (_, key, _) in self._children.items()}
+        numbers = range(len(self))
+        return (self._get(there[n]) if n in there else None for n in numbers)
+
+    def __reversed__(self) -> Iterator[Any]:
+        return reversed(list(self))
 
     def __contains__(self, key: Any) -> bool:
         return key in self._keys()

@@ -15,6 +15,7 @@ import os
 import pathlib
 import re
 import secrets
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
@@ -150,6 +151,20 @@ def _own_entries(found: Found) -> set[str]:
     if found.index is not None and found.index.layout == "zarr":
         own.update(map(_layout.directory, found.index.names))
     return own
+
+
+def _foreign(root: Root, found: Found, entries: Mapping[str, bool]) -> list[str]:
+    """What is not part of a checkpoint: beside its files, and in its directories."""
+    out = set(entries) - _own_entries(found)
+    inside = _store.list_top(below(root, "d")) if entries.get("d") else None
+    out.update(f"d/{name}" for name in inside or () if not _index.is_save_id(name))
+    if root.local is not None and found.index and found.index.layout == "zarr":
+        for name in set(map(_layout.directory, found.index.names)):
+            inside = _store.list_top(below(root, name)) if entries.get(name) else None
+            out.update(
+                f"{name}/{x}" for x in (inside or {}).keys() - {"zarr.json", "c"}
+            )
+    return sorted(out)
 
 
 @contextlib.contextmanager
@@ -290,7 +305,7 @@ def _check_swap(root: Root, found: Found) -> None:
             'checkpoint with `layout="zarr"` cannot be replaced there, nor replace '
             'another. Use `layout="ocdbt"`, or another path.'
         )
-    foreign = sorted(set(entries) - _own_entries(found))
+    foreign = _foreign(root, found, entries)
     if foreign:
         if not _store.is_still(root, _root.INDEX, found.file):
             raise _replaced(root)
@@ -418,6 +433,8 @@ def _publish_by_swap(
             raise _replaced(root)
         _check_swap(root, found)
         undo = place.undo.pop_all()
+        with contextlib.suppress(OSError):
+            shutil.copymode(root.local, work.local)
         try:
             _exchange(work.local, root.local)
         except OSError:
@@ -457,16 +474,24 @@ def _exchange(a: pathlib.Path, b: pathlib.Path) -> None:
         )
 
 
-def publish_file(root: Root, write: Callable[[BinaryIO], None], sync: bool) -> None:
-    """Lets a file be written, and puts it at its path at once, whatever file is there.
+def publish_file(
+    root: Root, write: Callable[[BinaryIO], None], overwrite: bool, sync: bool
+) -> None:
+    """Lets a file be written, and puts it at its path at once: whatever file is there,
+    or, without `overwrite`, if there is none.
 
     Until then it is in a directory beside it, as a save that is to be swapped in.
+
+    **Raises:** `FileExistsError`.
     """
     if root.local is None:
         directory, key = _root.split(root)
         buffer = io.BytesIO()
         write(buffer)
-        _write.write_file(directory, key, [buffer.getbuffer()])
+        if overwrite:
+            _write.write_file(directory, key, [buffer.getbuffer()])
+        elif not _write.replace_file(directory, "", key, buffer.getvalue(), None):
+            raise _came(root)
         return
     path = pathlib.Path(os.path.realpath(root.local))
     for leftover in beside(path):
@@ -484,12 +509,36 @@ def publish_file(root: Root, write: Callable[[BinaryIO], None], sync: bool) -> N
                 file.flush()
                 if sync:
                     os.fsync(file.fileno())
-            os.replace(own / "file", path)
+            with contextlib.suppress(OSError):
+                shutil.copymode(path, own / "file")
+            if overwrite:
+                os.replace(own / "file", path)
+            else:
+                _put(root, own / "file", path)
             if sync:
                 levels = range(1 + len(made))
                 _write.sync_directories(
                     Root(str(path.parent), path.parent), ["../" * n for n in levels]
                 )
+
+
+def _put(root: Root, file: pathlib.Path, path: pathlib.Path) -> None:
+    """Puts a file where there is none."""
+    try:
+        os.link(file, path)
+    except FileExistsError:
+        raise _came(root) from None
+    except OSError:  # There are no links.
+        if os.path.lexists(path):
+            raise _came(root) from None
+        os.replace(file, path)
+
+
+def _came(root: Root) -> FileExistsError:
+    return FileExistsError(
+        f"There is a file at `{root}`, which was not there when this save began, and "
+        "`overwrite=False`."
+    )
 
 
 def remove(root: Root) -> None:
@@ -505,7 +554,7 @@ def remove(root: Root) -> None:
         if got is None:
             raise _nothing(root)
         entries = _store.list_top(root) or {}
-        foreign = sorted(set(entries) - _own_entries(Found(*got, frozenset(entries))))
+        foreign = _foreign(root, Found(*got, frozenset(entries)), entries)
         if foreign:
             raise ValueError(
                 f"`{root}` has `{foreign[0]}` in it, which is not part of the "

@@ -121,7 +121,9 @@ def export_safetensors(
         )
     tensors = _tensors(pytree, filter_spec, rename)
     buffers = _buffers(tensors, metadata, max_bytes)
-    _commit.publish_file(root, lambda file: file.writelines(buffers), durable)
+    _commit.publish_file(
+        root, lambda file: file.writelines(buffers), overwrite, durable
+    )
 
 
 def _tensors(pytree: PyTree, filter_spec: FilterSpec, rename: Any) -> list[_Tensor]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _arrays, _show
+from . import _arrays, _leaf, _show, _target
 from ._lazy import LazyArray
 
 
@@ -63,7 +63,12 @@ def transpose(x: Lazy, axes: Sequence[int]) -> Lazy:
 def astype(x: Lazy, dtype: Any) -> Lazy:
     if isinstance(x, LazyArray):
         return x.astype(dtype)
-    return _map(x, lambda a: a.astype(dtype))
+    wanted = np.dtype(dtype)
+    if _leaf.number_type(wanted) != _leaf.number_type(x.dtype):
+        raise ValueError(
+            f"{_kinds([x])} is not cast to {wanted}: floats become floats, ints ints"
+        )
+    return _map(x, lambda a: _target.cast(a, wanted))
 
 
 def axis_of(rank: int, axis: int) -> int:

@@ -3,6 +3,7 @@
 import functools as ft
 import itertools
 import json
+import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -103,10 +104,11 @@ def chunk_shape(
     """The chunks of a leaf: as the `chunks` keyword says, else by size, and within its
     shards if it has some."""
     shape, itemsize = template.shape, template.itemsize
-    if chunks is None or isinstance(chunks, int):
+    if not callable(chunks):
+        chunks = None if chunks is None else _bytes(chunks)
         least = -(-template.nbytes * 2 // _template.MAX_CHUNKS)
         target = max(_CHUNK[layout], least) if chunks is None else chunks
-        if target < 1:
+        if target < 1 or isinstance(chunks, bool):
             raise ValueError(f"`chunks` must be a positive number of bytes: {chunks}.")
         if shard is None:
             chunk = _chunks.choose(shape, itemsize, target)
@@ -116,7 +118,10 @@ def chunk_shape(
     given = chunks(name, shape, _template.dtype_of(template.stored))
     if given is None:
         return chunk_shape(name, template, layout, None, shard)
-    out = tuple(int(n) for n in given)
+    try:
+        out = tuple(map(operator.index, given))
+    except TypeError:
+        out = (0,)
     if len(out) != len(shape) or any(n < 1 for n in out):
         raise ValueError(
             f"`chunks` gave {given!r} for the leaf `{name}` of shape {shape}: it must "
@@ -124,6 +129,15 @@ def chunk_shape(
         )
     chunk = tuple(min(n, max(1, length)) for n, length in zip(out, shape))
     return _few(name, template, chunk)
+
+
+def _bytes(chunks: Any) -> int:
+    try:
+        return operator.index(chunks)
+    except TypeError:
+        raise TypeError(
+            f"`chunks` must be a number of bytes, a function, or None, not {chunks!r}."
+        ) from None
 
 
 def _few(name: str, template: Template, chunk: tuple[int, ...]) -> tuple[int, ...]:
@@ -629,9 +643,15 @@ def _cuts(path: str) -> list[int]:
 
 
 def check_case(names: Sequence[str], root: Root) -> None:
-    """**Raises:** `ValueError` if two directories would be one on this file system."""
+    """**Raises:** `ValueError` if two directories would be one on this file system, or
+    one cannot be."""
     seen: dict[str, str] = {}
     for name in names:
+        if name.endswith(".__lock"):
+            raise ValueError(
+                f"The leaf `{name}` would have a directory that ends in `.__lock`, "
+                'which TensorStore keeps for itself. Use `layout="ocdbt"`.'
+            )
         other = seen.setdefault(directory(name).casefold(), name)
         if other != name and root.local is not None and _folds_case(root.local):
             raise ValueError(

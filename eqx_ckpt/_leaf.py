@@ -377,7 +377,7 @@ def _on_host(leaf: Any, template: Template) -> np.ndarray:
     if template.dtype == "float0":
         return np.zeros(template.shape, np.bool_)
     if isinstance(leaf, np.ndarray):
-        return leaf
+        return np.asarray(leaf)  # A matrix keeps its axes when it is flattened.
     if template.kind in ("str", "bytes"):
         return np.frombuffer(_encoded(leaf), np.uint8)
     if template.dtype == "int":
@@ -399,6 +399,8 @@ def _stored(array: np.ndarray, template: Template) -> np.ndarray:
         array = astype(array, dtype)
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
+    if dtype == np.bool_ and array.size and array.view(np.uint8).max() > 1:
+        array = array.view(np.uint8) != 0  # Readers refuse other bytes than 0 and 1.
     return array if name == template.stored else array.view(np.uint8)
 
 

@@ -139,12 +139,19 @@ def match(
         )
     wholes = [_tree.module_name(path, source) for path in selection.wholes]
     if unexpected == "error":
-        known = {stored[n] for n in range(len(names))}
-        _find_unexpected(index, known, wholes, filter_spec, source, report)
+        leaves = list(zip(stored, flat.leaves, chosen))
+        _find_unexpected(index, leaves, wholes, filter_spec, source, report)
     if static == "error":
         _find_static(index, like, is_leaf, wholes, source, report)
     if report.rows:
-        raise RuntimeError(_text(what, index, names, source, report))
+        raise RuntimeError(_text(what, index, source, report))
+    if not pairs:
+        some = [name for name, good in zip(names, chosen) if good]
+        hint = _source_hint(index, some, source)
+        raise RuntimeError(
+            f"None of the leaves of `like` that are selected is in the {what}, such as "
+            f"`{some[0]}`. {hint or 'Names begin with those of `source`.'}"
+        )
     return Match(flat, pairs)
 
 
@@ -204,12 +211,15 @@ def stored_names(
 
 def _find_unexpected(
     index: Index,
-    known: set[str],
+    like: list[tuple[str, Any, bool]],
     wholes: list[str],
     filter_spec: FilterSpec,
     source: str,
     report: _Report,
 ) -> None:
+    """`like`: the name a leaf is stored under, the leaf, and whether it is chosen."""
+    # What a leaf of `like` stands for that is loaded, or would be if it was chosen.
+    known = {name for name, x, good in like if good or _filters.by_default(x)}
     extra = [
         name
         for name in index.names
@@ -217,6 +227,7 @@ def _find_unexpected(
     ]
     if not extra:
         return
+    others = {name: leaf for name, leaf, _ in like}
     specs = sorted(_filters.prefixes(filter_spec, source), key=lambda x: len(x[0]))
     chosen = []
     for name in extra:
@@ -225,8 +236,18 @@ def _find_unexpected(
     records = [index.record(index.places[name]) for name in extra]
     leaves = [_stand_in(record) for record in records]
     for record, good in zip(records, _filters.evaluate(chosen, leaves)):
+        text = _leaf.show(record.template)
+        if record.name in others:
+            leaf = others[record.name]
+            text += f"  (`like` has a `{type(leaf).__name__}` there"
+            # A str that `filter_spec` leaves out may have been made of what this is.
+            is_text = isinstance(leaf, (str, bytes)) or callable(leaf)
+            if not is_text:
+                good = good or filter_spec is _leaf.is_storable
+                text += ": is its type to be registered?"
+            text += ")"
         if good:
-            report.add("unexpected", record.name, _leaf.show(record.template))
+            report.add("unexpected", record.name, text)
 
 
 def _stand_in(record: Record) -> Any:
@@ -299,9 +320,7 @@ _titles = {
 }
 
 
-def _text(
-    what: str, index: Index, names: list[str], source: str, report: _Report
-) -> str:
+def _text(what: str, index: Index, source: str, report: _Report) -> str:
     below = f" under `{source}`" if source else ""
     lines = [report.first] if report.first else []
     count = ", ".join(
@@ -321,15 +340,15 @@ def _text(
     thing = what.partition(" at ")[0]
     titles = {kind: title.replace("{}", thing) for kind, title in _titles.items()}
     lines += _show.sections(report.rows, titles, nearest)
-    hint = _source_hint(index, names, source, report)
+    missing = [name for name, _ in report.rows.get("missing", [])]
+    hint = _source_hint(index, missing, source)
     if hint:
         lines.append(hint)
     return "\n".join(_show.escape(line) for line in lines)
 
 
-def _source_hint(index: Index, names: list[str], source: str, report: _Report) -> str:
-    """The prefix under which all of `like` is stored, if there is one."""
-    missing = [name for name, _ in report.rows.get("missing", [])]
+def _source_hint(index: Index, missing: list[str], source: str) -> str:
+    """The prefix under which all that is missing is stored, if there is one."""
     if source or not missing:
         return ""
     some = missing[0]

@@ -114,7 +114,7 @@ class Stored:
             )
         try:
             picked = where(self.ckpt.tree)
-        except (AttributeError, LookupError) as e:
+        except (AttributeError, LookupError, TypeError) as e:
             raise ValueError(f"`{called}` fails on the checkpoint: {_said(e)}") from e
         nodes = list(self._collect(picked, called))
         if not nodes:
@@ -135,7 +135,8 @@ class Stored:
         if isinstance(picked, dict):
             picked = list(picked.values())
         if isinstance(picked, (list, tuple)):
-            return [node for x in picked for node in self._collect(x, called)]
+            some = [x for x in picked if x is not None]  # In a slice: not stored.
+            return [node for x in some for node in self._collect(x, called)]
         advice = (
             " Make a list of it." if isinstance(picked, types.GeneratorType) else ""
         )
@@ -171,8 +172,11 @@ def _by_prefix(names: Sequence[str]) -> dict[str, list[int]]:
 
 
 def _said(error: Exception) -> str:
-    # Of a KeyError, `str` is the `repr` of what was said.
-    return str(error.args[0]) if error.args else type(error).__name__
+    # Of a KeyError, `str` is the `repr` of what was said, which may be the key alone.
+    said = str(error.args[0]) if error.args else type(error).__name__
+    return (
+        f"there is no {said!r}" if type(error) is KeyError and " " not in said else said
+    )
 
 
 # ---- Renames.

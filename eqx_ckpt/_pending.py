@@ -112,7 +112,8 @@ def start(
     if stage is None:
         handle._staged.set()
     with _lock:
-        before = _pending[-1] if _pending else None
+        # All of them: one that fails as it is staged is over before those before it.
+        before = [handle._saved for handle in _pending]
         _pending.append(handle)
     thread = threading.Thread(
         target=_run, args=(handle, before, stage, write), name="eqx_ckpt save"
@@ -130,7 +131,7 @@ def start(
 
 def _run(
     handle: SaveHandle,
-    before: SaveHandle | None,
+    before: list[cf.Future[None]],
     stage: Callable[[], Any] | None,
     write: Callable[[], None],
 ) -> None:
@@ -139,9 +140,8 @@ def _run(
         if stage is not None:
             stage()
             handle._staged.set()
-        if before is not None:
-            cf.wait([before._saved])
-            before = None
+        cf.wait(before)
+        before.clear()
         write()
     except BaseException as e:
         error = e

@@ -39,6 +39,7 @@ class Placed(NamedTuple):
     saved: tuple[str, ...]
     status: str  # "loaded", "cast" or "adapted".
     how: str
+    adapters: tuple[Adapter | None, ...]
 
 
 class Kept(NamedTuple):
@@ -510,7 +511,8 @@ def _fit(
         same = wanted is None or template.dtype == wanted.name
         status = "loaded" if same or template.kind == "key" else "cast"
     saved = tuple(x.lazy.name for x in job.saved)
-    return Placed(number, made, target, saved, status, how or "a view")
+    adapters = (job.adapter, *(a for x in job.saved for a in x.adapters))
+    return Placed(number, made, target, saved, status, how or "a view", adapters)
 
 
 def _check_source(made: Any, job: Job) -> None:
@@ -588,8 +590,10 @@ def _origin(placed: Placed | None, stored: Stored) -> Any:
     parts = (made,) if isinstance(made, LazyArray) else made.parts
     aliases = stored.index.aliases
     places = [x._record.place for x in parts]
-    views = [x._view for x in parts]
-    return placed.how, *((aliases.get(p, p), v) for p, v in zip(places, views))
+    views = [(x._view, x.dtype, x._target.kind) for x in parts]
+    # Two adapters may be shown alike.
+    adapters = tuple(map(id, placed.adapters))
+    return adapters, *((aliases.get(p, p), v) for p, v in zip(places, views))
 
 
 # ---- The report of what is wrong.

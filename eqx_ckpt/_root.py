@@ -119,7 +119,28 @@ def resolve(path: Any, follow: bool = False) -> Root:
         if not text.startswith("file://"):
             return _resolve_url(text, path.options if isinstance(path, Store) else {})
         text = urllib.parse.unquote(text.removeprefix("file://"))
-    local = pathlib.Path(os.path.abspath(os.path.expanduser(text)))
+        text = text.removeprefix("localhost")
+        if not text.startswith("/"):
+            raise ValueError(
+                f"{path!r} is not a URL of a file: `file:///` and its path."
+            )
+    elif re.match(r"(s3|gs|https?|memory|file):/", text, re.IGNORECASE):
+        raise ValueError(
+            f"{text!r} is not a URL: give one as a string, such as `s3://bucket/run`."
+        )
+    # POSIX leaves two slashes as they are.
+    local = pathlib.Path(re.sub("^//+", "/", os.path.abspath(os.path.expanduser(text))))
+    try:
+        text.encode()
+    except UnicodeError:
+        raise ValueError(
+            f"{text!r} is not Unicode text. Choose another path."
+        ) from None
+    if any(part.endswith(".__lock") for part in local.parts):
+        raise ValueError(
+            f"`{local}` has a name in it that ends in `.__lock`, which TensorStore "
+            "keeps for itself. Choose another path."
+        )
     if "\\" in str(local):
         raise ValueError(
             f"`{local}` has a backslash in it, which TensorStore takes for a slash. "

@@ -178,6 +178,11 @@ def check_archive(root: Root, overwrite: bool) -> None:
     """**Raises:** `FileExistsError` when a checkpoint of one file may not go there."""
     found = formats.look(root)
     if found is None:
+        if root.local is not None and root.local.exists():
+            raise FileExistsError(
+                f"There is something at `{root}` that is no file. It is left as it is. "
+                "Choose another path."
+            )
         return
     try:
         source = formats.find(root, None)
@@ -276,7 +281,7 @@ def write(
                 pack(root)
                 return ""
             check_archive(root, overwrite)
-            _commit.publish_file(root, pack, durable)
+            _commit.publish_file(root, pack, overwrite, durable)
         return ""
     with bar as advance, contextlib.ExitStack() as stack:
         places: list[Place] = []  # of process 0

@@ -76,9 +76,14 @@ def _with_shardings(tree: PyTree, sharding: Any) -> PyTree:
             name = _names.name_of(path)[0]
             chosen: Any = spec(name, leaf) if callable(spec) else spec
             if chosen is not None:
+                if not isinstance(chosen, jax.sharding.Sharding):
+                    raise TypeError(
+                        f"The leaf `{name}` gets a `{type(chosen).__name__}` as its "
+                        "sharding: that is a `NamedSharding` or such."
+                    )
                 try:
                     chosen.shard_shape(leaf.shape)
-                except ValueError as e:
+                except (ValueError, IndexError) as e:
                     raise ValueError(
                         f"The sharding of the leaf `{name}` does not fit it: {e}"
                     ) from e

@@ -379,6 +379,14 @@ def _to_jax(array: np.ndarray, target: Target, owned: bool) -> jax.Array:
     return jnp.array(array)
 
 
+def cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Floats as other floats, and ints as ints that hold every value.
+
+    **Raises:** `ValueError` for a value that they do not hold.
+    """
+    return _convert(array, Target("numpy", dtype, array.shape, cast=True), dtype)
+
+
 def _convert(array: np.ndarray, target: Target, wanted: np.dtype) -> np.ndarray:
     if target.kind == "jax" and target.dtype != wanted and not target.cast:
         raise ValueError(

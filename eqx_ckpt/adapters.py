@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _later
+from . import _later, _template
 from ._later import Lazy
 
 
@@ -269,8 +269,9 @@ def rows(fill: Any = None) -> Adapter:
         dtype = np.dtype(saved.dtype)
         new = (more, *wanted[1:])
         value = np.asarray(fill(new) if callable(fill) else fill)
+        filled = _filled(value, dtype)
         try:
-            new_rows = np.broadcast_to(value.astype(dtype), new)
+            new_rows = np.broadcast_to(filled, new)
         except ValueError:
             raise ValueError(
                 f"`fill` has the shape {list(value.shape)}, for new rows of the shape "
@@ -285,6 +286,22 @@ def rows(fill: Any = None) -> Adapter:
 
     shown = "" if fill is None else f"fill={_shown(fill)}"
     return Adapter(f"rows({shown})", apply)
+
+
+def _filled(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """**Raises:** `ValueError` for values that the dtype does not hold."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        out = value.astype(dtype)
+    if _template.is_floating(dtype):
+        changed = np.isfinite(value) & ~np.isfinite(out)
+    else:
+        changed = out != value
+    if np.any(changed):
+        raise ValueError(
+            f"`fill` has {value[changed].flat[0]}, which {dtype}, as which the rows "
+            "were saved, does not hold"
+        )
+    return out
 
 
 def interpolate(
