@@ -123,7 +123,7 @@ def graft(
         can_init=init is not None,
     )
     leaves = list(ours.flat.leaves)
-    values, saved = _read(stored, plan, verify)
+    values, saved = _read(stored, ours.names, plan, verify)
     for number, value in values.items():
         leaves[number] = value
     for number, origin in plan.again.items():
@@ -147,7 +147,9 @@ def graft(
     return tree, report
 
 
-def _read(stored: Stored, plan: Plan, verify: bool) -> tuple[dict[int, Any], list[Any]]:
+def _read(
+    stored: Stored, names: list[str], plan: Plan, verify: bool
+) -> tuple[dict[int, Any], list[Any]]:
     """The leaves that are placed, by number, and the scalars that were saved: all in
     one planned read."""
     wants: list[Want] = []
@@ -165,17 +167,27 @@ def _read(stored: Stored, plan: Plan, verify: bool) -> tuple[dict[int, Any], lis
         if isinstance(x.made, LazyArray):
             out[x.number] = values.pop()
             continue
-        made, owned = x.made, False
-        if isinstance(made, _later.Later):
-            # Popped one by one, so that parts live no longer than they are needed.
-            made = made.make([values.pop() for _ in made.parts])
-            owned = True
-        template = _leaf.describe(made)
-        array = _leaf.to_host(made, template)
-        regions = _target.regions(x.target) or [...]
-        arrays = [array[region] for region in regions]
-        out[x.number] = _target.from_host(arrays, template, x.target, owned)
+        try:
+            out[x.number] = _make(x, values)
+        except ValueError as e:
+            raise RuntimeError(
+                f"The model's leaf `{names[x.number]}` cannot be made of "
+                f"{', '.join(f'`{name}`' for name in x.saved)} by {x.how}: {e}"
+            ) from e
     return out, values[::-1]
+
+
+def _make(x: Placed, values: list[Any]) -> Any:
+    """A leaf, of the last of the arrays that were read, or of what an adapter gave."""
+    made, owned = x.made, False
+    if isinstance(made, _later.Later):
+        # Popped one by one, so that parts live no longer than they are needed.
+        made = made.make([values.pop() for _ in made.parts])
+        owned = True
+    template = _leaf.describe(made)
+    array = _leaf.to_host(made, template)
+    arrays = [array[region] for region in _target.regions(x.target) or [...]]
+    return _target.from_host(arrays, template, x.target, owned)
 
 
 def _host(lazy: LazyArray) -> Want:

@@ -472,3 +472,46 @@ def test_how_adapters_print():
         "unstack(only=[0, 1], axis=0)",
         "interpolate('linear', grid=((2, 3), (4, 6)), prefix=1)",
     ]
+
+
+def test_one_array_of_two_leaves_is_made_in_one_way(tmp_path):
+    """Adapters that are shown alike may differ, and so may the dtypes of views."""
+    ec.tree_serialise_leaves(tmp_path / "c", {"e": jnp.full((2, 2), 1.0001)})
+    zero = jnp.zeros((3, 2))
+    model = {"a": zero, "b": zero}
+    a, b = lambda m: m["a"], lambda m: m["b"]
+    rows = ec.adapters.rows
+    pairs = [(a, "e", rows(np.full(2, 5.0))), (b, "e", rows(np.full(2, 7.0)))]
+    with pytest.raises(RuntimeError, match="one array with"):
+        ec.graft(model, tmp_path / "c", pairs)
+    same = rows(np.full(2, 5.0))
+    out, _ = ec.graft(model, tmp_path / "c", [(a, "e", same), (b, "e", same)])
+    assert out["a"] is out["b"] and out["a"][2].tolist() == [5, 5]
+    zero = jnp.zeros((2, 2))
+    pairs = [(a, lambda c: c.e.astype("bfloat16")), (b, lambda c: c.e)]
+    with pytest.raises(RuntimeError, match="one array with"):
+        ec.graft({"a": zero, "b": zero}, tmp_path / "c", pairs, cast=True)
+
+
+def test_a_cast_after_another_adapter_holds_every_value(tmp_path):
+    tree = {"e": jnp.array([[1.5, 300.0]]), "i": jnp.array([[300, 1]])}
+    ec.tree_serialise_leaves(tmp_path / "c", tree)
+    first = ec.rename([("", ec.adapters.rows(0))])
+    cast = ec.adapters.cast()
+    for name, dtype, match in (("e", "int32", "floats"), ("i", "int8", "300")):
+        pair = (lambda m: m, name, first, cast)
+        rest = "i" if name == "e" else "e"
+        with pytest.raises(RuntimeError, match=match):
+            ec.graft(jnp.zeros((2, 2), dtype), tmp_path / "c", [pair], drop=rest)
+    pair = (lambda m: m, "i", first, cast)
+    like = jnp.zeros((2, 2), "int16")
+    out, _ = ec.graft(like, tmp_path / "c", [pair], drop="e")
+    assert out.tolist() == [[300, 1], [0, 0]]
+
+
+@pytest.mark.parametrize(("dtype", "fill"), [("float16", -1e9), ("int32", 0.7)])
+def test_rows_that_the_saved_dtype_does_not_hold(tmp_path, dtype, fill):
+    ec.tree_serialise_leaves(tmp_path / "c", {"e": jnp.ones((1, 2), dtype)})
+    pair = (lambda m: m, "e", ec.adapters.rows(fill))
+    with pytest.raises(RuntimeError, match="does not hold"):
+        ec.graft(jnp.zeros((2, 2), dtype), tmp_path / "c", [pair], cast=True)

@@ -548,3 +548,23 @@ def test_what_is_below_a_file_or_no_file_at_all(tmp_path):
         with pytest.raises(FileNotFoundError, match="no checkpoint|not a checkpoint"):
             ec.open(path)
         assert not ec.exists(path)
+
+
+def test_a_sequence_with_gaps(tmp_path):
+    """Each element keeps its place, in slices and loops too."""
+    tree = {"layers": [jnp.full(2, float(i)) for i in range(6)]}
+    keep = lambda t: [t["layers"][i] for i in (1, 2, 4)]
+    ec.tree_serialise_leaves(tmp_path / "c", tree, where=keep)
+    layers = ec.open(tmp_path / "c").tree.layers
+    value = lambda x: None if x is None else float(x.read()[0])
+    want = [None, 1, 2, None, 4]
+    assert len(layers) == 5 and list(map(value, layers)) == want
+    assert list(map(value, reversed(layers))) == want[::-1]
+    for key in (slice(2, 4), slice(-1, None), slice(None, None, -2), slice(9)):
+        assert list(map(value, layers[key])) == want[key]
+    some = ec.materialise(layers[1:4])
+    assert [None if x is None else float(x[0]) for x in some] == [1, 2, None]
+    pair = (lambda m: m, lambda c: c.layers[2:4])
+    rest = lambda c: [c.layers[:2], c.layers[4]]
+    out, _ = ec.graft(jnp.zeros(2), tmp_path / "c", [pair], drop=rest)
+    assert out.tolist() == [2, 2]

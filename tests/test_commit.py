@@ -428,3 +428,51 @@ def test_equinox_tree_in_both_layouts(tmp_path, getkey, layout):
     like = eqx.filter_eval_shape(eqx.nn.MLP, 8, 4, 64, 3, key=getkey())
     loaded = ec.tree_deserialise_leaves(tmp_path / "a", like)
     assert eqx.tree_equal(loaded, model, typematch=True)
+
+
+@pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
+@pytest.mark.parametrize("inside", ["d/inner", "w/inner"])
+def test_a_checkpoint_in_a_directory_of_another(tmp_path, layout, inside):
+    """Nothing that deletes the outer one takes it along."""
+    outer = tmp_path / "a"
+    ec.tree_serialise_leaves(outer, {"w": np.arange(3.0)}, layout=layout)
+    ec.tree_serialise_leaves(outer / inside, {"x": 1})
+    with pytest.raises(ValueError, match=r"has `[dw].*` in it.*Nothing was deleted"):
+        ec.delete(outer)
+    with pytest.raises(FileExistsError, match="has `[dw].*` in it"):
+        ec.tree_serialise_leaves(outer, {"w": np.zeros(3)}, layout="zarr")
+    assert ec.open(outer / inside)["x"].read() == 1
+    assert ec.open(outer)["w"].read().tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "S3://bucket/run",
+        pathlib.Path("s3://bucket/run"),
+        "https:/host/run",
+        "file://other/run",
+        "{}/a.__lock",
+        "{}/a.__lock/b",
+        "{}/\udcff",
+    ],
+    ids=repr,
+)
+def test_paths_that_mean_something_else_or_cannot_be_read(tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    if isinstance(path, str):
+        path = path.format(tmp_path)
+    for call in (
+        lambda: ec.tree_serialise_leaves(path, {"w": 1}),
+        lambda: ec.open(path),
+    ):
+        with pytest.raises(ValueError):
+            call()
+    assert os.listdir(tmp_path) == []
+
+
+def test_paths_with_two_slashes_and_localhost(tmp_path):
+    for path in (f"/{tmp_path}/a", f"file://localhost{tmp_path}/a", f"//{tmp_path}/a"):
+        ec.tree_serialise_leaves(path, {"w": np.ones(3)})
+        assert ec.open(path)["w"].read().tolist() == [1, 1, 1]
+    assert os.listdir(tmp_path) == ["a"]

@@ -1,3 +1,5 @@
+from fractions import Fraction
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -243,3 +245,49 @@ def test_damaged_digests_are_found(tmp_path):
         with pytest.raises(RuntimeError, match="its file of digests is missing"):
             ec.open(path)["x"].read()
         assert ec.open(path)["x"].read(verify=False).tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("other", ["auto", jnp.tanh, b"x"])
+def test_what_is_no_array_in_like_is_not_kept_in_silence(tmp_path, other):
+    """Where an array was saved."""
+    saved = {"w": jnp.ones(2), "scale": jnp.full(2, 3.0)}
+    like = {"w": jnp.zeros(2), "scale": other}
+    ec.tree_serialise_leaves(tmp_path / "c", saved)
+    name = type(other).__name__
+    with pytest.raises(
+        RuntimeError, match=rf"scale +f32\[2\]  \(`like` has a `{name}`"
+    ):
+        ec.tree_deserialise_leaves(tmp_path / "c", like)
+    with pytest.raises(RuntimeError, match="unexpected"):
+        ec.open(tmp_path / "c").splice(like)
+    out = ec.tree_deserialise_leaves(tmp_path / "c", like, unexpected="ignore")
+    assert out["scale"] is other and out["w"].sum() == 2
+    spec = {"w": True, "scale": False}
+    assert ec.tree_deserialise_leaves(tmp_path / "c", like, spec)["scale"] is other
+    # What was not stored, and what was stored as text and is no data, is as ever.
+    ec.tree_serialise_leaves(tmp_path / "c", like, where=lambda t: t["w"])
+    assert ec.tree_deserialise_leaves(tmp_path / "c", like)["scale"] is other
+
+
+def test_a_type_that_was_registered_when_it_was_saved(tmp_path):
+    for to_leaf, kind in ((str, "str"), (float, "float")):
+        with ec.register_leaf(Fraction, to_leaf, Fraction):
+            ec.tree_serialise_leaves(tmp_path / "c", {"q": Fraction(1, 2), "w": 1})
+        with pytest.raises(RuntimeError, match=f"q +{kind} .*`Fraction`.*registered"):
+            ec.tree_deserialise_leaves(tmp_path / "c", {"q": Fraction(0), "w": 0})
+
+
+def test_to_keep_everything_is_an_error(tmp_path):
+    """It means that names begin elsewhere."""
+    tree = {"w": jnp.ones(2), "b": jnp.ones(2)}
+    ec.tree_serialise_leaves(tmp_path / "c", {"model": tree})
+    for options in (
+        {"where": lambda t: t["w"], "missing": "keep"},
+        {"missing": "keep", "unexpected": "ignore"},
+    ):
+        with pytest.raises(RuntimeError, match='None of .* pass `source="model"`'):
+            ec.tree_deserialise_leaves(tmp_path / "c", tree, **options)
+    with pytest.raises(RuntimeError, match="None of .*`source`"):
+        ec.load_or_init(
+            lambda: tree, tmp_path / "c", missing="init", where=lambda t: t["w"]
+        )

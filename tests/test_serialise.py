@@ -1,5 +1,6 @@
 import itertools
 import json
+import warnings
 
 import equinox as eqx
 import jax
@@ -347,3 +348,38 @@ def test_a_ref_by_the_recipe_of_its_error(tmp_path):
         like = {"r": jax.new_ref(jnp.zeros(2))}
         out = ec.tree_deserialise_leaves(tmp_path / "c", like)
     assert out["r"][...].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("count", [10, 70_000])
+def test_bools_of_other_bytes_than_0_and_1(tmp_path, layout, count):
+    array = np.zeros(count, bool)
+    array.view(np.uint8)[-2:] = 2, 255
+    ec.tree_serialise_leaves(tmp_path / "c", {"x": array}, layout=layout)
+    got = ec.tree_deserialise_leaves(tmp_path / "c", {"x": array})["x"]
+    assert got.tolist() == array.tolist()
+
+
+def test_a_matrix(tmp_path, layout):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        matrix = np.matrix(np.arange(700_000.0).reshape(700, 1000))
+    tree = {"x": matrix}
+    ec.tree_serialise_leaves(tmp_path / "c", tree, layout=layout, chunks=2**23)
+    like = {"x": np.zeros((700, 1000))}
+    got = ec.tree_deserialise_leaves(tmp_path / "c", like)["x"]
+    assert np.array_equal(got, np.asarray(matrix))
+
+
+def test_a_leaf_whose_directory_tensorstore_refuses(tmp_path):
+    tree = {"x": {"__lock": jnp.ones(3)}}
+    with pytest.raises(ValueError, match="leaf `x.__lock` would have a directory"):
+        ec.tree_serialise_leaves(tmp_path / "c", tree, layout="zarr")
+    ec.tree_serialise_leaves(tmp_path / "c", tree)
+    assert ec.open(tmp_path / "c")["x.__lock"].read().tolist() == [1, 1, 1]
+
+
+def test_chunks_that_are_no_number_of_bytes(tmp_path):
+    tree = {"x": np.ones((4, 4))}
+    ec.tree_serialise_leaves(tmp_path / "c", tree, chunks=lambda *_: (np.int64(2), 4))
+    with pytest.raises(ValueError, match="`chunks` gave 3 for the leaf `x`"):
+        ec.tree_serialise_leaves(tmp_path / "c", tree, chunks=lambda *_: 3)

@@ -1,5 +1,6 @@
 """A checkpoint of one file: a zip that is not compressed, read in place."""
 
+import concurrent.futures as cf
 import io
 import json
 import os
@@ -7,10 +8,12 @@ import pathlib
 import pickle
 import shutil
 import signal
+import stat
 import struct
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import zipfile
 
@@ -126,8 +129,9 @@ def test_an_open_file_has_to_be_for_the_checkpoint_alone(tmp_path):
         ec.tree_serialise_leaves(f, {"a": 1})
         with pytest.raises(ValueError, match="a file of its own"):
             ec.tree_serialise_leaves(f, {"b": 1})
-    with open(path, "ab") as f, pytest.raises(ValueError, match="a file of its own"):
-        ec.tree_serialise_leaves(f, {"b": 1})
+    for file in (path, tmp_path / "new"):
+        with open(file, "ab") as f, pytest.raises(ValueError, match="for appending"):
+            ec.tree_serialise_leaves(f, {"b": 1})
     assert list(ec.open(path).leaves) == ["a"]
     with open(path, "w") as f, pytest.raises(TypeError, match='open it with "wb"'):
         ec.tree_serialise_leaves(f, {"b": 1})
@@ -148,6 +152,76 @@ def test_what_was_in_an_open_file_is_gone(tmp_path, before):
     for file in (tmp_path / "a", io.BytesIO(buffer.getvalue())):
         ckpt = ec.open(file)
         assert list(ckpt.leaves) == ["w"] and ckpt["w"].read().tolist() == [1] * 4
+
+
+def test_files_that_write_a_part_of_what_they_are_given(tmp_path):
+    """As the system does of more than 2 GiB at once."""
+
+    class Short(io.RawIOBase):
+        def __init__(self):
+            self.data = bytearray()
+
+        def writable(self):
+            return True
+
+        def write(self, data):
+            data = bytes(data)[:1000]
+            self.data += data
+            return len(data)
+
+    tree = {"a": np.arange(100_000), "w": jnp.ones(3)}
+    file = Short()
+    ec.tree_serialise_leaves(file, tree)
+    assert not file.closed
+    with open(tmp_path / "raw", "wb", buffering=0) as f:
+        ec.tree_serialise_leaves(f, tree)
+        assert not f.closed
+    for got in (io.BytesIO(bytes(file.data)), tmp_path / "raw"):
+        assert_alike(ec.tree_deserialise_leaves(got, tree), tree)
+
+
+@pytest.mark.parametrize("where", ["{}/a.zip", "memory://zips/one.zip"])
+def test_of_many_that_may_not_replace_one_saves(tmp_path, where):
+    path = where.format(tmp_path)
+    begin = threading.Barrier(4)
+
+    def save(value):
+        begin.wait()
+        try:
+            tree = {"w": np.full(1000, value)}
+            ec.tree_serialise_leaves(path, tree, overwrite=False)
+            return value
+        except FileExistsError:
+            return None
+
+    for _ in range(5):
+        with cf.ThreadPoolExecutor(4) as pool:
+            saved = [x for x in pool.map(save, range(4)) if x is not None]
+        assert len(saved) == 1
+        assert ec.open(path)["w"].read()[0] == saved[0]
+        ec.delete(path)
+
+
+def test_modes_stay(tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "a.zip", {"w": 1})
+    os.chmod(tmp_path / "a.zip", 0o600)
+    ec.tree_serialise_leaves(tmp_path / "a.zip", {"w": 2})
+    assert (tmp_path / "a.zip").stat().st_mode & 0o777 == 0o600
+    for layout in ("ocdbt", "zarr", "zarr", "ocdbt"):
+        ec.tree_serialise_leaves(tmp_path / "b", {"w": 1}, layout=layout)
+        if layout == "ocdbt":
+            os.chmod(tmp_path / "b", 0o2750)
+        assert (tmp_path / "b").stat().st_mode & 0o7777 == 0o2750
+
+
+def test_what_is_no_file_is_left(tmp_path):
+    os.mkfifo(tmp_path / "fifo.zip")
+    (tmp_path / "empty.zip").mkdir()
+    for name in ("fifo.zip", "empty.zip"):
+        with pytest.raises(FileExistsError, match="left as it is"):
+            ec.tree_serialise_leaves(tmp_path / name, {"w": 1})
+    assert stat.S_ISFIFO((tmp_path / "fifo.zip").stat().st_mode)
+    assert sorted(os.listdir(tmp_path)) == ["empty.zip", "fifo.zip"]
 
 
 def test_a_pipe(tmp_path):
