@@ -59,7 +59,8 @@ def tree_deserialise_leaves(
         checkpoint lacks. An abstract leaf has none to keep: that is an error.
     - `unexpected`: `"error"`, or `"ignore"` leaves of the checkpoint that name none of
         `like`. Only those inside what is loaded are unexpected.
-    - `static`: `"error"`, or `"ignore"` static fields that have changed.
+    - `static`: `"error"`, or `"ignore"` static fields that have changed. Those that
+        JSON cannot hold, such as functions and dtypes, are not compared.
     - `cast`: whether floats may become other floats, and ints other ints that hold
         every value.
     - `verify`: whether to check the digests of all that is read.
