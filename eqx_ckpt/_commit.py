@@ -156,14 +156,16 @@ def _own_entries(found: Found) -> set[str]:
 def _foreign(root: Root, found: Found, entries: Mapping[str, bool]) -> list[str]:
     """What is not part of a checkpoint: beside its files, and in its directories."""
     out = set(entries) - _own_entries(found)
-    inside = _store.list_top(below(root, "d")) if entries.get("d") else None
-    out.update(f"d/{name}" for name in inside or () if not _index.is_save_id(name))
+    leaves: set[str] = set()
     if root.local is not None and found.index and found.index.layout == "zarr":
-        for name in set(map(_layout.directory, found.index.names)):
-            inside = _store.list_top(below(root, name)) if entries.get(name) else None
-            out.update(
-                f"{name}/{x}" for x in (inside or {}).keys() - {"zarr.json", "c"}
-            )
+        leaves.update(map(_layout.directory, found.index.names))
+    for name in leaves | {"d"}:
+        inside = _store.list_top(below(root, name)) if entries.get(name) else None
+        own = {"zarr.json", "c"} if name in leaves else set()
+        others = set(inside or ()) - own
+        if name == "d":
+            others = {x for x in others if not _index.is_save_id(x)}
+        out.update(f"{name}/{other}" for other in others)
     return sorted(out)
 
 

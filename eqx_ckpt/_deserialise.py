@@ -211,6 +211,10 @@ def materialise(
 
         ```
     """
+    if isinstance(tree, Checkpoint):
+        raise TypeError(
+            "Pass the tree of the checkpoint, `ckpt.tree`, or a part of it."
+        )
     leaves, structure = jtu.tree_flatten(tree)
     lazies = {id(x): x for x in leaves if isinstance(x, LazyArray)}
     todo = list(lazies.values())

@@ -137,9 +137,11 @@ class LazyArray(jax.ShapeDtypeStruct):
     def T(self) -> "LazyArray":
         return self.transpose()
 
-    def transpose(self, *axes: int) -> "LazyArray":
+    def transpose(self, *axes: Any) -> "LazyArray":
         """A view with its axes in another order, as in NumPy; reversed by default."""
         view = self._view or _view.whole(self._record.template.shape)
+        if len(axes) == 1 and isinstance(axes[0], (tuple, list)):
+            axes = tuple(axes[0])
         return self._viewed(view.transpose(axes or None))
 
     def _viewed(self, view: View) -> "LazyArray":
@@ -204,6 +206,7 @@ class LazyArray(jax.ShapeDtypeStruct):
         )
 
     __bool__ = __int__ = __float__ = __complex__ = __index__ = _refuse
+    __contains__ = _refuse
 
     def __len__(self) -> int:
         if not self.shape:

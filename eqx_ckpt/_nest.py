@@ -17,7 +17,8 @@ def nest(flat: Mapping[str, Any], separator: str = ".") -> Any:
 
     **Returns:** nested dicts; where all keys of one are 0, 1, 2, ..., a list.
 
-    **Raises:** `ValueError` if a key is that of a leaf and the start of another.
+    **Raises:** `ValueError` if a key is that of a leaf and the start of another;
+    `TypeError` for a key that is no string.
 
     !!! example
 
@@ -30,6 +31,8 @@ def nest(flat: Mapping[str, Any], separator: str = ".") -> Any:
     """
     top = _Node()
     for name, value in flat.items():
+        if not isinstance(name, str):
+            raise TypeError(f"The key {name!r} is not a string of names.")
         *parents, last = name.split(separator)
         node = top
         for count, part in enumerate(parents, 1):

@@ -327,7 +327,13 @@ def _apply(
     how: Rename, name: str, used: set[int], label: str
 ) -> tuple[str, tuple[Adapter, ...]]:
     if callable(how.rules):
-        new = how.rules(name)
+        try:
+            new = how.rules(name)
+        except Exception as e:
+            raise ValueError(
+                f"The rename of `{label}` failed at the name `{name}` with "
+                f"{type(e).__name__}: {e}"
+            ) from e
         if not isinstance(new, str):
             raise TypeError(
                 f"The rename of `{label}` gave a `{type(new).__name__}` for the name "

@@ -40,6 +40,9 @@ def target_of(like: Any) -> Target:
 
 
 def _target_of(like: Any) -> Target:
+    own = getattr(like, "_target", None)
+    if isinstance(own, Target) and own.kind not in ("jax", "key"):
+        return own  # A lazy leaf, which stands for what it would be read as.
     if isinstance(like, jax.Array) or isinstance(like, jax.ShapeDtypeStruct):
         if isinstance(like, jax_core.Tracer):
             raise TypeError(

@@ -568,3 +568,18 @@ def test_a_sequence_with_gaps(tmp_path):
     rest = lambda c: [c.layers[:2], c.layers[4]]
     out, _ = ec.graft(jnp.zeros(2), tmp_path / "c", [pair], drop=rest)
     assert out.tolist() == [2, 2]
+
+
+def test_a_spliced_tree_as_like(tmp_path):
+    """Lazy leaves in it come back as what they would be read as."""
+    tree = {"n": 3, "rate": 0.5, "host": np.arange(3.0), "w": jnp.ones(2)}
+    ec.tree_serialise_leaves(tmp_path / "c", tree)
+    lazy = ec.open(tmp_path / "c").splice(tree)
+    out = ec.tree_deserialise_leaves(tmp_path / "c", lazy)
+    assert {k: type(out[k]) for k in tree} == {k: type(tree[k]) for k in tree}
+    assert eqx.tree_equal(out, tree)
+    with pytest.raises(TypeError, match="`ckpt.tree`"):
+        ec.materialise(ec.open(tmp_path / "c"))
+    w = ec.open(tmp_path / "c")["w"]
+    with pytest.raises(TypeError, match="has not been read"):
+        1.0 in w  # noqa: B015

@@ -976,3 +976,10 @@ def test_nest():
     for bad in ({"a": 1, "a.b": 2}, {"a.b": 2, "a": 1}):
         with pytest.raises(ValueError, match="`a` is a leaf, and a node as well"):
             ec.nest(bad)
+
+
+def test_a_rename_that_fails(tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "c", {"a": jnp.ones(2)})
+    pair = (lambda m: m, lambda c: c, ec.rename({"b": "a"}.__getitem__))
+    with pytest.raises(ValueError, match="rename of .* at the name `a` with KeyError"):
+        ec.graft({"b": jnp.zeros(2)}, tmp_path / "c", [pair])
