@@ -91,7 +91,7 @@ def _stored(ckpt: Checkpoint, like: PyTree, source: Any) -> PyTree:
     names = [_names.name_of(path, under)[0] for path in flat.paths]
     names = _match.stored_names(ckpt._source.index, like, flat, names, under)
     good = [_leaf.is_storable(x) and n in ckpt for x, n in zip(flat.leaves, names)]
-    if not any(good):
+    if names and not any(good):
         raise RuntimeError(
             f"None of the leaves, such as `{names[0]}`, is in the checkpoint at "
             f"`{ckpt.path}`{f' under `{under}`' if under else ''}. Pass its `source`."
