@@ -19,6 +19,7 @@ import pytest
 from helpers import assert_alike, files_of
 
 import eqx_ckpt as ec
+from eqx_ckpt import _pending, _root
 
 
 save = ec.async_tree_serialise_leaves
@@ -674,3 +675,24 @@ def test_staging_from_an_accelerator(tmp_path):
     for i in range(8):
         assert (ckpt[f"{i}"].read() == i).all()
     assert ckpt["key"].read() == jr.key(3)
+
+
+def test_what_follows_a_save_that_fails_early_is_not_written_before_others():
+    """As one that fails while its arrays come from a device."""
+    go, order = threading.Event(), []
+    root = _root.resolve("memory://order")
+
+    def first():
+        go.wait(60)
+        order.append("first")
+
+    handles = [_pending.start(root, None, first)]
+    handles.append(_pending.start(root, lambda: 1 / 0, lambda: order.append("second")))
+    with pytest.raises(ZeroDivisionError):
+        handles[1].result(60)
+    handles.append(_pending.start(root, None, lambda: order.append("third")))
+    time.sleep(0.2)
+    assert order == []
+    go.set()
+    handles[2].result(60)
+    assert order == ["first", "third"]

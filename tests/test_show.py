@@ -1,7 +1,10 @@
 """What is printed: folded by layer, in columns, and always escaped."""
 
 import itertools as it
+import os
 import re
+import subprocess
+import sys
 
 from hypothesis import given, strategies as st
 
@@ -203,3 +206,16 @@ def test_short_dtype():
     assert {x: _show.short_dtype(x) for x in dtypes} == dtypes
     assert _show.short_array("float32", (64, 3)) == "f32[64,3]"
     assert _show.short_array("bool", ()) == "bool[]"
+
+
+def test_the_command_line_in_pipes_and_on_terminals(tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "é", {f"w{i}": i for i in range(5000)})
+    command = [sys.executable, "-m", "eqx_ckpt", "ls", str(tmp_path / "é")]
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, env=env) as process:
+        assert process.stdout is not None and process.stderr is not None
+        line = process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0 and b"\\xe9: 5000 leaves" in line
