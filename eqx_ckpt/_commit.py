@@ -161,11 +161,10 @@ def _foreign(root: Root, found: Found, entries: Mapping[str, bool]) -> list[str]
         leaves.update(map(_layout.directory, found.index.names))
     for name in leaves | {"d"}:
         inside = _store.list_top(below(root, name)) if entries.get(name) else None
-        own = {"zarr.json", "c"} if name in leaves else set()
-        others = set(inside or ()) - own
-        if name == "d":
-            others = {x for x in others if not _index.is_save_id(x)}
-        out.update(f"{name}/{other}" for other in others)
+        for entry in inside or ():
+            of_leaf = name in leaves and entry in ("zarr.json", "c")
+            if not of_leaf and not (name == "d" and _index.is_save_id(entry)):
+                out.add(f"{name}/{entry}")
     return sorted(out)
 
 

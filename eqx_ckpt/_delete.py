@@ -42,11 +42,7 @@ def _is_file(root: Root) -> bool:
         return False
     if root.local is None and not _archive.is_archive(root):
         return False
-    try:
-        source = formats.find(root, None)
-    except ValueError:
-        return False
-    return source is not None and source.is_archive
+    return formats.is_archive(root)
 
 
 def delete(path: str | os.PathLike[str]) -> None:

@@ -57,7 +57,7 @@ def take(x: Lazy, key: Any) -> Lazy:
 def transpose(x: Lazy, axes: Sequence[int]) -> Lazy:
     if isinstance(x, LazyArray):
         return x.transpose(*axes)
-    return _map(x, lambda a: a.transpose(tuple(axes) or None))
+    return _map(x, lambda a: a.transpose(*axes))
 
 
 def astype(x: Lazy, dtype: Any) -> Lazy:

@@ -105,11 +105,8 @@ def chunk_shape(
     shards if it has some."""
     shape, itemsize = template.shape, template.itemsize
     if not callable(chunks):
-        chunks = None if chunks is None else _bytes(chunks)
         least = -(-template.nbytes * 2 // _template.MAX_CHUNKS)
-        target = max(_CHUNK[layout], least) if chunks is None else chunks
-        if target < 1 or isinstance(chunks, bool):
-            raise ValueError(f"`chunks` must be a positive number of bytes: {chunks}.")
+        target = max(_CHUNK[layout], least) if chunks is None else _bytes(chunks)
         if shard is None:
             chunk = _chunks.choose(shape, itemsize, target)
         else:
@@ -133,11 +130,14 @@ def chunk_shape(
 
 def _bytes(chunks: Any) -> int:
     try:
-        return operator.index(chunks)
+        count = operator.index(chunks)
     except TypeError:
         raise TypeError(
             f"`chunks` must be a number of bytes, a function, or None, not {chunks!r}."
         ) from None
+    if count < 1 or isinstance(chunks, bool):
+        raise ValueError(f"`chunks` must be a positive number of bytes: {chunks}.")
+    return count
 
 
 def _few(name: str, template: Template, chunk: tuple[int, ...]) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from . import _checkpoint, _filters, _lazy, _leaf, _names, _select, _tree
+from . import _checkpoint, _filters, _lazy, _names, _select, _tree
 from ._checkpoint import Checkpoint, Node as SavedNode
 from ._lazy import LazyArray
 from .adapters import Adapter
@@ -70,10 +70,8 @@ class Model:
     def is_array(self, number: int) -> bool:
         leaf = self.flat.leaves[number]
         arrays = (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic)
-        return self.storable[number] and (
-            isinstance(leaf, arrays)
-            or not _leaf.is_storable(leaf)  # an array all the same
-        )
+        is_array = isinstance(leaf, arrays) or _filters.is_other_array(leaf)
+        return self.storable[number] and is_array
 
     def nodes(self, where: Any, called: str) -> list[Node]:
         """The nodes that a `where` picks, in the order that it gives."""

@@ -176,19 +176,14 @@ def check_choices(root: Any, layout: str, compression: str | None) -> None:
 
 def check_archive(root: Root, overwrite: bool) -> None:
     """**Raises:** `FileExistsError` when a checkpoint of one file may not go there."""
-    found = formats.look(root)
-    if found is None:
+    if formats.look(root) is None:
         if root.local is not None and root.local.exists():
             raise FileExistsError(
                 f"There is something at `{root}` that is no file. It is left as it is. "
                 "Choose another path."
             )
         return
-    try:
-        source = formats.find(root, None)
-    except ValueError:
-        source = None
-    if found.key is None or source is None or source.index.layout != "ocdbt":
+    if not formats.is_archive(root):
         raise FileExistsError(
             f"There is something else than a checkpoint of one file at `{root}`. It is "
             "left as it is. Choose another path."

@@ -55,9 +55,7 @@ class Source:
 
     def is_run(self, record: Record) -> bool:
         """Whether a leaf is one run of bytes, in no chunks."""
-        if self.foreign is None or self.foreign.digests is not None:
-            return False
-        return record.place not in self.foreign.specs
+        return not self.has_digests and not self.has_spec(record)
 
     @property
     def is_archive(self) -> bool:
@@ -66,7 +64,7 @@ class Source:
 
     @property
     def has_digests(self) -> bool:
-        return self.foreign is None or self.foreign.digests is not None
+        return self.foreign is None or self.is_archive
 
     @property
     def directory(self) -> Root:

@@ -109,9 +109,7 @@ def from_state_dict(
 
         ```
     """
-    names: list[str] = []
-    seen: set[str] = set()
-    values: list[Any] = []
+    leaves: dict[str, Any] = {}
     templates: dict[Template, int] = {}
     numbers: list[int] = []
     if not isinstance(state_dict, Mapping):
@@ -128,9 +126,8 @@ def from_state_dict(
                 f"The state dict has a leaf at {_names.shorten(name)}, which is no "
                 f"name of a leaf: {e}. `ec.leaf_names` shows those of a tree."
             ) from None
-        if name in seen:
+        if name in leaves:
             raise ValueError(f"The state dict has two leaves of the name `{name}`.")
-        seen.add(name)
         try:
             # What has been through `to_leaf` is what was stored.
             if not (_leaf.is_own(value) or isinstance(value, (str, bytes))):
@@ -144,9 +141,9 @@ def from_state_dict(
             raise type(e)(f"The state dict's leaf `{name}`: {e}") from None
         chunk = tuple(max(1, n) for n in template.shape)
         template = template._replace(keys=keys, chunk=chunk)
-        names.append(name)
-        values.append(value)
+        leaves[name] = value
         numbers.append(templates.setdefault(template, len(templates)))
+    names, values = list(leaves), list(leaves.values())
     index = Index(
         save="",
         layout="state dict",
@@ -177,13 +174,13 @@ def from_state_dict(
         unexpected=unexpected,
         cast=cast,
     )
-    leaves = list(flat.leaves)
+    out = list(flat.leaves)
     for number, record, target in pairs:
         try:
-            leaves[number] = _as(values[record.place], record.template, target)
+            out[number] = _as(values[record.place], record.template, target)
         except (ValueError, TypeError) as e:
             raise RuntimeError(f"The state dict's leaf `{record.name}`: {e}") from e
-    return jtu.tree_unflatten(flat.structure, leaves)
+    return jtu.tree_unflatten(flat.structure, out)
 
 
 def _walk(node: Mapping, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:

@@ -14,15 +14,13 @@ import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from . import _checkpoint, _clean, _commit, _remote, _root, _store, _threads, _write
+from . import _checkpoint, _clean, _commit, _remote, _root, _store, _write
 from ._remote import Store
 from ._root import Root
 
 
 _ITEM = "default"
 _PINS = "eqx_ckpt.pins"
-# Requests about steps that are under way at a time.
-_REQUESTS = 16
 
 
 class Steps:
@@ -100,9 +98,7 @@ class Steps:
         return metrics
 
     def _each(self, ask: Any, steps: Iterable[int]) -> list[Any]:
-        is_far = self.root.local is None
-        jobs = [ft.partial(ask, step) for step in steps]
-        return _threads.gather(jobs, _REQUESTS if is_far else 1, waiting=is_far)
+        return _store.gather(self.root, [ft.partial(ask, step) for step in steps])
 
     def may_be_ours(self, step: int) -> bool:
         """Whether a step that is not complete looks like one of our saves."""

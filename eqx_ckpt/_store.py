@@ -9,13 +9,13 @@ import pathlib
 import stat
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorstore as ts
 
-from . import _remote, _root
+from . import _remote, _root, _threads
 from ._root import Root
 
 
@@ -227,6 +227,17 @@ def list_below(root: Root, start: str) -> list[str]:
     keys = _root.wait(root, _root.kv(top).list(ts.KvStore.KeyRange(first, stop)))
     ours = [key[len(path) :] for key in keys if key.startswith(first)]
     return [key.decode("utf-8", "surrogateescape") for key in ours]
+
+
+# Requests to an object store that are under way at a time.
+_REQUESTS = 16
+
+
+def gather(root: Root, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
+    """The results of jobs that look at files below a root: in turn, or some at a time
+    in an object store, where each is a request."""
+    is_far = root.local is None
+    return _threads.gather(jobs, _REQUESTS if is_far else 1, waiting=is_far)
 
 
 def is_directory(root: Root, key: str) -> bool:

@@ -37,3 +37,12 @@ def find(root: Root, like: Any) -> Source | None:
         if source is not None:
             return source
     return None
+
+
+def is_archive(root: Root) -> bool:
+    """Whether there is a checkpoint of ours at a path, in one file."""
+    try:
+        source = find(root, None)
+    except ValueError:
+        return False
+    return source is not None and source.is_archive

@@ -101,15 +101,9 @@ def read_json(directory: Root, key: str) -> tuple[bytes, dict[str, Any]]:
     return value.data, parsed
 
 
-# Requests about the files of a checkpoint that are under way at a time.
-_REQUESTS = 16
-
-
 def each(directory: Root, call: Callable[[Root, Any], Any], keys: Iterable[Any]) -> Any:
-    """`call(directory, key)` for each key; in an object store, some at a time."""
-    is_far = directory.local is None
-    jobs = [ft.partial(call, directory, key) for key in keys]
-    return _threads.gather(jobs, _REQUESTS if is_far else 1, waiting=is_far)
+    """`call(directory, key)` for each key."""
+    return _store.gather(directory, [ft.partial(call, directory, key) for key in keys])
 
 
 def read(directory: Root, key: str, start: int, stop: int) -> bytes:
