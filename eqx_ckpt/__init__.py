@@ -11,6 +11,7 @@ from ._deserialise import (
     materialise as materialise,
     tree_deserialise_leaves as tree_deserialise_leaves,
 )
+from ._errors import DamagedError as DamagedError
 from ._export import export_safetensors as export_safetensors
 from ._graft import graft as graft
 from ._init import load_or_init as load_or_init, unloaded as unloaded
