@@ -12,6 +12,7 @@ from jaxtyping import PyTree
 
 from . import _archive, _commit, _lazy, _leaf, _match, _names, _root, _show, formats
 from ._archive import Readable
+from ._errors import ReplacedError
 from ._filters import FilterSpec, IsLeaf
 from ._index import Record
 from ._lazy import LazyArray
@@ -278,11 +279,11 @@ def _open(root: Root, like: PyTree = None) -> Source:
 
 
 def reopen(root: Root, save: str) -> Source:
-    """**Raises:** `RuntimeError` if the path no longer holds this save."""
+    """**Raises:** `ReplacedError` if the path no longer holds this save."""
     _root.check_fork()
     source = _open(root)
     if source.index.save != save:
-        raise RuntimeError(
+        raise ReplacedError(
             f"The checkpoint at `{root}` was replaced after it was pickled. Open it "
             "again."
         )

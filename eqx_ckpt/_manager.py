@@ -24,6 +24,7 @@ from . import (
     _steps,
     _team,
 )
+from ._errors import ReplacedError
 from ._pending import SaveHandle
 from ._remote import Store
 from ._steps import Steps
@@ -310,8 +311,9 @@ class CheckpointManager:
             try:
                 tree, why, error = self._load(step, like, options), None, None
             except Exception as e:
-                is_damaged = isinstance(e, _source.Unreadable)
-                tree, why, error = None, str(e) if is_damaged else None, e
+                # One that another process deletes at this moment is skipped too.
+                is_lost = isinstance(e, (_source.Unreadable, ReplacedError))
+                tree, why, error = None, str(e) if is_lost else None, e
             why = self._agree(team.round("loaded"), error, why)
             if not why:
                 self._skipped.update(skipped)

@@ -14,6 +14,7 @@ import xxhash
 
 from . import _arrays, _chunks, _layout, _root, _source, _store, _template, _view
 from ._chunks import Grid
+from ._errors import ReplacedError
 from ._index import Record
 from ._root import Root
 from ._source import Source, Unreadable
@@ -96,9 +97,9 @@ def read(
         raise source.lost("")
 
 
-def _damaged(source: Source, problems: dict[str, str]) -> Unreadable:
+def _damaged(source: Source, problems: dict[str, str]) -> RuntimeError:
     error = source.lost("")
-    if "replaced or deleted" in str(error):
+    if isinstance(error, ReplacedError):
         return error
     lines = [f"  {name}: {why}" for name, why in problems.items()]
     if len(lines) > 20:

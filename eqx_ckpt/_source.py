@@ -11,6 +11,7 @@ import numpy as np
 
 from . import _arrays, _chunks, _index, _layout, _root, _store, _template
 from ._chunks import Grid
+from ._errors import ReplacedError
 from ._index import Index, Record
 from ._root import Root
 from ._template import Template
@@ -236,15 +237,17 @@ class Source:
         value = _store.read_file(self.root, _root.INDEX, len(head))
         return value is not None and value.data == head
 
-    def lost(self, why: str) -> "Unreadable":
+    def lost(self, why: str) -> RuntimeError:
+        """The error of what cannot be read: that it was replaced, or `why`."""
         try:
             current = self.is_current()
         except Exception as e:
             current = isinstance(e, ConnectionError)  # That is another matter.
         if not current:
-            why = (
-                "it was replaced or deleted after it was opened. Open it again: what "
-                "was opened is never mixed with what came after"
+            return ReplacedError(
+                f"The checkpoint at `{self.root}` cannot be read: it was replaced or "
+                "deleted after it was opened. Open it again: what was opened is never "
+                "mixed with what came after."
             )
         return Unreadable(f"The checkpoint at `{self.root}` cannot be read: {why}.")
 

@@ -30,6 +30,7 @@ from . import (
 )
 from ._checkpoint import Checkpoint
 from ._chunks import Grid
+from ._errors import ReplacedError
 from ._index import Record
 from ._root import Root
 from ._source import Source
@@ -144,6 +145,8 @@ def verify(
     problems: list[Problem] = []
     try:
         digests = source.digests
+    except ReplacedError:
+        raise
     except RuntimeError as e:
         # What else there is can still be looked at.
         digests = None
