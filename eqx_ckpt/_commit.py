@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
-from . import _index, _json, _layout, _root, _store, _write
+from . import _index, _json, _layout, _root, _show, _store, _write
 from ._index import Index, is_save_id
 from ._root import Root
 from ._store import Value
@@ -245,8 +245,20 @@ def joined(root: Root, word: bytes) -> tuple[Root, str]:
 
 
 def _beside_of(path: Any, save: str) -> Root:
-    own = path.with_name(f"{path.name}.eqx_ckpt-{save}")
+    own = path.with_name(f"{_stem(path.name)}.eqx_ckpt-{save}")
     return Root(str(own), own)
+
+
+# The longest name that file systems have, in bytes, and what is added to one here.
+_LONGEST, _ADDED = 255, len(".eqx_ckpt-") + 16
+
+
+def _stem(name: str) -> str:
+    """What a name beside a path begins with: a part and a digest, if it is long."""
+    data = os.fsencode(name)
+    if len(data) + _ADDED <= _LONGEST:
+        return name
+    return f"{data[:160].decode(errors='ignore')}%~{_index.digest(data)}"
 
 
 def _claim(root: Root, save: str, undo: contextlib.ExitStack) -> None:
@@ -289,9 +301,37 @@ def _discard(root: Root, key: str) -> None:
 
 
 def _discard_empty(made: list[pathlib.Path]) -> None:
-    with contextlib.suppress(OSError):
-        for path in made:
+    for path in made:
+        with contextlib.suppress(OSError):
             path.rmdir()
+
+
+@contextlib.contextmanager
+def unpublished(root: Root, nbytes: int = 0) -> Iterator[None]:
+    """Says of an error of the system what it means, while a save of so many bytes is not
+    published: which path, and that nothing is lost."""
+    try:
+        yield
+    except OSError as e:
+        # What is not there was deleted by another writer.
+        if e.errno is None or e.errno == errno.ENOENT or root.local is None:
+            raise
+        of = f" of {_show.size(nbytes)}" if nbytes else ""
+        raise OSError(
+            e.errno,
+            f"{os.strerror(e.errno)}, while a save{of} was being written to `{root}`. "
+            f"Nothing was saved, and the path is as it was before.{_advice(e)}",
+        ) from e
+
+
+def _advice(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return " Make room there, or save elsewhere."
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return " Choose a path that you may write to."
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return " Too many files are open: raise the limit (`ulimit -n`)."
+    return ""
 
 
 def _check_swap(root: Root, found: Found) -> None:
@@ -331,10 +371,11 @@ def _publish_in_place(
     root, found = place.root, place.found
     own = f"d/{place.save}"
     # What follows the commit is to need no more space: it only renames and deletes.
-    for key, value in {**side, _root.INDEX: data}.items():
-        _write.stage_file(root, own, key, value, sync)
-    if sync:
-        _write.sync_directories(root, [own, "d", "", *place.above])
+    with unpublished(root):
+        for key, value in {**side, _root.INDEX: data}.items():
+            _write.stage_file(root, own, key, value, sync)
+        if sync:
+            _write.sync_directories(root, [own, "d", "", *place.above])
     # Whoever replaces what is at the path holds the lock of what is there, until other
     # readers' files are in place too.
     with _lock(root):
@@ -405,20 +446,23 @@ def _publish_by_swap(
     root, work, found = place.root, place.work, place.found
     assert root.local is not None and work.local is not None
     inside = {key.rpartition("/")[0] for key in side}
-    _write.make_directories(work, inside)
-    for key, value in side.items():
-        _write.write_file(work, key, [value], sync)
-    _write.write_file(work, _root.INDEX, [data], sync)
-    if sync:
-        own = f"d/{place.save}"
-        inner = [own, "d"] if _store.is_directory(work, own) else []
-        _write.sync_directories(work, [*inner, *inside, ""])
+    with unpublished(root):
+        _write.make_directories(work, inside)
+        for key, value in side.items():
+            _write.write_file(work, key, [value], sync)
+        _write.write_file(work, _root.INDEX, [data], sync)
+        if sync:
+            own = f"d/{place.save}"
+            inner = [own, "d"] if _store.is_directory(work, own) else []
+            _write.sync_directories(work, [*inner, *inside, ""])
     if not found.entries:
         undo = place.undo.pop_all()
         try:
             os.rename(work.local, root.local)
         except OSError as e:
             undo.close()
+            if e.errno == errno.EBUSY:
+                raise _mounted(e.errno, root) from e
             if e.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
             raise RuntimeError(
@@ -450,6 +494,15 @@ def _publish_by_swap(
             _discard(work, "")
 
 
+def _mounted(number: int, root: Root) -> OSError:
+    return OSError(
+        number,
+        f"`{root}` is a mount point, which cannot be renamed, so a checkpoint with "
+        '`layout="zarr"` cannot be put there. What is there is left as it is. Save to a '
+        'directory below it, or use `layout="ocdbt"`.',
+    )
+
+
 _exchange_flag = 2  # RENAME_EXCHANGE of Linux, RENAME_SWAP of macOS.
 _at_cwd = -100
 
@@ -467,6 +520,8 @@ def _exchange(a: pathlib.Path, b: pathlib.Path) -> None:
         failed = -1
     if failed:
         number = ctypes.get_errno()
+        if number == errno.EBUSY:
+            raise _mounted(number, Root(str(b), b))
         raise OSError(
             number,
             f"The file system of `{b}` cannot exchange two directories at once "
@@ -476,7 +531,11 @@ def _exchange(a: pathlib.Path, b: pathlib.Path) -> None:
 
 
 def publish_file(
-    root: Root, write: Callable[[BinaryIO], None], overwrite: bool, sync: bool
+    root: Root,
+    write: Callable[[BinaryIO], None],
+    overwrite: bool,
+    sync: bool,
+    nbytes: int = 0,
 ) -> None:
     """Lets a file be written, and puts it at its path at once: whatever file is there,
     or, without `overwrite`, if there is none.
@@ -504,12 +563,14 @@ def publish_file(
     with contextlib.ExitStack() as undo:
         undo.callback(_discard_empty, made)
         undo.callback(_discard, work, "")
-        with _write.new_directory(own):
-            with open(own / "file", "wb") as file:
-                write(file)
-                file.flush()
-                if sync:
-                    os.fsync(file.fileno())
+        with contextlib.ExitStack() as locked:
+            with unpublished(root, nbytes):
+                locked.enter_context(_write.new_directory(own))
+                with open(own / "file", "wb") as file:
+                    write(file)
+                    file.flush()
+                    if sync:
+                        os.fsync(file.fileno())
             with contextlib.suppress(OSError):
                 shutil.copymode(path, own / "file")
             if overwrite:
@@ -565,10 +626,19 @@ def remove(root: Root) -> None:
             for key in sorted(entries, key=_root.INDEX.__ne__):
                 _write.delete_tree(root, key)
             return
-        # Under this name it is a leftover, if this is killed.
+        # Under this name it is a leftover, if this is killed or cannot be finished.
         work = _beside_of(root.local, secrets.token_hex(8))
-        os.rename(root.local, work.url)
-        _write.delete_tree(work, "")
+        try:
+            os.rename(root.local, work.url)
+        except OSError as e:
+            if e.errno != errno.EBUSY:
+                raise
+            # At a mount point. What is left of this is a leftover too.
+            os.unlink(root.local / _root.INDEX)
+            for key in entries.keys() - {_root.INDEX}:
+                _discard(root, key)
+            return
+        _discard(work, "")
 
 
 def _nothing(root: Root) -> FileNotFoundError:
@@ -589,7 +659,7 @@ def is_beside(path: pathlib.Path) -> bool:
 
 def beside(path: pathlib.Path) -> list[pathlib.Path]:
     """The directories of such saves to a path."""
-    prefix = f"{path.name}.eqx_ckpt-"
+    prefix = f"{_stem(path.name)}.eqx_ckpt-"
     with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
         names = [e.name for e in entries if e.name.startswith(prefix)]
         return [p for n in names if is_beside(p := path.with_name(n))]

@@ -147,6 +147,11 @@ def _describe_jax(leaf: jax.Array, dtype: np.dtype | None) -> Template:
         raise ValueError("it is a tracer. Save outside of `jit`, `grad` and `vmap`.")
     if leaf.is_deleted():
         raise ValueError("it has been deleted or donated, and has no value any more.")
+    if unreduced := getattr(getattr(leaf.sharding, "spec", None), "unreduced", None):
+        raise ValueError(
+            f"it is not reduced over the mesh axes {sorted(map(str, unreduced))}: its "
+            "shards are parts of sums. Reduce it first, with `jax.sharding.reshard`."
+        )
     if _is_key_dtype(leaf.dtype):
         data = jax.eval_shape(jr.key_data, leaf)
         _check_rank(data.ndim)
@@ -188,7 +193,12 @@ def check_cast(dtype: Any) -> np.dtype | None:
     """The `dtype` keyword of a save as a NumPy dtype."""
     if dtype is None:
         return None
-    out = np.dtype(dtype)
+    try:
+        out = np.dtype(dtype)
+    except TypeError:
+        raise TypeError(
+            f"`dtype` must be a floating dtype, such as `jnp.bfloat16`, not {dtype!r}."
+        ) from None
     if not _template.is_floating(out) or _stored_as(out) is None:
         raise ValueError(f"`dtype` must be a floating dtype, not `{out}`.")
     return out

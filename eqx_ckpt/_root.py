@@ -1,5 +1,6 @@
 """Roots: directories in a local file system, or in an object store."""
 
+import errno
 import functools as ft
 import json
 import os
@@ -21,6 +22,8 @@ _context_spec = {
     "cache_pool": {"total_bytes_limit": 0},
     **_remote.CONTEXT,
 }
+# What file systems take, in bytes.
+_LONGEST_NAME, _LONGEST_PATH = 255, 4096
 _forked = False
 
 
@@ -136,6 +139,13 @@ def resolve(path: Any, follow: bool = False) -> Root:
         raise ValueError(
             f"{text!r} is not Unicode text. Choose another path."
         ) from None
+    if len(os.fsencode(local)) >= _LONGEST_PATH or any(
+        len(os.fsencode(part)) > _LONGEST_NAME for part in local.parts
+    ):
+        raise ValueError(
+            f"The path `{str(local)[:100]}...` is too long: a name takes at most "
+            f"{_LONGEST_NAME} bytes, and a path {_LONGEST_PATH}. Choose a shorter one."
+        )
     if any(part.endswith(".__lock") for part in local.parts):
         raise ValueError(
             f"`{local}` has a name in it that ends in `.__lock`, which TensorStore "
@@ -165,7 +175,17 @@ def _resolve_url(url: str, given: dict[str, Any]) -> Root:
 
 
 def check_writable(root: Root) -> None:
-    """**Raises:** `ValueError` for a URL from which files can only be read."""
+    """**Raises:** `ValueError` for a URL from which files can only be read,
+    `NotADirectoryError` for a path below a file."""
+    for parent in root.local.parents if root.local is not None else ():
+        if parent.is_dir():
+            break
+        if parent.exists():
+            raise NotADirectoryError(
+                errno.ENOTDIR,
+                f"`{parent}` is a file, so that nothing can be saved at `{root}`. "
+                "Choose another path.",
+            )
     if _remote.is_read_only(root.url):
         raise ValueError(
             f"`{root}` can only be read: nothing is saved over HTTP. Save to a "

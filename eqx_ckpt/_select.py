@@ -12,6 +12,10 @@ from . import _names
 from ._filters import IsLeaf
 
 
+class _Used(TypeError):
+    """A `where` has used the value of a leaf."""
+
+
 class _Tag:
     """Stands for a stored leaf while a `where` runs, and is of no other use."""
 
@@ -24,7 +28,7 @@ class _Tag:
         self._tagged = tagged
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError(
+        raise _Used(
             f"`{self._tagged.called}` uses the value of the leaf "
             f"`{_names.name_of(self._path)[0]}`. It may only pick nodes: use static "
             "fields, indices and attributes to choose."
@@ -120,7 +124,15 @@ class Tagged:
                 f"`lambda m: m.layers[0]`, not a `{type(where).__name__}`."
             )
         self.called = called
-        picked = where(self._tree)
+        try:
+            picked = where(self._tree)
+        except TypeError as e:
+            if isinstance(e, _Used):
+                raise
+            raise TypeError(
+                f"`{called}` failed. It may only pick nodes: the leaves that it sees "
+                "have no values, so that nothing can be computed of them."
+            ) from e
         out = Selection(set(), [])
         self._collect(picked, out)
         if not out.places:

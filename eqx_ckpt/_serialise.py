@@ -266,7 +266,8 @@ def write(
     `root` may be an open file. Returns the id of the save, if that has a directory."""
     room = _MAX_BYTES if max_bytes is None else max_bytes
     own = [leaf.template.nbytes for leaf in plan.leaves if leaf.alias is None]
-    bar = _progress.bar("save", sum(own), len(own), progress)
+    nbytes = sum(own)
+    bar = _progress.bar("save", nbytes, len(own), progress)
     if _archive.is_archive(root):
         if team.size > 1:
             raise ValueError("Several processes cannot write one file: save to a path.")
@@ -276,7 +277,7 @@ def write(
                 pack(root)
                 return ""
             check_archive(root, overwrite)
-            _commit.publish_file(root, pack, overwrite, durable)
+            _commit.publish_file(root, pack, overwrite, durable, nbytes)
         return ""
     with bar as advance, contextlib.ExitStack() as stack:
         places: list[Place] = []  # of process 0
@@ -285,9 +286,10 @@ def write(
             if any(account != accounts[0] for account in accounts):
                 return b""
             place = _commit.begin(root, plan.layout, overwrite)
-            places.append(stack.enter_context(place))
-            if team.size > 1:
-                _write.make_directories(places[0].work, [f"d/{places[0].save}"])
+            with _commit.unpublished(root, nbytes):
+                places.append(stack.enter_context(place))
+                if team.size > 1:
+                    _write.make_directories(places[0].work, [f"d/{places[0].save}"])
             return _commit.encode(places[0])
 
         where = team.confer(lambda: _accord.account(root, plan, team), begin)
@@ -307,11 +309,12 @@ def write(
             if team.rank > 0:
                 _store.await_directory(work, own)
             write = _writers[plan.layout]
-            ends.update(write(save, team.rank, work, own, durable, room))
-            if team.rank == 0:
-                return b""
-            part = save.part(team.rank, ends).encode()
-            _write.write_file(work, f"{own}/part-{team.rank}", [part])
+            with _commit.unpublished(root, nbytes):
+                ends.update(write(save, team.rank, work, own, durable, room))
+                if team.rank == 0:
+                    return b""
+                part = save.part(team.rank, ends).encode()
+                _write.write_file(work, f"{own}/part-{team.rank}", [part])
             return _index.digest(part).encode()
 
         def finish(digests: list[bytes]) -> bytes:
@@ -319,7 +322,8 @@ def write(
                 ends.update(_take(save, plan.layout, rank, work, own, digests[rank]))
             if team.size > 1 and plan.layout == "zarr":
                 _write.delete_tree(work, "d")
-            written = _finishers[plan.layout](save, ends, work, own, durable)
+            with _commit.unpublished(root, nbytes):
+                written = _finishers[plan.layout](save, ends, work, own, durable)
             _publish(places[0], plan, written, durable)
             return b""
 

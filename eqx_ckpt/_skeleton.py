@@ -107,7 +107,10 @@ def partition_rules(
         end replicates the rest.
 
     **Returns:** a function `(name, leaf) -> jax.sharding.NamedSharding`. It raises
-    `ValueError` for a leaf that no rule matches.
+    `ValueError` for a leaf that no rule matches, or that has fewer axes than its spec.
+
+    **Raises:** `ValueError` or `TypeError` that names the rule for a pattern that is no
+    regular expression, or a spec that the mesh does not have the axes of.
 
     !!! example
 
@@ -122,12 +125,19 @@ def partition_rules(
 
         ```
     """
-    compiled = [(re.compile(pattern), spec) for pattern, spec in rules]
+    compiled = [_rule(mesh, pattern, spec) for pattern, spec in rules]
 
     def sharding_of(name: str, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
-        for pattern, spec in compiled:
+        for pattern, sharding in compiled:
             if pattern.search(name):
-                return NamedSharding(mesh, spec)
+                if len(sharding.spec) > leaf.ndim:
+                    raise ValueError(
+                        f"The rule {(pattern.pattern, sharding.spec)} has "
+                        f"{len(sharding.spec)} axes, and the leaf `{name}`, which it "
+                        f"matches, is {_show.short_array(str(leaf.dtype), leaf.shape)}."
+                        " Put a rule for it first."
+                    )
+                return sharding
         raise ValueError(
             f"No partition rule matches the leaf `{name}`, "
             f"{_show.short_array(str(leaf.dtype), leaf.shape)}. Add one, such as "
@@ -135,6 +145,26 @@ def partition_rules(
         )
 
     return sharding_of
+
+
+def _rule(
+    mesh: jax.sharding.Mesh, pattern: str, spec: PartitionSpec
+) -> tuple[re.Pattern[str], NamedSharding]:
+    if not isinstance(spec, PartitionSpec):
+        raise TypeError(
+            f"The rule {(pattern, spec)!r} has to have a `PartitionSpec` for the leaves "
+            "that its pattern matches."
+        )
+    try:
+        return re.compile(pattern), NamedSharding(mesh, spec)
+    except re.error as e:
+        raise ValueError(
+            f"The pattern {pattern!r} is not a regular expression: {e}."
+        ) from e
+    except ValueError as e:
+        raise ValueError(
+            f"The rule {(pattern, spec)!r} does not fit the mesh: {e}"
+        ) from e
 
 
 def leaf_names(tree: PyTree, is_leaf: IsLeaf = None) -> PyTree:
