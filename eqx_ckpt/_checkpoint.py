@@ -179,7 +179,14 @@ class Checkpoint:
         lines = _show.tree_lines(rows, limit)
         return "\n".join([head, *("  " + line for line in lines)])
 
+    def __copy__(self) -> "Checkpoint":
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "Checkpoint":
+        return self
+
     def __reduce__(self) -> Any:
+        self._source.check_pickles()
         return _unpickle, (self._source.root, self.save_id)
 
 

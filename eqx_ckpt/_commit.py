@@ -308,8 +308,11 @@ def _discard_empty(made: list[pathlib.Path]) -> None:
 
 @contextlib.contextmanager
 def unpublished(root: Root, nbytes: int = 0) -> Iterator[None]:
-    """Says of an error of the system what it means, while a save of so many bytes is not
-    published: which path, and that nothing is lost."""
+    """Around what a save of so many bytes does before its commit.
+
+    **Raises:** an error of the system as one that names the path, and says that nothing
+    is lost.
+    """
     try:
         yield
     except OSError as e:
@@ -462,7 +465,7 @@ def _publish_by_swap(
         except OSError as e:
             undo.close()
             if e.errno == errno.EBUSY:
-                raise _mounted(e.errno, root) from e
+                raise _mounted(root) from e
             if e.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
             raise RuntimeError(
@@ -494,12 +497,12 @@ def _publish_by_swap(
             _discard(work, "")
 
 
-def _mounted(number: int, root: Root) -> OSError:
+def _mounted(root: Root) -> OSError:
     return OSError(
-        number,
+        errno.EBUSY,
         f"`{root}` is a mount point, which cannot be renamed, so a checkpoint with "
-        '`layout="zarr"` cannot be put there. What is there is left as it is. Save to a '
-        'directory below it, or use `layout="ocdbt"`.',
+        '`layout="zarr"` cannot be put there. What is there is left as it is. Save to '
+        'a directory below it, or use `layout="ocdbt"`.',
     )
 
 
@@ -521,7 +524,7 @@ def _exchange(a: pathlib.Path, b: pathlib.Path) -> None:
     if failed:
         number = ctypes.get_errno()
         if number == errno.EBUSY:
-            raise _mounted(number, Root(str(b), b))
+            raise _mounted(Root(str(b), b))
         raise OSError(
             number,
             f"The file system of `{b}` cannot exchange two directories at once "

@@ -229,6 +229,7 @@ class LazyArray(jax.ShapeDtypeStruct):
 
     def __reduce__(self) -> Any:
         source = self._source
+        source.check_pickles()
         args = (source.root, source.index.save, self.name, self._view, self._target)
         return _unpickle, args
 

@@ -147,10 +147,10 @@ def _describe_jax(leaf: jax.Array, dtype: np.dtype | None) -> Template:
         raise ValueError("it is a tracer. Save outside of `jit`, `grad` and `vmap`.")
     if leaf.is_deleted():
         raise ValueError("it has been deleted or donated, and has no value any more.")
-    if unreduced := getattr(getattr(leaf.sharding, "spec", None), "unreduced", None):
+    if axes := _sharding.unreduced(leaf.sharding):
         raise ValueError(
-            f"it is not reduced over the mesh axes {sorted(map(str, unreduced))}: its "
-            "shards are parts of sums. Reduce it first, with `jax.sharding.reshard`."
+            f"it is not reduced over the mesh axes {axes}: its shards are parts of "
+            "sums. Reduce it first, with `jax.sharding.reshard`."
         )
     if _is_key_dtype(leaf.dtype):
         data = jax.eval_shape(jr.key_data, leaf)

@@ -12,10 +12,6 @@ from . import _names
 from ._filters import IsLeaf
 
 
-class _Used(TypeError):
-    """A `where` has used the value of a leaf."""
-
-
 class _Tag:
     """Stands for a stored leaf while a `where` runs, and is of no other use."""
 
@@ -28,11 +24,12 @@ class _Tag:
         self._tagged = tagged
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise _Used(
+        self._tagged.refusal = TypeError(
             f"`{self._tagged.called}` uses the value of the leaf "
             f"`{_names.name_of(self._path)[0]}`. It may only pick nodes: use static "
             "fields, indices and attributes to choose."
         )
+        raise self._tagged.refusal
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
@@ -105,6 +102,7 @@ class Tagged:
         is_leaf: IsLeaf,
     ):
         self.called = "where"
+        self.refusal: TypeError | None = None  # What a tag has raised.
         self._is_leaf = is_leaf
         self._others = {id(leaf) for leaf, good in zip(leaves, storable) if not good}
         self._stored: list[tuple] = []
@@ -127,7 +125,7 @@ class Tagged:
         try:
             picked = where(self._tree)
         except TypeError as e:
-            if isinstance(e, _Used):
+            if e is self.refusal:
                 raise
             raise TypeError(
                 f"`{called}` failed. It may only pick nodes: the leaves that it sees "

@@ -182,3 +182,9 @@ def assemble(
 def spread(array: jax.Array, sharding: Any) -> jax.Array:
     """The same array with another sharding over its devices."""
     return jax.jit(lambda x: x, out_shardings=sharding)(array)
+
+
+def unreduced(sharding: Any) -> list[str]:
+    """The mesh axes over which the shards are parts of sums, and not of the array."""
+    spec = getattr(sharding, "spec", None)
+    return sorted(map(str, getattr(spec, "unreduced", ())))

@@ -152,7 +152,7 @@ def _rule(
 ) -> tuple[re.Pattern[str], NamedSharding]:
     if not isinstance(spec, PartitionSpec):
         raise TypeError(
-            f"The rule {(pattern, spec)!r} has to have a `PartitionSpec` for the leaves "
+            f"The rule {(pattern, spec)!r} must have a `PartitionSpec` for the leaves "
             "that its pattern matches."
         )
     try:

@@ -58,6 +58,15 @@ class Source:
         """Whether a leaf is one run of bytes, in no chunks."""
         return not self.has_digests and not self.has_spec(record)
 
+    def check_pickles(self) -> None:
+        """**Raises:** `TypeError` if it cannot be opened again by its path alone."""
+        if self.index.layout == "eqx":
+            raise TypeError(
+                f"What was opened at `{self.root}` cannot be pickled: the leaves of a "
+                "`.eqx` file have no names, so it is opened with the `like` that they "
+                "belong to. Open it where it is needed."
+            )
+
     @property
     def is_archive(self) -> bool:
         """Whether it is one of ours, in one file."""

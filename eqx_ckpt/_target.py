@@ -59,6 +59,11 @@ def _target_of(like: Any) -> Target:
                 )
         elif not like.committed:
             sharding = None
+        if axes := _sharding.unreduced(sharding):
+            raise TypeError(
+                f"Its sharding is not reduced over the mesh axes {axes}: give it one "
+                "that is, as what is stored is whole."
+            )
         if _leaf.is_key(like):
             return Target("key", None, like.shape, False, _impl(like), sharding)
         return _jax_target(like.dtype, like.shape, like.weak_type, sharding)

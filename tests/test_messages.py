@@ -1,0 +1,256 @@
+"""Errors as a user reads them: what is wrong, where, what was lost, what to do."""
+
+import copy
+import errno
+import io
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+import eqx_ckpt as ec
+
+
+TREE = {"a": jnp.ones((3, 4)), "b": 1}
+
+
+def _calls(path):
+    """Every call that takes a path, with a path for its first argument."""
+    return {
+        "save": lambda: ec.tree_serialise_leaves(path, TREE),
+        "save zarr": lambda: ec.tree_serialise_leaves(path, TREE, layout="zarr"),
+        "async": lambda: ec.async_tree_serialise_leaves(path, TREE).result(),
+        "manager": lambda: ec.CheckpointManager(path).save(1, TREE),
+        "convert": lambda: ec.convert("good", path),
+        "export": lambda: ec.export_safetensors(path, {"a": TREE["a"]}),
+        "load": lambda: ec.tree_deserialise_leaves(path, TREE),
+        "open": lambda: ec.open(path),
+        "verify": lambda: ec.verify(path),
+        "exists": lambda: ec.exists(path),
+        "delete": lambda: ec.delete(path),
+        "clean": lambda: ec.clean(path),
+    }
+
+
+@pytest.mark.parametrize("name", _calls(""))
+@pytest.mark.parametrize("path", ["n" * 256, "x/" + "ä" * 128, "x/" * 2050])
+def test_paths_that_are_too_long(tmp_path, monkeypatch, name, path):
+    monkeypatch.chdir(tmp_path)
+    ec.tree_serialise_leaves("good", TREE)
+    with pytest.raises(ValueError, match="too long.*Choose a shorter one"):
+        _calls(path)[name]()
+    assert os.listdir() == ["good"]
+
+
+@pytest.mark.parametrize("name", _calls(""))
+def test_paths_below_a_file(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    ec.tree_serialise_leaves("good", TREE)
+    (tmp_path / "file").write_text("text")
+    call = _calls("file/sub")[name]
+    if name == "exists":
+        assert not call()
+    elif name in ("load", "open", "verify", "delete", "clean"):
+        with pytest.raises(FileNotFoundError, match="There is no .* at `"):
+            call()
+    else:
+        with pytest.raises(NotADirectoryError, match="/file` is a file, .* at `/"):
+            call()
+    assert (tmp_path / "file").read_text() == "text"
+
+
+@pytest.mark.parametrize("name", ["n" * 255, "n" * 230, "n" * 229, "ä" * 127])
+@pytest.mark.parametrize("layout", ["ocdbt", "zarr", "zip"])
+def test_the_longest_names(tmp_path, name, layout):
+    zipped = layout == "zip"
+    if zipped:
+        name = name.encode()[:250].decode(errors="ignore") + ".zip"
+    options = {} if zipped else {"layout": layout}
+    path = tmp_path / name
+    for value in (1, 2):
+        ec.tree_serialise_leaves(path, {"v": value}, **options)
+        assert ec.tree_deserialise_leaves(path, {"v": 0}) == {"v": value}
+    ec.delete(path)
+    assert os.listdir(tmp_path) == []
+    # What a killed save to such a path leaves is known as that.
+    ec.tree_serialise_leaves(path, {"v": 3}, **options)
+    assert ec.clean(tmp_path) == [] and os.listdir(tmp_path) == [name]
+
+
+_on_small_disk = """
+    import os, sys
+    import numpy as np
+    import eqx_ckpt as ec
+
+    os.chdir(sys.argv[1])
+    big, small = {"a": np.ones(100_000)}, {"a": np.ones(10)}
+
+    def run():
+        with ec.CheckpointManager("run") as manager:
+            manager.save(1, big)
+
+    def fails(call, number, *words):
+        try:
+            call()
+        except OSError as e:
+            assert e.errno == number, e
+            assert all(word in str(e) for word in words), e
+        else:
+            raise AssertionError(words)
+
+    # A mount point cannot be renamed.
+    fails(
+        lambda: ec.tree_serialise_leaves(".", small, layout="zarr"),
+        16, os.getcwd(), "mount point", "left as it is", 'layout="ocdbt"',
+    )
+    ec.tree_serialise_leaves("good", small)
+    for name, save in {
+        "big": lambda: ec.tree_serialise_leaves("big", big),
+        "good": lambda: ec.tree_serialise_leaves("good", big),
+        "z": lambda: ec.tree_serialise_leaves("z", big, layout="zarr"),
+        "b.zip": lambda: ec.tree_serialise_leaves("b.zip", big),
+        "later": lambda: ec.async_tree_serialise_leaves("later", big).result(),
+        "run/1/default": run,
+    }.items():
+        fails(
+            save, 28, "No space left", f"{os.getcwd()}/{name}`", "781.2 KiB",
+            "Nothing was saved", "path is as it was before", "Make room",
+        )
+    assert os.listdir() == ["good"], os.listdir()
+    assert ec.verify("good") == []
+    ec.delete("good")
+    ec.tree_serialise_leaves(".", small)
+    ec.delete(".")
+    assert os.listdir() == [] and not ec.exists(".")
+    ec.tree_serialise_leaves(".", small)
+    assert ec.verify(".") == []
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mounts a small file system")
+def test_a_disk_that_is_full_and_a_mount_point(tmp_path):
+    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(tmp_path)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("only root may mount")
+    try:
+        code = textwrap.dedent(_on_small_disk)
+        command = [sys.executable, "-c", code, str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_delete_that_cannot_be_finished_has_deleted(tmp_path, monkeypatch):
+    path = tmp_path / "ckpt"
+    ec.tree_serialise_leaves(path, TREE)
+    unlink = type(path).unlink
+
+    def fail(self, *args, **kwargs):
+        if self.name == "tree":
+            raise OSError(errno.EIO, "Input/output error")
+        unlink(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(path), "unlink", fail)
+        ec.delete(path)
+    assert not ec.exists(path)
+    assert len(ec.clean(tmp_path)) == 1 and os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        lambda t: jnp.sum(t["a"]),
+        lambda t: jnp.asarray(t["a"]),
+        lambda t: np.sum(t["a"]),
+        lambda t: t["a"] + 1,
+        lambda t: t["a"][0],
+        lambda t: jax.jit(lambda x: x)(t["a"]),
+    ],
+)
+def test_a_where_that_computes(tmp_path, where):
+    path = tmp_path / "ckpt"
+    with pytest.raises(TypeError, match="`where` .* may only pick nodes"):
+        ec.tree_serialise_leaves(path, TREE, where=where)
+    ec.tree_serialise_leaves(path, TREE)
+    with pytest.raises(TypeError, match="`where` .* may only pick nodes"):
+        ec.tree_deserialise_leaves(path, TREE, where=where)
+
+
+@pytest.mark.parametrize("dtype", ["nope", object(), jnp.int32, bool, "datetime64[s]"])
+def test_a_dtype_that_is_none(tmp_path, dtype):
+    with pytest.raises((TypeError, ValueError), match="`dtype` must be a floating"):
+        ec.tree_serialise_leaves(tmp_path / "ckpt", TREE, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    "rule, error",
+    [
+        ((".*", P("x", "y")), ValueError),
+        (("(", P("x")), ValueError),
+        ((".*", "x"), TypeError),
+        ((".*", None), TypeError),
+    ],
+)
+def test_partition_rules_that_fit_no_mesh(rule, error):
+    mesh = jax.make_mesh((4,), ("x",))
+    with pytest.raises(error) as caught:
+        ec.partition_rules(mesh, [(".*w", P("x")), rule])
+    assert repr(rule[0]) in str(caught.value)
+
+
+def test_a_partition_rule_with_too_many_axes():
+    mesh = jax.make_mesh((4,), ("x",))
+    rules = ec.partition_rules(mesh, [(".*", P(None, None, "x"))])
+    with pytest.raises(ValueError, match="3 axes, and the leaf `a`.*f32.3,4"):
+        ec.skeleton(lambda: TREE, sharding=rules)
+
+
+@pytest.mark.skipif(not hasattr(jax, "set_mesh"), reason="needs jax.set_mesh")
+def test_arrays_that_are_not_reduced(tmp_path):
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    one = jnp.ones((4, 4))
+    with jax.set_mesh(mesh):
+        array = jax.jit(
+            lambda a, b: jnp.dot(a, b, out_sharding=P(unreduced={"x"})),
+        )(
+            jax.device_put(one, NamedSharding(mesh, P(None, "x"))),
+            jax.device_put(one, NamedSharding(mesh, P("x", None))),
+        )
+    path = tmp_path / "ckpt"
+    with pytest.raises(ValueError, match="`u` .*not reduced .*'x'.*reshard"):
+        ec.tree_serialise_leaves(path, {"u": array})
+    ec.tree_serialise_leaves(path, {"u": one})
+    for like in (array, jax.ShapeDtypeStruct((4, 4), "f4", sharding=array.sharding)):
+        with pytest.raises(TypeError, match="`u`.* not reduced .*'x'"):
+            ec.tree_deserialise_leaves(path, {"u": like})
+
+
+def test_copies_of_what_was_opened_are_itself(tmp_path):
+    file = io.BytesIO()
+    ec.tree_serialise_leaves(file, TREE)
+    file.seek(0)
+    ckpt = ec.open(file)
+    for copied in (copy.copy(ckpt), copy.deepcopy(ckpt), copy.deepcopy([ckpt])[0]):
+        assert copied is ckpt
+    copied = copy.deepcopy({"ckpt": ckpt})["ckpt"]
+    del ckpt
+    assert copied["b"].read() == 1
+
+
+def test_an_eqx_file_does_not_pickle(tmp_path):
+    eqx.tree_serialise_leaves(tmp_path / "model.eqx", TREE)
+    ckpt = ec.open(tmp_path / "model.eqx", like=TREE)
+    assert copy.deepcopy(ckpt)["b"].read() == 1
+    for opened in (ckpt, ckpt["a"]):
+        with pytest.raises(TypeError, match="model.eqx` cannot be pickled.*`like`"):
+            pickle.dumps(opened)
