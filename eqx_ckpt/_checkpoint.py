@@ -1,16 +1,30 @@
 """`open` and `Checkpoint`: what is stored, as a tree of lazy leaves."""
 
 import difflib
+import functools as ft
+import itertools as it
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import equinox as eqx
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from . import _archive, _commit, _lazy, _leaf, _match, _names, _root, _show, formats
+from . import (
+    _archive,
+    _commit,
+    _lazy,
+    _leaf,
+    _match,
+    _names,
+    _root,
+    _show,
+    _team,
+    formats,
+)
 from ._archive import Readable
 from ._errors import ReplacedError
 from ._filters import FilterSpec, IsLeaf
@@ -18,6 +32,10 @@ from ._index import Record
 from ._lazy import LazyArray
 from ._root import Root
 from ._source import Source
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Checkpoint:
@@ -239,6 +257,7 @@ def open(
         ```
     """
     if isinstance(path, Checkpoint):
+        path._source.check_current()
         return path
     if _archive.is_file(path):
         root = _archive.root_of(path)
@@ -283,6 +302,42 @@ def _open(root: Root, like: PyTree = None) -> Source:
             "written last. A save may have been interrupted there."
         )
     return source
+
+
+# How often a call is made again at least, and for how many seconds.
+_TRIES, _SECONDS = 3, 30
+
+
+def again(place: int, name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Of a call that is given a path, as argument number `place` or as `name`: it is
+    made again if that is replaced while it is read. An open checkpoint stays as it is.
+
+    The call raises `ReplacedError` if that happens each time.
+    """
+
+    def decorate(call: Callable[P, T]) -> Callable[P, T]:
+        @ft.wraps(call)
+        def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+            path = args[place] if len(args) > place else kwargs.get(name)
+            # Of many processes none can try again alone.
+            if not isinstance(path, (str, os.PathLike)) or _team.size() > 1:
+                return call(*args, **kwargs)
+            end = time.monotonic() + _SECONDS
+            for count in it.count(1):
+                try:
+                    return call(*args, **kwargs)
+                except ReplacedError as e:
+                    if count >= _TRIES and time.monotonic() > end:
+                        raise ReplacedError(
+                            f"The checkpoint at `{_show.escape(os.fspath(path))}` was "
+                            f"replaced {count} times while it was read. Read it when "
+                            "nothing is saved there, or save less often."
+                        ) from e
+            raise AssertionError
+
+        return wrapped
+
+    return decorate
 
 
 def reopen(root: Root, save: str) -> Source:

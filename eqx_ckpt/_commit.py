@@ -381,7 +381,7 @@ def _publish_in_place(
             _write.sync_directories(root, [own, "d", "", *place.above])
     # Whoever replaces what is at the path holds the lock of what is there, until other
     # readers' files are in place too.
-    with _lock(root):
+    with lock(root):
         # A save that begins after the commit is not among these.
         others = saves(root)
         # If this fails, the commit may have been made all the same: nothing is undone.
@@ -395,9 +395,11 @@ def _publish_in_place(
             _follow_up(place, others, side, sync)
 
 
-def _lock(root: Root) -> contextlib.AbstractContextManager[Any]:
+def lock(root: Root) -> contextlib.AbstractContextManager[bool]:
+    """Holds what writers hold from before their commit until all that follows it is
+    done, and says whether there is such a thing."""
     if root.local is None:
-        return contextlib.nullcontext()
+        return contextlib.nullcontext(False)
     return _write.lock(root.local, wait=True)
 
 
@@ -476,7 +478,7 @@ def _publish_by_swap(
             if sync:
                 _write.sync_directories(root, place.above)
         return
-    with _lock(root):
+    with lock(root):
         if not _store.is_still(root, _root.INDEX, found.file):
             raise _replaced(root)
         _check_swap(root, found)
@@ -614,7 +616,7 @@ def remove(root: Root) -> None:
     """
     if root.local is not None and not root.local.is_dir():
         raise _nothing(root)
-    with _lock(root):
+    with lock(root):
         got = read_index(root)
         if got is None:
             raise _nothing(root)

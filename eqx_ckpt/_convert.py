@@ -18,6 +18,7 @@ from . import (
     _read,
     _root,
     _serialise,
+    _target,
     _team,
     _view,
 )
@@ -28,6 +29,7 @@ from ._source import Source
 from ._template import Template
 
 
+@_checkpoint.again(0, "source")
 def convert(
     source: str | os.PathLike[str] | Checkpoint,
     target: str | os.PathLike[str],
@@ -132,7 +134,8 @@ def _template(
 def _value(source: Source, record: Record, room: int) -> Any:
     """What a leaf is written from: itself if it is a value, else what reads it."""
     if record.template.kind not in ("jax", "numpy", "key"):
-        return _lazy.fetch([_lazy.lazy_of(source, record)], True)[0]
+        want = _lazy.Want(record, None, _target.own_target(record.template))
+        return _lazy.load(source, [want], True)[0]
 
     def read(region: tuple[slice, ...]) -> np.ndarray:
         out: list[np.ndarray] = []

@@ -42,7 +42,7 @@ def _is_file(root: Root) -> bool:
         return False
     if root.local is None and not _archive.is_archive(root):
         return False
-    return formats.is_archive(root)
+    return formats.is_archive(formats.look(root))
 
 
 def delete(path: str | os.PathLike[str]) -> None:

@@ -16,6 +16,7 @@ from ._lazy import LazyArray
 from ._team import Team
 
 
+@_checkpoint.again(0, "path")
 @_gc.paused()
 def tree_deserialise_leaves(
     path: str | os.PathLike[str] | Readable | Checkpoint,
@@ -76,6 +77,10 @@ def tree_deserialise_leaves(
     In a run of many processes (`jax.distributed`) all of them make the call if `like`
     has arrays that are sharded over several of them. Each reads what its own devices
     need. If that fails in one process, it is an error in all.
+
+    Where another process saves to the path while this one reads it, what is loaded is
+    one of the two saves: if the first one is lost, the call begins again, for half a
+    minute at most, and then raises. An open `Checkpoint` stays at the save that it is.
 
     **Returns:** `like`, with the selected leaves loaded.
 

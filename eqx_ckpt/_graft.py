@@ -32,6 +32,7 @@ from ._report import Difference, Report, Row
 from ._target import Target
 
 
+@_checkpoint.again(1, "ckpt")
 def graft(
     model: PyTree,
     ckpt: str | os.PathLike[str] | Checkpoint,

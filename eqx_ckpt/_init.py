@@ -15,6 +15,7 @@ from ._checkpoint import Checkpoint
 from ._lazy import LazyArray
 
 
+@_checkpoint.again(1, "path")
 def load_or_init(
     init_fn: Callable[..., PyTree],
     path: str | os.PathLike[str] | Checkpoint,
@@ -68,8 +69,8 @@ def load_or_init(
     """
     if missing not in ("error", "init"):
         raise ValueError(f'`missing` must be "error" or "init", not {missing!r}.')
-    ckpt = _checkpoint.open(path)
     like = _skeleton.skeleton(init_fn, *args, sharding=sharding, **kwargs)
+    ckpt = _checkpoint.open(path)
     loaded = _deserialise.tree_deserialise_leaves(
         ckpt,
         like,

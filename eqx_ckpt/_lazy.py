@@ -425,6 +425,7 @@ def fetch(
             Want(lazies[i]._record, lazies[i]._view, lazies[i]._target) for i in members
         ]
         source = lazies[members[0]]._source
+        source.check_current()
         for i, value in zip(members, load(source, wants, verify, max_bytes, progress)):
             out[i] = value
     return out

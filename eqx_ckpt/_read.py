@@ -91,9 +91,7 @@ def read(
         _Large(source, digests, budget, problems).read(requests, large, done)
     if problems:
         raise _damaged(source, problems)
-    # Only a save in a directory of its own is never replaced by other bytes.
-    is_fixed = source.foreign is None and source.database is not None
-    if not is_fixed and not source.is_current():
+    if not source.is_unchanged():
         raise source.lost("")
 
 

@@ -74,12 +74,32 @@ def check_fork() -> None:
         )
 
 
+# What the system calls the files that a process has open.
+_OPEN_FILES = next((p for p in ("/proc/self/fd", "/dev/fd") if os.path.isdir(p)), None)
+
+
+class Pin:
+    """The file `key` of a directory as it was when this was made, whatever has come to
+    its name since. It is open for as long as somebody has this."""
+
+    def __init__(self, directory: pathlib.Path, key: str):
+        self.key = key
+        self.fd = -1
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        self.fd = os.open(directory / key, flags)
+
+    def __del__(self):
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
 class Root(NamedTuple):
     """A directory, local or in an object store. `url` is absolute, and a path here.
 
     `follow`: whether what is read below it may be a symbolic link. It itself may be.
     `options`: of the object store, as JSON.
     `archive`: what gets the files that are written, if they all become one.
+    `pin`: a file below it that is read from its descriptor.
     """
 
     url: str
@@ -87,12 +107,18 @@ class Root(NamedTuple):
     follow: bool = False
     options: str = "{}"
     archive: Any = None
+    pin: Pin | None = None
 
     def kvstore(self, key: str = "") -> dict[str, Any]:
         """The TensorStore spec of the directory `key` below the root."""
         prefix = key + "/" if key else ""
         if self.local is not None:
-            return {"driver": "file", "path": f"{self.local}/{prefix}"}
+            files = {"driver": "file", "path": f"{self.local}/{prefix}"}
+            if self.pin is None or key:
+                return files
+            pinned = {"driver": "file", "path": f"{_OPEN_FILES}/{self.pin.fd}"}
+            layers = [{"base": files}, {"base": pinned, "exact": self.pin.key}]
+            return {"driver": "kvstack", "layers": layers}
         spec = ts.KvStore.Spec(self.url + "/").to_json() | json.loads(self.options)
         path = spec.get("path", "")
         if not path.strip("/"):  # The whole of it.
@@ -193,10 +219,17 @@ def check_writable(root: Root) -> None:
         )
 
 
-@ft.lru_cache(maxsize=256)
 def kv(root: Root) -> ts.KvStore:
     """The open store of a root."""
+    # What is kept would keep a file open.
+    return _known_kv(root) if root.pin is None else _open_kv(root)
+
+
+def _open_kv(root: Root) -> ts.KvStore:
     return wait(root, ts.KvStore.open(root.kvstore(), context=context()))
+
+
+_known_kv = ft.lru_cache(maxsize=256)(_open_kv)
 
 
 def wait(root: Root, future: Any) -> Any:
@@ -231,6 +264,20 @@ def kvstore_of(root: Root, key: str, is_ocdbt: bool) -> dict[str, Any]:
         "path": key + "/",
         "cache_pool": "cache_pool#nodes",
     }
+
+
+def pinned(root: Root, key: str) -> Root:
+    """A local root of which one file is read from its descriptor from now on.
+
+    **Raises:** `OSError` if it cannot be opened.
+    """
+    if root.local is None or _OPEN_FILES is None:
+        return root
+    return root._replace(pin=Pin(root.local, key))
+
+
+def unpinned(root: Root) -> Root:
+    return root._replace(pin=None)
 
 
 def split(root: Root) -> tuple[Root, str]:

@@ -176,14 +176,15 @@ def check_choices(root: Any, layout: str, compression: str | None) -> None:
 
 def check_archive(root: Root, overwrite: bool) -> None:
     """**Raises:** `FileExistsError` when a checkpoint of one file may not go there."""
-    if formats.look(root) is None:
+    found = formats.look(root)
+    if found is None:
         if root.local is not None and root.local.exists():
             raise FileExistsError(
                 f"There is something at `{root}` that is no file. It is left as it is. "
                 "Choose another path."
             )
         return
-    if not formats.is_archive(root):
+    if not formats.is_archive(found):
         raise FileExistsError(
             f"There is something else than a checkpoint of one file at `{root}`. It is "
             "left as it is. Choose another path."

@@ -25,14 +25,14 @@ class Foreign(NamedTuple):
     """What a checkpoint of another format is read from.
 
     Each leaf is one run of bytes in one of `files`, which are in `directory`; or what
-    `specs` has for its place: see `open_specs`. `stamp` gives what was `stamped` until
-    something is replaced. With `digests`, the place of those in the first file, it is
-    one of ours in there, with chunks.
+    `specs` has for its place: see `open_specs`. `stamp`, of the directory, gives what
+    was `stamped` until something is replaced. With `digests`, the place of those in the
+    first file, it is one of ours in there, with chunks.
     """
 
     directory: Root
     files: list[str]
-    stamp: Callable[[], str]
+    stamp: Callable[[Root], str]
     stamped: str
     specs: dict[int, Any]
     digests: tuple[int, int] | None = None
@@ -112,6 +112,7 @@ class Source:
         """The leaf's TensorStore, opened once and without a read."""
         array = self._opened.get(record.place)
         if array is None:
+            self.check_current()
             try:
                 self.check(record)
             except ValueError as e:
@@ -120,7 +121,9 @@ class Source:
                 (array,) = self.open([(record, ())])
             else:
                 places = [self._place(record)]
-                (array,) = _arrays.open_arrays(self.directory, self.files, places)
+                # It may live for longer than this, and a descriptor with it.
+                directory = _root.unpinned(self.directory)
+                (array,) = _arrays.open_arrays(directory, self.files, places)
             self._opened[record.place] = array
         return array
 
@@ -241,10 +244,24 @@ class Source:
     def is_current(self) -> bool:
         """Whether the path still holds the save that was opened."""
         if self.foreign is not None:
-            return self.foreign.stamp() == self.foreign.stamped
+            directory = _root.unpinned(self.directory)
+            return self.foreign.stamp(directory) == self.foreign.stamped
         head = f'{{"format":"{_index.FORMAT}","save":"{self.index.save}"'.encode()
         value = _store.read_file(self.root, _root.INDEX, len(head))
         return value is not None and value.data == head
+
+    def check_current(self) -> None:
+        """**Raises:** `ReplacedError` for a file that is open and no more at its path.
+        What is in a directory shows by itself that it is gone."""
+        if self.directory.pin is not None and not self.is_current():
+            raise self.lost("")
+
+    def is_unchanged(self) -> bool:
+        """Whether what is read now is what was opened: in a directory of its own it can
+        only be gone, and an open file stays what it is, unless it is written to."""
+        if self.foreign is None:
+            return self.database is not None or self.is_current()
+        return self.foreign.stamp(self.directory) == self.foreign.stamped
 
     def lost(self, why: str) -> RuntimeError:
         """The error of what cannot be read: that it was replaced, or `why`."""

@@ -37,6 +37,8 @@ def look(root: Root, key: str) -> os.stat_result | None:
     **Raises:** `ValueError` for anything else that is there. A link leads out of the
     checkpoint, and to read from a FIFO or a device may take for ever, or do something.
     """
+    if root.pin is not None and key == root.pin.key:
+        return os.fstat(root.pin.fd)
     path = str(root.local)
     parts = key.split("/")
     found = None
@@ -125,17 +127,11 @@ def read_into(root: Root, key: str, start: int, into: np.ndarray) -> int:
     if root.local is not None:
         if look(root, key) is None:
             raise FileNotFoundError(f"There is no `{key}`.")
+        if root.pin is not None and key == root.pin.key:
+            return _read_open(root.pin.fd, start, into)
         fd = os.open(root.local / key, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            done = 0
-            while done < into.nbytes:
-                count = os.preadv(fd, [into[done:].data], start + done)
-                if count == 0:
-                    break
-                done += count
-            with _counting:
-                _counts["read"] += done
-            return done
+            return _read_open(fd, start, into)
         finally:
             os.close(fd)
     # A range that goes on where the file ends is refused; one without an end is not.
@@ -154,6 +150,18 @@ def read_into(root: Root, key: str, start: int, into: np.ndarray) -> int:
         into[: len(got.value)] = np.frombuffer(got.value, np.uint8)
         return len(got.value)
     return 0
+
+
+def _read_open(fd: int, start: int, into: np.ndarray) -> int:
+    done = 0
+    while done < into.nbytes:
+        count = os.preadv(fd, [into[done:].data], start + done)
+        if count == 0:
+            break
+        done += count
+    with _counting:
+        _counts["read"] += done
+    return done
 
 
 def read_tail(root: Root, key: str, count: int) -> bytes:
@@ -401,10 +409,12 @@ def is_file(root: Root) -> bool:
 def stamp(root: Root, key: str) -> str:
     """What is another one after a file was replaced or written to; "" if it is gone."""
     if root.local is not None:
+        is_pinned = root.pin is not None and key == root.pin.key
         try:
-            found = os.stat(root.local / key)
+            found = look(root, key) if is_pinned else os.stat(root.local / key)
         except OSError:
             return ""
+        assert found is not None
         return f"{found.st_ino}-{found.st_size}-{found.st_mtime_ns}"
     # Of no bytes TensorStore asks for what is known of a file; of a page it may not be.
     few = slice(0, 1 if _remote.is_read_only(root.url) else 0)

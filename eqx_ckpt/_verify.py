@@ -8,6 +8,7 @@ import math
 import operator
 import os
 import queue
+import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -49,7 +50,10 @@ _MOST = 128 * 2**20
 _MANY = 1000
 
 _CHANGED = "its bytes are not those that were saved"
-# Of the files for other readers, which follow the commit.
+# Seconds that files for other readers may take to follow the commit, where no lock says
+# whether somebody is at it.
+_LAG = 5
+# Of those files.
 _LAGS = (
     "; if a save was killed right after its commit, it is of the one before: save again"
 )
@@ -80,6 +84,7 @@ class Problem(NamedTuple):
         return f"`{_show.escape(self.leaf)}`{chunk}: {self.what} (in {file})"
 
 
+@_checkpoint.again(0, "path")
 def verify(
     path: str | os.PathLike[str] | Checkpoint,
     *,
@@ -106,7 +111,8 @@ def verify(
     of them it stops.
 
     **Raises:** `FileNotFoundError` if there is no checkpoint; `RuntimeError` if it was
-    replaced or deleted meanwhile; `ValueError` for another format, as those have no
+    replaced or deleted meanwhile (a path is verified again then, for half a minute at
+    most); `ValueError` for another format, as those have no
     digests: a list without problems would say what nobody knows.
 
     !!! example
@@ -152,7 +158,7 @@ def verify(
         digests = None
         problems.append(Problem(None, None, _digests_key(source), str(e)))
     if source.foreign is None:
-        problems += [*_files(source), *_zarr_json(source, records)]
+        problems += [*_settled_files(source), *_zarr_json(source, records)]
     threads = _FAR_THREADS if root.local is None else _THREADS
     # A buffer for each thread, and as much again for what is padded in it.
     step = min(_STEP, max_bytes // (2 * threads))
@@ -193,6 +199,25 @@ def _unreadable(error: Exception) -> str:
 
 def _digests_key(source: Source) -> str:
     return f"{source.database}/digests" if source.database else "eqx_ckpt.digests"
+
+
+def _settled_files(source: Source) -> list[Problem]:
+    """What is wrong with the files for other readers, which follow the commit: once
+    whoever has just saved there has put them in place.
+
+    **Raises:** `ReplacedError` if another save was committed meanwhile.
+    """
+    problems = list(_files(source))
+    end = time.monotonic() + _LAG
+    while problems and time.monotonic() < end:
+        if not source.is_current():
+            raise source.lost("")
+        with _commit.lock(source.root) as held:
+            problems = list(_files(source))
+        if held:
+            break  # Nobody is at it any more.
+        time.sleep(_LAG / 50)
+    return problems
 
 
 def _files(source: Source) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ from .. import _gc
 from .._root import Root
 from .._source import Source
 from . import _eqx, _levanter, _msgpack, _orbax, _safetensors, _zip
-from ._found import flat_name as flat_name, look as look
+from ._found import flat_name as flat_name, Found, look as look
 from ._safetensors import (
     DTYPES as DTYPES,
     is_safetensors as is_safetensors,
@@ -27,8 +27,11 @@ def find(root: Root, like: Any) -> Source | None:
     **Raises:** `ValueError` for one that is damaged, or cannot be read here.
     """
     found = look(root)
-    if found is None:
-        return None
+    return None if found is None else _read(found, like)
+
+
+def _read(found: Found, like: Any) -> Source | None:
+    root = found.root
     for format in _FORMATS:
         try:
             source = format.read(found, like)
@@ -39,10 +42,10 @@ def find(root: Root, like: Any) -> Source | None:
     return None
 
 
-def is_archive(root: Root) -> bool:
-    """Whether there is a checkpoint of ours at a path, in one file."""
+def is_archive(found: Found | None) -> bool:
+    """Whether what is at a path is a checkpoint of ours, in one file."""
     try:
-        source = find(root, None)
+        source = None if found is None else _read(found, None)
     except ValueError:
         return False
     return source is not None and source.is_archive

@@ -21,8 +21,8 @@ _MAX_COMPONENTS = 2**21
 
 
 class Found(NamedTuple):
-    """A file, by its key in a directory and with its first bytes; or a directory
-    (`key` is None) and the names of what is in it."""
+    """A file, by its key in a directory and with its first bytes, which stays open if
+    it is local; or a directory (`key` is None) and the names of what is in it."""
 
     root: Root
     directory: Root
@@ -41,6 +41,7 @@ def look(root: Root) -> Found | None:
     if key and (root.local is None or root.local.is_file()):
         into = np.empty(_HEAD, np.uint8)
         try:
+            directory = _root.pinned(directory, key)
             size = _store.read_into(directory, key, 0, into)
             head = into[:size].tobytes()
             return Found(root, directory, key, head, frozenset())
@@ -159,12 +160,12 @@ def source(
     runs = [leaf for place, leaf in enumerate(leaves) if place not in specs]
     _check_places(directory, files, runs)
 
-    def stamp() -> str:
+    def stamp(directory: Root) -> str:
         parts = each(directory, _store.stamp, files)
         return xxhash.xxh3_64_hexdigest("/".join(parts).encode() + head)
 
     numbers: dict[Template, int] = {}
-    stamped = stamp()
+    stamped = stamp(directory)
     index = Index(
         save=stamped,
         layout=format,

@@ -63,8 +63,8 @@ def read(found: Found, like: Any) -> Source | None:
         others={},
     )
 
-    stamp = ft.partial(_store.stamp, directory, key)
-    foreign = Foreign(directory, [key], stamp, stamp(), {}, digests)
+    stamp = ft.partial(_store.stamp, key=key)
+    foreign = Foreign(directory, [key], stamp, stamp(directory), {}, digests)
     return Source(found.root, shifted, foreign)
 
 

@@ -1,0 +1,210 @@
+"""Calls beside a writer that replaces the checkpoint as fast as it can: each gives one
+answer, of one save."""
+
+import collections
+import contextlib
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import eqx_ckpt as ec
+from eqx_ckpt import _checkpoint
+from eqx_ckpt._errors import ReplacedError
+
+
+def _tree(step):
+    """Leaves of a page, of more than a run, and of several chunks: all of one value."""
+    return {
+        "small": [np.full(9 + step % 5, step) for _ in range(4)],
+        "large": np.full((3, 30_000), step),
+        "step": step,
+    }
+
+
+def _like():
+    return {"large": np.zeros((3, 30_000), int), "step": 0}
+
+
+def _parts(tree):
+    return tree["large"], tree["step"]
+
+
+def _save(path, step):
+    layout = "zarr" if "zarr" in os.fspath(path) else "ocdbt"
+    ec.tree_serialise_leaves(
+        path,
+        _tree(step),
+        metadata=step,
+        layout=layout,
+        durable=False,
+        chunks=250_000,
+        compression="zstd" if "packed" in os.fspath(path) else None,
+    )
+
+
+@contextlib.contextmanager
+def _writer(path):
+    """A process that saves to a path for as long as the block runs."""
+    _save(path, 0)
+    process = subprocess.Popen(
+        [sys.executable, __file__, path],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[1])},
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        assert process.poll() is None, "the writer has failed"
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def _whole(tree):
+    """The one step that a tree is of."""
+    assert (tree["large"] == tree["step"]).all()
+    return tree["step"]
+
+
+def _load(path):
+    _whole(ec.tree_deserialise_leaves(path, _like(), where=_parts))
+
+
+def _load_unverified(path):
+    _whole(ec.tree_deserialise_leaves(path, _like(), verify=False, where=_parts))
+
+
+def _open(path):
+    ckpt = ec.open(path)
+    assert list(ckpt.leaves)[0] == "large" and len(ckpt) == 6
+    try:
+        assert _whole(ec.materialise(ckpt.tree)) == ckpt.metadata
+        assert ec.verify(ckpt) == []
+    except ReplacedError:
+        return "pinned"
+
+
+def _exists(path):
+    assert ec.exists(path)
+
+
+def _verify(path):
+    assert ec.verify(path) == []
+
+
+def _graft(path):
+    pairs = [(lambda m: m["large"], "large"), (lambda m: m["step"], "step")]
+    drop = lambda c: c.small
+    _whole(ec.graft(_like(), path, pairs, drop=drop)[0])
+
+
+def _convert(path):
+    target = f"{path}.copy.zip"
+    ec.convert(path, target, durable=False)
+    _load(target)
+
+
+def _init(path):
+    _whole(ec.load_or_init(_like, path, where=_parts))
+
+
+def _other(path):
+    """Another writer, which may lose, and is then told so."""
+    try:
+        _save(path, 10**6)
+    except RuntimeError as e:
+        assert "by another" in str(e)
+        return "lost"
+
+
+_CALLS = [_load, _load_unverified, _open, _exists, _verify]
+_RARE = [_graft, _convert, _init, _other]
+
+
+_long = pytest.mark.long
+_names = ["ocdbt", "zarr", "a.zip", "packed", "packed.zip"]
+
+
+@pytest.mark.parametrize(
+    "name, count",
+    [
+        *((name, 4) for name in ("ocdbt", "zarr", "packed.zip")),
+        *(pytest.param(name, 400, marks=_long) for name in _names),
+    ],
+)
+def test_beside_a_writer(tmp_path, name, count):
+    path = tmp_path / name
+    counts: collections.Counter = collections.Counter()
+    faults: collections.Counter = collections.Counter()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with _writer(path):
+        for number in range(count):
+            for call in [*_CALLS, *(_RARE if number % 8 == 0 else [])]:
+                counts[call.__name__] += 1
+                try:
+                    counts[call(path)] += 1
+                except Exception as e:
+                    faults[f"{call.__name__}: {type(e).__name__} {str(e)[:150]}"] += 1
+    print(name, dict(counts))
+    assert not faults, faults.most_common(10)
+    assert ec.verify(path) == []
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + 8
+
+
+def test_an_open_file_is_one_descriptor(tmp_path):
+    path = tmp_path / "a.zip"
+    _save(path, 1)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        ckpts = [ec.open(path) for _ in range(20)]
+        assert len(os.listdir("/proc/self/fd")) <= before + 20
+        lazy, store = ckpts[0]["large"], ckpts[0]["large"].store
+        del ckpts
+        assert len(os.listdir("/proc/self/fd")) == before + 1
+        assert (lazy.read() == 1).all()
+        del lazy
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert (store[0].read().result() == 1).all()
+
+
+def test_a_file_that_is_written_to_in_place(tmp_path):
+    path = tmp_path / "a.zip"
+    _save(path, 1)
+    ckpt = ec.open(path)
+    with open(path, "r+b") as f:
+        ec.tree_serialise_leaves(f, _tree(2))
+    for verify in (True, False):
+        with pytest.raises(ReplacedError, match="was replaced"):
+            ckpt["large"].read(verify=verify)
+
+
+def test_what_is_replaced_each_time(tmp_path, monkeypatch):
+    """A call begins again a few times, and then says so."""
+    monkeypatch.setattr(_checkpoint, "_SECONDS", 0)
+    calls = []
+
+    def load(path):
+        calls.append(path)
+        raise ReplacedError("it was replaced")
+
+    with pytest.raises(ReplacedError, match="was replaced 3 times while"):
+        _checkpoint.again(0, "path")(load)("a")
+    assert calls == ["a"] * 3
+    _save(tmp_path / "a", 1)
+    with pytest.raises(ReplacedError, match="it was replaced"):
+        _checkpoint.again(0, "path")(load)(ec.open(tmp_path / "a"))
+    assert len(calls) == 4
+
+
+if __name__ == "__main__":
+    print("ready", flush=True)
+    for step in range(1, 10**9):
+        with contextlib.suppress(RuntimeError):
+            _save(sys.argv[1], step)
