@@ -12,6 +12,7 @@ import numpy as np
 import tensorstore as ts
 
 from . import _ocdbt, _root, _store
+from ._errors import MissingError
 from ._root import Root
 from ._template import dtype_of, Template
 
@@ -231,7 +232,7 @@ class _RunRead(NamedTuple):
     def result(self) -> None:
         data = self.into.reshape(-1).view(np.uint8)
         if _store.read_into(self.root, self.key, self.start, data) < data.nbytes:
-            raise ValueError(f"the end of `{self.key}` is missing")
+            raise MissingError(f"the end of `{self.key}` is missing")
 
 
 def start_read(

@@ -240,8 +240,10 @@ def open(
 
     **Returns:** a [`Checkpoint`][].
 
-    **Raises:** `FileNotFoundError` if there is none; `ValueError` if it is damaged, or
-    written in a newer format than this release reads, or its index is a symbolic link.
+    **Raises:** `FileNotFoundError` if there is none; [`DamagedError`][] if it is
+    damaged; `ValueError` if it is written in a newer format than this release reads, or
+    its index is a symbolic link. A file that may not be read, a disk that fails or a
+    server that does not answer is an `OSError`, such as `PermissionError`.
 
     !!! example
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
 from . import _index, _json, _layout, _root, _show, _store, _write
+from ._errors import DamagedError
 from ._index import Index, is_save_id
 from ._root import Root
 from ._store import Value
@@ -60,13 +61,16 @@ class Place(NamedTuple):
 def read_index(root: Root) -> tuple[Index, Value] | None:
     """The index at a root and the file it is in; None where there is none.
 
-    **Raises:** `ValueError` when it is not one that can be read.
+    **Raises:** `DamagedError` when it is not one that can be read, `Newer` when a later
+    release can.
     """
     try:
         value = _store.read_file(root, _root.INDEX, limit=_json.MAX_INDEX)
         return None if value is None else (_index.decode(value.data), value)
+    except _index.Newer as e:
+        raise _index.Newer(f"The checkpoint at `{root}` cannot be read: {e}.") from e
     except ValueError as e:
-        raise ValueError(f"The checkpoint at `{root}` cannot be read: {e}.") from e
+        raise DamagedError(f"The checkpoint at `{root}` cannot be read: {e}.") from e
 
 
 def examine(root: Root, overwrite: bool) -> Found:

@@ -84,9 +84,9 @@ def tree_deserialise_leaves(
 
     **Returns:** `like`, with the selected leaves loaded.
 
-    **Raises:** one `RuntimeError` that lists by name everything that does not fit, or
-    every leaf whose bytes are damaged; `ValueError` for a selection of nothing;
-    `FileNotFoundError` if there is no checkpoint.
+    **Raises:** one `RuntimeError` that lists by name everything that does not fit; one
+    [`DamagedError`][] that lists every leaf whose bytes are damaged; `ValueError` for a
+    selection of nothing; `FileNotFoundError` if there is no checkpoint.
 
     !!! example
 

@@ -1,12 +1,31 @@
 """Errors that callers tell apart by their type."""
 
 
-class DamagedError(RuntimeError):
+class DamagedError(RuntimeError, ValueError):
     """What was saved is there in part only, or its bytes are not what was written.
 
-    Nothing else is damage: a file that may not be read, a disk that fails or a server
-    that does not answer raise what they are, such as `PermissionError` or `OSError`.
+    Every call that reads a checkpoint raises it. Nothing else is damage: a file that
+    may not be read, a disk that fails or a server that does not answer are an
+    `OSError`, such as `PermissionError`, and the next call may be right.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp, pathlib
+        >>> ec.tree_serialise_leaves("broken", {"w": jnp.ones(3)}, layout="zarr")
+        >>> _ = pathlib.Path("broken/w/c/0").write_bytes(bytes(12))
+        >>> try:
+        ...     ec.tree_deserialise_leaves("broken", {"w": jnp.ones(3)})
+        ... except ec.DamagedError as e:
+        ...     print(str(e).splitlines()[1])
+          w: its bytes are not those that were saved
+
+        ```
     """
+
+
+class MissingError(DamagedError):
+    """Bytes that should be there are not: a file, or the end of it."""
 
 
 class ReplacedError(RuntimeError):

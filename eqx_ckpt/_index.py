@@ -19,6 +19,7 @@ import numpy as np
 import xxhash
 
 from . import _chunks, _json, _names, _template
+from ._errors import DamagedError
 from ._template import Template
 
 
@@ -260,7 +261,7 @@ def decode(data: bytes) -> Index:
     _json.check_cost(data)
     body, tail = data[:-45], data[-45:]
     if tail != _tail + digest(body).encode() + b'"}':
-        raise ValueError("the index is damaged: its digest is not that of its bytes")
+        raise DamagedError("the index is damaged: its digest is not that of its bytes")
     value = _json.parse(data, encoding="ascii")
     _check_version(value.get("version"), value.get("reader"))
     index = _typed(value)

@@ -20,11 +20,10 @@ from . import (
     _checkpoint,
     _deserialise,
     _index,
-    _source,
     _steps,
     _team,
 )
-from ._errors import ReplacedError
+from ._errors import DamagedError, ReplacedError
 from ._pending import SaveHandle
 from ._remote import Store
 from ._steps import Steps
@@ -312,7 +311,7 @@ class CheckpointManager:
                 tree, why, error = self._load(step, like, options), None, None
             except Exception as e:
                 # One that another process deletes at this moment is skipped too.
-                is_lost = isinstance(e, (_source.Unreadable, ReplacedError))
+                is_lost = isinstance(e, (DamagedError, ReplacedError))
                 tree, why, error = None, str(e) if is_lost else None, e
             why = self._agree(team.round("loaded"), error, why)
             if not why:
@@ -336,9 +335,9 @@ class CheckpointManager:
         try:
             ckpt = _checkpoint.open(self.path(step))
         except (FileNotFoundError, ValueError) as e:
-            if isinstance(e.__cause__, _index.Newer):
+            if isinstance(e, _index.Newer):
                 raise
-            raise _source.Unreadable(str(e)) from e
+            raise DamagedError(str(e)) from e
         return _deserialise.tree_deserialise_leaves(ckpt, like, **options)
 
     def _agree(self, team: Team, error: Exception | None, why: str | None) -> str:

@@ -14,10 +14,10 @@ import xxhash
 
 from . import _arrays, _chunks, _layout, _root, _source, _store, _template, _view
 from ._chunks import Grid
-from ._errors import ReplacedError
+from ._errors import DamagedError, MissingError, ReplacedError
 from ._index import Record
 from ._root import Root
-from ._source import Source, Unreadable
+from ._source import Source
 from ._target import Conversion
 from ._template import Template
 from ._view import View
@@ -62,7 +62,7 @@ def read(
     """Reads stored arrays, or views of them, each byte once, and calls `done` with the
     number of the request for each that has arrived, in the thread of the caller.
 
-    **Raises:** `RuntimeError` that names every leaf whose bytes are missing or are not
+    **Raises:** `DamagedError` that names every leaf whose bytes are missing or are not
     those that were saved.
     """
     budget = _BUDGET if max_bytes is None else max_bytes
@@ -102,7 +102,7 @@ def _damaged(source: Source, problems: dict[str, str]) -> RuntimeError:
     lines = [f"  {name}: {why}" for name, why in problems.items()]
     if len(lines) > 20:
         lines = [*lines[:20], f"  ... and {len(lines) - 20} more leaves"]
-    return Unreadable(
+    return DamagedError(
         f"The checkpoint at `{source.root}` is damaged, and nothing of it was loaded:\n"
         + "\n".join(lines)
         + "\nLoad another checkpoint, or leave these leaves out with `where`."
@@ -110,19 +110,16 @@ def _damaged(source: Source, problems: dict[str, str]) -> RuntimeError:
 
 
 def _reason(root: Root, error: Exception) -> str:
-    """What is wrong with what could not be read.
+    """What is wrong with bytes that could not be read.
 
-    **Raises:** `ConnectionError` if it is not that, but the store that does not answer.
+    **Raises:** the error, unless it says that they are missing or damaged.
     """
-    error = _root.explain(root, error)
-    if isinstance(error, ConnectionError):
-        raise error
-    text = str(error)
-    if any(word in text for word in ("NOT_FOUND", "is missing", "OUT_OF_RANGE")):
+    found = _root.explain(root, error)
+    if _store.is_missing(found):
         return "a chunk of it is missing"
-    if "FAILED_PRECONDITION" in text:
-        return "a chunk of it is missing or damaged"
-    return f"it cannot be read ({text.splitlines()[0]})"
+    if not isinstance(found, ValueError):
+        raise found from error
+    return f"it cannot be read ({str(found).splitlines()[0]})"
 
 
 class _Run(NamedTuple):
@@ -553,7 +550,7 @@ def _start_ranges(
         for (_, start, stop), future in zip(runs, futures):
             value = future.result().value
             if len(value) != stop - start:
-                raise OSError("a chunk is missing")
+                raise MissingError("a chunk is missing")
             yield value
 
     return values

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import tensorstore as ts
 
 from . import _remote
+from ._errors import DamagedError, MissingError
 from ._remote import Store
 
 
@@ -235,7 +236,7 @@ _known_kv = ft.lru_cache(maxsize=256)(_open_kv)
 def wait(root: Root, future: Any) -> Any:
     """The result of a call to the store of a root.
 
-    **Raises:** what is wrong with a store, in words.
+    **Raises:** as `explain` says.
     """
     try:
         return future.result()
@@ -243,14 +244,34 @@ def wait(root: Root, future: Any) -> Any:
         raise explain(root, e) from e
 
 
-def explain(root: Root, error: Exception) -> Exception:
-    """What has gone wrong with the store of a root, in words; any other error as it is.
+# How TensorStore's errors begin and, where the system has refused a call, end.
+_status = re.compile(r"([A-Z_]+): ")
+_number = re.compile(r"(.*?) ?\[os_error_code='(\d+)'", re.DOTALL)
+_MISSING = frozenset(["NOT_FOUND", "OUT_OF_RANGE"])
+_DAMAGED = frozenset(["DATA_LOSS", "FAILED_PRECONDITION", "INVALID_ARGUMENT"])
 
-    What is not there, or shorter than was asked for, is nothing wrong with the store.
+
+def explain(root: Root, error: Exception) -> Exception:
+    """What TensorStore's error about the store of a root is; any other as it is.
+
+    It is an `OSError` where the system or the store fails, a `MissingError` for what is
+    not there, or shorter than was asked for. What TensorStore cannot make sense of
+    stays a `ValueError`. So whoever reads tells damage from everything else by types.
     """
-    if root.local is not None or isinstance(error, OSError):
+    if isinstance(error, (OSError, DamagedError)):
         return error
-    return _remote.explain(root.url, error) or error
+    text = str(error)
+    refused = _number.match(text)
+    if refused:
+        return OSError(int(refused[2]), _status.sub("", refused[1], 1))
+    if root.local is None and (found := _remote.explain(root.url, error)):
+        return found
+    status = _status.match(text)
+    if status is None or status[1] in _DAMAGED:
+        return error
+    if status[1] in _MISSING:
+        return MissingError(text)
+    return OSError(f"`{root}` cannot be reached: {text}")
 
 
 def kvstore_of(root: Root, key: str, is_ocdbt: bool) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from . import _arrays, _chunks, _index, _layout, _root, _store, _template
 from ._chunks import Grid
-from ._errors import ReplacedError
+from ._errors import DamagedError, ReplacedError
 from ._index import Index, Record
 from ._root import Root
 from ._template import Template
@@ -36,10 +36,6 @@ class Foreign(NamedTuple):
     stamped: str
     specs: dict[int, Any]
     digests: tuple[int, int] | None = None
-
-
-class Unreadable(RuntimeError):
-    """What was saved is damaged or gone, whatever was asked for."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -264,18 +260,21 @@ class Source:
         return self.foreign.stamp(self.directory) == self.foreign.stamped
 
     def lost(self, why: str) -> RuntimeError:
-        """The error of what cannot be read: that it was replaced, or `why`."""
+        """The error of what cannot be read: that it was replaced, or `why`.
+
+        **Raises:** `OSError` where nobody can tell which.
+        """
         try:
             current = self.is_current()
-        except Exception as e:
-            current = isinstance(e, ConnectionError)  # That is another matter.
+        except ValueError:
+            current = False
         if not current:
             return ReplacedError(
                 f"The checkpoint at `{self.root}` cannot be read: it was replaced or "
                 "deleted after it was opened. Open it again: what was opened is never "
                 "mixed with what came after."
             )
-        return Unreadable(f"The checkpoint at `{self.root}` cannot be read: {why}.")
+        return DamagedError(f"The checkpoint at `{self.root}` cannot be read: {why}.")
 
 
 def grid_of(t: Template) -> Grid:

@@ -16,6 +16,7 @@ import numpy as np
 import tensorstore as ts
 
 from . import _remote, _root, _threads
+from ._errors import MissingError
 from ._root import Root
 
 
@@ -61,6 +62,12 @@ def look(root: Root, key: str) -> os.stat_result | None:
     return found
 
 
+def is_missing(error: Exception) -> bool:
+    """Whether an error says that a file, or the end of it, is not there."""
+    gone = FileNotFoundError, NotADirectoryError, IsADirectoryError
+    return isinstance(error, (MissingError, *gone))
+
+
 def check_range(root: Root, key: str, stop: int) -> os.stat_result | None:
     """Whether a file has at least `stop` bytes: before memory is allocated for them.
 
@@ -70,13 +77,13 @@ def check_range(root: Root, key: str, stop: int) -> os.stat_result | None:
         if stop:
             reading = _root.kv(root).read(key, byte_range=slice(stop - 1, stop))
             if not _is_there(root, reading):
-                raise ValueError(f"`{key}`, or the end of it, is missing")
+                raise MissingError(f"`{key}`, or the end of it, is missing")
         return None
     found = look(root, key)
     if found is None:
-        raise ValueError(f"`{key}` is missing")
+        raise MissingError(f"`{key}` is missing")
     if found.st_size < stop:
-        raise ValueError(f"the end of `{key}` is missing")
+        raise MissingError(f"the end of `{key}` is missing")
     return found
 
 
@@ -112,9 +119,7 @@ def _is_there(root: Root, reading: Any) -> bool:
     """Whether a range that is being read is within its file."""
     try:
         return _root.wait(root, reading).state == "value"
-    except ValueError as e:
-        if "OUT_OF_RANGE" not in str(e):
-            raise
+    except MissingError:
         return False
 
 
@@ -139,9 +144,7 @@ def read_into(root: Root, key: str, start: int, into: np.ndarray) -> int:
         try:
             reading = _root.kv(root).read(key, byte_range=slice(start, stop))
             got = _root.wait(root, reading)
-        except ValueError as e:
-            if "OUT_OF_RANGE" not in str(e):
-                raise
+        except MissingError as e:
             if _remote.is_beyond(e):
                 return 0
             continue
@@ -172,7 +175,7 @@ def read_tail(root: Root, key: str, count: int) -> bytes:
         return _root.wait(root, kv.read(key, byte_range=slice(-count, None))).value
     found = look(root, key)
     if found is None or found.st_size < count:
-        raise ValueError(f"`{key}` is too short")
+        raise MissingError(f"`{key}` is too short")
     into = np.empty(count, np.uint8)
     read_into(root, key, found.st_size - count, into)
     return into.tobytes()
@@ -412,7 +415,7 @@ def stamp(root: Root, key: str) -> str:
         is_pinned = root.pin is not None and key == root.pin.key
         try:
             found = look(root, key) if is_pinned else os.stat(root.local / key)
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return ""
         assert found is not None
         return f"{found.st_ino}-{found.st_size}-{found.st_mtime_ns}"

@@ -112,8 +112,9 @@ def verify(
 
     **Raises:** `FileNotFoundError` if there is no checkpoint; `RuntimeError` if it was
     replaced or deleted meanwhile (a path is verified again then, for half a minute at
-    most); `ValueError` for another format, as those have no
-    digests: a list without problems would say what nobody knows.
+    most); `ValueError` for another format, as those have no digests: a list without
+    problems would say what nobody knows; `OSError` where the system or the store does
+    not let it read, which says nothing about the bytes.
 
     !!! example
 
@@ -183,18 +184,19 @@ def _unverifiable(source: Source) -> ValueError:
 # ---- Small files.
 
 
-def _unreadable(error: Exception) -> str:
+def _unreadable(root: Root, error: Exception) -> str:
     """What is wrong with what could not be read.
 
-    **Raises:** `ConnectionError` if it is not that, but the store that does not answer.
+    **Raises:** the error, unless it says that bytes are missing or damaged.
     """
-    if isinstance(error, ConnectionError):
-        raise error
-    if isinstance(error, FileNotFoundError):
+    found = _root.explain(root, error)
+    if _store.is_missing(found):
         return "it is missing"
-    if isinstance(error, EOFError):
+    if isinstance(found, EOFError):
         return "it is missing: the file ends before it does"
-    return f"it cannot be read ({str(error).splitlines()[0]})"
+    if not isinstance(found, ValueError):
+        raise found from error
+    return f"it cannot be read ({str(found).splitlines()[0]})"
 
 
 def _digests_key(source: Source) -> str:
@@ -231,7 +233,7 @@ def _files(source: Source) -> Iterator[Problem]:
             elif _index.digest(value.data) != digest:
                 yield Problem(None, None, key, _CHANGED + _LAGS)
         except (OSError, ValueError) as e:
-            yield Problem(None, None, key, _unreadable(e))
+            yield Problem(None, None, key, _unreadable(root, e))
     tops = {key.partition("/")[0] for key in [_digests_key(source), *index.others]}
     for top in sorted(_commit.SIDE & (_store.list_top(root) or {}).keys() - tops):
         what = "it is of another save, and other readers may take it for one of this"
@@ -251,7 +253,7 @@ def _zarr_json(source: Source, records: Iterable[Record]) -> Iterator[Problem]:
             if found[:count].tobytes() != good:
                 return Problem(record.name, None, key, _CHANGED)
         except (OSError, ValueError) as e:
-            return Problem(record.name, None, key, _unreadable(e))
+            return Problem(record.name, None, key, _unreadable(source.root, e))
         return None
 
     is_far = source.root.local is None
@@ -390,7 +392,8 @@ def _data(
                 problems.append(Problem(leaf, None, file, what))
         except (OSError, ValueError) as e:
             if end == 0:  # Else its chunks say so.
-                problems.append(Problem(leaf, None, file, _unreadable(e)))
+                what = _unreadable(source.directory, e)
+                problems.append(Problem(leaf, None, file, what))
     return problems
 
 
@@ -417,8 +420,8 @@ def _check(
                     what = _CHANGED
                 else:
                     what = None if is_clean else "its padding is not zeros"
-            except (OSError, EOFError, ValueError, RuntimeError) as e:
-                what = _unreadable(e)
+            except Exception as e:
+                what = _unreadable(source.directory, e)
             if what is not None:
                 yield Problem(record.name, _index_of(chunk), key, what)
 

@@ -4,7 +4,8 @@ what its files say, which is checked as strictly as our own: see SECURITY.md.
 
 from typing import Any
 
-from .. import _gc
+from .. import _gc, _index
+from .._errors import DamagedError
 from .._root import Root
 from .._source import Source
 from . import _eqx, _levanter, _msgpack, _orbax, _safetensors, _zip
@@ -36,7 +37,10 @@ def _read(found: Found, like: Any) -> Source | None:
         try:
             source = format.read(found, like)
         except ValueError as e:
-            raise ValueError(f"The checkpoint at `{root}` cannot be read: {e}.") from e
+            # What is not supported is not damaged.
+            kinds = (DamagedError, _index.Newer, ValueError)
+            kind = next(kind for kind in kinds if isinstance(e, kind))
+            raise kind(f"The checkpoint at `{root}` cannot be read: {e}.") from e
         if source is not None:
             return source
     return None

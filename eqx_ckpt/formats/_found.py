@@ -8,6 +8,7 @@ import numpy as np
 import xxhash
 
 from .. import _index, _json, _names, _root, _store, _template, _threads
+from .._errors import MissingError
 from .._index import Index
 from .._root import Root
 from .._source import Foreign, Source
@@ -114,7 +115,7 @@ def read(directory: Root, key: str, start: int, stop: int) -> bytes:
     """
     into = np.empty(stop - start, np.uint8)
     if _store.read_into(directory, key, start, into) < into.nbytes:
-        raise ValueError(f"the end of `{key}` is missing")
+        raise MissingError(f"the end of `{key}` is missing")
     return into.tobytes()
 
 

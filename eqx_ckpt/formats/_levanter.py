@@ -65,7 +65,7 @@ def _has_array(found: Found) -> bool:
         below = local / key
         try:
             names = sorted(p.name for p in below.iterdir() if p.is_dir())
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         if not names or (below / names[0]).is_symlink():
             return False

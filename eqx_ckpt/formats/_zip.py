@@ -9,6 +9,7 @@ import struct
 from typing import Any, NamedTuple
 
 from .. import _index, _json, _root, _store
+from .._errors import DamagedError
 from .._index import Index
 from .._root import Root
 from .._source import Foreign, Source
@@ -52,7 +53,7 @@ def read(found: Found, like: Any) -> Source | None:
     files = [_place(directory, key, members, base + name, end) for name in index.files]
     digests = _place(directory, key, members, base + "digests", end)
     if digests[1] - digests[0] != 16 * index.block_count:
-        raise ValueError("its file of digests is damaged")
+        raise DamagedError("its file of digests is damaged")
     _check(index, files, [(start, stop), digests])
     shifted = dataclasses.replace(
         index,
@@ -73,11 +74,11 @@ def _members(directory: Root, key: str) -> tuple[dict[str, _Member], int]:
     there."""
     tail = _store.read_tail(directory, key, 98)
     if tail[-22:-18] != _END or tail[-2:] != b"\0\0":
-        raise ValueError("it is a zip that is damaged, or is not whole")
+        raise DamagedError("it is a zip that is damaged, or is not whole")
     disk, other, _, count, size, start, _ = struct.unpack("<4H2IH", tail[-18:])
     if start == 0xFFFFFFFF or size == 0xFFFFFFFF or count == 0xFFFF:
         if tail[-42:-38] != _LOCATOR or tail[:4] != _END64:
-            raise ValueError("it is a zip that is damaged")
+            raise DamagedError("it is a zip that is damaged")
         count, size, start = struct.unpack("<3Q", tail[32:56])
     if disk or other or size > _MAX_DIRECTORY or count * _ENTRY.size > size:
         raise ValueError("it is a zip with an impossible list of files")
@@ -86,13 +87,13 @@ def _members(directory: Root, key: str) -> tuple[dict[str, _Member], int]:
     at = 0
     for _ in range(count):
         if at + _ENTRY.size > size:
-            raise ValueError("the list of files in the zip is damaged")
+            raise DamagedError("the list of files in the zip is damaged")
         row = _ENTRY.unpack_from(data, at)
         mark, flags, method, lengths = row[0], row[3], row[4], row[10:13]
         name = data[at + _ENTRY.size :][: lengths[0]]
         extra = data[at + _ENTRY.size + lengths[0] :][: lengths[1]]
         if mark != b"PK\1\2":
-            raise ValueError("the list of files in the zip is damaged")
+            raise DamagedError("the list of files in the zip is damaged")
         packed, full, offset = _large(extra, row[8], row[9], row[16])
         text = name.decode("utf-8", "surrogateescape")
         if text in members:
@@ -101,7 +102,7 @@ def _members(directory: Root, key: str) -> tuple[dict[str, _Member], int]:
         members[text] = _Member(offset, full, is_plain)
         at += _ENTRY.size + sum(lengths)
     if at != size:
-        raise ValueError("the list of files in the zip is damaged")
+        raise DamagedError("the list of files in the zip is damaged")
     return members, start
 
 
@@ -121,7 +122,7 @@ def _large(extra: bytes, packed: int, full: int, offset: int) -> tuple[int, int,
         packed = next(rest) if packed == 0xFFFFFFFF else packed
         offset = next(rest) if offset == 0xFFFFFFFF else offset
     except StopIteration:
-        raise ValueError("the list of files in the zip is damaged") from None
+        raise DamagedError("the list of files in the zip is damaged") from None
     return packed, full, offset
 
 
@@ -131,17 +132,17 @@ def _place(
     """Where the bytes of a file in the zip lie: from, to."""
     member = members.get(name)
     if member is None:
-        raise ValueError(f"`{name}` is missing in it")
+        raise DamagedError(f"`{name}` is missing in it")
     if not member.is_plain:
         raise ValueError(f"`{name}` in it is compressed or encrypted: unzip it")
     offset = member.offset
     if offset + 30 > end:
-        raise ValueError(f"`{name}` in it is damaged")
+        raise DamagedError(f"`{name}` in it is damaged")
     head = _found.read(directory, key, offset, offset + 30)
     own, extra = struct.unpack("<2H", head[26:])
     start = offset + 30 + own + extra
     if head[:4] != _LOCAL or start + member.size > end:
-        raise ValueError(f"`{name}` in it is damaged")
+        raise DamagedError(f"`{name}` in it is damaged")
     return start, start + member.size
 
 
