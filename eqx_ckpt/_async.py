@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools as ft
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Set
@@ -22,6 +23,7 @@ from . import (
     _serialise,
     _team,
     _threads,
+    _undo,
 )
 from ._filters import FilterSpec, IsLeaf
 from ._layout import Chunks, Leaf
@@ -197,10 +199,13 @@ def _switching_promptly() -> Iterator[None]:
     would wait a whole interval of a busy main thread to get it back.
     """
     was = sys.getswitchinterval()
-    sys.setswitchinterval(min(was, _SWITCH))
-    ours = sys.getswitchinterval()
-    try:
-        yield
-    finally:
-        if sys.getswitchinterval() == ours:
+    ours = min(was, _SWITCH)
+
+    def undo() -> None:
+        # Python has it in whole microseconds.
+        if math.isclose(sys.getswitchinterval(), ours, abs_tol=1e-6):
             sys.setswitchinterval(was)
+
+    with _undo.surely(undo):
+        sys.setswitchinterval(ours)
+        yield

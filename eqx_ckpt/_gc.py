@@ -4,6 +4,8 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
+from . import _undo
+
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
@@ -12,10 +14,9 @@ def paused() -> Iterator[None]:
     A call that makes several objects for each of 10,000 leaves sets it off again and
     again, each time over all that the process has: a third of the time of a save.
     """
-    was = gc.isenabled()
-    gc.disable()
-    try:
+    if not gc.isenabled():
         yield
-    finally:
-        if was:
-            gc.enable()
+        return
+    with _undo.surely(gc.enable):
+        gc.disable()
+        yield

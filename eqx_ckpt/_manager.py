@@ -205,10 +205,11 @@ class CheckpointManager:
         )
         self._last = time.monotonic()
         over = threading.Event()
-        self._saving = handle, over
         handle.add_done_callback(
             lambda handle: self._follow_up(step, handle, over, team.rank)
         )
+        # Last: whoever waits for it waits for both.
+        self._saving = handle, over
         try:
             handle.staged()
         except Exception:

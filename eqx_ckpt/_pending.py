@@ -7,6 +7,8 @@ other, in the order of the calls.
 
 import atexit
 import concurrent.futures as cf
+import contextlib
+import functools as ft
 import io
 import os
 import sys
@@ -15,7 +17,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from . import _root
+from . import _root, _undo
 from ._root import Root
 
 
@@ -82,8 +84,10 @@ class SaveHandle:
             raise TimeoutError(
                 f"The save to `{self._root}` is still going on after {timeout} seconds."
             )
-        _tell(self)
-        self._saved.result()
+        try:
+            self._saved.result()
+        finally:
+            _tell(self)
 
     def add_done_callback(self, fn: Callable[["SaveHandle"], Any]) -> None:
         """Calls `fn(handle)` when the save is over, well or not; at once if it is.
@@ -95,8 +99,9 @@ class SaveHandle:
         self._saved.add_done_callback(lambda _: fn(self))
 
 
-# Reentrant, as signal handlers may save.
-_lock = threading.RLock()
+# No lock is held where these are used, as signal handlers may save, and Ctrl-C may come
+# anywhere. What threads do with them is one step each.
+
 # In the order of the calls.
 _pending: list[SaveHandle] = []
 # Those whose error nobody has been told yet.
@@ -111,49 +116,81 @@ def start(
     handle = SaveHandle(root)
     if stage is None:
         handle._staged.set()
-    with _lock:
-        # All of them: one that fails as it is staged is over before those before it.
-        before = [handle._saved for handle in _pending]
-        _pending.append(handle)
-    thread = threading.Thread(
-        target=_run, args=(handle, before, stage, write), name="eqx_ckpt save"
-    )
+    # Whoever takes what is in it runs the save, or gives it up.
+    turn = [handle]
+    run = ft.partial(_run, handle, turn, stage, write)
+    thread = threading.Thread(target=run, name="eqx_ckpt save")
     try:
-        # After the main thread nobody waits for a new one.
-        if not threading.main_thread().is_alive():
-            raise RuntimeError
+        _pending.append(handle)
+        if not _is_started(thread):
+            run()
+            handle.result()
+    except BaseException:
+        # By Ctrl-C. If the thread has been started all the same, it goes on.
+        if _take(turn):
+            _end(handle, [RuntimeError("It was interrupted before it began.")])
+            _tell(handle)
+        raise
+    return handle
+
+
+def _is_started(thread: threading.Thread) -> bool:
+    # After the main thread nobody waits for a new one.
+    if not threading.main_thread().is_alive():
+        return False
+    try:
         thread.start()
     except RuntimeError:
-        _run(handle, before, stage, write)
-        handle.result()
-    return handle
+        return False
+    return True
+
+
+def _take(turn: list[SaveHandle]) -> bool:
+    try:
+        turn.pop()
+    except IndexError:
+        return False
+    return True
 
 
 def _run(
     handle: SaveHandle,
-    before: list[cf.Future[None]],
+    turn: list[SaveHandle],
     stage: Callable[[], Any] | None,
     write: Callable[[], None],
 ) -> None:
-    error = None
-    try:
-        if stage is not None:
-            stage()
-            handle._staged.set()
-        cf.wait(before)
-        before.clear()
-        write()
-    except BaseException as e:
-        error = e
-        _forget_locals(e)
-    with _lock:
-        _pending.remove(handle)
-        if error is not None:
+    if not _take(turn):
+        return
+    errors: list[BaseException] = [RuntimeError("Its thread has ended.")]
+    with _undo.surely(ft.partial(_end, handle, errors)):
+        try:
+            if stage is not None:
+                stage()
+                handle._staged.set()
+            # All of them: one that fails as it is staged is over before those before.
+            pending = _pending.copy()
+            before = pending[: pending.index(handle)]
+            cf.wait([other._saved for other in before])
+            pending.clear()
+            before.clear()
+            write()
+            errors.clear()
+        except BaseException as e:
+            errors[:] = [e]
+            _forget_locals(e)
+
+
+def _end(handle: SaveHandle, errors: list[BaseException]) -> None:
+    """Says that a save is over. Called again, it does what has not been done."""
+    if not handle._saved.done():
+        if errors and handle not in _failed:
             _failed.append(handle)
-    if error is None:
-        handle._saved.set_result(None)
-    else:
-        handle._saved.set_exception(error)
+        if handle in _pending:
+            _pending.remove(handle)
+        if errors:
+            handle._saved.set_exception(errors[0])
+        else:
+            handle._saved.set_result(None)
     handle._staged.set()
 
 
@@ -165,16 +202,13 @@ def _forget_locals(error: BaseException | None) -> None:
 
 
 def _tell(handle: SaveHandle) -> None:
-    with _lock:
-        if handle in _failed:
-            _failed.remove(handle)
+    with contextlib.suppress(ValueError):
+        _failed.remove(handle)
 
 
 def raise_untold() -> None:
     """Raises the errors of earlier saves that nobody has asked for, once."""
-    with _lock:
-        failed = _failed.copy()
-        _failed.clear()
+    failed = _failed.copy()
     if not failed:
         return
     errors = [e for handle in failed if (e := handle._saved.exception()) is not None]
@@ -182,17 +216,21 @@ def raise_untold() -> None:
         f"  `{handle._root}`: {type(e).__name__}: {e}"
         for handle, e in zip(failed, errors)
     ]
-    raise RuntimeError(
-        "Asynchronous saves of this process have failed, and nobody has asked their "
-        "handles for the error:\n" + "\n".join(lines) + "\nThe save that raises this "
-        "has not been started. Call again to start it."
-    ) from (errors[0] if len(errors) == 1 else BaseExceptionGroup("", errors))
+    try:
+        raise RuntimeError(
+            "Asynchronous saves of this process have failed, and nobody has asked "
+            "their handles for the error:\n" + "\n".join(lines) + "\nThe save that "
+            "raises this has not been started. Call again to start it."
+        ) from (errors[0] if len(errors) == 1 else BaseExceptionGroup("", errors))
+    finally:
+        for handle in failed:
+            _tell(handle)
 
 
 def wait_for(root: Root) -> None:
     """Waits for the asynchronous saves to a path that are under way."""
-    with _lock:
-        same = [handle for handle in _pending if _place(handle._root) == _place(root)]
+    place = _place(root)
+    same = [handle for handle in _pending.copy() if _place(handle._root) == place]
     cf.wait([handle._saved for handle in same])
 
 

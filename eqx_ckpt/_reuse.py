@@ -12,7 +12,6 @@ from their devices. Then nothing but the file has their bytes, so it is held ope
 is open is not lost, whoever deletes it.
 """
 
-import contextlib
 import os
 import weakref
 from collections.abc import Sequence, Set
@@ -24,6 +23,7 @@ from ._pending import SaveHandle
 from ._root import Root
 from ._source import Source
 from ._team import Team
+from ._undo import Descriptor
 
 
 # More files than this are not kept: what is in the smallest is written anew.
@@ -61,7 +61,7 @@ class Base:
         self.root = root
         self.save = save
         self.known = known
-        self.held: dict[int, int] = {}
+        self.held: dict[int, Descriptor] = {}
         self._source: Source | None = None
 
     def source(self) -> Source:
@@ -76,12 +76,8 @@ class Base:
         return self._source
 
     def close(self) -> None:
-        while self.held:
-            with contextlib.suppress(OSError):
-                os.close(self.held.popitem()[1])
-
-    def __del__(self):
-        self.close()
+        # They are closed with the last of their users.
+        self.held.clear()
 
 
 def find(
@@ -248,7 +244,7 @@ def _link(
         into = f"{own}/{len(linked)}"
         if number in base.held:
             fd = base.held[number]
-            _write.link_open(fd, source.root, key, work, into, sync)
+            _write.link_open(fd.fileno(), source.root, key, work, into, sync)
         elif not _write.link_other(source.root, key, sizes[number], work, into, sync):
             continue
         linked.append(number)

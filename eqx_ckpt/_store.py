@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorstore as ts
 
-from . import _remote, _root, _threads
+from . import _remote, _root, _threads, _undo
 from ._errors import MissingError
 from ._root import Root
 
@@ -134,11 +134,8 @@ def read_into(root: Root, key: str, start: int, into: np.ndarray) -> int:
             raise FileNotFoundError(f"There is no `{key}`.")
         if root.pin is not None and key == root.pin.key:
             return _read_open(root.pin.fd, start, into)
-        fd = os.open(root.local / key, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
+        with _undo.opened(root.local / key, os.O_RDONLY | os.O_NONBLOCK) as fd:
             return _read_open(fd, start, into)
-        finally:
-            os.close(fd)
     # A range that goes on where the file ends is refused; one without an end is not.
     for stop in (start + into.nbytes, None):
         try:

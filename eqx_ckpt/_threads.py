@@ -49,7 +49,8 @@ def gather(jobs: Sequence[Any], threads: int = 8, waiting: bool = False) -> list
 
     def help() -> None:
         if is_quiet:
-            _lower_priority()
+            with contextlib.suppress(OSError):
+                _lower_priority()
         work()
 
     def work() -> None:
@@ -65,25 +66,33 @@ def gather(jobs: Sequence[Any], threads: int = 8, waiting: bool = False) -> list
 
     most = threads if waiting else min(threads, os.cpu_count() or 1)
     count = 1 if is_quiet else min(most, len(jobs)) - 1
-    helpers: list[threading.Thread] = []
+    helpers = [threading.Thread(target=help, name="eqx_ckpt") for _ in range(count)]
     try:
-        for _ in range(count):
-            helper = threading.Thread(target=help, name="eqx_ckpt")
+        for helper in helpers:
             # While the interpreter shuts down no thread can be started, and a save may
             # still have to be finished: then this thread does it alone.
             with contextlib.suppress(RuntimeError):
                 helper.start()
-                helpers.append(helper)
         # A thread cannot raise its priority again, and threads that TensorStore starts
         # have that of the one they are started from: so this one does not lower its.
-        if not (is_quiet and helpers):
-            work()
-        for helper in helpers:
-            helper.join()
+        if is_quiet:
+            _join(helpers)
+        work()
+        _join(helpers)
     except BaseException as e:
         errors.append(e)
-        for helper in helpers:
+        _join(helpers)
+    try:
+        if errors:
+            raise errors[0]
+        return results
+    finally:
+        # An error that knows itself would keep all that is here.
+        errors.clear()
+
+
+def _join(helpers: Sequence[threading.Thread]) -> None:
+    for helper in helpers:
+        # One that comes to life only now finds nothing to do.
+        if helper.is_alive():
             helper.join()
-    if errors:
-        raise errors[0]
-    return results

@@ -5,6 +5,7 @@ On a local file system by plain writes, elsewhere as whole values.
 
 import contextlib
 import fcntl
+import functools as ft
 import json
 import os
 import pathlib
@@ -12,9 +13,10 @@ import stat
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from . import _root, _store
+from . import _root, _store, _undo
 from ._root import Root
 from ._store import Value
+from ._undo import Descriptor
 
 
 # The generation of what is not there. An empty one would be any.
@@ -102,28 +104,25 @@ def lock(directory: pathlib.Path, wait: bool = False) -> Iterator[bool]:
     Yields whether it is held: not if another has it and we do not `wait`, nor on file
     systems without locks.
     """
-    held = False
-    fd = -1
-    try:
-        while not held:
-            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except OSError:
-                break
-            # While we waited another directory may have come in its place.
-            held = _is_at(fd, directory)
-            if not held:
-                os.close(fd)
-                fd = -1
-        yield held
-    finally:
-        if fd >= 0:
-            # A child that was forked meanwhile has the descriptor too, and would keep
+    while True:
+        with _undo.opened(directory, os.O_RDONLY | os.O_DIRECTORY) as fd:
+            # A child that is forked meanwhile has the descriptor too, and would keep
             # the lock of a file that is only closed here.
-            with contextlib.suppress(OSError):
-                fcntl.flock(fd, fcntl.LOCK_UN)
-            os.close(fd)
+            with _undo.surely(ft.partial(_unlock, fd)):
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                except OSError:
+                    yield False
+                    return
+                # While we waited another directory may have come in its place.
+                if _is_at(fd, directory):
+                    yield True
+                    return
+
+
+def _unlock(fd: int) -> None:
+    with contextlib.suppress(OSError):
+        fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 def _is_at(fd: int, path: pathlib.Path) -> bool:
@@ -136,17 +135,16 @@ def _is_at(fd: int, path: pathlib.Path) -> bool:
 @contextlib.contextmanager
 def new_directory(directory: pathlib.Path) -> Iterator[None]:
     """Makes a directory and those above it, and holds its lock."""
-    locked = contextlib.ExitStack()
-    for attempts_left in reversed(range(100)):
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            locked.enter_context(lock(directory, wait=True))
-            break
-        except FileNotFoundError:
-            # Before it had its lock another process took it for a leftover.
-            if not attempts_left:
-                raise
-    with locked:
+    with contextlib.ExitStack() as locked:
+        for attempts_left in reversed(range(100)):
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+                locked.enter_context(lock(directory, wait=True))
+                break
+            except FileNotFoundError:
+                # Before it had its lock another process took it for a leftover.
+                if not attempts_left:
+                    raise
         yield
 
 
@@ -165,8 +163,7 @@ def write_file(
         _root.wait(root, _root.kv(root).write(key, b"".join(buffers)))
         return
     path = root.local / key
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
+    with _undo.opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
         batch: list[memoryview] = []
         size = 0
         for buffer in buffers:
@@ -181,8 +178,6 @@ def write_file(
         _write_all(fd, batch)
         if sync:
             os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _write_all(fd: int, views: list[memoryview]) -> None:
@@ -222,27 +217,24 @@ def link_other(
             return False
         if sync:
             # The other save may not have been durable.
-            fd = os.open(source.local / key, os.O_RDONLY | os.O_CLOEXEC)
-            try:
+            with _undo.opened(source.local / key, os.O_RDONLY) as fd:
                 os.fsync(fd)
-            finally:
-                os.close(fd)
         os.link(source.local / key, root.local / into)
     except (OSError, ValueError):
         return False
     return True
 
 
-def open_file(root: Root, key: str, size: int) -> int:
+def open_file(root: Root, key: str, size: int) -> Descriptor:
     """A descriptor of a local file of `size` bytes, which outlives its names.
 
     **Raises:** `ValueError` or `OSError` if there is none.
     """
     assert root.local is not None
     _store.check_range(root, key, size)
-    fd = os.open(root.local / key, os.O_RDONLY | os.O_CLOEXEC)
-    if os.fstat(fd).st_size != size:
-        os.close(fd)
+    fd = Descriptor(root.local / key, os.O_RDONLY)
+    if os.fstat(fd.fileno()).st_size != size:
+        fd.close()
         raise ValueError(f"`{key}` is not of {size} bytes")
     return fd
 
@@ -276,11 +268,8 @@ def sync_directories(root: Root, keys: Iterable[str]) -> None:
     if root.local is None:
         return
     for key in keys:
-        fd = os.open(root.local / key, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with _undo.opened(root.local / key, os.O_RDONLY | os.O_DIRECTORY) as fd:
             os.fsync(fd)
-        finally:
-            os.close(fd)
 
 
 def delete_tree(root: Root, key: str) -> None:

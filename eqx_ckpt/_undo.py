@@ -1,0 +1,56 @@
+"""What is undone at the end of a block, whatever ends it.
+
+Ctrl-C raises `KeyboardInterrupt` between any two steps of Python: also before a `try`
+that is to undo what was just done, and in the `finally` that undoes it.
+"""
+
+import collections
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def surely(undo: Callable[[], Any]) -> Iterator[None]:
+    """Calls `undo` at the end, and again, as the first call may be interrupted. What it
+    undoes is done inside."""
+    try:
+        try:
+            yield
+        finally:
+            undo()
+    finally:
+        undo()
+
+
+class Descriptor:
+    """A file that is open, until it is closed or nobody has it any more."""
+
+    def __init__(self, path: str | os.PathLike[str], flags: int, mode: int = 0o666):
+        self._numbers: list[int] = []
+        # Python does not interrupt the one call that opens it and notes its number.
+        self._numbers.extend(map(os.open, [path], [flags | os.O_CLOEXEC], [mode]))
+
+    def fileno(self) -> int:
+        return self._numbers[0]
+
+    def close(self) -> None:
+        """Closes it, if it is open."""
+        # One call here too: its number may soon be that of another file.
+        closing = map(os.close, map(self._numbers.pop, [-1] * len(self._numbers)))
+        collections.deque(closing, maxlen=0)
+
+    def __del__(self):
+        self.close()
+
+
+@contextlib.contextmanager
+def opened(
+    path: str | os.PathLike[str], flags: int, mode: int = 0o666
+) -> Iterator[int]:
+    """A descriptor for a block."""
+    own: list[Descriptor] = []
+    with surely(lambda: own and own[0].close()):
+        own.append(Descriptor(path, flags, mode))
+        yield own[0].fileno()

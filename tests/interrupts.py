@@ -1,0 +1,297 @@
+"""What the processes of `test_interrupts.py` do. No test is here.
+
+`python interrupts.py DIRECTORY MOST NAMES...` makes the calls of these names again and
+again, raises `KeyboardInterrupt` each time at another line of the package, at most so
+many for each (0: all), and looks at what there is then. Prints how many lines it were.
+"""
+
+import collections
+import faulthandler
+import gc
+import json
+import os
+import pathlib
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import eqx_ckpt as ec
+
+
+# ---- Raising at a line.
+
+_PACKAGE = str(pathlib.Path(ec.__file__).parent) + os.sep
+Line = tuple[str, int]
+
+
+def _traced(at: int | None, lines: list[Line]) -> Callable[..., Any]:
+    def trace_line(frame: Any, event: str, arg: Any) -> Any:
+        if event == "line":
+            lines.append((frame.f_code.co_filename, frame.f_lineno))
+            if len(lines) == at:
+                # Python then traces no further: what the exception sets off runs.
+                raise KeyboardInterrupt
+        return trace_line
+
+    def trace(frame: Any, event: str, arg: Any) -> Any:
+        # What a finaliser raises, Python ignores.
+        names = {f.f_code.co_name for f in (frame, frame.f_back) if f is not None}
+        is_ours = frame.f_code.co_filename.startswith(_PACKAGE)
+        return trace_line if is_ours and "__del__" not in names else None
+
+    return trace
+
+
+def lines_of(call: Callable[[], Any]) -> list[Line]:
+    """The lines of the package that a call runs in this thread, in order."""
+    lines: list[Line] = []
+    sys.settrace(_traced(None, lines))
+    try:
+        call()
+    finally:
+        sys.settrace(None)
+    return lines
+
+
+def interrupt(call: Callable[[], Any], at: int) -> None:
+    """Makes a call, in which the line number `at` raises `KeyboardInterrupt`."""
+    lines: list[Line] = []
+    sys.settrace(_traced(at, lines))
+    try:
+        call()
+    finally:
+        sys.settrace(None)
+    assert len(lines) < at, f"nobody has heard of the interrupt at {lines[-1]}"
+
+
+def spread(lines: list[Line], most: int, every: Sequence[str]) -> list[int]:
+    """Numbers of lines: of each that is there the first and the last time that it runs,
+    and of all of these at most so many; but each that is in some files."""
+    last = {line: i for i, line in enumerate(lines, 1)}
+    first = {line: i for i, line in reversed(list(enumerate(lines, 1)))}
+    numbers = sorted({*first.values(), *last.values()})
+    some = numbers[:: -(-len(numbers) // most)]
+    all_of = [i for (file, _), i in first.items() if os.path.basename(file) in every]
+    return sorted({*some, *all_of})
+
+
+# ---- What a call that is over may have left in the process.
+
+
+class State:
+    def __init__(self, directory: pathlib.Path):
+        self._directory = str(directory)
+        self._before = self._now()
+
+    def _now(self) -> dict[str, Any]:
+        return {
+            "descriptors": sorted(_descriptors(self._directory)),
+            "threads": sorted(t.name for t in threading.enumerate()),
+            "collector": gc.isenabled(),
+            "interval": sys.getswitchinterval(),
+            "signals": [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)],
+        }
+
+    def check(self, line: Line) -> None:
+        """Waits a moment for threads that end, and for what is not collected yet."""
+        end = time.monotonic() + 1
+        while (now := self._now()) != self._before and time.monotonic() < end:
+            gc.collect()
+            time.sleep(0.01)
+        assert now == self._before, (line, now, self._before)
+
+
+def _descriptors(directory: str) -> Iterator[str]:
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")
+        except FileNotFoundError:
+            continue
+        if target.startswith(directory):
+            yield target
+
+
+# ---- The calls. Each may put the value 2 at a path that has 1.
+
+
+def tree(value: int) -> dict[str, Any]:
+    both = np.full(10, value)
+    return {"jax": jnp.full(3, value), "large": np.full(2**15, value), "v": [both] * 2}
+
+
+def value_at(path: pathlib.Path) -> int:
+    """The value of the one tree that is at a path."""
+    loaded = ec.tree_deserialise_leaves(path, tree(0))
+    arrays = loaded["jax"], loaded["large"], *loaded["v"]
+    (value,) = {int(x) for array in arrays for x in np.unique(array)}
+    return value
+
+
+def save(path: pathlib.Path, value: int = 2, **options: Any) -> None:
+    ec.tree_serialise_leaves(path, tree(value), durable=False, **options)
+
+
+def _save_durably(path: pathlib.Path) -> None:
+    ec.tree_serialise_leaves(path, tree(2))
+
+
+def _save_zarr(path: pathlib.Path) -> None:
+    save(path, layout="zarr")
+
+
+def _save_later(path: pathlib.Path) -> None:
+    handle = ec.async_tree_serialise_leaves(path, tree(2), durable=False)
+    handle.staged()
+    handle.add_done_callback(lambda handle: None)
+    handle.done()
+    handle.result()
+
+
+def _reuse(path: pathlib.Path) -> None:
+    save(path)
+    save(path, reuse=path)
+
+
+def _manage(path: pathlib.Path) -> None:
+    step = int(path.parent.name)
+    signals = [signal.SIGTERM]
+    with ec.CheckpointManager(path.parent.parent, keep=2, signals=signals) as manager:
+        manager.save(step, tree(2), force=True)
+        manager.save(step + 1, tree(2), {"loss": 1.0})
+        manager.save(step, tree(2), force=True)
+        manager.pin(step)
+        manager.unpin(step)
+        manager.should_stop()
+        manager.restore(tree(0))
+        manager.delete(step + 1)
+
+
+def _convert(path: pathlib.Path) -> None:
+    source = path.with_name("source.safetensors")
+    ec.export_safetensors(source, tree(2), durable=False)
+    ec.convert(source, path, durable=False)
+    source.unlink()
+
+
+def _read(path: pathlib.Path) -> None:
+    ckpt = ec.open(path)
+    ec.materialise(ckpt.tree.v)
+    ec.tree_deserialise_leaves(path, tree(0), where=lambda tree: tree["large"])
+    ec.load_or_init(lambda: tree(3), path)
+    ec.graft(
+        {"v": tree(3)["v"]},
+        ckpt,
+        [(lambda m: m["v"], lambda c: c.v)],
+        drop=lambda c: [c.jax, c.large],
+    )
+    assert ec.verify(path) == []
+
+
+def _in_memory(path: pathlib.Path) -> None:
+    ec.from_bytes(ec.to_bytes(tree(2)), tree(0))
+    with open(path.with_name("file.zip"), "wb") as file:
+        ec.tree_serialise_leaves(file, tree(2))
+    with open(path.with_name("file.zip"), "rb") as file:
+        ec.tree_deserialise_leaves(file, tree(0))
+    path.with_name("file.zip").unlink()
+
+
+def _delete(path: pathlib.Path) -> None:
+    ec.exists(path)
+    ec.delete(path)
+    ec.clean(path.parent)
+
+
+# Each with the layout of what is at the path.
+CALLS: dict[str, tuple[Callable[[pathlib.Path], None], str]] = {
+    "save": (save, "ocdbt"),
+    "save durably": (_save_durably, "ocdbt"),
+    "save zarr": (_save_zarr, "zarr"),
+    "save zarr over ocdbt": (_save_zarr, "ocdbt"),
+    "save zip": (save, "zip"),
+    "save later": (_save_later, "ocdbt"),
+    "reuse": (_reuse, "ocdbt"),
+    "manage": (_manage, "ocdbt"),
+    "convert": (_convert, "ocdbt"),
+    "read": (_read, "ocdbt"),
+    "read zarr": (_read, "zarr"),
+    "read zip": (_read, "zip"),
+    "in memory": (_in_memory, "ocdbt"),
+    "delete": (_delete, "ocdbt"),
+    "delete zip": (_delete, "zip"),
+}
+
+# Of these also the short form raises at each line: nearly all that changes the state of
+# the process is there.
+_WINDOWS = {"save later": ("_undo.py", "_gc.py", "_pending.py", "_threads.py")}
+
+# Seconds that the next calls may take: one, and more on a busy machine.
+_MOST = 15
+
+
+def _next_calls(path: pathlib.Path, layout: str) -> int | None:
+    """Which value is at a path after an interrupt. Other calls go on as ever."""
+    faulthandler.dump_traceback_later(_MOST, exit=True)
+    value = value_at(path) if ec.exists(path) else None
+    other = path.parents[2] / "other"
+    handle = ec.async_tree_serialise_leaves(other, tree(4), durable=False)
+    _put(path, 3, layout)
+    assert value_at(path) == 3
+    handle.result()
+    assert value_at(other) == 4
+    faulthandler.cancel_dump_traceback_later()
+    return value
+
+
+def _put(path: pathlib.Path, value: int, layout: str) -> None:
+    save(path, value, layout="zarr" if layout == "zarr" else "ocdbt")
+
+
+def interrupt_call(
+    directory: pathlib.Path, name: str, most: int
+) -> collections.Counter[str]:
+    call, layout = CALLS[name]
+    path = directory / "run/7" / ("default.zip" if layout == "zip" else "default")
+    for _ in range(2):
+        _put(path, 1, layout)
+        call(path)
+    _put(path, 1, layout)
+    lines = lines_of(lambda: call(path))
+    _next_calls(path, layout)
+    state = State(directory)
+    found: collections.Counter[str] = collections.Counter()
+    every = _WINDOWS.get(name, ())
+    for at in spread(lines, most, every) if most else range(1, len(lines) + 1):
+        _put(path, 1, layout)
+        try:
+            interrupt(lambda: call(path), at)
+            value = _next_calls(path, layout)
+        except KeyboardInterrupt:
+            # All that was interrupted is still alive, as where Ctrl-C is caught and a
+            # last state saved.
+            value = _next_calls(path, layout)
+        state.check(lines[at - 1])
+        assert value in (1, 2) or (value is None and call is _delete), lines[at - 1]
+        # Nor is anything left on disk that the next save, or `clean`, does not delete.
+        ec.clean(directory / "run")
+        for left in (path.with_name("source.safetensors"), path.with_name("file.zip")):
+            left.unlink(missing_ok=True)
+        left = {p.name for p in path.parent.iterdir()} - {path.name}
+        assert not left, (lines[at - 1], left)
+        shutil.rmtree(directory / "run/8", ignore_errors=True)
+        found[f"{value} is there"] += 1
+    return found
+
+
+if __name__ == "__main__":
+    place, number, *names = sys.argv[1:]
+    for each in names:
+        done = interrupt_call(pathlib.Path(place) / each, each, int(number))
+        print(json.dumps({each: done}), flush=True)

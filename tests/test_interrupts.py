@@ -1,0 +1,30 @@
+"""Whatever line of the package Ctrl-C comes at, nothing is lost and nothing stays."""
+
+import pathlib
+import subprocess
+import sys
+
+import interrupts
+import pytest
+
+
+def _run(tmp_path, most, *names):
+    # Without the checks of types, which take longer than what is checked.
+    script = pathlib.Path(__file__).with_name("interrupts.py")
+    done = subprocess.run(
+        [sys.executable, script, tmp_path, str(most), *names],
+        capture_output=True,
+        text=True,
+    )
+    print(done.stdout)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_interrupted_at_some_lines(tmp_path):
+    _run(tmp_path, 6, *interrupts.CALLS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", interrupts.CALLS)
+def test_interrupted_at_every_line(tmp_path, name):
+    _run(tmp_path, 0, name)
