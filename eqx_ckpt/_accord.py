@@ -4,10 +4,27 @@ import json
 import zlib
 from typing import Any
 
+import jax
+import jax.tree_util as jtu
+import numpy as np
+
 from . import _index, _layout, _leaf
 from ._layout import Leaf
 from ._root import Root
 from ._team import Team
+
+
+_PLAIN = (bool, int, float, complex, np.generic)
+
+
+def mark(pytree: Any, metadata: Any) -> str:
+    """The plain numbers of a tree, such as that of the step, and the metadata, as a
+    digest: they tell one save from the next before anything is looked at, or fails."""
+    try:
+        plain = [x for x in jtu.tree_leaves(pytree) if isinstance(x, _PLAIN)]
+        return _index.digest(repr((plain, metadata)).encode())
+    except Exception:  # It fails for what the save will say is wrong.
+        return ""
 
 
 def account(root: Root, plan: Any, team: Team) -> bytes:
@@ -43,8 +60,23 @@ def _lines(root: Root, plan: Any) -> dict[str, Any]:
     }
     for leaf in plan.leaves:
         shards = repr(leaf.owners) if leaf.owners is not None else _digest(leaf)
-        seen[f"the leaf `{leaf.name}`"] = [repr(leaf.template), leaf.alias, shards]
+        count = None if leaf.owners is None else _count(leaf.value)
+        seen[f"the leaf `{leaf.name}`"] = [
+            repr(leaf.template),
+            leaf.alias,
+            [shards, count],
+        ]
     return seen
+
+
+def _count(value: Any) -> int | None:
+    """An integer that all processes have, such as an optimiser's count of its steps. It
+    says of what step a tree is; other numbers may differ in their last bits."""
+    if not isinstance(value, jax.Array) or _leaf.is_key(value):
+        return None
+    if value.shape or value.dtype.kind not in "iu" or not value.is_fully_replicated:
+        return None
+    return int(np.asarray(value.addressable_data(0)))
 
 
 def _digest(leaf: Leaf) -> str:

@@ -48,7 +48,8 @@ def async_tree_serialise_leaves(
     durable: bool = True,
     max_bytes: int | None = None,
     progress: bool = False,
-    timeout: int | float = 600,
+    timeout: int | float = _team.TIMEOUT,
+    tag: str | int | None = None,
     reuse: str | os.PathLike[str] | SaveHandle | None = None,
 ) -> SaveHandle:
     """Saves the leaves of a pytree, as
@@ -81,7 +82,7 @@ def async_tree_serialise_leaves(
         after this returns does not change the save.
     - `layout`, `chunks`, `compression`, `overwrite`, `durable`, `progress`: as there.
     - `max_bytes`: as there, beyond the copies described above.
-    - `timeout`: as there, of each process behind its calls.
+    - `timeout`, `tag`: as there.
     - `reuse`: as there; it is looked at when the saves before this one are over. What
         a handle knows helps if its save is over when this is called.
 
@@ -105,7 +106,7 @@ def async_tree_serialise_leaves(
 
         ```
     """
-    team = _team.run(f"Saving to `{path}`", timeout)
+    team = _serialise.team_of(path, pytree, metadata, timeout, tag)
     with team.heard():
         root = _root.resolve(path)
         _pending.raise_untold()

@@ -8,7 +8,7 @@ import jax
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from . import _checkpoint, _gc, _lazy, _leaf, _match, _sharding, _target, _team
+from . import _checkpoint, _gc, _lazy, _leaf, _match, _root, _sharding, _target, _team
 from ._archive import Readable
 from ._checkpoint import Checkpoint
 from ._filters import FilterSpec, IsLeaf
@@ -33,7 +33,8 @@ def tree_deserialise_leaves(
     verify: bool = True,
     max_bytes: int | None = None,
     progress: bool = False,
-    timeout: int | float = 600,
+    timeout: int | float = _team.TIMEOUT,
+    tag: str | int | None = None,
     broadcast: bool = False,
 ) -> PyTree:
     """Loads leaves into a tree, each from the leaf that was saved under its name.
@@ -69,7 +70,9 @@ def tree_deserialise_leaves(
         default, but at least a chunk. Leaves larger than it are read in parts.
     - `progress`: whether to show a progress bar. This needs `eqx_ckpt[progress]`.
     - `timeout`: where many processes load a tree together, how many seconds they wait
-        for each other.
+        for one that gives no sign of life. Who reads gives some.
+    - `tag`: there, a short string, the same in all of them: only calls of one path and
+        one tag meet. See docs/processes.md.
     - `broadcast`: there, whether what several processes need of an array is read by
         one of them, and sent to the others by a collective of JAX. Otherwise each reads
         it, which is faster unless storage is what is slow.
@@ -101,7 +104,8 @@ def tree_deserialise_leaves(
 
         ```
     """
-    team = _team_of(f"Loading `{path}`", jtu.tree_leaves(like), timeout)
+    place = path.path if isinstance(path, Checkpoint) else path
+    team = _team_of("Loading", [place], jtu.tree_leaves(like), timeout, tag)
     with team.heard():
         ckpt = _checkpoint.open(path, like=like if source is None else None)
         pinned = ckpt._source
@@ -152,10 +156,14 @@ def tree_deserialise_leaves(
     return jtu.tree_unflatten(flat.structure, leaves)
 
 
-def _team_of(what: str, leaves: list[Any], timeout: int | float) -> Team:
+def _team_of(
+    what: str, paths: list[Any], leaves: list[Any], timeout: int | float, tag: Any
+) -> Team:
     """The processes that have to load these leaves together."""
     if _team.size() > 1 and any(map(_target.is_spread, leaves)):
-        return _team.run(what, timeout)
+        places = sorted({_root.place(path) for path in paths})
+        what = f"{what} `{'`, `'.join(places[:3])}`{_team.tagged(tag)}"
+        return _team.run("load", places, tag, timeout, what)
     return Team(0, 1)
 
 
@@ -189,7 +197,8 @@ def materialise(
     verify: bool = True,
     max_bytes: int | None = None,
     progress: bool = False,
-    timeout: int | float = 600,
+    timeout: int | float = _team.TIMEOUT,
+    tag: str | int | None = None,
 ) -> PyTree:
     """Reads every lazy leaf of a tree, in one planned read; the rest stays as it is.
 
@@ -199,7 +208,7 @@ def materialise(
         checkpoint's own tree, such as `ckpt.tree.model`, which comes back as plain
         dicts, lists and arrays.
     - `verify`: whether to check the digests of all that is read.
-    - `max_bytes`, `progress`, `timeout`: as in [`tree_deserialise_leaves`][].
+    - `max_bytes`, `progress`, `timeout`, `tag`: as in [`tree_deserialise_leaves`][].
 
     **Returns:** the tree, with the leaves read: as `like` had them if they were spliced
     into one, else as they were saved.
@@ -223,7 +232,8 @@ def materialise(
     leaves, structure = jtu.tree_flatten(tree)
     lazies = {id(x): x for x in leaves if isinstance(x, LazyArray)}
     todo = list(lazies.values())
-    team = _team_of("Reading lazy leaves", todo, timeout)
+    paths = [lazy._source.root.url for lazy in todo]
+    team = _team_of("Reading lazy leaves of", paths, todo, timeout, tag)
     fetched = _in_step(
         team,
         list(dict.fromkeys(lazy._source.index.save for lazy in todo)),

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from . import _checkpoint, _deserialise, _leaf, _match, _names, _skeleton, _tree
+from . import _checkpoint, _deserialise, _leaf, _match, _names, _skeleton, _team, _tree
 from ._checkpoint import Checkpoint
 from ._lazy import LazyArray
 
@@ -28,6 +28,8 @@ def load_or_init(
     cast: bool = False,
     sharding: Any = None,
     verify: bool = True,
+    timeout: int | float = _team.TIMEOUT,
+    tag: str | int | None = None,
     **kwargs: Any,
 ) -> PyTree:
     """`init_fn(*args, **kwargs)`, with a part of it loaded instead of initialised.
@@ -42,7 +44,7 @@ def load_or_init(
     - `path`: as in [`open`][], or an open [`Checkpoint`][].
     - `where`: a function from the tree to the nodes to load; the rest of it is
         initialised. All of it is loaded by default.
-    - `source`, `unexpected`, `static`, `cast`, `verify`: as in
+    - `source`, `unexpected`, `static`, `cast`, `verify`, `timeout`, `tag`: as in
         [`tree_deserialise_leaves`][].
     - `missing`: `"error"`, or `"init"` to initialise also those leaves of `where` that
         the checkpoint lacks.
@@ -81,6 +83,8 @@ def load_or_init(
         static=static,
         cast=cast,
         verify=verify,
+        timeout=timeout,
+        tag=tag,
     )
     return initialise(loaded, init_fn, *args, **kwargs)
 

@@ -32,7 +32,7 @@ from ._team import Team
 
 _save_options = set(
     inspect.signature(_async.async_tree_serialise_leaves).parameters
-) - {"path", "pytree", "metadata", "overwrite", "reuse"}
+) - {"path", "pytree", "metadata", "overwrite", "reuse", "tag"}
 
 # Options with which a restore does not read, or not check, all of a step.
 _in_part = {"filter_spec", "where", "source", "unexpected", "verify"}
@@ -136,7 +136,6 @@ class CheckpointManager:
         # Steps that could not be restored: saves may replace them.
         self._skipped: set[int] = set()
         self._is_told = self._is_stopping = False
-        self._heard = ""
         self._handlers: dict[int, Any] = {}
         for number in signals:
             self._handlers[number] = signal.signal(number, self._on_signal)
@@ -187,7 +186,7 @@ class CheckpointManager:
             raise ValueError(
                 f"`metadata` has the key `{taken[0]}`, which the manager sets itself."
             )
-        team = self._team(f"Saving step {step} to `{self._steps.root}`")
+        team = self._team("save a step", f"Saving step {step}", step)
         how = team.confer(
             lambda: str(step).encode(), lambda steps: self._decide(step, steps, force)
         )
@@ -201,6 +200,7 @@ class CheckpointManager:
             metadata={**given, "step": step, "metrics": values},
             overwrite=how == b"replace",
             reuse=self._base if self._is_reusing else None,
+            tag=step,
             **self._options,
         )
         self._last = time.monotonic()
@@ -302,19 +302,21 @@ class CheckpointManager:
             return load(self.path(step), like, **options), step
         skipped: dict[int, str] = {}
         while True:
-            team = self._team(f"Restoring from `{self._steps.root}`")
+            team = self._team("restore", "Restoring")
             word = team.confer(lambda: b"", lambda _: self._newest(skipped))
             # What process 0 has skipped, the others have to know.
             step, skipped = _decoded(word)
             if step is None:
                 break
+            loaded = team.round("loaded")
             try:
-                tree, why, error = self._load(step, like, options), None, None
+                with loaded.alive():
+                    tree, why, error = self._load(step, like, options), None, None
             except Exception as e:
                 # One that another process deletes at this moment is skipped too.
                 is_lost = isinstance(e, (DamagedError, ReplacedError))
                 tree, why, error = None, str(e) if is_lost else None, e
-            why = self._agree(team.round("loaded"), error, why)
+            why = self._agree(loaded, error, why)
             if not why:
                 self._skipped.update(skipped)
                 if not _in_part & options.keys():
@@ -353,7 +355,6 @@ class CheckpointManager:
             failed = next((e for e, _ in states if e is not None), None)
             return json.dumps([failed, damage[0] if damage else None]).encode()
 
-        self._heard = f"{team.key}/answer"
         text = None if error is None else str(error)
         word = team.confer(lambda: json.dumps([text, why]).encode(), answer)
         failed, damage = json.loads(word)
@@ -479,7 +480,7 @@ class CheckpointManager:
         it takes a message to process 0 and back.
         """
         if not self._is_stopping:
-            team = self._team("Asking whether to stop")
+            team = self._team("stop", "Asking whether to stop")
             word = team.confer(lambda: b"1" if self._is_told else b"", b"".join)
             self._is_stopping = bool(word)
         return self._is_stopping
@@ -491,13 +492,10 @@ class CheckpointManager:
         if callable(before) and before is not signal.default_int_handler:
             before(number, frame)
 
-    def _team(self, what: str) -> Team:
-        team = _team.run(what, self._options.get("timeout", 600))
-        if team.client is not None:
-            # Who says something in this conversation has heard the end of the last.
-            team = team._replace(before=self._heard)
-            self._heard = f"{team.key}/answer"
-        return team
+    def _team(self, kind: str, what: str, tag: Any = None) -> Team:
+        root = self._steps.root
+        timeout = self._options.get("timeout", _team.TIMEOUT)
+        return _team.run(kind, root, tag, timeout, f"{what}, in `{root}`")
 
     def _first(self, what: str, act: Callable[[], Any]) -> None:
         """Process 0 acts; an error of it is one of all processes."""
@@ -506,7 +504,7 @@ class CheckpointManager:
             act()
             return b""
 
-        self._team(f"{what} of `{self._steps.root}`").confer(lambda: b"", answer)
+        self._team(what, what).confer(lambda: b"", answer)
 
 
 def _number(name: str, x: Any) -> int | float | str:

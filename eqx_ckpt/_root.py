@@ -186,6 +186,14 @@ def resolve(path: Any, follow: bool = False) -> Root:
     return Root(str(local), local, follow)
 
 
+def place(path: Any) -> str:
+    """What a path means, for comparison; it may be none."""
+    try:
+        return resolve(path).url
+    except Exception:  # Whoever uses it says what is wrong.
+        return str(path)
+
+
 def _resolve_url(url: str, given: dict[str, Any]) -> Root:
     if re.search("[?#]", url):
         raise ValueError(

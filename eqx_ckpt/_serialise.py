@@ -62,7 +62,8 @@ def tree_serialise_leaves(
     durable: bool = True,
     max_bytes: int | None = None,
     progress: bool = False,
-    timeout: int | float = 600,
+    timeout: int | float = _team.TIMEOUT,
+    tag: str | int | None = None,
     reuse: str | os.PathLike[str] | SaveHandle | None = None,
 ) -> None:
     """Saves the leaves of a pytree, each under the dotted name of its key path.
@@ -100,7 +101,9 @@ def tree_serialise_leaves(
         from accelerators) is copied chunk by chunk.
     - `progress`: whether to show a progress bar. This needs `eqx_ckpt[progress]`.
     - `timeout`: where many processes save a tree together, how many seconds they wait
-        for each other.
+        for one that gives no sign of life. Who writes gives some.
+    - `tag`: there, a short string, such as the step, the same in all of them: only
+        calls of one path and one tag meet. See docs/processes.md.
     - `reuse`: the path of another checkpoint in the same local file system, such as of
         the step before; or the [`SaveHandle`][] of the save that has written it. Data
         files of it in which nothing has changed are not written again, but get a second
@@ -138,7 +141,7 @@ def tree_serialise_leaves(
 
         ```
     """
-    team = _team.run(f"Saving to `{path}`", timeout)
+    team = team_of(path, pytree, metadata, timeout, tag)
     with team.heard():
         root: Any = path
         if not _archive.is_file(path):
@@ -159,6 +162,15 @@ def tree_serialise_leaves(
         )
     base = _reuse.find(reuse, root, planned.leaves, layout, team)
     write(root, planned, overwrite, durable, max_bytes, progress, team, base)
+
+
+def team_of(
+    path: Any, pytree: PyTree, metadata: Any, timeout: int | float, tag: Any
+) -> Team:
+    """The processes that save a tree together."""
+    what = f"Saving to `{path}`{_team.tagged(tag)}"
+    mark = ft.partial(_accord.mark, pytree, metadata)
+    return _team.run("save", _root.place(path), tag, timeout, what, mark)
 
 
 def check_choices(root: Any, layout: str, compression: str | None) -> None:
@@ -293,7 +305,9 @@ def write(
                     _write.make_directories(places[0].work, [f"d/{places[0].save}"])
             return _commit.encode(places[0])
 
-        where = team.confer(lambda: _accord.account(root, plan, team), begin)
+        where = team.confer(
+            lambda: _accord.account(root, plan, team), begin, alike=True
+        )
         if not where:
             _accord.explain(root, plan, team.round("differ"))
         work, own = _commit.joined(root, where)
