@@ -1,0 +1,228 @@
+"""Processes that talk as those of a run do, in one process and in a time of its own.
+
+`World` runs a function for each of them, one at a time, and changes from one to another
+at every message, as a random number says: what it finds once it finds again.
+"""
+
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from eqx_ckpt import _team
+
+
+class _Process:
+    def __init__(self, rank: int):
+        self.rank = rank
+        self.turn = threading.Semaphore(0)
+        self.ready: Callable[[], bool] = lambda: True
+        self.until = 0.0
+        self.is_over = False
+        self.book = _team.Book()
+
+
+class World:
+    """The processes, their key-value store, which is the client of each, and the time,
+    which passes when all of them wait."""
+
+    def __init__(self, size: int, rng: random.Random):
+        self.processes = [_Process(rank) for rank in range(size)]
+        self.rng = rng
+        self.now = 0.0
+        self.store: dict[str, bytes] = {}
+        self._local = threading.local()
+        self._back = threading.Semaphore(0)
+
+    def run(self, of: Callable[[int], None]) -> None:
+        errors: list[BaseException] = []
+
+        def start(process: _Process) -> None:
+            self._local.process = process
+            process.turn.acquire()
+            try:
+                of(process.rank)
+            except BaseException as e:
+                errors.append(e)
+            process.is_over = True
+            self._back.release()
+
+        threads = [threading.Thread(target=start, args=[p]) for p in self.processes]
+        for thread in threads:
+            thread.start()
+        while left := [p for p in self.processes if not p.is_over]:
+            able = [p for p in left if p.until <= self.now or p.ready()]
+            if not able:
+                self.now = min(p.until for p in left)
+                continue
+            self.rng.choice(able).turn.release()
+            self._back.acquire()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+
+    def wait(self, ready: Callable[[], bool], seconds: float) -> None:
+        process = self._local.process
+        process.ready, process.until = ready, self.now + seconds
+        self._back.release()
+        process.turn.acquire()
+
+    def team(self, line: str, mark: str, timeout: float) -> _team.Team:
+        process = self._local.process
+        size = len(self.processes)
+        rank, book = process.rank, process.book
+        return _team.Team(rank, size, line, line, line, mark, timeout, self, book)
+
+    # ---- As the module `time`.
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.wait(lambda: False, seconds)
+
+    # ---- As the client of JAX's runtime.
+
+    def _pass(self) -> bool:
+        """Lets others go first. Threads that say that a process lives say nothing."""
+        if not hasattr(self._local, "process"):
+            return False
+        self.wait(lambda: True, 0)
+        return True
+
+    def key_value_set_bytes(self, key: str, value: bytes, again: bool = False) -> None:
+        if self._pass():
+            if key in self.store and not again:
+                raise ValueError(f"{key} is there")
+            self.store[key] = value
+
+    def key_value_dir_get_bytes(self, key: str) -> list[tuple[str, bytes]]:
+        if not self._pass():
+            return []
+        return [(k, v) for k, v in self.store.items() if k.startswith(key)]
+
+    def blocking_key_value_get_bytes(self, key: str, milliseconds: int) -> bytes:
+        self.wait(lambda: key in self.store, milliseconds / 1000)
+        if key not in self.store:
+            raise TimeoutError(key)
+        return self.store[key]
+
+    def key_value_delete(self, key: str) -> None:
+        if self._pass():
+            for k in list(self.store):
+                if k == key or k.startswith(key.rstrip("/") + "/"):
+                    del self.store[k]
+
+
+class Call:
+    """What one process does at one place of the program that all run."""
+
+    def __init__(self, what: str, delay: float, tree: int):
+        self.what, self.delay, self.tree = what, delay, tree
+
+
+class Play:
+    """A program of calls that some processes skip, fail, make late, or with another
+    tree; and then of ten good ones to each path. `how` says what tells calls apart:
+    "tag", "mark" (plain numbers in the tree), or "account" (what is compared)."""
+
+    timeout = 10.0
+
+    def __init__(self, seed: int, how: str, in_step: bool):
+        self.rng = rng = random.Random(seed)
+        self.how, self.in_step = how, in_step
+        size = rng.choice([2, 2, 3, 4])
+        self.world = World(size, rng)
+        self.paths = ["a", "b"][: rng.choice([1, 2])]
+        self.bad = rng.randrange(1, 6)
+        self.program = [
+            (rng.choice(self.paths), [self._call() for _ in range(size)])
+            for _ in range(self.bad)
+        ]
+        for _ in range(10):
+            for path in self.paths:
+                calls = [Call("make", rng.random(), 0) for _ in range(size)]
+                self.program.append((path, calls))
+        self.over = [0] * size
+        self.saved: dict[tuple[str, Any], list[int]] = {}
+        self.ok: dict[tuple[str, Any], set[int]] = {}
+        self.done = [[False] * size for _ in self.program]
+        self.errors: list[tuple[int, int, str]] = []
+
+    def _call(self) -> Call:
+        rng, late = self.rng, [0, 0, 0, 0, 5, 15, 40]
+        what = rng.choice(["make"] * 6 + ["skip", "skip", "plan", "write"])
+        return Call(what, rng.choice(late) * rng.random(), rng.choice([0] * 6 + [1]))
+
+    def run(self) -> "Play":
+        self.world.run(self._process)
+        return self
+
+    def _process(self, rank: int) -> None:
+        for number, (path, calls) in enumerate(self.program):
+            call = calls[rank]
+            if self.in_step or number == self.bad:
+                # As the collectives of a training step: all wait for all.
+                self.over[rank] = number
+                self.world.wait(lambda: min(self.over) >= number, 10**6)
+            self.world.sleep(call.delay)
+            if call.what == "skip":
+                continue
+            try:
+                self._save(rank, number, path, call)
+                self.done[number][rank] = True
+            except (RuntimeError, OSError) as e:
+                self.errors.append((number, rank, str(e)))
+        self.over[rank] = len(self.program)
+
+    def _save(self, rank: int, number: int, path: str, call: Call) -> None:
+        """As `_serialise.write` does."""
+        line = f"{path}{number if self.how == 'tag' else ''}"
+        mark = f"{number}-{call.tree}" if self.how == "mark" else ""
+        team = self.world.team(line, mark, self.timeout)
+        account = f"{number if self.how in ('mark', 'account') else ''}-{call.tree}"
+        with team.heard():
+            if call.what == "plan":
+                raise OSError("bad tree")
+
+        def begin(accounts: list[bytes]) -> bytes:
+            return b"+" if len(set(accounts)) == 1 else b""
+
+        if not team.confer(account.encode, begin, alike=True):
+            team.round("differ").confer(lambda: b"", _raise)
+        team = team.round("write")
+
+        def work() -> bytes:
+            if call.what == "write":
+                raise OSError("disk full")
+            self.world.sleep(self.rng.random())
+            return b"%d" % number
+
+        def finish(words: list[bytes]) -> bytes:
+            self.saved[line, team.number] = [int(word) for word in words]
+            return b""
+
+        team.confer(work, finish)
+        self.ok.setdefault((line, team.number), set()).add(rank)
+
+    def faults(self) -> list[str]:
+        """What ought not to be."""
+        out = []
+        for at, numbers in self.saved.items():
+            if len(set(numbers)) > 1:
+                out.append(f"{at} is of {numbers}")
+        for at, ranks in self.ok.items():
+            if len(ranks) < len(self.world.processes):
+                out.append(f"{at} was good only for {ranks}")
+        # What fails before it has an account cannot be told from what comes next: that
+        # may cost two more calls of a path.
+        spare = 2 * len(self.paths) if self.how == "account" else 0
+        for number, good in enumerate(self.done[self.bad :]):
+            if not all(good) and number >= spare:
+                out.append(f"good call {number} failed: {good}")
+        return out
+
+
+def _raise(words: list[bytes]) -> bytes:
+    raise RuntimeError("the trees differ")

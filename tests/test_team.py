@@ -1,0 +1,26 @@
+"""How calls of many processes meet: schedules that are played through in no time."""
+
+import pytest
+from conversations import Play
+
+from eqx_ckpt import _team
+
+
+def play(monkeypatch, seeds, hows=("tag", "mark", "account")):
+    for seed in seeds:
+        for how in hows:
+            for in_step in (True, False):
+                made = Play(seed, how, in_step)
+                monkeypatch.setattr(_team, "time", made.world)
+                made.run()
+                assert not made.faults(), (seed, how, in_step)
+
+
+def test_schedules(monkeypatch):
+    play(monkeypatch, range(15))
+
+
+@pytest.mark.long
+def test_many_schedules(monkeypatch):
+    play(monkeypatch, range(15, 4015))
+    print("24,000 schedules")
