@@ -187,9 +187,7 @@ class CheckpointManager:
                 f"`metadata` has the key `{taken[0]}`, which the manager sets itself."
             )
         team = self._team("save a step", f"Saving step {step}", step)
-        how = team.confer(
-            lambda: str(step).encode(), lambda steps: self._decide(step, steps, force)
-        )
+        how = team.confer(lambda: b"", lambda _: self._decide(step, force))
         if not how:
             return False
         self.wait()
@@ -223,9 +221,7 @@ class CheckpointManager:
             return True
         return self._every is None or self._every_seconds is not None
 
-    def _decide(self, step: int, steps: list[bytes], force: bool) -> bytes:
-        if len(set(steps)) > 1:
-            raise ValueError(f"the processes save different steps: {_texts(steps)}.")
+    def _decide(self, step: int, force: bool) -> bytes:
         if not force and not (self._every is not None and step % self._every == 0):
             seconds = self._every_seconds
             if seconds is not None and time.monotonic() - self._last < seconds:
@@ -517,10 +513,6 @@ def _number(name: str, x: Any) -> int | float | str:
         raise TypeError(
             f"The metric `{name}` is not a number, nor an array of one: {e}"
         ) from e
-
-
-def _texts(words: list[bytes]) -> str:
-    return ", ".join(word.decode() for word in words[:20])
 
 
 def _decoded(word: bytes) -> tuple[int | None, dict[int, str]]:
