@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorstore as ts
 
-from . import _ocdbt, _root, _store
+from . import _ocdbt, _root, _store, _view
 from ._errors import MissingError
 from ._root import Root
 from ._template import dtype_of, Template
@@ -259,12 +259,15 @@ def view(store: ts.TensorStore, picks: tuple[slice | int, ...]) -> ts.TensorStor
 
 
 def transposed(store: ts.TensorStore, axes: Sequence[int | None]) -> ts.TensorStore:
-    """A view with the axes in this order, and new ones where there is None."""
-    order = [axis for axis in axes if axis is not None]
+    """A view with the axes in this order, and new ones as in a `View`."""
+    is_new = lambda axis: axis is None or axis == _view.EMPTY
+    order = [axis for axis in axes if axis is not None and not is_new(axis)]
     store = store[ts.d[order].transpose[:]] if order else store
     for at, axis in enumerate(axes):
-        if axis is None:
+        if is_new(axis):
             store = store[(*[slice(None)] * at, ts.newaxis)]
+        if axis == _view.EMPTY:
+            store = store[(*[slice(None)] * at, slice(0, 0))]
     return store
 
 

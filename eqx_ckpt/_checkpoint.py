@@ -1,5 +1,6 @@
 """`open` and `Checkpoint`: what is stored, as a tree of lazy leaves."""
 
+import contextlib
 import difflib
 import functools as ft
 import itertools as it
@@ -20,6 +21,7 @@ from . import (
     _leaf,
     _match,
     _names,
+    _node,
     _root,
     _show,
     _team,
@@ -30,6 +32,7 @@ from ._errors import ReplacedError
 from ._filters import FilterSpec, IsLeaf
 from ._index import Record
 from ._lazy import LazyArray
+from ._node import Node, Spec
 from ._root import Root
 from ._source import Source
 
@@ -38,18 +41,21 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Checkpoint:
+class Checkpoint(Mapping[str, LazyArray]):
     """A checkpoint that has been opened: its index, and lazily its leaves.
 
     Made by [`open`][]. It is immutable, may be used from several threads, and pickles
     as its path and save id. It is pinned to the save that was opened: once that has
     been replaced or deleted, reading raises.
 
+    It is a mapping from the dotted names of its leaves to [`LazyArray`][]s, in the
+    tree's order; two of them are equal if they are one object.
+
     **Attributes:**
 
     - `path`: the absolute path or URL.
     - `metadata`: what was saved as `metadata=`.
-    - `leaves`: a mapping from dotted names to [`LazyArray`][]s, in the tree's order.
+    - `leaves`: the same mapping.
     - `nbytes`: the bytes of all leaves; arrays that are shared count once.
     - `tree`: the checkpoint's own tree; its nodes have the attributes, keys and indices
         of the tree that was saved, without the classes. `ckpt.tree.model.layers[0]`.
@@ -88,7 +94,7 @@ class Checkpoint:
 
     @property
     def leaves(self) -> Mapping[str, LazyArray]:
-        return _Leaves(self._source)
+        return self
 
     @property
     def nbytes(self) -> int:
@@ -107,13 +113,26 @@ class Checkpoint:
 
     def __getitem__(self, name: str) -> LazyArray:
         """The leaf of a dotted name. **Raises:** `KeyError` naming the nearest."""
-        return _Leaves(self._source)[name]
+        index = self._source.index
+        place = index.places.get(name)
+        if place is None:
+            raise KeyError(_unknown(name, index.names))
+        return _lazy.lazy_of(self._source, index.record(place))
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         return name in self._source.index.places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._source.index.names)
 
     def __len__(self) -> int:
         return len(self._source.index.names)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
 
     def splice(
         self,
@@ -358,29 +377,6 @@ def _unpickle(root: Root, save: str) -> Checkpoint:
     return Checkpoint(reopen(root, save))
 
 
-class _Leaves(Mapping[str, LazyArray]):
-    """Dotted names to lazy leaves, made when they are asked for."""
-
-    def __init__(self, source: Source):
-        self._source = source
-
-    def __getitem__(self, name: str) -> LazyArray:
-        index = self._source.index
-        place = index.places.get(name)
-        if place is None:
-            raise KeyError(_unknown(name, index.names))
-        return _lazy.lazy_of(self._source, index.record(place))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._source.index.names)
-
-    def __len__(self) -> int:
-        return len(self._source.index.names)
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} leaves: {_some(self._source.index.names)}>"
-
-
 def _some(names: list[str], most: int = 8) -> str:
     shown = ", ".join(f"`{_show.escape(name)}`" for name in names[:most])
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")
@@ -399,169 +395,189 @@ def _unknown(name: Any, names: list[str]) -> str:
 # ---- The checkpoint's own tree.
 
 
-class Node:
-    """A node of a checkpoint's own tree: attributes, keys and indices as they were.
-
-    It needs no class code. It is a pytree of lazy leaves, and comes out of `tree_map`
-    and [`materialise`][] as plain dicts and lists.
-    """
-
-    __slots__ = ("_source", "_name", "_children")
-
-    def __init__(self, source: Source, name: str, children: dict[str, Any]):
-        # Component -> (kind of its key, key, place of the leaf or children).
-        self._source = source
-        self._name = name
-        self._children = children
-
-    def _get(self, component: str) -> Any:
-        if self._name == "" and component not in self._children:
-            component = _names.join("", [component])
-        _, _, below = self._children[component]
-        if isinstance(below, int):
-            return _lazy.lazy_of(self._source, self._source.index.record(below))
-        name = f"{self._name}.{component}" if self._name else component
-        return Node(self._source, name, below)
-
-    def _missing(self, what: str) -> str:
-        place = f"`{_show.escape(self._name)}`" if self._name else "The checkpoint"
-        return f"{place} has no {what}. It has {_some(list(self._children))}."
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        component = _names.quote(name)
-        try:
-            return self._get(component)
-        except KeyError:
-            raise AttributeError(self._missing(f"`{name}`")) from None
-
-    def __getitem__(self, key: Any) -> Any:
-        if isinstance(key, slice):
-            if not self._is_sequence():
-                raise TypeError(self._missing("sequence to slice"))
-            return list(self)[key]
-        if isinstance(key, str):
-            component = _names.quote(key)
-        elif type(key) is int:
-            if key < 0 and self._is_sequence():
-                key += len(self)
-            component = str(key)
-        else:
-            component = _names.component(jtu.DictKey(key))[1]
-        try:
-            return self._get(component)
-        except KeyError:
-            raise KeyError(self._missing(f"{key!r}")) from None
-
-    def _is_sequence(self) -> bool:
-        kinds = [kind for kind, _, _ in self._children.values()]
-        return bool(kinds) and all(kind in "sf" for kind in kinds)
-
-    def _keys(self) -> list[Any]:
-        return [key for _, key, _ in self._children.values()]
-
-    def keys(self) -> list[Any]:
-        return self._keys()
-
-    def __iter__(self) -> Iterator[Any]:
-        if not self._is_sequence():
-            return iter(self._keys())
-        # Where nothing was stored, as a function, is None: every other keeps its place.
-        there = {key: child for child, (_, key, _) in self._children.items()}
-        numbers = range(len(self))
-        return (self._get(there[n]) if n in there else None for n in numbers)
-
-    def __reversed__(self) -> Iterator[Any]:
-        return reversed(list(self))
-
-    def __contains__(self, key: Any) -> bool:
-        return key in self._keys()
-
-    def __len__(self) -> int:
-        if self._is_sequence():
-            return 1 + max(self._keys())
-        return len(self._children)
-
-    def __dir__(self) -> list[str]:
-        return [str(key) for key in self._keys() if str(key).isidentifier()]
-
-    def __repr__(self) -> str:
-        index = self._source.index
-        cut = len(self._name) + 1 if self._name else 0
-        rows = []
-        for place in _places(self._children):
-            record = index.record(place)
-            rows.append((record.name[cut:], _row(record)))
-        head = f"Node({_show.escape(self._name) or '.'})"
-        return "\n".join([head, *("  " + x for x in _show.tree_lines(rows, 200))])
-
-
-def _places(children: dict[str, Any]) -> Iterator[int]:
-    for _, _, below in children.values():
-        if isinstance(below, int):
-            yield below
-        else:
-            yield from _places(below)
-
-
-def _flatten_node(node: Node) -> tuple[list[Any], Any]:
-    children = [(jtu.DictKey(c), node._get(c)) for c in node._children]
-    return children, (node._is_sequence(), tuple(node._keys()))
-
-
-def _plain(aux: tuple[bool, tuple], children: Any) -> Any:
-    is_sequence, keys = aux
-    if not is_sequence:
-        return dict(zip(keys, children))
-    # What was not stored, as a function in a tuple, leaves a gap.
-    out: list[Any] = [None] * (1 + max(keys))
-    for key, child in zip(keys, children):
-        out[key] = child
-    return out
-
-
-jtu.register_pytree_with_keys(Node, _flatten_node, _plain)
-
-
 # Of sequences with gaps, where functions stood or nothing was stored.
 _MAX_GAPS = 2**22
 
 
+class _Stored:
+    """A node that is in the index. What is below it is made as it is asked for.
+
+    `members` are the places of the leaves below it, and the names of the Modules there
+    that have static fields. `gaps` is how many more gaps the tree may have: names are
+    data from a file.
+    """
+
+    def __init__(
+        self, source: Source, name: str, members: list[int | str], gaps: list[int]
+    ):
+        self.source = source
+        self.name = name
+        self._members = members
+        self._gaps = gaps
+        self._depth = name.count(".") + 1 if name else 0
+        self._made: dict[str, Any] = {}
+
+    def shown(self) -> tuple[str, str]:
+        return self.name, f"`{self.name}`" if self.name else "The checkpoint"
+
+    @ft.cached_property
+    def _fields(self) -> str:
+        values, of = self.source.index.statics
+        return _node.fields_text(values[of[self.name]]) if self.name in of else ""
+
+    def fields(self) -> str:
+        return self._fields
+
+    @ft.cached_property
+    def _groups(self) -> dict[str, list[int | str]]:
+        """The members below each child, by its component."""
+        names = self.source.index.names
+        start = len(self.name) + 1 if self.name else 0
+        out: dict[str, list[int | str]] = {}
+        for member in self._members:
+            name = names[member] if isinstance(member, int) else member
+            if name == self.name:
+                if isinstance(member, int):
+                    raise ValueError(f"The index has a leaf and a node at {name!r}.")
+                continue
+            end = name.find(".", start)
+            component = name[start:] if end < 0 else name[start:end]
+            out.setdefault(component, []).append(member)
+        return out
+
+    def components(self) -> list[str]:
+        return list(self._groups)
+
+    def find(self, component: str) -> Any:
+        if component not in self._groups and not self.name:
+            component = _names.join("", [component])
+        if component not in self._made:
+            child = self._make(component, self._groups[component])
+            self._made.setdefault(component, child)
+        return self._made[component]
+
+    def _make(self, component: str, members: list[int | str]) -> Any:
+        self._key(component)
+        index = self.source.index
+        name = f"{self.name}.{component}" if self.name else component
+        leaves = [place for place in members if isinstance(place, int)]
+        if not leaves or index.names[leaves[0]] != name:
+            return Node(_Stored(self.source, name, members, self._gaps))
+        if len(leaves) > 1:
+            raise ValueError(f"The index has a leaf and a node at {name!r}.")
+        return _lazy.lazy_of(self.source, index.record(leaves[0]))
+
+    def _kinds(self, members: list[int | str]) -> set[str]:
+        """Of the keys at which these lie below the node."""
+        index = self.source.index
+        number = index.template
+        out: set[str] = set()
+        for i in {number[place] for place in members if isinstance(place, int)}:
+            keys = index.templates[i].keys
+            if not isinstance(keys, str):
+                raise ValueError("The index has a malformed template.")
+            out.add(keys[self._depth : self._depth + 1])
+        return out
+
+    def _key(self, component: str) -> tuple[str, str | int]:
+        kinds = self._kinds(self._groups[component])
+        if len(kinds) > 1:
+            name = f"{self.name}.{component}"
+            raise ValueError(f"The index has keys of two kinds at {name!r}.")
+        if not kinds:
+            return self._likely_key(component)
+        kind = kinds.pop()
+        return kind, _names.key_of(kind, component, self._depth == 0)
+
+    def _likely_key(self, component: str) -> tuple[str, str | int]:
+        """Of a Module without leaves, whose keys the index does not have: a key as
+        those beside it, if it can be one."""
+        for kind in [*(kind for kind in "sfiak" if kind in self._all_kinds), *"soa"]:
+            with contextlib.suppress(ValueError):
+                return kind, _names.key_of(kind, component, self._depth == 0)
+        raise ValueError("The index has static fields of what is never saved.")
+
+    @ft.cached_property
+    def _all_kinds(self) -> set[str]:
+        return self._kinds(self._members)
+
+    @ft.cached_property
+    def _rows(self) -> list[tuple[tuple[str, str | int], str]]:
+        """The key and the component of each child, in their order."""
+        rows = [(self._key(component), component) for component in self._groups]
+        if all(kind in "sf" for (kind, _), _ in rows):
+            rows.sort(key=lambda row: row[0][1])
+            if rows:
+                self._gaps[0] -= int(rows[-1][0][1]) + 1 - len(rows)
+        if self._gaps[0] < 0:
+            raise ValueError("The index has sequences that are mostly gaps.")
+        return rows
+
+    @ft.cached_property
+    def _spec(self) -> Spec:
+        markers = self.source.index.markers
+        labels = []
+        for (kind, _), component in self._rows if markers else ():
+            first = self._groups[component][0]
+            is_entry = isinstance(first, int) and kind == "f"
+            labels.append(markers.get(int(first)) if is_entry else None)
+        keys = tuple(key for key, _ in self._rows)
+        return Spec(keys, self._fields, tuple(labels) if any(labels) else ())
+
+    def spec(self) -> Spec:
+        return self._spec
+
+    def children(self) -> list[Any]:
+        return [self.find(component) for _, component in self._rows]
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        index = self.source.index
+        cut = len(self.name) + 1 if self.name else 0
+        for member in self._members:
+            if isinstance(member, int):
+                yield index.names[member][cut:], _row(index.record(member))
+            else:
+                values, of = index.statics
+                fields = _node.fields_text(values[of[member]])
+                yield from _node.field_rows(fields, member[cut:])
+
+    def reduce(self) -> tuple[Any, ...]:
+        return _reopen_node, (self.source.root, self.source.index.save, self.name)
+
+
+def _node_at(source: Source, name: str) -> Node:
+    index = source.index
+    members: list[int | str] = [
+        place for place, x in enumerate(index.names) if _names.is_under(x, name)
+    ]
+    for module in index.statics.of:
+        if len(module) > _names.MAX_NAME or module.count(".") >= _names.MAX_DEPTH:
+            raise ValueError("The index has static fields of what is never saved.")
+        if _names.is_under(module, name):
+            members.append(module)
+    return Node(_Stored(source, name, members, [_MAX_GAPS]))
+
+
+def _reopen_node(root: Root, save: str, name: str) -> Node:
+    return _node_at(reopen(root, save), name)
+
+
 def _forest(source: Source) -> Any:
     index = source.index
-    top: dict[str, Any] = {}
-    gaps = 0
-    for place, name in enumerate(index.names):
-        template = index.record(place).template
-        keys = _names.keys_of(name, template.keys)
-        if not keys:
-            return _lazy.lazy_of(source, index.record(place))
-        node = top
-        components = name.split(".")
-        for component, (kind, key) in zip(components[:-1], keys[:-1]):
-            entry = node.get(component)
-            if entry is None:
-                gaps += _gap(node, kind, key)
-                entry = node[component] = (kind, key, {})
-            if entry[0] != kind or isinstance(entry[2], int):
-                raise ValueError(f"The index has a leaf and a node at {name!r}.")
-            node = entry[2]
-        if components[-1] in node:
-            raise ValueError(f"The index has a leaf and a node at {name!r}.")
-        gaps += _gap(node, *keys[-1])
-        node[components[-1]] = (*keys[-1], place)
-        if gaps > _MAX_GAPS:
-            raise ValueError("The index has sequences that are mostly gaps.")
-    return Node(source, "", top)
+    if index.names == [_names.ROOT]:
+        return _lazy.lazy_of(source, index.record(0))
+    return _node_at(source, "")
 
 
-def _gap(node: dict[str, Any], kind: str, key: str | int) -> int:
-    """By how many places a new child of a sequence comes after the last one."""
-    if kind not in "sf":
-        return 0
-    last = next(reversed(node.values()), (kind, -1, None))[1] if node else -1
-    return max(0, int(key) - int(last) - 1) if isinstance(last, int) else int(key)
+def origin(x: Any) -> tuple[Source, str] | None:
+    """Where a node or a lazy leaf of a checkpoint's own tree is: its name there, ""
+    for all of it. None for any other value, and for nodes that have been edited."""
+    if isinstance(x, Node):
+        body = _node.body_of(x)
+        return (body.source, body.name) if isinstance(body, _Stored) else None
+    if isinstance(x, LazyArray):
+        return x._source, "" if x.name == _names.ROOT else x.name
+    return None
 
 
 def resolve_source(ckpt: Checkpoint, source: str | Callable[[Any], Any] | None) -> str:
@@ -585,10 +601,10 @@ def resolve_source(ckpt: Checkpoint, source: str | Callable[[Any], Any] | None) 
             f"such as `lambda c: c.model`, not a `{type(source).__name__}`."
         )
     node = source(ckpt.tree)
-    if isinstance(node, Node):
-        return node._name
-    if isinstance(node, LazyArray) and node._view is None:
-        return "" if node.name == _names.ROOT else node.name
+    found = origin(node)
+    is_view = isinstance(node, LazyArray) and node._view is not None
+    if found is not None and found[0] is ckpt._source and not is_view:
+        return found[1]
     raise TypeError(
         "`source` must return one node of the checkpoint's tree, as "
         f"`lambda c: c.model` does, not a `{type(node).__name__}`."

@@ -8,11 +8,24 @@ import jax
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from . import _checkpoint, _gc, _lazy, _leaf, _match, _root, _sharding, _target, _team
+from . import (
+    _checkpoint,
+    _gc,
+    _lazy,
+    _leaf,
+    _match,
+    _node,
+    _root,
+    _sharding,
+    _target,
+    _team,
+    _tree,
+)
 from ._archive import Readable
 from ._checkpoint import Checkpoint
 from ._filters import FilterSpec, IsLeaf
 from ._lazy import LazyArray
+from ._node import Node
 from ._team import Team
 
 
@@ -207,6 +220,16 @@ def materialise(
     - `tree`: any tree with [`LazyArray`][]s in it, from any checkpoints; or a part of a
         checkpoint's own tree, such as `ckpt.tree.model`, which comes back as plain
         dicts, lists and arrays.
+
+        Plain containers have no static fields and no labels of States, so that what is
+        saved of them is checked less when it is loaded. To prune or edit a checkpoint
+        without its classes, keep the nodes, and read their leaves:
+
+        ```python
+        leaves, structure = jax.tree.flatten(ckpt.tree.model)
+        model = jax.tree.unflatten(structure, ec.materialise(leaves))
+        ec.tree_serialise_leaves("pruned", model)
+        ```
     - `verify`: whether to check the digests of all that is read.
     - `max_bytes`, `progress`, `timeout`, `tag`: as in [`tree_deserialise_leaves`][].
 
@@ -240,7 +263,8 @@ def materialise(
         lambda: _lazy.fetch(todo, verify, max_bytes, progress),
     )
     values = dict(zip(lazies, fetched))
-    return jtu.tree_unflatten(
+    out = jtu.tree_unflatten(
         structure,
         [values[id(x)] if isinstance(x, LazyArray) else x for x in leaves],
     )
+    return _node.plain(out) if Node in _tree.node_types(structure) else out

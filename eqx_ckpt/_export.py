@@ -25,7 +25,7 @@ from . import (
     _tree,
     formats,
 )
-from ._checkpoint import Checkpoint, Node
+from ._checkpoint import Checkpoint
 from ._filters import FilterSpec
 from ._lazy import LazyArray
 from ._pairs import Rename
@@ -165,18 +165,9 @@ def _tensors(pytree: PyTree, filter_spec: FilterSpec, rename: Any) -> list[_Tens
 def _named(pytree: PyTree, filter_spec: FilterSpec) -> tuple[list[str], list[Any]]:
     if isinstance(pytree, Checkpoint):
         pytree = pytree.tree
-    if isinstance(pytree, Node):
-        index = pytree._source.index
-        below = [n for n in index.names if _names.is_under(n, pytree._name)]
-        names = [_names.below(name, pytree._name) for name in below]
-        leaves: list[Any] = [
-            _lazy.lazy_of(pytree._source, index.record(index.places[n])) for n in below
-        ]
-        tree: Any = leaves
-    else:
-        flat = _tree.flatten(pytree, None)
-        names = [_names.name_of(path)[0] for path in flat.paths]
-        leaves, tree = flat.leaves, pytree
+    flat = _tree.flatten(pytree, None)
+    names = [_names.name_of(path)[0] for path in flat.paths]
+    leaves, tree = flat.leaves, pytree
     if filter_spec is _is_array:  # Other functions see a stand-in for a lazy leaf.
         chosen = list(map(_is_array, leaves))
     else:

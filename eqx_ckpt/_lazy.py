@@ -84,7 +84,8 @@ class LazyArray(jax.ShapeDtypeStruct):
         if self._view is not None:
             store = _arrays.view(store, self._view.slices())
             kept = [i for i, p in enumerate(self._view.picks) if isinstance(p, range)]
-            order = [None if a is None else kept.index(a) for a in self._view.axes]
+            axes = self._view.axes
+            order = [kept.index(a) if a in kept else a for a in axes]
             store = _arrays.transposed(store, order)
         template = self._record.template
         dtype = self._target.dtype

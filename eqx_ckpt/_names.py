@@ -133,16 +133,20 @@ def keys_of(name: str, kinds: str) -> list[tuple[str, str | int]]:
         raise ValueError(f"the name does not have {len(kinds)} components")
     out: list[tuple[str, str | int]] = []
     for position, (kind, text) in enumerate(zip(kinds, components)):
-        out.append((kind, _key(kind, text, position == 0)))
+        out.append((kind, key_of(kind, text, position == 0)))
     return out
 
 
-def _key(kind: str, text: str, first: bool) -> str | int:
-    if kind in "sfi":
+def key_of(kind: str, text: str, first: bool) -> str | int:
+    """The key of one component of a name, which may be the first one.
+
+    **Raises:** `ValueError` when it is not what `component` writes for such a key.
+    """
+    if kind and kind in "sfi":
         if not _number.fullmatch(text) or (kind != "i" and text[0] == "-"):
             raise ValueError(f"{shorten(text)} is not an index")
         return int(text)
-    if kind not in "ako" or text == "" or not _component.fullmatch(text):
+    if kind not in tuple("ako") or text == "" or not _component.fullmatch(text):
         raise ValueError(f"{shorten(text)} is not a component of a name")
     try:
         key = unquote(text.removeprefix("%=")) if kind == "o" else unquote(text)

@@ -11,8 +11,9 @@ import numpy as np
 from jaxtyping import PyTree
 
 from . import _checkpoint, _filters, _lazy, _names, _select, _tree
-from ._checkpoint import Checkpoint, Node as SavedNode
+from ._checkpoint import Checkpoint
 from ._lazy import LazyArray
+from ._node import Node as SavedNode
 from .adapters import Adapter
 
 
@@ -121,15 +122,21 @@ class Stored:
 
     def _collect(self, picked: Any, called: str) -> list[Node]:
         if isinstance(picked, (SavedNode, LazyArray)):
-            if picked._source is not self.source:
+            found = _checkpoint.origin(picked)
+            if found is None:
+                raise ValueError(
+                    f"`{called}` returned a node that was edited: save it, and open "
+                    "what was saved."
+                )
+            source, name = found
+            if source is not self.source:
                 raise ValueError(
                     f"`{called}` returned a node of another checkpoint, that at "
-                    f"`{picked._source.root}`."
+                    f"`{source.root}`."
                 )
             if isinstance(picked, SavedNode):
-                return [self.node(picked._name)]
-            name = picked.name
-            return [Node("" if name == _names.ROOT else name, {"": Saved(picked)})]
+                return [self.node(name)]
+            return [Node(name, {"": Saved(picked)})]
         if isinstance(picked, dict):
             picked = list(picked.values())
         if isinstance(picked, (list, tuple)):

@@ -10,8 +10,9 @@ import equinox as eqx
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from . import _index, _json, _names
+from . import _index, _json, _names, _node
 from ._filters import IsLeaf
+from ._node import Node
 
 
 class Flat(NamedTuple):
@@ -27,29 +28,34 @@ def flatten(tree: PyTree, is_leaf: IsLeaf) -> Flat:
     return Flat([path for path, _ in pairs], [leaf for _, leaf in pairs], structure)
 
 
-# ---- Static fields of Modules.
+# ---- Static fields of Modules, and of the nodes of Modules that were saved.
 
 
 def modules(tree: PyTree, is_leaf: IsLeaf, path: tuple = ()) -> Iterator[tuple]:
     """`(key path, Module)` for every Module in a tree, without those inside leaves."""
 
     def stop(x: Any) -> bool:
-        return isinstance(x, eqx.Module) or (is_leaf is not None and is_leaf(x))
+        return isinstance(x, (eqx.Module, Node)) or (is_leaf is not None and is_leaf(x))
 
-    if isinstance(tree, eqx.Module) and not (is_leaf is not None and is_leaf(tree)):
+    is_node = stop(tree) and not (is_leaf is not None and is_leaf(tree))
+    if is_node:
         yield path, tree
+    if is_node and isinstance(tree, eqx.Module):
         for field in dataclasses.fields(tree):
             if not field.metadata.get("static", False) and hasattr(tree, field.name):
                 below = (*path, jtu.GetAttrKey(field.name))
                 yield from modules(getattr(tree, field.name), is_leaf, below)
-    else:
-        for below, x in jtu.tree_flatten_with_path(tree, is_leaf=stop)[0]:
-            if isinstance(x, eqx.Module) and x is not tree:
-                yield from modules(x, is_leaf, (*path, *below))
+        return
+    inner = lambda x: stop(x) and not (is_node and x is tree)
+    for below, x in jtu.tree_flatten_with_path(tree, is_leaf=inner)[0]:
+        if isinstance(x, (eqx.Module, Node)) and x is not tree:
+            yield from modules(x, is_leaf, (*path, *below))
 
 
-def static_fields(module: eqx.Module) -> dict[str, Any]:
+def static_fields(module: eqx.Module | Node) -> dict[str, Any]:
     """The static fields of one Module that JSON can hold."""
+    if isinstance(module, Node):
+        return _node.static_fields(module)
     if isinstance(module, eqx.nn.StateIndex):
         return {}  # Its marker is how this process finds an entry, not a setting.
     out = {}
@@ -81,7 +87,7 @@ def statics(tree: PyTree, is_leaf: IsLeaf, structure: Any) -> _index.Statics:
     values: list[dict[str, Any]] = []
     seen: dict[str, int] = {}
     of: dict[str, int] = {}
-    if not any(issubclass(cls, eqx.Module) for cls in node_types(structure)):
+    if not any(issubclass(cls, (eqx.Module, Node)) for cls in node_types(structure)):
         return _index.Statics(values, of)
     for path, module in modules(tree, is_leaf):
         fields = static_fields(module)
@@ -120,12 +126,13 @@ def state_entries(
     """The entry of a State that each leaf belongs to, by the number of the leaf."""
 
     def stop(x: Any) -> bool:
-        return isinstance(x, (eqx.nn.State, eqx.nn.StateIndex))
+        is_node = isinstance(x, Node) and bool(_node.body_of(x).spec().labels)
+        return is_node or isinstance(x, (eqx.nn.State, eqx.nn.StateIndex))
 
     if not any(type(k) is jtu.FlattenedIndexKey for path in paths for k in path):
         return {}
     found = jtu.tree_flatten_with_path(tree, is_leaf=stop)[0]
-    states = {path: x for path, x in found if isinstance(x, eqx.nn.State)}
+    states = {path: x for path, x in found if isinstance(x, (eqx.nn.State, Node))}
     if not states:
         return {}
     indices: dict[Any, list[str]] = {}
@@ -133,10 +140,7 @@ def state_entries(
         if isinstance(x, eqx.nn.StateIndex):
             name = _names.name_of(path, source)[0]
             indices.setdefault(x.marker, []).append(name)
-    labels = {
-        path: [_label(marker, indices) for marker in x.tree_flatten()[1]]
-        for path, x in states.items()
-    }
+    labels = {path: _labels(x, indices) for path, x in states.items()}
     out = {}
     for number, path in enumerate(paths):
         for cut in range(len(path)):
@@ -146,6 +150,17 @@ def state_entries(
                 out[number] = Entry(name, position, labels[path[:cut]][position])
                 break
     return out
+
+
+def _labels(
+    state: eqx.nn.State | Node, indices: dict[Any, list[str]]
+) -> dict[int, str | None]:
+    """The label of each entry of a State, by its position."""
+    if isinstance(state, Node):
+        spec = _node.body_of(state).spec()
+        return {int(key): label for (_, key), label in zip(spec.keys, spec.labels)}
+    markers = state.tree_flatten()[1]
+    return {i: _label(marker, indices) for i, marker in enumerate(markers)}
 
 
 def index_names(tree: PyTree) -> dict[str, list[str]]:

@@ -8,9 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 
+EMPTY = -1
+
+
 class View(NamedTuple):
     """`picks[i]` are the indices along stored axis `i` (an int drops the axis), and
-    `axes` the stored axes in the order of the view's (None: a new axis of length 1)."""
+    `axes` the stored axes in the order of the view's (None: a new axis of length 1;
+    `EMPTY`: one of length 0)."""
 
     picks: tuple[range | int, ...]
     axes: tuple[int | None, ...]
@@ -19,10 +23,15 @@ class View(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         out = []
         for axis in self.axes:
-            pick = range(1) if axis is None else self.picks[axis]
+            pick = self._along(axis)
             assert isinstance(pick, range)
             out.append(len(pick))
         return tuple(out)
+
+    def _along(self, axis: int | None) -> range | int:
+        if axis is None or axis == EMPTY:
+            return range(1 if axis is None else 0)
+        return self.picks[axis]
 
     @property
     def picked(self) -> tuple[int, ...]:
@@ -57,14 +66,12 @@ class View(NamedTuple):
                 axes.append(None)
             else:
                 axis = next(old)
-                pick = range(1) if axis is None else picks[axis]
+                pick = self._along(axis)
                 assert isinstance(pick, range)
                 new = _pick(pick, k)
-                if axis is None:
+                if axis is None or axis == EMPTY:
                     if isinstance(new, range):
-                        axes.append(None)
-                        if len(new) != 1:
-                            raise IndexError("a new axis can only be indexed whole")
+                        axes.append(None if new else EMPTY)
                     continue
                 picks[axis] = new
                 if isinstance(new, range):
@@ -78,10 +85,13 @@ class View(NamedTuple):
     def arrange(self, array: np.ndarray) -> np.ndarray:
         """The axes of the view from those of `stored[picks]`."""
         kept = [i for i, pick in enumerate(self.picks) if isinstance(pick, range)]
-        order = [kept.index(axis) for axis in self.axes if axis is not None]
+        new = [axis is None or axis == EMPTY for axis in self.axes]
+        order = [kept.index(axis) for axis in self.axes if axis in kept]
         array = array.transpose(order)
-        at = tuple(None if axis is None else slice(None) for axis in self.axes)
-        return array[at] if None in at else array
+        if True not in new:
+            return array
+        array = array[tuple(None if is_new else slice(None) for is_new in new)]
+        return array[tuple(slice(0 if a == EMPTY else None) for a in self.axes)]
 
     def apply(self, array: np.ndarray) -> np.ndarray:
         """The view of a stored array that is in memory."""

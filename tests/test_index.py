@@ -5,6 +5,7 @@ import json
 import math
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -464,7 +465,7 @@ def test_impossible_templates_are_refused_when_a_leaf_is_touched(tmp_path, chang
     ckpt = ec.open(path)
     for touch in (
         lambda: ckpt["w"],
-        lambda: ckpt.tree,
+        lambda: jax.tree.leaves(ckpt.tree),
         lambda: ckpt.nbytes,
         lambda: repr(ckpt),
         lambda: ec.tree_deserialise_leaves(path, {"w": jnp.zeros(4)}),
@@ -487,7 +488,7 @@ def test_keys_that_a_name_does_not_have_are_refused(tmp_path, keys):
     path = tmp_path / "a"
     data = save(path, {"w": jnp.arange(4.0)})
     (path / "eqx_ckpt.json").write_bytes(forge(data, put("templates", 0, 0, keys)))
-    for touch in (lambda ckpt: ckpt["w"], lambda ckpt: ckpt.tree, repr):
+    for touch in (lambda ckpt: ckpt["w"], lambda ckpt: ckpt.tree.w, repr):
         with pytest.raises(ValueError):
             touch(ec.open(path))
 
@@ -503,7 +504,7 @@ def test_names_that_are_never_written_are_refused(tmp_path, name):
     with pytest.raises(ValueError):
         ec.open(path)[name]
     with pytest.raises(ValueError):
-        ec.open(path).tree  # noqa: B018
+        jax.tree.leaves(ec.open(path).tree)
 
 
 @pytest.mark.parametrize(
@@ -521,7 +522,7 @@ def test_two_leaves_of_one_name_are_refused(tmp_path):
     path = tmp_path / "a"
     data = save(path, {"v": 1.0, "w": 2.0})
     (path / "eqx_ckpt.json").write_bytes(forge(data, put("names", ["w", "w"])))
-    for touch in (lambda ckpt: ckpt["w"], lambda ckpt: ckpt.tree):
+    for touch in (lambda ckpt: ckpt["w"], lambda ckpt: ckpt.tree.w):
         with pytest.raises(ValueError):
             touch(ec.open(path))
 

@@ -1,0 +1,332 @@
+"""`Node`: a node of a tree that was saved, without its class."""
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax.tree_util as jtu
+from jaxtyping import PyTree
+
+from . import _names, _show
+
+
+class Spec(NamedTuple):
+    """All of a node but its children: what `jax.tree_util` compares."""
+
+    # `(kind, key)` for each child, as in `_names.component`.
+    keys: tuple[tuple[str, str | int], ...]
+    # The static fields of a Module, as JSON.
+    fields: str
+    # The label of each entry of an eqx.nn.State: `_tree.Entry`. Else none.
+    labels: tuple[str | None, ...]
+
+    @property
+    def is_sequence(self) -> bool:
+        return bool(self.keys) and all(kind in "sf" for kind, _ in self.keys)
+
+
+@runtime_checkable
+class Body(Protocol):
+    """What a node is made of: in memory (`Held`), or to be found in an index."""
+
+    def shown(self) -> tuple[str, str]:
+        """The name of the node, "" if it has none; and what messages call it."""
+        ...
+
+    def fields(self) -> str: ...
+
+    def components(self) -> list[str]: ...
+
+    def find(self, component: str) -> Any:
+        """The child of that component. **Raises:** `KeyError` if there is none."""
+        ...
+
+    def spec(self) -> Spec: ...
+
+    def children(self) -> list[Any]: ...
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """What is printed: names below the node, and a text for each."""
+        ...
+
+    def reduce(self) -> tuple[Any, ...]:
+        """As of `__reduce__`."""
+        ...
+
+
+class Node:
+    """A node of a checkpoint's own tree: attributes, keys and indices as they were.
+
+    It needs no class code. Static fields of a Module are attributes too. It is a pytree
+    and stays a node in `jax.tree.map`, `eqx.tree_at`, `eqx.filter` and
+    `eqx.partition`, which put any leaves into it; only [`materialise`][] makes plain
+    dicts and lists of it. What is saved of a node has the names, static fields and
+    labels of States that it has.
+
+    Whatever was stored, `keys` for instance, is an attribute before the node's own
+    methods are; names with two underscores in front are reached by `[...]` only.
+    """
+
+    __slots__ = ("_body",)
+
+    def __init__(self, body: Body):
+        object.__setattr__(self, "_body", body)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(
+            f"a node is immutable: `eqx.tree_at(lambda t: t.{name}, node, value)` "
+            "makes another one"
+        )
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("__"):
+            body = body_of(self)
+            try:
+                return body.find(_names.quote(name))
+            except KeyError:
+                fields = static_fields(self)
+                if name in fields:
+                    return fields[name]
+        return object.__getattribute__(self, name)
+
+    def __getattr__(self, name: str) -> Any:
+        # Names with two underscores are asked for by everybody.
+        if not name.startswith("__"):
+            raise AttributeError(_missing(self, f"`{_show.escape(name)}`"))
+        if _names.quote(name) in body_of(self).components():
+            raise AttributeError(f"`{name}` is reached by `[{name!r}]`.")
+        raise AttributeError(name)
+
+    def __getitem__(self, key: Any) -> Any:
+        body = body_of(self)
+        if isinstance(key, slice):
+            if not body.spec().is_sequence:
+                raise TypeError(_missing(self, "sequence to slice"))
+            return list(self)[key]
+        if type(key) is int and key < 0 and body.spec().is_sequence:
+            key += len(self)
+        try:
+            return _find(body, key)
+        except KeyError:
+            text = _missing(self, f"{key!r}")
+            if isinstance(key, str) and key in static_fields(self):
+                text += f" The static field is an attribute: `.{key}`."
+            raise KeyError(text) from None
+
+    def keys(self) -> list[Any]:
+        return [key for _, key in body_of(self).spec().keys]
+
+    def __iter__(self) -> Iterator[Any]:
+        body = body_of(self)
+        if not body.spec().is_sequence:
+            return iter([key for _, key in body.spec().keys])
+        # Where nothing was stored, as a function, is None: every other keeps its place.
+        out: list[Any] = [None] * len(self)
+        for (_, key), child in zip(body.spec().keys, body.children()):
+            out[int(key)] = child
+        return iter(out)
+
+    def __reversed__(self) -> Iterator[Any]:
+        return reversed(list(self))
+
+    def __contains__(self, key: Any) -> bool:
+        try:
+            _find(body_of(self), key)
+        except (KeyError, ValueError):
+            return False
+        return True
+
+    def __len__(self) -> int:
+        spec = body_of(self).spec()
+        return 1 + int(spec.keys[-1][1]) if spec.is_sequence else len(spec.keys)
+
+    def __dir__(self) -> list[str]:
+        keys = [str(key) for _, key in body_of(self).spec().keys]
+        return [x for x in (*keys, *static_fields(self)) if x.isidentifier()]
+
+    def __repr__(self) -> str:
+        body = body_of(self)
+        lines = _show.tree_lines(body.rows(), 200)
+        head = f"Node({_show.escape(body.shown()[0]) or '.'})"
+        return "\n".join([head, *("  " + line for line in lines)])
+
+    def __copy__(self) -> "Node":
+        return self
+
+    def __reduce__(self) -> Any:
+        return body_of(self).reduce()
+
+
+# The slot itself, as a stored name may be called as it is.
+_slot: Any = vars(Node)["_body"]
+
+
+def body_of(node: Node) -> Body:
+    return _slot.__get__(node)
+
+
+def static_fields(node: Node) -> dict[str, Any]:
+    text = body_of(node).fields()
+    return json.loads(text) if text else {}
+
+
+def fields_text(fields: dict[str, Any]) -> str:
+    """Static fields as a node has them: in an order that the class does not change."""
+    return json.dumps({name: fields[name] for name in sorted(fields)})
+
+
+def field_rows(text: str, below: str = "") -> Iterator[tuple[str, str]]:
+    """The static fields of the node at `below`, as they are printed."""
+    for name, value in (json.loads(text) if text else {}).items():
+        name = _names.quote(name)
+        yield f"{below}.{name}" if below else name, f"= {_short(value)}"
+
+
+def _short(value: Any, most: int = 60) -> str:
+    text = repr(value)
+    return text if len(text) <= most else text[:most] + "..."
+
+
+def _missing(node: Node, what: str) -> str:
+    body = body_of(node)
+    names = body.components()
+    some = ", ".join(f"`{_show.escape(x)}`" for x in names[:8]) or "nothing"
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return f"{_show.escape(body.shown()[1])} has no {what}. It has {some}{more}."
+
+
+def _find(body: Body, key: Any) -> Any:
+    """**Raises:** `KeyError` if there is no such child, `ValueError` for no key."""
+    if not isinstance(key, str):
+        return body.find(_names.component(jtu.DictKey(key))[1])
+    try:
+        return body.find(_names.quote(key))
+    except KeyError:
+        # As `keys` has those that are neither strings nor integers.
+        return body.find(key if key.startswith("%=") else "")
+
+
+# ---- Nodes in memory.
+
+
+class Held:
+    """A node whose children are any trees: what JAX makes of a node."""
+
+    __slots__ = ("_spec", "_children", "_places")
+
+    def __init__(self, spec: Spec, children: list[Any]):
+        self._spec = spec
+        self._children = children
+        components = [_text(kind, key) for kind, key in spec.keys]
+        self._places = dict(zip(components, range(len(children))))
+
+    def shown(self) -> tuple[str, str]:
+        return "", "The node"
+
+    def fields(self) -> str:
+        return self._spec.fields
+
+    def components(self) -> list[str]:
+        return list(self._places)
+
+    def find(self, component: str) -> Any:
+        return self._children[self._places[component]]
+
+    def spec(self) -> Spec:
+        return self._spec
+
+    def children(self) -> list[Any]:
+        return self._children
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        for component, child in zip(self._places, self._children):
+            if isinstance(child, Node):
+                for name, text in body_of(child).rows():
+                    yield f"{component}.{name}", text
+            elif hasattr(child, "shape") and hasattr(child, "dtype"):
+                size = math.prod(child.shape) * child.dtype.itemsize
+                array = _show.short_array(child.dtype.name, child.shape)
+                yield component, f"{array}  {_show.size(size)}"
+            else:
+                yield component, _short(child)
+        yield from field_rows(self._spec.fields)
+
+    def reduce(self) -> tuple[Any, ...]:
+        return _unflatten, (self._spec, self._children)
+
+
+def _text(kind: str, key: str | int) -> str:
+    if kind == "o" or isinstance(key, int):
+        return str(key)
+    return _names.quote(key)
+
+
+class _Odd(NamedTuple):
+    """Stands for a key that is neither a string nor an integer: it has its `repr`."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return _names.unquote(self.text.removeprefix("%="))
+
+
+def _key(kind: str, key: Any) -> Any:
+    """The entry of a key path that `_names.component` gave `(kind, key)` for."""
+    if kind == "a":
+        return jtu.GetAttrKey(key)
+    if kind == "s":
+        return jtu.SequenceKey(key)
+    if kind == "f":
+        return jtu.FlattenedIndexKey(key)
+    return jtu.DictKey(_Odd(key) if kind == "o" else key)
+
+
+def _flatten_with_keys(node: Node) -> tuple[list[tuple[Any, Any]], Spec]:
+    body = body_of(node)
+    spec = body.spec()
+    keys = [_key(kind, key) for kind, key in spec.keys]
+    return list(zip(keys, body.children())), spec
+
+
+def _flatten(node: Node) -> tuple[list[Any], Spec]:
+    return body_of(node).children(), body_of(node).spec()
+
+
+def _unflatten(spec: Spec, children: Any) -> Node:
+    return Node(Held(spec, list(children)))
+
+
+jtu.register_pytree_with_keys(Node, _flatten_with_keys, _unflatten, _flatten)
+
+
+# ---- Plain containers.
+
+
+def plain(tree: PyTree) -> PyTree:
+    """A tree with dicts and lists in the place of nodes."""
+    is_node = lambda x: isinstance(x, Node)
+    return jtu.tree_map(
+        lambda x: _plain(x) if isinstance(x, Node) else x, tree, is_leaf=is_node
+    )
+
+
+def _plain(node: Node) -> Any:
+    spec = body_of(node).spec()
+    rows = {
+        key: plain(child)
+        for (_, key), child in zip(spec.keys, body_of(node).children())
+        if not _is_empty(child)
+    }
+    if not spec.is_sequence:
+        return rows
+    # What was not stored, as a function in a tuple, leaves a gap.
+    out: list[Any] = [None] * (1 + max(map(int, rows), default=-1))
+    for key, child in rows.items():
+        out[int(key)] = child
+    return out
+
+
+def _is_empty(x: Any) -> bool:
+    """Whether it is a Module of static fields alone."""
+    return isinstance(x, Node) and all(map(_is_empty, body_of(x).children()))
