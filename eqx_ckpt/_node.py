@@ -311,22 +311,29 @@ def plain(tree: PyTree) -> PyTree:
     )
 
 
-def _plain(node: Node) -> Any:
-    spec = body_of(node).spec()
-    rows = {
-        key: plain(child)
-        for (_, key), child in zip(spec.keys, body_of(node).children())
-        if not _is_empty(child)
-    }
-    if not spec.is_sequence:
-        return rows
+def _plain(top: Node) -> Any:
+    # Trees may be deep: nodes are listed, parents first, and not walked by recursion.
+    nodes = [top]
+    for node in nodes:
+        nodes += [x for x in body_of(node).children() if isinstance(x, Node)]
+    made: dict[int, Any] = {}
+    for node in reversed(nodes):
+        spec = body_of(node).spec()
+        rows: dict[Any, Any] = {}
+        for (_, key), child in zip(spec.keys, body_of(node).children()):
+            if not isinstance(child, Node):
+                rows[key] = child if jtu.all_leaves([child]) else plain(child)
+            elif id(child) in made:
+                rows[key] = made[id(child)]
+        # Modules of static fields alone leave nothing.
+        if rows or node is top:
+            made[id(node)] = _listed(rows) if spec.is_sequence else rows
+    return made[id(top)]
+
+
+def _listed(rows: dict[Any, Any]) -> list[Any]:
     # What was not stored, as a function in a tuple, leaves a gap.
-    out: list[Any] = [None] * (1 + max(map(int, rows), default=-1))
+    out: list[Any] = [None] * (1 + max(rows, default=-1))
     for key, child in rows.items():
-        out[int(key)] = child
+        out[key] = child
     return out
-
-
-def _is_empty(x: Any) -> bool:
-    """Whether it is a Module of static fields alone."""
-    return isinstance(x, Node) and all(map(_is_empty, body_of(x).children()))
