@@ -620,13 +620,13 @@ def test_fork_in_the_middle(tmp_path):
         handle = save(path, tree(1))
         save(path + "b", tree(1))
         failed = save(path + "b", tree(2), overwrite=False)
+        two = tree(2)  # In the child JAX has no threads to compute it with.
         child = os.fork()
         if not child:
-            import multiprocessing
             for use in (handle.result, handle.done, handle.staged,
                         lambda: handle.add_done_callback(print),
-                        lambda: save(path, tree(2)),
-                        lambda: ec.tree_serialise_leaves(path, tree(2))):
+                        lambda: save(path, two),
+                        lambda: ec.tree_serialise_leaves(path, two)):
                 try: use()
                 except RuntimeError as e: print("spawn" in str(e), flush=True)
             sys.exit(7)
