@@ -7,15 +7,24 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
 import jax.random as jr
 import jax.tree_util as jtu
 import ml_dtypes
 import numpy as np
+import pytest
 import tensorstore as ts
+
+
+# What the oldest versions that are supported lack, or call otherwise.
+enable_x64 = getattr(jax, "enable_x64", None) or jax.experimental.enable_x64
+_orbax = tuple(map(int, version("orbax-checkpoint").split(".")[:2]))
+new_orbax = pytest.mark.skipif(_orbax < (0, 12), reason="needs Orbax 0.12")
 
 
 def run_python(code: str, *, check: bool = True, **env: str) -> str:

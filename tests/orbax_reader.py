@@ -10,6 +10,7 @@ import sys
 
 import equinox as eqx
 import jax
+import jax.experimental
 import jax.numpy as jnp
 import jax.random as jr
 import jax.tree_util as jtu
@@ -37,7 +38,7 @@ def numbers(dtype, shape=(8, 3)):
 
 def held():
     """Every kind of leaf and of node that Orbax holds, but for strings."""
-    with jax.enable_x64(True):
+    with (getattr(jax, "enable_x64", None) or jax.experimental.enable_x64)(True):
         w = jnp.arange(24.0).reshape(8, 3)
         mlp = eqx.nn.MLP(2, 2, 4, 2, use_bias=False, key=jr.key(0))
         linear = eqx.nn.Linear(2, 2, key=jr.key(1))
@@ -178,7 +179,7 @@ def _readers():
     return {
         "v0 standard": ocp.StandardCheckpointer().restore,
         "v0 pytree": by_pytree,
-        "v1": v1.load,
+        "v1": getattr(v1, "load", v1.load_pytree),
     }
 
 
@@ -246,7 +247,7 @@ def leaves_out(root):
             yield (layout, name), _differences(restore(path), expected)
         for name, restore in {
             "v0 pytree": lambda p, t: ocp.PyTreeCheckpointer().restore(p, item=t),
-            "v1": v1.load,
+            "v1": getattr(v1, "load", v1.load_pytree),
         }.items():
             got = restore(path, target)
             left = {key: got.pop(key) for key in target.keys() - expected.keys()}

@@ -13,7 +13,7 @@ import jax.tree_util as jtu
 import ml_dtypes
 import numpy as np
 import pytest
-from helpers import assert_alike, facts, files_of
+from helpers import assert_alike, enable_x64, facts, files_of
 from jax.sharding import NamedSharding, PartitionSpec as P, SingleDeviceSharding
 
 import eqx_ckpt as ec
@@ -41,7 +41,7 @@ _nans["complex128"] = _nans["float64"]
 
 @pytest.fixture(params=[False, True], ids=["x32", "x64"])
 def x64(request):
-    with jax.enable_x64(request.param):
+    with enable_x64(request.param):
         yield request.param
 
 
@@ -675,7 +675,7 @@ def test_never_another_type_of_number(layout, tmp_path):
 
 
 def test_x64_off_never_narrows_silently(tmp_path):
-    with jax.enable_x64(True):
+    with enable_x64(True):
         tree = {"f": jnp.arange(3.0), "i": jnp.int64(1), "c": jnp.ones(2, complex)}
         skeleton = eqx.filter_eval_shape(lambda: tree)
     # Arrays of 64 bits can be saved with x64 off.
@@ -683,7 +683,7 @@ def test_x64_off_never_narrows_silently(tmp_path):
     for like in (tree, skeleton):
         with pytest.raises(RuntimeError, match=r"narrow it to .*`jax_enable_x64`"):
             ec.tree_deserialise_leaves(tmp_path / "c", like)
-        with jax.enable_x64(True):
+        with enable_x64(True):
             assert_alike(ec.tree_deserialise_leaves(tmp_path / "c", like), tree)
         narrow = ec.tree_deserialise_leaves(tmp_path / "c", like, cast=True)
         assert [str(x.dtype) for x in jtu.tree_leaves(narrow)] == [

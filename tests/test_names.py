@@ -2,6 +2,7 @@
 
 import re
 
+import jax
 import jax.tree_util as jtu
 import pytest
 from hypothesis import example, given, settings, strategies as st
@@ -29,7 +30,9 @@ text = st.one_of(
 )
 index = st.integers(0, 2**31 - 1)
 other = st.one_of(
-    st.none(),
+    *(
+        [st.none()] if jax.__version_info__ >= (0, 7) else []
+    ),  # No key of a path before.
     st.booleans(),
     st.floats(),
     st.binary(max_size=5),

@@ -8,10 +8,12 @@ import jax.random as jr
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from helpers import BytesRead, run_python
+from helpers import BytesRead, new_orbax, run_python
 
 import eqx_ckpt as ec
 
+
+pytestmark = new_orbax
 
 _WRITE = """
     import warnings; warnings.simplefilter("ignore")

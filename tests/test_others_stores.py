@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import safetensors.numpy as sn
 import servers
-from helpers import run_python
+from helpers import new_orbax, run_python
 
 import eqx_ckpt as ec
 from eqx_ckpt import _root
 
+
+pytestmark = new_orbax
 
 _numbers = itertools.count()
 

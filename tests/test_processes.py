@@ -109,7 +109,7 @@ def _check_by_others(path, layout):
     ckpt = ec.open(path)
     trees = [
         ocp.PyTreeCheckpointer().restore(path),
-        v1.load(path),
+        getattr(v1, "load", v1.load_pytree)(path),
         {{name: ts.open(ckpt[name].url).result().read().result() for name in want}},
     ]
     if layout == "zarr":

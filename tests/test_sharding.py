@@ -37,7 +37,11 @@ def shardings() -> dict[str, jax.sharding.Sharding | None]:
         "all replicated": NamedSharding(mesh_of(2, 4), P()),
         "explicit": NamedSharding(mesh_of(8, axes=AxisType.Explicit), P("x", None)),
         "smaller": NamedSharding(mesh_of(2), P(None, "x")),
-        "pinned": NamedSharding(mesh_of(8), P("x"), memory_kind="pinned_host"),
+    } | {
+        # Of the CPU it is the default memory, or there is none of that kind.
+        "pinned": NamedSharding(mesh_of(8), P("x"), memory_kind=memory.kind)
+        for memory in jax.devices()[0].addressable_memories()
+        if memory.kind == "pinned_host"
     }
 
 
