@@ -79,6 +79,11 @@ def number_type(dtype: np.dtype) -> str:
     ):
         if jnp.issubdtype(dtype, kind):
             return name
+    # JAX may be older than a dtype.
+    for name, info in (("int", ml_dtypes.iinfo), ("float", ml_dtypes.finfo)):
+        with contextlib.suppress(ValueError, TypeError):
+            info(dtype)
+            return name
     return "none"
 
 

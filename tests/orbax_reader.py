@@ -17,6 +17,7 @@ import jax.tree_util as jtu
 import ml_dtypes
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec as P
 
 import eqx_ckpt as ec
 
@@ -186,7 +187,7 @@ def _readers():
 def _spread(x):
     mesh = jax.make_mesh((jax.device_count(),), ("x",))
     divides = x.ndim and x.shape[0] and x.shape[0] % jax.device_count() == 0
-    return jax.sharding.NamedSharding(mesh, jax.P("x") if divides else jax.P())
+    return jax.sharding.NamedSharding(mesh, P("x") if divides else P())
 
 
 def _targets(tree):
