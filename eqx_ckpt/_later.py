@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _arrays, _leaf, _show, _target
+from . import _arrays, _show, _target, _template
 from ._lazy import LazyArray
 
 
@@ -64,7 +64,7 @@ def astype(x: Lazy, dtype: Any) -> Lazy:
     if isinstance(x, LazyArray):
         return x.astype(dtype)
     wanted = np.dtype(dtype)
-    if _leaf.number_type(wanted) != _leaf.number_type(x.dtype):
+    if _template.number_type(wanted) != _template.number_type(x.dtype):
         raise ValueError(
             f"{_kinds([x])} is not cast to {wanted}: floats become floats, ints ints"
         )

@@ -69,24 +69,6 @@ def is_immutable(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array)
 
 
-def number_type(dtype: np.dtype) -> str:
-    if dtype == np.bool_:
-        return "bool"
-    for name, kind in (
-        ("int", jnp.integer),
-        ("float", jnp.floating),
-        ("complex", jnp.complexfloating),
-    ):
-        if jnp.issubdtype(dtype, kind):
-            return name
-    # JAX may be older than a dtype.
-    for name, info in (("int", ml_dtypes.iinfo), ("float", ml_dtypes.finfo)):
-        with contextlib.suppress(ValueError, TypeError):
-            info(dtype)
-            return name
-    return "none"
-
-
 @ft.cache
 def _stored_as(dtype: np.dtype) -> tuple[str, str] | None:
     """The names of the dtype of an array and of the one its bytes are stored as."""
@@ -99,7 +81,7 @@ def _stored_as(dtype: np.dtype) -> tuple[str, str] | None:
         known = _template.dtype_of(name)
     except ValueError:
         return None
-    if known.itemsize != 1 or number_type(known) == "none":
+    if known.itemsize != 1 or _template.number_type(known) == "none":
         return None
     return name, "uint8"
 
@@ -424,7 +406,7 @@ def astype(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     with np.errstate(over="ignore", invalid="ignore"):
         if array.dtype.itemsize == dtype.itemsize == 1:
             # Not all pairs of small dtypes have a cast; these hold all of their values.
-            array = array.astype("f4" if number_type(dtype) == "float" else "i2")
+            array = array.astype("f4" if _template.is_floating(dtype) else "i2")
         return array.astype(dtype)
 
 

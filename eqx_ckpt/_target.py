@@ -158,7 +158,7 @@ def misfit(template: Template, target: Target) -> Misfit | None:
         return None
     saved, wanted = _leaf.saved_dtype(template), _wanted_dtype(template, target)
     if wanted != saved:
-        types = _leaf.number_type(saved), _leaf.number_type(wanted)
+        types = _template.number_type(saved), _template.number_type(wanted)
         if template.dtype == "int":
             types = "int", types[1]
         if types[0] != types[1] or types[0] == "none":
@@ -371,7 +371,7 @@ def _weak_like(x: Any) -> jax.Array:
     # There is no public function for this. Numbers of Python are weakly typed, and an
     # array stays so while it is only updated.
     zero = {"bool": False, "int": 0, "float": 0.0, "complex": 0j}
-    weak = jnp.full(x.shape, zero[_leaf.number_type(x.dtype)])
+    weak = jnp.full(x.shape, zero[_template.number_type(x.dtype)])
     return weak.at[...].set(x) if weak.dtype == x.dtype else weak
 
 
@@ -401,7 +401,7 @@ def _convert(array: np.ndarray, target: Target, wanted: np.dtype) -> np.ndarray:
             f"JAX would narrow {target.dtype} to {wanted}: set `jax_enable_x64`, or "
             "read it into NumPy, as `np.asarray` does"
         )
-    kind = _leaf.number_type(wanted)
+    kind = _template.number_type(wanted)
     if kind == "int" and array.size:
         low, high = int(array.min()), int(array.max())
         info = ml_dtypes.iinfo(wanted)

@@ -1,5 +1,6 @@
 """Templates: what a stored leaf is, and what its bytes are."""
 
+import contextlib
 import functools as ft
 import math
 import re
@@ -158,5 +159,23 @@ def most_encoded(full: int) -> int:
     return full + full // 128 + 2**17
 
 
+def number_type(dtype: np.dtype) -> str:
+    if dtype == np.bool_:
+        return "bool"
+    for name, kind in (
+        ("int", jnp.integer),
+        ("float", jnp.floating),
+        ("complex", jnp.complexfloating),
+    ):
+        if jnp.issubdtype(dtype, kind):
+            return name
+    # JAX may be older than a dtype.
+    for name, info in (("int", ml_dtypes.iinfo), ("float", ml_dtypes.finfo)):
+        with contextlib.suppress(ValueError, TypeError):
+            info(dtype)
+            return name
+    return "none"
+
+
 def is_floating(dtype: np.dtype) -> bool:
-    return jnp.issubdtype(dtype, jnp.floating)
+    return number_type(dtype) == "float"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import _arrays, _json, _leaf, _store, _template
+from .. import _arrays, _json, _store, _template
 from .._root import Root
 from .._template import Template
 
@@ -210,7 +210,7 @@ def _v3(value: dict[str, Any]) -> Zarr:
 
 def _check_fill(fill: Any, dtype: str) -> None:
     """**Raises:** `ValueError` for what is no value of the dtype, as Zarr has it."""
-    kind = _leaf.number_type(_template.dtype_of(dtype))
+    kind = _template.number_type(_template.dtype_of(dtype))
     numbers = fill if kind == "complex" and type(fill) is list else [fill]
     known = {"bool": (bool,), "int": (int,)}.get(kind, (int, float))
     is_good = all(type(x) in known and abs(x) < 2**64 for x in numbers)
