@@ -22,7 +22,7 @@ import tensorstore as ts
 
 
 # What the oldest versions that are supported lack, or call otherwise.
-enable_x64 = getattr(jax, "enable_x64", None) or jax.experimental.enable_x64
+enable_x64 = (jax if hasattr(jax, "enable_x64") else jax.experimental).enable_x64
 _orbax = tuple(map(int, version("orbax-checkpoint").split(".")[:2]))
 new_orbax = pytest.mark.skipif(_orbax < (0, 12), reason="needs Orbax 0.12")
 

@@ -39,7 +39,7 @@ def numbers(dtype, shape=(8, 3)):
 
 def held():
     """Every kind of leaf and of node that Orbax holds, but for strings."""
-    with (getattr(jax, "enable_x64", None) or jax.experimental.enable_x64)(True):
+    with (jax if hasattr(jax, "enable_x64") else jax.experimental).enable_x64(True):
         w = jnp.arange(24.0).reshape(8, 3)
         mlp = eqx.nn.MLP(2, 2, 4, 2, use_bias=False, key=jr.key(0))
         linear = eqx.nn.Linear(2, 2, key=jr.key(1))

@@ -215,7 +215,7 @@ def test_a_partition_rule_with_too_many_axes():
         ec.skeleton(lambda: TREE, sharding=rules)
 
 
-@pytest.mark.skipif(not hasattr(jax, "set_mesh"), reason="needs jax.set_mesh")
+@pytest.mark.skipif(not hasattr(jax, "set_mesh"), reason="needs JAX 0.7")
 def test_arrays_that_are_not_reduced(tmp_path):
     mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
     one = jnp.ones((4, 4))
