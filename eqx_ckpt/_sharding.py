@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -179,9 +180,27 @@ def assemble(
     return jax.make_array_from_single_device_arrays(shape, sharding, shards)
 
 
-def spread(array: jax.Array, sharding: Any) -> jax.Array:
+def spread(array: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
     """The same array with another sharding over its devices."""
-    return jax.jit(lambda x: x, out_shardings=sharding)(array)
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        return _move(sharding)(array)
+    # The collectives of XLA do not keep the bits of small floats that are NaN. Three
+    # functions: in one, the compiler may move floats all the same.
+    bits = jnp.dtype(f"uint{8 * array.dtype.itemsize}")
+    moved = _move(sharding)(_seen_as(array.sharding, bits)(array))
+    return _seen_as(sharding, array.dtype)(moved)
+
+
+@ft.lru_cache(maxsize=256)
+def _move(sharding: jax.sharding.Sharding) -> Any:
+    return jax.jit(lambda x: x, out_shardings=sharding)
+
+
+@ft.lru_cache(maxsize=256)
+def _seen_as(sharding: jax.sharding.Sharding, dtype: np.dtype) -> Any:
+    return jax.jit(
+        lambda x: jax.lax.bitcast_convert_type(x, dtype), out_shardings=sharding
+    )
 
 
 def unreduced(sharding: Any) -> list[str]:

@@ -222,11 +222,19 @@ def without_replicas(target: Target) -> Target:
         or _leaf.is_local(sharding)
         or target.kind != "jax"
         or target.weak
+        or target.codec is not None
+        or _is_narrow(target.dtype)
     ):
         return target
-    if target.codec is not None:
-        return target
     return target._replace(sharding=_sharding.without_replicas(sharding, target.shape))
+
+
+def _is_narrow(dtype: np.dtype | None) -> bool:
+    """Whether numbers have less than a byte: the collectives of XLA end the process, or
+    hang, with some of these."""
+    if _leaf.number_type(dtype) == "int":
+        return ml_dtypes.iinfo(dtype).bits < 8
+    return _leaf.number_type(dtype) == "float" and ml_dtypes.finfo(dtype).bits < 8
 
 
 def regions(target: Target) -> list[tuple[slice, ...]] | None:

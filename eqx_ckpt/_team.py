@@ -136,6 +136,7 @@ class Team:
     where: str = ""
     key: str = ""
     mark: str = ""
+    is_tagged: bool = False
     timeout: int | float = 0
     client: Any = None
     book: Book = _book
@@ -217,7 +218,10 @@ class Team:
         sign = Sign(self.mark, word.decode() if alike else None)
         line = self.book.lines[self.key]
         self.book.sweep(self.client)
-        is_vague = line.last is not None and sign.is_like(line.last)
+        # Nothing tells calls of this line apart.
+        is_vague = not (alike or self.is_tagged) or (
+            line.last is not None and sign.is_like(line.last)
+        )
         line.last = sign
         ignored: dict[int, str] = {}
         while True:
@@ -566,7 +570,8 @@ def run(
     where = f"{kind}, `{path}`{tagged(tag)}"
     own = mark() if tag is None else ""
     rank = state.process_id or 0
-    return Team(rank, size, what, where, key, own, timeout, state.client)
+    is_tagged = tag is not None
+    return Team(rank, size, what, where, key, own, is_tagged, timeout, state.client)
 
 
 def tagged(tag: Any) -> str:

@@ -68,11 +68,13 @@ class World:
         self._back.release()
         process.turn.acquire()
 
-    def team(self, line: str, mark: str, timeout: float) -> _team.Team:
+    def team(self, line: str, mark: str, tagged: bool, timeout: float) -> _team.Team:
         process = self._local.process
         size = len(self.processes)
         rank, book = process.rank, process.book
-        return _team.Team(rank, size, line, line, line, mark, timeout, self, book)
+        return _team.Team(
+            rank, size, line, line, line, mark, tagged, timeout, self, book
+        )
 
     # ---- As the module `time`.
 
@@ -180,7 +182,7 @@ class Play:
         """As `_serialise.write` does."""
         line = f"{path}{number if self.how == 'tag' else ''}"
         mark = f"{number}-{call.tree}" if self.how == "mark" else ""
-        team = self.world.team(line, mark, self.timeout)
+        team = self.world.team(line, mark, self.how == "tag", self.timeout)
         account = f"{number if self.how in ('mark', 'account') else ''}-{call.tree}"
         with team.heard():
             if call.what == "plan":

@@ -1,5 +1,6 @@
 """Many processes: real ones, joined by `jax.distributed` on this machine."""
 
+import pathlib
 import re
 import signal
 
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+import schedules
 from helpers import run_python
 from team import good, run_team
 
@@ -354,3 +356,99 @@ for broadcast in (False, True):
         # The runtime prints too.
         each, once = map(float, re.findall("read=([0-9.]+);", text))
         assert 1 <= each < 1.2 and 0.5 <= once < 0.7
+
+
+_DTYPES = (
+    "bool int2 int4 int8 int16 int32 int64 uint2 uint4 uint8 uint16 uint32 uint64 "
+    "bfloat16 float16 float32 float64 complex64 complex128 float4_e2m1fn float8_e3m4 "
+    "float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 "
+    "float8_e5m2fnuz float8_e8m0fnu"
+).split()
+
+
+def test_every_bit_is_sent(tmp_path):
+    """Random bits, many of them of NaNs, of every dtype, to every sharding."""
+    rng = np.random.default_rng(0)
+    tree = {"key": np.asarray(jr.key_data(jr.split(jr.key(3), 8)))}
+    for name in _DTYPES:
+        dtype = jnp.dtype(name)
+        data = rng.integers(0, 256, (16, 8 * dtype.itemsize), np.uint8)
+        if dtype.itemsize == 1:
+            size = (
+                1
+                if name == "bool"
+                else jnp.iinfo(name).bits
+                if "int" in name
+                else (jnp.finfo(name).bits)
+            )
+            data &= 2**size - 1
+        elif jnp.issubdtype(dtype, jnp.floating):
+            # The exponents of NaNs.
+            data[1::2, dtype.itemsize - 1 :: dtype.itemsize] |= 0x7F
+            data[1::2, dtype.itemsize - 2 :: dtype.itemsize] |= 0xF0
+        tree[name] = data.view(dtype)
+    np.savez(tmp_path / "bits.npz", **{n: x.view(np.uint8) for n, x in tree.items()})
+    tree["key"] = jr.split(jr.key(3), 8)
+    ec.tree_serialise_leaves(tmp_path / "c", tree)
+    code = f"""
+    jax.config.update("jax_enable_x64", True)
+    want = dict(np.load(path / "bits.npz"))
+    names = {_DTYPES!r}
+    grid = Mesh(np.asarray(jax.devices()).reshape(2, 2), ("a", "b"))
+    specs = [P(), P("b"), P(None, "a")]
+    for spec in specs:
+        to = NamedSharding(grid, spec)
+        like = {{
+            n: jax.ShapeDtypeStruct((16, 8), jnp.dtype(n), sharding=to) for n in names
+        }}
+        like["key"] = jax.ShapeDtypeStruct(
+            (8,), jax.random.key(0).dtype, sharding=NamedSharding(grid, P(*spec[:1]))
+        ) if spec != P() else jax.ShapeDtypeStruct(
+            (8,), jax.random.key(0).dtype, sharding=to)
+        for broadcast in (True, False):
+            out = ec.tree_deserialise_leaves(path / "c", like, broadcast=broadcast)
+            out["key"] = jax.random.key_data(out["key"])
+            for name, x in out.items():
+                for shard in x.addressable_shards:
+                    data = np.asarray(shard.data)
+                    whole = want[name].view(data.dtype)[shard.index]
+                    same = data.tobytes() == np.ascontiguousarray(whole).tobytes()
+                    assert same, (name, spec, broadcast)
+    print("every bit")
+    """
+    for text in good(run_team(2, code, tmp_path)):
+        assert text.splitlines()[-1] == "every bit"
+
+
+def _campaign(path, size, seeds, kills=False):
+    path.mkdir()
+    code = f"""
+    sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})
+    import schedules
+    player = schedules.start(path, rank, size)
+    for seed in {list(seeds)!r}:
+        player.play(seed, {kills})
+    """
+    done = run_team(size, code, path, 1, timeout=3000)
+    if not kills:
+        good(done)
+    return [f for s in seeds for f in schedules.check(path, s, size, kills)]
+
+
+def test_schedules_of_calls_that_go_wrong(tmp_path):
+    assert _campaign(tmp_path / "2", 2, range(2)) == []
+
+
+@pytest.mark.long
+def test_many_schedules_of_calls_that_go_wrong(tmp_path):
+    faults, seed = [], 2
+    for number in range(16):
+        size = 2 + number % 3
+        faults += _campaign(tmp_path / str(seed), size, range(seed, seed + 10))
+        seed += 10
+    for number in range(40):
+        size = 2 + number % 3
+        faults += _campaign(tmp_path / str(seed), size, [seed], kills=True)
+        seed += 1
+    print(f"{seed - 2} schedules, of them 40 with a process that is killed")
+    assert not faults, "\n".join(faults)
