@@ -55,9 +55,11 @@ def async_tree_serialise_leaves(
     """Saves the leaves of a pytree, as
     [`tree_serialise_leaves`][] does, but in the background.
 
-    It returns as soon as the tree is safe from the caller: on CPU that needs a copy of
-    NumPy arrays only, and jax arrays may be donated and deleted from then on. On
-    accelerators that is after [`SaveHandle.staged`][].
+    It returns as soon as the tree is safe from the caller. On CPU that takes a copy of
+    all arrays: also a jax.Array may share its memory with a NumPy array, or with
+    another framework, which then writes to it, and nothing tells. From then on they may
+    be overwritten, donated and deleted. On accelerators that is after
+    [`SaveHandle.staged`][].
 
     The checkpoint appears at its path at once when it is complete, and until then
     `open` opens what was there before. Saves are written one after the other, in the
@@ -78,8 +80,8 @@ def async_tree_serialise_leaves(
     **Arguments:**
 
     - `path`, `pytree`, `filter_spec`, `is_leaf`, `where`, `dtype`, `metadata`: as in
-        [`tree_serialise_leaves`][]. What the caller does to NumPy arrays and `metadata`
-        after this returns does not change the save.
+        [`tree_serialise_leaves`][]. What the caller does to arrays on CPU and to
+        `metadata` after this returns does not change the save.
     - `layout`, `chunks`, `compression`, `overwrite`, `durable`, `progress`: as there.
     - `max_bytes`: as there, beyond the copies described above.
     - `timeout`, `tag`: as there.

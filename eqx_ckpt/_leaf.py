@@ -63,12 +63,6 @@ def is_shared(leaf: Any) -> bool:
     return isinstance(leaf, (jax.Array, np.ndarray))
 
 
-def is_immutable(leaf: Any) -> bool:
-    """Whether a leaf is an array that nobody can change. Whoever lets JAX share the
-    memory of something that can be changed, and does so, breaks JAX's own promise."""
-    return isinstance(leaf, jax.Array)
-
-
 @ft.cache
 def _stored_as(dtype: np.dtype) -> tuple[str, str] | None:
     """The names of the dtype of an array and of the one its bytes are stored as."""
@@ -238,8 +232,12 @@ def stage(leaf: Any, template: Template) -> Any:
     if template.kind == "key":
         leaf = jr.key_data(leaf)
     if _on_cpu(leaf.sharding):
-        # Views, and as long as those are there JAX does not reuse the memory.
-        return _views(leaf)
+        # It may share the memory of a NumPy array, or of another framework's, that is
+        # written to again: nothing tells.
+        views = _views(leaf)
+        if isinstance(views, Shards):
+            return views._replace(parts=[np.array(x, order="C") for x in views.parts])
+        return np.array(views, order="C")
     shards = _sharding.shards_of(leaf)
     # The copies on the host would stay with the caller's leaf as long as that lives.
     parts = [_alike(part) for part in shards.parts]

@@ -61,8 +61,9 @@ class CheckpointManager:
         thread.
     - `reuse`: whether what has not changed since the step before, such as a frozen
         base, is not written again, as of a save's `reuse`: on local file systems. It
-        first is written once more, apart from what changes. From then on jax.Arrays
-        that are the very same objects as in the step before are not even looked at.
+        first is written once more, apart from what changes. From then on jax.Arrays on
+        accelerators that are the very same objects as in the step before are not even
+        looked at, so say False if another framework writes to their memory, by DLPack.
     - `options`: of every save: `filter_spec`, `is_leaf`, `where`, `dtype`, `layout`,
         `chunks`, `compression`, `durable`, `max_bytes`, `progress` and `timeout`, as in
         [`async_tree_serialise_leaves`][].
@@ -137,8 +138,13 @@ class CheckpointManager:
         self._skipped: set[int] = set()
         self._is_told = self._is_stopping = False
         self._handlers: dict[int, Any] = {}
-        for number in signals:
-            self._handlers[number] = signal.signal(number, self._on_signal)
+        try:
+            for number in signals:
+                self._handlers[number] = signal.getsignal(number)
+                signal.signal(number, self._on_signal)
+        except BaseException:
+            self._forget_signals()
+            raise
 
     def __repr__(self) -> str:
         return f"CheckpointManager({self._steps.root.url!r})"
@@ -268,9 +274,12 @@ class CheckpointManager:
                 cf.wait([handle._saved])
                 over.wait()
         finally:
-            for number, before in self._handlers.items():
-                if signal.getsignal(number) == self._on_signal:
-                    signal.signal(number, before or signal.SIG_DFL)
+            self._forget_signals()
+
+    def _forget_signals(self) -> None:
+        for number, before in self._handlers.items():
+            if signal.getsignal(number) == self._on_signal:
+                signal.signal(number, before or signal.SIG_DFL)
 
     # ---- Restoring.
 

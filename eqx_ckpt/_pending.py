@@ -48,8 +48,9 @@ class SaveHandle:
     def staged(self) -> None:
         """Waits until the arrays that are saved may be donated, deleted or overwritten.
 
-        On CPU that is so when `async_tree_serialise_leaves` returns. On accelerators
-        it is when all arrays have been copied to the host.
+        On CPU that is so when `async_tree_serialise_leaves` returns, whatever shares
+        the memory of the arrays. On accelerators it is when all arrays have been copied
+        to the host.
 
         **Raises:** what went wrong, if something has.
         """

@@ -6,16 +6,21 @@ deleted. Leaves that have not changed, but lie in files with some that have, are
 once more, to files of their own.
 
 A leaf is the same if its digests are. Of a save of this process more is known: a
-jax.Array that it has written, and that is still there, cannot have become another one.
-Such a leaf is not looked at; and where all of a file are such, they are not even copied
-from their devices. Then nothing but the file has their bytes, so it is held open: what
-is open is not lost, whoever deletes it.
+jax.Array on an accelerator that it has written, and that is still there, cannot have
+become another one, and is not looked at. One on CPU may have: it may share the memory
+of a NumPy array, or of another framework's, and nothing tells. But it is worth a look,
+as its digests take less than its copy.
+
+Where all of a file are the same, they are not copied at all. Then nothing but the file
+has their bytes, so it is held open: what is open is not lost, whoever deletes it.
 """
 
 import os
 import weakref
 from collections.abc import Sequence, Set
 from typing import Any
+
+import jax
 
 from . import _archive, _checkpoint, _chunks, _layout, _leaf, _root, _write
 from ._layout import Kept, Leaf, Piece
@@ -41,7 +46,7 @@ class Written:
         self._arrays = {
             leaf.name: weakref.ref(leaf.value)
             for leaf in leaves
-            if leaf.alias is None and _leaf.is_immutable(leaf.value)
+            if leaf.alias is None and isinstance(leaf.value, jax.Array)
         }
 
     def has(self, leaf: Leaf) -> bool:
@@ -52,15 +57,22 @@ class Written:
 class Base:
     """The save at a root, from which another one may take files.
 
-    `known`: the places of leaves that are arrays which the save of the id `save` has
-    written. `held`: descriptors of files by their numbers; leaves in them may have no
-    other value.
+    `known`: the places of leaves that are as the save of the id `save` has written
+    them. `likely`: of those that are the same arrays, and may have changed. `held`:
+    descriptors of files by their numbers; leaves in them may have no other value.
     """
 
-    def __init__(self, root: Root, save: str = "", known: Set[int] = frozenset()):
+    def __init__(
+        self,
+        root: Root,
+        save: str = "",
+        known: Set[int] = frozenset(),
+        likely: Set[int] = frozenset(),
+    ):
         self.root = root
         self.save = save
         self.known = known
+        self.likely = likely
         self.held: dict[int, Descriptor] = {}
         self._source: Source | None = None
 
@@ -71,7 +83,7 @@ class Base:
             if source.database is None:
                 raise ValueError("its layout has no files that several saves can have")
             if source.index.save != self.save:
-                self.known = frozenset()
+                self.known = self.likely = frozenset()
             self._source = source
         return self._source
 
@@ -98,20 +110,24 @@ def find(
     written = reuse._written if isinstance(reuse, SaveHandle) else None
     if written is None or not written.save:
         return Base(root)
-    known = {place for place, leaf in enumerate(leaves) if written.has(leaf)}
-    return Base(root, written.save, known)
+    same = {place for place, leaf in enumerate(leaves) if written.has(leaf)}
+    known = {place for place in same if _leaf.on_device(leaves[place].value)}
+    return Base(root, written.save, known, same - known)
 
 
 def hold(base: Base | None, leaves: Sequence[Leaf]) -> Set[int]:
-    """Opens the files of `base` in which all is known without a copy from a device.
+    """Opens the files of `base` in which all is the same, as is seen without a copy.
 
     **Returns:** the places of leaves that are in these, and need not be copied.
     """
-    if base is None or not any(_leaf.on_device(leaves[i].value) for i in base.known):
+    if base is None or not (base.known or base.likely):
         return frozenset()
     try:
         source = base.source()
-        pieces, _, same = _compare(source, list(map(_near, leaves)), base.known)
+        near = [
+            leaf if i in base.likely else _near(leaf) for i, leaf in enumerate(leaves)
+        ]
+        pieces, _, same = _compare(source, near, base.known)
         sizes = _sizes(leaves, pieces)
         for number in _largest(sizes):
             key = f"{source.database}/{source.index.files[number]}"
@@ -124,7 +140,7 @@ def hold(base: Base | None, leaves: Sequence[Leaf]) -> Set[int]:
         for place, numbers, *_ in pieces[number]:
             chunks[place] = chunks.get(place, 0) + len(numbers)
     whole = {i for i, n in chunks.items() if n == leaves[i].template.chunk_count}
-    out = whole & base.known
+    out = whole & (base.known | base.likely & same)
     # Whatever becomes of the others from here on, the files that are held are used.
     base.known = base.known | same
     return out
@@ -132,7 +148,7 @@ def hold(base: Base | None, leaves: Sequence[Leaf]) -> Set[int]:
 
 def _near(leaf: Leaf) -> Leaf:
     """A leaf as `_compare` looks at it without reading much of it."""
-    if not _leaf.is_immutable(leaf.value):
+    if not isinstance(leaf.value, jax.Array):
         leaf = _layout.prepare(leaf)
     is_small = isinstance(leaf.value, _layout.Small)
     return leaf if is_small else leaf._replace(value=None)

@@ -109,10 +109,11 @@ def tree_serialise_leaves(
         files of it in which nothing has changed are not written again, but get a second
         name (a hard link), in one process and with `layout="ocdbt"`. What has changed
         is told by digests, for which all of the tree is read; with a handle, a
-        jax.Array that is the very same object as in that save is known to be the same,
-        and neither read nor copied from its device. Each of the two checkpoints is
-        whole without the other; a file that is damaged on disk is damaged in both. If
-        this cannot be done all is written.
+        jax.Array on an accelerator that is the very same object as in that save is
+        taken for the same, and neither read nor copied. (Leave `reuse` out if another
+        framework writes to the memory of arrays there, by DLPack.) Each of the two
+        checkpoints is whole without the other; a file that is damaged on disk is
+        damaged in both. If this cannot be done all is written.
 
     In a run of many processes (`jax.distributed`) all of them make the call, with the
     same `path`, in one place that they share. Each writes shards that it has, replicas

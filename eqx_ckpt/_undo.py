@@ -27,8 +27,11 @@ def surely(undo: Callable[[], Any]) -> Iterator[None]:
 class Descriptor:
     """A file that is open, until it is closed or nobody has it any more."""
 
+    # Of one that has not got as far as to be opened.
+    _numbers: list[int] = []
+
     def __init__(self, path: str | os.PathLike[str], flags: int, mode: int = 0o666):
-        self._numbers: list[int] = []
+        self._numbers = []
         # Python does not interrupt the one call that opens it and notes its number.
         self._numbers.extend(map(os.open, [path], [flags | os.O_CLOEXEC], [mode]))
 
