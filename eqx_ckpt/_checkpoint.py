@@ -22,8 +22,10 @@ from . import (
     _match,
     _names,
     _node,
+    _remote,
     _root,
     _show,
+    _store,
     _team,
     formats,
 )
@@ -318,11 +320,22 @@ def _open(root: Root, like: PyTree = None) -> Source:
         return Source(root, got[0])
     source = formats.find(root, like)
     if source is None:
-        raise FileNotFoundError(
-            f"There is no checkpoint at `{root}`: it has no `{_root.INDEX}`, which is "
-            "written last. A save may have been interrupted there."
-        )
+        raise FileNotFoundError(_nothing(root))
     return source
+
+
+def _nothing(root: Root) -> str:
+    """**Raises:** `OSError` for a store that has no such bucket, or is elsewhere."""
+    text = f"There is no checkpoint at `{root}`"
+    if root.local is None and not _remote.is_read_only(root.url):
+        _remote.check_bucket(root.url)
+        with contextlib.suppress(PermissionError):  # To list may not be allowed.
+            if not _store.list_below(root, "d/"):
+                return f"{text}."
+    return (
+        f"{text}: it has no `{_root.INDEX}`, which is written last. A save may have "
+        "been interrupted there."
+    )
 
 
 # How often a call is made again at least, and for how many seconds.

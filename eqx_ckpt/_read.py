@@ -186,7 +186,7 @@ def _read_small(
         why = ""
         data = b""
         try:
-            data = future.result().value
+            data = _root.wait(source.directory, future).value
             if len(data) != stop - start:
                 why = "a chunk of it is missing"
         except Exception as e:
@@ -548,7 +548,7 @@ def _start_ranges(
 
     def values() -> Iterator[bytes]:
         for (_, start, stop), future in zip(runs, futures):
-            value = future.result().value
+            value = _root.wait(root, future).value
             if len(value) != stop - start:
                 raise MissingError("a chunk is missing")
             yield value

@@ -1,8 +1,15 @@
 """Paths that are URLs: the options of their stores, and what goes wrong, in words."""
 
+import http.client
 import json
 import os
 import re
+import socket
+import ssl
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
 from typing import Any
 
 
@@ -131,9 +138,10 @@ def _first(*names: str) -> str | None:
 # a quarter of an hour.
 _retries = {"max_retries": 8, "initial_delay": "250ms", "max_delay": "8s"}
 _concurrency = {"limit": 64}
+_DRIVERS = {"s3": "s3", "gs": "gcs", "http": "http", "https": "http"}
 CONTEXT: dict[str, Any] = {
     f"{driver}_request_{what}": value
-    for driver in ("s3", "gcs", "http")
+    for driver in sorted({*_DRIVERS.values()})
     for what, value in (("retries", _retries), ("concurrency", _concurrency))
 }
 
@@ -147,16 +155,20 @@ _away = ("retry attempts failed", "UNAVAILABLE", "DEADLINE_EXCEEDED", "curl_code
 def explain(url: str, error: Exception) -> OSError | None:
     """What TensorStore's error says about the store, in words; None: nothing."""
     text = str(error)
+    if is_read_only(url) and text.startswith("FAILED_PRECONDITION"):
+        return OSError(
+            f"The server of `{url}` ignores requests for a part of a file, as `python "
+            "-m http.server` does, so that to read any leaf would take a whole file. "
+            "Publish it on a server that heeds them, such as nginx, or download it and "
+            "open the copy."
+        )
     found = _status.search(text)
     status = int(found[1]) if found else None
     if "OUT_OF_RANGE" in text:
         return None  # The file is shorter.
     said = _detail.sub("", text.splitlines()[0]).strip() if text else "nothing"
     if status == 404:
-        return FileNotFoundError(
-            f"There is no bucket of the name in `{url}` ({said}). Create it, or "
-            "correct the URL."
-        )
+        return _no_bucket(url, said)
     if status == 301 and is_read_only(url):
         return IsADirectoryError(
             f"The server of `{url}` sends whoever asks for a file there elsewhere. It "
@@ -177,7 +189,8 @@ def explain(url: str, error: Exception) -> OSError | None:
     if any(word in text for word in _away):
         return ConnectionError(
             f"The store of `{url}` does not answer as it should ({said}). Try again "
-            "later; `ec.Store` can be told to try for longer."
+            "later, or for longer: with other `"
+            f"{_DRIVERS[str(scheme(url))]}_request_retries` in an `ec.Store`."
         )
     if status or text.startswith("INTERNAL"):
         return OSError(f"The store of `{url}` says: {said}.")
@@ -188,6 +201,122 @@ def is_beyond(error: Exception) -> bool:
     """Whether a server has said that a range starts where its file has ended."""
     found = _status.search(str(error))
     return found is not None and found[1] == "416"
+
+
+# Seconds until it is looked whether the server of a request is there at all; that it is
+# then given to answer; and that it may be away if it has answered before.
+_LOOK, _ANSWER, _AWAY = 2, 10, 30
+_answering: set[Any] = set()
+
+
+def result(url: str, options: str, future: Any) -> Any:
+    """The result of a request to the store of a URL.
+
+    TensorStore tries for half a minute in silence where there is no server, and for
+    many where one accepts connections and nothing comes. So whatever takes long, the
+    server is asked for any answer, beside TensorStore.
+
+    **Raises:** `ConnectionError` if there is none; what the request raises.
+    """
+    server = _server(url, json.loads(options))
+    if server is None:
+        return future.result()
+    is_known = server in _answering
+    pause = 5 * _LOOK if is_known else _LOOK
+    failing = None
+    while True:
+        try:
+            value = future.result(timeout=pause)
+            _answering.add(server)
+            return value
+        except TimeoutError:
+            if future.done():
+                return future.result()
+        asked = time.monotonic()
+        why = _failure(*server)
+        if why is None:
+            failing, pause = None, min(2 * pause, 60)
+        elif failing is None:
+            failing, pause = asked, _LOOK
+        elif not is_known or time.monotonic() > failing + _AWAY:
+            future.cancel()
+            raise ConnectionError(f"The store of `{url}` does not answer: {why}.")
+
+
+def _server(url: str, options: dict[str, Any]) -> tuple[bool, str, int] | None:
+    """Whether a server takes encrypted requests, and its name and port; None where it
+    is asked through a proxy, or is one of Amazon's, each of which has its own name."""
+    base = {"s3": options.get("endpoint"), "gs": _google()}.get(str(scheme(url)), url)
+    if base is None or scheme(base) not in ("http", "https"):
+        return None
+    parts = urllib.parse.urlsplit(base)
+    host = parts.hostname or ""
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        return None
+    proxies = urllib.request.getproxies()
+    if parts.scheme in proxies or "all" in proxies:
+        if not urllib.request.proxy_bypass(host):
+            return None
+    return parts.scheme == "https", host, port
+
+
+def _google() -> str:
+    given = os.environ.get("TENSORSTORE_GCS_HTTP_URL")
+    return given or "https://storage.googleapis.com"
+
+
+def _failure(is_encrypted: bool, host: str, port: int) -> str | None:
+    """What is wrong with a server that does not answer at all; None: nothing."""
+    where = f"`{host}:{port}`"
+    connected = False
+    try:
+        with socket.create_connection((host, port), _ANSWER) as plain:
+            connected = True
+            s = _encrypted(plain, host) if is_encrypted else plain
+            with s:
+                s.sendall(f"HEAD / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+                s.recv(1)
+    except socket.gaierror as e:
+        return f"the name `{host}` cannot be resolved ({e.strerror})"
+    except TimeoutError:
+        does = "accepts connections, and says nothing" if connected else "is not there"
+        return f"{where} {does} for {_ANSWER} seconds"
+    except OSError as e:
+        # Whoever breaks off has answered.
+        return None if connected else f"{where} cannot be reached ({e.strerror})"
+    return None
+
+
+def _encrypted(plain: socket.socket, host: str) -> socket.socket:
+    # Who it is does not matter here: nothing is told to it, and nothing believed.
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context.wrap_socket(plain, server_hostname=host)
+
+
+def check_bucket(url: str) -> None:
+    """**Raises:** `FileNotFoundError` if there is no bucket of the name in a `gs://`
+    URL. TensorStore takes that for one without files; Google tells anyone."""
+    if scheme(url) != "gs":
+        return
+    name = urllib.parse.quote(bucket(url).removeprefix("gs://"), safe="")
+    try:
+        urllib.request.urlopen(f"{_google()}/storage/v1/b/{name}", timeout=_ANSWER)
+    except urllib.error.HTTPError as e:
+        if e.code == 404:
+            raise _no_bucket(url, e.reason) from None
+    except (OSError, http.client.HTTPException):
+        pass  # It may be known to those only who may see it.
+
+
+def _no_bucket(url: str, said: str) -> FileNotFoundError:
+    return FileNotFoundError(
+        f"There is no bucket of the name in `{url}` ({said}). Create it, or correct "
+        "the URL."
+    )
 
 
 def bound_waits() -> None:

@@ -235,7 +235,10 @@ def kv(root: Root) -> ts.KvStore:
 
 
 def _open_kv(root: Root) -> ts.KvStore:
-    return wait(root, ts.KvStore.open(root.kvstore(), context=context()))
+    try:
+        return ts.KvStore.open(root.kvstore(), context=context()).result()
+    except Exception as e:
+        raise explain(root, e) from e
 
 
 _known_kv = ft.lru_cache(maxsize=256)(_open_kv)
@@ -247,7 +250,9 @@ def wait(root: Root, future: Any) -> Any:
     **Raises:** as `explain` says.
     """
     try:
-        return future.result()
+        if root.local is not None:
+            return future.result()
+        return _remote.result(root.url, root.options, future)
     except Exception as e:
         raise explain(root, e) from e
 
@@ -310,8 +315,11 @@ def unpinned(root: Root) -> Root:
 
 
 def split(root: Root) -> tuple[Root, str]:
-    """The directory of a file, and its key there. A link is one to the file."""
+    """The directory of a file, and its key there: "" for a whole bucket, which is no
+    file. A link is one to the file."""
     if root.local is None:
+        if root.url == _remote.bucket(root.url):
+            return root, ""
         url, _, key = root.url.rpartition("/")
         return root._replace(url=url), key
     real = pathlib.Path(os.path.realpath(root.local))

@@ -79,11 +79,16 @@ def check_conditions(root: Root, key: str) -> None:
         kv.write(key, b"3", if_equal=generation) for generation in (_absent, found)
     ]
     if any(_root.wait(root, stamp).generation for stamp in tries):
+        is_s3 = options["driver"] == "s3"
+        names = "`If-Match`, `If-None-Match`" if is_s3 else "`ifGenerationMatch`"
+        without = (
+            "; or, if never more than one process saves to a path, `ec.Store(url, "
+            "use_conditional_write=False)`"
+        )
         raise RuntimeError(
-            f"The server of `{root}` ignores the conditions of a write (`If-Match`, "
-            "`If-None-Match`), which keep two saves to one path apart. Use a server "
-            "that heeds them; or, if never more than one process saves to a path, "
-            "`ec.Store(url, use_conditional_write=False)`."
+            f"The server of `{root}` ignores the conditions of a write ({names}), "
+            "which keep two saves to one path apart. Use a server that heeds them"
+            f"{without if is_s3 else ''}."
         )
     _heeding.add(store)
 

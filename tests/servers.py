@@ -37,7 +37,7 @@ class Proxy(http.server.ThreadingHTTPServer):
     to it: None, nothing; a number, that is the status of its answer; `"drop"`, the
     connection is closed; `"lose"`, the same after the request has been passed on; a
     function, that is called in between; `"hang"`, nothing for a long time. `without`:
-    headers that are not passed on.
+    headers, and parts of queries, that are not passed on.
     """
 
     daemon_threads = True
@@ -137,8 +137,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             for name, value in self.headers.items()
             if name.lower() not in self.server.without
         }
+        path, mark, query = self.path.partition("?")
+        parts = [part.partition("=") for part in query.split("&")]
+        kept = ["".join(p) for p in parts if p[0] not in self.server.without]
+        path += mark + "&".join(kept)
         with contextlib.closing(connection):
-            connection.request(self.command, self.path, body, headers)
+            connection.request(self.command, path, body, headers)
             answer = connection.getresponse()
             return answer.status, answer.read(), answer.getheaders()
 

@@ -5,6 +5,8 @@ import os
 import pathlib
 import re
 import shutil
+import subprocess
+import sys
 import threading
 
 import equinox as eqx
@@ -107,3 +109,32 @@ def test_directories_of_other_formats(served):
         ec.open(f"{url}/{name}")
     with pytest.raises(FileNotFoundError, match="no checkpoint"):
         ec.open(f"{url}/eformer-0.0.101")
+
+
+def test_a_server_without_ranges(tmp_path):
+    """As Python's own is."""
+    tree = {"w": np.arange(2.0**16)}
+    for name in ("ocdbt", "m.zip", "zarr"):
+        layout = "zarr" if name == "zarr" else "ocdbt"
+        ec.tree_serialise_leaves(tmp_path / name, tree, layout=layout)
+    ec.export_safetensors(tmp_path / "m.safetensors", tree)
+    command = [sys.executable, "-u", "-m", "http.server", "0", "-b", "127.0.0.1"]
+    server = subprocess.Popen(
+        [*command, "-d", tmp_path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert server.stdout is not None
+    try:
+        url = re.search(r"http://[0-9.:]+", server.stdout.readline())
+        assert url is not None
+        for name in ("ocdbt", "m.zip", "zarr", "m.safetensors"):
+            with pytest.raises(OSError, match="ignores .* a part of a file.*download"):
+                ec.open(f"{url[0]}/{name}")
+        with pytest.raises(FileNotFoundError, match="no checkpoint"):
+            ec.open(f"{url[0]}/nothing")
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()

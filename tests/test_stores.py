@@ -297,6 +297,18 @@ def test_a_server_that_ignores_conditions(bucket):
     assert _value_at(path) == 1
 
 
+def test_another_server_that_ignores_conditions(gs):
+    with gs.used() as proxy:
+        proxy.without = {"ifGenerationMatch"}
+        # Another store, of which nothing is known yet.
+        options = {"gcs_request_retries": {**_quick, "max_retries": 3}}
+        path = ec.Store("gs://bucket/conditions", **options)
+        with pytest.raises(RuntimeError, match="`ifGenerationMatch`") as e:
+            ec.tree_serialise_leaves(path, _tree(1))
+        # There is no option without them.
+        assert "If-Match" not in str(e.value) and "Store(" not in str(e.value)
+
+
 def test_two_writers(remote):
     """Of those that save at once at most one gets its checkpoint published last, and
     others an error; what is there is whole."""
@@ -326,8 +338,11 @@ def test_two_writers(remote):
 def test_refusals(remote, monkeypatch):
     proxy, path = remote
     scheme = path.partition(":")[0]
-    with pytest.raises(FileNotFoundError, match="no bucket|no checkpoint"):
+    with pytest.raises(FileNotFoundError, match="no bucket of the name.*Create it"):
         ec.open(f"{scheme}://nobody-has-it/x")
+    for there in (path, f"{scheme}://bucket"):
+        with pytest.raises(FileNotFoundError, match=f"no checkpoint at `{there}`.$"):
+            ec.open(there)
     with pytest.raises(OSError, match="nobody-has-it/x"):
         ec.tree_serialise_leaves(f"{scheme}://nobody-has-it/x", _tree())
     ec.tree_serialise_leaves(path, _tree())

@@ -1,0 +1,132 @@
+"""Servers that are not there, or say nothing: an error soon, which says so."""
+
+import contextlib
+import os
+import pathlib
+import socket
+import time
+
+import helpers
+import numpy as np
+import pytest
+import servers
+
+import eqx_ckpt as ec
+from eqx_ckpt import _remote
+
+
+_long = pytest.mark.long
+
+
+@contextlib.contextmanager
+def _silent():
+    """A port that accepts connections."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@contextlib.contextmanager
+def _closed():
+    with _silent() as port:
+        pass
+    yield port
+
+
+@contextlib.contextmanager
+def _unnamed():
+    yield None
+
+
+_places = {
+    "silent": (_silent, "accepts connections, and says nothing"),
+    "closed": (_closed, "cannot be reached .*refused"),
+    "unnamed": (_unnamed, "the name `nobody.invalid` cannot be resolved"),
+}
+
+
+def _calls(server):
+    """What opens something there, or saves it."""
+    s3 = ec.Store(
+        "s3://bucket/x",
+        endpoint=server,
+        aws_credentials={"type": "anonymous"},
+    )
+    yield lambda: ec.open(f"{server}/x")
+    yield lambda: ec.open(f"{server}/x.safetensors")
+    yield lambda: ec.exists(f"{server}/x.zip")
+    yield lambda: ec.open(s3)
+    yield lambda: ec.tree_serialise_leaves(s3, {"w": 1})
+    yield lambda: ec.CheckpointManager(s3).restore({"w": 1})
+
+
+@pytest.mark.parametrize("is_quick", [True, pytest.param(False, marks=_long)])
+@pytest.mark.parametrize("kind", _places)
+def test_a_server_that_was_never_there(kind, is_quick, monkeypatch):
+    if is_quick:
+        monkeypatch.setattr(_remote, "_LOOK", 0.05)
+        monkeypatch.setattr(_remote, "_ANSWER", 0.3)
+    place, said = _places[kind]
+    most = (5 if is_quick else 30) if kind == "silent" else 5
+    with place() as port:
+        server = f"http://127.0.0.1:{port}" if port else "http://nobody.invalid"
+        for call in _calls(server):
+            start = time.monotonic()
+            with pytest.raises(ConnectionError, match=said) as e:
+                call()
+            assert str(e.value).startswith("The store of `")
+            assert time.monotonic() - start < most
+            if not is_quick:
+                break
+
+
+def test_google(monkeypatch):
+    """Where it is asked is known to TensorStore once for a process."""
+    with _silent() as port:
+        helpers.run_python(
+            """
+            import eqx_ckpt as ec
+            from eqx_ckpt import _remote
+            _remote._LOOK, _remote._ANSWER = 0.05, 0.3
+            try:
+                ec.open("gs://bucket/x")
+            except ConnectionError as e:
+                assert "gs://bucket/x" in str(e) and "says nothing" in str(e), e
+            else:
+                assert False
+            """,
+            TENSORSTORE_GCS_HTTP_URL=f"http://127.0.0.1:{port}",
+            PYTHONPATH=str(pathlib.Path(__file__).parents[1]),
+        )
+
+
+def test_a_server_that_goes_away(tmp_path, monkeypatch):
+    """One that has answered is waited for longer: it may come back."""
+    monkeypatch.setattr(_remote, "_LOOK", 0.05)
+    monkeypatch.setattr(_remote, "_ANSWER", 0.3)
+    monkeypatch.setattr(_remote, "_AWAY", 2)
+    ec.tree_serialise_leaves(tmp_path / "a", {"w": np.ones(3)})
+    with servers.static(tmp_path) as port, servers.Proxy(port) as proxy:
+        ckpt = ec.open(f"{proxy.url}/a")
+        proxy.fault = lambda *_: "hang"
+        start = time.monotonic()
+        with pytest.raises(ConnectionError, match="says nothing"):
+            ckpt["w"].read()
+        assert 2 < time.monotonic() - start < 20
+        # What takes long is no matter, as long as it answers.
+        proxy.fault = lambda method, _: "hang" if method == "HEAD" else None
+        assert ckpt["w"].read().tolist() == [1, 1, 1]
+        proxy.fault, proxy.delay = lambda *_: None, 1.0
+        monkeypatch.setattr(_remote, "_ANSWER", 2)
+        assert ec.open(f"{proxy.url}/a")["w"].read().tolist() == [1, 1, 1]
+
+
+def test_through_a_proxy_nothing_is_asked(monkeypatch):
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    assert _remote._server("http://host/x", {}) == (False, "host", 80)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "near")
+    assert _remote._server("http://host/x", {}) is None
+    assert _remote._server("http://near:1/x", {}) == (False, "near", 1)
+    assert _remote._server("https://host/x", {}) == (True, "host", 443)
+    assert _remote._server("s3://bucket/x", {}) is None
