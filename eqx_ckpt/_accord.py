@@ -55,7 +55,7 @@ def _lines(root: Root, plan: Any) -> dict[str, Any]:
         "the path": root.url,
         "the layout": plan.layout,
         "the metadata": plan.metadata,
-        "static fields": [plan.statics.values, plan.statics.of],
+        "static fields": list(plan.statics),
         "the leaves": [leaf.name for leaf in plan.leaves],
     }
     for leaf in plan.leaves:

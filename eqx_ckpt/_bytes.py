@@ -8,6 +8,7 @@ from jaxtyping import PyTree
 
 from . import _deserialise, _leaf, _serialise
 from ._filters import FilterSpec, IsLeaf
+from ._static import Static
 
 
 def to_bytes(
@@ -68,7 +69,7 @@ def from_bytes(
     source: str | Callable[[Any], Any] | None = None,
     missing: str = "error",
     unexpected: str = "error",
-    static: str = "error",
+    static: Static = "error",
     cast: bool = False,
     verify: bool = True,
 ) -> PyTree:

@@ -1,7 +1,6 @@
 """`open` and `Checkpoint`: what is stored, as a tree of lazy leaves."""
 
 import contextlib
-import difflib
 import functools as ft
 import itertools as it
 import os
@@ -21,6 +20,7 @@ from . import (
     _leaf,
     _match,
     _names,
+    _nearest,
     _node,
     _remote,
     _root,
@@ -37,6 +37,7 @@ from ._lazy import LazyArray
 from ._node import Node, Spec
 from ._root import Root
 from ._source import Source
+from ._static import Static
 
 
 P = ParamSpec("P")
@@ -146,7 +147,7 @@ class Checkpoint(Mapping[str, LazyArray]):
         source: str | Callable[[Any], Any] | None = None,
         missing: str = "error",
         unexpected: str = "error",
-        static: str = "error",
+        static: Static = "error",
         cast: bool = False,
     ) -> PyTree:
         """`like` with lazy leaves: everything is checked, and nothing is read.
@@ -400,7 +401,7 @@ def _unknown(name: Any, names: list[str]) -> str:
     below = [n for n in names if isinstance(name, str) and _names.is_under(n, name)]
     if below:
         return f"{text} That is a node, with {_some(below)}: see `.tree`."
-    near = difflib.get_close_matches(str(name), names[:5000], 3, 0.5)
+    near = _nearest.Names(names).nearest(str(name), 3)
     head = "The nearest names are" if near else "It has"
     return f"{text} {head} {_some(near or names)}."
 
@@ -435,8 +436,7 @@ class _Stored:
 
     @ft.cached_property
     def _fields(self) -> str:
-        values, of = self.source.index.statics
-        return _node.fields_text(values[of[self.name]]) if self.name in of else ""
+        return _node.fields_text(self.source.index.statics, self.name)
 
     def fields(self) -> str:
         return self._fields
@@ -550,8 +550,7 @@ class _Stored:
             if isinstance(member, int):
                 yield index.names[member][cut:], _row(index.record(member))
             else:
-                values, of = index.statics
-                fields = _node.fields_text(values[of[member]])
+                fields = _node.fields_text(index.statics, member)
                 yield from _node.field_rows(fields, member[cut:])
 
     def reduce(self) -> tuple[Any, ...]:

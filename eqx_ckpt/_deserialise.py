@@ -26,6 +26,7 @@ from ._checkpoint import Checkpoint
 from ._filters import FilterSpec, IsLeaf
 from ._lazy import LazyArray
 from ._node import Node
+from ._static import Static
 from ._team import Team
 
 
@@ -41,7 +42,7 @@ def tree_deserialise_leaves(
     source: str | Callable[[Any], Any] | None = None,
     missing: str = "error",
     unexpected: str = "error",
-    static: str = "error",
+    static: Static = "error",
     cast: bool = False,
     verify: bool = True,
     max_bytes: int | None = None,
@@ -74,8 +75,12 @@ def tree_deserialise_leaves(
         checkpoint lacks. An abstract leaf has none to keep: that is an error.
     - `unexpected`: `"error"`, or `"ignore"` leaves of the checkpoint that name none of
         `like`. Only those inside what is loaded are unexpected.
-    - `static`: `"error"`, or `"ignore"` static fields that have changed. Those that
-        JSON cannot hold, such as functions and dtypes, are not compared.
+    - `static`: `"error"`, or `"ignore"` static fields that have changed, or a list of
+        those that may: names as the error shows them, or patterns, in which `*` stands
+        for any text, as in `["*.vocab_size"]`. A leading `*.` may stand for nothing. A
+        name of no static field of the checkpoint is an error. Compared are all but
+        functions, arrays of JAX and objects of unknown classes; of what holds one of
+        these, the rest.
     - `cast`: whether floats may become other floats, and ints other ints that hold
         every value.
     - `verify`: whether to check the digests of all that is read.

@@ -17,9 +17,7 @@ from . import (
     _later,
     _lazy,
     _leaf,
-    _match,
     _plan,
-    _register,
     _store,
     _target,
 )
@@ -29,6 +27,7 @@ from ._lazy import LazyArray, Want
 from ._pairs import Model, Stored
 from ._plan import Placed, Plan
 from ._report import Difference, Report, Row
+from ._static import Static
 from ._target import Target
 
 
@@ -41,7 +40,8 @@ def graft(
     fresh: Callable[[PyTree], Any] | None = None,
     drop: str | Callable[[Any], Any] | None = None,
     cast: bool = False,
-    static: str = "error",
+    static: Static = "error",
+    scalars: str = "error",
     init: Callable[[], PyTree] | None = None,
     verify: bool = True,
 ) -> tuple[PyTree, Report]:
@@ -50,7 +50,7 @@ def graft(
     Everything is said: each array of the model is in one pair or in `fresh`, and each
     leaf of the checkpoint in a pair or in `drop`. What is not said is an error that
     lists it, and shows the likely pair as code. Inside of a pair, leaves stand for each
-    other by their names below its two nodes. All of it is checked before anything is
+    other by their names below its two nodes. All of it is checked before an array is
     read, and then read at once, only the bytes that are needed.
 
     **Arguments:**
@@ -71,14 +71,17 @@ def graft(
         the dotted name of one.
     - `cast`: whether floats may become other floats, and ints other ints that hold
         every value.
-    - `static`: `"error"`, or `"ignore"` static fields that have changed.
+    - `static`: as in [`tree_deserialise_leaves`][]; names are those of the model, or
+        those of the checkpoint.
+    - `scalars`: what becomes of Python scalars inside of a pair that were saved with
+        another value, as a counter or `Dropout.p`: `"error"`, or `"load"` what was
+        saved, or `"keep"` what the model has. The report says what differs. A scalar
+        that is a pair by itself is loaded.
     - `init`: a function that makes the model, for a skeleton: what is `fresh` is
         computed by it, in a jit, and what is loaded is not. See [`load_or_init`][].
     - `verify`: whether to check the digests of all that is read.
 
-    **Returns:** the model, and a [`Report`][]. Python scalars inside of a pair, such as
-    `Dropout.p`, stay what they are in the model, and the report says what differs; one
-    that is a pair by itself is loaded.
+    **Returns:** the model, and a [`Report`][].
 
     **Raises:** one `RuntimeError` that lists everything that does not fit, or every
     leaf whose bytes are damaged; `ValueError` or `TypeError` for a pair, a `fresh` or a
@@ -110,9 +113,14 @@ def graft(
             "`pairs` must be a list of pairs `(where in the model, where in the "
             "checkpoint)`: `[(lambda m: m.encoder, lambda c: c.model.encoder)]`."
         )
-    _match.check_choices(static=static)
     before = _store.bytes_read()
     ours, stored = Model(model), Stored(_checkpoint.open(ckpt))
+
+    def read_scalars(some: Sequence[LazyArray]) -> list[Any]:
+        own = [_target.own_target(lazy._record.template) for lazy in some]
+        wants = [Want(lazy._record, None, target) for lazy, target in zip(some, own)]
+        return _lazy.load(stored.source, wants, verify)
+
     plan = _plan.plan(
         ours,
         stored,
@@ -121,19 +129,15 @@ def graft(
         drop,
         cast=cast,
         static=static,
+        scalars=scalars,
+        read_scalars=read_scalars,
         can_init=init is not None,
     )
     leaves = list(ours.flat.leaves)
-    values, saved = _read(stored, ours.names, plan, verify)
-    for number, value in values.items():
+    for number, value in _read(stored, ours.names, plan, verify).items():
         leaves[number] = value
     for number, origin in plan.again.items():
         leaves[number] = leaves[origin]
-    differences = [Difference(*x) for x in plan.differences]
-    for (number, _), value in zip(plan.kept, saved):
-        if not _same(value, _register.to_leaf(leaves[number])):
-            name = ours.names[number]
-            differences.append(Difference(name, repr(value), repr(leaves[number])))
     tree = jtu.tree_unflatten(ours.flat.structure, leaves)
     if init is not None:
         tree = _init.initialise(tree, init)
@@ -141,18 +145,15 @@ def graft(
     report = Report(
         stored.ckpt.path,
         tuple(_rows(ours, stored, plan)),
-        tuple(dict.fromkeys(differences)),
+        tuple(Difference(*x) for x in dict.fromkeys(plan.differences)),
         _store.bytes_read() - before if local else None,
         _stored_bytes(stored.index),
     )
     return tree, report
 
 
-def _read(
-    stored: Stored, names: list[str], plan: Plan, verify: bool
-) -> tuple[dict[int, Any], list[Any]]:
-    """The leaves that are placed, by number, and the scalars that were saved: all in
-    one planned read."""
+def _read(stored: Stored, names: list[str], plan: Plan, verify: bool) -> dict[int, Any]:
+    """The leaves that are placed, by number: all in one planned read."""
     wants: list[Want] = []
     todo = [x for x in plan.placed if x.number not in plan.again]
     for x in todo:
@@ -160,8 +161,6 @@ def _read(
             wants.append(Want(x.made._record, x.made._view, x.target))
         elif isinstance(x.made, _later.Later):
             wants += [_host(part) for part in x.made.parts]
-    own = [_target.own_target(lazy._record.template) for _, lazy in plan.kept]
-    wants += [Want(x.lazy._record, None, t) for x, t in zip(plan.kept, own)]
     values = _lazy.load(stored.source, wants, verify)[::-1]
     out: dict[int, Any] = {}
     for x in todo:
@@ -175,7 +174,7 @@ def _read(
                 f"The model's leaf `{names[x.number]}` cannot be made of "
                 f"{', '.join(f'`{name}`' for name in x.saved)} by {x.how}: {e}"
             ) from e
-    return out, values[::-1]
+    return out
 
 
 def _make(x: Placed, values: list[Any]) -> Any:
@@ -195,13 +194,6 @@ def _host(lazy: LazyArray) -> Want:
     cast = lazy._target.cast
     target = Target("numpy", np.dtype(lazy.dtype), lazy.shape, cast=cast)
     return Want(lazy._record, lazy._view, target)
-
-
-def _same(saved: Any, kept: Any) -> bool:
-    if isinstance(saved, (np.ndarray, jax.Array, np.generic)):
-        saved = saved.item()
-    both_bools = isinstance(saved, bool) == isinstance(kept, bool)
-    return both_bools and bool(saved == kept or (saved != saved and kept != kept))
 
 
 def _rows(model: Model, stored: Stored, plan: Plan) -> list[Row]:

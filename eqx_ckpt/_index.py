@@ -55,10 +55,12 @@ class Record(NamedTuple):
 
 
 class Statics(NamedTuple):
-    """The static fields of Modules: `values[of[name]]` for the Module at `name`."""
+    """The static fields of Modules: `values[of[name]]` for the Module at `name`. Those
+    that JSON does not hold are in the same row of `encoded`, if they were recorded."""
 
     values: list[dict[str, Any]]
     of: dict[str, int]
+    encoded: list[dict[str, Any]] | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -233,6 +235,7 @@ def encode(index: Index) -> bytes:
         "markers": sorted(index.markers.items()),
         "statics": index.statics.values,
         "static": index.statics.of,
+        **({} if index.statics.encoded is None else {"encoded": index.statics.encoded}),
         "digests": index.digests,
         "others": index.others,
     }
@@ -363,7 +366,10 @@ def _typed(value: dict[str, Any]) -> Index:
             raise ValueError("the index has a malformed marker")
         markers[row[0]] = row[1]
     values, of = field("statics", list, dict), field("static", dict, int)
-    if not all(0 <= n < len(values) for n in of.values()):
+    encoded = field("encoded", list, dict) if "encoded" in value else None
+    if not all(0 <= n < len(values) for n in of.values()) or (
+        encoded is not None and len(encoded) != len(values)
+    ):
         raise ValueError("the index names static fields that it does not have")
     save = field("save", str)
     if not is_save_id(save):
@@ -385,7 +391,7 @@ def _typed(value: dict[str, Any]) -> Index:
         sizes=sizes,
         aliases=aliases,
         markers=markers,
-        statics=Statics(values, of),
+        statics=Statics(values, of, encoded),
         digests=field("digests", str),
         others=others,
         writer=field("writer", dict, str),

@@ -13,6 +13,7 @@ from jaxtyping import PyTree
 from . import _checkpoint, _deserialise, _leaf, _match, _names, _skeleton, _team, _tree
 from ._checkpoint import Checkpoint
 from ._lazy import LazyArray
+from ._static import Static
 
 
 @_checkpoint.again(1, "path")
@@ -24,7 +25,7 @@ def load_or_init(
     source: str | Callable[[Any], Any] | None = None,
     missing: str = "error",
     unexpected: str = "error",
-    static: str = "error",
+    static: Static = "error",
     cast: bool = False,
     sharding: Any = None,
     verify: bool = True,

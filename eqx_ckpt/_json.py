@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,7 @@ def check_metadata(metadata: Any) -> Any:
 
 
 # Far less than what Python's parser can take, wherever it is called from.
-_MAX_DEPTH, _MAX_BITS = 100, 2048
+_MAX_DEPTH, MAX_BITS = 100, 2048
 
 
 def _check_json(value: Any, where: str, depth: int = 0) -> None:
@@ -94,14 +95,12 @@ def _check_json(value: Any, where: str, depth: int = 0) -> None:
         if not math.isfinite(value):
             raise ValueError(f"`{where}` is {value!r}, which JSON has no number for.")
     elif type(value) is str:
-        try:
-            value.encode()
-        except UnicodeError:
-            raise ValueError(f"`{where}` is not Unicode text: {value!r}.") from None
+        if not is_unicode(value):
+            raise ValueError(f"`{where}` is not Unicode text: {value!r}.")
     elif type(value) is int:
-        if abs(value) >> _MAX_BITS:
+        if abs(value) >> MAX_BITS:
             raise ValueError(
-                f"`{where}` is an integer of more than {_MAX_BITS} bits, which parsers "
+                f"`{where}` is an integer of more than {MAX_BITS} bits, which parsers "
                 "of JSON refuse. Store it as a leaf, or as a string."
             )
     elif value is not None and type(value) is not bool:
@@ -113,6 +112,11 @@ def _check_json(value: Any, where: str, depth: int = 0) -> None:
             f"`{where}` is of type `{type(value).__name__}`, which JSON would not give "
             f"back as it was. {advice}"
         )
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8: a lone surrogate cannot."""
+    return re.search("[\ud800-\udfff]", text) is None
 
 
 def jsonable(value: Any) -> tuple[bool, Any]:

@@ -1,6 +1,5 @@
 """Which stored leaf stands for which of `like`; and one report if any does not."""
 
-import difflib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,15 +10,18 @@ from . import (
     _filters,
     _leaf,
     _names,
+    _nearest,
     _register,
     _select,
     _show,
+    _static,
     _target,
     _template,
     _tree,
 )
 from ._filters import FilterSpec, IsLeaf
 from ._index import Index, Record
+from ._static import Static
 from ._target import Target
 
 
@@ -39,11 +41,10 @@ class Match(NamedTuple):
 _choices = {
     "missing": ("error", "keep"),
     "unexpected": ("error", "ignore"),
-    "static": ("error", "ignore"),
 }
 
 
-def check_choices(**given: str) -> None:
+def _check_choices(**given: str) -> None:
     for name, value in given.items():
         if value not in _choices[name]:
             allowed = " or ".join(f'"{x}"' for x in _choices[name])
@@ -73,7 +74,7 @@ def match(
     source: str = "",
     missing: str = "error",
     unexpected: str = "error",
-    static: str = "error",
+    static: Static = "error",
     cast: bool = False,
 ) -> Match:
     """Pairs the selected leaves of `like` with stored ones, by name. Errors say `what`
@@ -81,7 +82,8 @@ def match(
 
     **Raises:** one `RuntimeError` that lists all that does not fit.
     """
-    check_choices(missing=missing, unexpected=unexpected, static=static)
+    _check_choices(missing=missing, unexpected=unexpected)
+    passes = _static.passing(static, index.statics, what)
     flat = _tree.flatten(like, is_leaf)
     chosen = _filters.selected(filter_spec, like, flat.leaves, is_leaf)
     selection = _select.select(
@@ -141,8 +143,8 @@ def match(
     if unexpected == "error":
         leaves = list(zip(stored, flat.leaves, chosen))
         _find_unexpected(index, leaves, wholes, filter_spec, source, report)
-    if static == "error":
-        _find_static(index, like, is_leaf, wholes, source, report)
+    if static != "ignore":
+        _find_static(index, like, is_leaf, wholes, source, passes, report)
     if report.rows:
         raise RuntimeError(_text(what, index, source, report))
     if not pairs:
@@ -220,19 +222,14 @@ def _find_unexpected(
     """`like`: the name a leaf is stored under, the leaf, and whether it is chosen."""
     # What a leaf of `like` stands for that is loaded, or would be if it was chosen.
     known = {name for name, x, good in like if good or _filters.by_default(x)}
-    extra = [
-        name
-        for name in index.names
-        if name not in known and any(_names.is_under(name, w) for w in wholes)
-    ]
+    whole = _names.within(wholes)
+    extra = [n for n in index.names if n not in known and whole(n) is not None]
     if not extra:
         return
     others = {name: leaf for name, leaf, _ in like}
-    specs = sorted(_filters.prefixes(filter_spec, source), key=lambda x: len(x[0]))
-    chosen = []
-    for name in extra:
-        best = [spec for prefix, spec in specs if _names.is_under(name, prefix)]
-        chosen.append(best[-1] if best else True)
+    specs: dict[Any, Any] = dict(_filters.prefixes(filter_spec, source))
+    nearest = _names.within(specs)
+    chosen = [specs.get(nearest(name), True) for name in extra]
     records = [index.record(index.places[name]) for name in extra]
     leaves = [_stand_in(record) for record in records]
     for record, good in zip(records, _filters.evaluate(chosen, leaves)):
@@ -275,37 +272,26 @@ def _find_static(
     is_leaf: IsLeaf,
     wholes: list[str],
     source: str,
+    passes: Callable[[str], bool],
     report: _Report,
 ) -> None:
-    values, of = index.statics
-    if not of:
+    if not index.statics.of:
         return
+    whole = _names.within(wholes)
     for path, module in _tree.modules(like, is_leaf):
         name = _tree.module_name(path, source)
-        if name not in of or not any(_names.is_under(name, w) for w in wholes):
+        if name not in index.statics.of or whole(name) is None:
             continue
-        saved = values[of[name]]
-        for field, value in _tree.static_fields(module).items():
-            if field in saved and not same(saved[field], value):
-                where = f"{name}.{field}" if name else field
-                was, now = short(saved[field]), short(value)
-                text = f"saved {was}, `like` has {now}"
-                first = (
-                    f"Deserialised leaf at path {path} has changed a static field: "
-                    f"`{where}` was {was} when it was saved, and is {now} in `like`."
-                )
-                report.add("static", where, text, first)
-
-
-def short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else text[:200] + "..."
-
-
-def same(a: Any, b: Any) -> bool:
-    if isinstance(a, (list, dict)):
-        return type(a) is type(b) and repr(a) == repr(b)
-    return type(a) is type(b) and a == b
+        for x in _static.changes(index.statics, module, name, passes):
+            if x.may_differ:
+                continue
+            text = f"saved {x.saved}, `like` has {x.here}"
+            first = (
+                f"Deserialised leaf at path {path} has changed a static field: "
+                f"`{x.name}` was {x.saved} when it was saved, and is {x.here} in "
+                "`like`."
+            )
+            report.add("static", x.name, text, first)
 
 
 _titles = {
@@ -316,7 +302,7 @@ _titles = {
     "kind": "of another kind",
     "shape": "of another shape",
     "dtype": "of another dtype",
-    "static": 'static fields that have changed (`static="ignore"` lets them pass)',
+    "static": "static fields that have changed ({static})",
 }
 
 
@@ -331,14 +317,20 @@ def _text(what: str, index: Index, source: str, report: _Report) -> str:
         f"{len(index.names)} leaves saved); nothing was loaded."
     )
 
+    there = _nearest.Names(index.names if "missing" in report.rows else ())
+
     def nearest(kind: str, name: str, text: str) -> str:
         if kind != "missing" or "{" in name or _no_entry in text:
             return ""
-        near = difflib.get_close_matches(name, index.names[:5000], 1, 0.6)
+        near = there.nearest(name, 1, 0.6)
         return f"  (the nearest name there is `{near[0]}`)" if near else ""
 
     thing = what.partition(" at ")[0]
-    titles = {kind: title.replace("{}", thing) for kind, title in _titles.items()}
+    static = _static.how_to_pass([name for name, _ in report.rows.get("static", [])])
+    titles = {
+        kind: title.replace("{}", thing).replace("{static}", static)
+        for kind, title in _titles.items()
+    }
     lines += _show.sections(report.rows, titles, nearest)
     missing = [name for name, _ in report.rows.get("missing", [])]
     hint = _source_hint(index, missing, source)

@@ -1,6 +1,7 @@
 """Key paths to dotted names and back: pure, injective, and never trusted as a path."""
 
 import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax.tree_util as jtu
@@ -170,6 +171,20 @@ def below(name: str, prefix: str) -> str:
     if "%" in first and unquote(first) in RESERVED:
         first = unquote(first)
     return "" if name == ROOT else first + dot + rest
+
+
+def within(nodes: Iterable[str]) -> Callable[[str], str | None]:
+    """What says of a name which of many nodes is it or the nearest above it."""
+    nodes = frozenset(nodes)
+
+    def nearest(name: str) -> str | None:
+        while name not in nodes:
+            if name == "":
+                return None
+            name = name.rpartition(".")[0]
+        return name
+
+    return nearest
 
 
 def is_under(name: str, prefix: str) -> bool:

@@ -9,6 +9,7 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from . import _names, _show
+from ._index import Statics
 
 
 class Spec(NamedTuple):
@@ -16,7 +17,7 @@ class Spec(NamedTuple):
 
     # `(kind, key)` for each child, as in `_names.component`.
     keys: tuple[tuple[str, str | int], ...]
-    # The static fields of a Module, as JSON.
+    # The static fields of a Module, as JSON: `fields_text`.
     fields: str
     # The label of each entry of an eqx.nn.State: `_tree.Entry`. Else none.
     labels: tuple[str | None, ...]
@@ -167,18 +168,31 @@ def body_of(node: Node) -> Body:
 
 
 def static_fields(node: Node) -> dict[str, Any]:
+    """Those that JSON holds."""
+    return recorded(node)[0]
+
+
+def recorded(node: Node) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Those that JSON holds, and the others, encoded: as in `_index.Statics`."""
     text = body_of(node).fields()
-    return json.loads(text) if text else {}
+    plain, encoded = json.loads(text) if text else ({}, {})
+    return plain, encoded
 
 
-def fields_text(fields: dict[str, Any]) -> str:
-    """Static fields as a node has them: in an order that the class does not change."""
-    return json.dumps({name: fields[name] for name in sorted(fields)})
+def fields_text(statics: Statics, name: str) -> str:
+    """The static fields of the Module at `name`, as a node has them: in an order that
+    the class does not change."""
+    row = statics.of.get(name)
+    if row is None:
+        return ""
+    encoded = {} if statics.encoded is None else statics.encoded[row]
+    both = statics.values[row], encoded
+    return json.dumps([{name: x[name] for name in sorted(x)} for x in both])
 
 
 def field_rows(text: str, below: str = "") -> Iterator[tuple[str, str]]:
     """The static fields of the node at `below`, as they are printed."""
-    for name, value in (json.loads(text) if text else {}).items():
+    for name, value in (json.loads(text)[0] if text else {}).items():
         name = _names.quote(name)
         yield f"{below}.{name}" if below else name, f"= {_short(value)}"
 

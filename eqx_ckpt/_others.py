@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from . import _arrays, _layout, _names
+from . import _arrays, _json, _layout, _names
 from ._filters import IsLeaf
 from ._layout import Leaf
 from ._template import Template
@@ -141,18 +141,10 @@ def orbax_type(leaf: Leaf, layout: str) -> str | None:
     if template.kind == "key":
         return "jax.Array" if template.impl in _key_impls else None
     if template.kind == "str":
-        return "string" if _is_unicode(leaf.value) else None
+        return "string" if _json.is_unicode(leaf.value) else None
     if template.dtype != template.stored:
         return None
     return _orbax_types.get(template.kind)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeError:
-        return False
-    return True
 
 
 class _Node:

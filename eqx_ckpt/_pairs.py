@@ -65,7 +65,7 @@ class Model:
         self.flat = _tree.flatten(tree, None)
         self.names = [_names.name_of(path)[0] for path in self.flat.paths]
         self.storable = [_filters.by_default(x) for x in self.flat.leaves]
-        self.below = _by_prefix(self.names)
+        self.below = by_prefix(self.names)
         self.tagged = _select.Tagged(*self.flat, self.storable, None)
 
     def is_array(self, number: int) -> bool:
@@ -94,7 +94,7 @@ class Stored:
         self.ckpt = ckpt
         self.source = ckpt._source
         self.index = ckpt._source.index
-        self.below = _by_prefix(self.index.names)
+        self.below = by_prefix(self.index.names)
 
     def nodes(self, where: Any, called: str) -> list[Node]:
         if isinstance(where, str):
@@ -162,7 +162,7 @@ class Stored:
         )
 
 
-def _by_prefix(names: Sequence[str]) -> dict[str, list[int]]:
+def by_prefix(names: Sequence[str]) -> dict[str, list[int]]:
     """The leaves below each node, by its dotted name."""
     out: dict[str, list[int]] = {"": list(range(len(names)))}
     for number, name in enumerate(names):

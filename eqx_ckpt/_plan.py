@@ -1,15 +1,28 @@
 """What a graft will do, checked to the last leaf before anything is read."""
 
-from collections.abc import Sequence
+import collections
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from . import _leaf, _match, _names, _pairs, _show, _suggest, _target, _tree
+from . import (
+    _leaf,
+    _match,
+    _names,
+    _pairs,
+    _register,
+    _show,
+    _static,
+    _suggest,
+    _target,
+    _tree,
+)
 from ._later import Later
 from ._lazy import LazyArray
 from ._pairs import Group, Model, Pair, Saved, Stored
+from ._static import Static
 from ._target import Target
 from ._template import Template
 from .adapters import Adapter
@@ -42,8 +55,8 @@ class Placed(NamedTuple):
     adapters: tuple[Adapter | None, ...]
 
 
-class Kept(NamedTuple):
-    """A Python scalar of the model, which it keeps, and the saved one."""
+class Scalar(NamedTuple):
+    """A Python scalar of the model inside of a pair, and the saved one."""
 
     number: int
     lazy: LazyArray
@@ -53,7 +66,6 @@ class Plan(NamedTuple):
     placed: list[Placed]
     # Leaves that are one object in the model are made once.
     again: dict[int, int]
-    kept: list[Kept]
     # By number and by place, with the name of the node that was said to be so.
     fresh: dict[int, str]
     dropped: dict[int, str]
@@ -81,9 +93,10 @@ _titles = {
     "the old one goes into `drop`",
     "dtype": "of another dtype",
     "adapter": "what an adapter cannot do",
+    "scalar": "Python scalars that were saved with another value",
     "tied": "one array in the model, and would be two (`eqx.nn.Shared` ties for good)",
-    "static": 'static fields that have changed. `static="ignore"` lets them pass; so '
-    "does a pair of the arrays themselves (`lambda m: m.linear.weight`)",
+    "static": "static fields that have changed ({static}; a pair of the arrays "
+    "themselves, `lambda m: m.linear.weight`, lets all pass)",
     "abstract": "`fresh`, and without a value: make them with `init=` or "
     "`load_or_init`, or graft into a model that has values",
     "model": "in the model, in no pair and not in `fresh`",
@@ -99,11 +112,17 @@ def plan(
     drop: Any,
     *,
     cast: bool,
-    static: str,
+    static: Static,
+    scalars: str,
+    read_scalars: Callable[[Sequence[LazyArray]], list[Any]],
     can_init: bool,
 ) -> Plan:
     """**Raises:** one `RuntimeError` that lists all that is wrong, `ValueError` or
     `TypeError` for a pair, a `fresh` or a `drop` that picks no nodes."""
+    if scalars not in ("error", "load", "keep"):
+        raise ValueError(
+            f'`scalars` must be "error", "load" or "keep", not {scalars!r}.'
+        )
     parsed = [
         _pairs.parse(given, f"pairs[{i}]", model, stored)
         for i, given in enumerate(pairs)
@@ -114,19 +133,13 @@ def plan(
     matching.fresh = {n: a.name for a in new for n in a.leaves.values()}
     matching.dropped = {x.place: b.name for b in out for x in b.leaves.values()}
     problems = matching.problems
-    jobs, kept = matching.jobs()
+    jobs, inside = matching.jobs()
     placed = [
         x for job in jobs if not job.own for x in _place(job, model, cast, problems)
     ]
     differences = matching.static_fields(jobs, static)
-    scalars = []
-    for n, lazy in kept:
-        template = lazy._record.template
-        if template.kind != "key" and template.logical_shape == ():
-            scalars.append(Kept(n, lazy))
-        else:  # An array differs without being read.
-            shown = _leaf.show(template)
-            differences.append((model.names[n], shown, repr(model.flat.leaves[n])))
+    if scalars == "load":
+        placed += _load_scalars(inside, model, problems)
     if not can_init:
         for number in sorted(matching.fresh):
             leaf = model.flat.leaves[number]
@@ -136,6 +149,10 @@ def plan(
     undeclared = matching.undeclared()
     if problems.rows:
         raise RuntimeError(_text(problems, model, stored, undeclared))
+    if inside:
+        differences += _compare_scalars(inside, scalars, read_scalars, model, problems)
+        if problems.rows:
+            raise RuntimeError(_text(problems, model, stored, ([], [])))
     # Functions of the user's come last, when all that is known without them is right:
     # they may read.
     for job in jobs:
@@ -147,7 +164,6 @@ def plan(
     return Plan(
         placed,
         again,
-        scalars,
         {n: x for n, x in matching.fresh.items() if model.is_array(n)},
         matching.dropped,
         differences,
@@ -169,9 +185,9 @@ class _Matching:
         self.state_entries = _tree.state_entries(model.tree, model.flat.paths, "")
         self.index_names = _tree.index_names(model.tree) if self.state_entries else {}
 
-    def jobs(self) -> tuple[list[Job], list[Kept]]:
+    def jobs(self) -> tuple[list[Job], list[Scalar]]:
         jobs: list[Job] = []
-        kept: list[Kept] = []
+        scalars: list[Scalar] = []
         for pair in self.pairs:
             matched = False
             for group in pair.groups:
@@ -197,12 +213,12 @@ class _Matching:
                     saved = [leaves.get(name) for leaves in right]
                     if any(x is not None for x in saved):
                         matched = True
-                        self._pair_up(pair, group, name, numbers, saved, jobs, kept)
+                        self._pair_up(pair, group, name, numbers, saved, jobs, scalars)
             if not matched:
                 self._nothing(pair)
             for name, text in pair.problems:
                 self.problems.add("rule", name, text)
-        return jobs, kept
+        return jobs, scalars
 
     def _pair_up(
         self,
@@ -212,7 +228,7 @@ class _Matching:
         numbers: list[int | None],
         saved: list[Saved | None],
         jobs: list[Job],
-        kept: list[Kept],
+        scalars: list[Scalar],
     ) -> None:
         model, problems = self.model, self.problems
         whole_numbers = [n for n in numbers if n is not None]
@@ -238,7 +254,7 @@ class _Matching:
         scalar = not any(model.is_array(n) for n in whole_numbers)
         if scalar and any(node.leaves.keys() != {""} for node in group.left):
             for n in whole_numbers:
-                kept += [Kept(n, x.lazy) for x in whole_saved]
+                scalars += [Scalar(n, x.lazy) for x in whole_saved]
             return
         jobs.append(Job(pair.label, whole_numbers, whole_saved, pair.adapter))
 
@@ -335,54 +351,64 @@ class _Matching:
             self.problems.add("checkpoint", index.names[place], text)
         return numbers, places
 
-    def static_fields(self, jobs: list[Job], static: str) -> list[tuple[str, str, str]]:
+    def static_fields(
+        self, jobs: list[Job], static: Static
+    ) -> list[tuple[str, str, str]]:
         """Those that differ between Modules that stand for each other, and need not be
         the same: the others are problems."""
-        values, of = self.stored.index.statics
-        if not of:
-            return []
+        statics = self.stored.index.statics
         modules = {
             _tree.module_name(path, ""): module
             for path, module in _tree.modules(self.model.tree, None)
         }
+        names = (
+            f"{name}.{field}" if name else field
+            for name, module in modules.items()
+            for fields in _static.recorded(module)
+            for field in fields
+        )
+        what = f"checkpoint at `{self.stored.ckpt.path}`"
+        passes = _static.passing(static, statics, what, names)
         out = []
         for name, source in dict.fromkeys(self._modules(modules, jobs)):
-            if source not in of:
+            if source not in statics.of:
                 continue
             # Of a part that is new, not all that holds it is the same.
             new = any(n in self.fresh for n in self.model.below.get(name, []))
             new |= any(p in self.dropped for p in self.stored.below.get(source, []))
-            saved = values[of[source]]
-            for field, value in _tree.static_fields(modules[name]).items():
-                if field not in saved or _match.same(saved[field], value):
-                    continue
-                full = f"{name}.{field}" if name else field
-                old, here = _match.short(saved[field]), _match.short(value)
-                if new or static == "ignore":
-                    out.append((full, old, here))
+            for x in _static.changes(statics, modules[name], source, passes, name):
+                if new or x.may_differ:
+                    out.append((x.name, x.saved, x.here))
                 else:
-                    text = f"saved {old}, the model has {here}"
-                    self.problems.add("static", full, text)
+                    text = f"saved {x.saved}, the model has {x.here}"
+                    self.problems.add("static", x.name, text)
         return out
 
-    def _modules(self, modules: dict[str, Any], jobs: list[Job]) -> Any:
+    def _modules(
+        self, modules: dict[str, Any], jobs: list[Job]
+    ) -> Iterator[tuple[str, str]]:
         """Names of Modules that stand for each other, in the model and as saved."""
+        below = _pairs.by_prefix(list(modules))
+        names = list(modules)
         for pair in self.pairs:
             if pair.renamed:
                 continue
             for left, right in (
                 (a, b) for g in pair.groups for a in g.left for b in g.right
             ):
-                for name in modules:
-                    if _names.is_under(name, left.name):
-                        below = _names.below(name, left.name) if name else ""
-                        yield name, ".".join(x for x in (right.name, below) if x)
-        renamed = {pair.label: pair for pair in self.pairs if pair.renamed}
+                for number in below.get(left.name, []):
+                    name = names[number]
+                    rest = _names.below(name, left.name) if name else ""
+                    yield name, ".".join(x for x in (right.name, rest) if x)
+        roots = {
+            pair.label: _names.within(a.name for g in pair.groups for a in g.left)
+            for pair in self.pairs
+            if pair.renamed
+        }
         for job in jobs:
-            pair = renamed.get(job.label)
-            if pair is None:
+            if job.label not in roots:
                 continue
-            roots = [node.name for group in pair.groups for node in group.left]
+            root = roots[job.label]
             for number in job.numbers:
                 for saved in job.saved:
                     # Up from two leaves, as long as the names agree.
@@ -391,10 +417,76 @@ class _Matching:
                     while a and b and a[-1] == b[-1]:
                         a, b = a[:-1], b[:-1]
                         name = ".".join(a)
-                        if not any(_names.is_under(name, root) for root in roots):
+                        if root(name) is None:
                             break
                         if name in modules:
                             yield name, ".".join(b)
+
+
+# ---- Python scalars inside of pairs.
+
+
+def _load_scalars(
+    scalars: Sequence[Scalar], model: Model, problems: Problems
+) -> list[Placed]:
+    out = {}
+    for number, lazy in scalars:
+        target, template = _target_of(model, number), lazy._record.template
+        misfit = _target.misfit(template, target)
+        if misfit is not None:
+            wanted = _target.show_target(target)
+            text = f"saved {_leaf.show(template)}, the model has {wanted}"
+            problems.add(misfit.what, model.names[number], text)
+        out[number] = Placed(number, lazy, target, (lazy.name,), "loaded", "", ())
+    return list(out.values())
+
+
+def _compare_scalars(
+    scalars: Sequence[Scalar],
+    what: str,
+    read: Callable[[Sequence[LazyArray]], list[Any]],
+    model: Model,
+    problems: Problems,
+) -> list[tuple[str, str, str]]:
+    """`(name, as saved, in the model)` of those that the model keeps. Others that
+    differ are problems: of one that is loaded, several that were saved."""
+    if what == "load":  # One that is made of several, as by `stack`.
+        counts = collections.Counter(x.number for x in scalars)
+        scalars = [x for x in scalars if counts[x.number] > 1]
+    # An array is another value without being read.
+    few = [x for x in scalars if _is_one_number(x.lazy._record.template)]
+    values = dict(zip(few, read([x.lazy for x in few])))
+    first: dict[int, Any] = {}
+    out = []
+    for x in scalars:
+        kept = _register.to_leaf(model.flat.leaves[x.number])
+        value = values.get(x, x.lazy)
+        if what == "load":
+            kept = first.setdefault(x.number, value)
+        if x in values and _is_same_number(value, kept):
+            continue
+        name = model.names[x.number]
+        shown = repr(value) if x in values else _leaf.show(x.lazy._record.template)
+        if what == "keep":
+            out.append((name, shown, repr(kept)))
+        elif what == "load":
+            problems.add("scalar", name, f"saved {kept!r} and {shown}")
+        else:
+            problems.add("scalar", name, f"saved {shown}, the model has {kept!r}")
+    return out
+
+
+def _is_one_number(template: Template) -> bool:
+    return template.kind != "key" and template.logical_shape == ()
+
+
+def _is_same_number(saved: Any, kept: Any) -> bool:
+    saved, kept = (
+        x.item() if isinstance(x, (np.ndarray, jax.Array, np.generic)) else x
+        for x in (saved, kept)
+    )
+    both_bools = isinstance(saved, bool) == isinstance(kept, bool)
+    return both_bools and bool(saved == kept or (saved != saved and kept != kept))
 
 
 def _saved_of(nodes: list[_pairs.Node]) -> list[Saved]:
@@ -610,7 +702,9 @@ def _text(
         f"The graft of `{stored.ckpt.path}` does not fit the model ({count}); nothing "
         "was loaded."
     ]
-    lines += _show.sections(problems.rows, _titles)
+    static = _static.how_to_pass([name for name, _ in problems.rows.get("static", [])])
+    titles = {kind: x.replace("{static}", static) for kind, x in _titles.items()}
+    lines += _show.sections(problems.rows, titles)
     dotted = [stored.index.names[p] for p in undeclared[1]]
     dotted = [name for name in dotted if "%2E" in name]
     if dotted:
@@ -618,5 +712,11 @@ def _text(
             f"  Keys of the checkpoint have dots in them (`{dotted[0]}`). Save "
             "`ec.nest(...)` of the dict, and they are nodes."
         )
+    if "scalar" in problems.rows:
+        lines += [
+            "  To paste, one of these two (of what is in `fresh` and `drop`, neither):",
+            '    scalars="load",  # the saved values',
+            '    scalars="keep",  # those of the model',
+        ]
     lines += _suggest.lines(model, stored, *undeclared)
     return "\n".join(_show.escape(line) for line in lines)

@@ -28,6 +28,7 @@ from . import (
     _reuse,
     _root,
     _select,
+    _static,
     _store,
     _team,
     _tree,
@@ -259,7 +260,7 @@ def plan(
     }
     holes = _others.holes(pytree, is_leaf, flat, numbers, selection.wholes)
     side = _others.files(leaves, holes, layout)
-    statics = _tree.statics(pytree, is_leaf, flat.structure)
+    statics = _static.record(pytree, is_leaf, flat.structure)
     return Plan(leaves, templates, side, markers, statics, metadata, layout)
 
 

@@ -1,4 +1,4 @@
-"""A pytree as the rest sees it: leaves with key paths, States and static fields."""
+"""A pytree as the rest sees it: leaves with key paths, Modules and States."""
 
 import collections
 import dataclasses
@@ -10,7 +10,7 @@ import equinox as eqx
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from . import _index, _json, _names, _node
+from . import _names, _node
 from ._filters import IsLeaf
 from ._node import Node
 
@@ -28,7 +28,7 @@ def flatten(tree: PyTree, is_leaf: IsLeaf) -> Flat:
     return Flat([path for path, _ in pairs], [leaf for _, leaf in pairs], structure)
 
 
-# ---- Static fields of Modules, and of the nodes of Modules that were saved.
+# ---- Modules, and the nodes of Modules that were saved.
 
 
 def modules(tree: PyTree, is_leaf: IsLeaf, path: tuple = ()) -> Iterator[tuple]:
@@ -52,21 +52,6 @@ def modules(tree: PyTree, is_leaf: IsLeaf, path: tuple = ()) -> Iterator[tuple]:
             yield from modules(x, is_leaf, (*path, *below))
 
 
-def static_fields(module: eqx.Module | Node) -> dict[str, Any]:
-    """The static fields of one Module that JSON can hold."""
-    if isinstance(module, Node):
-        return _node.static_fields(module)
-    if isinstance(module, eqx.nn.StateIndex):
-        return {}  # Its marker is how this process finds an entry, not a setting.
-    out = {}
-    for field in dataclasses.fields(module):
-        if field.metadata.get("static", False) and hasattr(module, field.name):
-            good, value = _json.jsonable(getattr(module, field.name))
-            if good:
-                out[field.name] = value
-    return out
-
-
 def node_types(structure: Any) -> set[type]:
     """The types of the nodes of a tree."""
     out: set[type] = set()
@@ -80,24 +65,6 @@ def node_types(structure: Any) -> set[type]:
         if inner > 1:
             nodes += node.children()
     return out
-
-
-def statics(tree: PyTree, is_leaf: IsLeaf, structure: Any) -> _index.Statics:
-    """The static fields of all Modules of a tree, by name ("": the tree itself)."""
-    values: list[dict[str, Any]] = []
-    seen: dict[str, int] = {}
-    of: dict[str, int] = {}
-    if not any(issubclass(cls, (eqx.Module, Node)) for cls in node_types(structure)):
-        return _index.Statics(values, of)
-    for path, module in modules(tree, is_leaf):
-        fields = static_fields(module)
-        if fields:
-            key = repr(fields)
-            if key not in seen:
-                seen[key] = len(values)
-                values.append(fields)
-            of[module_name(path, "")] = seen[key]
-    return _index.Statics(values, of)
 
 
 def module_name(path: tuple, source: str) -> str:

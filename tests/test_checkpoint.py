@@ -485,6 +485,7 @@ def test_a_big_skeleton_costs_little(tmp_path):
         import equinox as eqx, jax, jax.numpy as jnp, jax.random as jr
         import eqx_ckpt as ec
         from eqx_ckpt import _index, _template, _root, _write, _tree, _names, _leaf
+        from eqx_ckpt import _static
 
         class Block(eqx.Module):
             attention: list[eqx.nn.Linear]
@@ -521,7 +522,7 @@ def test_a_big_skeleton_costs_little(tmp_path):
             files=["0"], file=[0] * len(names), splits=[], sizes={{}},
             offset=[0, *it.accumulate(t.nbytes for t in templates[:-1])],
             aliases={{}}, markers={{}},
-            statics=_tree.statics(like, None, flat.structure),
+            statics=_static.record(like, None, flat.structure),
             digests="0" * 32, others={{}}, writer={{}})
         root = _root.resolve({str(tmp_path)!r})
         _write.write_file(root, _root.INDEX, [_index.encode(index)])

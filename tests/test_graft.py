@@ -93,7 +93,7 @@ def refused(path, model, pairs, error=RuntimeError, **kwargs) -> str:
 
 def test_an_encoder_under_a_new_head(path, saved, model):
     with BytesRead() as read:
-        out, report = ec.graft(model, path, [ENCODER], **REST)
+        out, report = ec.graft(model, path, [ENCODER], **REST, scalars="keep")
     expected = eqx.tree_at(
         lambda m: (m.backbone.embed, m.backbone.layers),
         model,
@@ -113,7 +113,7 @@ def test_an_encoder_under_a_new_head(path, saved, model):
 
 
 def test_the_report_is_a_table(path, model):
-    _, report = ec.graft(model, path, [ENCODER], **REST)
+    _, report = ec.graft(model, path, [ENCODER], **REST, scalars="keep")
     rows = [re.split("  +", line.strip()) for line in repr(report).splitlines()]
     assert rows[0] == [f"Graft of {path}"]
     assert rows[1] == ["leaves", "bytes"]
@@ -183,8 +183,9 @@ def test_initialise_what_is_fresh_of_a_skeleton(path, saved, model):
     text = refused(path, skeleton, [ENCODER], **REST)
     assert "load_or_init" in text and "`init=`" in text
     assert "classify.weight  f32[3,8]" in text
-    out, report = ec.graft(skeleton, path, [ENCODER], **REST, init=make)
-    expected, _ = ec.graft(model, path, [ENCODER], **REST)
+    more = REST | {"scalars": "keep", "init": make}
+    out, report = ec.graft(skeleton, path, [ENCODER], **more)
+    expected, _ = ec.graft(model, path, [ENCODER], **REST, scalars="keep")
     assert_alike(out, expected)
     assert report.names("fresh") == ["classify.weight", "classify.bias"]
     other = lambda: Language(key=jr.key(1))
@@ -291,12 +292,18 @@ def test_cast(tmp_path):
 
 
 def test_python_scalars(tmp_path):
-    """They are settings: kept, compared, and loaded only if picked by themselves."""
+    """Those of a pair are compared, and loaded or kept as the call says."""
     saved = {"a": {"p": 0.5, "q": 1, "on": True, "x": jnp.ones(2), "z": jnp.ones(3)}}
     model = {"a": {"p": 0.25, "q": 1.0, "on": False, "x": jnp.zeros(2), "z": 7}, "r": 1}
     ec.tree_serialise_leaves(tmp_path / "x", saved)
     pair = (lambda m: m["a"], lambda c: c.a)
-    out, report = ec.graft(model, tmp_path / "x", [pair])
+    with pytest.raises(RuntimeError) as info:
+        ec.graft(model, tmp_path / "x", [pair])
+    text = str(info.value)
+    assert "    a.p  saved 0.5, the model has 0.25" in text and "a.q" not in text
+    assert 'scalars="load",' in text and 'scalars="keep",' in text
+    assert "a.z  saved f32[3], the model has 7" in text
+    out, report = ec.graft(model, tmp_path / "x", [pair], scalars="keep")
     assert out["a"] | {"x": None} == model["a"] | {"x": None}
     assert out["a"]["x"].tolist() == [1, 1]
     assert set(report.differences) == {
@@ -310,6 +317,14 @@ def test_python_scalars(tmp_path):
         model, tmp_path / "x", pairs, fresh=lambda m: m["a"]["x"], drop=rest
     )
     assert out["a"]["p"] == 0.5 and report.names("loaded") == ["a.p"]
+    text = refused(tmp_path / "x", model, [pair], scalars="load")
+    assert "a.z  saved f32[3], the model has int" in text
+    assert "a.q  saved int, the model has float" in text
+    model["a"] |= {"q": 5, "z": jnp.zeros(3)}
+    out, report = ec.graft(model, tmp_path / "x", [pair], scalars="load")
+    assert (out["a"]["p"], out["a"]["q"], out["a"]["on"]) == (0.5, 1, True)
+    assert report.names("loaded") == ["a.on", "a.p", "a.q", "a.x", "a.z"]
+    assert not report.differences
     # One that the model does not have is a leaf that nobody has said anything of.
     del model["a"]["on"]
     text = refused(tmp_path / "x", model, [pair])

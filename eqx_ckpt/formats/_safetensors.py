@@ -139,11 +139,9 @@ def is_texts(value: Any) -> TypeGuard[dict[str, str]]:
     """Whether a value is a dict of strings that can be written as UTF-8."""
     if type(value) is not dict:
         return False
-    return all(type(x) is str and _is_unicode(x) for row in value.items() for x in row)
-
-
-def _is_unicode(text: str) -> bool:
-    return not re.search("[\ud800-\udfff]", text)
+    return all(
+        type(x) is str and _json.is_unicode(x) for row in value.items() for x in row
+    )
 
 
 def _entry(name: str, entry: Any) -> tuple[str, list[int], tuple[int, int]]:

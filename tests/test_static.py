@@ -1,0 +1,386 @@
+"""Static fields: each kind of value is compared, in every call, or let pass."""
+
+import argparse
+import collections
+import dataclasses
+import decimal
+import enum
+import functools as ft
+import json
+import math
+import pathlib
+import re
+import types
+import warnings
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import eqx_ckpt as ec
+from eqx_ckpt import _index, _static
+
+
+class Plain(enum.Enum):
+    ONE = object()
+    TWO = object()
+
+
+class Numbers(enum.IntEnum):
+    FOUR = 4
+    EIGHT = 8
+
+
+class Texts(enum.StrEnum):
+    A = "a"
+    B = "b"
+
+
+class Flags(enum.Flag):
+    X = 1
+    Y = 2
+
+
+class Width(int):
+    pass
+
+
+class Name(str):
+    pass
+
+
+class Rate(float):
+    pass
+
+
+class Pair(tuple):
+    pass
+
+
+class Point(collections.namedtuple("Point", "x y")):
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    heads: int = 4
+    act: object = jax.nn.relu
+    sub: object = None
+    seen: int = dataclasses.field(default=0, compare=False)
+
+
+class Opaque:
+    """What nobody can compare."""
+
+
+# What was saved, the same again, and what has changed.
+KINDS = {
+    "enum": (Plain.ONE, Plain.ONE, Plain.TWO),
+    "int enum": (Numbers.FOUR, Numbers.FOUR, Numbers.EIGHT),
+    "int enum as a number": (Numbers.FOUR, 4, 8),
+    "a number as int enum": (4, Numbers.FOUR, Numbers.EIGHT),
+    "str enum": (Texts.A, "a", Texts.B),
+    "flags": (Flags.X | Flags.Y, Flags.Y | Flags.X, Flags.X),
+    "int subclass": (Width(4), Width(4), Width(8)),
+    "str subclass": (Name("a"), Name("a"), Name("b")),
+    "float subclass": (Rate(0.5), 0.5, Rate(0.25)),
+    "numpy int": (np.int64(4), np.int64(4), np.int64(8)),
+    "numpy int as a number": (np.int64(4), 4, 8),
+    "numpy float": (np.float32(2), np.float32(2), np.float64(2)),
+    "numpy bool": (np.bool_(True), np.True_, np.False_),
+    "numpy str": (np.str_("a"), "a", np.str_("b")),
+    "ml_dtypes": (ml_dtypes.bfloat16(2), ml_dtypes.bfloat16(2), ml_dtypes.bfloat16(3)),
+    "numpy time": (*[np.datetime64("2020")] * 2, np.datetime64("2021")),
+    "long double": (np.longdouble(2), np.longdouble(2), np.longdouble(3)),
+    "dtype": (np.dtype("float32"), jnp.float32, jnp.bfloat16),
+    "jnp dtype": (jnp.float32, np.float32, jnp.float16),
+    "dtype by name": (jnp.bfloat16, "bfloat16", "float32"),
+    "builtin dtype": (float, float, int),
+    "key dtype": (jr.key(0).dtype, jr.key(1).dtype, jr.key(0, impl="rbg").dtype),
+    "tuple with a function": ((1, print), (1, len), (2, print)),
+    "nested": ([{"a": (1, print)}], [{"a": (1, print)}], [{"a": (2, print)}]),
+    "length": ((print, 1), (print, 1), (print, 1, 1)),
+    "tuple subclass": (Pair([1, print]), (1, print), Pair([2, print])),
+    "namedtuple": (Point(1, print), Point(1, len), Point(2, print)),
+    "deque": (*[collections.deque([1, 2])] * 2, collections.deque([2, 1])),
+    "dict with a function": (
+        {"a": 1, "f": print},
+        {"a": 1, "f": len},
+        {"a": 2, "f": 0},
+    ),
+    "dict of other keys": ({1: 2}, {1: 2}, {1: 3}),
+    "ordered dict": (*[collections.OrderedDict(a=1)] * 2, collections.OrderedDict(a=2)),
+    "mapping": (*[types.MappingProxyType({"a": 1})] * 2, {"a": 2}),
+    "set": ({1, "b", 3}, {3, 1, "b"}, {1, "c", 3}),
+    "frozenset": (frozenset("ab"), frozenset("ba"), frozenset("ac")),
+    "dataclass": (Config(), Config(act=print, seen=5), Config(heads=8)),
+    "dataclasses": (*[Config(sub=Config())] * 2, Config(sub=Config(heads=8))),
+    "module": (*[eqx.nn.Lambda(print)] * 2, eqx.nn.Lambda(None)),
+    "namespace": (*[types.SimpleNamespace(a=1)] * 2, types.SimpleNamespace(a=2)),
+    "arguments": (*[argparse.Namespace(a=1)] * 2, argparse.Namespace(a=2)),
+    "partial": (*[ft.partial(print, 1, b=2)] * 2, ft.partial(print, 1, b=3)),
+    "array": (np.arange(3), np.arange(3), np.array([0, 1, 3])),
+    "array of other dtype": (np.arange(3), np.arange(3), np.arange(3).astype("f4")),
+    "complex": (1 + 2j, 1 + 2j, 1 - 2j),
+    "nan": (math.nan, math.nan, math.inf),
+    "large int": (10**5000, 10**5000, 10**5000 + 1),
+    "bytes": (b"a", b"a", b"b"),
+    "surrogate": ("\ud800", "\ud800", "\ud801"),
+    "range": (range(3), range(3), range(4)),
+    "slice": (slice(3), slice(3), slice(4)),
+    "path": (pathlib.Path("a"), pathlib.Path("a"), pathlib.Path("b")),
+    "decimal": (decimal.Decimal(1), decimal.Decimal(1), decimal.Decimal(2)),
+    "pattern": (re.compile("a"), re.compile("a"), re.compile("b")),
+    "a function, and none": (print, len, None),
+    "none, and a function": (None, None, print),
+    "long": ([print, "a" * 20000], [len, "a" * 20000], [print, "b" * 20000]),
+    "plain": ({"a": [1, (2,)]}, {"a": (1, [2])}, {"a": [1, (3,)]}),
+}
+
+
+class Net(eqx.Module):
+    w: float | jax.ShapeDtypeStruct
+    value: object = eqx.field(static=True)
+    width: int = eqx.field(static=True, default=3)
+
+
+def net(value, width=3):
+    with warnings.catch_warnings():  # Equinox warns of arrays, and of NumPy's too.
+        warnings.simplefilter("ignore")
+        return Net(1.0, value, width)
+
+
+def load(path, like, **options):
+    return ec.tree_deserialise_leaves(path, like, **options)
+
+
+def splice(path, like, **options):
+    return ec.materialise(ec.open(path).splice(like, **options))
+
+
+def init(path, like, **options):
+    return ec.load_or_init(lambda: like, path, **options)
+
+
+def graft(path, like, **options):
+    return ec.graft(like, path, [(lambda m: m, lambda c: c)], **options)[0]
+
+
+CALLS = {x.__name__: x for x in (load, splice, init, graft)}
+
+
+@pytest.mark.parametrize("call", [load, graft])
+def test_every_kind(tmp_path, call):
+    saved, same, changed = (
+        {kind: net(values[i]) for kind, values in KINDS.items()} for i in range(3)
+    )
+    ec.tree_serialise_leaves(tmp_path / "a", saved)
+    call(tmp_path / "a", same)
+    leaves = ec.leaf_names(saved)
+    names = {kind: leaves[kind].w[:-1] + "value" for kind in KINDS}
+    kinds = list(KINDS)
+    for some in (kinds[::2], kinds[1::2]):
+        may = [names[kind] for kind in kinds if kind not in some]
+        with pytest.raises(RuntimeError) as info:
+            call(tmp_path / "a", changed, static=may)
+        rows = re.findall(r"\n    (\S+)  saved ", str(info.value))
+        found = {re.sub(r"[.]value([.].*)?$", ".value", row) for row in rows}
+        assert found == {names[kind] for kind in some}
+    call(tmp_path / "a", changed, static="ignore")
+    call(tmp_path / "a", changed, static=["*.value"])
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_every_call(tmp_path, call):
+    call = CALLS[call]
+    tree = {"model": [net(Numbers.FOUR)]}
+    like = {"model": [net(Numbers.EIGHT)]}
+    ec.tree_serialise_leaves(tmp_path / "a", tree)
+    text = r"model\.0\.value  saved FOUR \(4\), .* has EIGHT \(8\)"
+    with pytest.raises(RuntimeError, match=text) as info:
+        call(tmp_path / "a", like)
+    assert 'static=["*.value"]' in str(info.value)
+    # Nothing else gets through.
+    other = {"model": [net(Numbers.EIGHT, width=4)]}
+    with pytest.raises(RuntimeError, match=r"model\.0\.width  saved 3") as info:
+        call(tmp_path / "a", other, static=["*.value"])
+    assert "0.value" not in str(info.value)
+    for names in (["model.0.value"], ["*value"], ("model*",), ["*"], ["*.0.*", "*.w*"]):
+        call(tmp_path / "a", like, static=names)
+    for names in (["value"], ["*.valu"], ["model.0"], ["*.width", "*.x"], ["*.w"]):
+        message = "names no static field of the checkpoint .*[.] (The nearest|It has) "
+        with pytest.raises(ValueError, match=message):
+            call(tmp_path / "a", like, static=names)
+    for wrong in ("maybe", "*.value"):
+        with pytest.raises(ValueError, match="`static` must be .*put it into a list"):
+            call(tmp_path / "a", like, static=wrong)
+
+
+def test_bytes_and_managers(tmp_path):
+    like = net(Numbers.EIGHT)
+    data = ec.to_bytes(net(Numbers.FOUR))
+    with ec.CheckpointManager(tmp_path) as manager:
+        manager.save(1, net(Numbers.FOUR))
+        manager.wait()
+        for call in (ft.partial(ec.from_bytes, data), manager.restore):
+            with pytest.raises(RuntimeError, match="value  saved FOUR"):
+                call(like)
+            call(like, static=["value"])
+
+
+def test_a_node_carries_them(tmp_path):
+    """What is pruned without its class, and saved again, is compared as it was."""
+    ec.tree_serialise_leaves(tmp_path / "a", {"m": net((Numbers.FOUR, 1)), "x": 1.0})
+    ec.tree_serialise_leaves(tmp_path / "b", ec.open(tmp_path / "a").tree.m)
+    load(tmp_path / "b", net((Numbers.FOUR, 1)))
+    load(tmp_path / "b", ec.open(tmp_path / "a").tree.m)
+    with pytest.raises(RuntimeError, match="value  saved .FOUR"):
+        load(tmp_path / "b", net((Numbers.EIGHT, 1)))
+    ec.tree_serialise_leaves(tmp_path / "c", net((Numbers.EIGHT, 1)))
+    with pytest.raises(RuntimeError, match="value  saved .EIGHT"):
+        load(tmp_path / "c", ec.open(tmp_path / "b").tree)
+
+
+def test_graft_takes_names_of_both_sides(tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "a", {"old": net(Numbers.FOUR)})
+    pairs = [(lambda m: m["new"], lambda c: c.old)]
+    like = {"new": net(Numbers.EIGHT)}
+    for name in ("old.value", "new.value"):
+        _, report = ec.graft(like, tmp_path / "a", pairs, static=[name])
+        assert report.differences == (("new.value", "FOUR (4)", "EIGHT (8)"),)
+    with pytest.raises(ValueError, match="names no static field"):
+        ec.graft(like, tmp_path / "a", pairs, static=["neither.value"])
+
+
+def test_parts_of_a_field(tmp_path):
+    """A new vocabulary lets nothing else through."""
+    saved = {"vocab_size": 10, "heads": 4, "act": print, "sub": Config()}
+    ec.tree_serialise_leaves(tmp_path / "a", net(saved))
+    like = net(saved | {"vocab_size": 11})
+    with pytest.raises(RuntimeError, match="value.vocab_size  saved 10, `like` has 11"):
+        load(tmp_path / "a", like)
+    load(tmp_path / "a", like, static=["*.vocab_size"])
+    like = net(saved | {"vocab_size": 11, "sub": Config(heads=8)})
+    with pytest.raises(RuntimeError, match="value.sub.heads  saved 4, `like` has 8"):
+        load(tmp_path / "a", like, static=["*.vocab_size"])
+    load(tmp_path / "a", like, static=["*.vocab_size", "*.sub.heads"])
+    load(tmp_path / "a", like, static=["value"])
+    like = net({key: x for key, x in saved.items() if key != "heads"})
+    with pytest.raises(RuntimeError, match="value.heads  saved 4, `like` has nothing"):
+        load(tmp_path / "a", like)
+    load(tmp_path / "a", like, static=["value.heads"])
+    # The order of a dict is part of it, as it always was.
+    like = net(dict(reversed(list(saved.items()))))
+    with pytest.raises(RuntimeError, match="\n    value  saved "):
+        load(tmp_path / "a", like)
+
+
+def test_what_cannot_be_compared(tmp_path, monkeypatch):
+    """Objects of other classes, and what is too deep or too much: never an error."""
+
+    class Broken(dict):
+        def items(self):
+            raise KeyError("x")
+
+    deep = circular = []
+    circular.append(circular)
+    for _ in range(200):
+        deep = [deep]
+    doubled = print
+    monkeypatch.setattr(_static, "_MAX_NODES", 1000)
+    for _ in range(60):
+        doubled = (doubled, doubled)
+    for value in (deep, circular, doubled, Broken(a=1), jnp.ones(2)):
+        assert _static.encode(value) == _static.encode(Opaque())
+    ec.tree_serialise_leaves(tmp_path / "a", net(jnp.ones(2).sharding))
+    load(tmp_path / "a", net(Opaque()))
+
+
+def test_nothing_recorded_and_nothing_to_name(tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "a", {"w": 1.0})
+    with pytest.raises(ValueError, match="It has none"):
+        load(tmp_path / "a", {"w": 0.0}, static=["*.w"])
+    load(tmp_path / "a", {"w": 0.0}, static=[])
+
+
+def _edit(path, change):
+    """The index of a checkpoint as another writer would have made it."""
+    value = json.loads(path.read_bytes())
+    del value["digest"]
+    change(value)
+    body = json.dumps(value, separators=(",", ":")).encode()[:-1]
+    path.write_bytes(body + b',"digest":"' + _index.digest(body).encode() + b'"}')
+
+
+def test_checkpoints_of_the_first_release(tmp_path):
+    """They are compared as they were: what JSON holds on both sides."""
+    for saved, here in ((Numbers.FOUR, Numbers.EIGHT), (4, Numbers.EIGHT), (4, print)):
+        ec.tree_serialise_leaves(tmp_path / "a", net(saved))
+        _edit(tmp_path / "a" / "eqx_ckpt.json", lambda v: v.pop("encoded"))
+        load(tmp_path / "a", net(here))
+        with pytest.raises(RuntimeError, match="width  saved 3"):
+            load(tmp_path / "a", net(here, width=4))
+        # And what has been read is written again as it was read.
+        ec.convert(tmp_path / "a", tmp_path / "b.zip")
+        load(tmp_path / "b.zip", net(here))
+
+
+def test_what_that_release_compares_is_as_it_was(tmp_path):
+    value = (Numbers.FOUR, print)
+    ec.tree_serialise_leaves(tmp_path / "a", net(value))
+    index = json.loads((tmp_path / "a" / "eqx_ckpt.json").read_bytes())
+    assert index["statics"] == [{"width": 3}] and index["static"] == {"": 0}
+    assert index["encoded"] == [{"value": [{"enum": ["FOUR", 4]}, {"other": None}]}]
+
+
+def test_kinds_of_a_later_release_stand_for_anything(tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "a", net((1, print)))
+
+    def change(value):
+        value["encoded"] = [{"value": [1, {"function": "builtins.print"}]}]
+
+    _edit(tmp_path / "a" / "eqx_ckpt.json", change)
+    load(tmp_path / "a", net((1, print)))
+    load(tmp_path / "a", net((1, 5)))
+    with pytest.raises(RuntimeError, match="value  saved"):
+        load(tmp_path / "a", net((2, print)))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.floats(-1, 1) | st.text("ab{"),
+    lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text("abr", max_size=5), x),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=30)
+@given(json_values, json_values)
+def test_whatever_the_file_says(saved, here):
+    """Its texts are data: they compare and are shown, whatever they are."""
+    kinds = ("enum", "scalar", "dtype", "repr", "dict", "object", "array", "other")
+    for kind in kinds:
+        encoded = {kind: saved}
+        _static._is_alike(encoded, _static.encode(here))
+        assert _static._is_alike(encoded, encoded)
+        assert len(_static.show(encoded)) <= 203
+    assert _static._is_alike(_static.encode(saved), _static.encode(saved))
+
+
+@given(
+    st.lists(st.sampled_from(["a", "b", ".", "ab", "*"]), max_size=6), st.text("ab.")
+)
+def test_patterns_are_those_of_a_regex(parts, name):
+    pattern = "".join(parts)
+
+    def regex(text):
+        return ".*".join(map(re.escape, text.split("*")))
+
+    expected = re.fullmatch(regex(pattern), name) is not None
+    if pattern.startswith("*."):
+        expected |= re.fullmatch(regex(pattern[2:]), name) is not None
+    assert _static._matches(pattern, name) == expected
