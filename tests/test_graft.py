@@ -1,5 +1,6 @@
 """`graft`: what it loads, what it says, and each way of getting it wrong."""
 
+import io
 import re
 
 import equinox as eqx
@@ -11,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 from helpers import assert_alike, BytesRead, files_of
+from hypothesis import given, settings, strategies as st
 
 import eqx_ckpt as ec
 
@@ -183,17 +185,17 @@ def test_initialise_what_is_fresh_of_a_skeleton(path, saved, model):
     text = refused(path, skeleton, [ENCODER], **REST)
     assert "load_or_init" in text and "`init=`" in text
     assert "classify.weight  f32[3,8]" in text
-    more = REST | {"scalars": "keep", "init": make}
-    out, report = ec.graft(skeleton, path, [ENCODER], **more)
-    expected, _ = ec.graft(model, path, [ENCODER], **REST, scalars="keep")
+    rest = REST | {"scalars": "keep"}
+    out, report = ec.graft(skeleton, path, [ENCODER], **rest, init=make)
+    expected, _ = ec.graft(model, path, [ENCODER], **rest)
     assert_alike(out, expected)
     assert report.names("fresh") == ["classify.weight", "classify.bias"]
     other = lambda: Language(key=jr.key(1))
     with pytest.raises(ValueError, match="`init` makes a tree of another structure"):
-        ec.graft(skeleton, path, [ENCODER], **REST, init=other)
+        ec.graft(skeleton, path, [ENCODER], **rest, init=other)
     other = lambda: Classifier(4, key=jr.key(1))
     with pytest.raises(ValueError, match="`init` makes `classify.weight` of another"):
-        ec.graft(skeleton, path, [ENCODER], **REST, init=other)
+        ec.graft(skeleton, path, [ENCODER], **rest, init=other)
 
 
 def test_lists_of_nodes_are_paired_one_by_one(path, saved, model):
@@ -329,6 +331,50 @@ def test_python_scalars(tmp_path):
     del model["a"]["on"]
     text = refused(tmp_path / "x", model, [pair])
     assert "in no pair and not in `drop`:\n    a.on  bool" in text
+
+
+_numbers = {
+    bool: st.booleans(),
+    int: st.integers(-(2**70), 2**70),
+    float: st.floats(),
+    complex: st.complex_numbers(),
+}
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_counters_of_a_training_state(data):
+    """Wherever scalars stand in a pair: all are loaded, or kept, or an error."""
+    shape = st.recursive(
+        st.sampled_from(["array", *_numbers]),
+        lambda x: st.lists(x, max_size=3) | st.dictionaries(st.sampled_from("abc"), x),
+        max_leaves=8,
+    )
+    structure = {"w": "array", "data": {"batch": int, "more": data.draw(shape)}}
+
+    def make(kind):
+        if kind == "array":
+            return jnp.asarray(data.draw(st.integers(0, 99)))
+        return data.draw(_numbers[kind])
+
+    saved, model = (jtu.tree_map(make, structure) for _ in range(2))
+    ckpt = ec.open(io.BytesIO(ec.to_bytes({"run": saved})))
+    pair = (lambda m: m, lambda c: c.run)
+    out, _ = ec.graft(model, ckpt, [pair], scalars="load")
+    assert_alike(out, saved)
+    is_array = lambda x: isinstance(x, jax.Array)
+    kept = jtu.tree_map(lambda a, b: a if is_array(a) else b, saved, model)
+    out, report = ec.graft(model, ckpt, [pair], scalars="keep")
+    assert_alike(out, kept)
+    numbers = lambda tree: [x for x in jtu.tree_leaves(tree) if not is_array(x)]
+    pairs = list(zip(numbers(saved), numbers(model)))
+    differ = sum(a != b and not (a != a and b != b) for a, b in pairs)
+    assert len(report.differences) == differ
+    if differ:
+        with pytest.raises(RuntimeError, match=f"{differ} scalar"):
+            ec.graft(model, ckpt, [pair])
+    else:
+        assert_alike(ec.graft(model, ckpt, [pair])[0], saved)
 
 
 def test_leaves_of_all_kinds(tmp_path):
