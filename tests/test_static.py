@@ -236,14 +236,15 @@ def test_bytes_and_managers(tmp_path):
 def test_a_node_carries_them(tmp_path):
     """What is pruned without its class, and saved again, is compared as it was."""
     ec.tree_serialise_leaves(tmp_path / "a", {"m": net((Numbers.FOUR, 1)), "x": 1.0})
-    ec.tree_serialise_leaves(tmp_path / "b", ec.open(tmp_path / "a").tree.m)
+    node = jax.tree.map(lambda x: x.read(), ec.open(tmp_path / "a").tree.m)
+    ec.tree_serialise_leaves(tmp_path / "b", node)
     load(tmp_path / "b", net((Numbers.FOUR, 1)))
-    load(tmp_path / "b", ec.open(tmp_path / "a").tree.m)
+    load(tmp_path / "b", node)
     with pytest.raises(RuntimeError, match="value  saved .FOUR"):
         load(tmp_path / "b", net((Numbers.EIGHT, 1)))
     ec.tree_serialise_leaves(tmp_path / "c", net((Numbers.EIGHT, 1)))
     with pytest.raises(RuntimeError, match="value  saved .EIGHT"):
-        load(tmp_path / "c", ec.open(tmp_path / "b").tree)
+        load(tmp_path / "c", node)
 
 
 def test_graft_takes_names_of_both_sides(tmp_path):
