@@ -165,8 +165,9 @@ def tree_deserialise_leaves(
         lambda: _lazy.load(pinned, read, verify, max_bytes, progress),
     )
     for i, (want, part) in enumerate(zip(wants, read)):
-        if part.target.sharding is not want.target.sharding:
-            values[i] = _sharding.spread(values[i], want.target.sharding)
+        sharding = want.target.sharding
+        if sharding is not None and part.target.sharding is not sharding:
+            values[i] = _sharding.spread(values[i], sharding)
     for number, value in zip(numbers, values):
         leaves[number] = value
     for number, origin in again:

@@ -232,9 +232,11 @@ def without_replicas(target: Target) -> Target:
 def _is_narrow(dtype: np.dtype | None) -> bool:
     """Whether numbers have less than a byte: the collectives of XLA end the process, or
     hang, with some of these."""
-    if _leaf.number_type(dtype) == "int":
+    if dtype is None:
+        return False
+    if _template.number_type(dtype) == "int":
         return ml_dtypes.iinfo(dtype).bits < 8
-    return _leaf.number_type(dtype) == "float" and ml_dtypes.finfo(dtype).bits < 8
+    return _template.number_type(dtype) == "float" and ml_dtypes.finfo(dtype).bits < 8
 
 
 def regions(target: Target) -> list[tuple[slice, ...]] | None:

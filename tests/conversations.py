@@ -218,8 +218,8 @@ class Play:
             if len(ranks) < len(self.world.processes):
                 out.append(f"{at} was good only for {ranks}")
         # What fails before it has an account cannot be told from what comes next: that
-        # may cost two more calls of a path.
-        spare = 2 * len(self.paths) if self.how == "account" else 0
+        # may cost some more calls of a path.
+        spare = 4 * len(self.paths) if self.how == "account" else 0
         for number, good in enumerate(self.done[self.bad :]):
             if not all(good) and number >= spare:
                 out.append(f"good call {number} failed: {good}")

@@ -67,7 +67,7 @@ class Player:
 
     def tree(self, step: int, part: str = "make") -> dict[str, Any]:
         """A tree all of which says of what step it is."""
-        x = np.full((8, 64), step, np.float32)
+        x = np.full((12, 64), step, np.float32)
         tree: dict[str, Any] = {
             name: jax.make_array_from_callback(x.shape, sharding, lambda i: x[i])
             for name, sharding in (("rows", self.rows), ("copies", self.copies))
@@ -82,7 +82,7 @@ class Player:
 
     def like(self) -> dict[str, Any]:
         def abstract(sharding: Any) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((8, 64), jnp.float32, sharding=sharding)
+            return jax.ShapeDtypeStruct((12, 64), jnp.float32, sharding=sharding)
 
         return {"rows": abstract(self.rows), "copies": abstract(self.copies), "step": 0}
 
