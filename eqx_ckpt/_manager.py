@@ -1,6 +1,6 @@
 """`CheckpointManager`: the checkpoints of a run, which to keep, and when to stop."""
 
-import concurrent.futures as cf
+import copy
 import inspect
 import json
 import math
@@ -11,8 +11,11 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import jax.tree_util as jtu
+import numpy as np
 from jaxtyping import PyTree
 
 from . import (
@@ -26,7 +29,7 @@ from . import (
 from ._errors import DamagedError, ReplacedError
 from ._pending import SaveHandle
 from ._remote import Store
-from ._steps import Steps
+from ._steps import Skip, Steps
 from ._team import Team
 
 
@@ -36,6 +39,27 @@ _save_options = set(
 
 # Options with which a restore does not read, or not check, all of a step.
 _in_part = {"filter_spec", "where", "source", "unexpected", "verify"}
+
+_DONATED = "its arrays were donated or deleted before it was due"
+
+# How often a restore looks again for a step that is replaced while it is read.
+_AGAIN = 10
+
+
+class _Offer(NamedTuple):
+    """A state that was given to `save`, and how: as leaves and their structure."""
+
+    step: int
+    leaves: list[Any]
+    structure: Any
+    metrics: Mapping[str, Any] | None
+    metadata: Any
+    force: bool
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether some of its arrays have been donated."""
+        return any(isinstance(x, jax.Array) and x.is_deleted() for x in self.leaves)
 
 
 class CheckpointManager:
@@ -68,20 +92,28 @@ class CheckpointManager:
         `chunks`, `compression`, `durable`, `max_bytes`, `progress` and `timeout`, as in
         [`async_tree_serialise_leaves`][].
 
-    Use it as a context manager: at the end it waits for the last save, and raises what
-    went wrong. In a run of many processes all of them make the same calls, and process
-    0 decides and deletes.
+    Use it as a context manager: at the end of the `with` it saves the last state that
+    was given to [`save`][] and was not due, waits, and raises what went wrong. So a run
+    ends with its last state, whatever ends it: its last step, a `break`, one of the
+    `signals`, or an exception. After an exception there are two cases in which the
+    newest state is that of the last save, and the exception has a note that says so:
+    its arrays have been donated meanwhile, or this is one of many processes. What is
+    saved because of an exception lets no older step be deleted.
+
+    In a run of many processes all of them make the same calls, and process 0 decides
+    and deletes. No link below the root is followed. Complete steps that Orbax's
+    `CheckpointManager` has saved there are steps too, and are never deleted.
 
     !!! example
 
         ```python
         >>> import eqx_ckpt as ec, jax.numpy as jnp
         >>> with ec.CheckpointManager("run", keep=2, every=10) as manager:
-        ...     for step in range(1, 51):
+        ...     for step in range(1, 56):
         ...         state = {"x": jnp.full(2, step)}
         ...         _ = manager.save(step, state, {"loss": 1 / step})
         >>> manager.steps()
-        [40, 50]
+        [50, 55]
         >>> state, step = manager.restore(state)
         >>> ec.open(manager.path(50)).metadata
         {'step': 50, 'metrics': {'loss': 0.02}}
@@ -134,6 +166,9 @@ class CheckpointManager:
         self._undeleted: list[str] = []
         # The last step that was saved here, or restored: known to be whole.
         self._base: SaveHandle | str | Store | None = None
+        # What was last given to `save`, until it is saved.
+        self._offered: _Offer | None = None
+        self._begun: int | None = None
         # Steps that could not be restored: saves may replace them.
         self._skipped: set[int] = set()
         self._is_told = self._is_stopping = False
@@ -164,7 +199,9 @@ class CheckpointManager:
 
         As of [`async_tree_serialise_leaves`][], it returns once the arrays may be
         donated or overwritten. One save goes on at a time: this waits for the one
-        before, and raises what went wrong with it.
+        before, and raises what went wrong with it. A state that is not due is kept
+        until the next call, for the end of the `with`: that copies its NumPy arrays,
+        and nothing else.
 
         **Arguments:**
 
@@ -183,8 +220,54 @@ class CheckpointManager:
         `async_tree_serialise_leaves` raises.
         """
         step = _steps.check(step)
+        given = step, metrics, metadata, force
+        self._offered = None
         if not force and not self._may_be_due(step):
+            self._keep_offer(tree, *given)
             return False
+        try:
+            saves = self._save(tree, *given)
+        except BaseException as e:
+            # Another try might do what a disk or a store has not done now.
+            is_refused = isinstance(e, (FileExistsError, TypeError, ValueError))
+            if not is_refused and _team.size() == 1:
+                self._keep_offer(tree, *given)
+            raise
+        if not saves:
+            self._keep_offer(tree, *given)
+        return saves
+
+    def _keep_offer(
+        self,
+        tree: PyTree,
+        step: int,
+        metrics: Mapping[str, Any] | None,
+        metadata: Any,
+        force: bool,
+    ) -> None:
+        """Keeps what was given to `save`, so that nobody can change it."""
+        is_leaf = self._options.get("is_leaf")
+        leaves, structure = jtu.tree_flatten(tree, is_leaf=is_leaf)
+        leaves = [x.copy() if isinstance(x, np.ndarray) else x for x in leaves]
+        given = copy.copy(metrics), copy.deepcopy(metadata), force
+        self._offered = _Offer(step, leaves, structure, *given)
+
+    def _save_offer(self, offer: _Offer, retain: bool = True) -> None:
+        step, leaves, structure, metrics, metadata, force = offer
+        tree = jtu.tree_unflatten(structure, leaves)
+        self._save(tree, step, metrics, metadata, force, due=True, retain=retain)
+
+    def _save(
+        self,
+        tree: PyTree,
+        step: int,
+        metrics: Mapping[str, Any] | None,
+        metadata: Any,
+        force: bool,
+        due: bool = False,
+        retain: bool = True,
+    ) -> bool:
+        """Saves a step, if it is due or `due` says so, and deletes older ones then."""
         if not isinstance(metadata, Mapping | None):
             raise TypeError(f"`metadata` must be a dict, not {metadata!r:.60}.")
         given = dict(metadata or {})
@@ -193,11 +276,12 @@ class CheckpointManager:
                 f"`metadata` has the key `{taken[0]}`, which the manager sets itself."
             )
         team = self._team("save a step", f"Saving step {step}", step)
-        how = team.confer(lambda: b"", lambda _: self._decide(step, force))
+        how = team.confer(lambda: b"", lambda _: self._decide(step, force, due))
         if not how:
             return False
         self.wait()
         values = {name: _number(name, x) for name, x in (metrics or {}).items()}
+        self._begun = step
         handle = _async.async_tree_serialise_leaves(
             self.path(step),
             tree,
@@ -210,7 +294,9 @@ class CheckpointManager:
         self._last = time.monotonic()
         over = threading.Event()
         handle.add_done_callback(
-            lambda handle: self._follow_up(step, handle, over, team.rank)
+            lambda handle: self._follow_up(
+                step, handle, over, retain and team.rank == 0
+            )
         )
         # Last: whoever waits for it waits for both.
         self._saving = handle, over
@@ -227,12 +313,14 @@ class CheckpointManager:
             return True
         return self._every is None or self._every_seconds is not None
 
-    def _decide(self, step: int, force: bool) -> bytes:
-        if not force and not (self._every is not None and step % self._every == 0):
+    def _decide(self, step: int, force: bool, due: bool) -> bytes:
+        due = due or (self._every is not None and step % self._every == 0)
+        if not (force or due):
             seconds = self._every_seconds
             if seconds is not None and time.monotonic() - self._last < seconds:
                 return b""
         self.wait()
+        self._steps.check_own(step)
         if step in self._skipped:
             self._steps.set_aside(step, self._options.get("layout", "ocdbt"))
         elif not force and self._steps.signature(step) is not None:
@@ -267,12 +355,10 @@ class CheckpointManager:
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         try:
             if error is None:
+                self._save_last()
                 self.wait()
-            elif self._saving is not None:
-                # An error of the save does not hide this one: it is told at the end.
-                handle, over = self._saving
-                cf.wait([handle._saved])
-                over.wait()
+            else:
+                self._save_after(error)
         finally:
             self._forget_signals()
 
@@ -280,6 +366,45 @@ class CheckpointManager:
         for number, before in self._handlers.items():
             if signal.getsignal(number) == self._on_signal:
                 signal.signal(number, before or signal.SIG_DFL)
+
+    def _save_last(self) -> None:
+        """Saves what was last given to `save`, if it is not saved."""
+        offer, self._offered = self._offered, None
+        if offer is None:
+            return
+        if offer.is_gone:
+            warnings.warn(self._not_saved(offer, _DONATED), stacklevel=3)
+        else:
+            self._save_offer(offer)
+
+    def _save_after(self, error: BaseException) -> None:
+        """Saves it after an error, which has notes on what cannot be done."""
+        offer, self._offered = self._offered, None
+        is_begun = offer and self._saving is not None and self._begun == offer.step
+        try:
+            self.wait()
+        except Exception as e:
+            is_begun = False
+            error.add_note(f"The save before has failed: {type(e).__name__}: {e}")
+        if offer is None or is_begun:
+            return
+        if offer.is_gone:
+            error.add_note(self._not_saved(offer, _DONATED))
+        elif _team.size() > 1:
+            error.add_note(self._not_saved(offer, "the other processes take no part"))
+        else:
+            try:
+                self._save_offer(offer, retain=False)
+                self.wait()
+            except Exception as e:
+                why = f"{type(e).__name__}: {e}"
+                error.add_note(self._not_saved(offer, why))
+
+    def _not_saved(self, offer: _Offer, why: str) -> str:
+        return (
+            f"The state of step {offer.step}, the last that was given to `save`, is "
+            f"not saved in `{self._steps.root}`: {why}."
+        )
 
     # ---- Restoring.
 
@@ -293,85 +418,107 @@ class CheckpointManager:
         - `like`: as in [`tree_deserialise_leaves`][], and so are the `options`.
         - `step`: the step. Without it, newer steps that are incomplete or damaged are
             skipped, with one warning that says which and why. A tree that does not fit
-            is an error, and never skipped.
+            is an error, and never skipped. So is a step that cannot be read now, as the
+            disk or the store fails: nothing says that it is damaged.
 
         **Returns:** the tree, and the step it is of.
 
-        **Raises:** `FileNotFoundError` if there is no step to load; and what
+        **Raises:** `FileNotFoundError` if no step was ever completed;
+        [`DamagedError`][] if there are steps, and none is whole; and what
         `tree_deserialise_leaves` raises.
         """
         self.wait()
+        self._offered = None
         if step is not None:
             step = _steps.check(step)
+            self._steps.check_own(step)
             load = _deserialise.tree_deserialise_leaves
             return load(self.path(step), like, **options), step
-        skipped: dict[int, str] = {}
+        skipped: dict[int, Skip] = {}
+        left = _AGAIN
         while True:
             team = self._team("restore", "Restoring")
             word = team.confer(lambda: b"", lambda _: self._newest(skipped))
             # What process 0 has skipped, the others have to know.
             step, skipped = _decoded(word)
             if step is None:
-                break
+                raise self._nothing(skipped)
+            tree, error = None, None
             loaded = team.round("loaded")
             try:
                 with loaded.alive():
-                    tree, why, error = self._load(step, like, options), None, None
+                    tree = self._load(step, like, options)
             except Exception as e:
-                # One that another process deletes at this moment is skipped too.
-                is_lost = isinstance(e, (DamagedError, ReplacedError))
-                tree, why, error = None, str(e) if is_lost else None, e
-            why = self._agree(loaded, error, why)
-            if not why:
-                self._skipped.update(skipped)
-                if not _in_part & options.keys():
-                    self._base = self.path(step)
-                if skipped and team.rank == 0:
-                    warnings.warn(
-                        f"Restored step {step} of `{self._steps.root}`, as newer ones "
-                        f"cannot be:{_reasons(skipped)}",
-                        stacklevel=2,
-                    )
-                return tree, step
-            skipped[step] = why
-        text = _reasons(skipped) if skipped else " there is none."
-        raise FileNotFoundError(
-            f"There is no step to restore in `{self._steps.root}`:{text}"
+                error = e
+            outcome, why = self._agree(loaded, error)
+            if outcome == "loaded":
+                break
+            if outcome == "damaged":
+                skipped[step] = Skip(why, True)
+            elif left == 0:
+                raise error or ReplacedError(why)
+            else:
+                left -= 1
+        self._skipped.update(skipped)
+        if not _in_part & options.keys():
+            self._base = self.path(step)
+        if skipped and team.rank == 0:
+            warnings.warn(
+                f"Restored step {step} of `{self._steps.root}`, as newer ones cannot "
+                f"be:{_reasons(skipped)}",
+                stacklevel=2,
+            )
+        return tree, step
+
+    def _nothing(self, skipped: dict[int, Skip]) -> Exception:
+        text, root = _reasons(skipped), self._steps.root
+        if any(skip.is_lost for skip in skipped.values()):
+            return DamagedError(
+                f"No step in `{root}` can be restored as it was saved:{text}\nNothing "
+                "was changed or deleted. Load what is left of one with `step=` and "
+                "`where=`, or choose another directory to start anew."
+            )
+        return FileNotFoundError(
+            f"There is no step to restore in `{root}`:{text or ' there is none.'}"
         )
 
     def _load(self, step: int, like: PyTree, options: dict[str, Any]) -> PyTree:
         try:
             ckpt = _checkpoint.open(self.path(step))
-        except (FileNotFoundError, ValueError) as e:
+        except FileNotFoundError as e:
+            # It was there a moment ago: another process has deleted it.
+            raise ReplacedError(str(e)) from e
+        except ValueError as e:
             if isinstance(e, _index.Newer):
                 raise
             raise DamagedError(str(e)) from e
         return _deserialise.tree_deserialise_leaves(ckpt, like, **options)
 
-    def _agree(self, team: Team, error: Exception | None, why: str | None) -> str:
-        """Why all processes skip the step; "" if all have it.
+    def _agree(self, team: Team, error: Exception | None) -> tuple[str, str]:
+        """Whether the step was "loaded", is "damaged" or was "replaced", and why.
 
-        **Raises:** what is no damage, in all of them.
+        **Raises:** what else went wrong in any of them, in all processes.
         """
+        kinds = [(DamagedError, "damaged"), (ReplacedError, "replaced")]
+        is_of = (word for kind, word in kinds if isinstance(error, kind))
+        own = "loaded" if error is None else next(is_of, "failed")
 
         def answer(words: list[bytes]) -> bytes:
-            states = [json.loads(word) for word in words]
-            damage = [why for _, why in states if why is not None]
-            failed = next((e for e, _ in states if e is not None), None)
-            return json.dumps([failed, damage[0] if damage else None]).encode()
+            said = dict(json.loads(word) for word in reversed(words))
+            order = ("damaged", "failed", "replaced", "loaded")
+            return json.dumps(next((x, said[x]) for x in order if x in said)).encode()
 
-        text = None if error is None else str(error)
-        word = team.confer(lambda: json.dumps([text, why]).encode(), answer)
-        failed, damage = json.loads(word)
-        if damage is not None:
-            return damage
-        if error is not None:
-            raise error
-        if failed is not None:
-            raise RuntimeError(f"{team.what}: another process has failed: {failed}")
-        return ""
+        text = "" if error is None else str(error)
+        outcome, why = json.loads(
+            team.confer(lambda: json.dumps([own, text]).encode(), answer)
+        )
+        if outcome == "failed":
+            if error is not None:
+                raise error
+            raise RuntimeError(f"{team.what}: another process has failed: {why}")
+        return outcome, why
 
-    def _newest(self, skipped: dict[int, str]) -> bytes:
+    def _newest(self, skipped: dict[int, Skip]) -> bytes:
         """The newest complete step that was not skipped, and all that are."""
         found = dict(skipped)
         for step in sorted(self._steps.directories(), reverse=True):
@@ -379,8 +526,9 @@ class CheckpointManager:
                 continue
             if self._steps.signature(step) is not None:
                 return json.dumps([step, list(found.items())]).encode()
-            if self._steps.may_be_ours(step):
-                found[step] = "its save was not completed"
+            skip = self._steps.skip(step)
+            if skip is not None:
+                found[step] = skip
         return json.dumps([None, list(found.items())]).encode()
 
     # ---- Which steps there are.
@@ -391,13 +539,19 @@ class CheckpointManager:
 
     def latest(self) -> int | None:
         """The newest complete step, if there is one."""
-        return max(self._steps.complete(), default=None)
+        return self._steps.latest()
 
     def best(self) -> int | None:
         """The step with the best metric, as `best` said; None if none has it."""
         if self._best is None:
             raise ValueError('Pass `best=(metric, "min")` or "max" to the manager.')
-        return self._best_of(self._steps.metrics(self._steps.signatures()))
+        known = {}
+        for step, (_, metrics, error) in self._steps.survey().items():
+            if error is not None:
+                raise error
+            if metrics is not None:
+                known[step] = metrics
+        return self._best_of(known)
 
     def path(self, step: int) -> str | Store:
         """Where the checkpoint of a step is, or will be."""
@@ -439,14 +593,14 @@ class CheckpointManager:
         self._first(f"Deleting step {step}", lambda: self._steps.delete(step))
 
     def _follow_up(
-        self, step: int, handle: SaveHandle, over: threading.Event, rank: int
+        self, step: int, handle: SaveHandle, over: threading.Event, retain: bool
     ) -> None:
         """Deletes what need not stay, once a save is over."""
         try:
             if handle._saved.exception() is None:
                 self._skipped.discard(step)
                 self._base = handle
-                if rank == 0:
+                if retain:
                     self._retain(step)
         except Exception as e:
             self._undeleted.append(f"{type(e).__name__}: {e}")
@@ -454,23 +608,29 @@ class CheckpointManager:
             over.set()
 
     def _retain(self, new: int) -> None:
-        found = self._steps.signatures() if self._keep or self._steps.cleans else {}
-        for step, signature in found.items():
-            if step < new and signature is None:
-                self._steps.clean(step)
+        if self._keep is None and not self._steps.cleans:
+            return
+        known, ours = {}, set()
+        for step, found in self._steps.survey(self._keep is not None).items():
+            signature, metrics, error = found
+            if error is not None:
+                # It is neither counted nor deleted, and may be the next time.
+                self._undeleted.append(f"step {step} cannot be looked at: {error}")
+            elif signature is None:
+                if step < new:
+                    self._steps.clean(step)
+            # Nor are those that are damaged.
+            elif metrics is not None and step not in self._skipped:
+                known[step] = metrics
+                if signature.is_ours:
+                    ours.add(step)
         if self._keep is None:
             return
-        # Those that are damaged are neither counted nor deleted.
-        known = self._steps.metrics(
-            {step: found[step] for step in found.keys() - self._skipped}
-        )
         # Who went back to an older step keeps what was just saved.
         stay = {new, *sorted(known)[-self._keep :], self._best_of(known)}
         if self._keep_every is not None:
             stay.update(step for step in known if step % self._keep_every == 0)
-        for step in sorted(known.keys() - stay - self._steps.pins()):
-            if self._steps.is_linked(step):
-                continue
+        for step in sorted(ours - stay - self._steps.pins()):
             try:
                 self._steps.remove(step)
             except (OSError, ValueError) as e:
@@ -524,11 +684,11 @@ def _number(name: str, x: Any) -> int | float | str:
         ) from e
 
 
-def _decoded(word: bytes) -> tuple[int | None, dict[int, str]]:
+def _decoded(word: bytes) -> tuple[int | None, dict[int, Skip]]:
     step, skipped = json.loads(word)
-    return step, {int(s): why for s, why in skipped}
+    return step, {int(s): Skip(*skip) for s, skip in skipped}
 
 
-def _reasons(skipped: dict[int, str]) -> str:
-    lines = [f"\n  step {s}: {why}" for s, why in sorted(skipped.items())]
+def _reasons(skipped: dict[int, Skip]) -> str:
+    lines = [f"\n  step {s}: {skip.why}" for s, skip in sorted(skipped.items())]
     return "".join(lines)

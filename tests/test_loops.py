@@ -1,0 +1,111 @@
+"""The loop of the README loses no state that was given to `save`: see `loops.py`."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import tree_at
+
+import eqx_ckpt as ec
+
+
+_script = str(pathlib.Path(__file__).with_name("loops.py"))
+
+
+def _sweep(directory, *arguments):
+    done = subprocess.run(
+        [sys.executable, _script, str(directory), *arguments],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["faults"] == []
+    return found["count"]
+
+
+def test_the_loop_ends_at_a_line(tmp_path):
+    assert _sweep(tmp_path) > 60
+
+
+@pytest.mark.long
+def test_the_loop_ends_at_any_line(tmp_path):
+    print(_sweep(tmp_path, "long"), "loops that were ended")
+
+
+def test_what_is_kept_for_the_end_cannot_change(tmp_path):
+    state = {"x": np.zeros(3), "n": [1], "y": jnp.ones(2)}
+    metadata = {"at": {"row": 1}}
+    with pytest.raises(KeyError):
+        with ec.CheckpointManager(tmp_path, every=100) as manager:
+            manager.save(7, state, metadata=metadata)
+            state["x"] += 1
+            state["n"][0] = state["y"] = 2
+            metadata["at"]["row"] = 2
+            raise KeyError
+    assert manager.steps() == [7]
+    out, _ = manager.restore({"x": np.ones(3), "n": [0], "y": jnp.ones(2)})
+    assert out["x"].tolist() == [0, 0, 0] and out["n"] == [1]
+    assert out["y"].tolist() == [1, 1]
+    assert ec.open(manager.path(7)).metadata["at"] == {"row": 1}
+
+
+def test_an_exception_deletes_nothing(tmp_path):
+    """What comes before one may be what it is about: a model of NaN."""
+    with pytest.raises(FloatingPointError):
+        with ec.CheckpointManager(tmp_path, every=10, keep=1) as manager:
+            for step in range(10, 15):
+                manager.save(step, tree_at(step))
+            raise FloatingPointError
+    assert manager.steps() == [10, 14]
+    with ec.CheckpointManager(tmp_path, every=10, keep=1) as manager:
+        _, step = manager.restore(tree_at(0))
+        assert step == 14
+        for step in range(15, 23):
+            manager.save(step, tree_at(step))
+    assert manager.steps() == [22]
+
+
+def test_a_state_that_is_gone_is_told(tmp_path):
+    with ec.CheckpointManager(tmp_path, every=10) as manager:
+        for step in range(10, 13):
+            state = tree_at(step)
+            manager.save(step, state)
+        state["x"].delete()
+        with pytest.warns(UserWarning, match="state of step 12, .* is not saved"):
+            manager.__exit__(None, None, None)
+    with pytest.raises(KeyError) as caught:
+        with manager:
+            manager.save(13, state)
+            raise KeyError
+    assert "state of step 13, the last" in caught.value.__notes__[0]
+    assert manager.steps() == [10]
+
+
+def test_going_back_forgets_what_was_given(tmp_path):
+    with ec.CheckpointManager(tmp_path, every=10) as manager:
+        for step in range(10, 15):
+            manager.save(step, tree_at(step))
+        assert manager.restore(tree_at(0))[1] == 10
+    assert manager.steps() == [10]
+
+
+def test_a_save_that_failed_is_tried_again_at_the_end(tmp_path, monkeypatch):
+    from eqx_ckpt import _commit
+
+    with pytest.raises(OSError) as caught:
+        with ec.CheckpointManager(tmp_path, every=10) as manager:
+            with monkeypatch.context() as patch:
+                patch.setattr(_commit, "publish", _no_space)
+                manager.save(10, tree_at(10))
+                manager._saving[1].wait()
+            manager.save(20, tree_at(20))
+    assert caught.value.errno == 28 and manager.steps() == [20]
+
+
+def _no_space(*_):
+    raise OSError(28, "No space left on device")
