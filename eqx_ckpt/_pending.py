@@ -160,11 +160,12 @@ def _run(
     stage: Callable[[], Any] | None,
     write: Callable[[], None],
 ) -> None:
-    if not _take(turn):
-        return
-    errors: list[BaseException] = [RuntimeError("Its thread has ended.")]
+    errors: list[BaseException] = [RuntimeError("The thread of the save has ended.")]
     with _undo.surely(ft.partial(_end, handle, errors)):
         try:
+            if not _take(turn):
+                errors.clear()
+                return
             if stage is not None:
                 stage()
                 handle._staged.set()
@@ -186,12 +187,14 @@ def _end(handle: SaveHandle, errors: list[BaseException]) -> None:
     if not handle._saved.done():
         if errors and handle not in _failed:
             _failed.append(handle)
-        if handle in _pending:
+        with contextlib.suppress(ValueError):
             _pending.remove(handle)
-        if errors:
-            handle._saved.set_exception(errors[0])
-        else:
-            handle._saved.set_result(None)
+        # Who has given it up may say so at the same time.
+        with contextlib.suppress(cf.InvalidStateError):
+            if errors:
+                handle._saved.set_exception(errors[0])
+            else:
+                handle._saved.set_result(None)
     handle._staged.set()
 
 

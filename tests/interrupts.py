@@ -1,8 +1,10 @@
 """What the processes of `test_interrupts.py` do. No test is here.
 
 `python interrupts.py DIRECTORY MOST NAMES...` makes the calls of these names again and
-again, raises `KeyboardInterrupt` each time at another line of the package, at most so
-many for each (0: all), and looks at what there is then. Prints how many lines it were.
+again, raises an exception each time at another line of the package, at most so many for
+each (0: all), and looks at what there is then. Prints how many lines it were.
+
+In the main thread that is `KeyboardInterrupt`; in a thread of a save, `MemoryError`.
 """
 
 import collections
@@ -31,44 +33,56 @@ _PACKAGE = str(pathlib.Path(ec.__file__).parent) + os.sep
 Line = tuple[str, int]
 
 
-def _traced(at: int | None, lines: list[Line]) -> Callable[..., Any]:
+def _traced(at: int | None, lines: list[Line], thread: str) -> Callable[..., Any]:
     def trace_line(frame: Any, event: str, arg: Any) -> Any:
         if event == "line":
             lines.append((frame.f_code.co_filename, frame.f_lineno))
             if len(lines) == at:
                 # Python then traces no further: what the exception sets off runs.
-                raise KeyboardInterrupt
+                raise KeyboardInterrupt if thread == MAIN else MemoryError
+        return trace_line
+
+    def skip(frame: Any, event: str, arg: Any) -> Any:
         return trace_line
 
     def trace(frame: Any, event: str, arg: Any) -> Any:
         # What a finaliser raises, Python ignores.
         names = {f.f_code.co_name for f in (frame, frame.f_back) if f is not None}
         is_ours = frame.f_code.co_filename.startswith(_PACKAGE)
-        return trace_line if is_ours and "__del__" not in names else None
+        if not is_ours or "__del__" in names:
+            return None
+        if threading.current_thread().name != thread:
+            return None
+        # What comes before the first line of an `__exit__`, comes before it is called,
+        # and Python does not call it again.
+        return skip if frame.f_code.co_name == "__exit__" else trace_line
 
     return trace
 
 
-def lines_of(call: Callable[[], Any]) -> list[Line]:
-    """The lines of the package that a call runs in this thread, in order."""
-    lines: list[Line] = []
-    sys.settrace(_traced(None, lines))
+def _trace(call: Callable[[], Any], trace: Callable[..., Any]) -> None:
+    threading.settrace(trace)
+    sys.settrace(trace)
     try:
         call()
     finally:
         sys.settrace(None)
+        threading.settrace(None)  # pyright: ignore
+
+
+def lines_of(call: Callable[[], Any], thread: str) -> list[Line]:
+    """The lines of the package that a call runs in the threads of a name, in order."""
+    lines: list[Line] = []
+    _trace(call, _traced(None, lines, thread))
     return lines
 
 
-def interrupt(call: Callable[[], Any], at: int) -> None:
-    """Makes a call, in which the line number `at` raises `KeyboardInterrupt`."""
+def interrupt(call: Callable[[], Any], at: int, thread: str) -> bool:
+    """Makes a call, in which the line number `at` raises. Returns whether it did, and
+    the call did not."""
     lines: list[Line] = []
-    sys.settrace(_traced(at, lines))
-    try:
-        call()
-    finally:
-        sys.settrace(None)
-    assert len(lines) < at, f"nobody has heard of the interrupt at {lines[-1]}"
+    _trace(call, _traced(at, lines, thread))
+    return len(lines) >= at
 
 
 def spread(lines: list[Line], most: int, every: Sequence[str]) -> list[int]:
@@ -154,6 +168,17 @@ def _save_later(path: pathlib.Path) -> None:
     handle.result()
 
 
+def _save_zarr_later(path: pathlib.Path) -> None:
+    ec.async_tree_serialise_leaves(path, tree(2), layout="zarr", durable=False).result()
+
+
+def _reuse_later(path: pathlib.Path) -> None:
+    last = None
+    for _ in range(2):
+        last = ec.async_tree_serialise_leaves(path, tree(2), durable=False, reuse=last)
+        last.result()
+
+
 def _reuse(path: pathlib.Path) -> None:
     save(path)
     save(path, reuse=path)
@@ -226,11 +251,31 @@ CALLS: dict[str, tuple[Callable[[pathlib.Path], None], str]] = {
     "in memory": (_in_memory, "ocdbt"),
     "delete": (_delete, "ocdbt"),
     "delete zip": (_delete, "zip"),
+    "thread of a save": (_save_later, "ocdbt"),
+    "thread of a zarr save": (_save_zarr_later, "zarr"),
+    "thread of a reusing save": (_reuse_later, "ocdbt"),
+    "thread of a manager": (_manage, "ocdbt"),
+    "helper of a save": (_save_zarr_later, "zarr"),
 }
+
+MAIN = "MainThread"
+
+
+def _thread(name: str) -> str:
+    if name.startswith("thread"):
+        return "eqx_ckpt save"
+    return "eqx_ckpt" if name.startswith("helper") else MAIN
+
 
 # Of these also the short form raises at each line: nearly all that changes the state of
 # the process is there.
 _WINDOWS = {"save later": ("_undo.py", "_gc.py", "_pending.py", "_threads.py")}
+
+# What a call then raises. A thread may end without having said why.
+_ERRORS = {True: (KeyboardInterrupt,), False: (MemoryError, RuntimeError)}
+
+# Who waits for a thread that dies before these lines waits for ever.
+_BEGUN = 4
 
 # Seconds that the next calls may take: one, and more on a busy machine.
 _MOST = 15
@@ -263,20 +308,26 @@ def interrupt_call(
         _put(path, 1, layout)
         call(path)
     _put(path, 1, layout)
-    lines = lines_of(lambda: call(path))
+    thread = _thread(name)
+    lines = lines_of(lambda: call(path), thread)
     _next_calls(path, layout)
     state = State(directory)
     found: collections.Counter[str] = collections.Counter()
     every = _WINDOWS.get(name, ())
     for at in spread(lines, most, every) if most else range(1, len(lines) + 1):
+        if thread != MAIN and at < _BEGUN:
+            continue
         _put(path, 1, layout)
+        is_kept = False
         try:
-            interrupt(lambda: call(path), at)
+            is_kept = interrupt(lambda: call(path), at, thread)
             value = _next_calls(path, layout)
-        except KeyboardInterrupt:
+        except _ERRORS[thread == MAIN]:
             # All that was interrupted is still alive, as where Ctrl-C is caught and a
             # last state saved.
             value = _next_calls(path, layout)
+        # Ctrl-C is for the caller. An error may be one of what needs not be done.
+        assert not is_kept or (thread != MAIN and value == 2), lines[at - 1]
         state.check(lines[at - 1])
         assert value in (1, 2) or (value is None and call is _delete), lines[at - 1]
         # Nor is anything left on disk that the next save, or `clean`, does not delete.
