@@ -13,6 +13,7 @@ import tensorstore as ts
 
 from . import _ocdbt, _root, _store, _view
 from ._errors import MissingError
+from ._ocdbt import Database
 from ._root import Root
 from ._template import dtype_of, Template
 
@@ -85,13 +86,30 @@ def encoder(template: Template) -> Callable[[np.ndarray], bytes]:
     return encode
 
 
+# Where each chunk of an array lies: its key, the number of the file, offset, length.
+Chunks = Sequence[tuple[str, int, int, int]]
+
+
 class Place(NamedTuple):
-    """Where a stored array lies. `key` is the directory of its chunks (`zarr`), or else
-    `chunks` says where each is: `(its key, number of the file, offset, length)`."""
+    """Where a stored array lies: `key` is the directory of its chunks (`zarr`), or else
+    `chunks` says where each is."""
 
     template: Template
     key: str
-    chunks: Sequence[tuple[str, int, int, int]] = ()
+    chunks: Chunks = ()
+
+
+class Stored(NamedTuple):
+    """An array of another format: what TensorStore opens, and below which key it lies.
+
+    `pieces` gives the keys, below that one, that chunks of some numbers lie at; `check`
+    raises `ValueError` if what is there is no piece of it.
+    """
+
+    key: str
+    spec: dict[str, Any]
+    pieces: Callable[[Sequence[int]], list[str]]
+    check: Callable[[Sequence[int]], None]
 
 
 def largest_chunk() -> int:
@@ -121,8 +139,8 @@ def open_arrays(
         kvstores = [root.kvstore(place.key) for place in places]
     else:
         context = ts.Context({_nodes: {}}, parent=context)
-        base = _database_of(root.kvstore(), files, places, context)
-        kvstores = [{**base, "path": f"{number}/"} for number in range(len(places))]
+        chunks = [place.chunks for place in places]
+        kvstores = _databases(root.kvstore(), files, chunks, context)
     opened = []
     for kvstore, place in zip(kvstores, places):
         metadata = json.loads(zarr_json(place.template))
@@ -140,59 +158,82 @@ def open_arrays(
     return [future.result() for future in opened]
 
 
-def open_specs(
-    root: Root, specs: Sequence[Any], context: ts.Context
+def open_stored(
+    root: Root,
+    wanted: Sequence[tuple[Stored | np.ndarray, Sequence[int]]],
+    database: Database | None,
 ) -> list[ts.TensorStore]:
-    """Arrays of other formats, opened without a read: of specs that are made here, or
-    of what has been read before. `kvstore` in a spec is the key of a directory."""
+    """Arrays of other formats, opened without a read, for chunks of some numbers; or
+    what has been read before. They lie in directories of the root, or in a database."""
     _root.check_fork()
-    opened = [
-        ts.array(spec)
-        if isinstance(spec, np.ndarray)
-        else ts.open(
-            {**spec, "kvstore": _root.kvstore_of(root, **spec["kvstore"])},
-            open=True,
-            read=True,
-            assume_metadata=True,
-            context=context,
-        )
-        for spec in specs
+    context = context_of(root)
+    stored = [(x, n) for x, n in wanted if isinstance(x, Stored)]
+    kvstores = [root.kvstore(x.key) for x, _ in stored]
+    if database is not None:
+        context = ts.Context({_nodes: {}}, parent=context)
+        find, files = database.find, database.files
+        chunks = [
+            [(key, *at) for key in x.pieces(n) if (at := find(f"{x.key}/{key}"))]
+            for x, n in stored
+        ]
+        data = root.kvstore()
+        kvstores = _databases(data, files, chunks, context, database.inline)
+    opened = iter(
+        [
+            ts.open(
+                {**x.spec, "kvstore": kvstore},
+                open=True,
+                read=True,
+                assume_metadata=True,
+                context=context,
+            )
+            for (x, _), kvstore in zip(stored, kvstores)
+        ]
+    )
+    return [
+        next(opened).result() if isinstance(x, Stored) else ts.array(x)
+        for x, _ in wanted
     ]
-    return [x if isinstance(x, ts.TensorStore) else x.result() for x in opened]
 
 
 # The store in memory for the nodes of one database.
 _nodes = "memory_key_value_store#nodes"
 
 
-def _database_of(
+def _databases(
     data: dict[str, Any],
     files: Sequence[str],
-    places: Sequence[Place],
+    arrays: Sequence[Chunks],
     context: ts.Context,
-) -> dict[str, Any]:
+    inline: bytes = b"",
+) -> list[dict[str, Any]]:
+    """Directories for some arrays in a database in memory, which says where in the
+    files their chunks lie, or in `inline`: the file after the last."""
     rows = sorted(
         (f"{number}/{key}".encode(), *at)
-        for number, place in enumerate(places)
-        for key, *at in place.chunks
+        for number, chunks in enumerate(arrays)
+        for key, *at in chunks
     )
     columns = map(list, zip(*rows)) if rows else ([], [], [], [])
     entries = _ocdbt.Entries(*columns)
     # Files may have any name, also those of the nodes.
-    names = [*(f"data/{file}" for file in files), "tree"]
+    names = [*(f"data/{file}" for file in files), "inline", "tree"]
     nodes, top = _ocdbt.tree(entries, names, "tree", 0)
     own = {"manifest.ocdbt": _ocdbt.manifest(top, "tree"), "tree": nodes}
+    if inline:
+        own["inline"] = inline
     layers: list[dict[str, Any]] = [{"base": data, "prefix": "data/"}]
     memory = {"driver": "memory", "memory_key_value_store": _nodes}
     kv = ts.KvStore.open(memory, context=context).result()
     for name, value in own.items():
         kv.write(name, value).result()
         layers.append({"base": {**memory, "path": name}, "exact": name})
-    return {
+    base = {
         "driver": "ocdbt",
         "base": {"driver": "kvstack", "layers": layers},
         "cache_pool": "cache_pool#nodes",
     }
+    return [{**base, "path": f"{number}/"} for number in range(len(arrays))]
 
 
 def array_url(root: Root, database: str | None, key: str) -> str:

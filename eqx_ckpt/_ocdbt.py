@@ -6,6 +6,7 @@ value can start where it is best read from, several keys can share one range, an
 is a plain sequence of file writes.
 """
 
+import bisect
 import secrets
 import struct
 import time
@@ -16,13 +17,13 @@ import google_crc32c
 import numpy as np
 
 
-_MANIFEST = 0x0CDB3A2A
-_NODE = 0x0CDB20DE
+MANIFEST = 0x0CDB3A2A
+NODE = 0x0CDB20DE
 # As TensorStore's driver has them: no value is inlined by us, and no node is this big.
 _MAX_INLINE_VALUE_BYTES = 100
 _MAX_DECODED_NODE_BYTES = 83951616
 _VERSION_TREE_ARITY_LOG2 = 4
-_MISSING = 2**64 - 1  # The place of the root of a tree without keys.
+MISSING = 2**64 - 1  # The place of the root of a tree without keys.
 
 # So a node of ordinary names has some 100 KiB: one read for one leaf.
 _NODE_ENTRIES = 2048
@@ -36,6 +37,24 @@ class Entries(NamedTuple):
     files: list[int]
     offsets: list[int]
     lengths: list[int]
+
+
+class Database(NamedTuple):
+    """A database of others that has been read. The file after the last of `files` is
+    `inline`."""
+
+    entries: Entries
+    files: list[str]
+    inline: bytes
+
+    def find(self, key: str) -> tuple[int, int, int] | None:
+        """Where the value of a key lies: file, offset, length; None: there is none."""
+        name = key.encode("utf-8", "surrogatepass")
+        keys, files, offsets, lengths = self.entries
+        at = bisect.bisect_left(keys, name)
+        if at == len(keys) or keys[at] != name:
+            return None
+        return files[at], offsets[at], lengths[at]
 
 
 class Node(NamedTuple):
@@ -129,7 +148,7 @@ def tree(
                 _varints(offsets),
             ]
         )
-        data = _frame(_NODE, body)
+        data = _frame(NODE, body)
         nodes.append(
             Node(keys[0], offset, len(data), len(keys), len(data), sum(lengths), 0)
         )
@@ -159,7 +178,7 @@ def tree(
                     _varints([n.value_bytes for n in part]),
                 ]
             )
-            data = _frame(_NODE, body)
+            data = _frame(NODE, body)
             parents.append(
                 Node(
                     part[0].key,
@@ -174,7 +193,7 @@ def tree(
             out.append(data)
             offset += len(data)
         nodes = parents
-    root = nodes[0] if nodes else Node(b"", _MISSING, _MISSING, 0, 0, 0, 0)
+    root = nodes[0] if nodes else Node(b"", MISSING, MISSING, 0, 0, 0, 0)
     return b"".join(out), root
 
 
@@ -207,4 +226,4 @@ def manifest(root: Node, name: str, base: str = "") -> bytes:
         ]
     )
     table = _file_table([path], len(base.encode()))
-    return _frame(_MANIFEST, config + table + version + _varint(0))
+    return _frame(MANIFEST, config + table + version + _varint(0))

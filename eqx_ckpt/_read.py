@@ -75,7 +75,7 @@ def read(
         t = record.template
         most = _chunks.BLOCK if is_far and (verify or views is None) else _SMALL
         is_small = t.chunk == t.shape and t.nbytes <= most and t.codec is None
-        if is_small and not source.has_spec(record):
+        if is_small and not source.is_stored(record):
             small.append(i)
         elif 0 in t.shape or (views and all(0 in view.shape for view in views)):
             shapes = [t.shape] if views is None else [view.shape for view in views]
@@ -501,7 +501,7 @@ def _spans(
     source: Source, record: Record, view: View
 ) -> list[tuple[int, int, int]] | None:
     """The parts of chunks that hold a view whose elements follow each other."""
-    if source.has_spec(record):
+    if source.is_stored(record):
         return None
     t = record.template
     run = _view.run(view.picks, t.shape)

@@ -287,19 +287,6 @@ def explain(root: Root, error: Exception) -> Exception:
     return OSError(f"`{root}` cannot be reached: {text}")
 
 
-def kvstore_of(root: Root, key: str, is_ocdbt: bool) -> dict[str, Any]:
-    """The spec of a directory of the root, or of the database that is at its top: in a
-    context `with_nodes`."""
-    if not is_ocdbt:
-        return root.kvstore(key)
-    return {
-        "driver": "ocdbt",
-        "base": root.kvstore(),
-        "path": key + "/",
-        "cache_pool": "cache_pool#nodes",
-    }
-
-
 def pinned(root: Root, key: str) -> Root:
     """A local root of which one file is read from its descriptor from now on.
 

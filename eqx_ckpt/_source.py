@@ -3,16 +3,17 @@
 import bisect
 import dataclasses
 import functools as ft
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import _arrays, _chunks, _index, _layout, _root, _store, _template
+from ._arrays import Stored
 from ._chunks import Grid
 from ._errors import DamagedError, ReplacedError
 from ._index import Index, Record
+from ._ocdbt import Database
 from ._root import Root
 from ._template import Template
 
@@ -25,17 +26,19 @@ class Foreign(NamedTuple):
     """What a checkpoint of another format is read from.
 
     Each leaf is one run of bytes in one of `files`, which are in `directory`; or what
-    `specs` has for its place: see `open_specs`. `stamp`, of the directory, gives what
-    was `stamped` until something is replaced. With `digests`, the place of those in the
-    first file, it is one of ours in there, with chunks.
+    `stored` has for its place, in directories or in a `database`; or is there already.
+    `stamp`, of the directory, gives what was `stamped` until something is replaced.
+    With `digests`, the place of those in the first file, it is one of ours in there,
+    with chunks.
     """
 
     directory: Root
     files: list[str]
     stamp: Callable[[Root], str]
     stamped: str
-    specs: dict[int, Any]
+    stored: dict[int, Stored | np.ndarray]
     digests: tuple[int, int] | None = None
+    database: Database | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,13 +49,13 @@ class Source:
     index: Index
     foreign: Foreign | None = None
 
-    def has_spec(self, record: Record) -> bool:
+    def is_stored(self, record: Record) -> bool:
         """Whether a leaf is an array that TensorStore has to read."""
-        return self.foreign is not None and record.place in self.foreign.specs
+        return self.foreign is not None and record.place in self.foreign.stored
 
     def is_run(self, record: Record) -> bool:
         """Whether a leaf is one run of bytes, in no chunks."""
-        return not self.has_digests and not self.has_spec(record)
+        return not self.has_digests and not self.is_stored(record)
 
     def check_pickles(self) -> None:
         """**Raises:** `TypeError` if it cannot be opened again by its path alone."""
@@ -90,10 +93,6 @@ class Source:
     def _opened(self) -> dict[int, Any]:
         return {}
 
-    @ft.cached_property
-    def _context(self) -> Any:
-        return _arrays.context_of(self.directory)
-
     @property
     def database(self) -> str | None:
         return f"d/{self.index.save}" if self.index.layout == "ocdbt" else None
@@ -113,8 +112,8 @@ class Source:
                 self.check(record)
             except ValueError as e:
                 raise self.lost(str(e)) from e
-            if self.has_spec(record):
-                (array,) = self.open([(record, ())])
+            if self.is_stored(record):
+                (array,) = self.open([(record, range(record.template.chunk_count))])
             else:
                 places = [self._place(record)]
                 # It may live for longer than this, and a descriptor with it.
@@ -128,12 +127,12 @@ class Source:
         if self.foreign is None or self.has_digests:
             places = [self._place(*one) for one in wanted]
             return _arrays.open_arrays(self.directory, self.files, places)
-        directory, files, _, _, specs, _ = self.foreign
-        those = [specs[r.place] for r, _ in wanted if r.place in specs]
-        opened = iter(_arrays.open_specs(directory, those, self._context))
+        directory, files, stored = self.foreign[0], self.foreign[1], self.foreign.stored
+        those = [(stored[r.place], n) for r, n in wanted if r.place in stored]
+        opened = iter(_arrays.open_stored(directory, those, self.foreign.database))
         return [
             next(opened)
-            if self.has_spec(r)
+            if self.is_stored(r)
             else _arrays.Run(directory, files[r.file], r.offset, r.template.shape)
             for r, _ in wanted
         ]
@@ -166,9 +165,8 @@ class Source:
         So no memory is allocated for what is not there. In an object store it would
         take as long as to read it, which says so too.
         """
-        if self.has_spec(record):
-            # How many bytes they have is known when they are decoded.
-            self._check_blosc(record, () if numbers is None else numbers)
+        if self.is_stored(record):
+            self._check_stored(record, numbers)
             return
         t = record.template
         is_decoded = t.codec is not None or self.files is None
@@ -195,20 +193,12 @@ class Source:
                 if found is not None and found.st_size > most:
                     raise ValueError(f"`{key}` is not a chunk of it")
 
-    def _check_blosc(self, record: Record, numbers: Sequence[int]) -> None:
+    def _check_stored(self, record: Record, numbers: Sequence[int] | None) -> None:
         assert self.foreign is not None
-        spec = self.foreign.specs[record.place]
-        metadata = spec["metadata"] if isinstance(spec, dict) else {}
-        if (metadata.get("compressor") or {}).get("id") != "blosc":
-            return
-        size = math.prod(metadata["chunks"]) * record.template.itemsize
-        grid = grid_of(record.template)
-        for n in numbers:
-            # As Zarr v2 has it: without the `c/` of v3.
-            place = grid.keys[n].partition("/")[2] or "0"
-            chunk = place.replace("/", metadata["dimension_separator"])
-            key = f"{spec['kvstore']['key']}/{chunk}"
-            _store.check_blosc(self.directory, key, size)
+        stored = self.foreign.stored[record.place]
+        if isinstance(stored, Stored):
+            count = record.template.chunk_count
+            stored.check(range(count) if numbers is None else numbers)
 
     @ft.cached_property
     def digests(self) -> bytes:

@@ -294,52 +294,6 @@ def list_keys(root: Root) -> list[str] | None:
     return None if _remote.is_read_only(root.url) else list_below(root, "")
 
 
-def list_database(root: Root, most: int) -> list[str]:
-    """The keys in the OCDBT database at a root.
-
-    **Raises:** `ValueError` for more than `most`, and for a node that is there twice: a
-    few nodes that lead to each other could have any number of keys, and TensorStore
-    would list them all.
-    """
-    kv = _root.kv(root)
-    dump = lambda node: _root.wait(
-        root, ts.ocdbt.dump(kv, node, context=_root.context())
-    )
-    tops = [version["root"].get("location") for version in dump(None)["versions"][-1:]]
-    above = [(top, b"") for top in tops if top]
-    seen: set[str] = set()
-    keys: list[str] = []
-    while above:
-        node, prefix = above.pop()
-        if node in seen:
-            raise ValueError("its database has a node twice")
-        seen.add(node)
-        for entry in dump(node)["entries"]:
-            if "location" in entry:
-                below = prefix + entry["subtree_common_prefix"]
-                above.append((entry["location"], below))
-            else:
-                keys.append((prefix + entry["key"]).decode())
-            if len(keys) + len(above) > most:
-                raise ValueError(f"its database has more than {most} keys")
-    return keys
-
-
-def check_blosc(root: Root, key: str, most: int) -> None:
-    """Whether a chunk that Blosc has made says that it is not longer than `most`:
-    TensorStore would allocate what it says, up to 2 GiB.
-
-    **Raises:** `ValueError` if it is longer.
-    """
-    head = np.zeros(16, np.uint8)
-    try:
-        read_into(root, key, 0, head)
-    except FileNotFoundError:
-        return  # Whoever reads it will say so.
-    if int.from_bytes(head[4:8].tobytes(), "little") > most:
-        raise ValueError(f"`{key}` is not a chunk of it")
-
-
 @ft.lru_cache(maxsize=64)
 def _maps(local: pathlib.Path) -> bool:
     """Whether files in a directory are on a file system of this machine."""
@@ -381,23 +335,14 @@ def bytes_read() -> int:
     return total
 
 
-def read_keys(
-    root: Root, keys: Sequence[str], is_ocdbt: bool, limit: int
-) -> list[bytes | None]:
-    """Some small files, together; None where there is none, or it is longer.
-
-    `is_ocdbt`: from the database that TensorStore finds at the root.
-    """
+def read_keys(root: Root, keys: Sequence[str], limit: int) -> list[bytes | None]:
+    """Some small files, together; None where there is none, or it is longer."""
     _root.check_fork()
-    if not is_ocdbt and root.local is not None:
+    if root.local is not None:
         read = [read_file(root, key, limit + 1) for key in keys]
         values = [None if value is None else value.data for value in read]
     else:
         kv = _root.kv(root)
-        if is_ocdbt:
-            spec = {**_root.kvstore_of(root, "", True), "path": ""}
-            context = _root.with_nodes(_root.context())
-            kv = _root.wait(root, ts.KvStore.open(spec, context=context))
         futures = [kv.read(key) for key in keys]
         found = [_root.wait(root, future) for future in futures]
         values = [got.value if got.state == "value" else None for got in found]

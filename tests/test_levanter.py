@@ -321,7 +321,7 @@ def _inner(child):
     body = [bytes([child.height + 1]), _ocdbt._file_table([b"tree"]), b"\2"]
     body += [prefixes, suffixes, bytes(2), text, bytes(2)]
     body += map(_ocdbt._varints, [*fields, [1, 1], [1, 1]])
-    return _ocdbt._frame(_ocdbt._NODE, b"".join(body))
+    return _ocdbt._frame(_ocdbt.NODE, b"".join(body))
 
 
 def test_a_database_of_2_to_the_40_keys(tmp_path):

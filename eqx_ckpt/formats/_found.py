@@ -10,6 +10,7 @@ import xxhash
 from .. import _index, _json, _names, _root, _store, _template, _threads
 from .._errors import MissingError
 from .._index import Index
+from .._ocdbt import Database
 from .._root import Root
 from .._source import Foreign, Source
 from .._template import Template
@@ -150,15 +151,16 @@ def source(
     head: bytes,
     metadata: Any = None,
     markers: dict[int, str] | None = None,
-    specs: dict[int, Any] | None = None,
+    stored: dict[int, Any] | None = None,
+    database: Database | None = None,
 ) -> Source:
     """A source of leaves that lie in files; `head` is what the files say of them. Those
-    whose places `specs` has do not lie there: see `Foreign`.
+    whose places `stored` has do not lie there: see `Foreign`.
 
     **Raises:** `ValueError` unless the files have these bytes, each for one leaf.
     """
-    directory, specs = found.directory, specs or {}
-    runs = [leaf for place, leaf in enumerate(leaves) if place not in specs]
+    directory, stored = found.directory, stored or {}
+    runs = [leaf for place, leaf in enumerate(leaves) if place not in stored]
     _check_places(directory, files, runs)
 
     def stamp(directory: Root) -> str:
@@ -187,7 +189,7 @@ def source(
         writer={},
     )
     index.places  # Two leaves of one name are an error.
-    foreign = Foreign(directory, files, stamp, stamped, specs)
+    foreign = Foreign(directory, files, stamp, stamped, stored, None, database)
     return Source(found.root, index, foreign)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from .. import _names, _store
 from .._source import Source
 from .._template import Template
-from . import _found, _zarr
+from . import _database, _found, _zarr
 from ._found import Found, Leaf
 from ._zarr import Zarr
 
@@ -22,7 +22,6 @@ from ._zarr import Zarr
 # What levanter writes last, and what eformer's arrays are listed in.
 _METADATA, _INDEX = "metadata.json", "tensorstore_index.json"
 _MORE = "checkpoint_metadata.json"
-_MANIFEST = "manifest.ocdbt"
 # So many directories down an array is looked for.
 _DEEP = 32
 
@@ -77,11 +76,13 @@ def _has_array(found: Found) -> bool:
 
 def _levanter(found: Found, head: bytes, metadata: dict[str, Any]) -> Source | None:
     keys, size = _zarr.survey(found.directory)
-    is_ocdbt = _MANIFEST in found.names
-    files = [_METADATA]
+    is_ocdbt = _database.MANIFEST in found.names
+    files, database = [_METADATA], None
     if is_ocdbt:
-        files.append(_MANIFEST)
-        keys = _store.list_database(found.directory, _zarr.MAX_FILES)
+        files.append(_database.MANIFEST)
+        database = _database.read(found.directory, _zarr.MAX_FILES)
+        decode = lambda key: key.decode("utf-8", "surrogateescape")
+        keys = list(map(decode, database.entries.keys))
     elif size is None:
         keys = _store.list_keys(found.directory)
         if keys is None:
@@ -94,7 +95,9 @@ def _levanter(found: Found, head: bytes, metadata: dict[str, Any]) -> Source | N
     if not paths:
         return None
     paths.sort(key=lambda path: [_order(part) for part in path])
-    arrays = _zarr.Arrays(found.directory, is_ocdbt, is_ocdbt, not is_ocdbt, size)
+    arrays = _zarr.Arrays(
+        found.directory, is_ocdbt, database, not is_ocdbt, size, len(keys)
+    )
     return _source(found, "levanter", files, head, metadata, paths, arrays)
 
 
@@ -104,7 +107,7 @@ def _order(part: str) -> tuple[bool, int, str]:
 
 
 def _eformer(found: Found) -> Source:
-    _, size = _zarr.survey(found.directory)
+    listed, size = _zarr.survey(found.directory)
     head, value = _found.read_json(found.directory, _INDEX)
     if value.get("format") != "tensorstore":
         raise ValueError(f"`{_INDEX}` is of the format {value.get('format')!r:.60}")
@@ -133,7 +136,7 @@ def _eformer(found: Found) -> Source:
             metadata = given or metadata
     paths = [list(path) for path in said]
     claims = list(said.values())
-    arrays = _zarr.Arrays(found.directory, False, False, True, size)
+    arrays = _zarr.Arrays(found.directory, False, None, True, size, len(listed))
     return _source(found, "eformer", files, head, metadata, paths, arrays, claims)
 
 
@@ -161,15 +164,15 @@ def _source(
     """`claims`: the shapes and dtypes that an index has, which are to be true."""
     keys = ["/".join(path) for path in paths]
     leaves: list[Leaf] = []
-    specs: dict[int, Any] = {}
+    stored: dict[int, Any] = {}
     names = _found.names_of_paths(paths)
     texts = arrays.metadata(keys)
     for place, ((name, kinds), key, text) in enumerate(zip(names, keys, texts)):
         claim = claims[place] if claims is not None else None
         make = ft.partial(_template, kinds, claim)
-        t, specs[place] = arrays.read(name, key, text, make)
+        t, stored[place] = arrays.read(name, key, text, make)
         leaves.append(Leaf(name, t, 0, 0))
-    return _found.source(found, format, files, leaves, head, metadata, None, specs)
+    return arrays.source(found, format, files, leaves, head, metadata, stored)
 
 
 def _template(keys: str, claim: tuple[Any, Any] | None, what: Zarr) -> Template:

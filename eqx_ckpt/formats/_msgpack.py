@@ -42,11 +42,11 @@ def read(found: Found, like: Any) -> Source | None:
         raise ValueError("it has more bytes than its map says")
     named = _found.names_of_paths([path for path, _ in items])
     leaves: list[Leaf] = []
-    specs: dict[int, Any] = {}
+    stored: dict[int, Any] = {}
     for (name, keys), (path, item) in zip(named, items):
         if not isinstance(item, _Array):
             item, template = _scalar(item, keys)
-            specs[len(leaves)] = item
+            stored[len(leaves)] = item
             leaves.append(Leaf(name, template, 0, 0))
             continue
         dtype, shape, offset, size, is_scalar = item
@@ -58,7 +58,7 @@ def read(found: Found, like: Any) -> Source | None:
         if template.nbytes != size:
             raise ValueError(f"`{name}` is not of the size of its shape")
         leaves.append(Leaf(name, template, 0, offset))
-    return _found.source(found, "msgpack", [key], leaves, b"", None, None, specs)
+    return _found.source(found, "msgpack", [key], leaves, b"", None, None, stored)
 
 
 class _Array(NamedTuple):

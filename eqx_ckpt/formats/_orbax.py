@@ -13,12 +13,12 @@ from .. import _commit, _names, _template
 from .._root import Root
 from .._source import Source
 from .._template import Template
-from . import _found, _zarr
+from . import _database, _found, _zarr
 from ._found import Found, Leaf
 from ._zarr import Zarr
 
 
-_METADATA, _TOP, _MANIFEST = "_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt"
+_METADATA, _TOP = "_METADATA", "_CHECKPOINT_METADATA"
 _ARRAYS, _STRINGS = "array_metadatas/process_0", "_strings.json"
 # What marks a directory of Orbax that has its trees in directories below it.
 _MARKS = frozenset({_TOP, "orbax.checkpoint", "default", "state", "pytree"})
@@ -90,7 +90,7 @@ class _Array(NamedTuple):
 
 def _tree(found: Found) -> Source:
     directory = found.directory
-    _, size = _zarr.survey(directory)
+    listed, size = _zarr.survey(directory)
     head, value = _found.read_json(directory, _METADATA)
     entries = value.get("tree_metadata")
     if type(entries) is not dict:
@@ -98,14 +98,17 @@ def _tree(found: Found) -> Source:
     arrays = [x for x in (_entry(k, e) for k, e in entries.items()) if x is not None]
     strings = _optional(found, _STRINGS)
     impls = _impls(_optional(found, _ARRAYS))
-    is_ocdbt = _MANIFEST in found.names
+    database = None
+    if _database.MANIFEST in found.names:
+        database = _database.read(directory, _zarr.MAX_FILES)
+    count = len(database.entries.keys if database else listed)
     is_full = value.get("store_array_data_equal_to_fill_value") is True
     is_v3 = value.get("use_zarr3") is True
-    stored = _zarr.Arrays(directory, is_v3, is_ocdbt, is_full, size)
+    zarr = _zarr.Arrays(directory, is_v3, database, is_full, size, count)
     keys = [x.key for x in arrays if x.kind != "string"]
-    texts = dict(zip(keys, stored.metadata(keys)))
+    texts = dict(zip(keys, zarr.metadata(keys)))
     leaves: list[Leaf] = []
-    specs: dict[int, Any] = {}
+    stored: dict[int, Any] = {}
     places: set[str] = set()
     for array in arrays:
         ours, kinds = _name(array)
@@ -118,18 +121,17 @@ def _tree(found: Found) -> Source:
                 raise ValueError(f"the string `{ours}` is missing")
             data = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
             t = Template(kinds, "str", "str", data.shape, "uint8", (max(1, data.size),))
-            specs[len(leaves)] = data
+            stored[len(leaves)] = data
         else:
             make = ft.partial(_template_of, array, kinds, impls.get(array.key))
-            t, spec = stored.read(ours, array.key, texts[array.key], make)
-            specs[len(leaves)] = spec
+            t, stored[len(leaves)] = zarr.read(ours, array.key, texts[array.key], make)
         leaves.append(Leaf(ours, t, 0, 0))
-    files = [_METADATA, *([_MANIFEST] if is_ocdbt else [])]
+    files = [_METADATA, *([_database.MANIFEST] if database else [])]
     metadata = value.get("custom_metadata") or None
     if metadata is None and found.directory != found.root:
         top = found._replace(directory=found.root, names=frozenset([_TOP]))
         metadata = _optional(top, _TOP).get("custom_metadata") or None
-    return _found.source(found, "orbax", files, leaves, head, metadata, None, specs)
+    return zarr.source(found, "orbax", files, leaves, head, metadata, stored)
 
 
 def _optional(found: Found, key: str) -> dict[str, Any]:

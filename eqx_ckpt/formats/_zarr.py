@@ -4,6 +4,7 @@ Of the metadata a spec for TensorStore is made here, which has nothing but what 
 and has been checked.
 """
 
+import functools as ft
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -11,15 +12,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import _arrays, _json, _store, _template
+from .. import _arrays, _chunks, _json, _store, _template
+from .._arrays import Stored
+from .._ocdbt import Database
 from .._root import Root
+from .._source import Source
 from .._template import Template
+from . import _database, _found
+from ._found import Found, Leaf
 
 
 MAX_FILES = 2**20
 _MAX_METADATA = 2**16  # The bytes of the metadata of one array.
 # What zstd makes of one byte at most.
 _MAX_RATIO = 2**15
+# Chunks that are not there, as they are zeros: in all arrays, and for each file.
+_MAX_EMPTY, _EMPTY = 2**16, 2**8
+# In the list of the chunks in a piece: one that is not there.
+_NONE = 2**64 - 1
 _COMPRESSORS = ("zstd", "gzip", "zlib", "blosc")
 
 
@@ -38,30 +48,61 @@ def name_of(is_v3: bool) -> str:
     return "zarr.json" if is_v3 else ".zarray"
 
 
+class Shard(NamedTuple):
+    """A piece of an array that holds chunks, and a list of where each of them lies."""
+
+    shape: tuple[int, ...]
+    is_start: bool  # where the list is
+    after: int  # the bytes after the list
+
+
 class Zarr(NamedTuple):
     """What the metadata of an array say."""
 
     dtype: str
     shape: tuple[int, ...]
     chunk: tuple[int, ...]  # what is read at once
-    stored: int  # the bytes of a chunk as it is stored
+    prefix: str  # of the keys of its pieces
+    separator: str
+    is_encoded: bool
     metadata: dict[str, Any]  # made of nothing but what is known
+    shard: Shard | None = None
+
+    @property
+    def full(self) -> int:
+        return math.prod(self.chunk) * _template.dtype_of(self.dtype).itemsize
+
+    @property
+    def most(self) -> int:
+        """The most bytes that a chunk is stored in."""
+        return _template.most_encoded(self.full) if self.is_encoded else self.full
+
+    @property
+    def per_piece(self) -> tuple[int, ...]:
+        """How many chunks a piece has along each axis."""
+        if self.shard is None:
+            return (1,) * len(self.chunk)
+        return tuple(o // i for o, i in zip(self.shard.shape, self.chunk))
 
 
 class Arrays(NamedTuple):
     """Where arrays lie: in directories, or in the database at the root. `size` is that
-    of all files, if it is known; `is_full`: whether no chunk was left out as zeros."""
+    of all files, if it is known, and `count` how many pieces there can be; `is_full`:
+    whether no chunk was left out as zeros."""
 
     directory: Root
     is_v3: bool
-    is_ocdbt: bool
+    database: Database | None
     is_full: bool
     size: int | None
+    count: int
 
     def metadata(self, keys: Sequence[str]) -> list[bytes | None]:
         """The metadata of the arrays at some keys; None where there are none."""
         files = [f"{key}/{name_of(self.is_v3)}" for key in keys]
-        return _store.read_keys(self.directory, files, self.is_ocdbt, _MAX_METADATA)
+        if self.database is None:
+            return _store.read_keys(self.directory, files, _MAX_METADATA)
+        return _database.values(self.directory, self.database, files, _MAX_METADATA)
 
     def read(
         self,
@@ -69,9 +110,9 @@ class Arrays(NamedTuple):
         key: str,
         metadata: bytes | None,
         make: Callable[[Zarr], Template],
-    ) -> tuple[Template, dict[str, Any]]:
+    ) -> tuple[Template, Stored]:
         """The template of the array of a leaf, as it is made of its metadata; and what
-        `_store.open_specs` opens it by.
+        it is opened by.
 
         **Raises:** `ValueError` that names the leaf, if the array cannot be.
         """
@@ -85,31 +126,119 @@ class Arrays(NamedTuple):
             self._check_codec(what)
             t = make(what)
             _template.check_template(t)
-            if t.chunk_count > _template.MAX_CHUNKS:
-                raise ValueError(f"it has more than {_template.MAX_CHUNKS} chunks")
         except (ValueError, TypeError, KeyError, AttributeError) as e:
             raise ValueError(f"the array `{name}` cannot be read: {e}") from e
         size = self.size
         is_thin = self.is_full and size is not None and t.nbytes > size * _MAX_RATIO
-        if is_thin or max(t.full, what.stored) > _largest(size):
+        # The list of the chunks in a piece is read whole.
+        read = max(what.full, 16 * math.prod(what.per_piece))
+        if is_thin or max(t.full, read) > _largest(size):
             raise ValueError(
                 f"the array `{name}` is larger than what its files can hold, or than "
                 "this machine"
             )
         spec = {
             "driver": "zarr3" if self.is_v3 else "zarr",
-            "kvstore": {"key": key, "is_ocdbt": self.is_ocdbt},
             "metadata": what.metadata,
             # Where zeros were not written, what is missing are zeros.
             "fill_missing_data_reads": not self.is_full,
         }
-        return t, spec
+        pieces = ft.partial(_pieces, what)
+        check = ft.partial(self._check_pieces, what, key)
+        return t, Stored(key, spec, pieces, check)
+
+    def source(
+        self,
+        found: Found,
+        format: str,
+        files: list[str],
+        leaves: list[Leaf],
+        head: bytes,
+        metadata: Any,
+        stored: dict[int, Any],
+    ) -> Source:
+        """The source of leaves that are such arrays.
+
+        **Raises:** `ValueError` for many more chunks than there are pieces: to look for
+        each takes time, and zeros that are not there can have any number of them.
+        """
+        chunks = sum(leaf.template.chunk_count for leaf in leaves)
+        if self.size is not None and chunks > _MAX_EMPTY + _EMPTY * self.count:
+            raise ValueError(f"its arrays have {chunks} chunks, most of which are none")
+        return _found.source(
+            found, format, files, leaves, head, metadata, None, stored, self.database
+        )
 
     def _check_codec(self, what: Zarr) -> None:
         compressor = what.metadata.get("compressor")
-        if self.is_ocdbt and compressor and compressor["id"] == "blosc":
+        if self.database is not None and compressor and compressor["id"] == "blosc":
             # Its chunks are looked at before they are decoded.
             raise ValueError("unknown compressor 'blosc' in a database")
+
+    def _check_pieces(self, what: Zarr, key: str, numbers: Sequence[int]) -> None:
+        """**Raises:** `ValueError` for a piece that is longer than any can be: all of
+        it would be read."""
+        counts, shard = what.per_piece, what.shard
+        most = what.most
+        if shard is not None:
+            most = math.prod(counts) * (what.most + 16) + shard.after
+        is_blosc = (what.metadata.get("compressor") or {}).get("id") == "blosc"
+        for piece in _pieces(what, numbers):
+            name = f"{key}/{piece}"
+            size = self._size(name)
+            if size is not None and size > most:
+                raise ValueError(f"`{name}` is not a chunk of it")
+            if is_blosc:
+                # TensorStore would allocate what it says, up to 2 GiB.
+                head = self._read(name, 0, 16)
+                if int.from_bytes(head[4:8], "little") > what.full:
+                    raise ValueError(f"`{name}` is not a chunk of it")
+            if size is not None and shard is not None:
+                self._check_shard(what, shard, name, size)
+
+    def _check_shard(self, what: Zarr, shard: Shard, name: str, size: int) -> None:
+        count = 16 * math.prod(what.per_piece)
+        start = 0 if shard.is_start else size - count - shard.after
+        if start < 0:
+            return  # It is too short, as whoever reads it will say.
+        places = np.frombuffer(self._read(name, start, count), "<u8")
+        lengths = places[1::2][places[1::2] != _NONE]
+        if (lengths > what.most).any():
+            raise ValueError(f"`{name}` has something else than chunks of it")
+
+    def _size(self, name: str) -> int | None:
+        """The bytes of a piece; None if there is none, or it is not known."""
+        if self.database is not None:
+            place = self.database.find(name)
+            return place and place[2]
+        if self.directory.local is None:
+            return None
+        found = _store.look(self.directory, name)
+        return found and found.st_size
+
+    def _read(self, name: str, start: int, count: int) -> bytes:
+        """Some bytes of a piece; none if there is no such piece."""
+        into = np.zeros(count, np.uint8)
+        try:
+            if self.database is None:
+                _store.read_into(self.directory, name, start, into)
+            elif (place := self.database.find(name)) is not None:
+                return _database.value(
+                    self.directory, self.database, place, start, count
+                )
+        except FileNotFoundError:
+            pass  # Whoever reads it will say so.
+        return into.tobytes()
+
+
+def _pieces(what: Zarr, numbers: Sequence[int]) -> list[str]:
+    """The keys of the pieces that chunks of some numbers are in, each once."""
+    counts = _chunks.grid(what.shape, what.chunk)
+    if not counts:
+        return [what.prefix.rstrip("/.") or "0"] if numbers else []
+    places = np.stack(np.unravel_index(np.asarray(numbers, np.int64), counts), 1)
+    rows = dict.fromkeys(map(tuple, (places // what.per_piece).tolist()))
+    return [what.prefix + what.separator.join(map(str, row)) for row in rows]
 
 
 def template(what: Zarr, kind: str, keys: str) -> Template:
@@ -124,8 +253,10 @@ def _largest(size: int | None) -> int:
 
 
 def _numbers(value: Any, least: int) -> tuple[int, ...]:
-    if type(value) is not list or not all(
-        type(n) is int and least <= n < 2**60 for n in value
+    if (
+        type(value) is not list
+        or len(value) > _template.MAX_RANK
+        or not all(type(n) is int and least <= n < 2**60 for n in value)
     ):
         raise ValueError(f"impossible shape or chunks {value!r:.60}")
     return tuple(value)
@@ -167,7 +298,8 @@ def _v2(value: dict[str, Any]) -> Zarr:
         "filters": None,
         "dimension_separator": value.get("dimension_separator", "."),
     }
-    return Zarr(dtype, shape, chunk, _size(chunk, dtype), metadata)
+    separator = metadata["dimension_separator"]
+    return Zarr(dtype, shape, chunk, "", separator, compressor is not None, metadata)
 
 
 def _v3(value: dict[str, Any]) -> Zarr:
@@ -181,11 +313,13 @@ def _v3(value: dict[str, Any]) -> Zarr:
     encoding = value["chunk_key_encoding"]
     _only({"name": None, **encoding}, name=["default"])
     _only(encoding.get("configuration") or {}, separator=["/", "."])
-    codecs = _codecs(value["codecs"], True)
-    inner = outer
-    for codec in codecs:
-        if codec["name"] == "sharding_indexed":
-            inner = tuple(codec["configuration"]["chunk_shape"])
+    codecs = _codecs(value["codecs"], _OF_CHUNK | {"sharding_indexed"})
+    inner, shard, within = outer, None, codecs
+    if codecs and codecs[0]["name"] == "sharding_indexed":
+        made = codecs[0]["configuration"]
+        inner, within = tuple(made["chunk_shape"]), made["codecs"]
+        checksums = len(made["index_codecs"]) - 1
+        shard = Shard(outer, made["index_location"] == "start", 4 * checksums)
     if len(inner) != len(outer) or any(o % i for o, i in zip(outer, inner)):
         raise ValueError("impossible chunks in chunks")
     fill = value.get("fill_value")
@@ -203,9 +337,11 @@ def _v3(value: dict[str, Any]) -> Zarr:
         "fill_value": fill,
         "codecs": codecs,
     }
-    # The index of the chunks in a chunk is 16 bytes for each.
-    stored = _size(inner, dtype) + 16 * math.prod(o // i for o, i in zip(outer, inner))
-    return Zarr(dtype, shape, inner, stored, metadata)
+    separator = (encoding.get("configuration") or {}).get("separator", "/")
+    is_encoded = len(within) > 1
+    return Zarr(
+        dtype, shape, inner, f"c{separator}", separator, is_encoded, metadata, shard
+    )
 
 
 def _check_fill(fill: Any, dtype: str) -> None:
@@ -218,13 +354,21 @@ def _check_fill(fill: Any, dtype: str) -> None:
         raise ValueError(f"unknown fill value {fill!r:.60}")
 
 
-def _codecs(value: Any, outermost: bool) -> list[dict[str, Any]]:
-    if type(value) is not list or len(value) > 4:
+_OF_LIST = frozenset({"bytes", "crc32c"})
+_OF_CHUNK = _OF_LIST | {"zstd", "gzip"}
+
+
+def _codecs(value: Any, known: frozenset[str]) -> list[dict[str, Any]]:
+    """Those that are known: `bytes` is the first of them, or that of pieces."""
+    if type(value) is not list or not 1 <= len(value) <= 4:
         raise ValueError("unknown codecs")
     out = []
-    for codec in value:
+    for place, codec in enumerate(value):
         name, given = codec["name"], codec.get("configuration") or {}
         made: dict[str, Any] = {}
+        is_first = name in ("bytes", "sharding_indexed")
+        if type(name) is not str or name not in known or is_first != (place == 0):
+            raise ValueError(f"unknown codec {name!r:.60}")
         if name == "bytes":
             _only(given, endian=["little"])
             made = {k: given[k] for k in ("endian",) if k in given}
@@ -233,19 +377,15 @@ def _codecs(value: Any, outermost: bool) -> list[dict[str, Any]]:
             if type(level) is not int:
                 raise ValueError("unknown level of compression")
             made = {"level": level}
-        elif name == "sharding_indexed" and outermost:
+        elif name == "sharding_indexed":
+            if len(value) > 1:
+                raise ValueError(f"unknown codec {value[1]!r:.60}")
             _only(given, index_location=["start", "end"])
             made = {
                 "chunk_shape": list(_numbers(given["chunk_shape"], 1)),
-                "codecs": _codecs(given["codecs"], False),
-                "index_codecs": _codecs(given["index_codecs"], False),
+                "codecs": _codecs(given["codecs"], _OF_CHUNK),
+                "index_codecs": _codecs(given["index_codecs"], _OF_LIST),
                 "index_location": given.get("index_location", "end"),
             }
-        elif name != "crc32c":
-            raise ValueError(f"unknown codec {name!r:.60}")
         out.append({"name": name, **({"configuration": made} if made else {})})
     return out
-
-
-def _size(shape: Sequence[int], dtype: str) -> int:
-    return math.prod(shape) * _template.dtype_of(dtype).itemsize

@@ -5,6 +5,7 @@ https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
 
 import dataclasses
 import functools as ft
+import itertools as it
 import struct
 from typing import Any, NamedTuple
 
@@ -90,8 +91,8 @@ def _members(directory: Root, key: str) -> tuple[dict[str, _Member], int]:
             raise DamagedError("the list of files in the zip is damaged")
         row = _ENTRY.unpack_from(data, at)
         mark, flags, method, lengths = row[0], row[3], row[4], row[10:13]
-        name = data[at + _ENTRY.size :][: lengths[0]]
-        extra = data[at + _ENTRY.size + lengths[0] :][: lengths[1]]
+        ends = list(it.accumulate(lengths[:2], initial=at + _ENTRY.size))
+        name, extra = data[ends[0] : ends[1]], data[ends[1] : ends[2]]
         if mark != b"PK\1\2":
             raise DamagedError("the list of files in the zip is damaged")
         packed, full, offset = _large(extra, row[8], row[9], row[16])
