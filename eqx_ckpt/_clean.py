@@ -81,7 +81,7 @@ def _clean(here: pathlib.Path, remove: bool) -> set[str]:
     with os.scandir(here) as entries:
         below = [here / e.name for e in entries if e.is_dir(follow_symlinks=False)]
     found = []
-    for path in [*_commit.beside(here), *filter(_commit.is_beside, below)]:
+    for path in [*_commit.beside(here), *_commit.besides(here)]:
         if _commit.delete_abandoned(path, remove):
             found.append(path)
     for path in [here, *below]:

@@ -16,6 +16,7 @@ import pathlib
 import re
 import secrets
 import shutil
+import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
@@ -28,11 +29,12 @@ from ._store import Value
 
 # Says that a save is being written where it cannot be put in place at once.
 CLAIM = "eqx_ckpt.saving"
+# Of a checkpoint with `layout="zarr"`.
+DIGESTS = "eqx_ckpt.digests"
 # Files at the root of a checkpoint that are ours, besides `d/`, the index and leaves.
 SIDE = frozenset(
-    "_METADATA _sharding _strings.json manifest.ocdbt array_metadatas zarr.json "
-    "eqx_ckpt.digests".split()
-) | {CLAIM}
+    "_METADATA _sharding _strings.json manifest.ocdbt array_metadatas zarr.json".split()
+) | {CLAIM, DIGESTS}
 
 
 class Found(NamedTuple):
@@ -146,8 +148,10 @@ def saves(root: Root) -> list[str]:
 
 def below(root: Root, key: str) -> Root:
     """The directory `key` below a root, as a root."""
-    local = root.local / key if root.local else None
-    return root._replace(url=f"{root.url}/{key}", local=local)
+    if root.local is None:
+        # In a URL a `%` begins another character.
+        return root._replace(url=f"{root.url}/{urllib.parse.quote(key)}")
+    return root._replace(url=f"{root.url}/{key}", local=root.local / key)
 
 
 def _own_entries(found: Found) -> set[str]:
@@ -161,9 +165,9 @@ def _foreign(root: Root, found: Found, entries: Mapping[str, bool]) -> list[str]
     """What is not part of a checkpoint: beside its files, and in its directories."""
     out = set(entries) - _own_entries(found)
     leaves: set[str] = set()
-    if root.local is not None and found.index and found.index.layout == "zarr":
+    if found.index and found.index.layout == "zarr":
         leaves.update(map(_layout.directory, found.index.names))
-    for name in leaves | {"d"}:
+    for name in {"d"} | (leaves if root.local is not None else set()):
         inside = _store.list_top(below(root, name)) if entries.get(name) else None
         for entry in inside or ():
             of_leaf = name in leaves and entry in ("zarr.json", "c")
@@ -668,11 +672,34 @@ def is_beside(path: pathlib.Path) -> bool:
 
 def beside(path: pathlib.Path) -> list[pathlib.Path]:
     """The directories of such saves to a path."""
-    prefix = f"{_stem(path.name)}.eqx_ckpt-"
-    with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
-        names = [e.name for e in entries if e.name.startswith(prefix)]
-        return [p for n in names if is_beside(p := path.with_name(n))]
+    prefix = f"{path.name}.eqx_ckpt-"
+    return [p for p in besides(path.parent) if p.name.startswith(prefix)]
+
+
+def besides(directory: pathlib.Path) -> list[pathlib.Path]:
+    """The directories of such saves to all paths in a directory. In a checkpoint with
+    `layout="zarr"` leaves may have such names."""
+    if (directory / DIGESTS).exists():
+        return []
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        paths = [directory / e.name for e in entries if _beside.fullmatch(e.name)]
+        return [p for p in paths if not p.is_symlink() and not _is_array(p)]
     return []
+
+
+# The first is that of the directory itself; a group lists those of its members.
+_node_type = re.compile(rb'"node_type"\s*:\s*"([a-z]*)"')
+
+
+def _is_array(path: pathlib.Path) -> bool:
+    """Whether a directory is that of a leaf, whatever has become of the others."""
+    root = Root(str(path), path)
+    try:
+        found = _store.read_file(root, "zarr.json", stop=4096)
+    except (OSError, ValueError):
+        return True  # Nobody knows.
+    match = _node_type.search(found.data) if found else None
+    return match is not None and match[1] == b"array"
 
 
 def delete_abandoned(

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import _commit, _names, _template
-from .._root import Root
 from .._source import Source
 from .._template import Template
 from . import _database, _found, _zarr
@@ -35,7 +34,7 @@ def read(found: Found, like: Any) -> Source | None:
         name = _item(found)
         if name is None:
             return None
-        below = _below(found.directory, name)
+        below = _commit.below(found.directory, name)
         got = _commit.read_index(below)
         if got is not None:
             return Source(below, got[0])
@@ -45,11 +44,6 @@ def read(found: Found, like: Any) -> Source | None:
     if _UNFINISHED in found.directory.url:
         raise ValueError("Orbax has not finished writing it")
     return _tree(found)
-
-
-def _below(root: Root, name: str) -> Root:
-    local = None if root.local is None else root.local / name
-    return root._replace(url=f"{root.url}/{name}", local=local)
 
 
 def _is_step_root(found: Found) -> bool:
