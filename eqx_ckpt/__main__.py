@@ -38,7 +38,8 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (OSError, ValueError, RuntimeError, ImportError) as e:
-        print(f"eqx_ckpt: {e}", file=sys.stderr)
+        lines = map(_show.escape, str(e).split("\n"))
+        print("eqx_ckpt:", "\n".join(lines), file=sys.stderr)
         return 1
 
 

@@ -70,9 +70,11 @@ def read_index(root: Root) -> tuple[Index, Value] | None:
         value = _store.read_file(root, _root.INDEX, limit=_json.MAX_INDEX)
         return None if value is None else (_index.decode(value.data), value)
     except _index.Newer as e:
-        raise _index.Newer(f"The checkpoint at `{root}` cannot be read: {e}.") from e
+        why = _show.escape(str(e))
+        raise _index.Newer(f"The checkpoint at `{root}` cannot be read: {why}.") from e
     except ValueError as e:
-        raise DamagedError(f"The checkpoint at `{root}` cannot be read: {e}.") from e
+        why = _show.escape(str(e))
+        raise DamagedError(f"The checkpoint at `{root}` cannot be read: {why}.") from e
 
 
 def examine(root: Root, overwrite: bool) -> Found:
@@ -108,7 +110,7 @@ def examine(root: Root, overwrite: bool) -> Found:
         return Found(None, None, frozenset(tops))
     if CLAIM in tops:
         raise FileExistsError(_claimed(root))
-    some = ", ".join(f"`{name}`" for name in sorted(tops)[:3])
+    some = ", ".join(f"`{_show.escape(name)}`" for name in sorted(tops)[:3])
     other = " (an Orbax checkpoint?)" if "_METADATA" in tops else ""
     raise FileExistsError(
         f"`{root}` is not empty, and not a checkpoint of eqx_ckpt{other}: it has {some}"
@@ -362,8 +364,9 @@ def _check_swap(root: Root, found: Found) -> None:
         if not _store.is_still(root, _root.INDEX, found.file):
             raise _replaced(root)
         raise FileExistsError(
-            f"`{root}` has `{foreign[0]}` in it, which is not part of the checkpoint, "
-            'and `layout="zarr"` replaces the whole directory. Move it elsewhere.'
+            f"`{root}` has `{_show.escape(foreign[0])}` in it, which is not part of "
+            'the checkpoint, and `layout="zarr"` replaces the whole directory. Move it '
+            "elsewhere."
         )
 
 
@@ -632,8 +635,8 @@ def remove(root: Root) -> None:
         foreign = _foreign(root, Found(*got, frozenset(entries)), entries)
         if foreign:
             raise ValueError(
-                f"`{root}` has `{foreign[0]}` in it, which is not part of the "
-                "checkpoint. Nothing was deleted. Move it elsewhere."
+                f"`{root}` has `{_show.escape(foreign[0])}` in it, which is not part "
+                "of the checkpoint. Nothing was deleted. Move it elsewhere."
             )
         if root.local is None:
             for key in sorted(entries, key=_root.INDEX.__ne__):

@@ -12,7 +12,17 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 import xxhash
 
-from . import _arrays, _chunks, _layout, _root, _source, _store, _template, _view
+from . import (
+    _arrays,
+    _chunks,
+    _layout,
+    _root,
+    _show,
+    _source,
+    _store,
+    _template,
+    _view,
+)
 from ._chunks import Grid
 from ._errors import DamagedError, MissingError, ReplacedError
 from ._index import Record
@@ -119,7 +129,7 @@ def _reason(root: Root, error: Exception) -> str:
         return "a chunk of it is missing"
     if not isinstance(found, ValueError):
         raise found from error
-    return f"it cannot be read ({str(found).splitlines()[0]})"
+    return f"it cannot be read ({_show.escape(str(found).splitlines()[0])})"
 
 
 class _Run(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorstore as ts
 
-from . import _remote
+from . import _remote, _show
 from ._errors import DamagedError, MissingError
 from ._remote import Store
 
@@ -128,7 +128,8 @@ class Root(NamedTuple):
         return spec
 
     def __str__(self) -> str:
-        return self.url
+        """For messages: a path may have any characters."""
+        return _show.escape(self.url)
 
 
 def resolve(path: Any, follow: bool = False) -> Root:

@@ -129,6 +129,9 @@ def _runs(numbers: list[int]) -> list[str]:
     return out
 
 
+_WIDTH = 100
+
+
 def tree_lines(rows: Iterable[tuple[str, str]], limit: int | None = None) -> list[str]:
     """Draws `(dotted name, text)` rows as an indented tree.
 
@@ -146,7 +149,9 @@ def tree_lines(rows: Iterable[tuple[str, str]], limit: int | None = None) -> lis
             node = child
         node[last if last not in node else last + "."] = text
     lines = _draw(top, "")
-    width = max((len(left) for left, right in lines if right), default=0)
+    # Longer ones stand out: else each line would be as long as the longest.
+    lengths = [len(left) for left, right in lines if right]
+    width = max((length for length in lengths if length <= _WIDTH), default=0)
     out = [escape(f"{a.ljust(width)}  {b}" if b else a).rstrip() for a, b in lines]
     if limit is not None and len(out) > limit:
         more = len(out) - limit

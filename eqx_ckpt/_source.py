@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _arrays, _chunks, _index, _layout, _root, _store, _template
+from . import _arrays, _chunks, _index, _layout, _root, _show, _store, _template
 from ._arrays import Stored
 from ._chunks import Grid
 from ._errors import DamagedError, ReplacedError
@@ -264,6 +264,7 @@ class Source:
                 "deleted after it was opened. Open it again: what was opened is never "
                 "mixed with what came after."
             )
+        why = _show.escape(why)
         return DamagedError(f"The checkpoint at `{self.root}` cannot be read: {why}.")
 
 

@@ -77,11 +77,11 @@ class Problem(NamedTuple):
     what: str
 
     def __str__(self) -> str:
-        file = f"`{_show.escape(self.file)}`"
+        file, what = f"`{_show.escape(self.file)}`", _show.escape(self.what)
         if self.leaf is None:
-            return f"{file}: {self.what}"
+            return f"{file}: {what}"
         chunk = "" if self.chunk is None else f", chunk {list(self.chunk)}"
-        return f"`{_show.escape(self.leaf)}`{chunk}: {self.what} (in {file})"
+        return f"`{_show.escape(self.leaf)}`{chunk}: {what} (in {file})"
 
 
 @_checkpoint.again(0, "path")

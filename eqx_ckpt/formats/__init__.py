@@ -4,7 +4,7 @@ what its files say, which is checked as strictly as our own: see SECURITY.md.
 
 from typing import Any
 
-from .. import _gc, _index
+from .. import _gc, _index, _show
 from .._errors import DamagedError
 from .._root import Root
 from .._source import Source
@@ -40,7 +40,8 @@ def _read(found: Found, like: Any) -> Source | None:
             # What is not supported is not damaged.
             kinds = (DamagedError, _index.Newer, ValueError)
             kind = next(kind for kind in kinds if isinstance(e, kind))
-            raise kind(f"The checkpoint at `{root}` cannot be read: {e}.") from e
+            why = _show.escape(str(e))  # It may name anything that is in a file.
+            raise kind(f"The checkpoint at `{root}` cannot be read: {why}.") from e
         if source is not None:
             return source
     return None

@@ -14,6 +14,7 @@ import google_crc32c
 import numpy as np
 
 from .. import _ocdbt, _store
+from .._errors import DamagedError, MissingError
 from .._ocdbt import Database, Entries
 from .._root import Root
 from . import _found, _zstd
@@ -35,11 +36,11 @@ def read(root: Root, most: int) -> Database:
     """
     value = _store.read_file(root, MANIFEST, limit=_MAX_MANIFEST)
     if value is None:
-        raise ValueError(f"`{MANIFEST}` is missing")
+        raise MissingError(f"`{MANIFEST}` is missing")
     try:
         return _Reading(root, most).read(value.data)
-    except _Malformed as e:
-        raise ValueError(f"its database is damaged: {e}") from e
+    except DamagedError as e:
+        raise DamagedError(f"its database is damaged: {e}") from e
 
 
 def values(
@@ -68,15 +69,11 @@ def value(
     """
     file, offset, length = place
     if start + count > length:
-        raise ValueError("a value in its database is too short")
+        raise DamagedError("a value in its database is too short")
     start += offset
     if file == len(database.files):
         return database.inline[start : start + count]
     return _found.read(root, database.files[file], start, start + count)
-
-
-class _Malformed(ValueError):
-    """What no node can be."""
 
 
 class _Reference(NamedTuple):
@@ -100,7 +97,7 @@ class _Body:
     def take(self, count: int) -> bytes:
         part = self._data[self._at : self._at + count]
         if len(part) != count:
-            raise _Malformed("it ends in the middle of something")
+            raise DamagedError("it ends in the middle of something")
         self._at += count
         return part
 
@@ -116,15 +113,15 @@ class _Body:
         if not count:
             return []
         if count > len(self._data) - self._at:
-            raise _Malformed("it ends in the middle of something")
+            raise DamagedError("it ends in the middle of something")
         part = np.frombuffer(self._data, np.uint8, offset=self._at)[: 10 * count]
         ends = np.flatnonzero(part < 0x80)[:count]
         if len(ends) < count:
-            raise _Malformed("it ends in the middle of something")
+            raise DamagedError("it ends in the middle of something")
         starts = np.concatenate([[0], ends[:-1] + 1])
         widths = ends - starts + 1
         if widths.max() > 10:
-            raise _Malformed("it has an impossible number")
+            raise DamagedError("it has an impossible number")
         out = np.zeros(count, np.uint64)
         for group in range(int(widths.max())):
             some = widths > group
@@ -152,11 +149,11 @@ class _Reading:
         while above:
             node = above.pop()
             if (node.file, node.start) in seen:
-                raise _Malformed("it has a node twice")
+                raise DamagedError("it has a node twice")
             seen.add((node.file, node.start))
             above += reversed(self._node(node))
             if len(above) + len(self._entries.keys) > self._most:
-                raise _Malformed(f"it has more than {self._most} keys")
+                raise ValueError(f"its database has more than {self._most} keys")
         self._check_places()
         # What was inline is the last file.
         entries, count = self._entries, len(self._paths)
@@ -167,7 +164,7 @@ class _Reading:
     def _spend(self, size: int) -> None:
         self._room -= size
         if self._room < 0:
-            raise _Malformed("much more would be made of its nodes than they are")
+            raise ValueError("nodes of its database would become too large")
 
     def _open(self, magic: int, data: bytes) -> _Body:
         """What a manifest or a node holds."""
@@ -178,18 +175,18 @@ class _Reading:
             or head != magic
             or int.from_bytes(length, "little") != len(data)
         ):
-            raise _Malformed("it has something else than a node")
+            raise DamagedError("it has something else than a node")
         if google_crc32c.value(data[:-4]) != int.from_bytes(data[-4:], "little"):
-            raise _Malformed("a node is not as it was written")
+            raise DamagedError("a node is not as it was written")
         version, compression = data[12:14]
         if version or compression > 1:
-            raise _Malformed("it is of an unknown version")
+            raise DamagedError("it is of an unknown version")
         body = data[14:-4]
         if compression:
             try:
                 body = _zstd.decode(body, min(_MAX_NODE, self._room))
             except ValueError as e:
-                raise _Malformed(str(e)) from e
+                raise DamagedError(str(e)) from e
         self._spend(len(body))
         return _Body(body)
 
@@ -223,28 +220,28 @@ class _Reading:
         path = b""
         for begin, length, above in zip(shared, own, bases):
             if begin > len(path) or above > begin + length:
-                raise _Malformed("it has an impossible path")
+                raise DamagedError("it has an impossible path")
             path = path[:begin] + body.take(length)
             if len(path) + len(base) > _MAX_PATH:
-                raise _Malformed("it has an impossible path")
+                raise DamagedError("it has an impossible path")
             try:
                 out.append((base + path.decode(), base + path[:above].decode()))
             except UnicodeError:
-                raise _Malformed("it has an impossible path") from None
+                raise DamagedError("it has an impossible path") from None
         return out
 
     def _node(self, node: _Reference) -> list[_Reference]:
         """Adds the keys of a node, or returns those that it leads to."""
         _check_path(node.file)
         if node.length > _MAX_NODE:
-            raise _Malformed("it has a node that is too long")
+            raise DamagedError("it has a node that is too long")
         end = node.start + node.length
         _store.check_range(self._root, node.file, end)
         data = _found.read(self._root, node.file, node.start, end)
         body = self._open(_ocdbt.NODE, data)
         height = body.byte()
         if height != node.height:
-            raise _Malformed("a node is not where it belongs")
+            raise DamagedError("a node is not where it belongs")
         paths = self._table(body, node.base)
         count = body.number()
         shared, own = [0, *body.numbers(max(0, count - 1))], body.numbers(count)
@@ -254,7 +251,7 @@ class _Reading:
         key = b""
         for begin, length in zip(shared, own):
             if begin > len(key):
-                raise _Malformed("it has an impossible key")
+                raise DamagedError("it has an impossible key")
             key = key[:begin] + body.take(length)
             keys.append(key)
         if not height:
@@ -280,13 +277,13 @@ class _Reading:
         kinds = body.take(len(keys))
         count = kinds.count(1)
         if count + kinds.count(0) != len(keys):
-            raise _Malformed("it has a value of an unknown kind")
+            raise DamagedError("it has a value of an unknown kind")
         places = iter(list(zip(body.numbers(count), body.numbers(count))))
         last = entries.keys[-1] if entries.keys else None
         for key, length, kind in zip(keys, lengths, kinds):
             key = prefix + key
             if last is not None and key <= last:
-                raise _Malformed("its keys are not in order")
+                raise DamagedError("its keys are not in order")
             last = key
             if kind:
                 number, start = next(places)
@@ -308,14 +305,14 @@ class _Reading:
         if max(entries.offsets, default=0) > most or max(entries.lengths, default=0) > (
             most
         ):
-            raise _Malformed("it has a value at an impossible place")
+            raise DamagedError("it has a value at an impossible place")
         file, start, length = (np.asarray(x, np.int64) for x in entries[1:])
         taken = (file >= 0) & (length > 0)
         file, start, stop = file[taken], start[taken], (start + length)[taken]
         order = np.lexsort((start, file))
         file, start, stop = file[order], start[order], stop[order]
         if ((file[1:] == file[:-1]) & (start[1:] < stop[:-1])).any():
-            raise _Malformed("it has two values at one place")
+            raise DamagedError("it has two values at one place")
         ends = dict(zip(file.tolist(), stop.tolist()))
         for path in self._paths:
             _check_path(path)
@@ -328,11 +325,11 @@ class _Reading:
 
 def _at(paths: list[tuple[str, str]], number: int) -> tuple[str, str]:
     if number >= len(paths):
-        raise _Malformed("it names a file that it does not have")
+        raise DamagedError("it names a file that it does not have")
     return paths[number]
 
 
 def _check_path(path: str) -> None:
     """**Raises:** `ValueError` for a path that may lead out of the directory."""
     if "\\" in path or "\0" in path or not {"", ".", ".."}.isdisjoint(path.split("/")):
-        raise _Malformed(f"it has a file of the impossible name {path!r:.60}")
+        raise DamagedError(f"it has a file of the impossible name {path!r:.60}")

@@ -19,7 +19,7 @@ from .._template import Template
 # So much of a file is enough to tell its format.
 _HEAD = 256
 # Of all names of a checkpoint. Each is an object here, and a node of its tree.
-_MAX_COMPONENTS = 2**21
+MAX_COMPONENTS = 2**21
 
 
 class Found(NamedTuple):
@@ -230,7 +230,7 @@ def names_of_paths(
 
     **Raises:** `ValueError` for paths that are too many.
     """
-    if sum(map(len, paths)) > _MAX_COMPONENTS:
+    if sum(map(len, paths)) > MAX_COMPONENTS:
         raise ValueError("its names have more components than are read")
     top, ends = _trie(paths)
     if any(ends.values()):

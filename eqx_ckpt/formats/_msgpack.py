@@ -21,6 +21,8 @@ _CHUNKED = "__msgpack_chunked_array__"
 _MAX_ITEMS = 2**20
 _MAX_TEXT = 2**20
 _WINDOW = 2**12
+# Of the names of all leaves: so many letters, and so many for each byte of the file.
+_LETTERS, _LETTERS_OF_ONE = 2**22, 64
 
 
 def read(found: Found, like: Any) -> Source | None:
@@ -109,8 +111,10 @@ def _walk(reader: "_Reader", path: list[str], items: list[tuple[list[str], Any]]
         for number in range(value):
             _walk(reader, [*path, str(number)], items)
     elif kind == "ext":
+        reader.spend(path)
         items.append((path, _ext(reader, *value)))
     elif value is not None:
+        reader.spend(path)
         items.append((path, value))
     if len(items) > _MAX_ITEMS:
         raise ValueError(f"it has more than {_MAX_ITEMS} leaves")
@@ -187,13 +191,25 @@ class _Reader:
         self._directory, self._key = found.directory, key
         self._start, self._data = 0, b""
         self.at = 0
+        self._parts = self._letters = 0
+
+    def spend(self, path: list[str]) -> None:
+        """**Raises:** `ValueError` where the names of leaves become much longer than
+        what they are made of: each repeats those of the nodes above it."""
+        self._parts += len(path)
+        self._letters += sum(map(len, path))
+        if self._parts > _found.MAX_COMPONENTS:
+            raise ValueError("its names have more components than are read")
+        if self._letters > _LETTERS + _LETTERS_OF_ONE * self.at:
+            raise ValueError("its names are much longer than the file")
 
     def _take(self, count: int) -> bytes:
         if self.at + count > self._start + len(self._data) or self.at < self._start:
             into = np.empty(max(_WINDOW, count), np.uint8)
             size = _store.read_into(self._directory, self._key, self.at, into)
             self._start, self._data = self.at, into[:size].tobytes()
-        data = self._data[self.at - self._start :][:count]
+        start = self.at - self._start
+        data = self._data[start : start + count]
         if len(data) < count:
             raise ValueError("it ends in the middle of something")
         self.at += count

@@ -22,6 +22,7 @@ import xxhash
 
 from . import KINDS, save, seal, skeleton
 from .__main__ import limit_memory, steps
+from .foreign import FOREIGN, mutate_foreign
 
 
 DOCUMENTED = ("ValueError", "RuntimeError", "FileNotFoundError")
@@ -149,12 +150,26 @@ def mutate(r: random.Random, path: pathlib.Path) -> tuple[str, bool]:
         return "the bytes of the index", False
     files = [f for f in sorted(path.rglob("*")) if f.name != "eqx_ckpt.json"]
     file = r.choice(files)
-    what = r.choice("bytes bytes bytes delete link fifo directory swap sparse".split())
-    where = f"{what} {file.relative_to(path)}"
-    if what == "delete" or file.is_dir():
+    if r.random() < 0.5 or file.is_dir():
+        return change_file(r, file, files), True
+    file.write_bytes(change_bytes(r, file.read_bytes()))
+    where = f"bytes {file.relative_to(path)}"
+    if file.name in ("digests", "eqx_ckpt.digests") and r.random() < 0.7:
+        value = json.loads(index.read_bytes())
+        del value["digest"]
+        value["digests"] = xxhash.xxh3_128_hexdigest(file.read_bytes())
+        index.write_bytes(seal(json.dumps(value, separators=(",", ":")).encode()[:-1]))
+        return f"digested {where}", False
+    return where, True
+
+
+def change_file(r: random.Random, file: pathlib.Path, files: list[pathlib.Path]) -> str:
+    """Puts something else in place of a file or a directory."""
+    what = r.choice("delete link fifo directory swap sparse".split())
+    if file.is_dir() or what == "delete":
         shutil.rmtree(file) if file.is_dir() else file.unlink()
         if what == "link":
-            file.symlink_to(path)
+            file.symlink_to(file.parent)
     elif what == "link":
         file.unlink()
         file.symlink_to(r.choice(files))
@@ -169,19 +184,9 @@ def mutate(r: random.Random, path: pathlib.Path) -> tuple[str, bool]:
         a, b = file.read_bytes(), other.read_bytes()
         file.write_bytes(b)
         other.write_bytes(a)
-    elif what == "sparse":
-        os.truncate(file, 2**40)
     else:
-        file.write_bytes(change_bytes(r, file.read_bytes()))
-        if file.name in ("digests", "eqx_ckpt.digests") and r.random() < 0.7:
-            value = json.loads(index.read_bytes())
-            del value["digest"]
-            value["digests"] = xxhash.xxh3_128_hexdigest(file.read_bytes())
-            index.write_bytes(
-                seal(json.dumps(value, separators=(",", ":")).encode()[:-1])
-            )
-            return f"digested {where}", False
-    return where, True
+        os.truncate(file, 2**40)
+    return f"{what} {file.name}"
 
 
 def problem(out: dict[str, Any], seconds: float, same_index: bool) -> str:
@@ -203,21 +208,32 @@ def problem(out: dict[str, Any], seconds: float, same_index: bool) -> str:
     return f"{seconds:.1f} s" if seconds > _limit else ""
 
 
-def main(count: int, seed: int) -> None:
+def main(count: int, seed: int, foreign: float = 0.5) -> None:
+    """`foreign` is the share of those of other formats."""
     base = pathlib.Path(tempfile.mkdtemp(prefix="mutate-"))
     like = skeleton()
     for kind in KINDS:
         save(base / kind, kind)
         steps(str(base / kind), like)
+    for kind, make in FOREIGN.items():
+        make(base / kind)
+        out = steps(str(base / kind), like)
+        assert not out["read"] and not out["unverified"], (kind, out)
     limit_memory()
     tally: collections.Counter[str] = collections.Counter()
     wrong = []
     for number in range(count):
         r = random.Random(f"{seed} {number}")
-        good = base / r.choice(list(KINDS))
-        path = base / "bad"
-        shutil.copytree(good, path)
-        what, same_index = mutate(r, path)
+        is_foreign = r.random() < foreign
+        kind = r.choice(list(FOREIGN if is_foreign else KINDS))
+        path = base / "bad" / kind
+        path.parent.mkdir()
+        copy = shutil.copytree if (base / kind).is_dir() else shutil.copy
+        copy(base / kind, path)
+        if is_foreign:
+            what, same_index = f"{kind}: {mutate_foreign(r, path)}", False
+        else:
+            what, same_index = mutate(r, path)
         signal.alarm(_hang)
         begin = time.process_time()
         try:
@@ -233,7 +249,7 @@ def main(count: int, seed: int) -> None:
         text = problem(out, seconds, same_index)
         if text:
             wrong.append([number, what, text, str(out)[:600]])
-        shutil.rmtree(path)
+        shutil.rmtree(path.parent)
     shutil.rmtree(base)
     print(json.dumps({"tried": count, "first failed at": tally, "wrong": wrong}))
 
