@@ -151,7 +151,7 @@ def _entry(name: str, entry: Any) -> tuple[str, list[int], tuple[int, int]]:
     for numbers in (shape, span):
         is_right = type(numbers) is list and set(map(type, numbers)) <= {int}
         # Products of many, or of long ones, would take their time.
-        is_right = is_right and len(numbers) <= _template.MAX_RANK
+        is_right = is_right and len(numbers) <= 2 * _template.MAX_RANK
         if not is_right or not all(0 <= n < _template.MAX_BYTES for n in numbers):
             raise ValueError(f"the tensor {name!r} has an impossible shape or place")
     if type(dtype) is not str or dtype not in DTYPES:
