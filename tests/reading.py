@@ -8,6 +8,7 @@ import functools as ft
 import itertools
 import json
 import pathlib
+import shutil
 import sys
 import warnings
 
@@ -111,7 +112,49 @@ def sweep(directory, layout, errors, is_long, begin):
             if not hits:
                 break
     assert ec.verify(single) == []
+    if layout != "zip":
+        more, bad = _keeping(directory, layout, tree, errors, is_long, refuse)
+        count, faults = count + more, faults + bad
     print(json.dumps({"count": count, "faults": faults}))
+
+
+def _keeping(directory, layout, tree, errors, is_long, refuse):
+    """Each read of a save and of the deletion of older steps fails. The best step and
+    the newest stay, and the next save deletes what this one could not."""
+    import eqx_ckpt as ec
+
+    options = dict(keep=1, best=("loss", "min"), layout=layout)
+    begun, root = directory / "begun", directory / "kept"
+    with ec.CheckpointManager(begun, layout=layout) as manager:
+        for step in (10, 20, 30):
+            manager.save(step, {"v": step}, {"loss": abs(step - 20)})
+    count, faults = 0, []
+    for number in itertools.count(1):
+        error = errors[number % len(errors)]
+        for forever in (False, True) if is_long else [number % 2 == 0]:
+            shutil.rmtree(root, ignore_errors=True)
+            shutil.copytree(begun, root)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                manager = ec.CheckpointManager(root, **options)
+                saved = True
+                with refuse.at(number, error, forever) as fault:
+                    try:
+                        manager.save(40, {"v": 40}, {"loss": 50})
+                        manager.wait()
+                    except OSError as e:
+                        saved = e.errno != error
+                if fault.hit is None:
+                    return count, faults
+                count += 1
+                newest = 40 if manager.latest() == 40 else 30
+                if not {20, newest} <= set(manager.steps()) or (saved and newest < 40):
+                    faults.append(["save", number, error, fault.hit, manager.steps()])
+                manager.save(50, {"v": 50}, {"loss": 50})
+                manager.wait()
+                if manager.steps() != [20, 50] or manager.best() != 20:
+                    faults.append(["next", number, error, fault.hit, manager.steps()])
+    raise AssertionError
 
 
 if __name__ == "__main__":
