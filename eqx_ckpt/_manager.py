@@ -542,7 +542,11 @@ class CheckpointManager:
         return self._steps.latest()
 
     def best(self) -> int | None:
-        """The step with the best metric, as `best` said; None if none has it."""
+        """The step with the best metric, as `best` said; None if none has it.
+
+        Steps that are damaged have none. **Raises:** `OSError` for one that cannot be
+        read now: it might be the best.
+        """
         if self._best is None:
             raise ValueError('Pass `best=(metric, "min")` or "max" to the manager.')
         known = {}
@@ -690,5 +694,5 @@ def _decoded(word: bytes) -> tuple[int | None, dict[int, Skip]]:
 
 
 def _reasons(skipped: dict[int, Skip]) -> str:
-    lines = [f"\n  step {s}: {skip.why}" for s, skip in sorted(skipped.items())]
-    return "".join(lines)
+    lines = [f"step {s}: {skip.why}" for s, skip in sorted(skipped.items())]
+    return "".join("\n  " + line.replace("\n", "\n    ") for line in lines)
