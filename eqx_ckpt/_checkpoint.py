@@ -528,14 +528,21 @@ class _Stored:
 
     @ft.cached_property
     def _spec(self) -> Spec:
-        markers = self.source.index.markers
-        labels = []
-        for (kind, _), component in self._rows if markers else ():
-            first = self._groups[component][0]
-            is_entry = isinstance(first, int) and kind == "f"
-            labels.append(markers.get(int(first)) if is_entry else None)
         keys = tuple(key for key, _ in self._rows)
-        return Spec(keys, self._fields, tuple(labels) if any(labels) else ())
+        return Spec(keys, self._fields, self._labels)
+
+    @property
+    def _labels(self) -> tuple[str | None, ...]:
+        """Those of the entries, if the node is an eqx.nn.State: all differ then."""
+        markers = self.source.index.markers
+        if not markers or any(kind not in "sf" for (kind, _), _ in self._rows):
+            return ()
+        labels = []
+        for _, component in self._rows:
+            members = self._groups[component]
+            of = {markers.get(x) if isinstance(x, int) else None for x in members}
+            labels.append(of.pop() if len(of) == 1 else None)
+        return () if None in labels or len({*labels}) < len(labels) else tuple(labels)
 
     def spec(self) -> Spec:
         return self._spec

@@ -1,6 +1,7 @@
 """`convert`: a checkpoint of any format as one of ours, or as `.safetensors`."""
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ def convert(
     target: str | os.PathLike[str],
     *,
     like: PyTree = None,
+    skip: Sequence[str] = (),
     metadata: Any = None,
     layout: str = "ocdbt",
     chunks: Chunks = None,
@@ -55,6 +57,8 @@ def convert(
     - `target`: where to write: a file if it ends in `.safetensors`; else a checkpoint
         as [`tree_serialise_leaves`][] saves, in one file if it ends in `.zip`.
     - `like`: as in [`open`][], for a `.eqx` file.
+    - `skip`: as in [`export_safetensors`][], for a target in `.safetensors`, which
+        cannot hold all that a checkpoint has. A checkpoint of ours holds all.
     - `metadata`: by default that of the source. For `.safetensors` a dict of strings.
     - `layout`, `chunks`, `compression`, `overwrite`, `durable`: as in
         [`tree_serialise_leaves`][]; by default chunks are as in the source, if it has
@@ -86,14 +90,15 @@ def convert(
         _export.export_safetensors(
             target,
             ckpt,
-            # Nothing is left out unsaid.
-            lambda leaf: True,
+            skip=skip,
             metadata=metadata,
             overwrite=overwrite,
             durable=durable,
             max_bytes=max_bytes,
         )
         return
+    if skip:
+        raise ValueError("`skip` is for a `.safetensors` file: this target holds all.")
     _serialise.check_choices(root, layout, compression)
     _json.check_metadata(metadata)
     pinned = ckpt._source

@@ -7,8 +7,6 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import jax
-import numpy as np
 from jaxtyping import PyTree
 
 from . import (
@@ -21,6 +19,8 @@ from . import (
     _names,
     _pairs,
     _root,
+    _show,
+    _static,
     _template,
     _tree,
     formats,
@@ -29,12 +29,6 @@ from ._checkpoint import Checkpoint
 from ._filters import FilterSpec
 from ._lazy import LazyArray
 from ._pairs import Rename
-
-
-def _is_array(x: Any) -> bool:
-    if isinstance(x, LazyArray):
-        return x._target.kind in _template.ARRAY_KINDS
-    return isinstance(x, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))
 
 
 class _Tensor(NamedTuple):
@@ -51,8 +45,9 @@ class _Tensor(NamedTuple):
 def export_safetensors(
     path: str | os.PathLike[str],
     pytree: PyTree,
-    filter_spec: FilterSpec = _is_array,
+    filter_spec: FilterSpec = _leaf.is_storable,
     *,
+    skip: Sequence[str] = (),
     rename: Any = None,
     metadata: Any = None,
     overwrite: bool = True,
@@ -68,9 +63,13 @@ def export_safetensors(
 
     - `path`: the file to write, as in [`open`][].
     - `pytree`: a tree; an open [`Checkpoint`][], or a node of its tree.
-    - `filter_spec`: which leaves to write, as in `eqx.filter`: by default the arrays.
-        Python's numbers are configuration, such as the `p` of a `Dropout`, and
-        `.safetensors` has only arrays.
+    - `filter_spec`: which leaves to write, as in [`tree_serialise_leaves`][]: functions
+        and strings are not among them by default. `eqx.is_array` leaves out NumPy's
+        arrays and Python's numbers as well.
+    - `skip`: names of leaves that are not written, or patterns of them, in which `*`
+        stands for any text. `.safetensors` has only arrays, of the dtypes of PyTorch:
+        anything else is an error, which lists it, until it is in `skip`. Such are
+        Python's numbers (`skip=["*.p", "*.inference"]` for `Dropout`) and PRNG keys.
     - `rename`: what [`rename`][] returns, or takes: from the names in the tree to those
         in the file. With `ec.rename(rules).inverse("model.safetensors")` what came out
         of a file gets its names back. By default a leaf is called as in
@@ -84,9 +83,10 @@ def export_safetensors(
 
     **Returns:** None.
 
-    **Raises:** before anything is written, `ValueError` or `TypeError` that names the
-    leaf which `.safetensors` cannot hold, or the two leaves of one name;
-    `FileExistsError`.
+    **Raises:** before anything is written, `TypeError` that names all leaves which
+    `.safetensors` cannot hold; `ValueError` for two leaves of one name, a pattern in
+    `skip` that is that of none, and entries of a State of which nothing says what they
+    belong to; `FileExistsError`.
 
     !!! example
 
@@ -119,72 +119,120 @@ def export_safetensors(
             "`.safetensors` takes a dict of strings as metadata: pass `metadata=`, for "
             f"instance one of JSON, instead of {metadata!r:.200}."
         )
-    tensors = _tensors(pytree, filter_spec, rename)
+    tensors, labels = _tensors(pytree, filter_spec, skip, rename)
+    if labels:
+        text = json.dumps(labels, separators=(",", ":"))
+        metadata = {**(metadata or {}), formats.LABELS: text}
     buffers = _buffers(tensors, metadata, max_bytes)
     _commit.publish_file(
         root, lambda file: file.writelines(buffers), overwrite, durable
     )
 
 
-def _tensors(pytree: PyTree, filter_spec: FilterSpec, rename: Any) -> list[_Tensor]:
-    names, leaves = _named(pytree, filter_spec)
-    if not names:
-        raise ValueError("Nothing to write: `filter_spec` selects no leaf of the tree.")
-    new = None
+def _tensors(
+    pytree: PyTree, filter_spec: FilterSpec, skip: Sequence[str], rename: Any
+) -> tuple[list[_Tensor], dict[str, str]]:
+    """What is written, and the labels of those that are in an eqx.nn.State."""
+    if isinstance(pytree, Checkpoint):
+        pytree = pytree.tree
+    flat = _tree.flatten(pytree, None)
+    all_names = [_names.name_of(path)[0] for path in flat.paths]
+    chosen = _filters.selected(filter_spec, pytree, flat.leaves, None)
+    skipped = _skipped(skip, all_names)
+    numbers = [i for i, good in enumerate(chosen) if good and i not in skipped]
+    if not numbers:
+        raise ValueError(
+            "Nothing to write: `filter_spec` selects no leaf of the tree, or `skip` "
+            "leaves out all that it selects."
+        )
+    names, leaves = [all_names[i] for i in numbers], [flat.leaves[i] for i in numbers]
+    entries = _tree.state_entries(pytree, flat.paths, "")
+    _tree.check_order(entries, flat, numbers)
+    described = [_describe(name, leaf) for name, leaf in zip(names, leaves)]
+    dtypes = {ours: theirs for theirs, ours in formats.DTYPES.items()}
+    bad = [(n, x) for n, (x, _) in zip(names, described) if x not in dtypes]
+    if bad:
+        raise TypeError(_cannot_hold(bad, names))
+    new = names
     if rename is not None:
         how = rename if isinstance(rename, Rename) else _pairs.rename(rename)
         new = _pairs.renamed_names(how, names)
-    dtypes = {ours: theirs for theirs, ours in formats.DTYPES.items()}
     out: dict[str, tuple[str, _Tensor]] = {}
-    for number, (name, leaf) in enumerate(zip(names, leaves)):
-        dtype, shape = _describe(name, leaf)
-        if dtype not in dtypes:
-            raise TypeError(
-                f"The leaf `{name}` is of {dtype}, which `.safetensors` does not have. "
-                "`ec.export_safetensors` leaves it out with a `filter_spec`."
-            )
-        if name == _names.ROOT and new is None:
+    labels: dict[str, str] = {}
+    for i, name, to, (dtype, shape) in zip(numbers, names, new, described):
+        if name == to == _names.ROOT:
             raise ValueError(
                 "The tree is one array, which has no name that `.safetensors` could "
                 'hold: write `{"name": array}`.'
             )
-        to = formats.flat_name(name if new is None else new[number])
+        to = formats.flat_name(to)
         if not formats.is_texts({"": to}):
             raise ValueError(f"The name of the leaf `{name}` is not Unicode text.")
         if to in out:
             raise ValueError(
                 f"The leaves `{out[to][0]}` and `{name}` both get the name `{to}`."
             )
-        out[to] = name, _Tensor(to, dtype, shape, leaf)
+        out[to] = name, _Tensor(to, dtype, shape, flat.leaves[i])
+        label = entries[i].label if i in entries else None
+        if label is not None:
+            labels[to] = label
     # As the library of the format writes them: the widest first, so all are aligned.
     order = {ours: -number for number, ours in enumerate(formats.DTYPES.values())}
     key = lambda tensor: (order[tensor.dtype], tensor.name.encode())
-    return sorted((tensor for _, tensor in out.values()), key=key)
+    return sorted((tensor for _, tensor in out.values()), key=key), labels
 
 
-def _named(pytree: PyTree, filter_spec: FilterSpec) -> tuple[list[str], list[Any]]:
-    if isinstance(pytree, Checkpoint):
-        pytree = pytree.tree
-    flat = _tree.flatten(pytree, None)
-    names = [_names.name_of(path)[0] for path in flat.paths]
-    leaves, tree = flat.leaves, pytree
-    if filter_spec is _is_array:  # Other functions see a stand-in for a lazy leaf.
-        chosen = list(map(_is_array, leaves))
-    else:
-        chosen = _filters.selected(filter_spec, tree, leaves, None)
-    rows = [(n, x) for n, x, good in zip(names, leaves, chosen) if good]
-    return [name for name, _ in rows], [leaf for _, leaf in rows]
+def _skipped(skip: Sequence[str], names: list[str]) -> set[int]:
+    if isinstance(skip, str) or not all(isinstance(x, str) for x in skip):
+        raise TypeError(f'`skip` must be a list of names, as ["step"], not {skip!r}.')
+    out: set[int] = set()
+    for pattern in skip:
+        found = {i for i, name in enumerate(names) if _static.matches(pattern, name)}
+        if not found:
+            raise ValueError(f"`skip` has {pattern!r}, which is the name of no leaf.")
+        out |= found
+    return out
+
+
+def _cannot_hold(bad: list[tuple[str, str]], names: list[str]) -> str:
+    """The error for leaves of these names and dtypes, among those of all `names`."""
+    rows = _show.fold_rows(bad)
+    lines = [f"  {name}  {what}" for name, what in rows[:_MOST]]
+    if len(rows) > _MOST:
+        lines.append(f"  ... and {len(rows) - _MOST} more")
+    refused = {name for name, _ in bad}
+    last = lambda name: name.rpartition(".")[2]
+    others = {last(name) for name in names if name not in refused}
+    skip = [x if last(x) in others or "." not in x else f"*.{last(x)}" for x, _ in bad]
+    skip = list(dict.fromkeys(skip))
+    text = ", ".join(f'"{name}"' for name in skip[:_MOST])
+    text += ", ..." if len(skip) > _MOST else ""
+    lines = [
+        "`.safetensors` has only arrays, and not all dtypes. It cannot hold:",
+        *lines,
+        f"Nothing was written. `skip=[{text}]` leaves them out; a checkpoint of ours "
+        "(`ec.tree_serialise_leaves`, or `ec.convert` to a directory or a `.zip`) "
+        "holds them.",
+    ]
+    return "\n".join(map(_show.escape, lines))
+
+
+# Of the leaves that an error lists.
+_MOST = 40
 
 
 def _describe(name: str, leaf: Any) -> tuple[str, tuple[int, ...]]:
+    """The dtype of an array, or else what the leaf is; and the shape."""
     if isinstance(leaf, LazyArray):
         if leaf._target.kind in _template.ARRAY_KINDS:
             return leaf.dtype.name, leaf.shape
-        return f"the kind {leaf._target.kind}", ()
+        return f"({leaf._target.kind})", ()
     try:
         template = _leaf.describe(leaf)
     except (ValueError, TypeError) as e:
         raise type(e)(f"The leaf `{name}` cannot be written: {e}") from None
+    if template.kind not in _template.ARRAY_KINDS:
+        return f"({template.kind})", ()
     return template.dtype, template.shape
 
 

@@ -183,23 +183,16 @@ def stored_names(
     entries = _tree.state_entries(like, flat.paths, source)
     if not entries:
         return names
-    saved: dict[str, dict[int, str | None]] = {}
-    for state in {entry.state for entry in entries.values()}:
-        below = state + "." if state else ""
-        for name, place in index.places.items():
-            if name.startswith(below):
-                position = name[len(below) :].partition(".")[0]
-                if position.isdecimal():
-                    label = index.markers.get(place)
-                    saved.setdefault(state, {})[int(position)] = label
     out = list(names)
     by_state: dict[str, dict[int, str | None]] = {}
     for entry in entries.values():
         by_state.setdefault(entry.state, {})[entry.position] = entry.label
-    moves = {
-        state: _tree.match_entries(labels, saved.get(state, {}))
-        for state, labels in by_state.items()
-    }
+    moves = {}
+    for state, labels in by_state.items():
+        below = state + "." if state else ""
+        places = (p for name, p in index.places.items() if name.startswith(below))
+        saved = _tree.stored_entries(index, state, places)
+        moves[state] = _tree.match_entries(state, labels, saved)
     for number, entry in entries.items():
         below = entry.state + "." if entry.state else ""
         rest = names[number][len(below) :].partition(".")[2]

@@ -273,12 +273,9 @@ class _Matching:
         for state, labels in states.items():
             below = _names.below(state, root) if state else ""
             there = ".".join(x for x in (source, below) if x)
-            saved: dict[int, str | None] = {}
-            for place in self.stored.below.get(there, []):
-                position = _names.below(index.names[place], there).partition(".")[0]
-                if position.isdecimal():
-                    saved[int(position)] = index.markers.get(place)
-            moves = _tree.match_entries(labels, saved)
+            places = self.stored.below.get(there, [])
+            saved = _tree.stored_entries(index, there, places)
+            moves = _tree.match_entries(there, labels, saved)
             for n in group.left[0].leaves.values():
                 entry = self.state_entries.get(n)
                 if entry is None or entry.state != state:

@@ -253,6 +253,7 @@ def plan(
     if layout == "zarr":
         _layout.check_case([leaf.name for leaf in leaves], root)
     entries = _tree.state_entries(pytree, flat.paths, "")
+    _tree.check_order(entries, flat, numbers)
     markers = {
         place: entry.label
         for place, number in enumerate(numbers)

@@ -23,6 +23,8 @@ def to_state_dict(
 
     Lists and Modules become dicts too, `layers.0.weight` being
     `out["layers"]["0"]["weight"]`. The leaves are those of the tree, and not copies.
+    Entries of an `eqx.nn.State` have keys that say what they belong to, as positions do
+    not: [`from_state_dict`][] finds them by those.
 
     **Arguments:**
 
@@ -45,11 +47,15 @@ def to_state_dict(
     """
     flat = _tree.flatten(pytree, is_leaf)
     chosen = _filters.selected(filter_spec, pytree, flat.leaves, is_leaf)
+    entries = _tree.state_entries(pytree, flat.paths, "")
+    _tree.check_order(entries, flat, [i for i, good in enumerate(chosen) if good])
     out: dict[str, Any] = {}
-    for path, leaf, good in zip(flat.paths, flat.leaves, chosen):
-        if not good:
+    for number, (path, leaf) in enumerate(zip(flat.paths, flat.leaves)):
+        if not chosen[number]:
             continue
         name = _names.name_of(path)[0]
+        if number in entries and entries[number].label is not None:
+            name = _labelled(name, entries[number])
         *parents, last = name.split(".")
         node = out
         for part in parents:
@@ -68,6 +74,30 @@ def to_state_dict(
     return out
 
 
+def _labelled(name: str, entry: _tree.Entry) -> str:
+    """The name of a leaf of a State, with the entry's label for its position."""
+    _, dot, rest = _names.below(name, entry.state).partition(".")
+    above = [entry.state] if entry.state else []
+    return ".".join([*above, "%=" + _names.quote(str(entry.label))]) + dot + rest
+
+
+def _positions(names: list[str], states: set[str]) -> tuple[list[str], dict[int, str]]:
+    """The inverse of `_labelled`: names with positions, and the labels of the leaves.
+    Entries without labels keep the positions that they have."""
+    out, labels = list(names), {}
+    for state in states:
+        below = state + "." if state else ""
+        places: dict[str, int] = {}
+        for number, name in enumerate(names):
+            entry, dot, rest = name[len(below) :].partition(".")
+            if name.startswith(below) and entry.startswith(("%=%3D", "%=%40")):
+                label = _names.unquote(entry.removeprefix("%="))
+                place = places.setdefault(label, len(places))
+                out[number] = f"{below}{place}{dot}{rest}"
+                labels[number] = label
+    return out, labels
+
+
 def from_state_dict(
     state_dict: Mapping,
     like: PyTree,
@@ -82,7 +112,9 @@ def from_state_dict(
     """Puts the leaves of nested dicts into a tree, each by its name.
 
     It checks all that [`tree_deserialise_leaves`][] checks, but for static fields,
-    which such dicts do not have. Entries of an `eqx.nn.State` go by their position.
+    which such dicts do not have. Entries of an `eqx.nn.State` go by the keys that
+    `to_state_dict` gives them; by their positions only where nothing else could be
+    meant, and that is an error else.
 
     **Arguments:**
 
@@ -116,7 +148,11 @@ def from_state_dict(
         raise TypeError(
             f"A state dict is nested dicts, and not a `{type(state_dict).__name__}`."
         )
-    for name, value in _walk(state_dict, ()):
+    rows = list(_walk(state_dict, ()))
+    entries = _tree.state_entries(like, _tree.flatten(like, is_leaf).paths, "")
+    states = {entry.state for entry in entries.values()}
+    positions, markers = _positions([name for name, _ in rows], states)
+    for name, (_, value) in zip(positions, rows):
         try:
             keys = "".join("o" if x[:2] == "%=" else "k" for x in name.split("."))
             keys = "" if name == _names.ROOT else keys
@@ -157,7 +193,7 @@ def from_state_dict(
         splits=[],
         sizes={},
         aliases={},
-        markers={},
+        markers=markers,
         statics=_index.Statics([], {}),
         digests="",
         others={},

@@ -370,7 +370,7 @@ def passing(
     if unused:
         names = [*_all_names(statics), *more]
     for name in names:
-        unused -= {x for x in unused if _matches(x, name)}
+        unused -= {x for x in unused if matches(x, name)}
         if not unused:
             break
     for pattern in patterns:
@@ -382,7 +382,7 @@ def passing(
                 f"`static` has {pattern!r}, which names no static field of the {what}. "
                 f"{head} {some or 'none'}."
             )
-    return lambda name: any(_matches(x, name) for x in patterns)
+    return lambda name: any(matches(x, name) for x in patterns)
 
 
 def _all_names(statics: Statics) -> Iterator[str]:
@@ -398,10 +398,10 @@ def _all_names(statics: Statics) -> Iterator[str]:
             todo += [(f"{name}.{k}", y) for k, y in (_members(x) or {}).items()]
 
 
-def _matches(pattern: str, name: str) -> bool:
+def matches(pattern: str, name: str) -> bool:
     """Whether a name is as a pattern says, in which `*` stands for any text. A leading
     `*.` may stand for nothing: what it is before is at the root then."""
-    if pattern.startswith("*.") and _matches(pattern[2:], name):
+    if pattern.startswith("*.") and matches(pattern[2:], name):
         return True
     first, *rest = pattern.split("*")
     if not rest:

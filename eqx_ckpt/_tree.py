@@ -3,14 +3,15 @@
 import collections
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.tree_util as jtu
+import numpy as np
 from jaxtyping import PyTree
 
-from . import _names, _node
+from . import _index, _leaf, _names, _node, _register, _template
 from ._filters import IsLeaf
 from ._node import Node
 
@@ -151,25 +152,105 @@ def _label(marker: Any, indices: dict[Any, list[str]]) -> str | None:
     return "@" + ",".join(sorted(names)) if names else None
 
 
+class Entries(NamedTuple):
+    """The entries of one State: for each position its label, and what it looks like:
+    entries that look alike can be exchanged unseen."""
+
+    labels: dict[int, str | None]
+    looks: dict[int, set[tuple]]
+
+
+def stored_entries(index: _index.Index, state: str, places: Iterable[int]) -> Entries:
+    """The entries of the State of a name, of which these are leaves, in an index."""
+    out = Entries({}, {})
+    for place in places:
+        position, _, rest = _names.below(index.names[place], state).partition(".")
+        if position.isdecimal():
+            t = index.templates[index.template[place]]
+            out.labels[int(position)] = index.markers.get(place)
+            kind = t.kind if t.kind in ("key", "str", "bytes") else _number(t.dtype)
+            out.looks.setdefault(int(position), set()).add(
+                (rest, t.logical_shape, kind)
+            )
+    return out
+
+
+def _number(dtype: str) -> str:
+    return "int" if dtype == "int" else _leaf.number_type(_template.dtype_of(dtype))
+
+
+def check_order(entries: dict[int, Entry], flat: Flat, numbers: Iterable[int]) -> None:
+    """**Raises:** `ValueError` if the order is all that tells what some entries are of,
+    and it could change unseen. `numbers` are those of the leaves that are stored."""
+    states: dict[str, Entries] = {}
+    for number in numbers:
+        entry = entries.get(number)
+        if entry is not None and entry.label is None:
+            found = states.setdefault(entry.state, Entries({}, {}))
+            found.labels[entry.position] = None
+            leaf = _register.to_leaf(flat.leaves[number])
+            kind = type(leaf).__name__
+            if hasattr(leaf, "dtype"):
+                is_key = _leaf.is_key(leaf)
+                kind = "key" if is_key else _leaf.number_type(np.dtype(leaf.dtype))
+            rest = _names.name_of(flat.paths[number])[0]
+            rest = _names.below(rest, entry.state).partition(".")[2]
+            look = rest, tuple(np.shape(leaf)), kind
+            found.looks.setdefault(entry.position, set()).add(look)
+    for state, found in states.items():
+        twins = _twins(found.looks)
+        if twins:
+            raise ValueError(
+                f"{_shown(state)} has entries of which nothing says what they belong "
+                f"to, and some look alike, as {_some(state, twins)}: in a model with "
+                "its fields in another order they would be exchanged unseen. Save the "
+                "State in one tree with its model, or make both with "
+                "`eqx.nn.make_with_state`. Nothing was saved."
+            )
+
+
+def _twins(looks: dict[int, set[tuple]]) -> list[int]:
+    """The first positions whose entries look alike; none if there are none."""
+    groups: dict[frozenset, list[int]] = {}
+    for position, look in looks.items():
+        groups.setdefault(frozenset(look), []).append(position)
+    return next((group for group in groups.values() if len(group) > 1), [])
+
+
+def _shown(state: str) -> str:
+    return f"The State at `{state}`" if state else "The State"
+
+
+def _some(state: str, positions: list[int]) -> str:
+    below = state + "." if state else ""
+    return " and ".join(f"`{below}{position}`" for position in positions[:2])
+
+
 def match_entries(
-    wanted: dict[int, str | None], saved: dict[int, str | None]
+    state: str, wanted: dict[int, str | None], saved: Entries
 ) -> dict[int, int | None]:
     """For each position in one State that in another, by their labels; or None.
 
     Where one of the two has no labels at all, as a State without its model and with
     markers that are objects, all that is left is the order.
+
+    **Raises:** `RuntimeError` if that could have changed unseen.
     """
-    known = {label: position for position, label in saved.items() if label is not None}
+    known = {label: at for at, label in saved.labels.items() if label is not None}
     words = {label: _words(label) for label in known}
     # Labels are data from a file, and comparing all of them takes this many steps.
     few = len(wanted) * len(known) <= _MAX_PAIRS
     if not known or not any(wanted.values()):
+        _check_positions(state, set(wanted), saved.looks, bool(known))
         return {position: position for position in wanted}
+    rest = {at: saved.looks[at] for at, x in saved.labels.items() if x is None}
+    alone = {position for position, label in wanted.items() if label is None}
+    if alone and rest:
+        _check_positions(state, alone, rest, False)
     out = {}
     for position, label in wanted.items():
         if label is None:
-            unknown = position in saved and saved[position] is None
-            out[position] = position if unknown else None
+            out[position] = position if position in rest else None
         elif label in known:
             out[position] = known[label]
         else:
@@ -183,6 +264,32 @@ def match_entries(
             out[position] = near[0][1] if near else None
     count = collections.Counter(out.values())
     return {key: None if count[place] > 1 else place for key, place in out.items()}
+
+
+def _check_positions(
+    state: str, wanted: set[int], looks: dict[int, set[tuple]], labelled: bool
+) -> None:
+    """**Raises:** `RuntimeError` if entries that go by their positions could be others:
+    because two look alike, or because there are not as many on both sides."""
+    twins = _twins(looks)
+    if not twins and (not looks or wanted == looks.keys()):
+        return
+    if twins:
+        why = f"{_some(state, twins)} look alike"
+    else:
+        why = f"{len(looks)} were saved, and `like` has {len(wanted)}"
+    if labelled:
+        advice = "Pass a `like` that has the model of the State as well."
+    else:
+        advice = (
+            "They were saved without what says it. Put them in place by hand: "
+            "`ec.open(path)` has them in the order of the save, and "
+            "`state.set(index, value)` sets one."
+        )
+    raise RuntimeError(
+        f"{_shown(state)} has entries of which nothing says what they belong to but "
+        f"their order, which may have changed: {why}. Nothing was loaded. {advice}"
+    )
 
 
 _MAX_PAIRS = 2**20

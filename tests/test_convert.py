@@ -1,5 +1,9 @@
 """`convert`: from any format to one of ours, or to `.safetensors`."""
 
+import ast
+import functools as ft
+import re
+
 import equinox as eqx
 import flax.serialization
 import jax
@@ -78,11 +82,48 @@ def test_eqx_and_msgpack(tmp_path, getkey):
     assert_alike(ec.materialise(ec.open(tmp_path / "b").tree), tree)
 
 
+def test_one_rule_for_what_safetensors_cannot_hold(ours, tmp_path):
+    """A tree, its checkpoint, a node of that and `convert` refuse the same leaves; with
+    the `skip` that the error shows they write the same file."""
+    path, tree = ours
+    routes = {
+        "tree": ft.partial(ec.export_safetensors, pytree=tree, filter_spec=everything),
+        "checkpoint": ft.partial(ec.export_safetensors, pytree=ec.open(path)),
+        "node": ft.partial(ec.export_safetensors, pytree=ec.open(path).tree),
+        "convert": lambda path_, **kwargs: ec.convert(path, path_, **kwargs),
+    }
+    texts, files = set(), set()
+    for name, write in routes.items():
+        to = tmp_path / f"{name}.safetensors"
+        with pytest.raises(TypeError, match="It cannot hold:") as info:
+            write(to, metadata={})
+        assert not to.exists()
+        texts.add(str(info.value))
+        skip = ast.literal_eval(re.search(r"skip=(\[.*?\])`", str(info.value))[1])
+        write(to, metadata={}, skip=skip)
+        files.add(to.read_bytes())
+    assert len(texts) == len(files) == 1
+    listed = texts.pop().splitlines()[1:-1]
+    here = ec.open(to)
+    # Nothing else is left out, and nothing that can be held is listed.
+    out = [x for x in ec.open(path) if x not in here]
+    assert len(out) + len(here) == len(ec.open(path))
+    kinds = [row.split()[-1] for row in listed]
+    assert {"(int)", "(float)", "(key)", "(str)"} <= set(kinds)
+    assert not {"float32", "bfloat16", "int64", "bool"} & set(kinds)
+    with pytest.raises(ValueError, match="`skip` has 'nothing', which is the name of"):
+        ec.export_safetensors(to, tree, everything, skip=["nothing"])
+    with pytest.raises(TypeError, match="must be a list of names"):
+        ec.export_safetensors(to, tree, everything, skip="step")
+    with pytest.raises(ValueError, match="this target holds all"):
+        ec.convert(path, tmp_path / "b.zip", skip=["step"])
+
+
 def test_what_the_target_cannot_hold(ours, tmp_path):
     to = tmp_path / "x.safetensors"
     with pytest.raises(ValueError, match="a dict of strings"):
         ec.convert(ours[0], to)
-    with pytest.raises(TypeError, match="which `.safetensors` does not have"):
+    with pytest.raises(TypeError, match="It cannot hold:"):
         ec.convert(ours[0], to, metadata={})
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "mine").write_text("mine")

@@ -14,6 +14,7 @@ from ._safetensors import (
     DTYPES as DTYPES,
     is_safetensors as is_safetensors,
     is_texts as is_texts,
+    LABELS as LABELS,
     METADATA as METADATA,
 )
 

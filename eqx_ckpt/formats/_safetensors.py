@@ -36,6 +36,9 @@ DTYPES = {
     "U64": "uint64",
 }
 METADATA = "__metadata__"
+# In the metadata: which entry of an `eqx.nn.State` a tensor is of, as in an index of
+# ours, in JSON. Positions would not say it.
+LABELS = "eqx_ckpt.state"
 _SUFFIX, _INDEX = ".safetensors", ".safetensors.index.json"
 # Headers are read whole. That of the largest model there is has some MiB.
 _MAX_HEADER = _json.MAX_INDEX
@@ -228,4 +231,19 @@ def _source(
             made[what] = _found.template(_found.kind_of(dtype), *what)
         leaves.append(Leaf(name, made[what], number, offset))
     head = b"".join(header.data for header in headers)
-    return _found.source(found, "safetensors", files, leaves, head, metadata)
+    labels = _labels(metadata)
+    markers = {
+        i: labels[name] for i, (name, _, _) in enumerate(tensors) if name in labels
+    }
+    if metadata is not None and LABELS in metadata:
+        metadata = {key: metadata[key] for key in metadata if key != LABELS} or None
+    return _found.source(found, "safetensors", files, leaves, head, metadata, markers)
+
+
+def _labels(metadata: dict[str, str] | None) -> dict[str, str]:
+    if metadata is None or LABELS not in metadata:
+        return {}
+    value = _json.parse(metadata[LABELS].encode(), f"`{LABELS}` in its metadata")
+    if not is_texts(value) or any(x[:1] not in ("=", "@") for x in value.values()):
+        raise ValueError(f"`{LABELS}` in its metadata is not as `eqx_ckpt` writes it")
+    return value

@@ -1,0 +1,236 @@
+"""`eqx.nn.State`, which flattens by position: by every route that takes a tree, entries
+come back to what they belong to, or it is an error."""
+
+import functools as ft
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import pytest
+from helpers import assert_alike
+
+import eqx_ckpt as ec
+
+
+class _Norms(eqx.Module):
+    first: eqx.nn.BatchNorm
+    second: eqx.nn.BatchNorm
+
+    def __init__(self, _=None):
+        self.first = eqx.nn.BatchNorm(3, "batch", mode="ema")
+        self.second = eqx.nn.BatchNorm(3, "batch", mode="ema")
+
+
+class _Reordered(eqx.Module):
+    second: eqx.nn.BatchNorm
+    first: eqx.nn.BatchNorm
+
+    __init__ = _Norms.__init__
+
+
+class _One(eqx.Module):
+    norm: eqx.nn.BatchNorm
+
+    def __init__(self):
+        self.norm = eqx.nn.BatchNorm(3, "batch", mode="batch")
+
+
+def _made(cls):
+    # The class has another name in a marker, as a class that was renamed.
+    return eqx.nn.make_with_state(cls)()
+
+
+def _raw(cls):
+    """By Equinox's older way, whose markers are objects."""
+    model = cls()
+    return eqx.nn.delete_init_state(model), eqx.nn.State(model)
+
+
+def _fill(state):
+    """Every number of a State differs."""
+    leaves, structure = jtu.tree_flatten(state)
+    new = [jnp.full(x.shape, i).astype(x.dtype) for i, x in enumerate(leaves, 1)]
+    return jtu.tree_unflatten(structure, new)
+
+
+def _statistics(model, state):
+    return [state.get(getattr(model, n).ema_state_index) for n in ("first", "second")]
+
+
+# ---- The routes: each takes what to save, a path and what to load into.
+
+
+def _load(path, like):
+    return ec.tree_deserialise_leaves(path, like)
+
+
+def _file(tree, tmp, like, name="c", **kwargs):
+    ec.tree_serialise_leaves(tmp / name, tree, **kwargs)
+    return _load(tmp / name, like)
+
+
+def _async(tree, tmp, like):
+    ec.async_tree_serialise_leaves(tmp / "c", tree).result()
+    return _load(tmp / "c", like)
+
+
+def _splice(tree, tmp, like):
+    ec.tree_serialise_leaves(tmp / "c", tree)
+    return ec.materialise(ec.open(tmp / "c").splice(like))
+
+
+def _bytes(tree, tmp, like):
+    return ec.from_bytes(ec.to_bytes(tree), like)
+
+
+def _manager(tree, tmp, like):
+    with ec.CheckpointManager(tmp / "run") as manager:
+        manager.save(1, tree)
+        return manager.restore(like)[0]
+
+
+def _state_dict(tree, tmp, like):
+    return ec.from_state_dict(ec.to_state_dict(tree), like)
+
+
+def _joined_state_dict(tree, tmp, like):
+    """As it would come from a file of joined names, in any order."""
+    flat = jtu.tree_flatten_with_path(ec.to_state_dict(tree))[0]
+    joined = {".".join(key.key for key in path): leaf for path, leaf in flat}
+    return ec.from_state_dict(dict(reversed(joined.items())), like)
+
+
+def _graft(tree, tmp, like):
+    ec.tree_serialise_leaves(tmp / "c", tree)
+    return ec.graft(like, tmp / "c", [(lambda m: m, lambda c: c)])[0]
+
+
+def _export(tree, tmp, like, **kwargs):
+    path = tmp / "c.safetensors"
+    ec.export_safetensors(path, tree, eqx.is_array, **kwargs)
+    return ec.tree_deserialise_leaves(path, like, eqx.is_array)
+
+
+def _export_renamed(tree, tmp, like):
+    return _export(tree, tmp, like, rename=lambda name: name)
+
+
+def _convert(tree, tmp, like):
+    """There and back again."""
+    skip = [] if isinstance(tree, eqx.nn.State) else ["*.inference"]
+    ec.tree_serialise_leaves(tmp / "c", tree)
+    ec.convert(tmp / "c", tmp / "c.safetensors", skip=skip, metadata={"a": "b"})
+    assert ec.open(tmp / "c.safetensors").metadata == {"a": "b"}
+    ec.convert(tmp / "c.safetensors", tmp / "d.zip")
+    return ec.tree_deserialise_leaves(tmp / "d.zip", like, eqx.is_array)
+
+
+def _convert_eqx(tree, tmp, like):
+    """Equinox's file has no names: the tree it is opened with says them."""
+    eqx.tree_serialise_leaves(tmp / "c.eqx", tree)
+    ec.convert(tmp / "c.eqx", tmp / "d", like=tree)
+    return _load(tmp / "d", like)
+
+
+def _nodes(tree, tmp, like):
+    """What is saved of a checkpoint's own tree."""
+    ec.tree_serialise_leaves(tmp / "c", tree)
+    node = jax.tree.map(lambda x: x.read(), ec.open(tmp / "c").tree)
+    ec.tree_serialise_leaves(tmp / "d.zip", node)
+    return _load(tmp / "d.zip", like)
+
+
+def _plain(tree, tmp, like):
+    """Plain lists have no labels."""
+    ec.tree_serialise_leaves(tmp / "c", tree)
+    ec.tree_serialise_leaves(tmp / "d.zip", ec.materialise(ec.open(tmp / "c").tree))
+    return _load(tmp / "d.zip", like)
+
+
+def _load_or_init(tree, tmp, like):
+    ec.tree_serialise_leaves(tmp / "c", tree)
+    return ec.load_or_init(lambda: like, tmp / "c")
+
+
+_ROUTES = [
+    *(_file, ft.partial(_file, layout="zarr"), ft.partial(_file, name="c.zip")),
+    *(_async, _splice, _bytes, _manager, _state_dict, _joined_state_dict, _graft),
+    *(_export, _export_renamed, _convert, _convert_eqx, _nodes, _plain),
+    _load_or_init,
+]
+
+
+def _name(route: Any) -> str:
+    keywords = getattr(route, "keywords", {})
+    return "_".join([getattr(route, "func", route).__name__, *keywords.values()])
+
+
+@pytest.mark.parametrize("route", _ROUTES, ids=_name)
+def test_reordered_states_by_every_route(route, tmp_path):
+    for kind, make in (("made", _made), ("raw", _raw)):
+        for what in ("both", "alone"):
+            pick = (lambda pair: pair) if what == "both" else (lambda pair: pair[1])
+            model, state = make(_Norms)
+            state = _fill(state)
+            for cls in (_Norms, _Reordered):
+                case = tmp_path / kind / what / cls.__name__
+                case.mkdir(parents=True)
+                other = make(cls)
+                # Of a State alone with such markers nothing can be known.
+                unknown = kind == "raw" and what == "alone"
+                if unknown or route is _plain:
+                    with pytest.raises((RuntimeError, ValueError), match="look alike"):
+                        route(pick((model, state)), case, pick(other))
+                    continue
+                loaded = route(pick((model, state)), case, pick(other))
+                loaded = loaded[1] if what == "both" else loaded
+                got = _statistics(other[0], loaded)
+                assert_alike(got, _statistics(model, state))
+
+
+@pytest.mark.parametrize("route", _ROUTES, ids=_name)
+def test_one_batch_norm_by_every_route(route, tmp_path):
+    """Its entries do not look alike, so that positions are enough."""
+    for i, make in enumerate((_made, _raw)):
+        model, state = make(_One)
+        state = _fill(state)
+        for what in ("both", "alone"):
+            case = tmp_path / f"{what}{i}"
+            case.mkdir()
+            pick = (lambda pair: pair) if what == "both" else (lambda pair: pair[1])
+            loaded = route(pick((model, state)), case, pick(make(_One)))
+            loaded = loaded[1] if what == "both" else loaded
+            assert eqx.tree_equal(jtu.tree_leaves(loaded), jtu.tree_leaves(state))
+
+
+def test_labels_on_one_side_only(tmp_path):
+    """A State with its model, loaded without it, whose markers are objects."""
+    model, state = _raw(_Norms)
+    ec.tree_serialise_leaves(tmp_path / "c", {"model": model, "state": state})
+    for like in (_raw(_Norms)[1], eqx.filter_eval_shape(lambda: _raw(_Norms)[1])):
+        with pytest.raises(RuntimeError, match="`state.0` and `state.2` look alike"):
+            ec.tree_deserialise_leaves(tmp_path / "c", like, source="state")
+    # A part of it: another number of entries, of which nothing is known.
+    ec.tree_serialise_leaves(tmp_path / "one", {"state": _raw(_One)[1]})
+    part = _raw(_One)
+    with pytest.raises(RuntimeError, match="2 were saved, and `like` has 1"):
+        like = {"state": part[1].substate(part[0].norm.batch_counter)}
+        ec.tree_deserialise_leaves(tmp_path / "one", like)
+
+
+def test_names_of_a_state_dict(tmp_path):
+    model, state = eqx.nn.make_with_state(_Norms)()
+    names = list(ec.to_state_dict({"state": state})["state"])
+    assert names[1] == "%=%3D%2Efirst%2Eema_state_index"
+    # Positions are refused where they could mean something else, and taken elsewhere.
+    leaves = jtu.tree_leaves(state)
+    old = {"0": leaves[0], "1": {"0": leaves[1], "1": leaves[2]}}
+    more = {"2": leaves[3], "3": {"0": leaves[4], "1": leaves[5]}}
+    with pytest.raises(RuntimeError, match="look alike"):
+        ec.from_state_dict({**old, **more}, state)
+    one = eqx.nn.make_with_state(_One)()[1]
+    counter, mean, var = jtu.tree_leaves(one)
+    old = {"0": counter, "1": {"0": mean, "1": var}}
+    assert eqx.tree_equal(ec.from_state_dict(old, one), one)
