@@ -176,7 +176,7 @@ def stored_entries(index: _index.Index, state: str, places: Iterable[int]) -> En
 
 
 def _number(dtype: str) -> str:
-    return "int" if dtype == "int" else _leaf.number_type(_template.dtype_of(dtype))
+    return "int" if dtype == "int" else _template.number_type(_template.dtype_of(dtype))
 
 
 def check_order(entries: dict[int, Entry], flat: Flat, numbers: Iterable[int]) -> None:
@@ -192,7 +192,7 @@ def check_order(entries: dict[int, Entry], flat: Flat, numbers: Iterable[int]) -
             kind = type(leaf).__name__
             if hasattr(leaf, "dtype"):
                 is_key = _leaf.is_key(leaf)
-                kind = "key" if is_key else _leaf.number_type(np.dtype(leaf.dtype))
+                kind = "key" if is_key else _template.number_type(np.dtype(leaf.dtype))
             rest = _names.name_of(flat.paths[number])[0]
             rest = _names.below(rest, entry.state).partition(".")[2]
             look = rest, tuple(np.shape(leaf)), kind

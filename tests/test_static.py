@@ -384,4 +384,4 @@ def test_patterns_are_those_of_a_regex(parts, name):
     expected = re.fullmatch(regex(pattern), name) is not None
     if pattern.startswith("*."):
         expected |= re.fullmatch(regex(pattern[2:]), name) is not None
-    assert _static._matches(pattern, name) == expected
+    assert _static.matches(pattern, name) == expected
