@@ -25,6 +25,7 @@ from . import (
     _index,
     _steps,
     _team,
+    _undo,
 )
 from ._errors import DamagedError, ReplacedError
 from ._pending import SaveHandle
@@ -353,14 +354,12 @@ class CheckpointManager:
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        try:
+        with _undo.surely(self._forget_signals):
             if error is None:
                 self._save_last()
                 self.wait()
             else:
                 self._save_after(error)
-        finally:
-            self._forget_signals()
 
     def _forget_signals(self) -> None:
         for number, before in self._handlers.items():
