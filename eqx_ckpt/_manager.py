@@ -23,6 +23,7 @@ from . import (
     _checkpoint,
     _deserialise,
     _index,
+    _serialise,
     _steps,
     _team,
     _undo,
@@ -277,11 +278,24 @@ class CheckpointManager:
                 f"`metadata` has the key `{taken[0]}`, which the manager sets itself."
             )
         team = self._team("save a step", f"Saving step {step}", step)
-        how = team.confer(lambda: b"", lambda _: self._decide(step, force, due))
+        try:
+            how = team.confer(lambda: b"", lambda _: self._decide(step, force, due))
+        except Exception as e:
+            # What went wrong with the save before is told now, and not once more.
+            try:
+                self.wait()
+            except Exception as before:
+                if before is not e:
+                    e.add_note(f"The save before has failed: {before}")
+            raise
         if not how:
             return False
-        self.wait()
-        values = {name: _number(name, x) for name, x in (metrics or {}).items()}
+        # The others are about to save.
+        timeout = self._options.get("timeout", _team.TIMEOUT)
+        saving = _serialise.team_of(self.path(step), None, None, timeout, step)
+        with saving.heard():
+            self.wait()
+            values = {name: _number(name, x) for name, x in (metrics or {}).items()}
         self._begun = step
         handle = _async.async_tree_serialise_leaves(
             self.path(step),

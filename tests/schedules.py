@@ -143,9 +143,12 @@ class Player:
                 source = self.path / ("start2" if part == "path" else "start")
                 ec.tree_deserialise_leaves(source, like, **how)
             elif kind == "manager":
-                step += part == "path"
-                manager.save(step, self.tree(step, part), force=True)
-                manager.wait()
+                step += 50 * (part == "path")
+                bad = {"loss": object()} if part == "fail" and step % 2 else {}
+                tree = self.tree(step, "make" if bad else part)
+                manager.save(step, tree, bad, force=True)
+                if tag is not None:  # Else what goes wrong is told by the next one.
+                    manager.wait()
             elif kind == "stop":
                 assert not manager.should_stop()
             else:
