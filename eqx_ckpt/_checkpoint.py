@@ -392,7 +392,7 @@ def _unpickle(root: Root, save: str) -> Checkpoint:
 
 
 def _some(names: list[str], most: int = 8) -> str:
-    shown = ", ".join(f"`{_show.escape(name)}`" for name in names[:most])
+    shown = ", ".join(f"`{_show.bounded(name, 200)}`" for name in names[:most])
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")
 
 

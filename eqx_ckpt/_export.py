@@ -214,7 +214,7 @@ def _cannot_hold(bad: list[tuple[str, str]], names: list[str]) -> str:
         "(`ec.tree_serialise_leaves`, or `ec.convert` to a directory or a `.zip`) "
         "holds them.",
     ]
-    return "\n".join(map(_show.escape, lines))
+    return "\n".join(map(_show.bounded, lines))
 
 
 # Of the leaves that an error lists.

@@ -329,7 +329,7 @@ def _text(what: str, index: Index, source: str, report: _Report) -> str:
     hint = _source_hint(index, missing, source)
     if hint:
         lines.append(hint)
-    return "\n".join(_show.escape(line) for line in lines)
+    return "\n".join(map(_show.bounded, lines))
 
 
 def _source_hint(index: Index, missing: list[str], source: str) -> str:

@@ -205,9 +205,9 @@ def _short(value: Any, most: int = 60) -> str:
 def _missing(node: Node, what: str) -> str:
     body = body_of(node)
     names = body.components()
-    some = ", ".join(f"`{_show.escape(x)}`" for x in names[:8]) or "nothing"
+    some = ", ".join(f"`{_show.bounded(x, 200)}`" for x in names[:8]) or "nothing"
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return f"{_show.escape(body.shown()[1])} has no {what}. It has {some}{more}."
+    return f"{_show.bounded(body.shown()[1], 200)} has no {what}. It has {some}{more}."
 
 
 def _find(body: Body, key: Any) -> Any:

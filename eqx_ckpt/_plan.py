@@ -716,4 +716,4 @@ def _text(
             '    scalars="keep",  # those of the model',
         ]
     lines += _suggest.lines(model, stored, *undeclared)
-    return "\n".join(_show.escape(line) for line in lines)
+    return "\n".join(map(_show.bounded, lines))

@@ -27,6 +27,15 @@ def escape(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
+def bounded(line: str, most: int = 1000) -> str:
+    """A line of a message, escaped, without the middle of one that is too long: names
+    of leaves may be of any length."""
+    line = escape(line)
+    if len(line) <= most:
+        return line
+    return f"{line[: most // 2]} ... {line[-(most // 2) :]}"
+
+
 def short_dtype(dtype: str) -> str:
     """`float32` as `f32`, as Equinox prints it."""
     if dtype in ("bool", "bfloat16"):

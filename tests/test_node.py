@@ -14,6 +14,7 @@ import pytest
 from helpers import assert_alike
 
 import eqx_ckpt as ec
+from eqx_ckpt import _checkpoint
 from eqx_ckpt._checkpoint import Node
 
 
@@ -223,3 +224,36 @@ def test_a_checkpoint_is_a_mapping_of_names_to_lazies(ckpt):
     other = ec.open(ckpt.path)
     assert ckpt == ckpt and ckpt != other and len({ckpt, other}) == 2
     assert jtu.tree_leaves(ckpt) == [ckpt]
+
+
+def test_one_leaf_of_many_is_found_without_the_others(tmp_path, monkeypatch):
+    """`.tree` makes what is asked for: a lazy leaf, and no other one."""
+    tree = {
+        "a": {f"w{i}": i for i in range(3000)},
+        "b": [{"w": i} for i in range(3000)],
+    }
+    ec.tree_serialise_leaves(tmp_path / "c", tree)
+    made = []
+    make = _checkpoint._lazy.lazy_of
+    count = lambda *args: made.append(args) or make(*args)
+    monkeypatch.setattr(_checkpoint._lazy, "lazy_of", count)
+    ckpt = ec.open(tmp_path / "c")
+    assert ckpt.tree.a.w7.name == "a.w7" and ckpt.tree.b[2999].w.name == "b.2999.w"
+    assert ckpt.tree.b[-1].w is ckpt.tree.b[2999].w
+    assert len(made) < 5
+
+
+def test_long_names_make_no_long_messages(tmp_path):
+    long = "x" * 10_000
+    ec.tree_serialise_leaves(tmp_path / "c", {f"{long}{i}": i for i in range(40)})
+    ckpt = ec.open(tmp_path / "c")
+    calls = [
+        lambda: ec.tree_deserialise_leaves(ckpt, {f"{long}y{i}": i for i in range(40)}),
+        lambda: ckpt.tree.nothing,
+        lambda: ckpt["nothing"],
+        lambda: ec.export_safetensors(tmp_path / "d.safetensors", ckpt),
+    ]
+    for call in calls:
+        with pytest.raises((RuntimeError, LookupError, AttributeError, TypeError)) as e:
+            call()
+        assert len(str(e.value)) < 150_000
