@@ -99,46 +99,43 @@ def fail():
     raise Stop
 
 
+def cases(counts, is_long):
+    """Where what is to happen: at each line the last time and one in between, or each
+    time; with a state whose arrays `train` donates, and without."""
+    for line, most in counts.items():
+        for number in range(1, most + 1) if is_long else {min(149, most), most}:
+            for do in (tell, fail):
+                # Before the `with` has begun nobody has said what a signal means, and
+                # Python lets none interrupt it where it calls `__exit__`.
+                if line > 1 or (do is tell and number > 1):
+                    yield (line, number), do, (line + number) % 2 == 0
+
+
 def main(root, is_long):
     warnings.simplefilter("error")
-    plain = pathlib.Path(root, "plain")
-    given, counts, error = run(plain)
-    assert given[-1] == STEPS and latest(plain) == STEPS and not error
-    cases, faults = 0, []
-    for line, most in counts.items():
-        # The first and the last time, one in between, and where a step is due.
-        times = range(1, most + 1) if is_long else {1, EVERY, 149, most}
-        for number in sorted(n for n in times if n <= most):
-            for do in (tell, fail):
-                for donate in [number % 2 == 0] if is_long else (False, True):
-                    # Before the `with` has begun nobody has said what a signal means,
-                    # and Python lets none interrupt it where it calls `__exit__`.
-                    if line == 1 and (do is fail or number == 1):
-                        continue
-                    cases += 1
-                    directory = pathlib.Path(root, "one")
-                    shutil.rmtree(directory, ignore_errors=True)
-                    given, _, error = run(directory, (line, number), do, donate)
-                    found = latest(directory)
-                    last = given[-1] if given else None
-                    notes = " ".join(getattr(error, "__notes__", []))
-                    # What is promised: the last state that was given to `save`. If it
-                    # was donated, the exception says that it is lost.
-                    right = found == last or (
-                        donate
-                        and do is fail
-                        and f"state of step {last}" in notes
-                        and found == (last // EVERY * EVERY or None)
-                    )
-                    is_over = do is tell and (last or 0) < STEPS and error
-                    if not right or is_over:
-                        faults.append([line, number, do.__name__, donate, last, found])
-                        continue
-                    # It goes on from there, and comes to its end.
-                    more, _, _ = run(directory)
-                    assert not more or more[0] == (found or 0) + 1
-                    assert latest(directory) == STEPS
-    print(json.dumps({"count": cases, "faults": faults}))
+    directory = pathlib.Path(root, "run")
+    given, counts, error = run(directory)
+    assert given[-1] == STEPS and latest(directory) == STEPS and not error
+    count, faults = 0, []
+    for at, do, donate in cases(counts, is_long):
+        count += 1
+        shutil.rmtree(directory)
+        given, _, error = run(directory, at, do, donate)
+        assert (error is None) == (do is tell)
+        found, last = latest(directory), given[-1] if given else None
+        # What is promised: the last state that was given to `save`. If it was donated,
+        # the exception says that it is lost.
+        if found != last:
+            notes = " ".join(getattr(error, "__notes__", []))
+            is_told = f"state of step {last}," in notes
+            if not (donate and is_told and found == (last // EVERY * EVERY or None)):
+                faults.append([*at, do.__name__, donate, last, found])
+                continue
+        # It goes on from there, and comes to its end.
+        more, _, _ = run(directory)
+        assert not more or more[0] == (found or 0) + 1
+        assert latest(directory) == STEPS
+    print(json.dumps({"count": count, "faults": faults}))
 
 
 if __name__ == "__main__":

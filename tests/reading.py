@@ -71,7 +71,7 @@ def sweep(directory, layout, errors, is_long, begin):
     right = {name: call(manager()) for name, call in calls.items()}
     count, faults = 0, []
     for name, call in calls.items():
-        for number in itertools.count(1):
+        for number in itertools.count(1, 1 if is_long else 3):
             # All errnos at each read; or the next one at the next.
             ways = list(itertools.product(errors, (False, True)))
             ways = ways if is_long else [ways[5 * number % len(ways)]]
@@ -129,9 +129,9 @@ def _keeping(directory, layout, tree, errors, is_long, refuse):
         for step in (10, 20, 30):
             manager.save(step, {"v": step}, {"loss": abs(step - 20)})
     count, faults = 0, []
-    for number in itertools.count(1):
+    for number in itertools.count(1, 1 if is_long else 4):
         error = errors[number % len(errors)]
-        for forever in (False, True) if is_long else [number % 2 == 0]:
+        for forever in (False, True) if is_long else [number % 8 == 1]:
             shutil.rmtree(root, ignore_errors=True)
             shutil.copytree(begun, root)
             with warnings.catch_warnings():

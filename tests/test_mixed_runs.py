@@ -186,7 +186,7 @@ def _links(tmp_path, layout, every=1):
             count += 1
             what = place, name, repr(got)[:300]
             assert (files_of(out), _times(out)) == before, what
-            assert "666" not in repr(got) and "-1" not in repr(got), what
+            assert "666" not in repr(got).replace(str(tmp_path), ""), what
             if name in ("steps", "latest", "best"):
                 linked = {int(n) for n in place.split("/")[:1] if n.isdecimal()}
                 is_step = place.count("/") < 2 or place.endswith("eqx_ckpt.json")
