@@ -119,6 +119,7 @@ def convert(
     plan = _serialise.Plan(
         leaves, list(numbers), side, index.markers, index.statics, metadata, layout
     )
+    _serialise.check_index(plan)
     team = _team.Team(0, 1)
     _serialise.write(root, plan, overwrite, durable, max_bytes, progress, team)
 

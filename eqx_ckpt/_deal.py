@@ -46,8 +46,7 @@ def deal(
 
     Some leaves are dealt to files of their own, `apart` from the others.
     """
-    total = sum(work.count * work.size for work in works)
-    target = min(max(total // _FILES, _MIN_FILE), most, _MAX_FILE)
+    target = _target(sum(work.count * work.size for work in works), most)
     files: list[list[tuple[int, range]]] = []
     owner: list[int] = []
     for process in range(processes):
@@ -57,6 +56,15 @@ def deal(
             files += own
             owner += [process] * len(own)
     return Deal(files, owner)
+
+
+def _target(total: int, most: int = _MAX_FILE) -> int:
+    return min(max(total // _FILES, _MIN_FILE), most, _MAX_FILE)
+
+
+def most_files(total: int, processes: int, most: int = _MAX_FILE) -> int:
+    """More files than `total` bytes are dealt to, if no chunk is as large as one."""
+    return 2 * total // _target(total, most) + 2 * processes
 
 
 def _pack(

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools as ft
+import json
 import os
 import secrets
 from collections.abc import Callable, Sequence
@@ -262,7 +263,28 @@ def plan(
     holes = _others.holes(pytree, is_leaf, flat, numbers, selection.wholes)
     side = _others.files(leaves, holes, layout)
     statics = _static.record(pytree, is_leaf, flat.structure)
-    return Plan(leaves, templates, side, markers, statics, metadata, layout)
+    made = Plan(leaves, templates, side, markers, statics, metadata, layout)
+    check_index(made)
+    return made
+
+
+def check_index(plan: Plan) -> None:
+    """**Raises:** `ValueError` for what would have a larger index than is read."""
+    names = sum(len(leaf.name) for leaf in plan.leaves)
+    chunks = sum(leaf.template.chunk_count for leaf in plan.leaves)
+    metadata = len(json.dumps(plan.metadata))
+    if names + metadata + 64 * (len(plan.leaves) + chunks) < _json.MAX_INDEX // 16:
+        return  # It is far from that.
+    longest = _layout.longest(plan.leaves, plan.layout, _team.size())
+    try:
+        _index.encode(_index_of(plan, "0" * 16, longest)[0])
+    except ValueError as e:
+        raise ValueError(
+            f"Nothing was saved: {e}. Of that are {names} characters of the names of "
+            f"{len(plan.leaves)} leaves, {chunks} chunks, and {metadata} characters of "
+            "`metadata`. Make less of these, or save the tree as several checkpoints "
+            "with `where`."
+        ) from None
 
 
 _MAX_BYTES = 2**30

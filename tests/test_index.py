@@ -1,6 +1,7 @@
 """The index: an inverse, and a judge of what a file says."""
 
 import dataclasses
+import io
 import json
 import math
 
@@ -10,10 +11,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xxhash
+from helpers import files_of
 from hypothesis import given, settings, strategies as st
 
 import eqx_ckpt as ec
-from eqx_ckpt import _chunks, _index, _json, _names, _template
+from eqx_ckpt import (
+    _chunks,
+    _deal,
+    _index,
+    _json,
+    _layout,
+    _names,
+    _root,
+    _serialise,
+    _template,
+    _write,
+)
 from eqx_ckpt._index import Index, Statics
 from eqx_ckpt._template import Template
 
@@ -629,3 +642,83 @@ def test_static_fields_that_json_cannot_hold_have_a_column_of_their_own(tmp_path
     index = json.loads(save(tmp_path / "a", Net(1.0, "a", (1, print))))
     assert index["statics"] == [{"name": "a"}]
     assert index["encoded"] == [{"other": [1, {"other": None}]}]
+
+
+# ---- What would be too long.
+
+
+_long = pytest.mark.long
+_too_long = {
+    "names": ({f"{i}" + "x" * 1700: np.zeros(3) for i in range(350)}, {}),
+    "metadata": ({"w": 1}, {"metadata": "x" * 2**19}),
+    "values": ({"w": 1}, {"metadata": [[]] * 20_000}),
+    "chunks": (
+        {"v": np.zeros(60_000), "w": np.zeros(60_000)},
+        {"chunks": 8, "compression": "zstd"},
+    ),
+}
+
+
+def _refused(directory, tree, options, monkeypatch):
+    ec.tree_serialise_leaves(directory / "old", {"w": 1})
+    before = files_of(directory)
+    writes = []
+    monkeypatch.setattr(_write, "write_file", lambda *_: writes.append(1))
+    for target in ("new", "old", "new.zip"):
+        for save in (ec.tree_serialise_leaves, ec.async_tree_serialise_leaves):
+            with pytest.raises(ValueError, match="^Nothing was saved: the index"):
+                save(directory / target, tree, **options)
+    file = io.BytesIO()
+    with pytest.raises(ValueError, match="several checkpoints with `where`"):
+        ec.tree_serialise_leaves(file, tree, **options)
+    assert not writes and not file.getvalue() and files_of(directory) == before
+
+
+@pytest.mark.parametrize("what", _too_long)
+def test_an_index_that_would_be_too_long_is_refused_first(tmp_path, what, monkeypatch):
+    monkeypatch.setattr(_json, "MAX_INDEX", 2**19)
+    monkeypatch.setattr(_json, "_MAX_PARSED", 2**21 if what == "values" else 2**30)
+    _refused(tmp_path, *_too_long[what], monkeypatch)
+
+
+@_long
+def test_many_long_names(tmp_path, monkeypatch):
+    names = {f"{i:06}" + "x" * 180: np.zeros(400) for i in range(190_000)}
+    _refused(tmp_path, names, {}, monkeypatch)
+
+
+def test_how_long_an_index_can_be(tmp_path, monkeypatch):
+    """What is planned is never shorter than what is written, and hardly longer."""
+    x = jnp.ones((64, 64))
+    trees = {
+        "small": {f"a{i}": np.full(3, i) for i in range(300)},
+        "chunks": {"w": np.arange(8_000.0), "v": np.arange(300.0), "e": np.ones(0)},
+        "shared": {"a": x, "b": x, "c": [x, 3, jnp.ones(5)]},
+    }
+    monkeypatch.setattr(_deal, "_MIN_FILE", 9_000)
+    written = {}
+    encode = _index.encode
+    keep = lambda index: written.setdefault("index", encode(index))
+    for layout in ("ocdbt", "zarr"):
+        for compression in (None, "zstd"):
+            for tree in trees.values():
+                monkeypatch.setattr(_index, "encode", encode)
+                options = None, None, {"a": [1]}, layout, 4096, compression
+                plan = _serialise.plan(
+                    _root.resolve(tmp_path), tree, ec.is_storable, None, *options
+                )
+                most = _layout.longest(plan.leaves, layout, 1)
+                planned = encode(_serialise._index_of(plan, "0" * 16, most)[0])
+                written.clear()
+                monkeypatch.setattr(_index, "encode", keep)
+                ec.tree_serialise_leaves(
+                    tmp_path / layout,
+                    tree,
+                    metadata={"a": [1]},
+                    layout=layout,
+                    chunks=4096,
+                    compression=compression,
+                    durable=False,
+                )
+                real = written["index"]
+                assert len(real) <= len(planned) <= 1.3 * len(real) + 500
