@@ -25,7 +25,7 @@ MANIFEST = "manifest.ocdbt"
 _MAX_MANIFEST, _MAX_NODE = 2**20, 2**27
 # What may be made of nodes altogether: so many bytes, and so many for each of theirs.
 # 100,000 keys have some 10 MB of text, and 350 kB are nodes of theirs.
-_MADE, _MADE_OF_ONE = 2**24, 256
+_MADE, _MADE_OF_ONE = 2**22, 256
 _MAX_PATH = 2**16
 
 

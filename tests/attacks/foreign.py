@@ -39,7 +39,7 @@ def _zip(path: pathlib.Path) -> None:
     ec.tree_serialise_leaves(path, arrays(), durable=False)
 
 
-def _entry(keys: list[str]) -> dict[str, Any]:
+def entry(keys: list[str]) -> dict[str, Any]:
     return {
         "key_metadata": [{"key": key, "key_type": 2} for key in keys],
         "value_metadata": {"value_type": "jax.Array", "skip_deserialize": False},
@@ -48,7 +48,7 @@ def _entry(keys: list[str]) -> dict[str, Any]:
 
 def _metadata(path: pathlib.Path, is_full: bool) -> None:
     names = ["net.weight", "net.bias", "step"]
-    tree = {repr(tuple(n.split("."))): _entry(n.split(".")) for n in names}
+    tree = {repr(tuple(n.split("."))): entry(n.split(".")) for n in names}
     value = {"tree_metadata": tree, "use_zarr3": True, "custom_metadata": {"a": 1}}
     value["store_array_data_equal_to_fill_value"] = is_full
     (path / "_METADATA").write_text(json.dumps(value))

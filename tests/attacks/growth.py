@@ -1,0 +1,299 @@
+"""Files of others whose cost grows faster than they do: `python -m attacks.growth`.
+
+Each generator makes a file or a directory of a size `n`, of the shape that is worst for
+a reader which does something for each pair, or for each of what a few bytes stand for.
+Every size is opened and shown; what that takes has to double with `n`, or stop there.
+"""
+
+import contextlib
+import io
+import json
+import pathlib
+import struct
+import sys
+import tempfile
+import time
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+import google_crc32c
+
+import eqx_ckpt as ec
+import eqx_ckpt.__main__ as command
+from eqx_ckpt import _ocdbt
+
+from . import forge, save, template
+from .__main__ import limit_memory
+from .foreign import entry
+
+
+# How much more may be taken of twice as much, and what is too little to tell.
+MORE, SECONDS, BYTES = 2.3, 0.1, 3 * 2**20
+
+GROWTHS: dict[str, tuple[int, Callable[[pathlib.Path, int], None]]] = {}
+
+
+def growth(n: int) -> Callable:
+    def register(make: Callable) -> Callable:
+        assert make.__doc__
+        GROWTHS[make.__name__] = n, make
+        return make
+
+    return register
+
+
+def _safetensors(path: pathlib.Path, header: Any) -> None:
+    head = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(head)) + head)
+
+
+def _tensor(*shape: int) -> dict[str, Any]:
+    return {"dtype": "F32", "shape": shape or (0,), "data_offsets": [0, 0]}
+
+
+@growth(200)
+def safetensors_lengths(path, n):
+    """Lengths of thousands of digits, whose product is quadratic."""
+    digits = ",".join(["1" + "0" * 4000] * n)
+    one = f'{{"dtype":"F32","shape":[0,{digits}],"data_offsets":[0,0]}}'
+    _safetensors(path, f'{{"a":{one}}}'.encode())
+
+
+@growth(1000)
+def safetensors_names(path, n):
+    """Many tensors, one of which has a long name: each line as long as the longest."""
+    names = {f"a{i}": _tensor() for i in range(n)}
+    _safetensors(path, {**names, "b" * min(n, 10_000): _tensor()})
+
+
+@growth(5)
+def safetensors_parts(path, n):
+    """Names of many parts, which share all but the last."""
+    _safetensors(path, {"a." * 200 + f"b{i}": _tensor() for i in range(n * 10)})
+
+
+@growth(100_000)
+def safetensors_numbers(path, n):
+    """A name of digits."""
+    _safetensors(path, {"1" * n: _tensor()})
+
+
+def _text(data: bytes) -> bytes:
+    return b"\xdb" + struct.pack(">I", len(data)) + data
+
+
+def _list(count: int) -> bytes:
+    return b"\xdd" + struct.pack(">I", count)
+
+
+@growth(4000)
+def msgpack_keys(path, n):
+    """A long key above many leaves, each of which has it in its name."""
+    path.write_bytes(b"\x81" + _text(b"k" * n) + _list(n) + b"\1" * n)
+
+
+@growth(100)
+def msgpack_depth(path, n):
+    """Many leaves below many nodes, each of which is in all of their names."""
+    path.write_bytes(b"\x81\xa1a" + b"\x91" * 200 + _list(n) + b"\1" * n)
+
+
+@growth(20000)
+def msgpack_nothing(path, n):
+    """Many empty nodes."""
+    path.write_bytes(b"\x81\xa1a" + b"\x91" * 200 + _list(n) + b"\x80" * n)
+
+
+@growth(2000)
+def zip_members(path, n):
+    """Many files in a zip, the list of which is read again and again."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for i in range(n):
+            archive.writestr(f"{i:030}", b"")
+
+
+def _ours(path: pathlib.Path, names: list[str], keys: str) -> None:
+    save(path, "ocdbt")
+
+    def alter(v: dict[str, Any]) -> None:
+        template(v, "net.bias", keys=keys, dtype="bool", stored="bool", shape=[1])
+        v["templates"][-1][5] = [1]
+        count = len(names)
+        v.update(names=names, template=[len(v["templates"]) - 1] * count)
+        v.update(file=[0] * count, offset=list(range(count)))
+        v.pop("encoded", None)
+        v.update(splits=[], sizes=[], aliases=[], markers=[], statics=[], static={})
+
+    forge(path, alter)
+
+
+@growth(1000)
+def ours_names(path, n):
+    """Many leaves, one of which has a long name."""
+    names = [f"a{i}" for i in range(n)]
+    _ours(path, [*names, "b" * n], "k")
+
+
+@growth(40)
+def ours_parts(path, n):
+    """Names of many parts, which share all but the last."""
+    _ours(path, ["a." * 200 + f"b{i}" for i in range(n)], "k" * 201)
+
+
+def _orbax(path: pathlib.Path, tree: dict[str, Any], **more: Any) -> None:
+    path.mkdir()
+    value = {"tree_metadata": tree, "use_zarr3": True, **more}
+    (path / "_METADATA").write_text(json.dumps(value))
+
+
+@growth(200)
+def orbax_empty_chunks(path, n):
+    """Arrays of zeros that are not there, in chunks of one element."""
+    _orbax(path, {f"('a{i}',)": entry([f"a{i}"]) for i in range(n)})
+    for i in range(n):
+        (path / f"a{i}").mkdir()
+        _zarr_json(path / f"a{i}" / "zarr.json", [200], [1])
+
+
+def _zarr_json(file: pathlib.Path, shape: list[int], chunk: list[int]) -> None:
+    value = {"zarr_format": 3, "node_type": "array", "shape": shape}
+    value |= {"data_type": "uint8", "fill_value": 0, "codecs": [{"name": "bytes"}]}
+    grid = {"name": "regular", "configuration": {"chunk_shape": chunk}}
+    encoding = {"name": "default", "configuration": {"separator": "/"}}
+    value |= {"chunk_grid": grid, "chunk_key_encoding": encoding}
+    file.write_text(json.dumps(value))
+
+
+def frame(parts: list[tuple[bytes, int]]) -> bytes:
+    """A frame of zstd of runs: a byte so many times, in blocks of 4 bytes each."""
+    blocks = []
+    for byte, count in parts:
+        while count:
+            size = min(count, 2**17)
+            blocks.append((1 << 1 | size << 3, byte))
+            count -= size
+    out = b"\x28\xb5\x2f\xfd\0\x38"
+    for number, (head, byte) in enumerate(blocks, 1):
+        out += (head | (number == len(blocks))).to_bytes(3, "little") + byte
+    return out
+
+
+def database(path: pathlib.Path, body: bytes, compressed: bool = False) -> None:
+    """A database of one node. Its checksum is right."""
+    _orbax(path, {"('a',)": entry(["a"])})
+    node = _ocdbt._frame(_ocdbt.NODE, body)
+    if compressed:
+        node = _ocdbt._frame(_ocdbt.NODE, b"")[:13] + b"\1" + body + bytes(4)
+        node = _checked(node)
+    top = _ocdbt.Node(b"", 0, len(node), 1, len(node), 0, 0)
+    (path / "tree").write_bytes(node)
+    (path / "manifest.ocdbt").write_bytes(_ocdbt.manifest(top, "tree"))
+
+
+def _checked(node: bytes) -> bytes:
+    node = node[:4] + struct.pack("<Q", len(node)) + node[12:-4]
+    return node + struct.pack("<I", google_crc32c.value(node))
+
+
+def shared_prefixes(n: int) -> bytes:
+    """A node of `n` keys that share a prefix of `n` bytes: `n * n` bytes of keys."""
+    own = [n, *[2] * (n - 1)]
+    suffixes = b"a" * n + b"".join(struct.pack(">H", i) for i in range(1, n))
+    fields = [_ocdbt._varint(n), _ocdbt._varints([n] * (n - 1))]
+    fields += [_ocdbt._varints(own), suffixes, _ocdbt._varints([0] * n), bytes(n)]
+    return b"\0" + _ocdbt._file_table([b"tree"]) + b"".join(fields)
+
+
+@growth(4000)
+def database_prefixes(path, n):
+    """A node whose keys share a prefix that is as long as they are many."""
+    database(path, shared_prefixes(n))
+
+
+@growth(2000)
+def database_frames(path, n):
+    """A node in a frame of zstd that makes 128 KiB of every four bytes."""
+    database(path, frame([(b"\0", 2**17 * n)]), compressed=True)
+
+
+@growth(2000)
+def database_metadata(path, n):
+    """Many keys whose values are one range of a file."""
+    keys = [f"a{i:08}/zarr.json".encode() for i in range(n)]
+    count = len(keys)
+    entries = _ocdbt.Entries(keys, [0] * count, [0] * count, [60_000] * count)
+    path_tree = {f"('a{i:08}',)": entry([f"a{i:08}"]) for i in range(n)}
+    _orbax(path, path_tree)
+    nodes, top = _ocdbt.tree(entries, ["data", "tree"], "tree", 0)
+    (path / "data").write_bytes(b" " * 60_000)
+    (path / "tree").write_bytes(nodes)
+    (path / "manifest.ocdbt").write_bytes(_ocdbt.manifest(top, "tree"))
+
+
+@growth(50000)
+def eqx_line(path, n):
+    """A line of JSON before no records."""
+    path.write_bytes(b'{"a":[' + b"1," * n + b"1]}\n")
+
+
+_suffixes = {"safetensors": ".safetensors", "msgpack": ".msgpack", "zip": ".zip"}
+
+
+def path_of(base: pathlib.Path, name: str, n: int) -> pathlib.Path:
+    suffix = {**_suffixes, "eqx": ".eqx"}.get(name.partition("_")[0], "")
+    return base / f"{name}-{n}{suffix}"
+
+
+def show(path: pathlib.Path) -> str:
+    """Opens and shows a checkpoint. Returns the type of the error."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+        command.main(["ls", str(path)])
+    try:
+        ckpt = ec.open(path)
+        repr(ckpt), repr(ckpt.leaves), repr(ckpt.tree), list(ckpt.leaves)
+        for leaf in list(ckpt.leaves.values())[:20]:
+            leaf.read()
+    except (ValueError, RuntimeError) as e:
+        assert len(str(e)) < 5000, str(e)[:200]
+        return type(e).__name__
+    return ""
+
+
+def cost(path: pathlib.Path) -> tuple[float, int, str]:
+    """The seconds of processor time and the bytes of memory that it takes to show."""
+    seconds = []
+    for _ in range(2):
+        begin = time.process_time()
+        error = show(path)
+        seconds.append(time.process_time() - begin)
+    tracemalloc.start()
+    show(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return min(seconds), peak, error
+
+
+def main(scale: int = 1) -> None:
+    base = pathlib.Path(tempfile.mkdtemp(prefix="growth-"))
+    save(base / "good", "ocdbt")
+    show(base / "good")
+    out = {}
+    made = {}
+    for name, (n, make) in GROWTHS.items():
+        for size in (n * scale, 2 * n * scale):
+            made[name, size] = path_of(base, name, size)
+            make(made[name, size], size)
+    limit_memory()
+    for name, (n, _) in GROWTHS.items():
+        one, two = (cost(made[name, size * scale]) for size in (n, 2 * n))
+        is_good = two[0] <= MORE * one[0] + SECONDS and two[1] <= MORE * one[1] + BYTES
+        out[name] = [is_good, one, two]
+        print(name, out[name], file=sys.stderr, flush=True)
+    print(json.dumps(out))
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
