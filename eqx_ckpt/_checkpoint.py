@@ -475,6 +475,10 @@ class _Stored:
         name = f"{self.name}.{component}" if self.name else component
         leaves = [place for place in members if isinstance(place, int)]
         if not leaves or index.names[leaves[0]] != name:
+            if self._depth + 1 >= _names.MAX_DEPTH:
+                # What walks a tree calls itself, and JAX does not recover from that.
+                most = f"at most {_names.MAX_DEPTH} can be stored"
+                raise ValueError(f"The index has more nodes in each other: {most}.")
             return Node(_Stored(self.source, name, members, self._gaps))
         if len(leaves) > 1:
             raise ValueError(f"The index has a leaf and a node at {name!r}.")
