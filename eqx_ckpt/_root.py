@@ -14,6 +14,7 @@ import tensorstore as ts
 from . import _remote, _show
 from ._errors import DamagedError, MissingError
 from ._remote import Store
+from ._undo import Descriptor
 
 
 INDEX = "eqx_ckpt.json"
@@ -85,13 +86,9 @@ class Pin:
 
     def __init__(self, directory: pathlib.Path, key: str):
         self.key = key
-        self.fd = -1
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-        self.fd = os.open(directory / key, flags)
-
-    def __del__(self):
-        if self.fd >= 0:
-            os.close(self.fd)
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
+        self._file = Descriptor(directory / key, flags)
+        self.fd = self._file.fileno()
 
 
 class Root(NamedTuple):

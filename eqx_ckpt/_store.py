@@ -164,8 +164,8 @@ def _read_open(fd: int, start: int, into: np.ndarray) -> int:
         if count == 0:
             break
         done += count
-    with _counting:
-        _counts["read"] += done
+    thread = threading.get_ident()
+    _counts[thread] = _counts.get(thread, 0) + done
     return done
 
 
@@ -318,14 +318,14 @@ def read_context(root: Root) -> ts.Context:
 
 
 # Bytes that are read here and not by TensorStore.
-_counting = threading.Lock()
-_counts = {"read": 0}
+# Each thread counts its own: a lock could be left locked by Ctrl-C.
+_counts: dict[int, int] = {}
 
 
 def bytes_read() -> int:
     """The bytes that have been read from files in this process, by `pread` and by
     memory maps of TensorStore."""
-    total = _counts["read"]
+    total = sum(_counts.copy().values())
     # By their names: TensorStore leaks a little of each metric that it is asked for.
     for name in (
         "/tensorstore/kvstore/file/bytes_read",
