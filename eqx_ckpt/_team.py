@@ -57,6 +57,8 @@ from jax._src import distributed
 TIMEOUT = 80
 # Seconds between looks at who has arrived: few at first, as most arrive together.
 _LOOK = (0.001, 0.1)
+# So many calls may a process be behind, and still be found to be.
+_APART = 32
 # The most seconds of one wait in the runtime, in which no signal is handled.
 _SLICE = 5.0
 
@@ -300,7 +302,7 @@ class Team:
 
     def _behind(self, line: Line, heard: dict[int, Sign]) -> list[Sign]:
         """Of calls that differ, the signs of those whose like another process has
-        already made, in a number where calls differed."""
+        already made, in numbers where calls differed."""
         signs = list(dict.fromkeys(heard.values()))
         if len(signs) == 1:
             line.apart = []
@@ -309,7 +311,7 @@ class Team:
         if len(behind) == len(signs):
             behind = []
         if not behind:
-            line.apart = signs
+            line.apart = [*dict.fromkeys(line.apart + signs)][-_APART:]
         return behind
 
     def _close(self, end: _End) -> None:

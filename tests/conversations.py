@@ -127,11 +127,12 @@ class Call:
 class Play:
     """A program of calls that some processes skip, fail, make late, or with another
     tree; and then of ten good ones to each path. `how` says what tells calls apart:
-    "tag", "mark" (plain numbers in the tree), or "account" (what is compared)."""
+    "tag", "mark" (plain numbers in the tree), or "account" (what is compared). All wait for
+    all before each call if `in_step`, before the good ones if not, or never (None)."""
 
     timeout = 10.0
 
-    def __init__(self, seed: int, how: str, in_step: bool):
+    def __init__(self, seed: int, how: str, in_step: bool | None):
         self.rng = rng = random.Random(seed)
         self.how, self.in_step = how, in_step
         size = rng.choice([2, 2, 3, 4])
@@ -164,7 +165,7 @@ class Play:
     def _process(self, rank: int) -> None:
         for number, (path, calls) in enumerate(self.program):
             call = calls[rank]
-            if self.in_step or number == self.bad:
+            if self.in_step or (self.in_step is False and number == self.bad):
                 # As the collectives of a training step: all wait for all.
                 self.over[rank] = number
                 self.world.wait(lambda: min(self.over) >= number, 10**6)
@@ -220,6 +221,9 @@ class Play:
         # What fails before it has an account cannot be told from what comes next: that
         # may cost some more calls of a path.
         spare = 4 * len(self.paths) if self.how == "account" else 0
+        if self.in_step is None:
+            # The good calls begin while others still wait in bad ones.
+            spare = 8 * len(self.paths)
         for number, good in enumerate(self.done[self.bad :]):
             if not all(good) and number >= spare:
                 out.append(f"good call {number} failed: {good}")

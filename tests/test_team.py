@@ -9,7 +9,7 @@ from eqx_ckpt import _team
 def play(monkeypatch, seeds, hows=("tag", "mark", "account")):
     for seed in seeds:
         for how in hows:
-            for in_step in (True, False):
+            for in_step in (True, False, None)[: 3 if how == "tag" else 2]:
                 made = Play(seed, how, in_step)
                 monkeypatch.setattr(_team, "time", made.world)
                 made.run()
@@ -17,10 +17,10 @@ def play(monkeypatch, seeds, hows=("tag", "mark", "account")):
 
 
 def test_schedules(monkeypatch):
-    play(monkeypatch, range(15))
+    play(monkeypatch, range(10))
 
 
 @pytest.mark.long
 def test_many_schedules(monkeypatch):
-    play(monkeypatch, range(15, 4015))
-    print("24,000 schedules")
+    play(monkeypatch, range(10, 4010))
+    print("28,000 schedules")
