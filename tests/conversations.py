@@ -127,8 +127,8 @@ class Call:
 class Play:
     """A program of calls that some processes skip, fail, make late, or with another
     tree; and then of ten good ones to each path. `how` says what tells calls apart:
-    "tag", "mark" (plain numbers in the tree), or "account" (what is compared). All wait for
-    all before each call if `in_step`, before the good ones if not, or never (None)."""
+    "tag", "mark" (plain numbers in the tree), or "account" (what is compared). All wait
+    for all before each call if `in_step`, before the good ones if not, or never."""
 
     timeout = 10.0
 
