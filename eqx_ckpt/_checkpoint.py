@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-import equinox as eqx
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
@@ -152,8 +151,9 @@ class Checkpoint(Mapping[str, LazyArray]):
     ) -> PyTree:
         """`like` with lazy leaves: everything is checked, and nothing is read.
 
-        One `eqx.tree_at`. The arguments are those of [`tree_deserialise_leaves`][], and
-        [`materialise`][] then reads what is left in the tree.
+        As one `eqx.tree_at` would. The arguments are those of
+        [`tree_deserialise_leaves`][], and [`materialise`][] then reads what is left in
+        the tree.
 
         **Returns:** `like`, with a [`LazyArray`][] for every selected leaf.
 
@@ -187,22 +187,17 @@ class Checkpoint(Mapping[str, LazyArray]):
         )
         if not matched.pairs:
             return like
-        lazies: list[LazyArray] = []
+        # `eqx.tree_at` does not find leaves by number: it makes one of every `()`.
+        leaves = list(matched.flat.leaves)
         shared: dict[Any, LazyArray] = {}
         for number, record, target in matched.pairs:
             lazy = _lazy.lazy_of(self._source, record, target)
-            leaf = matched.flat.leaves[number]
+            leaf = leaves[number]
             if _leaf.is_shared(leaf) or isinstance(leaf, _leaf.jax.ShapeDtypeStruct):
                 place = index.aliases.get(record.place, record.place)
                 lazy = shared.setdefault((id(leaf), place), lazy)
-            lazies.append(lazy)
-        numbers = [pair.number for pair in matched.pairs]
-
-        def leaves(tree: PyTree) -> list[Any]:
-            found = jtu.tree_leaves(tree, is_leaf=is_leaf)
-            return [found[number] for number in numbers]
-
-        return eqx.tree_at(leaves, like, lazies, is_leaf=is_leaf)
+            leaves[number] = lazy
+        return jtu.tree_unflatten(matched.flat.structure, leaves)
 
     def __repr__(self) -> str:
         return self.describe(200)

@@ -15,7 +15,6 @@ import optax
 import pytest
 import safetensors.numpy
 from helpers import assert_alike
-from hypothesis import given, settings, strategies as st
 
 import eqx_ckpt as ec
 from eqx_ckpt import _root, _store
@@ -76,23 +75,6 @@ def test_there_and_back():
 def test_one_leaf():
     assert ec.to_state_dict(3) == {"%root": 3}
     assert ec.from_state_dict({"%root": 3}, 0) == 3
-
-
-_keys = st.text(max_size=3) | st.sampled_from(["zarr", "%root", "."])
-_leaves = st.integers() | st.floats(allow_nan=False) | st.booleans()
-_trees = st.recursive(
-    _leaves,
-    lambda x: st.lists(x, max_size=4) | st.dictionaries(_keys, x),
-    max_leaves=10,
-)
-
-
-@settings(max_examples=60, deadline=None)
-@given(_trees)
-def test_any_tree(tree):
-    if jax.tree.leaves(tree):
-        assert ec.from_state_dict(ec.to_state_dict(tree), tree) == tree
-        assert ec.from_bytes(ec.to_bytes(tree), tree) == tree
 
 
 def test_what_does_not_fit():

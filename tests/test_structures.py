@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import flax.struct
-import hypothesis as hyp
-import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -704,29 +702,3 @@ def test_trees_without_leaves_are_refused(layout, tmp_path):
         with pytest.raises(ValueError, match="Nothing to save"):
             ec.tree_serialise_leaves(tmp_path / "c", tree, layout=layout)
     assert list(tmp_path.iterdir()) == []
-
-
-_keys = st.text(max_size=6) | st.sampled_from(["0", "a.b", "..", "%", "_METADATA"])
-_trees = st.recursive(
-    st.integers(-5, 5) | st.floats() | st.none(),
-    lambda below: (
-        st.lists(below, max_size=3)
-        | st.dictionaries(_keys, below, max_size=3)
-        | st.dictionaries(st.integers(-9, 9), below, max_size=3)
-        | st.builds(_Point, below, below)
-        | st.builds(_Keyless, below, below)
-        | st.builds(FrozenDict, st.dictionaries(_keys, below, max_size=2))
-    ),
-    max_leaves=12,
-)
-
-
-@hyp.settings(max_examples=60)
-@hyp.given(_trees, st.sampled_from(["ocdbt", "zarr"]))
-def test_any_tree(tmp_path_factory, tree, layout):
-    hyp.assume(jtu.tree_leaves(tree))
-    path = tmp_path_factory.mktemp("any") / "c"
-    ec.tree_serialise_leaves(path, tree, layout=layout, durable=False)
-    like = jtu.tree_map(lambda x: type(x)(0), tree)
-    assert_alike(ec.tree_deserialise_leaves(path, like), tree)
-    assert_alike(ec.materialise(ec.open(path).splice(like)), tree)
