@@ -17,6 +17,7 @@ from . import (
     _later,
     _lazy,
     _leaf,
+    _leaks,
     _plan,
     _store,
     _target,
@@ -113,6 +114,8 @@ def graft(
             "`pairs` must be a list of pairs `(where in the model, where in the "
             "checkpoint)`: `[(lambda m: m.encoder, lambda c: c.model.encoder)]`."
         )
+    if init is not None:
+        _leaks.check(model)
     before = _store.bytes_read()
     ours, stored = Model(model), Stored(_checkpoint.open(ckpt))
 

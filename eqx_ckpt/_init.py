@@ -53,7 +53,8 @@ def load_or_init(
 
     **Returns:** the tree. What is initialised is what a jitted `init_fn` gives.
 
-    **Raises:** as [`tree_deserialise_leaves`][], before anything is read.
+    **Raises:** as [`tree_deserialise_leaves`][] and [`skeleton`][], before anything is
+    read.
 
     !!! example
 

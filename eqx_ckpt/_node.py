@@ -1,5 +1,6 @@
 """`Node`: a node of a tree that was saved, without its class."""
 
+import contextlib
 import json
 import math
 from collections.abc import Iterator
@@ -212,13 +213,16 @@ def _missing(node: Node, what: str) -> str:
 
 def _find(body: Body, key: Any) -> Any:
     """**Raises:** `KeyError` if there is no such child, `ValueError` for no key."""
-    if not isinstance(key, str):
-        return body.find(_names.component(jtu.DictKey(key))[1])
-    try:
-        return body.find(_names.quote(key))
-    except KeyError:
-        # As `keys` has those that are neither strings nor integers.
-        return body.find(key if key.startswith("%=") else "")
+    is_text = isinstance(key, str)
+    names = [_names.quote(key) if is_text else _names.component(jtu.DictKey(key))[1]]
+    if is_text and key.startswith("%="):
+        names.append(key)  # As `keys` has those that are neither strings nor integers.
+    # A node may have given JAX the key itself, in none of JAX's classes of keys.
+    names.append(_names.component(key)[1])
+    for name in names:
+        with contextlib.suppress(KeyError):
+            return body.find(name)
+    raise KeyError(key)
 
 
 # ---- Nodes in memory.

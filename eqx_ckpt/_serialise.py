@@ -502,7 +502,28 @@ def _describe(
             owners = _owners(name, value, template, loads)
         number = templates.setdefault(template, len(templates))
         leaves.append(Leaf(name, value, template, number, alias, owners))
+    _check_nodes([(leaf.name, leaf.template.keys) for leaf in leaves], paths)
     return leaves, list(templates)
+
+
+def _check_nodes(leaves: Sequence[tuple[str, str]], paths: dict[str, tuple]) -> None:
+    """**Raises:** for a leaf that has the name of a node, and for two nodes of one
+    name: the checkpoint's own tree has one place for both."""
+    nodes: dict[str, tuple[str, tuple]] = {}
+    for leaf, kinds in leaves:
+        name, dot, _ = leaf.rpartition(".")
+        while dot:
+            kinds = kinds[:-1]
+            known, other = nodes.setdefault(name, (kinds, paths[leaf]))
+            if name in paths or known != kinds:
+                raise ValueError(
+                    f"Two parts of the tree have the name `{name}`: those on the key "
+                    f"paths {paths.get(name, other)} and {paths[leaf]}. Rename one of "
+                    "the keys, or leave one of the parts out with `filter_spec`."
+                )
+            if other is not paths[leaf]:
+                break  # Nodes around it are known too.
+            name, dot, _ = name.rpartition(".")
 
 
 def _owners(

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from . import _names, _show, _tree
+from . import _leaks, _names, _show, _tree
 from ._filters import IsLeaf
 
 
@@ -40,7 +40,9 @@ def skeleton(
 
     **Returns:** the result of `fn`, with a `jax.ShapeDtypeStruct` for each JAX array.
 
-    **Raises:** `ValueError` naming the leaf that its sharding does not divide.
+    **Raises:** `ValueError` naming the leaf that its sharding does not divide; or the
+    field in which `fn` has put an array out of JAX's sight, as into the closure of a
+    function: nothing can be loaded into that.
 
     !!! example
 
@@ -60,6 +62,7 @@ def skeleton(
 
     out = eqx.filter_eval_shape(call, *args, **kwargs)
     out = jtu.tree_map(lambda x: x.leaf if isinstance(x, _Host) else x, out)
+    _leaks.check(out)
     if sharding is None:
         return out
     return _with_shardings(out, sharding)

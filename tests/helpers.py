@@ -108,7 +108,7 @@ def facts(x: Any) -> tuple:
             return "key", x.dtype, x.shape, np.asarray(jr.key_data(x)).tobytes(), *place
         bits = _bits(np.asarray(x))
         return "jax", x.dtype, x.shape, bool(x.weak_type), bits, *place
-    if isinstance(x, (np.ndarray, np.generic)):
+    if isinstance(x, (np.ndarray, np.generic)) and x.dtype.kind not in "SU":
         if x.dtype == jax.dtypes.float0:
             return type(x), x.dtype, x.shape
         return type(x), x.dtype, x.shape, _bits(np.asarray(x))

@@ -1,5 +1,6 @@
 """`load_or_init` and `unloaded`: trees of which only a part is in a checkpoint."""
 
+import functools as ft
 import re
 
 import equinox as eqx
@@ -201,3 +202,81 @@ def test_a_part_saved_and_loaded_into_the_whole(tmp_path):
     assert_alike(grafted, out)
     assert report.names("fresh") == ["body", "table"]
     assert jtu.tree_structure(grafted) == jtu.tree_structure(other)
+
+
+class _Holder:
+    def __init__(self, x):
+        self.x = x
+
+    def method(self, y):
+        return self.x + y
+
+
+class _Slots:
+    __slots__ = ("x",)
+
+    def __init__(self, x):
+        self.x = x
+
+
+def _closure(x):
+    return lambda y: x + y
+
+
+def _default(x):
+    return lambda y, x=x: x + y
+
+
+def _keyword_default(x):
+    return lambda y, *, x=x: x + y
+
+
+# Where an array may be that JAX does not see.
+_HIDERS = {
+    "closure": _closure,
+    "closure of a closure": lambda x: _closure(_closure({"a": [x]})),
+    "default": _default,
+    "keyword default": _keyword_default,
+    "partial": lambda x: ft.partial(jnp.add, x),
+    "keyword of a partial": lambda x: ft.partial(jnp.add, y=x),
+    "method": lambda x: _Holder(x).method,
+    "its own method": lambda x: x.dot,
+    "object": _Holder,
+    "slots": _Slots,
+    "jit": lambda x: jax.jit(_closure(x)),
+    "vmap": lambda x: jax.vmap(_closure(x)),
+    "custom_jvp": lambda x: jax.custom_jvp(_closure(x)),
+    "Partial of a closure": lambda x: jtu.Partial(_closure(x)),
+    "filter_jit": lambda x: eqx.filter_jit(_closure(x)),
+    "Lambda": lambda x: eqx.nn.Lambda(_closure(x)),
+}
+
+
+class _Hides(eqx.Module):
+    w: jax.Array
+    leaf: object
+    static: object = eqx.field(static=True)
+
+
+@pytest.mark.parametrize("way", _HIDERS)
+def test_arrays_that_jax_does_not_see(way):
+    """A traced function leaves them without a value, and the first use would say so."""
+    hide = _HIDERS[way]
+
+    def init(place):
+        x = jnp.ones(3)
+        leaf, static = ({"f": hide(x)}, None) if place == "leaf" else (None, hide(x))
+        return _Hides(jnp.ones(2), leaf, static)
+
+    ec.tree_serialise_leaves("memory://hides", {"w": jnp.ones(2)})
+    for place, name in (("leaf", "leaf.f"), ("static", "static")):
+        make = ft.partial(init, place)
+        model = eqx.filter_eval_shape(make)
+        whole = (lambda m: m.w, "w")
+        for call in (
+            lambda: ec.skeleton(make),
+            lambda: ec.load_or_init(make, "memory://hides"),
+            lambda: ec.graft(model, "memory://hides", [whole], init=make),
+        ):
+            with pytest.raises(ValueError, match=rf"`{name}[.\w]*` is a .* f32\[3\] "):
+                call()

@@ -39,7 +39,8 @@ JAX_DTYPES = [
 ]
 NUMPY_DTYPES = [
     *JAX_DTYPES,
-    *"int64 uint64 float64 complex128 float6_e2m3fn float6_e3m2fn >i2 >f4 >c16".split(),
+    *"int64 uint64 float64 complex128 >i2 >f4 >c16".split(),
+    *(name for name in ("float6_e2m3fn", "float6_e3m2fn") if hasattr(ml_dtypes, name)),
 ]
 _SHAPES = [(), (), (1,), (2,), (3,), (2, 3), (0,), (2, 0, 3), (1, 1, 2, 1), (1,) * 17]
 
@@ -321,7 +322,7 @@ class _Maker:
         if depth and (self.left <= 0 or depth > 12 or chance < 0.4):
             self.left -= 1
             out = rng.choice(EMPTY)() if rng.random() < 0.3 else leaf(rng)
-        elif chance < 0.55:
+        elif depth and chance < 0.55:
             self.left -= 4
             out = changed(rng.choice(_stamps()), rng)
         else:
