@@ -423,8 +423,9 @@ def _tensors(file: str) -> dict[str, tuple]:
     start = 8 + int.from_bytes(data[:8], "little")
     out = {}
     for name, x in json.loads(data[8:start]).items():
-        first, last = x["data_offsets"]
-        out[name] = x["dtype"], x["shape"], data[start + first : start + last]
+        if name != "__metadata__":
+            first, last = x["data_offsets"]
+            out[name] = x["dtype"], x["shape"], data[start + first : start + last]
     return out
 
 

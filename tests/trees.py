@@ -456,7 +456,8 @@ def _stamps() -> list[Any]:
         state,
         (raw, nn.State(raw)),
         {"model": nn.delete_init_state(raw), "state": [nn.State(raw)]},
-        nn.State(raw),
+        # Of one entry: more, without the model, could not be told apart.
+        nn.State(nn.StateIndex(jnp.ones(2))),
         nn.StateIndex(jnp.ones(2)),
         nn.MLP(2, 2, 3, 1, key=key),
         nn.MLP("scalar", 1, 2, 2, use_bias=False, key=key),
