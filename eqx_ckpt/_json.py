@@ -1,8 +1,10 @@
 """JSON from anyone, and JSON that comes back as it was."""
 
+import functools as ft
 import json
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,16 +16,24 @@ MAX_INDEX = 32 * 2**20
 _MAX_PARSED = 160 * 2**20
 
 
-def parse(data: bytes, what: str = "the index", encoding: str = "utf-8") -> Any:
-    """JSON from anyone. **Raises:** `ValueError` if it is not, or has values that are
-    not JSON, or a key twice in an object, or is too much to parse. It says `what`."""
+def parse(
+    data: bytes,
+    what: str = "the index",
+    encoding: str = "utf-8",
+    repeated: Callable[[list[tuple[str, Any]]], bool] = lambda _: False,
+) -> Any:
+    """JSON from anyone. `repeated` says of the pairs of an object whether a key may be
+    there twice, of which the last counts.
+
+    **Raises:** `ValueError` if it is not, or has values that are not JSON, or a key
+    twice in an object, or is too much to parse. It says `what`."""
     check_cost(data, what)
     try:
         return json.loads(
             data.decode(encoding),
             parse_constant=_refuse,
             parse_float=_finite,
-            object_pairs_hook=_object,
+            object_pairs_hook=ft.partial(_object, repeated),
         )
     except (ValueError, RecursionError) as e:
         raise ValueError(f"{what} is not JSON ({e})") from e
@@ -53,9 +63,11 @@ def _finite(text: str) -> float:
     return number
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(
+    repeated: Callable[[list[tuple[str, Any]]], bool], pairs: list[tuple[str, Any]]
+) -> dict[str, Any]:
     out = dict(pairs)
-    if len(out) != len(pairs):
+    if len(out) != len(pairs) and not repeated(pairs):
         raise ValueError("an object has a key twice")
     return out
 

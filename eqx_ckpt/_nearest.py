@@ -58,11 +58,7 @@ class Names:
             common.update(some)
         share = {x: n / (len(own) + self._counts[x]) for x, n in common.items()}
         some = sorted(share, key=lambda x: -share[x])[:_CANDIDATES]
-        matcher = difflib.SequenceMatcher(None, "", form[-_LETTERS:], autojunk=False)
-        ratios = {}
-        for x in some:
-            matcher.set_seq1(x[-_LETTERS:])
-            ratios[x] = matcher.ratio()
+        ratios = {x: ratio(form, x) for x in some}
         return sorted(
             (x for x in some if ratios[x] >= cutoff), key=lambda x: -ratios[x]
         )
@@ -72,6 +68,11 @@ class Names:
         numbers = iter(_digits.findall(name))
         same = re.sub("#", lambda _: next(numbers, "#"), found)
         return same if same in self._names else self._forms[found]
+
+
+def ratio(a: str, b: str) -> float:
+    """How much two names are alike, from 0 to 1."""
+    return difflib.SequenceMatcher(None, a[-_LETTERS:], b[-_LETTERS:]).ratio()
 
 
 def _pairs(form: str) -> set[str]:

@@ -1,6 +1,5 @@
 """The pairs of a graft: which node of the model takes which node of the checkpoint."""
 
-import difflib
 import re
 import types
 from collections.abc import Callable, Sequence
@@ -10,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from . import _checkpoint, _filters, _lazy, _names, _select, _tree
+from . import _checkpoint, _filters, _lazy, _names, _nearest, _select, _tree
 from ._checkpoint import Checkpoint
 from ._lazy import LazyArray
 from ._node import Node as SavedNode
@@ -99,7 +98,7 @@ class Stored:
     def nodes(self, where: Any, called: str) -> list[Node]:
         if isinstance(where, str):
             if where not in self.below:
-                near = difflib.get_close_matches(where, list(self.below)[:9999], 3, 0.5)
+                near = _nearest.Names(self.below).nearest(where, 3)
                 names = ", ".join(f"`{x}`" for x in near or self.index.names[:3])
                 raise ValueError(
                     f"`{called}` is {where!r}, which the checkpoint at "
@@ -226,7 +225,7 @@ class Rename(NamedTuple):
 
         def known(name: str) -> str:
             if name not in back:
-                near = difflib.get_close_matches(name, list(back)[:5000], 1, 0.5)
+                near = _nearest.Names(back).nearest(name)
                 hint = f" The nearest that it gives is `{near[0]}`." if near else ""
                 raise ValueError(
                     f"`{name}` is none of the names that the rename gives.{hint} "

@@ -1,17 +1,19 @@
 """What a graft may have meant, as code to paste."""
 
-import difflib
+import collections
 import keyword
 from collections.abc import Collection, Iterable
 
 import jax.tree_util as jtu
 
-from . import _names, _target
+from . import _names, _nearest, _target
 from ._pairs import Model, Stored
 
 
 # Suggestions are for people, who would not read more of them.
 _most = 8
+# Leaves that are looked at for them: many nodes may be alike.
+_MAX_STEPS = 2**17
 
 
 def lines(
@@ -22,12 +24,14 @@ def lines(
     new, old = set(numbers), set(places)
     arrays = [n for n in range(len(model.names)) if model.is_array(n)]
     out = []
-    stack = _roots(model.below, new, arrays)
-    while stack and len(out) < _most and old:
-        prefix = stack.pop(0)
-        twin = _twin(model, stored, prefix, new, old)
+    twins = _Twins(model, stored, new, old)
+    children = _children(model.below)
+    stack = collections.deque(_roots(model.below, new, arrays))
+    while stack and len(out) < _most and old and twins.left > 0:
+        prefix = stack.popleft()
+        twin = twins.of(prefix)
         if twin is None:
-            stack = _children(model.below, prefix) + stack
+            stack.extendleft(reversed(children.get(prefix, [])))
             continue
         name, places_there = twin
         a, b = _code(model, prefix), _saved_code(stored, name)
@@ -36,7 +40,8 @@ def lines(
             new -= set(model.below[prefix])
             old -= places_there
     if stack and old:
-        return ["  Perhaps, to paste:", *out, "    ... and more pairs"]
+        more = [*out, "    ... and more pairs"] if out else []
+        return ["  Perhaps, to paste:", *more] if more else []
     fresh = [_code(model, x) for x in _roots(model.below, new, arrays)]
     if fresh and None not in fresh:
         out.append(f"    fresh=lambda m: {_listed([x for x in fresh if x])},")
@@ -57,73 +62,114 @@ def _roots(
 ) -> list[str]:
     """The largest nodes all of whose leaves, of those that count, are chosen."""
     counted = set(counted)
+    found: dict[str, bool] = {}  # Of each node, whether it is in one of them.
     out: list[str] = []
-    found: set[str] = set()
     for name in sorted(below, key=lambda x: (x != "", x.count("."))):
-        parts = name.split(".")
-        above = {"", *(".".join(parts[:i]) for i in range(1, len(parts)))} - {name}
-        if above & found:
-            continue
-        leaves = [n for n in below[name] if n in counted]
-        if leaves and all(n in chosen for n in leaves):
-            out.append(name)
-            found.add(name)
+        above = name.rpartition(".")[0]
+        found[name] = name != "" and (found.get(above, False) or found[""])
+        if not found[name]:
+            leaves = [n for n in below[name] if n in counted]
+            if leaves and all(n in chosen for n in leaves):
+                out.append(name)
+                found[name] = True
     return sorted(out, key=lambda x: min(below[x]))
 
 
-def _children(below: dict[str, list[int]], prefix: str) -> list[str]:
-    depth = prefix.count(".") + 1 if prefix else 0
-    out = [x for x in below if x and x.count(".") == depth]
-    return [x for x in out if _names.is_under(x, prefix) and x != prefix]
+def _children(below: dict[str, list[int]]) -> dict[str, list[str]]:
+    out: dict[str, list[str]] = {}
+    for name in below:
+        if name:
+            out.setdefault(name.rpartition(".")[0], []).append(name)
+    return out
 
 
-def _twin(
-    model: Model, stored: Stored, prefix: str, new: set[int], old: set[int]
-) -> tuple[str, set[int]] | None:
-    """The node of the checkpoint with leaves of the same names and shapes. If there are
-    several, that with the fewest others, then the highest, the most alike by name. With
-    it, the places of the leaves that a pair of the two would use."""
-    wanted = {
-        _names.below(model.names[n], prefix): n for n in model.below[prefix] if n in new
-    }
-    if not wanted:
-        return None
-    some = next(iter(wanted))
-    # Python scalars are in no pair by themselves, but tell a model from its moments.
-    mine = {_names.below(model.names[n], prefix) for n in model.below[prefix]}
-    best: tuple[tuple, str, set[int]] | None = None
-    for place in sorted(old):
-        name = stored.index.names[place]
-        if some == "":
-            candidate = name
-        elif name.endswith("." + some):
-            candidate = name[: -len(some) - 1]
-        elif name == some:
-            candidate = ""
-        else:
-            continue
-        for below, n in wanted.items():
-            full = ".".join(x for x in (candidate, below) if x)
-            other = stored.index.places.get(full)
-            if other is None or other not in old:
+class _Twins:
+    """The nodes of the checkpoint that may stand for nodes of the model."""
+
+    def __init__(self, model: Model, stored: Stored, new: set[int], old: set[int]):
+        self.left = _MAX_STEPS
+        self._model, self._stored = model, stored
+        self._new, self._old = new, old
+        # The leaves by the last part of their name and their shape, and by shape alone.
+        self._places: dict[tuple[str | None, tuple[int, ...]], list[int]] = {}
+        for place in sorted(old):
+            name, shape = stored.index.names[place], self._saved_shape(place)
+            self._places.setdefault((_last(name), shape), []).append(place)
+            self._places.setdefault((None, shape), []).append(place)
+        self._named: dict[tuple[int, ...], _nearest.Names] = {}
+
+    def _saved_shape(self, place: int) -> tuple[int, ...]:
+        return self._stored.index.record(place, known=True).template.logical_shape
+
+    def of(self, prefix: str) -> tuple[str, set[int]] | None:
+        """The node with leaves of the same names and shapes. If there are several, that
+        with the fewest others, then the highest, the most alike by name. With it, the
+        places of the leaves that a pair of the two would use."""
+        names, here = self._model.names, self._model.below[prefix]
+        wanted = {
+            _names.below(names[n], prefix): _target.target_of(
+                self._model.flat.leaves[n]
+            ).shape
+            for n in here
+            if n in self._new
+        }
+        self.left -= len(wanted)
+        # Scalars are in no pair by themselves, but tell a model from its moments.
+        mine = {_names.below(names[n], prefix) for n in here}
+        best: tuple[tuple, str, set[int]] | None = None
+        for candidate in self._candidates(prefix, wanted):
+            if self.left <= 0:
                 break
-            shape = stored.index.record(other).template.logical_shape
-            if shape != _target.target_of(model.flat.leaves[n]).shape:
-                break
-        else:
-            alike = difflib.SequenceMatcher(None, prefix, candidate).ratio()
-            # A leaf has only its shape for it, and needs a name that is like its own.
-            if some == "" and alike < 0.5:
+            if not self._fits(candidate, wanted):
                 continue
+            below = self._stored.below[candidate]
+            self.left -= len(below)
             theirs = {
-                _names.below(stored.index.names[p], candidate): p
-                for p in stored.below[candidate]
+                _names.below(self._stored.index.names[p], candidate): p for p in below
             }
+            alike = _nearest.ratio(prefix, candidate)
             rank = (-len(mine ^ theirs.keys()), -candidate.count("."), alike)
             if best is None or rank > best[0]:
                 both = {p for below, p in theirs.items() if below in mine}
                 best = (rank, candidate, both)
-    return None if best is None else best[1:]
+        return None if best is None else best[1:]
+
+    def _candidates(
+        self, prefix: str, wanted: dict[str, tuple[int, ...]]
+    ) -> Iterable[str]:
+        index = self._stored.index
+        if not wanted:
+            return []
+        if "" in wanted:
+            # A leaf has only its shape for it, and needs a name that is like its own.
+            shape = wanted[""]
+            if shape not in self._named:
+                places = self._places.get((None, shape), [])
+                self._named[shape] = _nearest.Names(index.names[p] for p in places)
+            return self._named[shape].nearest(prefix, most=8)
+        # Those that have the rarest of the leaves.
+        keys = {below: (_last(below), shape) for below, shape in wanted.items()}
+        rarest = min(wanted, key=lambda x: len(self._places.get(keys[x], ())))
+        names = [index.names[p] for p in self._places.get(keys[rarest], [])]
+        ends = "." + rarest
+        return [x[: -len(ends)] for x in names if x.endswith(ends)] + [
+            "" for x in names if x == rarest
+        ]
+
+    def _fits(self, candidate: str, wanted: dict[str, tuple[int, ...]]) -> bool:
+        for below, shape in wanted.items():
+            self.left -= 1
+            full = ".".join(x for x in (candidate, below) if x)
+            place = self._stored.index.places.get(full)
+            if place is None or place not in self._old:
+                return False
+            if shape != self._saved_shape(place):
+                return False
+        return True
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _code(model: Model, prefix: str) -> str | None:

@@ -8,7 +8,7 @@ from .. import _gc, _index, _show
 from .._errors import DamagedError
 from .._root import Root
 from .._source import Source
-from . import _eqx, _levanter, _msgpack, _orbax, _safetensors, _zip
+from . import _eqx, _levanter, _magic, _msgpack, _orbax, _safetensors, _zip
 from ._found import flat_name as flat_name, Found, look as look
 from ._safetensors import (
     DTYPES as DTYPES,
@@ -34,6 +34,10 @@ def find(root: Root, like: Any) -> Source | None:
 
 def _read(found: Found, like: Any) -> Source | None:
     root = found.root
+    # Files have numbers that say what they are; a directory may be one of ours as well.
+    other = _magic.name(found)
+    if other is not None and found.key is not None:
+        raise ValueError(f"`{root}` is no checkpoint that is read here. It is {other}.")
     for format in _FORMATS:
         try:
             source = format.read(found, like)
@@ -45,6 +49,8 @@ def _read(found: Found, like: Any) -> Source | None:
             raise kind(f"The checkpoint at `{root}` cannot be read: {why}.") from e
         if source is not None:
             return source
+    if other is not None:
+        raise ValueError(f"`{root}` is no checkpoint that is read here. It is {other}.")
     return None
 
 

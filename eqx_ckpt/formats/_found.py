@@ -17,7 +17,7 @@ from .._template import Template
 
 
 # So much of a file is enough to tell its format.
-_HEAD = 256
+_HEAD = 512
 # Of all names of a checkpoint. Each is an object here, and a node of its tree.
 MAX_COMPONENTS = 2**21
 

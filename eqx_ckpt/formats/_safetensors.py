@@ -3,8 +3,10 @@
 A file is the length of its header (8 bytes), the header in JSON, and the tensors.
 """
 
+import json
 import math
 import re
+from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeGuard
 
 from .. import _json, _store, _template
@@ -113,7 +115,8 @@ def read_header(directory: Root, key: str, size: int) -> Header:
     """**Raises:** `ValueError` unless the header accounts for all bytes of the file."""
     _store.check_range(directory, key, 8 + size)
     data = _found.read(directory, key, 8, 8 + size)
-    value = _json.parse(data, f"the header of `{key}`")
+    # The library takes a key of the metadata twice, and fields that it does not know.
+    value = _json.parse(data, f"the header of `{key}`", repeated=_are_texts)
     if type(value) is not dict:
         raise ValueError(f"the header of `{key}` is not a JSON object")
     metadata = value.pop(METADATA, None)
@@ -140,16 +143,27 @@ def read_header(directory: Root, key: str, size: int) -> Header:
 
 def is_texts(value: Any) -> TypeGuard[dict[str, str]]:
     """Whether a value is a dict of strings that can be written as UTF-8."""
-    if type(value) is not dict:
-        return False
-    return all(
-        type(x) is str and _json.is_unicode(x) for row in value.items() for x in row
-    )
+    return type(value) is dict and _are_texts(value.items())
+
+
+def _are_texts(pairs: Iterable[tuple[str, Any]]) -> bool:
+    texts = [x for pair in pairs for x in pair]
+    return all(type(x) is str and _json.is_unicode(x) for x in texts)
 
 
 def _entry(name: str, entry: Any) -> tuple[str, list[int], tuple[int, int]]:
-    if type(entry) is not dict or entry.keys() != {"dtype", "shape", "data_offsets"}:
+    if not _json.is_unicode(name):
+        raise ValueError(f"the tensor {name!r} has a name that is not Unicode text")
+    fields = {"dtype", "shape", "data_offsets"}
+    if type(entry) is not dict or not fields <= entry.keys():
         raise ValueError(f"the tensor {name!r} is malformed")
+    more = {field: x for field, x in entry.items() if field not in fields}
+    try:
+        good = not more or _json.is_unicode(json.dumps(more, ensure_ascii=False))
+    except RecursionError:
+        good = False
+    if not good:
+        raise ValueError(f"the tensor {name!r} has a field that cannot be read")
     dtype, shape, span = entry["dtype"], entry["shape"], entry["data_offsets"]
     for numbers in (shape, span):
         is_right = type(numbers) is list and set(map(type, numbers)) <= {int}

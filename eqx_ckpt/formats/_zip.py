@@ -14,7 +14,7 @@ from .._errors import DamagedError
 from .._index import Index
 from .._root import Root
 from .._source import Foreign, Source
-from . import _found
+from . import _found, _magic
 from ._found import Found
 
 
@@ -41,6 +41,9 @@ def read(found: Found, like: Any) -> Source | None:
     directory = found.directory
     members, end = _members(directory, key)
     above = [n for n in members if n == _root.INDEX or n.endswith("/" + _root.INDEX)]
+    other = None if above else _magic.name_of_zip(members)
+    if other is not None:
+        raise ValueError(f"it is no checkpoint of ours, but {other}")
     if len(above) != 1:
         raise ValueError(f"it is a zip with {len(above) or 'no'} `{_root.INDEX}` in it")
     prefix = above[0].removesuffix(_root.INDEX)

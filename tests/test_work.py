@@ -1,0 +1,31 @@
+"""What calls take grows with the tree, and not with its square: see work.py."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import work
+
+
+def _check(count):
+    file = pathlib.Path(work.__file__)
+    done = subprocess.run([sys.executable, file, str(count)], capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {name for name, _, _ in rows} == set(work.CALLS)
+    assert not [row for row in rows if row[2] > work.MOST * row[1]]
+    return rows
+
+
+def test_twice_the_leaves():
+    _check(400)
+
+
+@pytest.mark.long
+def test_up_to_100_000_leaves():
+    rows = _check(25_000)
+    print(f"{len(rows)} calls with 50,000 and 100,000 leaves")
+    for name, _, seconds in rows:
+        print(f"  {name}: {seconds:.1f} s")

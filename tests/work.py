@@ -1,0 +1,193 @@
+"""The work of a call grows with the tree, and not with its square.
+
+Inputs are doubled, and what a call takes of the processor may grow by 2.3 at most. What
+else a machine does makes a call longer and never shorter: so the shortest of several
+runs counts, and a ratio that is too large is measured again.
+
+`python tests/work.py COUNT` prints what each call takes, without the checks of types
+that tests have, which are slow.
+"""
+
+import gc
+import io
+import json
+import sys
+import time
+
+import equinox as eqx
+import numpy as np
+import pytest
+
+import eqx_ckpt as ec
+
+
+MOST = 2.3
+
+
+class Layer(eqx.Module):
+    w: np.ndarray
+    b: np.ndarray
+    index: int = eqx.field(static=True)
+    act: tuple = eqx.field(static=True)
+
+
+def tree(n, shape=(1,), names=("w", "b"), key="layers"):
+    """`2 * n` small leaves."""
+    ones = np.ones(shape, np.float32)
+    return {key: [{name: ones for name in names} for _ in range(n)]}
+
+
+def modules(n, step=1):
+    one = np.ones(1, np.float32)
+    return {"layers": [Layer(one, one, i * step, (i, print)) for i in range(n)]}
+
+
+def flat(n, salt):
+    """Names that have little in common."""
+    table = str.maketrans("0123456789", "ghijklmnop")
+    names = [f"{(i * 2654435761 + salt) % 2**32:08x}" for i in range(2 * n)]
+    return {x.translate(table): np.ones(1, np.float32) for x in names}
+
+
+def saved(of):
+    return ec.open(io.BytesIO(ec.to_bytes(of)))
+
+
+def refused(call, *args, **kwargs):
+    with pytest.raises(RuntimeError):
+        call(*args, **kwargs)
+
+
+load, graft = ec.tree_deserialise_leaves, ec.graft
+WHOLE = [(lambda m: m, lambda c: c)]
+FIRST = [(lambda m: m["layers"][0], lambda c: c.layers[0])]
+
+# What is measured of two trees, the second of which is stored.
+CALLS = {
+    "load": (modules, modules, lambda like, ckpt: load(ckpt, like)),
+    "splice": (tree, tree, lambda like, ckpt: ckpt.splice(like)),
+    "init": (
+        tree,
+        tree,
+        lambda like, ckpt: ec.load_or_init(lambda: like, ckpt, missing="init"),
+    ),
+    "where": (
+        tree,
+        tree,
+        lambda like, ckpt: load(ckpt, like, where=lambda m: m["layers"][::2]),
+    ),
+    "filter_spec": (
+        tree,
+        tree,
+        lambda like, ckpt: load(
+            ckpt,
+            {"layers": like["layers"][:-1]},
+            {"layers": [{"w": True, "b": False}] * (len(like["layers"]) - 1)},
+            unexpected="ignore",
+        ),
+    ),
+    "static": (
+        lambda n: modules(n, 2),
+        modules,
+        lambda like, ckpt: refused(load, ckpt, like),
+    ),
+    "static names": (
+        lambda n: modules(n, 2),
+        modules,
+        lambda like, ckpt: load(ckpt, like, static=["*.index", "layers.0.act"]),
+    ),
+    "missing": (
+        lambda n: tree(n, names=("weight", "bias")),
+        tree,
+        lambda like, ckpt: refused(load, ckpt, like),
+    ),
+    "missing of flat": (
+        lambda n: flat(n, 1),
+        lambda n: flat(n, 0),
+        lambda like, ckpt: refused(load, ckpt, like),
+    ),
+    "unexpected": (
+        lambda n: tree(n // 2),
+        tree,
+        lambda like, ckpt: refused(load, ckpt, like),
+    ),
+    "shapes": (
+        lambda n: tree(n, (2,)),
+        tree,
+        lambda like, ckpt: refused(load, ckpt, like),
+    ),
+    "graft": (modules, modules, lambda like, ckpt: graft(like, ckpt, WHOLE)),
+    "graft of pairs": (
+        modules,
+        modules,
+        lambda like, ckpt: graft(
+            like,
+            ckpt,
+            [
+                (lambda m, i=i: m["layers"][i], f"layers.{i}")
+                for i in range(len(like["layers"]))
+            ],
+        ),
+    ),
+    "graft of other shapes": (
+        lambda n: tree(n, (2,)),
+        tree,
+        lambda like, ckpt: refused(graft, like, ckpt, FIRST),
+    ),
+    "graft of other names": (
+        lambda n: tree(n, names=("weight", "bias")),
+        tree,
+        lambda like, ckpt: refused(graft, like, ckpt, FIRST),
+    ),
+    "graft of twins": (
+        tree,
+        tree,
+        lambda like, ckpt: refused(graft, like, ckpt, FIRST),
+    ),
+    "graft of one more": (
+        lambda n: tree(n, key="blocks") | {"layers": [{"w": np.ones(1, np.float32)}]},
+        tree,
+        lambda like, ckpt: refused(
+            graft,
+            like,
+            ckpt,
+            [(lambda m: m["layers"][0]["w"], lambda c: c.layers[0].w)],
+        ),
+    ),
+    "graft of flat": (
+        lambda n: flat(n, 1) | {"x": np.ones(2)},
+        lambda n: flat(n, 0) | {"x": np.ones(2)},
+        lambda like, ckpt: refused(
+            graft, like, ckpt, [(lambda m: m["x"], lambda c: c.x)]
+        ),
+    ),
+}
+
+
+def _seconds(call, like, ckpt):
+    gc.collect()
+    gc.disable()
+    try:
+        start = time.process_time()
+        call(like, ckpt)
+        return time.process_time() - start
+    finally:
+        gc.enable()
+
+
+def growth(name, n):
+    """The shortest of several runs with `n`, and with twice as many."""
+    make, make_saved, call = CALLS[name]
+    inputs = [(make(count), saved(make_saved(count))) for count in (n, 2 * n)]
+    best = [float("inf")] * 2
+    for _ in range(8):
+        for i, one in enumerate(inputs):
+            best[i] = min(best[i], _seconds(call, *one))
+        if best[1] <= MOST * best[0]:
+            break
+    return best
+
+
+if __name__ == "__main__":
+    for name in CALLS:
+        print(json.dumps([name, *growth(name, int(sys.argv[1]))]), flush=True)
