@@ -223,7 +223,6 @@ class CheckpointManager:
         """
         step = _steps.check(step)
         given = step, metrics, metadata, force
-        self._offered = None
         if not force and not self._may_be_due(step):
             self._keep_offer(tree, *given)
             return False
@@ -232,10 +231,14 @@ class CheckpointManager:
         except BaseException as e:
             # Another try might do what a disk or a store has not done now.
             is_refused = isinstance(e, (FileExistsError, TypeError, ValueError))
-            if not is_refused and _team.size() == 1:
+            if is_refused or _team.size() > 1:
+                self._offered = None
+            else:
                 self._keep_offer(tree, *given)
             raise
-        if not saves:
+        if saves:
+            self._offered = None
+        else:
             self._keep_offer(tree, *given)
         return saves
 
@@ -369,11 +372,16 @@ class CheckpointManager:
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         with _undo.surely(self._forget_signals):
-            if error is None:
-                self._save_last()
-                self.wait()
-            else:
+            if error is not None:
                 self._save_after(error)
+                return
+            try:
+                self.wait()
+            except Exception as e:
+                self._save_after(e)
+                raise
+            self._save_last()
+            self.wait()
 
     def _forget_signals(self) -> None:
         for number, before in self._handlers.items():

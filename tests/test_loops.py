@@ -76,6 +76,8 @@ def test_a_state_that_is_gone_is_told(tmp_path):
             state = tree_at(step)
             manager.save(step, state)
         state["x"].delete()
+        # Filters of warnings are of all threads, and others may put theirs back.
+        manager.wait()
         with pytest.warns(UserWarning, match="state of step 12, .* is not saved"):
             manager.__exit__(None, None, None)
     with pytest.raises(KeyError) as caught:
@@ -94,7 +96,8 @@ def test_going_back_forgets_what_was_given(tmp_path):
     assert manager.steps() == [10]
 
 
-def test_a_save_that_failed_is_tried_again_at_the_end(tmp_path, monkeypatch):
+@pytest.mark.parametrize("given", [20, 25])
+def test_a_save_that_failed_loses_no_later_state(tmp_path, monkeypatch, given):
     from eqx_ckpt import _commit
 
     with pytest.raises(OSError) as caught:
@@ -103,8 +106,8 @@ def test_a_save_that_failed_is_tried_again_at_the_end(tmp_path, monkeypatch):
                 patch.setattr(_commit, "publish", _no_space)
                 manager.save(10, tree_at(10))
                 manager._saving[1].wait()
-            manager.save(20, tree_at(20))
-    assert caught.value.errno == 28 and manager.steps() == [20]
+            manager.save(given, tree_at(given))
+    assert caught.value.errno == 28 and manager.steps() == [given]
 
 
 def _no_space(*_):
