@@ -6,7 +6,6 @@ is made of them; what is read through TensorStore then is a database in memory t
 made of what was found. https://google.github.io/tensorstore/kvstore/ocdbt
 """
 
-import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -169,7 +168,7 @@ class _Reading:
     def _open(self, magic: int, data: bytes) -> _Body:
         """What a manifest or a node holds."""
         self._room += _MADE_OF_ONE * len(data)
-        head, length = struct.unpack_from(">I", data)[0], data[4:12]
+        head, length = int.from_bytes(data[:4], "big"), data[4:12]
         if (
             len(data) < 18
             or head != magic
