@@ -63,7 +63,9 @@ def async_tree_serialise_leaves(
 
     The checkpoint appears at its path at once when it is complete, and until then
     `open` opens what was there before. Saves are written one after the other, in the
-    order of the calls; a blocking save to the same path waits for them.
+    order of the calls; a blocking save to the same path waits for them. Together they
+    hold at most 2 GiB of copies, or those of one save: a call waits for earlier saves
+    until there is room for its own.
 
     **No error is lost.** What is wrong with the tree or the path is raised here. A
     later error is raised by the handle. If nobody asks the handle, the next save of the
@@ -131,7 +133,14 @@ def async_tree_serialise_leaves(
                 _commit.examine(root, overwrite)
         base = _reuse.find(reuse, root, planned.leaves, layout, team)
         written = _reuse.Written(planned.leaves)
-        planned = _stage(planned, _reuse.hold(base, planned.leaves))
+        held = _reuse.hold(base, planned.leaves)
+        copied = sum(
+            leaf.template.nbytes
+            for place, leaf in enumerate(planned.leaves)
+            if leaf.alias is None and place not in held
+        )
+        _pending.make_room(copied)
+        planned = _stage(planned, held)
 
     def write() -> None:
         # In an object store it is TensorStore's threads that write.
@@ -155,7 +164,7 @@ def async_tree_serialise_leaves(
 
     is_staged = all(_leaf.is_staged(leaf.value) for leaf in planned.leaves)
     collect = None if is_staged else ft.partial(_collect, planned.leaves)
-    handle = _pending.start(root, collect, write)
+    handle = _pending.start(root, collect, write, copied)
     handle._written = written
     return handle
 

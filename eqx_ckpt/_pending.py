@@ -38,6 +38,8 @@ class SaveHandle:
         self._saved: cf.Future[None] = cf.Future()
         # What a later save can know of it: see `_reuse`.
         self._written: Any = None
+        # The bytes of the copies that it has of the caller's arrays.
+        self._copied = 0
 
     def __repr__(self) -> str:
         state = "being saved"
@@ -110,11 +112,15 @@ _failed: list[SaveHandle] = []
 
 
 def start(
-    root: Root, stage: Callable[[], Any] | None, write: Callable[[], None]
+    root: Root,
+    stage: Callable[[], Any] | None,
+    write: Callable[[], None],
+    copied: int = 0,
 ) -> SaveHandle:
     """Runs `stage` and then, when the saves before this one are over, `write`."""
     _root.watch_forks()
     handle = SaveHandle(root)
+    handle._copied = copied
     if stage is None:
         handle._staged.set()
     # Whoever takes what is in it runs the save, or gives it up.
@@ -133,6 +139,18 @@ def start(
             _tell(handle)
         raise
     return handle
+
+
+# The most bytes of copies that saves have which are not over, but for the last one.
+_ROOM = 2 * 2**30
+
+
+def make_room(nbytes: int) -> None:
+    """Waits until the saves that are under way leave room for the copies of another."""
+    for handle in _pending.copy():
+        if sum(other._copied for other in _pending.copy()) + nbytes <= _ROOM:
+            return
+        cf.wait([handle._saved])
 
 
 def _is_started(thread: threading.Thread) -> bool:

@@ -696,3 +696,20 @@ def test_what_follows_a_save_that_fails_early_is_not_written_before_others():
     go.set()
     handles[2].result(60)
     assert order == ["first", "third"]
+
+
+def test_saves_that_wait_have_a_bounded_number_of_copies(tmp_path, monkeypatch):
+    monkeypatch.setattr(_pending, "_ROOM", 3 * 2**20)
+    handles = []
+    for number in range(16):
+        tree = {"x": np.full(2**17, number, np.float64), "number": number}
+        handles.append(ec.async_tree_serialise_leaves(tmp_path / str(number), tree))
+        assert sum(not handle._saved.done() for handle in handles) <= 3
+    # One that is larger than all of the room waits for all others.
+    large = {"x": np.zeros(2**20)}
+    handles.append(ec.async_tree_serialise_leaves(tmp_path / "large", large))
+    assert all(handle._saved.done() for handle in handles[:-1])
+    for number, handle in enumerate(handles[:-1]):
+        handle.result()
+        assert ec.open(tmp_path / str(number))["number"].read() == number
+    handles[-1].result()
