@@ -97,12 +97,20 @@ class Player:
         here.mkdir(exist_ok=True)
         outcomes: list[list[str]] = []
         manager = ec.CheckpointManager(here / "run", timeout=TIMEOUT)
-        for step, call in enumerate(plan(seed, self.size, kills), 1):
+        calls = plan(seed, self.size, kills)
+        for step, call in enumerate(calls, 1):
             part = call["parts"][self.rank]
             outcomes.append([part, self._outcome(here, manager, step, call, part)])
         if kills:
             (here / f"done-{self.rank}").write_text(json.dumps({"outcomes": outcomes}))
-            os._exit(0)  # The runtime would wait for all.
+            # The runtime would wait for all, and end the others without process 0.
+            victim, left = calls[-1]["kill"][0], time.monotonic() + 30
+            others = {*range(1, self.size)} - {victim}
+            while self.rank == 0 and time.monotonic() < left:
+                if all((here / f"done-{rank}").exists() for rank in others):
+                    break
+                time.sleep(0.1)
+            os._exit(0)
         with contextlib.suppress(RuntimeError, OSError):
             manager.wait()
         self.meet(f"met-{seed}")
