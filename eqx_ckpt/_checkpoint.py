@@ -425,6 +425,7 @@ class _Stored:
         self._gaps = gaps
         self._depth = name.count(".") + 1 if name else 0
         self._made: dict[str, Any] = {}
+        self._is_checked = False
 
     def shown(self) -> tuple[str, str]:
         return self.name, f"`{self.name}`" if self.name else "The checkpoint"
@@ -548,6 +549,16 @@ class _Stored:
 
     def children(self) -> list[Any]:
         return [self.find(component) for _, component in self._rows]
+
+    def check(self) -> None:
+        if self._is_checked:
+            return
+        bodies: list[_Stored] = [self]
+        for body in bodies:
+            nodes = [x for x in body.children() if isinstance(x, Node)]
+            bodies += [x for x in map(_node.body_of, nodes) if isinstance(x, _Stored)]
+        for body in bodies:
+            body._is_checked = True
 
     def rows(self) -> Iterator[tuple[str, str]]:
         index = self.source.index

@@ -48,6 +48,14 @@ class Body(Protocol):
 
     def children(self) -> list[Any]: ...
 
+    def check(self) -> None:
+        """**Raises:** `ValueError` if what is below the node, at any depth, cannot be.
+
+        JAX loses a level of Python's recursion for good with each node that it is in
+        when one raises: so the first that it comes to looks at all below it.
+        """
+        ...
+
     def rows(self) -> Iterator[tuple[str, str]]:
         """What is printed: names below the node, and a text for each."""
         ...
@@ -257,6 +265,10 @@ class Held:
     def children(self) -> list[Any]:
         return self._children
 
+    def check(self) -> None:
+        # Its children are looked at when JAX comes to them.
+        pass
+
     def rows(self) -> Iterator[tuple[str, str]]:
         for component, child in zip(self._places, self._children):
             if isinstance(child, Node):
@@ -302,12 +314,14 @@ def _key(kind: str, key: Any) -> Any:
 
 def _flatten_with_keys(node: Node) -> tuple[list[tuple[Any, Any]], Spec]:
     body = body_of(node)
+    body.check()
     spec = body.spec()
     keys = [_key(kind, key) for kind, key in spec.keys]
     return list(zip(keys, body.children())), spec
 
 
 def _flatten(node: Node) -> tuple[list[Any], Spec]:
+    body_of(node).check()
     return body_of(node).children(), body_of(node).spec()
 
 

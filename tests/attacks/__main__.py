@@ -33,7 +33,9 @@ def viewed(leaf: Any) -> bool:
 
 
 def documented(error: Exception) -> str:
-    """The type of an error as the docs have it: that of Python which it is one of."""
+    """The type of an error as the docs have it: ours, or that of Python."""
+    if isinstance(error, ec.DamagedError):
+        return "DamagedError"
     types = type(error).__mro__
     return next(cls.__name__ for cls in types if cls.__module__ == "builtins")
 
@@ -62,7 +64,7 @@ def steps(path: str, like: Any) -> dict[str, Any]:
         return out
     step("touch", lambda: [repr(leaf) for leaf in ckpt.leaves.values()])
     step("show", lambda: (repr(ckpt), repr(ckpt.leaves)))
-    whole = step("tree", lambda: ckpt.tree)
+    whole = step("tree", lambda: jtu.tree_map(lambda x: x, ckpt.tree))
     step("read", lambda: ec.materialise(whole))
     step("unverified", lambda: ec.materialise(whole, verify=False))
     some = lambda: [x for x in jtu.tree_leaves(whole) if viewed(x)][:50]

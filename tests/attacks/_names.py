@@ -113,7 +113,9 @@ def escapes_in_the_metadata(path, outside):
         v["metadata"] = {"\x1b[2J": "\x1b]0;owned\x07\u202e"}
         v["writer"]["jax"] = "\x1b[31m"
         v["statics"].append({"\x1b[2J": "\x1b[2J"})
-        v["static"]["\x1b[2J"] = len(v["statics"]) - 1
+        v["static"]["%1B%5B2J"] = len(v["statics"]) - 1
+        if "encoded" in v:
+            v["encoded"].append({})
 
     forge(path, alter)
 

@@ -25,7 +25,7 @@ from .__main__ import limit_memory, steps
 from .foreign import FOREIGN, mutate_foreign
 
 
-DOCUMENTED = ("ValueError", "RuntimeError", "FileNotFoundError")
+DOCUMENTED = ("DamagedError", "ValueError", "RuntimeError", "FileNotFoundError")
 _limit, _hang = 1.0, 60
 
 _numbers = [0, 1, -1, 2, 3, 7, 63, 64, 2**15, 2**31, 2**32 - 1, 2**38, 2**60, 2**63]
