@@ -146,7 +146,7 @@ def is_texts(value: Any) -> TypeGuard[dict[str, str]]:
     return type(value) is dict and _are_texts(value.items())
 
 
-def _are_texts(pairs: Iterable[tuple[str, Any]]) -> bool:
+def _are_texts(pairs: Iterable[tuple[Any, Any]]) -> bool:
     texts = [x for pair in pairs for x in pair]
     return all(type(x) is str and _json.is_unicode(x) for x in texts)
 
