@@ -369,11 +369,13 @@ def _keyed(maker: _Maker, depth: int) -> Keyed:
     rng = maker.rng
     values = maker.some(depth)
     kinds = [
-        lambda: jtu.GetAttrKey(_text(rng)),
+        # JAX cannot print one that is not Unicode.
+        lambda: jtu.GetAttrKey(_text(rng).replace("\ud800", "u")),
         lambda: jtu.SequenceKey(rng.randrange(5)),
         lambda: jtu.DictKey(_text(rng)),
         lambda: jtu.FlattenedIndexKey(rng.randrange(5)),
-        lambda: _text(rng),
+        # In a checkpoint's tree a `DictKey` of the same text would be before it.
+        lambda: "plain " + _text(rng),
         lambda: rng.choice(_OTHERS),
     ]
     return Keyed([rng.choice(kinds)() for _ in values], values)
