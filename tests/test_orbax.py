@@ -56,11 +56,13 @@ _WRITE = """
 """
 
 
+_DEVICES = "--xla_force_host_platform_device_count=16"
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     path = tmp_path_factory.mktemp("orbax")
-    flags = "--xla_force_host_platform_device_count=16"
-    run_python(_WRITE.replace("BASE", str(path)), XLA_FLAGS=flags)
+    run_python(_WRITE.replace("BASE", str(path)), XLA_FLAGS=_DEVICES)
     return path
 
 
@@ -159,6 +161,21 @@ def test_unfinished(base, tmp_path):
     shutil.copytree(base / "v1", tmp_path / "5.orbax-checkpoint-tmp")
     with pytest.raises(ValueError, match="has not finished"):
         ec.open(tmp_path / "5.orbax-checkpoint-tmp")
+
+
+def test_without_the_metadata_at_its_top(base, tmp_path):
+    """What Orbax does not take for a checkpoint any more is none here."""
+    shutil.copytree(base / "v1", tmp_path / "c")
+    (tmp_path / "c/_CHECKPOINT_METADATA").unlink()
+    code = f"""
+    import warnings; warnings.simplefilter("ignore")
+    from orbax.checkpoint import v1
+    try: v1.load({str(tmp_path / "c")!r})
+    except ValueError: print("refused")
+    """
+    assert "refused" in run_python(code, XLA_FLAGS=_DEVICES)
+    with pytest.raises(ValueError, match="has not finished"):
+        ec.open(tmp_path / "c")
 
 
 def test_an_item_that_is_unfinished(base, tmp_path):

@@ -19,8 +19,10 @@ from ._zarr import Zarr
 
 _METADATA, _TOP = "_METADATA", "_CHECKPOINT_METADATA"
 _ARRAYS, _STRINGS = "array_metadatas/process_0", "_strings.json"
+# What every directory of v1 has, beside `_TOP`.
+_V1 = "orbax.checkpoint"
 # What marks a directory of Orbax that has its trees in directories below it.
-_MARKS = frozenset({_TOP, "orbax.checkpoint", "default", "state", "pytree"})
+_MARKS = frozenset({_TOP, _V1, "default", "state", "pytree"})
 _UNFINISHED = ".orbax-checkpoint-tmp"
 
 
@@ -31,6 +33,8 @@ def read(found: Found, like: Any) -> Source | None:
     if _METADATA not in found.names:
         if not found.names & _MARKS and not _is_step_root(found):
             return None
+        if _V1 in found.names and _TOP not in found.names:
+            raise ValueError(f"Orbax has not finished it: it has no `{_TOP}`")
         name = _item(found)
         if name is None:
             return None
