@@ -288,8 +288,14 @@ def load_or_init_parts(case: Case) -> None:
 
 
 def state_dict(case: Case) -> None:
-    out = ec.from_state_dict(ec.to_state_dict(case.tree), case.like)
-    assert_alike(out, case.tree)
+    if _refused(case, case.stored):
+        return  # Nodes of two kinds and one name are one dict.
+    try:
+        out = ec.from_state_dict(ec.to_state_dict(case.tree), case.like)
+    except RuntimeError as e:
+        assert "The State at" in str(e)  # Such dicts have its entries by position only.
+    else:
+        assert_alike(out, case.tree)
 
 
 def in_bytes(case: Case) -> None:
@@ -439,10 +445,13 @@ def manager(case: Case) -> None:
 # ---- All of them.
 
 # These say themselves what has to be refused, and the last of them compiles.
-_JUDGES = [where_to_save, filter_specs, export, equinox_file, load_or_init_parts]
+_JUDGES = [
+    *(where_to_save, filter_specs, state_dict, export, equinox_file),
+    load_or_init_parts,
+]
 _ROUTES = [
     *(splice, skeleton, where_to_load, source, graft, graft_parts, load_or_init),
-    *(state_dict, in_bytes, in_a_zip, asynchronous, convert, own_tree, manager),
+    *(in_bytes, in_a_zip, asynchronous, convert, own_tree, manager),
     *_JUDGES,
 ]
 
@@ -500,7 +509,7 @@ def _run(first: int, count: int, most: int, directory: pathlib.Path) -> int:
 
 
 def test_any_tree(tmp_path):
-    _run(0, 300, 4, tmp_path)
+    _run(0, 200, 4, tmp_path)
 
 
 @pytest.mark.long
