@@ -46,14 +46,21 @@ def _save(path, step):
     )
 
 
+def _environment():
+    # Plain processes: checks of all types, as in the tests, make calls slow, and then
+    # they begin again more often than they would.
+    root = str(pathlib.Path(__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": root, "XLA_FLAGS": ""}
+
+
 @contextlib.contextmanager
 def _writer(path):
     """A process that saves to a path for as long as the block runs."""
     _save(path, 0)
     process = subprocess.Popen(
-        [sys.executable, __file__, path],
+        [sys.executable, __file__, "write", path],
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[1])},
+        env=_environment(),
         text=True,
     )
     assert process.stdout is not None
@@ -141,21 +148,14 @@ _names = ["ocdbt", "zarr", "a.zip", "packed", "packed.zip"]
 )
 def test_beside_a_writer(tmp_path, name, count):
     path = tmp_path / name
-    counts: collections.Counter = collections.Counter()
-    faults: collections.Counter = collections.Counter()
-    descriptors = len(os.listdir("/proc/self/fd"))
+    command = [sys.executable, __file__, "read", str(path), str(count)]
     with _writer(path):
-        for number in range(count):
-            for call in [*_CALLS, *(_RARE if number % 8 == 0 else [])]:
-                counts[call.__name__] += 1
-                try:
-                    counts[call(path)] += 1
-                except Exception as e:
-                    faults[f"{call.__name__}: {type(e).__name__} {str(e)[:150]}"] += 1
-    print(name, dict(counts))
-    assert not faults, faults.most_common(10)
+        done = subprocess.run(
+            command, env=_environment(), capture_output=True, text=True
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    print(name, done.stdout)
     assert ec.verify(path) == []
-    assert len(os.listdir("/proc/self/fd")) <= descriptors + 8
 
 
 def test_an_open_file_is_one_descriptor(tmp_path):
@@ -203,8 +203,29 @@ def test_what_is_replaced_each_time(tmp_path, monkeypatch):
     assert len(calls) == 4
 
 
+def _read(path, count):
+    """All calls, again and again."""
+    counts: collections.Counter = collections.Counter()
+    faults: collections.Counter = collections.Counter()
+    _load(path)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for number in range(count):
+        for call in [*_CALLS, *(_RARE if number % 8 == 0 else [])]:
+            counts[call.__name__] += 1
+            try:
+                counts[call(path)] += 1
+            except Exception as e:
+                faults[f"{call.__name__}: {type(e).__name__} {str(e)[:150]}"] += 1
+    print(dict(counts))
+    assert not faults, faults.most_common(10)
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + 8
+
+
 if __name__ == "__main__":
-    print("ready", flush=True)
-    for step in range(1, 10**9):
-        with contextlib.suppress(RuntimeError):
-            _save(sys.argv[1], step)
+    if sys.argv[1] == "read":
+        _read(sys.argv[2], int(sys.argv[3]))
+    else:
+        print("ready", flush=True)
+        for step in range(1, 10**9):
+            with contextlib.suppress(RuntimeError):
+                _save(sys.argv[2], step)
