@@ -7,7 +7,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TYPE_CHECKING, TypeVar
 
 import jax.tree_util as jtu
 from jaxtyping import PyTree
@@ -43,7 +43,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Checkpoint(Mapping[str, LazyArray]):
+# Who checks types as the code runs looks at an item of a mapping of known types, which
+# here may be damaged.
+_Base = Mapping[str, LazyArray] if TYPE_CHECKING else Mapping
+
+
+class Checkpoint(_Base):
     """A checkpoint that has been opened: its index, and lazily its leaves.
 
     Made by [`open`][]. It is immutable, may be used from several threads, and pickles

@@ -236,8 +236,12 @@ def test_graft(tmp_path, quantised):
     ec.tree_serialise_leaves(tmp_path / "c", {"a": jnp.ones(2), "q": quantised})
     model = {"b": {"a": jnp.zeros(2), "q": Quantised([0, 0, 0], 0)}}
     pair = (lambda m: m["b"], lambda c: c)
-    out, report = ec.graft(model, tmp_path / "c", [pair])
-    # As a Python scalar inside of a pair, it stays what it is in the model.
+    # It is taken for what a Python scalar inside of a pair is: that of one of the two.
+    with pytest.raises(RuntimeError, match="(?s) b.q .*scalars="):
+        ec.graft(model, tmp_path / "c", [pair])
+    out, _ = ec.graft(model, tmp_path / "c", [pair], scalars="load")
+    assert out["b"]["q"] == quantised and out["b"]["a"].sum() == 2
+    out, report = ec.graft(model, tmp_path / "c", [pair], scalars="keep")
     assert out["b"]["q"] == Quantised([0, 0, 0], 0) and out["b"]["a"].sum() == 2
     assert [x.name for x in report.differences] == ["b.q"]
     own = (lambda m: m["b"]["q"], lambda c: c.q)

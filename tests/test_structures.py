@@ -385,13 +385,16 @@ def test_states_whose_indices_have_several_names(layout, tmp_path):
     ):
         loaded = ec.tree_deserialise_leaves(tmp_path / "c", likes, unexpected="ignore")
         assert_alike(_statistics(other, loaded["state"]), _statistics(model, state))
-    # Two models, one State; and only one of the models in the tree.
+    # Two models, one State: refused with only one of the models in the tree.
     pair = [_Norms(jr.key(0)), _Norms(jr.key(1))]
     both = _train(pair[1], _train(pair[0], eqx.nn.State(pair), jr.key(3)), jr.key(4))
-    ec.tree_serialise_leaves(tmp_path / "d", (pair[1], both), layout=layout)
+    with pytest.raises(
+        ValueError, match="The State at `1` has entries of which nothing"
+    ):
+        ec.tree_serialise_leaves(tmp_path / "d", (pair[1], both), layout=layout)
+    ec.tree_serialise_leaves(tmp_path / "d", (pair, both), layout=layout)
     pair2 = [_Norms(jr.key(5)), _reordered()(jr.key(6))]
-    like = (pair2[1], eqx.nn.State(pair2))
-    loaded = ec.tree_deserialise_leaves(tmp_path / "d", like)
+    loaded = ec.tree_deserialise_leaves(tmp_path / "d", (pair2, eqx.nn.State(pair2)))
     for one, two in zip(pair, pair2):
         assert_alike(_statistics(two, loaded[1]), _statistics(one, both))
 
