@@ -42,6 +42,7 @@ _save_options = set(
 # Options with which a restore does not read, or not check, all of a step.
 _in_part = {"filter_spec", "where", "source", "unexpected", "verify"}
 
+_STOPPED = "that was interrupted"
 _DONATED = "its arrays were donated or deleted before it was due"
 
 # How often a restore looks again for a step that is replaced while it is read.
@@ -203,7 +204,7 @@ class CheckpointManager:
         donated or overwritten. One save goes on at a time: this waits for the one
         before, and raises what went wrong with it. A state that is not due is kept
         until the next call, for the end of the `with`: that copies its NumPy arrays,
-        and nothing else.
+        and nothing else. So do not write to memory that a jax.Array of it shares.
 
         **Arguments:**
 
@@ -230,10 +231,9 @@ class CheckpointManager:
             saves = self._save(tree, *given)
         except BaseException as e:
             # Another try might do what a disk or a store has not done now.
+            # What is refused leaves the state before it the last one.
             is_refused = isinstance(e, (FileExistsError, TypeError, ValueError))
-            if is_refused or _team.size() > 1:
-                self._offered = None
-            else:
+            if not is_refused and _team.size() == 1:
                 self._keep_offer(tree, *given)
             raise
         if saves:
@@ -254,13 +254,27 @@ class CheckpointManager:
         is_leaf = self._options.get("is_leaf")
         leaves, structure = jtu.tree_flatten(tree, is_leaf=is_leaf)
         leaves = [x.copy() if isinstance(x, np.ndarray) else x for x in leaves]
-        given = copy.copy(metrics), copy.deepcopy(metadata), force
+        metrics = {
+            name: x.copy() if isinstance(x, np.ndarray) else x
+            for name, x in (metrics or {}).items()
+        }
+        given = metrics, copy.deepcopy(metadata), force
         self._offered = _Offer(step, leaves, structure, *given)
 
     def _save_offer(self, offer: _Offer, retain: bool = True) -> None:
         step, leaves, structure, metrics, metadata, force = offer
         tree = jtu.tree_unflatten(structure, leaves)
-        self._save(tree, step, metrics, metadata, force, due=True, retain=retain)
+        wrong = None
+        try:
+            values = {name: _number(name, x) for name, x in (metrics or {}).items()}
+        except Exception as e:
+            # A state is worth more than its metrics.
+            values, wrong = {}, e
+        self._save(tree, step, values, metadata, force, due=True, retain=retain)
+        if wrong is not None:
+            warnings.warn(
+                f"Step {step} is saved without its metrics: {wrong}", stacklevel=4
+            )
 
     def _save(
         self,
@@ -377,11 +391,12 @@ class CheckpointManager:
                 return
             try:
                 self.wait()
-            except Exception as e:
+                self._save_last()
+                self.wait()
+            except BaseException as e:
                 self._save_after(e)
                 raise
-            self._save_last()
-            self.wait()
+            self._offered = None
 
     def _forget_signals(self) -> None:
         for number, before in self._handlers.items():
@@ -390,10 +405,11 @@ class CheckpointManager:
 
     def _save_last(self) -> None:
         """Saves what was last given to `save`, if it is not saved."""
-        offer, self._offered = self._offered, None
+        offer = self._offered
         if offer is None:
             return
         if offer.is_gone:
+            self._offered = None
             warnings.warn(self._not_saved(offer, _DONATED), stacklevel=3)
         else:
             self._save_offer(offer)
@@ -406,7 +422,12 @@ class CheckpointManager:
             self.wait()
         except Exception as e:
             is_begun = False
-            error.add_note(f"The save before has failed: {type(e).__name__}: {e}")
+            if e is not error:
+                error.add_note(f"The save before has failed: {type(e).__name__}: {e}")
+        except BaseException:
+            if offer is not None and not is_begun:
+                error.add_note(self._not_saved(offer, _STOPPED))
+            raise
         if offer is None or is_begun:
             return
         if offer.is_gone:
@@ -417,9 +438,11 @@ class CheckpointManager:
             try:
                 self._save_offer(offer, retain=False)
                 self.wait()
-            except Exception as e:
-                why = f"{type(e).__name__}: {e}"
+            except BaseException as e:
+                why = f"{type(e).__name__}: {e}" if str(e) else _STOPPED
                 error.add_note(self._not_saved(offer, why))
+                if not isinstance(e, Exception):
+                    raise
 
     def _not_saved(self, offer: _Offer, why: str) -> str:
         return (
@@ -542,14 +565,20 @@ class CheckpointManager:
     def _newest(self, skipped: dict[int, Skip]) -> bytes:
         """The newest complete step that was not skipped, and all that are."""
         found = dict(skipped)
-        for step in sorted(self._steps.directories(), reverse=True):
-            if step in skipped:
-                continue
-            if self._steps.signature(step) is not None:
+        for listed in self._steps.listings():
+            found = dict(skipped)
+            for step in listed:
+                if step in skipped:
+                    continue
+                skip = None
+                if self._steps.signature(step) is None:
+                    skip = self._steps.skip(step)
+                    # Another process may have completed it since.
+                    if self._steps.signature(step) is None:
+                        if skip is not None:
+                            found[step] = skip
+                        continue
                 return json.dumps([step, list(found.items())]).encode()
-            skip = self._steps.skip(step)
-            if skip is not None:
-                found[step] = skip
         return json.dumps([None, list(found.items())]).encode()
 
     # ---- Which steps there are.

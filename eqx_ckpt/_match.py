@@ -1,6 +1,6 @@
 """Which stored leaf stands for which of `like`; and one report if any does not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,8 +83,12 @@ def match(
     **Raises:** one `RuntimeError` that lists all that does not fit.
     """
     _check_choices(missing=missing, unexpected=unexpected)
-    passes = _static.passing(static, index.statics, what)
     flat = _tree.flatten(like, is_leaf)
+    # Also of a field that is new an error says the name.
+    own: Iterable[str] = ()
+    if not isinstance(static, str):
+        own = _static.all_names(_static.record(like, is_leaf, flat.structure), source)
+    passes = _static.passing(static, index.statics, what, own)
     chosen = _filters.selected(filter_spec, like, flat.leaves, is_leaf)
     selection = _select.select(
         where, flat.paths, flat.leaves, flat.structure, chosen, is_leaf

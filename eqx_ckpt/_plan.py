@@ -1,6 +1,7 @@
 """What a graft will do, checked to the last leaf before anything is read."""
 
 import collections
+import functools as ft
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -287,15 +288,42 @@ class _Matching:
         return out
 
     def _label_there(self, label: str | None) -> str | None:
-        """The label of an entry with the names that its StateIndex has there."""
+        """The label of an entry with the names that its StateIndex has there: where
+        the leaves beside it come from. None if that is several places."""
         names = []
         for name in self.index_names.get(str(label), []):
+            module, _, field = name.rpartition(".")
+            there = self._modules_there.get(module)
+            if there is not None:
+                if len(there) != 1:
+                    return None
+                names.append(".".join(x for x in (*there, field) if x))
+                continue
             for group in (group for pair in self.pairs for group in pair.groups):
                 for left, right in zip(group.left, group.right):
                     if _names.is_under(name, left.name):
                         parts = (right.name, _names.below(name, left.name))
                         names.append(".".join(x for x in parts if x))
         return "@" + ",".join(sorted(names)) if names else label
+
+    @ft.cached_property
+    def _modules_there(self) -> dict[str, set[str]]:
+        """The names in the checkpoint of the nodes whose leaves those below a node of
+        the model come from. None of them where the names of the leaves differ too."""
+        out: dict[str, set[str]] = collections.defaultdict(set)
+        groups = [group for pair in self.pairs for group in pair.groups]
+        for left, right in (x for g in groups for x in zip(g.left, g.right)):
+            for name in left.leaves.keys() & right.leaves.keys():
+                if left.leaves[name] in self.state_entries:
+                    continue
+                here = ".".join(x for x in (left.name, name) if x).split(".")
+                there = right.leaves[name].lazy.name.split(".")
+                out[".".join(here[:-1])] |= set()
+                for cut in range(1, min(len(here), len(there)) + 1):
+                    if here[-cut] != there[-cut]:
+                        break
+                    out[".".join(here[:-cut])].add(".".join(there[:-cut]))
+        return dict(out)
 
     def _nothing(self, pair: Pair) -> None:
         def some(nodes: list[_pairs.Node]) -> str:
@@ -358,14 +386,10 @@ class _Matching:
             _tree.module_name(path, ""): module
             for path, module in _tree.modules(self.model.tree, None)
         }
-        names = (
-            f"{name}.{field}" if name else field
-            for name, module in modules.items()
-            for fields in _static.recorded(module)
-            for field in fields
-        )
+        model = self.model
+        own = _static.record(model.tree, None, model.flat.structure)
         what = f"checkpoint at `{self.stored.ckpt.path}`"
-        passes = _static.passing(static, statics, what, names)
+        passes = _static.passing(static, statics, what, _static.all_names(own))
         out = []
         for name, source in dict.fromkeys(self._modules(modules, jobs)):
             if source not in statics.of:

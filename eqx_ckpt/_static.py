@@ -368,7 +368,7 @@ def passing(
     unused = set(patterns)
     names: list[str] = []
     if unused:
-        names = [*_all_names(statics), *more]
+        names = [*all_names(statics), *more]
     for name in names:
         unused -= {x for x in unused if matches(x, name)}
         if not unused:
@@ -385,9 +385,10 @@ def passing(
     return lambda name: any(matches(x, name) for x in patterns)
 
 
-def _all_names(statics: Statics) -> Iterator[str]:
-    """The names of all that is stored: fields, and parts of those."""
+def all_names(statics: Statics, source: str = "") -> Iterator[str]:
+    """The names of static fields, and of parts of those, below `source`."""
     for module, row in statics.of.items():
+        module = ".".join(x for x in (source, module) if x)
         encoded = {} if statics.encoded is None else statics.encoded[row]
         plain = {name: encode(x) for name, x in statics.values[row].items()}
         todo = [(name, x) for name, x in (plain | encoded).items()]

@@ -13,7 +13,7 @@ import functools as ft
 import operator
 import os
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from . import _checkpoint, _clean, _commit, _json, _remote, _root, _store, _write
@@ -93,8 +93,22 @@ class Steps:
 
     def latest(self) -> int | None:
         """The newest complete step; older ones are not looked at."""
-        steps = sorted(self.directories(), reverse=True)
-        return next((step for step in steps if self.signature(step)), None)
+        for steps in self.listings():
+            for step in steps:
+                if self.signature(step):
+                    return step
+        return None
+
+    def listings(self) -> Iterator[list[int]]:
+        """The steps, the newest first; again, where they have changed meanwhile: what
+        another process saves and deletes is then neither complete nor there."""
+        before: list[int] | None = None
+        for _ in range(10):
+            steps = sorted(self.directories(), reverse=True)
+            if steps == before:
+                return
+            yield steps
+            before = steps
 
     def signature(self, step: int) -> Signature | None:
         """None of a step that is not complete, or leads through a link."""

@@ -112,3 +112,47 @@ def test_a_save_that_failed_loses_no_later_state(tmp_path, monkeypatch, given):
 
 def _no_space(*_):
     raise OSError(28, "No space left on device")
+
+
+def _run(path, every, last, **given):
+    """Saves steps up to `last`; `given` makes what `save` gets with each."""
+    with ec.CheckpointManager(path, every=every) as manager:
+        for step in range(1, last + 1):
+            more = {name: make(step) for name, make in given.items()}
+            manager.save(step, {"step": np.full(3, step)}, **more)
+
+
+def _newest(path):
+    manager = ec.CheckpointManager(path)
+    tree, step = manager.restore({"step": np.zeros(3, int)})
+    assert (tree["step"] == step).all()
+    return step
+
+
+@pytest.mark.parametrize("bad", ["metadata", "metrics", "step"])
+def test_what_save_refuses_costs_no_state_before_it(tmp_path, bad):
+    wrong = {"metadata": {"lr": np.float32(1)}, "metrics": {"loss": np.ones(2)}}
+    if bad == "step":
+        ec.CheckpointManager(tmp_path).save(20, {"step": np.full(3, 20)})
+        with pytest.raises(FileExistsError):
+            _run(tmp_path, 10, 20)
+        ec.CheckpointManager(tmp_path).delete(20)
+    else:
+        with pytest.raises((TypeError, ValueError)):
+            _run(tmp_path, 10, 20, **{bad: lambda s: wrong[bad] if s == 20 else None})
+    assert _newest(tmp_path) == 19
+
+
+def test_a_last_state_is_saved_without_metrics_that_are_none(tmp_path):
+    with pytest.warns(UserWarning, match="Step 15 is saved without its metrics"):
+        _run(tmp_path, 10, 15, metrics=lambda s: {"loss": None if s == 15 else s})
+    assert _newest(tmp_path) == 15
+    loss = np.zeros(())
+
+    def metrics(step):
+        loss[...] = step
+        return {"loss": loss}
+
+    _run(tmp_path / "b", 10, 12, metrics=metrics)
+    loss[...] = -1
+    assert ec.open(tmp_path / "b/12/default").metadata["metrics"]["loss"] == 12

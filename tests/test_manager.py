@@ -91,7 +91,8 @@ def test_metrics_are_computed_for_saved_steps_only(root):
         def __float__(self):
             raise AssertionError
 
-    with ec.CheckpointManager(root, every=10) as manager:
+    warns = pytest.warns(UserWarning, match="Step 5 is saved without its metrics")
+    with warns, ec.CheckpointManager(root, every=10) as manager:
         assert not manager.save(5, tree_at(5), {"loss": Metric()})
         with pytest.raises(TypeError, match="metric `loss` is not a number"):
             manager.save(10, tree_at(5), {"loss": "low"})

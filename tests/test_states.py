@@ -2,6 +2,7 @@
 come back to what they belong to, or it is an error."""
 
 import functools as ft
+import re
 from typing import Any
 
 import equinox as eqx
@@ -234,3 +235,54 @@ def test_names_of_a_state_dict(tmp_path):
     counter, mean, var = jtu.tree_leaves(one)
     old = {"0": counter, "1": {"0": mean, "1": var}}
     assert eqx.tree_equal(ec.from_state_dict(old, one), one)
+
+
+class _Pair(eqx.Module):
+    norms: list
+
+    def __init__(self):
+        self.norms = [eqx.nn.BatchNorm(4, "b", mode="ema") for _ in range(2)]
+
+
+def _with(values):
+    """A model and its State, with one number in the weights and mean of each norm."""
+    model, state = eqx.nn.make_with_state(_Pair)()
+    for i, value in enumerate(values):
+        weight = jnp.full(4, float(value))
+        model = eqx.tree_at(lambda m: m.norms[i].weight, model, weight)
+        index = model.norms[i].ema_state_index
+        mean, variance = state.get(index)
+        state = state.set(index, (jnp.full_like(mean, value), variance))
+    return {"model": model, "state": state}
+
+
+def _values(tree):
+    norms = tree["model"].norms
+    means = [tree["state"].get(norm.ema_state_index)[0][0] for norm in norms]
+    return [(float(n.weight[0]), float(mean)) for n, mean in zip(norms, means)]
+
+
+def test_statistics_follow_the_weights_through_a_graft(tmp_path):
+    path = tmp_path / "c"
+    ec.tree_serialise_leaves(path, _with([10, 11]))
+    swap = lambda n: re.sub(r"norms\.(\d)", lambda k: f"norms.{1 - int(k[1])}", n)
+    renamed = ec.rename(swap)
+    state = (lambda m: m["state"], lambda c: c.state)
+    leaves = [
+        (
+            lambda m, i=i, n=n: getattr(m["model"].norms[i], n),
+            f"model.norms.{1 - i}.{n}",
+        )
+        for i in range(2)
+        for n in ("weight", "bias", "inference")
+    ]
+    for pairs in (
+        [(lambda m: m, lambda c: c, renamed)],
+        [(lambda m: m["model"], lambda c: c.model, renamed), state],
+        [(lambda m: m["model"].norms, lambda c: list(c.model.norms)[::-1]), state],
+        [*leaves, state],
+    ):
+        out, _ = ec.graft(_with([0, 0]), path, pairs)
+        assert _values(out) == [(11, 11), (10, 10)]
+    out, _ = ec.graft(_with([0, 0]), path, [(lambda m: m, lambda c: c)])
+    assert _values(out) == [(10, 10), (11, 11)]

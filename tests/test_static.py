@@ -385,3 +385,28 @@ def test_patterns_are_those_of_a_regex(parts, name):
     if pattern.startswith("*."):
         expected |= re.fullmatch(regex(pattern[2:]), name) is not None
     assert _static.matches(pattern, name) == expected
+
+
+class _Configured(eqx.Module):
+    w: jax.Array
+    config: object = eqx.field(static=True)
+
+
+def test_what_the_error_shows_of_a_field_that_is_new_lets_it_pass(tmp_path):
+    path = tmp_path / "c"
+    for was, now, name in (
+        ({"a": 1}, {"a": 1, "b": 2}, "b"),
+        ({"a": 1, "f": jnp.sin}, {"a": 1, "f": jnp.sin, "b": 2}, "b"),
+    ):
+        ec.tree_serialise_leaves(path, {"m": _Configured(jnp.ones(2), was)})
+        like = {"m": _Configured(jnp.zeros(2), now)}
+        with pytest.raises(RuntimeError) as error:
+            ec.tree_deserialise_leaves(path, like)
+        shown = re.search(r'static=(\["[^"]*"\])', str(error.value))
+        assert shown is not None
+        static = json.loads(shown[1])
+        for source in (None, "m"):
+            inner = like if source is None else like["m"]
+            ec.tree_deserialise_leaves(path, inner, source=source, static=static)
+        pairs = [(lambda m: m, lambda c: c)]
+        ec.graft(like, path, pairs, static=static)
