@@ -24,8 +24,8 @@ def surely(undo: Callable[[], Any]) -> Iterator[None]:
         undo()
 
 
-class Descriptor:
-    """A file that is open, until it is closed or nobody has it any more."""
+class _Closable:
+    """A file that is open, until it is closed."""
 
     # Of one that has not got as far as to be opened.
     _numbers: list[int] = []
@@ -43,6 +43,13 @@ class Descriptor:
         # One call here too: its number may soon be that of another file.
         closing = map(os.close, map(self._numbers.pop, [-1] * len(self._numbers)))
         collections.deque(closing, maxlen=0)
+        # Ctrl-C at the beginning of a `__del__` would be lost: of what is closed there
+        # is none.
+        setattr(self, "__class__", _Closable)
+
+
+class Descriptor(_Closable):
+    """A file that is open, until it is closed or nobody has it any more."""
 
     def __del__(self):
         self.close()
