@@ -295,7 +295,9 @@ _TEXTS = [
     *("_get", "_name", "_source", "items", "0123456789abcdef"),
 ]
 _OTHERS = [
-    *(0.5, -0.0, 1e300, True, None, (1, "a.b"), (), b"\xff/.", Level.LOW, 1j),
+    *(0.5, -0.0, 1e300, True, (1, "a.b"), (), b"\xff/.", Level.LOW, 1j),
+    # JAX knows None as a key since 0.7.
+    *([None] if jax.__version_info__ >= (0, 7) else []),
     *(frozenset(), ((None,),), range(2), int(10**30)),
 ]
 
