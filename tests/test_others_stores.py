@@ -118,7 +118,7 @@ NAMES = {
     "one.safetensors": (9, 2_200, 2),
     "many": (37, 8_000, 4),
     # One more since a server is asked whether it knows ranges.
-    "many/model.safetensors.index.json": (24, 3_000, 4),
+    "many/model.safetensors.index.json": (24, 3_600, 4),
     "tree.eqx": (17, 50_000, 2),
     "tree.msgpack": (19, 50_000, 2),
     "tree.zip": (10, 4_000, 3),
