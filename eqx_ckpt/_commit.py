@@ -259,14 +259,14 @@ def _beside_of(path: Any, save: str) -> Root:
     return Root(str(own), own)
 
 
-# The longest name that file systems have, in bytes, and what is added to one here.
-_LONGEST, _ADDED = 255, len(".eqx_ckpt-") + 16
+# What is added to a name here, in bytes.
+_ADDED = len(".eqx_ckpt-") + 16
 
 
 def _stem(name: str) -> str:
     """What a name beside a path begins with: a part and a digest, if it is long."""
     data = os.fsencode(name)
-    if len(data) + _ADDED <= _LONGEST:
+    if len(data) + _ADDED <= _root.LONGEST_NAME:
         return name
     return f"{data[:160].decode(errors='ignore')}%~{_index.digest(data)}"
 

@@ -25,7 +25,7 @@ _context_spec = {
     **_remote.CONTEXT,
 }
 # What file systems take, in bytes.
-_LONGEST_NAME, _LONGEST_PATH = 255, 4096
+LONGEST_NAME, _LONGEST_PATH = 255, 4096
 _forked = False
 
 
@@ -165,11 +165,11 @@ def resolve(path: Any, follow: bool = False) -> Root:
             f"{text!r} is not Unicode text. Choose another path."
         ) from None
     if len(os.fsencode(local)) >= _LONGEST_PATH or any(
-        len(os.fsencode(part)) > _LONGEST_NAME for part in local.parts
+        len(os.fsencode(part)) > LONGEST_NAME for part in local.parts
     ):
         raise ValueError(
             f"The path `{str(local)[:100]}...` is too long: a name takes at most "
-            f"{_LONGEST_NAME} bytes, and a path {_LONGEST_PATH}. Choose a shorter one."
+            f"{LONGEST_NAME} bytes, and a path {_LONGEST_PATH}. Choose a shorter one."
         )
     if any(part.endswith(".__lock") for part in local.parts):
         raise ValueError(
