@@ -35,6 +35,4 @@ from ._state_dict import (
     to_state_dict as to_state_dict,
 )
 from ._verify import Problem as Problem, verify as verify
-
-
-__version__ = "0.1.0"
+from ._version import __version__ as __version__

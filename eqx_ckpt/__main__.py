@@ -5,7 +5,7 @@ import io
 import os
 import sys
 
-from . import _checkpoint, _clean, _show, _verify
+from . import _checkpoint, _clean, _demo, _text, _verify
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,15 +38,13 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (OSError, ValueError, RuntimeError, ImportError) as e:
-        lines = map(_show.escape, str(e).split("\n"))
+        lines = map(_text.escape, str(e).split("\n"))
         print("eqx_ckpt:", "\n".join(lines), file=sys.stderr)
         return 1
 
 
 def _run(given: argparse.Namespace) -> int:
     if given.command == "demo":
-        from . import _demo
-
         _demo.main(given.directory)
         return 0
     lines: list[str] = []
@@ -54,7 +52,7 @@ def _run(given: argparse.Namespace) -> int:
         lines = list(map(str, _verify.verify(given.path, progress=given.progress)))
     elif given.command == "clean":
         found = _clean.clean(given.path, remove=not given.list, idle=given.idle)
-        lines = list(map(_show.escape, found))
+        lines = list(map(_text.escape, found))
     else:
         lines = [_checkpoint.open(given.path).describe()]
     for line in lines:

@@ -8,7 +8,7 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from . import _index, _layout, _leaf
+from . import _digests, _index, _layout, _leaf
 from ._layout import Leaf
 from ._root import Root
 from ._team import Team
@@ -86,7 +86,7 @@ def _digest(leaf: Leaf) -> str:
     if isinstance(leaf.value, _layout.Small):
         return leaf.value.digest.hex()
     array = _leaf.to_host(leaf.value, leaf.template)
-    return _index.digest(_layout.as_bytes(array))
+    return _index.digest(_digests.as_bytes(array))
 
 
 def _difference(rank: int, ours: dict[str, Any], other: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ import os
 import pathlib
 import re
 
-from . import _commit, _root, _store, _write
+from . import _commit, _files, _published, _root, _store, _write
 from ._root import Root
 
 
@@ -111,11 +111,11 @@ def _clean_far(root: Root, remove: bool, idle: bool) -> list[str]:
     tops = _store.list_top(root)
     if tops is None:
         raise FileNotFoundError(f"There is no directory at `{root}`.")
-    steps = [_commit.below(root, name) for name in tops if is_step(name)]
+    steps = [_root.below(root, name) for name in tops if is_step(name)]
     places = [
-        *(_commit.below(root, name) for name, inside in tops.items() if inside),
+        *(_root.below(root, name) for name, inside in tops.items() if inside),
         *(
-            _commit.below(step, name)
+            _root.below(step, name)
             for step in steps
             for name, inside in (_store.list_top(step) or {}).items()
             if inside
@@ -132,7 +132,7 @@ def _stale_saves(root: Root, remove: bool) -> list[str]:
     """The saves at a path that are not the checkpoint there."""
     if not _may_hold_saves(root):
         return []
-    return [save for save in _commit.saves(root) if _is_stale(root, save, remove)]
+    return [save for save in _published.saves(root) if _is_stale(root, save, remove)]
 
 
 def _is_stale(root: Root, save: str, remove: bool) -> bool:
@@ -149,15 +149,15 @@ def _is_stale(root: Root, save: str, remove: bool) -> bool:
 def _may_hold_saves(root: Root) -> bool:
     # Without an index, a directory is ours only if there is nothing else in it.
     tops = _store.list_top(root) or {}
-    return bool(tops.get("d")) and (_root.INDEX in tops or len(tops) == 1)
+    return bool(tops.get("d")) and (_files.INDEX in tops or len(tops) == 1)
 
 
 def _must_stay(root: Root, save: str) -> bool:
     """Whether a save is the checkpoint, or not ours, or that cannot be told."""
     try:
-        got = _commit.read_index(root)
+        got = _published.read_index(root)
     except (OSError, ValueError):
         return True
     current = got is not None and got[0].save == save
-    inside = _store.list_top(_commit.below(root, f"d/{save}")) or {}
+    inside = _store.list_top(_root.below(root, f"d/{save}")) or {}
     return current or not all(map(_ours.fullmatch, inside))

@@ -16,25 +16,13 @@ import pathlib
 import re
 import secrets
 import shutil
-import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
-from . import _index, _json, _layout, _root, _show, _store, _write
-from ._errors import DamagedError
-from ._index import Index, is_save_id
+from . import _files, _index, _published, _root, _store, _text, _write
+from ._index import Index
 from ._root import Root
 from ._store import Value
-
-
-# Says that a save is being written where it cannot be put in place at once.
-CLAIM = "eqx_ckpt.saving"
-# Of a checkpoint with `layout="zarr"`.
-DIGESTS = "eqx_ckpt.digests"
-# Files at the root of a checkpoint that are ours, besides `d/`, the index and leaves.
-SIDE = frozenset(
-    "_METADATA _sharding _strings.json manifest.ocdbt array_metadatas zarr.json".split()
-) | {CLAIM, DIGESTS}
 
 
 class Found(NamedTuple):
@@ -60,27 +48,10 @@ class Place(NamedTuple):
     undo: contextlib.ExitStack
 
 
-def read_index(root: Root) -> tuple[Index, Value] | None:
-    """The index at a root and the file it is in; None where there is none.
-
-    **Raises:** `DamagedError` when it is not one that can be read, `Newer` when a later
-    release can.
-    """
-    try:
-        value = _store.read_file(root, _root.INDEX, limit=_json.MAX_INDEX)
-        return None if value is None else (_index.decode(value.data), value)
-    except _index.Newer as e:
-        why = _show.escape(str(e))
-        raise _index.Newer(f"The checkpoint at `{root}` cannot be read: {why}.") from e
-    except ValueError as e:
-        why = _show.escape(str(e))
-        raise DamagedError(f"The checkpoint at `{root}` cannot be read: {why}.") from e
-
-
 def examine(root: Root, overwrite: bool) -> Found:
     """What is at `root`. **Raises:** an error when a save may not go there."""
     local = root.local
-    if local is not None and is_beside(local):
+    if local is not None and _files.is_beside(local):
         raise ValueError(
             f"`{root}` is a name for saves that are being written. Choose another path."
         )
@@ -98,8 +69,8 @@ def examine(root: Root, overwrite: bool) -> Found:
                 f"`{name}` in `{root}` is a file or a link, where a checkpoint has a "
                 "directory, and nothing is written through a link. It is left as it is."
             )
-    if _root.INDEX in tops:
-        got = read_index(root)
+    if _files.INDEX in tops:
+        got = _published.read_index(root)
         if got is not None:
             if not overwrite:
                 raise FileExistsError(
@@ -108,9 +79,9 @@ def examine(root: Root, overwrite: bool) -> Found:
             return Found(got[0], got[1], frozenset(tops))
     elif _is_leftover(root, tops):
         return Found(None, None, frozenset(tops))
-    if CLAIM in tops:
+    if _files.CLAIM in tops:
         raise FileExistsError(_claimed(root))
-    some = ", ".join(f"`{_show.escape(name)}`" for name in sorted(tops)[:3])
+    some = ", ".join(f"`{_text.escape(name)}`" for name in sorted(tops)[:3])
     other = " (an Orbax checkpoint?)" if "_METADATA" in tops else ""
     raise FileExistsError(
         f"`{root}` is not empty, and not a checkpoint of eqx_ckpt{other}: it has {some}"
@@ -133,33 +104,17 @@ def _file(root: Root) -> FileExistsError:
 
 def _is_leftover(root: Root, tops: Mapping[str, bool]) -> bool:
     # A killed first save leaves its data and no index.
-    if not tops.get("d") or set(tops) - SIDE - {"d"}:
+    if not tops.get("d") or set(tops) - _files.SIDE - {"d"}:
         return False
-    inside = _store.list_top(below(root, "d")) or {}
-    ours = len(saves(root)) == len(inside)
+    inside = _store.list_top(_root.below(root, "d")) or {}
+    ours = len(_published.saves(root)) == len(inside)
     return ours and bool(inside or len(tops) == 1)
 
 
-def saves(root: Root) -> list[str]:
-    """The save ids that have a directory below `d/`, whatever has become of them."""
-    if root.local is not None and (root.local / "d").is_symlink():
-        return []
-    inside = _store.list_top(below(root, "d")) or {}
-    return [s for s, is_directory in inside.items() if is_directory and is_save_id(s)]
-
-
-def below(root: Root, key: str) -> Root:
-    """The directory `key` below a root, as a root."""
-    if root.local is None:
-        # In a URL a `%` begins another character.
-        return root._replace(url=f"{root.url}/{urllib.parse.quote(key)}")
-    return root._replace(url=f"{root.url}/{key}", local=root.local / key)
-
-
 def _own_entries(found: Found) -> set[str]:
-    own = {*SIDE, "d", _root.INDEX}
+    own = {*_files.SIDE, "d", _files.INDEX}
     if found.index is not None and found.index.layout == "zarr":
-        own.update(map(_layout.directory, found.index.names))
+        own.update(map(_files.directory, found.index.names))
     return own
 
 
@@ -168,9 +123,9 @@ def _foreign(root: Root, found: Found, entries: Mapping[str, bool]) -> list[str]
     out = set(entries) - _own_entries(found)
     leaves: set[str] = set()
     if found.index and found.index.layout == "zarr":
-        leaves.update(map(_layout.directory, found.index.names))
+        leaves.update(map(_files.directory, found.index.names))
     for name in {"d"} | (leaves if root.local is not None else set()):
-        inside = _store.list_top(below(root, name)) if entries.get(name) else None
+        inside = _store.list_top(_root.below(root, name)) if entries.get(name) else None
         for entry in inside or ():
             of_leaf = name in leaves and entry in ("zarr.json", "c")
             if not of_leaf and not (name == "d" and _index.is_save_id(entry)):
@@ -274,14 +229,14 @@ def _stem(name: str) -> str:
 def _claim(root: Root, save: str, undo: contextlib.ExitStack) -> None:
     # The files of this layout have the same names in every save, and this store cannot
     # write them elsewhere and rename them: so a path takes one save, ever.
-    if not _write.replace_file(root, "", CLAIM, save.encode(), None):
+    if not _write.replace_file(root, "", _files.CLAIM, save.encode(), None):
         raise FileExistsError(_claimed(root))
 
     @undo.callback
     def _() -> None:
-        for key in sorted(_store.list_top(root) or {}, key=CLAIM.__eq__):
+        for key in sorted(_store.list_top(root) or {}, key=_files.CLAIM.__eq__):
             # There was nothing at the path: all is ours but what others save below it.
-            if _store.read_file(below(root, key), _root.INDEX) is None:
+            if _store.read_file(_root.below(root, key), _files.INDEX) is None:
                 _discard(root, key)
 
 
@@ -294,7 +249,7 @@ def _claimed(root: Root) -> str:
 
 
 def _replaced(root: Root) -> RuntimeError:
-    if _store.read_file(root, _root.INDEX) is None:
+    if _store.read_file(root, _files.INDEX) is None:
         return RuntimeError(
             f"What was at `{root}` was deleted while this save was being written, and "
             "so was this save. Nothing is there now: save again."
@@ -329,7 +284,7 @@ def unpublished(root: Root, nbytes: int = 0) -> Iterator[None]:
         # What is not there was deleted by another writer.
         if e.errno is None or e.errno == errno.ENOENT or root.local is None:
             raise
-        of = f" of {_show.size(nbytes)}" if nbytes else ""
+        of = f" of {_text.size(nbytes)}" if nbytes else ""
         raise OSError(
             e.errno,
             f"{os.strerror(e.errno)}, while a save{of} was being written to `{root}`. "
@@ -361,10 +316,10 @@ def _check_swap(root: Root, found: Found) -> None:
         )
     foreign = _foreign(root, found, entries)
     if foreign:
-        if not _store.is_still(root, _root.INDEX, found.file):
+        if not _store.is_still(root, _files.INDEX, found.file):
             raise _replaced(root)
         raise FileExistsError(
-            f"`{root}` has `{_show.escape(foreign[0])}` in it, which is not part of "
+            f"`{root}` has `{_text.escape(foreign[0])}` in it, which is not part of "
             'the checkpoint, and `layout="zarr"` replaces the whole directory. Move it '
             "elsewhere."
         )
@@ -386,32 +341,24 @@ def _publish_in_place(
     own = f"d/{place.save}"
     # What follows the commit is to need no more space: it only renames and deletes.
     with unpublished(root):
-        for key, value in {**side, _root.INDEX: data}.items():
+        for key, value in {**side, _files.INDEX: data}.items():
             _write.stage_file(root, own, key, value, sync)
         if sync:
             _write.sync_directories(root, [own, "d", "", *place.above])
     # Whoever replaces what is at the path holds the lock of what is there, until other
     # readers' files are in place too.
-    with lock(root):
+    with _write.writers_lock(root):
         # A save that begins after the commit is not among these.
-        others = saves(root)
+        others = _published.saves(root)
         # If this fails, the commit may have been made all the same: nothing is undone.
         undo = place.undo.pop_all()
         with _noted(f"What is at `{root}` is whole: this save, or what was there."):
-            replaced = _write.replace_file(root, own, _root.INDEX, data, found.file)
+            replaced = _write.replace_file(root, own, _files.INDEX, data, found.file)
         if not replaced:
             undo.close()
             raise _replaced(root)
         with _committed(root):
             _follow_up(place, others, side, sync)
-
-
-def lock(root: Root) -> contextlib.AbstractContextManager[bool]:
-    """Holds what writers hold from before their commit until all that follows it is
-    done, and says whether there is such a thing."""
-    if root.local is None:
-        return contextlib.nullcontext(False)
-    return _write.lock(root.local, wait=True)
 
 
 def _follow_up(
@@ -423,10 +370,10 @@ def _follow_up(
     # Other readers' files follow; what they refer to until then is deleted last.
     for key, value in side.items():
         _write.swap_file(root, f"d/{place.save}", key, value)
-    for key in (found.entries & SIDE) - {key.partition("/")[0] for key in side}:
+    for key in (found.entries & _files.SIDE) - {key.partition("/")[0] for key in side}:
         _discard(root, key)
     if root.local is None:
-        _discard(root, CLAIM)
+        _discard(root, _files.CLAIM)
     for save in others:
         if save == place.save:
             continue
@@ -466,7 +413,7 @@ def _publish_by_swap(
         _write.make_directories(work, inside)
         for key, value in side.items():
             _write.write_file(work, key, [value], sync)
-        _write.write_file(work, _root.INDEX, [data], sync)
+        _write.write_file(work, _files.INDEX, [data], sync)
         if sync:
             own = f"d/{place.save}"
             inner = [own, "d"] if _store.is_directory(work, own) else []
@@ -489,8 +436,8 @@ def _publish_by_swap(
             if sync:
                 _write.sync_directories(root, place.above)
         return
-    with lock(root):
-        if not _store.is_still(root, _root.INDEX, found.file):
+    with _write.writers_lock(root):
+        if not _store.is_still(root, _files.INDEX, found.file):
             raise _replaced(root)
         _check_swap(root, found)
         undo = place.undo.pop_all()
@@ -627,19 +574,19 @@ def remove(root: Root) -> None:
     """
     if root.local is not None and not root.local.is_dir():
         raise _nothing(root)
-    with lock(root):
-        got = read_index(root)
+    with _write.writers_lock(root):
+        got = _published.read_index(root)
         if got is None:
             raise _nothing(root)
         entries = _store.list_top(root) or {}
         foreign = _foreign(root, Found(*got, frozenset(entries)), entries)
         if foreign:
             raise ValueError(
-                f"`{root}` has `{_show.escape(foreign[0])}` in it, which is not part "
+                f"`{root}` has `{_text.escape(foreign[0])}` in it, which is not part "
                 "of the checkpoint. Nothing was deleted. Move it elsewhere."
             )
         if root.local is None:
-            for key in sorted(entries, key=_root.INDEX.__ne__):
+            for key in sorted(entries, key=_files.INDEX.__ne__):
                 _write.delete_tree(root, key)
             return
         # Under this name it is a leftover, if this is killed or cannot be finished.
@@ -650,8 +597,8 @@ def remove(root: Root) -> None:
             if e.errno != errno.EBUSY:
                 raise
             # At a mount point. What is left of this is a leftover too.
-            os.unlink(root.local / _root.INDEX)
-            for key in entries.keys() - {_root.INDEX}:
+            os.unlink(root.local / _files.INDEX)
+            for key in entries.keys() - {_files.INDEX}:
                 _discard(root, key)
             return
         _discard(work, "")
@@ -665,13 +612,6 @@ def _nothing(root: Root) -> FileNotFoundError:
 
 # ---- What killed saves leave.
 
-_beside = re.compile(r"(.+)\.eqx_ckpt-[0-9a-f]{16}", re.DOTALL)
-
-
-def is_beside(path: pathlib.Path) -> bool:
-    """Whether a path is where a save is written that is to be swapped in."""
-    return _beside.fullmatch(path.name) is not None
-
 
 def beside(path: pathlib.Path) -> list[pathlib.Path]:
     """The directories of such saves to a path."""
@@ -682,10 +622,10 @@ def beside(path: pathlib.Path) -> list[pathlib.Path]:
 def besides(directory: pathlib.Path) -> list[pathlib.Path]:
     """The directories of such saves to all paths in a directory. In a checkpoint with
     `layout="zarr"` leaves may have such names."""
-    if (directory / DIGESTS).exists():
+    if (directory / _files.DIGESTS).exists():
         return []
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
-        paths = [directory / e.name for e in entries if _beside.fullmatch(e.name)]
+        paths = [directory / e.name for e in entries if _files.BESIDE.fullmatch(e.name)]
         return [p for p in paths if not p.is_symlink() and not _is_array(p)]
     return []
 

@@ -14,6 +14,7 @@ from . import (
     _layout,
     _lazy,
     _leaf,
+    _open,
     _others,
     _pending,
     _read,
@@ -30,7 +31,7 @@ from ._source import Source
 from ._template import Template
 
 
-@_checkpoint.again(0, "source")
+@_open.again(0, "source")
 def convert(
     source: str | os.PathLike[str] | Checkpoint,
     target: str | os.PathLike[str],

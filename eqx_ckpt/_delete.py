@@ -2,7 +2,7 @@
 
 import os
 
-from . import _archive, _commit, _pending, _root, _store, _write, formats
+from . import _archive, _commit, _files, _pending, _root, _store, _write, formats
 from ._root import Root
 
 
@@ -32,8 +32,8 @@ def exists(path: str | os.PathLike[str]) -> bool:
     if _is_file(root):
         return True
     if root.local is None:
-        return _store.read_file(root, _root.INDEX, 1) is not None
-    return not _commit.is_beside(root.local) and bool(_store.look(root, _root.INDEX))
+        return _store.read_file(root, _files.INDEX, 1) is not None
+    return not _files.is_beside(root.local) and bool(_store.look(root, _files.INDEX))
 
 
 def _is_file(root: Root) -> bool:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, PyTree
 
 import eqx_ckpt as ec
 
-from . import _root, _show, _store
+from . import _root, _store, _text
 
 
 class Net(eqx.Module):
@@ -84,7 +84,7 @@ def _listing(path: pathlib.Path) -> None:
     for file in sorted(path.rglob("*")):
         depth = len(file.relative_to(path).parts)
         if file.is_file():
-            size = _show.size(file.stat().st_size)
+            size = _text.size(file.stat().st_size)
             print(f"{'  ' * depth}{file.name}  ({size})")
         elif depth == 1 and "." in file.name and not file.name.startswith("model."):
             print(f"{'  ' * depth}{file.name}/ ...")
@@ -102,7 +102,7 @@ def _counted(what: str, load: Callable[[], Any]) -> Any:
     out = load()
     read = _store.bytes_read() - before
     held = sum(x.nbytes for x in jtu.tree_leaves(out) if isinstance(x, jax.Array))
-    print(f"  {what:<46} {_show.size(held):>9} loaded {_show.size(read):>10} read")
+    print(f"  {what:<46} {_text.size(held):>9} loaded {_text.size(read):>10} read")
     return out
 
 

@@ -15,6 +15,7 @@ from . import (
     _leaf,
     _match,
     _node,
+    _open,
     _root,
     _sharding,
     _target,
@@ -30,7 +31,7 @@ from ._static import Static
 from ._team import Team
 
 
-@_checkpoint.again(0, "path")
+@_open.again(0, "path")
 @_gc.paused()
 def tree_deserialise_leaves(
     path: str | os.PathLike[str] | Readable | Checkpoint,

@@ -12,8 +12,8 @@ from jaxtyping import PyTree
 from . import (
     _chunks,
     _commit,
+    _digests,
     _filters,
-    _layout,
     _lazy,
     _leaf,
     _names,
@@ -22,6 +22,7 @@ from . import (
     _show,
     _static,
     _template,
+    _text,
     _tree,
     formats,
 )
@@ -214,7 +215,7 @@ def _cannot_hold(bad: list[tuple[str, str]], names: list[str]) -> str:
         "(`ec.tree_serialise_leaves`, or `ec.convert` to a directory or a `.zip`) "
         "holds them.",
     ]
-    return "\n".join(map(_show.bounded, lines))
+    return "\n".join(map(_text.bounded, lines))
 
 
 # Of the leaves that an error lists.
@@ -269,7 +270,7 @@ def _buffers(
 
     def flush() -> Iterator[Any]:
         for array in _lazy.fetch(waiting, True, max_bytes):
-            yield _layout.as_bytes(array)
+            yield _digests.as_bytes(array)
         waiting.clear()
 
     for _, _, _, value in tensors:
@@ -288,7 +289,9 @@ def _buffers(
             size += nbytes
             continue
         for part in _slabs(lazy.shape, lazy.dtype.itemsize, min(_PART, max_bytes // 4)):
-            yield from map(_layout.as_bytes, _lazy.fetch([lazy[part]], True, max_bytes))
+            yield from map(
+                _digests.as_bytes, _lazy.fetch([lazy[part]], True, max_bytes)
+            )
     yield from flush()
 
 
@@ -296,10 +299,10 @@ def _of_array(value: Any, max_bytes: int) -> Iterator[Any]:
     t = _leaf.describe(value)
     room = max_bytes // (4 * _leaf.PREFETCH)
     if t.nbytes <= room:
-        yield _layout.as_bytes(_leaf.to_host(value, t))
+        yield _digests.as_bytes(_leaf.to_host(value, t))
         return
     regions = _slabs(t.shape, t.itemsize, room)
-    yield from map(_layout.as_bytes, _leaf.to_host_by_regions(value, t, regions))
+    yield from map(_digests.as_bytes, _leaf.to_host_by_regions(value, t, regions))
 
 
 def _slabs(

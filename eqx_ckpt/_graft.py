@@ -18,6 +18,7 @@ from . import (
     _lazy,
     _leaf,
     _leaks,
+    _open,
     _plan,
     _store,
     _target,
@@ -32,7 +33,7 @@ from ._static import Static
 from ._target import Target
 
 
-@_checkpoint.again(1, "ckpt")
+@_open.again(1, "ckpt")
 def graft(
     model: PyTree,
     ckpt: str | os.PathLike[str] | Checkpoint,

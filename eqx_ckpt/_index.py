@@ -21,6 +21,7 @@ import xxhash
 from . import _chunks, _json, _names, _template
 from ._errors import DamagedError
 from ._template import Template
+from ._version import __version__
 
 
 FORMAT = "eqx_ckpt"
@@ -202,8 +203,6 @@ _tail = b',"digest":"'
 @ft.cache
 def versions() -> dict[str, str]:
     """The versions of the packages that wrote a checkpoint."""
-    from . import __version__
-
     out = {"eqx_ckpt": __version__}
     for package in ("jax", "equinox", "tensorstore", "numpy"):
         try:

@@ -10,13 +10,23 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from . import _checkpoint, _deserialise, _leaf, _match, _names, _skeleton, _team, _tree
+from . import (
+    _checkpoint,
+    _deserialise,
+    _leaf,
+    _match,
+    _names,
+    _open,
+    _skeleton,
+    _team,
+    _tree,
+)
 from ._checkpoint import Checkpoint
 from ._lazy import LazyArray
 from ._static import Static
 
 
-@_checkpoint.again(1, "path")
+@_open.again(1, "path")
 def load_or_init(
     init_fn: Callable[..., PyTree],
     path: str | os.PathLike[str] | Checkpoint,

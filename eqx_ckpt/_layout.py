@@ -15,6 +15,8 @@ from . import (
     _arrays,
     _chunks,
     _deal,
+    _digests,
+    _files,
     _index,
     _leaf,
     _ocdbt,
@@ -150,20 +152,6 @@ def _few(name: str, template: Template, chunk: tuple[int, ...]) -> tuple[int, ..
     return chunk
 
 
-def block_digests(data: Any) -> Iterator[bytes]:
-    """The digest of each block of the bytes of a chunk."""
-    if data.nbytes <= _chunks.BLOCK:
-        yield xxhash.xxh3_128_digest(data)
-        return
-    for start in range(0, data.nbytes, _chunks.BLOCK):
-        yield xxhash.xxh3_128_digest(data[start : start + _chunks.BLOCK])
-
-
-def as_bytes(array: np.ndarray) -> np.ndarray:
-    """The elements of an array in row-major order as bytes: a view if it can be."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
 def codec_of(template: Template, compression: str | None) -> str | None:
     """The codec of a leaf, as the `compression` keyword says."""
     return compression if template.nbytes > _MIN_COMPRESSED else None
@@ -229,7 +217,7 @@ class _Data:
         regions = grid.regions[numbers.start : numbers.stop]
         parts = _leaf.to_host_by_regions(leaf.value, t, regions)
         for number, part in zip(numbers, parts):
-            data = as_bytes(part)
+            data = _digests.as_bytes(part)
             self._digest(first + grid.blocks[number], data)
             if data.nbytes != grid.full:
                 data = _padded(part, t.chunk)
@@ -248,7 +236,7 @@ class _Data:
         return data
 
     def _digest(self, row: int, data: np.ndarray) -> None:
-        for digest in block_digests(data):
+        for digest in _digests.block_digests(data):
             self._rows[row] = digest
             row += 1
 
@@ -260,7 +248,7 @@ def _whole(leaf: Leaf) -> Any:
 def _padded(part: np.ndarray, chunk: tuple[int, ...]) -> np.ndarray:
     out = np.zeros(chunk, part.dtype)
     out[tuple(map(slice, part.shape))] = part
-    return as_bytes(out)
+    return _digests.as_bytes(out)
 
 
 # ---- layout="ocdbt".
@@ -583,15 +571,6 @@ def _entries(
 
 # ---- layout="zarr".
 
-_MAX_NAME = 200
-
-
-def directory(name: str) -> str:
-    """The directory of a leaf: its name, the end of a long one replaced by a digest."""
-    if len(name) <= _MAX_NAME:
-        return name
-    return f"{name[:160]}%~{xxhash.xxh3_128_hexdigest(name.encode())}"
-
 
 def write_zarr(
     save: Save, process: int, root: Root, base: str, sync: bool, max_bytes: int
@@ -601,7 +580,7 @@ def write_zarr(
     data = save.data
 
     def write(place: int, numbers: range) -> None:
-        parent = directory(save.leaves[place].name)
+        parent = _files.directory(save.leaves[place].name)
         keys = [f"{parent}/{key}" for key in data.grids[place].keys]
         keys = keys[numbers.start : numbers.stop]
         parents = {key.rpartition("/")[0] for key in keys}
@@ -625,13 +604,13 @@ def finish_zarr(save: Save, ends: Ends, root: Root, base: str, sync: bool) -> Wr
     """Writes the rest of a save whose chunks are all there."""
 
     def write(leaf: Leaf) -> None:
-        parent = directory(leaf.name)
+        parent = _files.directory(leaf.name)
         _write.make_directories(root, [parent])
         blob = _arrays.zarr_json(leaf.template)
         _write.write_file(root, f"{parent}/zarr.json", [blob], sync)
         parents = set()
         if leaf.alias is not None:
-            origin = directory(save.leaves[leaf.alias].name)
+            origin = _files.directory(save.leaves[leaf.alias].name)
             keys = save.data.grids[leaf.alias].keys
             parents = {f"{parent}/{key}".rpartition("/")[0] for key in keys}
             _write.make_directories(root, parents)
@@ -660,7 +639,7 @@ def check_files(
             _store.check_range(root, f"{base}/{number}", start + length)
             continue
         for place, numbers in runs:
-            parent = directory(save.leaves[place].name)
+            parent = _files.directory(save.leaves[place].name)
             for key in grids[place].keys[numbers.start : numbers.stop]:
                 _store.check_range(root, f"{parent}/{key}", 1)
 
@@ -680,7 +659,7 @@ def check_case(names: Sequence[str], root: Root) -> None:
                 f"The leaf `{name}` would have a directory that ends in `.__lock`, "
                 'which TensorStore keeps for itself. Use `layout="ocdbt"`.'
             )
-        other = seen.setdefault(directory(name).casefold(), name)
+        other = seen.setdefault(_files.directory(name).casefold(), name)
         if other != name and root.local is not None and _folds_case(root.local):
             raise ValueError(
                 f"The leaves `{other}` and `{name}` differ only by case, and the file "

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import numpy as np
 
-from . import _arrays, _leaf, _progress, _read, _root, _target, _template, _view
+from . import _arrays, _leaf, _open, _progress, _read, _root, _target, _template, _view
 from ._index import Record
 from ._source import Source
 from ._target import Target
@@ -248,9 +248,7 @@ def on_host(lazy: LazyArray) -> LazyArray:
 def _unpickle(
     root: _root.Root, save: str, name: str, view: View | None, target: Target
 ) -> LazyArray:
-    from ._checkpoint import reopen
-
-    source = reopen(root, save)
+    source = _open.reopen(root, save)
     return LazyArray(
         source, source.index.record(source.index.places[name]), view, target
     )

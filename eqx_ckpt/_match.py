@@ -17,6 +17,7 @@ from . import (
     _static,
     _target,
     _template,
+    _text,
     _tree,
 )
 from ._filters import FilterSpec, IsLeaf
@@ -150,7 +151,7 @@ def match(
     if static != "ignore":
         _find_static(index, like, is_leaf, wholes, source, passes, report)
     if report.rows:
-        raise RuntimeError(_text(what, index, source, report))
+        raise RuntimeError(_message(what, index, source, report))
     if not pairs:
         some = [name for name, good in zip(names, chosen) if good]
         hint = _source_hint(index, some, source)
@@ -303,7 +304,7 @@ _titles = {
 }
 
 
-def _text(what: str, index: Index, source: str, report: _Report) -> str:
+def _message(what: str, index: Index, source: str, report: _Report) -> str:
     below = f" under `{source}`" if source else ""
     lines = [report.first] if report.first else []
     count = ", ".join(
@@ -333,7 +334,7 @@ def _text(what: str, index: Index, source: str, report: _Report) -> str:
     hint = _source_hint(index, missing, source)
     if hint:
         lines.append(hint)
-    return "\n".join(map(_show.bounded, lines))
+    return "\n".join(map(_text.bounded, lines))
 
 
 def _source_hint(index: Index, missing: list[str], source: str) -> str:

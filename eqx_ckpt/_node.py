@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from . import _names, _show
+from . import _names, _show, _text
 from ._index import Statics
 
 
@@ -103,7 +103,7 @@ class Node:
     def __getattr__(self, name: str) -> Any:
         # Names with two underscores are asked for by everybody.
         if not name.startswith("__"):
-            raise AttributeError(_missing(self, f"`{_show.escape(name)}`"))
+            raise AttributeError(_missing(self, f"`{_text.escape(name)}`"))
         if _names.quote(name) in body_of(self).components():
             raise AttributeError(f"`{name}` is reached by `[{name!r}]`.")
         raise AttributeError(name)
@@ -158,7 +158,7 @@ class Node:
     def __repr__(self) -> str:
         body = body_of(self)
         lines = _show.tree_lines(body.rows(), 200)
-        head = f"Node({_show.escape(body.shown()[0]) or '.'})"
+        head = f"Node({_text.escape(body.shown()[0]) or '.'})"
         return "\n".join([head, *("  " + line for line in lines)])
 
     def __copy__(self) -> "Node":
@@ -214,9 +214,9 @@ def _short(value: Any, most: int = 60) -> str:
 def _missing(node: Node, what: str) -> str:
     body = body_of(node)
     names = body.components()
-    some = ", ".join(f"`{_show.bounded(x, 200)}`" for x in names[:8]) or "nothing"
+    some = ", ".join(f"`{_text.bounded(x, 200)}`" for x in names[:8]) or "nothing"
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return f"{_show.bounded(body.shown()[1], 200)} has no {what}. It has {some}{more}."
+    return f"{_text.bounded(body.shown()[1], 200)} has no {what}. It has {some}{more}."
 
 
 def _find(body: Body, key: Any) -> Any:
@@ -244,7 +244,7 @@ class Held:
     def __init__(self, spec: Spec, children: list[Any]):
         self._spec = spec
         self._children = children
-        components = [_text(kind, key) for kind, key in spec.keys]
+        components = [_component_text(kind, key) for kind, key in spec.keys]
         self._places = dict(zip(components, range(len(children))))
 
     def shown(self) -> tuple[str, str]:
@@ -277,7 +277,7 @@ class Held:
             elif hasattr(child, "shape") and hasattr(child, "dtype"):
                 size = math.prod(child.shape) * child.dtype.itemsize
                 array = _show.short_array(child.dtype.name, child.shape)
-                yield component, f"{array}  {_show.size(size)}"
+                yield component, f"{array}  {_text.size(size)}"
             else:
                 yield component, _short(child)
         yield from field_rows(self._spec.fields)
@@ -286,7 +286,7 @@ class Held:
         return _unflatten, (self._spec, self._children)
 
 
-def _text(kind: str, key: str | int) -> str:
+def _component_text(kind: str, key: str | int) -> str:
     if kind == "o" or isinstance(key, int):
         return str(key)
     return _names.quote(key)

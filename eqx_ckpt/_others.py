@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from . import _arrays, _json, _layout, _names
+from . import _arrays, _files, _json, _names
 from ._filters import IsLeaf
 from ._layout import Leaf
 from ._template import Template
@@ -136,7 +136,7 @@ def _empty_kind(x: Any) -> str:
 def orbax_type(leaf: Leaf, layout: str) -> str | None:
     """Orbax's name of the type of a leaf; None if it cannot restore it."""
     name, template = leaf.name, leaf.template
-    if "%" in name or (layout == "zarr" and _layout.directory(name) != name):
+    if "%" in name or (layout == "zarr" and _files.directory(name) != name):
         return None
     if template.kind == "key":
         return "jax.Array" if template.impl in _key_impls else None
@@ -320,7 +320,7 @@ def _zarr_files(leaves: Sequence[Leaf]) -> dict[str, bytes]:
     members = [
         b'"%b":%b'
         % (
-            _layout.directory(leaf.name).encode(),
+            _files.directory(leaf.name).encode(),
             _arrays.zarr_json(leaf.template._replace(keys="")).rstrip(),
         )
         for leaf in leaves

@@ -9,7 +9,16 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from . import _checkpoint, _filters, _lazy, _names, _nearest, _select, _tree
+from . import (
+    _checkpoint,
+    _filters,
+    _lazy,
+    _names,
+    _nearest,
+    _nodes,
+    _select,
+    _tree,
+)
 from ._checkpoint import Checkpoint
 from ._lazy import LazyArray
 from ._node import Node as SavedNode
@@ -121,7 +130,7 @@ class Stored:
 
     def _collect(self, picked: Any, called: str) -> list[Node]:
         if isinstance(picked, (SavedNode, LazyArray)):
-            found = _checkpoint.origin(picked)
+            found = _nodes.origin(picked)
             if found is None:
                 raise ValueError(
                     f"`{called}` returned a node that was edited: save it, and open "

@@ -18,6 +18,7 @@ from . import (
     _static,
     _suggest,
     _target,
+    _text,
     _tree,
 )
 from ._later import Later
@@ -149,11 +150,11 @@ def plan(
                 problems.add("abstract", model.names[number], text)
     undeclared = matching.undeclared()
     if problems.rows:
-        raise RuntimeError(_text(problems, model, stored, undeclared))
+        raise RuntimeError(_message(problems, model, stored, undeclared))
     if inside:
         differences += _compare_scalars(inside, scalars, read_scalars, model, problems)
         if problems.rows:
-            raise RuntimeError(_text(problems, model, stored, ([], [])))
+            raise RuntimeError(_message(problems, model, stored, ([], [])))
     # Functions of the user's come last, when all that is known without them is right:
     # they may read.
     for job in jobs:
@@ -161,7 +162,7 @@ def plan(
             placed += _place(job, model, cast, problems)
     again = _tied(model, stored, placed, problems)
     if problems.rows:
-        raise RuntimeError(_text(problems, model, stored, ([], [])))
+        raise RuntimeError(_message(problems, model, stored, ([], [])))
     return Plan(
         placed,
         again,
@@ -712,7 +713,7 @@ def _origin(placed: Placed | None, stored: Stored) -> Any:
 # ---- The report of what is wrong.
 
 
-def _text(
+def _message(
     problems: Problems,
     model: Model,
     stored: Stored,
@@ -740,4 +741,4 @@ def _text(
             '    scalars="keep",  # those of the model',
         ]
     lines += _suggest.lines(model, stored, *undeclared)
-    return "\n".join(map(_show.bounded, lines))
+    return "\n".join(map(_text.bounded, lines))

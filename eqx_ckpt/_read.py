@@ -15,12 +15,12 @@ import xxhash
 from . import (
     _arrays,
     _chunks,
-    _layout,
+    _digests,
     _root,
-    _show,
     _source,
     _store,
     _template,
+    _text,
     _view,
 )
 from ._chunks import Grid
@@ -129,7 +129,7 @@ def _reason(root: Root, error: Exception) -> str:
         return "a chunk of it is missing"
     if not isinstance(found, ValueError):
         raise found from error
-    return f"it cannot be read ({_show.escape(str(found).splitlines()[0])})"
+    return f"it cannot be read ({_text.escape(str(found).splitlines()[0])})"
 
 
 class _Run(NamedTuple):
@@ -414,8 +414,8 @@ class _Large:
         for number in part.chunks:
             region = _within(grid.regions[number], part.region)
             row = first + grid.blocks[number]
-            data = _layout.as_bytes(part.into[region])
-            for digest in _layout.block_digests(data):
+            data = _digests.as_bytes(part.into[region])
+            for digest in _digests.block_digests(data):
                 if self._digests[16 * row : 16 * row + 16] != digest:
                     return False
                 row += 1

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 from typing import NamedTuple
 
-from . import _show
+from . import _show, _text
 
 
 STATUSES = ("loaded", "adapted", "cast", "fresh", "dropped")
@@ -67,10 +67,10 @@ class Report:
         lines = [f"Graft of {self.path}", f"  {'':8}{'leaves':>8}{'bytes':>12}"]
         for status in STATUSES:
             rows = self._of(status)
-            size = _show.size(sum(row.nbytes for row in rows))
+            size = _text.size(sum(row.nbytes for row in rows))
             lines.append(f"  {status:8}{len(rows):8}{size:>12}")
         if self.bytes_read is not None:
-            read, whole = _show.size(self.bytes_read), _show.size(self.nbytes)
+            read, whole = _text.size(self.bytes_read), _text.size(self.nbytes)
             lines.append(f"  {'read':8}{'':8}{read:>12}  of {whole}")
         for status in ("adapted", "cast"):
             self._list(lines, status, [(x.name, x.how) for x in self._of(status)])
@@ -93,7 +93,7 @@ class Report:
                     for name, old, kept in self.differences
                 ],
             )
-        return "\n".join(map(_show.escape, lines))
+        return "\n".join(map(_text.escape, lines))
 
     def _of(self, status: str) -> list[Row]:
         return [row for row in self.rows if row.status == status]

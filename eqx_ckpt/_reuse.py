@@ -22,7 +22,7 @@ from typing import Any
 
 import jax
 
-from . import _archive, _checkpoint, _chunks, _layout, _leaf, _root, _write
+from . import _archive, _chunks, _digests, _layout, _leaf, _open, _root, _write
 from ._layout import Kept, Leaf, Piece
 from ._pending import SaveHandle
 from ._root import Root
@@ -79,7 +79,7 @@ class Base:
     def source(self) -> Source:
         """**Raises:** `OSError`, `ValueError`, `RuntimeError` if it cannot be read."""
         if self._source is None:
-            source = _checkpoint._open(self.root)
+            source = _open.open_source(self.root)
             if source.database is None:
                 raise ValueError("its layout has no files that several saves can have")
             if source.index.save != self.save:
@@ -242,7 +242,7 @@ def _is_same(leaf: Leaf, run: range, rows: bytes) -> bool:
         regions = _chunks.lay(t.shape, t.chunk, t.itemsize).regions
         parts = _leaf.to_host_by_regions(value, t, regions[run.start : run.stop])
     for part in parts:
-        for digest in _layout.block_digests(_layout.as_bytes(part)):
+        for digest in _digests.block_digests(_digests.as_bytes(part)):
             if digest != rows[:16]:
                 return False
             rows = rows[16:]

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 
 import tensorstore as ts
 
-from . import _remote, _show
+from . import _remote, _text
 from ._errors import DamagedError, MissingError
 from ._remote import Store
 from ._undo import Descriptor
 
 
-INDEX = "eqx_ckpt.json"
 LAYOUTS = ("ocdbt", "zarr")
 # So that nothing reads more than a leaf's own bytes, chunks are not cached.
 _context_spec = {
@@ -126,7 +125,7 @@ class Root(NamedTuple):
 
     def __str__(self) -> str:
         """For messages: a path may have any characters."""
-        return _show.escape(self.url)
+        return _text.escape(self.url)
 
 
 def resolve(path: Any, follow: bool = False) -> Root:
@@ -309,3 +308,11 @@ def split(root: Root) -> tuple[Root, str]:
         return root._replace(url=url), key
     real = pathlib.Path(os.path.realpath(root.local))
     return Root(str(real.parent), real.parent, root.follow), real.name
+
+
+def below(root: Root, key: str) -> Root:
+    """The directory `key` below a root, as a root."""
+    if root.local is None:
+        # In a URL a `%` begins another character.
+        return root._replace(url=f"{root.url}/{urllib.parse.quote(key)}")
+    return root._replace(url=f"{root.url}/{key}", local=root.local / key)

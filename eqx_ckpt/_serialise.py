@@ -15,6 +15,7 @@ from . import (
     _archive,
     _commit,
     _deal,
+    _files,
     _filters,
     _gc,
     _index,
@@ -405,7 +406,7 @@ def _pack(plan: Plan, room: int, advance: _progress.Advance, file: Any) -> None:
         ends = _layout.write_ocdbt(save, 0, root, base, False, room)
         written = _layout.finish_ocdbt(save, ends, root, base, False)
         index, side = _index_of(plan, number, written)
-        for key, value in {**side, _root.INDEX: _index.encode(index)}.items():
+        for key, value in {**side, _files.INDEX: _index.encode(index)}.items():
             archive.write(key, [value])
 
 

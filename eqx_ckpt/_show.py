@@ -4,6 +4,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from . import _text
+
 
 # What `str` gives for an index: longer digits are a key that looks like one.
 _number = re.compile(r"0|[1-9][0-9]{0,17}")
@@ -20,22 +22,6 @@ _short = {
 }
 
 
-def escape(text: str) -> str:
-    """`text` with control characters and what terminals act on spelt out."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
-def bounded(line: str, most: int = 1000) -> str:
-    """A line of a message, escaped, without the middle of one that is too long: names
-    of leaves may be of any length."""
-    line = escape(line)
-    if len(line) <= most:
-        return line
-    return f"{line[: most // 2]} ... {line[-(most // 2) :]}"
-
-
 def short_dtype(dtype: str) -> str:
     """`float32` as `f32`, as Equinox prints it."""
     if dtype in ("bool", "bfloat16"):
@@ -48,18 +34,6 @@ def short_dtype(dtype: str) -> str:
 
 def short_array(dtype: str, shape: Sequence[int]) -> str:
     return f"{short_dtype(dtype)}[{','.join(map(str, shape))}]"
-
-
-def size(nbytes: int) -> str:
-    """A number of bytes for people: `1.2 MiB`."""
-    if nbytes < 1024:
-        return f"{nbytes} B"
-    number = float(nbytes)
-    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
-        number /= 1024
-        if round(number, 1) < 1024 or unit == "PiB":
-            break
-    return f"{number:.1f} {unit}"
 
 
 def fold(names: Iterable[str]) -> list[str]:
@@ -161,7 +135,9 @@ def tree_lines(rows: Iterable[tuple[str, str]], limit: int | None = None) -> lis
     # Longer ones stand out: else each line would be as long as the longest.
     lengths = [len(left) for left, right in lines if right]
     width = max((length for length in lengths if length <= _WIDTH), default=0)
-    out = [escape(f"{a.ljust(width)}  {b}" if b else a).rstrip() for a, b in lines]
+    out = [
+        _text.escape(f"{a.ljust(width)}  {b}" if b else a).rstrip() for a, b in lines
+    ]
     if limit is not None and len(out) > limit:
         more = len(out) - limit
         out = [*out[:limit], f"... and {more} more lines: see `.leaves`"]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _arrays, _chunks, _index, _layout, _root, _show, _store, _template
+from . import _arrays, _chunks, _files, _index, _root, _store, _template, _text
 from ._arrays import Stored
 from ._chunks import Grid
 from ._errors import DamagedError, ReplacedError
@@ -100,7 +100,7 @@ class Source:
     def key(self, record: Record) -> str:
         """The leaf's directory, in the database or at the root."""
         if self.database is None:
-            return _layout.directory(record.name)
+            return _files.directory(record.name)
         return record.name
 
     def array(self, record: Record) -> Any:
@@ -233,7 +233,7 @@ class Source:
             directory = _root.unpinned(self.directory)
             return self.foreign.stamp(directory) == self.foreign.stamped
         head = f'{{"format":"{_index.FORMAT}","save":"{self.index.save}"'.encode()
-        value = _store.read_file(self.root, _root.INDEX, len(head))
+        value = _store.read_file(self.root, _files.INDEX, len(head))
         return value is not None and value.data == head
 
     def check_current(self) -> None:
@@ -264,7 +264,7 @@ class Source:
                 "deleted after it was opened. Open it again: what was opened is never "
                 "mixed with what came after."
             )
-        why = _show.escape(why)
+        why = _text.escape(why)
         return DamagedError(f"The checkpoint at `{self.root}` cannot be read: {why}.")
 
 

@@ -16,7 +16,18 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from . import _checkpoint, _clean, _commit, _json, _remote, _root, _store, _write
+from . import (
+    _checkpoint,
+    _clean,
+    _commit,
+    _files,
+    _json,
+    _published,
+    _remote,
+    _root,
+    _store,
+    _write,
+)
 from ._remote import Store
 from ._root import Root
 
@@ -74,7 +85,7 @@ class Steps:
         return f"{self.root.url}/{key}" if self._store is None else self._store / key
 
     def _at(self, step: int) -> Root:
-        return _commit.below(self.root, f"{step}/{_ITEM}")
+        return _root.below(self.root, f"{step}/{_ITEM}")
 
     def directories(self) -> list[int]:
         """**Raises:** `ValueError` where nobody can tell which there are."""
@@ -112,7 +123,7 @@ class Steps:
 
     def signature(self, step: int) -> Signature | None:
         """None of a step that is not complete, or leads through a link."""
-        stamp = self._stamp(f"{step}/{_ITEM}/{_root.INDEX}")
+        stamp = self._stamp(f"{step}/{_ITEM}/{_files.INDEX}")
         if stamp:
             return Signature(stamp)
         stamp = self._stamp(f"{step}/{_ITEM}/{_ORBAX}")
@@ -134,7 +145,7 @@ class Steps:
     def _is_left(self, step: int) -> bool:
         """Whether a step without our index was once complete, and ours."""
         root = self._at(step)
-        return bool(_commit.saves(root)) or "eqx_ckpt.digests" in _tops(root)
+        return bool(_published.saves(root)) or "eqx_ckpt.digests" in _tops(root)
 
     def survey(self, metrics: bool = True) -> dict[int, Known]:
         """What is known of each step, in order, with or without its metrics."""
@@ -179,21 +190,21 @@ class Steps:
             return Skip("it is a symbolic link, and a manager follows none", True)
         root = self._at(step)
         tops = _tops(root)
-        if _root.INDEX in tops:
-            return Skip(f"its `{_root.INDEX}` is not a file", True)
+        if _files.INDEX in tops:
+            return Skip(f"its `{_files.INDEX}` is not a file", True)
         if _ORBAX in tops or "eqx_ckpt.digests" in tops:
             return Skip("its save was not completed, or its index was deleted", True)
-        if "d" in tops or _commit.CLAIM in tops:
+        if "d" in tops or _files.CLAIM in tops:
             return Skip("its save was not completed", False)
         if root.local is not None and _commit.beside(root.local):
             return Skip("its save was not completed", False)
-        if "_CHECKPOINT_METADATA" in _tops(_commit.below(self.root, str(step))):
+        if "_CHECKPOINT_METADATA" in _tops(_root.below(self.root, str(step))):
             return Skip(f"Orbax has saved it without an item `{_ITEM}`", True)
         return None
 
     def pins(self) -> set[int]:
         self._check_pins()
-        return set(_numbers(_store.list_top(_commit.below(self.root, _PINS)) or {}))
+        return set(_numbers(_store.list_top(_root.below(self.root, _PINS)) or {}))
 
     def _check_pins(self) -> None:
         local = self.root.local
@@ -262,15 +273,15 @@ class Steps:
         if self.signature(step) is None:
             return
         try:
-            found = _commit.read_index(root)
+            found = _published.read_index(root)
         except ValueError:
             found = None
         # What a save would refuse to replace. See `_commit._check_swap`.
         is_fixed = root.local is None and "zarr" in (layout, found and found[0].layout)
         if found is None or is_fixed:
             away = f"{_ITEM}.damaged-{secrets.token_hex(4)}"
-            above = _commit.below(self.root, str(step))
-            _write.move_tree(above, _ITEM, away, _root.INDEX)
+            above = _root.below(self.root, str(step))
+            _write.move_tree(above, _ITEM, away, _files.INDEX)
 
     def _drop_empty(self, root: Root) -> None:
         if root.local is not None:

@@ -17,17 +17,18 @@ import xxhash
 
 from . import (
     _arrays,
-    _checkpoint,
     _chunks,
-    _commit,
+    _digests,
+    _files,
     _index,
-    _layout,
+    _open,
     _progress,
     _root,
-    _show,
     _store,
     _template,
+    _text,
     _threads,
+    _write,
 )
 from ._checkpoint import Checkpoint
 from ._chunks import Grid
@@ -77,14 +78,14 @@ class Problem(NamedTuple):
     what: str
 
     def __str__(self) -> str:
-        file, what = f"`{_show.escape(self.file)}`", _show.escape(self.what)
+        file, what = f"`{_text.escape(self.file)}`", _text.escape(self.what)
         if self.leaf is None:
             return f"{file}: {what}"
         chunk = "" if self.chunk is None else f", chunk {list(self.chunk)}"
-        return f"`{_show.escape(self.leaf)}`{chunk}: {what} (in {file})"
+        return f"`{_text.escape(self.leaf)}`{chunk}: {what} (in {file})"
 
 
-@_checkpoint.again(0, "path")
+@_open.again(0, "path")
 def verify(
     path: str | os.PathLike[str] | Checkpoint,
     *,
@@ -138,12 +139,12 @@ def verify(
     if pinned and not pinned.has_digests:
         raise _unverifiable(pinned)
     try:
-        source = _checkpoint._open(root)
+        source = _open.open_source(root)
         records = list(source.index.records())
         source.index.places
     except ValueError as e:
         is_file = root.local is not None and not root.local.is_dir()
-        file = root.local.name if is_file else _root.INDEX
+        file = root.local.name if is_file else _files.INDEX
         return [Problem(None, None, file, str(e))]
     if not source.has_digests:
         raise _unverifiable(source)
@@ -209,20 +210,20 @@ def _settled_files(source: Source) -> list[Problem]:
 
     **Raises:** `ReplacedError` if another save was committed meanwhile.
     """
-    problems = list(_files(source))
+    problems = list(_check_files(source))
     end = time.monotonic() + _LAG
     while problems and time.monotonic() < end:
         if not source.is_current():
             raise source.lost("")
-        with _commit.lock(source.root) as held:
-            problems = list(_files(source))
+        with _write.writers_lock(source.root) as held:
+            problems = list(_check_files(source))
         if held:
             break  # Nobody is at it any more.
         time.sleep(_LAG / 50)
     return problems
 
 
-def _files(source: Source) -> Iterator[Problem]:
+def _check_files(source: Source) -> Iterator[Problem]:
     """The files that are there for other readers."""
     index, root = source.index, source.root
     for key, digest in index.others.items():
@@ -235,7 +236,7 @@ def _files(source: Source) -> Iterator[Problem]:
         except (OSError, ValueError) as e:
             yield Problem(None, None, key, _unreadable(root, e))
     tops = {key.partition("/")[0] for key in [_digests_key(source), *index.others]}
-    for top in sorted(_commit.SIDE & (_store.list_top(root) or {}).keys() - tops):
+    for top in sorted(_files.SIDE & (_store.list_top(root) or {}).keys() - tops):
         what = "it is of another save, and other readers may take it for one of this"
         yield Problem(None, None, top, what)
 
@@ -479,7 +480,7 @@ def _digest(chunk: _Chunk, file: _File) -> tuple[bytes, bool]:
         at += data.size
         if inner != shape:
             array = data.reshape(*shape, t.itemsize)
-            part = _layout.as_bytes(array[tuple(map(slice, inner))])
+            part = _digests.as_bytes(array[tuple(map(slice, inner))])
             if np.count_nonzero(data) != np.count_nonzero(part):
                 is_clean = False
             data = part
@@ -502,7 +503,7 @@ def _digest_decoded(source: Source, chunk: _Chunk) -> bytes:
     (array,) = source.open([(chunk.record, [chunk.number])])
     into = np.empty([s.stop - s.start for s in region], _template.dtype_of(t.stored))
     _arrays.start_read(array, into, region).result()
-    return b"".join(_layout.block_digests(_layout.as_bytes(into)))
+    return b"".join(_digests.block_digests(_digests.as_bytes(into)))
 
 
 def _slabs(

@@ -316,3 +316,11 @@ def _remove(path: pathlib.Path) -> None:
         for child in path.iterdir():
             _remove(child)
         path.rmdir()
+
+
+def writers_lock(root: Root) -> contextlib.AbstractContextManager[bool]:
+    """Holds what writers hold from before their commit until all that follows it is
+    done, and says whether there is such a thing."""
+    if root.local is None:
+        return contextlib.nullcontext(False)
+    return lock(root.local, wait=True)

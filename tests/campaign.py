@@ -25,7 +25,7 @@ import tensorstore as ts
 from helpers import facts, files_of
 
 import eqx_ckpt as ec
-from eqx_ckpt import _deal, _layout, _ocdbt
+from eqx_ckpt import _deal, _files, _ocdbt
 
 
 ALL = lambda x: ec.is_storable(x) or isinstance(x, (str, bytes))
@@ -153,7 +153,7 @@ def chunks_of(root: pathlib.Path) -> list[Chunk]:
                     file = f"d/{index['save']}/{index['files'][number]}"
             else:
                 parts = ["c", *map(str, position)]
-                file, start = "/".join([_layout.directory(name), *parts]), 0
+                file, start = "/".join([_files.directory(name), *parts]), 0
             owners = frozenset(shared[aliases.get(place, place)])
             size = full
             if codec is not None:

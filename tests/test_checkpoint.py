@@ -525,7 +525,7 @@ def test_a_big_skeleton_costs_little(tmp_path):
             statics=_static.record(like, None, flat.structure),
             digests="0" * 32, others={{}}, writer={{}})
         root = _root.resolve({str(tmp_path)!r})
-        _write.write_file(root, _root.INDEX, [_index.encode(index)])
+        _write.write_file(root, _files.INDEX, [_index.encode(index)])
 
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         start = time.perf_counter()

@@ -18,7 +18,7 @@ import pytest
 from faulty import tree, value_at
 
 import eqx_ckpt as ec
-from eqx_ckpt import _commit, _root
+from eqx_ckpt import _published, _root
 
 
 _script = str(pathlib.Path(__file__).with_name("faulty.py"))
@@ -162,7 +162,7 @@ def test_every_call_of_a_store_fails(monkeypatch, case, before):
             ec.tree_serialise_leaves(path, tree(3))
             assert value_at(path) == 3
             root = _root.resolve(path)
-            assert len(_commit.saves(root)) == 1
+            assert len(_published.saves(root)) == 1
         elif there is None:
             # What failed while it was being undone blocks the path.
             with contextlib.suppress(FileExistsError):

@@ -14,7 +14,7 @@ import tensorstore as ts
 from helpers import run_python
 
 import eqx_ckpt as ec
-from eqx_ckpt import _root, _store
+from eqx_ckpt import _others, _root, _store
 
 
 LAYOUTS = orbax_reader.LAYOUTS
@@ -146,7 +146,6 @@ def test_long_names_and_orbax(tmp_path):
 
 
 def test_unknown_prng_implementations_are_left_out(tmp_path, monkeypatch):
-    from eqx_ckpt import _others
 
     monkeypatch.setattr(_others, "_key_impls", ("threefry2x32",))
     tree = {"a": jr.key(0), "b": jr.key(0, impl="rbg")}

@@ -195,11 +195,11 @@ def test_what_is_replaced_each_time(tmp_path, monkeypatch):
         raise ReplacedError("it was replaced")
 
     with pytest.raises(ReplacedError, match="was replaced 3 times while"):
-        _checkpoint.again(0, "path")(load)("a")
+        _open.again(0, "path")(load)("a")
     assert calls == ["a"] * 3
     _save(tmp_path / "a", 1)
     with pytest.raises(ReplacedError, match="it was replaced"):
-        _checkpoint.again(0, "path")(load)(ec.open(tmp_path / "a"))
+        _open.again(0, "path")(load)(ec.open(tmp_path / "a"))
     assert len(calls) == 4
 
 

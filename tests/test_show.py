@@ -9,7 +9,7 @@ import sys
 from hypothesis import given, strategies as st
 
 import eqx_ckpt as ec
-from eqx_ckpt import _show
+from eqx_ckpt import _show, _text
 
 
 part = st.one_of(
@@ -152,12 +152,12 @@ def test_size():
         2**50 - 1: "1.0 PiB",
         2**60: "1024.0 PiB",
     }
-    assert {n: _show.size(n) for n in sizes} == sizes
+    assert {n: _text.size(n) for n in sizes} == sizes
 
 
 @given(st.integers(0, 2**60))
 def test_size_is_right_to_its_last_digit(nbytes):
-    number, unit = _show.size(nbytes).split()
+    number, unit = _text.size(nbytes).split()
     scale = 1024 ** ["B", "KiB", "MiB", "GiB", "TiB", "PiB"].index(unit)
     assert abs(float(number) - nbytes / scale) <= 0.0501
     assert float(number) < 1024 or unit == "PiB"
@@ -165,16 +165,16 @@ def test_size_is_right_to_its_last_digit(nbytes):
 
 @given(st.text())
 def test_escaped_text_is_harmless_and_plain_text_is_left_alone(text):
-    escaped = _show.escape(text)
+    escaped = _text.escape(text)
     assert escaped.isprintable()
     if text.isprintable():
         assert escaped == text
 
 
 def test_escape():
-    assert _show.escape("\x1b[31mred\x07\n") == r"\x1b[31mred\x07\n"
-    assert _show.escape("left‮right") == r"left\u202eright"
-    assert _show.escape("\ud800é") == r"\ud800é"
+    assert _text.escape("\x1b[31mred\x07\n") == r"\x1b[31mred\x07\n"
+    assert _text.escape("left‮right") == r"left\u202eright"
+    assert _text.escape("\ud800é") == r"\ud800é"
 
 
 def test_what_a_checkpoint_prints_is_escaped(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 from killing import CASES, make, Server, what_is_at
 
 import eqx_ckpt as ec
-from eqx_ckpt import _commit, _root, _store
+from eqx_ckpt import _published, _root, _store
 
 
 @pytest.fixture(scope="module", params=["s3", "gs"])
@@ -75,7 +75,7 @@ def _campaign(remote, tmp_path, case, layout, pick):
             assert there is None or ec.clean(path, remove=False) == []
         ec.tree_serialise_leaves(path, make("b"))
         assert what_is_at(path) == "b" and ec.verify(path) == []
-        assert len(_commit.saves(_root.resolve(path))) == 1
+        assert len(_published.saves(_root.resolve(path))) == 1
     return count, outcomes
 
 

@@ -1,11 +1,12 @@
 """The work of a call grows with the tree, and not with its square.
 
-Inputs are doubled twice. For each doubling, the processor's time for a call may grow by
-2.3 at most, which is 5.3 for the two. Other programs make a call slower and never faster,
-so the shortest of several runs counts, and a ratio that is too large is measured again.
+Inputs are doubled twice. For each doubling, the processor's time for a call may grow
+by 2.3 at most, which is 5.3 for the two. Other programs make a call slower and never
+faster, so the shortest of several runs counts, and a ratio that is too large is
+measured again.
 
-`python tests/work.py COUNT` prints the seconds of each call for `COUNT` and `4 * COUNT`,
-without the type checks of the tests, which are slow.
+`python tests/work.py COUNT` prints the seconds of each call for `COUNT` inputs and for
+four times as many, without the type checks of the tests, which are slow.
 """
 
 import gc

@@ -4,7 +4,7 @@ what its files say, which is checked as strictly as our own: see SECURITY.md.
 
 from typing import Any
 
-from .. import _gc, _index, _show
+from .. import _gc, _index, _text
 from .._errors import DamagedError
 from .._root import Root
 from .._source import Source
@@ -45,7 +45,7 @@ def _read(found: Found, like: Any) -> Source | None:
             # What is not supported is not damaged.
             kinds = (DamagedError, _index.Newer, ValueError)
             kind = next(kind for kind in kinds if isinstance(e, kind))
-            why = _show.escape(str(e))  # It may name anything that is in a file.
+            why = _text.escape(str(e))  # It may name anything that is in a file.
             raise kind(f"The checkpoint at `{root}` cannot be read: {why}.") from e
         if source is not None:
             return source

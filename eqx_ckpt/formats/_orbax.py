@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import _commit, _names, _template
+from .. import _names, _published, _root, _template
 from .._source import Source
 from .._template import Template
 from . import _database, _found, _zarr
@@ -38,12 +38,12 @@ def read(found: Found, like: Any) -> Source | None:
         name = _item(found)
         if name is None:
             return None
-        below = _commit.below(found.directory, name)
-        got = _commit.read_index(below)
+        below = _root.below(found.directory, name)
+        got = _published.read_index(below)
         if got is not None:
             return Source(below, got[0])
         found = Found(found.root, below, None, b"", _found.names_in(below))
-    elif _commit.saves(found.directory) or "eqx_ckpt.digests" in found.names:
+    elif _published.saves(found.directory) or "eqx_ckpt.digests" in found.names:
         return None  # It is ours, without its index.
     if _UNFINISHED in found.directory.url:
         raise ValueError("Orbax has not finished writing it")

@@ -9,7 +9,7 @@ import itertools as it
 import struct
 from typing import Any, NamedTuple
 
-from .. import _index, _json, _root, _store
+from .. import _files, _index, _json, _store
 from .._errors import DamagedError
 from .._index import Index
 from .._root import Root
@@ -40,13 +40,15 @@ def read(found: Found, like: Any) -> Source | None:
         return None
     directory = found.directory
     members, end = _members(directory, key)
-    above = [n for n in members if n == _root.INDEX or n.endswith("/" + _root.INDEX)]
+    above = [n for n in members if n == _files.INDEX or n.endswith("/" + _files.INDEX)]
     other = None if above else _magic.name_of_zip(members)
     if other is not None:
         raise ValueError(f"it is no checkpoint of ours, but {other}")
     if len(above) != 1:
-        raise ValueError(f"it is a zip with {len(above) or 'no'} `{_root.INDEX}` in it")
-    prefix = above[0].removesuffix(_root.INDEX)
+        raise ValueError(
+            f"it is a zip with {len(above) or 'no'} `{_files.INDEX}` in it"
+        )
+    prefix = above[0].removesuffix(_files.INDEX)
     start, stop = _place(directory, key, members, above[0], end)
     if stop - start > _json.MAX_INDEX:
         raise ValueError("its index is too long")

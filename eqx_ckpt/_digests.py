@@ -1,0 +1,23 @@
+"""The digests of stored bytes."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from . import _chunks
+
+
+def block_digests(data: Any) -> Iterator[bytes]:
+    """The digest of each block of the bytes of a chunk."""
+    if data.nbytes <= _chunks.BLOCK:
+        yield xxhash.xxh3_128_digest(data)
+        return
+    for start in range(0, data.nbytes, _chunks.BLOCK):
+        yield xxhash.xxh3_128_digest(data[start : start + _chunks.BLOCK])
+
+
+def as_bytes(array: np.ndarray) -> np.ndarray:
+    """The elements of an array in row-major order as bytes: a view if it can be."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

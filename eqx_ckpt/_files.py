@@ -1,0 +1,32 @@
+"""The names of the files of a checkpoint."""
+
+import pathlib
+import re
+
+import xxhash
+
+
+INDEX = "eqx_ckpt.json"
+# Says that a save is being written where it cannot be put in place atomically.
+CLAIM = "eqx_ckpt.saving"
+# The digests of a checkpoint with `layout="zarr"`.
+DIGESTS = "eqx_ckpt.digests"
+# Our files at the root of a checkpoint, besides `d/`, the index and leaves.
+SIDE = frozenset(
+    "_METADATA _sharding _strings.json manifest.ocdbt array_metadatas zarr.json".split()
+) | {CLAIM, DIGESTS}
+BESIDE = re.compile(r"(.+)\.eqx_ckpt-[0-9a-f]{16}", re.DOTALL)
+# Of the directory of a leaf.
+_MAX_NAME = 200
+
+
+def directory(name: str) -> str:
+    """The directory of a leaf: its name, the end of a long one replaced by a digest."""
+    if len(name) <= _MAX_NAME:
+        return name
+    return f"{name[:160]}%~{xxhash.xxh3_128_hexdigest(name.encode())}"
+
+
+def is_beside(path: pathlib.Path) -> bool:
+    """Whether a path is where a save is written that is to be swapped in."""
+    return BESIDE.fullmatch(path.name) is not None

@@ -1,0 +1,222 @@
+"""The checkpoint's own tree: nodes that are in an index."""
+
+import contextlib
+import functools as ft
+from collections.abc import Iterator
+from typing import Any
+
+from . import _lazy, _leaf, _names, _node, _open, _text
+from ._index import Record
+from ._lazy import LazyArray
+from ._node import Node, Spec
+from ._root import Root
+from ._source import Source
+
+
+def row(record: Record) -> str:
+    return f"{_leaf.show(record.template)}  {_text.size(record.template.nbytes)}"
+
+
+# Of sequences with gaps, where functions stood or nothing was stored.
+_MAX_GAPS = 2**22
+
+
+class _Stored:
+    """A node that is in the index. What is below it is made as it is asked for.
+
+    `members` are the places of the leaves below it, and the names of the Modules there
+    that have static fields. `gaps` is how many more gaps the tree may have: names are
+    data from a file.
+    """
+
+    def __init__(
+        self, source: Source, name: str, members: list[int | str], gaps: list[int]
+    ):
+        self.source = source
+        self.name = name
+        self._members = members
+        self._gaps = gaps
+        self._depth = name.count(".") + 1 if name else 0
+        self._made: dict[str, Any] = {}
+        self._is_checked = False
+
+    def shown(self) -> tuple[str, str]:
+        return self.name, f"`{self.name}`" if self.name else "The checkpoint"
+
+    @ft.cached_property
+    def _fields(self) -> str:
+        return _node.fields_text(self.source.index.statics, self.name)
+
+    def fields(self) -> str:
+        return self._fields
+
+    @ft.cached_property
+    def _groups(self) -> dict[str, list[int | str]]:
+        """The members below each child, by its component."""
+        names = self.source.index.names
+        start = len(self.name) + 1 if self.name else 0
+        out: dict[str, list[int | str]] = {}
+        for member in self._members:
+            name = names[member] if isinstance(member, int) else member
+            if name == self.name:
+                if isinstance(member, int):
+                    raise ValueError(f"The index has a leaf and a node at {name!r}.")
+                continue
+            end = name.find(".", start)
+            component = name[start:] if end < 0 else name[start:end]
+            out.setdefault(component, []).append(member)
+        return out
+
+    def components(self) -> list[str]:
+        return list(self._groups)
+
+    def find(self, component: str) -> Any:
+        if component not in self._groups and not self.name:
+            component = _names.join("", [component])
+        if component not in self._made:
+            child = self._make(component, self._groups[component])
+            self._made.setdefault(component, child)
+        return self._made[component]
+
+    def _make(self, component: str, members: list[int | str]) -> Any:
+        self._key(component)
+        index = self.source.index
+        name = f"{self.name}.{component}" if self.name else component
+        leaves = [place for place in members if isinstance(place, int)]
+        if not leaves or index.names[leaves[0]] != name:
+            if self._depth + 1 >= _names.MAX_DEPTH:
+                # What walks a tree calls itself, and JAX does not recover from that.
+                most = f"at most {_names.MAX_DEPTH} can be stored"
+                raise ValueError(f"The index has more nodes in each other: {most}.")
+            return Node(_Stored(self.source, name, members, self._gaps))
+        if len(leaves) > 1:
+            raise ValueError(f"The index has a leaf and a node at {name!r}.")
+        return _lazy.lazy_of(self.source, index.record(leaves[0]))
+
+    def _kinds(self, members: list[int | str]) -> set[str]:
+        """Of the keys at which these lie below the node."""
+        index = self.source.index
+        number = index.template
+        out: set[str] = set()
+        for i in {number[place] for place in members if isinstance(place, int)}:
+            keys = index.templates[i].keys
+            if not isinstance(keys, str):
+                raise ValueError("The index has a malformed template.")
+            out.add(keys[self._depth : self._depth + 1])
+        return out
+
+    def _key(self, component: str) -> tuple[str, str | int]:
+        kinds = self._kinds(self._groups[component])
+        if len(kinds) > 1:
+            name = f"{self.name}.{component}"
+            raise ValueError(f"The index has keys of two kinds at {name!r}.")
+        if not kinds:
+            return self._likely_key(component)
+        kind = kinds.pop()
+        return kind, _names.key_of(kind, component, self._depth == 0)
+
+    def _likely_key(self, component: str) -> tuple[str, str | int]:
+        """Of a Module without leaves, whose keys the index does not have: a key as
+        those beside it, if it can be one."""
+        for kind in [*(kind for kind in "sfiak" if kind in self._all_kinds), *"soa"]:
+            with contextlib.suppress(ValueError):
+                return kind, _names.key_of(kind, component, self._depth == 0)
+        raise ValueError("The index has static fields of what is never saved.")
+
+    @ft.cached_property
+    def _all_kinds(self) -> set[str]:
+        return self._kinds(self._members)
+
+    @ft.cached_property
+    def _rows(self) -> list[tuple[tuple[str, str | int], str]]:
+        """The key and the component of each child, in their order."""
+        rows = [(self._key(component), component) for component in self._groups]
+        if all(kind in "sf" for (kind, _), _ in rows):
+            rows.sort(key=lambda row: row[0][1])
+            if rows:
+                self._gaps[0] -= int(rows[-1][0][1]) + 1 - len(rows)
+        if self._gaps[0] < 0:
+            raise ValueError("The index has sequences that are mostly gaps.")
+        return rows
+
+    @ft.cached_property
+    def _spec(self) -> Spec:
+        keys = tuple(key for key, _ in self._rows)
+        return Spec(keys, self._fields, self._labels)
+
+    @property
+    def _labels(self) -> tuple[str | None, ...]:
+        """Those of the entries, if the node is an eqx.nn.State: all differ then."""
+        markers = self.source.index.markers
+        if not markers or any(kind not in "sf" for (kind, _), _ in self._rows):
+            return ()
+        labels = []
+        for _, component in self._rows:
+            members = self._groups[component]
+            of = {markers.get(x) if isinstance(x, int) else None for x in members}
+            labels.append(of.pop() if len(of) == 1 else None)
+        return () if None in labels or len({*labels}) < len(labels) else tuple(labels)
+
+    def spec(self) -> Spec:
+        return self._spec
+
+    def children(self) -> list[Any]:
+        return [self.find(component) for _, component in self._rows]
+
+    def check(self) -> None:
+        if self._is_checked:
+            return
+        bodies: list[_Stored] = [self]
+        for body in bodies:
+            nodes = [x for x in body.children() if isinstance(x, Node)]
+            bodies += [x for x in map(_node.body_of, nodes) if isinstance(x, _Stored)]
+        for body in bodies:
+            body._is_checked = True
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        index = self.source.index
+        cut = len(self.name) + 1 if self.name else 0
+        for member in self._members:
+            if isinstance(member, int):
+                yield index.names[member][cut:], row(index.record(member))
+            else:
+                fields = _node.fields_text(index.statics, member)
+                yield from _node.field_rows(fields, member[cut:])
+
+    def reduce(self) -> tuple[Any, ...]:
+        return reopen_node, (self.source.root, self.source.index.save, self.name)
+
+
+def node_at(source: Source, name: str) -> Node:
+    index = source.index
+    members: list[int | str] = [
+        place for place, x in enumerate(index.names) if _names.is_under(x, name)
+    ]
+    for module in index.statics.of:
+        if len(module) > _names.MAX_NAME or module.count(".") >= _names.MAX_DEPTH:
+            raise ValueError("The index has static fields of what is never saved.")
+        if _names.is_under(module, name):
+            members.append(module)
+    return Node(_Stored(source, name, members, [_MAX_GAPS]))
+
+
+def reopen_node(root: Root, save: str, name: str) -> Node:
+    return node_at(_open.reopen(root, save), name)
+
+
+def forest(source: Source) -> Any:
+    index = source.index
+    if index.names == [_names.ROOT]:
+        return _lazy.lazy_of(source, index.record(0))
+    return node_at(source, "")
+
+
+def origin(x: Any) -> tuple[Source, str] | None:
+    """Where a node or a lazy leaf of a checkpoint's own tree is: its name there, ""
+    for all of it. None for any other value, and for nodes that have been edited."""
+    if isinstance(x, Node):
+        body = _node.body_of(x)
+        return (body.source, body.name) if isinstance(body, _Stored) else None
+    if isinstance(x, LazyArray):
+        return x._source, "" if x.name == _names.ROOT else x.name
+    return None

@@ -1,0 +1,112 @@
+"""From a path to a `Source`: of our format, or of another."""
+
+import contextlib
+import functools as ft
+import itertools as it
+import os
+import time
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from jaxtyping import PyTree
+
+from . import _files, _published, _remote, _root, _store, _team, _text, formats
+from ._errors import ReplacedError
+from ._root import Root
+from ._source import Source
+
+
+P = ParamSpec("P")
+
+
+T = TypeVar("T")
+
+
+def open_source(root: Root, like: PyTree = None) -> Source:
+    local = root.local
+    if local is not None and not local.is_dir():
+        source = formats.find(root, like)
+        if source is None and local.exists():
+            raise FileNotFoundError(
+                f"`{root}` is a file, and not a checkpoint of a format that is read."
+            )
+        if source is None:
+            raise FileNotFoundError(f"There is no checkpoint at `{root}`.")
+        return source
+    if local is not None and _files.is_beside(local):
+        raise FileNotFoundError(
+            f"There is no checkpoint at `{root}`: it is what a save that was "
+            "interrupted has left, or one that is being written."
+        )
+    got = _published.read_index(root)
+    if got is not None:
+        return Source(root, got[0])
+    source = formats.find(root, like)
+    if source is None:
+        raise FileNotFoundError(_nothing(root))
+    return source
+
+
+def _nothing(root: Root) -> str:
+    """**Raises:** `OSError` for a store that has no such bucket, or is elsewhere."""
+    text = f"There is no checkpoint at `{root}`"
+    if root.local is None and not _remote.is_read_only(root.url):
+        _remote.check_bucket(root.url)
+        with contextlib.suppress(PermissionError):  # To list may not be allowed.
+            if not _store.list_below(root, "d/"):
+                return f"{text}."
+    return (
+        f"{text}: it has no `{_files.INDEX}`, which is written last. A save may have "
+        "been interrupted there."
+    )
+
+
+# How often a call is made again at least, and for how many seconds.
+_TRIES = 3
+
+
+_SECONDS = 30
+
+
+def again(place: int, name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Of a call that is given a path, as argument number `place` or as `name`: it is
+    made again if that is replaced while it is read. An open checkpoint stays as it is.
+
+    The call raises `ReplacedError` if that happens each time.
+    """
+
+    def decorate(call: Callable[P, T]) -> Callable[P, T]:
+        @ft.wraps(call)
+        def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+            path = args[place] if len(args) > place else kwargs.get(name)
+            # Of many processes none can try again alone.
+            if not isinstance(path, (str, os.PathLike)) or _team.size() > 1:
+                return call(*args, **kwargs)
+            end = time.monotonic() + _SECONDS
+            for count in it.count(1):
+                try:
+                    return call(*args, **kwargs)
+                except ReplacedError as e:
+                    if count >= _TRIES and time.monotonic() > end:
+                        raise ReplacedError(
+                            f"The checkpoint at `{_text.escape(os.fspath(path))}` was "
+                            f"replaced {count} times while it was read. Read it when "
+                            "nothing is saved there, or save less often."
+                        ) from e
+            raise AssertionError
+
+        return wrapped
+
+    return decorate
+
+
+def reopen(root: Root, save: str) -> Source:
+    """**Raises:** `ReplacedError` if the path no longer holds this save."""
+    _root.check_fork()
+    source = open_source(root)
+    if source.index.save != save:
+        raise ReplacedError(
+            f"The checkpoint at `{root}` was replaced after it was pickled. Open it "
+            "again."
+        )
+    return source

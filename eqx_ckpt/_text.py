@@ -1,0 +1,29 @@
+"""Texts that are safe to print: escaped, bounded; sizes for people."""
+
+
+def escape(text: str) -> str:
+    """`text` with control characters and what terminals act on spelt out."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def bounded(line: str, most: int = 1000) -> str:
+    """A line of a message, escaped, without the middle of one that is too long: names
+    of leaves may be of any length."""
+    line = escape(line)
+    if len(line) <= most:
+        return line
+    return f"{line[: most // 2]} ... {line[-(most // 2) :]}"
+
+
+def size(nbytes: int) -> str:
+    """A number of bytes for people: `1.2 MiB`."""
+    if nbytes < 1024:
+        return f"{nbytes} B"
+    number = float(nbytes)
+    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        number /= 1024
+        if round(number, 1) < 1024 or unit == "PiB":
+            break
+    return f"{number:.1f} {unit}"
