@@ -15,7 +15,7 @@ from helpers import assert_alike
 
 import eqx_ckpt as ec
 from eqx_ckpt import _checkpoint
-from eqx_ckpt._checkpoint import Node
+from eqx_ckpt._node import Node
 
 
 class _Net(eqx.Module):
