@@ -24,8 +24,10 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import eqx_ckpt as ec
-from eqx_ckpt import _chunks, _deal, _sharding
-from eqx_ckpt._sharding import Holders
+from eqx_ckpt._format import _grid
+from eqx_ckpt._save import _assign
+from eqx_ckpt._tree import _sharding
+from eqx_ckpt._tree._sharding import Holders
 
 
 Mesh = dict[str, int]  # of axes, the processes' devices in row-major order
@@ -138,13 +140,13 @@ def plan(model: Model, hosts: int) -> Plan:
         if leaf not in known:
             found = holders(mesh, spec, shape, lambda d: d // DEVICES)
             one, _ = regions(mesh, spec, shape)[0]
-            if math.prod(s.stop - s.start for s in one) * itemsize < _chunks.LEAST:
+            if math.prod(s.stop - s.start for s in one) * itemsize < _grid.LEAST:
                 one = found[0][0]
             shard = tuple(s.stop - s.start for s in one)
             if shard == shape:
-                chunk = _chunks.choose(shape, itemsize, _chunks.BLOCK)
+                chunk = _grid.choose(shape, itemsize, _grid.BLOCK)
             else:
-                chunk = _chunks.choose_sharded(shape, shard, itemsize, _chunks.BLOCK)
+                chunk = _grid.choose_sharded(shape, shard, itemsize, _grid.BLOCK)
             turned = tuple(spec)[::-1] if len(spec) > 1 else tuple(spec)
             known[leaf] = (
                 found,
@@ -154,14 +156,14 @@ def plan(model: Model, hosts: int) -> Plan:
             )
         found, chunk, same, other = known[leaf]
         size = math.prod(chunk) * itemsize
-        count = math.prod(_chunks.grid(shape, chunk))
-        owners = _deal.owners(found, shape, chunk, size, loads)
-        works.append(_deal.Work(count, size, owners))
+        count = math.prod(_grid.grid(shape, chunk))
+        owners = _assign.owners(found, shape, chunk, size, loads)
+        works.append(_assign.Work(count, size, owners))
         chunks += count
         total += math.prod(shape) * itemsize
         read += same
         resharded += other
-    deal = _deal.deal(works, hosts)
+    deal = _assign.deal(works, hosts)
     offsets = [[0, 0, 0]]
     for number, file in enumerate(deal.files):
         offsets += [[p, run.start, number, run.start] for p, run in file if run.start]

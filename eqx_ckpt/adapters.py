@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _later, _template
-from ._later import Lazy
+from ._format import _template
+from ._load import _deferred
+from ._load._deferred import Lazy
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,7 +57,7 @@ def cast() -> Adapter:
 
         ```
     """
-    return Adapter("cast()", lambda saved, like: _later.astype(saved, like.dtype))
+    return Adapter("cast()", lambda saved, like: _deferred.astype(saved, like.dtype))
 
 
 def transpose(*axes: int) -> Adapter:
@@ -74,7 +75,7 @@ def transpose(*axes: int) -> Adapter:
         ```
     """
     text = f"transpose({', '.join(map(str, axes))})"
-    return Adapter(text, lambda saved, like: _later.transpose(saved, axes))
+    return Adapter(text, lambda saved, like: _deferred.transpose(saved, axes))
 
 
 def take(index: int | slice, axis: int = 0) -> Adapter:
@@ -99,8 +100,8 @@ def take(index: int | slice, axis: int = 0) -> Adapter:
     """
 
     def apply(saved: Lazy, like: Any) -> Lazy:
-        before = _later.axis_of(len(saved.shape), axis)
-        return _later.take(saved, (*[slice(None)] * before, index))
+        before = _deferred.axis_of(len(saved.shape), axis)
+        return _deferred.take(saved, (*[slice(None)] * before, index))
 
     return Adapter(f"take({index}, axis={axis})", apply)
 
@@ -126,7 +127,9 @@ def concatenate(axis: int = 0) -> Adapter:
         ```
     """
     text = f"concatenate(axis={axis})"
-    return Adapter(text, lambda saved, like: _later.concatenate(saved, axis), "saved")
+    return Adapter(
+        text, lambda saved, like: _deferred.concatenate(saved, axis), "saved"
+    )
 
 
 def split(axis: int = 0) -> Adapter:
@@ -152,7 +155,7 @@ def split(axis: int = 0) -> Adapter:
     """
 
     def apply(saved: Lazy, likes: Sequence[Any]) -> list[Lazy]:
-        at = _later.axis_of(len(saved.shape), axis)
+        at = _deferred.axis_of(len(saved.shape), axis)
         sizes = [like.shape[at] if len(like.shape) > at else 0 for like in likes]
         if sum(sizes) != saved.shape[at]:
             raise ValueError(
@@ -162,7 +165,7 @@ def split(axis: int = 0) -> Adapter:
         out, start = [], 0
         for size in sizes:
             key = (*[slice(None)] * at, slice(start, start + size))
-            out.append(_later.take(saved, key))
+            out.append(_deferred.take(saved, key))
             start += size
         return out
 
@@ -192,7 +195,7 @@ def stack(axis: int = 0) -> Adapter:
         ```
     """
     text = f"stack(axis={axis})"
-    return Adapter(text, lambda saved, like: _later.stack(saved, axis), "saved")
+    return Adapter(text, lambda saved, like: _deferred.stack(saved, axis), "saved")
 
 
 def unstack(only: Sequence[int] | None = None, axis: int = 0) -> Adapter:
@@ -217,7 +220,7 @@ def unstack(only: Sequence[int] | None = None, axis: int = 0) -> Adapter:
     """
 
     def apply(saved: Lazy, likes: Sequence[Any]) -> list[Lazy]:
-        at = _later.axis_of(len(saved.shape), axis)
+        at = _deferred.axis_of(len(saved.shape), axis)
         which = range(saved.shape[at]) if only is None else only
         if len(which) != len(likes):
             raise ValueError(
@@ -225,7 +228,7 @@ def unstack(only: Sequence[int] | None = None, axis: int = 0) -> Adapter:
                 f"{'that are stacked' if only is None else 'in `only`'}"
                 + (": say which with `only`" if only is None else "")
             )
-        return [_later.take(saved, (*[slice(None)] * at, int(i))) for i in which]
+        return [_deferred.take(saved, (*[slice(None)] * at, int(i))) for i in which]
 
     shown = "" if only is None else f"only={list(only)}, "
     return Adapter(f"unstack({shown}axis={axis})", apply, "like")
@@ -260,7 +263,7 @@ def rows(fill: Any = None) -> Adapter:
             return saved  # The shapes themselves are the error then.
         more = wanted[0] - shape[0]
         if more <= 0:
-            return saved if more == 0 else _later.take(saved, slice(wanted[0]))
+            return saved if more == 0 else _deferred.take(saved, slice(wanted[0]))
         if fill is None:
             raise ValueError(
                 f"the model has {more} rows more than were saved: say what they hold, "
@@ -277,7 +280,7 @@ def rows(fill: Any = None) -> Adapter:
                 f"`fill` has the shape {list(value.shape)}, for new rows of the shape "
                 f"{list(new)}"
             ) from None
-        return _later.later(
+        return _deferred.later(
             [saved],
             lambda arrays: np.concatenate([arrays[0], new_rows]),
             wanted,
@@ -365,7 +368,7 @@ def interpolate(
             resized = resized.reshape(wanted[0] - prefix, *wanted[1:]).astype(dtype)
             return np.concatenate([array[:prefix], resized])
 
-        return _later.later([saved], make, wanted, dtype)
+        return _deferred.later([saved], make, wanted, dtype)
 
     shown = [repr(method)]
     shown += [f"grid={grid}"] if grid is not None else []

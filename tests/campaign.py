@@ -25,7 +25,8 @@ import tensorstore as ts
 from helpers import facts, files_of
 
 import eqx_ckpt as ec
-from eqx_ckpt import _deal, _files, _ocdbt
+from eqx_ckpt._format import _files, _ocdbt
+from eqx_ckpt._save import _assign
 
 
 ALL = lambda x: ec.is_storable(x) or isinstance(x, (str, bytes))
@@ -98,7 +99,7 @@ def save(path: pathlib.Path, tree: Any, layout: str, compression: str | None) ->
         return own or [max(1, min(n, 6) if i == 0 else n) for i, n in enumerate(shape)]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_deal, "_MIN_FILE", 1500)
+        patch.setattr(_assign, "_MIN_FILE", 1500)
         patch.setattr(_ocdbt, "_NODE_ENTRIES", 64)
         ec.tree_serialise_leaves(
             path,

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from eqx_ckpt import _team
+from eqx_ckpt._runtime import _processes
 
 
 class _Process:
@@ -19,7 +19,7 @@ class _Process:
         self.ready: Callable[[], bool] = lambda: True
         self.until = 0.0
         self.is_over = False
-        self.book = _team.Book()
+        self.book = _processes.Book()
 
 
 class World:
@@ -68,11 +68,13 @@ class World:
         self._back.release()
         process.turn.acquire()
 
-    def team(self, line: str, mark: str, tagged: bool, timeout: float) -> _team.Team:
+    def team(
+        self, line: str, mark: str, tagged: bool, timeout: float
+    ) -> _processes.Team:
         process = self._local.process
         size = len(self.processes)
         rank, book = process.rank, process.book
-        return _team.Team(
+        return _processes.Team(
             rank, size, line, line, line, mark, tagged, timeout, self, book
         )
 

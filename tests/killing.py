@@ -265,7 +265,7 @@ def what_is_at(path: Any) -> str | None:
 def without_rename() -> Iterator[None]:
     """Paths are directories as if they were in an object store: all is written by
     TensorStore, which knows no renames of what was written."""
-    from eqx_ckpt import _root
+    from eqx_ckpt._storage import _root
 
     resolve = _root.resolve
     _root.resolve = lambda path, *_: _root.Root(f"file://{os.fspath(path)}", None)

@@ -21,7 +21,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt as ec
-from eqx_ckpt import _lazy, _serialise
+from eqx_ckpt._load import _lazy
+from eqx_ckpt._save import _serialise
 
 
 TIMEOUT = 5

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import eqx_ckpt as ec
-from eqx_ckpt import _leaf
+from eqx_ckpt._tree import _leaf
 
 
 # Bytes: of small leaves, and of one with some blocks of digests.

@@ -19,7 +19,8 @@ import pytest
 from helpers import assert_alike, files_of
 
 import eqx_ckpt as ec
-from eqx_ckpt import _pending, _root
+from eqx_ckpt._save import _background
+from eqx_ckpt._storage import _root
 
 
 save = ec.async_tree_serialise_leaves
@@ -687,11 +688,13 @@ def test_what_follows_a_save_that_fails_early_is_not_written_before_others():
         go.wait(60)
         order.append("first")
 
-    handles = [_pending.start(root, None, first)]
-    handles.append(_pending.start(root, lambda: 1 / 0, lambda: order.append("second")))
+    handles = [_background.start(root, None, first)]
+    handles.append(
+        _background.start(root, lambda: 1 / 0, lambda: order.append("second"))
+    )
     with pytest.raises(ZeroDivisionError):
         handles[1].result(60)
-    handles.append(_pending.start(root, None, lambda: order.append("third")))
+    handles.append(_background.start(root, None, lambda: order.append("third")))
     time.sleep(0.2)
     assert order == []
     go.set()
@@ -700,7 +703,7 @@ def test_what_follows_a_save_that_fails_early_is_not_written_before_others():
 
 
 def test_saves_that_wait_have_a_bounded_number_of_copies(tmp_path, monkeypatch):
-    monkeypatch.setattr(_pending, "_ROOM", 3 * 2**20)
+    monkeypatch.setattr(_background, "_ROOM", 3 * 2**20)
     handles = []
     for number in range(16):
         tree = {"x": np.full(2**17, number, np.float64), "number": number}

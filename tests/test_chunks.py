@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 import eqx_ckpt as ec
-from eqx_ckpt import _chunks
+from eqx_ckpt._format import _grid
 
 
 shapes = st.lists(st.integers(0, 9), max_size=4).map(tuple)
@@ -25,7 +25,7 @@ itemsizes = st.sampled_from([1, 2, 4, 8, 16])
 @example((1, 1, 10**9), 4, 2**22)
 @example((50257, 768), 4, 2**22)
 def test_chunks_are_slabs_near_the_target(shape, itemsize, target):
-    chunk = _chunks.choose(shape, itemsize, target)
+    chunk = _grid.choose(shape, itemsize, target)
     size = math.prod(chunk) * itemsize
     assert len(chunk) == len(shape)
     assert all(1 <= c <= n for c, n in zip(chunk, shape))
@@ -43,62 +43,62 @@ def test_chunks_are_slabs_near_the_target(shape, itemsize, target):
 
 @given(big_shapes, itemsizes, st.integers(1, 2**24))
 def test_padding_is_less_than_a_chunk_and_a_third(shape, itemsize, target):
-    chunk = _chunks.choose(shape, itemsize, target)
-    stored = math.prod(_chunks.grid(shape, chunk)) * math.prod(chunk)
+    chunk = _grid.choose(shape, itemsize, target)
+    stored = math.prod(_grid.grid(shape, chunk)) * math.prod(chunk)
     assert 3 * stored <= 4 * math.prod(shape)
 
 
 def test_padding_is_small_where_there_are_many_rows():
     for rows in range(100, 400):
-        chunk = _chunks.choose((rows, 1000), 4, 32 * 4000)
-        (count, _) = _chunks.grid((rows, 1000), chunk)
+        chunk = _grid.choose((rows, 1000), 4, 32 * 4000)
+        (count, _) = _grid.grid((rows, 1000), chunk)
         assert count * chunk[0] - rows < count
 
 
 @given(shapes, itemsizes)
 def test_empty_axes_get_chunks(shape, itemsize):
-    chunk = _chunks.choose(shape, itemsize, 8)
+    chunk = _grid.choose(shape, itemsize, 8)
     assert all(1 <= c <= max(1, n) for c, n in zip(chunk, shape))
     if 0 in shape:
-        assert list(_chunks.indices(shape, chunk)) == []
+        assert list(_grid.indices(shape, chunk)) == []
 
 
 @given(grids)
 def test_regions_tile_the_array_exactly_once(grid):
     shape, chunk = grid
     count = np.zeros(shape, int)
-    indices = list(_chunks.indices(shape, chunk))
+    indices = list(_grid.indices(shape, chunk))
     for index in indices:
-        region = _chunks.region(shape, chunk, index)
+        region = _grid.region(shape, chunk, index)
         assert all(0 < s.stop - s.start <= c for s, c in zip(region, chunk))
         count[region] += 1
     assert (count == 1).all()
     assert indices == sorted(indices)
-    assert len(indices) == math.prod(_chunks.grid(shape, chunk))
+    assert len(indices) == math.prod(_grid.grid(shape, chunk))
 
 
 @given(grids, itemsizes, st.sampled_from([1, 3, 16, 40, 1000]))
 def test_block_counts(grid, itemsize, block):
     shape, chunk = grid
     expected = 0
-    for index in _chunks.indices(shape, chunk):
-        region = _chunks.region(shape, chunk, index)
+    for index in _grid.indices(shape, chunk):
+        region = _grid.region(shape, chunk, index)
         nbytes = math.prod(s.stop - s.start for s in region) * itemsize
         expected += -(-nbytes // block)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_chunks, "BLOCK", block)
-        assert _chunks.block_counts(shape, chunk, itemsize) == expected
+        patch.setattr(_grid, "BLOCK", block)
+        assert _grid.block_counts(shape, chunk, itemsize) == expected
 
 
 def test_block_counts_of_shapes_that_no_array_has_take_no_time():
-    assert _chunks.block_counts((2**59,), (2**23,), 1) == 2**37
-    assert _chunks.block_counts((3,) * 32, (2,) * 32, 1) > 2**28
-    assert _chunks.block_counts((2**30, 0), (2**30, 2**20), 1) == 0
+    assert _grid.block_counts((2**59,), (2**23,), 1) == 2**37
+    assert _grid.block_counts((3,) * 32, (2,) * 32, 1) > 2**28
+    assert _grid.block_counts((2**30, 0), (2**30, 2**20), 1) == 0
 
 
 def test_keys_are_those_of_zarr():
-    assert _chunks.key(()) == "c"
-    assert _chunks.key((1, 0)) == "c/1/0"
+    assert _grid.key(()) == "c"
+    assert _grid.key((1, 0)) == "c/1/0"
 
 
 @pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
@@ -115,7 +115,7 @@ def test_any_grid_round_trips(tmp_path, layout, chunks):
         # A chunk is never longer than the array.
         assert chunk == tuple(np.minimum(chunks(), (7, 11)))
     else:
-        assert chunk == _chunks.choose((7, 11), 4, chunks)
+        assert chunk == _grid.choose((7, 11), 4, chunks)
 
 
 @pytest.mark.parametrize(
@@ -147,11 +147,11 @@ def test_touched_are_the_chunks_that_hold_what_is_picked(given):
     if not all(picks):
         return
     owner = np.zeros(shape, int)
-    grid = _chunks.lay(shape, chunk, 4)
+    grid = _grid.lay(shape, chunk, 4)
     for number, region in enumerate(grid.regions):
         owner[region] = number
     expected = np.unique(owner[np.ix_(*picks)]) if shape else [0]
-    assert list(_chunks.touched(shape, chunk, picks)) == list(expected)
+    assert list(_grid.touched(shape, chunk, picks)) == list(expected)
 
 
 @given(picked, st.integers(1, 5))
@@ -159,10 +159,10 @@ def test_runs_are_regions(given, most):
     (shape, chunk), picks = given
     if not all(picks):
         return
-    numbers = list(_chunks.touched(shape, chunk, picks))
-    runs = list(_chunks.runs(numbers, shape, chunk, most))
+    numbers = list(_grid.touched(shape, chunk, picks))
+    runs = list(_grid.runs(numbers, shape, chunk, most))
     assert [n for run in runs for n in run] == numbers
-    grid = _chunks.lay(shape, chunk, 4)
+    grid = _grid.lay(shape, chunk, 4)
     for run in runs:
         assert 1 <= len(run) <= most
         together = np.zeros(shape, bool)
@@ -175,12 +175,12 @@ def test_runs_are_regions(given, most):
 
 def test_lay_agrees_with_the_rest():
     for shape, chunk in [((5, 7), (2, 3)), ((), ()), ((3,), (3,)), ((0, 2), (1, 2))]:
-        grid = _chunks.lay(shape, chunk, 8)
+        grid = _grid.lay(shape, chunk, 8)
         assert grid.full == math.prod(chunk) * 8
-        assert grid.blocks[-1] == _chunks.block_counts(shape, chunk, 8)
+        assert grid.blocks[-1] == _grid.block_counts(shape, chunk, 8)
         assert [grid.keys[i] for i in grid.order] == sorted(grid.keys)
     big = (3, 2**20)
-    grid = _chunks.lay((4, 2**20), big, 8)
-    assert grid.blocks == [0, 6, 8] and grid.blocks[-1] == _chunks.block_counts(
+    grid = _grid.lay((4, 2**20), big, 8)
+    assert grid.blocks == [0, 6, 8] and grid.blocks[-1] == _grid.block_counts(
         (4, 2**20), big, 8
     )

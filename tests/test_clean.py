@@ -10,8 +10,8 @@ import pytest
 from helpers import files_of, run_python
 
 import eqx_ckpt as ec
-from eqx_ckpt import _write
-from eqx_ckpt.__main__ import main
+from eqx_ckpt._cli._main import main
+from eqx_ckpt._storage import _write
 
 
 _id = "0123456789abcdef"

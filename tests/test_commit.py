@@ -11,7 +11,8 @@ import pytest
 from helpers import files_of, run_python
 
 import eqx_ckpt as ec
-from eqx_ckpt import _commit, _write
+from eqx_ckpt._save import _publish
+from eqx_ckpt._storage import _write
 
 
 @pytest.fixture(params=["ocdbt", "zarr"])
@@ -331,13 +332,13 @@ def test_what_comes_into_a_checkpoint_that_is_replaced(tmp_path, monkeypatch):
     """A nested checkpoint that lands just before two directories change places."""
     path = tmp_path / "a"
     ec.tree_serialise_leaves(path, _tree(1), layout="zarr")
-    exchange = _commit._exchange
+    exchange = _publish._exchange
 
     def late(a, b):
         ec.tree_serialise_leaves(path / "nested", _tree(7))
         exchange(a, b)
 
-    monkeypatch.setattr(_commit, "_exchange", late)
+    monkeypatch.setattr(_publish, "_exchange", late)
     ec.tree_serialise_leaves(path, _tree(2), layout="zarr")
     assert _value(path) == 2 and _value(path / "nested") == 7
     monkeypatch.undo()
@@ -353,7 +354,7 @@ def test_three_writers_by_exchange(tmp_path, monkeypatch):
     ec.tree_serialise_leaves(path, _tree(1), layout="zarr")
     write = _write.write_file
     landed, exchanged = [], []
-    exchange = _commit._exchange
+    exchange = _publish._exchange
 
     def interrupted(root, key, buffers, sync=False):
         if not landed:
@@ -366,7 +367,7 @@ def test_three_writers_by_exchange(tmp_path, monkeypatch):
         exchange(a, b)
 
     monkeypatch.setattr(_write, "write_file", interrupted)
-    monkeypatch.setattr(_commit, "_exchange", counted)
+    monkeypatch.setattr(_publish, "_exchange", counted)
     with pytest.raises(RuntimeError, match="another writer"):
         ec.tree_serialise_leaves(path, _tree(3), layout="zarr")
     assert exchanged == [1] and _value(path) == 2

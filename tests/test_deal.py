@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from eqx_ckpt import _chunks, _deal, _sharding
+from eqx_ckpt._format import _grid
+from eqx_ckpt._save import _assign
+from eqx_ckpt._tree import _sharding
 
 
 _MESHES = [(8,), (2, 4), (4, 2), (2, 2, 2)]
@@ -56,22 +58,22 @@ def test_every_chunk_is_written_once(sharded, target, least):
         shapes = {tuple(s.stop - s.start for s in region) for region, _ in holders}
         shard = shapes.pop() if len(shapes) == 1 else shard
     if shard == shape:
-        chunk = _chunks.choose(shape, 4, target)
+        chunk = _grid.choose(shape, 4, target)
     else:
-        chunk = _chunks.choose_sharded(shape, shard, 4, target)
+        chunk = _grid.choose_sharded(shape, shard, 4, target)
     processes = 8 // per_process
     loads = [0] * processes
     if shard == shape and len(holders) > 1:
         return
-    owners = _deal.owners(holders, shape, chunk, 1, loads)
-    regions = _chunks.lay(shape, chunk, 4).regions
+    owners = _assign.owners(holders, shape, chunk, 1, loads)
+    regions = _grid.lay(shape, chunk, 4).regions
     assert [n for run, _ in owners for n in run] == list(range(len(regions)))
     for run, process in owners:
         for number in run:
             assert has[process][regions[number]].all()
     assert sum(loads) == len(regions)
-    work = _deal.Work(len(regions), 100, owners)
-    deal = _deal.deal([work, work], processes)
+    work = _assign.Work(len(regions), 100, owners)
+    deal = _assign.deal([work, work], processes)
     dealt = [(place, n) for file in deal.files for place, run in file for n in run]
     assert sorted(dealt) == list(it.product(range(2), range(len(regions))))
     for file, process in zip(deal.files, deal.owner):
@@ -82,19 +84,19 @@ def test_every_chunk_is_written_once(sharded, target, least):
 def test_replicas_share_the_work():
     whole = ((slice(0, 8), slice(0, 8)),)
     loads = [0] * 4
-    owners = _deal.owners(((whole[0], (0, 1, 2, 3)),), (8, 8), (1, 8), 32, loads)
+    owners = _assign.owners(((whole[0], (0, 1, 2, 3)),), (8, 8), (1, 8), 32, loads)
     assert owners == [(range(2 * p, 2 * p + 2), p) for p in range(4)]
     assert loads == [64] * 4
     # Those that cannot be shared go to whoever has least to write.
     loads = [5, 0, 7]
     for _ in range(3):
-        _deal.owners(((whole[0], (0, 1, 2)),), (8, 8), (8, 8), 4, loads)
+        _assign.owners(((whole[0], (0, 1, 2)),), (8, 8), (8, 8), 4, loads)
     assert loads == [9, 8, 7]
 
 
 def test_chunks_that_no_process_has_all_of():
     halves = [((slice(0, 4),), (0,)), ((slice(4, 8),), (1,))]
     with pytest.raises(ValueError, match="lie in shards of several processes"):
-        _deal.owners(tuple(halves), (8,), (3,), 12, [0, 0])
+        _assign.owners(tuple(halves), (8,), (3,), 12, [0, 0])
     with pytest.raises(ValueError, match="no process holds all"):
-        _deal.owners(tuple(halves[:1]), (8,), (4,), 16, [0, 0])
+        _assign.owners(tuple(halves[:1]), (8,), (4,), 16, [0, 0])

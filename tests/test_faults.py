@@ -18,7 +18,8 @@ import pytest
 from faulty import tree, value_at
 
 import eqx_ckpt as ec
-from eqx_ckpt import _published, _root
+from eqx_ckpt._load import _published
+from eqx_ckpt._storage import _root
 
 
 _script = str(pathlib.Path(__file__).with_name("faulty.py"))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import eqx_ckpt as ec
-from eqx_ckpt import _filters
+from eqx_ckpt._tree import _filters
 
 
 class Net(eqx.Module):

@@ -15,20 +15,11 @@ from helpers import files_of
 from hypothesis import given, settings, strategies as st
 
 import eqx_ckpt as ec
-from eqx_ckpt import (
-    _chunks,
-    _deal,
-    _index,
-    _json,
-    _layout,
-    _names,
-    _root,
-    _serialise,
-    _template,
-    _write,
-)
-from eqx_ckpt._index import Index, Statics
-from eqx_ckpt._template import Template
+from eqx_ckpt._format import _grid, _index, _json, _names, _template
+from eqx_ckpt._format._index import Index, Statics
+from eqx_ckpt._format._template import Template
+from eqx_ckpt._save import _assign, _layout, _serialise
+from eqx_ckpt._storage import _root, _write
 
 
 json_values = st.recursive(
@@ -165,7 +156,7 @@ def test_the_places_of_digests(columns):
             assert index.first_block(place) == index.first_block(index.aliases[place])
             continue
         assert index.first_block(place) == first
-        first += _chunks.block_counts(template.shape, template.chunk, template.itemsize)
+        first += _grid.block_counts(template.shape, template.chunk, template.itemsize)
     assert index.block_count == first
 
 
@@ -695,7 +686,7 @@ def test_how_long_an_index_can_be(tmp_path, monkeypatch):
         "chunks": {"w": np.arange(8_000.0), "v": np.arange(300.0), "e": np.ones(0)},
         "shared": {"a": x, "b": x, "c": [x, 3, jnp.ones(5)]},
     }
-    monkeypatch.setattr(_deal, "_MIN_FILE", 9_000)
+    monkeypatch.setattr(_assign, "_MIN_FILE", 9_000)
     written = {}
     encode = _index.encode
     keep = lambda index: written.setdefault("index", encode(index))

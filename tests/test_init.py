@@ -13,7 +13,7 @@ import pytest
 from helpers import assert_alike, BytesRead, run_python
 
 import eqx_ckpt as ec
-from eqx_ckpt import _init
+from eqx_ckpt._load import _init
 
 
 class Net(eqx.Module):

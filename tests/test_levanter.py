@@ -14,7 +14,7 @@ import pytest
 from helpers import BytesRead, run_python
 
 import eqx_ckpt as ec
-from eqx_ckpt import _ocdbt
+from eqx_ckpt._format import _ocdbt
 
 
 FOREIGN = pathlib.Path(__file__).parent / "foreign"
@@ -112,7 +112,7 @@ def test_loads_converts_and_lists(name, tmp_path, capsys):
     ours = ec.open(tmp_path / "ours")
     assert ours.metadata == ec.open(path).metadata
     assert eqx.tree_equal(ec.materialise(ours.tree), ec.materialise(ec.open(path).tree))
-    from eqx_ckpt.__main__ import main
+    from eqx_ckpt._cli._main import main
 
     assert not main(["ls", str(path)])
     assert "big" in capsys.readouterr().out

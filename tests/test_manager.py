@@ -16,7 +16,7 @@ from helpers import files_of, fill_run, run_python, tree_at
 from team import good, run_team
 
 import eqx_ckpt as ec
-from eqx_ckpt import _commit
+from eqx_ckpt._save import _publish
 
 
 @pytest.fixture
@@ -244,7 +244,7 @@ def test_an_error_is_told_once(root, monkeypatch):
         manager.wait()
         with monkeypatch.context() as patch:
             patch.setattr(ec.SaveHandle, "staged", staged)
-            patch.setattr(_commit, "publish", lambda *_: 1 / 0)
+            patch.setattr(_publish, "publish", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 manager.save(2, tree_at(2))
         fill_run(manager, [3])

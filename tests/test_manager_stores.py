@@ -14,7 +14,7 @@ from helpers import fill_run, tree_at
 from team import good, run_team
 
 import eqx_ckpt as ec
-from eqx_ckpt import _root, _store
+from eqx_ckpt._storage import _root, _store
 
 
 _numbers = itertools.count()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 import eqx_ckpt as ec
-from eqx_ckpt import _names
+from eqx_ckpt._format import _names
 
 
 class Hashed:

@@ -14,8 +14,8 @@ import pytest
 from helpers import assert_alike
 
 import eqx_ckpt as ec
-from eqx_ckpt import _checkpoint
-from eqx_ckpt._node import Node
+from eqx_ckpt._load import _checkpoint
+from eqx_ckpt._tree._node import Node
 
 
 class _Net(eqx.Module):

@@ -8,8 +8,8 @@ import tensorstore as ts
 from hypothesis import given, settings, strategies as st
 
 import eqx_ckpt as ec
-from eqx_ckpt import _names, _ocdbt
-from eqx_ckpt._ocdbt import Entries
+from eqx_ckpt._format import _names, _ocdbt
+from eqx_ckpt._format._ocdbt import Entries
 
 
 def write(path, values, files=("0",), base="", shared=()):

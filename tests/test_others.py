@@ -14,7 +14,8 @@ import tensorstore as ts
 from helpers import run_python
 
 import eqx_ckpt as ec
-from eqx_ckpt import _others, _root, _store
+from eqx_ckpt._save import _sidecars
+from eqx_ckpt._storage import _root, _store
 
 
 LAYOUTS = orbax_reader.LAYOUTS
@@ -147,7 +148,7 @@ def test_long_names_and_orbax(tmp_path):
 
 def test_unknown_prng_implementations_are_left_out(tmp_path, monkeypatch):
 
-    monkeypatch.setattr(_others, "_key_impls", ("threefry2x32",))
+    monkeypatch.setattr(_sidecars, "_key_impls", ("threefry2x32",))
     tree = {"a": jr.key(0), "b": jr.key(0, impl="rbg")}
     ec.tree_serialise_leaves(tmp_path / "a", tree)
     assert set(_metadata(tmp_path / "a")) == {"('a',)"}

@@ -15,7 +15,7 @@ import servers
 from helpers import new_orbax, run_python
 
 import eqx_ckpt as ec
-from eqx_ckpt import _root
+from eqx_ckpt._storage import _root
 
 
 pytestmark = new_orbax

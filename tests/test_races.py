@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import eqx_ckpt as ec
-from eqx_ckpt import _checkpoint
 from eqx_ckpt._errors import ReplacedError
+from eqx_ckpt._load import _checkpoint
 
 
 def _tree(step):

@@ -140,7 +140,7 @@ def test_for_a_block_and_for_the_process(tmp_path):
     finally:
         with ec.register_leaf(Fraction, str, Fraction):
             pass
-        from eqx_ckpt import _register
+        from eqx_ckpt._tree import _register
 
         _register._set(Fraction, None)
     with pytest.raises(ValueError, match="selects no leaf"):

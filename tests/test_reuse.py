@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import eqx_ckpt as ec
-from eqx_ckpt import _deal, _leaf, _reuse
+from eqx_ckpt._save import _assign, _reuse
+from eqx_ckpt._tree import _leaf
 
 
 def _written() -> int:
@@ -119,7 +120,7 @@ def test_damage_of_a_file_is_of_all_that_share_it(tmp_path):
 @pytest.mark.parametrize("seed", range(2))
 def test_any_leaves_may_change(tmp_path, seed, compression, monkeypatch):
     # Many files, over which leaves are split.
-    monkeypatch.setattr(_deal, "_MIN_FILE", 1 << 16)
+    monkeypatch.setattr(_assign, "_MIN_FILE", 1 << 16)
     rng = np.random.default_rng(seed)
 
     def fresh(i):

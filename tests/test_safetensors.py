@@ -16,7 +16,7 @@ import safetensors.numpy
 from hypothesis import given, strategies as st
 
 import eqx_ckpt as ec
-from eqx_ckpt import formats
+from eqx_ckpt._load import formats
 
 
 DTYPES = [

@@ -11,7 +11,7 @@ import tensorstore as ts
 from helpers import assert_alike, files_of, run_python
 
 import eqx_ckpt as ec
-from eqx_ckpt import _deal, _layout
+from eqx_ckpt._save import _assign, _layout
 
 
 @pytest.fixture(params=["ocdbt", "zarr"])
@@ -71,8 +71,8 @@ def test_chunks(tmp_path, layout):
 
 
 def test_large_leaves_span_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(_deal, "_MIN_FILE", 2**20)
-    monkeypatch.setattr(_deal, "_FILES", 1000)
+    monkeypatch.setattr(_assign, "_MIN_FILE", 2**20)
+    monkeypatch.setattr(_assign, "_FILES", 1000)
     rng = np.random.default_rng(0)
     tree = {f"x{i}": rng.standard_normal((900, 177)) for i in range(5)}
     tree["s"] = np.arange(3)

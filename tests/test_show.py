@@ -9,7 +9,8 @@ import sys
 from hypothesis import given, strategies as st
 
 import eqx_ckpt as ec
-from eqx_ckpt import _show, _text
+from eqx_ckpt._format import _text
+from eqx_ckpt._tree import _show
 
 
 part = st.one_of(

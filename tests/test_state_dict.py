@@ -17,7 +17,7 @@ import safetensors.numpy
 from helpers import assert_alike
 
 import eqx_ckpt as ec
-from eqx_ckpt import _root, _store
+from eqx_ckpt._storage import _root, _store
 
 
 @jax.tree_util.register_pytree_with_keys_class

@@ -23,7 +23,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import eqx_ckpt as ec
-from eqx_ckpt import _index, _static
+from eqx_ckpt._format import _index
+from eqx_ckpt._tree import _static
 
 
 class Plain(enum.Enum):

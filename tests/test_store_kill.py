@@ -9,7 +9,8 @@ import pytest
 from killing import CASES, make, Server, what_is_at
 
 import eqx_ckpt as ec
-from eqx_ckpt import _published, _root, _store
+from eqx_ckpt._load import _published
+from eqx_ckpt._storage import _root, _store
 
 
 @pytest.fixture(scope="module", params=["s3", "gs"])

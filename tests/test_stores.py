@@ -399,7 +399,7 @@ def test_options(bucket, monkeypatch):
 
 
 def test_an_index_that_is_too_long(bucket, monkeypatch):
-    from eqx_ckpt import _json
+    from eqx_ckpt._format import _json
 
     proxy, path = bucket
     ec.tree_serialise_leaves(path, _tree())

@@ -9,7 +9,7 @@ import pytest
 from attacks.foreign import FOREIGN
 
 import eqx_ckpt as ec
-import eqx_ckpt.__main__ as command
+import eqx_ckpt._cli._main as command
 
 
 EVIL = ["\x1b[2J", "a\nINJECTED", "\u202eb", "\x9b31m"]

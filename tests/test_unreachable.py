@@ -12,7 +12,7 @@ import pytest
 import servers
 
 import eqx_ckpt as ec
-from eqx_ckpt import _remote
+from eqx_ckpt._storage import _remote
 
 
 _long = pytest.mark.long

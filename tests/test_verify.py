@@ -13,8 +13,8 @@ import xxhash
 from helpers import files_of, run_python
 
 import eqx_ckpt as ec
-from eqx_ckpt import _root, _store, _write
-from eqx_ckpt.__main__ import main
+from eqx_ckpt._cli._main import main
+from eqx_ckpt._storage import _root, _store, _write
 
 
 @pytest.fixture(params=["ocdbt", "zarr"])

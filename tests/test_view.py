@@ -8,7 +8,8 @@ import tensorstore as ts
 from hypothesis import example, given, settings, strategies as st
 
 import eqx_ckpt as ec
-from eqx_ckpt import _arrays, _view
+from eqx_ckpt._format import _view
+from eqx_ckpt._storage import _arrays
 
 
 shapes = st.lists(st.integers(0, 5), max_size=4).map(tuple)

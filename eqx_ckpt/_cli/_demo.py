@@ -14,7 +14,8 @@ from jaxtyping import Array, Float, PyTree
 
 import eqx_ckpt as ec
 
-from . import _root, _store, _text
+from .._format import _text
+from .._storage import _root, _store
 
 
 class Net(eqx.Module):

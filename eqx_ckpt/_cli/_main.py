@@ -5,7 +5,10 @@ import io
 import os
 import sys
 
-from . import _checkpoint, _clean, _demo, _text, _verify
+from .._format import _text
+from .._load import _checkpoint, _verify
+from .._run import _clean
+from . import _demo
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -58,7 +61,3 @@ def _run(given: argparse.Namespace) -> int:
     for line in lines:
         print(line)
     return 1 if lines and given.command == "verify" else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

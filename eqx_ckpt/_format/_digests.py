@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from . import _chunks
+from . import _grid
 
 
 def block_digests(data: Any) -> Iterator[bytes]:
     """The digest of each block of the bytes of a chunk."""
-    if data.nbytes <= _chunks.BLOCK:
+    if data.nbytes <= _grid.BLOCK:
         yield xxhash.xxh3_128_digest(data)
         return
-    for start in range(0, data.nbytes, _chunks.BLOCK):
-        yield xxhash.xxh3_128_digest(data[start : start + _chunks.BLOCK])
+    for start in range(0, data.nbytes, _grid.BLOCK):
+        yield xxhash.xxh3_128_digest(data[start : start + _grid.BLOCK])
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from . import _chunks, _json, _names, _template
-from ._errors import DamagedError
+from .._errors import DamagedError
+from .._version import __version__
+from . import _grid, _json, _names, _template
 from ._template import Template
-from ._version import __version__
 
 
 FORMAT = "eqx_ckpt"
@@ -177,7 +177,7 @@ class Index:
         for number in set(self.template):
             t = self.templates[number]
             _template.check_template(t)
-            counts[number] = _chunks.block_counts(t.shape, t.chunk, t.itemsize)
+            counts[number] = _grid.block_counts(t.shape, t.chunk, t.itemsize)
         per_leaf = np.asarray(counts, np.int64)[np.asarray(self.template, np.int64)]
         per_leaf[list(self.aliases)] = 0
         if per_leaf.sum(dtype=float) > _template.MAX_BYTES:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from . import _chunks
+from . import _grid
 
 
 ARRAY_KINDS = ("jax", "numpy", "generic")
@@ -86,7 +86,7 @@ class Template(NamedTuple):
 
     @property
     def chunk_count(self) -> int:
-        return math.prod(_chunks.grid(self.shape, self.chunk))
+        return math.prod(_grid.grid(self.shape, self.chunk))
 
     @property
     def full(self) -> int:

@@ -11,26 +11,18 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from . import (
-    _checkpoint,
-    _init,
-    _later,
-    _lazy,
-    _leaf,
-    _leaks,
-    _open,
-    _plan,
-    _store,
-    _target,
-)
-from ._checkpoint import Checkpoint
-from ._index import Index
-from ._lazy import LazyArray, Want
+from .._format._index import Index
+from .._load import _checkpoint, _deferred, _init, _lazy, _open
+from .._load._checkpoint import Checkpoint
+from .._load._lazy import LazyArray, Want
+from .._storage import _store
+from .._tree import _leaf, _leaks, _restore
+from .._tree._restore import Target
+from .._tree._static import Static
+from . import _plan
 from ._pairs import Model, Stored
 from ._plan import Placed, Plan
 from ._report import Difference, Report, Row
-from ._static import Static
-from ._target import Target
 
 
 @_open.again(1, "ckpt")
@@ -121,7 +113,7 @@ def graft(
     ours, stored = Model(model), Stored(_checkpoint.open(ckpt))
 
     def read_scalars(some: Sequence[LazyArray]) -> list[Any]:
-        own = [_target.own_target(lazy._record.template) for lazy in some]
+        own = [_restore.own_target(lazy._record.template) for lazy in some]
         wants = [Want(lazy._record, None, target) for lazy, target in zip(some, own)]
         return _lazy.load(stored.source, wants, verify)
 
@@ -163,7 +155,7 @@ def _read(stored: Stored, names: list[str], plan: Plan, verify: bool) -> dict[in
     for x in todo:
         if isinstance(x.made, LazyArray):
             wants.append(Want(x.made._record, x.made._view, x.target))
-        elif isinstance(x.made, _later.Later):
+        elif isinstance(x.made, _deferred.Later):
             wants += [_host(part) for part in x.made.parts]
     values = _lazy.load(stored.source, wants, verify)[::-1]
     out: dict[int, Any] = {}
@@ -184,14 +176,14 @@ def _read(stored: Stored, names: list[str], plan: Plan, verify: bool) -> dict[in
 def _make(x: Placed, values: list[Any]) -> Any:
     """A leaf, of the last of the arrays that were read, or of what an adapter gave."""
     made, owned = x.made, False
-    if isinstance(made, _later.Later):
+    if isinstance(made, _deferred.Later):
         # Popped one by one, so that parts live no longer than they are needed.
         made = made.make([values.pop() for _ in made.parts])
         owned = True
     template = _leaf.describe(made)
     array = _leaf.to_host(made, template)
-    arrays = [array[region] for region in _target.regions(x.target) or [...]]
-    return _target.from_host(arrays, template, x.target, owned)
+    arrays = [array[region] for region in _restore.regions(x.target) or [...]]
+    return _restore.from_host(arrays, template, x.target, owned)
 
 
 def _host(lazy: LazyArray) -> Want:
@@ -231,7 +223,7 @@ def _how(placed: Placed, index: Index) -> str:
         return f"{template.dtype} to {wanted}"
     shown = _leaf.show(template)
     count = f"{len(placed.saved)} of " if len(placed.saved) > 1 else ""
-    return f"{placed.how}, of {count}{shown} to {_target.show_target(placed.target)}"
+    return f"{placed.how}, of {count}{shown} to {_restore.show_target(placed.target)}"
 
 
 def _nbytes(leaf: Any) -> int:

@@ -9,20 +9,13 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from . import (
-    _checkpoint,
-    _filters,
-    _lazy,
-    _names,
-    _nearest,
-    _nodes,
-    _select,
-    _tree,
-)
-from ._checkpoint import Checkpoint
-from ._lazy import LazyArray
-from ._node import Node as SavedNode
-from .adapters import Adapter
+from .._format import _names
+from .._load import _checkpoint, _lazy, _nodes
+from .._load._checkpoint import Checkpoint
+from .._load._lazy import LazyArray
+from .._tree import _filters, _flatten, _nearest, _select
+from .._tree._node import Node as SavedNode
+from ..adapters import Adapter
 
 
 class Node(NamedTuple):
@@ -70,7 +63,7 @@ class Model:
 
     def __init__(self, tree: PyTree):
         self.tree = tree
-        self.flat = _tree.flatten(tree, None)
+        self.flat = _flatten.flatten(tree, None)
         self.names = [_names.name_of(path)[0] for path in self.flat.paths]
         self.storable = [_filters.by_default(x) for x in self.flat.leaves]
         self.below = by_prefix(self.names)
@@ -88,7 +81,7 @@ class Model:
             wholes = self.tagged.select(where, called).wholes
         except (AttributeError, LookupError) as e:
             raise ValueError(f"`{called}` fails on the model: {_said(e)}") from e
-        return [self.node(_tree.module_name(path, "")) for path in wholes]
+        return [self.node(_flatten.module_name(path, "")) for path in wholes]
 
     def node(self, name: str) -> Node:
         numbers = [n for n in self.below.get(name, []) if self.storable[n]]

@@ -8,26 +8,17 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from . import (
-    _leaf,
-    _match,
-    _names,
-    _pairs,
-    _register,
-    _show,
-    _static,
-    _suggest,
-    _target,
-    _text,
-    _tree,
-)
-from ._later import Later
-from ._lazy import LazyArray
+from .._format import _names, _text
+from .._format._template import Template
+from .._load import _match
+from .._load._deferred import Later
+from .._load._lazy import LazyArray
+from .._tree import _flatten, _leaf, _register, _restore, _show, _static
+from .._tree._restore import Target
+from .._tree._static import Static
+from ..adapters import Adapter
+from . import _pairs, _suggest
 from ._pairs import Group, Model, Pair, Saved, Stored
-from ._static import Static
-from ._target import Target
-from ._template import Template
-from .adapters import Adapter
 
 
 class Job(NamedTuple):
@@ -146,7 +137,7 @@ def plan(
         for number in sorted(matching.fresh):
             leaf = model.flat.leaves[number]
             if type(leaf) is not LazyArray and isinstance(leaf, jax.ShapeDtypeStruct):
-                text = _target.show_target(_target.target_of(leaf))
+                text = _restore.show_target(_restore.target_of(leaf))
                 problems.add("abstract", model.names[number], text)
     undeclared = matching.undeclared()
     if problems.rows:
@@ -184,8 +175,10 @@ class _Matching:
         self.dropped: dict[int, str] = {}
         self.covered: dict[int, str] = {}
         self.used: dict[int, str] = {}
-        self.state_entries = _tree.state_entries(model.tree, model.flat.paths, "")
-        self.index_names = _tree.index_names(model.tree) if self.state_entries else {}
+        self.state_entries = _flatten.state_entries(model.tree, model.flat.paths, "")
+        self.index_names = (
+            _flatten.index_names(model.tree) if self.state_entries else {}
+        )
 
     def jobs(self) -> tuple[list[Job], list[Scalar]]:
         jobs: list[Job] = []
@@ -276,8 +269,8 @@ class _Matching:
             below = _names.below(state, root) if state else ""
             there = ".".join(x for x in (source, below) if x)
             places = self.stored.below.get(there, [])
-            saved = _tree.stored_entries(index, there, places)
-            moves = _tree.match_entries(there, labels, saved)
+            saved = _flatten.stored_entries(index, there, places)
+            moves = _flatten.match_entries(there, labels, saved)
             for n in group.left[0].leaves.values():
                 entry = self.state_entries.get(n)
                 if entry is None or entry.state != state:
@@ -353,7 +346,7 @@ class _Matching:
         ]
         for n in numbers:
             target = _target_of(model, n)
-            self.problems.add("model", model.names[n], _target.show_target(target))
+            self.problems.add("model", model.names[n], _restore.show_target(target))
         places = [
             place
             for place in range(len(index.names))
@@ -384,8 +377,8 @@ class _Matching:
         the same: the others are problems."""
         statics = self.stored.index.statics
         modules = {
-            _tree.module_name(path, ""): module
-            for path, module in _tree.modules(self.model.tree, None)
+            _flatten.module_name(path, ""): module
+            for path, module in _flatten.modules(self.model.tree, None)
         }
         model = self.model
         own = _static.record(model.tree, None, model.flat.structure)
@@ -454,9 +447,9 @@ def _load_scalars(
     out = {}
     for number, lazy in scalars:
         target, template = _target_of(model, number), lazy._record.template
-        misfit = _target.misfit(template, target)
+        misfit = _restore.misfit(template, target)
         if misfit is not None:
-            wanted = _target.show_target(target)
+            wanted = _restore.show_target(target)
             text = f"saved {_leaf.show(template)}, the model has {wanted}"
             problems.add(misfit.what, model.names[number], text)
         out[number] = Placed(number, lazy, target, (lazy.name,), "loaded", "", ())
@@ -609,14 +602,14 @@ def _fit(
             "adapter", name, f"{job.label}: `{how}` gave a leaf that is none: {e}"
         )
         return None
-    misfit = _target.misfit(template, target)
+    misfit = _restore.misfit(template, target)
     if misfit is not None:
         text, hint = f"saved {_all(job.saved)}", misfit.hint
         if any(made is x.lazy for x in job.saved):
             hint = hint or _hint(template.shape, target.shape, misfit.what)
         else:
             text += f", made {_leaf.show(template)} by {how or 'the view'}"
-        text += f", the model has {_target.show_target(target)}"
+        text += f", the model has {_restore.show_target(target)}"
         problems.add(misfit.what, name, text + (f"  ({hint})" if hint else ""))
         return None
     status = "adapted"

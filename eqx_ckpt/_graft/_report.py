@@ -4,7 +4,8 @@ import collections
 import dataclasses
 from typing import NamedTuple
 
-from . import _show, _text
+from .._format import _text
+from .._tree import _show
 
 
 STATUSES = ("loaded", "adapted", "cast", "fresh", "dropped")

@@ -6,9 +6,11 @@ from typing import Any
 
 from jaxtyping import PyTree
 
-from . import _deserialise, _leaf, _serialise
-from ._filters import FilterSpec, IsLeaf
-from ._static import Static
+from .._load import _deserialise
+from .._save import _serialise
+from .._tree import _leaf
+from .._tree._filters import FilterSpec, IsLeaf
+from .._tree._static import Static
 
 
 def to_bytes(

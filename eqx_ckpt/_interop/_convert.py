@@ -7,28 +7,18 @@ from typing import Any
 import numpy as np
 from jaxtyping import PyTree
 
-from . import (
-    _checkpoint,
-    _export,
-    _json,
-    _layout,
-    _lazy,
-    _leaf,
-    _open,
-    _others,
-    _pending,
-    _read,
-    _root,
-    _serialise,
-    _target,
-    _team,
-    _view,
-)
-from ._checkpoint import Checkpoint
-from ._index import Record
-from ._layout import Chunks, Leaf
-from ._source import Source
-from ._template import Template
+from .._format import _json, _view
+from .._format._index import Record
+from .._format._template import Template
+from .._load import _checkpoint, _lazy, _open, _read
+from .._load._checkpoint import Checkpoint
+from .._load._source import Source
+from .._runtime import _processes
+from .._save import _background, _layout, _serialise, _sidecars
+from .._save._layout import Chunks, Leaf
+from .._storage import _root
+from .._tree import _leaf, _restore
+from . import _export
 
 
 @_open.again(0, "source")
@@ -86,7 +76,7 @@ def convert(
     ckpt = _checkpoint.open(source, like=like)
     metadata = ckpt.metadata if metadata is None else metadata
     root = _root.resolve(target)
-    _pending.wait_for(root)
+    _background.wait_for(root)
     if root.url.endswith(".safetensors"):
         _export.export_safetensors(
             target,
@@ -116,12 +106,12 @@ def convert(
         leaves.append(Leaf(record.name, value, template, number, alias))
     if layout == "zarr":
         _layout.check_case([leaf.name for leaf in leaves], root)
-    side = _others.files(leaves, [], layout)
+    side = _sidecars.files(leaves, [], layout)
     plan = _serialise.Plan(
         leaves, list(numbers), side, index.markers, index.statics, metadata, layout
     )
     _serialise.check_index(plan)
-    team = _team.Team(0, 1)
+    team = _processes.Team(0, 1)
     _serialise.write(root, plan, overwrite, durable, max_bytes, progress, team)
 
 
@@ -141,7 +131,7 @@ def _template(
 def _value(source: Source, record: Record, room: int) -> Any:
     """What a leaf is written from: itself if it is a value, else what reads it."""
     if record.template.kind not in ("jax", "numpy", "key"):
-        want = _lazy.Want(record, None, _target.own_target(record.template))
+        want = _lazy.Want(record, None, _restore.own_target(record.template))
         return _lazy.load(source, [want], True)[0]
 
     def read(region: tuple[slice, ...]) -> np.ndarray:

@@ -9,27 +9,16 @@ from typing import Any, NamedTuple
 
 from jaxtyping import PyTree
 
-from . import (
-    _chunks,
-    _commit,
-    _digests,
-    _filters,
-    _lazy,
-    _leaf,
-    _names,
-    _pairs,
-    _root,
-    _show,
-    _static,
-    _template,
-    _text,
-    _tree,
-    formats,
-)
-from ._checkpoint import Checkpoint
-from ._filters import FilterSpec
-from ._lazy import LazyArray
-from ._pairs import Rename
+from .._format import _digests, _grid, _names, _template, _text
+from .._graft import _pairs
+from .._graft._pairs import Rename
+from .._load import _lazy, formats
+from .._load._checkpoint import Checkpoint
+from .._load._lazy import LazyArray
+from .._save import _publish
+from .._storage import _root
+from .._tree import _filters, _flatten, _leaf, _show, _static
+from .._tree._filters import FilterSpec
 
 
 class _Tensor(NamedTuple):
@@ -125,7 +114,7 @@ def export_safetensors(
         text = json.dumps(labels, separators=(",", ":"))
         metadata = {**(metadata or {}), formats.LABELS: text}
     buffers = _buffers(tensors, metadata, max_bytes)
-    _commit.publish_file(
+    _publish.publish_file(
         root, lambda file: file.writelines(buffers), overwrite, durable
     )
 
@@ -136,7 +125,7 @@ def _tensors(
     """What is written, and the labels of those that are in an eqx.nn.State."""
     if isinstance(pytree, Checkpoint):
         pytree = pytree.tree
-    flat = _tree.flatten(pytree, None)
+    flat = _flatten.flatten(pytree, None)
     all_names = [_names.name_of(path)[0] for path in flat.paths]
     chosen = _filters.selected(filter_spec, pytree, flat.leaves, None)
     skipped = _skipped(skip, all_names)
@@ -147,8 +136,8 @@ def _tensors(
             "leaves out all that it selects."
         )
     names, leaves = [all_names[i] for i in numbers], [flat.leaves[i] for i in numbers]
-    entries = _tree.state_entries(pytree, flat.paths, "")
-    _tree.check_order(entries, flat, numbers)
+    entries = _flatten.state_entries(pytree, flat.paths, "")
+    _flatten.check_order(entries, flat, numbers)
     described = [_describe(name, leaf) for name, leaf in zip(names, leaves)]
     dtypes = {ours: theirs for theirs, ours in formats.DTYPES.items()}
     bad = [(n, x) for n, (x, _) in zip(names, described) if x not in dtypes]
@@ -309,5 +298,5 @@ def _slabs(
     shape: tuple[int, ...], itemsize: int, target: int
 ) -> Iterator[tuple[slice, ...]]:
     """Regions whose elements follow each other, in order."""
-    chunk = _chunks.choose(shape, itemsize, max(1, target))
-    return map(ft.partial(_chunks.region, shape, chunk), _chunks.indices(shape, chunk))
+    chunk = _grid.choose(shape, itemsize, max(1, target))
+    return map(ft.partial(_grid.region, shape, chunk), _grid.indices(shape, chunk))

@@ -7,11 +7,13 @@ import jax
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from . import _filters, _index, _leaf, _match, _names, _register, _target, _tree
-from ._filters import FilterSpec, IsLeaf
-from ._index import Index
-from ._target import Target
-from ._template import Template
+from .._format import _index, _names
+from .._format._index import Index
+from .._format._template import Template
+from .._load import _match
+from .._tree import _filters, _flatten, _leaf, _register, _restore
+from .._tree._filters import FilterSpec, IsLeaf
+from .._tree._restore import Target
 
 
 def to_state_dict(
@@ -45,10 +47,10 @@ def to_state_dict(
 
         ```
     """
-    flat = _tree.flatten(pytree, is_leaf)
+    flat = _flatten.flatten(pytree, is_leaf)
     chosen = _filters.selected(filter_spec, pytree, flat.leaves, is_leaf)
-    entries = _tree.state_entries(pytree, flat.paths, "")
-    _tree.check_order(entries, flat, [i for i, good in enumerate(chosen) if good])
+    entries = _flatten.state_entries(pytree, flat.paths, "")
+    _flatten.check_order(entries, flat, [i for i, good in enumerate(chosen) if good])
     out: dict[str, Any] = {}
     for number, (path, leaf) in enumerate(zip(flat.paths, flat.leaves)):
         if not chosen[number]:
@@ -74,7 +76,7 @@ def to_state_dict(
     return out
 
 
-def _labelled(name: str, entry: _tree.Entry) -> str:
+def _labelled(name: str, entry: _flatten.Entry) -> str:
     """The name of a leaf of a State, with the entry's label for its position."""
     _, dot, rest = _names.below(name, entry.state).partition(".")
     above = [entry.state] if entry.state else []
@@ -149,7 +151,7 @@ def from_state_dict(
             f"A state dict is nested dicts, and not a `{type(state_dict).__name__}`."
         )
     rows = list(_walk(state_dict, ()))
-    entries = _tree.state_entries(like, _tree.flatten(like, is_leaf).paths, "")
+    entries = _flatten.state_entries(like, _flatten.flatten(like, is_leaf).paths, "")
     states = {entry.state for entry in entries.values()}
     positions, markers = _positions([name for name, _ in rows], states)
     for name, (_, value) in zip(positions, rows):
@@ -239,5 +241,5 @@ def _as(value: Any, template: Template, target: Target) -> Any:
         if same and target.sharding in (None, value.sharding):
             return value
     array = _leaf.to_host(value, template)
-    parts = [array[region] for region in _target.regions(target) or [...]]
-    return _target.from_host(parts, template, target, owned=False)
+    parts = [array[region] for region in _restore.regions(target) or [...]]
+    return _restore.from_host(parts, template, target, owned=False)

@@ -8,25 +8,16 @@ from typing import Any, TYPE_CHECKING
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from . import (
-    _archive,
-    _lazy,
-    _leaf,
-    _match,
-    _names,
-    _nearest,
-    _nodes,
-    _open,
-    _root,
-    _show,
-    _text,
-)
-from ._archive import Readable
-from ._filters import FilterSpec, IsLeaf
+from .._format import _names, _text
+from .._storage import _archive, _root
+from .._storage._archive import Readable
+from .._storage._root import Root
+from .._tree import _leaf, _nearest, _show
+from .._tree._filters import FilterSpec, IsLeaf
+from .._tree._static import Static
+from . import _lazy, _match, _nodes, _open
 from ._lazy import LazyArray
-from ._root import Root
 from ._source import Source
-from ._static import Static
 
 
 # Who checks types as the code runs looks at an item of a mapping of known types, which

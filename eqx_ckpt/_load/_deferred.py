@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from . import _arrays, _show, _target, _template
+from .._format import _template
+from .._storage import _arrays
+from .._tree import _restore, _show
 from ._lazy import LazyArray
 
 
@@ -68,7 +70,7 @@ def astype(x: Lazy, dtype: Any) -> Lazy:
         raise ValueError(
             f"{_kinds([x])} is not cast to {wanted}: floats become floats, ints ints"
         )
-    return _map(x, lambda a: _target.cast(a, wanted))
+    return _map(x, lambda a: _restore.cast(a, wanted))
 
 
 def axis_of(rank: int, axis: int) -> int:

@@ -8,27 +8,17 @@ import jax
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from . import (
-    _checkpoint,
-    _gc,
-    _lazy,
-    _leaf,
-    _match,
-    _node,
-    _open,
-    _root,
-    _sharding,
-    _target,
-    _team,
-    _tree,
-)
-from ._archive import Readable
+from .._runtime import _gc, _processes
+from .._runtime._processes import Team
+from .._storage import _root
+from .._storage._archive import Readable
+from .._tree import _flatten, _leaf, _node, _restore, _sharding
+from .._tree._filters import FilterSpec, IsLeaf
+from .._tree._node import Node
+from .._tree._static import Static
+from . import _checkpoint, _lazy, _match, _open
 from ._checkpoint import Checkpoint
-from ._filters import FilterSpec, IsLeaf
 from ._lazy import LazyArray
-from ._node import Node
-from ._static import Static
-from ._team import Team
 
 
 @_open.again(0, "path")
@@ -48,7 +38,7 @@ def tree_deserialise_leaves(
     verify: bool = True,
     max_bytes: int | None = None,
     progress: bool = False,
-    timeout: int | float = _team.TIMEOUT,
+    timeout: int | float = _processes.TIMEOUT,
     tag: str | int | None = None,
     broadcast: bool = False,
 ) -> PyTree:
@@ -159,7 +149,7 @@ def tree_deserialise_leaves(
         numbers.append(number)
     read = wants
     if broadcast:
-        read = [w._replace(target=_target.without_replicas(w.target)) for w in wants]
+        read = [w._replace(target=_restore.without_replicas(w.target)) for w in wants]
     values = _in_step(
         team,
         [pinned.index.save],
@@ -180,10 +170,10 @@ def _team_of(
     what: str, paths: list[Any], leaves: list[Any], timeout: int | float, tag: Any
 ) -> Team:
     """The processes that have to load these leaves together."""
-    if _team.size() > 1 and any(map(_target.is_spread, leaves)):
+    if _processes.size() > 1 and any(map(_restore.is_spread, leaves)):
         places = sorted({_root.place(path) for path in paths})
-        what = f"{what} `{'`, `'.join(places[:3])}`{_team.tagged(tag)}"
-        return _team.run("load", places, tag, timeout, what)
+        what = f"{what} `{'`, `'.join(places[:3])}`{_processes.tagged(tag)}"
+        return _processes.run("load", places, tag, timeout, what)
     return Team(0, 1)
 
 
@@ -217,7 +207,7 @@ def materialise(
     verify: bool = True,
     max_bytes: int | None = None,
     progress: bool = False,
-    timeout: int | float = _team.TIMEOUT,
+    timeout: int | float = _processes.TIMEOUT,
     tag: str | int | None = None,
 ) -> PyTree:
     """Reads every lazy leaf of a tree, in one planned read; the rest stays as it is.
@@ -274,4 +264,4 @@ def materialise(
         structure,
         [values[id(x)] if isinstance(x, LazyArray) else x for x in leaves],
     )
-    return _node.plain(out) if Node in _tree.node_types(structure) else out
+    return _node.plain(out) if Node in _flatten.node_types(structure) else out

@@ -10,20 +10,13 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from . import (
-    _checkpoint,
-    _deserialise,
-    _leaf,
-    _match,
-    _names,
-    _open,
-    _skeleton,
-    _team,
-    _tree,
-)
+from .._format import _names
+from .._runtime import _processes
+from .._tree import _flatten, _leaf, _skeleton
+from .._tree._static import Static
+from . import _checkpoint, _deserialise, _match, _open
 from ._checkpoint import Checkpoint
 from ._lazy import LazyArray
-from ._static import Static
 
 
 @_open.again(1, "path")
@@ -39,7 +32,7 @@ def load_or_init(
     cast: bool = False,
     sharding: Any = None,
     verify: bool = True,
-    timeout: int | float = _team.TIMEOUT,
+    timeout: int | float = _processes.TIMEOUT,
     tag: str | int | None = None,
     **kwargs: Any,
 ) -> PyTree:
@@ -103,7 +96,7 @@ def load_or_init(
 
 def _stored(ckpt: Checkpoint, like: PyTree, source: Any) -> PyTree:
     """The tree that says of each leaf whether it is there to be loaded."""
-    flat = _tree.flatten(like, None)
+    flat = _flatten.flatten(like, None)
     under = _checkpoint.resolve_source(ckpt, source)
     names = [_names.name_of(path, under)[0] for path in flat.paths]
     names = _match.stored_names(ckpt._source.index, like, flat, names, under)
@@ -120,7 +113,7 @@ def initialise(
     tree: PyTree, init_fn: Callable[..., PyTree], *args: Any, **kwargs: Any
 ) -> PyTree:
     """`tree` with its abstract leaves computed by `init_fn`, and nothing else."""
-    flat = _tree.flatten(tree, None)
+    flat = _flatten.flatten(tree, None)
     numbers = [
         number
         for number, leaf in enumerate(flat.leaves)
@@ -132,7 +125,7 @@ def initialise(
 
     def run(arrays: PyTree) -> list[Any]:
         args, kwargs = eqx.combine(arrays, static)
-        made = _tree.flatten(init_fn(*args, **kwargs), None)
+        made = _flatten.flatten(init_fn(*args, **kwargs), None)
         if made.paths != flat.paths:
             raise ValueError("`init` makes a tree of another structure than the model.")
         for number in numbers:
@@ -165,7 +158,7 @@ def unloaded(tree: PyTree) -> list[str]:
 
         ```
     """
-    flat = _tree.flatten(tree, None)
+    flat = _flatten.flatten(tree, None)
     return [
         _names.name_of(path)[0]
         for path, leaf in zip(flat.paths, flat.leaves)

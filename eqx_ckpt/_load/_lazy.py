@@ -8,11 +8,15 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import numpy as np
 
-from . import _arrays, _leaf, _open, _progress, _read, _root, _target, _template, _view
-from ._index import Record
+from .._format import _template, _view
+from .._format._index import Record
+from .._format._view import View
+from .._runtime import _progress
+from .._storage import _arrays, _root
+from .._tree import _leaf, _restore
+from .._tree._restore import Target
+from . import _open, _read
 from ._source import Source
-from ._target import Target
-from ._view import View
 
 
 class LazyArray(jax.ShapeDtypeStruct):
@@ -49,7 +53,7 @@ class LazyArray(jax.ShapeDtypeStruct):
     _source: Source
     _record: Record
     _view: View | None
-    _target: Target
+    _restore: Target
 
     def __init__(
         self, source: Source, record: Record, view: View | None, target: Target
@@ -162,7 +166,7 @@ class LazyArray(jax.ShapeDtypeStruct):
         if self._target.kind not in _template.ARRAY_KINDS:
             raise TypeError(f"The leaf `{self.name}` is not an array.")
         target = self._target._replace(dtype=wanted, weak=False, cast=True, codec=None)
-        problem = _target.misfit(
+        problem = _restore.misfit(
             self._record.template._replace(shape=target.shape), target
         )
         if problem is not None:
@@ -218,7 +222,7 @@ class LazyArray(jax.ShapeDtypeStruct):
         return (self[i] for i in range(len(self)))
 
     def __repr__(self) -> str:
-        return f"LazyArray({self.name}: {_target.show_target(self._target)})"
+        return f"LazyArray({self.name}: {_restore.show_target(self._target)})"
 
     __str__ = __repr__
 
@@ -256,7 +260,7 @@ def _unpickle(
 
 def lazy_of(source: Source, record: Record, target: Target | None = None) -> LazyArray:
     if target is None:
-        target = _target.own_target(record.template)
+        target = _restore.own_target(record.template)
     return LazyArray(source, record, None, target)
 
 
@@ -295,7 +299,7 @@ def load(
             if not converted and batches.take(i, arrays[0]):
                 continue
             try:
-                out[i] = _target.from_host(
+                out[i] = _restore.from_host(
                     arrays, record.template, target, owned, converted
                 )
             except (ValueError, TypeError) as e:
@@ -356,11 +360,11 @@ def _requests(
 def _request(want: Want, lost: dict[str, str]) -> _read.Request:
     record, view, target = want
     views = None if view is None else (view,)
-    regions = _target.regions(target)
+    regions = _restore.regions(target)
     if regions is not None:
         whole = view or _view.whole(record.template.shape)
         views = tuple(whole.take((*region, ...)) for region in regions)
-    conversion = _target.conversion(record.template, target)
+    conversion = _restore.conversion(record.template, target)
     if conversion is None:
         return _read.Request(record, views)
     dtype, convert = conversion
@@ -372,7 +376,7 @@ def _request(want: Want, lost: dict[str, str]) -> _read.Request:
             lost[record.name] = str(e)
             return np.zeros(part.shape, dtype)  # Nothing of it is returned.
 
-    return _read.Request(record, views, _target.Conversion(dtype, noted))
+    return _read.Request(record, views, _restore.Conversion(dtype, noted))
 
 
 class _Batches:
@@ -390,12 +394,12 @@ class _Batches:
         """Whether the leaf is made of `array` here, once there are enough."""
         target = self._wants[i].target
         waiting = self._waiting.get(target)
-        if waiting is None or not _target.is_plain_small(target, array):
+        if waiting is None or not _restore.is_plain_small(target, array):
             return False
         waiting.append((i, array))
-        if len(waiting) == _target.BATCH:
+        if len(waiting) == _restore.BATCH:
             numbers, arrays = zip(*waiting)
-            for number, made in zip(numbers, _target.batch_to_jax(*arrays)):
+            for number, made in zip(numbers, _restore.batch_to_jax(*arrays)):
                 self._out[number] = made
             waiting.clear()
         return True
@@ -404,7 +408,7 @@ class _Batches:
         for target, waiting in self._waiting.items():
             for i, array in waiting:
                 template = self._wants[i].record.template
-                self._out[i] = _target.from_host([array], template, target, False)
+                self._out[i] = _restore.from_host([array], template, target, False)
 
 
 def fetch(

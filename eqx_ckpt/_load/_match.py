@@ -6,24 +6,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import PyTree
 
-from . import (
+from .._format import _names, _template, _text
+from .._format._index import Index, Record
+from .._tree import (
     _filters,
+    _flatten,
     _leaf,
-    _names,
     _nearest,
     _register,
+    _restore,
     _select,
     _show,
     _static,
-    _target,
-    _template,
-    _text,
-    _tree,
 )
-from ._filters import FilterSpec, IsLeaf
-from ._index import Index, Record
-from ._static import Static
-from ._target import Target
+from .._tree._filters import FilterSpec, IsLeaf
+from .._tree._restore import Target
+from .._tree._static import Static
 
 
 class Pair(NamedTuple):
@@ -35,7 +33,7 @@ class Pair(NamedTuple):
 
 
 class Match(NamedTuple):
-    flat: _tree.Flat
+    flat: _flatten.Flat
     pairs: list[Pair]
 
 
@@ -84,7 +82,7 @@ def match(
     **Raises:** one `RuntimeError` that lists all that does not fit.
     """
     _check_choices(missing=missing, unexpected=unexpected)
-    flat = _tree.flatten(like, is_leaf)
+    flat = _flatten.flatten(like, is_leaf)
     # Also of a field that is new an error says the name.
     own: Iterable[str] = ()
     if not isinstance(static, str):
@@ -100,7 +98,7 @@ def match(
     thing = what.partition(" at ")[0]
     pairs = []
     any_selected = False
-    fits: dict[Any, _target.Misfit | None] = {}
+    fits: dict[Any, _restore.Misfit | None] = {}
     for number, good in enumerate(chosen):
         if not good or (
             selection.places is not None and number not in selection.places
@@ -117,7 +115,7 @@ def match(
                 continue
             first = f"Error at leaf with path {path}: `{name}` is not in the {thing}."
             kind = "missing" if missing == "error" else "abstract"
-            text = _target.show_target(target)
+            text = _restore.show_target(target)
             if stored[number].startswith(_no_entry):
                 text += f"  ({stored[number]})"
             report.add(kind, name, text, first)
@@ -125,10 +123,10 @@ def match(
         record = index.record(place, known=True)
         key = (index.template[place], target)
         if key not in fits:
-            fits[key] = _target.misfit(record.template, target)
+            fits[key] = _restore.misfit(record.template, target)
         problem = fits[key]
         if problem is not None:
-            saved, wanted = _leaf.show(record.template), _target.show_target(target)
+            saved, wanted = _leaf.show(record.template), _restore.show_target(target)
             text = f"saved {saved}, `like` has {wanted}"
             if problem.hint:
                 text += f"  ({problem.hint})"
@@ -144,7 +142,7 @@ def match(
             "Nothing to load: `filter_spec` selects no leaf of `like`. A skeleton made "
             "with `eqx.filter(..., eqx.is_array)` has none: pass the whole skeleton."
         )
-    wholes = [_tree.module_name(path, source) for path in selection.wholes]
+    wholes = [_flatten.module_name(path, source) for path in selection.wholes]
     if unexpected == "error":
         leaves = list(zip(stored, flat.leaves, chosen))
         _find_unexpected(index, leaves, wholes, filter_spec, source, report)
@@ -164,7 +162,7 @@ def match(
 
 def target_of(name: str, leaf: Any) -> Target:
     try:
-        return _target.target_of(leaf)
+        return _restore.target_of(leaf)
     except (TypeError, ValueError) as e:
         raise type(e)(f"Leaf `{name}`: {e}") from e.__cause__
 
@@ -178,14 +176,14 @@ _no_entry = "no entry of the saved State is that of `"
 
 
 def stored_names(
-    index: Index, like: PyTree, flat: _tree.Flat, names: list[str], source: str
+    index: Index, like: PyTree, flat: _flatten.Flat, names: list[str], source: str
 ) -> list[str]:
     """The name under which each leaf of `like` is stored.
 
     It is its own name but for the entries of a State. Those are named by position, and
     are matched by the StateIndex that they belong to.
     """
-    entries = _tree.state_entries(like, flat.paths, source)
+    entries = _flatten.state_entries(like, flat.paths, source)
     if not entries:
         return names
     out = list(names)
@@ -196,8 +194,8 @@ def stored_names(
     for state, labels in by_state.items():
         below = state + "." if state else ""
         places = (p for name, p in index.places.items() if name.startswith(below))
-        saved = _tree.stored_entries(index, state, places)
-        moves[state] = _tree.match_entries(state, labels, saved)
+        saved = _flatten.stored_entries(index, state, places)
+        moves[state] = _flatten.match_entries(state, labels, saved)
     for number, entry in entries.items():
         below = entry.state + "." if entry.state else ""
         rest = names[number][len(below) :].partition(".")[2]
@@ -276,8 +274,8 @@ def _find_static(
     if not index.statics.of:
         return
     whole = _names.within(wholes)
-    for path, module in _tree.modules(like, is_leaf):
-        name = _tree.module_name(path, source)
+    for path, module in _flatten.modules(like, is_leaf):
+        name = _flatten.module_name(path, source)
         if name not in index.statics.of or whole(name) is None:
             continue
         for x in _static.changes(index.statics, module, name, passes):

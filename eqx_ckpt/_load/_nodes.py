@@ -5,11 +5,13 @@ import functools as ft
 from collections.abc import Iterator
 from typing import Any
 
-from . import _lazy, _leaf, _names, _node, _open, _text
-from ._index import Record
+from .._format import _names, _text
+from .._format._index import Record
+from .._storage._root import Root
+from .._tree import _leaf, _node
+from .._tree._node import Node, Spec
+from . import _lazy, _open
 from ._lazy import LazyArray
-from ._node import Node, Spec
-from ._root import Root
 from ._source import Source
 
 

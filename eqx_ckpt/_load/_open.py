@@ -10,9 +10,12 @@ from typing import ParamSpec, TypeVar
 
 from jaxtyping import PyTree
 
-from . import _files, _published, _remote, _root, _store, _team, _text, formats
-from ._errors import ReplacedError
-from ._root import Root
+from .._errors import ReplacedError
+from .._format import _files, _text
+from .._runtime import _processes
+from .._storage import _remote, _root, _store
+from .._storage._root import Root
+from . import _published, formats
 from ._source import Source
 
 
@@ -80,7 +83,7 @@ def again(place: int, name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
             path = args[place] if len(args) > place else kwargs.get(name)
             # Of many processes none can try again alone.
-            if not isinstance(path, (str, os.PathLike)) or _team.size() > 1:
+            if not isinstance(path, (str, os.PathLike)) or _processes.size() > 1:
                 return call(*args, **kwargs)
             end = time.monotonic() + _SECONDS
             for count in it.count(1):

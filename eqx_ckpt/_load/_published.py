@@ -1,10 +1,11 @@
 """What is published at a root: its index, and the saves below it."""
 
-from . import _files, _index, _json, _root, _store, _text
-from ._errors import DamagedError
-from ._index import Index, is_save_id
-from ._root import Root
-from ._store import Value
+from .._errors import DamagedError
+from .._format import _files, _index, _json, _text
+from .._format._index import Index, is_save_id
+from .._storage import _root, _store
+from .._storage._root import Root
+from .._storage._store import Value
 
 
 def read_index(root: Root) -> tuple[Index, Value] | None:

@@ -12,25 +12,17 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 import xxhash
 
-from . import (
-    _arrays,
-    _chunks,
-    _digests,
-    _root,
-    _source,
-    _store,
-    _template,
-    _text,
-    _view,
-)
-from ._chunks import Grid
-from ._errors import DamagedError, MissingError, ReplacedError
-from ._index import Record
-from ._root import Root
+from .._errors import DamagedError, MissingError, ReplacedError
+from .._format import _digests, _grid, _template, _text, _view
+from .._format._grid import Grid
+from .._format._index import Record
+from .._format._template import Template
+from .._format._view import View
+from .._storage import _arrays, _root, _store
+from .._storage._root import Root
+from .._tree._restore import Conversion
+from . import _source
 from ._source import Source
-from ._target import Conversion
-from ._template import Template
-from ._view import View
 
 
 # Leaves of one chunk up to this many bytes are read in runs, where they lie together.
@@ -83,7 +75,7 @@ def read(
     is_far = source.root.local is None
     for i, (record, views, _) in enumerate(requests):
         t = record.template
-        most = _chunks.BLOCK if is_far and (verify or views is None) else _SMALL
+        most = _grid.BLOCK if is_far and (verify or views is None) else _SMALL
         is_small = t.chunk == t.shape and t.nbytes <= most and t.codec is None
         if is_small and not source.is_stored(record):
             small.append(i)
@@ -144,7 +136,7 @@ class _Run(NamedTuple):
 def _runs(source: Source, requests: Sequence[Request], which: list[int]) -> list[_Run]:
     if source.files is None:
         places = [
-            (f"{source.key(r)}/{_chunks.key((0,) * len(r.template.shape))}", 0, i)
+            (f"{source.key(r)}/{_grid.key((0,) * len(r.template.shape))}", 0, i)
             for i, r in ((i, requests[i].record) for i in which)
         ]
     else:
@@ -337,7 +329,7 @@ class _Large:
         arrays = [_arrays.aligned(tuple(map(len, p)), dtype) for p in picks]
         futures = []
         most = max(1, self._part // grid.full)
-        for run in _chunks.runs(numbers, t.shape, t.chunk, most):
+        for run in _grid.runs(numbers, t.shape, t.chunk, most):
             if futures and futures[0].done():
                 futures[0].result()  # A store that does not answer is not asked again.
             part = _part(t, grid, run, picks, arrays, conversion)
@@ -496,7 +488,7 @@ def _wanted(t: Template, views: tuple[View, ...] | None) -> Sequence[int]:
     if views is None:
         return range(t.chunk_count)
     sets = [
-        _chunks.touched(t.shape, t.chunk, view.picks)
+        _grid.touched(t.shape, t.chunk, view.picks)
         for view in views
         if 0 not in view.shape
     ]
@@ -517,7 +509,7 @@ def _spans(
     run = _view.run(view.picks, t.shape)
     if t.codec is not None or run is None or len(run) * t.itemsize > _RANGES:
         return None
-    spans = _chunks.spans(t.shape, t.chunk, run.start, run.stop)
+    spans = _grid.spans(t.shape, t.chunk, run.start, run.stop)
     return None if spans is None else list(spans)
 
 

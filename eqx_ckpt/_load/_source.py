@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _arrays, _chunks, _files, _index, _root, _store, _template, _text
-from ._arrays import Stored
-from ._chunks import Grid
-from ._errors import DamagedError, ReplacedError
-from ._index import Index, Record
-from ._ocdbt import Database
-from ._root import Root
-from ._template import Template
+from .._errors import DamagedError, ReplacedError
+from .._format import _files, _grid, _index, _template, _text
+from .._format._grid import Grid
+from .._format._index import Index, Record
+from .._format._ocdbt import Database
+from .._format._template import Template
+from .._storage import _arrays, _root, _store
+from .._storage._arrays import Stored
+from .._storage._root import Root
 
 
 # In what parts leaves are read that are one run of bytes, where a view wants some.
@@ -142,7 +143,7 @@ class Source:
         t = record.template
         if not self.is_run(record):
             return t
-        return t._replace(chunk=_chunks.choose(t.shape, t.itemsize, _CUT))
+        return t._replace(chunk=_grid.choose(t.shape, t.itemsize, _CUT))
 
     def _place(
         self, record: Record, numbers: Sequence[int] | None = None
@@ -269,4 +270,4 @@ class Source:
 
 
 def grid_of(t: Template) -> Grid:
-    return _chunks.lay(t.shape, t.chunk, t.itemsize)
+    return _grid.lay(t.shape, t.chunk, t.itemsize)

@@ -15,26 +15,15 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from . import (
-    _arrays,
-    _chunks,
-    _digests,
-    _files,
-    _index,
-    _open,
-    _progress,
-    _root,
-    _store,
-    _template,
-    _text,
-    _threads,
-    _write,
-)
+from .._errors import ReplacedError
+from .._format import _digests, _files, _grid, _index, _template, _text
+from .._format._grid import Grid
+from .._format._index import Record
+from .._runtime import _progress, _threads
+from .._storage import _arrays, _root, _store, _write
+from .._storage._root import Root
+from . import _open
 from ._checkpoint import Checkpoint
-from ._chunks import Grid
-from ._errors import ReplacedError
-from ._index import Record
-from ._root import Root
 from ._source import Source
 
 
@@ -281,12 +270,12 @@ class _Chunk(NamedTuple):
 
     @property
     def grid(self) -> Grid:
-        return _grid(self.record)
+        return _grid_of(self.record)
 
 
-def _grid(record: Record) -> Grid:
+def _grid_of(record: Record) -> Grid:
     t = record.template
-    return _chunks.lay(t.shape, t.chunk, t.itemsize)
+    return _grid.lay(t.shape, t.chunk, t.itemsize)
 
 
 def _has_bytes(source: Source, record: Record) -> bool:
@@ -300,7 +289,7 @@ def _plan(source: Source, records: list[Record]) -> Iterator[_Chunk]:
     """Every chunk there is, in the order of the files."""
     if source.files is None:
         for record in records:
-            grid = _grid(record)
+            grid = _grid_of(record)
             stop = grid.full if record.template.codec is None else None
             for number, key in enumerate(grid.keys):
                 file = f"{source.key(record)}/{key}"
@@ -473,7 +462,7 @@ def _digest(chunk: _Chunk, file: _File) -> tuple[bytes, bool]:
     t, at = chunk.record.template, chunk.start
     kept = tuple(s.stop - s.start for s in chunk.grid.regions[chunk.number])
     found: list[bytes] = []
-    hasher, room = xxhash.xxh3_128(), _chunks.BLOCK
+    hasher, room = xxhash.xxh3_128(), _grid.BLOCK
     is_clean = True
     for shape, inner in _slabs(t.chunk, kept, t.itemsize, len(file.buffer)):
         data = file.read(at, at + math.prod(shape) * t.itemsize)
@@ -490,8 +479,8 @@ def _digest(chunk: _Chunk, file: _File) -> tuple[bytes, bool]:
             room -= block.size
             if room == 0:
                 found.append(hasher.digest())
-                hasher, room = xxhash.xxh3_128(), _chunks.BLOCK
-    if room < _chunks.BLOCK:
+                hasher, room = xxhash.xxh3_128(), _grid.BLOCK
+    if room < _grid.BLOCK:
         found.append(hasher.digest())
     return b"".join(found), is_clean
 

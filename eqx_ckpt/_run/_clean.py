@@ -6,8 +6,11 @@ import os
 import pathlib
 import re
 
-from . import _commit, _files, _published, _root, _store, _write
-from ._root import Root
+from .._format import _files
+from .._load import _published
+from .._save import _publish
+from .._storage import _root, _store, _write
+from .._storage._root import Root
 
 
 def clean(
@@ -81,8 +84,8 @@ def _clean(here: pathlib.Path, remove: bool) -> set[str]:
     with os.scandir(here) as entries:
         below = [here / e.name for e in entries if e.is_dir(follow_symlinks=False)]
     found = []
-    for path in [*_commit.beside(here), *_commit.besides(here)]:
-        if _commit.delete_abandoned(path, remove):
+    for path in [*_publish.beside(here), *_publish.besides(here)]:
+        if _publish.delete_abandoned(path, remove):
             found.append(path)
     for path in [here, *below]:
         stale = _stale_saves(Root(str(path), path), remove)
@@ -138,7 +141,7 @@ def _stale_saves(root: Root, remove: bool) -> list[str]:
 def _is_stale(root: Root, save: str, remove: bool) -> bool:
     unless = ft.partial(_must_stay, root, save)
     if root.local is not None:
-        return _commit.delete_abandoned(root.local / "d" / save, remove, unless=unless)
+        return _publish.delete_abandoned(root.local / "d" / save, remove, unless=unless)
     if unless():
         return False
     if remove:

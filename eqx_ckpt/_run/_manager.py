@@ -18,21 +18,16 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from . import (
-    _async,
-    _checkpoint,
-    _deserialise,
-    _index,
-    _serialise,
-    _steps,
-    _team,
-    _undo,
-)
-from ._errors import DamagedError, ReplacedError
-from ._pending import SaveHandle
-from ._remote import Store
+from .._errors import DamagedError, ReplacedError
+from .._format import _index
+from .._load import _checkpoint, _deserialise
+from .._runtime import _processes, _undo
+from .._runtime._processes import Team
+from .._save import _async, _serialise
+from .._save._background import SaveHandle
+from .._storage._remote import Store
+from . import _steps
 from ._steps import Skip, Steps
-from ._team import Team
 
 
 _save_options = set(
@@ -233,7 +228,7 @@ class CheckpointManager:
             # Another try might do what a disk or a store has not done now.
             # What is refused leaves the state before it the last one.
             is_refused = isinstance(e, (FileExistsError, TypeError, ValueError))
-            if not is_refused and _team.size() == 1:
+            if not is_refused and _processes.size() == 1:
                 self._keep_offer(tree, *given)
             raise
         if saves:
@@ -308,7 +303,7 @@ class CheckpointManager:
         if not how:
             return False
         # The others are about to save.
-        timeout = self._options.get("timeout", _team.TIMEOUT)
+        timeout = self._options.get("timeout", _processes.TIMEOUT)
         saving = _serialise.team_of(self.path(step), None, None, timeout, step)
         with saving.heard():
             self.wait()
@@ -432,7 +427,7 @@ class CheckpointManager:
             return
         if offer.is_gone:
             error.add_note(self._not_saved(offer, _DONATED))
-        elif _team.size() > 1:
+        elif _processes.size() > 1:
             error.add_note(self._not_saved(offer, "the other processes take no part"))
         else:
             try:
@@ -713,8 +708,8 @@ class CheckpointManager:
 
     def _team(self, kind: str, what: str, tag: Any = None) -> Team:
         root = self._steps.root
-        timeout = self._options.get("timeout", _team.TIMEOUT)
-        return _team.run(kind, root, tag, timeout, f"{what}, in `{root}`")
+        timeout = self._options.get("timeout", _processes.TIMEOUT)
+        return _processes.run(kind, root, tag, timeout, f"{what}, in `{root}`")
 
     def _first(self, what: str, act: Callable[[], Any]) -> None:
         """Process 0 acts; an error of it is one of all processes."""

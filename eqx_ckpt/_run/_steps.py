@@ -16,20 +16,13 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from . import (
-    _checkpoint,
-    _clean,
-    _commit,
-    _files,
-    _json,
-    _published,
-    _remote,
-    _root,
-    _store,
-    _write,
-)
-from ._remote import Store
-from ._root import Root
+from .._format import _files, _json
+from .._load import _checkpoint, _published
+from .._save import _publish
+from .._storage import _remote, _root, _store, _write
+from .._storage._remote import Store
+from .._storage._root import Root
+from . import _clean
 
 
 _ITEM = "default"
@@ -196,7 +189,7 @@ class Steps:
             return Skip("its save was not completed, or its index was deleted", True)
         if "d" in tops or _files.CLAIM in tops:
             return Skip("its save was not completed", False)
-        if root.local is not None and _commit.beside(root.local):
+        if root.local is not None and _publish.beside(root.local):
             return Skip("its save was not completed", False)
         if "_CHECKPOINT_METADATA" in _tops(_root.below(self.root, str(step))):
             return Skip(f"Orbax has saved it without an item `{_ITEM}`", True)
@@ -256,7 +249,7 @@ class Steps:
 
     def remove(self, step: int) -> None:
         root = self._at(step)
-        _commit.remove(root)
+        _publish.remove(root)
         self._drop_empty(root)
 
     def clean(self, step: int) -> None:

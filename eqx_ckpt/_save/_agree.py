@@ -8,10 +8,12 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from . import _digests, _index, _layout, _leaf
+from .._format import _digests, _index
+from .._runtime._processes import Team
+from .._storage._root import Root
+from .._tree import _leaf
+from . import _layout
 from ._layout import Leaf
-from ._root import Root
-from ._team import Team
 
 
 _PLAIN = (bool, int, float, complex, np.generic)

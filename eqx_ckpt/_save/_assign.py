@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from . import _chunks
-from ._sharding import Holders
+from .._format import _grid
+from .._tree._sharding import Holders
 
 
 # Files are written side by side; more of them than this helps nobody.
@@ -106,7 +106,7 @@ def owners(
     `loads` is how many bytes each process has to write so far, and is added to.
     **Raises:** `ValueError` if there is a chunk that no one process holds.
     """
-    counts = _chunks.grid(shape, chunk)
+    counts = _grid.grid(shape, chunk)
     owner = [-1] * math.prod(counts)
     for region, processes in holders:
         if any(

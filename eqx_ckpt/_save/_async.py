@@ -11,23 +11,13 @@ from typing import Any
 
 from jaxtyping import PyTree
 
-from . import (
-    _archive,
-    _commit,
-    _gc,
-    _layout,
-    _leaf,
-    _pending,
-    _reuse,
-    _root,
-    _serialise,
-    _team,
-    _threads,
-    _undo,
-)
-from ._filters import FilterSpec, IsLeaf
+from .._runtime import _gc, _processes, _threads, _undo
+from .._storage import _archive, _root
+from .._tree import _leaf
+from .._tree._filters import FilterSpec, IsLeaf
+from . import _background, _layout, _publish, _reuse, _serialise
+from ._background import SaveHandle
 from ._layout import Chunks, Leaf
-from ._pending import SaveHandle
 from ._serialise import Plan
 
 
@@ -48,7 +38,7 @@ def async_tree_serialise_leaves(
     durable: bool = True,
     max_bytes: int | None = None,
     progress: bool = False,
-    timeout: int | float = _team.TIMEOUT,
+    timeout: int | float = _processes.TIMEOUT,
     tag: str | int | None = None,
     reuse: str | os.PathLike[str] | SaveHandle | None = None,
 ) -> SaveHandle:
@@ -113,7 +103,7 @@ def async_tree_serialise_leaves(
     team = _serialise.team_of(path, pytree, metadata, timeout, tag)
     with team.heard():
         root = _root.resolve(path)
-        _pending.raise_untold()
+        _background.raise_untold()
         planned = _serialise.plan(
             root,
             pytree,
@@ -130,7 +120,7 @@ def async_tree_serialise_leaves(
             if _archive.is_archive(root):
                 _serialise.check_archive(root, overwrite)
             else:
-                _commit.examine(root, overwrite)
+                _publish.examine(root, overwrite)
         base = _reuse.find(reuse, root, planned.leaves, layout, team)
         written = _reuse.Written(planned.leaves)
         held = _reuse.hold(base, planned.leaves)
@@ -139,7 +129,7 @@ def async_tree_serialise_leaves(
             for place, leaf in enumerate(planned.leaves)
             if leaf.alias is None and place not in held
         )
-        _pending.make_room(copied)
+        _background.make_room(copied)
         planned = _stage(planned, held)
 
     def write() -> None:
@@ -164,7 +154,7 @@ def async_tree_serialise_leaves(
 
     is_staged = all(_leaf.is_staged(leaf.value) for leaf in planned.leaves)
     collect = None if is_staged else ft.partial(_collect, planned.leaves)
-    handle = _pending.start(root, collect, write, copied)
+    handle = _background.start(root, collect, write, copied)
     handle._written = written
     return handle
 

@@ -17,8 +17,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from . import _root, _undo
-from ._root import Root
+from .._runtime import _undo
+from .._storage import _root
+from .._storage._root import Root
 
 
 class SaveHandle:

@@ -2,8 +2,11 @@
 
 import os
 
-from . import _archive, _commit, _files, _pending, _root, _store, _write, formats
-from ._root import Root
+from .._format import _files
+from .._load import formats
+from .._storage import _archive, _root, _store, _write
+from .._storage._root import Root
+from . import _background, _publish
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
@@ -77,8 +80,8 @@ def delete(path: str | os.PathLike[str]) -> None:
             f"`{root}` is a symbolic link, and nothing is deleted through one. Delete "
             f"what it leads to, `{os.path.realpath(root.local)}`."
         )
-    _pending.wait_for(root)
+    _background.wait_for(root)
     if _is_file(root):
         _write.delete_tree(*_root.split(root))
     else:
-        _commit.remove(root)
+        _publish.remove(root)

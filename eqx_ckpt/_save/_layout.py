@@ -11,25 +11,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from . import (
-    _arrays,
-    _chunks,
-    _deal,
-    _digests,
-    _files,
-    _index,
-    _leaf,
-    _ocdbt,
-    _store,
-    _template,
-    _threads,
-    _write,
-)
-from ._chunks import Grid
-from ._deal import Owners
-from ._progress import Advance
-from ._root import Root
-from ._template import Template
+from .._format import _digests, _files, _grid, _index, _ocdbt, _template
+from .._format._grid import Grid
+from .._format._template import Template
+from .._runtime import _threads
+from .._runtime._progress import Advance
+from .._storage import _arrays, _store, _write
+from .._storage._root import Root
+from .._tree import _leaf
+from . import _assign
+from ._assign import Owners
 
 
 # Every leaf starts at a multiple of this in its file, which is what a memory-mapped
@@ -38,7 +29,7 @@ _ALIGN = 64
 # To an object store a file is sent whole, from memory, of which it takes twice as much.
 _FAR_FILE, _FAR_COPIES = 64 * 2**20, 2
 # Chunks of the layouts, in bytes: one block of digests, and few files.
-_CHUNK = {"ocdbt": _chunks.BLOCK, "zarr": 32 * 2**20}
+_CHUNK = {"ocdbt": _grid.BLOCK, "zarr": 32 * 2**20}
 # Leaves of fewer bytes are not compressed: they are read in runs, as they lie.
 _MIN_COMPRESSED = 1 << 16
 
@@ -110,9 +101,9 @@ def chunk_shape(
         least = -(-template.nbytes * 2 // _template.MAX_CHUNKS)
         target = max(_CHUNK[layout], least) if chunks is None else _bytes(chunks)
         if shard is None:
-            chunk = _chunks.choose(shape, itemsize, target)
+            chunk = _grid.choose(shape, itemsize, target)
         else:
-            chunk = _chunks.choose_sharded(shape, shard, itemsize, target)
+            chunk = _grid.choose_sharded(shape, shard, itemsize, target)
         return _few(name, template, chunk)
     given = chunks(name, shape, _template.dtype_of(template.stored))
     if given is None:
@@ -174,7 +165,7 @@ class _Data:
             grid = grids.get(leaf.number)
             if grid is None:
                 t = leaf.template
-                grid = _chunks.lay(t.shape, t.chunk, t.itemsize)
+                grid = _grid.lay(t.shape, t.chunk, t.itemsize)
                 grids[leaf.number] = grid
             self.grids.append(grid)
             self._first.append(total)
@@ -326,16 +317,16 @@ class Save:
             for place, (leaf, grid) in enumerate(zip(leaves, self.data.grids))
         ]
         limit = {} if most is None else {"most": most}
-        self.deal = _deal.deal(works, processes, apart=kept.same, **limit)
+        self.deal = _assign.deal(works, processes, apart=kept.same, **limit)
 
-    def _work(self, leaf: Leaf, grid: Grid, there: list[range] | None) -> _deal.Work:
+    def _work(self, leaf: Leaf, grid: Grid, there: list[range] | None) -> _assign.Work:
         count = len(grid.keys)
         owners = leaf.owners or [(range(count), 0)]
         if leaf.alias is not None:
             owners = []
         elif there is not None:
             owners = [(run, 0) for run in _between(there, count)]
-        return _deal.Work(count, grid.full, owners)
+        return _assign.Work(count, grid.full, owners)
 
     def own(self, process: int) -> list[tuple[int, list[tuple[int, range]]]]:
         """The files that a process writes: their numbers, and the runs in each."""
@@ -433,7 +424,7 @@ def longest(leaves: Sequence[Leaf], layout: str, processes: int) -> Written:
     own = [(i, x.template, x.owners) for i, x in enumerate(leaves) if x.alias is None]
     counts = [t.chunk_count for _, t, _ in own]
     total = sum(count * t.full + _ALIGN for count, (_, t, _) in zip(counts, own))
-    files = min(_deal.most_files(total, processes, _FAR_FILE), sum(counts) + len(own))
+    files = min(_assign.most_files(total, processes, _FAR_FILE), sum(counts) + len(own))
     # Wherever one file ends and another begins, and one process and another.
     splits = files + sum(len(owners) - 1 for _, _, owners in own if owners)
     last = len(leaves), max(counts, default=0), files, total

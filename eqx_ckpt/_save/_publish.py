@@ -19,10 +19,12 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
-from . import _files, _index, _published, _root, _store, _text, _write
-from ._index import Index
-from ._root import Root
-from ._store import Value
+from .._format import _files, _index, _text
+from .._format._index import Index
+from .._load import _published
+from .._storage import _root, _store, _write
+from .._storage._root import Root
+from .._storage._store import Value
 
 
 class Found(NamedTuple):

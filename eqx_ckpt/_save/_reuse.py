@@ -22,13 +22,17 @@ from typing import Any
 
 import jax
 
-from . import _archive, _chunks, _digests, _layout, _leaf, _open, _root, _write
+from .._format import _digests, _grid
+from .._load import _open
+from .._load._source import Source
+from .._runtime._processes import Team
+from .._runtime._undo import Descriptor
+from .._storage import _archive, _root, _write
+from .._storage._root import Root
+from .._tree import _leaf
+from . import _layout
+from ._background import SaveHandle
 from ._layout import Kept, Leaf, Piece
-from ._pending import SaveHandle
-from ._root import Root
-from ._source import Source
-from ._team import Team
-from ._undo import Descriptor
 
 
 # More files than this are not kept: what is in the smallest is written anew.
@@ -206,7 +210,7 @@ def _compare(
         if leaf is not None and leaf.template != record.template:
             leaf = None
         t = record.template
-        blocks = _chunks.lay(t.shape, t.chunk, t.itemsize).blocks
+        blocks = _grid.lay(t.shape, t.chunk, t.itemsize).blocks
         first = index.first_block(record.place)
         is_same = leaf is not None
         for start, stop, file, offset in index.segments(record):
@@ -239,7 +243,7 @@ def _is_same(leaf: Leaf, run: range, rows: bytes) -> bool:
     if t.chunk == t.shape:
         parts = iter([_leaf.to_host(value, t)])
     else:
-        regions = _chunks.lay(t.shape, t.chunk, t.itemsize).regions
+        regions = _grid.lay(t.shape, t.chunk, t.itemsize).regions
         parts = _leaf.to_host_by_regions(value, t, regions[run.start : run.stop])
     for part in parts:
         for digest in _digests.block_digests(_digests.as_bytes(part)):

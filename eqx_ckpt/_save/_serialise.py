@@ -10,42 +10,21 @@ from typing import Any, NamedTuple
 
 from jaxtyping import PyTree
 
-from . import (
-    _accord,
-    _archive,
-    _commit,
-    _deal,
-    _files,
-    _filters,
-    _gc,
-    _index,
-    _json,
-    _layout,
-    _leaf,
-    _names,
-    _others,
-    _pending,
-    _progress,
-    _register,
-    _reuse,
-    _root,
-    _select,
-    _static,
-    _store,
-    _team,
-    _tree,
-    _write,
-    formats,
-)
-from ._archive import Writable
-from ._commit import Place
-from ._filters import FilterSpec, IsLeaf
-from ._index import Index
+from .._format import _files, _index, _json, _names
+from .._format._index import Index
+from .._format._template import Template
+from .._load import formats
+from .._runtime import _gc, _processes, _progress
+from .._runtime._processes import Team
+from .._storage import _archive, _root, _store, _write
+from .._storage._archive import Writable
+from .._storage._root import Root
+from .._tree import _filters, _flatten, _leaf, _register, _select, _static
+from .._tree._filters import FilterSpec, IsLeaf
+from . import _agree, _assign, _background, _layout, _publish, _reuse, _sidecars
+from ._background import SaveHandle
 from ._layout import Chunks, Leaf
-from ._pending import SaveHandle
-from ._root import Root
-from ._team import Team
-from ._template import Template
+from ._publish import Place
 
 
 @_gc.paused()
@@ -65,7 +44,7 @@ def tree_serialise_leaves(
     durable: bool = True,
     max_bytes: int | None = None,
     progress: bool = False,
-    timeout: int | float = _team.TIMEOUT,
+    timeout: int | float = _processes.TIMEOUT,
     tag: str | int | None = None,
     reuse: str | os.PathLike[str] | SaveHandle | None = None,
 ) -> None:
@@ -150,8 +129,8 @@ def tree_serialise_leaves(
         root: Any = path
         if not _archive.is_file(path):
             root = _root.resolve(path)
-            _pending.wait_for(root)
-        _pending.raise_untold()
+            _background.wait_for(root)
+        _background.raise_untold()
         planned = plan(
             root,
             pytree,
@@ -172,9 +151,9 @@ def team_of(
     path: Any, pytree: PyTree, metadata: Any, timeout: int | float, tag: Any
 ) -> Team:
     """The processes that save a tree together."""
-    what = f"Saving to `{path}`{_team.tagged(tag)}"
-    mark = ft.partial(_accord.mark, pytree, metadata)
-    return _team.run("save", _root.place(path), tag, timeout, what, mark)
+    what = f"Saving to `{path}`{_processes.tagged(tag)}"
+    mark = ft.partial(_agree.mark, pytree, metadata)
+    return _processes.run("save", _root.place(path), tag, timeout, what, mark)
 
 
 def check_choices(root: Any, layout: str, compression: str | None) -> None:
@@ -239,7 +218,7 @@ def plan(
     check_choices(root, layout, compression)
     _json.check_metadata(metadata)
     cast = _leaf.check_cast(dtype)
-    flat = _tree.flatten(pytree, is_leaf)
+    flat = _flatten.flatten(pytree, is_leaf)
     chosen = _filters.selected(filter_spec, pytree, flat.leaves, is_leaf)
     selection = _select.select(
         where, flat.paths, flat.leaves, flat.structure, chosen, is_leaf
@@ -254,15 +233,15 @@ def plan(
     leaves, templates = _describe(flat, numbers, cast, layout, chunks, compression)
     if layout == "zarr":
         _layout.check_case([leaf.name for leaf in leaves], root)
-    entries = _tree.state_entries(pytree, flat.paths, "")
-    _tree.check_order(entries, flat, numbers)
+    entries = _flatten.state_entries(pytree, flat.paths, "")
+    _flatten.check_order(entries, flat, numbers)
     markers = {
         place: entry.label
         for place, number in enumerate(numbers)
         if (entry := entries.get(number)) is not None and entry.label is not None
     }
-    holes = _others.holes(pytree, is_leaf, flat, numbers, selection.wholes)
-    side = _others.files(leaves, holes, layout)
+    holes = _sidecars.holes(pytree, is_leaf, flat, numbers, selection.wholes)
+    side = _sidecars.files(leaves, holes, layout)
     statics = _static.record(pytree, is_leaf, flat.structure)
     made = Plan(leaves, templates, side, markers, statics, metadata, layout)
     check_index(made)
@@ -276,7 +255,7 @@ def check_index(plan: Plan) -> None:
     metadata = len(json.dumps(plan.metadata))
     if names + metadata + 64 * (len(plan.leaves) + chunks) < _json.MAX_INDEX // 16:
         return  # It is far from that.
-    longest = _layout.longest(plan.leaves, plan.layout, _team.size())
+    longest = _layout.longest(plan.leaves, plan.layout, _processes.size())
     try:
         _index.encode(_index_of(plan, "0" * 16, longest)[0])
     except ValueError as e:
@@ -316,7 +295,7 @@ def write(
                 pack(root)
                 return ""
             check_archive(root, overwrite)
-            _commit.publish_file(root, pack, overwrite, durable, nbytes)
+            _publish.publish_file(root, pack, overwrite, durable, nbytes)
         return ""
     with bar as advance, contextlib.ExitStack() as stack:
         places: list[Place] = []  # of process 0
@@ -324,19 +303,17 @@ def write(
         def begin(accounts: list[bytes]) -> bytes:
             if any(account != accounts[0] for account in accounts):
                 return b""
-            place = _commit.begin(root, plan.layout, overwrite)
-            with _commit.unpublished(root, nbytes):
+            place = _publish.begin(root, plan.layout, overwrite)
+            with _publish.unpublished(root, nbytes):
                 places.append(stack.enter_context(place))
                 if team.size > 1:
                     _write.make_directories(places[0].work, [f"d/{places[0].save}"])
-            return _commit.encode(places[0])
+            return _publish.encode(places[0])
 
-        where = team.confer(
-            lambda: _accord.account(root, plan, team), begin, alike=True
-        )
+        where = team.confer(lambda: _agree.account(root, plan, team), begin, alike=True)
         if not where:
-            _accord.explain(root, plan, team.round("differ"))
-        work, own = _commit.joined(root, where)
+            _agree.explain(root, plan, team.round("differ"))
+        work, own = _publish.joined(root, where)
         team = team.round("write")
         with team.heard():
             kept = _layout.NOTHING
@@ -350,7 +327,7 @@ def write(
             if team.rank > 0:
                 _store.await_directory(work, own)
             write = _writers[plan.layout]
-            with _commit.unpublished(root, nbytes):
+            with _publish.unpublished(root, nbytes):
                 ends.update(write(save, team.rank, work, own, durable, room))
                 if team.rank == 0:
                     return b""
@@ -363,9 +340,9 @@ def write(
                 ends.update(_take(save, plan.layout, rank, work, own, digests[rank]))
             if team.size > 1 and plan.layout == "zarr":
                 _write.delete_tree(work, "d")
-            with _commit.unpublished(root, nbytes):
+            with _publish.unpublished(root, nbytes):
                 written = _finishers[plan.layout](save, ends, work, own, durable)
-            _publish(places[0], plan, written, durable)
+            _finish(places[0], plan, written, durable)
             return b""
 
         team.confer(write_own, finish)
@@ -410,9 +387,9 @@ def _pack(plan: Plan, room: int, advance: _progress.Advance, file: Any) -> None:
             archive.write(key, [value])
 
 
-def _publish(place: Place, plan: Plan, written: _layout.Written, sync: bool) -> None:
+def _finish(place: Place, plan: Plan, written: _layout.Written, sync: bool) -> None:
     index, side = _index_of(plan, place.save, written)
-    _commit.publish(place, index, side, sync)
+    _publish.publish(place, index, side, sync)
 
 
 def _index_of(
@@ -448,7 +425,7 @@ def _index_of(
 
 
 def _describe(
-    flat: _tree.Flat,
+    flat: _flatten.Flat,
     numbers: Sequence[int],
     cast: Any,
     layout: str,
@@ -465,7 +442,7 @@ def _describe(
     templates: dict[Template, int] = {}
     # What was made of a template and keys; it is kept with them, as they go by its id.
     made: dict[Any, tuple[Template, Template]] = {}
-    processes = _team.size()
+    processes = _processes.size()
     loads = [0] * processes
     for number in numbers:
         path, value = flat.paths[number], flat.leaves[number]
@@ -529,12 +506,12 @@ def _check_nodes(leaves: Sequence[tuple[str, str]], paths: dict[str, tuple]) -> 
 
 def _owners(
     name: str, value: Any, template: Template, loads: list[int]
-) -> _deal.Owners | None:
+) -> _assign.Owners | None:
     holders = _leaf.holders(value, template)
     if holders is None:
         return None
     try:
-        return _deal.owners(
+        return _assign.owners(
             holders, template.shape, template.chunk, template.full, loads
         )
     except ValueError as e:

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from . import _arrays, _files, _json, _names
-from ._filters import IsLeaf
+from .._format import _files, _json, _names
+from .._format._template import Template
+from .._storage import _arrays
+from .._tree._filters import IsLeaf
+from .._tree._flatten import Flat
 from ._layout import Leaf
-from ._template import Template
-from ._tree import Flat
 
 
 # ---- Orbax: the files of a checkpoint of its own, of which it needs no others.

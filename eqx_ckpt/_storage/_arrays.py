@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorstore as ts
 
-from . import _ocdbt, _root, _store, _view
-from ._errors import MissingError
-from ._ocdbt import Database
+from .._errors import MissingError
+from .._format import _ocdbt, _view
+from .._format._ocdbt import Database
+from .._format._template import dtype_of, Template
+from . import _root, _store
 from ._root import Root
-from ._template import dtype_of, Template
 
 
 _little = [{"name": "bytes", "configuration": {"endian": "little"}}]

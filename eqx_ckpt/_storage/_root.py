@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import tensorstore as ts
 
-from . import _remote, _text
-from ._errors import DamagedError, MissingError
+from .._errors import DamagedError, MissingError
+from .._format import _text
+from .._runtime._undo import Descriptor
+from . import _remote
 from ._remote import Store
-from ._undo import Descriptor
 
 
 LAYOUTS = ("ocdbt", "zarr")

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorstore as ts
 
-from . import _remote, _root, _threads, _undo
-from ._errors import MissingError
+from .._errors import MissingError
+from .._runtime import _threads, _undo
+from . import _remote, _root
 from ._root import Root
 
 

@@ -13,10 +13,11 @@ import stat
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from . import _root, _store, _undo
+from .._runtime import _undo
+from .._runtime._undo import Descriptor
+from . import _root, _store
 from ._root import Root
 from ._store import Value
-from ._undo import Descriptor
 
 
 # The generation of what is not there. An empty one would be any.

@@ -11,7 +11,8 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from . import _leaf, _names
+from .._format import _names
+from . import _leaf
 
 
 FilterSpec = Any  # A pytree prefix of bools and of `leaf -> bool`.

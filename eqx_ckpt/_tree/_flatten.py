@@ -11,7 +11,8 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from . import _index, _leaf, _names, _node, _register, _template
+from .._format import _index, _names, _template
+from . import _leaf, _node, _register
 from ._filters import IsLeaf
 from ._node import Node
 

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from . import _chunks, _register, _sharding, _show, _template
+from .._format import _grid, _template
+from .._format._template import Template
+from . import _register, _sharding, _show
 from ._sharding import Shards
-from ._template import Template
 
 
 PYTHON = {"bool": bool, "int": int, "float": float, "complex": complex}
@@ -198,7 +199,7 @@ def shard_shape(leaf: Any, template: Template) -> tuple[int, ...] | None:
     if not isinstance(leaf, jax.Array) or is_whole(leaf.sharding):
         return None
     shape = template.logical_shape
-    least = _chunks.LEAST // template.itemsize
+    least = _grid.LEAST // template.itemsize
     shard = _sharding.shard_shape(leaf.sharding, shape, least)
     return None if shard is None else shard + template.shape[len(shape) :]
 

@@ -13,7 +13,8 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from . import _names, _show
+from .._format import _names
+from . import _show
 
 
 def check(tree: PyTree) -> None:

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from . import _names, _show, _text
-from ._index import Statics
+from .._format import _names, _text
+from .._format._index import Statics
+from . import _show
 
 
 class Spec(NamedTuple):

@@ -12,8 +12,10 @@ import jax.random as jr
 import ml_dtypes
 import numpy as np
 
-from . import _leaf, _register, _sharding, _show, _team, _template
-from ._template import Template
+from .._format import _template
+from .._format._template import Template
+from .._runtime import _processes
+from . import _leaf, _register, _sharding, _show
 
 
 class Target(NamedTuple):
@@ -52,7 +54,7 @@ def _target_of(like: Any) -> Target:
         sharding = like.sharding
         if not isinstance(like, jax.Array):
             sharding = _placed(sharding, like.shape)
-            if sharding is None and _team.size() > 1:
+            if sharding is None and _processes.size() > 1:
                 raise TypeError(
                     "It has no sharding. In a run of many processes every abstract "
                     "leaf needs one, such as `ec.skeleton(..., sharding=)` gives it."

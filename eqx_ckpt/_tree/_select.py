@@ -8,7 +8,7 @@ import equinox as eqx
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from . import _names
+from .._format import _names
 from ._filters import IsLeaf
 
 

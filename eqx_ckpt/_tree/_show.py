@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from . import _text
+from .._format import _text
 
 
 # What `str` gives for an index: longer digits are a key that looks like one.

@@ -11,7 +11,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from . import _leaks, _names, _show, _tree
+from .._format import _names
+from . import _flatten, _leaks, _show
 from ._filters import IsLeaf
 
 
@@ -71,7 +72,7 @@ def skeleton(
 def _with_shardings(tree: PyTree, sharding: Any) -> PyTree:
     parts, structure = jtu.tree_flatten(sharding, is_leaf=lambda x: x is None)
     subtrees = structure.flatten_up_to(tree)
-    flat = _tree.flatten(tree, None)
+    flat = _flatten.flatten(tree, None)
     out = []
     specs = [part for part, sub in zip(parts, subtrees) for _ in jtu.tree_leaves(sub)]
     for path, leaf, spec in zip(flat.paths, flat.leaves, specs):
@@ -190,6 +191,6 @@ def leaf_names(tree: PyTree, is_leaf: IsLeaf = None) -> PyTree:
 
         ```
     """
-    flat = _tree.flatten(tree, is_leaf)
+    flat = _flatten.flatten(tree, is_leaf)
     names = [_names.name_of(path)[0] for path in flat.paths]
     return jtu.tree_unflatten(flat.structure, names)

@@ -26,9 +26,10 @@ import numpy as np
 import xxhash
 from jaxtyping import PyTree
 
-from . import _json, _names, _nearest, _node, _tree
+from .._format import _json, _names
+from .._format._index import Statics
+from . import _flatten, _nearest, _node
 from ._filters import IsLeaf
-from ._index import Statics
 from ._node import Node
 
 
@@ -60,9 +61,9 @@ def record(tree: PyTree, is_leaf: IsLeaf, structure: Any) -> Statics:
     others: list[dict[str, Any]] = []
     of: dict[str, int] = {}
     seen: dict[str, int] = {}
-    nodes = _tree.node_types(structure)
+    nodes = _flatten.node_types(structure)
     if any(issubclass(cls, (eqx.Module, Node)) for cls in nodes):
-        for path, module in _tree.modules(tree, is_leaf):
+        for path, module in _flatten.modules(tree, is_leaf):
             plain, encoded = recorded(module)
             if plain or encoded:
                 key = repr((plain, encoded))
@@ -70,7 +71,7 @@ def record(tree: PyTree, is_leaf: IsLeaf, structure: Any) -> Statics:
                     seen[key] = len(values)
                     values.append(plain)
                     others.append(encoded)
-                of[_tree.module_name(path, "")] = seen[key]
+                of[_flatten.module_name(path, "")] = seen[key]
     return Statics(values, of, others)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import jax.tree_util as jtu
 
 import eqx_ckpt as ec
-import eqx_ckpt.__main__ as command
+import eqx_ckpt._cli._main as command
 
 from . import everything, KINDS, skeleton, tree
 

@@ -16,7 +16,7 @@ import numpy as np
 import tensorstore as ts
 
 import eqx_ckpt as ec
-from eqx_ckpt import _ocdbt
+from eqx_ckpt._format import _ocdbt
 
 
 _written = pathlib.Path(__file__).parent.parent / "foreign"

@@ -21,8 +21,8 @@ from typing import Any
 import google_crc32c
 
 import eqx_ckpt as ec
-import eqx_ckpt.__main__ as command
-from eqx_ckpt import _ocdbt
+import eqx_ckpt._cli._main as command
+from eqx_ckpt._format import _ocdbt
 
 from . import forge, save, template
 from .__main__ import limit_memory

@@ -4,9 +4,10 @@ what its files say, which is checked as strictly as our own: see SECURITY.md.
 
 from typing import Any
 
-from .. import _gc, _index, _text
-from .._errors import DamagedError
-from .._root import Root
+from ..._errors import DamagedError
+from ..._format import _index, _text
+from ..._runtime import _gc
+from ..._storage._root import Root
 from .._source import Source
 from . import _eqx, _levanter, _magic, _msgpack, _orbax, _safetensors, _zip
 from ._found import flat_name as flat_name, Found, look as look

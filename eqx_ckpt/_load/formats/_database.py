@@ -12,11 +12,12 @@ from typing import NamedTuple
 import google_crc32c
 import numpy as np
 
-from .. import _ocdbt, _store
-from .._errors import DamagedError, MissingError
-from .._ocdbt import Database, Entries
-from .._root import Root
-from . import _found, _zstd
+from ..._errors import DamagedError, MissingError
+from ..._format import _ocdbt
+from ..._format._ocdbt import Database, Entries
+from ..._storage import _store, _zstd
+from ..._storage._root import Root
+from . import _found
 
 
 MANIFEST = "manifest.ocdbt"

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import _json, _leaf, _names, _show, _store, _target, _template, _tree
+from ..._format import _json, _names, _template
+from ..._storage import _store
+from ..._tree import _flatten, _leaf, _restore, _show
 from .._source import Source
 from . import _found
 from ._found import Found, Leaf
@@ -42,7 +44,7 @@ def read(found: Found, like: Any) -> Source | None:
     if line is None:
         raise ValueError("it has no records of arrays: it is no `.eqx` file")
     metadata = _json.parse(line, "its first line") if line else None
-    flat = _tree.flatten(like, None)
+    flat = _flatten.flatten(like, None)
     window = _Window(found, key)
     leaves: list[Leaf] = []
     places: dict[int, int] = {}
@@ -51,7 +53,7 @@ def read(found: Found, like: Any) -> Source | None:
         if not _leaf.is_own(leaf):
             continue
         name, keys = _names.name_of(path)
-        target = _target.target_of(leaf)
+        target = _restore.target_of(leaf)
         if target.kind == "key":
             raise ValueError(
                 f"`like` has a typed PRNG key, `{name}`, which Equinox does not save"
@@ -71,7 +73,7 @@ def read(found: Found, like: Any) -> Source | None:
             f"it has more than the {len(leaves)} records that `like` has leaves: it is "
             "of another tree, and none of its leaves can be told"
         )
-    entries = _tree.state_entries(like, flat.paths, "")
+    entries = _flatten.state_entries(like, flat.paths, "")
     markers = {
         places[number]: entry.label
         for number, entry in entries.items()

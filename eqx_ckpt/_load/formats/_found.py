@@ -7,13 +7,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from .. import _index, _json, _names, _root, _store, _template, _threads
-from .._errors import MissingError
-from .._index import Index
-from .._ocdbt import Database
-from .._root import Root
+from ..._errors import MissingError
+from ..._format import _index, _json, _names, _template
+from ..._format._index import Index
+from ..._format._ocdbt import Database
+from ..._format._template import Template
+from ..._runtime import _threads
+from ..._storage import _root, _store
+from ..._storage._root import Root
 from .._source import Foreign, Source
-from .._template import Template
 
 
 # So much of a file is enough to tell its format.

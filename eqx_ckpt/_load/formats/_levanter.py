@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import _names, _store
+from ..._format import _names
+from ..._format._template import Template
+from ..._storage import _store
 from .._source import Source
-from .._template import Template
 from . import _database, _found, _zarr
 from ._found import Found, Leaf
 from ._zarr import Zarr

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import _names, _store, _template
+from ..._format import _names, _template
+from ..._format._template import Template
+from ..._storage import _store
 from .._source import Source
-from .._template import Template
 from . import _found
 from ._found import Found, Leaf
 

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import _names, _published, _root, _template
+from ..._format import _names, _template
+from ..._format._template import Template
+from ..._storage import _root
+from .. import _published
 from .._source import Source
-from .._template import Template
 from . import _database, _found, _zarr
 from ._found import Found, Leaf
 from ._zarr import Zarr

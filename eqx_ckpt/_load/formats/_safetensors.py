@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeGuard
 
-from .. import _json, _store, _template
-from .._root import Root
+from ..._format import _json, _template
+from ..._storage import _store
+from ..._storage._root import Root
 from .._source import Source
 from . import _found
 from ._found import Found, Leaf

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import _arrays, _chunks, _json, _store, _template
-from .._arrays import Stored
-from .._ocdbt import Database
-from .._root import Root
+from ..._format import _grid, _json, _template
+from ..._format._ocdbt import Database
+from ..._format._template import Template
+from ..._storage import _arrays, _store
+from ..._storage._arrays import Stored
+from ..._storage._root import Root
 from .._source import Source
-from .._template import Template
 from . import _database, _found
 from ._found import Found, Leaf
 
@@ -233,7 +234,7 @@ class Arrays(NamedTuple):
 
 def _pieces(what: Zarr, numbers: Sequence[int]) -> list[str]:
     """The keys of the pieces that chunks of some numbers are in, each once."""
-    counts = _chunks.grid(what.shape, what.chunk)
+    counts = _grid.grid(what.shape, what.chunk)
     if not counts:
         return [what.prefix.rstrip("/.") or "0"] if numbers else []
     places = np.stack(np.unravel_index(np.asarray(numbers, np.int64), counts), 1)

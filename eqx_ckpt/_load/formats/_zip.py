@@ -9,10 +9,11 @@ import itertools as it
 import struct
 from typing import Any, NamedTuple
 
-from .. import _files, _index, _json, _store
-from .._errors import DamagedError
-from .._index import Index
-from .._root import Root
+from ..._errors import DamagedError
+from ..._format import _files, _index, _json
+from ..._format._index import Index
+from ..._storage import _store
+from ..._storage._root import Root
 from .._source import Foreign, Source
 from . import _found, _magic
 from ._found import Found

@@ -1,0 +1,1 @@
+"""The command line. It imports every room. Begin with `_main`."""

@@ -1,0 +1,4 @@
+"""Parts of checkpoints into another model.
+
+It imports `adapters`, `_load` and what is below them. Begin with `_graft`.
+"""

@@ -1,0 +1,4 @@
+"""The directory of a training run: which steps are saved, restored and kept.
+
+It imports `_save`, `_load` and what is below them. Begin with `_manager`.
+"""
