@@ -647,7 +647,7 @@ def test_fork_in_the_middle(tmp_path):
 def test_a_forked_child_does_not_keep_our_lock(tmp_path):
     code = """
         import pathlib
-        from eqx_ckpt import _write
+        from eqx_ckpt._storage import _write
         with _write.lock(pathlib.Path(path).parent):
             child = os.fork()
             if not child:

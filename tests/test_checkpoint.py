@@ -484,8 +484,9 @@ def test_a_big_skeleton_costs_little(tmp_path):
         import itertools as it, resource, time
         import equinox as eqx, jax, jax.numpy as jnp, jax.random as jr
         import eqx_ckpt as ec
-        from eqx_ckpt import _index, _template, _root, _write, _tree, _names, _leaf
-        from eqx_ckpt import _static
+        from eqx_ckpt._format import _files, _index, _names, _template
+        from eqx_ckpt._storage import _root, _write
+        from eqx_ckpt._tree import _flatten, _static
 
         class Block(eqx.Module):
             attention: list[eqx.nn.Linear]
@@ -508,7 +509,7 @@ def test_a_big_skeleton_costs_little(tmp_path):
                 self.head = eqx.nn.Linear(8192, 128256, use_bias=False, key=key)
 
         like = eqx.filter_eval_shape(Llama, jr.key(0))
-        flat = _tree.flatten(like, None)
+        flat = _flatten.flatten(like, None)
         names, templates = [], []
         for path, leaf in zip(flat.paths, flat.leaves):
             name, keys = _names.name_of(path)

@@ -194,7 +194,7 @@ def test_other_files_of_that_name_are_nothing(tmp_path):
 def test_in_an_object_store():
     copy = """
         import pathlib, eqx_ckpt as ec
-        from eqx_ckpt import _root, _write
+        from eqx_ckpt._storage import _root, _write
         base = pathlib.Path("BASE")
         for name in NAMES:
             root = _root.resolve(f"memory://foreign/{name}")

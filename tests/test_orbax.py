@@ -372,7 +372,7 @@ def test_in_an_object_store(base):
     """What TensorStore is given for a URL; the store itself is its own."""
     copy = """
         import pathlib, sys, numpy as np, tensorstore as ts, eqx_ckpt as ec
-        from eqx_ckpt import _root, _write
+        from eqx_ckpt._storage import _root, _write
         base = pathlib.Path("BASE")
         for name in ("v1", "v0-files-3"):
             root = _root.resolve(f"memory://orbax/{name}")

@@ -225,7 +225,7 @@ def test_a_process_dies(tmp_path, who, when):
     """Nothing is published, and the other has an error in time."""
     code = f"""{SAVE}{CATCH}
 ec.tree_serialise_leaves(path / "c", {{"old": 1}})
-from eqx_ckpt import _write
+from eqx_ckpt._storage import _write
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 when, was = {when!r}, _write.write_file
@@ -277,16 +277,16 @@ if rank == 0:
 
 def test_a_path_that_is_not_shared(tmp_path):
     code = f"""{SAVE}{CATCH}
-from eqx_ckpt import _store
+from eqx_ckpt._storage import _store
 _store._SHOWN = 1
 # Each has a directory of its own, under one name, as on hosts without a shared disk.
 mine = path / str(rank)
 mine.mkdir()
 os.chdir(mine)
-import eqx_ckpt._accord as accord
+import eqx_ckpt._save._agree as accord
 lines = accord._lines
 accord._lines = lambda root, plan: lines(root, plan) | {{"the path": "same"}}
-from eqx_ckpt import _root
+from eqx_ckpt._storage import _root
 _root.place = str
 caught(ec.tree_serialise_leaves, "c", tree, timeout=20)
 """
@@ -302,7 +302,7 @@ def test_leaves_without_a_sharding_and_saves_that_differ(tmp_path):
     code = f"""{CATCH}
 like = {{"w": jax.ShapeDtypeStruct((8,), jnp.float32)}}
 caught(ec.tree_deserialise_leaves, path / "0", like)
-from eqx_ckpt import _root
+from eqx_ckpt._storage import _root
 _root.place = lambda _: "one path"
 like = {{"w": jax.ShapeDtypeStruct((8,), jnp.float32, sharding=rows)}}
 caught(ec.tree_deserialise_leaves, path / str(rank), like, timeout=10)

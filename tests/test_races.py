@@ -13,7 +13,7 @@ import pytest
 
 import eqx_ckpt as ec
 from eqx_ckpt._errors import ReplacedError
-from eqx_ckpt._load import _checkpoint
+from eqx_ckpt._load import _open
 
 
 def _tree(step):
@@ -88,7 +88,7 @@ def _load_unverified(path):
     _whole(ec.tree_deserialise_leaves(path, _like(), verify=False, where=_parts))
 
 
-def _open(path):
+def _opened(path):
     ckpt = ec.open(path)
     assert list(ckpt.leaves)[0] == "large" and len(ckpt) == 6
     try:
@@ -187,7 +187,7 @@ def test_a_file_that_is_written_to_in_place(tmp_path):
 
 def test_what_is_replaced_each_time(tmp_path, monkeypatch):
     """A call begins again a few times, and then says so."""
-    monkeypatch.setattr(_checkpoint, "_SECONDS", 0)
+    monkeypatch.setattr(_open, "_SECONDS", 0)
     calls = []
 
     def load(path):

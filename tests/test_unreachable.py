@@ -85,7 +85,7 @@ def test_google(monkeypatch):
         helpers.run_python(
             """
             import eqx_ckpt as ec
-            from eqx_ckpt import _remote
+            from eqx_ckpt._storage import _remote
             _remote._LOOK, _remote._ANSWER = 0.05, 0.3
             try:
                 ec.open("gs://bucket/x")
