@@ -131,7 +131,7 @@ def _other(path):
         return "lost"
 
 
-_CALLS = [_load, _load_unverified, _open, _exists, _verify]
+_CALLS = [_load, _load_unverified, _opened, _exists, _verify]
 _RARE = [_graft, _convert, _init, _other]
 
 
