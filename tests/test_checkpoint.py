@@ -484,7 +484,7 @@ def test_a_big_skeleton_costs_little(tmp_path):
         import itertools as it, resource, time
         import equinox as eqx, jax, jax.numpy as jnp, jax.random as jr
         import eqx_ckpt as ec
-        from eqx_ckpt._format import _files, _index, _names, _template
+        from eqx_ckpt._format import _files, _index, _leaves, _names, _template
         from eqx_ckpt._storage import _root, _write
         from eqx_ckpt._tree import _flatten, _static
 
@@ -518,13 +518,14 @@ def test_a_big_skeleton_costs_little(tmp_path):
                 keys, "jax", "float32", leaf.shape, "float32", leaf.shape))
         unique = list(dict.fromkeys(templates))
         index = _index.Index(
-            save="0" * 16, layout="ocdbt", metadata=None, names=names,
-            templates=unique, template=[unique.index(t) for t in templates],
-            files=["0"], file=[0] * len(names), splits=[], sizes={{}},
-            offset=[0, *it.accumulate(t.nbytes for t in templates[:-1])],
-            aliases={{}}, markers={{}},
-            statics=_static.record(like, None, flat.structure),
-            digests="0" * 32, others={{}}, writer={{}})
+            save="0" * 16, layout="ocdbt", metadata=None,
+            leaves=_leaves.Leaves(
+                names, unique, [unique.index(t) for t in templates],
+                statics=_static.record(like, None, flat.structure)),
+            placement=_index.Placement(
+                ["0"], [0] * len(names),
+                [0, *it.accumulate(t.nbytes for t in templates[:-1])]),
+            digests="0" * 32)
         root = _root.resolve({str(tmp_path)!r})
         _write.write_file(root, _files.INDEX, [_index.encode(index)])
 

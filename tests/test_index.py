@@ -16,7 +16,8 @@ from hypothesis import given, settings, strategies as st
 
 import eqx_ckpt as ec
 from eqx_ckpt._format import _grid, _index, _json, _names, _template
-from eqx_ckpt._format._index import Index, Statics
+from eqx_ckpt._format._index import Index, Placement
+from eqx_ckpt._format._leaves import Leaves, Statics
 from eqx_ckpt._format._template import Template
 from eqx_ckpt._save import _assign, _layout, _serialise
 from eqx_ckpt._storage import _root, _write
@@ -131,11 +132,15 @@ def make(columns):
     columns = dict(columns)
     columns["templates"] = [Template(*row) for row in columns["templates"]]
     columns["statics"] = Statics(*columns["statics"])
-    return Index(**columns)
+    parts = [
+        kind(**{f.name: columns.pop(f.name) for f in dataclasses.fields(kind)})
+        for kind in (Leaves, Placement)
+    ]
+    return Index(leaves=parts[0], placement=parts[1], **columns)
 
 
 def fields(index):
-    return {f.name: getattr(index, f.name) for f in dataclasses.fields(index)}
+    return dataclasses.asdict(index)
 
 
 @given(columns())
@@ -150,10 +155,12 @@ def test_decode_is_the_inverse_of_encode(columns):
 def test_the_places_of_digests(columns):
     index = make(columns)
     first = 0
-    for place, number in enumerate(index.template):
-        template = index.templates[number]
-        if place in index.aliases:
-            assert index.first_block(place) == index.first_block(index.aliases[place])
+    for place, number in enumerate(index.leaves.template):
+        template = index.leaves.templates[number]
+        if place in index.leaves.aliases:
+            assert index.first_block(place) == index.first_block(
+                index.leaves.aliases[place]
+            )
             continue
         assert index.first_block(place) == first
         first += _grid.block_counts(template.shape, template.chunk, template.itemsize)

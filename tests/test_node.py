@@ -74,10 +74,14 @@ def _stored(path: Any) -> tuple:
     """All that loads check, of a checkpoint."""
     index = ec.open(path)._source.index
     rows = {
-        name: (index.templates[number], index.markers.get(place))
-        for place, (name, number) in enumerate(zip(index.names, index.template))
+        name: (index.leaves.templates[number], index.leaves.markers.get(place))
+        for place, (name, number) in enumerate(
+            zip(index.leaves.names, index.leaves.template)
+        )
     }
-    return rows, {x: index.statics.values[i] for x, i in index.statics.of.items()}
+    return rows, {
+        x: index.leaves.statics.values[i] for x, i in index.leaves.statics.of.items()
+    }
 
 
 def test_what_is_saved_of_nodes_is_what_they_are_of(ckpt, tmp_path):

@@ -11,10 +11,13 @@ INDEX = "eqx_ckpt.json"
 CLAIM = "eqx_ckpt.saving"
 # The digests of a checkpoint with `layout="zarr"`.
 DIGESTS = "eqx_ckpt.digests"
-# Our files at the root of a checkpoint, besides `d/`, the index and leaves.
-SIDE = frozenset(
-    "_METADATA _sharding _strings.json manifest.ocdbt array_metadatas zarr.json".split()
-) | {CLAIM, DIGESTS}
+# The files for other readers at the root of a checkpoint.
+OTHERS = frozenset(
+    "_METADATA _sharding _strings.json array_metadatas/process_0 manifest.ocdbt "
+    "zarr.json".split()
+)
+# What is at the root of a checkpoint besides `d/`, the index and leaves.
+SIDE = frozenset(key.partition("/")[0] for key in OTHERS) | {CLAIM, DIGESTS}
 BESIDE = re.compile(r"(.+)\.eqx_ckpt-[0-9a-f]{16}", re.DOTALL)
 # Of the directory of a leaf.
 _MAX_NAME = 200

@@ -11,7 +11,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from .._format._index import Index
+from .._format._leaves import Leaves
 from .._load import _checkpoint, _deferred, _init, _lazy, _open
 from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray, Want
@@ -143,7 +143,7 @@ def graft(
         tuple(_rows(ours, stored, plan)),
         tuple(Difference(*x) for x in dict.fromkeys(plan.differences)),
         _store.bytes_read() - before if local else None,
-        _stored_bytes(stored.index),
+        stored.index.leaves.nbytes,
     )
     return tree, report
 
@@ -193,31 +193,25 @@ def _host(lazy: LazyArray) -> Want:
 
 
 def _rows(model: Model, stored: Stored, plan: Plan) -> list[Row]:
-    index = stored.index
-    sizes = [template.nbytes for template in index.templates]
+    saved = stored.index.leaves
+    sizes = [template.nbytes for template in saved.templates]
     rows: dict[int, Row] = {}
     for x in plan.placed:
-        how = "" if x.status == "loaded" else _how(x, index)
+        how = "" if x.status == "loaded" else _how(x, saved)
         nbytes = _nbytes(model.flat.leaves[x.number])
         rows[x.number] = Row(x.status, model.names[x.number], x.saved, how, nbytes)
     for number, node in plan.fresh.items():
         nbytes = _nbytes(model.flat.leaves[number])
         rows[number] = Row("fresh", model.names[number], (), node, nbytes)
     dropped = [
-        Row("dropped", index.names[p], (), node, sizes[index.template[p]])
+        Row("dropped", saved.names[p], (), node, sizes[saved.template[p]])
         for p, node in sorted(plan.dropped.items())
     ]
     return [*(rows[n] for n in sorted(rows)), *dropped]
 
 
-def _stored_bytes(index: Index) -> int:
-    sizes = [template.nbytes for template in index.templates]
-    places = set(range(len(index.names))) - index.aliases.keys()
-    return sum(sizes[index.template[place]] for place in places)
-
-
-def _how(placed: Placed, index: Index) -> str:
-    template = index.record(index.places[placed.saved[0]]).template
+def _how(placed: Placed, saved: Leaves) -> str:
+    template = saved.record(saved.places[placed.saved[0]]).template
     if placed.status == "cast":
         wanted = placed.target.dtype
         return f"{template.dtype} to {wanted}"

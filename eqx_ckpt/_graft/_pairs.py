@@ -95,13 +95,13 @@ class Stored:
         self.ckpt = ckpt
         self.source = ckpt._source
         self.index = ckpt._source.index
-        self.below = by_prefix(self.index.names)
+        self.below = by_prefix(self.index.leaves.names)
 
     def nodes(self, where: Any, called: str) -> list[Node]:
         if isinstance(where, str):
             if where not in self.below:
                 near = _nearest.Names(self.below).nearest(where, 3)
-                names = ", ".join(f"`{x}`" for x in near or self.index.names[:3])
+                names = ", ".join(f"`{x}`" for x in near or self.index.leaves.names[:3])
                 raise ValueError(
                     f"`{called}` is {where!r}, which the checkpoint at "
                     f"`{self.ckpt.path}` does not have. The nearest there: {names}."
@@ -155,8 +155,10 @@ class Stored:
         return Node(
             name,
             {
-                _names.below(self.index.names[place], name): Saved(
-                    _lazy.lazy_of(self.source, self.index.record(place, known=True))
+                _names.below(self.index.leaves.names[place], name): Saved(
+                    _lazy.lazy_of(
+                        self.source, self.index.leaves.record(place, known=True)
+                    )
                 )
                 for place in self.below.get(name, [])
             },
@@ -216,7 +218,7 @@ class Rename(NamedTuple):
 
             ```
         """
-        names = _checkpoint.open(source)._source.index.names
+        names = _checkpoint.open(source)._source.index.leaves.names
         back: dict[str, str] = {}
         for old, new in zip(names, renamed_names(self, names)):
             if back.setdefault(new, old) != old:

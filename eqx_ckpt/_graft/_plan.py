@@ -269,7 +269,7 @@ class _Matching:
             below = _names.below(state, root) if state else ""
             there = ".".join(x for x in (source, below) if x)
             places = self.stored.below.get(there, [])
-            saved = _flatten.stored_entries(index, there, places)
+            saved = _flatten.stored_entries(index.leaves, there, places)
             moves = _flatten.match_entries(there, labels, saved)
             for n in group.left[0].leaves.values():
                 entry = self.state_entries.get(n)
@@ -349,7 +349,7 @@ class _Matching:
             self.problems.add("model", model.names[n], _restore.show_target(target))
         places = [
             place
-            for place in range(len(index.names))
+            for place in range(len(index.leaves.names))
             if place not in self.used and place not in self.dropped
         ]
         new = {
@@ -361,13 +361,14 @@ class _Matching:
             if a.leaves.get(name) in self.fresh
         }
         for place in places:
-            text = _leaf.show(index.record(place).template)
+            text = _leaf.show(index.leaves.record(place).template)
             if place in new:
                 text += "  (what it stands for is in `fresh`)"
-            same = index.aliases.get(place)
+            same = index.leaves.aliases.get(place)
             if same is not None and same in self.used:
-                text += f"  (the same array as `{index.names[same]}`, which is loaded)"
-            self.problems.add("checkpoint", index.names[place], text)
+                name = index.leaves.names[same]
+                text += f"  (the same array as `{name}`, which is loaded)"
+            self.problems.add("checkpoint", index.leaves.names[place], text)
         return numbers, places
 
     def static_fields(
@@ -375,7 +376,7 @@ class _Matching:
     ) -> list[tuple[str, str, str]]:
         """Those that differ between Modules that stand for each other, and need not be
         the same: the others are problems."""
-        statics = self.stored.index.statics
+        statics = self.stored.index.leaves.statics
         modules = {
             _flatten.module_name(path, ""): module
             for path, module in _flatten.modules(self.model.tree, None)
@@ -695,7 +696,7 @@ def _origin(placed: Placed | None, stored: Stored) -> Any:
     if not isinstance(made, (LazyArray, Later)):
         return id(made)
     parts = (made,) if isinstance(made, LazyArray) else made.parts
-    aliases = stored.index.aliases
+    aliases = stored.index.leaves.aliases
     places = [x._record.place for x in parts]
     views = [(x._view, x.dtype, x._target.kind) for x in parts]
     # Two adapters may be shown alike.
@@ -720,7 +721,7 @@ def _message(
     static = _static.how_to_pass([name for name, _ in problems.rows.get("static", [])])
     titles = {kind: x.replace("{static}", static) for kind, x in _titles.items()}
     lines += _show.sections(problems.rows, titles)
-    dotted = [stored.index.names[p] for p in undeclared[1]]
+    dotted = [stored.index.leaves.names[p] for p in undeclared[1]]
     dotted = [name for name in dotted if "%2E" in name]
     if dotted:
         lines.append(

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .._format import _json, _view
-from .._format._index import Record
+from .._format._leaves import Record
 from .._format._template import Template
 from .._load import _checkpoint, _lazy, _open, _read
 from .._load._checkpoint import Checkpoint
@@ -98,17 +98,23 @@ def convert(
     room = max(1, max_bytes // 8)
     leaves: list[Leaf] = []
     numbers: dict[Template, int] = {}
-    for record in index.records():
+    for record in index.leaves.records():
         template = _template(pinned, record, layout, chunks, compression)
         number = numbers.setdefault(template, len(numbers))
         value = _value(pinned, record, room)
-        alias = index.aliases.get(record.place)
+        alias = index.leaves.aliases.get(record.place)
         leaves.append(Leaf(record.name, value, template, number, alias))
     if layout == "zarr":
         _layout.check_case([leaf.name for leaf in leaves], root)
     side = _sidecars.files(leaves, [], layout)
     plan = _serialise.Plan(
-        leaves, list(numbers), side, index.markers, index.statics, metadata, layout
+        leaves,
+        list(numbers),
+        side,
+        index.leaves.markers,
+        index.leaves.statics,
+        metadata,
+        layout,
     )
     _serialise.check_index(plan)
     team = _processes.Team(0, 1)

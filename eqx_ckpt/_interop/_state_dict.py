@@ -7,8 +7,8 @@ import jax
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from .._format import _index, _names
-from .._format._index import Index
+from .._format import _names
+from .._format._leaves import Leaves
 from .._format._template import Template
 from .._load import _match
 from .._tree import _filters, _flatten, _leaf, _register, _restore
@@ -181,29 +181,10 @@ def from_state_dict(
         template = template._replace(keys=keys, chunk=chunk)
         leaves[name] = value
         numbers.append(templates.setdefault(template, len(templates)))
-    names, values = list(leaves), list(leaves.values())
-    index = Index(
-        save="",
-        layout="state dict",
-        metadata=None,
-        names=names,
-        template=numbers,
-        templates=list(templates),
-        files=[],
-        file=[0] * len(names),
-        offset=[0] * len(names),
-        splits=[],
-        sizes={},
-        aliases={},
-        markers=markers,
-        statics=_index.Statics([], {}),
-        digests="",
-        others={},
-        writer={},
-    )
+    values = list(leaves.values())
     flat, pairs = _match.match(
         "state dict",
-        index,
+        Leaves(list(leaves), list(templates), numbers, markers=markers),
         like,
         filter_spec,
         is_leaf,

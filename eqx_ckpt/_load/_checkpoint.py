@@ -82,12 +82,7 @@ class Checkpoint(_Base):
 
     @property
     def nbytes(self) -> int:
-        index = self._source.index
-        return sum(
-            index.record(place).template.nbytes
-            for place in range(len(index.names))
-            if place not in index.aliases
-        )
+        return self._source.index.leaves.nbytes
 
     @property
     def tree(self) -> Any:
@@ -97,20 +92,20 @@ class Checkpoint(_Base):
 
     def __getitem__(self, name: str) -> LazyArray:
         """The leaf of a dotted name. **Raises:** `KeyError` naming the nearest."""
-        index = self._source.index
-        place = index.places.get(name)
+        leaves = self._source.index.leaves
+        place = leaves.places.get(name)
         if place is None:
-            raise KeyError(_unknown(name, index.names))
-        return _lazy.lazy_of(self._source, index.record(place))
+            raise KeyError(_unknown(name, leaves.names))
+        return _lazy.lazy_of(self._source, leaves.record(place))
 
     def __contains__(self, name: object) -> bool:
-        return name in self._source.index.places
+        return name in self._source.index.leaves.places
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._source.index.names)
+        return iter(self._source.index.leaves.names)
 
     def __len__(self) -> int:
-        return len(self._source.index.names)
+        return len(self._source.index.leaves.names)
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -153,10 +148,10 @@ class Checkpoint(_Base):
 
             ```
         """
-        index = self._source.index
+        saved = self._source.index.leaves
         matched = _match.match(
             f"checkpoint at `{self.path}`",
-            index,
+            saved,
             like,
             filter_spec,
             is_leaf,
@@ -176,7 +171,7 @@ class Checkpoint(_Base):
             lazy = _lazy.lazy_of(self._source, record, target)
             leaf = leaves[number]
             if _leaf.is_shared(leaf) or isinstance(leaf, _leaf.jax.ShapeDtypeStruct):
-                place = index.aliases.get(record.place, record.place)
+                place = saved.aliases.get(record.place, record.place)
                 lazy = shared.setdefault((id(leaf), place), lazy)
             leaves[number] = lazy
         return jtu.tree_unflatten(matched.flat.structure, leaves)
@@ -186,9 +181,8 @@ class Checkpoint(_Base):
 
     def describe(self, limit: int | None = None) -> str:
         """The checkpoint as a tree, in at most `limit` lines (None: all of them)."""
-        index = self._source.index
-        rows = ((r.name, _nodes.row(r)) for r in index.records())
-        count = len(index.names)
+        rows = ((r.name, _nodes.row(r)) for r in self._source.index.leaves.records())
+        count = len(self)
         head = (
             f"Checkpoint({_text.escape(self.path)}: {count} "
             f"{'leaf' if count == 1 else 'leaves'}, {_text.size(self.nbytes)})"
@@ -303,7 +297,7 @@ def resolve_source(ckpt: Checkpoint, source: str | Callable[[Any], Any] | None) 
     if source is None or source == "":
         return ""
     if isinstance(source, str):
-        names = ckpt._source.index.names
+        names = ckpt._source.index.leaves.names
         if source in ckpt or any(_names.is_under(name, source) for name in names):
             return source
         raise KeyError(

@@ -120,7 +120,7 @@ def tree_deserialise_leaves(
         pinned = ckpt._source
         flat, pairs = _match.match(
             f"checkpoint at `{ckpt.path}`",
-            pinned.index,
+            pinned.index.leaves,
             like,
             filter_spec,
             is_leaf,
@@ -133,7 +133,7 @@ def tree_deserialise_leaves(
         )
     leaves = list(flat.leaves)
     # One object at two places of `like`, stored as one array, is loaded as one array.
-    aliases = pinned.index.aliases
+    aliases = pinned.index.leaves.aliases
     first: dict[Any, int] = {}
     again: list[tuple[int, int]] = []
     wants: list[_lazy.Want] = []

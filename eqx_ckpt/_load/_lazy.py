@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from .._format import _template, _view
-from .._format._index import Record
+from .._format._leaves import Record
 from .._format._view import View
 from .._runtime import _progress
 from .._storage import _arrays, _root
@@ -254,7 +254,10 @@ def _unpickle(
 ) -> LazyArray:
     source = _open.reopen(root, save)
     return LazyArray(
-        source, source.index.record(source.index.places[name]), view, target
+        source,
+        source.index.leaves.record(source.index.leaves.places[name]),
+        view,
+        target,
     )
 
 
@@ -335,7 +338,7 @@ def _requests(
     source: Source, wants: Sequence[Want], lost: dict[str, str]
 ) -> tuple[list[_read.Request], list[list[int]]]:
     """What has to be read, and for each of it the wants that it is for."""
-    aliases = source.index.aliases
+    aliases = source.index.leaves.aliases
     requests: list[_read.Request] = []
     members: list[list[int]] = []
     if not aliases and len({want.record.place for want in wants}) == len(wants):

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .._format import _names, _template, _text
-from .._format._index import Index, Record
+from .._format._leaves import Leaves, Record
 from .._tree import (
     _filters,
     _flatten,
@@ -64,7 +64,7 @@ class _Report:
 
 def match(
     what: str,
-    index: Index,
+    saved: Leaves,
     like: PyTree,
     filter_spec: FilterSpec = _leaf.is_storable,
     is_leaf: IsLeaf = None,
@@ -87,13 +87,13 @@ def match(
     own: Iterable[str] = ()
     if not isinstance(static, str):
         own = _static.all_names(_static.record(like, is_leaf, flat.structure), source)
-    passes = _static.passing(static, index.statics, what, own)
+    passes = _static.passing(static, saved.statics, what, own)
     chosen = _filters.selected(filter_spec, like, flat.leaves, is_leaf)
     selection = _select.select(
         where, flat.paths, flat.leaves, flat.structure, chosen, is_leaf
     )
     names = [_names.name_of(path, source)[0] for path in flat.paths]
-    stored = stored_names(index, like, flat, names, source)
+    stored = stored_names(saved, like, flat, names, source)
     report = _Report()
     thing = what.partition(" at ")[0]
     pairs = []
@@ -109,7 +109,7 @@ def match(
         target = target_of(name, leaf)
         if cast:
             target = target._replace(cast=True)
-        place = index.places.get(stored[number])
+        place = saved.places.get(stored[number])
         if place is None:
             if missing == "keep" and not _is_abstract(leaf):
                 continue
@@ -120,19 +120,19 @@ def match(
                 text += f"  ({stored[number]})"
             report.add(kind, name, text, first)
             continue
-        record = index.record(place, known=True)
-        key = (index.template[place], target)
+        record = saved.record(place, known=True)
+        key = (saved.template[place], target)
         if key not in fits:
             fits[key] = _restore.misfit(record.template, target)
         problem = fits[key]
         if problem is not None:
-            saved, wanted = _leaf.show(record.template), _restore.show_target(target)
-            text = f"saved {saved}, `like` has {wanted}"
+            was, wanted = _leaf.show(record.template), _restore.show_target(target)
+            text = f"saved {was}, `like` has {wanted}"
             if problem.hint:
                 text += f"  ({problem.hint})"
             first = (
                 f"Deserialised leaf at path {path} has changed {problem.what}: "
-                f"`{name}` is {saved} in the {thing} and {wanted} in `like`."
+                f"`{name}` is {was} in the {thing} and {wanted} in `like`."
             )
             report.add(problem.what, name, text, first)
             continue
@@ -145,14 +145,14 @@ def match(
     wholes = [_flatten.module_name(path, source) for path in selection.wholes]
     if unexpected == "error":
         leaves = list(zip(stored, flat.leaves, chosen))
-        _find_unexpected(index, leaves, wholes, filter_spec, source, report)
+        _find_unexpected(saved, leaves, wholes, filter_spec, source, report)
     if static != "ignore":
-        _find_static(index, like, is_leaf, wholes, source, passes, report)
+        _find_static(saved, like, is_leaf, wholes, source, passes, report)
     if report.rows:
-        raise RuntimeError(_message(what, index, source, report))
+        raise RuntimeError(_message(what, saved, source, report))
     if not pairs:
         some = [name for name, good in zip(names, chosen) if good]
-        hint = _source_hint(index, some, source)
+        hint = _source_hint(saved, some, source)
         raise RuntimeError(
             f"None of the leaves of `like` that are selected is in the {what}, such as "
             f"`{some[0]}`. {hint or 'Names begin with those of `source`.'}"
@@ -176,7 +176,7 @@ _no_entry = "no entry of the saved State is that of `"
 
 
 def stored_names(
-    index: Index, like: PyTree, flat: _flatten.Flat, names: list[str], source: str
+    saved: Leaves, like: PyTree, flat: _flatten.Flat, names: list[str], source: str
 ) -> list[str]:
     """The name under which each leaf of `like` is stored.
 
@@ -193,9 +193,9 @@ def stored_names(
     moves = {}
     for state, labels in by_state.items():
         below = state + "." if state else ""
-        places = (p for name, p in index.places.items() if name.startswith(below))
-        saved = _flatten.stored_entries(index, state, places)
-        moves[state] = _flatten.match_entries(state, labels, saved)
+        places = (p for name, p in saved.places.items() if name.startswith(below))
+        there = _flatten.stored_entries(saved, state, places)
+        moves[state] = _flatten.match_entries(state, labels, there)
     for number, entry in entries.items():
         below = entry.state + "." if entry.state else ""
         rest = names[number][len(below) :].partition(".")[2]
@@ -208,7 +208,7 @@ def stored_names(
 
 
 def _find_unexpected(
-    index: Index,
+    saved: Leaves,
     like: list[tuple[str, Any, bool]],
     wholes: list[str],
     filter_spec: FilterSpec,
@@ -219,14 +219,14 @@ def _find_unexpected(
     # What a leaf of `like` stands for that is loaded, or would be if it was chosen.
     known = {name for name, x, good in like if good or _filters.by_default(x)}
     whole = _names.within(wholes)
-    extra = [n for n in index.names if n not in known and whole(n) is not None]
+    extra = [n for n in saved.names if n not in known and whole(n) is not None]
     if not extra:
         return
     others = {name: leaf for name, leaf, _ in like}
     specs: dict[Any, Any] = dict(_filters.prefixes(filter_spec, source))
     nearest = _names.within(specs)
     chosen = [specs.get(nearest(name), True) for name in extra]
-    records = [index.record(index.places[name]) for name in extra]
+    records = [saved.record(saved.places[name]) for name in extra]
     leaves = [_stand_in(record) for record in records]
     for record, good in zip(records, _filters.evaluate(chosen, leaves)):
         text = _leaf.show(record.template)
@@ -263,7 +263,7 @@ def _stand_in(record: Record) -> Any:
 
 
 def _find_static(
-    index: Index,
+    saved: Leaves,
     like: PyTree,
     is_leaf: IsLeaf,
     wholes: list[str],
@@ -271,14 +271,14 @@ def _find_static(
     passes: Callable[[str], bool],
     report: _Report,
 ) -> None:
-    if not index.statics.of:
+    if not saved.statics.of:
         return
     whole = _names.within(wholes)
     for path, module in _flatten.modules(like, is_leaf):
         name = _flatten.module_name(path, source)
-        if name not in index.statics.of or whole(name) is None:
+        if name not in saved.statics.of or whole(name) is None:
             continue
-        for x in _static.changes(index.statics, module, name, passes):
+        for x in _static.changes(saved.statics, module, name, passes):
             if x.may_differ:
                 continue
             text = f"saved {x.saved}, `like` has {x.here}"
@@ -302,7 +302,7 @@ _titles = {
 }
 
 
-def _message(what: str, index: Index, source: str, report: _Report) -> str:
+def _message(what: str, saved: Leaves, source: str, report: _Report) -> str:
     below = f" under `{source}`" if source else ""
     lines = [report.first] if report.first else []
     count = ", ".join(
@@ -310,10 +310,10 @@ def _message(what: str, index: Index, source: str, report: _Report) -> str:
     )
     lines.append(
         f"The {what}{below} does not fit `like` ({count} of "
-        f"{len(index.names)} leaves saved); nothing was loaded."
+        f"{len(saved.names)} leaves saved); nothing was loaded."
     )
 
-    there = _nearest.Names(index.names if "missing" in report.rows else ())
+    there = _nearest.Names(saved.names if "missing" in report.rows else ())
 
     def nearest(kind: str, name: str, text: str) -> str:
         if kind != "missing" or "{" in name or _no_entry in text:
@@ -329,21 +329,21 @@ def _message(what: str, index: Index, source: str, report: _Report) -> str:
     }
     lines += _show.sections(report.rows, titles, nearest)
     missing = [name for name, _ in report.rows.get("missing", [])]
-    hint = _source_hint(index, missing, source)
+    hint = _source_hint(saved, missing, source)
     if hint:
         lines.append(hint)
     return "\n".join(map(_text.bounded, lines))
 
 
-def _source_hint(index: Index, missing: list[str], source: str) -> str:
+def _source_hint(saved: Leaves, missing: list[str], source: str) -> str:
     """The prefix under which all that is missing is stored, if there is one."""
     if source or not missing:
         return ""
     some = missing[0]
-    for name in index.names:
+    for name in saved.names:
         if name.endswith("." + some):
             prefix = name[: -len(some) - 1]
-            if all(f"{prefix}.{other}" in index.places for other in missing):
+            if all(f"{prefix}.{other}" in saved.places for other in missing):
                 return (
                     f'All of it is stored under `{prefix}`: pass `source="{prefix}"`.'
                 )

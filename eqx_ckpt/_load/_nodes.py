@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .._format import _names, _text
-from .._format._index import Record
+from .._format._leaves import Record
 from .._storage._root import Root
 from .._tree import _leaf, _node
 from .._tree._node import Node, Spec
@@ -47,7 +47,7 @@ class _Stored:
 
     @ft.cached_property
     def _fields(self) -> str:
-        return _node.fields_text(self.source.index.statics, self.name)
+        return _node.fields_text(self.source.index.leaves.statics, self.name)
 
     def fields(self) -> str:
         return self._fields
@@ -55,7 +55,7 @@ class _Stored:
     @ft.cached_property
     def _groups(self) -> dict[str, list[int | str]]:
         """The members below each child, by its component."""
-        names = self.source.index.names
+        names = self.source.index.leaves.names
         start = len(self.name) + 1 if self.name else 0
         out: dict[str, list[int | str]] = {}
         for member in self._members:
@@ -85,7 +85,7 @@ class _Stored:
         index = self.source.index
         name = f"{self.name}.{component}" if self.name else component
         leaves = [place for place in members if isinstance(place, int)]
-        if not leaves or index.names[leaves[0]] != name:
+        if not leaves or index.leaves.names[leaves[0]] != name:
             if self._depth + 1 >= _names.MAX_DEPTH:
                 # What walks a tree calls itself, and JAX does not recover from that.
                 most = f"at most {_names.MAX_DEPTH} can be stored"
@@ -93,15 +93,15 @@ class _Stored:
             return Node(_Stored(self.source, name, members, self._gaps))
         if len(leaves) > 1:
             raise ValueError(f"The index has a leaf and a node at {name!r}.")
-        return _lazy.lazy_of(self.source, index.record(leaves[0]))
+        return _lazy.lazy_of(self.source, index.leaves.record(leaves[0]))
 
     def _kinds(self, members: list[int | str]) -> set[str]:
         """Of the keys at which these lie below the node."""
         index = self.source.index
-        number = index.template
+        number = index.leaves.template
         out: set[str] = set()
         for i in {number[place] for place in members if isinstance(place, int)}:
-            keys = index.templates[i].keys
+            keys = index.leaves.templates[i].keys
             if not isinstance(keys, str):
                 raise ValueError("The index has a malformed template.")
             out.add(keys[self._depth : self._depth + 1])
@@ -149,7 +149,7 @@ class _Stored:
     @property
     def _labels(self) -> tuple[str | None, ...]:
         """Those of the entries, if the node is an eqx.nn.State: all differ then."""
-        markers = self.source.index.markers
+        markers = self.source.index.leaves.markers
         if not markers or any(kind not in "sf" for (kind, _), _ in self._rows):
             return ()
         labels = []
@@ -180,9 +180,9 @@ class _Stored:
         cut = len(self.name) + 1 if self.name else 0
         for member in self._members:
             if isinstance(member, int):
-                yield index.names[member][cut:], row(index.record(member))
+                yield index.leaves.names[member][cut:], row(index.leaves.record(member))
             else:
-                fields = _node.fields_text(index.statics, member)
+                fields = _node.fields_text(index.leaves.statics, member)
                 yield from _node.field_rows(fields, member[cut:])
 
     def reduce(self) -> tuple[Any, ...]:
@@ -192,9 +192,9 @@ class _Stored:
 def node_at(source: Source, name: str) -> Node:
     index = source.index
     members: list[int | str] = [
-        place for place, x in enumerate(index.names) if _names.is_under(x, name)
+        place for place, x in enumerate(index.leaves.names) if _names.is_under(x, name)
     ]
-    for module in index.statics.of:
+    for module in index.leaves.statics.of:
         if len(module) > _names.MAX_NAME or module.count(".") >= _names.MAX_DEPTH:
             raise ValueError("The index has static fields of what is never saved.")
         if _names.is_under(module, name):
@@ -208,8 +208,8 @@ def reopen_node(root: Root, save: str, name: str) -> Node:
 
 def forest(source: Source) -> Any:
     index = source.index
-    if index.names == [_names.ROOT]:
-        return _lazy.lazy_of(source, index.record(0))
+    if index.leaves.names == [_names.ROOT]:
+        return _lazy.lazy_of(source, index.leaves.record(0))
     return node_at(source, "")
 
 

@@ -15,7 +15,7 @@ import xxhash
 from .._errors import DamagedError, MissingError, ReplacedError
 from .._format import _digests, _grid, _template, _text, _view
 from .._format._grid import Grid
-from .._format._index import Record
+from .._format._leaves import Record
 from .._format._template import Template
 from .._format._view import View
 from .._storage import _arrays, _root, _store
@@ -140,10 +140,10 @@ def _runs(source: Source, requests: Sequence[Request], which: list[int]) -> list
             for i, r in ((i, requests[i].record) for i in which)
         ]
     else:
-        places = []
+        places, at = [], source.index.placement
         for i in which:
-            record = requests[i].record
-            places.append((source.files[record.file], record.offset, i))
+            place = requests[i].record.place
+            places.append((source.files[at.file[place]], at.offset[place], i))
         places.sort()
     runs: list[_Run] = []
     last, start, stop, members = "", 0, 0, []

@@ -11,7 +11,8 @@ import numpy as np
 from .._errors import DamagedError, ReplacedError
 from .._format import _files, _grid, _index, _template, _text
 from .._format._grid import Grid
-from .._format._index import Index, Record
+from .._format._index import Index
+from .._format._leaves import Record
 from .._format._ocdbt import Database
 from .._format._template import Template
 from .._storage import _arrays, _root, _store
@@ -88,7 +89,7 @@ class Source:
             return self.foreign.files
         if self.database is None:
             return None
-        return [f"{self.database}/{file}" for file in self.index.files]
+        return [f"{self.database}/{file}" for file in self.index.placement.files]
 
     @ft.cached_property
     def _opened(self) -> dict[int, Any]:
@@ -129,12 +130,15 @@ class Source:
             places = [self._place(*one) for one in wanted]
             return _arrays.open_arrays(self.directory, self.files, places)
         directory, files, stored = self.foreign[0], self.foreign[1], self.foreign.stored
+        at = self.index.placement
         those = [(stored[r.place], n) for r, n in wanted if r.place in stored]
         opened = iter(_arrays.open_stored(directory, those, self.foreign.database))
         return [
             next(opened)
             if self.is_stored(r)
-            else _arrays.Run(directory, files[r.file], r.offset, r.template.shape)
+            else _arrays.Run(
+                directory, files[at.file[r.place]], at.offset[r.place], r.template.shape
+            )
             for r, _ in wanted
         ]
 

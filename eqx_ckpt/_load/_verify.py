@@ -18,7 +18,7 @@ import xxhash
 from .._errors import ReplacedError
 from .._format import _digests, _files, _grid, _index, _template, _text
 from .._format._grid import Grid
-from .._format._index import Record
+from .._format._leaves import Record
 from .._runtime import _progress, _threads
 from .._storage import _arrays, _root, _store, _write
 from .._storage._root import Root
@@ -129,8 +129,8 @@ def verify(
         raise _unverifiable(pinned)
     try:
         source = _open.open_source(root)
-        records = list(source.index.records())
-        source.index.places
+        records = list(source.index.leaves.records())
+        source.index.leaves.places
     except ValueError as e:
         is_file = root.local is not None and not root.local.is_dir()
         file = root.local.name if is_file else _files.INDEX
@@ -280,7 +280,7 @@ def _grid_of(record: Record) -> Grid:
 
 def _has_bytes(source: Source, record: Record) -> bool:
     """Whether a leaf has chunks, of its own: in a database, aliases lead to others'."""
-    if source.database is not None and record.place in source.index.aliases:
+    if source.database is not None and record.place in source.index.leaves.aliases:
         return False
     return record.template.chunk_count > 0
 

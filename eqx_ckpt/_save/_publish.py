@@ -116,7 +116,7 @@ def _is_leftover(root: Root, tops: Mapping[str, bool]) -> bool:
 def _own_entries(found: Found) -> set[str]:
     own = {*_files.SIDE, "d", _files.INDEX}
     if found.index is not None and found.index.layout == "zarr":
-        own.update(map(_files.directory, found.index.names))
+        own.update(map(_files.directory, found.index.leaves.names))
     return own
 
 
@@ -125,7 +125,7 @@ def _foreign(root: Root, found: Found, entries: Mapping[str, bool]) -> list[str]
     out = set(entries) - _own_entries(found)
     leaves: set[str] = set()
     if found.index and found.index.layout == "zarr":
-        leaves.update(map(_files.directory, found.index.names))
+        leaves.update(map(_files.directory, found.index.leaves.names))
     for name in {"d"} | (leaves if root.local is not None else set()):
         inside = _store.list_top(_root.below(root, name)) if entries.get(name) else None
         for entry in inside or ():

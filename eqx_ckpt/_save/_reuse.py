@@ -134,7 +134,7 @@ def hold(base: Base | None, leaves: Sequence[Leaf]) -> Set[int]:
         pieces, _, same = _compare(source, near, base.known)
         sizes = _sizes(leaves, pieces)
         for number in _largest(sizes):
-            key = f"{source.database}/{source.index.files[number]}"
+            key = f"{source.database}/{source.index.placement.files[number]}"
             base.held[number] = _write.open_file(source.root, key, sizes[number])
     except (OSError, ValueError, RuntimeError):
         base.close()
@@ -202,8 +202,8 @@ def _compare(
     changed: set[int] = set()
     same: set[int] = set()
     rows: _Rows = {}
-    for record in index.records():
-        if record.place in index.aliases:
+    for record in index.leaves.records():
+        if record.place in index.leaves.aliases:
             continue
         place = places.get(record.name)
         leaf = None if place is None else leaves[place]
@@ -260,7 +260,7 @@ def _link(
     linked: list[int] = []
     most = [n for n in _largest(sizes) if n not in base.held][: _MOST - len(base.held)]
     for number in sorted([*base.held, *most]):
-        key = f"{source.database}/{source.index.files[number]}"
+        key = f"{source.database}/{source.index.placement.files[number]}"
         into = f"{own}/{len(linked)}"
         if number in base.held:
             fd = base.held[number]

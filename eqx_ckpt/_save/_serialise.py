@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from jaxtyping import PyTree
 
 from .._format import _files, _index, _json, _names
-from .._format._index import Index
+from .._format._index import Index, Placement
+from .._format._leaves import Leaves, Statics
 from .._format._template import Template
 from .._load import formats
 from .._runtime import _gc, _processes, _progress
@@ -197,7 +198,7 @@ class Plan(NamedTuple):
     templates: list[Template]
     side: dict[str, bytes]  # for other readers
     markers: dict[int, str]
-    statics: _index.Statics
+    statics: Statics
     metadata: Any
     layout: str
 
@@ -402,21 +403,17 @@ def _index_of(
         save=save,
         layout=plan.layout,
         metadata=plan.metadata,
-        names=[leaf.name for leaf in plan.leaves],
-        templates=plan.templates,
-        template=[leaf.number for leaf in plan.leaves],
-        files=written.files,
-        file=written.file,
-        offset=written.offset,
-        splits=written.splits,
-        sizes=written.sizes,
-        aliases={
-            i: leaf.alias
-            for i, leaf in enumerate(plan.leaves)
-            if leaf.alias is not None
-        },
-        markers=plan.markers,
-        statics=plan.statics,
+        leaves=Leaves(
+            [leaf.name for leaf in plan.leaves],
+            plan.templates,
+            [leaf.number for leaf in plan.leaves],
+            {i: x.alias for i, x in enumerate(plan.leaves) if x.alias is not None},
+            plan.markers,
+            plan.statics,
+        ),
+        placement=Placement(
+            written.files, written.file, written.offset, written.splits, written.sizes
+        ),
         digests=written.digests,
         others={**written.others, **others},
         writer=_index.versions(),

@@ -11,7 +11,8 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from .._format import _index, _names, _template
+from .._format import _names, _template
+from .._format._leaves import Leaves
 from . import _leaf, _node, _register
 from ._filters import IsLeaf
 from ._node import Node
@@ -161,14 +162,14 @@ class Entries(NamedTuple):
     looks: dict[int, set[tuple]]
 
 
-def stored_entries(index: _index.Index, state: str, places: Iterable[int]) -> Entries:
-    """The entries of the State of a name, of which these are leaves, in an index."""
+def stored_entries(leaves: Leaves, state: str, places: Iterable[int]) -> Entries:
+    """The entries of the State of a name, of which these are leaves."""
     out = Entries({}, {})
     for place in places:
-        position, _, rest = _names.below(index.names[place], state).partition(".")
+        position, _, rest = _names.below(leaves.names[place], state).partition(".")
         if position.isdecimal():
-            t = index.templates[index.template[place]]
-            out.labels[int(position)] = index.markers.get(place)
+            t = leaves.templates[leaves.template[place]]
+            out.labels[int(position)] = leaves.markers.get(place)
             kind = t.kind if t.kind in ("key", "str", "bytes") else _number(t.dtype)
             out.looks.setdefault(int(position), set()).add(
                 (rest, t.logical_shape, kind)

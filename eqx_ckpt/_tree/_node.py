@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._format import _names, _text
-from .._format._index import Statics
+from .._format._leaves import Statics
 from . import _show
 
 
@@ -183,7 +183,7 @@ def static_fields(node: Node) -> dict[str, Any]:
 
 
 def recorded(node: Node) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Those that JSON holds, and the others, encoded: as in `_index.Statics`."""
+    """Those that JSON holds, and the others, encoded: as in `Statics`."""
     text = body_of(node).fields()
     plain, encoded = json.loads(text) if text else ({}, {})
     return plain, encoded

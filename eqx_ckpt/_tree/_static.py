@@ -27,7 +27,7 @@ import xxhash
 from jaxtyping import PyTree
 
 from .._format import _json, _names
-from .._format._index import Statics
+from .._format._leaves import Statics
 from . import _flatten, _nearest, _node
 from ._filters import IsLeaf
 from ._node import Node

@@ -8,8 +8,9 @@ import numpy as np
 import xxhash
 
 from ..._errors import MissingError
-from ..._format import _index, _json, _names, _template
-from ..._format._index import Index
+from ..._format import _json, _names, _template
+from ..._format._index import Index, Placement
+from ..._format._leaves import Leaves
 from ..._format._ocdbt import Database
 from ..._format._template import Template
 from ..._runtime import _threads
@@ -170,27 +171,19 @@ def source(
         return xxhash.xxh3_64_hexdigest("/".join(parts).encode() + head)
 
     numbers: dict[Template, int] = {}
+    template = [numbers.setdefault(x.template, len(numbers)) for x in leaves]
+    saved = Leaves([x.name for x in leaves], list(numbers), template, {}, markers or {})
+    saved.places  # Two leaves of one name are an error.
     stamped = stamp(directory)
     index = Index(
         save=stamped,
         layout=format,
         metadata=metadata,
-        names=[leaf.name for leaf in leaves],
-        template=[numbers.setdefault(x.template, len(numbers)) for x in leaves],
-        templates=list(numbers),
-        files=files,
-        file=[leaf.file for leaf in leaves],
-        offset=[leaf.offset for leaf in leaves],
-        splits=[],
-        sizes={},
-        aliases={},
-        markers=markers or {},
-        statics=_index.Statics([], {}),
-        digests="",
-        others={},
-        writer={},
+        leaves=saved,
+        placement=Placement(
+            files, [leaf.file for leaf in leaves], [leaf.offset for leaf in leaves]
+        ),
     )
-    index.places  # Two leaves of one name are an error.
     foreign = Foreign(directory, files, stamp, stamped, stored, None, database)
     return Source(found.root, index, foreign)
 

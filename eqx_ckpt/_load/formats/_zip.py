@@ -56,21 +56,28 @@ def read(found: Found, like: Any) -> Source | None:
     index = _index.decode(_found.read(directory, key, start, stop))
     if index.layout != "ocdbt":
         raise ValueError(f"it holds the layout {index.layout!r}: unzip it")
+    placement = index.placement
     base = f"{prefix}d/{index.save}/"
-    files = [_place(directory, key, members, base + name, end) for name in index.files]
+    files = [
+        _place(directory, key, members, base + name, end) for name in placement.files
+    ]
     digests = _place(directory, key, members, base + "digests", end)
     if digests[1] - digests[0] != 16 * index.block_count:
         raise DamagedError("its file of digests is damaged")
     _check(index, files, [(start, stop), digests])
     shifted = dataclasses.replace(
         index,
-        files=[key],
-        file=[0] * len(index.names),
-        offset=[files[f][0] + at for f, at in zip(index.file, index.offset)],
-        splits=[(x, c, 0, files[f][0] + at) for x, c, f, at in index.splits],
+        placement=dataclasses.replace(
+            placement,
+            files=[key],
+            file=[0] * len(placement.file),
+            offset=[
+                files[f][0] + at for f, at in zip(placement.file, placement.offset)
+            ],
+            splits=[(x, c, 0, files[f][0] + at) for x, c, f, at in placement.splits],
+        ),
         others={},
     )
-
     stamp = ft.partial(_store.stamp, key=key)
     foreign = Foreign(directory, [key], stamp, stamp(directory), {}, digests)
     return Source(found.root, shifted, foreign)
@@ -161,7 +168,7 @@ def _check(
     spans = sorted([*files, *others])
     if any(a[1] > b[0] for a, b in zip(spans, spans[1:])):
         raise ValueError("two files of the zip lie at one place")
-    for record in index.records():
+    for record in index.leaves.records():
         for first, stop, file, offset in index.segments(record):
             start, end = files[file]
             if offset + index.extent(record, first, stop) > end - start:
