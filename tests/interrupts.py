@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -46,18 +47,25 @@ def _traced(at: int | None, lines: list[Line], thread: str) -> Callable[..., Any
         return trace_line
 
     def trace(frame: Any, event: str, arg: Any) -> Any:
-        # What a finaliser raises, Python ignores.
-        names = {f.f_code.co_name for f in (frame, frame.f_back) if f is not None}
-        is_ours = frame.f_code.co_filename.startswith(_PACKAGE)
-        if not is_ours or "__del__" in names:
+        if not frame.f_code.co_filename.startswith(_PACKAGE):
             return None
-        if threading.current_thread().name != thread:
+        if threading.current_thread().name != thread or _is_final(frame):
             return None
-        # What comes before the first line of an `__exit__`, comes before it is called,
-        # and Python does not call it again.
-        return skip if frame.f_code.co_name == "__exit__" else trace_line
+        # What comes before the first line of one of these, comes before it is called:
+        # Python then does not enter the block, or does not leave it by another call.
+        is_at_block = frame.f_code.co_name in ("__enter__", "__exit__")
+        return skip if is_at_block else trace_line
 
     return trace
+
+
+def _is_final(frame: Any) -> bool:
+    """Whether a finaliser runs: what it raises, Python ignores."""
+    while frame is not None:
+        code, frame = frame.f_code, frame.f_back
+        if code.co_name == "__del__" or code.co_filename == weakref.__file__:
+            return True
+    return False
 
 
 def _trace(call: Callable[[], Any], trace: Callable[..., Any]) -> None:
@@ -102,11 +110,14 @@ def spread(lines: list[Line], most: int, every: Sequence[str]) -> list[int]:
 class State:
     def __init__(self, directory: pathlib.Path):
         self._directory = str(directory)
+        self._ignored: list[Any] = []
+        sys.unraisablehook = lambda error: self._ignored.append(repr(error))
         self._before = self._now()
 
     def _now(self) -> dict[str, Any]:
         return {
             "descriptors": sorted(_descriptors(self._directory)),
+            "ignored": list(self._ignored),
             "threads": sorted(t.name for t in threading.enumerate()),
             "collector": gc.isenabled(),
             "interval": sys.getswitchinterval(),

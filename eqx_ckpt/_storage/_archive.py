@@ -90,6 +90,14 @@ def forget(root: Root) -> None:
             _write.delete_tree(*_root.split(root))
 
 
+class _Zip(zipfile.ZipFile):
+    """A zip that gets its list of files when it is closed, and never by itself: the
+    file may have another zip by the time that this is collected."""
+
+    def __del__(self):
+        pass
+
+
 class Archive:
     """A zip that is being written, to anything that has a `write`."""
 
@@ -97,7 +105,7 @@ class Archive:
         # What has no buffer may write a part of what it is given.
         self._is_raw = isinstance(file, io.RawIOBase)
         self._file = io.BufferedWriter(file) if self._is_raw else file
-        self._zip = zipfile.ZipFile(self._file, "w", zipfile.ZIP_STORED)
+        self._zip = _Zip(self._file, "w", zipfile.ZIP_STORED)
         self._lock = threading.Lock()
 
     def write(self, key: str, buffers: Iterable[Any]) -> None:
@@ -120,12 +128,11 @@ class Archive:
     def __exit__(self, kind: Any, *_: Any) -> None:
         """Writes the list of the files. Without it none of them is there."""
         try:
-            if kind is not None:
-                self._zip.fp = None  # Else it is written when this is collected.
-            self._zip.close()
-            # Else the list of a longer zip that was there would be found at the end.
-            if kind is None and getattr(self._file, "seekable", bool)():
-                self._file.truncate()
+            if kind is None:
+                self._zip.close()
+                # Else the list of a longer zip would be found at the end of the file.
+                if getattr(self._file, "seekable", bool)():
+                    self._file.truncate()
         finally:
             if self._is_raw:
                 self._file.detach()
