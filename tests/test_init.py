@@ -36,18 +36,26 @@ def path(tmp_path):
     return tmp_path / "x"
 
 
+KEY = {"key": jr.key(1)}
+
+
 def test_a_part_is_loaded_and_the_rest_initialised(path):
     saved = Net(key=jr.key(0))
     with BytesRead() as read:
         out = ec.load_or_init(
-            Net, path, 5, key=jr.key(1), source="model", where=lambda m: m.body
+            Net,
+            path,
+            (5,),
+            {"key": jr.key(1)},
+            source="model",
+            where=lambda m: m.body,
         )
     assert read.total < saved.body.nbytes + 3000
     fresh = eqx.filter_jit(Net)(5, key=jr.key(1))
     assert_alike(out.head, fresh.head)
     assert_alike(out.body, saved.body)
     assert_alike(out.table, saved.table)
-    everything = ec.load_or_init(Net, path, key=jr.key(1), source="model")
+    everything = ec.load_or_init(Net, path, (), KEY, source="model")
     assert_alike(everything, saved)
 
 
@@ -70,7 +78,7 @@ def test_what_is_loaded_is_not_initialised(path, monkeypatch):
         compiled.clear()
         with monkeypatch.context() as patch:
             patch.setattr(_init.jax, "jit", spy)
-            ec.load_or_init(Net, path, key=jr.key(1), source="model", where=where)
+            ec.load_or_init(Net, path, (), KEY, source="model", where=where)
         return compiled
 
     (only_head,) = program(lambda m: [m.body, m.table])
@@ -90,15 +98,25 @@ def test_missing_leaves_are_an_error_or_initialised(tmp_path):
     saved = Net(key=jr.key(0))
     ec.tree_serialise_leaves(tmp_path / "x", saved, where=lambda m: m.body)
     with pytest.raises(RuntimeError, match=r"    head  f32\[3,30\]"):
-        ec.load_or_init(Net, tmp_path / "x", key=jr.key(1))
-    out = ec.load_or_init(Net, tmp_path / "x", key=jr.key(1), missing="init")
+        ec.load_or_init(Net, tmp_path / "x", (), KEY)
+    out = ec.load_or_init(Net, tmp_path / "x", (), KEY, missing="init")
     fresh = eqx.filter_jit(Net)(key=jr.key(1))
     assert_alike((out.body, out.head), (saved.body, fresh.head))
     with pytest.raises(RuntimeError, match="has changed shape"):
         wider = lambda key: eqx.tree_at(lambda m: m.body, Net(key=key), jnp.ones(3))
-        ec.load_or_init(wider, tmp_path / "x", jr.key(1), missing="init")
+        ec.load_or_init(wider, tmp_path / "x", (jr.key(1),), missing="init")
     with pytest.raises(ValueError, match='`missing` must be "error" or "init"'):
-        ec.load_or_init(Net, tmp_path / "x", key=jr.key(1), missing="keep")
+        ec.load_or_init(Net, tmp_path / "x", kwargs=KEY, missing="keep")
+
+
+def test_no_keyword_of_the_function_is_taken_for_one_of_the_call(tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "x", {"a": jnp.ones(2)})
+    init = lambda where, static, cast: {"a": jnp.zeros(2), "b": where + static + cast}
+    kwargs = dict.fromkeys(("where", "static", "cast"), jnp.ones(()))
+    out = ec.load_or_init(init, tmp_path / "x", (), kwargs, missing="init")
+    assert out["a"].tolist() == [1, 1] and float(out["b"]) == 3
+    with pytest.raises(TypeError, match=r"`args` must be a tuple, and `kwargs` a"):
+        ec.load_or_init(init, tmp_path / "x", "key")
 
 
 def test_the_error_for_an_abstract_leaf_says_what_works(tmp_path):
@@ -123,7 +141,9 @@ def test_keys_weak_types_and_states(tmp_path):
         }
 
     ec.tree_serialise_leaves(tmp_path / "x", {"loaded": jnp.ones(3)})
-    out = ec.load_or_init(init, tmp_path / "x", jr.key(3), where=lambda t: t["loaded"])
+    out = ec.load_or_init(
+        init, tmp_path / "x", (jr.key(3),), where=lambda t: t["loaded"]
+    )
     assert_alike(out, {**init(jr.key(3)), "loaded": jnp.ones(3)})
 
 
@@ -133,8 +153,8 @@ def test_shardings(path):
     out = ec.load_or_init(
         Net,
         path,
-        8,
-        key=jr.key(1),
+        (8,),
+        {"key": jr.key(1)},
         source="model",
         where=lambda m: m.body,
         sharding=rows,
@@ -162,10 +182,10 @@ def test_one_model_is_the_peak():
         where = lambda t: t["a"]
         with tempfile.TemporaryDirectory() as path:
             ec.tree_serialise_leaves(path + "/5", {"a": np.ones(5, "f4")})
-            ec.load_or_init(init, path + "/5", 5, where=where)
+            ec.load_or_init(init, path + "/5", (5,), where=where)
             before = peak()
             ec.tree_serialise_leaves(path + "/x", {"a": np.zeros(size, "f4")})
-            tree = ec.load_or_init(init, path + "/x", size, where=where)
+            tree = ec.load_or_init(init, path + "/x", (size,), where=where)
             assert float(tree["a"][-1]) == 0 and float(tree["b"][-1]) == 2
             print((peak() - before) / (4 * size))
         """

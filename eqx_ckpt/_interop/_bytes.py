@@ -7,6 +7,7 @@ from typing import Any
 from jaxtyping import PyTree
 
 from .._load import _deserialise
+from .._runtime import _processes
 from .._save import _serialise
 from .._tree import _leaf
 from .._tree._filters import FilterSpec, IsLeaf
@@ -22,6 +23,8 @@ def to_bytes(
     dtype: Any = None,
     metadata: Any = None,
     compression: str | None = None,
+    max_bytes: int | None = None,
+    progress: bool = False,
 ) -> bytes:
     """A tree as the bytes of a checkpoint in one file, to be sent or kept elsewhere.
 
@@ -30,8 +33,10 @@ def to_bytes(
 
     **Arguments:**
 
-    - `pytree`, `filter_spec`, `is_leaf`, `where`, `dtype`, `metadata`, `compression`:
-        as in [`tree_serialise_leaves`][].
+    - `pytree`, `filter_spec`, `is_leaf`, `where`, `dtype`, `metadata`: as in
+        [`tree_serialise_leaves`][].
+    - `compression`, `progress`: as there.
+    - `max_bytes`: as there, beyond the bytes that are returned.
 
     **Returns:** bytes.
 
@@ -57,6 +62,8 @@ def to_bytes(
         dtype=dtype,
         metadata=metadata,
         compression=compression,
+        max_bytes=max_bytes,
+        progress=progress,
     )
     return file.getvalue()
 
@@ -74,6 +81,10 @@ def from_bytes(
     static: Static = "error",
     cast: bool = False,
     verify: bool = True,
+    max_bytes: int | None = None,
+    progress: bool = False,
+    timeout: int | float = _processes.TIMEOUT,
+    tag: str | int | None = None,
 ) -> PyTree:
     """Loads leaves into a tree from the bytes of [`to_bytes`][], each by its name.
 
@@ -87,6 +98,7 @@ def from_bytes(
     - `like`, `filter_spec`, `is_leaf`, `where`, `source`: as in
         [`tree_deserialise_leaves`][].
     - `missing`, `unexpected`, `static`, `cast`, `verify`: as there.
+    - `max_bytes`, `progress`, `timeout`, `tag`: as there.
 
     **Returns:** `like`, with the selected leaves loaded.
 
@@ -115,4 +127,8 @@ def from_bytes(
         static=static,
         cast=cast,
         verify=verify,
+        max_bytes=max_bytes,
+        progress=progress,
+        timeout=timeout,
+        tag=tag,
     )

@@ -34,13 +34,14 @@ def convert(
     compression: str | None = None,
     overwrite: bool = True,
     durable: bool = True,
-    max_bytes: int = 2**28,
+    verify: bool = True,
+    max_bytes: int | None = None,
     progress: bool = False,
 ) -> None:
     """Writes a checkpoint of any format that [`open`][] reads as another one.
 
     It needs no model, and holds no more of the checkpoint in memory than `max_bytes`,
-    but at least a few chunks. What has digests is verified as it is read.
+    but at least a few chunks.
 
     **Arguments:**
 
@@ -54,7 +55,7 @@ def convert(
     - `layout`, `chunks`, `compression`, `overwrite`, `durable`: as in
         [`tree_serialise_leaves`][]; by default chunks are as in the source, if it has
         some.
-    - `max_bytes`, `progress`: as in [`tree_deserialise_leaves`][].
+    - `verify`, `max_bytes`, `progress`: as in [`tree_deserialise_leaves`][].
 
     **Returns:** None.
 
@@ -85,7 +86,9 @@ def convert(
             metadata=metadata,
             overwrite=overwrite,
             durable=durable,
+            verify=verify,
             max_bytes=max_bytes,
+            progress=progress,
         )
         return
     if skip:
@@ -95,13 +98,14 @@ def convert(
     pinned = ckpt._source
     index = pinned.index
     # As many threads as there may be read a chunk each.
+    max_bytes = 256 * 2**20 if max_bytes is None else max_bytes
     room = max(1, max_bytes // 8)
     leaves: list[Leaf] = []
     numbers: dict[Template, int] = {}
     for record in index.leaves.records():
         template = _template(pinned, record, layout, chunks, compression)
         number = numbers.setdefault(template, len(numbers))
-        value = _value(pinned, record, room)
+        value = _value(pinned, record, verify, room)
         alias = index.leaves.aliases.get(record.place)
         leaves.append(Leaf(record.name, value, template, number, alias))
     if layout == "zarr":
@@ -134,18 +138,18 @@ def _template(
     return t._replace(codec=_layout.codec_of(t, compression))
 
 
-def _value(source: Source, record: Record, room: int) -> Any:
+def _value(source: Source, record: Record, verify: bool, room: int) -> Any:
     """What a leaf is written from: itself if it is a value, else what reads it."""
     if record.template.kind not in ("jax", "numpy", "key"):
         want = _lazy.Want(record, None, _restore.own_target(record.template))
-        return _lazy.load(source, [want], True)[0]
+        return _lazy.load(source, [want], verify)[0]
 
     def read(region: tuple[slice, ...]) -> np.ndarray:
         out: list[np.ndarray] = []
         view = _view.whole(record.template.shape).take(region)
         request = _read.Request(record, (view,))
         done = lambda number, result: out.append(result.arrays[0])
-        _read.read(source, [request], True, done, room)
+        _read.read(source, [request], verify, done, room)
         return out[0]
 
     return _leaf.Unread(read)

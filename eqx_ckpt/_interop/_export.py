@@ -1,6 +1,8 @@
 """`export_safetensors`: the arrays of a tree as one `.safetensors` file."""
 
+import bisect
 import functools as ft
+import itertools as it
 import json
 import math
 import os
@@ -15,6 +17,8 @@ from .._graft._pairs import Rename
 from .._load import _lazy, formats
 from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
+from .._runtime import _progress
+from .._runtime._progress import Advance
 from .._save import _publish
 from .._storage import _root
 from .._tree import _filters, _flatten, _leaf, _show, _static
@@ -42,12 +46,13 @@ def export_safetensors(
     metadata: Any = None,
     overwrite: bool = True,
     durable: bool = True,
-    max_bytes: int = 2**28,
+    verify: bool = True,
+    max_bytes: int | None = None,
+    progress: bool = False,
 ) -> None:
     """Writes the arrays of a tree, or of a checkpoint, to one `.safetensors` file.
 
-    The file is there whole or not at all; one that was there is replaced at once. Lazy
-    leaves are read as they are written.
+    The file is written atomically. Lazy leaves are read as they are written.
 
     **Arguments:**
 
@@ -69,7 +74,9 @@ def export_safetensors(
     - `overwrite`: whether a `.safetensors` file at `path` may be replaced. Anything
         else that is there is never touched.
     - `durable`: whether to return only once the file would survive a power cut.
-    - `max_bytes`: how much memory to use for lazy leaves that are read.
+    - `verify`, `progress`: as in [`tree_deserialise_leaves`][], of lazy leaves.
+    - `max_bytes`: how much host memory the call may take beyond the tree, 256 MiB by
+        default.
 
     **Returns:** None.
 
@@ -113,10 +120,14 @@ def export_safetensors(
     if labels:
         text = json.dumps(labels, separators=(",", ":"))
         metadata = {**(metadata or {}), formats.LABELS: text}
-    buffers = _buffers(tensors, metadata, max_bytes)
-    _publish.publish_file(
-        root, lambda file: file.writelines(buffers), overwrite, durable
-    )
+    header = _header(tensors, metadata)
+    buffers = _buffers(tensors, verify, _ROOM if max_bytes is None else max_bytes)
+    ends = list(it.accumulate(tensor.nbytes for tensor in tensors))
+    with _progress.bar("save", ends[-1], len(ends), progress) as advance:
+        lines = it.chain([header], _counted(buffers, ends, advance))
+        _publish.publish_file(
+            root, lambda file: file.writelines(lines), overwrite, durable
+        )
 
 
 def _tensors(
@@ -248,17 +259,15 @@ def _header(tensors: Sequence[_Tensor], metadata: dict[str, str] | None) -> byte
 _SMALL = 2**20
 # Larger ones are read in parts of this many.
 _PART = 16 * 2**20
+_ROOM = 256 * 2**20
 
 
-def _buffers(
-    tensors: Sequence[_Tensor], metadata: dict[str, str] | None, max_bytes: int
-) -> Iterator[Any]:
-    yield _header(tensors, metadata)
+def _buffers(tensors: Sequence[_Tensor], verify: bool, room: int) -> Iterator[Any]:
     waiting: list[LazyArray] = []
     size = 0
 
     def flush() -> Iterator[Any]:
-        for array in _lazy.fetch(waiting, True, max_bytes):
+        for array in _lazy.fetch(waiting, verify, room):
             yield _digests.as_bytes(array)
         waiting.clear()
 
@@ -266,27 +275,40 @@ def _buffers(
         if not isinstance(value, LazyArray):
             yield from flush()
             size = 0
-            yield from _of_array(value, max_bytes)
+            yield from _of_array(value, room)
             continue
         lazy = _lazy.on_host(value)
         nbytes = math.prod(lazy.shape) * lazy.dtype.itemsize
-        if nbytes > _SMALL or size + nbytes > max_bytes:
+        if nbytes > _SMALL or size + nbytes > room:
             yield from flush()
             size = 0
         if nbytes <= _SMALL:
             waiting.append(lazy)
             size += nbytes
             continue
-        for part in _slabs(lazy.shape, lazy.dtype.itemsize, min(_PART, max_bytes // 4)):
-            yield from map(
-                _digests.as_bytes, _lazy.fetch([lazy[part]], True, max_bytes)
-            )
+        for part in _slabs(lazy.shape, lazy.dtype.itemsize, min(_PART, room // 4)):
+            (array,) = _lazy.fetch([lazy[part]], verify, room)
+            yield _digests.as_bytes(array)
     yield from flush()
 
 
-def _of_array(value: Any, max_bytes: int) -> Iterator[Any]:
+def _counted(
+    buffers: Iterator[Any], ends: list[int], advance: Advance
+) -> Iterator[Any]:
+    """The buffers, each counted once it is written; leaf i ends at byte `ends[i]`."""
+    written = leaves = 0
+    for buffer in buffers:
+        nbytes = memoryview(buffer).nbytes
+        yield buffer
+        del buffer
+        written += nbytes
+        before, leaves = leaves, bisect.bisect_right(ends, written)
+        advance(nbytes, leaves - before)
+
+
+def _of_array(value: Any, room: int) -> Iterator[Any]:
     t = _leaf.describe(value)
-    room = max_bytes // (4 * _leaf.PREFETCH)
+    room //= 4 * _leaf.PREFETCH
     if t.nbytes <= room:
         yield _digests.as_bytes(_leaf.to_host(value, t))
         return

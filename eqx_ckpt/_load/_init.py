@@ -1,7 +1,7 @@
 """`load_or_init`, and `unloaded`: trees of which only a part is in a checkpoint."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -23,18 +23,22 @@ from ._lazy import LazyArray
 def load_or_init(
     init_fn: Callable[..., PyTree],
     path: str | os.PathLike[str] | Checkpoint,
-    *args: Any,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
     where: Callable[[PyTree], Any] | None = None,
     source: str | Callable[[Any], Any] | None = None,
     missing: str = "error",
     unexpected: str = "error",
     static: Static = "error",
     cast: bool = False,
-    sharding: Any = None,
     verify: bool = True,
+    max_bytes: int | None = None,
+    progress: bool = False,
     timeout: int | float = _processes.TIMEOUT,
     tag: str | int | None = None,
-    **kwargs: Any,
+    broadcast: bool = False,
+    sharding: Any = None,
 ) -> PyTree:
     """`init_fn(*args, **kwargs)`, with a part of it loaded instead of initialised.
 
@@ -43,13 +47,15 @@ def load_or_init(
 
     **Arguments:**
 
-    - `init_fn`, `args`, `kwargs`: the function to call, such as a Module, and its
-        arguments. It is traced, and so must be one that `jax.jit` takes.
+    - `init_fn`: the function to call, such as a Module. It is traced, and so must be
+        one that `jax.jit` takes.
     - `path`: as in [`open`][], or an open [`Checkpoint`][].
+    - `args`, `kwargs`: the arguments of `init_fn`: a tuple, and a dict.
     - `where`: a function from the tree to the nodes to load; the rest of it is
         initialised. All of it is loaded by default.
-    - `source`, `unexpected`, `static`, `cast`, `verify`, `timeout`, `tag`: as in
+    - `source`, `unexpected`, `static`, `cast`, `verify`: as in
         [`tree_deserialise_leaves`][].
+    - `max_bytes`, `progress`, `timeout`, `tag`, `broadcast`: as there.
     - `missing`: `"error"`, or `"init"` to initialise also those leaves of `where` that
         the checkpoint lacks.
     - `sharding`: as in [`skeleton`][], for what is loaded and what is initialised.
@@ -66,7 +72,7 @@ def load_or_init(
         >>> mlp = eqx.nn.MLP(2, 2, 8, 1, key=jr.key(0))
         >>> ec.tree_serialise_leaves("memory://init", mlp)
         >>> new = ec.load_or_init(
-        ...     eqx.nn.MLP, "memory://init", 2, 5, 8, 1, key=jr.key(1),
+        ...     eqx.nn.MLP, "memory://init", (2, 5, 8, 1), {"key": jr.key(1)},
         ...     where=lambda m: m.layers[0],
         ... )
         >>> bool(eqx.tree_equal(new.layers[0], mlp.layers[0])), new.layers[1].bias.shape
@@ -76,6 +82,13 @@ def load_or_init(
     """
     if missing not in ("error", "init"):
         raise ValueError(f'`missing` must be "error" or "init", not {missing!r}.')
+    if not isinstance(args, (tuple, list)) or not isinstance(kwargs, Mapping | None):
+        raise TypeError(
+            "`args` must be a tuple, and `kwargs` a dict, of the arguments of "
+            '`init_fn`: `ec.load_or_init(eqx.nn.MLP, path, (2, 5, 8, 1), {"key": key})`'
+            "."
+        )
+    kwargs = dict(kwargs or {})
     like = _skeleton.skeleton(init_fn, *args, sharding=sharding, **kwargs)
     ckpt = _checkpoint.open(path)
     loaded = _deserialise.tree_deserialise_leaves(
@@ -88,8 +101,11 @@ def load_or_init(
         static=static,
         cast=cast,
         verify=verify,
+        max_bytes=max_bytes,
+        progress=progress,
         timeout=timeout,
         tag=tag,
+        broadcast=broadcast,
     )
     return initialise(loaded, init_fn, *args, **kwargs)
 

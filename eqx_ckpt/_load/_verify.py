@@ -29,6 +29,7 @@ from ._source import Source
 
 # What one thread reads at a time, and the least memory with which that makes sense.
 _STEP, _LEAST = 16 * 2**20, 2**20
+_ROOM = 256 * 2**20
 _THREADS = min(8, os.cpu_count() or 1)
 # What reads from an object store mostly waits.
 _FAR_THREADS = 8
@@ -78,7 +79,7 @@ class Problem(NamedTuple):
 def verify(
     path: str | os.PathLike[str] | Checkpoint,
     *,
-    max_bytes: int = 2**28,
+    max_bytes: int | None = None,
     progress: bool = False,
 ) -> list[Problem]:
     """Reads every byte of a checkpoint, and returns what is not as it was saved.
@@ -91,10 +92,10 @@ def verify(
     **Arguments:**
 
     - `path`: as in [`open`][], or an open [`Checkpoint`][].
-    - `max_bytes`: how much memory to use for what is read, at least 1 MiB. The index,
-        the digests and the files for other readers, which are small, come on top; and
-        compressed chunks are decoded whole.
-    - `progress`: whether to show a progress bar. This needs `eqx_ckpt[progress]`.
+    - `max_bytes`: how much memory to use for what is read, 256 MiB by default, at least
+        1 MiB. The index, the digests and the files for other readers, which are small,
+        come on top; and compressed chunks are decoded whole.
+    - `progress`: as in [`tree_deserialise_leaves`][].
 
     **Returns:** a list of [`Problem`][]s, which is empty if all is well. If the index
     is damaged, nothing else can be checked, and it is the only problem. After 1000
@@ -119,6 +120,7 @@ def verify(
 
         ```
     """
+    max_bytes = _ROOM if max_bytes is None else max_bytes
     if max_bytes < _LEAST:
         raise ValueError(f"`max_bytes` must be at least 1 MiB, not {max_bytes}.")
     if isinstance(path, Checkpoint):
