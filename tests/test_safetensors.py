@@ -475,6 +475,28 @@ def test_what_cannot_be_written(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    "spec", [eqx.is_array, eqx.is_array_like, eqx.is_inexact_array, np.shape]
+)
+def test_a_filter_sees_what_was_saved(tmp_path, spec):
+    """Of a checkpoint the same is written as of the tree."""
+    tree = {
+        "jax": jnp.ones(3),
+        "ints": jnp.arange(3),
+        "numpy": np.ones(3),
+        "generic": np.float32(2),
+        "float": 0.5,
+        "flag": True,
+        "text": "abc",
+    }
+    chosen = {name for name, x in tree.items() if spec(x)}
+    skip = sorted(chosen & {"float", "flag"})
+    ec.tree_serialise_leaves(tmp_path / "c", tree)
+    for n, what in enumerate([tree, ec.open(tmp_path / "c")]):
+        ec.export_safetensors(tmp_path / f"{n}.safetensors", what, spec, skip=skip)
+        assert set(ec.open(tmp_path / f"{n}.safetensors")) == chosen - {*skip}
+
+
 def test_what_is_there_stays(tmp_path):
     tree = {"a": jnp.ones(1)}
     (tmp_path / "notes.safetensors").write_text("These are my notes.")

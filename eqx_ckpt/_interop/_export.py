@@ -138,7 +138,13 @@ def _tensors(
         pytree = pytree.tree
     flat = _flatten.flatten(pytree, None)
     all_names = [_names.name_of(path)[0] for path in flat.paths]
-    chosen = _filters.selected(filter_spec, pytree, flat.leaves, None)
+    shown = flat.leaves
+    if filter_spec is not _leaf.is_storable:
+        shown = [
+            _leaf.stand_in(x._target.kind, x) if isinstance(x, LazyArray) else x
+            for x in shown
+        ]
+    chosen = _filters.selected(filter_spec, pytree, shown, None)
     skipped = _skipped(skip, all_names)
     numbers = [i for i, good in enumerate(chosen) if good and i not in skipped]
     if not numbers:

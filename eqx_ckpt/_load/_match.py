@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-import numpy as np
 from jaxtyping import PyTree
 
-from .._format import _names, _template, _text
+from .._format import _names, _text
 from .._format._leaves import Leaves, Record
 from .._tree import (
     _filters,
@@ -227,7 +226,9 @@ def _find_unexpected(
     nearest = _names.within(specs)
     chosen = [specs.get(nearest(name), True) for name in extra]
     records = [saved.record(saved.places[name]) for name in extra]
-    leaves = [_stand_in(record) for record in records]
+    leaves = [
+        _leaf.stand_in(r.template.kind, _leaf.abstract(r.template)) for r in records
+    ]
     for record, good in zip(records, _filters.evaluate(chosen, leaves)):
         text = _leaf.show(record.template)
         if record.name in others:
@@ -241,25 +242,6 @@ def _find_unexpected(
             text += ")"
         if good:
             report.add("unexpected", record.name, text)
-
-
-def _stand_in(record: Record) -> Any:
-    kind = record.template.kind
-    simple = {
-        "bool": False,
-        "int": 0,
-        "float": 0.0,
-        "complex": 0j,
-        "str": "",
-        "bytes": b"",
-    }
-    if kind in simple:
-        return simple[kind]
-    if kind in ("numpy", "generic"):
-        zero = np.zeros((), _template.dtype_of(record.template.dtype))
-        shape = record.template.shape
-        return np.broadcast_to(zero, shape) if kind == "numpy" else zero[()]
-    return _leaf.abstract(record.template)
 
 
 def _find_static(

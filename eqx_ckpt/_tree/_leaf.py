@@ -432,6 +432,26 @@ def abstract(template: Template) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype, weak_type=template.weak)
 
 
+_PLAIN = {
+    "bool": False,
+    "int": 0,
+    "float": 0.0,
+    "complex": 0j,
+    "str": "",
+    "bytes": b"",
+}
+
+
+def stand_in(kind: str, abstract: jax.ShapeDtypeStruct) -> Any:
+    """A leaf of the same kind, shape and dtype as one that is not read, for filters."""
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    if kind in ("numpy", "generic"):
+        zero = np.zeros((), abstract.dtype)
+        return np.broadcast_to(zero, abstract.shape) if kind == "numpy" else zero[()]
+    return abstract
+
+
 def abstract_dtype(template: Template) -> Any:
     if template.kind == "key":
         assert template.impl is not None
