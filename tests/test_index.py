@@ -19,7 +19,8 @@ from eqx_ckpt._format import _grid, _index, _json, _names, _template
 from eqx_ckpt._format._index import Index, Placement
 from eqx_ckpt._format._leaves import Leaves, Statics
 from eqx_ckpt._format._template import Template
-from eqx_ckpt._save import _assign, _layout, _serialise
+from eqx_ckpt._save import _assign, _layout, _plan
+from eqx_ckpt._save._options import Options, Selected
 from eqx_ckpt._storage import _root, _write
 
 
@@ -701,12 +702,15 @@ def test_how_long_an_index_can_be(tmp_path, monkeypatch):
         for compression in (None, "zstd"):
             for tree in trees.values():
                 monkeypatch.setattr(_index, "encode", encode)
-                options = None, None, {"a": [1]}, layout, 4096, compression
-                plan = _serialise.plan(
-                    _root.resolve(tmp_path), tree, ec.is_storable, None, *options
+                options = Options(
+                    metadata={"a": [1]},
+                    layout=layout,
+                    chunks=4096,
+                    compression=compression,
                 )
+                plan = _plan.plan(_root.resolve(tmp_path), Selected(tree), options)
                 most = _layout.longest(plan.leaves, layout, 1)
-                planned = encode(_serialise._index_of(plan, "0" * 16, most)[0])
+                planned = encode(_plan.index_of(plan, "0" * 16, most)[0])
                 written.clear()
                 monkeypatch.setattr(_index, "encode", keep)
                 ec.tree_serialise_leaves(

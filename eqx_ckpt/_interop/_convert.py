@@ -14,8 +14,10 @@ from .._load import _checkpoint, _lazy, _open, _read
 from .._load._checkpoint import Checkpoint
 from .._load._source import Source
 from .._runtime import _processes
-from .._save import _background, _layout, _serialise, _sidecars
-from .._save._layout import Chunks, Leaf
+from .._save import _background, _layout, _options, _plan, _serialise
+from .._save._layout import Leaf
+from .._save._options import Chunks, Options
+from .._save._plan import Plan
 from .._storage import _root
 from .._tree import _leaf, _restore
 from . import _export
@@ -93,49 +95,51 @@ def convert(
         return
     if skip:
         raise ValueError("`skip` is for a `.safetensors` file: this target holds all.")
-    _serialise.check_choices(root, layout, compression)
+    max_bytes = 256 * 2**20 if max_bytes is None else max_bytes
+    options = Options(
+        metadata=metadata,
+        layout=layout,
+        chunks=chunks,
+        compression=compression,
+        overwrite=overwrite,
+        durable=durable,
+        max_bytes=max_bytes,
+        progress=progress,
+    )
+    _options.check(root, options)
     _json.check_metadata(metadata)
     pinned = ckpt._source
     index = pinned.index
     # As many threads as there may be read a chunk each.
-    max_bytes = 256 * 2**20 if max_bytes is None else max_bytes
     room = max(1, max_bytes // 8)
     leaves: list[Leaf] = []
     numbers: dict[Template, int] = {}
     for record in index.leaves.records():
-        template = _template(pinned, record, layout, chunks, compression)
+        template = _template(pinned, record, options)
         number = numbers.setdefault(template, len(numbers))
         value = _value(pinned, record, verify, room)
         alias = index.leaves.aliases.get(record.place)
         leaves.append(Leaf(record.name, value, template, number, alias))
     if layout == "zarr":
         _layout.check_case([leaf.name for leaf in leaves], root)
-    side = _sidecars.files(leaves, [], layout)
-    plan = _serialise.Plan(
+    plan = Plan(
+        root,
+        options,
         leaves,
         list(numbers),
-        side,
+        [],
         index.leaves.markers,
         index.leaves.statics,
-        metadata,
-        layout,
     )
-    _serialise.check_index(plan)
-    team = _processes.Team(0, 1)
-    _serialise.write(root, plan, overwrite, durable, max_bytes, progress, team)
+    _plan.check_index(plan)
+    _serialise.write(plan, _processes.Team(0, 1))
 
 
-def _template(
-    source: Source,
-    record: Record,
-    layout: str,
-    chunks: Chunks,
-    compression: str | None,
-) -> Template:
+def _template(source: Source, record: Record, options: Options) -> Template:
     t = record.template
-    if chunks is not None or source.is_run(record):
-        t = t._replace(chunk=_layout.chunk_shape(record.name, t, layout, chunks))
-    return t._replace(codec=_layout.codec_of(t, compression))
+    if options.chunks is not None or source.is_run(record):
+        t = t._replace(chunk=_layout.chunk_shape(record.name, t, options))
+    return t._replace(codec=_layout.codec_of(t, options.compression))
 
 
 def _value(source: Source, record: Record, verify: bool, room: int) -> Any:

@@ -8,12 +8,12 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from .._format import _digests, _index
+from .._format import _index
 from .._runtime._processes import Team
-from .._storage._root import Root
 from .._tree import _leaf
 from . import _layout
 from ._layout import Leaf
+from ._plan import Plan
 
 
 _PLAIN = (bool, int, float, complex, np.generic)
@@ -29,14 +29,14 @@ def mark(pytree: Any, metadata: Any) -> str:
         return ""
 
 
-def account(root: Root, plan: Any, team: Team) -> bytes:
+def account(plan: Plan, team: Team) -> bytes:
     """What this process is about to save, as a digest."""
     if team.size == 1:
         return b""
-    return _index.digest(json.dumps(_lines(root, plan)).encode()).encode()
+    return _index.digest(json.dumps(_lines(plan)).encode()).encode()
 
 
-def explain(root: Root, plan: Any, team: Team) -> None:
+def explain(plan: Plan, team: Team) -> None:
     """**Raises:** `RuntimeError` that says which process has what else than process 0.
 
     All processes call this when their accounts differ.
@@ -49,14 +49,14 @@ def explain(root: Root, plan: Any, team: Team) -> None:
                 raise RuntimeError(_difference(rank, lines[0], other))
         raise RuntimeError("the processes disagree about what they save.")
 
-    team.confer(lambda: zlib.compress(json.dumps(_lines(root, plan)).encode()), compare)
+    team.confer(lambda: zlib.compress(json.dumps(_lines(plan)).encode()), compare)
 
 
-def _lines(root: Root, plan: Any) -> dict[str, Any]:
+def _lines(plan: Plan) -> dict[str, Any]:
     seen = {
-        "the path": root.url,
-        "the layout": plan.layout,
-        "the metadata": plan.metadata,
+        "the path": plan.root.url,
+        "the layout": plan.options.layout,
+        "the metadata": plan.options.metadata,
         "static fields": list(plan.statics),
         "the leaves": [leaf.name for leaf in plan.leaves],
     }
@@ -85,10 +85,7 @@ def _digest(leaf: Leaf) -> str:
     """Of a leaf that each process has its own of."""
     if leaf.alias is not None:
         return ""
-    if isinstance(leaf.value, _layout.Small):
-        return leaf.value.digest.hex()
-    array = _leaf.to_host(leaf.value, leaf.template)
-    return _index.digest(_digests.as_bytes(array))
+    return _index.digest(_layout.whole(leaf))
 
 
 def _difference(rank: int, ours: dict[str, Any], other: dict[str, Any]) -> str:

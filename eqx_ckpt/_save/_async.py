@@ -15,10 +15,11 @@ from .._runtime import _gc, _processes, _threads, _undo
 from .._storage import _archive, _root
 from .._tree import _leaf
 from .._tree._filters import FilterSpec, IsLeaf
-from . import _background, _layout, _publish, _reuse, _serialise
+from . import _background, _layout, _plan, _publish, _reuse, _serialise
 from ._background import SaveHandle
-from ._layout import Chunks, Leaf
-from ._serialise import Plan
+from ._layout import Leaf
+from ._options import Chunks, Options, Selected
+from ._plan import Plan
 
 
 @_gc.paused()
@@ -100,28 +101,29 @@ def async_tree_serialise_leaves(
 
         ```
     """
+    selected = Selected(pytree, filter_spec, is_leaf, where)
+    options = Options(
+        dtype=dtype,
+        metadata=metadata,
+        layout=layout,
+        chunks=chunks,
+        compression=compression,
+        overwrite=overwrite,
+        durable=durable,
+        max_bytes=max_bytes,
+        progress=progress,
+    )
     team = _serialise.team_of(path, pytree, metadata, timeout, tag)
     with team.heard():
         root = _root.resolve(path)
         _background.raise_untold()
-        planned = _serialise.plan(
-            root,
-            pytree,
-            filter_spec,
-            is_leaf,
-            where,
-            dtype,
-            metadata,
-            layout,
-            chunks,
-            compression,
-        )
+        planned = _plan.plan(root, selected, options)
         if root.local is not None and team.rank == 0:
             if _archive.is_archive(root):
                 _serialise.check_archive(root, overwrite)
             else:
                 _publish.examine(root, overwrite)
-        base = _reuse.find(reuse, root, planned.leaves, layout, team)
+        base = _reuse.find(reuse, planned, team)
         written = _reuse.Written(planned.leaves)
         held = _reuse.hold(base, planned.leaves)
         copied = sum(
@@ -138,16 +140,7 @@ def async_tree_serialise_leaves(
         quietly = _threads.quietly() if is_local else contextlib.nullcontext()
         try:
             with quietly, _switching_promptly():
-                written.save = _serialise.write(
-                    root,
-                    planned,
-                    overwrite,
-                    durable,
-                    max_bytes,
-                    progress,
-                    team,
-                    base,
-                )
+                written.save = _serialise.write(planned, team, base)
         finally:
             # The handle may live on.
             planned.leaves.clear()
@@ -167,7 +160,9 @@ def _stage(planned: Plan, held: Set[int]) -> Plan:
             leaf._replace(value=None) if place in held else _stage_leaf(leaf)
             for place, leaf in enumerate(planned.leaves)
         ],
-        metadata=copy.deepcopy(planned.metadata),
+        options=planned.options._replace(
+            metadata=copy.deepcopy(planned.options.metadata)
+        ),
         statics=copy.deepcopy(planned.statics),
     )
 

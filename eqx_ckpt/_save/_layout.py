@@ -5,7 +5,7 @@ import itertools
 import json
 import operator
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from .._storage._root import Root
 from .._tree import _leaf
 from . import _assign
 from ._assign import Owners
+from ._options import Options
 
 
 # Every leaf starts at a multiple of this in its file, which is what a memory-mapped
@@ -36,8 +37,6 @@ _MIN_COMPRESSED = 1 << 16
 # Chunks that a thread may hold copies of: some on their way from a device, and the one
 # that is written as it was, padded and compressed.
 _COPIES = _leaf.PREFETCH + 4
-
-Chunks = None | int | Callable[[str, tuple[int, ...], np.dtype], Any]
 
 
 class Leaf(NamedTuple):
@@ -68,7 +67,7 @@ def prepare(leaf: Leaf) -> Leaf:
     t = leaf.template
     if t.chunk != t.shape or t.nbytes > _SMALL or leaf.owners is not None:
         return leaf
-    data = _whole(leaf)
+    data = whole(leaf)
     return leaf._replace(value=Small(data, xxhash.xxh3_128_digest(data)))
 
 
@@ -90,16 +89,18 @@ class Written(NamedTuple):
 def chunk_shape(
     name: str,
     template: Template,
-    layout: str,
-    chunks: Chunks,
+    options: Options,
     shard: tuple[int, ...] | None = None,
 ) -> tuple[int, ...]:
     """The chunks of a leaf: as the `chunks` keyword says, else by size, and within its
     shards if it has some."""
     shape, itemsize = template.shape, template.itemsize
+    chunks = options.chunks
     if not callable(chunks):
         least = -(-template.nbytes * 2 // _template.MAX_CHUNKS)
-        target = max(_CHUNK[layout], least) if chunks is None else _bytes(chunks)
+        target = (
+            max(_CHUNK[options.layout], least) if chunks is None else _bytes(chunks)
+        )
         if shard is None:
             chunk = _grid.choose(shape, itemsize, target)
         else:
@@ -107,7 +108,7 @@ def chunk_shape(
         return _few(name, template, chunk)
     given = chunks(name, shape, _template.dtype_of(template.stored))
     if given is None:
-        return chunk_shape(name, template, layout, None, shard)
+        return chunk_shape(name, template, options._replace(chunks=None), shard)
     try:
         out = tuple(map(operator.index, given))
     except TypeError:
@@ -222,7 +223,7 @@ class _Data:
         if isinstance(leaf.value, Small):
             self._rows[self._first[place]] = leaf.value.digest
             return leaf.value.data
-        data = _whole(leaf)
+        data = whole(leaf)
         self._digest(self._first[place], data)
         return data
 
@@ -232,7 +233,10 @@ class _Data:
             row += 1
 
 
-def _whole(leaf: Leaf) -> Any:
+def whole(leaf: Leaf) -> Any:
+    """The bytes of a leaf."""
+    if isinstance(leaf.value, Small):
+        return leaf.value.data
     return _leaf.to_host(leaf.value, leaf.template).reshape(-1).view(np.uint8)
 
 

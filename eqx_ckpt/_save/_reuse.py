@@ -18,7 +18,6 @@ has their bytes, so it is held open: what is open is not lost, whoever deletes i
 import os
 import weakref
 from collections.abc import Sequence, Set
-from typing import Any
 
 import jax
 
@@ -33,6 +32,7 @@ from .._tree import _leaf
 from . import _layout
 from ._background import SaveHandle
 from ._layout import Kept, Leaf, Piece
+from ._plan import Plan
 
 
 # More files than this are not kept: what is in the smallest is written anew.
@@ -98,22 +98,21 @@ class Base:
 
 def find(
     reuse: str | os.PathLike[str] | SaveHandle | None,
-    target: Any,
-    leaves: Sequence[Leaf],
-    layout: str,
+    plan: Plan,
     team: Team,
 ) -> Base | None:
-    """What the keyword `reuse` means for a save of `leaves`; None: all is written."""
-    if reuse is None or layout != "ocdbt" or team.size > 1:
+    """What the keyword `reuse` means for a save; None: all is written."""
+    if reuse is None or plan.options.layout != "ocdbt" or team.size > 1:
         return None
     root = reuse._root if isinstance(reuse, SaveHandle) else _root.resolve(reuse)
     # Object stores have no links, and what is in an archive no file of its own.
-    for place in (root, target):
+    for place in (root, plan.root):
         if _archive.is_archive(place) or place.local is None:
             return None
     written = reuse._written if isinstance(reuse, SaveHandle) else None
     if written is None or not written.save:
         return Base(root)
+    leaves = plan.leaves
     same = {place for place, leaf in enumerate(leaves) if written.has(leaf)}
     known = {place for place in same if _leaf.on_device(leaves[place].value)}
     return Base(root, written.save, known, same - known)

@@ -2,29 +2,26 @@
 
 import contextlib
 import functools as ft
-import json
 import os
 import secrets
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 from jaxtyping import PyTree
 
-from .._format import _files, _index, _json, _names
-from .._format._index import Index, Placement
-from .._format._leaves import Leaves, Statics
-from .._format._template import Template
+from .._format import _files, _index
 from .._load import formats
 from .._runtime import _gc, _processes, _progress
 from .._runtime._processes import Team
 from .._storage import _archive, _root, _store, _write
 from .._storage._archive import Writable
 from .._storage._root import Root
-from .._tree import _filters, _flatten, _leaf, _register, _select, _static
+from .._tree import _leaf
 from .._tree._filters import FilterSpec, IsLeaf
-from . import _agree, _assign, _background, _layout, _publish, _reuse, _sidecars
+from . import _agree, _background, _layout, _plan, _publish, _reuse
 from ._background import SaveHandle
-from ._layout import Chunks, Leaf
+from ._options import Chunks, Options, Selected
+from ._plan import Plan
 from ._publish import Place
 
 
@@ -125,6 +122,18 @@ def tree_serialise_leaves(
 
         ```
     """
+    selected = Selected(pytree, filter_spec, is_leaf, where)
+    options = Options(
+        dtype=dtype,
+        metadata=metadata,
+        layout=layout,
+        chunks=chunks,
+        compression=compression,
+        overwrite=overwrite,
+        durable=durable,
+        max_bytes=max_bytes,
+        progress=progress,
+    )
     team = team_of(path, pytree, metadata, timeout, tag)
     with team.heard():
         root: Any = path
@@ -132,20 +141,9 @@ def tree_serialise_leaves(
             root = _root.resolve(path)
             _background.wait_for(root)
         _background.raise_untold()
-        planned = plan(
-            root,
-            pytree,
-            filter_spec,
-            is_leaf,
-            where,
-            dtype,
-            metadata,
-            layout,
-            chunks,
-            compression,
-        )
-    base = _reuse.find(reuse, root, planned.leaves, layout, team)
-    write(root, planned, overwrite, durable, max_bytes, progress, team, base)
+        planned = _plan.plan(root, selected, options)
+    base = _reuse.find(reuse, planned, team)
+    write(planned, team, base)
 
 
 def team_of(
@@ -155,19 +153,6 @@ def team_of(
     what = f"Saving to `{path}`{_processes.tagged(tag)}"
     mark = ft.partial(_agree.mark, pytree, metadata)
     return _processes.run("save", _root.place(path), tag, timeout, what, mark)
-
-
-def check_choices(root: Any, layout: str, compression: str | None) -> None:
-    if isinstance(root, Root):
-        _root.check_writable(root)
-    else:
-        _archive.check_open(root)
-    if layout not in _root.LAYOUTS:
-        raise ValueError(f'`layout` must be "ocdbt" or "zarr", not {layout!r}.')
-    if layout != "ocdbt" and _archive.is_archive(root):
-        raise ValueError('A checkpoint of one file has `layout="ocdbt"`.')
-    if compression not in (None, "zstd"):
-        raise ValueError(f'`compression` must be None or "zstd", not {compression!r}.')
 
 
 def check_archive(root: Root, overwrite: bool) -> None:
@@ -191,102 +176,17 @@ def check_archive(root: Root, overwrite: bool) -> None:
         )
 
 
-class Plan(NamedTuple):
-    """All of a save but the bytes: what goes into the index, checked."""
-
-    leaves: list[Leaf]
-    templates: list[Template]
-    side: dict[str, bytes]  # for other readers
-    markers: dict[int, str]
-    statics: Statics
-    metadata: Any
-    layout: str
-
-
-def plan(
-    root: Any,
-    pytree: PyTree,
-    filter_spec: FilterSpec,
-    is_leaf: IsLeaf,
-    where: Callable[[PyTree], Any] | None,
-    dtype: Any,
-    metadata: Any,
-    layout: str,
-    chunks: Chunks,
-    compression: str | None,
-) -> Plan:
-    """Finds all that is wrong with a tree, before a byte is written."""
-    check_choices(root, layout, compression)
-    _json.check_metadata(metadata)
-    cast = _leaf.check_cast(dtype)
-    flat = _flatten.flatten(pytree, is_leaf)
-    chosen = _filters.selected(filter_spec, pytree, flat.leaves, is_leaf)
-    selection = _select.select(
-        where, flat.paths, flat.leaves, flat.structure, chosen, is_leaf
-    )
-    numbers = [
-        number
-        for number, good in enumerate(chosen)
-        if good and (selection.places is None or number in selection.places)
-    ]
-    if not numbers:
-        raise ValueError("Nothing to save: `filter_spec` selects no leaf of the tree.")
-    leaves, templates = _describe(flat, numbers, cast, layout, chunks, compression)
-    if layout == "zarr":
-        _layout.check_case([leaf.name for leaf in leaves], root)
-    entries = _flatten.state_entries(pytree, flat.paths, "")
-    _flatten.check_order(entries, flat, numbers)
-    markers = {
-        place: entry.label
-        for place, number in enumerate(numbers)
-        if (entry := entries.get(number)) is not None and entry.label is not None
-    }
-    holes = _sidecars.holes(pytree, is_leaf, flat, numbers, selection.wholes)
-    side = _sidecars.files(leaves, holes, layout)
-    statics = _static.record(pytree, is_leaf, flat.structure)
-    made = Plan(leaves, templates, side, markers, statics, metadata, layout)
-    check_index(made)
-    return made
-
-
-def check_index(plan: Plan) -> None:
-    """**Raises:** `ValueError` for what would have a larger index than is read."""
-    names = sum(len(leaf.name) for leaf in plan.leaves)
-    chunks = sum(leaf.template.chunk_count for leaf in plan.leaves)
-    metadata = len(json.dumps(plan.metadata))
-    if names + metadata + 64 * (len(plan.leaves) + chunks) < _json.MAX_INDEX // 16:
-        return  # It is far from that.
-    longest = _layout.longest(plan.leaves, plan.layout, _processes.size())
-    try:
-        _index.encode(_index_of(plan, "0" * 16, longest)[0])
-    except ValueError as e:
-        raise ValueError(
-            f"Nothing was saved: {e}. Of that are {names} characters of the names of "
-            f"{len(plan.leaves)} leaves, {chunks} chunks, and {metadata} characters of "
-            "`metadata`. Make less of these, or save the tree as several checkpoints "
-            "with `where`."
-        ) from None
-
-
 _MAX_BYTES = 2**30
 
 
-def write(
-    root: Any,
-    plan: Plan,
-    overwrite: bool,
-    durable: bool,
-    max_bytes: int | None,
-    progress: bool,
-    team: Team,
-    base: _reuse.Base | None = None,
-) -> str:
+def write(plan: Plan, team: Team, base: _reuse.Base | None = None) -> str:
     """Writes what was planned, and publishes it: process 0 of the team does that.
-    `root` may be an open file. Returns the id of the save, if that has a directory."""
-    room = _MAX_BYTES if max_bytes is None else max_bytes
-    own = [leaf.template.nbytes for leaf in plan.leaves if leaf.alias is None]
-    nbytes = sum(own)
-    bar = _progress.bar("save", nbytes, len(own), progress)
+    Returns the id of the save, if that has a directory."""
+    root, options, durable = plan.root, plan.options, plan.options.durable
+    room = _MAX_BYTES if options.max_bytes is None else options.max_bytes
+    nbytes = plan.nbytes
+    count = sum(leaf.alias is None for leaf in plan.leaves)
+    bar = _progress.bar("save", nbytes, count, options.progress)
     if _archive.is_archive(root):
         if team.size > 1:
             raise ValueError("Several processes cannot write one file: save to a path.")
@@ -295,8 +195,8 @@ def write(
             if not isinstance(root, Root):
                 pack(root)
                 return ""
-            check_archive(root, overwrite)
-            _publish.publish_file(root, pack, overwrite, durable, nbytes)
+            check_archive(root, options.overwrite)
+            _publish.publish_file(root, pack, options.overwrite, durable, nbytes)
         return ""
     with bar as advance, contextlib.ExitStack() as stack:
         places: list[Place] = []  # of process 0
@@ -304,16 +204,16 @@ def write(
         def begin(accounts: list[bytes]) -> bytes:
             if any(account != accounts[0] for account in accounts):
                 return b""
-            place = _publish.begin(root, plan.layout, overwrite)
+            place = _publish.begin(root, options.layout, options.overwrite)
             with _publish.unpublished(root, nbytes):
                 places.append(stack.enter_context(place))
                 if team.size > 1:
                     _write.make_directories(places[0].work, [f"d/{places[0].save}"])
             return _publish.encode(places[0])
 
-        where = team.confer(lambda: _agree.account(root, plan, team), begin, alike=True)
+        where = team.confer(lambda: _agree.account(plan, team), begin, alike=True)
         if not where:
-            _agree.explain(root, plan, team.round("differ"))
+            _agree.explain(plan, team.round("differ"))
         work, own = _publish.joined(root, where)
         team = team.round("write")
         with team.heard():
@@ -327,7 +227,7 @@ def write(
         def write_own() -> bytes:
             if team.rank > 0:
                 _store.await_directory(work, own)
-            write = _writers[plan.layout]
+            write = _writers[options.layout]
             with _publish.unpublished(root, nbytes):
                 ends.update(write(save, team.rank, work, own, durable, room))
                 if team.rank == 0:
@@ -338,11 +238,11 @@ def write(
 
         def finish(digests: list[bytes]) -> bytes:
             for rank in range(1, team.size):
-                ends.update(_take(save, plan.layout, rank, work, own, digests[rank]))
-            if team.size > 1 and plan.layout == "zarr":
+                ends.update(_take(save, options.layout, rank, work, own, digests[rank]))
+            if team.size > 1 and options.layout == "zarr":
                 _write.delete_tree(work, "d")
             with _publish.unpublished(root, nbytes):
-                written = _finishers[plan.layout](save, ends, work, own, durable)
+                written = _finishers[options.layout](save, ends, work, own, durable)
             _finish(places[0], plan, written, durable)
             return b""
 
@@ -383,136 +283,11 @@ def _pack(plan: Plan, room: int, advance: _progress.Advance, file: Any) -> None:
         root, base = Root("", None, archive=archive), f"d/{number}"
         ends = _layout.write_ocdbt(save, 0, root, base, False, room)
         written = _layout.finish_ocdbt(save, ends, root, base, False)
-        index, side = _index_of(plan, number, written)
+        index, side = _plan.index_of(plan, number, written)
         for key, value in {**side, _files.INDEX: _index.encode(index)}.items():
             archive.write(key, [value])
 
 
 def _finish(place: Place, plan: Plan, written: _layout.Written, sync: bool) -> None:
-    index, side = _index_of(plan, place.save, written)
+    index, side = _plan.index_of(plan, place.save, written)
     _publish.publish(place, index, side, sync)
-
-
-def _index_of(
-    plan: Plan, save: str, written: _layout.Written
-) -> tuple[Index, dict[str, bytes]]:
-    """The index of a save, and the files for other readers at its root."""
-    side = {**written.side, **plan.side}
-    others = {key: _index.digest(value) for key, value in side.items()}
-    index = Index(
-        save=save,
-        layout=plan.layout,
-        metadata=plan.metadata,
-        leaves=Leaves(
-            [leaf.name for leaf in plan.leaves],
-            plan.templates,
-            [leaf.number for leaf in plan.leaves],
-            {i: x.alias for i, x in enumerate(plan.leaves) if x.alias is not None},
-            plan.markers,
-            plan.statics,
-        ),
-        placement=Placement(
-            written.files, written.file, written.offset, written.splits, written.sizes
-        ),
-        digests=written.digests,
-        others={**written.others, **others},
-        writer=_index.versions(),
-    )
-    return index, side
-
-
-def _describe(
-    flat: _flatten.Flat,
-    numbers: Sequence[int],
-    cast: Any,
-    layout: str,
-    chunks: Chunks,
-    compression: str | None,
-) -> tuple[list[Leaf], list[Template]]:
-    """The leaves as they will be stored, and their templates.
-
-    **Raises:** naming the leaf that cannot be.
-    """
-    leaves: list[Leaf] = []
-    paths: dict[str, tuple] = {}
-    shared: dict[int, int] = {}
-    templates: dict[Template, int] = {}
-    # What was made of a template and keys; it is kept with them, as they go by its id.
-    made: dict[Any, tuple[Template, Template]] = {}
-    processes = _processes.size()
-    loads = [0] * processes
-    for number in numbers:
-        path, value = flat.paths[number], flat.leaves[number]
-        name, keys = _names.name_of(path)
-        if name in paths:
-            raise ValueError(
-                f"Two leaves have the name `{name}`: those with the key paths "
-                f"{paths[name]} and {path}. Rename one of the keys, or leave one of "
-                "the leaves out with `filter_spec`."
-            )
-        paths[name] = path
-        try:
-            value = _register.to_leaf(value)
-            template = _leaf.describe(value, cast)
-        except (ValueError, TypeError) as e:
-            raise type(e)(f"The leaf `{name}` cannot be saved: {e}") from None
-        shard = _leaf.shard_shape(value, template)
-        done = made.get((id(template), keys, shard))
-        if done is None or callable(chunks):
-            full = template._replace(keys=keys)
-            chunk = _layout.chunk_shape(name, full, layout, chunks, shard)
-            codec = _layout.codec_of(full, compression)
-            done = template, full._replace(chunk=chunk, codec=codec)
-            made[id(template), keys, shard] = done
-        template = done[1]
-        alias = None
-        if _leaf.is_shared(value):
-            alias = shared.setdefault(id(value), len(leaves))
-            if alias == len(leaves):
-                alias = None
-            else:
-                template = template._replace(chunk=leaves[alias].template.chunk)
-        owners = None
-        if processes > 1 and alias is None:
-            owners = _owners(name, value, template, loads)
-        number = templates.setdefault(template, len(templates))
-        leaves.append(Leaf(name, value, template, number, alias, owners))
-    _check_nodes([(leaf.name, leaf.template.keys) for leaf in leaves], paths)
-    return leaves, list(templates)
-
-
-def _check_nodes(leaves: Sequence[tuple[str, str]], paths: dict[str, tuple]) -> None:
-    """**Raises:** for a leaf that has the name of a node, and for two nodes of one
-    name: the checkpoint's own tree has one place for both."""
-    nodes: dict[str, tuple[str, tuple]] = {}
-    for leaf, kinds in leaves:
-        name, dot, _ = leaf.rpartition(".")
-        while dot:
-            kinds = kinds[:-1]
-            known, other = nodes.setdefault(name, (kinds, paths[leaf]))
-            if name in paths or known != kinds:
-                raise ValueError(
-                    f"Two parts of the tree have the name `{name}`: those on the key "
-                    f"paths {paths.get(name, other)} and {paths[leaf]}. Rename one of "
-                    "the keys, or leave one of the parts out with `filter_spec`."
-                )
-            if other is not paths[leaf]:
-                break  # Nodes around it are known too.
-            name, dot, _ = name.rpartition(".")
-
-
-def _owners(
-    name: str, value: Any, template: Template, loads: list[int]
-) -> _assign.Owners | None:
-    holders = _leaf.holders(value, template)
-    if holders is None:
-        return None
-    try:
-        return _assign.owners(
-            holders, template.shape, template.chunk, template.full, loads
-        )
-    except ValueError as e:
-        raise ValueError(
-            f"The leaf `{name}` cannot be saved by many processes: {e}. Pass `chunks` "
-            "that divide the shards, or none."
-        ) from None

@@ -17,6 +17,7 @@ from .._format._template import Template
 from .._storage import _arrays
 from .._tree._filters import IsLeaf
 from .._tree._flatten import Flat
+from . import _layout
 from ._layout import Leaf
 
 
@@ -142,10 +143,14 @@ def orbax_type(leaf: Leaf, layout: str) -> str | None:
     if template.kind == "key":
         return "jax.Array" if template.impl in _key_impls else None
     if template.kind == "str":
-        return "string" if _json.is_unicode(leaf.value) else None
+        return "string" if _json.is_unicode(_text(leaf)) else None
     if template.dtype != template.stored:
         return None
     return _orbax_types.get(template.kind)
+
+
+def _text(leaf: Leaf) -> str:
+    return bytes(_layout.whole(leaf)).decode("utf-8", "surrogatepass")
 
 
 class _Node:
@@ -227,7 +232,9 @@ class _Entries:
         )
 
 
-def files(leaves: Sequence[Leaf], holes: Any, layout: str) -> dict[str, bytes]:
+def files(
+    leaves: Sequence[Leaf], holes: Sequence[Hole], layout: str
+) -> dict[str, bytes]:
     """All files for other readers that go into the root of a checkpoint."""
     out = _orbax_files(leaves, holes, layout)
     if layout == "zarr":
@@ -256,7 +263,7 @@ def _orbax_files(
             continue
         held += 1
         if kind == "string":
-            strings[name] = str(leaf.value)
+            strings[name] = _text(leaf)
             continue
         # The same in the alphabet for URLs, as a name has only some of ASCII.
         text = binascii.b2a_base64(name.encode(), newline=False).decode()

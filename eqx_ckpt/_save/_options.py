@@ -1,0 +1,53 @@
+"""The arguments of a save, frozen at the public call and handed on as they are."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import PyTree
+
+from .._storage import _archive, _root
+from .._storage._root import Root
+from .._tree import _leaf
+from .._tree._filters import FilterSpec, IsLeaf
+
+
+Chunks = None | int | Callable[[str, tuple[int, ...], np.dtype], Any]
+
+
+class Selected(NamedTuple):
+    """The leaves to save: those of a tree that a call selects."""
+
+    tree: PyTree
+    filter_spec: FilterSpec = _leaf.is_storable
+    is_leaf: IsLeaf = None
+    where: Callable[[PyTree], Any] | None = None
+
+
+class Options(NamedTuple):
+    """How they are saved: the keywords of `tree_serialise_leaves` with these names."""
+
+    dtype: Any = None
+    metadata: Any = None
+    layout: str = "ocdbt"
+    chunks: Chunks = None
+    compression: str | None = None
+    overwrite: bool = True
+    durable: bool = True
+    max_bytes: int | None = None
+    progress: bool = False
+
+
+def check(root: Any, options: Options) -> None:
+    """**Raises:** `ValueError` for what no save to `root` can have."""
+    layout, compression = options.layout, options.compression
+    if isinstance(root, Root):
+        _root.check_writable(root)
+    else:
+        _archive.check_open(root)
+    if layout not in _root.LAYOUTS:
+        raise ValueError(f'`layout` must be "ocdbt" or "zarr", not {layout!r}.')
+    if layout != "ocdbt" and _archive.is_archive(root):
+        raise ValueError('A checkpoint of one file has `layout="ocdbt"`.')
+    if compression not in (None, "zstd"):
+        raise ValueError(f'`compression` must be None or "zstd", not {compression!r}.')

@@ -1,0 +1,210 @@
+"""The plan of a save: what is in the index, checked before a byte is written."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from .._format import _index, _json, _names
+from .._format._index import Index, Placement
+from .._format._leaves import Leaves, Statics
+from .._format._template import Template
+from .._runtime import _processes
+from .._tree import _filters, _flatten, _leaf, _register, _select, _static
+from . import _assign, _layout, _options, _sidecars
+from ._layout import Leaf
+from ._options import Options, Selected
+
+
+class Plan(NamedTuple):
+    """All of a save but the bytes. `root` is where it goes, or an open file, and
+    `holes` are places of the tree where nothing is stored, for other readers."""
+
+    root: Any
+    options: Options
+    leaves: list[Leaf]
+    templates: list[Template]
+    holes: list[_sidecars.Hole]
+    markers: dict[int, str]
+    statics: Statics
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the leaves, each counted once."""
+        return sum(leaf.template.nbytes for leaf in self.leaves if leaf.alias is None)
+
+
+def plan(root: Any, selected: Selected, options: Options) -> Plan:
+    """Finds all that is wrong with a tree, before a byte is written."""
+    _options.check(root, options)
+    _json.check_metadata(options.metadata)
+    options = options._replace(dtype=_leaf.check_cast(options.dtype))
+    pytree, filter_spec, is_leaf, where = selected
+    flat = _flatten.flatten(pytree, is_leaf)
+    chosen = _filters.selected(filter_spec, pytree, flat.leaves, is_leaf)
+    selection = _select.select(
+        where, flat.paths, flat.leaves, flat.structure, chosen, is_leaf
+    )
+    numbers = [
+        number
+        for number, good in enumerate(chosen)
+        if good and (selection.places is None or number in selection.places)
+    ]
+    if not numbers:
+        raise ValueError("Nothing to save: `filter_spec` selects no leaf of the tree.")
+    leaves, templates = _describe(flat, numbers, options)
+    if options.layout == "zarr":
+        _layout.check_case([leaf.name for leaf in leaves], root)
+    entries = _flatten.state_entries(pytree, flat.paths, "")
+    _flatten.check_order(entries, flat, numbers)
+    markers = {
+        place: entry.label
+        for place, number in enumerate(numbers)
+        if (entry := entries.get(number)) is not None and entry.label is not None
+    }
+    holes = _sidecars.holes(pytree, is_leaf, flat, numbers, selection.wholes)
+    statics = _static.record(pytree, is_leaf, flat.structure)
+    made = Plan(root, options, leaves, templates, holes, markers, statics)
+    check_index(made)
+    return made
+
+
+def check_index(plan: Plan) -> None:
+    """**Raises:** `ValueError` for what would have a larger index than is read."""
+    names = sum(len(leaf.name) for leaf in plan.leaves)
+    chunks = sum(leaf.template.chunk_count for leaf in plan.leaves)
+    metadata = len(json.dumps(plan.options.metadata))
+    if names + metadata + 64 * (len(plan.leaves) + chunks) < _json.MAX_INDEX // 16:
+        return  # It is far from that.
+    longest = _layout.longest(plan.leaves, plan.options.layout, _processes.size())
+    try:
+        _index.encode(index_of(plan, "0" * 16, longest)[0])
+    except ValueError as e:
+        raise ValueError(
+            f"Nothing was saved: {e}. Of that are {names} characters of the names of "
+            f"{len(plan.leaves)} leaves, {chunks} chunks, and {metadata} characters of "
+            "`metadata`. Make less of these, or save the tree as several checkpoints "
+            "with `where`."
+        ) from None
+
+
+def index_of(
+    plan: Plan, save: str, written: _layout.Written
+) -> tuple[Index, dict[str, bytes]]:
+    """The index of a save, and the files for other readers at its root."""
+    layout = plan.options.layout
+    side = {**written.side, **_sidecars.files(plan.leaves, plan.holes, layout)}
+    others = {key: _index.digest(value) for key, value in side.items()}
+    index = Index(
+        save=save,
+        layout=layout,
+        metadata=plan.options.metadata,
+        leaves=Leaves(
+            [leaf.name for leaf in plan.leaves],
+            plan.templates,
+            [leaf.number for leaf in plan.leaves],
+            {i: x.alias for i, x in enumerate(plan.leaves) if x.alias is not None},
+            plan.markers,
+            plan.statics,
+        ),
+        placement=Placement(
+            written.files, written.file, written.offset, written.splits, written.sizes
+        ),
+        digests=written.digests,
+        others={**written.others, **others},
+        writer=_index.versions(),
+    )
+    return index, side
+
+
+def _describe(
+    flat: _flatten.Flat,
+    numbers: Sequence[int],
+    options: Options,
+) -> tuple[list[Leaf], list[Template]]:
+    """The leaves as they will be stored, and their templates.
+
+    **Raises:** naming the leaf that cannot be.
+    """
+    leaves: list[Leaf] = []
+    paths: dict[str, tuple] = {}
+    shared: dict[int, int] = {}
+    templates: dict[Template, int] = {}
+    # What was made of a template and keys; it is kept with them, as they go by its id.
+    made: dict[Any, tuple[Template, Template]] = {}
+    processes = _processes.size()
+    loads = [0] * processes
+    for number in numbers:
+        path, value = flat.paths[number], flat.leaves[number]
+        name, keys = _names.name_of(path)
+        if name in paths:
+            raise ValueError(
+                f"Two leaves have the name `{name}`: those with the key paths "
+                f"{paths[name]} and {path}. Rename one of the keys, or leave one of "
+                "the leaves out with `filter_spec`."
+            )
+        paths[name] = path
+        try:
+            value = _register.to_leaf(value)
+            template = _leaf.describe(value, options.dtype)
+        except (ValueError, TypeError) as e:
+            raise type(e)(f"The leaf `{name}` cannot be saved: {e}") from None
+        shard = _leaf.shard_shape(value, template)
+        done = made.get((id(template), keys, shard))
+        if done is None or callable(options.chunks):
+            full = template._replace(keys=keys)
+            chunk = _layout.chunk_shape(name, full, options, shard)
+            codec = _layout.codec_of(full, options.compression)
+            done = template, full._replace(chunk=chunk, codec=codec)
+            made[id(template), keys, shard] = done
+        template = done[1]
+        alias = None
+        if _leaf.is_shared(value):
+            alias = shared.setdefault(id(value), len(leaves))
+            if alias == len(leaves):
+                alias = None
+            else:
+                template = template._replace(chunk=leaves[alias].template.chunk)
+        owners = None
+        if processes > 1 and alias is None:
+            owners = _owners(name, value, template, loads)
+        number = templates.setdefault(template, len(templates))
+        leaves.append(Leaf(name, value, template, number, alias, owners))
+    _check_nodes([(leaf.name, leaf.template.keys) for leaf in leaves], paths)
+    return leaves, list(templates)
+
+
+def _check_nodes(leaves: Sequence[tuple[str, str]], paths: dict[str, tuple]) -> None:
+    """**Raises:** for a leaf that has the name of a node, and for two nodes of one
+    name: the checkpoint's own tree has one place for both."""
+    nodes: dict[str, tuple[str, tuple]] = {}
+    for leaf, kinds in leaves:
+        name, dot, _ = leaf.rpartition(".")
+        while dot:
+            kinds = kinds[:-1]
+            known, other = nodes.setdefault(name, (kinds, paths[leaf]))
+            if name in paths or known != kinds:
+                raise ValueError(
+                    f"Two parts of the tree have the name `{name}`: those on the key "
+                    f"paths {paths.get(name, other)} and {paths[leaf]}. Rename one of "
+                    "the keys, or leave one of the parts out with `filter_spec`."
+                )
+            if other is not paths[leaf]:
+                break  # Nodes around it are known too.
+            name, dot, _ = name.rpartition(".")
+
+
+def _owners(
+    name: str, value: Any, template: Template, loads: list[int]
+) -> _assign.Owners | None:
+    holders = _leaf.holders(value, template)
+    if holders is None:
+        return None
+    try:
+        return _assign.owners(
+            holders, template.shape, template.chunk, template.full, loads
+        )
+    except ValueError as e:
+        raise ValueError(
+            f"The leaf `{name}` cannot be saved by many processes: {e}. Pass `chunks` "
+            "that divide the shards, or none."
+        ) from None
