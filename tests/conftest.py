@@ -1,6 +1,11 @@
 import os
+import pathlib
 
 
+# Processes that tests start import the package, and the helpers in `support`.
+_tests = pathlib.Path(__file__).parent
+_paths = [str(_tests.parent), str(_tests), os.environ.get("PYTHONPATH")]
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, _paths))
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
@@ -13,7 +18,7 @@ jaxtyping.install_import_hook("eqx_ckpt", "beartype.beartype")
 import hypothesis
 import jax.random as jr
 import pytest
-import servers
+from support import servers
 
 
 # Machines that run the tests are shared: how long an example takes says nothing.

@@ -1,10 +1,10 @@
 """Every version of the format that was released loads, for ever."""
 
 import equinox as eqx
-import golden
 import numpy as np
 import pytest
-from helpers import assert_alike, files_of
+from support import golden
+from support.helpers import assert_alike, files_of
 from test_format import read_checkpoint
 
 import eqx_ckpt as ec

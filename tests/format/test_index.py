@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xxhash
-from helpers import files_of
 from hypothesis import given, settings, strategies as st
+from support.helpers import files_of
 
 import eqx_ckpt as ec
 from eqx_ckpt._format import _grid, _index, _json, _names, _template

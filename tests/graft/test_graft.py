@@ -11,8 +11,8 @@ import jax.tree_util as jtu
 import numpy as np
 import optax
 import pytest
-from helpers import assert_alike, BytesRead, files_of
 from hypothesis import given, settings, strategies as st
+from support.helpers import assert_alike, BytesRead, files_of
 
 import eqx_ckpt as ec
 

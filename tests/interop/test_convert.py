@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from attacks import everything, skeleton, tree as all_kinds
-from helpers import assert_alike, run_python
+from support.helpers import assert_alike, run_python
 
 import eqx_ckpt as ec
 

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 import safetensors.numpy
-from helpers import assert_alike
+from support.helpers import assert_alike
 
 import eqx_ckpt as ec
 from eqx_ckpt._storage import _root, _store

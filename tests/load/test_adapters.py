@@ -9,8 +9,8 @@ import jax.random as jr
 import jax.tree_util as jtu
 import numpy as np
 import pytest
-from helpers import BytesRead
 from hypothesis import given, settings, strategies as st
+from support.helpers import BytesRead
 
 import eqx_ckpt as ec
 

@@ -21,7 +21,7 @@ import equinox as eqx
 import numpy as np
 import pytest
 from attacks import ATTACKS
-from helpers import assert_alike, files_of, run_python
+from support.helpers import assert_alike, files_of, run_python
 
 import eqx_ckpt as ec
 
@@ -44,9 +44,7 @@ class Watched:
         if trace is not None:
             watch = "trace=" + _traced.replace("|", ",")
             command = ["strace", "-f", "-y", "-o", str(trace), "-e", watch, *command]
-        here = pathlib.Path(__file__).parent
         env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": "1"}
-        env["PYTHONPATH"] = os.pathsep.join(map(str, (here, here.parent)))
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -166,7 +164,7 @@ def test_nothing_outside_is_opened(results):
     base, out, trace = results
     if trace is None:
         pytest.skip("there is no strace")
-    here = str(pathlib.Path(__file__).parent.parent)
+    here = str(pathlib.Path(__file__).parents[2])
     current = None
     seen = set()
     for line in trace.splitlines():
@@ -335,10 +333,8 @@ def test_labels_of_a_state_that_take_long_to_compare(tmp_path):
 
 
 def _mutations(count, seed):
-    here = pathlib.Path(__file__).parent
-    path = os.pathsep.join(map(str, (here, here.parent)))
     code = f"from attacks import mutate; mutate.main({count}, {seed})"
-    return json.loads(run_python(code, PYTHONPATH=path))
+    return json.loads(run_python(code))
 
 
 def test_mutations():

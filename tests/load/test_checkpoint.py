@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 import tensorstore as ts
-from helpers import BytesRead, files_of, run_python
+from support.helpers import BytesRead, files_of, run_python
 
 import eqx_ckpt as ec
 

@@ -1,8 +1,8 @@
 """No damage is silent: what is done to the files of a checkpoint is an error that says
 where, or it changes nothing that is loaded; and `verify` finds it either way.
 
-`python -m pytest -m long tests/test_corruption.py` is the long form: 10,000 flips, and
-thousands of deletions, truncations and swaps. It prints its figures.
+`python -m pytest -m long tests/load/test_corruption.py` is the long form: 10,000
+flips, and thousands of deletions, truncations and swaps. It prints its figures.
 """
 
 import collections
@@ -11,7 +11,7 @@ import pathlib
 import random
 
 import pytest
-from helpers import run_python
+from support.helpers import run_python
 
 
 # Layout, compression, and how much of a campaign goes to it.
@@ -25,11 +25,8 @@ VARIANTS = [
 
 def _run(directory: pathlib.Path, *campaigns: tuple) -> list[collections.Counter]:
     """Campaigns in a process of their own."""
-    here = str(pathlib.Path(__file__).parent)
     out = run_python(f"""
-        import sys
-        sys.path.insert(0, {here!r})
-        import campaign
+        from support import campaign
         campaign.main({str(directory)!r}, *{campaigns!r})
     """)
     reports = [json.loads(line) for line in out.splitlines()[-len(campaigns) :]]

@@ -10,7 +10,7 @@ import jax.random as jr
 import jax.tree_util as jtu
 import numpy as np
 import pytest
-from helpers import assert_alike, BytesRead, run_python
+from support.helpers import assert_alike, BytesRead, run_python
 
 import eqx_ckpt as ec
 from eqx_ckpt._load import _init

@@ -5,7 +5,7 @@ import secrets
 
 import numpy as np
 import pytest
-from helpers import assert_alike, files_of
+from support.helpers import assert_alike, files_of
 
 import eqx_ckpt as ec
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from helpers import BytesRead, files_of
+from support.helpers import BytesRead, files_of
 
 import eqx_ckpt as ec
 

@@ -1,23 +1,23 @@
 """Every read of every call that reads fails, with every errno, once and for ever.
 
 What the system refuses is raised as what it is: it is no damage, it changes nothing,
-and the next call is right. See `refusing.py` for how, `reading.py` for what is called.
+and the next call is right. See `support.refusing` for how, `support.reading`
+for what is called.
 """
 
 import itertools
 import json
-import pathlib
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-import refusing
+from support import refusing
 
 import eqx_ckpt as ec
 
 
-_script = str(pathlib.Path(__file__).with_name("reading.py"))
+_script = ["-m", "support.reading"]
 _layouts = pytest.mark.parametrize("layout", ["ocdbt", "zarr", "zip"])
 
 
@@ -26,7 +26,7 @@ def _sweep(directory, layout, *arguments):
         pytest.skip("the kernel cannot be asked to refuse reads here")
     errors = ",".join(map(str, refusing.ERRORS))
     done = subprocess.run(
-        [sys.executable, _script, str(directory), layout, errors, *arguments],
+        [sys.executable, *_script, str(directory), layout, errors, *arguments],
         capture_output=True,
         text=True,
     )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xxhash
-from helpers import files_of, run_python
+from support.helpers import files_of, run_python
 
 import eqx_ckpt as ec
 from eqx_ckpt._cli._main import main

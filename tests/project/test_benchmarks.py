@@ -6,10 +6,10 @@ import subprocess
 import sys
 
 import pytest
-from helpers import run_python
+from support.helpers import run_python
 
 
-benchmarks = pathlib.Path(__file__).parents[1] / "benchmarks"
+benchmarks = pathlib.Path(__file__).parents[2] / "benchmarks"
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="the benchmarks read /proc"
 )

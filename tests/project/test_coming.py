@@ -6,7 +6,7 @@ import re
 import eqx_ckpt as ec
 
 
-page = (pathlib.Path(__file__).parents[1] / "docs" / "coming.md").read_text()
+page = (pathlib.Path(__file__).parents[2] / "docs" / "coming.md").read_text()
 fenced = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
 
 

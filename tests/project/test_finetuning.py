@@ -11,7 +11,7 @@ import pytest
 import eqx_ckpt as ec
 
 
-page = (pathlib.Path(__file__).parents[1] / "docs" / "finetuning.md").read_text()
+page = (pathlib.Path(__file__).parents[2] / "docs" / "finetuning.md").read_text()
 fenced = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
 
 

@@ -1,24 +1,23 @@
-"""The loop of the README loses no state that was given to `save`: see `loops.py`."""
+"""The loop of the README loses no state that `save` was given: see `support.loops`."""
 
 import json
-import pathlib
 import subprocess
 import sys
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import tree_at
+from support.helpers import tree_at
 
 import eqx_ckpt as ec
 
 
-_script = str(pathlib.Path(__file__).with_name("loops.py"))
+_script = ["-m", "support.loops"]
 
 
 def _sweep(directory, *arguments):
     done = subprocess.run(
-        [sys.executable, _script, str(directory), *arguments],
+        [sys.executable, *_script, str(directory), *arguments],
         capture_output=True,
         text=True,
     )

@@ -13,13 +13,13 @@ import numpy as np
 import optax
 import pytest
 import safetensors.flax
-from helpers import BytesRead
 from jax.sharding import NamedSharding, PartitionSpec
+from support.helpers import BytesRead
 
 import eqx_ckpt as ec
 
 
-root = pathlib.Path(__file__).parents[1]
+root = pathlib.Path(__file__).parents[2]
 readme = (root / "README.md").read_text()
 fenced = re.findall(r"^```(\w*)\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
 python = [text for language, text in fenced if language == "python"]

@@ -8,12 +8,12 @@ import subprocess
 import sys
 
 import pytest
-from helpers import facts
+from support.helpers import facts
 
 import eqx_ckpt as ec
 
 
-page = (pathlib.Path(__file__).parents[1] / "docs" / "resuming.md").read_text()
+page = (pathlib.Path(__file__).parents[2] / "docs" / "resuming.md").read_text()
 (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
 
 # Sends the process itself a signal at a phase of the program: at the import of a

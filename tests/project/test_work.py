@@ -1,17 +1,16 @@
-"""What calls take grows with the tree, and not with its square: see work.py."""
+"""What calls take grows with the tree, and not with its square: see `support.work`."""
 
 import json
-import pathlib
 import subprocess
 import sys
 
 import pytest
-import work
+from support import work
 
 
 def _check(count):
-    file = pathlib.Path(work.__file__)
-    done = subprocess.run([sys.executable, file, str(count)], capture_output=True)
+    command = [sys.executable, "-m", "support.work", str(count)]
+    done = subprocess.run(command, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert {name for name, _, _ in rows} == set(work.CALLS)

@@ -7,7 +7,7 @@ import threading
 
 import jax.numpy as jnp
 import pytest
-from helpers import files_of, run_python
+from support.helpers import files_of, run_python
 
 import eqx_ckpt as ec
 from eqx_ckpt._cli._main import main

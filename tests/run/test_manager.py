@@ -12,8 +12,8 @@ import time
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import files_of, fill_run, run_python, tree_at
-from team import good, run_team
+from support.helpers import files_of, fill_run, run_python, tree_at
+from support.processes import good, run_team
 
 import eqx_ckpt as ec
 from eqx_ckpt._save import _publish

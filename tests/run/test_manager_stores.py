@@ -1,4 +1,4 @@
-"""A run's checkpoints in object stores. The servers are those of `servers.py`."""
+"""A run's checkpoints in object stores. The servers are those of `support.servers`."""
 
 import itertools
 import os
@@ -9,9 +9,9 @@ import textwrap
 
 import jax.numpy as jnp
 import pytest
-import servers
-from helpers import fill_run, tree_at
-from team import good, run_team
+from support import servers
+from support.helpers import fill_run, tree_at
+from support.processes import good, run_team
 
 import eqx_ckpt as ec
 from eqx_ckpt._storage import _root, _store

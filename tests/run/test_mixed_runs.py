@@ -7,7 +7,7 @@ import warnings
 
 import orbax.checkpoint as ocp
 import pytest
-from helpers import files_of, fill_run, tree_at
+from support.helpers import files_of, fill_run, tree_at
 
 import eqx_ckpt as ec
 

@@ -1,7 +1,7 @@
 """How calls of many processes meet: schedules that are played through in no time."""
 
 import pytest
-from conversations import Play
+from support.conversations import Play
 
 from eqx_ckpt._runtime import _processes
 

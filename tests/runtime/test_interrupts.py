@@ -1,18 +1,16 @@
 """Whatever line of the package Ctrl-C comes at, nothing is lost and nothing stays."""
 
-import pathlib
 import subprocess
 import sys
 
-import interrupts
 import pytest
+from support import interrupts
 
 
 def _run(tmp_path, most, *names):
     # Without the checks of types, which take longer than what is checked.
-    script = pathlib.Path(__file__).with_name("interrupts.py")
     done = subprocess.run(
-        [sys.executable, script, tmp_path, str(most), *names],
+        [sys.executable, "-m", "support.interrupts", tmp_path, str(most), *names],
         capture_output=True,
         text=True,
     )

@@ -1,6 +1,5 @@
 """Many processes: real ones, joined by `jax.distributed` on this machine."""
 
-import pathlib
 import re
 import signal
 
@@ -9,64 +8,11 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-import schedules
-from helpers import run_python
-from team import good, run_team
+from support import schedules
+from support.helpers import run_python
+from support.processes import expected, good, LOAD, run_team, SAVE, X
 
 import eqx_ckpt as ec
-
-
-X = np.arange(1024 * 1024, dtype=np.float32).reshape(1024, 1024)
-
-SAVE = """
-X = np.arange(1024 * 1024, dtype=np.float32).reshape(1024, 1024)
-keys = jax.random.split(jax.random.key(0), 8)
-tree = {
-    "rows": spread(X, rows),
-    "columns": spread(2 * X, columns),
-    "copies": spread(3 * X, copies),
-    "small": spread(np.arange(64.0, dtype=np.float32), rows),
-    "weak": jax.jit(lambda: 2.5, out_shardings=copies)(),
-    "keys": jax.jit(
-        lambda: jax.random.split(jax.random.key(0), 8), out_shardings=rows)(),
-    "numpy": np.arange(10), "step": 7, "local": jnp.arange(3.0),
-}
-"""
-
-
-def expected():
-    return {
-        "rows": X,
-        "columns": 2 * X,
-        "copies": 3 * X,
-        "small": np.arange(64.0, dtype=np.float32),
-        "weak": jnp.asarray(2.5),
-        "keys": jr.split(jr.key(0), 8),
-        "numpy": np.arange(10),
-        "step": 7,
-        "local": jnp.arange(3.0),
-    }
-
-
-LOAD = """
-def abstract(x):
-    if not isinstance(x, jax.Array) or x.is_fully_addressable:
-        return x
-    return jax.ShapeDtypeStruct(
-        x.shape, x.dtype, sharding=x.sharding,
-        weak_type=getattr(x, "weak_type", False))
-like = jax.tree.map(abstract, tree)
-out = ec.tree_deserialise_leaves(path / "c", like)
-assert same(out["rows"], X) and same(out["columns"], 2 * X)
-assert same(out["copies"], 3 * X)
-assert out["weak"].weak_type and float(out["weak"]) == 2.5
-assert out["numpy"].tolist() == list(range(10)) and out["step"] == 7
-words = jax.random.key_data(jax.random.split(jax.random.key(0), 8))
-assert same(jax.random.key_data(out["keys"]), np.asarray(words))
-for name, x in tree.items():
-    if isinstance(x, jax.Array):
-        assert out[name].sharding.is_equivalent_to(x.sharding, x.ndim), name
-"""
 
 
 @pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
@@ -423,8 +369,7 @@ def test_every_bit_is_sent(tmp_path):
 def _campaign(path, size, seeds, kills=False):
     path.mkdir()
     code = f"""
-    sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})
-    import schedules
+    from support import schedules
     player = schedules.start(path, rank, size)
     for seed in {list(seeds)!r}:
         player.play(seed, {kills})

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from helpers import assert_alike, files_of
+from support.helpers import assert_alike, files_of
 
 import eqx_ckpt as ec
 from eqx_ckpt._save import _background

@@ -1,13 +1,12 @@
 """What can go wrong around a save: no space, no rights, no descriptors, others at work.
 
 Whatever happens the path holds all of the old checkpoint or all of the new one, and a
-save that returns has saved. See `faulty.py`.
+save that returns has saved. See `support.faulty`.
 """
 
 import contextlib
 import json
 import os
-import pathlib
 import re
 import shutil
 import subprocess
@@ -15,19 +14,19 @@ import sys
 import tempfile
 
 import pytest
-from faulty import tree, value_at
+from support.faulty import tree, value_at
 
 import eqx_ckpt as ec
 from eqx_ckpt._load import _published
 from eqx_ckpt._storage import _root
 
 
-_script = str(pathlib.Path(__file__).with_name("faulty.py"))
+_script = ["-m", "support.faulty"]
 
 
 def _start(*arguments, before=()):
     return subprocess.Popen(
-        [*before, sys.executable, _script, *map(str, arguments)],
+        [*before, sys.executable, *_script, *map(str, arguments)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

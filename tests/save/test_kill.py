@@ -1,6 +1,6 @@
 """A saving process is killed at every file-system call that it makes, and at random
 times. The short form tries some of these points; the long one, 1,000 for each case:
-`python -m pytest -m long tests/test_kill.py`."""
+`python -m pytest -m long tests/save/test_kill.py`."""
 
 import os
 import random
@@ -9,8 +9,8 @@ import shutil
 import time
 
 import pytest
-from helpers import files_of
-from killing import (
+from support.helpers import files_of
+from support.killing import (
     CAN_TRACE,
     CASES,
     save,

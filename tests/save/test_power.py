@@ -13,7 +13,7 @@ import threading
 
 import numpy as np
 import pytest
-from helpers import assert_alike
+from support.helpers import assert_alike
 
 import eqx_ckpt as ec
 from eqx_ckpt._save import _publish

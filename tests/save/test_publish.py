@@ -8,7 +8,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import files_of, run_python
+from support.helpers import files_of, run_python
 
 import eqx_ckpt as ec
 from eqx_ckpt._save import _publish

@@ -4,7 +4,6 @@ answer, of one save."""
 import collections
 import contextlib
 import os
-import pathlib
 import subprocess
 import sys
 
@@ -49,8 +48,7 @@ def _save(path, step):
 def _environment():
     # Plain processes: checks of all types, as in the tests, make calls slow, and then
     # they begin again more often than they would.
-    root = str(pathlib.Path(__file__).parents[1])
-    return {**os.environ, "PYTHONPATH": root, "XLA_FLAGS": ""}
+    return {**os.environ, "XLA_FLAGS": ""}
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorstore as ts
-from helpers import assert_alike, files_of, run_python
+from support.helpers import assert_alike, files_of, run_python
 
 import eqx_ckpt as ec
 from eqx_ckpt._save import _assign, _layout

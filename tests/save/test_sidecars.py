@@ -1,5 +1,4 @@
 import json
-import pathlib
 
 import equinox as eqx
 import jax
@@ -8,10 +7,10 @@ import jax.random as jr
 import ml_dtypes
 import numpy as np
 import optax
-import orbax_reader
 import pytest
 import tensorstore as ts
-from helpers import run_python
+from support import orbax_reader
+from support.helpers import run_python
 
 import eqx_ckpt as ec
 from eqx_ckpt._save import _sidecars
@@ -36,13 +35,10 @@ def saved(tmp_path_factory):
 
 
 def _ask_orbax(root, devices, *checks):
-    """Runs checks of tests/orbax_reader.py, and returns what each case found wrong."""
-    here = str(pathlib.Path(__file__).parent)
+    """Runs checks of `support.orbax_reader`, and returns what each case found wrong."""
     out = run_python(
         f"""
-        import sys
-        sys.path.insert(0, {here!r})
-        import orbax_reader
+        from support import orbax_reader
         orbax_reader.main({str(root)!r}, *{checks!r})
         """,
         XLA_FLAGS=f"--xla_force_host_platform_device_count={devices}",

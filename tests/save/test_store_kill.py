@@ -6,7 +6,7 @@ import random
 import signal
 
 import pytest
-from killing import CASES, make, Server, what_is_at
+from support.killing import CASES, make, Server, what_is_at
 
 import eqx_ckpt as ec
 from eqx_ckpt._load import _published

@@ -99,7 +99,7 @@ def test_over_http(served):
 
 def test_directories_of_other_formats(served):
     path, url = served
-    foreign = pathlib.Path(__file__).parent / "foreign"
+    foreign = pathlib.Path(__file__).parents[1] / "foreign"
     for name in ("marin-levanter-0.2.20/step-7", "eformer-0.0.101/tree"):
         shutil.copytree(foreign / name, path / name)
         assert ec.open(f"{url}/{name}")["model.big"][1, 0].read() == 64

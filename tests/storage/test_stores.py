@@ -1,4 +1,4 @@
-"""Object stores and HTTP, by real servers on loopback. See `servers.py`.
+"""Object stores and HTTP, by real servers on loopback. See `support.servers`.
 
 What is counted are the requests that reach a proxy before the server.
 """
@@ -13,14 +13,13 @@ import time
 import jax.random as jr
 import numpy as np
 import pytest
-import servers
-from team import good, run_team
-from test_processes import expected, LOAD, SAVE
+from support import servers
+from support.processes import expected, good, LOAD, run_team, SAVE
 
 import eqx_ckpt as ec
 
 
-_root = pathlib.Path(__file__).parents[1]
+_root = pathlib.Path(__file__).parents[2]
 _long = pytest.mark.long
 _quick = {"max_retries": 2, "initial_delay": "10ms", "max_delay": "50ms"}
 _numbers = itertools.count()

@@ -2,14 +2,12 @@
 
 import contextlib
 import os
-import pathlib
 import socket
 import time
 
-import helpers
 import numpy as np
 import pytest
-import servers
+from support import helpers, servers
 
 import eqx_ckpt as ec
 from eqx_ckpt._storage import _remote
@@ -95,7 +93,6 @@ def test_google(monkeypatch):
                 assert False
             """,
             TENSORSTORE_GCS_HTTP_URL=f"http://127.0.0.1:{port}",
-            PYTHONPATH=str(pathlib.Path(__file__).parents[1]),
         )
 
 

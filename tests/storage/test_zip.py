@@ -4,7 +4,6 @@ import concurrent.futures as cf
 import io
 import json
 import os
-import pathlib
 import pickle
 import shutil
 import signal
@@ -22,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attacks import everything, skeleton, tree as _all_kinds
-from helpers import assert_alike, BytesRead
+from support.helpers import assert_alike, BytesRead
 
 import eqx_ckpt as ec
 
@@ -310,7 +309,6 @@ def test_killed_at_any_time_the_old_or_the_new_is_there(tmp_path):
         process = subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(code), path],
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[1])},
         )
         assert process.stdout.readline() == b"ready\n"
         time.sleep(0.05 + pause)

@@ -22,11 +22,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorstore as ts
-from helpers import facts, files_of
 
 import eqx_ckpt as ec
 from eqx_ckpt._format import _files, _ocdbt
 from eqx_ckpt._save import _assign
+from support.helpers import facts, files_of
 
 
 ALL = lambda x: ec.is_storable(x) or isinstance(x, (str, bytes))

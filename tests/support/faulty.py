@@ -1,6 +1,6 @@
 """What the processes of `test_faults.py` do. No test is here.
 
-`python faulty.py WHAT ARGUMENTS...` calls the function WHAT.
+`python -m support.faulty WHAT ARGUMENTS...` calls the function WHAT.
 """
 
 import collections
@@ -17,9 +17,9 @@ import sys
 import time
 
 import numpy as np
-from helpers import files_of
 
 import eqx_ckpt as ec
+from support.helpers import files_of
 
 
 LAYOUTS = ("ocdbt", "zarr")

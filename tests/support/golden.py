@@ -1,11 +1,11 @@
 """The checkpoints in `tests/golden`: what is in them, and the program that wrote them.
 
 They were written once, by the first release of their format version, and are never
-written again: whatever becomes of the library, it must load them. `python
-tests/golden.py VERSION` writes those of a new version of the format.
+written again: whatever becomes of the library, it must load them.
+`PYTHONPATH=tests python -m support.golden VERSION` writes those of a new version of the
+format.
 """
 
-import os
 import pathlib
 import sys
 from typing import Any
@@ -20,7 +20,7 @@ import numpy as np
 import eqx_ckpt as ec
 
 
-GOLDEN = pathlib.Path(__file__).parent / "golden"
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 METADATA = {"width": 8, "name": "gölden", "nested": [1, 2.5, None, {"a": True}]}
 
 
@@ -107,10 +107,9 @@ def shards() -> dict[str, np.ndarray]:
     }
 
 
-# Run in each of two processes: see team.py.
+# Run in each of two processes: see `support.processes`.
 SHARDS = """
-sys.path.insert(0, os.environ["TESTS"])
-import golden
+from support import golden
 specs = {"rows": rows, "columns": columns, "copies": copies}
 tree = {name: spread(x, specs[name]) for name, x in golden.shards().items()}
 ec.tree_serialise_leaves(path / "processes", tree | {"step": 3})
@@ -118,9 +117,8 @@ ec.tree_serialise_leaves(path / "processes", tree | {"step": 3})
 
 
 if __name__ == "__main__":
-    from team import good, run_team
+    from support.processes import good, run_team
 
     out = GOLDEN / sys.argv[1]
     write(out)
-    os.environ["TESTS"] = str(pathlib.Path(__file__).parent)
     good(run_team(2, SHARDS, out))

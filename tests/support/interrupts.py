@@ -1,8 +1,9 @@
 """What the processes of `test_interrupts.py` do. No test is here.
 
-`python interrupts.py DIRECTORY MOST NAMES...` makes the calls of these names again and
-again, raises an exception each time at another line of the package, at most so many for
-each (0: all), and looks at what there is then. Prints how many lines it were.
+`python -m support.interrupts DIRECTORY MOST NAMES...` makes the calls of these names
+again and again, raises an exception each time at another line of the package, at most
+so many for each (0: all), and looks at what there is then. Prints how many lines it
+were.
 
 In the main thread that is `KeyboardInterrupt`; in a thread of a save, `MemoryError`.
 """

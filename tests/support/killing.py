@@ -185,7 +185,7 @@ class Server:
 
     def __enter__(self):
         self._process = subprocess.Popen(
-            [sys.executable, __file__],
+            [sys.executable, "-m", "support.killing"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -247,9 +247,8 @@ CASES = {"first": (None, "a"), "overwrite": ("a", "b"), "other": ("a", "c")}
 
 def what_is_at(path: Any) -> str | None:
     """Which of the trees is at a path: all of it, bit for bit. None: no checkpoint."""
-    from helpers import assert_alike
-
     import eqx_ckpt as ec
+    from support.helpers import assert_alike
 
     try:
         ckpt = ec.open(path)

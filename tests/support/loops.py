@@ -1,7 +1,7 @@
 """The loop of the README, run until something happens at one of its lines: a signal or
 an exception. No test is here.
 
-`python loops.py DIRECTORY` prints what it found as JSON.
+`python -m support.loops DIRECTORY` prints what it found as JSON.
 """
 
 import json
@@ -20,7 +20,7 @@ import eqx_ckpt as ec
 
 
 STEPS, EVERY = 250, 100
-_readme = pathlib.Path(__file__).parents[1] / "README.md"
+_readme = pathlib.Path(__file__).parents[2] / "README.md"
 _pattern = r"^```python\n(with ec\.CheckpointManager\(.*?)^```$"
 (LOOP,) = re.findall(_pattern, _readme.read_text(), re.MULTILINE | re.DOTALL)
 

@@ -11,6 +11,10 @@ import sys
 import textwrap
 from typing import NamedTuple
 
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+
 
 _HEAD = """
 import os, sys, time, signal, pathlib
@@ -80,3 +84,58 @@ def good(team: list[Done]) -> list[str]:
     for done in team:
         assert done.status == 0, f"process {done.rank}:\n{done.out}{done.err}"
     return [done.out for done in team]
+
+
+# ---- A tree of many kinds of leaves that processes save and load together.
+
+X = np.arange(1024 * 1024, dtype=np.float32).reshape(1024, 1024)
+
+SAVE = """
+X = np.arange(1024 * 1024, dtype=np.float32).reshape(1024, 1024)
+keys = jax.random.split(jax.random.key(0), 8)
+tree = {
+    "rows": spread(X, rows),
+    "columns": spread(2 * X, columns),
+    "copies": spread(3 * X, copies),
+    "small": spread(np.arange(64.0, dtype=np.float32), rows),
+    "weak": jax.jit(lambda: 2.5, out_shardings=copies)(),
+    "keys": jax.jit(
+        lambda: jax.random.split(jax.random.key(0), 8), out_shardings=rows)(),
+    "numpy": np.arange(10), "step": 7, "local": jnp.arange(3.0),
+}
+"""
+
+
+def expected():
+    return {
+        "rows": X,
+        "columns": 2 * X,
+        "copies": 3 * X,
+        "small": np.arange(64.0, dtype=np.float32),
+        "weak": jnp.asarray(2.5),
+        "keys": jr.split(jr.key(0), 8),
+        "numpy": np.arange(10),
+        "step": 7,
+        "local": jnp.arange(3.0),
+    }
+
+
+LOAD = """
+def abstract(x):
+    if not isinstance(x, jax.Array) or x.is_fully_addressable:
+        return x
+    return jax.ShapeDtypeStruct(
+        x.shape, x.dtype, sharding=x.sharding,
+        weak_type=getattr(x, "weak_type", False))
+like = jax.tree.map(abstract, tree)
+out = ec.tree_deserialise_leaves(path / "c", like)
+assert same(out["rows"], X) and same(out["columns"], 2 * X)
+assert same(out["copies"], 3 * X)
+assert out["weak"].weak_type and float(out["weak"]) == 2.5
+assert out["numpy"].tolist() == list(range(10)) and out["step"] == 7
+words = jax.random.key_data(jax.random.split(jax.random.key(0), 8))
+assert same(jax.random.key_data(out["keys"]), np.asarray(words))
+for name, x in tree.items():
+    if isinstance(x, jax.Array):
+        assert out[name].sharding.is_equivalent_to(x.sharding, x.ndim), name
+"""

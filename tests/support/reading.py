@@ -1,7 +1,7 @@
 """What the process of `test_reading.py` does: each read of each call fails, once and
 for ever. No test is here.
 
-`python reading.py DIRECTORY LAYOUT ERRORS [long]` prints what it found as JSON.
+`python -m support.reading DIRECTORY LAYOUT ERRORS [long]` prints what it found as JSON.
 """
 
 import functools as ft
@@ -12,7 +12,7 @@ import shutil
 import sys
 import warnings
 
-import refusing
+from support import refusing
 
 
 def sweep(directory, layout, errors, is_long, begin):

@@ -1,8 +1,8 @@
 """Servers on loopback that speak HTTP: S3, GCS and static files, and a proxy before
 them that counts, delays and spoils what passes. No test is here.
 
-`python servers.py static DIRECTORY PORT` serves files, `python servers.py gcs PORT` is
-Google's store.
+`python -m support.servers static DIRECTORY PORT` serves files, and `gcs PORT` instead
+is Google's store.
 """
 
 import contextlib
@@ -198,7 +198,7 @@ def s3() -> Iterator[int]:
 def gcs() -> Iterator[int]:
     """An emulator of Google's store, with the bucket `bucket`."""
     port = _free_port()
-    with _running(port, __file__, "gcs", str(port)):
+    with _running(port, "-m", "support.servers", "gcs", str(port)):
         assert ask(port, "POST", "/storage/v1/b?project=p", b'{"name": "bucket"}') < 300
         yield port
 
@@ -207,7 +207,9 @@ def gcs() -> Iterator[int]:
 def static(directory: str | os.PathLike[str]) -> Iterator[int]:
     """The files of a directory."""
     port = _free_port()
-    with _running(port, __file__, "static", os.fspath(directory), str(port)):
+    with _running(
+        port, "-m", "support.servers", "static", os.fspath(directory), str(port)
+    ):
         yield port
 
 

@@ -5,8 +5,8 @@ by 2.3 at most, which is 5.3 for the two. Other programs make a call slower and 
 faster, so the shortest of several runs counts, and a ratio that is too large is
 measured again.
 
-`python tests/work.py COUNT` prints the seconds of each call for `COUNT` inputs and for
-four times as many, without the type checks of the tests, which are slow.
+`python -m support.work COUNT` prints the seconds of each call for `COUNT` inputs and
+for four times as many, without the type checks of the tests, which are slow.
 """
 
 import gc

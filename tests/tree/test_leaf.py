@@ -13,8 +13,8 @@ import jax.tree_util as jtu
 import ml_dtypes
 import numpy as np
 import pytest
-from helpers import assert_alike, enable_x64, facts, files_of
 from jax.sharding import NamedSharding, PartitionSpec as P, SingleDeviceSharding
+from support.helpers import assert_alike, enable_x64, facts, files_of
 
 import eqx_ckpt as ec
 

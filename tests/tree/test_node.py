@@ -11,7 +11,7 @@ import jax.random as jr
 import jax.tree_util as jtu
 import numpy as np
 import pytest
-from helpers import assert_alike
+from support.helpers import assert_alike
 
 import eqx_ckpt as ec
 from eqx_ckpt._load import _checkpoint

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from helpers import run_python
+from support.helpers import run_python
 
 import eqx_ckpt as ec
 

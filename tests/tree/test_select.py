@@ -11,7 +11,7 @@ import jax.tree_util as jtu
 import numpy as np
 import optax
 import pytest
-from helpers import run_python
+from support.helpers import run_python
 
 import eqx_ckpt as ec
 

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from helpers import BytesRead, run_python
 from jax.sharding import (
     AxisType,
     Mesh,
@@ -16,6 +15,7 @@ from jax.sharding import (
     PartitionSpec as P,
     SingleDeviceSharding,
 )
+from support.helpers import BytesRead, run_python
 
 import eqx_ckpt as ec
 

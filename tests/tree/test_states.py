@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import pytest
-from helpers import assert_alike
+from support.helpers import assert_alike
 
 import eqx_ckpt as ec
 

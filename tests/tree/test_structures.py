@@ -14,8 +14,8 @@ import numpy as np
 import optax
 import pytest
 from flax.core import FrozenDict
-from helpers import assert_alike, facts
 from jaxtyping import Array
+from support.helpers import assert_alike, facts
 
 import eqx_ckpt as ec
 

@@ -2,7 +2,8 @@
 
 JAX, NumPy and a plain walk of the tree decide what has to come back: bit for bit, with
 its types, weak types and structure.
-`python -m pytest -m long tests/test_trees.py` takes 10,000 trees through all of them.
+`python -m pytest -m long tests/tree/test_trees.py` takes 10,000 trees through
+all of them.
 """
 
 import collections
@@ -20,8 +21,8 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 import pytest
-import trees
-from helpers import assert_alike, facts, run_python
+from support import trees
+from support.helpers import assert_alike, facts, run_python
 
 import eqx_ckpt as ec
 

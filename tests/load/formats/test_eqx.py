@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_alike
+from support.helpers import assert_alike
 
 import eqx_ckpt as ec
 

@@ -11,8 +11,8 @@ import flax.serialization as fs
 import numpy as np
 import pytest
 import safetensors.numpy as sn
-import servers
-from helpers import new_orbax, run_python
+from support import servers
+from support.helpers import new_orbax, run_python
 
 import eqx_ckpt as ec
 from eqx_ckpt._storage import _root
@@ -44,7 +44,7 @@ _ORBAX = """
     import numpy as np, orbax.checkpoint as ocp
     from orbax.checkpoint import v1
     sys.path.insert(0, "TESTS")
-    from test_others_stores import _tree
+    from test_foreign_stores import _tree
     for ocdbt in (False, True):
         handler = ocp.PyTreeCheckpointHandler(use_ocdbt=ocdbt, use_zarr3=True)
         with ocp.Checkpointer(handler) as saver:

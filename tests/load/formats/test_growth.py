@@ -3,19 +3,13 @@ shapes that are worst for one. See `attacks.growth`.
 """
 
 import json
-import os
-import pathlib
 
 import pytest
-from helpers import run_python
+from support.helpers import run_python
 
 
 def _run(scale):
-    here = pathlib.Path(__file__).parent
-    path = os.pathsep.join(map(str, (here, here.parent)))
-    out = json.loads(
-        run_python(f"from attacks import growth; growth.main({scale})", PYTHONPATH=path)
-    )
+    out = json.loads(run_python(f"from attacks import growth; growth.main({scale})"))
     bad = {name: rest for name, (is_good, *rest) in out.items() if not is_good}
     assert not bad and len(out) > 10, bad
 

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import BytesRead, run_python
+from support.helpers import BytesRead, run_python
 
 import eqx_ckpt as ec
 from eqx_ckpt._format import _ocdbt
 
 
-FOREIGN = pathlib.Path(__file__).parent / "foreign"
+FOREIGN = pathlib.Path(__file__).parents[2] / "foreign"
 OLD, FILES, DATABASE = "levanter-1.1", "levanter-1.2.dev1644", "marin-levanter-0.2.20"
 LEVANTER = [f"{name}/step-7" for name in (OLD, FILES, DATABASE)]
 TREE, RUN = "eformer-0.0.101/tree", "eformer-0.0.101/run/run-6"

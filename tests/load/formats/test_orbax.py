@@ -8,7 +8,7 @@ import jax.random as jr
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from helpers import BytesRead, new_orbax, run_python
+from support.helpers import BytesRead, new_orbax, run_python
 
 import eqx_ckpt as ec
 
