@@ -12,12 +12,12 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .._format._leaves import Leaves
-from .._load import _checkpoint, _deferred, _init, _lazy, _open
+from .._load import _checkpoint, _deferred, _deserialise, _init, _lazy, _open
 from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray, Want
+from .._runtime import _processes
 from .._storage import _store
 from .._tree import _leaf, _leaks, _restore
-from .._tree._restore import Target
 from .._tree._static import Static
 from . import _plan
 from ._pairs import Model, Stored
@@ -33,11 +33,15 @@ def graft(
     *,
     fresh: Callable[[PyTree], Any] | None = None,
     drop: str | Callable[[Any], Any] | None = None,
-    cast: bool = False,
-    static: Static = "error",
     scalars: str = "error",
     init: Callable[[], PyTree] | None = None,
+    static: Static = "error",
+    cast: bool = False,
     verify: bool = True,
+    max_bytes: int | None = None,
+    progress: bool = False,
+    timeout: int | float = _processes.TIMEOUT,
+    tag: str | int | None = None,
 ) -> tuple[PyTree, Report]:
     """Puts parts of a checkpoint into a model whose structure is another one.
 
@@ -63,17 +67,18 @@ def graft(
         have there.
     - `drop`: a function from the checkpoint's tree to the nodes that are not wanted, or
         the dotted name of one.
-    - `cast`: whether floats may become other floats, and ints other ints that hold
-        every value.
-    - `static`: as in [`tree_deserialise_leaves`][]; names are those of the model, or
-        those of the checkpoint.
     - `scalars`: what becomes of Python scalars inside of a pair that were saved with
         another value, as a counter or `Dropout.p`: `"error"`, or `"load"` what was
         saved, or `"keep"` what the model has. The report says what differs. A scalar
         that is a pair by itself is loaded.
     - `init`: a function that makes the model, for a skeleton: what is `fresh` is
         computed by it, in a jit, and what is loaded is not. See [`load_or_init`][].
-    - `verify`: whether to check the digests of all that is read.
+    - `static`: as in [`tree_deserialise_leaves`][]; names are those of the model, or
+        those of the checkpoint.
+    - `cast`, `verify`, `max_bytes`, `progress`, `timeout`, `tag`: as there.
+
+    In a run of many processes all of them make the call if the model has arrays that
+    are sharded over several of them. If it fails in one process, it is an error in all.
 
     **Returns:** the model, and a [`Report`][].
 
@@ -110,28 +115,37 @@ def graft(
     if init is not None:
         _leaks.check(model)
     before = _store.bytes_read()
-    ours, stored = Model(model), Stored(_checkpoint.open(ckpt))
+    ours = Model(model)
+    place = ckpt.path if isinstance(ckpt, Checkpoint) else ckpt
+    team = _deserialise.team_of("graft", [place], ours.flat.leaves, timeout, tag)
 
-    def read_scalars(some: Sequence[LazyArray]) -> list[Any]:
-        own = [_restore.own_target(lazy._record.template) for lazy in some]
-        wants = [Want(lazy._record, None, target) for lazy, target in zip(some, own)]
-        return _lazy.load(stored.source, wants, verify)
+    def read(wants: Sequence[Want], shows: bool) -> list[Any]:
+        return _lazy.load(stored.source, wants, verify, max_bytes, shows)
 
-    plan = _plan.plan(
-        ours,
-        stored,
-        pairs,
-        fresh,
-        drop,
-        cast=cast,
-        static=static,
-        scalars=scalars,
-        read_scalars=read_scalars,
-        can_init=init is not None,
-    )
+    with team.heard():
+        stored = Stored(_checkpoint.open(ckpt))
+        plan = _plan.plan(
+            ours,
+            stored,
+            pairs,
+            fresh,
+            drop,
+            cast=cast,
+            static=static,
+            scalars=scalars,
+            read_scalars=lambda some: read(list(map(_as_saved, some)), False),
+            can_init=init is not None,
+        )
     leaves = list(ours.flat.leaves)
-    for number, value in _read(stored, ours.names, plan, verify).items():
-        leaves[number] = value
+    wants = [want for x in plan.made for want in _wants(x)]
+
+    def make() -> list[Any]:
+        values = read(wants, progress)[::-1]
+        return [_made(x, values, ours.names) for x in plan.made]
+
+    values = _deserialise.in_step(team, [stored.index.save], make)
+    for x, value in zip(plan.made, values):
+        leaves[x.number] = value
     for number, origin in plan.again.items():
         leaves[number] = leaves[origin]
     tree = jtu.tree_unflatten(ours.flat.structure, leaves)
@@ -148,48 +162,41 @@ def graft(
     return tree, report
 
 
-def _read(stored: Stored, names: list[str], plan: Plan, verify: bool) -> dict[int, Any]:
-    """The leaves that are placed, by number: all in one planned read."""
-    wants: list[Want] = []
-    todo = [x for x in plan.placed if x.number not in plan.again]
-    for x in todo:
-        if isinstance(x.made, LazyArray):
-            wants.append(Want(x.made._record, x.made._view, x.target))
-        elif isinstance(x.made, _deferred.Later):
-            wants += [_host(part) for part in x.made.parts]
-    values = _lazy.load(stored.source, wants, verify)[::-1]
-    out: dict[int, Any] = {}
-    for x in todo:
-        if isinstance(x.made, LazyArray):
-            out[x.number] = values.pop()
-            continue
-        try:
-            out[x.number] = _make(x, values)
-        except ValueError as e:
-            raise RuntimeError(
-                f"The model's leaf `{names[x.number]}` cannot be made of "
-                f"{', '.join(f'`{name}`' for name in x.saved)} by {x.how}: {e}"
-            ) from e
-    return out
+def _as_saved(lazy: LazyArray) -> Want:
+    record = lazy._record
+    return Want(record, None, _restore.own_target(record.template))
 
 
-def _make(x: Placed, values: list[Any]) -> Any:
-    """A leaf, of the last of the arrays that were read, or of what an adapter gave."""
+def _wants(placed: Placed) -> list[Want]:
+    """What is read for a leaf."""
+    made = placed.made
+    if isinstance(made, LazyArray):
+        return [Want(made._record, made._view, placed.target)]
+    if not isinstance(made, _deferred.Later):
+        return []
+    hosts = [_lazy.on_host(part) for part in made.parts]
+    return [Want(part._record, part._view, part._target) for part in hosts]
+
+
+def _made(x: Placed, values: list[Any], names: list[str]) -> Any:
+    """A leaf, of the last of the values that were read, or of what an adapter gave."""
     made, owned = x.made, False
-    if isinstance(made, _deferred.Later):
-        # Popped one by one, so that parts live no longer than they are needed.
-        made = made.make([values.pop() for _ in made.parts])
-        owned = True
-    template = _leaf.describe(made)
-    array = _leaf.to_host(made, template)
-    arrays = [array[region] for region in _restore.regions(x.target) or [...]]
-    return _restore.from_host(arrays, template, x.target, owned)
-
-
-def _host(lazy: LazyArray) -> Want:
-    cast = lazy._target.cast
-    target = Target("numpy", np.dtype(lazy.dtype), lazy.shape, cast=cast)
-    return Want(lazy._record, lazy._view, target)
+    if isinstance(made, LazyArray):
+        return values.pop()
+    try:
+        if isinstance(made, _deferred.Later):
+            # Popped one by one, so that parts live no longer than they are needed.
+            made = made.make([values.pop() for _ in made.parts])
+            owned = True
+        template = _leaf.describe(made)
+        array = _leaf.to_host(made, template)
+        arrays = [array[region] for region in _restore.regions(x.target) or [...]]
+        return _restore.from_host(arrays, template, x.target, owned)
+    except ValueError as e:
+        raise RuntimeError(
+            f"The model's leaf `{names[x.number]}` cannot be made of "
+            f"{', '.join(f'`{name}`' for name in x.saved)} by {x.how}: {e}"
+        ) from e
 
 
 def _rows(model: Model, stored: Stored, plan: Plan) -> list[Row]:

@@ -65,6 +65,11 @@ class Plan(NamedTuple):
     # (name, in the checkpoint, in the model), of what differs and need not be the same.
     differences: list[tuple[str, str, str]]
 
+    @property
+    def made(self) -> list[Placed]:
+        """Those that are placed, one for each object of the model."""
+        return [x for x in self.placed if x.number not in self.again]
+
 
 class Problems:
     """All that is wrong with a graft, by its kind."""

@@ -114,7 +114,7 @@ def tree_deserialise_leaves(
         ```
     """
     place = path.path if isinstance(path, Checkpoint) else path
-    team = _team_of("Loading", [place], jtu.tree_leaves(like), timeout, tag)
+    team = team_of("load", [place], jtu.tree_leaves(like), timeout, tag)
     with team.heard():
         ckpt = _checkpoint.open(path, like=like if source is None else None)
         pinned = ckpt._source
@@ -150,7 +150,7 @@ def tree_deserialise_leaves(
     read = wants
     if broadcast:
         read = [w._replace(target=_restore.without_replicas(w.target)) for w in wants]
-    values = _in_step(
+    values = in_step(
         team,
         [pinned.index.save],
         lambda: _lazy.load(pinned, read, verify, max_bytes, progress),
@@ -166,18 +166,21 @@ def tree_deserialise_leaves(
     return jtu.tree_unflatten(flat.structure, leaves)
 
 
-def _team_of(
-    what: str, paths: list[Any], leaves: list[Any], timeout: int | float, tag: Any
+_doing = {"load": "Loading", "read": "Reading lazy leaves of", "graft": "Grafting"}
+
+
+def team_of(
+    kind: str, paths: list[Any], leaves: list[Any], timeout: int | float, tag: Any
 ) -> Team:
     """The processes that have to load these leaves together."""
     if _processes.size() > 1 and any(map(_restore.is_spread, leaves)):
         places = sorted({_root.place(path) for path in paths})
-        what = f"{what} `{'`, `'.join(places[:3])}`{_processes.tagged(tag)}"
-        return _processes.run("load", places, tag, timeout, what)
+        what = f"{_doing[kind]} `{'`, `'.join(places[:3])}`{_processes.tagged(tag)}"
+        return _processes.run(kind, places, tag, timeout, what)
     return Team(0, 1)
 
 
-def _in_step(team: Team, saves: list[str], read: Callable[[], list[Any]]) -> list[Any]:
+def in_step(team: Team, saves: list[str], read: Callable[[], list[Any]]) -> list[Any]:
     """What `read` gives, once all processes have read the same saves."""
 
     def same(words: list[bytes]) -> bytes:
@@ -253,8 +256,8 @@ def materialise(
     lazies = {id(x): x for x in leaves if isinstance(x, LazyArray)}
     todo = list(lazies.values())
     paths = [lazy._source.root.url for lazy in todo]
-    team = _team_of("Reading lazy leaves of", paths, todo, timeout, tag)
-    fetched = _in_step(
+    team = team_of("read", paths, todo, timeout, tag)
+    fetched = in_step(
         team,
         list(dict.fromkeys(lazy._source.index.save for lazy in todo)),
         lambda: _lazy.fetch(todo, verify, max_bytes, progress),

@@ -131,7 +131,9 @@ class LazyArray(jax.ShapeDtypeStruct):
             )
         if copy is False:
             raise ValueError(f"Reading the leaf `{self.name}` makes a new array.")
-        out = fetch([on_host(self)], True)[0]
+        # Python's ints have any size.
+        is_int = self._record.template.dtype == "int"
+        out = fetch([on_host(self, np.object_ if is_int else None)], True)[0]
         return out if dtype is None else out.astype(dtype)
 
     def __getitem__(self, key: Any) -> "LazyArray":
@@ -239,13 +241,10 @@ class LazyArray(jax.ShapeDtypeStruct):
         return _unpickle, args
 
 
-def on_host(lazy: LazyArray) -> LazyArray:
-    """The same leaf, to be read as a NumPy array."""
-    target = lazy._target
-    wanted = lazy.dtype if target.dtype is None else target.dtype
-    if lazy._record.template.dtype == "int":
-        wanted = np.dtype(np.object_)
-    target = Target("numpy", wanted, lazy.shape, cast=target.cast)
+def on_host(lazy: LazyArray, dtype: Any = None) -> LazyArray:
+    """The same leaf, to be read as a NumPy array: of its dtype, or of another one."""
+    wanted = np.dtype(lazy.dtype if dtype is None else dtype)
+    target = Target("numpy", wanted, lazy.shape, cast=lazy._target.cast)
     return LazyArray(lazy._source, lazy._record, lazy._view, target)
 
 

@@ -397,3 +397,37 @@ def test_many_schedules_of_calls_that_go_wrong(tmp_path):
         seed += 1
     print(f"{seed - 2} schedules, of them 40 with a process that is killed")
     assert not faults, "\n".join(faults)
+
+
+def test_a_graft_of_two_processes(tmp_path):
+    """What fails in one fails in both, and the next call is met."""
+    code = f"""{SAVE}
+ec.tree_serialise_leaves(path / "c", {{"model": {{"w": tree["rows"], "n": 3}}}})
+model = {{"new": {{"w": spread(0 * X, columns), "n": 0}}, "head": jnp.zeros(2)}}
+def graft(how=(), **options):
+    pairs = [(lambda m: m["new"]["w"], lambda c: c.model.w, *how)]
+    pairs += [(lambda m: m["new"]["n"], lambda c: c.model.n)]
+    return ec.graft(
+        model, path / "c", pairs, fresh=lambda m: m["head"], timeout=20, **options)
+out, report = graft()
+assert same(out["new"]["w"], X) and out["new"]["n"] == 3
+assert out["new"]["w"].sharding == columns
+assert report.names("fresh") == ["head"]
+def broken(saved, like):
+    if rank == 1:
+        raise OSError("the disk of process 1")
+    return saved
+def fails(how, **options):
+    try:
+        graft(how, **options)
+    except (RuntimeError, OSError) as e:
+        return str(e)
+start = time.monotonic()
+said = fails([broken], tag="a")
+assert "the disk of process 1" in said, said
+assert time.monotonic() - start < 10
+out, _ = graft(tag="a")
+assert same(out["new"]["w"], X)
+print("good")
+"""
+    assert good(run_team(2, code, tmp_path)) == ["good\n"] * 2
