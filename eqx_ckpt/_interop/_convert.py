@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 from .._format import _json, _view
 from .._format._leaves import Record
 from .._format._template import Template
-from .._load import _checkpoint, _lazy, _open, _read
+from .._load import _checkpoint, _lazy, _open, _read, formats
 from .._load._checkpoint import Checkpoint
 from .._load._source import Source
 from .._runtime import _processes
@@ -80,7 +80,7 @@ def convert(
     metadata = ckpt.metadata if metadata is None else metadata
     root = _root.resolve(target)
     _background.wait_for(root)
-    if root.url.endswith(".safetensors"):
+    if root.url.endswith(formats.SUFFIX):
         _export.export_safetensors(
             target,
             ckpt,

@@ -23,7 +23,7 @@ from .._format import _index
 from .._load import _checkpoint, _deserialise
 from .._runtime import _processes, _undo
 from .._runtime._processes import Team
-from .._save import _async, _serialise
+from .._save import _async, _options, _serialise
 from .._save._background import SaveHandle
 from .._storage._remote import Store
 from . import _steps
@@ -284,6 +284,7 @@ class CheckpointManager:
         """Saves a step, if it is due or `due` says so, and deletes older ones then."""
         if not isinstance(metadata, Mapping | None):
             raise TypeError(f"`metadata` must be a dict, not {metadata!r:.60}.")
+        _options.check_name(self._steps.root)
         given = dict(metadata or {})
         if taken := sorted(given.keys() & {"step", "metrics"}):
             raise ValueError(

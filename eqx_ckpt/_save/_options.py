@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import PyTree
 
+from .._load import formats
 from .._storage import _archive, _root
 from .._storage._root import Root
 from .._tree import _leaf
@@ -43,6 +44,7 @@ def check(root: Any, options: Options) -> None:
     layout, compression = options.layout, options.compression
     if isinstance(root, Root):
         _root.check_writable(root)
+        check_name(root)
     else:
         _archive.check_open(root)
     if layout not in _root.LAYOUTS:
@@ -51,3 +53,17 @@ def check(root: Any, options: Options) -> None:
         raise ValueError('A checkpoint of one file has `layout="ocdbt"`.')
     if compression not in (None, "zstd"):
         raise ValueError(f'`compression` must be None or "zstd", not {compression!r}.')
+
+
+def check_name(root: Root) -> None:
+    """**Raises:** `ValueError` for the name of a file that is no checkpoint of ours,
+    `FileExistsError` if there is one."""
+    if root.url.endswith(formats.SUFFIX):
+        error, what = ValueError, "is the name of a file that a save does not write"
+        if root.local is not None and root.local.is_file():
+            error, what = FileExistsError, "is a file, not a checkpoint"
+        raise error(
+            f"`{root}` {what}; nothing was saved. For a `.safetensors` file, of arrays "
+            f"only: `ec.export_safetensors({str(root)!r}, tree)`. For a checkpoint "
+            "choose another name."
+        )

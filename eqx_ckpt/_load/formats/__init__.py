@@ -17,6 +17,7 @@ from ._safetensors import (
     is_texts as is_texts,
     LABELS as LABELS,
     METADATA as METADATA,
+    SUFFIX as SUFFIX,
 )
 
 

@@ -42,7 +42,8 @@ METADATA = "__metadata__"
 # In the metadata: which entry of an `eqx.nn.State` a tensor is of, as in an index of
 # ours, in JSON. Positions would not say it.
 LABELS = "eqx_ckpt.state"
-_SUFFIX, _INDEX = ".safetensors", ".safetensors.index.json"
+SUFFIX = ".safetensors"
+_INDEX = ".safetensors.index.json"
 # Headers are read whole. That of the largest model there is has some MiB.
 _MAX_HEADER = _json.MAX_INDEX
 _MAX_HEADERS = 4 * _MAX_HEADER
@@ -69,7 +70,7 @@ def read(found: Found, like: Any) -> Source | None:
             return _sharded(found, key)
     elif found.has_suffix(_INDEX):
         return _sharded(found, key)
-    elif not (is_safetensors(found) or found.has_suffix(_SUFFIX)):
+    elif not (is_safetensors(found) or found.has_suffix(SUFFIX)):
         return None
     header = read_header(directory, key, _header_size(directory, key))
     return _source(found, [key], [header], header.metadata)
@@ -77,7 +78,7 @@ def read(found: Found, like: Any) -> Source | None:
 
 def _choose(names: frozenset[str]) -> str | None:
     """The one file of a directory that says what is in it."""
-    for suffix in (_INDEX, _SUFFIX):
+    for suffix in (_INDEX, SUFFIX):
         some = sorted(name for name in names if name.endswith(suffix))
         if f"model{suffix}" in some:
             return f"model{suffix}"

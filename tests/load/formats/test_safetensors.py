@@ -497,6 +497,31 @@ def test_a_filter_sees_what_was_saved(tmp_path, spec):
         assert set(ec.open(tmp_path / f"{n}.safetensors")) == chosen - {*skip}
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_a_save_to_the_name_of_a_file(tmp_path, there):
+    """No save makes a directory of that name; the error has the call that writes it."""
+    path, tree = tmp_path / "model.safetensors", {"w": jnp.ones(3)}
+    if there:
+        ec.export_safetensors(path, tree)
+
+    def manager():
+        with ec.CheckpointManager(path) as manager:
+            manager.save(1, tree)
+
+    for save in (
+        lambda: ec.tree_serialise_leaves(path, tree),
+        lambda: ec.tree_serialise_leaves(path.as_uri(), tree, layout="zarr"),
+        lambda: ec.async_tree_serialise_leaves(path, tree),
+        manager,
+    ):
+        error = FileExistsError if there else ValueError
+        with pytest.raises(error, match="nothing was saved.*`ec.export") as e:
+            save()
+        assert path.exists() == there
+    eval(str(e.value).split("`")[-2], {"ec": ec, "tree": tree})
+    assert list(ec.open(path)) == ["w"]
+
+
 def test_what_is_there_stays(tmp_path):
     tree = {"a": jnp.ones(1)}
     (tmp_path / "notes.safetensors").write_text("These are my notes.")
