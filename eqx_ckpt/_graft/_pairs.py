@@ -67,7 +67,7 @@ class Model:
         self.names = [_names.name_of(path)[0] for path in self.flat.paths]
         self.storable = [_filters.by_default(x) for x in self.flat.leaves]
         self.below = by_prefix(self.names)
-        self.tagged = _select.Tagged(*self.flat, self.storable, None)
+        self.tagged = _select.Tagged(self.flat, self.storable, None)
 
     def is_array(self, number: int) -> bool:
         leaf = self.flat.leaves[number]

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._format import _names
@@ -182,24 +181,23 @@ def from_state_dict(
         leaves[name] = value
         numbers.append(templates.setdefault(template, len(templates)))
     values = list(leaves.values())
-    flat, pairs = _match.match(
-        "state dict",
-        Leaves(list(leaves), list(templates), numbers, markers=markers),
-        like,
-        filter_spec,
-        is_leaf,
+    options = _match.Options(
+        filter_spec=filter_spec,
+        is_leaf=is_leaf,
         where=where,
         missing=missing,
         unexpected=unexpected,
         cast=cast,
     )
-    out = list(flat.leaves)
-    for number, record, target in pairs:
+    saved = Leaves(list(leaves), list(templates), numbers, markers=markers)
+    matched = _match.match(saved, like, options, "state dict")
+    out = []
+    for _, record, target in matched.pairs:
         try:
-            out[number] = _as(values[record.place], record.template, target)
+            out.append(_as(values[record.place], record.template, target))
         except (ValueError, TypeError) as e:
             raise RuntimeError(f"The state dict's leaf `{record.name}`: {e}") from e
-    return jtu.tree_unflatten(flat.structure, out)
+    return matched.tree(out)
 
 
 def _walk(node: Mapping, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:

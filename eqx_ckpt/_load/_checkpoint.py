@@ -5,7 +5,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TYPE_CHECKING
 
-import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._format import _names, _text
@@ -148,13 +147,9 @@ class Checkpoint(_Base):
 
             ```
         """
-        saved = self._source.index.leaves
-        matched = _match.match(
-            f"checkpoint at `{self.path}`",
-            saved,
-            like,
-            filter_spec,
-            is_leaf,
+        options = _match.Options(
+            filter_spec=filter_spec,
+            is_leaf=is_leaf,
             where=where,
             source=resolve_source(self, source),
             missing=missing,
@@ -162,19 +157,12 @@ class Checkpoint(_Base):
             static=static,
             cast=cast,
         )
-        if not matched.pairs:
-            return like
+        matched = _match.match(self._source.index.leaves, like, options, path=self.path)
         # `eqx.tree_at` does not find leaves by number: it makes one of every `()`.
-        leaves = list(matched.flat.leaves)
-        shared: dict[Any, LazyArray] = {}
-        for number, record, target in matched.pairs:
-            lazy = _lazy.lazy_of(self._source, record, target)
-            leaf = leaves[number]
-            if _leaf.is_shared(leaf) or isinstance(leaf, _leaf.jax.ShapeDtypeStruct):
-                place = saved.aliases.get(record.place, record.place)
-                lazy = shared.setdefault((id(leaf), place), lazy)
-            leaves[number] = lazy
-        return jtu.tree_unflatten(matched.flat.structure, leaves)
+        return matched.tree(
+            _lazy.lazy_of(self._source, pair.record, pair.target)
+            for pair in matched.pairs
+        )
 
     def __repr__(self) -> str:
         return self.describe(200)

@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
@@ -118,12 +117,9 @@ def tree_deserialise_leaves(
     with team.heard():
         ckpt = _checkpoint.open(path, like=like if source is None else None)
         pinned = ckpt._source
-        flat, pairs = _match.match(
-            f"checkpoint at `{ckpt.path}`",
-            pinned.index.leaves,
-            like,
-            filter_spec,
-            is_leaf,
+        options = _match.Options(
+            filter_spec=filter_spec,
+            is_leaf=is_leaf,
             where=where,
             source=_checkpoint.resolve_source(ckpt, source),
             missing=missing,
@@ -131,39 +127,24 @@ def tree_deserialise_leaves(
             static=static,
             cast=cast,
         )
-    leaves = list(flat.leaves)
-    # One object at two places of `like`, stored as one array, is loaded as one array.
-    aliases = pinned.index.leaves.aliases
-    first: dict[Any, int] = {}
-    again: list[tuple[int, int]] = []
-    wants: list[_lazy.Want] = []
-    numbers: list[int] = []
-    for number, record, target in pairs:
-        leaf = leaves[number]
-        if _leaf.is_shared(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
-            key = (id(leaf), aliases.get(record.place, record.place))
-            if first.setdefault(key, number) != number:
-                again.append((number, first[key]))
-                continue
-        wants.append(_lazy.Want(record, None, target))
-        numbers.append(number)
-    read = wants
+        matched = _match.match(pinned.index.leaves, like, options, path=ckpt.path)
+    targets = [pair.target for pair in matched.pairs]
     if broadcast:
-        read = [w._replace(target=_restore.without_replicas(w.target)) for w in wants]
+        targets = list(map(_restore.without_replicas, targets))
+    wants = [
+        _lazy.Want(pair.record, None, target)
+        for pair, target in zip(matched.pairs, targets)
+    ]
     values = in_step(
         team,
         [pinned.index.save],
-        lambda: _lazy.load(pinned, read, verify, max_bytes, progress),
+        lambda: _lazy.load(pinned, wants, verify, max_bytes, progress),
     )
-    for i, (want, part) in enumerate(zip(wants, read)):
-        sharding = want.target.sharding
-        if sharding is not None and part.target.sharding is not sharding:
+    for i, (pair, target) in enumerate(zip(matched.pairs, targets)):
+        sharding = pair.target.sharding
+        if sharding is not None and target.sharding is not sharding:
             values[i] = _sharding.spread(values[i], sharding)
-    for number, value in zip(numbers, values):
-        leaves[number] = value
-    for number, origin in again:
-        leaves[number] = leaves[origin]
-    return jtu.tree_unflatten(flat.structure, leaves)
+    return matched.tree(values)
 
 
 _doing = {"load": "Loading", "read": "Reading lazy leaves of", "graft": "Grafting"}

@@ -115,8 +115,8 @@ def _stored(ckpt: Checkpoint, like: PyTree, source: Any) -> PyTree:
     flat = _flatten.flatten(like, None)
     under = _checkpoint.resolve_source(ckpt, source)
     names = [_names.name_of(path, under)[0] for path in flat.paths]
-    names = _match.stored_names(ckpt._source.index.leaves, like, flat, names, under)
-    good = [_leaf.is_storable(x) and n in ckpt for x, n in zip(flat.leaves, names)]
+    stored = _match.stored_names(ckpt._source.index.leaves, like, flat, names, under)
+    good = [_leaf.is_storable(x) and n in ckpt for x, n in zip(flat.leaves, stored)]
     if names and not any(good):
         raise RuntimeError(
             f"None of the leaves, such as `{names[0]}`, is in the checkpoint at "

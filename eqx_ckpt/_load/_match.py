@@ -1,8 +1,11 @@
 """Which stored leaf stands for which of `like`; and one report if any does not."""
 
-from collections.abc import Callable, Iterable
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import jax
+import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._format import _names, _text
@@ -19,8 +22,37 @@ from .._tree import (
     _static,
 )
 from .._tree._filters import FilterSpec, IsLeaf
+from .._tree._flatten import Flat
 from .._tree._restore import Target
 from .._tree._static import Static
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The keywords of a load that say which leaves are loaded, and how strictly.
+
+    `source` is the dotted name of the node that `like` stands for ("": the top). See
+    `tree_deserialise_leaves` for the others.
+    """
+
+    filter_spec: FilterSpec = _leaf.is_storable
+    is_leaf: IsLeaf = None
+    where: Callable[[PyTree], Any] | None = None
+    source: str = ""
+    missing: str = "error"
+    unexpected: str = "error"
+    static: Static = "error"
+    cast: bool = False
+
+    def __post_init__(self) -> None:
+        _check_choice("missing", self.missing, "error", "keep")
+        _check_choice("unexpected", self.unexpected, "error", "ignore")
+
+
+def _check_choice(name: str, value: str, *allowed: str) -> None:
+    if value not in allowed:
+        some = " or ".join(f'"{x}"' for x in allowed)
+        raise ValueError(f"`{name}` must be {some}, not {value!r}.")
 
 
 class Pair(NamedTuple):
@@ -32,121 +64,77 @@ class Pair(NamedTuple):
 
 
 class Match(NamedTuple):
-    flat: _flatten.Flat
+    """What is loaded. `again`: leaves of `like` that are one object with an earlier
+    one, and are stored as one array, with the number of that."""
+
+    flat: Flat
     pairs: list[Pair]
+    again: list[tuple[int, int]]
+
+    def tree(self, values: Iterable[Any]) -> PyTree:
+        """`like` with a value for each pair, in their order."""
+        leaves = list(self.flat.leaves)
+        for pair, value in zip(self.pairs, values):
+            leaves[pair.number] = value
+        for number, origin in self.again:
+            leaves[number] = leaves[origin]
+        return jtu.tree_unflatten(self.flat.structure, leaves)
 
 
-_choices = {
-    "missing": ("error", "keep"),
-    "unexpected": ("error", "ignore"),
-}
+class NoEntry(NamedTuple):
+    """In the place of a name: that of an entry that the saved State does not have."""
+
+    label: str
 
 
-def _check_choices(**given: str) -> None:
-    for name, value in given.items():
-        if value not in _choices[name]:
-            allowed = " or ".join(f'"{x}"' for x in _choices[name])
-            raise ValueError(f"`{name}` must be {allowed}, not {value!r}.")
+class _Wanted(NamedTuple):
+    """What is asked for. Of each leaf of `like`: its name in the checkpoint, the name
+    that it is stored under, and whether `filter_spec` chooses it. `wholes` are the
+    names of the nodes of which all is loaded, `places` those of leaves (None: all)."""
 
-
-class _Report:
-    """The problems of a load, by their kind."""
-
-    def __init__(self) -> None:
-        self.first = ""
-        self.rows: dict[str, list[tuple[str, str]]] = {}
-
-    def add(self, kind: str, name: str, text: str = "", first: str = "") -> None:
-        self.rows.setdefault(kind, []).append((name, text))
-        self.first = self.first or first
+    options: Options
+    like: PyTree
+    flat: Flat
+    names: list[str]
+    stored: Sequence[str | NoEntry]
+    chosen: list[bool]
+    places: set[int] | None
+    wholes: list[str]
 
 
 def match(
-    what: str,
     saved: Leaves,
     like: PyTree,
-    filter_spec: FilterSpec = _leaf.is_storable,
-    is_leaf: IsLeaf = None,
-    *,
-    where: Callable[[PyTree], Any] | None = None,
-    source: str = "",
-    missing: str = "error",
-    unexpected: str = "error",
-    static: Static = "error",
-    cast: bool = False,
+    options: Options,
+    thing: str = "checkpoint",
+    path: str = "",
 ) -> Match:
-    """Pairs the selected leaves of `like` with stored ones, by name. Errors say `what`
-    these are in.
+    """Pairs the selected leaves of `like` with stored ones, by name. Errors call what
+    these are in a `thing`, and say at which `path`, if it has one.
 
     **Raises:** one `RuntimeError` that lists all that does not fit.
     """
-    _check_choices(missing=missing, unexpected=unexpected)
-    flat = _flatten.flatten(like, is_leaf)
-    # Also of a field that is new an error says the name.
-    own: Iterable[str] = ()
-    if not isinstance(static, str):
-        own = _static.all_names(_static.record(like, is_leaf, flat.structure), source)
-    passes = _static.passing(static, saved.statics, what, own)
-    chosen = _filters.selected(filter_spec, like, flat.leaves, is_leaf)
-    selection = _select.select(
-        where, flat.paths, flat.leaves, flat.structure, chosen, is_leaf
-    )
-    names = [_names.name_of(path, source)[0] for path in flat.paths]
-    stored = stored_names(saved, like, flat, names, source)
-    report = _Report()
-    thing = what.partition(" at ")[0]
-    pairs = []
-    any_selected = False
-    fits: dict[Any, _restore.Misfit | None] = {}
-    for number, good in enumerate(chosen):
-        if not good or (
-            selection.places is not None and number not in selection.places
-        ):
-            continue
-        any_selected = True
-        path, leaf, name = flat.paths[number], flat.leaves[number], names[number]
-        target = target_of(name, leaf)
-        if cast:
-            target = target._replace(cast=True)
-        place = saved.places.get(stored[number])
-        if place is None:
-            if missing == "keep" and not _is_abstract(leaf):
-                continue
-            first = f"Error at leaf with path {path}: `{name}` is not in the {thing}."
-            kind = "missing" if missing == "error" else "abstract"
-            text = _restore.show_target(target)
-            if stored[number].startswith(_no_entry):
-                text += f"  ({stored[number]})"
-            report.add(kind, name, text, first)
-            continue
-        record = saved.record(place, known=True)
-        key = (saved.template[place], target)
-        if key not in fits:
-            fits[key] = _restore.misfit(record.template, target)
-        problem = fits[key]
-        if problem is not None:
-            was, wanted = _leaf.show(record.template), _restore.show_target(target)
-            text = f"saved {was}, `like` has {wanted}"
-            if problem.hint:
-                text += f"  ({problem.hint})"
-            first = (
-                f"Deserialised leaf at path {path} has changed {problem.what}: "
-                f"`{name}` is {was} in the {thing} and {wanted} in `like`."
-            )
-            report.add(problem.what, name, text, first)
-            continue
-        pairs.append(Pair(number, record, target))
-    if not any_selected and not any(chosen):
+    what = f"{thing} at `{path}`" if path else thing
+    flat = _flatten.flatten(like, options.is_leaf)
+    passes = _passing(saved, like, flat, options, what)
+    chosen = _filters.selected(options.filter_spec, like, flat.leaves, options.is_leaf)
+    places, wholes = _select.select(options.where, flat, chosen, options.is_leaf)
+    if not any(chosen):
         raise ValueError(
             "Nothing to load: `filter_spec` selects no leaf of `like`. A skeleton made "
             "with `eqx.filter(..., eqx.is_array)` has none: pass the whole skeleton."
         )
-    wholes = [_flatten.module_name(path, source) for path in selection.wholes]
-    if unexpected == "error":
-        leaves = list(zip(stored, flat.leaves, chosen))
-        _find_unexpected(saved, leaves, wholes, filter_spec, source, report)
-    if static != "ignore":
-        _find_static(saved, like, is_leaf, wholes, source, passes, report)
+    source = options.source
+    names = [_names.name_of(path, source)[0] for path in flat.paths]
+    stored = stored_names(saved, like, flat, names, source)
+    nodes = [_flatten.module_name(path, source) for path in wholes]
+    wanted = _Wanted(options, like, flat, names, stored, chosen, places, nodes)
+    report = _Report(thing)
+    pairs = list(_pair_up(saved, wanted, report))
+    if options.unexpected == "error":
+        _find_unexpected(saved, wanted, report)
+    if options.static != "ignore":
+        _find_static(saved, wanted, passes, report)
     if report.rows:
         raise RuntimeError(_message(what, saved, source, report))
     if not pairs:
@@ -156,7 +144,98 @@ def match(
             f"None of the leaves of `like` that are selected is in the {what}, such as "
             f"`{some[0]}`. {hint or 'Names begin with those of `source`.'}"
         )
-    return Match(flat, pairs)
+    return _once(saved, Match(flat, pairs, []))
+
+
+def _passing(
+    saved: Leaves, like: PyTree, flat: Flat, options: Options, what: str
+) -> Callable[[str], bool]:
+    # Also of a field that is new an error says the name.
+    own: Iterable[str] = ()
+    if not isinstance(options.static, str):
+        here = _static.record(like, options.is_leaf, flat.structure)
+        own = _static.all_names(here, options.source)
+    return _static.passing(options.static, saved.statics, what, own)
+
+
+def _once(saved: Leaves, match: Match) -> Match:
+    """The match without pairs for what is `again` one of them."""
+    if not saved.aliases:
+        return match
+    pairs, again = [], []
+    first: dict[Any, int] = {}
+    for pair in match.pairs:
+        leaf, place = match.flat.leaves[pair.number], pair.record.place
+        if _leaf.is_shared(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
+            key = id(leaf), saved.aliases.get(place, place)
+            if first.setdefault(key, pair.number) != pair.number:
+                again.append((pair.number, first[key]))
+                continue
+        pairs.append(pair)
+    return Match(match.flat, pairs, again)
+
+
+class _Report(_show.Problems):
+    """The problems of a load from a `thing`, and a sentence on the first of them."""
+
+    def __init__(self, thing: str) -> None:
+        super().__init__()
+        self.thing = thing
+        self.first = ""
+        self.no_entries: set[str] = set()
+
+    def explain(self, first: str) -> None:
+        self.first = self.first or first
+
+
+def _pair_up(saved: Leaves, wanted: _Wanted, report: _Report) -> Iterator[Pair]:
+    options, places = wanted.options, wanted.places
+    fits: dict[Any, _restore.Misfit | None] = {}
+    for number, good in enumerate(wanted.chosen):
+        if not good or (places is not None and number not in places):
+            continue
+        name, leaf = wanted.names[number], wanted.flat.leaves[number]
+        target = target_of(name, leaf)
+        if options.cast:
+            target = target._replace(cast=True)
+        stored = wanted.stored[number]
+        place = saved.places.get(stored) if isinstance(stored, str) else None
+        if place is None:
+            if options.missing == "error" or _is_abstract(leaf):
+                _missing(wanted, number, target, report)
+            continue
+        record = saved.record(place, known=True)
+        key = (saved.template[place], target)
+        if key not in fits:
+            fits[key] = _restore.misfit(record.template, target)
+        problem = fits[key]
+        if problem is None:
+            yield Pair(number, record, target)
+            continue
+        was, here = _leaf.show(record.template), _restore.show_target(target)
+        text = f"saved {was}, `like` has {here}"
+        if problem.hint:
+            text += f"  ({problem.hint})"
+        report.add(problem.what, name, text)
+        report.explain(
+            f"Deserialised leaf at path {wanted.flat.paths[number]} has changed "
+            f"{problem.what}: `{name}` is {was} in the {report.thing} and {here} in "
+            "`like`."
+        )
+
+
+def _missing(wanted: _Wanted, number: int, target: Target, report: _Report) -> None:
+    name, stored = wanted.names[number], wanted.stored[number]
+    text = _restore.show_target(target)
+    if isinstance(stored, NoEntry):
+        text += f"  (no entry of the saved State is that of `{stored.label}`)"
+        report.no_entries.add(name)
+    kind = "missing" if wanted.options.missing == "error" else "abstract"
+    report.add(kind, name, text)
+    report.explain(
+        f"Error at leaf with path {wanted.flat.paths[number]}: `{name}` is not in the "
+        f"{report.thing}."
+    )
 
 
 def target_of(name: str, leaf: Any) -> Target:
@@ -167,16 +246,12 @@ def target_of(name: str, leaf: Any) -> Target:
 
 
 def _is_abstract(leaf: Any) -> bool:
-    return isinstance(_register.to_leaf(leaf), _leaf.jax.ShapeDtypeStruct)
-
-
-# What no leaf is stored under: an entry of a State that the checkpoint does not have.
-_no_entry = "no entry of the saved State is that of `"
+    return isinstance(_register.to_leaf(leaf), jax.ShapeDtypeStruct)
 
 
 def stored_names(
-    saved: Leaves, like: PyTree, flat: _flatten.Flat, names: list[str], source: str
-) -> list[str]:
+    saved: Leaves, like: PyTree, flat: Flat, names: list[str], source: str
+) -> Sequence[str | NoEntry]:
     """The name under which each leaf of `like` is stored.
 
     It is its own name but for the entries of a State. Those are named by position, and
@@ -185,7 +260,7 @@ def stored_names(
     entries = _flatten.state_entries(like, flat.paths, source)
     if not entries:
         return names
-    out = list(names)
+    out: list[str | NoEntry] = list(names)
     by_state: dict[str, dict[int, str | None]] = {}
     for entry in entries.values():
         by_state.setdefault(entry.state, {})[entry.position] = entry.label
@@ -200,29 +275,23 @@ def stored_names(
         rest = names[number][len(below) :].partition(".")[2]
         to = moves[entry.state][entry.position]
         if to is None:
-            out[number] = f"{_no_entry}{(entry.label or '')[1:]}`"
+            out[number] = NoEntry((entry.label or "")[1:])
         else:
             out[number] = below + str(to) + ("." + rest if rest else "")
     return out
 
 
-def _find_unexpected(
-    saved: Leaves,
-    like: list[tuple[str, Any, bool]],
-    wholes: list[str],
-    filter_spec: FilterSpec,
-    source: str,
-    report: _Report,
-) -> None:
-    """`like`: the name a leaf is stored under, the leaf, and whether it is chosen."""
+def _find_unexpected(saved: Leaves, wanted: _Wanted, report: _Report) -> None:
+    filter_spec = wanted.options.filter_spec
+    like = list(zip(wanted.stored, wanted.flat.leaves, wanted.chosen))
     # What a leaf of `like` stands for that is loaded, or would be if it was chosen.
     known = {name for name, x, good in like if good or _filters.by_default(x)}
-    whole = _names.within(wholes)
+    whole = _names.within(wanted.wholes)
     extra = [n for n in saved.names if n not in known and whole(n) is not None]
     if not extra:
         return
     others = {name: leaf for name, leaf, _ in like}
-    specs: dict[Any, Any] = dict(_filters.prefixes(filter_spec, source))
+    specs: dict[Any, Any] = dict(_filters.prefixes(filter_spec, wanted.options.source))
     nearest = _names.within(specs)
     chosen = [specs.get(nearest(name), True) for name in extra]
     records = [saved.record(saved.places[name]) for name in extra]
@@ -245,31 +314,24 @@ def _find_unexpected(
 
 
 def _find_static(
-    saved: Leaves,
-    like: PyTree,
-    is_leaf: IsLeaf,
-    wholes: list[str],
-    source: str,
-    passes: Callable[[str], bool],
-    report: _Report,
+    saved: Leaves, wanted: _Wanted, passes: Callable[[str], bool], report: _Report
 ) -> None:
     if not saved.statics.of:
         return
-    whole = _names.within(wholes)
-    for path, module in _flatten.modules(like, is_leaf):
-        name = _flatten.module_name(path, source)
+    whole = _names.within(wanted.wholes)
+    for path, module in _flatten.modules(wanted.like, wanted.options.is_leaf):
+        name = _flatten.module_name(path, wanted.options.source)
         if name not in saved.statics.of or whole(name) is None:
             continue
         for x in _static.changes(saved.statics, module, name, passes):
             if x.may_differ:
                 continue
-            text = f"saved {x.saved}, `like` has {x.here}"
-            first = (
+            report.add("static", x.name, f"saved {x.saved}, `like` has {x.here}")
+            report.explain(
                 f"Deserialised leaf at path {path} has changed a static field: "
                 f"`{x.name}` was {x.saved} when it was saved, and is {x.here} in "
                 "`like`."
             )
-            report.add("static", x.name, text, first)
 
 
 _titles = {
@@ -287,30 +349,25 @@ _titles = {
 def _message(what: str, saved: Leaves, source: str, report: _Report) -> str:
     below = f" under `{source}`" if source else ""
     lines = [report.first] if report.first else []
-    count = ", ".join(
-        f"{len(rows)} {kind}" for kind, rows in report.rows.items() if rows
-    )
     lines.append(
-        f"The {what}{below} does not fit `like` ({count} of "
+        f"The {what}{below} does not fit `like` ({report.count()} of "
         f"{len(saved.names)} leaves saved); nothing was loaded."
     )
-
-    there = _nearest.Names(saved.names if "missing" in report.rows else ())
+    missing = report.names("missing")
+    there = _nearest.Names(saved.names if missing else ())
 
     def nearest(kind: str, name: str, text: str) -> str:
-        if kind != "missing" or "{" in name or _no_entry in text:
+        if kind != "missing" or "{" in name or name in report.no_entries:
             return ""
         near = there.nearest(name, 1, 0.6)
         return f"  (the nearest name there is `{near[0]}`)" if near else ""
 
-    thing = what.partition(" at ")[0]
-    static = _static.how_to_pass([name for name, _ in report.rows.get("static", [])])
+    static = _static.how_to_pass(report.names("static"))
     titles = {
-        kind: title.replace("{}", thing).replace("{static}", static)
+        kind: title.replace("{}", report.thing).replace("{static}", static)
         for kind, title in _titles.items()
     }
     lines += _show.sections(report.rows, titles, nearest)
-    missing = [name for name, _ in report.rows.get("missing", [])]
     hint = _source_hint(saved, missing, source)
     if hint:
         lines.append(hint)

@@ -41,9 +41,7 @@ def plan(root: Any, selected: Selected, options: Options) -> Plan:
     pytree, filter_spec, is_leaf, where = selected
     flat = _flatten.flatten(pytree, is_leaf)
     chosen = _filters.selected(filter_spec, pytree, flat.leaves, is_leaf)
-    selection = _select.select(
-        where, flat.paths, flat.leaves, flat.structure, chosen, is_leaf
-    )
+    selection = _select.select(where, flat, chosen, is_leaf)
     numbers = [
         number
         for number, good in enumerate(chosen)

@@ -2,7 +2,7 @@
 
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import equinox as eqx
 import jax.tree_util as jtu
@@ -10,6 +10,7 @@ from jaxtyping import PyTree
 
 from .._format import _names
 from ._filters import IsLeaf
+from ._flatten import Flat
 
 
 class _Tag:
@@ -65,12 +66,12 @@ _iterables = (
 )
 
 
-class Selection:
-    """What a `where` picks: the leaves, and the nodes that it picks as a whole."""
+class Selection(NamedTuple):
+    """What a `where` picks: the numbers of leaves (None: all of them), and the key
+    paths of the nodes that it picks as a whole."""
 
-    def __init__(self, places: set[int] | None, wholes: list[tuple]):
-        self.places = places  # None: all of them.
-        self.wholes = wholes  # Key paths.
+    places: set[int] | None
+    wholes: list[tuple]
 
 
 EVERYTHING = Selection(None, [()])
@@ -78,29 +79,21 @@ EVERYTHING = Selection(None, [()])
 
 def select(
     where: Callable[[PyTree], Any] | None,
-    paths: Sequence[tuple],
-    leaves: Sequence[Any],
-    structure: Any,
+    flat: Flat,
     storable: Sequence[bool],
     is_leaf: IsLeaf,
 ) -> Selection:
     """What a `where` picks of a tree; all of it if there is none."""
     if where is None:
         return EVERYTHING
-    return Tagged(paths, leaves, structure, storable, is_leaf).select(where, "where")
+    return Tagged(flat, storable, is_leaf).select(where, "where")
 
 
 class Tagged:
     """A tree with a tag in the place of every storable leaf, to run a `where` on."""
 
-    def __init__(
-        self,
-        paths: Sequence[tuple],
-        leaves: Sequence[Any],
-        structure: Any,
-        storable: Sequence[bool],
-        is_leaf: IsLeaf,
-    ):
+    def __init__(self, flat: Flat, storable: Sequence[bool], is_leaf: IsLeaf):
+        paths, leaves, structure = flat
         self.called = "where"
         self.refusal: TypeError | None = None  # What a tag has raised.
         self._is_leaf = is_leaf

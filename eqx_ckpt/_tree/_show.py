@@ -79,6 +79,22 @@ def fold_rows(rows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 _MOST = 40
 
 
+class Problems:
+    """All that is wrong with a call, by its kind: `(name of the leaf, text)` rows."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[tuple[str, str]]] = {}
+
+    def add(self, kind: str, name: str, text: str = "") -> None:
+        self.rows.setdefault(kind, []).append((name or ".", text))
+
+    def names(self, kind: str) -> list[str]:
+        return [name for name, _ in self.rows.get(kind, [])]
+
+    def count(self) -> str:
+        return ", ".join(f"{len(rows)} {kind}" for kind, rows in self.rows.items())
+
+
 def sections(
     rows: Mapping[str, list[tuple[str, str]]],
     titles: Mapping[str, str],
