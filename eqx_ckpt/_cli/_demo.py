@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PyTree
 import eqx_ckpt as ec
 
 from .._format import _text
-from .._storage import _root, _store
+from .._storage import _root
 
 
 class Net(eqx.Module):
@@ -99,11 +99,10 @@ def _listing_zarr(path: pathlib.Path) -> None:
 
 
 def _counted(what: str, load: Callable[[], Any]) -> Any:
-    before = _store.bytes_read()
-    out = load()
-    read = _store.bytes_read() - before
+    with ec.counting() as bytes_read:
+        out = load()
     held = sum(x.nbytes for x in jtu.tree_leaves(out) if isinstance(x, jax.Array))
-    print(f"  {what:<46} {_text.size(held):>9} loaded {_text.size(read):>10} read")
+    print(f"  {what:<46} {_text.size(held):>9} loaded {_text.size(bytes_read()):>10} read")
     return out
 
 
