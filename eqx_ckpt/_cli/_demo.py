@@ -102,7 +102,9 @@ def _counted(what: str, load: Callable[[], Any]) -> Any:
     with ec.counting() as bytes_read:
         out = load()
     held = sum(x.nbytes for x in jtu.tree_leaves(out) if isinstance(x, jax.Array))
-    print(f"  {what:<46} {_text.size(held):>9} loaded {_text.size(bytes_read()):>10} read")
+    print(
+        f"  {what:<46} {_text.size(held):>9} loaded {_text.size(bytes_read()):>10} read"
+    )
     return out
 
 

@@ -465,8 +465,7 @@ def test_http_headers_and_queries(published):
             ec.open(f"{proxy.url}/ocdbt?token=x")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/stores.md"])
-def test_documentation(s3, published, page):
+def test_documentation(s3, published):
     """The examples run, but for the names of hosts."""
     directory, proxy = published
     weights = [{"weight": np.full((4, 4), i, np.float32)} for i in range(4)]
@@ -474,7 +473,9 @@ def test_documentation(s3, published, page):
     ec.tree_serialise_leaves(directory / "runs" / "7", tree)
     names = {"ec": ec, "tree": tree}
     hosts = {"https://minio.example.org": s3.url, "https://host": proxy.url}
-    blocks = re.findall("```python\n(.*?)```", (_root / page).read_text(), re.DOTALL)
+    blocks = re.findall(
+        "```python\n(.*?)```", (_root / "docs/stores.md").read_text(), re.DOTALL
+    )
     for block in blocks:
         if "://" not in block:
             continue

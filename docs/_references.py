@@ -1,0 +1,39 @@
+"""References of docstrings: [`open`][] means the public name `eqx_ckpt.open`."""
+
+import re
+from typing import Any
+
+import griffe
+
+
+class References(griffe.Extension):
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        for name, member in pkg.members.items():
+            if not name.startswith("_"):
+                self._visit(member, "eqx_ckpt", pkg)
+
+    def _visit(self, member: Any, path: str, pkg: griffe.Module) -> None:
+        target = member.final_target if member.is_alias else member
+        here = f"{path}.{member.name}"
+        if target.docstring:
+            text = re.sub(
+                r"\[`(?:ec\.)?([\w.]+)`\]\[\]",
+                lambda match: self._link(match[1], target, here, pkg),
+                target.docstring.value,
+            )
+            target.docstring.value = text
+        if target.is_class or target.is_module:
+            for name, child in target.members.items():
+                if not name.startswith("_") and not child.is_alias:
+                    self._visit(child, here, pkg)
+
+    def _link(self, name: str, target: Any, here: str, pkg: griffe.Module) -> str:
+        owner = target if target.is_class else target.parent
+        first = name.split(".")[0]
+        if first in pkg.members:
+            path = f"eqx_ckpt.{name}"
+        elif owner is not None and first in owner.members:
+            path = f"{here if target.is_class else here.rpartition('.')[0]}.{name}"
+        else:
+            return f"[`{name}`][]"
+        return f"[`{name}`][{path}]"

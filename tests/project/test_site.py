@@ -1,0 +1,80 @@
+"""The pages of the site: their code runs, their links lead somewhere, and every public
+name is in the API."""
+
+import inspect
+import pathlib
+import re
+import runpy
+
+import pytest
+from support.helpers import new_orbax
+
+import eqx_ckpt as ec
+
+
+root = pathlib.Path(__file__).parents[2]
+docs = root / "docs"
+pages = sorted(docs.rglob("*.md"))
+# These have tests of their own.
+ELSEWHERE = {"finetuning.md", "resuming.md", "stores.md"}
+
+
+def _name(page):
+    return str(page.relative_to(docs))
+
+
+def _blocks(page):
+    text = page.read_text()
+    return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+programs = [
+    pytest.param(page, marks=[new_orbax] * (page.name == "orbax.md"), id=_name(page))
+    for page in pages
+    if _blocks(page) and _name(page) not in ELSEWHERE
+]
+
+
+@pytest.mark.parametrize("page", programs)
+def test_a_page_is_a_program(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": page.stem}
+    for block in _blocks(page):
+        exec(compile(block, page.name, "exec"), names)
+        # What a comment says of a line is so.
+        for line, said in re.findall(r"^([^#\n=]+)  # (LazyArray\(.*\))$", block, re.M):
+            assert repr(eval(line, names)) == said
+        for said in re.findall(r"^print\(.*\)  # (.*)$", block, re.MULTILINE):
+            assert said in capsys.readouterr().out
+
+
+def test_every_public_name_is_in_the_api():
+    text = "".join(page.read_text() for page in (docs / "api").glob("*.md"))
+    shown = re.findall(r"^::: eqx_ckpt\.(\w+)$", text, re.MULTILINE)
+    public = [
+        name
+        for name, value in vars(ec).items()
+        if not name.startswith("_") and (value is ec.adapters or callable(value))
+    ]
+    assert sorted(shown) == sorted(public)
+    linked = re.findall(r"\[eqx_ckpt\.([\w.]+)\]", text)
+    for name in linked:
+        assert name.split(".")[0] in public
+    # Each but the classes and the errors that calls return is found by what it does.
+    index = (docs / "api" / "index.md").read_text()
+    for name in public:
+        if inspect.isfunction(getattr(ec, name)):
+            assert f"`{name}`" in index, name
+
+
+@pytest.mark.parametrize("page", [*root.glob("*.md"), *pages], ids=lambda p: p.name)
+def test_links_lead_to_files(page):
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+    for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose):
+        if "://" not in link:
+            assert (page.parent / link).exists(), link
+
+
+def test_the_picture_is_that_of_its_script():
+    drawn = runpy.run_path(str(docs / "_pictures.py"))["draw"]()
+    assert (docs / "pictures" / "parts.svg").read_text() == drawn
