@@ -87,6 +87,7 @@ LACKS = {
 
 # These read no checkpoint, and write none.
 OTHERS = {
+    "counting",
     "is_storable",
     "leaf_names",
     "nest",
