@@ -22,8 +22,22 @@ from support import servers
 
 
 # Machines that run the tests are shared: how long an example takes says nothing.
-hypothesis.settings.register_profile("shared", deadline=None)
-hypothesis.settings.load_profile("shared")
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=25)
+hypothesis.settings.register_profile("long", deadline=None, max_examples=100)
+
+
+def pytest_configure(config):
+    is_long = config.option.markexpr == "long"
+    hypothesis.settings.load_profile("long" if is_long else "quick")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """With `-m long`, tests of properties are run as well, with more examples."""
+    if config.option.markexpr == "long":
+        for item in items:
+            if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+                item.add_marker("long")
 
 
 @pytest.fixture

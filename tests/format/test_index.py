@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given, settings, strategies as st
-from support.helpers import files_of
+from hypothesis import given, strategies as st
+from support.helpers import examples, files_of
 
 import eqx_ckpt as ec
 from eqx_ckpt._format import _grid, _index, _json, _names, _template
@@ -218,7 +218,7 @@ def test_every_truncation_is_noticed(saved):
             _index.decode(more)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.binary(max_size=100) | json_values.map(lambda x: json.dumps(x).encode()))
 def test_other_bytes_are_refused(data):
     with pytest.raises(ValueError):

@@ -5,7 +5,8 @@ import re
 import jax
 import jax.tree_util as jtu
 import pytest
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import example, given, strategies as st
+from support.helpers import examples
 
 import eqx_ckpt as ec
 from eqx_ckpt._format import _names
@@ -259,7 +260,7 @@ def test_keys_of_refuses_what_name_of_never_writes(name, kinds):
         _names.keys_of(name, kinds)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     st.one_of(st.text("a0.%=-_6DmM/F2E", max_size=8), st.text(max_size=8)),
     st.text("asfkiox", max_size=4),

@@ -5,7 +5,8 @@ import os
 import jax.numpy as jnp
 import pytest
 import tensorstore as ts
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
+from support.helpers import examples
 
 import eqx_ckpt as ec
 from eqx_ckpt._format import _names, _ocdbt
@@ -66,7 +67,7 @@ keys = st.one_of(
 )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     values=st.dictionaries(keys, st.binary(max_size=200), max_size=12),
     files=st.integers(1, 3),

@@ -5,7 +5,8 @@ import itertools
 import numpy as np
 import pytest
 import tensorstore as ts
-from hypothesis import example, given, settings, strategies as st
+from hypothesis import example, given, strategies as st
+from support.helpers import examples
 
 import eqx_ckpt as ec
 from eqx_ckpt._format import _view
@@ -68,7 +69,7 @@ def follow(array, steps):
     return view, expected
 
 
-@settings(max_examples=600)
+@examples(600)
 @given(chains())
 def test_views_are_as_in_numpy(chain):
     array, steps = chain
@@ -78,7 +79,7 @@ def test_views_are_as_in_numpy(chain):
     assert hash(view) == hash(view._replace())
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(chains())
 def test_views_are_as_in_tensorstore(chain):
     array, steps = chain
@@ -107,7 +108,7 @@ def stored(tmp_path_factory):
     return array, ec.open(path)
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(
     key=keys((40, 6, 5)),
     verify=st.booleans(),

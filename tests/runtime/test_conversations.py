@@ -17,10 +17,10 @@ def play(monkeypatch, seeds, hows=("tag", "mark", "account")):
 
 
 def test_schedules(monkeypatch):
-    play(monkeypatch, range(10))
+    play(monkeypatch, range(3))
 
 
 @pytest.mark.long
 def test_many_schedules(monkeypatch):
-    play(monkeypatch, range(10, 4010))
+    play(monkeypatch, range(3, 4003))
     print("28,000 schedules")

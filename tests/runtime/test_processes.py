@@ -165,8 +165,16 @@ caught(ec.tree_serialise_leaves, place, tree, timeout=4 if {name!r} == "path" el
         assert len(list((tmp_path / name / "c" / "d").iterdir())) == 1
 
 
-@pytest.mark.parametrize("when", ["before", "during", "after"])
-@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize(
+    "who, when",
+    [
+        *[(0, "during"), (1, "before"), (1, "after")],
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in [(0, "before"), (0, "after"), (1, "during")]
+        ),
+    ],
+)
 def test_a_process_dies(tmp_path, who, when):
     """Nothing is published, and the other has an error in time."""
     code = f"""{SAVE}{CATCH}

@@ -6,8 +6,9 @@ import math
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from support.helpers import examples
 
 from eqx_ckpt._format import _grid
 from eqx_ckpt._save import _assign
@@ -36,7 +37,7 @@ def _sharded(draw):
 
 
 @given(_sharded(), st.integers(1, 4000), st.integers(1, 200))
-@settings(max_examples=200)
+@examples(200)
 def test_every_chunk_is_written_once(sharded, target, least):
     sizes, spec, shape, per_process = sharded
     devices = np.asarray(jax.devices()[:8]).reshape(sizes)

@@ -72,7 +72,13 @@ def test_a_read_only_directory():
     assert count == {"ocdbt": 3, "zarr": 3}
 
 
-@pytest.mark.parametrize("layouts", ["ocdbt", "zarr", "ocdbt,zarr"])
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        "ocdbt,zarr",
+        *(pytest.param(x, marks=pytest.mark.long) for x in ("ocdbt", "zarr")),
+    ],
+)
 def test_two_writers_and_a_reader(tmp_path, layouts):
     """Of two that write at once, one gets an error; and a reader gets one of the trees,
     or a clear error."""

@@ -51,7 +51,7 @@ def _wrong(report):
     return {case: wrong for case, wrong in report.items() if wrong}
 
 
-@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("devices", [8, pytest.param(1, marks=pytest.mark.long)])
 def test_orbax_restores_what_it_holds(saved, devices):
     report = _ask_orbax(saved, devices, "restores", "leaves_out")
     assert not _wrong(report)

@@ -83,9 +83,9 @@ def _campaign(remote, tmp_path, case, layout, pick):
 _all = [(case, "ocdbt") for case in CASES] + [("first", "zarr")]
 
 
-@pytest.mark.parametrize("case, layout", _all)
+@pytest.mark.parametrize("case, layout", [("overwrite", "ocdbt"), ("first", "zarr")])
 def test_killed(remote, tmp_path, case, layout):
-    pick = lambda points: random.Random(0).sample(points, 4)
+    pick = lambda points: random.Random(0).sample(points, 2)
     _campaign(remote, tmp_path, case, layout, pick)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
+import hypothesis
 import jax
 import jax.experimental
 import jax.numpy as jnp
@@ -25,6 +26,12 @@ import tensorstore as ts
 enable_x64 = (jax if hasattr(jax, "enable_x64") else jax.experimental).enable_x64
 _orbax = tuple(map(int, version("orbax-checkpoint").split(".")[:2]))
 new_orbax = pytest.mark.skipif(_orbax < (0, 12), reason="needs Orbax 0.12")
+
+
+def examples(count: int) -> hypothesis.settings:
+    """So many examples of a property with `-m long`, and otherwise a quarter."""
+    default = hypothesis.settings().max_examples
+    return hypothesis.settings(max_examples=count * default // 100)
 
 
 def run_python(code: str, *, check: bool = True, **env: str) -> str:

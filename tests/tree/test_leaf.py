@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P, SingleDeviceSharding
-from support.helpers import assert_alike, enable_x64, facts, files_of
+from support.helpers import assert_alike, enable_x64, examples, facts, files_of
 
 import eqx_ckpt as ec
 
@@ -737,7 +737,7 @@ _names_of_dtypes = st.sampled_from(_numpy_dtypes)
 _shapes = st.lists(st.integers(0, 4), max_size=4).map(tuple)
 
 
-@hyp.settings(max_examples=60)
+@examples(60)
 @hyp.given(
     st.lists(st.tuples(_names_of_dtypes, _shapes), min_size=1, max_size=8),
     st.randoms(use_true_random=False),

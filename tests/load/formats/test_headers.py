@@ -4,7 +4,8 @@ import io
 import json
 
 import safetensors
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
+from support.helpers import examples
 
 import eqx_ckpt as ec
 
@@ -61,7 +62,7 @@ def _ours(data):
         return None
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(headers())
 def test_generated_headers(made):
     header, count = made
