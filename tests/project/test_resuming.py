@@ -51,10 +51,15 @@ Manager.__exit__ = before(Manager.__exit__, "exit")
 
 TERM, USR1, KILL = signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL
 # A phase, and how the process ends.
-SHORT = [("save", "4", KILL, -KILL), ("restore", "", USR1, 0)]
+SHORT = [("step", "3", USR1, 0), ("save", "4", KILL, -KILL)]
 # Each in a run of its own.
 LONG = [
-    [("step", "3", TERM, 0), *SHORT, ("save", "2", TERM, 0)],
+    [
+        ("step", "3", TERM, 0),
+        ("save", "4", KILL, -KILL),
+        ("restore", "", USR1, 0),
+        ("save", "2", TERM, 0),
+    ]
 ]
 LONG += [
     [("step", str(n), number, 0)] for n in (1, 9, 10, 11, 49) for number in (TERM, USR1)
