@@ -12,9 +12,18 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .._format._leaves import Leaves
-from .._load import _checkpoint, _deferred, _deserialise, _init, _lazy, _open
+from .._load import (
+    _checkpoint,
+    _deferred,
+    _deserialise,
+    _fetch,
+    _init,
+    _lazy,
+    _open,
+)
 from .._load._checkpoint import Checkpoint
-from .._load._lazy import LazyArray, Want
+from .._load._fetch import Want
+from .._load._lazy import LazyArray
 from .._runtime import _processes
 from .._storage import _store
 from .._tree import _leaf, _leaks, _restore
@@ -120,7 +129,7 @@ def graft(
     team = _deserialise.team_of("graft", [place], ours.flat.leaves, timeout, tag)
 
     def read(wants: Sequence[Want], shows: bool) -> list[Any]:
-        return _lazy.load(stored.source, wants, verify, max_bytes, shows)
+        return _fetch.load(stored.source, wants, verify, max_bytes, shows)
 
     with team.heard():
         stored = Stored(_checkpoint.open(ckpt))

@@ -10,8 +10,9 @@ from jaxtyping import PyTree
 from .._format import _json, _view
 from .._format._leaves import Record
 from .._format._template import Template
-from .._load import _checkpoint, _lazy, _open, _read, formats
+from .._load import _checkpoint, _fetch, _open, _read, formats
 from .._load._checkpoint import Checkpoint
+from .._load._requests import Request
 from .._load._source import Source
 from .._runtime import _processes
 from .._save import _background, _layout, _options, _plan, _serialise
@@ -145,15 +146,12 @@ def _template(source: Source, record: Record, options: Options) -> Template:
 def _value(source: Source, record: Record, verify: bool, room: int) -> Any:
     """What a leaf is written from: itself if it is a value, else what reads it."""
     if record.template.kind not in ("jax", "numpy", "key"):
-        want = _lazy.Want(record, None, _restore.own_target(record.template))
-        return _lazy.load(source, [want], verify)[0]
+        want = _fetch.Want(record, None, _restore.own_target(record.template))
+        return _fetch.load(source, [want], verify)[0]
 
     def read(region: tuple[slice, ...]) -> np.ndarray:
-        out: list[np.ndarray] = []
         view = _view.whole(record.template.shape).take(region)
-        request = _read.Request(record, (view,))
-        done = lambda number, result: out.append(result.arrays[0])
-        _read.read(source, [request], verify, done, room)
-        return out[0]
+        ((_, got),) = _read.read(source, [Request(record, (view,))], verify, room)
+        return got.arrays[0]
 
     return _leaf.Unread(read)

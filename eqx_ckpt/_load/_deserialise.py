@@ -15,7 +15,7 @@ from .._tree import _flatten, _leaf, _node, _restore, _sharding
 from .._tree._filters import FilterSpec, IsLeaf
 from .._tree._node import Node
 from .._tree._static import Static
-from . import _checkpoint, _lazy, _match, _open
+from . import _checkpoint, _fetch, _lazy, _match, _open
 from ._checkpoint import Checkpoint
 from ._lazy import LazyArray
 
@@ -132,13 +132,13 @@ def tree_deserialise_leaves(
     if broadcast:
         targets = list(map(_restore.without_replicas, targets))
     wants = [
-        _lazy.Want(pair.record, None, target)
+        _fetch.Want(pair.record, None, target)
         for pair, target in zip(matched.pairs, targets)
     ]
     values = in_step(
         team,
         [pinned.index.save],
-        lambda: _lazy.load(pinned, wants, verify, max_bytes, progress),
+        lambda: _fetch.load(pinned, wants, verify, max_bytes, progress),
     )
     for i, (pair, target) in enumerate(zip(matched.pairs, targets)):
         sharding = pair.target.sharding

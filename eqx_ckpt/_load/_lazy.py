@@ -1,9 +1,7 @@
 """`LazyArray`: the abstract value of a stored leaf, which can be read on purpose."""
 
-import collections
-import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -11,11 +9,10 @@ import numpy as np
 from .._format import _template, _view
 from .._format._leaves import Record
 from .._format._view import View
-from .._runtime import _progress
 from .._storage import _arrays, _root
 from .._tree import _leaf, _restore
 from .._tree._restore import Target
-from . import _open, _read
+from . import _fetch, _open
 from ._source import Source
 
 
@@ -266,153 +263,6 @@ def lazy_of(source: Source, record: Record, target: Target | None = None) -> Laz
     return LazyArray(source, record, None, target)
 
 
-class Want(NamedTuple):
-    """One leaf to be read: what `fetch` and a load have in common."""
-
-    record: Record
-    view: View | None
-    target: Target
-
-
-# So many leaves of one shape and dtype are worth a compiled function.
-_MANY = 1024
-
-
-def load(
-    source: Source,
-    wants: Sequence[Want],
-    verify: bool,
-    max_bytes: int | None = None,
-    progress: bool = False,
-) -> list[Any]:
-    """Reads leaves as their targets ask, stored arrays that are shared only once.
-
-    **Raises:** `RuntimeError` as `_read.read`, and for values that a conversion loses.
-    """
-    out: list[Any] = [None] * len(wants)
-    lost: dict[str, str] = {}
-    requests, members = _requests(source, wants, lost)
-    batches = _Batches(wants, out)
-
-    def done(number: int, result: _read.Result) -> None:
-        arrays, owned, converted = result
-        for i in members[number]:
-            record, _, target = wants[i]
-            if not converted and batches.take(i, arrays[0]):
-                continue
-            try:
-                out[i] = _restore.from_host(
-                    arrays, record.template, target, owned, converted
-                )
-            except (ValueError, TypeError) as e:
-                lost[record.name] = str(e)
-            owned = False  # Other leaves that share the bytes get copies.
-
-    sizes = [_nbytes(request) for request in requests]
-
-    def shown(number: int, result: _read.Result) -> None:
-        done(number, result)
-        advance(sizes[number], 1)
-
-    with _progress.bar("load", sum(sizes), len(sizes), progress) as advance:
-        _read.read(source, requests, verify, shown if progress else done, max_bytes)
-    batches.finish()
-    if lost:
-        lines = [f"  {name}: {why}" for name, why in lost.items()]
-        raise RuntimeError(
-            f"Values of the checkpoint at `{source.root}` do not survive the "
-            "conversion that is asked for; nothing was loaded:\n" + "\n".join(lines)
-        )
-    return out
-
-
-def _nbytes(request: _read.Request) -> int:
-    template = request.record.template
-    if request.views is None:
-        return template.nbytes
-    return sum(math.prod(view.shape) for view in request.views) * template.itemsize
-
-
-def _requests(
-    source: Source, wants: Sequence[Want], lost: dict[str, str]
-) -> tuple[list[_read.Request], list[list[int]]]:
-    """What has to be read, and for each of it the wants that it is for."""
-    aliases = source.index.leaves.aliases
-    requests: list[_read.Request] = []
-    members: list[list[int]] = []
-    if not aliases and len({want.record.place for want in wants}) == len(wants):
-        for i, want in enumerate(wants):
-            requests.append(_request(want, lost))
-            members.append([i])
-        return requests, members
-    numbers: dict[Any, int] = {}
-    for i, want in enumerate(wants):
-        request = _request(want, lost)
-        dtype = request.conversion and request.conversion.dtype
-        place = want.record.place
-        key = (aliases.get(place, place), request.views, dtype)
-        number = numbers.setdefault(key, len(requests))
-        if number == len(requests):
-            requests.append(request)
-            members.append([])
-        members[number].append(i)
-    return requests, members
-
-
-def _request(want: Want, lost: dict[str, str]) -> _read.Request:
-    record, view, target = want
-    views = None if view is None else (view,)
-    regions = _restore.regions(target)
-    if regions is not None:
-        whole = view or _view.whole(record.template.shape)
-        views = tuple(whole.take((*region, ...)) for region in regions)
-    conversion = _restore.conversion(record.template, target)
-    if conversion is None:
-        return _read.Request(record, views)
-    dtype, convert = conversion
-
-    def noted(part: np.ndarray) -> np.ndarray:
-        try:
-            return convert(part)
-        except ValueError as e:
-            lost[record.name] = str(e)
-            return np.zeros(part.shape, dtype)  # Nothing of it is returned.
-
-    return _read.Request(record, views, _restore.Conversion(dtype, noted))
-
-
-class _Batches:
-    """Small leaves of which there are many alike, made into jax arrays together."""
-
-    def __init__(self, wants: Sequence[Want], out: list[Any]):
-        self._wants = wants
-        self._out = out
-        counts = collections.Counter(want.target for want in wants)
-        self._waiting: dict[Target, list[tuple[int, np.ndarray]]] = {
-            target: [] for target, count in counts.items() if count >= _MANY
-        }
-
-    def take(self, i: int, array: np.ndarray) -> bool:
-        """Whether the leaf is made of `array` here, once there are enough."""
-        target = self._wants[i].target
-        waiting = self._waiting.get(target)
-        if waiting is None or not _restore.is_plain_small(target, array):
-            return False
-        waiting.append((i, array))
-        if len(waiting) == _restore.BATCH:
-            numbers, arrays = zip(*waiting)
-            for number, made in zip(numbers, _restore.batch_to_jax(*arrays)):
-                self._out[number] = made
-            waiting.clear()
-        return True
-
-    def finish(self) -> None:
-        for target, waiting in self._waiting.items():
-            for i, array in waiting:
-                template = self._wants[i].record.template
-                self._out[i] = _restore.from_host([array], template, target, False)
-
-
 def fetch(
     lazies: Sequence[LazyArray],
     verify: bool,
@@ -427,10 +277,12 @@ def fetch(
     out: list[Any] = [None] * len(lazies)
     for members in groups.values():
         wants = [
-            Want(lazies[i]._record, lazies[i]._view, lazies[i]._target) for i in members
+            _fetch.Want(lazies[i]._record, lazies[i]._view, lazies[i]._target)
+            for i in members
         ]
         source = lazies[members[0]]._source
         source.check_current()
-        for i, value in zip(members, load(source, wants, verify, max_bytes, progress)):
+        values = _fetch.load(source, wants, verify, max_bytes, progress)
+        for i, value in zip(members, values):
             out[i] = value
     return out

@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt as ec
-from eqx_ckpt._load import _lazy
+from eqx_ckpt._load import _fetch
 from eqx_ckpt._save import _serialise
 
 
@@ -172,13 +172,13 @@ class Player:
     @contextlib.contextmanager
     def _faults(self, call: Any, part: str) -> Any:
         """A disk that breaks under a save or a load, or the end of a process."""
-        was = _serialise._writers["ocdbt"], _lazy.load
+        was = _serialise._writers["ocdbt"], _fetch.load
 
         def broken(*args: Any, **kwargs: Any) -> Any:
             raise OSError(5, "the disk is broken")
 
         if part == "break":
-            _serialise._writers["ocdbt"], _lazy.load = broken, broken
+            _serialise._writers["ocdbt"], _fetch.load = broken, broken
         is_last = call["kill"] is not None and call["kill"][0] == self.rank
         if is_last:
             end = threading.Timer(0.2 * call["kill"][1], os.kill, [os.getpid(), 9])
@@ -186,7 +186,7 @@ class Player:
         try:
             yield
         finally:
-            _serialise._writers["ocdbt"], _lazy.load = was
+            _serialise._writers["ocdbt"], _fetch.load = was
             if is_last:
                 time.sleep(60)
 

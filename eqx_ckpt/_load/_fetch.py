@@ -1,0 +1,144 @@
+"""Stored leaves as their targets ask for them: one planned read of a checkpoint."""
+
+import collections
+import contextlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._format import _view
+from .._format._leaves import Record
+from .._format._view import View
+from .._runtime import _progress
+from .._tree import _restore
+from .._tree._restore import Target
+from . import _read
+from ._requests import Arrays, Request
+from ._source import Source
+
+
+class Want(NamedTuple):
+    """One leaf to read: what a load and `materialise` have in common."""
+
+    record: Record
+    view: View | None
+    target: Target
+
+
+# So many leaves of one shape and dtype are worth a compiled function.
+_MANY = 1024
+
+
+def load(
+    source: Source,
+    wants: Sequence[Want],
+    verify: bool,
+    max_bytes: int | None = None,
+    progress: bool = False,
+) -> list[Any]:
+    """Reads leaves as their targets ask, stored arrays that are shared only once.
+
+    **Raises:** `RuntimeError` as `_read.read`, and for values that a conversion loses.
+    """
+    requests = _requests(source, wants)
+    made = _Made(wants)
+    nbytes = sum(request.nbytes for request in requests) if progress else 0
+    with (
+        _progress.bar("load", nbytes, len(requests), progress) as advance,
+        contextlib.closing(_read.read(source, requests, verify, max_bytes)) as results,
+    ):
+        for request, arrays in results:
+            made.add(request, arrays)
+            del arrays  # They are not to live until the next ones have arrived.
+            if progress:
+                advance(request.nbytes, 1)
+    out = made.finish()
+    if made.lost:
+        lines = [f"  {name}: {why}" for name, why in made.lost.items()]
+        raise RuntimeError(
+            f"Values of the checkpoint at `{source.root}` do not survive the "
+            "conversion that is asked for; nothing was loaded:\n" + "\n".join(lines)
+        )
+    return out
+
+
+def _requests(source: Source, wants: Sequence[Want]) -> list[Request]:
+    """What has to be read, each stored array once."""
+    aliases = source.index.leaves.aliases
+    if not aliases and len({want.record.place for want in wants}) == len(wants):
+        return [_request(want, [i]) for i, want in enumerate(wants)]
+    requests: dict[Any, Request] = {}
+    members: dict[Any, list[int]] = {}
+    for i, want in enumerate(wants):
+        request = _request(want, [])
+        dtype = request.conversion and request.conversion.dtype
+        place = want.record.place
+        key = (aliases.get(place, place), request.views, dtype)
+        members.setdefault(key, []).append(i)
+        requests.setdefault(key, request._replace(wants=members[key]))
+    return list(requests.values())
+
+
+def _request(want: Want, wants: list[int]) -> Request:
+    record, view, target = want
+    views = None if view is None else (view,)
+    regions = _restore.regions(target)
+    if regions is not None:
+        whole = view or _view.whole(record.template.shape)
+        views = tuple(whole.take((*region, ...)) for region in regions)
+    return Request(record, views, _restore.conversion(record.template, target), wants)
+
+
+class _Made:
+    """The leaves, made as their arrays arrive. Small ones of which there are many alike
+    are made into jax arrays together."""
+
+    def __init__(self, wants: Sequence[Want]):
+        self.lost: dict[str, str] = {}
+        self._wants = wants
+        self._out: list[Any] = [None] * len(wants)
+        counts = collections.Counter(want.target for want in wants)
+        self._waiting: dict[Target, list[tuple[int, np.ndarray]]] = {
+            target: [] for target, count in counts.items() if count >= _MANY
+        }
+
+    def add(self, request: Request, arrays: Arrays) -> None:
+        owned = arrays.owned
+        for i in request.wants:
+            record, _, target = self._wants[i]
+            if arrays.lost:
+                self.lost[record.name] = arrays.lost
+            elif arrays.converted or not self._wait(i, arrays.arrays[0]):
+                try:
+                    self._out[i] = _restore.from_host(
+                        arrays.arrays,
+                        record.template,
+                        target,
+                        owned,
+                        arrays.converted,
+                    )
+                except (ValueError, TypeError) as e:
+                    self.lost[record.name] = str(e)
+                owned = False  # Other leaves that share the bytes get copies.
+
+    def _wait(self, i: int, array: np.ndarray) -> bool:
+        """Whether a leaf is one of many, and is made of `array` with those."""
+        target = self._wants[i].target
+        waiting = self._waiting.get(target)
+        if waiting is None or not _restore.is_plain_small(target, array):
+            return False
+        waiting.append((i, array))
+        if len(waiting) == _restore.BATCH:
+            numbers, arrays = zip(*waiting)
+            for number, made in zip(numbers, _restore.batch_to_jax(*arrays)):
+                self._out[number] = made
+            waiting.clear()
+        return True
+
+    def finish(self) -> list[Any]:
+        for target, waiting in self._waiting.items():
+            for i, array in waiting:
+                template = self._wants[i].record.template
+                self._out[i] = _restore.from_host([array], template, target, False)
+        return self._out

@@ -1,0 +1,398 @@
+"""Large leaves: read in parts, runs of chunks, which threads verify as they arrive."""
+
+import collections
+import concurrent.futures as cf
+import functools as ft
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._errors import MissingError
+from .._format import _digests, _grid, _template, _view
+from .._format._grid import Grid
+from .._format._leaves import Record
+from .._format._template import Template
+from .._format._view import View
+from .._storage import _arrays, _root, _store
+from .._storage._root import Root
+from .._tree._restore import Conversion
+from . import _requests, _source
+from ._requests import Arrays, Reading, Request, Results
+from ._source import Source
+
+
+# Parts have about this many bytes, so that some are verified while others arrive.
+_PART = 16 * 2**20
+# Unverified views up to this size are read to the byte, where their bytes are in a run.
+_RANGES = 64 * 2**20
+
+
+# A range of the bytes of a file: its key, from, to.
+Range = tuple[str, int, int]
+
+
+class _Plan(NamedTuple):
+    """How a leaf is read: these chunks of it, of the `array` that TensorStore has, if
+    that takes part. `is_exact`: of the one view and not more than its bytes, which are
+    not verified; they are these `ranges` of files, if those follow each other."""
+
+    request: Request
+    chunks: Sequence[int] = ()
+    is_exact: bool = False
+    ranges: list[Range] | None = None
+    array: Any = None
+
+
+class _Started(NamedTuple):
+    """A leaf on its way: its arrays are there once all parts of it are."""
+
+    request: Request
+    arrays: Callable[[], Arrays]
+    parts: list[cf.Future[None]]
+
+
+def read(reading: Reading, requests: list[Request]) -> Results:
+    """Reads leaves, the first of them first, and gives those without problems."""
+    plans = _plans(reading, requests)
+    waiting: collections.deque[_Started] = collections.deque()
+    with cf.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        reader = _Reader(reading, pool)
+        for plan in plans:
+            waiting.append(reader.start(plan))
+            while waiting and all(part.done() for part in waiting[0].parts):
+                yield from _finish(reading, waiting.popleft())
+        while waiting:
+            yield from _finish(reading, waiting.popleft())
+
+
+def _finish(reading: Reading, started: _Started) -> Results:
+    for part in started.parts:
+        part.result()
+    if started.request.record.name not in reading.problems:
+        yield started.request, started.arrays()
+
+
+# ---- The plan.
+
+
+def _plans(reading: Reading, requests: list[Request]) -> list[_Plan]:
+    """How each leaf is read; the arrays that TensorStore reads are opened together.
+    Their files are known to hold them then."""
+    source = reading.source
+    plans = []
+    for request in requests:
+        try:
+            plans.append(_plan(reading, request))
+        except Exception as e:
+            reading.problems[request.record.name] = reading.explain(e)
+    own = [i for i, plan in enumerate(plans) if _needs_array(source, plan)]
+    arrays = source.open([(plans[i].request.record, plans[i].chunks) for i in own])
+    for i, array in zip(own, arrays):
+        plans[i] = plans[i]._replace(array=array)
+    return plans
+
+
+def _plan(reading: Reading, request: Request) -> _Plan:
+    """**Raises:** `ValueError` unless the files hold what is read."""
+    source, record = reading.source, request.record
+    views, is_exact = request.views, False
+    if reading.digests is None and views is not None and len(views) == 1:
+        ranges = _ranges(source, record, views[0])
+        if ranges is not None:
+            return _Plan(request, is_exact=True, ranges=ranges)
+        is_exact = not source.is_run(record)
+    chunks = _touched(source.cut(record), views)
+    source.check(record, chunks)
+    return _Plan(request, chunks, is_exact)
+
+
+def _needs_array(source: Source, plan: _Plan) -> bool:
+    if plan.is_exact:
+        return plan.ranges is None
+    return not _is_direct(source, plan.request.record)
+
+
+def _is_direct(source: Source, record: Record) -> bool:
+    """Whether chunks are read by us, each run of them in one request: to an object
+    store, TensorStore would make one for each chunk."""
+    is_far = source.root.local is None and source.database is not None
+    return is_far and record.template.codec is None
+
+
+def _touched(t: Template, views: tuple[View, ...] | None) -> Sequence[int]:
+    """The numbers of the chunks that hold any of the views of a leaf, in order."""
+    if views is None:
+        return range(t.chunk_count)
+    sets = [
+        _grid.touched(t.shape, t.chunk, view.picks)
+        for view in views
+        if 0 not in view.shape
+    ]
+    return list(sets[0]) if len(sets) == 1 else sorted(set().union(*sets))
+
+
+def _ranges(source: Source, record: Record, view: View) -> list[Range] | None:
+    """Where the bytes of a view lie, if its elements follow each other in chunks."""
+    if source.is_stored(record):
+        return None
+    t = record.template
+    run = _view.run(view.picks, t.shape)
+    if t.codec is not None or run is None or len(run) * t.itemsize > _RANGES:
+        return None
+    spans = _grid.spans(t.shape, t.chunk, run.start, run.stop)
+    if spans is None:
+        return None
+    out = []
+    for number, first, count in spans:
+        if source.files is None:
+            key, start = f"{source.key(record)}/{_source.grid_of(t).keys[number]}", 0
+        else:
+            file, start, _ = source.index.locate(record, number)
+            key = source.files[file]
+        start += first * t.itemsize
+        out.append((key, start, start + count * t.itemsize))
+    return out
+
+
+# ---- The parts.
+
+
+class _Room:
+    """Memory that a number of reads share: one waits until there is enough for it."""
+
+    def __init__(self, size: int):
+        self._size = size
+        self._used = 0
+        self._changed = threading.Condition()
+
+    def take(self, size: int) -> None:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._used == 0 or self._used + size <= self._size
+            )
+            self._used += size
+
+    def give(self, size: int) -> None:
+        with self._changed:
+            self._used -= size
+            self._changed.notify()
+
+
+class _Output(NamedTuple):
+    """The arrays that a leaf is read into, one for each view, and what each picks of
+    the leaf. `lost` says which values the conversion could not keep."""
+
+    picks: list[tuple[range, ...]]
+    arrays: list[np.ndarray]
+    conversion: Conversion | None
+    lost: list[str]
+
+    def keep(self, to: np.ndarray, part: np.ndarray) -> None:
+        try:
+            to[...] = part if self.conversion is None else self.conversion.convert(part)
+        except ValueError as e:
+            self.lost.append(str(e))
+
+    def result(self, views: tuple[View, ...] | None) -> Arrays:
+        arrays = self.arrays
+        if views is not None:
+            arrays = [
+                view.arrange(array.reshape(view.picked))
+                for view, array in zip(views, arrays)
+            ]
+        return Arrays(arrays, True, self.conversion is not None, "".join(self.lost[:1]))
+
+
+class _Part(NamedTuple):
+    """A run of chunks, the region that they are, and the memory that it is read into.
+    The `keeps` then take what is wanted, where that memory is not what was asked for.
+    """
+
+    chunks: range
+    region: tuple[slice, ...]
+    into: np.ndarray
+    keeps: list[Callable[[], None]]
+
+
+class _Reader:
+    """Starts to read leaves, and verifies their parts in a pool of threads."""
+
+    def __init__(self, reading: Reading, pool: cf.ThreadPoolExecutor):
+        self._reading = reading
+        self._source = reading.source
+        self._room = _Room(reading.budget)
+        self._part = max(1, min(_PART, reading.budget // 4))
+        self._pool = pool
+
+    def start(self, plan: _Plan) -> _Started:
+        request = plan.request
+        if plan.is_exact:
+            return self._start_exact(plan)
+        t = self._source.cut(request.record)
+        grid = _source.grid_of(t)
+        output = _output(request, t)
+        futures = []
+        most = max(1, self._part // grid.full)
+        for run in _grid.runs(plan.chunks, t.shape, t.chunk, most):
+            if futures and futures[0].done():
+                futures[0].result()  # A store that does not answer is not asked again.
+            part = _part(t, grid, run, output)
+            self._room.take(part.into.nbytes)
+            arrived = self._start_part(request.record, part, plan.array)
+            futures.append(
+                self._pool.submit(self._finish, request.record, part, arrived)
+            )
+        return _Started(request, ft.partial(output.result, request.views), futures)
+
+    def _start_exact(self, plan: _Plan) -> _Started:
+        record, views = plan.request.record, plan.request.views
+        assert views is not None
+        view = views[0]
+        into = _arrays.aligned(view.picked, _template.dtype_of(record.template.stored))
+        self._room.take(into.nbytes)
+
+        def arrived() -> None:
+            if plan.ranges is None:
+                _arrays.start_read(plan.array, into, view.slices()).result()
+            else:
+                _read_ranges(self._source.directory, plan.ranges, into)
+
+        part = _Part(range(0), (), into, [])
+        future = self._pool.submit(self._finish, record, part, arrived)
+        return _Started(
+            plan.request, lambda: Arrays([view.arrange(into)], True), [future]
+        )
+
+    def _start_part(
+        self, record: Record, part: _Part, array: Any
+    ) -> Callable[[], None]:
+        """Starts to read a part: what then waits until it has arrived."""
+        if array is not None:
+            return _arrays.start_read(array, part.into, part.region).result
+        index, t = self._source.index, record.template
+        grid = _source.grid_of(t)
+        files = self._source.files
+        assert files is not None
+        ranges = []
+        for number in part.chunks:
+            file, start, length = index.locate(record, number)
+            ranges.append((files[file], start, start + length))
+        values = _start_ranges(self._source.directory, ranges)
+
+        def arrived() -> None:
+            numbers = iter(part.chunks)
+            for value in values():
+                for at in range(0, len(value), grid.full):
+                    chunk = np.frombuffer(
+                        value, part.into.dtype, math.prod(t.chunk), at
+                    )
+                    region = _within(grid.regions[next(numbers)], part.region)
+                    kept = tuple(slice(s.stop - s.start) for s in region)
+                    part.into[region] = chunk.reshape(t.chunk)[kept]
+
+        return arrived
+
+    def _finish(self, record: Record, part: _Part, arrived: Callable[[], None]) -> None:
+        problems = self._reading.problems
+        try:
+            arrived()
+            if self._is_good(record, part):
+                for keep in part.keeps:
+                    keep()
+            else:
+                problems.setdefault(record.name, _requests.CHANGED)
+        except Exception as e:
+            problems.setdefault(record.name, self._reading.explain(e))
+        finally:
+            self._room.give(part.into.nbytes)
+
+    def _is_good(self, record: Record, part: _Part) -> bool:
+        digests = self._reading.digests
+        if digests is None:
+            return True
+        grid = _source.grid_of(record.template)
+        first = self._source.index.first_block(record.place)
+        for number in part.chunks:
+            region = _within(grid.regions[number], part.region)
+            row = first + grid.blocks[number]
+            data = _digests.as_bytes(part.into[region])
+            for digest in _digests.block_digests(data):
+                if digests[16 * row : 16 * row + 16] != digest:
+                    return False
+                row += 1
+        return True
+
+
+def _output(request: Request, t: Template) -> _Output:
+    conversion = request.conversion
+    dtype = _template.dtype_of(t.stored) if conversion is None else conversion.dtype
+    if request.views is None:
+        picks = [tuple(map(range, t.shape))]
+    else:
+        picks = [tuple(map(_as_range, view.picks)) for view in request.views]
+    arrays = [_arrays.aligned(tuple(map(len, p)), dtype) for p in picks]
+    return _Output(picks, arrays, conversion, [])
+
+
+def _part(t: Template, grid: Grid, run: range, output: _Output) -> _Part:
+    first, last = grid.regions[run[0]], grid.regions[run[-1]]
+    region = tuple(slice(a.start, b.stop) for a, b in zip(first, last))
+    shape = tuple(s.stop - s.start for s in region)
+    wanted = []
+    for pick, array in zip(output.picks, output.arrays):
+        overlaps = [_view.overlap(p, s.start, s.stop) for p, s in zip(pick, region)]
+        if None not in overlaps:
+            to, fro = zip(*overlaps) if overlaps else ((), ())
+            wanted.append((array[(*to, ...)], fro))
+    if output.conversion is None and len(wanted) == 1:
+        into, fro = wanted[0]
+        if into.shape == shape and all(s.step in (None, 1) for s in fro):
+            return _Part(run, region, into, [])
+    into = _arrays.aligned(shape, _template.dtype_of(t.stored))
+    keeps = [ft.partial(output.keep, to, into[(*fro, ...)]) for to, fro in wanted]
+    return _Part(run, region, into, keeps)
+
+
+def _within(region: tuple[slice, ...], outer: tuple[slice, ...]) -> tuple[slice, ...]:
+    return tuple(
+        slice(s.start - o.start, s.stop - o.start) for s, o in zip(region, outer)
+    )
+
+
+def _as_range(pick: range | int) -> range:
+    return range(pick, pick + 1) if isinstance(pick, int) else pick
+
+
+# ---- Ranges of files.
+
+
+def _read_ranges(root: Root, ranges: Sequence[Range], into: np.ndarray) -> None:
+    data = into.reshape(-1).view(np.uint8)
+    at = 0
+    for value in _start_ranges(root, ranges)():
+        data[at : at + len(value)] = np.frombuffer(value, np.uint8)
+        at += len(value)
+
+
+def _start_ranges(root: Root, ranges: Sequence[Range]) -> Callable[[], Iterator[bytes]]:
+    """Starts to read ranges of files, those that follow each other as one. What it
+    returns waits for them, and gives their bytes in order."""
+    runs: list[Range] = []
+    for key, start, stop in ranges:
+        if runs and runs[-1][0] == key and runs[-1][2] == start:
+            start = runs.pop()[1]
+        runs.append((key, start, stop))
+    futures = [_store.start_read_range(root, *run) for run in runs]
+
+    def values() -> Iterator[bytes]:
+        for (_, start, stop), future in zip(runs, futures):
+            value = _root.wait(root, future).value
+            if len(value) != stop - start:
+                raise MissingError("a chunk is missing")
+            yield value
+
+    return values

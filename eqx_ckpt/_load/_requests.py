@@ -1,0 +1,98 @@
+"""What a read is given and gives: requests, and the arrays that have been read."""
+
+import math
+from collections.abc import Generator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .._format import _text
+from .._format._leaves import Record
+from .._format._view import View
+from .._storage import _root, _store
+from .._storage._root import Root
+from .._tree._restore import Conversion
+from ._source import Source
+
+
+CHANGED = "its bytes are not those that were saved"
+MISSING = "a chunk of it is missing"
+
+
+class Request(NamedTuple):
+    """A stored array to read, or views of it, each into an array of its own.
+
+    `conversion` is for what is read in parts: what is small comes as it is stored.
+    `wants` are the numbers of the leaves that the arrays are for.
+    """
+
+    record: Record
+    views: tuple[View, ...] | None = None
+    conversion: Conversion | None = None
+    wants: Sequence[int] = ()
+
+    @property
+    def nbytes(self) -> int:
+        template = self.record.template
+        if self.views is None:
+            return template.nbytes
+        return sum(math.prod(view.shape) for view in self.views) * template.itemsize
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no elements to read."""
+        if 0 in self.record.template.shape:
+            return True
+        return bool(self.views) and all(0 in view.shape for view in self.views)
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        if self.views is None:
+            return [self.record.template.shape]
+        return [view.shape for view in self.views]
+
+
+class Arrays(NamedTuple):
+    """What a request has given.
+
+    `owned`: the memory is the caller's alone, and may be written to. `converted`: the
+    numbers are out of the `conversion` of the request. `lost`: why that failed.
+    """
+
+    arrays: list[np.ndarray]
+    owned: bool
+    converted: bool = False
+    lost: str = ""
+
+
+Results = Generator[tuple[Request, Arrays], None, None]
+
+
+class Reading(NamedTuple):
+    """One planned read: `digests` are None where nothing is verified, `budget` is the
+    memory for what is under way, `problems` says what is wrong with which leaf."""
+
+    source: Source
+    digests: bytes | None
+    budget: int
+    problems: dict[str, str]
+
+    def explain(self, error: Exception) -> str:
+        """What is wrong with bytes that could not be read.
+
+        **Raises:** the error, unless it says that they are missing or damaged.
+        """
+        return _text.escape(unreadable(self.source.root, error, MISSING))
+
+
+def unreadable(root: Root, error: Exception, missing: str) -> str:
+    """What is wrong with bytes that could not be read.
+
+    **Raises:** the error, unless it says that they are missing or damaged.
+    """
+    found = _root.explain(root, error)
+    if _store.is_missing(found):
+        return missing
+    if not isinstance(found, ValueError):
+        raise found from error
+    return f"it cannot be read ({str(found).splitlines()[0]})"
