@@ -34,6 +34,7 @@ _WHOLE = {
     "static": "there is no `like` to compare with",
     "cast": "there is no `like` to cast to",
 }
+_COMPARED = {"cast": "a leaf of another dtype is another leaf"}
 _SMALL = {
     "max_bytes": "it reads nothing that is large",
     "progress": "it reads nothing that is large",
@@ -71,6 +72,8 @@ LACKS = {
     "export_safetensors": {**_WHOLE, **_ONE},
     "convert": {**_WHOLE, **_ONE},
     "verify": {**_WHOLE, "verify": "it does nothing else", **_ONE},
+    "diff": {"static": "it says which have changed", **_COMPARED, **_ONE},
+    "stats": {**_WHOLE, **_ONE},
     "from_state_dict": {
         "static": "such dicts have no static fields",
         "verify": "such dicts have no digests",

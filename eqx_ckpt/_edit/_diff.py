@@ -1,0 +1,272 @@
+"""`diff`: in what two checkpoints or trees differ."""
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from jaxtyping import PyTree
+
+from .._format import _names
+from .._format._template import Template
+from .._load import _open
+from .._load._checkpoint import Checkpoint
+from .._runtime import _gc
+from .._tree import _leaf, _static
+from . import _leaves, _numbers
+from ._difference import Change, Diff
+from ._leaves import Leaf, Reading, Side
+
+
+@_open.again(0, "a")
+@_open.again(1, "b")
+@_gc.paused()
+def diff(
+    a: PyTree | str | os.PathLike[str] | Checkpoint,
+    b: PyTree | str | os.PathLike[str] | Checkpoint,
+    *,
+    values: bool = False,
+    verify: bool = True,
+    max_bytes: int | None = None,
+    progress: bool = False,
+) -> Diff:
+    """In what two checkpoints or trees differ, by the names of their leaves.
+
+    Leaves are compared by kind (jax, NumPy, a scalar of Python, the implementation of a
+    PRNG key), shape, dtype and weak type, and by the bits of their values: one NaN is
+    not another, and 0.0 not -0.0. Of two stored arrays of one shape, dtype and chunk
+    shape the digests decide, and nothing of them is read (so that damage is not seen
+    either: see [`verify`][]). Others are read some at a time, and verified.
+
+    Compared too are the static fields of Modules, as far as a load compares them, and
+    the metadata of two checkpoints. What is not stored by default, such as a function,
+    is not compared; str and bytes are where both have such a leaf. Entries of an
+    eqx.nn.State are matched by the StateIndex that they belong to, where both say it.
+    That two leaves are one array is not compared.
+
+    **Arguments:**
+
+    - `a`, `b`: each a path, an open [`Checkpoint`][], a node of its tree, or any tree,
+        of lazy leaves and of values.
+    - `values`: whether to find the largest absolute and the relative L2 difference of
+        each leaf whose numbers have changed. For that those are read, and leaves whose
+        dtype has changed too. A NaN in one of the two makes them NaN; NaNs in the same
+        place of both count as 0, and so do infinities of one sign.
+    - `verify`: whether to check the digests of what is read.
+    - `max_bytes`: how much memory to use for what is read, 256 MiB by default, but at
+        least a chunk of each.
+    - `progress`: whether to show a progress bar. This needs `eqx_ckpt[progress]`.
+
+    **Returns:** a [`Diff`][], which is false if there is no difference.
+
+    **Raises:** `ValueError` or `TypeError` that names a leaf without a value;
+    [`DamagedError`][] for what is read and damaged.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> ec.tree_serialise_leaves("memory://1", {"w": [jnp.ones(2)] * 9, "step": 1})
+        >>> ec.tree_serialise_leaves("memory://2", {"w": [jnp.zeros(2)] * 9, "step": 1})
+        >>> ec.diff("memory://1", "memory://2", values=True)
+        Diff of `memory://1/` and `memory://2/`: 9 changed, 1 the same
+          changed:
+            w.{0..8}  f32[2]: value  (largest 1, relative 1)
+        >>> bool(ec.diff("memory://1", "memory://1"))
+        False
+
+        ```
+    """
+    one, two = _leaves.look(a), _leaves.look(b)
+    before, after = _paired(one, two)
+    rows = [(leaf, after[name]) for name, leaf in before.items() if name in after]
+    found = _changes(rows, values, Reading(verify, max_bytes, progress))
+    changed = {
+        leaf.name: change
+        for (leaf, _), change in zip(rows, found)
+        if change is not None
+    }
+    return Diff(
+        one.shown,
+        two.shown,
+        {name: show(x.template) for name, x in after.items() if name not in before},
+        {name: show(x.template) for name, x in before.items() if name not in after},
+        changed,
+        static(one, two),
+        _metadata(one, two),
+        len(rows) - len(changed),
+    )
+
+
+def _paired(one: Side, two: Side) -> tuple[dict[str, Leaf], dict[str, Leaf]]:
+    """The leaves of both, where those of one name stand for each other."""
+    moved = entries(one, two)
+    out: list[dict[str, Leaf]] = []
+    for side, other in ((one, two), (two, one)):
+        texts = {
+            name: leaf
+            for name, leaf in side.texts.items()
+            if name in other.leaves or name in other.texts
+        }
+        out.append({**side.leaves, **texts})
+    return out[0], {moved.get(name, name): leaf for name, leaf in out[1].items()}
+
+
+def entries(one: Side, two: Side) -> dict[str, str]:
+    """The names in `one` of leaves of `two` that are in an eqx.nn.State, where the
+    labels of the entries tell: names go by position, which the class may change."""
+    labels: list[dict[str, dict[str, int]]] = []
+    for side in (one, two):
+        found: dict[str, dict[str, int]] = {}
+        for state, position, label in side.entries.values():
+            found.setdefault(state, {})[label or f"%{position}"] = position
+        labels.append(found)
+    out = {}
+    for name, (state, position, label) in two.entries.items():
+        old, new = labels[0].get(state, {}), labels[1][state]
+        if label is None or old.keys() != new.keys() or old[label] == position:
+            continue
+        rest = _names.below(name, state).partition(".")[2]
+        parts = [part for part in (state, str(old[label]), rest) if part]
+        out[name] = ".".join(parts)
+    return out
+
+
+def static(one: Side, two: Side) -> dict[str, tuple[str, str]]:
+    """The static fields that have changed of Modules that both have."""
+    return {
+        x.name: (x.saved, x.here)
+        for name, module in two.modules.items()
+        if name in one.statics.of
+        for x in _static.changes(one.statics, module, name, lambda name: False)
+    }
+
+
+# ---- Metadata.
+
+
+def _metadata(one: Side, two: Side) -> dict[str, tuple[str, str]]:
+    if not (one.metadata and two.metadata):
+        return {}
+    return dict(_json_changes("", one.metadata[0], two.metadata[0]))
+
+
+_NOTHING = object()
+
+
+def _json_changes(name: str, a: Any, b: Any) -> Iterator[tuple[str, tuple[str, str]]]:
+    if type(a) is dict and type(b) is dict:
+        for key in dict.fromkeys([*a, *b]):
+            below = ".".join([*([name] if name else []), _names.quote(key)])
+            yield from _json_changes(below, a.get(key, _NOTHING), b.get(key, _NOTHING))
+    elif a is _NOTHING or b is _NOTHING or json.dumps(a) != json.dumps(b):
+        yield name or "metadata", (_shown(a), _shown(b))
+
+
+def _shown(x: Any, most: int = 60) -> str:
+    text = "nothing" if x is _NOTHING else json.dumps(x)
+    return text if len(text) <= most else text[:most] + "..."
+
+
+# ---- Leaves.
+
+
+def show(t: Template) -> str:
+    return _leaf.show(t) + ("(weak)" if t.weak else "")
+
+
+def _changes(
+    rows: list[tuple[Leaf, Leaf]], values: bool, reading: Reading
+) -> list[Change | None]:
+    """What has changed of each pair of leaves, if anything."""
+    # Two arrays are compared once, whatever the names that they have.
+    pairs: dict[Any, _Pair] = {}
+    found = []
+    for row in rows:
+        key = tuple((leaf.identity, leaf.template) for leaf in row)
+        if key not in pairs:
+            pairs[key] = _Pair(*row, values)
+        found.append(pairs[key])
+    todo = [pair for pair in pairs.values() if pair.is_wanted]
+    sides = [(pair.a, pair.b) for pair in todo]
+    is_wanted = lambda number: todo[number].is_wanted
+    parts = _leaves.stream("diff", sides, reading, is_wanted)
+    for number, (x, y) in parts:
+        todo[number].add(x, y)
+    return [pair.change() for pair in found]
+
+
+class _Pair:
+    """Two leaves of one name, and what is known of how they differ."""
+
+    def __init__(self, a: Leaf, b: Leaf, values: bool):
+        self.a, self.b = a, b
+        t, u = a.template, b.template
+        self._what = differing(t, u)
+        self._is_comparable = _is_comparable(t, u)
+        # None: not known as yet.
+        self._is_same = is_same(a, b) if self._is_comparable else False
+        self._distance = None
+        if values and self._is_same is not True and t.shape == u.shape:
+            if _numbers.is_number(t) and _numbers.is_number(u):
+                self._distance = _numbers.Distance(t, u)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether more of the elements has to be looked at."""
+        return self._is_same is None or self._distance is not None
+
+    def add(self, x: np.ndarray, y: np.ndarray) -> None:
+        if self._is_same is None and not _numbers.is_same(x, y, self.a.template):
+            self._is_same = False
+        if self._distance is not None:
+            self._distance.add(x, y)
+
+    def change(self) -> Change | None:
+        has_other_value = self._is_comparable and self._is_same is False
+        what = (*self._what, *(("value",) if has_other_value else ()))
+        if not what:
+            return None
+        change = Change(what, show(self.a.template), show(self.b.template))
+        if self._distance is None or self._is_same is None:
+            return change
+        distance = self._distance
+        return change._replace(largest=distance.largest, relative=distance.relative)
+
+
+def differing(t: Template, u: Template) -> tuple[str, ...]:
+    """What differs of two leaves but for their values."""
+    found = {
+        "kind": (t.kind, t.impl) != (u.kind, u.impl),
+        "shape": t.logical_shape != u.logical_shape,
+        # A number of Python is of one type, whatever its size.
+        "dtype": (t.dtype, t.weak) != (u.dtype, u.weak) and not _are_integers(t, u),
+    }
+    return tuple(what for what, is_other in found.items() if is_other)
+
+
+def _are_integers(t: Template, u: Template) -> bool:
+    return t.kind == u.kind == "int"
+
+
+def _is_comparable(t: Template, u: Template) -> bool:
+    """Whether the values of two leaves can be compared by their bits."""
+    same = t.logical_shape == u.logical_shape and (t.dtype, t.impl) == (u.dtype, u.impl)
+    return same or _are_integers(t, u)
+
+
+def is_same(a: Leaf, b: Leaf) -> bool | None:
+    """Whether two leaves that are comparable have one value; None if that is not known
+    before they are read."""
+    t, u = a.template, b.template
+    if a.identity == b.identity:
+        return True
+    if (t.dtype, t.shape) != (u.dtype, u.shape):
+        return False
+    if a.digests is None or b.digests is None or t.chunk != u.chunk:
+        return None
+    if a.digests() == b.digests():
+        return True
+    # Of what is less than a byte some bits do not count.
+    return False if _numbers.mask_of(t) is None else None

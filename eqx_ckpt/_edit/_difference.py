@@ -1,0 +1,134 @@
+"""`Diff`: in what two checkpoints or trees differ. Data, and a report to look at."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from .._format import _text
+from .._tree import _show
+
+
+class Change(NamedTuple):
+    """A leaf that both have, and that is not the same.
+
+    `what` has those of `"kind"`, `"shape"`, `"dtype"` and `"value"` that differ. `a`
+    and `b` are what the leaf is in each, such as `f32[3]`. `largest` is the largest
+    absolute difference of two elements, and `relative` the L2 norm of the differences
+    over that of the finite elements of `a`. Both are None if they were not asked for,
+    or the two are not numbers of one shape, or are integers of over 64 bits.
+    """
+
+    what: tuple[str, ...]
+    a: str
+    b: str
+    largest: float | None = None
+    relative: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Diff:
+    """What [`diff`][] returns. It is false if there is no difference, and prints as a
+    report, folded by layer.
+
+    **Attributes:**
+
+    - `a`, `b`: what was compared: the path of each checkpoint, or `a tree`.
+    - `added`, `removed`: the leaves that only `b` has, and those that only `a` has: a
+        mapping from names to what they are, such as `f32[3]`.
+    - `changed`: a mapping from names of leaves to what has changed, with `what` (those
+        of `"kind"`, `"shape"`, `"dtype"` and `"value"` that differ), `a` and `b` (what
+        the leaf is in each), `largest` and `relative` (with `values=True`).
+    - `static`: a mapping from names of static fields to their two values, as text.
+    - `metadata`: a mapping from dotted keys to the two values there, as text.
+    - `same`: how many leaves are the same.
+    """
+
+    a: str
+    b: str
+    added: Mapping[str, str]
+    removed: Mapping[str, str]
+    changed: Mapping[str, Change]
+    static: Mapping[str, tuple[str, str]]
+    metadata: Mapping[str, tuple[str, str]]
+    same: int
+
+    def __bool__(self) -> bool:
+        parts = self.added, self.removed, self.changed, self.static, self.metadata
+        return any(map(bool, parts))
+
+    def __repr__(self) -> str:
+        counts = {
+            "added": len(self.added),
+            "removed": len(self.removed),
+            "changed": len(self.changed),
+        }
+        some = [f"{n} {what}" for what, n in counts.items() if n]
+        some.append(f"{self.same} the same")
+        head = f"Diff of {self.a} and {self.b}: {', '.join(some)}"
+        changed = [(name, _line(change)) for name, change in self.changed.items()]
+        rows = {
+            "added": list(self.added.items()),
+            "removed": list(self.removed.items()),
+            "changed": changed,
+            "static": [(name, _pair(*x)) for name, x in self.static.items()],
+            "metadata": [(name, _pair(*x)) for name, x in self.metadata.items()],
+        }
+
+        def sizes(kind: str, name: str, text: str) -> str:
+            if kind != "changed":
+                return ""
+            return self._sizes(_folded(name, changed, text))
+
+        lines = _show.sections(rows, _titles, sizes)
+        return "\n".join(map(_text.bounded, [head, *lines]))
+
+    def _sizes(self, names: list[str]) -> str:
+        """The greatest of the differences of some leaves, which are shown in a line."""
+        found = [self.changed[name] for name in names]
+        known = [(x.largest, x.relative) for x in found if x.largest is not None]
+        if not known:
+            return ""
+        most = [max(map(_order, numbers))[1] for numbers in zip(*known)]
+        return f"  (largest {most[0]:.3g}, relative {most[1]:.3g})"
+
+
+_titles = {
+    "added": "added",
+    "removed": "removed",
+    "changed": "changed",
+    "static": "static fields",
+    "metadata": "metadata",
+}
+
+
+def _line(change: Change) -> str:
+    if change.a == change.b:
+        return f"{change.a}: {', '.join(change.what)}"
+    return f"{_pair(change.a, change.b)}: {', '.join(change.what)}"
+
+
+def _pair(a: str, b: str) -> str:
+    return f"{a} -> {b}"
+
+
+def _order(x: float) -> tuple[bool, float]:
+    """A NaN is the greatest."""
+    return math.isnan(x), x
+
+
+_run = re.compile(r"\\\{([0-9]+)\\\.\\\.([0-9]+)\\\}")
+
+
+def _folded(shown: str, rows: list[tuple[str, str]], text: str) -> list[str]:
+    """The names of the rows of a text that are folded into `shown`."""
+    parts = _run.split(re.escape(shown))
+    pattern = re.compile("([0-9]+)".join(parts[::3]))
+    ends = [(int(a), int(b)) for a, b in zip(parts[1::3], parts[2::3])]
+    out = []
+    for name, of in rows:
+        found = pattern.fullmatch(name) if of == text else None
+        if found and all(a <= int(n) <= b for n, (a, b) in zip(found.groups(), ends)):
+            out.append(name)
+    return out

@@ -1,0 +1,209 @@
+"""What is counted and summed of the elements of an array, some at a time, in float64.
+
+Elements come as they are stored. Sums are of `(count, mean, sum of squares about it)`,
+which are joined as by Chan, Golub and LeVeque, and have an exponent of their own, so
+that squares of numbers of 64 bits do not overflow.
+"""
+
+import functools as ft
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from .._format import _template
+from .._format._template import Template
+from .._tree import _leaf
+
+
+# So many elements are looked at together: they fit into the caches.
+_MANY = 2**16
+
+
+def runs(arrays: Sequence[np.ndarray]) -> Iterator[list[np.ndarray]]:
+    """Arrays of one shape in parts of so many elements, each of one axis."""
+    flat = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
+    for start in range(0, flat[0].size, _MANY):
+        yield [array[start : start + _MANY] for array in flat]
+
+
+def is_number(t: Template) -> bool:
+    return t.dtype not in _leaf.NOT_ARRAYS
+
+
+# ---- Bits.
+
+
+@ft.cache
+def _mask(dtype: str) -> int | None:
+    """The bits that count of a number of less than a byte; None if all of them do."""
+    known = _template.dtype_of(dtype)
+    kind = _template.number_type(known)
+    if kind not in ("int", "float") or known.itemsize > 1:
+        return None
+    bits = (ml_dtypes.iinfo if kind == "int" else ml_dtypes.finfo)(known).bits
+    return 2**bits - 1 if bits < 8 else None
+
+
+def mask_of(t: Template) -> int | None:
+    return _mask(t.dtype) if is_number(t) else None
+
+
+def is_same(a: np.ndarray, b: np.ndarray, t: Template) -> bool:
+    """Whether elements, as they are stored, have the same bits."""
+    if a.shape != b.shape:
+        return False
+    mask = mask_of(t)
+    words = np.dtype(f"u{min(8, a.dtype.itemsize)}")
+    for x, y in runs([a, b]):
+        x, y = x.view(words), y.view(words)
+        if mask is not None:
+            x, y = x & mask, y & mask
+        if not np.array_equal(x, y):
+            return False
+    return True
+
+
+# ---- Numbers.
+
+
+def numbers(stored: np.ndarray, t: Template) -> np.ndarray:
+    """The numbers of an array: integers as they are, others in float64 or complex128.
+
+    A bool is 0 or 1.
+    """
+    array = stored
+    if t.stored != t.dtype:
+        array = stored.view(_template.dtype_of(t.dtype))
+    kind = _template.number_type(array.dtype)
+    if kind == "int" and array.dtype.itemsize == 8:
+        return array
+    wide = {"bool": np.int64, "int": np.int64, "complex": np.complex128}
+    return _leaf.astype(array, np.dtype(wide.get(kind, np.float64)))
+
+
+def as_floats(x: np.ndarray) -> np.ndarray:
+    """Numbers as rows of one float64, or of the two of a complex number."""
+    if x.dtype.kind == "c":
+        return np.ascontiguousarray(x).view(np.float64).reshape(-1, 2)
+    return x.astype(np.float64).reshape(-1, 1)
+
+
+class Sums(NamedTuple):
+    """Of `count` rows, times `2**-exponent`: the mean, and the sum of the squares of
+    what they differ from it."""
+
+    exponent: int
+    count: int
+    mean: np.ndarray
+    squares: float
+
+    @property
+    def norm(self) -> float:
+        """The root of the sum of all squares."""
+        about_zero = self.squares + self.count * float(np.sum(self.mean**2))
+        return _scaled(math.sqrt(about_zero), self.exponent)
+
+    @property
+    def deviation(self) -> float:
+        if self.count == 0:
+            return math.nan
+        return _scaled(math.sqrt(self.squares / self.count), self.exponent)
+
+    @property
+    def means(self) -> list[float]:
+        return [_scaled(float(x), self.exponent) for x in self.mean]
+
+
+def _scaled(x: float, exponent: int) -> float:
+    try:
+        return math.ldexp(x, exponent)
+    except OverflowError:
+        return math.copysign(math.inf, x)
+
+
+NO_SUMS = Sums(0, 0, np.zeros(1), 0.0)
+
+# Squares of such powers of two, and sums of very many of them, are float64.
+_SAFE, _MOST = 400, 1000
+
+
+def sums(x: np.ndarray) -> Sums:
+    """Of rows of finite numbers."""
+    if len(x) == 0:
+        return Sums(0, 0, np.zeros(x.shape[1]), 0.0)
+    exponent = math.frexp(float(np.max(np.abs(x))))[1]
+    exponent = 0 if abs(exponent) < _SAFE else max(-_MOST, min(_MOST, exponent))
+    if exponent:
+        x = x * 2.0**-exponent
+    mean = np.mean(x, axis=0)
+    return Sums(exponent, len(x), mean, float(np.sum((x - mean) ** 2)))
+
+
+def join(a: Sums, b: Sums) -> Sums:
+    if a.count == 0 or b.count == 0:
+        return b if a.count == 0 else a
+    exponent = max(a.exponent, b.exponent)
+    a, b = _at(a, exponent), _at(b, exponent)
+    count = a.count + b.count
+    step = b.mean - a.mean
+    mean = a.mean + step * (b.count / count)
+    between = float(np.sum(step**2)) * (a.count * b.count / count)
+    return Sums(exponent, count, mean, a.squares + b.squares + between)
+
+
+def _at(a: Sums, exponent: int) -> Sums:
+    down = a.exponent - exponent
+    mean = np.ldexp(a.mean, down)
+    return Sums(exponent, a.count, mean, math.ldexp(a.squares, 2 * down))
+
+
+# ---- The distance of two arrays.
+
+
+def _gaps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """`|b - a|` of `numbers`, without an overflow of integers."""
+    if a.dtype.kind == b.dtype.kind == "i" or a.dtype == b.dtype == np.uint64:
+        x, y = a.astype(np.uint64), b.astype(np.uint64)
+        return np.where(b >= a, y - x, x - y)
+    with np.errstate(all="ignore"):
+        out = np.abs(b - a)
+        # One NaN is like another here, and an infinity like itself.
+        return np.where((a == b) | ((a != a) & (b != b)), 0.0, out)
+
+
+class Distance:
+    """How far the numbers of two arrays of one shape are from each other."""
+
+    def __init__(self, t: Template, u: Template):
+        self._templates = t, u
+        self._largest = 0.0
+        self._difference = self._norm = NO_SUMS
+
+    def add(self, a: np.ndarray, b: np.ndarray) -> None:
+        t, u = self._templates
+        for part in runs([a, b]):
+            x, y = numbers(part[0], t), numbers(part[1], u)
+            gaps = _gaps(x, y).astype(np.float64)
+            largest = float(gaps.max())
+            if math.isnan(largest) or largest > self._largest:  # A NaN stays.
+                self._largest = largest
+            if math.isfinite(self._largest):
+                self._difference = join(self._difference, sums(as_floats(gaps)))
+                self._norm = join(self._norm, sums(as_floats(x[np.isfinite(x)])))
+
+    @property
+    def largest(self) -> float:
+        return self._largest
+
+    @property
+    def relative(self) -> float:
+        """The L2 norm of the differences, over that of what is finite of the first."""
+        if not math.isfinite(self._largest):
+            return self._largest
+        norm, difference = self._norm.norm, self._difference.norm
+        if norm == 0:
+            return math.inf if difference else 0.0
+        return difference / norm

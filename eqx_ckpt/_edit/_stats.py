@@ -1,0 +1,218 @@
+"""`stats`: what the numbers of each leaf are like."""
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import PyTree
+
+from .._format import _text
+from .._format._template import Template
+from .._load import _open
+from .._load._checkpoint import Checkpoint
+from .._runtime import _gc
+from .._tree import _leaf
+from . import _leaves, _numbers
+from ._leaves import Leaf, Reading
+from ._numbers import Sums
+
+
+class LeafStats(NamedTuple):
+    """What the numbers of one leaf are like: see [`stats`][]."""
+
+    array: str
+    size: int
+    min: int | float | None = None
+    max: int | float | None = None
+    mean: float | complex | None = None
+    std: float | None = None
+    norm: float | None = None
+    nan: int | None = None
+    inf: int | None = None
+    zero: int | None = None
+
+
+class Stats(Mapping[str, LeafStats]):
+    """What [`stats`][] returns: a mapping from names, which prints as a table."""
+
+    def __init__(self, shown: str, rows: dict[str, LeafStats]):
+        self._shown = shown
+        self._rows = rows
+
+    def __getitem__(self, name: str) -> LeafStats:
+        return self._rows[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        count = len(self)
+        head = f"Stats of {self._shown}: {count} {'leaf' if count == 1 else 'leaves'}"
+        table: list[tuple[str, ...]] = [("", "", *_columns)]
+        for name, row in list(self._rows.items())[:_LINES]:
+            shown = [_short(getattr(row, column)) for column in _columns]
+            table.append((_text.bounded(name, 100), row.array, *shown))
+        widths = [max(map(len, column)) for column in zip(*table)]
+        lines = []
+        for name, array, *numbers in table:
+            cells = [f"{x:>{width}}" for x, width in zip(numbers, widths[2:])]
+            cells = [f"{name:{widths[0]}}", f"{array:{widths[1]}}", *cells]
+            lines.append(("  " + "  ".join(cells)).rstrip())
+        if count > _LINES:
+            lines.append(f"  ... and {count - _LINES} more")
+        return "\n".join([_text.escape(head), *lines])
+
+
+_columns = ("min", "max", "mean", "std", "norm", "nan", "inf", "zero")
+_LINES = 200
+
+
+def _short(x: Any) -> str:
+    if x is None:
+        return ""
+    if isinstance(x, int):
+        return str(x) if abs(x) < 10**12 else f"{x:.4g}" if abs(x) < 10**300 else "..."
+    return f"{x:.4g}"
+
+
+@_open.again(0, "tree")
+@_gc.paused()
+def stats(
+    tree: PyTree | str | os.PathLike[str] | Checkpoint,
+    *,
+    verify: bool = True,
+    max_bytes: int | None = None,
+    progress: bool = False,
+) -> Stats:
+    """What the numbers of each leaf are like: a look for NaNs, dead or huge weights.
+
+    Leaves are read some at a time. No more memory is taken than
+    `max_bytes`, but at least a chunk.
+
+    **Arguments:**
+
+    - `tree`: a path, an open [`Checkpoint`][], a node of its tree, or any tree, of lazy
+        leaves and of values.
+    - `verify`: whether to check the digests of what is read.
+    - `max_bytes`: how much memory to use, 256 MiB by default.
+    - `progress`: whether to show a progress bar. This needs `eqx_ckpt[progress]`.
+
+    **Returns:** a mapping from the name of each leaf to a record of
+
+    - `array`, what it is, such as `f32[64,64]`, and `size`, how many elements it has;
+    - `nan`, `inf` and `zero`, how many of these are NaN, infinite and zero (of either
+        sign). A complex number with a NaN in one of its parts counts as a NaN, and else
+        as infinite if it has an infinity;
+    - `min` and `max` of the elements that are finite, exactly. Of complex numbers those
+        of the absolute values;
+    - `mean` and `std`, the mean of the finite elements, and the root of the mean of the
+        squares of what they differ from it; `norm`, the root of the sum of the squares
+        of the finite elements. They are computed in float64, whatever the dtype.
+
+    `min`, `max`, `mean` and `std` are NaN where no element is finite. A bool is 0 or 1,
+    and a scalar of Python an array of one element. Of PRNG keys, str and bytes all are
+    None.
+
+    **Raises:** [`DamagedError`][] that lists every leaf whose bytes are damaged;
+    `ValueError` or `TypeError` that names a leaf without a value.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> ec.tree_serialise_leaves("memory://stats", {"w": jnp.array([3., 0., -4.])})
+        >>> ec.stats("memory://stats")["w"].norm
+        5.0
+        >>> ec.stats({"w": jnp.array([1, jnp.nan, jnp.inf])})
+        Stats of a tree: 1 leaf
+                     min  max  mean  std  norm  nan  inf  zero
+          w  f32[3]    1    1     1    0     1    1    1     0
+
+        ```
+    """
+    side = _leaves.look(tree)
+    rows: dict[str, LeafStats] = {}
+    todo: list[Leaf] = []
+    # Of one array once.
+    numbers: dict[Any, int] = {}
+    places: dict[str, int] = {}
+    for leaf in side.leaves.values():
+        t = leaf.template
+        size = math.prod(t.logical_shape)
+        rows[leaf.name] = LeafStats(_leaf.show(t), size)
+        if _numbers.is_number(t) or t.dtype == "int":
+            number = numbers.setdefault((leaf.identity, t), len(todo))
+            places[leaf.name] = number
+            if number == len(todo):
+                todo.append(leaf)
+    found = [_Found(leaf.template) for leaf in todo]
+    leaves = [[leaf] for leaf in todo]
+    reading = Reading(verify, max_bytes, progress)
+    for number, (array,) in _leaves.stream("stats", leaves, reading):
+        found[number].add(array)
+    for name, number in places.items():
+        rows[name] = found[number].row(rows[name])
+    return Stats(side.shown, rows)
+
+
+class _Found:
+    """What is known of a leaf so far."""
+
+    def __init__(self, template: Template):
+        self._template = template
+        self._sums: Sums | None = None
+        self._ends: list[Any] = []  # The least and the greatest of each part.
+        self._nan = self._inf = self._zero = 0
+        self._is_complex = False
+
+    def add(self, stored: np.ndarray) -> None:
+        if self._template.dtype == "int":
+            self._add_integer(stored)
+            return
+        for (part,) in _numbers.runs([stored]):
+            self._add(_numbers.numbers(part, self._template))
+
+    def _add_integer(self, stored: np.ndarray) -> None:
+        """Of Python, of any size."""
+        value = int.from_bytes(stored.tobytes(), "little", signed=True)
+        self._ends = [value]
+        try:
+            self._sums = _numbers.sums(np.array([[float(value)]]))
+        except OverflowError:
+            about = math.inf if value > 0 else -math.inf
+            self._sums = Sums(0, 1, np.array([about]), 0.0)
+
+    def _add(self, x: np.ndarray) -> None:
+        self._zero += int(np.count_nonzero(x == 0))
+        good = np.isfinite(x)
+        if not good.all():
+            nans = int(np.count_nonzero(np.isnan(x)))
+            self._nan += nans
+            self._inf += x.size - int(np.count_nonzero(good)) - nans
+            x = x[good]
+        self._is_complex = x.dtype.kind == "c"
+        if x.size:
+            with np.errstate(over="ignore"):
+                ends = np.abs(x) if self._is_complex else x
+            self._ends += [ends.min().item(), ends.max().item()]
+        more = _numbers.sums(_numbers.as_floats(x))
+        self._sums = more if self._sums is None else _numbers.join(self._sums, more)
+
+    def row(self, row: LeafStats) -> LeafStats:
+        sums = _numbers.NO_SUMS if self._sums is None else self._sums
+        means = sums.means if sums.count else [math.nan]
+        return row._replace(
+            min=min(self._ends, default=math.nan),
+            max=max(self._ends, default=math.nan),
+            mean=complex(*means) if self._is_complex else means[0],
+            std=sums.deviation,
+            norm=sums.norm,
+            nan=self._nan,
+            inf=self._inf,
+            zero=self._zero,
+        )
