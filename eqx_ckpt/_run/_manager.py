@@ -1,63 +1,20 @@
 """`CheckpointManager`: the checkpoints of a run, which to keep, and when to stop."""
 
-import copy
-import inspect
-import json
-import math
-import numbers
 import os
-import signal
-import threading
-import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
-import jax.tree_util as jtu
-import numpy as np
 from jaxtyping import PyTree
 
-from .._errors import DamagedError, ReplacedError
-from .._format import _index
-from .._load import _checkpoint, _deserialise
-from .._runtime import _processes, _undo
-from .._runtime._processes import Team
-from .._save import _async, _options, _serialise
-from .._save._background import SaveHandle
+from .._load import _deserialise
+from .._runtime import _undo
 from .._storage._remote import Store
-from . import _steps
-from ._steps import Skip, Steps
-
-
-_save_options = set(
-    inspect.signature(_async.async_tree_serialise_leaves).parameters
-) - {"path", "pytree", "metadata", "overwrite", "reuse", "tag"}
-
-# Options with which a restore does not read, or not check, all of a step.
-_in_part = {"filter_spec", "where", "source", "unexpected", "verify"}
-
-_STOPPED = "that was interrupted"
-_DONATED = "its arrays were donated or deleted before it was due"
-
-# How often a restore looks again for a step that is replaced while it is read.
-_AGAIN = 10
-
-
-class _Offer(NamedTuple):
-    """A state that was given to `save`, and how: as leaves and their structure."""
-
-    step: int
-    leaves: list[Any]
-    structure: Any
-    metrics: Mapping[str, Any] | None
-    metadata: Any
-    force: bool
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether some of its arrays have been donated."""
-        return any(isinstance(x, jax.Array) and x.is_deleted() for x in self.leaves)
+from . import _restore, _steps
+from ._offer import Offer
+from ._policy import Policy
+from ._saves import Saves
+from ._signals import Signals
+from ._steps import Steps
 
 
 class CheckpointManager:
@@ -132,57 +89,15 @@ class CheckpointManager:
         reuse: bool = True,
         **options: Any,
     ):
-        steps = Steps(root)
-        given = {"keep": keep, "keep_every": keep_every, "every": every}
-        for name, number in given.items():
-            if number is None:
-                continue
-            if not (isinstance(number, numbers.Integral) and number >= 1):
-                raise ValueError(f"`{name}` must be an integer >= 1, not {number!r}.")
-        if best is not None and tuple(best)[1:] not in (("min",), ("max",)):
-            raise ValueError(
-                f'`best` must be `(metric, "min")` or `(metric, "max")`, not {best!r}.'
-            )
-        if unknown := sorted(options.keys() - _save_options):
-            raise TypeError(
-                f"`{unknown[0]}` is no option of a save. These are: "
-                f"{', '.join(sorted(_save_options))}."
-            )
-        if keep is not None and not options.get("durable", True):
-            raise ValueError(
-                "`keep` deletes older steps, which is safe only once the new one would "
-                "survive a power cut: leave `durable` as it is, or `keep` out."
-            )
-        self._steps = steps
-        self._keep, self._keep_every, self._best = keep, keep_every, best
-        self._every, self._every_seconds = every, every_seconds
-        self._options = options
-        self._is_reusing = reuse
-        self._last = time.monotonic()
-        # The save that goes on, and whether what follows it is done too.
-        self._saving: tuple[SaveHandle, threading.Event] | None = None
-        self._undeleted: list[str] = []
-        # The last step that was saved here, or restored: known to be whole.
-        self._base: SaveHandle | str | Store | None = None
-        # What was last given to `save`, until it is saved.
-        self._offered: _Offer | None = None
-        self._begun: int | None = None
-        # Steps that could not be restored: saves may replace them.
-        self._skipped: set[int] = set()
-        self._is_told = self._is_stopping = False
-        self._handlers: dict[int, Any] = {}
-        try:
-            for number in signals:
-                self._handlers[number] = signal.getsignal(number)
-                signal.signal(number, self._on_signal)
-        except BaseException:
-            self._forget_signals()
-            raise
+        self._steps = Steps(root)
+        self._policy = Policy(every, every_seconds, keep, keep_every, best)
+        self._policy.check()
+        self._saves = Saves(self._steps, self._policy, reuse, options)
+        self._is_stopping = False
+        self._signals = Signals(signals)
 
     def __repr__(self) -> str:
         return f"CheckpointManager({self._steps.root.url!r})"
-
-    # ---- Saving.
 
     def save(
         self,
@@ -218,235 +133,24 @@ class CheckpointManager:
         `async_tree_serialise_leaves` raises.
         """
         step = _steps.check(step)
-        given = step, metrics, metadata, force
-        if not force and not self._may_be_due(step):
-            self._keep_offer(tree, *given)
-            return False
-        try:
-            saves = self._save(tree, *given)
-        except BaseException as e:
-            # Another try might do what a disk or a store has not done now.
-            # What is refused leaves the state before it the last one.
-            is_refused = isinstance(e, (FileExistsError, TypeError, ValueError))
-            if not is_refused and _processes.size() == 1:
-                self._keep_offer(tree, *given)
-            raise
-        if saves:
-            self._offered = None
-        else:
-            self._keep_offer(tree, *given)
-        return saves
-
-    def _keep_offer(
-        self,
-        tree: PyTree,
-        step: int,
-        metrics: Mapping[str, Any] | None,
-        metadata: Any,
-        force: bool,
-    ) -> None:
-        """Keeps what was given to `save`, so that nobody can change it."""
-        is_leaf = self._options.get("is_leaf")
-        leaves, structure = jtu.tree_flatten(tree, is_leaf=is_leaf)
-        leaves = [x.copy() if isinstance(x, np.ndarray) else x for x in leaves]
-        metrics = {
-            name: x.copy() if isinstance(x, np.ndarray) else x
-            for name, x in (metrics or {}).items()
-        }
-        given = metrics, copy.deepcopy(metadata), force
-        self._offered = _Offer(step, leaves, structure, *given)
-
-    def _save_offer(self, offer: _Offer, retain: bool = True) -> None:
-        step, leaves, structure, metrics, metadata, force = offer
-        tree = jtu.tree_unflatten(structure, leaves)
-        wrong = None
-        try:
-            values = {name: _number(name, x) for name, x in (metrics or {}).items()}
-        except Exception as e:
-            # A state is worth more than its metrics.
-            values, wrong = {}, e
-        self._save(tree, step, values, metadata, force, due=True, retain=retain)
-        if wrong is not None:
-            warnings.warn(
-                f"Step {step} is saved without its metrics: {wrong}", stacklevel=4
-            )
-
-    def _save(
-        self,
-        tree: PyTree,
-        step: int,
-        metrics: Mapping[str, Any] | None,
-        metadata: Any,
-        force: bool,
-        due: bool = False,
-        retain: bool = True,
-    ) -> bool:
-        """Saves a step, if it is due or `due` says so, and deletes older ones then."""
-        if not isinstance(metadata, Mapping | None):
-            raise TypeError(f"`metadata` must be a dict, not {metadata!r:.60}.")
-        _options.check_name(self._steps.root)
-        given = dict(metadata or {})
-        if taken := sorted(given.keys() & {"step", "metrics"}):
-            raise ValueError(
-                f"`metadata` has the key `{taken[0]}`, which the manager sets itself."
-            )
-        team = self._team("save a step", f"Saving step {step}", step)
-        try:
-            how = team.confer(lambda: b"", lambda _: self._decide(step, force, due))
-        except Exception as e:
-            # What went wrong with the save before is told now, and not once more.
-            try:
-                self.wait()
-            except Exception as before:
-                if before is not e:
-                    e.add_note(f"The save before has failed: {before}")
-            raise
-        if not how:
-            return False
-        # The others are about to save.
-        timeout = self._options.get("timeout", _processes.TIMEOUT)
-        saving = _serialise.team_of(self.path(step), None, None, timeout, step)
-        with saving.heard():
-            self.wait()
-            values = {name: _number(name, x) for name, x in (metrics or {}).items()}
-        self._begun = step
-        handle = _async.async_tree_serialise_leaves(
-            self.path(step),
-            tree,
-            metadata={**given, "step": step, "metrics": values},
-            overwrite=how == b"replace",
-            reuse=self._base if self._is_reusing else None,
-            tag=step,
-            **self._options,
-        )
-        self._last = time.monotonic()
-        over = threading.Event()
-        handle.add_done_callback(
-            lambda handle: self._follow_up(
-                step, handle, over, retain and team.rank == 0
-            )
-        )
-        # Last: whoever waits for it waits for both.
-        self._saving = handle, over
-        try:
-            handle.staged()
-        except Exception:
-            self._saving = None  # It is over, and this says why.
-            raise
-        return True
-
-    def _may_be_due(self, step: int) -> bool:
-        """All processes know alike; with `every_seconds` process 0 has to decide."""
-        if self._every is not None and step % self._every == 0:
-            return True
-        return self._every is None or self._every_seconds is not None
-
-    def _decide(self, step: int, force: bool, due: bool) -> bytes:
-        due = due or (self._every is not None and step % self._every == 0)
-        if not (force or due):
-            seconds = self._every_seconds
-            if seconds is not None and time.monotonic() - self._last < seconds:
-                return b""
-        self.wait()
-        self._steps.check_own(step)
-        if step in self._skipped:
-            self._steps.set_aside(step, self._options.get("layout", "ocdbt"))
-        elif not force and self._steps.signature(step) is not None:
-            raise FileExistsError(
-                f"Step {step} exists already, at `{self.path(step)}`. Delete it, or "
-                "replace it with `force=True`."
-            )
-        return b"replace" if force or step in self._skipped else b"new"
+        return self._saves.offer(Offer(step, tree, metrics or {}, metadata, force))
 
     def wait(self) -> None:
         """Waits until the save that goes on is done, and older steps are deleted.
 
         **Raises:** what went wrong with the save. It warns of what was not deleted.
         """
-        if self._saving is None:
-            return
-        handle, over = self._saving
-        try:
-            handle.result()
-            over.wait()
-        except Exception:
-            self._saving = None
-            raise
-        self._saving = None  # But not after Ctrl-C: it goes on.
-        if self._undeleted:
-            text, self._undeleted = "\n  ".join(self._undeleted), []
-            warnings.warn(f"Older steps were not deleted:\n  {text}", stacklevel=2)
+        self._saves.wait()
 
     def __enter__(self) -> "CheckpointManager":
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        with _undo.surely(self._forget_signals):
-            if error is not None:
-                self._save_after(error)
-                return
-            try:
-                self.wait()
-                self._save_last()
-                self.wait()
-            except BaseException as e:
-                self._save_after(e)
-                raise
-            self._offered = None
-
-    def _forget_signals(self) -> None:
-        for number, before in self._handlers.items():
-            if signal.getsignal(number) == self._on_signal:
-                signal.signal(number, before or signal.SIG_DFL)
-
-    def _save_last(self) -> None:
-        """Saves what was last given to `save`, if it is not saved."""
-        offer = self._offered
-        if offer is None:
-            return
-        if offer.is_gone:
-            self._offered = None
-            warnings.warn(self._not_saved(offer, _DONATED), stacklevel=3)
-        else:
-            self._save_offer(offer)
-
-    def _save_after(self, error: BaseException) -> None:
-        """Saves it after an error, which has notes on what cannot be done."""
-        offer, self._offered = self._offered, None
-        is_begun = offer and self._saving is not None and self._begun == offer.step
-        try:
-            self.wait()
-        except Exception as e:
-            is_begun = False
-            if e is not error:
-                error.add_note(f"The save before has failed: {type(e).__name__}: {e}")
-        except BaseException:
-            if offer is not None and not is_begun:
-                error.add_note(self._not_saved(offer, _STOPPED))
-            raise
-        if offer is None or is_begun:
-            return
-        if offer.is_gone:
-            error.add_note(self._not_saved(offer, _DONATED))
-        elif _processes.size() > 1:
-            error.add_note(self._not_saved(offer, "the other processes take no part"))
-        else:
-            try:
-                self._save_offer(offer, retain=False)
-                self.wait()
-            except BaseException as e:
-                why = f"{type(e).__name__}: {e}" if str(e) else _STOPPED
-                error.add_note(self._not_saved(offer, why))
-                if not isinstance(e, Exception):
-                    raise
-
-    def _not_saved(self, offer: _Offer, why: str) -> str:
-        return (
-            f"The state of step {offer.step}, the last that was given to `save`, is "
-            f"not saved in `{self._steps.root}`: {why}."
-        )
-
-    # ---- Restoring.
+        with _undo.surely(self._signals.forget):
+            if error is None:
+                self._saves.end()
+            else:
+                self._saves.end_after(error)
 
     def restore(
         self, like: PyTree, step: int | None = None, **options: Any
@@ -468,114 +172,13 @@ class CheckpointManager:
         `tree_deserialise_leaves` raises.
         """
         self.wait()
-        self._offered = None
-        if step is not None:
-            step = _steps.check(step)
-            self._steps.check_own(step)
-            load = _deserialise.tree_deserialise_leaves
-            return load(self.path(step), like, **options), step
-        skipped: dict[int, Skip] = {}
-        left = _AGAIN
-        while True:
-            team = self._team("restore", "Restoring")
-            word = team.confer(lambda: b"", lambda _: self._newest(skipped))
-            # What process 0 has skipped, the others have to know.
-            step, skipped = _decoded(word)
-            if step is None:
-                raise self._nothing(skipped)
-            tree, error = None, None
-            loaded = team.round("loaded")
-            try:
-                with loaded.alive():
-                    tree = self._load(step, like, options)
-            except Exception as e:
-                error = e
-            outcome, why = self._agree(loaded, error)
-            if outcome == "loaded":
-                break
-            if outcome == "damaged":
-                skipped[step] = Skip(why, True)
-            elif left == 0:
-                raise error or ReplacedError(why)
-            else:
-                left -= 1
-        self._skipped.update(skipped)
-        if not _in_part & options.keys():
-            self._base = self.path(step)
-        if skipped and team.rank == 0:
-            warnings.warn(
-                f"Restored step {step} of `{self._steps.root}`, as newer ones cannot "
-                f"be:{_reasons(skipped)}",
-                stacklevel=2,
-            )
-        return tree, step
-
-    def _nothing(self, skipped: dict[int, Skip]) -> Exception:
-        text, root = _reasons(skipped), self._steps.root
-        if any(skip.is_lost for skip in skipped.values()):
-            return DamagedError(
-                f"No step in `{root}` can be restored as it was saved:{text}\nNothing "
-                "was changed or deleted. Load what is left of one with `step=` and "
-                "`where=`, or choose another directory to start anew."
-            )
-        return FileNotFoundError(
-            f"There is no step to restore in `{root}`:{text or ' there is none.'}"
-        )
-
-    def _load(self, step: int, like: PyTree, options: dict[str, Any]) -> PyTree:
-        try:
-            ckpt = _checkpoint.open(self.path(step))
-        except FileNotFoundError as e:
-            # It was there a moment ago: another process has deleted it.
-            raise ReplacedError(str(e)) from e
-        except ValueError as e:
-            if isinstance(e, _index.Newer):
-                raise
-            raise DamagedError(str(e)) from e
-        return _deserialise.tree_deserialise_leaves(ckpt, like, **options)
-
-    def _agree(self, team: Team, error: Exception | None) -> tuple[str, str]:
-        """Whether the step was "loaded", is "damaged" or was "replaced", and why.
-
-        **Raises:** what else went wrong in any of them, in all processes.
-        """
-        kinds = [(DamagedError, "damaged"), (ReplacedError, "replaced")]
-        is_of = (word for kind, word in kinds if isinstance(error, kind))
-        own = "loaded" if error is None else next(is_of, "failed")
-
-        def answer(words: list[bytes]) -> bytes:
-            said = dict(json.loads(word) for word in reversed(words))
-            order = ("damaged", "failed", "replaced", "loaded")
-            return json.dumps(next((x, said[x]) for x in order if x in said)).encode()
-
-        text = "" if error is None else str(error)
-        outcome, why = json.loads(
-            team.confer(lambda: json.dumps([own, text]).encode(), answer)
-        )
-        if outcome == "failed":
-            if error is not None:
-                raise error
-            raise RuntimeError(f"{team.what}: another process has failed: {why}")
-        return outcome, why
-
-    def _newest(self, skipped: dict[int, Skip]) -> bytes:
-        """The newest complete step that was not skipped, and all that are."""
-        found = dict(skipped)
-        for listed in self._steps.listings():
-            found = dict(skipped)
-            for step in listed:
-                if step in skipped:
-                    continue
-                skip = None
-                if self._steps.signature(step) is None:
-                    skip = self._steps.skip(step)
-                    # Another process may have completed it since.
-                    if self._steps.signature(step) is None:
-                        if skip is not None:
-                            found[step] = skip
-                        continue
-                return json.dumps([step, list(found.items())]).encode()
-        return json.dumps([None, list(found.items())]).encode()
+        self._saves.offered = None
+        if step is None:
+            return _restore.newest(self._saves, like, options)
+        step = _steps.check(step)
+        self._steps.check_own(step)
+        load = _deserialise.tree_deserialise_leaves
+        return load(self.path(step), like, **options), step
 
     # ---- Which steps there are.
 
@@ -593,7 +196,7 @@ class CheckpointManager:
         Steps that are damaged have none. **Raises:** `OSError` for one that cannot be
         read now: it might be the best.
         """
-        if self._best is None:
+        if self._policy.best is None:
             raise ValueError('Pass `best=(metric, "min")` or "max" to the manager.')
         known = {}
         for step, (_, metrics, error) in self._steps.survey().items():
@@ -601,24 +204,11 @@ class CheckpointManager:
                 raise error
             if metrics is not None:
                 known[step] = metrics
-        return self._best_of(known)
+        return self._policy.best_of(known)
 
     def path(self, step: int) -> str | Store:
         """Where the checkpoint of a step is, or will be."""
         return self._steps.path(step)
-
-    def _best_of(self, known: Mapping[int, dict[str, Any]]) -> int | None:
-        if self._best is None:
-            return None
-        metric, way = self._best
-        sign = 1 if way == "max" else -1
-        values = {step: of.get(metric) for step, of in known.items()}
-        ranked = [
-            (sign * value, step)
-            for step, value in values.items()
-            if isinstance(value, int | float)
-        ]
-        return max(ranked)[1] if ranked else None
 
     # ---- Which steps stay.
 
@@ -642,50 +232,6 @@ class CheckpointManager:
         self.wait()
         self._first(f"Deleting step {step}", lambda: self._steps.delete(step))
 
-    def _follow_up(
-        self, step: int, handle: SaveHandle, over: threading.Event, retain: bool
-    ) -> None:
-        """Deletes what need not stay, once a save is over."""
-        try:
-            if handle._saved.exception() is None:
-                self._skipped.discard(step)
-                self._base = handle
-                if retain:
-                    self._retain(step)
-        except Exception as e:
-            self._undeleted.append(f"{type(e).__name__}: {e}")
-        finally:
-            over.set()
-
-    def _retain(self, new: int) -> None:
-        if self._keep is None and not self._steps.cleans:
-            return
-        known, ours = {}, set()
-        for step, found in self._steps.survey(self._keep is not None).items():
-            signature, metrics, error = found
-            if error is not None:
-                # It is neither counted nor deleted, and may be the next time.
-                self._undeleted.append(f"step {step} cannot be looked at: {error}")
-            elif signature is None:
-                if step < new:
-                    self._steps.clean(step)
-            # Nor are those that are damaged.
-            elif metrics is not None and step not in self._skipped:
-                known[step] = metrics
-                if signature.is_ours:
-                    ours.add(step)
-        if self._keep is None:
-            return
-        # Who went back to an older step keeps what was just saved.
-        stay = {new, *sorted(known)[-self._keep :], self._best_of(known)}
-        if self._keep_every is not None:
-            stay.update(step for step in known if step % self._keep_every == 0)
-        for step in sorted(ours - stay - self._steps.pins()):
-            try:
-                self._steps.remove(step)
-            except (OSError, ValueError) as e:
-                self._undeleted.append(f"step {step}: {e}")
-
     # ---- Stopping, and other processes.
 
     def should_stop(self) -> bool:
@@ -695,22 +241,10 @@ class CheckpointManager:
         it takes a message to process 0 and back.
         """
         if not self._is_stopping:
-            team = self._team("stop", "Asking whether to stop")
-            word = team.confer(lambda: b"1" if self._is_told else b"", b"".join)
-            self._is_stopping = bool(word)
+            team = self._saves.team("stop", "Asking whether to stop")
+            is_told = lambda: b"1" if self._signals.is_told else b""
+            self._is_stopping = bool(team.confer(is_told, b"".join))
         return self._is_stopping
-
-    def _on_signal(self, number: int, frame: Any) -> None:
-        self._is_told = True
-        before = self._handlers.get(number)
-        # Python's own for Ctrl-C ends the run at once.
-        if callable(before) and before is not signal.default_int_handler:
-            before(number, frame)
-
-    def _team(self, kind: str, what: str, tag: Any = None) -> Team:
-        root = self._steps.root
-        timeout = self._options.get("timeout", _processes.TIMEOUT)
-        return _processes.run(kind, root, tag, timeout, f"{what}, in `{root}`")
 
     def _first(self, what: str, act: Callable[[], Any]) -> None:
         """Process 0 acts; an error of it is one of all processes."""
@@ -719,26 +253,4 @@ class CheckpointManager:
             act()
             return b""
 
-        self._team(what, what).confer(lambda: b"", answer)
-
-
-def _number(name: str, x: Any) -> int | float | str:
-    try:
-        if getattr(x, "size", None) == 1:
-            x = x.item()
-        number = x if type(x) is int else float(x)
-        return number if math.isfinite(number) else str(number)
-    except (TypeError, ValueError, OverflowError) as e:
-        raise TypeError(
-            f"The metric `{name}` is not a number, nor an array of one: {e}"
-        ) from e
-
-
-def _decoded(word: bytes) -> tuple[int | None, dict[int, Skip]]:
-    step, skipped = json.loads(word)
-    return step, {int(s): Skip(*skip) for s, skip in skipped}
-
-
-def _reasons(skipped: dict[int, Skip]) -> str:
-    lines = [f"step {s}: {skip.why}" for s, skip in sorted(skipped.items())]
-    return "".join("\n  " + line.replace("\n", "\n    ") for line in lines)
+        self._saves.team(what, what).confer(lambda: b"", answer)

@@ -104,7 +104,7 @@ def test_a_save_that_failed_loses_no_later_state(tmp_path, monkeypatch, given):
             with monkeypatch.context() as patch:
                 patch.setattr(_publish, "publish", _no_space)
                 manager.save(10, tree_at(10))
-                manager._saving[1].wait()
+                manager._saves.going.over.wait()
             manager.save(given, tree_at(given))
     assert caught.value.errno == 28 and manager.steps() == [given]
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from support.helpers import files_of, fill_run, run_python, tree_at
 from support.processes import good, run_team
 
 import eqx_ckpt as ec
-from eqx_ckpt._save import _publish
+from eqx_ckpt._save import _async, _publish
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_when_it_saves(root):
 def test_when_time_has_passed(root):
     with ec.CheckpointManager(root, every_seconds=1000) as manager:
         assert not manager.save(1, tree_at(1))
-        manager._last -= 1000
+        manager._saves.last -= 1000
         assert manager.save(2, tree_at(2)) and not manager.save(3, tree_at(3))
     with ec.CheckpointManager(root, every=2, every_seconds=0.01) as manager:
         assert manager.save(4, tree_at(4))
@@ -164,7 +165,7 @@ def test_what_is_not_ours_stays(root, tmp_path):
         assert manager.steps() == [1, 2, 5]
         fill_run(manager, [6])
         # Filters of warnings are of all threads, and others may put theirs back.
-        assert manager._saving[1].wait(60)
+        assert manager._saves.going.over.wait(60)
         with pytest.warns(UserWarning, match="step 1: .*`notes.txt`"):
             manager.wait()
         for step in (3, 4):
@@ -463,9 +464,9 @@ def test_several_processes(tmp_path):
             stop = manager.should_stop()
             # The clocks of processes differ: process 0 decides.
             if step == 3 and rank == 0:
-                manager._last -= 1000
+                manager._saves.last -= 1000
             if step == 2 and rank == 1:
-                manager._last -= 10000
+                manager._saves.last -= 10000
             if manager.save(step, tree(step), {"loss": 1 / step}, force=stop):
                 kept.append(step)
             if stop:
@@ -509,3 +510,43 @@ def test_several_processes(tmp_path):
     head = "import jax.experimental.multihost_utils\n"
     out = good(run_team(2, head + textwrap.dedent(code), tmp_path, 1))
     assert [text.splitlines()[-1] for text in out] == ["[2, 3, 4, 5]"] * 2
+
+
+def test_a_step_that_another_writer_completes_is_not_replaced(root, monkeypatch):
+    """`restore` passes over a save that is under way, and takes it for no damage."""
+    begun, go_on = threading.Event(), threading.Event()
+    publish = _publish.publish
+
+    def slowly(*args):
+        begun.set()
+        assert go_on.wait(60)
+        publish(*args)
+
+    with ec.CheckpointManager(root) as manager:
+        manager.save(1, tree_at(1))
+        manager.wait()
+        monkeypatch.setattr(_publish, "publish", slowly)
+        other = ec.async_tree_serialise_leaves(manager.path(2), tree_at(2))
+        assert begun.wait(60)
+        with pytest.warns(UserWarning, match="step 2: its save was not completed"):
+            assert manager.restore(tree_at(0))[1] == 1
+        go_on.set()
+        other.result()
+        with pytest.raises(FileExistsError, match="Step 2 exists already"):
+            manager.save(2, tree_at(3))
+        assert manager.restore(tree_at(0))[1] == 2
+
+
+def test_a_save_that_is_interrupted_as_it_begins_goes_on(root, monkeypatch):
+    start = _async._background.start
+
+    def interrupted(*args):
+        start(*args)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as e:
+        with ec.CheckpointManager(root) as manager:
+            monkeypatch.setattr(_async._background, "start", interrupted)
+            manager.save(1, tree_at(1))
+    assert not getattr(e.value, "__notes__", [])
+    assert manager.restore(tree_at(0))[1] == 1

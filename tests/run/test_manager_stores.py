@@ -42,7 +42,7 @@ def far(s3):
 def _await(manager):
     """Until all is done, but what went wrong is not told: the filters of warnings that
     a test changes are those of all threads."""
-    manager._saving[1].wait()
+    manager._saves.going.over.wait()
 
 
 def _keys(root):

@@ -1,0 +1,143 @@
+"""`restore`: the newest step of a run that is complete and undamaged."""
+
+import json
+import warnings
+from typing import Any
+
+from jaxtyping import PyTree
+
+from .._errors import DamagedError, ReplacedError
+from .._format import _index
+from .._load import _checkpoint, _deserialise
+from .._runtime._processes import Team
+from ._saves import Saves
+from ._steps import Skip, Steps
+
+
+# Options with which a restore does not read, or not check, all of a step.
+_IN_PART = {"filter_spec", "where", "source", "unexpected", "verify"}
+
+# How often a restore looks again for a step that is replaced while it is read.
+_AGAIN = 10
+
+
+def newest(saves: Saves, like: PyTree, options: dict[str, Any]) -> tuple[PyTree, int]:
+    """The newest step that can be restored, as all processes find it."""
+    steps = saves.steps
+    skipped: dict[int, Skip] = {}
+    left = _AGAIN
+    while True:
+        team = saves.team("restore", "Restoring")
+        word = team.confer(lambda: b"", lambda _: _newest(steps, skipped))
+        # What process 0 has skipped, the others have to know.
+        step, skipped = _decoded(word)
+        if step is None:
+            raise _nothing(steps, skipped)
+        tree, error = None, None
+        loaded = team.round("loaded")
+        try:
+            with loaded.alive():
+                tree = _load(steps, step, like, options)
+        except Exception as e:
+            error = e
+        outcome, why = _agree(loaded, error)
+        if outcome == "loaded":
+            break
+        if outcome == "damaged":
+            skipped[step] = Skip(why, True)
+        elif left == 0:
+            raise error or ReplacedError(why)
+        else:
+            left -= 1
+    # What was not completed may be under way.
+    saves.damaged |= {step for step, skip in skipped.items() if skip.is_lost}
+    if not _IN_PART & options.keys():
+        saves.base = steps.path(step)
+    if skipped and team.rank == 0:
+        warnings.warn(
+            f"Restored step {step} of `{steps.root}`, as newer ones cannot "
+            f"be:{_reasons(skipped)}",
+            stacklevel=3,
+        )
+    return tree, step
+
+
+def _nothing(steps: Steps, skipped: dict[int, Skip]) -> Exception:
+    text, root = _reasons(skipped), steps.root
+    if any(skip.is_lost for skip in skipped.values()):
+        return DamagedError(
+            f"No step in `{root}` can be restored as it was saved:{text}\nNothing "
+            "was changed or deleted. Load what is left of one with `step=` and "
+            "`where=`, or choose another directory to start anew."
+        )
+    return FileNotFoundError(
+        f"There is no step to restore in `{root}`:{text or ' there is none.'}"
+    )
+
+
+def _load(steps: Steps, step: int, like: PyTree, options: dict[str, Any]) -> PyTree:
+    try:
+        ckpt = _checkpoint.open(steps.path(step))
+    except FileNotFoundError as e:
+        # It was there a moment ago: another process has deleted it.
+        raise ReplacedError(str(e)) from e
+    except ValueError as e:
+        if isinstance(e, _index.Newer):
+            raise
+        raise DamagedError(str(e)) from e
+    return _deserialise.tree_deserialise_leaves(ckpt, like, **options)
+
+
+def _agree(team: Team, error: Exception | None) -> tuple[str, str]:
+    """Whether the step was "loaded", is "damaged" or was "replaced", and why.
+
+    **Raises:** what else went wrong in any of them, in all processes.
+    """
+    kinds = [(DamagedError, "damaged"), (ReplacedError, "replaced")]
+    is_of = (word for kind, word in kinds if isinstance(error, kind))
+    own = "loaded" if error is None else next(is_of, "failed")
+
+    def answer(words: list[bytes]) -> bytes:
+        said = dict(json.loads(word) for word in reversed(words))
+        order = ("damaged", "failed", "replaced", "loaded")
+        return json.dumps(next((x, said[x]) for x in order if x in said)).encode()
+
+    text = "" if error is None else str(error)
+    outcome, why = json.loads(
+        team.confer(lambda: json.dumps([own, text]).encode(), answer)
+    )
+    if outcome == "failed":
+        if error is not None:
+            raise error
+        raise RuntimeError(f"{team.what}: another process has failed: {why}")
+    return outcome, why
+
+
+def _newest(steps: Steps, skipped: dict[int, Skip]) -> bytes:
+    """The newest complete step that was not skipped, and all that are."""
+    found = dict(skipped)
+    for listed in steps.listings():
+        found = dict(skipped)
+        for step in listed:
+            if step in skipped:
+                continue
+            skip = None
+            if steps.signature(step) is None:
+                skip = steps.skip(step)
+                # Another process may have completed it since.
+                if steps.signature(step) is None:
+                    if skip is not None:
+                        found[step] = skip
+                    continue
+            return json.dumps([step, list(found.items())]).encode()
+    return json.dumps([None, list(found.items())]).encode()
+
+
+def _decoded(word: bytes) -> tuple[int | None, dict[int, Skip]]:
+    step, skipped = json.loads(word)
+    return step, {int(s): Skip(*skip) for s, skip in skipped}
+
+
+def _reasons(skipped: dict[int, Skip]) -> str:
+    lines = [f"step {s}: {skip.why}" for s, skip in sorted(skipped.items())]
+    return "".join("\n  " + line.replace("\n", "\n    ") for line in lines)

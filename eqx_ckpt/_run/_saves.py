@@ -1,0 +1,263 @@
+"""The saves of a run: one goes on at a time, and older steps are deleted after it."""
+
+import inspect
+import threading
+import time
+import warnings
+from typing import Any, NamedTuple
+
+from .._runtime import _processes
+from .._runtime._processes import Team
+from .._save import _async, _background, _options, _serialise
+from .._save._background import SaveHandle
+from .._storage import _root
+from .._storage._remote import Store
+from . import _policy
+from ._offer import Offer
+from ._policy import Policy
+from ._steps import Steps
+
+
+_OPTIONS = set(inspect.signature(_async.async_tree_serialise_leaves).parameters) - {
+    "path",
+    "pytree",
+    "metadata",
+    "overwrite",
+    "reuse",
+    "tag",
+}
+
+_STOPPED = "that was interrupted"
+_DONATED = "its arrays were donated or deleted before it was due"
+
+
+class Saving(NamedTuple):
+    """A save that goes on; `over` is set once what follows it is done too."""
+
+    step: int
+    handle: SaveHandle
+    over: threading.Event
+
+
+class Saves:
+    """What a manager saves, and what it was given last."""
+
+    def __init__(
+        self, steps: Steps, policy: Policy, reuse: bool, options: dict[str, Any]
+    ):
+        if unknown := sorted(options.keys() - _OPTIONS):
+            raise TypeError(
+                f"`{unknown[0]}` is no option of a save. These are: "
+                f"{', '.join(sorted(_OPTIONS))}."
+            )
+        if policy.keep is not None and not options.get("durable", True):
+            raise ValueError(
+                "`keep` deletes older steps, which is safe only once the new one would "
+                "survive a power cut: leave `durable` as it is, or `keep` out."
+            )
+        self.steps, self.policy = steps, policy
+        self._reuses, self._options = reuse, options
+        # When the last save began.
+        self.last = time.monotonic()
+        self.going: Saving | None = None
+        # The step whose save has begun, until it is the one that goes on.
+        self._begun: int | None = None
+        self._undeleted: list[str] = []
+        # The last step that was saved here, or restored: known to be whole.
+        self.base: SaveHandle | str | Store | None = None
+        # Damaged steps, which saves may replace.
+        self.damaged: set[int] = set()
+        # What was last given to `save`, until it is saved.
+        self.offered: Offer | None = None
+
+    def team(self, kind: str, what: str, tag: Any = None) -> Team:
+        """The processes of the run, for one call that all of them make."""
+        root = self.steps.root
+        timeout = self._options.get("timeout", _processes.TIMEOUT)
+        return _processes.run(kind, root, tag, timeout, f"{what}, in `{root}`")
+
+    def offer(self, offer: Offer) -> bool:
+        """Saves a state if it is due, and keeps it for the end of the run if not."""
+        saves = False
+        if offer.force or self.policy.may_be_due(offer.step):
+            try:
+                saves = self._save(offer)
+            except BaseException as e:
+                # Another try might do what a disk or a store has not done now.
+                # What is refused leaves the state before it the last one.
+                is_refused = isinstance(e, (FileExistsError, TypeError, ValueError))
+                if not is_refused and _processes.size() == 1:
+                    self._keep(offer)
+                raise
+        if saves:
+            self.offered = None
+        else:
+            self._keep(offer)
+        return saves
+
+    def _keep(self, offer: Offer) -> None:
+        self.offered = offer.copied(self._options.get("is_leaf"))
+
+    def _save(self, offer: Offer, retain: bool = True) -> bool:
+        """Saves a step if it is due, and deletes older ones then (`retain`)."""
+        step = offer.step
+        _options.check_name(self.steps.root)
+        given = offer.given()
+        team = self.team("save a step", f"Saving step {step}", step)
+        try:
+            how = team.confer(lambda: b"", lambda _: self._decide(offer))
+        except Exception as e:
+            # What went wrong with the save before is told now, and not once more.
+            try:
+                self.wait()
+            except Exception as before:
+                if before is not e:
+                    e.add_note(f"The save before has failed: {before}")
+            raise
+        if not how:
+            return False
+        # The others are about to save.
+        path = self.steps.path(step)
+        timeout = self._options.get("timeout", _processes.TIMEOUT)
+        saving = _serialise.team_of(path, None, None, timeout, step)
+        with saving.heard():
+            self.wait()
+            numbers, wrong = offer.numbers()
+        self._begun = step
+        handle = _async.async_tree_serialise_leaves(
+            path,
+            offer.tree,
+            metadata={**given, "step": step, "metrics": numbers},
+            overwrite=how == b"replace",
+            reuse=self.base if self._reuses else None,
+            tag=step,
+            **self._options,
+        )
+        self.last = time.monotonic()
+        going = Saving(step, handle, threading.Event())
+        handle.add_done_callback(
+            lambda _: self._follow_up(going, retain and team.rank == 0)
+        )
+        # Last: whoever waits for it waits for both.
+        self.going = going
+        self._begun = None
+        try:
+            handle.staged()
+        except Exception:
+            self.going = None  # It is over, and this says why.
+            raise
+        if wrong is not None:
+            warnings.warn(
+                f"Step {step} is saved without its metrics: {wrong}", stacklevel=4
+            )
+        return True
+
+    def _decide(self, offer: Offer) -> bytes:
+        step, force = offer.step, offer.force
+        if not (force or offer.is_last or self.policy.is_due(step, self.last)):
+            return b""
+        self.wait()
+        self.steps.check_own(step)
+        if step in self.damaged:
+            self.steps.set_aside(step, self._options.get("layout", "ocdbt"))
+        elif not force and self.steps.signature(step) is not None:
+            raise FileExistsError(
+                f"Step {step} exists already, at `{self.steps.path(step)}`. Delete it, "
+                "or replace it with `force=True`."
+            )
+        return b"replace" if force or step in self.damaged else b"new"
+
+    def _follow_up(self, going: Saving, retain: bool) -> None:
+        """Deletes what need not stay, once a save is over."""
+        try:
+            if going.handle._saved.exception() is None:
+                self.damaged.discard(going.step)
+                self.base = going.handle
+                if retain:
+                    self._undeleted += _policy.retain(
+                        self.steps, self.policy, going.step, self.damaged
+                    )
+        except Exception as e:
+            self._undeleted.append(f"{type(e).__name__}: {e}")
+        finally:
+            going.over.set()
+
+    def wait(self) -> None:
+        """Waits until the save that goes on is done, and older steps are deleted."""
+        if self.going is None:
+            return
+        try:
+            self.going.handle.result()
+            self.going.over.wait()
+        except Exception:
+            self.going = None
+            raise
+        self.going = None  # But not after Ctrl-C: it goes on.
+        if self._undeleted:
+            text, self._undeleted = "\n  ".join(self._undeleted), []
+            warnings.warn(f"Older steps were not deleted:\n  {text}", stacklevel=3)
+
+    # ---- The end of a run.
+
+    def end(self) -> None:
+        """Saves what was last given to `save`, if it is not saved."""
+        try:
+            self.wait()
+            offer = self.offered
+            if offer is not None and offer.is_gone:
+                self.offered = None
+                warnings.warn(self._not_saved(offer, _DONATED), stacklevel=3)
+            elif offer is not None:
+                self._save(offer._replace(is_last=True))
+            self.wait()
+        except BaseException as e:
+            self.end_after(e)
+            raise
+        self.offered = None
+
+    def end_after(self, error: BaseException) -> None:
+        """Saves it after an error, which has notes on what cannot be done."""
+        offer, self.offered = self.offered, None
+        is_saved = False
+        try:
+            is_saved = offer is not None and self._is_under_way(offer)
+            self.wait()
+        except Exception as e:
+            is_saved = False
+            if e is not error:
+                error.add_note(f"The save before has failed: {type(e).__name__}: {e}")
+        except BaseException:
+            if offer is not None and not is_saved:
+                error.add_note(self._not_saved(offer, _STOPPED))
+            raise
+        if offer is None or is_saved:
+            return
+        if offer.is_gone:
+            error.add_note(self._not_saved(offer, _DONATED))
+        elif _processes.size() > 1:
+            error.add_note(self._not_saved(offer, "the other processes take no part"))
+        else:
+            try:
+                self._save(offer._replace(is_last=True), retain=False)
+                self.wait()
+            except BaseException as e:
+                why = f"{type(e).__name__}: {e}" if str(e) else _STOPPED
+                error.add_note(self._not_saved(offer, why))
+                if not isinstance(e, Exception):
+                    raise
+
+    def _is_under_way(self, offer: Offer) -> bool:
+        """Whether the state is being saved, or is saved."""
+        if self.going is not None and self.going.step == offer.step:
+            return True
+        if self._begun != offer.step:
+            return False
+        # The save was interrupted as it began, and may go on. `force` saves it again.
+        _background.wait_for(_root.resolve(self.steps.path(offer.step)))
+        return not offer.force and self.steps.signature(offer.step) is not None
+
+    def _not_saved(self, offer: Offer, why: str) -> str:
+        return (
+            f"The state of step {offer.step}, the last that was given to `save`, is "
+            f"not saved in `{self.steps.root}`: {why}."
+        )
