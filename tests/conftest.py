@@ -7,6 +7,8 @@ _tests = pathlib.Path(__file__).parent
 _paths = [str(_tests.parent), str(_tests), os.environ.get("PYTHONPATH")]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, _paths))
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Each program is small, and is run a few times: to compile it takes the longest.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
 import jaxtyping
