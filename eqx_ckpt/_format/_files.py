@@ -1,6 +1,5 @@
 """The names of the files of a checkpoint."""
 
-import pathlib
 import re
 
 import xxhash
@@ -30,6 +29,6 @@ def directory(name: str) -> str:
     return f"{name[:160]}%~{xxhash.xxh3_128_hexdigest(name.encode())}"
 
 
-def is_beside(path: pathlib.Path) -> bool:
-    """Whether a path is where a save is written that is to be swapped in."""
-    return BESIDE.fullmatch(path.name) is not None
+def is_beside(name: str) -> bool:
+    """Whether a directory is called as one that is to be swapped in."""
+    return BESIDE.fullmatch(name) is not None

@@ -160,12 +160,11 @@ def graft(
     tree = jtu.tree_unflatten(ours.flat.structure, leaves)
     if init is not None:
         tree = _init.initialise(tree, init)
-    local = stored.source.root.local is not None
     report = Report(
         stored.ckpt.path,
         tuple(_rows(ours, stored, plan)),
         tuple(Difference(*x) for x in dict.fromkeys(plan.differences)),
-        _store.bytes_read() - before if local else None,
+        None if stored.source.root.is_far else _store.bytes_read() - before,
         stored.index.leaves.nbytes,
     )
     return tree, report

@@ -19,7 +19,7 @@ from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
 from .._runtime import _progress
 from .._runtime._progress import Advance
-from .._save import _publish
+from .._save import _onefile
 from .._storage import _root
 from .._tree import _filters, _flatten, _leaf, _show, _static
 from .._tree._filters import FilterSpec
@@ -100,7 +100,7 @@ def export_safetensors(
     root = _root.resolve(path)
     _root.check_writable(root)
     found = formats.look(root)
-    if found is None and root.local is not None and root.local.is_dir():
+    if found is None and root.entry() == "directory":
         raise FileExistsError(f"There is a directory at `{root}`. It is left as it is.")
     if found is not None:
         if not (overwrite and formats.is_safetensors(found)):
@@ -125,9 +125,8 @@ def export_safetensors(
     ends = list(it.accumulate(tensor.nbytes for tensor in tensors))
     with _progress.bar("save", ends[-1], len(ends), progress) as advance:
         lines = it.chain([header], _counted(buffers, ends, advance))
-        _publish.publish_file(
-            root, lambda file: file.writelines(lines), overwrite, durable
-        )
+        options = _onefile.Options(overwrite, durable)
+        _onefile.publish(root, lambda file: file.writelines(lines), options)
 
 
 def _tensors(

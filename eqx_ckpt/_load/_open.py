@@ -1,6 +1,5 @@
 """From a path to a `Source`: of our format, or of another."""
 
-import contextlib
 import functools as ft
 import itertools as it
 import os
@@ -13,7 +12,8 @@ from jaxtyping import PyTree
 from .._errors import ReplacedError
 from .._format import _files, _text
 from .._runtime import _processes
-from .._storage import _remote, _root, _store
+from .._storage import _root
+from .._storage._backend import Renames
 from .._storage._root import Root
 from . import _published, formats
 from ._source import Source
@@ -26,17 +26,17 @@ T = TypeVar("T")
 
 
 def open_source(root: Root, like: PyTree = None) -> Source:
-    local = root.local
-    if local is not None and not local.is_dir():
+    at = root.entry()
+    if at not in (None, "directory"):
         source = formats.find(root, like)
-        if source is None and local.exists():
+        if source is None and at != "nothing":
             raise FileNotFoundError(
                 f"`{root}` is a file, and not a checkpoint of a format that is read."
             )
         if source is None:
             raise FileNotFoundError(f"There is no checkpoint at `{root}`.")
         return source
-    if local is not None and _files.is_beside(local):
+    if isinstance(root, Renames) and _files.is_beside(root.name):
         raise FileNotFoundError(
             f"There is no checkpoint at `{root}`: it is what a save that was "
             "interrupted has left, or one that is being written."
@@ -53,11 +53,9 @@ def open_source(root: Root, like: PyTree = None) -> Source:
 def _nothing(root: Root) -> str:
     """**Raises:** `OSError` for a store that has no such bucket, or is elsewhere."""
     text = f"There is no checkpoint at `{root}`"
-    if root.local is None and not _remote.is_read_only(root.url):
-        _remote.check_bucket(root.url)
-        with contextlib.suppress(PermissionError):  # To list may not be allowed.
-            if not _store.list_below(root, "d/"):
-                return f"{text}."
+    root.check_bucket()
+    if not root.may_hold("d"):
+        return f"{text}."
     return (
         f"{text}: it has no `{_files.INDEX}`, which is written last. A save may have "
         "been interrupted there."

@@ -119,7 +119,7 @@ def _needs_array(source: Source, plan: _Plan) -> bool:
 def _is_direct(source: Source, record: Record) -> bool:
     """Whether chunks are read by us, each run of them in one request: to an object
     store, TensorStore would make one for each chunk."""
-    is_far = source.root.local is None and source.database is not None
+    is_far = source.root.is_far and source.database is not None
     return is_far and record.template.codec is None
 
 

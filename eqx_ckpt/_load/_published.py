@@ -27,7 +27,7 @@ def read_index(root: Root) -> tuple[Index, Value] | None:
 
 def saves(root: Root) -> list[str]:
     """The save ids that have a directory below `d/`, whatever has become of them."""
-    if root.local is not None and (root.local / "d").is_symlink():
+    if root.is_link("d"):
         return []
     inside = _store.list_top(_root.below(root, "d")) or {}
     return [s for s, is_directory in inside.items() if is_directory and is_save_id(s)]

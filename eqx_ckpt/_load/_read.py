@@ -66,7 +66,7 @@ def _is_small(source: Source, request: Request, verify: bool) -> bool:
     """Whether a leaf is read in a run."""
     t = request.record.template
     # From an object store, what is one block is read in runs too.
-    is_far = source.root.local is None
+    is_far = source.root.is_far
     most = _grid.BLOCK if is_far and (verify or request.views is None) else _SMALL
     is_one = t.chunk == t.shape and t.nbytes <= most and t.codec is None
     return is_one and not source.is_stored(request.record)

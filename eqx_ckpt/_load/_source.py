@@ -177,7 +177,7 @@ class Source:
         is_decoded = t.codec is not None or self.files is None
         if is_decoded and t.full > _arrays.largest_chunk():
             raise ValueError(f"its chunks have {t.full} bytes, more than this machine")
-        if self.root.local is None:
+        if self.root.is_far:
             return
         if numbers is None or self.is_run(record):
             numbers = range(t.chunk_count)
@@ -188,14 +188,14 @@ class Source:
                     continue  # None of them is here.
                 end = offset + self.index.extent(record, first, numbers[last] + 1)
                 _store.check_range(self.directory, self.files[file], end)
-        elif self.root.local is not None:
+        else:
             size = t.full if t.codec is None else _template.least_encoded(t.full)
             keys = grid_of(t).keys
             for n in numbers:
                 key = f"{self.key(record)}/{keys[n]}"
                 found = _store.check_range(self.root, key, size)
                 most = size if t.codec is None else _template.most_encoded(t.full)
-                if found is not None and found.st_size > most:
+                if found is not None and found > most:
                     raise ValueError(f"`{key}` is not a chunk of it")
 
     def _check_stored(self, record: Record, numbers: Sequence[int] | None) -> None:
@@ -244,7 +244,8 @@ class Source:
     def check_current(self) -> None:
         """**Raises:** `ReplacedError` for a file that is open and no more at its path.
         What is in a directory shows by itself that it is gone."""
-        if self.directory.pin is not None and not self.is_current():
+        is_open = self.directory.unpinned() is not self.directory
+        if is_open and not self.is_current():
             raise self.lost("")
 
     def is_unchanged(self) -> bool:

@@ -20,7 +20,7 @@ from .._format import _digests, _files, _grid, _index, _template, _text
 from .._format._grid import Grid
 from .._format._leaves import Record
 from .._runtime import _progress, _threads
-from .._storage import _arrays, _root, _store, _write
+from .._storage import _arrays, _root, _store
 from .._storage._root import Root
 from . import _open
 from ._checkpoint import Checkpoint
@@ -134,8 +134,8 @@ def verify(
         records = list(source.index.leaves.records())
         source.index.leaves.places
     except ValueError as e:
-        is_file = root.local is not None and not root.local.is_dir()
-        file = root.local.name if is_file else _files.INDEX
+        is_file = root.entry() not in (None, "directory")
+        file = root.url.rpartition("/")[2] if is_file else _files.INDEX
         return [Problem(None, None, file, str(e))]
     if not source.has_digests:
         raise _unverifiable(source)
@@ -152,7 +152,7 @@ def verify(
         problems.append(Problem(None, None, _digests_key(source), str(e)))
     if source.foreign is None:
         problems += [*_settled_files(source), *_zarr_json(source, records)]
-    threads = _FAR_THREADS if root.local is None else _THREADS
+    threads = _FAR_THREADS if root.is_far else _THREADS
     # A buffer for each thread, and as much again for what is padded in it.
     step = min(_STEP, max_bytes // (2 * threads))
     stored = [r for r in records if _has_bytes(source, r)]
@@ -206,7 +206,7 @@ def _settled_files(source: Source) -> list[Problem]:
     while problems and time.monotonic() < end:
         if not source.is_current():
             raise source.lost("")
-        with _write.writers_lock(source.root) as held:
+        with source.root.writers_lock() as held:
             problems = list(_check_files(source))
         if held:
             break  # Nobody is at it any more.
@@ -248,7 +248,7 @@ def _zarr_json(source: Source, records: Iterable[Record]) -> Iterator[Problem]:
             return Problem(record.name, None, key, _unreadable(source.root, e))
         return None
 
-    is_far = source.root.local is None
+    is_far = source.root.is_far
     jobs = [ft.partial(check, record) for record in records]
     threads = _FAR_THREADS if is_far else 1
     yield from filter(None, _threads.gather(jobs, threads, waiting=is_far))

@@ -3,14 +3,13 @@
 import contextlib
 import functools as ft
 import os
-import pathlib
 import re
 
 from .._format import _files
 from .._load import _published
-from .._save import _publish
-from .._storage import _root, _store, _write
-from .._storage._root import Root
+from .._save import _leftovers
+from .._storage import _root
+from .._storage._backend import Backend, Locks, Renames
 
 
 def clean(
@@ -54,20 +53,20 @@ def clean(
         ```
     """
     root = _root.resolve(directory)
-    if root.local is None:
+    if not isinstance(root, Renames):
         return _clean_far(root, remove, idle)
-    if not root.local.is_dir():
+    if root.entry() != "directory":
         raise FileNotFoundError(f"There is no directory at `{root}`.")
-    here = pathlib.Path(os.path.realpath(root.local))
+    here = root.real()
+    assert isinstance(here, Renames)
     found = _clean(here, remove)
-    for step in map(here.joinpath, filter(is_step, os.listdir(here))):
+    for step in map(here.below, filter(is_step, here.list_top() or ())):
         # Others may be deleting it.
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            left = set() if step.is_symlink() else _clean(step, remove)
+            left = set() if step.is_link() else _clean(step, remove)
             found |= left
             if left and remove:
-                with contextlib.suppress(OSError):
-                    step.rmdir()
+                step.drop_directory()
     return sorted(found)
 
 
@@ -79,23 +78,24 @@ def is_step(name: str) -> bool:
     return _step.fullmatch(name) is not None
 
 
-def _clean(here: pathlib.Path, remove: bool) -> set[str]:
+def _clean(here: Renames, remove: bool) -> set[str]:
     """What is cleaned in a directory, and in those directly inside it."""
-    with os.scandir(here) as entries:
-        below = [here / e.name for e in entries if e.is_dir(follow_symlinks=False)]
+    inside = here.list_top()
+    if inside is None:
+        return set()
+    below = [here.below(name) for name, is_directory in inside.items() if is_directory]
     found = []
-    for path in [*_publish.beside(here), *_publish.besides(here)]:
-        if _publish.delete_abandoned(path, remove):
-            found.append(path)
-    for path in [here, *below]:
-        stale = _stale_saves(Root(str(path), path), remove)
-        found += [path / "d" / save for save in stale]
-        if stale and remove and path != here:
+    for work in [*_leftovers.beside(here), *_leftovers.besides(here)]:
+        if _leftovers.delete_abandoned(work, remove):
+            found.append(work.path)
+    for place in [here, *below]:
+        stale = _stale_saves(place, remove)
+        found += [place.below("d").below(save).path for save in stale]
+        if stale and remove and place != here:
             # A first save has made these. They stay if there is anything in them.
-            with contextlib.suppress(OSError):
-                (path / "d").rmdir()
-                path.rmdir()
-    return set(map(str, found))
+            place.drop_directory("d")
+            place.drop_directory()
+    return set(found)
 
 
 _ours = re.compile(
@@ -103,24 +103,24 @@ _ours = re.compile(
 )
 
 
-def _clean_far(root: Root, remove: bool, idle: bool) -> list[str]:
-    _root.check_writable(root)
+def _clean_far(root: Backend, remove: bool, idle: bool) -> list[str]:
+    root.check_writable()
     if remove and not idle:
         raise ValueError(
             f"`{root}` is not in a local file system, and only there can it be told "
             "whether the writer of a save is gone. The next save to a path cleans it. "
             "If you know that nothing is being saved there, pass `idle=True`."
         )
-    tops = _store.list_top(root)
+    tops = root.list_top()
     if tops is None:
         raise FileNotFoundError(f"There is no directory at `{root}`.")
-    steps = [_root.below(root, name) for name in tops if is_step(name)]
+    steps = [root.below(name) for name in tops if is_step(name)]
     places = [
-        *(_root.below(root, name) for name, inside in tops.items() if inside),
+        *(root.below(name) for name, inside in tops.items() if inside),
         *(
-            _root.below(step, name)
+            step.below(name)
             for step in steps
-            for name, inside in (_store.list_top(step) or {}).items()
+            for name, inside in (step.list_top() or {}).items()
             if inside
         ),
     ]
@@ -131,36 +131,37 @@ def _clean_far(root: Root, remove: bool, idle: bool) -> list[str]:
     )
 
 
-def _stale_saves(root: Root, remove: bool) -> list[str]:
+def _stale_saves(root: Backend, remove: bool) -> list[str]:
     """The saves at a path that are not the checkpoint there."""
     if not _may_hold_saves(root):
         return []
     return [save for save in _published.saves(root) if _is_stale(root, save, remove)]
 
 
-def _is_stale(root: Root, save: str, remove: bool) -> bool:
+def _is_stale(root: Backend, save: str, remove: bool) -> bool:
     unless = ft.partial(_must_stay, root, save)
-    if root.local is not None:
-        return _publish.delete_abandoned(root.local / "d" / save, remove, unless=unless)
+    own = root.below("d").below(save)
+    if isinstance(own, Locks):
+        return _leftovers.delete_abandoned(own, remove, unless=unless)
     if unless():
         return False
     if remove:
-        _write.delete_tree(root, f"d/{save}")
+        own.delete("")
     return True
 
 
-def _may_hold_saves(root: Root) -> bool:
+def _may_hold_saves(root: Backend) -> bool:
     # Without an index, a directory is ours only if there is nothing else in it.
-    tops = _store.list_top(root) or {}
+    tops = root.list_top() or {}
     return bool(tops.get("d")) and (_files.INDEX in tops or len(tops) == 1)
 
 
-def _must_stay(root: Root, save: str) -> bool:
+def _must_stay(root: Backend, save: str) -> bool:
     """Whether a save is the checkpoint, or not ours, or that cannot be told."""
     try:
         got = _published.read_index(root)
     except (OSError, ValueError):
         return True
     current = got is not None and got[0].save == save
-    inside = _store.list_top(_root.below(root, f"d/{save}")) or {}
+    inside = root.below("d").below(save).list_top() or {}
     return current or not all(map(_ours.fullmatch, inside))

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 from .._format import _files, _json
 from .._load import _checkpoint, _published
-from .._save import _publish
-from .._storage import _remote, _root, _store, _write
+from .._save import _leftovers, _publish
+from .._storage import _root, _store
+from .._storage._backend import Backend, Locks, Renames
 from .._storage._remote import Store
-from .._storage._root import Root
 from . import _clean
 
 
@@ -61,9 +61,8 @@ class Steps:
 
     def __init__(self, root: str | os.PathLike[str]):
         found = _root.resolve(root)
-        if found.local is not None:
-            found = _root.resolve(os.path.realpath(found.local))
-        self.root = found
+        is_path = isinstance(found, Renames)
+        self.root = _root.resolve(found.target()) if is_path else found
         self._store = root if isinstance(root, Store) else None
         self._known: dict[int, tuple[Any, dict[str, Any] | None]] = {}
 
@@ -71,23 +70,23 @@ class Steps:
     def cleans(self) -> bool:
         """Whether `clean` does anything: in an object store nobody can tell whether a
         step is still being saved."""
-        return self.root.local is not None
+        return isinstance(self.root, Locks)
 
     def path(self, step: int) -> str | Store:
         key = f"{check(step)}/{_ITEM}"
         return f"{self.root.url}/{key}" if self._store is None else self._store / key
 
-    def _at(self, step: int) -> Root:
-        return _root.below(self.root, f"{step}/{_ITEM}")
+    def _at(self, step: int) -> Backend:
+        return self.root.below(f"{step}/{_ITEM}")
 
     def directories(self) -> list[int]:
         """**Raises:** `ValueError` where nobody can tell which there are."""
-        if _remote.is_read_only(self.root.url):
+        if not self.root.can_list():
             raise ValueError(
                 f"Which steps there are in `{self.root}` cannot be told: over HTTP "
                 "nothing is listed. Restore one that you know, with `step=`."
             )
-        return _numbers(_store.list_top(self.root) or {})
+        return _numbers(self.root.list_top() or {})
 
     def complete(self) -> list[int]:
         """The complete steps, in order."""
@@ -116,24 +115,16 @@ class Steps:
 
     def signature(self, step: int) -> Signature | None:
         """None of a step that is not complete, or leads through a link."""
-        stamp = self._stamp(f"{step}/{_ITEM}/{_files.INDEX}")
+        stamp = self.root.stamp(f"{step}/{_ITEM}/{_files.INDEX}")
         if stamp:
             return Signature(stamp)
-        stamp = self._stamp(f"{step}/{_ITEM}/{_ORBAX}")
+        stamp = self.root.stamp(f"{step}/{_ITEM}/{_ORBAX}")
         if not stamp or self._is_left(step):
             return None
-        if self.root.local is None and not self._stamp(f"{step}/{_ORBAX_DONE}"):
+        is_renamed = isinstance(self.root, Renames)
+        if not is_renamed and not self.root.stamp(f"{step}/{_ORBAX_DONE}"):
             return None
         return Signature(stamp, is_ours=False)
-
-    def _stamp(self, key: str) -> Any:
-        if self.root.local is None:
-            return _store.stamp(self.root, key)
-        try:
-            found = _store.look(self.root, key)
-        except ValueError:
-            return None
-        return found and (found.st_ino, found.st_mtime_ns, found.st_size)
 
     def _is_left(self, step: int) -> bool:
         """Whether a step without our index was once complete, and ours."""
@@ -170,7 +161,7 @@ class Steps:
             found = metadata.get("metrics") if isinstance(metadata, dict) else None
         else:
             key = f"{step}/metrics/metrics"
-            value = _store.read_file(self.root, key, limit=_MAX_METRICS)
+            value = self.root.read(key, limit=_MAX_METRICS)
             found = _json.parse(value.data, f"`{key}`") if value else None
         return found if isinstance(found, dict) else {}
 
@@ -189,19 +180,18 @@ class Steps:
             return Skip("its save was not completed, or its index was deleted", True)
         if "d" in tops or _files.CLAIM in tops:
             return Skip("its save was not completed", False)
-        if root.local is not None and _publish.beside(root.local):
+        if _leftovers.beside(root):
             return Skip("its save was not completed", False)
-        if "_CHECKPOINT_METADATA" in _tops(_root.below(self.root, str(step))):
+        if "_CHECKPOINT_METADATA" in _tops(self.root.below(str(step))):
             return Skip(f"Orbax has saved it without an item `{_ITEM}`", True)
         return None
 
     def pins(self) -> set[int]:
         self._check_pins()
-        return set(_numbers(_store.list_top(_root.below(self.root, _PINS)) or {}))
+        return set(_numbers(self.root.below(_PINS).list_top() or {}))
 
     def _check_pins(self) -> None:
-        local = self.root.local
-        if local is not None and (local / _PINS).is_symlink():
+        if self.root.is_link(_PINS):
             raise ValueError(
                 f"`{_PINS}` in `{self.root}` is a symbolic link, and a manager follows "
                 "none. Which steps are pinned cannot be told, and none is deleted."
@@ -212,19 +202,19 @@ class Steps:
         self._check_pins()
         if self.signature(step) is None:
             raise FileNotFoundError(f"There is no step {step} in `{self.root}`.")
-        _write.make_directories(self.root, [_PINS])
+        self.root.make_directories([_PINS])
         with contextlib.suppress(FileExistsError):
-            _write.write_file(self.root, f"{_PINS}/{step}", [b"\n"], sync=True)
-        _write.sync_directories(self.root, [_PINS, ""])
+            self.root.write(f"{_PINS}/{step}", [b"\n"], sync=True)
+        self.root.sync_directories([_PINS, ""])
 
     def unpin(self, step: int) -> None:
         step = check(step)
         self._check_pins()
-        _write.delete_tree(self.root, f"{_PINS}/{step}")
+        self.root.delete(f"{_PINS}/{step}")
 
     def is_linked(self, step: int) -> bool:
-        local = self._at(step).local
-        return local is not None and (local.is_symlink() or local.parent.is_symlink())
+        at = str(step)
+        return self.root.is_link(f"{at}/{_ITEM}") or self.root.is_link(at)
 
     def check_own(self, step: int) -> None:
         """**Raises:** `ValueError` for a step that leads through a link."""
@@ -248,17 +238,15 @@ class Steps:
         self.remove(step)
 
     def remove(self, step: int) -> None:
-        root = self._at(step)
-        _publish.remove(root)
-        self._drop_empty(root)
+        _publish.remove(self._at(step))
+        self.root.drop_directory(str(step))
 
     def clean(self, step: int) -> None:
         """Deletes what a killed save of a step has left, and a killed deletion."""
-        root = self._at(step)
-        if root.local is not None and not self.is_linked(step):
+        if self.cleans and not self.is_linked(step):
             with contextlib.suppress(FileNotFoundError):
-                _clean.clean(root.local.parent)
-            self._drop_empty(root)
+                _clean.clean(self.root.below(str(step)).url)
+            self.root.drop_directory(str(step))
 
     def set_aside(self, step: int, layout: str) -> None:
         """Moves a complete step away that a save of this layout would not replace."""
@@ -269,22 +257,17 @@ class Steps:
             found = _published.read_index(root)
         except ValueError:
             found = None
-        # What a save would refuse to replace. See `_commit._check_swap`.
-        is_fixed = root.local is None and "zarr" in (layout, found and found[0].layout)
+        # What a save would refuse to replace. See `_swapped.check`.
+        has_zarr = "zarr" in (layout, found and found[0].layout)
+        is_fixed = has_zarr and not isinstance(root, Renames)
         if found is None or is_fixed:
             away = f"{_ITEM}.damaged-{secrets.token_hex(4)}"
-            above = _root.below(self.root, str(step))
-            _write.move_tree(above, _ITEM, away, _files.INDEX)
-
-    def _drop_empty(self, root: Root) -> None:
-        if root.local is not None:
-            with contextlib.suppress(OSError):
-                root.local.parent.rmdir()
+            self.root.below(str(step)).move(_ITEM, away, _files.INDEX)
 
 
-def _tops(root: Root) -> Mapping[str, bool]:
+def _tops(root: Backend) -> Mapping[str, bool]:
     with contextlib.suppress(NotADirectoryError):
-        return _store.list_top(root) or {}
+        return root.list_top() or {}
     return {}
 
 

@@ -118,7 +118,8 @@ def async_tree_serialise_leaves(
         root = _root.resolve(path)
         _background.raise_untold()
         planned = _plan.plan(root, selected, options)
-        if root.local is not None and team.rank == 0:
+        # In a store that would be requests.
+        if not root.is_far and team.rank == 0:
             if _archive.is_archive(root):
                 _serialise.check_archive(root, overwrite)
             else:
@@ -136,8 +137,7 @@ def async_tree_serialise_leaves(
 
     def write() -> None:
         # In an object store it is TensorStore's threads that write.
-        is_local = root.local is not None
-        quietly = _threads.quietly() if is_local else contextlib.nullcontext()
+        quietly = contextlib.nullcontext() if root.is_far else _threads.quietly()
         try:
             with quietly, _switching_promptly():
                 written.save = _serialise.write(planned, team, base)

@@ -10,7 +10,6 @@ import concurrent.futures as cf
 import contextlib
 import functools as ft
 import io
-import os
 import sys
 import threading
 import traceback
@@ -258,7 +257,7 @@ def wait_for(root: Root) -> None:
 
 
 def _place(root: Root) -> str:
-    return os.path.realpath(root.local) if root.local is not None else root.url
+    return root.target()
 
 
 @atexit.register

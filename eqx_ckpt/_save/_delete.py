@@ -4,8 +4,8 @@ import os
 
 from .._format import _files
 from .._load import formats
-from .._storage import _archive, _root, _store, _write
-from .._storage._root import Root
+from .._storage import _archive, _root
+from .._storage._backend import Backend, Renames
 from . import _background, _publish
 
 
@@ -34,16 +34,15 @@ def exists(path: str | os.PathLike[str]) -> bool:
     root = _root.resolve(path)
     if _is_file(root):
         return True
-    if root.local is None:
-        return _store.read_file(root, _files.INDEX, 1) is not None
-    return not _files.is_beside(root.local) and bool(_store.look(root, _files.INDEX))
-
-
-def _is_file(root: Root) -> bool:
-    """Whether there is a checkpoint of one file at a path."""
-    if root.local is not None and not root.local.is_file():
+    if isinstance(root, Renames) and _files.is_beside(root.name):
         return False
-    if root.local is None and not _archive.is_archive(root):
+    return root.has(_files.INDEX)
+
+
+def _is_file(root: Backend) -> bool:
+    """Whether there is a checkpoint of one file at a path."""
+    at = root.entry()
+    if at not in (None, "file") or at is None and not _archive.is_archive(root):
         return False
     return formats.is_archive(formats.look(root))
 
@@ -75,13 +74,14 @@ def delete(path: str | os.PathLike[str]) -> None:
         ```
     """
     root = _root.resolve(path)
-    if root.local is not None and root.local.is_symlink():
+    if root.is_link():
         raise ValueError(
             f"`{root}` is a symbolic link, and nothing is deleted through one. Delete "
-            f"what it leads to, `{os.path.realpath(root.local)}`."
+            f"what it leads to, `{root.target()}`."
         )
     _background.wait_for(root)
     if _is_file(root):
-        _write.delete_tree(*_root.split(root))
+        directory, key = root.split()
+        directory.delete(key)
     else:
         _publish.remove(root)

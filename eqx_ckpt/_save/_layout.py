@@ -4,7 +4,6 @@ import functools as ft
 import itertools
 import json
 import operator
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from .._format._template import Template
 from .._runtime import _threads
 from .._runtime._progress import Advance
 from .._storage import _arrays, _store, _write
+from .._storage._backend import Sink
 from .._storage._root import Root
 from .._tree import _leaf
 from . import _assign
@@ -367,7 +367,7 @@ class Save:
 
 def most_in_file(root: Root, max_bytes: int) -> int | None:
     """How many bytes may be in a data file below a root (None: many)."""
-    if root.local is not None:
+    if not root.is_far:
         return None
     return min(_FAR_FILE, max_bytes // (2 * _FAR_COPIES))
 
@@ -383,7 +383,7 @@ Ends = dict[tuple[int, int], list[int]]
 
 
 def write_ocdbt(
-    save: Save, process: int, root: Root, base: str, sync: bool, max_bytes: int
+    save: Save, process: int, root: Sink, base: str, sync: bool, max_bytes: int
 ) -> Ends:
     """Writes the data files of a process below `d/<save>/`. See FORMAT.md,
     "layout="ocdbt""."""
@@ -416,7 +416,7 @@ def write_ocdbt(
             for number, runs in save.own(process)
         ],
         data.threads(max_bytes, save.most or 0),
-        waiting=root.local is None,
+        waiting=root.is_far,
     )
     return found
 
@@ -449,7 +449,7 @@ def longest(leaves: Sequence[Leaf], layout: str, processes: int) -> Written:
     )
 
 
-def finish_ocdbt(save: Save, ends: Ends, root: Root, base: str, sync: bool) -> Written:
+def finish_ocdbt(save: Save, ends: Ends, root: Sink, base: str, sync: bool) -> Written:
     """Writes the rest of a save whose data files are all there: a database of its own,
     whose values lie in them."""
     data, leaves = save.data, save.leaves
@@ -590,7 +590,7 @@ def write_zarr(
     _threads.gather(
         [ft.partial(write, *run) for _, runs in save.own(process) for run in runs],
         data.threads(max_bytes),
-        waiting=root.local is None,
+        waiting=root.is_far,
     )
     return {}
 
@@ -616,7 +616,7 @@ def finish_zarr(save: Save, ends: Ends, root: Root, base: str, sync: bool) -> Wr
             _write.sync_directories(root, below)
 
     jobs = [ft.partial(write, leaf) for leaf in save.leaves]
-    _threads.gather(jobs, waiting=root.local is None)
+    _threads.gather(jobs, waiting=root.is_far)
     digests = save.data.digests()
     _write.write_file(root, "eqx_ckpt.digests", [digests], sync)
     return Written([], [], [], [], {}, _index.digest(digests), {}, {})
@@ -655,16 +655,8 @@ def check_case(names: Sequence[str], root: Root) -> None:
                 'which TensorStore keeps for itself. Use `layout="ocdbt"`.'
             )
         other = seen.setdefault(_files.directory(name).casefold(), name)
-        if other != name and root.local is not None and _folds_case(root.local):
+        if other != name and root.folds_case():
             raise ValueError(
                 f"The leaves `{other}` and `{name}` differ only by case, and the file "
                 f'system of `{root}` takes them for one. Use `layout="ocdbt"`.'
             )
-
-
-def _folds_case(directory: os.PathLike[str]) -> bool:
-    place = os.fspath(directory)
-    while not os.path.isdir(place):
-        place = os.path.dirname(place)
-    swapped = place.swapcase()
-    return swapped != place and os.path.exists(swapped)

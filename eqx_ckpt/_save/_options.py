@@ -60,7 +60,7 @@ def check_name(root: Root) -> None:
     `FileExistsError` if there is one."""
     if root.url.endswith(formats.SUFFIX):
         error, what = ValueError, "is the name of a file that a save does not write"
-        if root.local is not None and root.local.is_file():
+        if root.entry() == "file":
             error, what = FileExistsError, "is a file, not a checkpoint"
         raise error(
             f"`{root}` {what}; nothing was saved. For a `.safetensors` file, of arrays "

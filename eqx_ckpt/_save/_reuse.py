@@ -26,7 +26,8 @@ from .._load import _open
 from .._load._source import Source
 from .._runtime._processes import Team
 from .._runtime._undo import Descriptor
-from .._storage import _archive, _root, _write
+from .._storage import _archive, _root
+from .._storage._backend import Links, Origin
 from .._storage._root import Root
 from .._tree import _leaf
 from . import _layout
@@ -107,7 +108,7 @@ def find(
     root = reuse._root if isinstance(reuse, SaveHandle) else _root.resolve(reuse)
     # Object stores have no links, and what is in an archive no file of its own.
     for place in (root, plan.root):
-        if _archive.is_archive(place) or place.local is None:
+        if _archive.is_archive(place) or not isinstance(place, Links):
             return None
     written = reuse._written if isinstance(reuse, SaveHandle) else None
     if written is None or not written.save:
@@ -134,7 +135,8 @@ def hold(base: Base | None, leaves: Sequence[Leaf]) -> Set[int]:
         sizes = _sizes(leaves, pieces)
         for number in _largest(sizes):
             key = f"{source.database}/{source.index.placement.files[number]}"
-            base.held[number] = _write.open_file(source.root, key, sizes[number])
+            assert isinstance(source.root, Links)
+            base.held[number] = source.root.hold(key, sizes[number])
     except (OSError, ValueError, RuntimeError):
         base.close()
         return frozenset()
@@ -256,16 +258,14 @@ def _link(
     base: Base, source: Source, sizes: dict[int, int], work: Root, own: str, sync: bool
 ) -> list[int]:
     """Gives files of these sizes second names, from 0 on. Returns which have one."""
+    assert isinstance(work, Links)
     linked: list[int] = []
     most = [n for n in _largest(sizes) if n not in base.held][: _MOST - len(base.held)]
     for number in sorted([*base.held, *most]):
         key = f"{source.database}/{source.index.placement.files[number]}"
         into = f"{own}/{len(linked)}"
-        if number in base.held:
-            fd = base.held[number]
-            _write.link_open(fd.fileno(), source.root, key, work, into, sync)
-        elif not _write.link_other(source.root, key, sizes[number], work, into, sync):
-            continue
-        linked.append(number)
+        origin = Origin(source.root, key, sizes[number], base.held.get(number))
+        if work.link_from(origin, into, sync):
+            linked.append(number)
     base.close()
     return linked

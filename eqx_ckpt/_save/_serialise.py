@@ -18,7 +18,7 @@ from .._storage._archive import Writable
 from .._storage._root import Root
 from .._tree import _leaf
 from .._tree._filters import FilterSpec, IsLeaf
-from . import _agree, _background, _layout, _plan, _publish, _reuse
+from . import _agree, _background, _layout, _onefile, _plan, _publish, _reuse
 from ._background import SaveHandle
 from ._options import Chunks, Options, Selected
 from ._plan import Plan
@@ -159,7 +159,7 @@ def check_archive(root: Root, overwrite: bool) -> None:
     """**Raises:** `FileExistsError` when a checkpoint of one file may not go there."""
     found = formats.look(root)
     if found is None:
-        if root.local is not None and root.local.exists():
+        if root.entry() not in (None, "nothing"):
             raise FileExistsError(
                 f"There is something at `{root}` that is no file. It is left as it is. "
                 "Choose another path."
@@ -196,7 +196,8 @@ def write(plan: Plan, team: Team, base: _reuse.Base | None = None) -> str:
                 pack(root)
                 return ""
             check_archive(root, options.overwrite)
-            _publish.publish_file(root, pack, options.overwrite, durable, nbytes)
+            how = _onefile.Options(options.overwrite, durable, nbytes)
+            _onefile.publish(root, pack, how)
         return ""
     with bar as advance, contextlib.ExitStack() as stack:
         places: list[Place] = []  # of process 0
@@ -280,9 +281,9 @@ def _pack(plan: Plan, room: int, advance: _progress.Advance, file: Any) -> None:
     save = _layout.Save(plan.leaves, 1, None, advance)
     number = secrets.token_hex(8)
     with _archive.Archive(file) as archive:
-        root, base = Root("", None, archive=archive), f"d/{number}"
-        ends = _layout.write_ocdbt(save, 0, root, base, False, room)
-        written = _layout.finish_ocdbt(save, ends, root, base, False)
+        base = f"d/{number}"
+        ends = _layout.write_ocdbt(save, 0, archive, base, False, room)
+        written = _layout.finish_ocdbt(save, ends, archive, base, False)
         index, side = _plan.index_of(plan, number, written)
         for key, value in {**side, _files.INDEX: _index.encode(index)}.items():
             archive.write(key, [value])

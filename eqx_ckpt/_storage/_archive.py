@@ -13,8 +13,8 @@ import zipfile
 from collections.abc import Iterable
 from typing import Any, Protocol, runtime_checkable
 
-from . import _root, _write
-from ._root import Root
+from . import _root
+from ._backend import Backend
 
 
 SUFFIX = ".zip"
@@ -66,10 +66,10 @@ def check_open(file: Any) -> None:
 
 def is_archive(root: Any) -> bool:
     """Whether a checkpoint is saved as one file."""
-    return not isinstance(root, Root) or root.url.endswith(SUFFIX)
+    return not isinstance(root, Backend) or root.url.endswith(SUFFIX)
 
 
-def root_of(file: Any) -> Root:
+def root_of(file: Any) -> Backend:
     """Where the bytes of an open file are read from: its path, as they are read when
     they are asked for. What has none, as an `io.BytesIO`, is copied to memory."""
     name = getattr(file, "name", None)
@@ -78,16 +78,18 @@ def root_of(file: Any) -> Root:
             if os.path.samestat(os.fstat(file.fileno()), os.stat(name)):
                 return _root.resolve(os.fsdecode(name))
     root = _root.resolve(f"{_COPIES}{secrets.token_hex(8)}")
-    _write.write_file(*_root.split(root), [file.read()])
+    above, key = root.split()
+    above.write(key, [file.read()])
     return root
 
 
-def forget(root: Root) -> None:
+def forget(root: Backend) -> None:
     """Frees the copy of an open file, if there is one."""
     if root.url.startswith(_COPIES):
         with contextlib.suppress(RuntimeError):
             _root.check_fork()
-            _write.delete_tree(*_root.split(root))
+            above, key = root.split()
+            above.delete(key)
 
 
 class _Zip(zipfile.ZipFile):
@@ -108,7 +110,9 @@ class Archive:
         self._zip = _Zip(self._file, "w", zipfile.ZIP_STORED)
         self._lock = threading.Lock()
 
-    def write(self, key: str, buffers: Iterable[Any]) -> None:
+    is_far = True
+
+    def write(self, key: str, buffers: Iterable[Any], sync: bool = False) -> None:
         """Adds a file. Threads that write at once wait for each other."""
         with self._lock:
             info = zipfile.ZipInfo(key, _DATE)

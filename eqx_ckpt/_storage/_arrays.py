@@ -15,8 +15,8 @@ from .._errors import MissingError
 from .._format import _ocdbt, _view
 from .._format._ocdbt import Database
 from .._format._template import dtype_of, Template
-from . import _root, _store
-from ._root import Root
+from . import _context
+from ._backend import Backend
 
 
 _little = [{"name": "bytes", "configuration": {"endian": "little"}}]
@@ -119,13 +119,13 @@ def largest_chunk() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-def context_of(root: Root) -> ts.Context:
+def context_of(root: Backend) -> ts.Context:
     """For reads of the arrays of one checkpoint, which another may replace."""
-    return _root.with_nodes(_store.read_context(root))
+    return _context.with_nodes(root.context())
 
 
 def open_arrays(
-    root: Root, files: Sequence[str] | None, places: Sequence[Place]
+    root: Backend, files: Sequence[str] | None, places: Sequence[Place]
 ) -> list[ts.TensorStore]:
     """Stored arrays, opened without a read.
 
@@ -134,14 +134,14 @@ def open_arrays(
     whoever wrote it may have written anything, but one in memory that is made of
     `places`. So it parses nothing of a checkpoint: it reads bytes of files.
     """
-    _root.check_fork()
+    _context.check_fork()
     context = context_of(root)
     if files is None:
-        kvstores = [root.kvstore(place.key) for place in places]
+        kvstores = [root.spec(place.key) for place in places]
     else:
         context = ts.Context({_nodes: {}}, parent=context)
         chunks = [place.chunks for place in places]
-        kvstores = _databases(root.kvstore(), files, chunks, context)
+        kvstores = _databases(root.spec(), files, chunks, context)
     opened = []
     for kvstore, place in zip(kvstores, places):
         metadata = json.loads(zarr_json(place.template))
@@ -160,16 +160,16 @@ def open_arrays(
 
 
 def open_stored(
-    root: Root,
+    root: Backend,
     wanted: Sequence[tuple[Stored | np.ndarray, Sequence[int]]],
     database: Database | None,
 ) -> list[ts.TensorStore]:
     """Arrays of other formats, opened without a read, for chunks of some numbers; or
     what has been read before. They lie in directories of the root, or in a database."""
-    _root.check_fork()
+    _context.check_fork()
     context = context_of(root)
     stored = [(x, n) for x, n in wanted if isinstance(x, Stored)]
-    kvstores = [root.kvstore(x.key) for x, _ in stored]
+    kvstores = [root.spec(x.key) for x, _ in stored]
     if database is not None:
         context = ts.Context({_nodes: {}}, parent=context)
         find, files = database.find, database.files
@@ -177,7 +177,7 @@ def open_stored(
             [(key, *at) for key in x.pieces(n) if (at := find(f"{x.key}/{key}"))]
             for x, n in stored
         ]
-        data = root.kvstore()
+        data = root.spec()
         kvstores = _databases(data, files, chunks, context, database.inline)
     opened = iter(
         [
@@ -237,10 +237,8 @@ def _databases(
     return [{**base, "path": f"{number}/"} for number in range(len(arrays))]
 
 
-def array_url(root: Root, database: str | None, key: str) -> str:
-    base = root.url
-    if root.local is not None:
-        base = "file://" + urllib.parse.quote(base)
+def array_url(root: Backend, database: str | None, key: str) -> str:
+    base = root.as_url()
     if database is None:
         return f"{base}/{urllib.parse.quote(key)}/|zarr3:"
     return f"{base}/{database}/|ocdbt:{urllib.parse.quote(key)}/|zarr3:"
@@ -257,7 +255,7 @@ def aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
 class Run(NamedTuple):
     """An array whose elements follow each other in a file, from the byte `start` on."""
 
-    root: Root
+    root: Backend
     key: str
     start: int
     shape: tuple[int, ...]
@@ -266,14 +264,14 @@ class Run(NamedTuple):
 class _RunRead(NamedTuple):
     """A read of some bytes of a file, which is done when its result is asked for."""
 
-    root: Root
+    root: Backend
     key: str
     start: int
     into: np.ndarray
 
     def result(self) -> None:
         data = self.into.reshape(-1).view(np.uint8)
-        if _store.read_into(self.root, self.key, self.start, data) < data.nbytes:
+        if self.root.read_into(self.key, self.start, data) < data.nbytes:
             raise MissingError(f"the end of `{self.key}` is missing")
 
 

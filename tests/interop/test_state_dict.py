@@ -17,7 +17,7 @@ import safetensors.numpy
 from support.helpers import assert_alike
 
 import eqx_ckpt as ec
-from eqx_ckpt._storage import _root, _store
+from eqx_ckpt._storage import _root
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -182,7 +182,7 @@ def test_bytes_of_others():
 def test_nothing_of_bytes_stays():
     def kept():
         gc.collect()
-        return len(_store.list_top(_root.resolve("memory://eqx_ckpt.files")) or ())
+        return len(_root.resolve("memory://eqx_ckpt.files").list_top() or ())
 
     data = ec.to_bytes({"w": jnp.zeros(4)})
     ec.from_bytes(data, {"w": jnp.zeros(4)})

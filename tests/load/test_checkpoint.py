@@ -485,7 +485,7 @@ def test_a_big_skeleton_costs_little(tmp_path):
         import equinox as eqx, jax, jax.numpy as jnp, jax.random as jr
         import eqx_ckpt as ec
         from eqx_ckpt._format import _files, _index, _leaves, _names, _template
-        from eqx_ckpt._storage import _root, _write
+        from eqx_ckpt._storage import _root
         from eqx_ckpt._tree import _flatten, _static
 
         class Block(eqx.Module):
@@ -527,7 +527,7 @@ def test_a_big_skeleton_costs_little(tmp_path):
                 [0, *it.accumulate(t.nbytes for t in templates[:-1])]),
             digests="0" * 32)
         root = _root.resolve({str(tmp_path)!r})
-        _write.write_file(root, _files.INDEX, [_index.encode(index)])
+        root.write(_files.INDEX, [_index.encode(index)])
 
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         start = time.perf_counter()

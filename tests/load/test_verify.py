@@ -14,7 +14,7 @@ from support.helpers import files_of, run_python
 
 import eqx_ckpt as ec
 from eqx_ckpt._cli._main import main
-from eqx_ckpt._storage import _root, _store, _write
+from eqx_ckpt._storage import _root
 
 
 @pytest.fixture(params=["ocdbt", "zarr"])
@@ -113,13 +113,13 @@ def test_memory(layout):
         key, names = "w/c/0/0", ["w"]
     else:
         key, names = f"d/{ec.open(path).save_id}/0", ["b", "n", "w"]
-    good = _store.read_file(root, key).data
+    good = root.read(key).data
 
     def found(data):
         if data is None:
-            _write.delete_tree(root, key)
+            root.delete(key)
         else:
-            _write.write_file(root, key, [data])
+            root.write(key, [data])
         return [(p.leaf, p.what) for p in ec.verify(path)]
 
     missing = "it is missing"

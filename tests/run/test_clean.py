@@ -11,7 +11,7 @@ from support.helpers import files_of, run_python
 
 import eqx_ckpt as ec
 from eqx_ckpt._cli._main import main
-from eqx_ckpt._storage import _write
+from eqx_ckpt._storage import _files
 
 
 _id = "0123456789abcdef"
@@ -67,7 +67,7 @@ def test_clean_of_a_checkpoint(tmp_path):
 def test_clean_leaves_what_somebody_writes(tmp_path):
     steps, leftovers = _steps(tmp_path)
     for path in leftovers:
-        with _write.lock(pathlib.Path(path)):
+        with _files.lock(pathlib.Path(path)):
             assert ec.clean(steps, remove=False) == [p for p in leftovers if p != path]
     done = threading.Event()
     going = threading.Event()
@@ -115,19 +115,19 @@ def test_clean_leaves_what_is_committed_meanwhile(tmp_path, monkeypatch):
     ec.tree_serialise_leaves(path, _tree(1))
     other = tmp_path / "b"
     ec.tree_serialise_leaves(other, _tree(2))
-    lock = _write.lock
+    lock = _files.lock
     save = ec.open(other).save_id
 
     @contextlib.contextmanager
     def late(directory, wait=False):
-        if directory.name == save and (other / "eqx_ckpt.json").exists():
+        if os.path.basename(directory) == save and (other / "eqx_ckpt.json").exists():
             (other / "eqx_ckpt.json").replace(path / "eqx_ckpt.json")
         with lock(directory, wait) as held:
             yield held
 
     # The data of a save that is about to commit.
     shutil.copytree(other / "d" / save, path / "d" / save)
-    monkeypatch.setattr(_write, "lock", late)
+    monkeypatch.setattr(_files, "lock", late)
     ec.clean(path)
     assert _value(path) == 2
 

@@ -14,7 +14,7 @@ from support.helpers import fill_run, tree_at
 from support.processes import good, run_team
 
 import eqx_ckpt as ec
-from eqx_ckpt._storage import _root, _store
+from eqx_ckpt._storage import _root
 
 
 _numbers = itertools.count()
@@ -46,11 +46,11 @@ def _await(manager):
 
 
 def _keys(root):
-    return sorted(_store.list_below(_root.resolve(root), ""))
+    return sorted(_root.resolve(root).list_all())
 
 
 def _kv(root):
-    return _root.kv(_root.resolve(root))
+    return _root.resolve(root).kv()
 
 
 def _put(root, key, data):

@@ -179,10 +179,10 @@ def test_a_process_dies(tmp_path, who, when):
     """Nothing is published, and the other has an error in time."""
     code = f"""{SAVE}{CATCH}
 ec.tree_serialise_leaves(path / "c", {{"old": 1}})
-from eqx_ckpt._storage import _write
+from eqx_ckpt._storage._local import LocalBackend
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
-when, was = {when!r}, _write.write_file
+when, was = {when!r}, LocalBackend.write
 def write_file(root, key, *args, **kwargs):
     if when == "during" and key.rpartition("/")[2].isdigit():
         die()
@@ -192,7 +192,7 @@ def write_file(root, key, *args, **kwargs):
 if rank == {who}:
     if when == "before":
         die()
-    _write.write_file = write_file
+    LocalBackend.write = write_file
 caught(ec.tree_serialise_leaves, path / "c", tree, timeout=3)
 sys.stdout.flush()
 os._exit(0)  # The runtime waits for all at the end.
@@ -231,8 +231,8 @@ if rank == 0:
 
 def test_a_path_that_is_not_shared(tmp_path):
     code = f"""{SAVE}{CATCH}
-from eqx_ckpt._storage import _store
-_store._SHOWN = 1
+from eqx_ckpt._storage import _local
+_local._SHOWN = 1
 # Each has a directory of its own, under one name, as on hosts without a shared disk.
 mine = path / str(rank)
 mine.mkdir()

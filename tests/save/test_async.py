@@ -647,13 +647,13 @@ def test_fork_in_the_middle(tmp_path):
 def test_a_forked_child_does_not_keep_our_lock(tmp_path):
     code = """
         import pathlib
-        from eqx_ckpt._storage import _write
-        with _write.lock(pathlib.Path(path).parent):
+        from eqx_ckpt._storage import _files
+        with _files.lock(pathlib.Path(path).parent):
             child = os.fork()
             if not child:
                 time.sleep(60)
                 os._exit(0)
-        with _write.lock(pathlib.Path(path).parent) as held:
+        with _files.lock(pathlib.Path(path).parent) as held:
             print(held)
         os.kill(child, 9)
     """

@@ -19,6 +19,7 @@ from support.faulty import tree, value_at
 import eqx_ckpt as ec
 from eqx_ckpt._load import _published
 from eqx_ckpt._storage import _root
+from eqx_ckpt._storage._objects import MemoryBackend
 
 
 _script = ["-m", "support.faulty"]
@@ -139,7 +140,7 @@ def test_every_call_of_a_store_fails(monkeypatch, case, before):
     """A store that cannot rename, and of which one call after the other fails."""
     clock = {"left": 0, "before": before}
     layout = "zarr" if case == "zarr" else "ocdbt"
-    real = _root.kv
+    real = MemoryBackend.kv
     outcomes = []
     for number in range(1, 100):
         path = f"memory://{case}{before}{number}/7"
@@ -149,7 +150,9 @@ def test_every_call_of_a_store_fails(monkeypatch, case, before):
             ec.tree_serialise_leaves(path, tree(1))
         clock["left"] = number
         with monkeypatch.context() as patch:
-            patch.setattr(_root, "kv", lambda *args: _Failing(real(*args), clock))
+            patch.setattr(
+                MemoryBackend, "kv", lambda *args: _Failing(real(*args), clock)
+            )
             try:
                 ec.tree_serialise_leaves(path, tree(2), layout=layout)
                 error = None

@@ -16,7 +16,7 @@ import pytest
 from support.helpers import assert_alike
 
 import eqx_ckpt as ec
-from eqx_ckpt._save import _publish
+from eqx_ckpt._storage import _files as files_of_storage
 
 
 class _File:
@@ -52,8 +52,8 @@ class _Disk:
         self.one_at_a_time = threading.RLock()
         for name in "open mkdir rename replace link unlink rmdir fsync".split():
             monkeypatch.setattr(os, name, self._wrap(name, getattr(os, name)))
-        exchange = self._wrap("exchange", _publish._exchange)
-        monkeypatch.setattr(_publish, "_exchange", exchange)
+        exchange = self._wrap("exchange", files_of_storage.exchange)
+        monkeypatch.setattr(files_of_storage, "exchange", exchange)
 
     def _wrap(self, name, call):
         def wrapped(*args, **kwargs):

@@ -11,8 +11,7 @@ import pytest
 from support.helpers import files_of, run_python
 
 import eqx_ckpt as ec
-from eqx_ckpt._save import _publish
-from eqx_ckpt._storage import _write
+from eqx_ckpt._storage import _files, _root
 
 
 @pytest.fixture(params=["ocdbt", "zarr"])
@@ -176,7 +175,8 @@ def test_two_writers(tmp_path, layout, monkeypatch):
     """Another save lands while ours is being written: ours is refused, its stands."""
     path = tmp_path / "a"
     ec.tree_serialise_leaves(path, _tree(1), layout=layout)
-    write = _write.write_file
+    kind = type(_root.resolve(path))
+    write = kind.write
     landed = []
 
     def interrupted(root, key, buffers, sync=False):
@@ -185,7 +185,7 @@ def test_two_writers(tmp_path, layout, monkeypatch):
             ec.tree_serialise_leaves(path, _tree(2), layout=layout)
         write(root, key, buffers, sync)
 
-    monkeypatch.setattr(_write, "write_file", interrupted)
+    monkeypatch.setattr(kind, "write", interrupted)
     with pytest.raises(RuntimeError, match="another writer.*The other one stands"):
         ec.tree_serialise_leaves(path, _tree(3), layout=layout)
     assert landed and _value(path) == 2
@@ -199,7 +199,8 @@ def test_two_writers_in_a_store(old, monkeypatch):
     path = f"memory://writers/{old}"
     if old is not None:
         ec.tree_serialise_leaves(path, _tree(old))
-    write = _write.write_file
+    kind = type(_root.resolve(path))
+    write = kind.write
     landed = []
 
     def interrupted(root, key, buffers, sync=False):
@@ -208,7 +209,7 @@ def test_two_writers_in_a_store(old, monkeypatch):
             ec.tree_serialise_leaves(path, _tree(2))
         write(root, key, buffers, sync)
 
-    monkeypatch.setattr(_write, "write_file", interrupted)
+    monkeypatch.setattr(kind, "write", interrupted)
     with pytest.raises(RuntimeError, match="another writer.*The other one stands"):
         ec.tree_serialise_leaves(path, _tree(3))
     assert landed and _value(path) == 2
@@ -219,7 +220,8 @@ def test_what_is_deleted_meanwhile(path, tmp_path, monkeypatch):
     """The error does not speak of another checkpoint where there is none."""
     path = path or tmp_path / "c"
     ec.tree_serialise_leaves(path, _tree(1))
-    write = _write.write_file
+    kind = type(_root.resolve(path))
+    write = kind.write
     landed = []
 
     def interrupted(root, key, buffers, sync=False):
@@ -228,7 +230,7 @@ def test_what_is_deleted_meanwhile(path, tmp_path, monkeypatch):
             landed.append(True)
             ec.delete(path)
 
-    monkeypatch.setattr(_write, "write_file", interrupted)
+    monkeypatch.setattr(kind, "write", interrupted)
     with pytest.raises(RuntimeError, match="was deleted while this save.*save again"):
         ec.tree_serialise_leaves(path, _tree(2))
     assert not ec.exists(path)
@@ -239,7 +241,8 @@ def test_what_is_deleted_meanwhile(path, tmp_path, monkeypatch):
 def test_two_first_writers_of_fixed_names_in_a_store(monkeypatch):
     """There they would write over each other's files: only one may begin."""
     path = "memory://writers/zarr"
-    write = _write.write_file
+    kind = type(_root.resolve(path))
+    write = kind.write
     refused = []
 
     def interrupted(root, key, buffers, sync=False):
@@ -251,7 +254,7 @@ def test_two_first_writers_of_fixed_names_in_a_store(monkeypatch):
             refused.append(True)
         write(root, key, buffers, sync)
 
-    monkeypatch.setattr(_write, "write_file", interrupted)
+    monkeypatch.setattr(kind, "write", interrupted)
     ec.tree_serialise_leaves(path, _tree(3), layout="zarr")
     assert refused and _value(path) == 3
 
@@ -261,7 +264,8 @@ def test_a_writer_that_begins_while_another_cleans_up(tmp_path, where, monkeypat
     """It has read the index of the other, so its data is not what that deletes."""
     path = tmp_path / "a" if where == "local" else "memory://begins/a"
     ec.tree_serialise_leaves(path, _tree(1))
-    replace, swap = _write.replace_file, _write.swap_file
+    kind = type(_root.resolve(path))
+    replace, swap = kind.replace, kind.swap
     written, may_commit = threading.Event(), threading.Event()
 
     def second():
@@ -285,8 +289,8 @@ def test_a_writer_that_begins_while_another_cleans_up(tmp_path, where, monkeypat
 
     # No lock is what a store, and a network file system, may have.
     monkeypatch.setattr(fcntl, "flock", lambda fd, flags: None)
-    monkeypatch.setattr(_write, "replace_file", slow_replace)
-    monkeypatch.setattr(_write, "swap_file", slow_swap)
+    monkeypatch.setattr(kind, "replace", slow_replace)
+    monkeypatch.setattr(kind, "swap", slow_swap)
     ec.tree_serialise_leaves(path, _tree(2))
     assert _value(path) == 2
     may_commit.set()
@@ -298,16 +302,17 @@ def test_nobody_commits_before_the_files_of_other_readers(tmp_path, monkeypatch)
     """Those of two saves would be mixed."""
     path = tmp_path / "a"
     ec.tree_serialise_leaves(path, _tree(1))
-    swap = _write.swap_file
+    kind = type(_root.resolve(path))
+    swap = kind.swap
     keys = []
 
     def watched(root, aside, key, data):
         keys.append(key)
-        with _write.lock(path) as held:
+        with _files.lock(path) as held:
             assert not held
         swap(root, aside, key, data)
 
-    monkeypatch.setattr(_write, "swap_file", watched)
+    monkeypatch.setattr(kind, "swap", watched)
     ec.tree_serialise_leaves(path, _tree(2))
     assert keys[0] == "eqx_ckpt.json" and "_METADATA" in keys and _value(path) == 2
 
@@ -332,13 +337,13 @@ def test_what_comes_into_a_checkpoint_that_is_replaced(tmp_path, monkeypatch):
     """A nested checkpoint that lands just before two directories change places."""
     path = tmp_path / "a"
     ec.tree_serialise_leaves(path, _tree(1), layout="zarr")
-    exchange = _publish._exchange
+    exchange = _files.exchange
 
     def late(a, b):
         ec.tree_serialise_leaves(path / "nested", _tree(7))
         exchange(a, b)
 
-    monkeypatch.setattr(_publish, "_exchange", late)
+    monkeypatch.setattr(_files, "exchange", late)
     ec.tree_serialise_leaves(path, _tree(2), layout="zarr")
     assert _value(path) == 2 and _value(path / "nested") == 7
     monkeypatch.undo()
@@ -352,9 +357,10 @@ def test_three_writers_by_exchange(tmp_path, monkeypatch):
     """One that is refused never has the checkpoint of another in its hands."""
     path = tmp_path / "a"
     ec.tree_serialise_leaves(path, _tree(1), layout="zarr")
-    write = _write.write_file
+    kind = type(_root.resolve(path))
+    write = kind.write
     landed, exchanged = [], []
-    exchange = _publish._exchange
+    exchange = _files.exchange
 
     def interrupted(root, key, buffers, sync=False):
         if not landed:
@@ -366,8 +372,8 @@ def test_three_writers_by_exchange(tmp_path, monkeypatch):
         exchanged.append(_value(b))
         exchange(a, b)
 
-    monkeypatch.setattr(_write, "write_file", interrupted)
-    monkeypatch.setattr(_publish, "_exchange", counted)
+    monkeypatch.setattr(kind, "write", interrupted)
+    monkeypatch.setattr(_files, "exchange", counted)
     with pytest.raises(RuntimeError, match="another writer"):
         ec.tree_serialise_leaves(path, _tree(3), layout="zarr")
     assert exchanged == [1] and _value(path) == 2

@@ -14,7 +14,7 @@ from support.helpers import run_python
 
 import eqx_ckpt as ec
 from eqx_ckpt._save import _sidecars
-from eqx_ckpt._storage import _root, _store
+from eqx_ckpt._storage import _root
 
 
 LAYOUTS = orbax_reader.LAYOUTS
@@ -182,7 +182,7 @@ def test_stale_files_are_deleted_in_memory():
         ({"u": jnp.zeros(2, "uint4")}, set()),
     ]:
         ec.tree_serialise_leaves("memory://others-stale", tree, ALL)
-        tops = _store.list_top(root)
+        tops = root.list_top()
         assert tops is not None and set(tops) == _OF_LAYOUT["ocdbt"] | more
 
 

@@ -10,7 +10,7 @@ from support.killing import CASES, make, Server, what_is_at
 
 import eqx_ckpt as ec
 from eqx_ckpt._load import _published
-from eqx_ckpt._storage import _root, _store
+from eqx_ckpt._storage import _root
 
 
 @pytest.fixture(scope="module", params=["s3", "gs"])
@@ -65,11 +65,11 @@ def _campaign(remote, tmp_path, case, layout, pick):
             problems = [p for p in ec.verify(path) if p.leaf or p.file[:2] == "d/"]
             assert problems == []
         if layout == "zarr":
-            if there is None and _store.list_top(_root.resolve(path)):
+            if there is None and _root.resolve(path).list_top():
                 with pytest.raises(FileExistsError, match="running or was interrupted"):
                     ec.tree_serialise_leaves(path, make("b"), layout=layout)
             continue
-        if number % 2 and _store.list_top(_root.resolve(path)):
+        if number % 2 and _root.resolve(path).list_top():
             found = ec.clean(path, remove=False)
             assert ec.clean(path, idle=True) == found
             assert what_is_at(path) == there

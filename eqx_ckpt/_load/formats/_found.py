@@ -43,7 +43,7 @@ class Found(NamedTuple):
 def look(root: Root) -> Found | None:
     """What is at a path; None if there is nothing."""
     directory, key = _root.split(root)
-    if key and (root.local is None or root.local.is_file()):
+    if key and root.entry() in (None, "file"):
         into = np.empty(_HEAD, np.uint8)
         try:
             directory = _root.pinned(directory, key)
@@ -68,7 +68,7 @@ _TELLING = (
 
 def names_in(root: Root) -> frozenset[str]:
     """The names in a directory; in an object store those that tell its format."""
-    if root.local is not None:
+    if not root.is_far:
         try:
             return frozenset(_store.list_top(root) or ())
         except NotADirectoryError:
@@ -89,8 +89,7 @@ def has(root: Root, key: str) -> bool:
 
 def is_directory(found: Found, name: str) -> bool:
     """Whether a name in a directory may be that of a directory."""
-    local = found.directory.local
-    return local is None or (local / name).is_dir()
+    return found.directory.is_far or found.directory.is_directory(name)
 
 
 def read_json(directory: Root, key: str) -> tuple[bytes, dict[str, Any]]:

@@ -58,18 +58,15 @@ def _check_steps(found: Found) -> None:
 
 def _has_array(found: Found) -> bool:
     """Whether an array is found at once, in the first directories of directories."""
-    local, key = found.directory.local, ""
+    directory, key = found.directory, ""
+    if directory.is_far:
+        return False
     for _ in range(_DEEP):
-        if local is None:
+        tops = directory.below(key).list_top() or {}
+        names = [name for name, is_directory in tops.items() if is_directory]
+        if not names:
             return False
-        below = local / key
-        try:
-            names = sorted(p.name for p in below.iterdir() if p.is_dir())
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        if not names or (below / names[0]).is_symlink():
-            return False
-        key = f"{key}/{names[0]}" if key else names[0]
+        key = f"{key}/{min(names)}" if key else min(names)
         if _found.has(found.directory, f"{key}/{_zarr.name_of(False)}"):
             return True
     return False

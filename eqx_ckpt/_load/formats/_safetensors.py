@@ -138,7 +138,7 @@ def read_header(directory: Root, key: str, size: int) -> Header:
             )
         end = stop
     found = _store.check_range(directory, key, 8 + size + end)
-    if found is not None and found.st_size != 8 + size + end:
+    if found is not None and found != 8 + size + end:
         raise ValueError(f"`{key}` has more bytes than its header says")
     return Header(tensors, metadata, data)
 

@@ -212,10 +212,7 @@ class Arrays(NamedTuple):
         if self.database is not None:
             place = self.database.find(name)
             return place and place[2]
-        if self.directory.local is None:
-            return None
-        found = _store.look(self.directory, name)
-        return found and found.st_size
+        return self.directory.size(name)
 
     def _read(self, name: str, start: int, count: int) -> bytes:
         """Some bytes of a piece; none if there is no such piece."""

@@ -88,7 +88,7 @@ def stored(request, base):
         return
     proxy = request.getfixturevalue("s3")
     url = f"s3://bucket/others/{next(_numbers)}"
-    kv = _root.kv(_root.resolve(url))
+    kv = _root.resolve(url).kv()
     for file in base.rglob("*"):
         if file.is_file():
             kv.write(str(file.relative_to(base)), file.read_bytes()).result()
@@ -190,7 +190,7 @@ def test_export_to_a_store(s3):
     s3.requests.clear()
     ec.export_safetensors(path, tree, metadata={"format": "pt"})
     assert s3.count("PUT") == 1
-    kv = _root.kv(_root.resolve(url))
+    kv = _root.resolve(url).kv()
     loaded = sn.load(kv.read("model.safetensors").result().value)
     assert all(np.array_equal(loaded[name], tree[name]) for name in tree)
     # At once, or not at all; and nothing else is replaced.

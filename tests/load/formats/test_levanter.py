@@ -194,14 +194,14 @@ def test_other_files_of_that_name_are_nothing(tmp_path):
 def test_in_an_object_store():
     copy = """
         import pathlib, eqx_ckpt as ec
-        from eqx_ckpt._storage import _root, _write
+        from eqx_ckpt._storage import _root
         base = pathlib.Path("BASE")
         for name in NAMES:
             root = _root.resolve(f"memory://foreign/{name}")
             for file in (base / name).rglob("*"):
                 if file.is_file():
                     key = str(file.relative_to(base / name))
-                    _write.write_file(root, key, [file.read_bytes()])
+                    root.write(key, [file.read_bytes()])
             ckpt = ec.open(f"memory://foreign/{name}")
             assert len(ckpt.leaves) == len(ec.open(base / name).leaves)
             assert float(ckpt["model.big"][1, 0].read()) == 64, name

@@ -372,14 +372,14 @@ def test_in_an_object_store(base):
     """What TensorStore is given for a URL; the store itself is its own."""
     copy = """
         import pathlib, sys, numpy as np, tensorstore as ts, eqx_ckpt as ec
-        from eqx_ckpt._storage import _root, _write
+        from eqx_ckpt._storage import _root
         base = pathlib.Path("BASE")
         for name in ("v1", "v0-files-3"):
             root = _root.resolve(f"memory://orbax/{name}")
             for file in (base / name).rglob("*"):
                 if file.is_file():
                     key = str(file.relative_to(base / name))
-                    _write.write_file(root, key, [file.read_bytes()])
+                    root.write(key, [file.read_bytes()])
             ckpt = ec.open(f"memory://orbax/{name}")
             assert float(ckpt["model.w"][1, 0].read()) == 32, name
             assert ckpt["step"].read() == 3

@@ -1,0 +1,81 @@
+"""What killed saves leave in a file system: directories that nobody locks."""
+
+import contextlib
+import os
+import re
+from collections.abc import Callable
+
+from .._format import _files, _index
+from .._storage._backend import Backend, Locks, Renames
+from .._storage._root import LONGEST_NAME
+
+
+# What is added to a name here, in bytes.
+_ADDED = len(".eqx_ckpt-") + 16
+
+
+def directory_of(root: Renames, save: str) -> Renames:
+    """Where a save is written that is to be swapped in: beside its path."""
+    return root.parent().below(f"{_stem(root.name)}.eqx_ckpt-{save}")
+
+
+def _stem(name: str) -> str:
+    """What a name beside a path begins with: a part and a digest, if it is long."""
+    data = os.fsencode(name)
+    if len(data) + _ADDED <= LONGEST_NAME:
+        return name
+    return f"{data[:160].decode(errors='ignore')}%~{_index.digest(data)}"
+
+
+def beside(root: Backend) -> list[Renames]:
+    """The directories of such saves to a path."""
+    if not isinstance(root, Renames):
+        return []
+    prefix = f"{root.name}.eqx_ckpt-"
+    return [p for p in besides(root.parent()) if p.name.startswith(prefix)]
+
+
+def besides(directory: Renames) -> list[Renames]:
+    """The directories of such saves to all paths in a directory. In a checkpoint with
+    `layout="zarr"` leaves may have such names."""
+    if directory.below(_files.DIGESTS).entry() != "nothing":
+        return []
+    with contextlib.suppress(OSError):
+        names = filter(_files.is_beside, directory.list_top() or ())
+        found = [directory.below(name) for name in names]
+        return [p for p in found if not p.is_link() and not _is_array(p)]
+    return []
+
+
+# The first is that of the directory itself; a group lists those of its members.
+_node_type = re.compile(rb'"node_type"\s*:\s*"([a-z]*)"')
+
+
+def _is_array(directory: Backend) -> bool:
+    """Whether a directory is that of a leaf, whatever has become of the others."""
+    try:
+        found = directory.read("zarr.json", stop=4096)
+    except (OSError, ValueError):
+        return True  # Nobody knows.
+    match = _node_type.search(found.data) if found else None
+    return match is not None and match[1] == b"array"
+
+
+def delete_abandoned(
+    directory: Locks, remove: bool = True, unless: Callable[[], bool] | None = None
+) -> bool:
+    """Deletes a directory whose writer is gone: nobody holds its lock. Not so where
+    there are no locks, nor if it turns out under the lock that it must stay (`unless`).
+
+    Returns whether it is a leftover.
+    """
+    if directory.is_link():
+        return False
+    with contextlib.suppress(OSError), directory.lock() as held:
+        if not held or (unless is not None and unless()):
+            return False
+        if remove:
+            with contextlib.suppress(OSError, ValueError):
+                directory.delete("")
+        return True
+    return False

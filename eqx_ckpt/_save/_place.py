@@ -1,0 +1,165 @@
+"""Where a save is written before it is published, and what goes wrong until then."""
+
+import contextlib
+import dataclasses
+import errno
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Generic, NamedTuple, TypeVar
+
+from .._format import _files, _index, _text
+from .._format._index import Index
+from .._storage._backend import Backend, Renames, Value
+from . import _leftovers
+
+
+class Found(NamedTuple):
+    """What is at a path before a save. `index` is None unless it is a checkpoint."""
+
+    index: Index | None
+    file: Value | None
+    entries: frozenset[str]
+
+
+R = TypeVar("R", bound=Backend)
+
+
+@dataclasses.dataclass
+class Place(Generic[R]):
+    """Where a save is written, `work`, and where it goes, `root`.
+
+    `above` leads to the directories, from the root, that have new names in them because
+    of the save. `undo` deletes what is written, until the save gets to its commit.
+    """
+
+    root: R
+    work: R
+    save: str
+    found: Found
+    undo: contextlib.ExitStack
+    above: list[str] = dataclasses.field(default_factory=list)
+    # Whether what has failed came with the commit, or after it.
+    is_committed: bool = False
+
+    @property
+    def own(self) -> str:
+        """The directory of the save in `work`."""
+        return f"d/{self.save}"
+
+    def publish(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
+        """Makes what is written, with this index and these files for other readers, the
+        checkpoint at the root. See the modules of the strategies."""
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def noted(self, note: str) -> Iterator[None]:
+        """Around the commit, and what follows it: says so in an error."""
+        try:
+            yield
+        except Exception as e:
+            self.is_committed = True
+            e.add_note(note)
+            raise
+
+    def committed(self) -> contextlib.AbstractContextManager[None]:
+        return self.noted(
+            f"The checkpoint at `{self.root}` is saved and whole all the same. What "
+            "failed is what follows: the files for other readers, and the deletion of "
+            "the checkpoint that was there before."
+        )
+
+    @contextlib.contextmanager
+    def alone(self, root: Renames, own: Renames) -> Iterator[int]:
+        """Makes the directory `own` to write in, and holds its lock, which tells others
+        that its writer lives. Yields how many directories above were not there."""
+        for leftover in _leftovers.beside(root):
+            _leftovers.delete_abandoned(leftover)
+        made = own.missing()
+        self.undo.callback(drop_empty, made)
+        self.undo.callback(discard, own)
+        with own.made():
+            try:
+                yield len(made)
+            except FileNotFoundError as e:
+                if self.is_committed or own.entry() != "nothing":
+                    raise
+                raise replaced(root) from e
+
+
+def drop_empty(directories: Iterable[Backend]) -> None:
+    for directory in directories:
+        directory.drop_directory()
+
+
+def discard(root: Backend, key: str = "") -> None:
+    """Deletes what is of no use any more, if that can be done."""
+    with contextlib.suppress(OSError, ValueError):
+        root.delete(key)
+
+
+def replaced(root: Backend) -> RuntimeError:
+    if root.read(_files.INDEX) is None:
+        return RuntimeError(
+            f"What was at `{root}` was deleted while this save was being written, and "
+            "so was this save. Nothing is there now: save again."
+        )
+    return RuntimeError(
+        f"The checkpoint at `{root}` was replaced by another writer while this save "
+        "was being written. The other one stands; this one is discarded."
+    )
+
+
+@contextlib.contextmanager
+def unpublished(root: Backend, nbytes: int = 0) -> Iterator[None]:
+    """Around what a save of so many bytes does before its commit.
+
+    **Raises:** an error of the system as one that names the path, and says that nothing
+    is lost.
+    """
+    try:
+        yield
+    except OSError as e:
+        # What is not there was deleted by another writer. A store says itself what it
+        # refuses.
+        if e.errno is None or e.errno == errno.ENOENT or root.is_far:
+            raise
+        of = f" of {_text.size(nbytes)}" if nbytes else ""
+        raise OSError(
+            e.errno,
+            f"{os.strerror(e.errno)}, while a save{of} was being written to `{root}`. "
+            f"Nothing was saved, and the path is as it was before.{_advice(e)}",
+        ) from e
+
+
+def _advice(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return " Make room there, or save elsewhere."
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return " Choose a path that you may write to."
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return " Too many files are open: raise the limit (`ulimit -n`)."
+    return ""
+
+
+def own_entries(found: Found) -> set[str]:
+    """The names that a checkpoint has at its path."""
+    own = {*_files.SIDE, "d", _files.INDEX}
+    if found.index is not None and found.index.layout == "zarr":
+        own.update(map(_files.directory, found.index.leaves.names))
+    return own
+
+
+def foreign(root: Backend, found: Found, entries: Mapping[str, bool]) -> list[str]:
+    """What is not part of a checkpoint: beside its files, and in its directories."""
+    out = set(entries) - own_entries(found)
+    leaves: set[str] = set()
+    # In a store, to look into the directory of each leaf would take as many requests.
+    if found.index and found.index.layout == "zarr" and not root.is_far:
+        leaves.update(map(_files.directory, found.index.leaves.names))
+    for name in {"d"} | leaves:
+        inside = root.below(name).list_top() if entries.get(name) else None
+        for entry in inside or ():
+            of_leaf = name in leaves and entry in ("zarr.json", "c")
+            if not of_leaf and not (name == "d" and _index.is_save_id(entry)):
+                out.add(f"{name}/{entry}")
+    return sorted(out)

@@ -1,0 +1,63 @@
+"""TensorStore's contexts, and the processes that may not use it."""
+
+import functools as ft
+import os
+
+import tensorstore as ts
+
+from . import _remote
+
+
+# So that nothing reads more than a leaf's own bytes, chunks are not cached.
+_context_spec = {
+    "cache_pool": {"total_bytes_limit": 0},
+    **_remote.CONTEXT,
+}
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+
+
+@ft.cache
+def watch_forks() -> None:
+    """From now on `check_fork` raises in forked children."""
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+@ft.cache
+def context() -> ts.Context:
+    watch_forks()
+    _remote.bound_waits()
+    return ts.Context(_context_spec)
+
+
+@ft.cache
+def mmap_context() -> ts.Context:
+    return ts.Context(
+        {**_context_spec, "file_io_mode": {"mode": "memmap"}}, parent=context()
+    )
+
+
+def with_nodes(parent: ts.Context) -> ts.Context:
+    """A context that keeps the nodes of a database, which is all that it is used for:
+    the next one at the same path would be taken for the one that is known."""
+    return ts.Context(
+        {"cache_pool#nodes": {"total_bytes_limit": 64 * 2**20}}, parent=parent
+    )
+
+
+def is_forked() -> bool:
+    return _forked
+
+
+def check_fork() -> None:
+    """**Raises:** `RuntimeError` in a forked child, where TensorStore would abort."""
+    if _forked:
+        raise RuntimeError(
+            "This process was forked from one that has used eqx_ckpt, and TensorStore "
+            "does not work in such a process. Start processes with `spawn`: "
+            "`multiprocessing.get_context('spawn')`."
+        )

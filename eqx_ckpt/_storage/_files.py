@@ -1,0 +1,218 @@
+"""Files of a local file system: their locks, writes, renames and mounts."""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import functools as ft
+import os
+import pathlib
+import stat
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from .._runtime import _undo
+
+
+# What file systems take, in bytes.
+LONGEST_NAME, LONGEST_PATH = 255, 4096
+# Where a memory-mapped file is one that this machine has: a network file system can
+# lose it while we read, which is a SIGBUS.
+_local_file_systems = frozenset(
+    "ext2 ext3 ext4 xfs btrfs zfs f2fs tmpfs ramfs overlay bcachefs apfs hfs".split()
+)
+# Bytes that are read here and not by TensorStore.
+# Each thread counts its own: a lock could be left locked by Ctrl-C.
+counts: dict[int, int] = {}
+
+
+def look(directory: str, key: str, follow: bool) -> os.stat_result | None:
+    """A regular file in a directory; None where there is none.
+
+    **Raises:** `ValueError` for anything else that is there, and, unless `follow`, for
+    a link on the way to it.
+    """
+    path = directory
+    parts = key.split("/")
+    found = None
+    for number, part in enumerate(parts, 1):
+        path = f"{path}/{part}"
+        try:
+            found = os.stat(path, follow_symlinks=follow)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        is_right = stat.S_ISREG if number == len(parts) else stat.S_ISDIR
+        if not is_right(found.st_mode):
+            here = "/".join(parts[:number])
+            if stat.S_ISLNK(found.st_mode):
+                raise ValueError(
+                    f"`{here}` in it is a symbolic link, which may lead anywhere. If "
+                    "you trust it, open it with `follow_symlinks=True`"
+                )
+            what = "file" if number == len(parts) else "directory"
+            raise ValueError(f"`{here}` in it is not a {what}")
+    return found
+
+
+def read_open(fd: int, start: int, into: np.ndarray) -> int:
+    """Reads an open file from a byte on, and returns how many bytes it has there."""
+    done = 0
+    while done < into.nbytes:
+        count = os.preadv(fd, [into[done:].data], start + done)
+        if count == 0:
+            break
+        done += count
+    thread = threading.get_ident()
+    counts[thread] = counts.get(thread, 0) + done
+    return done
+
+
+@contextlib.contextmanager
+def lock(directory: str | os.PathLike[str], wait: bool = False) -> Iterator[bool]:
+    """See `Locks.lock`."""
+    while True:
+        with _undo.opened(directory, os.O_RDONLY | os.O_DIRECTORY) as fd:
+            # A child that is forked meanwhile has the descriptor too, and would keep
+            # the lock of a file that is only closed here.
+            with _undo.surely(ft.partial(_unlock, fd)):
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                except OSError:
+                    yield False
+                    return
+                # While we waited another directory may have come in its place.
+                if _is_at(fd, directory):
+                    yield True
+                    return
+
+
+def _unlock(fd: int) -> None:
+    with contextlib.suppress(OSError):
+        fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def _is_at(fd: int, path: str | os.PathLike[str]) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def made(directory: pathlib.Path) -> Iterator[None]:
+    """See `Locks.made`."""
+    with contextlib.ExitStack() as locked:
+        for attempts_left in reversed(range(100)):
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+                locked.enter_context(lock(directory, wait=True))
+                break
+            except FileNotFoundError:
+                # Before it had its lock another process took it for a leftover.
+                if not attempts_left:
+                    raise
+        yield
+
+
+_MAX_BUFFERS = 512
+MAX_BATCH = 2**20
+
+
+def write(path: str, buffers: Iterable[Any], sync: bool) -> None:
+    """Writes a new file of `buffers`, which are drawn one by one."""
+    with _undo.opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+        batch: list[memoryview] = []
+        size = 0
+        for buffer in buffers:
+            view = memoryview(buffer)
+            if not view.nbytes:
+                continue
+            batch.append(view)
+            size += view.nbytes
+            if size >= MAX_BATCH or len(batch) == _MAX_BUFFERS:
+                _write_all(fd, batch)
+                batch, size = [], 0
+        _write_all(fd, batch)
+        if sync:
+            os.fsync(fd)
+
+
+def _write_all(fd: int, views: list[memoryview]) -> None:
+    while views:
+        written = os.writev(fd, views)
+        done = 0
+        while done < len(views) and written >= views[done].nbytes:
+            written -= views[done].nbytes
+            done += 1
+        views = views[done:]
+        if views and written:
+            views[0] = views[0].cast("B")[written:]
+
+
+def sync(path: str, flags: int = 0) -> None:
+    with _undo.opened(path, os.O_RDONLY | flags) as fd:
+        os.fsync(fd)
+
+
+def remove(path: pathlib.Path) -> None:
+    """Deletes a file or a directory, never through a link."""
+    # Others may be deleting the same leftovers.
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISDIR(path.lstat().st_mode):
+            path.unlink()
+            return
+        for child in path.iterdir():
+            remove(child)
+        path.rmdir()
+
+
+_exchange_flag = 2  # RENAME_EXCHANGE of Linux, RENAME_SWAP of macOS.
+_at_cwd = -100
+
+
+def exchange(a: str, b: str) -> None:
+    """Lets two directories change places, atomically.
+
+    **Raises:** `OSError` with the error of the system, and no text of its own.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    x, y = os.fsencode(a), os.fsencode(b)
+    if hasattr(libc, "renameat2"):
+        failed = libc.renameat2(_at_cwd, x, _at_cwd, y, _exchange_flag)
+    elif hasattr(libc, "renamex_np"):
+        failed = libc.renamex_np(x, y, _exchange_flag)
+    else:
+        ctypes.set_errno(errno.ENOSYS)
+        failed = -1
+    if failed:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def folds_case(directory: str) -> bool:
+    """Whether the file system takes names that differ by case only for one."""
+    place = directory
+    while not os.path.isdir(place):
+        place = os.path.dirname(place)
+    swapped = place.swapcase()
+    return swapped != place and os.path.exists(swapped)
+
+
+@ft.lru_cache(maxsize=64)
+def is_on_this_machine(directory: str) -> bool:
+    """Whether no network can take the files in a directory away."""
+    try:
+        mounts = pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return False
+    best = ("", "")
+    for line in mounts:
+        fields, _, rest = line.partition(" - ")
+        point = fields.split()[4].encode().decode("unicode_escape")
+        if directory == point or directory.startswith(point.rstrip("/") + "/"):
+            if len(point) >= len(best[0]):
+                best = (point, rest.split()[0])
+    return best[1] in _local_file_systems

@@ -1,0 +1,371 @@
+"""Object stores, and memory: what has keys, and no directories."""
+
+import contextlib
+import dataclasses
+import json
+import urllib.parse
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+
+from .._errors import MissingError
+from .._format import _text
+from . import _context, _kv, _remote
+from ._backend import Backend, Entry, Value
+
+
+# The generation of what is not there. An empty one would be any.
+_ABSENT = b"\x02"
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryBackend:
+    """Values of this process, by keys. What has no request is one of these too."""
+
+    url: str
+    # Of the store, as JSON.
+    options: str = "{}"
+
+    is_far = True
+
+    def __str__(self) -> str:
+        """For messages: a URL may have any characters."""
+        return _text.escape(self.url)
+
+    def as_url(self) -> str:
+        return self.url
+
+    def target(self) -> str:
+        return self.url
+
+    def real(self) -> Backend:
+        return self
+
+    def below(self, key: str) -> Backend:
+        # In a URL a `%` begins another character.
+        url = f"{self.url}/{urllib.parse.quote(key)}"
+        return dataclasses.replace(self, url=url)
+
+    def _bucket(self) -> str:
+        """The URL of all of the store."""
+        return "memory://"
+
+    def split(self) -> tuple[Backend, str]:
+        if self.url == self._bucket():
+            return self, ""
+        url, _, key = self.url.rpartition("/")
+        return dataclasses.replace(self, url=url), key
+
+    def pinned(self, key: str) -> Backend:
+        return self
+
+    def unpinned(self) -> Backend:
+        return self
+
+    def entry(self) -> Entry | None:
+        return None
+
+    def is_file(self) -> bool:
+        above, key = self.split()
+        return bool(key) and bool(above.stamp(key))
+
+    def is_link(self, key: str = "") -> bool:
+        return False
+
+    def check_bucket(self) -> None:
+        pass
+
+    def folds_case(self) -> bool:
+        return False
+
+    def spec(self, key: str = "") -> dict[str, Any]:
+        spec = ts.KvStore.Spec(self.url + "/").to_json() | json.loads(self.options)
+        path = spec.get("path", "")
+        spec["path"] = (path if path.strip("/") else self._top()) + (key and key + "/")
+        return spec
+
+    def _top(self) -> str:
+        """The path of all of the store."""
+        return ""
+
+    def context(self) -> ts.Context:
+        return _context.context()
+
+    def kv(self) -> ts.KvStore:
+        return _kv.known(self)
+
+    def wait(self, future: Any) -> Any:
+        try:
+            return future.result()
+        except Exception as e:
+            raise self.explain(e) from e
+
+    def explain(self, error: Exception) -> Exception:
+        return _kv.explain(str(self), error)
+
+    def has(self, key: str) -> bool:
+        return self.read(key, 1) is not None
+
+    def size(self, key: str) -> int | None:
+        return None
+
+    def check_range(self, key: str, stop: int) -> int | None:
+        if stop:
+            last = self.kv().read(key, byte_range=slice(stop - 1, stop))
+            if not self._is_there(last):
+                raise MissingError(f"`{key}`, or the end of it, is missing")
+        return None
+
+    def _is_there(self, reading: Any) -> bool:
+        """Whether a range that is being read is within its file."""
+        try:
+            return self.wait(reading).state == "value"
+        except MissingError:
+            return False
+
+    def read(
+        self, key: str, stop: int | None = None, limit: int | None = None
+    ) -> Value | None:
+        _context.check_fork()
+        kv = self.kv()
+        reading = kv.read(key, byte_range=slice(0, stop))
+        if stop is None and limit is not None:
+            # Nothing else says how long it is before all of it is here.
+            self._check_limit(key, limit)
+        got = self.wait(reading)
+        return Value(got.value, got.stamp.generation) if got.state == "value" else None
+
+    def _check_limit(self, key: str, limit: int) -> None:
+        beyond = self.kv().read(key, byte_range=slice(limit, limit + 1))
+        with contextlib.suppress(MissingError):
+            if self.wait(beyond).state == "value":
+                raise ValueError(f"`{key}` is longer than {limit} bytes")
+
+    def read_some(self, keys: Sequence[str], limit: int) -> list[bytes | None]:
+        _context.check_fork()
+        kv = self.kv()
+        futures = [kv.read(key) for key in keys]
+        found = [self.wait(future) for future in futures]
+        values = [got.value if got.state == "value" else None for got in found]
+        return [None if v is None or len(v) > limit else v for v in values]
+
+    def read_into(self, key: str, start: int, into: np.ndarray) -> int:
+        _context.check_fork()
+        # A range that goes on where the file ends is refused; one without an end is
+        # not.
+        for stop in (start + into.nbytes, None):
+            try:
+                reading = self.kv().read(key, byte_range=slice(start, stop))
+                got = self.wait(reading)
+            except MissingError as e:
+                if _remote.is_beyond(e):
+                    return 0
+                continue
+            if got.state != "value":
+                raise FileNotFoundError(f"There is no `{key}`.")
+            into[: len(got.value)] = np.frombuffer(got.value, np.uint8)
+            return len(got.value)
+        return 0
+
+    def read_tail(self, key: str, count: int) -> bytes:
+        _context.check_fork()
+        return self.wait(self.kv().read(key, byte_range=slice(-count, None))).value
+
+    def start_read(self, key: str, start: int, stop: int) -> ts.Future:
+        return self.kv().read(key, byte_range=slice(start, stop))
+
+    # Of no bytes TensorStore asks for what is known of a file.
+    _few = slice(0, 0)
+
+    def stamp(self, key: str) -> str:
+        got = self.wait(self.kv().read(key, byte_range=self._few))
+        return got.stamp.generation.hex() if got.state == "value" else ""
+
+    def can_list(self) -> bool:
+        return True
+
+    def list_top(self) -> dict[str, bool] | None:
+        tops: dict[str, bool] = {}
+        for key in self._list(""):
+            first, slash, _ = key.partition("/")
+            tops[first] = bool(slash)
+        return tops or None
+
+    def list_all(self) -> list[str] | None:
+        return self._list("")
+
+    def _list(self, start: str) -> list[str]:
+        """The keys that begin with `start`."""
+        # Whole keys are listed and looked at. Not all servers heed the range that they
+        # are asked for, and TensorStore cuts as much off the beginning of any key:
+        # somebody else's would be taken for ours, and deleted.
+        top = dataclasses.replace(self, url=self._bucket())
+        path = self.spec()["path"].removeprefix(top.spec()["path"]).encode()
+        first = path + start.encode()
+        stop = first[:-1] + bytes([first[-1] + 1]) if first else b""
+        keys = self.wait(top.kv().list(ts.KvStore.KeyRange(first, stop)))
+        ours = [key[len(path) :] for key in keys if key.startswith(first)]
+        return [key.decode("utf-8", "surrogateescape") for key in ours]
+
+    def survey(self, most: int) -> dict[str, int] | None:
+        return None
+
+    def is_directory(self, key: str) -> bool:
+        return bool(self._list(key + "/"))
+
+    def may_hold(self, key: str) -> bool:
+        with contextlib.suppress(PermissionError):  # To list may not be allowed.
+            return self.is_directory(key)
+        return True
+
+    def await_directory(self, key: str) -> None:
+        pass
+
+    def check_writable(self) -> None:
+        pass
+
+    def check_conditions(self, key: str) -> None:
+        pass
+
+    def write(self, key: str, buffers: Iterable[Any], sync: bool = False) -> None:
+        self.wait(self.kv().write(key, b"".join(buffers)))
+
+    def stage(self, aside: str, key: str, data: bytes, sync: bool) -> None:
+        pass
+
+    def replace(self, aside: str, key: str, data: bytes, found: Value | None) -> bool:
+        # The store compares and writes in one step.
+        expected = _ABSENT if found is None else found.generation
+        if self.wait(self.kv().write(key, data, if_equal=expected)).generation:
+            return True
+        # If the answer to a write was lost it was tried again, and refused: what was
+        # there before had been replaced by the first one.
+        now = self.read(key)
+        return now is not None and now.data == data
+
+    def swap(self, aside: str, key: str, data: bytes) -> None:
+        self.wait(self.kv().write(key, data))
+
+    def writers_lock(self) -> contextlib.AbstractContextManager[bool]:
+        return contextlib.nullcontext(False)
+
+    def copy(self, source: str, key: str, sync: bool) -> None:
+        value = self.read(source)
+        assert value is not None
+        self.write(key, [value.data], sync)
+
+    def make_directories(self, keys: Iterable[str]) -> None:
+        pass
+
+    def sync_directories(self, keys: Iterable[str]) -> None:
+        pass
+
+    def drop_directory(self, key: str = "") -> None:
+        pass
+
+    def delete(self, key: str) -> None:
+        kv = self.kv()
+        listed = self._list(key)
+        names = [n for n in listed if n == key or n.startswith(key and f"{key}/")]
+        for deleting in [kv.write(name, None) for name in names]:
+            self.wait(deleting)
+
+    def move(self, key: str, into: str, first: str) -> None:
+        kv = self.kv()
+        names = self._list(key + "/")
+        for name in names:
+            value = self.wait(kv.read(name)).value
+            self.wait(kv.write(into + name.removeprefix(key), value))
+        for name in sorted(names, key=f"{key}/{first}".__ne__):
+            self.wait(kv.write(name, None))
+
+
+# Buckets of which it is known that they heed the conditions of a write.
+_heeding: set[str] = set()
+
+
+class ObjectBackend(MemoryBackend):
+    """Keys in a bucket of a server: `s3://` and `gs://`."""
+
+    def _bucket(self) -> str:
+        return _remote.bucket(self.url)
+
+    def wait(self, future: Any) -> Any:
+        try:
+            return _remote.result(self.url, self.options, future)
+        except Exception as e:
+            raise self.explain(e) from e
+
+    def explain(self, error: Exception) -> Exception:
+        return _kv.explain(str(self), error, _remote.explain(self.url, error))
+
+    def check_bucket(self) -> None:
+        _remote.check_bucket(self.url)
+
+    def check_conditions(self, key: str) -> None:
+        options = self.spec()
+        del options["path"]
+        store = json.dumps(options, sort_keys=True)
+        is_asked = options.get("use_conditional_write", options["driver"] == "gcs")
+        if not is_asked or store in _heeding:
+            return
+        kv = self.kv()
+        found = self.wait(kv.write(key, b"1")).generation
+        self.wait(kv.write(key, b"2"))
+        tries = [
+            kv.write(key, b"3", if_equal=generation) for generation in (_ABSENT, found)
+        ]
+        if any(self.wait(stamp).generation for stamp in tries):
+            is_s3 = options["driver"] == "s3"
+            names = "`If-Match`, `If-None-Match`" if is_s3 else "`ifGenerationMatch`"
+            without = (
+                "; or, if never more than one process saves to a path, `ec.Store(url, "
+                "use_conditional_write=False)`"
+            )
+            raise RuntimeError(
+                f"The server of `{self}` ignores the conditions of a write ({names}), "
+                "which keep two saves to one path apart. Use a server that heeds them"
+                f"{without if is_s3 else ''}."
+            )
+        _heeding.add(store)
+
+
+class HttpBackend(ObjectBackend):
+    """Files of a web server, which can be read, and neither written nor listed."""
+
+    # What is known of a page it may not be.
+    _few = slice(0, 1)
+
+    def _top(self) -> str:
+        return "/"
+
+    def _check_limit(self, key: str, limit: int) -> None:
+        kv = self.kv()
+        try:
+            beyond = self.wait(kv.read(key, byte_range=slice(limit, limit + 1)))
+            if beyond.state == "value":
+                raise ValueError(f"`{key}` is longer than {limit} bytes")
+        except MissingError as e:
+            if not _remote.is_beyond(e):
+                # The server may have sent all of it, and not know parts of files.
+                self._is_there(kv.read(key, byte_range=slice(0, 1)))
+
+    def can_list(self) -> bool:
+        return False
+
+    def list_top(self) -> dict[str, bool] | None:
+        return None
+
+    def list_all(self) -> list[str] | None:
+        return None
+
+    def may_hold(self, key: str) -> bool:
+        return True
+
+    def check_writable(self) -> None:
+        raise ValueError(
+            f"`{self}` can only be read: nothing is saved over HTTP. Save to a "
+            "directory, or to an `s3://` or `gs://` URL, and publish that."
+        )
