@@ -106,7 +106,10 @@ class MemoryBackend:
         return _kv.explain(str(self), error)
 
     def has(self, key: str) -> bool:
-        return self.read(key, 1) is not None
+        try:
+            return self.read(key, 1) is not None
+        except MissingError:
+            return True  # It is empty.
 
     def size(self, key: str) -> int | None:
         return None
@@ -337,6 +340,12 @@ class HttpBackend(ObjectBackend):
 
     # What is known of a page it may not be.
     _few = slice(0, 1)
+
+    def stamp(self, key: str) -> str:
+        try:
+            return super().stamp(key)
+        except MissingError:
+            return "empty"
 
     def _top(self) -> str:
         return "/"

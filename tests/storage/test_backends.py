@@ -1,0 +1,462 @@
+"""One suite for every kind of store: what `Backend` promises, with real servers.
+
+What only some can do is asked of those that say they can: `Locks`, `Links`, `Renames`.
+"""
+
+import itertools
+import os
+import pathlib
+import pickle
+import re
+import zipfile
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from support import servers
+
+from eqx_ckpt._storage import _archive, _kv, _root
+from eqx_ckpt._storage._backend import Backend, Links, Locks, Origin, Renames
+
+
+_numbers = itertools.count()
+_WRITABLE = ["local", "memory", "s3", "gs"]
+_FILE = b"0123456789"
+
+
+class Store(NamedTuple):
+    """`write` is given a backend that writes where `read` reads: itself if it can."""
+
+    kind: str
+    read: Backend
+    write: Backend
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A directory, and the port of a web server that shows it."""
+    directory = tmp_path_factory.mktemp("served")
+    with servers.static(directory) as port:
+        yield directory, port
+
+
+def _store(kind, request):
+    number = next(_numbers)
+    if kind in ("s3", "gs"):
+        request.getfixturevalue(kind)
+        root = _root.resolve(f"{kind}://bucket/backends{number}/x")
+        return Store(kind, root, root)
+    if kind == "memory":
+        root = _root.resolve(f"memory://backends{number}/x")
+        return Store(kind, root, root)
+    if kind == "http":
+        directory, port = request.getfixturevalue("served")
+        below = directory / str(number)
+        below.mkdir()
+        read = _root.resolve(f"http://127.0.0.1:{port}/{number}")
+        return Store(kind, read, _root.resolve(below))
+    root = _root.resolve(request.getfixturevalue("tmp_path") / "x")
+    pathlib.Path(root.url).mkdir()
+    return Store(kind, root, root)
+
+
+@pytest.fixture(params=[*_WRITABLE, "http", "open"])
+def store(request):
+    """Each kind, with a file `a/file` in it; of `open` that is open."""
+    made = _store(request.param, request)
+    made.write.make_directories(["a", "b"])
+    made.write.write("a/file", [_FILE])
+    if request.param == "open":
+        read = made.read.pinned("a/file")
+        # Whatever comes to its name is not read.
+        path = pathlib.Path(made.write.url, "a", "file")
+        path.rename(path.with_name("old"))
+        path.write_bytes(b"something else")
+        made = made._replace(read=read)
+    yield made
+
+
+@pytest.fixture(params=_WRITABLE)
+def writable(request):
+    made = _store(request.param, request).write
+    assert isinstance(made, Backend)
+    return made
+
+
+def _into(count):
+    return np.zeros(count, np.uint8)
+
+
+# ---- Reads.
+
+
+def test_reads(store):
+    root = store.read
+    root.check_bucket()
+    assert root.has("a/file") and root.stamp("a/file") == root.stamp("a/file") != ""
+    assert root.read("a/file").data == _FILE
+    assert root.read("a/file", 4).data == _FILE[:4]
+    assert root.read("a/file", limit=10).data == _FILE
+    assert root.size("a/file") in (10, None)
+    assert root.check_range("a/file", 10) in (10, None)
+    if store.kind != "gs":  # The emulator knows no ranges from the end.
+        assert root.read_tail("a/file", 3) == _FILE[-3:]
+    assert root.wait(root.start_read("a/file", 2, 5)).value == _FILE[2:5]
+    into = _into(4)
+    assert root.read_into("a/file", 3, into) == 4 and into.tobytes() == _FILE[3:7]
+    assert root.below("a").read("file").data in (_FILE, b"something else")
+    directory, key = root.below("a").below("file").split()
+    assert key == "file" and directory.has("file")
+    assert pickle.loads(pickle.dumps(root.unpinned())) == root.unpinned()
+
+
+def test_a_file_that_is_not_there(store):
+    root = store.read
+    assert not root.has("a/none") and root.stamp("a/none") == ""
+    assert root.read("a/none") is None and root.read("a/none", limit=3) is None
+    assert root.size("a/none") is None
+    if root.is_far:  # There a directory is none.
+        assert root.read("a") is None and not root.has("a")
+    assert root.read_some(["a/none"], 20) == [None]
+    for read in (
+        lambda: root.check_range("a/none", 1),
+        lambda: root.read_into("a/none", 0, _into(1)),
+    ):
+        with pytest.raises(Exception) as caught:
+            read()
+        assert _kv.is_missing(caught.value)
+
+
+def test_a_range_that_ends_beyond_the_file(store):
+    root = store.read
+    for stop in (11, 2**40):
+        with pytest.raises(Exception) as caught:
+            root.check_range("a/file", stop)
+        assert _kv.is_missing(caught.value)
+    into = _into(8)
+    assert root.read_into("a/file", 6, into) == 4 and into[:4].tobytes() == _FILE[6:]
+    assert root.read_into("a/file", 10, into) == 0
+    assert root.read_into("a/file", 100, into) == 0
+    with pytest.raises(ValueError, match="longer than 9 bytes"):
+        root.read("a/file", limit=9)
+    assert root.read_some(["a/file", "a/file"], 9) in ([None, None],)
+    with pytest.raises(Exception) as caught:
+        root.wait(root.start_read("a/file", 8, 20))
+    assert _kv.is_missing(root.explain(caught.value))
+
+
+def test_an_empty_file(store):
+    if store.kind == "gs":
+        pytest.skip("The emulator takes no empty files.")
+    store.write.write("b/empty", [])
+    root = store.read
+    assert root.read("b/empty").data == b"" and root.has("b/empty")
+    assert root.stamp("b/empty")
+    assert root.check_range("b/empty", 0) in (0, None)
+
+
+def test_a_stamp_is_of_one_version(store):
+    if store.kind == "open":
+        path = pathlib.Path(store.write.url, "a", "old")
+        was = store.read.stamp("a/file")
+        path.write_bytes(b"written to")
+        assert store.read.stamp("a/file") != was
+        return
+    was = store.read.stamp("a/file")
+    store.write.delete("a/file")
+    assert store.read.stamp("a/file") == ""
+    store.write.write("a/file", [b"other"])
+    assert store.read.stamp("a/file") not in ("", was)
+
+
+def test_lists(store):
+    root = store.read
+    if not root.can_list():
+        assert root.list_top() is None and root.list_all() is None
+        return
+    tops = root.list_top()
+    assert tops["a"] is True
+    assert "a/file" in root.list_all()
+    assert root.is_directory("a") and not root.is_directory("none")
+    assert root.may_hold("a")
+    assert root.below("none").list_top() is None
+    sizes = root.survey(100)
+    assert sizes is None or set(sizes) == set(root.list_all())
+
+
+@pytest.mark.parametrize("kind", ["s3", "gs"])
+def test_a_request_that_is_refused(request, kind):
+    root = _store(kind, request).write
+    root.write("file", [_FILE])
+    with request.getfixturevalue(kind).used() as proxy:
+        proxy.fault = lambda *_: 403
+        for refused in (
+            lambda: root.read("file"),
+            lambda: root.check_range("file", 3),
+            lambda: root.write("file", [_FILE]),
+        ):
+            with pytest.raises(PermissionError, match="refuses access"):
+                refused()
+        with pytest.raises(OSError):
+            root.list_top()
+        if kind == "s3":
+            assert root.may_hold("a")  # To list may not be allowed.
+    assert root.read("file").data == _FILE and not root.may_hold("a")
+
+
+@pytest.mark.parametrize("kind", ["s3", "gs"])
+def test_an_answer_that_is_lost(request, kind):
+    """The write is tried again, and refused: what was there is ours already."""
+    root = _store(kind, request).write
+    lost = []
+
+    def lose(method, path):
+        if method in ("PUT", "POST") and not lost:
+            lost.append(path)
+            return "lose"
+
+    with request.getfixturevalue(kind).used() as proxy:
+        proxy.fault = lose
+        assert root.replace("", "index", b"ours", None)
+    assert lost and root.read("index").data == b"ours"
+
+
+# ---- What must not be read.
+
+
+def test_a_link_and_what_is_no_file(tmp_path):
+    (tmp_path / "x" / "there").mkdir(parents=True)
+    (tmp_path / "secret").write_bytes(_FILE)
+    os.symlink("../secret", tmp_path / "x" / "link")
+    os.symlink("../x", tmp_path / "x" / "around")
+    os.mkfifo(tmp_path / "x" / "fifo")
+    root = _root.resolve(tmp_path / "x")
+    for key, what in {
+        "link": "is a symbolic link",
+        "around/link": "is a symbolic link",
+        "fifo": "is not a file",
+        "there": "is not a file",
+    }.items():
+        for read in (
+            lambda: root.read(key),
+            lambda: root.size(key),
+            lambda: root.check_range(key, 1),
+            lambda: root.read_into(key, 0, _into(1)),
+            lambda: root.read_tail(key, 1),
+            lambda: root.wait(root.start_read(key, 0, 1)),
+        ):
+            with pytest.raises(ValueError, match=what):
+                read()
+        assert root.stamp(key) == ""
+    with pytest.raises(ValueError):
+        root.survey(100)
+    assert root.list_top()["link"] is False and root.is_link("link")
+    trusting = _root.resolve(tmp_path / "x", follow=True)
+    assert trusting.read("link").data == _FILE
+    with pytest.raises(ValueError, match="is not a file"):
+        trusting.read("fifo")
+    # Nothing is deleted through a link.
+    root.delete("link")
+    root.delete("around")
+    assert (tmp_path / "secret").exists() and not root.is_link("link")
+    with pytest.raises(ValueError, match="more than 1 files"):
+        _root.resolve(tmp_path).survey(1)
+
+
+def test_what_stands_at_a_place(tmp_path):
+    (tmp_path / "file").write_bytes(_FILE)
+    os.mkfifo(tmp_path / "fifo")
+    os.symlink("nowhere", tmp_path / "dangling")
+    found = {
+        name: _root.resolve(tmp_path / name).entry()
+        for name in ("", "file", "fifo", "dangling", "none", "file/below")
+    }
+    assert found == {
+        "": "directory",
+        "file": "file",
+        "fifo": "other",
+        "dangling": "nothing",
+        "none": "nothing",
+        "file/below": "nothing",
+    }
+    with pytest.raises(NotADirectoryError, match="`.*file` is a file"):
+        _root.resolve(tmp_path / "file" / "below").check_writable()
+    assert _root.resolve(tmp_path / "file").is_file()
+    assert not _root.resolve(tmp_path).is_file()
+
+
+def test_a_web_server_takes_nothing(request):
+    root = _store("http", request).read
+    with pytest.raises(ValueError, match="nothing is saved over HTTP"):
+        root.check_writable()
+    with pytest.raises(Exception):
+        root.write("file", [_FILE])
+
+
+# ---- Writes.
+
+
+def test_writes(writable):
+    root = writable
+    root.check_writable()
+    root.check_conditions("d/digests")
+    root.make_directories(["a/b", "c"])
+    root.write("a/b/1", [b"ab", memoryview(b"cd")], True)
+    root.write("a/2", [b"2"])
+    root.sync_directories(["a/b", "a", ""])
+    root.copy("a/b/1", "c/1", True)
+    assert root.read("c/1").data == b"abcd"
+    assert root.read_some(["a/b/1", "a/2"], 10) == [b"abcd", b"2"]
+    root.await_directory("a")
+    root.move("a", "moved", "b/1")
+    assert root.read("a/b/1") is None and root.read("moved/b/1").data == b"abcd"
+    root.write("moved-too", [b"m"])
+    root.delete("moved")
+    assert root.list_top().keys() >= {"c", "moved-too"}
+    assert "moved" not in root.list_top() and not root.is_directory("moved")
+    root.drop_directory("c")
+    assert root.has("c/1")
+    root.delete("none")
+    root.below("c").delete("")
+    assert not root.has("c/1") and root.has("moved-too")
+
+
+@pytest.mark.parametrize("key", ["index", "inner/index"])
+def test_a_commit(writable, key):
+    root = writable
+    root.make_directories(["own"])
+    with root.writers_lock() as held:
+        assert held == isinstance(root, Locks)
+        root.stage("own", key, b"1", True)
+        if "/" in key:
+            root.swap("own", key, b"1")
+        else:
+            assert root.replace("own", key, b"1", None)
+        found = root.read(key)
+        assert found.data == b"1"
+        # Another has been faster.
+        root.stage("own", key, b"2", False)
+        assert not root.replace("own", key, b"2", None)
+        assert root.read(key).data == b"1"
+        assert root.replace("own", key, b"2", found)
+        root.stage("own", key, b"3", False)
+        assert not root.replace("own", key, b"3", found)
+        root.swap("own", key, b"3")
+        assert root.read(key).data == b"3"
+        root.delete(key)
+        root.stage("own", key, b"4", False)
+        assert not root.replace("own", key, b"4", found)
+        assert root.read(key) is None
+
+
+def test_a_new_file_takes_the_place_of_none(tmp_path):
+    root = _root.resolve(tmp_path)
+    root.write("file", [_FILE])
+    with pytest.raises(FileExistsError):
+        root.write("file", [b"other"])
+    assert root.read("file").data == _FILE
+
+
+# ---- What some can do.
+
+
+def test_who_can_do_what(store):
+    is_local = store.kind in ("local", "open")
+    for protocol in (Locks, Links, Renames):
+        assert isinstance(store.read, protocol) == is_local
+    assert store.read.is_far != is_local
+    assert (store.read.entry() is None) == store.read.is_far
+
+
+def test_locks(tmp_path):
+    root = _root.resolve(tmp_path / "a" / "b")
+    with root.made():
+        with root.lock() as held:
+            assert not held
+    with root.lock() as held:
+        assert held
+    with pytest.raises(FileNotFoundError):
+        with root.below("none").lock():
+            pass
+
+
+def test_links(tmp_path):
+    one, two = (_root.resolve(tmp_path / name) for name in ("one", "two"))
+    for root in (one, two):
+        root.make_directories([""])
+    one.write("file", [_FILE])
+    assert two.link_from(Origin(one, "file", 10), "linked", True)
+    assert os.path.samefile(tmp_path / "one" / "file", tmp_path / "two" / "linked")
+    assert not two.link_from(Origin(one, "file", 9), "shorter", False)
+    assert not two.link_from(Origin(one, "none", 9), "missing", False)
+    assert not two.link_from(Origin(one, "file", 10), "linked", False)
+    memory = _root.resolve("memory://links")
+    assert not two.link_from(Origin(memory, "file", 10), "far", False)
+    with pytest.raises(ValueError):
+        one.hold("file", 9)
+    # What is held is copied where it has lost its name to another file.
+    held = one.hold("file", 10)
+    assert two.link_from(Origin(one, "file", 10, held), "held", True)
+    assert os.path.samefile(tmp_path / "one" / "file", tmp_path / "two" / "held")
+    one.delete("file")
+    one.write("file", [b"something else"])
+    assert two.link_from(Origin(one, "file", 10, held), "copied", True)
+    assert two.read("copied").data == _FILE
+
+
+def test_renames(tmp_path):
+    old, new = (_root.resolve(tmp_path / "in" / name) for name in ("old", "new"))
+    assert [p.path for p in old.missing()] == [str(tmp_path / "in")]
+    for root, data in ((old, b"old"), (new, b"new")):
+        root.make_directories([""])
+        root.write("file", [data])
+    assert new.parent().below("old").read("file").data == b"old" and new.name == "new"
+    os.chmod(old.path, 0o711)
+    new.exchange(old)
+    assert old.read("file").data == b"new" and new.read("file").data == b"old"
+    assert os.stat(old.path).st_mode & 0o777 == 0o711
+    with pytest.raises(OSError):
+        new.rename(old)
+    new.give("file", old.below(".."))
+    new.drop_directory()
+    assert new.entry() == "nothing"
+    with pytest.raises(FileNotFoundError):
+        new.exchange(old)
+    old.write_by("staged", lambda file: file.write(b"one file"), True)
+    target = _root.resolve(tmp_path / "target")
+    old.become("staged", target, False)
+    assert (tmp_path / "target").read_bytes() == b"one file"
+    old.write_by("again", lambda file: file.write(b"2"), False)
+    with pytest.raises(FileExistsError):
+        old.become("again", target, False)
+    old.become("again", target, True)
+    assert (tmp_path / "target").read_bytes() == b"2"
+
+
+def test_a_zip_takes_files_and_is_one(tmp_path):
+    with open(tmp_path / "zip", "wb") as file, _archive.Archive(file) as archive:
+        archive.write("a/file", [b"01234", memoryview(b"56789")], True)
+        archive.write("empty", [])
+    with zipfile.ZipFile(tmp_path / "zip") as written:
+        assert written.namelist() == ["a/file", "empty"]
+        assert written.read("a/file") == _FILE
+        place = written.getinfo("a/file").header_offset
+    root = _root.resolve(tmp_path).pinned("zip")
+    assert _FILE in root.read("zip").data[place:]
+    assert root.read("zip").data.index(_FILE) % 64 == 0
+
+
+# ---- The rooms above.
+
+
+def test_nobody_else_asks_what_kind_it_is():
+    package = pathlib.Path(_root.__file__).parents[1]
+    kinds = r"\b(Local|Object|Memory|Http|File)Backend\b|\b_(local|objects)\b"
+    asking = [
+        f"{path.relative_to(package)}: {line.strip()}"
+        for path in sorted(package.rglob("*.py"))
+        if path.parent.name != "_storage"
+        for line in path.read_text().splitlines()
+        if re.search(kinds, line)
+    ]
+    assert asking == []
