@@ -70,10 +70,15 @@ def _is_final(frame: Any) -> bool:
 
 
 def _trace(call: Callable[[], Any], trace: Callable[..., Any]) -> None:
+    def run() -> Iterator[None]:
+        yield call()
+
     threading.settrace(trace)
     sys.settrace(trace)
     try:
-        call()
+        # What is raised in the last step of an `except`, where Python itself raises
+        # nothing, leaves that error handled: of a generator, until it ends.
+        next(run())
     finally:
         sys.settrace(None)
         threading.settrace(None)  # pyright: ignore
