@@ -146,11 +146,15 @@ class CheckpointManager:
         return self
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        with _undo.surely(self._signals.forget):
-            if error is None:
-                self._saves.end()
-            else:
-                self._saves.end_after(error)
+        try:
+            with _undo.surely(self._signals.forget):
+                if error is None:
+                    self._saves.end()
+                else:
+                    self._saves.end_after(error)
+        finally:
+            # As Ctrl-C may come before the first step of `surely`.
+            self._signals.forget()
 
     def restore(
         self, like: PyTree, step: int | None = None, **options: Any
