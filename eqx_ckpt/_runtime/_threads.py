@@ -51,7 +51,10 @@ def gather(jobs: Sequence[Any], threads: int = 8, waiting: bool = False) -> list
         if is_quiet:
             with contextlib.suppress(OSError):
                 _lower_priority()
-        work()
+        try:
+            work()
+        except BaseException as e:
+            errors.append(e)
 
     def work() -> None:
         while not errors:
@@ -59,10 +62,7 @@ def gather(jobs: Sequence[Any], threads: int = 8, waiting: bool = False) -> list
                 number = todo.popleft()
             except IndexError:
                 return
-            try:
-                results[number] = jobs[number]()
-            except BaseException as e:
-                errors.append(e)
+            results[number] = jobs[number]()
 
     most = threads if waiting else min(threads, os.cpu_count() or 1)
     count = 1 if is_quiet else min(most, len(jobs)) - 1

@@ -286,7 +286,10 @@ def _thread(name: str) -> str:
 
 # Of these also the short form raises at each line: nearly all that changes the state of
 # the process is there.
-_WINDOWS = {"save later": ("_undo.py", "_gc.py", "_background.py", "_threads.py")}
+_WINDOWS = {
+    "save later": ("_undo.py", "_gc.py", "_background.py", "_threads.py"),
+    "helper of a save": ("_threads.py",),
+}
 
 # What a call then raises. A thread may end without having said why.
 _ERRORS = {True: (KeyboardInterrupt,), False: (MemoryError, RuntimeError)}
