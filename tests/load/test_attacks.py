@@ -43,7 +43,8 @@ class Watched:
         command = [sys.executable, "-m", "attacks"]
         if trace is not None:
             watch = "trace=" + _traced.replace("|", ",")
-            command = ["strace", "-f", "-y", "-o", str(trace), "-e", watch, *command]
+            options = ["-f", "--seccomp-bpf", "-y", "-o", str(trace), "-e", watch]
+            command = ["strace", *options, *command]
         env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": "1"}
         self.process = subprocess.Popen(
             command,

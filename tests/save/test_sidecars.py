@@ -64,7 +64,14 @@ def test_orbax_restores_trees_of_any_form(tmp_path):
         tmp_path, 8, "random_trees", "parts", "other_nodes", "skeletons"
     )
     assert not _wrong(report)
-    assert len(report) == 3 * (25 + 2 + 6 + 2)
+    assert len(report) == 3 * (8 + 2 + 6 + 2)
+
+
+@pytest.mark.long
+def test_orbax_restores_more_trees(tmp_path):
+    report = _ask_orbax(tmp_path, 8, "more_random_trees")
+    assert not _wrong(report)
+    assert len(report) == 3 * 25
 
 
 def test_orbax_sees_the_last_save(tmp_path):

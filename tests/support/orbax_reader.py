@@ -257,9 +257,9 @@ def leaves_out(root):
             yield (layout, name, "target"), wrong + _differences(got, expected)
 
 
-def random_trees(root):
+def random_trees(root, count=8):
     rng = random.Random(0)
-    for number in range(25):
+    for number in range(count):
         tree = expected = None
         while not jax.tree.leaves(expected):
             tree = random_tree(rng)
@@ -273,6 +273,10 @@ def random_trees(root):
             if jtu.tree_structure(got) != jtu.tree_structure(expected):
                 wrong.append(f"{got} instead of {expected}")
             yield (str(number), name), wrong
+
+
+def more_random_trees(root):
+    yield from random_trees(root, 25)
 
 
 def long_names(root):
