@@ -295,7 +295,7 @@ _WINDOWS = {
 _ERRORS = {True: (KeyboardInterrupt,), False: (MemoryError, RuntimeError)}
 
 # Who waits for a thread that dies before these lines waits for ever.
-_BEGUN = 4
+_BEGUN = 5
 
 # Seconds that the next calls may take: one, and more on a busy machine.
 _MOST = 15
