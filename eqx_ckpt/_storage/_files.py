@@ -57,6 +57,30 @@ def look(directory: str, key: str, follow: bool) -> os.stat_result | None:
     return found
 
 
+def survey(directory: str, follow: bool, most: int) -> dict[str, int]:
+    """The keys and sizes of all files in a directory. **Raises:** as `look`, and for
+    more than `most` of them."""
+    sizes: dict[str, int] = {}
+    count = 0
+    above = [""]
+    while above:
+        key = above.pop()
+        with os.scandir(f"{directory}/{key}" if key else directory) as entries:
+            for entry in entries:
+                count += 1
+                below = f"{key}{entry.name}"
+                if entry.is_dir(follow_symlinks=follow):
+                    above.append(below + "/")
+                elif entry.is_file(follow_symlinks=follow):
+                    sizes[below] = entry.stat(follow_symlinks=follow).st_size
+                else:
+                    look(directory, below, follow)
+                    raise ValueError(f"`{below}` in it is not a file")
+                if count > most:
+                    raise ValueError(f"it has more than {most} files")
+    return sizes
+
+
 def read_open(fd: int, start: int, into: np.ndarray) -> int:
     """Reads an open file from a byte on, and returns how many bytes it has there."""
     done = 0
@@ -118,7 +142,7 @@ def made(directory: pathlib.Path) -> Iterator[None]:
 
 
 _MAX_BUFFERS = 512
-MAX_BATCH = 2**20
+_MAX_BATCH = 2**20
 
 
 def write(path: str, buffers: Iterable[Any], sync: bool) -> None:
@@ -132,7 +156,7 @@ def write(path: str, buffers: Iterable[Any], sync: bool) -> None:
                 continue
             batch.append(view)
             size += view.nbytes
-            if size >= MAX_BATCH or len(batch) == _MAX_BUFFERS:
+            if size >= _MAX_BATCH or len(batch) == _MAX_BUFFERS:
                 _write_all(fd, batch)
                 batch, size = [], 0
         _write_all(fd, batch)
@@ -150,6 +174,25 @@ def _write_all(fd: int, views: list[memoryview]) -> None:
         views = views[done:]
         if views and written:
             views[0] = views[0].cast("B")[written:]
+
+
+def link_held(fd: int, source: str, path: str, sync: bool) -> bool:
+    """Gives an open file, which was called `source`, another name. Returns whether it
+    has: not where it has lost that name, nor where there are no links."""
+    with contextlib.suppress(OSError):
+        os.link(source, path)
+        if os.path.samestat(os.stat(path), os.fstat(fd)):
+            if sync:
+                os.fsync(fd)
+            return True
+        os.unlink(path)
+    return False
+
+
+def parts(fd: int) -> Iterator[bytes]:
+    """The bytes of an open file, a few at a time."""
+    starts = range(0, os.fstat(fd).st_size, _MAX_BATCH)
+    return (os.pread(fd, _MAX_BATCH, start) for start in starts)
 
 
 def sync(path: str, flags: int = 0) -> None:

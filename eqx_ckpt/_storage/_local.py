@@ -202,25 +202,7 @@ class _Reads:
         return list(self.survey(2**63))
 
     def survey(self, most: int) -> dict[str, int]:
-        sizes: dict[str, int] = {}
-        count = 0
-        above = [""]
-        while above:
-            key = above.pop()
-            with os.scandir(self._at(key)) as entries:
-                for entry in entries:
-                    count += 1
-                    below = f"{key}{entry.name}"
-                    if entry.is_dir(follow_symlinks=self.follow):
-                        above.append(below + "/")
-                    elif entry.is_file(follow_symlinks=self.follow):
-                        sizes[below] = entry.stat(follow_symlinks=self.follow).st_size
-                    else:
-                        self._look(below)
-                        raise ValueError(f"`{below}` in it is not a file")
-                    if count > most:
-                        raise ValueError(f"it has more than {most} files")
-        return sizes
+        return _files.survey(self.path, self.follow, most)
 
     def is_directory(self, key: str) -> bool:
         return os.path.isdir(self._at(key))
@@ -337,7 +319,9 @@ class LocalBackend(_Reads):
             return False
         source = origin.directory._at(origin.key)
         if origin.held is not None:
-            self._link_held(origin.held.fileno(), source, into, sync)
+            fd = origin.held.fileno()
+            if not _files.link_held(fd, source, self._at(into), sync):
+                self.write(into, _files.parts(fd), sync)
             return True
         try:
             if origin.directory.check_range(origin.key, origin.size) != origin.size:
@@ -349,19 +333,6 @@ class LocalBackend(_Reads):
         except (OSError, ValueError):
             return False
         return True
-
-    def _link_held(self, fd: int, source: str, into: str, sync: bool) -> None:
-        with contextlib.suppress(OSError):
-            os.link(source, self._at(into))
-            if os.path.samestat(os.stat(self._at(into)), os.fstat(fd)):
-                if sync:
-                    os.fsync(fd)
-                return
-            os.unlink(self._at(into))
-        # It has lost its name, or there are no links.
-        starts = range(0, os.fstat(fd).st_size, _files.MAX_BATCH)
-        parts = (os.pread(fd, _files.MAX_BATCH, start) for start in starts)
-        self.write(into, parts, sync)
 
     # ---- Renames.
 

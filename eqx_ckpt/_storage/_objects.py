@@ -21,11 +21,10 @@ _ABSENT = b"\x02"
 
 
 @dataclasses.dataclass(frozen=True)
-class MemoryBackend:
-    """Values of this process, by keys. What has no request is one of these too."""
+class _Reads:
+    """Reads of values by keys. `options`: of the store, as JSON."""
 
     url: str
-    # Of the store, as JSON.
     options: str = "{}"
 
     is_far = True
@@ -40,36 +39,12 @@ class MemoryBackend:
     def target(self) -> str:
         return self.url
 
-    def real(self) -> Backend:
-        return self
-
-    def below(self, key: str) -> Backend:
-        # In a URL a `%` begins another character.
-        url = f"{self.url}/{urllib.parse.quote(key)}"
-        return dataclasses.replace(self, url=url)
-
     def _bucket(self) -> str:
         """The URL of all of the store."""
         return "memory://"
 
-    def split(self) -> tuple[Backend, str]:
-        if self.url == self._bucket():
-            return self, ""
-        url, _, key = self.url.rpartition("/")
-        return dataclasses.replace(self, url=url), key
-
-    def pinned(self, key: str) -> Backend:
-        return self
-
-    def unpinned(self) -> Backend:
-        return self
-
     def entry(self) -> Entry | None:
         return None
-
-    def is_file(self) -> bool:
-        above, key = self.split()
-        return bool(key) and bool(above.stamp(key))
 
     def is_link(self, key: str = "") -> bool:
         return False
@@ -225,6 +200,34 @@ class MemoryBackend:
 
     def await_directory(self, key: str) -> None:
         pass
+
+
+class MemoryBackend(_Reads):
+    """Values of this process: they are written as those of an object store."""
+
+    def real(self) -> Backend:
+        return self
+
+    def below(self, key: str) -> Backend:
+        # In a URL a `%` begins another character.
+        url = f"{self.url}/{urllib.parse.quote(key)}"
+        return dataclasses.replace(self, url=url)
+
+    def split(self) -> tuple[Backend, str]:
+        if self.url == self._bucket():
+            return self, ""
+        url, _, key = self.url.rpartition("/")
+        return dataclasses.replace(self, url=url), key
+
+    def pinned(self, key: str) -> Backend:
+        return self
+
+    def unpinned(self) -> Backend:
+        return self
+
+    def is_file(self) -> bool:
+        above, key = self.split()
+        return bool(key) and bool(above.stamp(key))
 
     def check_writable(self) -> None:
         pass
