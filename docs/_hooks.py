@@ -49,7 +49,9 @@ def _notebook(path: pathlib.Path) -> tuple[str, dict[str, bytes]]:
             if "image/png" in data:
                 name = f"{path.stem}/{len(pictures)}.png"
                 pictures[f"notebooks/{name}"] = base64.b64decode(data["image/png"])
-                parts.append(f"![What the code draws]({name})")
+                width = output["metadata"].get("image/png", {}).get("width")
+                size = f'{{ width="{width}" }}' if width else ""
+                parts.append(f"![What the code draws]({name}){size}")
             elif "text/html" in data:
                 # Markdown ends a block of HTML at an empty line.
                 html = re.sub(r"\n\s*\n", "\n", "".join(data["text/html"]))
@@ -69,6 +71,8 @@ def on_files(files: Any, config: Any) -> Any:
                 files.append(File.generated(config, name, content=data))
         else:
             body = (root / path).read_text()
+            if path == "README.md":
+                body = f"---\nhide: [navigation]\n---\n{body}"
         files.append(File.generated(config, page, content=body))
     for path in PICTURES:
         data = (root / path).read_bytes()

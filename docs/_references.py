@@ -5,6 +5,14 @@ from typing import Any
 
 import griffe
 
+from eqx_ckpt._runtime import _processes
+
+
+DEFAULTS = {
+    "_leaf.is_storable": "is_storable",
+    "_processes.TIMEOUT": str(_processes.TIMEOUT),
+}
+
 
 class References(griffe.Extension):
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
@@ -22,6 +30,10 @@ class References(griffe.Extension):
                 target.docstring.value,
             )
             target.docstring.value = text
+        for parameter in getattr(target, "parameters", []):
+            # A default that is a private constant: its value says more.
+            default = str(parameter.default)
+            parameter.default = DEFAULTS.get(default, parameter.default)
         if target.is_class or target.is_module:
             for name, child in target.members.items():
                 if not name.startswith("_") and not child.is_alias:
