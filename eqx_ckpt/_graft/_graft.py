@@ -29,9 +29,10 @@ from .._storage import _store
 from .._tree import _leaf, _leaks, _restore
 from .._tree._static import Static
 from . import _plan
-from ._pairs import Model, Stored
-from ._plan import Placed, Plan
+from ._place import Placed
+from ._plan import Options, Plan
 from ._report import Difference, Report, Row
+from ._sides import Model, Stored
 
 
 @_open.again(1, "ckpt")
@@ -133,18 +134,9 @@ def graft(
 
     with team.heard():
         stored = Stored(_checkpoint.open(ckpt))
-        plan = _plan.plan(
-            ours,
-            stored,
-            pairs,
-            fresh,
-            drop,
-            cast=cast,
-            static=static,
-            scalars=scalars,
-            read_scalars=lambda some: read(list(map(_as_saved, some)), False),
-            can_init=init is not None,
-        )
+        options = Options(fresh, drop, scalars, static, cast, init is not None)
+        as_saved = lambda some: read(list(map(_as_saved, some)), False)
+        plan = _plan.plan(ours, stored, pairs, options, as_saved)
     leaves = list(ours.flat.leaves)
     wants = [want for x in plan.made for want in _wants(x)]
 
@@ -152,7 +144,7 @@ def graft(
         values = read(wants, progress)[::-1]
         return [_made(x, values, ours.names) for x in plan.made]
 
-    values = _deserialise.in_step(team, [stored.index.save], make)
+    values = _deserialise.in_step(team, [stored.source.index.save], make)
     for x, value in zip(plan.made, values):
         leaves[x.number] = value
     for number, origin in plan.again.items():
@@ -165,7 +157,7 @@ def graft(
         tuple(_rows(ours, stored, plan)),
         tuple(Difference(*x) for x in dict.fromkeys(plan.differences)),
         None if stored.source.root.is_far else _store.bytes_read() - before,
-        stored.index.leaves.nbytes,
+        stored.saved.nbytes,
     )
     return tree, report
 
@@ -208,7 +200,7 @@ def _made(x: Placed, values: list[Any], names: list[str]) -> Any:
 
 
 def _rows(model: Model, stored: Stored, plan: Plan) -> list[Row]:
-    saved = stored.index.leaves
+    saved = stored.saved
     sizes = [template.nbytes for template in saved.templates]
     rows: dict[int, Row] = {}
     for x in plan.placed:

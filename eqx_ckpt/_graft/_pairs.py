@@ -1,42 +1,13 @@
 """The pairs of a graft: which node of the model takes which node of the checkpoint."""
 
 import re
-import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
-import numpy as np
-from jaxtyping import PyTree
-
-from .._format import _names
-from .._load import _checkpoint, _lazy, _nodes
-from .._load._checkpoint import Checkpoint
-from .._load._lazy import LazyArray
-from .._tree import _filters, _flatten, _nearest, _select
-from .._tree._node import Node as SavedNode
+from .._load import _checkpoint
+from .._tree import _nearest
 from ..adapters import Adapter
-
-
-class Node(NamedTuple):
-    """A node of either side: its name, and its leaves by their names below it.
-
-    The leaves are numbers in the model, and `Saved` in the checkpoint.
-    """
-
-    name: str
-    leaves: dict[str, Any]
-
-
-class Saved(NamedTuple):
-    """A leaf of the checkpoint, and what a rename says is to be done to it."""
-
-    lazy: LazyArray
-    adapters: tuple[Adapter, ...] = ()
-
-    @property
-    def place(self) -> int:
-        return self.lazy._record.place
+from ._sides import Model, Node, said, Saved, Stored
 
 
 class Group(NamedTuple):
@@ -53,138 +24,6 @@ class Pair(NamedTuple):
     adapter: Adapter | None
     problems: list[tuple[str, str]]
     renamed: bool
-
-
-# ---- The two sides.
-
-
-class Model:
-    """The tree to be grafted into, by number, by name and by node."""
-
-    def __init__(self, tree: PyTree):
-        self.tree = tree
-        self.flat = _flatten.flatten(tree, None)
-        self.names = [_names.name_of(path)[0] for path in self.flat.paths]
-        self.storable = [_filters.by_default(x) for x in self.flat.leaves]
-        self.below = by_prefix(self.names)
-        self.tagged = _select.Tagged(self.flat, self.storable, None)
-
-    def is_array(self, number: int) -> bool:
-        leaf = self.flat.leaves[number]
-        arrays = (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic)
-        is_array = isinstance(leaf, arrays) or _filters.is_other_array(leaf)
-        return self.storable[number] and is_array
-
-    def nodes(self, where: Any, called: str) -> list[Node]:
-        """The nodes that a `where` picks, in the order that it gives."""
-        try:
-            wholes = self.tagged.select(where, called).wholes
-        except (AttributeError, LookupError) as e:
-            raise ValueError(f"`{called}` fails on the model: {_said(e)}") from e
-        return [self.node(_flatten.module_name(path, "")) for path in wholes]
-
-    def node(self, name: str) -> Node:
-        numbers = [n for n in self.below.get(name, []) if self.storable[n]]
-        return Node(name, {_names.below(self.names[n], name): n for n in numbers})
-
-
-class Stored:
-    """An open checkpoint, by name and by node."""
-
-    def __init__(self, ckpt: Checkpoint):
-        self.ckpt = ckpt
-        self.source = ckpt._source
-        self.index = ckpt._source.index
-        self.below = by_prefix(self.index.leaves.names)
-
-    def nodes(self, where: Any, called: str) -> list[Node]:
-        if isinstance(where, str):
-            if where not in self.below:
-                near = _nearest.Names(self.below).nearest(where, 3)
-                names = ", ".join(f"`{x}`" for x in near or self.index.leaves.names[:3])
-                raise ValueError(
-                    f"`{called}` is {where!r}, which the checkpoint at "
-                    f"`{self.ckpt.path}` does not have. The nearest there: {names}."
-                )
-            return [self.node(where)]
-        if not callable(where):
-            raise TypeError(
-                f"`{called}` must be a dotted name or a function of the checkpoint's "
-                f"tree, such as `lambda c: c.model`, not a `{type(where).__name__}`."
-            )
-        try:
-            picked = where(self.ckpt.tree)
-        except (AttributeError, LookupError, TypeError) as e:
-            raise ValueError(f"`{called}` fails on the checkpoint: {_said(e)}") from e
-        nodes = list(self._collect(picked, called))
-        if not nodes:
-            raise ValueError(f"`{called}` selects nothing of the checkpoint.")
-        return nodes
-
-    def _collect(self, picked: Any, called: str) -> list[Node]:
-        if isinstance(picked, (SavedNode, LazyArray)):
-            found = _nodes.origin(picked)
-            if found is None:
-                raise ValueError(
-                    f"`{called}` returned a node that was edited: save it, and open "
-                    "what was saved."
-                )
-            source, name = found
-            if source is not self.source:
-                raise ValueError(
-                    f"`{called}` returned a node of another checkpoint, that at "
-                    f"`{source.root}`."
-                )
-            if isinstance(picked, SavedNode):
-                return [self.node(name)]
-            return [Node(name, {"": Saved(picked)})]
-        if isinstance(picked, dict):
-            picked = list(picked.values())
-        if isinstance(picked, (list, tuple)):
-            some = [x for x in picked if x is not None]  # In a slice: not stored.
-            return [node for x in some for node in self._collect(x, called)]
-        advice = (
-            " Make a list of it." if isinstance(picked, types.GeneratorType) else ""
-        )
-        raise TypeError(
-            f"`{called}` must return nodes of the checkpoint's tree, as "
-            f"`lambda c: c.model` does, and not a `{type(picked).__name__}`.{advice}"
-        )
-
-    def node(self, name: str) -> Node:
-        return Node(
-            name,
-            {
-                _names.below(self.index.leaves.names[place], name): Saved(
-                    _lazy.lazy_of(
-                        self.source, self.index.leaves.record(place, known=True)
-                    )
-                )
-                for place in self.below.get(name, [])
-            },
-        )
-
-
-def by_prefix(names: Sequence[str]) -> dict[str, list[int]]:
-    """The leaves below each node, by its dotted name."""
-    out: dict[str, list[int]] = {"": list(range(len(names)))}
-    for number, name in enumerate(names):
-        if name == _names.ROOT:
-            continue
-        at = name.find(".")
-        while at != -1:
-            out.setdefault(name[:at], []).append(number)
-            at = name.find(".", at + 1)
-        out.setdefault(name, []).append(number)
-    return out
-
-
-def _said(error: Exception) -> str:
-    # Of a KeyError, `str` is the `repr` of what was said, which may be the key alone.
-    said = str(error.args[0]) if error.args else type(error).__name__
-    return (
-        f"there is no {said!r}" if type(error) is KeyError and " " not in said else said
-    )
 
 
 # ---- Renames.
@@ -395,7 +234,7 @@ def parse(given: Any, label: str, model: Model, stored: Stored) -> Pair:
     except Exception as e:
         if _fits_swapped(where, source, model, stored):
             raise ValueError(
-                f"{_said(e).rstrip('.')}. The sides of `{label}` look swapped: the "
+                f"{said(e).rstrip('.')}. The sides of `{label}` look swapped: the "
                 "model's is the first, and the checkpoint's the second."
             ) from e
         raise

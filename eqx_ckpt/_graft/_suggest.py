@@ -8,7 +8,7 @@ import jax.tree_util as jtu
 
 from .._format import _names
 from .._tree import _nearest, _restore
-from ._pairs import Model, Stored
+from ._sides import Model, Stored
 
 
 # Suggestions are for people, who would not read more of them.
@@ -46,7 +46,7 @@ def lines(
     fresh = [_code(model, x) for x in _roots(model.below, new, arrays)]
     if fresh and None not in fresh:
         out.append(f"    fresh=lambda m: {_listed([x for x in fresh if x])},")
-    everything = range(len(stored.index.leaves.names))
+    everything = range(len(stored.saved.names))
     drop = [_saved_code(stored, x) for x in _roots(stored.below, old, everything)]
     if drop:
         out.append(f"    drop=lambda c: {_listed(drop)},")
@@ -94,15 +94,13 @@ class _Twins:
         # The leaves by the last part of their name and their shape, and by shape alone.
         self._places: dict[tuple[str | None, tuple[int, ...]], list[int]] = {}
         for place in sorted(old):
-            name, shape = stored.index.leaves.names[place], self._saved_shape(place)
+            name, shape = stored.saved.names[place], self._saved_shape(place)
             self._places.setdefault((_last(name), shape), []).append(place)
             self._places.setdefault((None, shape), []).append(place)
         self._named: dict[tuple[int, ...], _nearest.Names] = {}
 
     def _saved_shape(self, place: int) -> tuple[int, ...]:
-        return self._stored.index.leaves.record(
-            place, known=True
-        ).template.logical_shape
+        return self._stored.saved.record(place, known=True).template.logical_shape
 
     def of(self, prefix: str) -> tuple[str, set[int]] | None:
         """The node with leaves of the same names and shapes. If there are several, that
@@ -128,8 +126,7 @@ class _Twins:
             below = self._stored.below[candidate]
             self.left -= len(below)
             theirs = {
-                _names.below(self._stored.index.leaves.names[p], candidate): p
-                for p in below
+                _names.below(self._stored.saved.names[p], candidate): p for p in below
             }
             alike = _nearest.ratio(prefix, candidate)
             rank = (-len(mine ^ theirs.keys()), -candidate.count("."), alike)
@@ -141,7 +138,7 @@ class _Twins:
     def _candidates(
         self, prefix: str, wanted: dict[str, tuple[int, ...]]
     ) -> Iterable[str]:
-        index = self._stored.index
+        saved = self._stored.saved
         if not wanted:
             return []
         if "" in wanted:
@@ -149,14 +146,12 @@ class _Twins:
             shape = wanted[""]
             if shape not in self._named:
                 places = self._places.get((None, shape), [])
-                self._named[shape] = _nearest.Names(
-                    index.leaves.names[p] for p in places
-                )
+                self._named[shape] = _nearest.Names(saved.names[p] for p in places)
             return self._named[shape].nearest(prefix, most=8)
         # Those that have the rarest of the leaves.
         keys = {below: (_last(below), shape) for below, shape in wanted.items()}
         rarest = min(wanted, key=lambda x: len(self._places.get(keys[x], ())))
-        names = [index.leaves.names[p] for p in self._places.get(keys[rarest], [])]
+        names = [saved.names[p] for p in self._places.get(keys[rarest], [])]
         ends = "." + rarest
         return [x[: -len(ends)] for x in names if x.endswith(ends)] + [
             "" for x in names if x == rarest
@@ -166,7 +161,7 @@ class _Twins:
         for below, shape in wanted.items():
             self.left -= 1
             full = ".".join(x for x in (candidate, below) if x)
-            place = self._stored.index.leaves.places.get(full)
+            place = self._stored.saved.places.get(full)
             if place is None or place not in self._old:
                 return False
             if shape != self._saved_shape(place):
@@ -195,7 +190,7 @@ def _code(model: Model, prefix: str) -> str | None:
 
 
 def _saved_code(stored: Stored, prefix: str) -> str:
-    record = stored.index.leaves.record(stored.below[prefix][0])
+    record = stored.saved.record(stored.below[prefix][0])
     keys = _names.keys_of(record.name, record.template.keys)
     out = "c"
     for kind, key in keys[: prefix.count(".") + 1 if prefix else 0]:

@@ -142,45 +142,11 @@ def from_state_dict(
 
         ```
     """
-    leaves: dict[str, Any] = {}
-    templates: dict[Template, int] = {}
-    numbers: list[int] = []
     if not isinstance(state_dict, Mapping):
         raise TypeError(
             f"A state dict is nested dicts, and not a `{type(state_dict).__name__}`."
         )
-    rows = list(_walk(state_dict, ()))
-    entries = _flatten.state_entries(like, _flatten.flatten(like, is_leaf).paths, "")
-    states = {entry.state for entry in entries.values()}
-    positions, markers = _positions([name for name, _ in rows], states)
-    for name, (_, value) in zip(positions, rows):
-        try:
-            keys = "".join("o" if x[:2] == "%=" else "k" for x in name.split("."))
-            keys = "" if name == _names.ROOT else keys
-            _names.keys_of(name, keys)
-        except ValueError as e:
-            raise ValueError(
-                f"The state dict has a leaf at {_names.shorten(name)}, which is no "
-                f"name of a leaf: {e}. `ec.leaf_names` shows those of a tree."
-            ) from None
-        if name in leaves:
-            raise ValueError(f"The state dict has two leaves of the name `{name}`.")
-        try:
-            # What has been through `to_leaf` is what was stored.
-            if not (_leaf.is_own(value) or isinstance(value, (str, bytes))):
-                value = _register.to_leaf(value)
-            if isinstance(value, (list, tuple)):
-                raise TypeError("lists are dicts here, such as `{'0': ..., '1': ...}`.")
-            if value is None or callable(value):
-                raise TypeError(f"{value!r:.60} is not a leaf. Remove the entry.")
-            template = _leaf.describe(value)
-        except (ValueError, TypeError) as e:
-            raise type(e)(f"The state dict's leaf `{name}`: {e}") from None
-        chunk = tuple(max(1, n) for n in template.shape)
-        template = template._replace(keys=keys, chunk=chunk)
-        leaves[name] = value
-        numbers.append(templates.setdefault(template, len(templates)))
-    values = list(leaves.values())
+    saved, values = _leaves(state_dict, like, is_leaf)
     options = _match.Options(
         filter_spec=filter_spec,
         is_leaf=is_leaf,
@@ -189,7 +155,6 @@ def from_state_dict(
         unexpected=unexpected,
         cast=cast,
     )
-    saved = Leaves(list(leaves), list(templates), numbers, markers=markers)
     matched = _match.match(saved, like, options, "state dict")
     out = []
     for _, record, target in matched.pairs:
@@ -198,6 +163,59 @@ def from_state_dict(
         except (ValueError, TypeError) as e:
             raise RuntimeError(f"The state dict's leaf `{record.name}`: {e}") from e
     return matched.tree(out)
+
+
+def _leaves(
+    state_dict: Mapping, like: PyTree, is_leaf: IsLeaf
+) -> tuple[Leaves, list[Any]]:
+    """The leaves of nested dicts as those of a checkpoint, and their values."""
+    values: dict[str, Any] = {}
+    templates: dict[Template, int] = {}
+    numbers: list[int] = []
+    rows = list(_walk(state_dict, ()))
+    entries = _flatten.state_entries(like, _flatten.flatten(like, is_leaf).paths, "")
+    states = {entry.state for entry in entries.values()}
+    positions, markers = _positions([name for name, _ in rows], states)
+    for name, (_, value) in zip(positions, rows):
+        keys = _keys(name)
+        if name in values:
+            raise ValueError(f"The state dict has two leaves of the name `{name}`.")
+        value, template = _described(name, value)
+        chunk = tuple(max(1, n) for n in template.shape)
+        template = template._replace(keys=keys, chunk=chunk)
+        values[name] = value
+        numbers.append(templates.setdefault(template, len(templates)))
+    saved = Leaves(list(values), list(templates), numbers, markers=markers)
+    return saved, list(values.values())
+
+
+def _keys(name: str) -> str:
+    """The kinds of the keys of a name."""
+    try:
+        keys = "".join("o" if x[:2] == "%=" else "k" for x in name.split("."))
+        keys = "" if name == _names.ROOT else keys
+        _names.keys_of(name, keys)
+    except ValueError as e:
+        raise ValueError(
+            f"The state dict has a leaf at {_names.shorten(name)}, which is no name of "
+            f"a leaf: {e}. `ec.leaf_names` shows those of a tree."
+        ) from None
+    return keys
+
+
+def _described(name: str, value: Any) -> tuple[Any, Template]:
+    """A leaf as it would be stored, and what describes it."""
+    try:
+        # What has been through `to_leaf` is what was stored.
+        if not (_leaf.is_own(value) or isinstance(value, (str, bytes))):
+            value = _register.to_leaf(value)
+        if isinstance(value, (list, tuple)):
+            raise TypeError("lists are dicts here, such as `{'0': ..., '1': ...}`.")
+        if value is None or callable(value):
+            raise TypeError(f"{value!r:.60} is not a leaf. Remove the entry.")
+        return value, _leaf.describe(value)
+    except (ValueError, TypeError) as e:
+        raise type(e)(f"The state dict's leaf `{name}`: {e}") from None
 
 
 def _walk(node: Mapping, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:

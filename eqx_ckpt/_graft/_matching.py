@@ -1,0 +1,247 @@
+"""Which leaf of the model each pair gives which of the checkpoint, by name."""
+
+import collections
+import functools as ft
+from typing import NamedTuple
+
+from .._format import _names
+from .._load._lazy import LazyArray
+from .._tree import _flatten, _leaf, _restore, _show
+from .._tree._show import Problems
+from ..adapters import Adapter
+from . import _pairs
+from ._pairs import Group, Pair
+from ._sides import Model, Node, Saved, Stored, target_of
+
+
+class Job(NamedTuple):
+    """Leaves of the model, those of the checkpoint that they are made of, and how."""
+
+    label: str
+    numbers: list[int]
+    saved: list[Saved]
+    adapter: Adapter | None
+
+    @property
+    def own(self) -> bool:
+        """Whether a function of the user's takes part, which may read."""
+        adapters = [a for saved in self.saved for a in saved.adapters]
+        return any(a.own for a in [*adapters, self.adapter] if a is not None)
+
+
+class Scalar(NamedTuple):
+    """A Python scalar of the model inside of a pair, and the saved one."""
+
+    number: int
+    lazy: LazyArray
+
+
+class Matching:
+    """Which leaf of the model each pair gives which of the checkpoint, by name."""
+
+    def __init__(self, model: Model, stored: Stored, pairs: list[Pair]):
+        self.model = model
+        self.stored = stored
+        self.pairs = pairs
+        self.problems = Problems()
+        self.fresh: dict[int, str] = {}
+        self.dropped: dict[int, str] = {}
+        self.jobs: list[Job] = []
+        self.scalars: list[Scalar] = []
+        self.covered: dict[int, str] = {}
+        self.used: dict[int, str] = {}
+        self.state_entries = _flatten.state_entries(model.tree, model.flat.paths, "")
+        self.index_names = (
+            _flatten.index_names(model.tree) if self.state_entries else {}
+        )
+
+    def find(self) -> None:
+        """Finds the `jobs`, and the `scalars` that are inside of pairs."""
+        for pair in self.pairs:
+            matched = False
+            for group in pair.groups:
+                moves = self._entries(group)
+                left = [
+                    {
+                        moves.get(n, name): n
+                        for name, n in node.leaves.items()
+                        if n not in self.fresh
+                    }
+                    for node in group.left
+                ]
+                right = [
+                    {
+                        k: x
+                        for k, x in node.leaves.items()
+                        if x.place not in self.dropped
+                    }
+                    for node in group.right
+                ]
+                for name in dict.fromkeys(k for leaves in left for k in leaves):
+                    numbers = [leaves.get(name) for leaves in left]
+                    saved = [leaves.get(name) for leaves in right]
+                    if any(x is not None for x in saved):
+                        matched = True
+                        self._pair_up(pair, group, name, numbers, saved)
+            if not matched:
+                self._nothing(pair)
+            for name, text in pair.problems:
+                self.problems.add("rule", name, text)
+
+    def _pair_up(
+        self,
+        pair: Pair,
+        group: Group,
+        name: str,
+        numbers: list[int | None],
+        saved: list[Saved | None],
+    ) -> None:
+        model, problems = self.model, self.problems
+        whole_numbers = [n for n in numbers if n is not None]
+        whole_saved = [x for x in saved if x is not None]
+        for x in whole_saved:
+            self.used.setdefault(x.place, pair.label)
+        overlaps = [n for n in whole_numbers if n in self.covered]
+        for n in overlaps:
+            text = f"in {self.covered[n]} and in {pair.label}"
+            problems.add("overlap", model.names[n], text)
+        if overlaps:
+            return
+        self.covered.update(dict.fromkeys(whole_numbers, pair.label))
+        if None in numbers or None in saved:
+            for side, leaves in ((group.left, numbers), (group.right, saved)):
+                for node, leaf in zip(side, leaves):
+                    if leaf is None:
+                        where = "model" if side is group.left else "checkpoint"
+                        full = ".".join(x for x in (node.name, name) if x)
+                        problems.add("incomplete", full, f"not in the {where}")
+            return
+        # A scalar that is picked by itself is meant to be loaded.
+        scalar = not any(model.is_array(n) for n in whole_numbers)
+        if scalar and any(node.leaves.keys() != {""} for node in group.left):
+            for n in whole_numbers:
+                self.scalars += [Scalar(n, x.lazy) for x in whole_saved]
+            return
+        self.jobs.append(Job(pair.label, whole_numbers, whole_saved, pair.adapter))
+
+    def _entries(self, group: Group) -> dict[int, str]:
+        """The names, below the node, of leaves of an eqx.nn.State: they have those of
+        positions, and stand for those of the same StateIndex."""
+        root, source = group.left[0].name, group.right[0].name
+        states: dict[str, dict[int, str | None]] = {}
+        for n in group.left[0].leaves.values():
+            entry = self.state_entries.get(n)
+            if entry is not None and _names.is_under(entry.state, root):
+                label = self._label_there(entry.label)
+                states.setdefault(entry.state, {})[entry.position] = label
+        out: dict[int, str] = {}
+        leaves = self.stored.saved
+        for state, labels in states.items():
+            below = _names.below(state, root) if state else ""
+            there = ".".join(x for x in (source, below) if x)
+            places = self.stored.below.get(there, [])
+            saved = _flatten.stored_entries(leaves, there, places)
+            moves = _flatten.match_entries(there, labels, saved)
+            for n in group.left[0].leaves.values():
+                entry = self.state_entries.get(n)
+                if entry is None or entry.state != state:
+                    continue
+                rest = _names.below(self.model.names[n], state).partition(".")[2]
+                to = moves[entry.position]
+                parts = (below, "(no such entry)" if to is None else str(to), rest)
+                out[n] = ".".join(x for x in parts if x)
+        return out
+
+    def _label_there(self, label: str | None) -> str | None:
+        """The label of an entry with the names that its StateIndex has there: where
+        the leaves beside it come from. None if that is several places."""
+        names = []
+        for name in self.index_names.get(str(label), []):
+            module, _, field = name.rpartition(".")
+            there = self._modules_there.get(module)
+            if there is not None:
+                if len(there) != 1:
+                    return None
+                names.append(".".join(x for x in (*there, field) if x))
+                continue
+            for group in (group for pair in self.pairs for group in pair.groups):
+                for left, right in zip(group.left, group.right):
+                    if _names.is_under(name, left.name):
+                        parts = (right.name, _names.below(name, left.name))
+                        names.append(".".join(x for x in parts if x))
+        return "@" + ",".join(sorted(names)) if names else label
+
+    @ft.cached_property
+    def _modules_there(self) -> dict[str, set[str]]:
+        """The names in the checkpoint of the nodes whose leaves those below a node of
+        the model come from. None of them where the names of the leaves differ too."""
+        out: dict[str, set[str]] = collections.defaultdict(set)
+        groups = [group for pair in self.pairs for group in pair.groups]
+        for left, right in (x for g in groups for x in zip(g.left, g.right)):
+            for name in left.leaves.keys() & right.leaves.keys():
+                if left.leaves[name] in self.state_entries:
+                    continue
+                here = ".".join(x for x in (left.name, name) if x).split(".")
+                there = right.leaves[name].lazy.name.split(".")
+                out[".".join(here[:-1])] |= set()
+                for cut in range(1, min(len(here), len(there)) + 1):
+                    if here[-cut] != there[-cut]:
+                        break
+                    out[".".join(here[:-cut])].add(".".join(there[:-cut]))
+        return dict(out)
+
+    def _nothing(self, pair: Pair) -> None:
+        def some(nodes: list[Node]) -> str:
+            names = [name or "itself" for node in nodes for name in node.leaves]
+            shown = ", ".join(_show.fold(list(dict.fromkeys(names)))[:4])
+            return f"{_pairs.some(nodes)} has {shown or 'no leaves'}"
+
+        left = [node for group in pair.groups for node in group.left]
+        right = [node for group in pair.groups for node in group.right]
+        text = f"in the model {some(left)}; in the checkpoint {some(right)}"
+        if all(n in self.fresh for node in left for n in node.leaves.values()):
+            text += ". All of it is in `fresh` as well"
+        elif all(x.place in self.dropped for x in _saved_of(right)):
+            text += ". All of it is in `drop` as well"
+        elif {x.place for x in _saved_of(right)} <= set(self.used):
+            text += ". Another pair has it"
+        self.problems.add("nothing", pair.label, text)
+
+    def undeclared(self) -> tuple[list[int], list[int]]:
+        """The leaves of both sides that nobody has said anything of."""
+        model, saved = self.model, self.stored.saved
+        numbers = [
+            n
+            for n in range(len(model.names))
+            if model.is_array(n) and n not in self.covered and n not in self.fresh
+        ]
+        for n in numbers:
+            target = target_of(model, n)
+            self.problems.add("model", model.names[n], _restore.show_target(target))
+        places = [
+            place
+            for place in range(len(saved.names))
+            if place not in self.used and place not in self.dropped
+        ]
+        new = {
+            x.place
+            for pair in self.pairs
+            for group in pair.groups
+            for a, b in zip(group.left, group.right)
+            for name, x in b.leaves.items()
+            if a.leaves.get(name) in self.fresh
+        }
+        for place in places:
+            text = _leaf.show(saved.record(place).template)
+            if place in new:
+                text += "  (what it stands for is in `fresh`)"
+            same = saved.aliases.get(place)
+            if same is not None and same in self.used:
+                name = saved.names[same]
+                text += f"  (the same array as `{name}`, which is loaded)"
+            self.problems.add("checkpoint", saved.names[place], text)
+        return numbers, places
+
+
+def _saved_of(nodes: list[Node]) -> list[Saved]:
+    return [x for node in nodes for x in node.leaves.values()]
