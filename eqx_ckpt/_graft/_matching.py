@@ -50,10 +50,6 @@ class Matching:
         self.scalars: list[Scalar] = []
         self.covered: dict[int, str] = {}
         self.used: dict[int, str] = {}
-        self.state_entries = _flatten.state_entries(model.tree, model.flat.paths, "")
-        self.index_names = (
-            _flatten.index_names(model.tree) if self.state_entries else {}
-        )
 
     def find(self) -> None:
         """Finds the `jobs`, and the `scalars` that are inside of pairs."""
@@ -130,7 +126,7 @@ class Matching:
         root, source = group.left[0].name, group.right[0].name
         states: dict[str, dict[int, str | None]] = {}
         for n in group.left[0].leaves.values():
-            entry = self.state_entries.get(n)
+            entry = self.model.entries.get(n)
             if entry is not None and _names.is_under(entry.state, root):
                 label = self._label_there(entry.label)
                 states.setdefault(entry.state, {})[entry.position] = label
@@ -143,7 +139,7 @@ class Matching:
             saved = _flatten.stored_entries(leaves, there, places)
             moves = _flatten.match_entries(there, labels, saved)
             for n in group.left[0].leaves.values():
-                entry = self.state_entries.get(n)
+                entry = self.model.entries.get(n)
                 if entry is None or entry.state != state:
                     continue
                 rest = _names.below(self.model.names[n], state).partition(".")[2]
@@ -156,7 +152,7 @@ class Matching:
         """The label of an entry with the names that its StateIndex has there: where
         the leaves beside it come from. None if that is several places."""
         names = []
-        for name in self.index_names.get(str(label), []):
+        for name in self.model.index_names.get(str(label), []):
             module, _, field = name.rpartition(".")
             there = self._modules_there.get(module)
             if there is not None:
@@ -179,7 +175,7 @@ class Matching:
         groups = [group for pair in self.pairs for group in pair.groups]
         for left, right in (x for g in groups for x in zip(g.left, g.right)):
             for name in left.leaves.keys() & right.leaves.keys():
-                if left.leaves[name] in self.state_entries:
+                if left.leaves[name] in self.model.entries:
                     continue
                 here = ".".join(x for x in (left.name, name) if x).split(".")
                 there = right.leaves[name].lazy.name.split(".")

@@ -49,6 +49,9 @@ class Model:
         self.storable = [_filters.by_default(x) for x in self.flat.leaves]
         self.below = by_prefix(self.names)
         self.tagged = _select.Tagged(self.flat, self.storable, None)
+        # Of States: the entries that leaves are of, and the names of their StateIndex.
+        self.entries = _flatten.state_entries(tree, self.flat.paths, "")
+        self.index_names = _flatten.index_names(tree) if self.entries else {}
 
     def is_array(self, number: int) -> bool:
         leaf = self.flat.leaves[number]

@@ -43,7 +43,8 @@ def lines(
     if stack and old:
         more = [*out, "    ... and more pairs"] if out else []
         return ["  Perhaps, to paste:", *more] if more else []
-    fresh = [_code(model, x) for x in _roots(model.below, new, arrays)]
+    roots = _roots(model.below, new, arrays)
+    fresh = [_code(model, x) or _entry_code(model, x) for x in roots]
     if fresh and None not in fresh:
         out.append(f"    fresh=lambda m: {_listed([x for x in fresh if x])},")
     everything = range(len(stored.saved.names))
@@ -187,6 +188,22 @@ def _code(model: Model, prefix: str) -> str | None:
         else:
             return None
     return out
+
+
+def _entry_code(model: Model, prefix: str) -> str | None:
+    """`m.state.get(m.norm.ema_state_index)`, of an entry of a State."""
+    entry = model.entries.get(model.below[prefix][0])
+    if entry is None or prefix.rpartition(".")[::2] != (
+        entry.state,
+        f"{entry.position}",
+    ):
+        return None
+    for name in model.index_names.get(str(entry.label), [])[:1]:
+        module, _, field = name.rpartition(".")
+        state = _code(model, entry.state)
+        owner = _code(model, module) if module in model.below else None
+        return f"{state}.get({owner}.{field})" if state and owner else None
+    return None
 
 
 def _saved_code(stored: Stored, prefix: str) -> str:

@@ -38,7 +38,8 @@ def register_leaf(
 
     From then on, in this process, [`is_storable`][] is true of them, and all calls
     take them; or, as a context manager, for the calls in its block:
-    `with ec.register_leaf(...):`.
+    `with ec.register_leaf(...):`. A [`CheckpointManager`][] has to end inside of that
+    block, as it saves the last state at its own end.
 
     A load makes such a value where `like` has one. It fits what is stored if the leaf
     that `to_leaf` makes of the one in `like` does: an array has to have its shape and

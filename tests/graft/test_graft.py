@@ -514,6 +514,23 @@ def test_statistics_are_not_swapped(tmp_path, body):
     assert len(report.names("fresh")) == 2 + 3
 
 
+def test_the_error_shows_the_entries_of_new_layers(tmp_path):
+    model, state = eqx.nn.make_with_state(Normed)()
+    ec.tree_serialise_leaves(tmp_path / "x", {"model": model, "state": state})
+    new, new_state = eqx.nn.make_with_state(Holder)(Normed)
+    moved = {"net": new, "state": new_state}
+    pairs = [
+        (lambda t: t["net"].body, lambda c: c.model),
+        (lambda t: t["state"], lambda c: c.state),
+    ]
+    with pytest.raises(RuntimeError) as e:
+        ec.graft(moved, tmp_path / "x", pairs)
+    line = next(x for x in str(e.value).splitlines() if "fresh=" in x)
+    fresh = eval(line.strip().removeprefix("fresh=").rstrip(","))
+    report = ec.graft(moved, tmp_path / "x", pairs, fresh=fresh)[1]
+    assert len(report.names("fresh")) == 2 + 3
+
+
 # ---- Ways of getting it wrong. Each is refused before anything is read.
 
 
