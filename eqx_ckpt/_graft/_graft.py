@@ -168,7 +168,7 @@ def _as_saved(lazy: LazyArray) -> Want:
 
 
 def _wants(placed: Placed) -> list[Want]:
-    """What is read for a leaf."""
+    """The reads that a leaf is made of."""
     made = placed.made
     if isinstance(made, LazyArray):
         return [Want(made._record, made._view, placed.target)]

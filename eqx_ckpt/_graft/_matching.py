@@ -24,7 +24,7 @@ class Job(NamedTuple):
 
     @property
     def own(self) -> bool:
-        """Whether a function of the user's takes part, which may read."""
+        """Whether a function of the user's, which may read, takes part."""
         adapters = [a for saved in self.saved for a in saved.adapters]
         return any(a.own for a in [*adapters, self.adapter] if a is not None)
 

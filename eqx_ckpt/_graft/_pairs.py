@@ -127,7 +127,7 @@ def rename(
 
 
 def renamed_names(how: Rename, names: Sequence[str]) -> list[str]:
-    """What a rename makes of the names of leaves, and not of the leaves."""
+    """The names that a rename makes of those of leaves. Its adapters are ignored."""
     return [_apply(how, name, set(), "rename")[0] for name in names]
 
 

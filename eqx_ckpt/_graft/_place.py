@@ -1,4 +1,4 @@
-"""What becomes of a leaf of the model, and of those that an adapter makes together."""
+"""The value of a leaf of the model, or of those that an adapter makes together."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from ._sides import Model, Saved, Stored, target_of
 
 
 class Placed(NamedTuple):
-    """What a leaf of the model becomes: a lazy leaf, a `Later`, or an array."""
+    """A leaf of the model, and its new value: a lazy leaf, a `Later`, or an array."""
 
     number: int
     made: Any
@@ -58,7 +58,7 @@ def place(job: Job, model: Model, cast: bool, problems: Problems) -> list[Placed
 
 
 def _adapted(job: Job, likes: list[Any]) -> Sequence[Any]:
-    """What the adapters make, for each of the model's leaves."""
+    """The results of the adapters, one for each of the model's leaves."""
     given: list[Any] = []
     for x in job.saved:
         made: Any = x.lazy
@@ -105,7 +105,7 @@ class _Wanted(NamedTuple):
 def _fit(
     wanted: _Wanted, made: Any, job: Job, how: str, problems: Problems
 ) -> Placed | None:
-    """What becomes of a leaf, if what is made for it is as the model has it."""
+    """The leaf with what is made for it, if that is as the model has it."""
     number, name, target = wanted
     if isinstance(made, LazyArray) and made._target.cast:
         if made.dtype == target.dtype:

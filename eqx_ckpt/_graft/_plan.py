@@ -1,4 +1,4 @@
-"""What a graft will do, checked to the last leaf before an array is read."""
+"""The plan of a graft, checked to the last leaf before an array is read."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ class Options(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What becomes of each leaf.
+    """The leaves that a graft makes, keeps and drops.
 
     Leaves that are one object in the model are made once: `again` leads to the first.
     `fresh` (by number) and `dropped` (by place) have the names of the nodes that were

@@ -144,7 +144,7 @@ def _template(source: Source, record: Record, options: Options) -> Template:
 
 
 def _value(source: Source, record: Record, verify: bool, room: int) -> Any:
-    """What a leaf is written from: itself if it is a value, else what reads it."""
+    """The source of a leaf: itself if it is a value, else a reader of its regions."""
     if record.template.kind not in ("jax", "numpy", "key"):
         want = _fetch.Want(record, None, _restore.own_target(record.template))
         return _fetch.load(source, [want], verify)[0]

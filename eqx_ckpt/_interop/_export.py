@@ -132,7 +132,7 @@ def export_safetensors(
 def _tensors(
     pytree: PyTree, filter_spec: FilterSpec, skip: Sequence[str], rename: Any
 ) -> tuple[list[_Tensor], dict[str, str]]:
-    """What is written, and the labels of those that are in an eqx.nn.State."""
+    """The tensors to write, and the labels of those in an `eqx.nn.State`."""
     if isinstance(pytree, Checkpoint):
         pytree = pytree.tree
     flat = _flatten.flatten(pytree, None)

@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 
 
 class Offer(NamedTuple):
-    """What was given to `save`.
+    """The arguments of a call of `save`.
 
     `is_last`: the run ends with it, so that it is saved whether it is due or not, and
     without its metrics if they are none.
@@ -32,7 +32,7 @@ class Offer(NamedTuple):
         return any(isinstance(x, jax.Array) and x.is_deleted() for x in leaves)
 
     def copied(self, is_leaf: Callable[[Any], bool] | None) -> "Offer":
-        """The same, so that nobody can change it."""
+        """A copy that nobody can change."""
         own = lambda x: x.copy() if isinstance(x, np.ndarray) else x
         leaves, structure = jtu.tree_flatten(self.tree, is_leaf=is_leaf)
         return self._replace(

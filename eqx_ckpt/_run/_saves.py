@@ -40,7 +40,7 @@ class Saving(NamedTuple):
 
 
 class Saves:
-    """What a manager saves, and what it was given last."""
+    """The saves of a manager, and the state that it was given last."""
 
     def __init__(
         self, steps: Steps, policy: Policy, reuse: bool, options: dict[str, Any]
