@@ -52,7 +52,9 @@ class Descriptor(_Closable):
     """A file that is open, until it is closed or nobody has it any more."""
 
     def __del__(self):
-        self.close()
+        # At the end of the process modules go first, and the system closes all files.
+        if os is not None:
+            self.close()
 
 
 @contextlib.contextmanager

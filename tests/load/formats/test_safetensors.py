@@ -4,6 +4,8 @@ import json
 import os
 import pathlib
 import struct
+import subprocess
+import sys
 
 import equinox as eqx
 import jax
@@ -577,3 +579,11 @@ def test_shards_of_devices(file):
     ec.export_safetensors(file.with_name("again.safetensors"), out)
     again = file.with_name("again.safetensors").read_bytes()
     assert again == file.with_name("sharded.safetensors").read_bytes()
+
+
+def test_an_open_checkpoint_at_the_end_of_a_process(tmp_path):
+    path = tmp_path / "a.safetensors"
+    ec.export_safetensors(path, {"w": np.ones(3)})
+    code = f"import eqx_ckpt as ec; ckpt = ec.open({str(path)!r}); print(ckpt)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and "w" in done.stdout and not done.stderr, done.stderr
