@@ -23,7 +23,8 @@ from ._load._deserialise import (
 )
 from ._load._init import load_or_init as load_or_init, unloaded as unloaded
 from ._load._lazy import LazyArray as LazyArray
-from ._load._verify import Problem as Problem, verify as verify
+from ._load._scan import Problem as Problem
+from ._load._verify import verify as verify
 from ._run._clean import clean as clean
 from ._run._manager import CheckpointManager as CheckpointManager
 from ._save._async import async_tree_serialise_leaves as async_tree_serialise_leaves

@@ -79,7 +79,7 @@ class Source:
 
     @property
     def directory(self) -> Root:
-        """What the keys of files are below of."""
+        """The directory that the keys of files are relative to."""
         return self.root if self.foreign is None else self.foreign.directory
 
     @ft.cached_property
@@ -205,6 +205,10 @@ class Source:
             count = record.template.chunk_count
             stored.check(range(count) if numbers is None else numbers)
 
+    @property
+    def digests_key(self) -> str:
+        return f"{self.database}/digests" if self.database else _files.DIGESTS
+
     @ft.cached_property
     def digests(self) -> bytes:
         data, size = None, 0
@@ -223,8 +227,7 @@ class Source:
 
     def _read_digests(self, size: int) -> bytes | None:
         if self.foreign is None:
-            key = f"{self.database}/digests" if self.database else "eqx_ckpt.digests"
-            value = _store.read_file(self.root, key, stop=size, limit=size)
+            value = _store.read_file(self.root, self.digests_key, stop=size, limit=size)
             return None if value is None else value.data
         assert self.foreign.digests is not None
         into = np.empty(size, np.uint8)

@@ -10,7 +10,7 @@ from ..._runtime import _gc
 from ..._storage._root import Root
 from .._source import Source
 from . import _eqx, _levanter, _magic, _msgpack, _orbax, _safetensors, _zip
-from ._found import flat_name as flat_name, Found, look as look
+from ._found import Candidate, flat_name as flat_name, look as look
 from ._safetensors import (
     DTYPES as DTYPES,
     is_safetensors as is_safetensors,
@@ -34,7 +34,7 @@ def find(root: Root, like: Any) -> Source | None:
     return None if found is None else _read(found, like)
 
 
-def _read(found: Found, like: Any) -> Source | None:
+def _read(found: Candidate, like: Any) -> Source | None:
     root = found.root
     # Files have numbers that say what they are; a directory may be one of ours as well.
     other = _magic.name(found)
@@ -56,7 +56,7 @@ def _read(found: Found, like: Any) -> Source | None:
     return None
 
 
-def is_archive(found: Found | None) -> bool:
+def is_archive(found: Candidate | None) -> bool:
     """Whether what is at a path is a checkpoint of ours, in one file."""
     try:
         source = None if found is None else _read(found, None)

@@ -6,7 +6,7 @@ hyperparameters.
 
 import math
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,13 +14,14 @@ from ..._format import _json, _names, _template
 from ..._storage import _store
 from ..._tree import _flatten, _leaf, _restore, _show
 from .._source import Source
+from .._window import Window
 from . import _found
-from ._found import Found, Leaf
+from ._found import Candidate, Contents, Located
 
 
 _MAGIC = b"\x93NUMPY\x01\x00"
 # NumPy writes this, and pads it with spaces to a multiple of 64 bytes.
-_header = re.compile(
+_pattern = re.compile(
     rb"\{'descr': '([<>|=][A-Za-z][0-9]+)', 'fortran_order': (True|False), "
     rb"'shape': \(((?:[0-9]+,)?|[0-9]+(?:, [0-9]+)+)\), \} *\n"
 )
@@ -28,7 +29,7 @@ _MAX_LINE = 2**20
 _WINDOW = 2**12  # Small leaves share one.
 
 
-def read(found: Found, like: Any) -> Source | None:
+def read(found: Candidate, like: Any) -> Source | None:
     """The source of a `.eqx` file, whose records are those of the leaves of `like`."""
     key = found.key
     if key is None:
@@ -45,8 +46,8 @@ def read(found: Found, like: Any) -> Source | None:
         raise ValueError("it has no records of arrays: it is no `.eqx` file")
     metadata = _json.parse(line, "its first line") if line else None
     flat = _flatten.flatten(like, None)
-    window = _Window(found, key)
-    leaves: list[Leaf] = []
+    window = Window(found.directory, key, np.empty(_WINDOW, np.uint8))
+    leaves: list[Located] = []
     places: dict[int, int] = {}
     at = len(line) + 1 if line else 0
     for number, (path, leaf) in enumerate(zip(flat.paths, flat.leaves)):
@@ -60,15 +61,17 @@ def read(found: Found, like: Any) -> Source | None:
             )
         # `like` says what a record of unnamed bytes is, and no more than that.
         dtype = target.dtype or np.dtype(_template.SCALAR_KINDS[target.kind])
-        text, shape, at = _record(window, at, name, len(leaves))
-        known = _template.dtype_of(dtype.name)
-        if text != known.str.replace("|", "<") or shape != target.shape:
-            raise _other(found, name, len(leaves), text, shape, dtype, target.shape)
-        t = _found.template(target.kind, dtype.name, shape, keys)
+        header = _header(window, at, name, len(leaves))
+        known, wanted = _template.dtype_of(dtype.name), target.shape
+        if header.dtype != known.str.replace("|", "<") or header.shape != wanted:
+            shown = f"{_show.short_array(dtype.name, wanted)}, `{name}`"
+            raise _other(header, len(leaves), shown)
+        t = _found.template(target.kind, dtype.name, wanted, keys)
+        at = header.stop
         places[number] = len(leaves)
-        leaves.append(Leaf(name, t, 0, at))
+        leaves.append(Located(name, t, 0, at))
         at += t.nbytes
-    if window.read(at, 1):
+    if window.read(at, at + 1).size:
         raise ValueError(
             f"it has more than the {len(leaves)} records that `like` has leaves: it is "
             "of another tree, and none of its leaves can be told"
@@ -79,10 +82,11 @@ def read(found: Found, like: Any) -> Source | None:
         for number, entry in entries.items()
         if number in places and entry.label is not None
     }
-    return _found.source(found, "eqx", [key], leaves, b"", metadata, markers)
+    contents = Contents("eqx", [key], leaves, metadata=metadata, markers=markers)
+    return _found.source(found, contents)
 
 
-def _line(found: Found, key: str) -> bytes | None:
+def _line(found: Candidate, key: str) -> bytes | None:
     """What is before the records: b"" or a line of JSON. None: there are no records."""
     if found.head.startswith(_MAGIC):
         return b""
@@ -94,28 +98,17 @@ def _line(found: Found, key: str) -> bytes | None:
     return line if end and (rest.startswith(_MAGIC) or not rest) else None
 
 
-class _Window:
-    """A file that is looked into from front to back."""
+class _Header(NamedTuple):
+    """What is before the data of a record, which begin at `stop`."""
 
-    def __init__(self, found: Found, key: str):
-        self._directory, self._key = found.directory, key
-        self._start, self._data = 0, b""
-
-    def read(self, at: int, count: int) -> bytes:
-        """So many bytes, or as many as there are."""
-        if not self._start <= at <= at + count <= self._start + len(self._data):
-            into = np.empty(max(_WINDOW, count), np.uint8)
-            size = _store.read_into(self._directory, self._key, at, into)
-            self._start, self._data = at, into[:size].tobytes()
-        return self._data[at - self._start :][:count]
+    dtype: str
+    shape: tuple[int, ...]
+    stop: int
 
 
-def _record(
-    window: _Window, at: int, name: str, number: int
-) -> tuple[str, tuple[int, ...], int]:
-    """The dtype and the shape of a record, and where its data begin."""
+def _header(window: Window, at: int, name: str, number: int) -> _Header:
     which = f"the record {number} of it, which should be `{name}`,"
-    head = window.read(at, 10)
+    head = window.read(at, at + 10).tobytes()
     if not head:
         raise ValueError(
             f"it has {number} records, and `like` has more leaves, from `{name}` on: "
@@ -124,7 +117,7 @@ def _record(
     if not head.startswith(_MAGIC) or len(head) < 10:
         raise ValueError(f"{which} is none that Equinox writes")
     size = int.from_bytes(head[8:], "little")
-    header = _header.fullmatch(window.read(at + 10, size))
+    header = _pattern.fullmatch(window.read(at + 10, at + 10 + size).tobytes())
     if header is None:
         raise ValueError(f"{which} is none of numbers")
     shape = tuple(int(n) for n in header[3].decode().replace(" ", "").split(",") if n)
@@ -133,27 +126,17 @@ def _record(
             f"{which} is in Fortran order, which is not read here. Load the file with "
             "`eqx.tree_deserialise_leaves`"
         )
-    return header[1].decode().replace("|", "<"), shape, at + 10 + size
+    return _Header(header[1].decode().replace("|", "<"), shape, at + 10 + size)
 
 
-def _other(
-    found: Found,
-    name: str,
-    number: int,
-    text: str,
-    shape: tuple[int, ...],
-    dtype: np.dtype,
-    wanted: tuple[int, ...],
-) -> ValueError:
+def _other(header: _Header, number: int, wanted: str) -> ValueError:
     try:
-        saved = np.dtype(text)
-        was = _show.short_array(
-            saved.name if saved.kind != "V" else f"{8 * saved.itemsize} bits", shape
-        )
+        saved = np.dtype(header.dtype)
+        name = saved.name if saved.kind != "V" else f"{8 * saved.itemsize} bits"
+        was = _show.short_array(name, header.shape)
     except TypeError:
-        was = text
+        was = header.dtype
     return ValueError(
-        f"the record {number} of it is {was}, where `like` has "
-        f"{_show.short_array(dtype.name, wanted)}, `{name}`: it is of another tree, or "
-        "in another order, and none of its leaves can be told"
+        f"the record {number} of it is {was}, where `like` has {wanted}: it is of "
+        "another tree, or in another order, and none of its leaves can be told"
     )

@@ -1,7 +1,7 @@
 """What is at a path; and an index made of what a reader has found in it."""
 
 import functools as ft
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ _HEAD = 512
 MAX_COMPONENTS = 2**21
 
 
-class Found(NamedTuple):
+class Candidate(NamedTuple):
     """A file, by its key in a directory and with its first bytes, which stays open if
     it is local; or a directory (`key` is None) and the names of what is in it."""
 
@@ -40,7 +40,7 @@ class Found(NamedTuple):
         return self.root.url.endswith(suffix)
 
 
-def look(root: Root) -> Found | None:
+def look(root: Root) -> Candidate | None:
     """What is at a path; None if there is nothing."""
     directory, key = _root.split(root)
     if key and root.entry() in (None, "file"):
@@ -49,11 +49,11 @@ def look(root: Root) -> Found | None:
             directory = _root.pinned(directory, key)
             size = _store.read_into(directory, key, 0, into)
             head = into[:size].tobytes()
-            return Found(root, directory, key, head, frozenset())
+            return Candidate(root, directory, key, head, frozenset())
         except (FileNotFoundError, IsADirectoryError):
             pass
     names = names_in(root)
-    return Found(root, root, None, b"", names) if names else None
+    return Candidate(root, root, None, b"", names) if names else None
 
 
 # What tells a format in an object store. There a list would be of all below a path, and
@@ -87,7 +87,7 @@ def has(root: Root, key: str) -> bool:
         return False
 
 
-def is_directory(found: Found, name: str) -> bool:
+def is_directory(found: Candidate, name: str) -> bool:
     """Whether a name in a directory may be that of a directory."""
     return found.directory.is_far or found.directory.is_directory(name)
 
@@ -122,7 +122,7 @@ def read(directory: Root, key: str, start: int, stop: int) -> bytes:
     return into.tobytes()
 
 
-class Leaf(NamedTuple):
+class Located(NamedTuple):
     """A leaf that is one run of bytes of the file of this number."""
 
     name: str
@@ -145,25 +145,34 @@ def template(
     return made
 
 
-def source(
-    found: Found,
-    format: str,
-    files: list[str],
-    leaves: Sequence[Leaf],
-    head: bytes,
-    metadata: Any = None,
-    markers: dict[int, str] | None = None,
-    stored: dict[int, Any] | None = None,
-    database: Database | None = None,
-) -> Source:
-    """A source of leaves that lie in files; `head` is what the files say of them. Those
-    whose places `stored` has do not lie there: see `Foreign`.
+class Contents(NamedTuple):
+    """What a reader has found: leaves, and the files that they lie in.
+
+    `head` is what the files say of them. Leaves whose places `stored` has do not lie
+    there: see `Foreign`. `markers` has the labels of the entries of States.
+    """
+
+    format: str
+    files: list[str]
+    leaves: Sequence[Located] = ()
+    head: bytes = b""
+    metadata: Any = None
+    markers: Mapping[int, str] = {}
+    stored: Mapping[int, Any] = {}
+    database: Database | None = None
+
+
+def source(found: Candidate, contents: Contents) -> Source:
+    """A source of what a reader has found.
 
     **Raises:** `ValueError` unless the files have these bytes, each for one leaf.
     """
-    directory, stored = found.directory, stored or {}
+    directory, files, leaves = found.directory, contents.files, contents.leaves
+    stored = dict(contents.stored)
     runs = [leaf for place, leaf in enumerate(leaves) if place not in stored]
     _check_places(directory, files, runs)
+
+    head = contents.head
 
     def stamp(directory: Root) -> str:
         parts = each(directory, _store.stamp, files)
@@ -171,18 +180,24 @@ def source(
 
     numbers: dict[Template, int] = {}
     template = [numbers.setdefault(x.template, len(numbers)) for x in leaves]
-    saved = Leaves([x.name for x in leaves], list(numbers), template, {}, markers or {})
+    saved = Leaves(
+        [leaf.name for leaf in leaves],
+        list(numbers),
+        template,
+        markers=dict(contents.markers),
+    )
     saved.places  # Two leaves of one name are an error.
     stamped = stamp(directory)
     index = Index(
         save=stamped,
-        layout=format,
-        metadata=metadata,
+        layout=contents.format,
+        metadata=contents.metadata,
         leaves=saved,
         placement=Placement(
             files, [leaf.file for leaf in leaves], [leaf.offset for leaf in leaves]
         ),
     )
+    database = contents.database
     foreign = Foreign(directory, files, stamp, stamped, stored, None, database)
     return Source(found.root, index, foreign)
 
@@ -193,7 +208,7 @@ def kind_of(dtype: str) -> str:
     return "numpy" if dtype in ("float64", "int64", "uint64", "complex128") else "jax"
 
 
-def _check_places(directory: Root, files: list[str], leaves: Sequence[Leaf]) -> None:
+def _check_places(directory: Root, files: list[str], leaves: Sequence[Located]) -> None:
     ends = [0] * len(files)
     order = sorted(leaves, key=lambda leaf: (leaf.file, leaf.offset))
     for leaf in order:

@@ -16,7 +16,7 @@ from ..._format._template import Template
 from ..._storage import _store
 from .._source import Source
 from . import _database, _found, _zarr
-from ._found import Found, Leaf
+from ._found import Candidate, Contents, Located
 from ._zarr import Zarr
 
 
@@ -27,7 +27,7 @@ _MORE = "checkpoint_metadata.json"
 _DEEP = 32
 
 
-def read(found: Found, like: Any) -> Source | None:
+def read(found: Candidate, like: Any) -> Source | None:
     """The source of a directory that levanter or eformer has written."""
     if found.key is not None:
         return None
@@ -48,7 +48,7 @@ def read(found: Found, like: Any) -> Source | None:
     return None
 
 
-def _check_steps(found: Found) -> None:
+def _check_steps(found: Candidate) -> None:
     steps = [n for n in found.names if re.fullmatch(r"(step|run)-[0-9]{1,18}", n)]
     steps.sort(key=lambda name: int(name.partition("-")[2]))
     for name in reversed(steps[-100:]):
@@ -56,7 +56,7 @@ def _check_steps(found: Found) -> None:
             raise ValueError(f"it is a directory of steps: open one, such as `{name}`")
 
 
-def _has_array(found: Found) -> bool:
+def _has_array(found: Candidate) -> bool:
     """Whether an array is found at once, in the first directories of directories."""
     directory, key = found.directory, ""
     if directory.is_far:
@@ -72,7 +72,7 @@ def _has_array(found: Found) -> bool:
     return False
 
 
-def _levanter(found: Found, head: bytes, metadata: dict[str, Any]) -> Source | None:
+def _levanter(found: Candidate, head: bytes, metadata: dict[str, Any]) -> Source | None:
     keys, size = _zarr.survey(found.directory)
     is_ocdbt = _database.MANIFEST in found.names
     files, database = [_METADATA], None
@@ -96,7 +96,8 @@ def _levanter(found: Found, head: bytes, metadata: dict[str, Any]) -> Source | N
     arrays = _zarr.Arrays(
         found.directory, is_ocdbt, database, not is_ocdbt, size, len(keys)
     )
-    return _source(found, "levanter", files, head, metadata, paths, arrays)
+    contents = Contents("levanter", files, head=head, metadata=metadata)
+    return _source(found, contents, arrays, paths)
 
 
 def _order(part: str) -> tuple[bool, int, str]:
@@ -104,7 +105,7 @@ def _order(part: str) -> tuple[bool, int, str]:
     return not is_number, int(part) if is_number else 0, part
 
 
-def _eformer(found: Found) -> Source:
+def _eformer(found: Candidate) -> Source:
     listed, size = _zarr.survey(found.directory)
     head, value = _found.read_json(found.directory, _INDEX)
     if value.get("format") != "tensorstore":
@@ -135,7 +136,8 @@ def _eformer(found: Found) -> Source:
     paths = [list(path) for path in said]
     claims = list(said.values())
     arrays = _zarr.Arrays(found.directory, False, None, True, size, len(listed))
-    return _source(found, "eformer", files, head, metadata, paths, arrays, claims)
+    contents = Contents("eformer", files, head=head, metadata=metadata)
+    return _source(found, contents, arrays, paths, claims)
 
 
 def _path(key: str) -> list[str]:
@@ -150,18 +152,16 @@ def _path(key: str) -> list[str]:
 
 
 def _source(
-    found: Found,
-    format: str,
-    files: list[str],
-    head: bytes,
-    metadata: Any,
-    paths: list[list[str]],
+    found: Candidate,
+    contents: Contents,
     arrays: _zarr.Arrays,
+    paths: list[list[str]],
     claims: list[tuple[Any, Any]] | None = None,
 ) -> Source:
-    """`claims`: the shapes and dtypes that an index has, which are to be true."""
+    """The source of the arrays at some paths. `claims`: the shapes and dtypes that an
+    index has, which are to be true."""
     keys = ["/".join(path) for path in paths]
-    leaves: list[Leaf] = []
+    leaves: list[Located] = []
     stored: dict[int, Any] = {}
     names = _found.names_of_paths(paths)
     texts = arrays.metadata(keys)
@@ -169,8 +169,8 @@ def _source(
         claim = claims[place] if claims is not None else None
         make = ft.partial(_template, kinds, claim)
         t, stored[place] = arrays.read(name, key, text, make)
-        leaves.append(Leaf(name, t, 0, 0))
-    return arrays.source(found, format, files, leaves, head, metadata, stored)
+        leaves.append(Located(name, t, 0, 0))
+    return arrays.source(found, contents._replace(leaves=leaves, stored=stored))
 
 
 def _template(keys: str, claim: tuple[Any, Any] | None, what: Zarr) -> Template:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 from . import _safetensors
-from ._found import Found
+from ._found import Candidate
 
 
 _TORCH = (
@@ -93,7 +93,7 @@ _MEMBERS = [
 ]
 
 
-def name(found: Found) -> str | None:
+def name(found: Candidate) -> str | None:
     """What is at a path, if it is known and not read here."""
     if found.key is None:
         return _named(_NAMES, found.names)

@@ -11,10 +11,10 @@ import numpy as np
 
 from ..._format import _names, _template
 from ..._format._template import Template
-from ..._storage import _store
 from .._source import Source
+from .._window import Window
 from . import _found
-from ._found import Found, Leaf
+from ._found import Candidate, Contents, Located
 
 
 _ARRAY, _COMPLEX, _SCALAR = 1, 2, 3  # Types of flax's own.
@@ -26,7 +26,7 @@ _WINDOW = 2**12
 _LETTERS, _LETTERS_OF_ONE = 2**22, 64
 
 
-def read(found: Found, like: Any) -> Source | None:
+def read(found: Candidate, like: Any) -> Source | None:
     """The source of a file that is a map with strings as keys."""
     key, head = found.key, found.head
     if key is None or len(head) < 2:
@@ -44,13 +44,13 @@ def read(found: Found, like: Any) -> Source | None:
     if reader.more():
         raise ValueError("it has more bytes than its map says")
     named = _found.names_of_paths([path for path, _ in items])
-    leaves: list[Leaf] = []
+    leaves: list[Located] = []
     stored: dict[int, Any] = {}
     for (name, keys), (path, item) in zip(named, items):
         if not isinstance(item, _Array):
             item, template = _scalar(item, keys)
             stored[len(leaves)] = item
-            leaves.append(Leaf(name, template, 0, 0))
+            leaves.append(Located(name, template, 0, 0))
             continue
         dtype, shape, offset, size, is_scalar = item
         kind = "generic" if is_scalar else _found.kind_of(dtype)
@@ -60,8 +60,8 @@ def read(found: Found, like: Any) -> Source | None:
             raise ValueError(f"`{name}` has the unknown dtype {dtype!r:.40}") from e
         if template.nbytes != size:
             raise ValueError(f"`{name}` is not of the size of its shape")
-        leaves.append(Leaf(name, template, 0, offset))
-    return _found.source(found, "msgpack", [key], leaves, b"", None, None, stored)
+        leaves.append(Located(name, template, 0, offset))
+    return _found.source(found, Contents("msgpack", [key], leaves, stored=stored))
 
 
 class _Array(NamedTuple):
@@ -188,9 +188,8 @@ _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 class _Reader:
     """The objects of a file, one after the other, without what is skipped."""
 
-    def __init__(self, found: Found, key: str):
-        self._directory, self._key = found.directory, key
-        self._start, self._data = 0, b""
+    def __init__(self, found: Candidate, key: str):
+        self._window = Window(found.directory, key, np.empty(_WINDOW, np.uint8))
         self.at = 0
         self._parts = self._letters = 0
 
@@ -205,12 +204,7 @@ class _Reader:
             raise ValueError("its names are much longer than the file")
 
     def _take(self, count: int) -> bytes:
-        if self.at + count > self._start + len(self._data) or self.at < self._start:
-            into = np.empty(max(_WINDOW, count), np.uint8)
-            size = _store.read_into(self._directory, self._key, self.at, into)
-            self._start, self._data = self.at, into[:size].tobytes()
-        start = self.at - self._start
-        data = self._data[start : start + count]
+        data = self._window.read(self.at, self.at + count).tobytes()
         if len(data) < count:
             raise ValueError("it ends in the middle of something")
         self.at += count
@@ -220,8 +214,7 @@ class _Reader:
         return struct.unpack(format, self._take(struct.calcsize(format)))[0]
 
     def more(self) -> bool:
-        into = np.empty(1, np.uint8)
-        return _store.read_into(self._directory, self._key, self.at, into) > 0
+        return self._window.read(self.at, self.at + 1).size > 0
 
     def _head(self) -> tuple[str, Any]:
         """What is next: ("value", it), or its kind and how large it is."""

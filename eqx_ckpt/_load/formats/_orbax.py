@@ -15,7 +15,7 @@ from ..._storage import _root
 from .. import _published
 from .._source import Source
 from . import _database, _found, _zarr
-from ._found import Found, Leaf
+from ._found import Candidate, Contents, Located
 from ._zarr import Zarr
 
 
@@ -28,7 +28,7 @@ _MARKS = frozenset({_TOP, _V1, "default", "state", "pytree"})
 _UNFINISHED = ".orbax-checkpoint-tmp"
 
 
-def read(found: Found, like: Any) -> Source | None:
+def read(found: Candidate, like: Any) -> Source | None:
     """The source of a directory that Orbax has written, or of a step of its manager."""
     if found.key is not None:
         return None
@@ -44,7 +44,7 @@ def read(found: Found, like: Any) -> Source | None:
         got = _published.read_index(below)
         if got is not None:
             return Source(below, got[0])
-        found = Found(found.root, below, None, b"", _found.names_in(below))
+        found = Candidate(found.root, below, None, b"", _found.names_in(below))
     elif _published.saves(found.directory) or "eqx_ckpt.digests" in found.names:
         return None  # It is ours, without its index.
     if _UNFINISHED in found.directory.url:
@@ -52,11 +52,11 @@ def read(found: Found, like: Any) -> Source | None:
     return _tree(found)
 
 
-def _is_step_root(found: Found) -> bool:
+def _is_step_root(found: Candidate) -> bool:
     return any(name.isdecimal() for name in found.names)
 
 
-def _item(found: Found) -> str | None:
+def _item(found: Candidate) -> str | None:
     """The one directory with a tree in it. **Raises:** `ValueError` for several."""
     some = sorted(found.names)[:1000]
     some = [n for n in some if n.isprintable() and _found.is_directory(found, n)]
@@ -88,7 +88,7 @@ class _Array(NamedTuple):
     key: str
 
 
-def _tree(found: Found) -> Source:
+def _tree(found: Candidate) -> Source:
     directory = found.directory
     listed, size = _zarr.survey(directory)
     head, value = _found.read_json(directory, _METADATA)
@@ -107,7 +107,7 @@ def _tree(found: Found) -> Source:
     zarr = _zarr.Arrays(directory, is_v3, database, is_full, size, count)
     keys = [x.key for x in arrays if x.kind != "string"]
     texts = dict(zip(keys, zarr.metadata(keys)))
-    leaves: list[Leaf] = []
+    leaves: list[Located] = []
     stored: dict[int, Any] = {}
     places: set[str] = set()
     for array in arrays:
@@ -125,16 +125,17 @@ def _tree(found: Found) -> Source:
         else:
             make = ft.partial(_template_of, array, kinds, impls.get(array.key))
             t, stored[len(leaves)] = zarr.read(ours, array.key, texts[array.key], make)
-        leaves.append(Leaf(ours, t, 0, 0))
+        leaves.append(Located(ours, t, 0, 0))
     files = [_METADATA, *([_database.MANIFEST] if database else [])]
     metadata = value.get("custom_metadata") or None
     if metadata is None and found.directory != found.root:
         top = found._replace(directory=found.root, names=frozenset([_TOP]))
         metadata = _optional(top, _TOP).get("custom_metadata") or None
-    return zarr.source(found, "orbax", files, leaves, head, metadata, stored)
+    contents = Contents("orbax", files, leaves, head, metadata, stored=stored)
+    return zarr.source(found, contents)
 
 
-def _optional(found: Found, key: str) -> dict[str, Any]:
+def _optional(found: Candidate, key: str) -> dict[str, Any]:
     if key.partition("/")[0] not in found.names or not _found.has(found.directory, key):
         return {}
     return _found.read_json(found.directory, key)[1]

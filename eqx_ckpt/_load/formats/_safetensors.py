@@ -9,12 +9,14 @@ import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeGuard
 
+import numpy as np
+
 from ..._format import _json, _template
 from ..._storage import _store
 from ..._storage._root import Root
 from .._source import Source
 from . import _found
-from ._found import Found, Leaf
+from ._found import Candidate, Contents, Located
 
 
 DTYPES = {
@@ -59,7 +61,7 @@ class Header(NamedTuple):
     data: bytes
 
 
-def read(found: Found, like: Any) -> Source | None:
+def read(found: Candidate, like: Any) -> Source | None:
     """The source of a file, of an index, or of a directory with one of them in it."""
     directory, key = found.directory, found.key
     if key is None:
@@ -97,7 +99,7 @@ def _choose(names: frozenset[str]) -> str | None:
     return None
 
 
-def is_safetensors(found: Found) -> bool:
+def is_safetensors(found: Candidate) -> bool:
     """Whether a file begins as one of these."""
     head = found.head
     return head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**32
@@ -137,8 +139,9 @@ def read_header(directory: Root, key: str, size: int) -> Header:
                 f"the bytes of the tensor {name!r} do not begin where those before end"
             )
         end = stop
-    found = _store.check_range(directory, key, 8 + size + end)
-    if found is not None and found != 8 + size + end:
+    stop = 8 + size + end
+    _store.check_range(directory, key, stop)
+    if _store.read_into(directory, key, stop, np.empty(1, np.uint8)):
         raise ValueError(f"`{key}` has more bytes than its header says")
     return Header(tensors, metadata, data)
 
@@ -183,7 +186,7 @@ def _entry(name: str, entry: Any) -> tuple[str, list[int], tuple[int, int]]:
     return DTYPES[dtype], shape, (span[0], span[1])
 
 
-def _sharded(found: Found, key: str) -> Source:
+def _sharded(found: Candidate, key: str) -> Source:
     value = _store.read_file(found.directory, key, limit=_MAX_HEADER)
     if value is None:
         raise ValueError(f"`{key}` is missing")
@@ -227,7 +230,7 @@ def _natural(name: str) -> list[str]:
 
 
 def _source(
-    found: Found,
+    found: Candidate,
     files: list[str],
     headers: list[Header],
     metadata: dict[str, str] | None,
@@ -245,7 +248,7 @@ def _source(
         what = dtype, tuple(shape), keys
         if what not in made:
             made[what] = _found.template(_found.kind_of(dtype), *what)
-        leaves.append(Leaf(name, made[what], number, offset))
+        leaves.append(Located(name, made[what], number, offset))
     head = b"".join(header.data for header in headers)
     labels = _labels(metadata)
     markers = {
@@ -253,7 +256,8 @@ def _source(
     }
     if metadata is not None and LABELS in metadata:
         metadata = {key: metadata[key] for key in metadata if key != LABELS} or None
-    return _found.source(found, "safetensors", files, leaves, head, metadata, markers)
+    contents = Contents("safetensors", files, leaves, head, metadata, markers)
+    return _found.source(found, contents)
 
 
 def _labels(metadata: dict[str, str] | None) -> dict[str, str]:

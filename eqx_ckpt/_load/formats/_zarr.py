@@ -20,7 +20,7 @@ from ..._storage._arrays import Stored
 from ..._storage._root import Root
 from .._source import Source
 from . import _database, _found
-from ._found import Found, Leaf
+from ._found import Candidate, Contents
 
 
 MAX_FILES = 2**20
@@ -148,27 +148,16 @@ class Arrays(NamedTuple):
         check = ft.partial(self._check_pieces, what, key)
         return t, Stored(key, spec, pieces, check)
 
-    def source(
-        self,
-        found: Found,
-        format: str,
-        files: list[str],
-        leaves: list[Leaf],
-        head: bytes,
-        metadata: Any,
-        stored: dict[int, Any],
-    ) -> Source:
+    def source(self, found: Candidate, contents: Contents) -> Source:
         """The source of leaves that are such arrays.
 
         **Raises:** `ValueError` for many more chunks than there are pieces: to look for
         each takes time, and zeros that are not there can have any number of them.
         """
-        chunks = sum(leaf.template.chunk_count for leaf in leaves)
+        chunks = sum(leaf.template.chunk_count for leaf in contents.leaves)
         if self.size is not None and chunks > _MAX_EMPTY + _EMPTY * self.count:
             raise ValueError(f"its arrays have {chunks} chunks, most of which are none")
-        return _found.source(
-            found, format, files, leaves, head, metadata, None, stored, self.database
-        )
+        return _found.source(found, contents._replace(database=self.database))
 
     def _check_codec(self, what: Zarr) -> None:
         compressor = what.metadata.get("compressor")

@@ -16,7 +16,7 @@ from ..._storage import _store
 from ..._storage._root import Root
 from .._source import Foreign, Source
 from . import _found, _magic
-from ._found import Found
+from ._found import Candidate
 
 
 _LOCAL, _END, _END64, _LOCATOR = b"PK\3\4", b"PK\5\6", b"PK\6\6", b"PK\6\7"
@@ -30,11 +30,11 @@ class _Member(NamedTuple):
     is_plain: bool  # neither compressed nor encrypted
 
 
-def is_zip(found: Found) -> bool:
+def is_zip(found: Candidate) -> bool:
     return found.head.startswith(_LOCAL)
 
 
-def read(found: Found, like: Any) -> Source | None:
+def read(found: Candidate, like: Any) -> Source | None:
     """The source of a zip with one index of ours in it."""
     key = found.key
     if key is None or not is_zip(found):

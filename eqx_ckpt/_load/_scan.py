@@ -1,0 +1,306 @@
+"""Every byte of the data of a save, compared with its digests.
+
+A load reads through TensorStore, which strips padding, and where it can no more than is
+asked for. This reads files from front to back, and so sees padding, gaps and ends too.
+"""
+
+import collections
+import concurrent.futures as cf
+import itertools as it
+import math
+import operator
+import os
+import queue
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+
+from .._format import _digests, _grid, _template, _text
+from .._format._grid import Grid
+from .._format._leaves import Record
+from .._runtime import _progress
+from .._storage import _arrays, _store
+from . import _source
+from ._requests import CHANGED, unreadable
+from ._source import Source
+from ._window import Window
+
+
+# What one thread reads at a time.
+_STEP = 16 * 2**20
+_THREADS = min(8, os.cpu_count() or 1)
+# What reads from an object store mostly waits.
+_FAR_THREADS = 8
+
+# Enough problems for anyone.
+_MANY = 1000
+
+_MISSING = "it is missing"
+
+
+class Problem(NamedTuple):
+    """Something in a checkpoint that is not as it was saved; `str` is a line about it.
+
+    **Attributes:**
+
+    - `leaf`: the dotted name of the leaf; None for a file that belongs to no leaf.
+    - `chunk`: the index of the chunk in the chunk grid of the leaf; None if the problem
+        is not in its data.
+    - `file`: the file it is in, relative to the checkpoint.
+    - `what`: what is wrong.
+    """
+
+    leaf: str | None
+    chunk: tuple[int, ...] | None
+    file: str
+    what: str
+
+    def __str__(self) -> str:
+        file, what = f"`{_text.escape(self.file)}`", _text.escape(self.what)
+        if self.leaf is None:
+            return f"{file}: {what}"
+        chunk = "" if self.chunk is None else f", chunk {list(self.chunk)}"
+        return f"`{_text.escape(self.leaf)}`{chunk}: {what} (in {file})"
+
+
+class _Chunk(NamedTuple):
+    """A chunk, at `[start, stop)` of a file; the bytes from `before` on are no other's.
+
+    Of a compressed chunk that is a file nobody knows how long it was: `stop` is None.
+    """
+
+    record: Record
+    number: int
+    file: str
+    before: int
+    start: int
+    stop: int | None
+
+    @property
+    def grid(self) -> Grid:
+        return _source.grid_of(self.record.template)
+
+
+def _plan(source: Source, records: list[Record]) -> Iterator[_Chunk]:
+    """Every chunk there is, in the order of the files."""
+    if source.files is None:
+        for record in records:
+            grid = _source.grid_of(record.template)
+            stop = grid.full if record.template.codec is None else None
+            for number, key in enumerate(grid.keys):
+                file = f"{source.key(record)}/{key}"
+                yield _Chunk(record, number, file, 0, 0, stop)
+        return
+    runs = [
+        (run.file, run.offset, record, range(run.first, run.stop))
+        for record in records
+        for run in source.index.segments(record)
+    ]
+    runs.sort(key=operator.itemgetter(0, 1))
+    for place, members in it.groupby(runs, key=operator.itemgetter(0)):
+        file, before = source.files[place], 0
+        for _, start, record, numbers in members:
+            for number in numbers:
+                stop = start + source.index.extent(record, number, number + 1)
+                # In a zip there are other files between those of the data.
+                at = start if source.foreign else min(before, start)
+                yield _Chunk(record, number, file, at, start, stop)
+                before = start = stop
+
+
+def _jobs(chunks: Iterable[_Chunk], step: int) -> Iterator[list[_Chunk]]:
+    """Chunks that are read together: of `step` bytes at most, or one larger one."""
+    job: list[_Chunk] = []
+    size = 0
+    for chunk in chunks:
+        need = chunk.start - chunk.before + chunk.grid.full
+        if job and size + need > step:
+            yield job
+            job, size = [], 0
+        job.append(chunk)
+        size += need
+    if job:
+        yield job
+
+
+def scan(
+    source: Source,
+    records: list[Record],
+    digests: bytes | None,
+    max_bytes: int,
+    advance: _progress.Advance,
+) -> list[Problem]:
+    """Reads all data files, and says what in them is not as it was saved."""
+    threads = _FAR_THREADS if source.root.is_far else _THREADS
+    # A buffer for each thread, and as much again for what is padded in it.
+    step = min(_STEP, max_bytes // (2 * threads))
+    buffers: queue.SimpleQueue[np.ndarray] = queue.SimpleQueue()
+    for _ in range(threads):
+        buffers.put(np.empty(step, np.uint8))
+
+    def check(job: list[_Chunk]) -> list[Problem]:
+        buffer = buffers.get()
+        try:
+            return list(_check(source, job, digests, buffer))
+        finally:
+            buffers.put(buffer)
+
+    problems: list[Problem] = []
+    ends: dict[str, tuple[int | None, str | None]] = {}
+    if source.files is not None:
+        ends = dict.fromkeys(source.files, (0, None))
+    pending: collections.deque[tuple[list[_Chunk], cf.Future[list[Problem]]]]
+    pending = collections.deque()
+
+    def finish() -> None:
+        job, future = pending.popleft()
+        problems.extend(future.result())
+        last = sum(c.number + 1 == len(c.grid.keys) for c in job)
+        advance(sum(c.grid.full for c in job), last)
+
+    with cf.ThreadPoolExecutor(threads) as pool:
+        for job in _jobs(_plan(source, records), step):
+            pending.append((job, pool.submit(check, job)))
+            for chunk in job:
+                leaf = chunk.record.name if source.database is None else None
+                ends[chunk.file] = chunk.stop, leaf
+            if len(pending) > 2 * threads:
+                finish()
+            if len(problems) > _MANY:
+                what = f"there are {_MANY} problems before it, and it was not looked at"
+                return [*problems, Problem(None, None, job[-1].file, what)]
+        while pending:
+            finish()
+    return [*problems, *_check_ends(source, ends)]
+
+
+def _check_ends(
+    source: Source, ends: dict[str, tuple[int | None, str | None]]
+) -> Iterator[Problem]:
+    """Looks for bytes after those of the chunks. `ends`: where each file ends, and the
+    leaf that it is of, if it is of one."""
+    more = np.empty(1, np.uint8)
+    for file, (end, leaf) in ends.items():
+        if end is None or source.foreign:
+            continue
+        try:
+            if _store.read_into(source.directory, file, end, more):
+                yield Problem(leaf, None, file, "it has more bytes than it had")
+        except (OSError, ValueError) as e:
+            if end == 0:  # Else its chunks say so.
+                what = unreadable(source.directory, e, _MISSING)
+                yield Problem(leaf, None, file, what)
+
+
+def _check(
+    source: Source, job: list[_Chunk], digests: bytes | None, buffer: np.ndarray
+) -> Iterator[Problem]:
+    """Reads the chunks of a job, and compares them with their digests."""
+    step = len(buffer)
+    for key, members in it.groupby(job, key=operator.attrgetter("file")):
+        chunks = list(members)
+        window = Window(source.directory, key, buffer, chunks[-1].stop or 0)
+        for chunk in chunks:
+            record, number, grid = chunk.record, chunk.number, chunk.grid
+            try:
+                if not _is_zero(chunk, window, step):
+                    what = f"the bytes before `{record.name}` are not zeros"
+                    yield Problem(None, None, key, what)
+                if record.template.codec is None:
+                    found, is_clean = _digest(chunk, window, step)
+                else:
+                    found, is_clean = _digest_decoded(source, chunk), True
+                first = source.index.first_block(record.place)
+                rows = slice(*(16 * (first + n) for n in grid.blocks[number:][:2]))
+                if digests is not None and digests[rows] != found:
+                    what = CHANGED
+                else:
+                    what = None if is_clean else "its padding is not zeros"
+            except EOFError:
+                what = f"{_MISSING}: the file ends before it does"
+            except Exception as e:
+                what = unreadable(source.directory, e, _MISSING)
+            if what is not None:
+                yield Problem(record.name, _index_of(chunk), key, what)
+
+
+def _index_of(chunk: _Chunk) -> tuple[int, ...]:
+    region = chunk.grid.regions[chunk.number]
+    return tuple(s.start // n for s, n in zip(region, chunk.record.template.chunk))
+
+
+def _exactly(window: Window, start: int, stop: int) -> np.ndarray:
+    """The bytes `[start, stop)`. **Raises:** `EOFError` if the file ends before."""
+    out = window.read(start, stop)
+    if out.size < stop - start:
+        raise EOFError
+    return out
+
+
+def _is_zero(chunk: _Chunk, window: Window, step: int) -> bool:
+    """Whether there are only zeros between a chunk and the one before."""
+    return not any(
+        _exactly(window, at, min(at + step, chunk.start)).any()
+        for at in range(chunk.before, chunk.start, step)
+    )
+
+
+def _digest(chunk: _Chunk, window: Window, step: int) -> tuple[bytes, bool]:
+    """The digests of the blocks of a chunk, and whether its padding is zeros."""
+    t, at = chunk.record.template, chunk.start
+    kept = tuple(s.stop - s.start for s in chunk.grid.regions[chunk.number])
+    found: list[bytes] = []
+    hasher, room = xxhash.xxh3_128(), _grid.BLOCK
+    is_clean = True
+    for shape, inner in _slabs(t.chunk, kept, t.itemsize, step):
+        data = _exactly(window, at, at + math.prod(shape) * t.itemsize)
+        at += data.size
+        if inner != shape:
+            array = data.reshape(*shape, t.itemsize)
+            part = _digests.as_bytes(array[tuple(map(slice, inner))])
+            if np.count_nonzero(data) != np.count_nonzero(part):
+                is_clean = False
+            data = part
+        while data.size:
+            block, data = data[:room], data[room:]
+            hasher.update(block.data)
+            room -= block.size
+            if room == 0:
+                found.append(hasher.digest())
+                hasher, room = xxhash.xxh3_128(), _grid.BLOCK
+    if room < _grid.BLOCK:
+        found.append(hasher.digest())
+    return b"".join(found), is_clean
+
+
+def _digest_decoded(source: Source, chunk: _Chunk) -> bytes:
+    """The digests of the blocks of a compressed chunk, which is decoded whole."""
+    region, t = chunk.grid.regions[chunk.number], chunk.record.template
+    source.check(chunk.record, [chunk.number])
+    (array,) = source.open([(chunk.record, [chunk.number])])
+    into = np.empty([s.stop - s.start for s in region], _template.dtype_of(t.stored))
+    _arrays.start_read(array, into, region).result()
+    return b"".join(_digests.block_digests(_digests.as_bytes(into)))
+
+
+def _slabs(
+    chunk: tuple[int, ...], kept: tuple[int, ...], itemsize: int, step: int
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Cuts a chunk into slabs of at most `step` bytes, which follow each other. Gives
+    the shape of each, and of its part that is no padding."""
+    row = math.prod(chunk[1:]) * itemsize
+    if math.prod(chunk) * itemsize <= step:
+        yield chunk, kept
+    elif row <= step:
+        rows = step // row
+        for first in range(0, chunk[0], rows):
+            count = min(rows, chunk[0] - first)
+            left = max(0, min(count, kept[0] - first))
+            yield (count, *chunk[1:]), (left, *kept[1:])
+    else:
+        nothing = (0,) * len(kept[1:])
+        for number in range(chunk[0]):
+            inner = kept[1:] if number < kept[0] else nothing
+            yield from _slabs(chunk[1:], inner, itemsize, step)
