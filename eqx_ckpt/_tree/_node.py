@@ -1,6 +1,7 @@
 """`Node`: a node of a tree that was saved, without its class."""
 
 import contextlib
+import functools as ft
 import json
 import math
 from collections.abc import Iterator
@@ -24,9 +25,38 @@ class Spec(NamedTuple):
     # The label of each entry of an eqx.nn.State: `_tree.Entry`. Else none.
     labels: tuple[str | None, ...]
 
+    # Of what cannot be compared old checkpoints say nothing: their nodes and those of
+    # new ones are of one kind.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Spec) and self._compared == other._compared
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self._compared)
+
+    @property
+    def _compared(self) -> tuple[Any, ...]:
+        return self.keys, _compared(self.fields), self.labels
+
     @property
     def is_sequence(self) -> bool:
         return bool(self.keys) and all(kind in "sf" for kind, _ in self.keys)
+
+
+@ft.lru_cache(maxsize=4096)
+def _compared(fields: str) -> str:
+    """The `fields_text` without what cannot be compared."""
+    if not fields:
+        return ""
+    plain, encoded = json.loads(fields)
+    encoded = {name: x for name, x in encoded.items() if x != OTHER}
+    return json.dumps([plain, encoded]) if plain or encoded else ""
+
+
+# What stands for a static field that cannot be compared: see `_static.encode`.
+OTHER = {"other": None}
 
 
 @runtime_checkable

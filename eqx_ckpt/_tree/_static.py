@@ -78,7 +78,7 @@ def record(tree: PyTree, is_leaf: IsLeaf, structure: Any) -> Statics:
 # ---- How a value is encoded: JSON, in which an object has one entry, its kind.
 
 # What cannot be compared: functions, arrays of JAX, and objects of classes not known.
-_OTHER = {"other": None}
+_OTHER = _node.OTHER
 # Those whose `repr` is all that they are.
 _BY_REPR = (
     complex,
@@ -135,8 +135,11 @@ def encode(value: Any) -> Any:
         if isinstance(x, np.ndarray) and not x.dtype.hasobject:
             digest = xxhash.xxh3_128_hexdigest(np.ascontiguousarray(x).tobytes())
             return {"array": [x.dtype.name, list(x.shape), digest]}
-        if isinstance(x, (list, tuple, collections.deque)):
+        if isinstance(x, (list, tuple, collections.deque, jax.sharding.PartitionSpec)):
             return list(map(below, x))
+        if isinstance(x, jax.ShapeDtypeStruct):
+            of = "shape", "dtype", "weak_type"
+            return {"object": pairs((name, getattr(x, name)) for name in of)}
         if isinstance(x, Mapping):
             return {"dict": pairs(x.items())}
         if isinstance(x, Set):

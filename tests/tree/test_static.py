@@ -21,6 +21,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from jax.sharding import PartitionSpec as P
 
 import eqx_ckpt as ec
 from eqx_ckpt._format import _index
@@ -140,6 +141,11 @@ KINDS = {
     "a function, and none": (print, len, None),
     "none, and a function": (None, None, print),
     "long": ([print, "a" * 20000], [len, "a" * 20000], [print, "b" * 20000]),
+    "PartitionSpec": (P("a", None), P("a", None), P(None, "a")),
+    "abstract array": (
+        *[jax.ShapeDtypeStruct((2,), jnp.float32)] * 2,
+        jax.ShapeDtypeStruct((2,), jnp.int32),
+    ),
     "plain": ({"a": [1, (2,)]}, {"a": (1, [2])}, {"a": [1, (3,)]}),
 }
 
@@ -330,6 +336,17 @@ def test_checkpoints_of_the_first_release(tmp_path):
         # And what has been read is written again as it was read.
         ec.convert(tmp_path / "a", tmp_path / "b.zip")
         load(tmp_path / "b.zip", net(here))
+
+
+def test_nodes_of_that_release_combine_with_those_of_today(tmp_path):
+    for name in "ab":
+        ec.tree_serialise_leaves(tmp_path / name, net(print))
+    _edit(tmp_path / "a" / "eqx_ckpt.json", lambda v: v.pop("encoded"))
+    old, new = (ec.open(tmp_path / name).tree for name in "ab")
+    assert jax.tree.map(lambda x, y: x.read() + y.read(), old, new)["w"] == 2.0
+    ec.tree_serialise_leaves(tmp_path / "b", net((1, print)), overwrite=True)
+    with pytest.raises(ValueError):
+        jax.tree.map(lambda x, y: x, old, ec.open(tmp_path / "b").tree)
 
 
 def test_what_that_release_compares_is_as_it_was(tmp_path):

@@ -19,6 +19,7 @@ from hypothesis import given, strategies as st
 
 import eqx_ckpt as ec
 from eqx_ckpt._load import formats
+from eqx_ckpt._storage import _root, _write
 
 
 DTYPES = [
@@ -362,6 +363,22 @@ def test_hostile_files_are_refused_at_open(tmp_path, name):
     path.write_bytes(data)
     with pytest.raises(ValueError, match=match):
         ec.open(path)
+
+
+@pytest.mark.parametrize("store", ["local", "memory"])
+def test_bytes_after_the_tensors(tmp_path, store):
+    data = safetensors.numpy.save({"w": np.ones(3)})
+    place = str(tmp_path) if store == "local" else "memory://after"
+    for more in (b"", b"\0"):
+        root = _root.resolve(place)
+        name = f"{len(more)}.safetensors"
+        _write.write_file(root, name, [data + more])
+        path = f"{place}/{name}"
+        if not more:
+            assert ec.open(path)["w"].shape == (3,)
+            continue
+        with pytest.raises(ValueError, match="more bytes than its header says"):
+            ec.open(path)
 
 
 @pytest.mark.parametrize(
