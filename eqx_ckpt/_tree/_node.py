@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 
 from .._format import _names, _text
 from .._format._leaves import Statics
-from . import _show
+from . import _encoded, _show
 
 
 class Spec(NamedTuple):
@@ -51,12 +51,8 @@ def _compared(fields: str) -> str:
     if not fields:
         return ""
     plain, encoded = json.loads(fields)
-    encoded = {name: x for name, x in encoded.items() if x != OTHER}
+    encoded = {name: x for name, x in encoded.items() if x != _encoded.OTHER}
     return json.dumps([plain, encoded]) if plain or encoded else ""
-
-
-# What stands for a static field that cannot be compared: see `_static.encode`.
-OTHER = {"other": None}
 
 
 @runtime_checkable

@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec as P
 
 import eqx_ckpt as ec
 from eqx_ckpt._format import _index
-from eqx_ckpt._tree import _static
+from eqx_ckpt._tree import _encoded, _static
 
 
 class Plain(enum.Enum):
@@ -300,11 +300,11 @@ def test_what_cannot_be_compared(tmp_path, monkeypatch):
     for _ in range(200):
         deep = [deep]
     doubled = print
-    monkeypatch.setattr(_static, "_MAX_NODES", 1000)
+    monkeypatch.setattr(_encoded, "_MAX_NODES", 1000)
     for _ in range(60):
         doubled = (doubled, doubled)
     for value in (deep, circular, doubled, Broken(a=1), jnp.ones(2)):
-        assert _static.encode(value) == _static.encode(Opaque())
+        assert _encoded.encode(value) == _encoded.encode(Opaque())
     ec.tree_serialise_leaves(tmp_path / "a", net(jnp.ones(2).sharding))
     load(tmp_path / "a", net(Opaque()))
 
@@ -384,10 +384,10 @@ def test_whatever_the_file_says(saved, here):
     kinds = ("enum", "scalar", "dtype", "repr", "dict", "object", "array", "other")
     for kind in kinds:
         encoded = {kind: saved}
-        _static._is_alike(encoded, _static.encode(here))
-        assert _static._is_alike(encoded, encoded)
-        assert len(_static.show(encoded)) <= 203
-    assert _static._is_alike(_static.encode(saved), _static.encode(saved))
+        _encoded.is_alike(encoded, _encoded.encode(here))
+        assert _encoded.is_alike(encoded, encoded)
+        assert len(_encoded.show(encoded)) <= 203
+    assert _encoded.is_alike(_encoded.encode(saved), _encoded.encode(saved))
 
 
 @given(
