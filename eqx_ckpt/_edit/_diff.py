@@ -70,7 +70,7 @@ def diff(
         >>> ec.tree_serialise_leaves("memory://1", {"w": [jnp.ones(2)] * 9, "step": 1})
         >>> ec.tree_serialise_leaves("memory://2", {"w": [jnp.zeros(2)] * 9, "step": 1})
         >>> ec.diff("memory://1", "memory://2", values=True)
-        Diff of `memory://1/` and `memory://2/`: 9 changed, 1 the same
+        Diff of `memory://1` and `memory://2`: 9 changed, 1 the same
           changed:
             w.{0..8}  f32[2]: value  (largest 1, relative 1)
         >>> bool(ec.diff("memory://1", "memory://1"))
