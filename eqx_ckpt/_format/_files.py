@@ -15,6 +15,16 @@ OTHERS = frozenset(
     "_METADATA _sharding _strings.json array_metadatas/process_0 manifest.ocdbt "
     "zarr.json".split()
 )
+# The first parts of names of files, which no leaf's name begins with: see FORMAT.md,
+# "Names". These four are of our own index, of Orbax, and of what may come.
+RESERVED = frozenset(key.partition(".")[0].partition("/")[0] for key in OTHERS) | {
+    "eqx_ckpt",
+    "ocdbt",
+    "descriptor",
+    "_CHECKPOINT_METADATA",
+}
+# The files of a save, in `d/<save id>`.
+DATA = re.compile(r"[0-9]+|part-[0-9]+|tree|manifest\.ocdbt|digests|.+\.new", re.DOTALL)
 # What is at the root of a checkpoint besides `d/`, the index and leaves.
 SIDE = frozenset(key.partition("/")[0] for key in OTHERS) | {CLAIM, DIGESTS}
 BESIDE = re.compile(r"(.+)\.eqx_ckpt-[0-9a-f]{16}", re.DOTALL)

@@ -6,14 +6,10 @@ from typing import Any
 
 import jax.tree_util as jtu
 
+from . import _files
+
 
 ROOT = "%root"
-
-# The first parts of the names of our own files: see FORMAT.md, "Names".
-RESERVED = frozenset(
-    "eqx_ckpt zarr manifest ocdbt array_metadatas descriptor "
-    "_METADATA _sharding _strings _CHECKPOINT_METADATA".split()
-)
 
 # Names in bytes: a node of the database holds 2048 of them.
 MAX_NAME = 1 << 15
@@ -87,7 +83,7 @@ def join(source: str, components: list[str]) -> str:
     if not components:
         return ROOT
     first = components[0]
-    if first in RESERVED:
+    if first in _files.RESERVED:
         first = f"%{ord(first[0]):02X}{first[1:]}"
         return ".".join([first, *components[1:]])
     return ".".join(components)
@@ -168,7 +164,7 @@ def below(name: str, prefix: str) -> str:
     if prefix:
         return name[len(prefix) + 1 :]
     first, dot, rest = name.partition(".")
-    if "%" in first and unquote(first) in RESERVED:
+    if "%" in first and unquote(first) in _files.RESERVED:
         first = unquote(first)
     return "" if name == ROOT else first + dot + rest
 

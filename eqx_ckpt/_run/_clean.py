@@ -98,11 +98,6 @@ def _clean(here: Renames, remove: bool) -> set[str]:
     return set(found)
 
 
-_ours = re.compile(
-    r"[0-9]+|part-[0-9]+|tree|manifest\.ocdbt|digests|.+\.new", re.DOTALL
-)
-
-
 def _clean_far(root: Backend, remove: bool, idle: bool) -> list[str]:
     root.check_writable()
     if remove and not idle:
@@ -164,4 +159,4 @@ def _must_stay(root: Backend, save: str) -> bool:
         return True
     current = got is not None and got[0].save == save
     inside = root.below("d").below(save).list_top() or {}
-    return current or not all(map(_ours.fullmatch, inside))
+    return current or not all(map(_files.DATA.fullmatch, inside))

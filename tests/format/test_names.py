@@ -9,7 +9,7 @@ from hypothesis import example, given, strategies as st
 from support.helpers import examples
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _names
+from eqx_ckpt._format import _files, _names
 
 
 class Hashed:
@@ -26,7 +26,7 @@ class Hashed:
 text = st.one_of(
     st.text(st.characters(), max_size=12),
     st.text("aZ09_-%=./\\ \0\n'{}~", max_size=6),
-    st.sampled_from(sorted(_names.RESERVED)),
+    st.sampled_from(sorted(_files.RESERVED)),
     st.sampled_from(["", "%", "%root", "%=", "%6Danifest", "..", "c", "zarr.json"]),
 )
 index = st.integers(0, 2**31 - 1)
@@ -112,7 +112,7 @@ def test_no_component_is_a_path(path):
     for component in components:
         assert re.fullmatch(r"[A-Za-z0-9_%=-]+", component)
         assert component not in ("", ".", "..")
-    assert components[0] not in _names.RESERVED
+    assert components[0] not in _files.RESERVED
     assert (name == _names.ROOT) == (path == ())
 
 
@@ -167,12 +167,12 @@ def test_every_file_at_the_root_of_a_checkpoint_has_a_reserved_name(tmp_path):
             first = entry.name.partition(".")[0]
             # `d` is a directory that no leaf's directory can collide with: a leaf of
             # that name lies in the database below it.
-            assert first in _names.RESERVED or first in ("w", "s", "d")
+            assert first in _files.RESERVED or first in ("w", "s", "d")
 
 
 @pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
 def test_hostile_keys_round_trip(tmp_path, layout):
-    keys = [*sorted(_names.RESERVED), "d", "c", "..", "/etc/passwd", "a/../..", "%root"]
+    keys = [*sorted(_files.RESERVED), "d", "c", "..", "/etc/passwd", "a/../..", "%root"]
     keys += ["zarr.json", "manifest.ocdbt", "eqx_ckpt.json", "\0", "\ud800", "x" * 300]
     tree = {key: float(i) for i, key in enumerate(keys)}
     ec.tree_serialise_leaves(tmp_path / "a" / "ckpt", tree, layout=layout)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._format import _names, _template
+from ..._format import _files, _names, _template
 from ..._format._template import Template
 from ..._storage import _root
 from .. import _published
@@ -45,7 +45,7 @@ def read(found: Candidate, like: Any) -> Source | None:
         if got is not None:
             return Source(below, got[0])
         found = Candidate(found.root, below, None, b"", _found.names_in(below))
-    elif _published.saves(found.directory) or "eqx_ckpt.digests" in found.names:
+    elif _published.saves(found.directory) or _files.DIGESTS in found.names:
         return None  # It is ours, without its index.
     if _UNFINISHED in found.directory.url:
         raise ValueError("Orbax has not finished writing it")
