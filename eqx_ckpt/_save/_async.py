@@ -46,23 +46,22 @@ def async_tree_serialise_leaves(
     """Saves the leaves of a pytree, as
     [`tree_serialise_leaves`][] does, but in the background.
 
-    It returns as soon as the tree is safe from the caller. On CPU that takes a copy of
-    all arrays: also a jax.Array may share its memory with a NumPy array, or with
-    another framework, which then writes to it, and nothing tells. From then on they may
-    be overwritten, donated and deleted. On accelerators that is after
-    [`SaveHandle.staged`][].
+    On CPU it copies all arrays and then returns. The copy is needed because a jax.Array
+    may share its memory with a NumPy array or another framework, and nothing tells
+    which. After the call you may overwrite, donate and delete the arrays. On
+    accelerators you may do so after [`SaveHandle.staged`][].
 
-    The checkpoint appears at its path at once when it is complete, and until then
+    The save is atomic: the checkpoint appears when it is complete, and until then
     `open` opens what was there before. Saves are written one after the other, in the
     order of the calls; a blocking save to the same path waits for them. Together they
     hold at most 2 GiB of copies, or those of one save: a call waits for earlier saves
     until there is room for its own.
 
     **No error is lost.** What is wrong with the tree or the path is raised here. A
-    later error is raised by the handle. If nobody asks the handle, the next save of the
-    process, blocking or not, raises it once, as the cause of a `RuntimeError`, and is
-    not started. If there is no next save, it is written to stderr at the end of the
-    process, and the exit status is 120.
+    later error is raised by the handle. If you never ask the handle, the next save of
+    the process, blocking or not, raises it once, as the cause of a `RuntimeError`, and
+    is not started. If there is no next save, the error is written to stderr at exit,
+    and the exit status is 120.
 
     **The end of the process** waits for the saves that are under way, also after an
     exception or Ctrl-C in the main thread. A second Ctrl-C interrupts that wait: then

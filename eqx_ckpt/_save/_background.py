@@ -93,7 +93,7 @@ class SaveHandle:
             _tell(self)
 
     def add_done_callback(self, fn: Callable[["SaveHandle"], Any]) -> None:
-        """Calls `fn(handle)` when the save is over, well or not; at once if it is.
+        """Calls `fn(handle)` when the save is over, well or not: now if it is.
 
         It is called by the thread of the save, so it should be quick. What it raises is
         logged and ignored, as by `concurrent.futures.Future.add_done_callback`.

@@ -48,8 +48,8 @@ def tree_serialise_leaves(
 ) -> None:
     """Saves the leaves of a pytree, each under the dotted name of its key path.
 
-    At every instant the path is exactly the checkpoint that was there before or exactly
-    this one; if anything fails it is the one before.
+    Saves are atomic: a reader sees the old checkpoint or the complete new one. If
+    anything fails, the old one stays.
 
     **Arguments:**
 
@@ -70,7 +70,7 @@ def tree_serialise_leaves(
         `(name, shape, dtype) -> chunk shape or None`. By default 4 MiB, and 32 MiB with
         `layout="zarr"`. Arrays are cut along their first axes.
     - `compression`: None, or `"zstd"` for leaves of more than 64 KiB. It is slower, and
-        weights are close to noise: see the README for figures.
+        weights are close to noise: docs/benchmarks.md has figures.
     - `overwrite`: whether a checkpoint at `path` may be replaced. Anything else that is
         there is never touched.
     - `durable`: whether to return only once the checkpoint would survive a power cut.

@@ -21,7 +21,7 @@ PYTHON = {"bool": bool, "int": int, "float": float, "complex": complex}
 
 
 def is_storable(x: Any) -> bool:
-    """Whether a leaf is stored by default: the `filter_spec` of every call.
+    """Whether a leaf is stored by default: the `filter_spec` of saves and loads.
 
     These are the leaves that Equinox stores, JAX and NumPy arrays and scalars and
     Python's bool, int, float and complex, and typed PRNG keys. On the `like` side it is
