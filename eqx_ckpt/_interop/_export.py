@@ -98,7 +98,7 @@ def export_safetensors(
         ```
     """
     root = _root.resolve(path)
-    _root.check_writable(root)
+    root.check_writable()
     found = formats.look(root)
     if found is None and root.entry() == "directory":
         raise FileExistsError(f"There is a directory at `{root}`. It is left as it is.")

@@ -17,7 +17,7 @@ from .._format._grid import Grid
 from .._format._leaves import Record
 from .._format._template import Template
 from .._format._view import View
-from .._storage import _arrays, _root, _store
+from .._storage import _arrays
 from .._storage._root import Root
 from .._tree._restore import Conversion
 from . import _requests, _source
@@ -386,11 +386,11 @@ def _start_ranges(root: Root, ranges: Sequence[Range]) -> Callable[[], Iterator[
         if runs and runs[-1][0] == key and runs[-1][2] == start:
             start = runs.pop()[1]
         runs.append((key, start, stop))
-    futures = [_store.start_read_range(root, *run) for run in runs]
+    futures = [root.start_read(*run) for run in runs]
 
     def values() -> Iterator[bytes]:
         for (_, start, stop), future in zip(runs, futures):
-            value = _root.wait(root, future).value
+            value = root.wait(future).value
             if len(value) != stop - start:
                 raise MissingError("a chunk is missing")
             yield value

@@ -3,7 +3,6 @@
 from .._errors import DamagedError
 from .._format import _files, _index, _json, _text
 from .._format._index import Index, is_save_id
-from .._storage import _root, _store
 from .._storage._root import Root
 from .._storage._store import Value
 
@@ -15,7 +14,7 @@ def read_index(root: Root) -> tuple[Index, Value] | None:
     release can.
     """
     try:
-        value = _store.read_file(root, _files.INDEX, limit=_json.MAX_INDEX)
+        value = root.read(_files.INDEX, limit=_json.MAX_INDEX)
         return None if value is None else (_index.decode(value.data), value)
     except _index.Newer as e:
         why = _text.escape(str(e))
@@ -29,5 +28,5 @@ def saves(root: Root) -> list[str]:
     """The save ids that have a directory below `d/`, whatever has become of them."""
     if root.is_link("d"):
         return []
-    inside = _store.list_top(_root.below(root, "d")) or {}
+    inside = root.below("d").list_top() or {}
     return [s for s, is_directory in inside.items() if is_directory and is_save_id(s)]

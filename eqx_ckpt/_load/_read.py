@@ -10,7 +10,6 @@ import xxhash
 
 from .._errors import DamagedError, ReplacedError
 from .._format import _grid, _template
-from .._storage import _root, _store
 from . import _parts, _requests
 from ._requests import Arrays, Reading, Request, Results
 from ._source import Source
@@ -133,7 +132,7 @@ def _read_small(reading: Reading, requests: list[Request]) -> Results:
         # Some runs are on their way while the one before them is looked at.
         for run in runs:
             args = run.key, run.start, run.stop
-            waiting.append((run, _store.start_read_range(source.directory, *args)))
+            waiting.append((run, source.directory.start_read(*args)))
             size += run.stop - run.start
             if size + _RUN > reading.budget:
                 break
@@ -144,7 +143,7 @@ def _read_small(reading: Reading, requests: list[Request]) -> Results:
         why = ""
         data = b""
         try:
-            data = _root.wait(source.directory, future).value
+            data = source.directory.wait(future).value
             if len(data) != run.stop - run.start:
                 why = _requests.MISSING
         except Exception as e:

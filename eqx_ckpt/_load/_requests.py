@@ -9,7 +9,7 @@ import numpy as np
 from .._format import _text
 from .._format._leaves import Record
 from .._format._view import View
-from .._storage import _root, _store
+from .._storage import _store
 from .._storage._root import Root
 from .._tree._restore import Conversion
 from ._source import Source
@@ -90,7 +90,7 @@ def unreadable(root: Root, error: Exception, missing: str) -> str:
 
     **Raises:** the error, unless it says that they are missing or damaged.
     """
-    found = _root.explain(root, error)
+    found = root.explain(error)
     if _store.is_missing(found):
         return missing
     if not isinstance(found, ValueError):

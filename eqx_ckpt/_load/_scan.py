@@ -21,7 +21,7 @@ from .._format import _digests, _grid, _template, _text
 from .._format._grid import Grid
 from .._format._leaves import Record
 from .._runtime import _progress
-from .._storage import _arrays, _store
+from .._storage import _arrays
 from . import _source
 from ._requests import CHANGED, unreadable
 from ._source import Source
@@ -186,7 +186,7 @@ def _check_ends(
         if end is None or source.foreign:
             continue
         try:
-            if _store.read_into(source.directory, file, end, more):
+            if source.directory.read_into(file, end, more):
                 yield Problem(leaf, None, file, "it has more bytes than it had")
         except (OSError, ValueError) as e:
             if end == 0:  # Else its chunks say so.

@@ -15,7 +15,7 @@ from .._format._index import Index
 from .._format._leaves import Record
 from .._format._ocdbt import Database
 from .._format._template import Template
-from .._storage import _arrays, _root, _store
+from .._storage import _arrays
 from .._storage._arrays import Stored
 from .._storage._root import Root
 
@@ -119,7 +119,7 @@ class Source:
             else:
                 places = [self._place(record)]
                 # It may live for longer than this, and a descriptor with it.
-                directory = _root.unpinned(self.directory)
+                directory = self.directory.unpinned()
                 (array,) = _arrays.open_arrays(directory, self.files, places)
             self._opened[record.place] = array
         return array
@@ -187,13 +187,13 @@ class Source:
                 if last < 0 or numbers[last] < first:
                     continue  # None of them is here.
                 end = offset + self.index.extent(record, first, numbers[last] + 1)
-                _store.check_range(self.directory, self.files[file], end)
+                self.directory.check_range(self.files[file], end)
         else:
             size = t.full if t.codec is None else _template.least_encoded(t.full)
             keys = grid_of(t).keys
             for n in numbers:
                 key = f"{self.key(record)}/{keys[n]}"
-                found = _store.check_range(self.root, key, size)
+                found = self.root.check_range(key, size)
                 most = size if t.codec is None else _template.most_encoded(t.full)
                 if found is not None and found > most:
                     raise ValueError(f"`{key}` is not a chunk of it")
@@ -227,21 +227,21 @@ class Source:
 
     def _read_digests(self, size: int) -> bytes | None:
         if self.foreign is None:
-            value = _store.read_file(self.root, self.digests_key, stop=size, limit=size)
+            value = self.root.read(self.digests_key, stop=size, limit=size)
             return None if value is None else value.data
         assert self.foreign.digests is not None
         into = np.empty(size, np.uint8)
         start, _ = self.foreign.digests
         key = self.foreign.files[0]
-        return into[: _store.read_into(self.directory, key, start, into)].tobytes()
+        return into[: self.directory.read_into(key, start, into)].tobytes()
 
     def is_current(self) -> bool:
         """Whether the path still holds the save that was opened."""
         if self.foreign is not None:
-            directory = _root.unpinned(self.directory)
+            directory = self.directory.unpinned()
             return self.foreign.stamp(directory) == self.foreign.stamped
         head = f'{{"format":"{_index.FORMAT}","save":"{self.index.save}"'.encode()
-        value = _store.read_file(self.root, _files.INDEX, len(head))
+        value = self.root.read(_files.INDEX, len(head))
         return value is not None and value.data == head
 
     def check_current(self) -> None:

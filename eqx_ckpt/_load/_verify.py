@@ -11,7 +11,7 @@ from .._errors import ReplacedError
 from .._format import _files, _index
 from .._format._leaves import Record
 from .._runtime import _progress, _threads
-from .._storage import _arrays, _root, _store
+from .._storage import _arrays, _root
 from . import _open, _scan
 from ._checkpoint import Checkpoint
 from ._requests import CHANGED, unreadable
@@ -167,7 +167,7 @@ def _check_files(source: Source) -> Iterator[Problem]:
     index, root = source.index, source.root
     for key, digest in index.others.items():
         try:
-            value = _store.read_file(root, key, limit=_MOST)
+            value = root.read(key, limit=_MOST)
             if value is None:
                 yield Problem(None, None, key, "it is missing")
             elif _index.digest(value.data) != digest:
@@ -175,7 +175,7 @@ def _check_files(source: Source) -> Iterator[Problem]:
         except (OSError, ValueError) as e:
             yield Problem(None, None, key, unreadable(root, e, _MISSING))
     tops = {key.partition("/")[0] for key in [source.digests_key, *index.others]}
-    for top in sorted(_files.SIDE & (_store.list_top(root) or {}).keys() - tops):
+    for top in sorted(_files.SIDE & (root.list_top() or {}).keys() - tops):
         what = "it is of another save, and other readers may take it for one of this"
         yield Problem(None, None, top, what)
 
@@ -189,7 +189,7 @@ def _zarr_json(source: Source, records: Iterable[Record]) -> Iterator[Problem]:
         good = _arrays.zarr_json(record.template)
         found = np.empty(len(good) + 1, np.uint8)
         try:
-            count = _store.read_into(source.root, key, 0, found)
+            count = source.root.read_into(key, 0, found)
             if found[:count].tobytes() != good:
                 return Problem(record.name, None, key, CHANGED)
         except (OSError, ValueError) as e:

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from .._storage import _store
 from .._storage._root import Root
 
 
@@ -27,5 +26,5 @@ class Window:
                 self._buffer = np.empty(size, np.uint8)
             into = self._buffer[:size]
             self._start = self._stop = start
-            self._stop += _store.read_into(self._root, self._key, start, into)
+            self._stop += self._root.read_into(self._key, start, into)
         return self._buffer[start - self._start : min(stop, self._stop) - self._start]

@@ -114,27 +114,3 @@ def _resolve_url(url: str, given: dict[str, Any]) -> Backend:
 
 def check_writable(root: Root) -> None:
     root.check_writable()
-
-
-def wait(root: Root, future: Any) -> Any:
-    return root.wait(future)
-
-
-def explain(root: Root, error: Exception) -> Exception:
-    return root.explain(error)
-
-
-def pinned(root: Root, key: str) -> Root:
-    return root.pinned(key)
-
-
-def unpinned(root: Root) -> Root:
-    return root.unpinned()
-
-
-def split(root: Root) -> tuple[Root, str]:
-    return root.split()
-
-
-def below(root: Root, key: str) -> Root:
-    return root.below(key)

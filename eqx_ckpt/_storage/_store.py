@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorstore as ts
 
 from .._runtime import _threads
@@ -54,38 +53,6 @@ def read_file(
     root: Backend, key: str, stop: int | None = None, limit: int | None = None
 ) -> Value | None:
     return root.read(key, stop, limit)
-
-
-def read_into(root: Backend, key: str, start: int, into: np.ndarray) -> int:
-    return root.read_into(key, start, into)
-
-
-def read_tail(root: Backend, key: str, count: int) -> bytes:
-    return root.read_tail(key, count)
-
-
-def read_keys(root: Backend, keys: Sequence[str], limit: int) -> list[bytes | None]:
-    return root.read_some(keys, limit)
-
-
-def list_top(root: Backend) -> dict[str, bool] | None:
-    return root.list_top()
-
-
-def list_keys(root: Backend) -> list[str] | None:
-    return root.list_all()
-
-
-def survey(root: Backend, most: int) -> dict[str, int] | None:
-    return root.survey(most)
-
-
-def stamp(root: Backend, key: str) -> str:
-    return root.stamp(key)
-
-
-def start_read_range(root: Backend, key: str, start: int, stop: int) -> ts.Future:
-    return root.start_read(key, start, stop)
 
 
 def await_directory(root: Backend, key: str) -> None:

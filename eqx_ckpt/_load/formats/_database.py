@@ -15,7 +15,7 @@ import numpy as np
 from ..._errors import DamagedError, MissingError
 from ..._format import _ocdbt
 from ..._format._ocdbt import Database, Entries
-from ..._storage import _store, _zstd
+from ..._storage import _zstd
 from ..._storage._root import Root
 from . import _found
 
@@ -34,7 +34,7 @@ def read(root: Root, most: int) -> Database:
 
     **Raises:** `ValueError` if it cannot be, or has more than `most` keys.
     """
-    value = _store.read_file(root, MANIFEST, limit=_MAX_MANIFEST)
+    value = root.read(MANIFEST, limit=_MAX_MANIFEST)
     if value is None:
         raise MissingError(f"`{MANIFEST}` is missing")
     try:
@@ -236,7 +236,7 @@ class _Reading:
         if node.length > _MAX_NODE:
             raise DamagedError("it has a node that is too long")
         end = node.start + node.length
-        _store.check_range(self._root, node.file, end)
+        self._root.check_range(node.file, end)
         data = _found.read(self._root, node.file, node.start, end)
         body = self._open(_ocdbt.NODE, data)
         height = body.byte()
@@ -318,7 +318,7 @@ class _Reading:
             _check_path(path)
 
         def check(root: Root, path: str) -> None:
-            _store.check_range(root, path, ends.get(self._paths[path], 0))
+            root.check_range(path, ends.get(self._paths[path], 0))
 
         _found.each(self._root, check, self._paths)
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._format import _json, _names, _template
-from ..._storage import _store
 from ..._tree import _flatten, _leaf, _restore, _show
 from .._source import Source
 from .._window import Window
@@ -93,7 +92,7 @@ def _line(found: Candidate, key: str) -> bytes | None:
     if found.head[:1] not in (b"{", b"["):
         return None
     into = np.empty(_MAX_LINE, np.uint8)
-    data = into[: _store.read_into(found.directory, key, 0, into)].tobytes()
+    data = into[: found.directory.read_into(key, 0, into)].tobytes()
     line, end, rest = data.partition(b"\n")
     return line if end and (rest.startswith(_MAGIC) or not rest) else None
 

@@ -14,7 +14,7 @@ from ..._format._leaves import Leaves
 from ..._format._ocdbt import Database
 from ..._format._template import Template
 from ..._runtime import _threads
-from ..._storage import _root, _store
+from ..._storage import _store
 from ..._storage._root import Root
 from .._source import Foreign, Source
 
@@ -42,12 +42,12 @@ class Candidate(NamedTuple):
 
 def look(root: Root) -> Candidate | None:
     """What is at a path; None if there is nothing."""
-    directory, key = _root.split(root)
+    directory, key = root.split()
     if key and root.entry() in (None, "file"):
         into = np.empty(_HEAD, np.uint8)
         try:
-            directory = _root.pinned(directory, key)
-            size = _store.read_into(directory, key, 0, into)
+            directory = directory.pinned(key)
+            size = directory.read_into(key, 0, into)
             head = into[:size].tobytes()
             return Candidate(root, directory, key, head, frozenset())
         except (FileNotFoundError, IsADirectoryError):
@@ -70,7 +70,7 @@ def names_in(root: Root) -> frozenset[str]:
     """The names in a directory; in an object store those that tell its format."""
     if not root.is_far:
         try:
-            return frozenset(_store.list_top(root) or ())
+            return frozenset(root.list_top() or ())
         except NotADirectoryError:
             return frozenset()
     jobs = [ft.partial(has, root, key) for key in _TELLING]
@@ -81,7 +81,7 @@ def names_in(root: Root) -> frozenset[str]:
 def has(root: Root, key: str) -> bool:
     """Whether there is a file."""
     try:
-        _store.read_into(root, key, 0, np.empty(1, np.uint8))
+        root.read_into(key, 0, np.empty(1, np.uint8))
         return True
     except FileNotFoundError:
         return False
@@ -97,7 +97,7 @@ def read_json(directory: Root, key: str) -> tuple[bytes, dict[str, Any]]:
 
     **Raises:** `ValueError` if there is none.
     """
-    value = _store.read_file(directory, key, limit=_json.MAX_INDEX)
+    value = directory.read(key, limit=_json.MAX_INDEX)
     if value is None:
         raise ValueError(f"`{key}` is missing")
     parsed = _json.parse(value.data, f"`{key}`")
@@ -117,7 +117,7 @@ def read(directory: Root, key: str, start: int, stop: int) -> bytes:
     **Raises:** `ValueError` if the file ends before.
     """
     into = np.empty(stop - start, np.uint8)
-    if _store.read_into(directory, key, start, into) < into.nbytes:
+    if directory.read_into(key, start, into) < into.nbytes:
         raise MissingError(f"the end of `{key}` is missing")
     return into.tobytes()
 
@@ -175,7 +175,7 @@ def source(found: Candidate, contents: Contents) -> Source:
     head = contents.head
 
     def stamp(directory: Root) -> str:
-        parts = each(directory, _store.stamp, files)
+        parts = each(directory, lambda directory, key: directory.stamp(key), files)
         return xxhash.xxh3_64_hexdigest("/".join(parts).encode() + head)
 
     numbers: dict[Template, int] = {}
@@ -215,9 +215,7 @@ def _check_places(directory: Root, files: list[str], leaves: Sequence[Located]) 
         if leaf.offset < ends[leaf.file] and leaf.template.nbytes:
             raise ValueError(f"the leaf `{leaf.name}` lies where another one does")
         ends[leaf.file] = max(ends[leaf.file], leaf.offset + leaf.template.nbytes)
-    check = lambda directory, number: _store.check_range(
-        directory, files[number], ends[number]
-    )
+    check = lambda directory, number: directory.check_range(files[number], ends[number])
     each(directory, check, range(len(files)))
 
 

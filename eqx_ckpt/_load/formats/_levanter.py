@@ -13,7 +13,6 @@ import numpy as np
 
 from ..._format import _names
 from ..._format._template import Template
-from ..._storage import _store
 from .._source import Source
 from . import _database, _found, _zarr
 from ._found import Candidate, Contents, Located
@@ -82,7 +81,7 @@ def _levanter(found: Candidate, head: bytes, metadata: dict[str, Any]) -> Source
         decode = lambda key: key.decode("utf-8", "surrogateescape")
         keys = list(map(decode, database.entries.keys))
     elif size is None:
-        keys = _store.list_keys(found.directory)
+        keys = found.directory.list_all()
         if keys is None:
             raise ValueError(
                 "the arrays of this checkpoint of levanter have to be listed, which "

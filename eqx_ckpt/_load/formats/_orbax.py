@@ -11,7 +11,6 @@ import numpy as np
 
 from ..._format import _files, _names, _template
 from ..._format._template import Template
-from ..._storage import _root
 from .. import _published
 from .._source import Source
 from . import _database, _found, _zarr
@@ -40,7 +39,7 @@ def read(found: Candidate, like: Any) -> Source | None:
         name = _item(found)
         if name is None:
             return None
-        below = _root.below(found.directory, name)
+        below = found.directory.below(name)
         got = _published.read_index(below)
         if got is not None:
             return Source(below, got[0])

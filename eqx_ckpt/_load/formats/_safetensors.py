@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 
 from ..._format import _json, _template
-from ..._storage import _store
 from ..._storage._root import Root
 from .._source import Source
 from . import _found
@@ -117,7 +116,7 @@ def _header_size(directory: Root, key: str) -> int:
 
 def read_header(directory: Root, key: str, size: int) -> Header:
     """**Raises:** `ValueError` unless the header accounts for all bytes of the file."""
-    _store.check_range(directory, key, 8 + size)
+    directory.check_range(key, 8 + size)
     data = _found.read(directory, key, 8, 8 + size)
     # The library takes a key of the metadata twice, and fields that it does not know.
     value = _json.parse(data, f"the header of `{key}`", repeated=_are_texts)
@@ -140,8 +139,8 @@ def read_header(directory: Root, key: str, size: int) -> Header:
             )
         end = stop
     stop = 8 + size + end
-    _store.check_range(directory, key, stop)
-    if _store.read_into(directory, key, stop, np.empty(1, np.uint8)):
+    directory.check_range(key, stop)
+    if directory.read_into(key, stop, np.empty(1, np.uint8)):
         raise ValueError(f"`{key}` has more bytes than its header says")
     return Header(tensors, metadata, data)
 
@@ -187,7 +186,7 @@ def _entry(name: str, entry: Any) -> tuple[str, list[int], tuple[int, int]]:
 
 
 def _sharded(found: Candidate, key: str) -> Source:
-    value = _store.read_file(found.directory, key, limit=_MAX_HEADER)
+    value = found.directory.read(key, limit=_MAX_HEADER)
     if value is None:
         raise ValueError(f"`{key}` is missing")
     index = _json.parse(value.data, f"`{key}`")

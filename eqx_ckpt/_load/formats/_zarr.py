@@ -15,7 +15,7 @@ import numpy as np
 from ..._format import _grid, _json, _template
 from ..._format._ocdbt import Database
 from ..._format._template import Template
-from ..._storage import _arrays, _store
+from ..._storage import _arrays
 from ..._storage._arrays import Stored
 from ..._storage._root import Root
 from .._source import Source
@@ -40,7 +40,7 @@ def survey(root: Root) -> tuple[list[str], int | None]:
 
     **Raises:** `ValueError` for links, what is not a file, and too many files.
     """
-    sizes = _store.survey(root, MAX_FILES)
+    sizes = root.survey(MAX_FILES)
     return ([], None) if sizes is None else (list(sizes), sum(sizes.values()))
 
 
@@ -102,7 +102,7 @@ class Arrays(NamedTuple):
         """The metadata of the arrays at some keys; None where there are none."""
         files = [f"{key}/{name_of(self.is_v3)}" for key in keys]
         if self.database is None:
-            return _store.read_keys(self.directory, files, _MAX_METADATA)
+            return self.directory.read_some(files, _MAX_METADATA)
         return _database.values(self.directory, self.database, files, _MAX_METADATA)
 
     def read(
@@ -208,7 +208,7 @@ class Arrays(NamedTuple):
         into = np.zeros(count, np.uint8)
         try:
             if self.database is None:
-                _store.read_into(self.directory, name, start, into)
+                self.directory.read_into(name, start, into)
             elif (place := self.database.find(name)) is not None:
                 return _database.value(
                     self.directory, self.database, place, start, count

@@ -4,7 +4,6 @@ https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
 """
 
 import dataclasses
-import functools as ft
 import itertools as it
 import struct
 from typing import Any, NamedTuple
@@ -12,7 +11,6 @@ from typing import Any, NamedTuple
 from ..._errors import DamagedError
 from ..._format import _files, _index, _json
 from ..._format._index import Index
-from ..._storage import _store
 from ..._storage._root import Root
 from .._source import Foreign, Source
 from . import _found, _magic
@@ -78,7 +76,7 @@ def read(found: Candidate, like: Any) -> Source | None:
         ),
         others={},
     )
-    stamp = ft.partial(_store.stamp, key=key)
+    stamp = lambda directory: directory.stamp(key)
     foreign = Foreign(directory, [key], stamp, stamp(directory), {}, digests)
     return Source(found.root, shifted, foreign)
 
@@ -86,7 +84,7 @@ def read(found: Candidate, like: Any) -> Source | None:
 def _members(directory: Root, key: str) -> tuple[dict[str, _Member], int]:
     """The files in a zip, and where the list of them begins, as what they are in ends
     there."""
-    tail = _store.read_tail(directory, key, 98)
+    tail = directory.read_tail(key, 98)
     if tail[-22:-18] != _END or tail[-2:] != b"\0\0":
         raise DamagedError("it is a zip that is damaged, or is not whole")
     disk, other, _, count, size, start, _ = struct.unpack("<4H2IH", tail[-18:])
