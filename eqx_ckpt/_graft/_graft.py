@@ -127,12 +127,14 @@ def graft(
     before = _store.bytes_read()
     ours = Model(model)
     place = ckpt.path if isinstance(ckpt, Checkpoint) else ckpt
-    team = _deserialise.team_of("graft", [place], ours.flat.leaves, timeout, tag)
+    processes = _deserialise.processes_of(
+        "graft", [place], ours.flat.leaves, timeout, tag
+    )
 
     def read(wants: Sequence[Want], shows: bool) -> list[Any]:
         return _fetch.load(stored.source, wants, verify, max_bytes, shows)
 
-    with team.heard():
+    with processes.heard():
         stored = Stored(_checkpoint.open(ckpt))
         options = Options(fresh, drop, scalars, static, cast, init is not None)
         as_saved = lambda some: read(list(map(_as_saved, some)), False)
@@ -144,7 +146,7 @@ def graft(
         values = read(wants, progress)[::-1]
         return [_made(x, values, ours.names) for x in plan.made]
 
-    values = _deserialise.in_step(team, [stored.source.index.save], make)
+    values = _deserialise.in_step(processes, [stored.source.index.save], make)
     for x, value in zip(plan.made, values):
         leaves[x.number] = value
     for number, origin in plan.again.items():

@@ -14,7 +14,7 @@ from .._load import _checkpoint, _fetch, _open, _read, formats
 from .._load._checkpoint import Checkpoint
 from .._load._requests import Request
 from .._load._source import Source
-from .._runtime import _processes
+from .._runtime._processes import Processes
 from .._save import _background, _layout, _options, _plan, _serialise
 from .._save._layout import Leaf
 from .._save._options import Chunks, Options
@@ -133,7 +133,7 @@ def convert(
         index.leaves.statics,
     )
     _plan.check_index(plan)
-    _serialise.write(plan, _processes.Team(0, 1))
+    _serialise.write(plan, Processes())
 
 
 def _template(source: Source, record: Record, options: Options) -> Template:

@@ -8,7 +8,7 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._runtime import _gc, _processes
-from .._runtime._processes import Team
+from .._runtime._processes import Call, Processes
 from .._storage import _root
 from .._storage._archive import Readable
 from .._tree import _flatten, _leaf, _node, _restore, _sharding
@@ -113,8 +113,8 @@ def tree_deserialise_leaves(
         ```
     """
     place = path.path if isinstance(path, Checkpoint) else path
-    team = team_of("load", [place], jtu.tree_leaves(like), timeout, tag)
-    with team.heard():
+    processes = processes_of("load", [place], jtu.tree_leaves(like), timeout, tag)
+    with processes.heard():
         ckpt = _checkpoint.open(path, like=like if source is None else None)
         pinned = ckpt._source
         options = _match.Options(
@@ -136,7 +136,7 @@ def tree_deserialise_leaves(
         for pair, target in zip(matched.pairs, targets)
     ]
     values = in_step(
-        team,
+        processes,
         [pinned.index.save],
         lambda: _fetch.load(pinned, wants, verify, max_bytes, progress),
     )
@@ -150,37 +150,34 @@ def tree_deserialise_leaves(
 _doing = {"load": "Loading", "read": "Reading lazy leaves of", "graft": "Grafting"}
 
 
-def team_of(
+def processes_of(
     kind: str, paths: list[Any], leaves: list[Any], timeout: int | float, tag: Any
-) -> Team:
+) -> Processes:
     """The processes that have to load these leaves together."""
-    if _processes.size() > 1 and any(map(_restore.is_spread, leaves)):
+    if _processes.count() > 1 and any(map(_restore.is_spread, leaves)):
         places = sorted({_root.place(path) for path in paths})
         what = f"{_doing[kind]} `{'`, `'.join(places[:3])}`{_processes.tagged(tag)}"
-        return _processes.run(kind, places, tag, timeout, what)
-    return Team(0, 1)
+        return _processes.of_run(Call(kind, places, tag, timeout, what))
+    return Processes()
 
 
-def in_step(team: Team, saves: list[str], read: Callable[[], list[Any]]) -> list[Any]:
+def in_step(
+    processes: Processes, saves: list[str], read: Callable[[], list[Any]]
+) -> list[Any]:
     """What `read` gives, once all processes have read the same saves."""
 
-    def same(words: list[bytes]) -> bytes:
-        for rank, word in enumerate(words):
+    with processes.heard():
+        words = processes.gather(" ".join(saves).encode())
+        for index, word in enumerate(words):
             if word != words[0]:
                 raise RuntimeError(
-                    f"{team.what}: process {rank} has opened another save than process "
-                    "0: it was replaced meanwhile. Load again."
+                    f"{processes.what}: process {index} has opened another save than "
+                    "process 0: it was replaced meanwhile. Load again."
                 )
-        return b""
-
-    team.confer(lambda: " ".join(saves).encode(), same)
-    values: list[Any] = []
-
-    def work() -> bytes:
-        values.extend(read())
-        return b""
-
-    team.round("read").confer(work, lambda _: b"")
+        processes.broadcast()
+        values = read()
+        processes.gather()
+        processes.broadcast()
     return values
 
 
@@ -237,9 +234,9 @@ def materialise(
     lazies = {id(x): x for x in leaves if isinstance(x, LazyArray)}
     todo = list(lazies.values())
     paths = [lazy._source.root.url for lazy in todo]
-    team = team_of("read", paths, todo, timeout, tag)
+    processes = processes_of("read", paths, todo, timeout, tag)
     fetched = in_step(
-        team,
+        processes,
         list(dict.fromkeys(lazy._source.index.save for lazy in todo)),
         lambda: _lazy.fetch(todo, verify, max_bytes, progress),
     )

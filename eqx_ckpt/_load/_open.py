@@ -81,7 +81,7 @@ def again(place: int, name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
             path = args[place] if len(args) > place else kwargs.get(name)
             # Of many processes none can try again alone.
-            if not isinstance(path, (str, os.PathLike)) or _processes.size() > 1:
+            if not isinstance(path, (str, os.PathLike)) or _processes.count() > 1:
                 return call(*args, **kwargs)
             end = time.monotonic() + _SECONDS
             for count in it.count(1):

@@ -245,16 +245,17 @@ class CheckpointManager:
         it takes a message to process 0 and back.
         """
         if not self._is_stopping:
-            team = self._saves.team("stop", "Asking whether to stop")
-            is_told = lambda: b"1" if self._signals.is_told else b""
-            self._is_stopping = bool(team.confer(is_told, b"".join))
+            processes = self._saves.processes("stop", "Asking whether to stop")
+            with processes.heard():
+                words = processes.gather(b"1" if self._signals.is_told else b"")
+                self._is_stopping = bool(processes.broadcast(b"".join(words)))
         return self._is_stopping
 
     def _first(self, what: str, act: Callable[[], Any]) -> None:
         """Process 0 acts; an error of it is one of all processes."""
 
-        def answer(_: list[bytes]) -> bytes:
+        def decide() -> bytes:
             act()
             return b""
 
-        self._saves.team(what, what).confer(lambda: b"", answer)
+        self._saves.processes(what, what).decide(decide)

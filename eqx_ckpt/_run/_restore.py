@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 from .._errors import DamagedError, ReplacedError
 from .._format import _index
 from .._load import _checkpoint, _deserialise
-from .._runtime._processes import Team
+from .._runtime._processes import Processes
 from ._saves import Saves
 from ._steps import Skip, Steps
 
@@ -27,22 +27,26 @@ def newest(saves: Saves, like: PyTree, options: dict[str, Any]) -> tuple[PyTree,
     skipped: dict[int, Skip] = {}
     left = _AGAIN
     while True:
-        team = saves.team("restore", "Restoring")
-        word = team.confer(lambda: b"", lambda _: _newest(steps, skipped))
-        # What process 0 has skipped, the others have to know.
-        step, skipped = _decoded(word)
+        processes = saves.processes("restore", "Restoring")
+        tree, error, outcome, why = None, None, "", ""
+        with processes.heard():
+            processes.gather()
+            word = _newest(steps, skipped) if processes.leads else b""
+            # What process 0 has skipped, the others have to know.
+            step, skipped = _decoded(processes.broadcast(word))
+            if step is not None:
+                try:
+                    tree = _load(steps, step, like, options)
+                except Exception as e:
+                    error = e
+                outcome, why = _agree(processes, error)
         if step is None:
             raise _nothing(steps, skipped)
-        tree, error = None, None
-        loaded = team.round("loaded")
-        try:
-            with loaded.alive():
-                tree = _load(steps, step, like, options)
-        except Exception as e:
-            error = e
-        outcome, why = _agree(loaded, error)
         if outcome == "loaded":
             break
+        if outcome == "failed":
+            what = f"{processes.what}: another process has failed: {why}"
+            raise error or RuntimeError(what)
         if outcome == "damaged":
             skipped[step] = Skip(why, True)
         elif left == 0:
@@ -53,7 +57,7 @@ def newest(saves: Saves, like: PyTree, options: dict[str, Any]) -> tuple[PyTree,
     saves.damaged |= {step for step, skip in skipped.items() if skip.is_lost}
     if not _IN_PART & options.keys():
         saves.base = steps.path(step)
-    if skipped and team.rank == 0:
+    if skipped and processes.leads:
         warnings.warn(
             f"Restored step {step} of `{steps.root}`, as newer ones cannot "
             f"be:{_reasons(skipped)}",
@@ -88,28 +92,18 @@ def _load(steps: Steps, step: int, like: PyTree, options: dict[str, Any]) -> PyT
     return _deserialise.tree_deserialise_leaves(ckpt, like, **options)
 
 
-def _agree(team: Team, error: Exception | None) -> tuple[str, str]:
-    """Whether the step was "loaded", is "damaged" or was "replaced", and why.
-
-    **Raises:** what else went wrong in any of them, in all processes.
-    """
+def _agree(processes: Processes, error: Exception | None) -> tuple[str, str]:
+    """Whether the step was "loaded", is "damaged" or was "replaced", or the load has
+    "failed" for something else in any of them; and why."""
     kinds = [(DamagedError, "damaged"), (ReplacedError, "replaced")]
     is_of = (word for kind, word in kinds if isinstance(error, kind))
     own = "loaded" if error is None else next(is_of, "failed")
-
-    def answer(words: list[bytes]) -> bytes:
-        said = dict(json.loads(word) for word in reversed(words))
-        order = ("damaged", "failed", "replaced", "loaded")
-        return json.dumps(next((x, said[x]) for x in order if x in said)).encode()
-
     text = "" if error is None else str(error)
-    outcome, why = json.loads(
-        team.confer(lambda: json.dumps([own, text]).encode(), answer)
-    )
-    if outcome == "failed":
-        if error is not None:
-            raise error
-        raise RuntimeError(f"{team.what}: another process has failed: {why}")
+    words = processes.gather(json.dumps([own, text]).encode())
+    said = dict(json.loads(word) for word in reversed(words))
+    order = ("damaged", "failed", "replaced", "loaded")
+    worst = next(((x, said[x]) for x in order if x in said), None)
+    outcome, why = json.loads(processes.broadcast(json.dumps(worst).encode()))
     return outcome, why
 
 

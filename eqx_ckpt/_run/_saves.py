@@ -7,7 +7,7 @@ import warnings
 from typing import Any, NamedTuple
 
 from .._runtime import _processes
-from .._runtime._processes import Team
+from .._runtime._processes import Call, Processes
 from .._save import _async, _background, _options, _serialise
 from .._save._background import SaveHandle
 from .._storage import _root
@@ -70,11 +70,12 @@ class Saves:
         # What was last given to `save`, until it is saved.
         self.offered: Offer | None = None
 
-    def team(self, kind: str, what: str, tag: Any = None) -> Team:
+    def processes(self, kind: str, what: str, tag: Any = None) -> Processes:
         """The processes of the run, for one call that all of them make."""
         root = self.steps.root
         timeout = self._options.get("timeout", _processes.TIMEOUT)
-        return _processes.run(kind, root, tag, timeout, f"{what}, in `{root}`")
+        call = Call(kind, root, tag, timeout, f"{what}, in `{root}`")
+        return _processes.of_run(call)
 
     def offer(self, offer: Offer) -> bool:
         """Saves a state if it is due, and keeps it for the end of the run if not."""
@@ -86,7 +87,7 @@ class Saves:
                 # Another try might do what a disk or a store has not done now.
                 # What is refused leaves the state before it the last one.
                 is_refused = isinstance(e, (FileExistsError, TypeError, ValueError))
-                if not is_refused and _processes.size() == 1:
+                if not is_refused and _processes.count() == 1:
                     self._keep(offer)
                 raise
         if saves:
@@ -103,9 +104,9 @@ class Saves:
         step = offer.step
         _options.check_name(self.steps.root)
         given = offer.given()
-        team = self.team("save a step", f"Saving step {step}", step)
+        processes = self.processes("save a step", f"Saving step {step}", step)
         try:
-            how = team.confer(lambda: b"", lambda _: self._decide(offer))
+            how = processes.decide(lambda: self._decide(offer))
         except Exception as e:
             # What went wrong with the save before is told now, and not once more.
             try:
@@ -119,7 +120,7 @@ class Saves:
         # The others are about to save.
         path = self.steps.path(step)
         timeout = self._options.get("timeout", _processes.TIMEOUT)
-        saving = _serialise.team_of(path, None, None, timeout, step)
+        saving = _serialise.processes_of(path, None, None, timeout, step)
         with saving.heard():
             self.wait()
             numbers, wrong = offer.numbers()
@@ -136,7 +137,7 @@ class Saves:
         self.last = time.monotonic()
         going = Saving(step, handle, threading.Event())
         handle.add_done_callback(
-            lambda _: self._follow_up(going, retain and team.rank == 0)
+            lambda _: self._follow_up(going, retain and processes.leads)
         )
         # Last: whoever waits for it waits for both.
         self.going = going
@@ -234,7 +235,7 @@ class Saves:
             return
         if offer.is_gone:
             error.add_note(self._not_saved(offer, _DONATED))
-        elif _processes.size() > 1:
+        elif _processes.count() > 1:
             error.add_note(self._not_saved(offer, "the other processes take no part"))
         else:
             try:

@@ -9,7 +9,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._format import _index
-from .._runtime._processes import Team
+from .._runtime._processes import Processes
 from .._tree import _leaf
 from . import _layout
 from ._layout import Leaf
@@ -29,27 +29,27 @@ def mark(pytree: Any, metadata: Any) -> str:
         return ""
 
 
-def account(plan: Plan, team: Team) -> bytes:
+def account(plan: Plan, processes: Processes) -> bytes:
     """What this process is about to save, as a digest."""
-    if team.size == 1:
+    if processes.count == 1:
         return b""
     return _index.digest(json.dumps(_lines(plan)).encode()).encode()
 
 
-def explain(plan: Plan, team: Team) -> None:
+def explain(plan: Plan, processes: Processes) -> None:
     """**Raises:** `RuntimeError` that says which process has what else than process 0.
 
     All processes call this when their accounts differ.
     """
 
-    def compare(words: list[bytes]) -> bytes:
-        lines = [json.loads(zlib.decompress(word)) for word in words]
-        for rank, other in enumerate(lines):
-            if other != lines[0]:
-                raise RuntimeError(_difference(rank, lines[0], other))
+    own = zlib.compress(json.dumps(_lines(plan)).encode())
+    lines = [json.loads(zlib.decompress(word)) for word in processes.gather(own)]
+    for index, other in enumerate(lines):
+        if other != lines[0]:
+            raise RuntimeError(_difference(index, lines[0], other))
+    if processes.leads:
         raise RuntimeError("the processes disagree about what they save.")
-
-    team.confer(lambda: zlib.compress(json.dumps(_lines(plan)).encode()), compare)
+    processes.broadcast()
 
 
 def _lines(plan: Plan) -> dict[str, Any]:

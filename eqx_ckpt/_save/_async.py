@@ -112,18 +112,18 @@ def async_tree_serialise_leaves(
         max_bytes=max_bytes,
         progress=progress,
     )
-    team = _serialise.team_of(path, pytree, metadata, timeout, tag)
-    with team.heard():
+    processes = _serialise.processes_of(path, pytree, metadata, timeout, tag)
+    with processes.heard():
         root = _root.resolve(path)
         _background.raise_untold()
         planned = _plan.plan(root, selected, options)
         # In a store that would be requests.
-        if not root.is_far and team.rank == 0:
+        if not root.is_far and processes.leads:
             if _archive.is_archive(root):
                 _serialise.check_archive(root, overwrite)
             else:
                 _publish.examine(root, overwrite)
-        base = _reuse.find(reuse, planned, team)
+        base = _reuse.find(reuse, planned, processes)
         written = _reuse.Written(planned.leaves)
         held = _reuse.hold(base, planned.leaves)
         copied = sum(
@@ -139,7 +139,7 @@ def async_tree_serialise_leaves(
         quietly = contextlib.nullcontext() if root.is_far else _threads.quietly()
         try:
             with quietly, _switching_promptly():
-                written.save = _serialise.write(planned, team, base)
+                written.save = _serialise.write(planned, processes, base)
         finally:
             # The handle may live on.
             planned.leaves.clear()

@@ -15,6 +15,10 @@ from ._layout import Leaf
 from ._options import Options, Selected
 
 
+# Of host memory, beyond the tree.
+_MAX_BYTES = 2**30
+
+
 class Plan(NamedTuple):
     """All of a save but the bytes. `root` is where it goes, or an open file, and
     `holes` are places of the tree where nothing is stored, for other readers."""
@@ -31,6 +35,12 @@ class Plan(NamedTuple):
     def nbytes(self) -> int:
         """The bytes of the leaves, each counted once."""
         return sum(leaf.template.nbytes for leaf in self.leaves if leaf.alias is None)
+
+    @property
+    def room(self) -> int:
+        """The bytes of host memory that the save may take beyond the tree."""
+        most = self.options.max_bytes
+        return _MAX_BYTES if most is None else most
 
 
 def plan(root: Any, selected: Selected, options: Options) -> Plan:
@@ -73,7 +83,7 @@ def check_index(plan: Plan) -> None:
     metadata = len(json.dumps(plan.options.metadata))
     if names + metadata + 64 * (len(plan.leaves) + chunks) < _json.MAX_INDEX // 16:
         return  # It is far from that.
-    longest = _layout.longest(plan.leaves, plan.options.layout, _processes.size())
+    longest = _layout.longest(plan.leaves, plan.options.layout, _processes.count())
     try:
         _index.encode(index_of(plan, "0" * 16, longest)[0])
     except ValueError as e:
@@ -129,7 +139,7 @@ def _describe(
     templates: dict[Template, int] = {}
     # What was made of a template and keys; it is kept with them, as they go by its id.
     made: dict[Any, tuple[Template, Template]] = {}
-    processes = _processes.size()
+    processes = _processes.count()
     loads = [0] * processes
     for number in numbers:
         path, value = flat.paths[number], flat.leaves[number]

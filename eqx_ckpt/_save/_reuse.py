@@ -24,7 +24,7 @@ import jax
 from .._format import _digests, _grid
 from .._load import _open
 from .._load._source import Source
-from .._runtime._processes import Team
+from .._runtime._processes import Processes
 from .._runtime._undo import Descriptor
 from .._storage import _archive, _root
 from .._storage._backend import Links, Origin
@@ -100,10 +100,10 @@ class Base:
 def find(
     reuse: str | os.PathLike[str] | SaveHandle | None,
     plan: Plan,
-    team: Team,
+    processes: Processes,
 ) -> Base | None:
     """What the keyword `reuse` means for a save; None: all is written."""
-    if reuse is None or plan.options.layout != "ocdbt" or team.size > 1:
+    if reuse is None or plan.options.layout != "ocdbt" or processes.count > 1:
         return None
     root = reuse._root if isinstance(reuse, SaveHandle) else _root.resolve(reuse)
     # Object stores have no links, and what is in an archive no file of its own.

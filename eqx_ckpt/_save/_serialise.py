@@ -12,7 +12,8 @@ from jaxtyping import PyTree
 from .._format import _files, _index
 from .._load import formats
 from .._runtime import _gc, _processes, _progress
-from .._runtime._processes import Team
+from .._runtime._processes import Call, Processes
+from .._runtime._progress import Advance
 from .._storage import _archive, _root, _store, _write
 from .._storage._archive import Writable
 from .._storage._root import Root
@@ -134,25 +135,26 @@ def tree_serialise_leaves(
         max_bytes=max_bytes,
         progress=progress,
     )
-    team = team_of(path, pytree, metadata, timeout, tag)
-    with team.heard():
+    processes = processes_of(path, pytree, metadata, timeout, tag)
+    with processes.heard():
         root: Any = path
         if not _archive.is_file(path):
             root = _root.resolve(path)
             _background.wait_for(root)
         _background.raise_untold()
         planned = _plan.plan(root, selected, options)
-    base = _reuse.find(reuse, planned, team)
-    write(planned, team, base)
+    base = _reuse.find(reuse, planned, processes)
+    write(planned, processes, base)
 
 
-def team_of(
+def processes_of(
     path: Any, pytree: PyTree, metadata: Any, timeout: int | float, tag: Any
-) -> Team:
+) -> Processes:
     """The processes that save a tree together."""
     what = f"Saving to `{path}`{_processes.tagged(tag)}"
     mark = ft.partial(_agree.mark, pytree, metadata)
-    return _processes.run("save", _root.place(path), tag, timeout, what, mark)
+    call = Call("save", _root.place(path), tag, timeout, what)
+    return _processes.of_run(call, mark)
 
 
 def check_archive(root: Root, overwrite: bool) -> None:
@@ -176,79 +178,72 @@ def check_archive(root: Root, overwrite: bool) -> None:
         )
 
 
-_MAX_BYTES = 2**30
+def write(plan: Plan, processes: Processes, base: _reuse.Base | None = None) -> str:
+    """Writes what was planned, and publishes it: process 0 does that.
 
-
-def write(plan: Plan, team: Team, base: _reuse.Base | None = None) -> str:
-    """Writes what was planned, and publishes it: process 0 of the team does that.
-    Returns the id of the save, if that has a directory."""
-    root, options, durable = plan.root, plan.options, plan.options.durable
-    room = _MAX_BYTES if options.max_bytes is None else options.max_bytes
-    nbytes = plan.nbytes
+    Returns the id of the save, if that has a directory.
+    """
     count = sum(leaf.alias is None for leaf in plan.leaves)
-    bar = _progress.bar("save", nbytes, count, options.progress)
-    if _archive.is_archive(root):
-        if team.size > 1:
+    with _progress.bar("save", plan.nbytes, count, plan.options.progress) as advance:
+        if not _archive.is_archive(plan.root):
+            return _write_directory(plan, processes, base, advance)
+        if processes.count > 1:
             raise ValueError("Several processes cannot write one file: save to a path.")
-        with bar as advance:
-            pack = ft.partial(_pack, plan, room, advance)
-            if not isinstance(root, Root):
-                pack(root)
-                return ""
-            check_archive(root, options.overwrite)
-            how = _onefile.Options(options.overwrite, durable, nbytes)
-            _onefile.publish(root, pack, how)
+        _write_file(plan, advance)
         return ""
-    with bar as advance, contextlib.ExitStack() as stack:
-        places: list[Place] = []  # of process 0
 
-        def begin(accounts: list[bytes]) -> bytes:
-            if any(account != accounts[0] for account in accounts):
-                return b""
-            place = _publish.begin(root, options.layout, options.overwrite)
-            with _publish.unpublished(root, nbytes):
-                places.append(stack.enter_context(place))
-                if team.size > 1:
-                    _write.make_directories(places[0].work, [f"d/{places[0].save}"])
-            return _publish.encode(places[0])
 
-        where = team.confer(lambda: _agree.account(plan, team), begin, alike=True)
-        if not where:
-            _agree.explain(plan, team.round("differ"))
-        work, own = _publish.joined(root, where)
-        team = team.round("write")
-        with team.heard():
-            kept = _layout.NOTHING
-            if base is not None:
-                kept = _reuse.keep(base, plan.leaves, work, own, durable)
-            most = _layout.most_in_file(root, room)
-            save = _layout.Save(plan.leaves, team.size, most, advance, kept)
-        ends: _layout.Ends = {}
-
-        def write_own() -> bytes:
-            if team.rank > 0:
-                _store.await_directory(work, own)
-            write = _writers[options.layout]
-            with _publish.unpublished(root, nbytes):
-                ends.update(write(save, team.rank, work, own, durable, room))
-                if team.rank == 0:
-                    return b""
-                part = save.part(team.rank, ends).encode()
-                _write.write_file(work, f"{own}/part-{team.rank}", [part])
-            return _index.digest(part).encode()
-
-        def finish(digests: list[bytes]) -> bytes:
-            for rank in range(1, team.size):
-                ends.update(_take(save, options.layout, rank, work, own, digests[rank]))
-            if team.size > 1 and options.layout == "zarr":
+def _write_directory(
+    plan: Plan, processes: Processes, base: _reuse.Base | None, advance: Advance
+) -> str:
+    root, layout, durable = plan.root, plan.options.layout, plan.options.durable
+    with contextlib.ExitStack() as stack, processes.heard():
+        accounts = processes.gather(_agree.account(plan, processes), alike=True)
+        place = None
+        if processes.leads and len(set(accounts)) == 1:
+            place = _begin(plan, processes, stack)
+        word = processes.broadcast(b"" if place is None else _publish.encode(place))
+        if not word:
+            _agree.explain(plan, processes)
+        work, own = _publish.joined(root, word)
+        kept = _layout.NOTHING
+        if base is not None:
+            kept = _reuse.keep(base, plan.leaves, work, own, durable)
+        most = _layout.most_in_file(root, plan.room)
+        save = _layout.Save(plan.leaves, processes.count, most, advance, kept)
+        if not processes.leads:
+            _store.await_directory(work, own)
+        with _publish.unpublished(root, plan.nbytes):
+            write = _writers[layout]
+            ends = write(save, processes.index, work, own, durable, plan.room)
+            digest = b""
+            if not processes.leads:
+                part = save.part(processes.index, ends).encode()
+                _write.write_file(work, f"{own}/part-{processes.index}", [part])
+                digest = _index.digest(part).encode()
+        digests = processes.gather(digest)
+        if place is not None:
+            for index in range(1, processes.count):
+                ends.update(_take(save, layout, index, place, digests[index]))
+            if processes.count > 1 and layout == "zarr":
                 _write.delete_tree(work, "d")
-            with _publish.unpublished(root, nbytes):
-                written = _finishers[options.layout](save, ends, work, own, durable)
-            _finish(places[0], plan, written, durable)
-            return b""
-
-        team.confer(write_own, finish)
+            with _publish.unpublished(root, plan.nbytes):
+                written = _finishers[layout](save, ends, work, own, durable)
+            index, side = _plan.index_of(plan, place.save, written)
+            _publish.publish(place, index, side, durable)
+        processes.broadcast()
         return own.rpartition("/")[2]
+
+
+def _begin(plan: Plan, processes: Processes, stack: contextlib.ExitStack) -> Place:
+    """Where the save is written, until the end of `stack`."""
+    options = plan.options
+    place = _publish.begin(plan.root, options.layout, options.overwrite)
+    with _publish.unpublished(plan.root, plan.nbytes):
+        begun = stack.enter_context(place)
+        if processes.count > 1:
+            _write.make_directories(begun.work, [f"d/{begun.save}"])
+        return begun
 
 
 _writers = {"ocdbt": _layout.write_ocdbt, "zarr": _layout.write_zarr}
@@ -256,19 +251,20 @@ _finishers = {"ocdbt": _layout.finish_ocdbt, "zarr": _layout.finish_zarr}
 
 
 def _take(
-    save: _layout.Save, layout: str, rank: int, work: Root, base: str, digest: bytes
+    save: _layout.Save, layout: str, index: int, place: Place, digest: bytes
 ) -> _layout.Ends:
     """What another process has written, once its files have been seen."""
-    key = f"{base}/part-{rank}"
+    work, base = place.work, f"d/{place.save}"
+    key = f"{base}/part-{index}"
     value = _store.read_file(work, key)
     try:
         if value is None or _index.digest(value.data).encode() != digest:
             raise ValueError(f"`{key}` is not there")
-        ends = save.take(rank, _layout.Part.decode(value.data))
-        _layout.check_files(save, layout, rank, ends, work, base)
+        ends = save.take(index, _layout.Part.decode(value.data))
+        _layout.check_files(save, layout, index, ends, work, base)
     except ValueError as e:
         raise RuntimeError(
-            f"Process 0 does not see what process {rank} has written to `{work}` "
+            f"Process 0 does not see what process {index} has written to `{work}` "
             f"({e}). The path has to be one that all processes share. Nothing was "
             "saved."
         ) from e
@@ -276,19 +272,25 @@ def _take(
     return ends
 
 
-def _pack(plan: Plan, room: int, advance: _progress.Advance, file: Any) -> None:
+def _write_file(plan: Plan, advance: Advance) -> None:
+    root, options = plan.root, plan.options
+    pack = ft.partial(_pack, plan, advance)
+    if not isinstance(root, Root):
+        pack(root)
+        return
+    check_archive(root, options.overwrite)
+    how = _onefile.Options(options.overwrite, options.durable, plan.nbytes)
+    _onefile.publish(root, pack, how)
+
+
+def _pack(plan: Plan, advance: Advance, file: Any) -> None:
     """Writes a checkpoint as one file. The index comes last, as ever."""
     save = _layout.Save(plan.leaves, 1, None, advance)
     number = secrets.token_hex(8)
     with _archive.Archive(file) as archive:
         base = f"d/{number}"
-        ends = _layout.write_ocdbt(save, 0, archive, base, False, room)
+        ends = _layout.write_ocdbt(save, 0, archive, base, False, plan.room)
         written = _layout.finish_ocdbt(save, ends, archive, base, False)
         index, side = _plan.index_of(plan, number, written)
         for key, value in {**side, _files.INDEX: _index.encode(index)}.items():
             archive.write(key, [value])
-
-
-def _finish(place: Place, plan: Plan, written: _layout.Written, sync: bool) -> None:
-    index, side = _plan.index_of(plan, place.save, written)
-    _publish.publish(place, index, side, sync)

@@ -54,7 +54,7 @@ def _target_of(like: Any) -> Target:
         sharding = like.sharding
         if not isinstance(like, jax.Array):
             sharding = _placed(sharding, like.shape)
-            if sharding is None and _processes.size() > 1:
+            if sharding is None and _processes.count() > 1:
                 raise TypeError(
                     "It has no sharding. In a run of many processes every abstract "
                     "leaf needs one, such as `ec.skeleton(..., sharding=)` gives it."

@@ -3,7 +3,7 @@
 import pytest
 from support.conversations import Play
 
-from eqx_ckpt._runtime import _processes
+from eqx_ckpt._runtime import _messages, _processes
 
 
 def play(monkeypatch, seeds, hows=("tag", "mark", "account")):
@@ -11,7 +11,8 @@ def play(monkeypatch, seeds, hows=("tag", "mark", "account")):
         for how in hows:
             for in_step in (True, False, None)[: 3 if how == "tag" else 2]:
                 made = Play(seed, how, in_step)
-                monkeypatch.setattr(_processes, "time", made.world)
+                for module in (_messages, _processes):
+                    monkeypatch.setattr(module, "time", made.world)
                 made.run()
                 assert not made.faults(), (seed, how, in_step)
 

@@ -9,7 +9,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from eqx_ckpt._runtime import _processes
+from eqx_ckpt._runtime import _messages
+from eqx_ckpt._runtime._messages import Channel
+from eqx_ckpt._runtime._processes import Processes
 
 
 class _Process:
@@ -19,7 +21,7 @@ class _Process:
         self.ready: Callable[[], bool] = lambda: True
         self.until = 0.0
         self.is_over = False
-        self.book = _processes.Book()
+        self.book = _messages.Book()
 
 
 class World:
@@ -27,7 +29,7 @@ class World:
     which passes when all of them wait."""
 
     def __init__(self, size: int, rng: random.Random):
-        self.processes = [_Process(rank) for rank in range(size)]
+        self.own = [_Process(rank) for rank in range(size)]
         self.rng = rng
         self.now = 0.0
         self.store: dict[str, bytes] = {}
@@ -47,10 +49,10 @@ class World:
             process.is_over = True
             self._back.release()
 
-        threads = [threading.Thread(target=start, args=[p]) for p in self.processes]
+        threads = [threading.Thread(target=start, args=[p]) for p in self.own]
         for thread in threads:
             thread.start()
-        while left := [p for p in self.processes if not p.is_over]:
+        while left := [p for p in self.own if not p.is_over]:
             able = [p for p in left if p.until <= self.now or p.ready()]
             if not able:
                 self.now = min(p.until for p in left)
@@ -68,15 +70,13 @@ class World:
         self._back.release()
         process.turn.acquire()
 
-    def team(
+    def processes(
         self, line: str, mark: str, tagged: bool, timeout: float
-    ) -> _processes.Team:
+    ) -> Processes:
         process = self._local.process
-        size = len(self.processes)
-        rank, book = process.rank, process.book
-        return _processes.Team(
-            rank, size, line, line, line, mark, tagged, timeout, self, book
-        )
+        count, index = len(self.own), process.rank
+        channel = Channel(index, count, line, line, timeout, self, process.book)
+        return Processes(index, count, line, mark, tagged, channel)
 
     # ---- As the module `time`.
 
@@ -185,31 +185,27 @@ class Play:
         """As `_serialise.write` does."""
         line = f"{path}{number if self.how == 'tag' else ''}"
         mark = f"{number}-{call.tree}" if self.how == "mark" else ""
-        team = self.world.team(line, mark, self.how == "tag", self.timeout)
+        processes = self.world.processes(line, mark, self.how == "tag", self.timeout)
         account = f"{number if self.how in ('mark', 'account') else ''}-{call.tree}"
-        with team.heard():
+        with processes.heard():
             if call.what == "plan":
                 raise OSError("bad tree")
-
-        def begin(accounts: list[bytes]) -> bytes:
-            return b"+" if len(set(accounts)) == 1 else b""
-
-        if not team.confer(account.encode, begin, alike=True):
-            team.round("differ").confer(lambda: b"", _raise)
-        team = team.round("write")
-
-        def work() -> bytes:
+        with processes.heard():
+            accounts = processes.gather(account.encode(), alike=True)
+            if not processes.broadcast(b"+" if len(set(accounts)) == 1 else b""):
+                processes.gather()
+                if processes.leads:
+                    raise RuntimeError("the trees differ")
+                processes.broadcast()
             if call.what == "write":
                 raise OSError("disk full")
             self.world.sleep(self.rng.random())
-            return b"%d" % number
-
-        def finish(words: list[bytes]) -> bytes:
-            self.saved[line, team.number] = [int(word) for word in words]
-            return b""
-
-        team.confer(work, finish)
-        self.ok.setdefault((line, team.number), set()).add(rank)
+            words = processes.gather(b"%d" % number)
+            if processes.leads:
+                numbers = [int(word) for word in words]
+                self.saved[line, processes.channel.number] = numbers
+            processes.broadcast()
+        self.ok.setdefault((line, processes.channel.number), set()).add(rank)
 
     def faults(self) -> list[str]:
         """What ought not to be."""
@@ -218,7 +214,7 @@ class Play:
             if len(set(numbers)) > 1:
                 out.append(f"{at} is of {numbers}")
         for at, ranks in self.ok.items():
-            if len(ranks) < len(self.world.processes):
+            if len(ranks) < len(self.world.own):
                 out.append(f"{at} was good only for {ranks}")
         # What fails before it has an account cannot be told from what comes next: that
         # may cost some more calls of a path.
@@ -230,7 +226,3 @@ class Play:
             if not all(good) and number >= spare:
                 out.append(f"good call {number} failed: {good}")
         return out
-
-
-def _raise(words: list[bytes]) -> bytes:
-    raise RuntimeError("the trees differ")

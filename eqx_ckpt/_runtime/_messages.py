@@ -1,0 +1,264 @@
+"""What one process of a run tells the others in a call, and hears from them.
+
+It goes through the key-value store of JAX's distributed runtime. `_processes` says how
+calls meet; here are the keys that they use, and how long one waits for them.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import itertools as it
+import json
+import threading
+import time
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
+
+
+# Seconds between looks at who has arrived: few at first, as most arrive together.
+_LOOK = (0.001, 0.1)
+# The most seconds of one wait in the runtime, in which no signal is handled.
+_SLICE = 5.0
+
+
+class Told(Exception):
+    """What all processes of a call are told; with those that did not come."""
+
+    def __init__(self, text: str, silent: Collection[int] = ()):
+        super().__init__(text)
+        self.silent = list(silent)
+
+
+class Sign(NamedTuple):
+    """What a call shows of itself to the calls that it meets."""
+
+    mark: str
+    account: str | None = None
+
+    def is_like(self, other: "Sign") -> bool:
+        accounts = self.account, other.account
+        return self.mark == other.mark and (None in accounts or len({*accounts}) == 1)
+
+
+def signed(kind: bytes, sign: Sign, word: bytes) -> bytes:
+    return kind + json.dumps(sign).encode() + b"\n" + word
+
+
+def unsigned(value: bytes) -> tuple[bytes, Sign, bytes]:
+    head, _, word = value[1:].partition(b"\n")
+    return value[:1], Sign(*json.loads(head)), word
+
+
+class End(NamedTuple):
+    """Why a number is closed without an answer: for calls with these signs."""
+
+    text: str
+    signs: list[Sign]
+    silent: list[int] = []  # those who did not come
+    is_vague: bool = False  # the call before looked the same
+
+    def is_for(self, index: int, sign: Sign) -> bool:
+        if self.is_vague and index in self.silent:
+            return False
+        return any(sign.is_like(other) for other in self.signs)
+
+    def encode(self) -> bytes:
+        return b"-" + json.dumps(self).encode()
+
+    @staticmethod
+    def decode(word: bytes) -> "End":
+        text, signs, silent, is_vague = json.loads(word[1:])
+        return End(text, [Sign(*sign) for sign in signs], silent, is_vague)
+
+
+@dataclasses.dataclass
+class Line:
+    """What this process knows of the calls of one kind, path and tag."""
+
+    next: int = 0
+    # Of process 0: the sign of its call before; those of calls that differed; and the
+    # numbers that were ended since the last answer.
+    last: Sign | None = None
+    apart: list[Sign] = dataclasses.field(default_factory=list)
+    ended: list[str] = dataclasses.field(default_factory=list)
+
+
+class Book:
+    """What a process knows of all lines, and when old keys may be deleted."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, Line] = collections.defaultdict(Line)
+        self.old: dict[str, float] = {}
+        self.lock = threading.Lock()
+
+    def sweep(self, client: Any) -> None:
+        for key, end in list(self.old.items()):
+            if end > time.monotonic():
+                break
+            if self.old.pop(key, None) is not None:
+                client.key_value_delete(f"{key}/")
+
+
+_book = Book()
+
+
+@dataclasses.dataclass
+class Channel:
+    """The messages of process `index` of `count` in one call: in the line `key`, which
+    `where` tells people of, under its `number` there, in one round after the other."""
+
+    index: int
+    count: int
+    key: str
+    where: str
+    timeout: int | float
+    client: Any
+    book: Book = _book
+    number: int | None = None
+    round: int = 0
+    # Of processes at work: the last sign of life, and when it was seen.
+    seen: dict[int, tuple[bytes, float]] = dataclasses.field(default_factory=dict)
+    _over: threading.Event | None = None
+    _is_shown: bool = False
+
+    @property
+    def line(self) -> Line:
+        return self.book.lines[self.key]
+
+    @property
+    def at(self) -> str:
+        return f"{self.key}/{self.number}"
+
+    def take_number(self) -> None:
+        line = self.line
+        # Interrupted in between, the number is used twice, and ended by the first use.
+        with self.book.lock:
+            self.number = line.next
+            line.next += 1
+
+    def say(self, name: str, word: bytes) -> None:
+        self.client.key_value_set_bytes(f"{self.at}/{self.round}/{name}", word, True)
+
+    def answer(self, word: bytes) -> None:
+        """The word of process 0 to all. It ends the round."""
+        self.client.key_value_delete(f"{self.at}/{self.round}/words/")
+        answer = f"{self.at}/{self.round}/answer"
+        self.client.key_value_set_bytes(answer, b"+" + word)
+        self._say_where(is_over=True)
+
+    def close(self, end: End) -> None:
+        """Ends the number before its first answer."""
+        self.client.key_value_set_bytes(f"{self.at}/0/answer", end.encode())
+        self.line.ended.append(self.at)
+
+    def forget(self, key: str) -> None:
+        """Lets a key be deleted once nobody waits for it any more."""
+        self.book.old.pop(key, None)
+        self.book.old[key] = time.monotonic() + 3 * self.timeout
+
+    def leave(self, said: bytes) -> None:
+        with contextlib.suppress(Exception):
+            self.client.key_value_set_bytes(f"{self.at}/gone/{self.index}", said, True)
+
+    def hear(self) -> bytes:
+        """The answer of process 0. **Raises:** if that is silent for too long."""
+        key = f"{self.at}/{self.round}/answer"
+        seen: dict[int, tuple[bytes, float]] = {}
+        start = time.monotonic()
+        slept = min(self.timeout / 3, _SLICE)
+        while True:
+            before = time.monotonic()
+            try:
+                got = self.client.blocking_key_value_get_bytes(key, round(1000 * slept))
+            except Exception as e:
+                now = time.monotonic()
+                if now - before < slept / 2:
+                    raise Told(f"JAX's runtime does not answer: {e}") from e
+                self._say_where()
+                self.look(seen)
+                last = seen[0][1] if 0 in seen else start
+                if now - last > self.timeout:
+                    raise Told(
+                        f"process 0 of {self.count} has been silent for "
+                        f"{self.timeout:g} seconds. It may have died, be busy for "
+                        "longer than `timeout`, or never have made this call."
+                        + self.elsewhere([0])
+                    )
+                continue
+            self._say_where(is_over=True)
+            return got
+
+    def looks(self) -> Iterator[tuple[dict[int, bytes], dict[int, bytes]]]:
+        """Again and again: the words of this round, and the notes of who has gone."""
+        start = time.monotonic()
+        wait = _LOOK[0]
+        while True:
+            yield self.look(self.seen)
+            if time.monotonic() - start > min(self.timeout / 3, _SLICE):
+                self._say_where()
+            time.sleep(wait)
+            wait = min(2 * wait, _LOOK[1])
+
+    def look(
+        self, seen: dict[int, tuple[bytes, float]]
+    ) -> tuple[dict[int, bytes], dict[int, bytes]]:
+        found: dict[str, dict[int, bytes]] = {"words": {}, "gone": {}, "alive": {}}
+        for key, value in self.client.key_value_dir_get_bytes(f"{self.at}/"):
+            *_, name, kind, index = key.split("/")
+            if kind in found and (kind != "words" or name == str(self.round)):
+                found[kind][int(index)] = value
+        for index, value in found["alive"].items():
+            if index not in seen or seen[index][0] != value:
+                seen[index] = value, time.monotonic()
+        return found["words"], found["gone"]
+
+    def begin_beats(self) -> None:
+        """Tells the others from now on that this process is at work, and sees when they
+        do, from a thread: until `end_beats`."""
+        if self._over is not None:
+            return
+        over = self._over = threading.Event()
+
+        def beat() -> None:
+            for count in it.count():
+                if over.wait(self.timeout / 10):
+                    return
+                # Without the runtime, whoever waits will find that out.
+                with contextlib.suppress(Exception):
+                    self.client.key_value_set_bytes(
+                        f"{self.at}/alive/{self.index}", b"%d" % count, True
+                    )
+                    if self.index == 0:
+                        self.look(self.seen)
+
+        # At the end of the interpreter no thread can be started.
+        with contextlib.suppress(RuntimeError):
+            threading.Thread(target=beat, name="eqx_ckpt alive", daemon=True).start()
+
+    def end_beats(self) -> None:
+        if self._over is not None:
+            self._over.set()
+            self._over = None
+
+    def _say_where(self, is_over: bool = False) -> None:
+        """Lets the others see in which call this process waits for long."""
+        if self._is_shown is not is_over:
+            return
+        key = f"eqx_ckpt/waits/{self.index}"
+        self._is_shown = not is_over
+        with contextlib.suppress(Exception):
+            if is_over:
+                self.client.key_value_delete(key)
+            else:
+                said = json.dumps([self.key, self.where]).encode()
+                self.client.key_value_set_bytes(key, said, True)
+
+    def elsewhere(self, indices: Collection[int]) -> str:
+        """In which other call one of these processes waits: a sentence, or nothing."""
+        with contextlib.suppress(Exception):
+            for key, value in self.client.key_value_dir_get_bytes("eqx_ckpt/waits/"):
+                index = int(key.rpartition("/")[2])
+                line, where = json.loads(value)
+                if index in indices and line != self.key:
+                    return f" Process {index} has waited in another call: {where}."
+        return ""
