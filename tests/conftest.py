@@ -11,11 +11,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
-import jaxtyping
+from support import checked
 
 
 # Every call in the tests checks the types of the package.
-jaxtyping.install_import_hook("eqx_ckpt", "beartype.beartype")
+checked.install("eqx_ckpt")
 
 import hypothesis
 import jax.random as jr

@@ -10,6 +10,7 @@ import pytest
 from support.helpers import new_orbax
 
 import eqx_ckpt as ec
+from eqx_ckpt._tree import _register
 
 
 root = pathlib.Path(__file__).parents[2]
@@ -35,8 +36,17 @@ programs = [
 ]
 
 
+@pytest.fixture
+def unregistered():
+    """The types that a page registers are forgotten."""
+    before = set(_register._codecs)
+    yield
+    for cls in set(_register._codecs) - before:
+        _register._set(cls, None)
+
+
 @pytest.mark.parametrize("page", programs)
-def test_a_page_is_a_program(page, tmp_path, monkeypatch, capsys):
+def test_a_page_is_a_program(page, tmp_path, monkeypatch, capsys, unregistered):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": page.stem}
     for block in _blocks(page):
