@@ -152,7 +152,7 @@ def partition_rules(
 
 
 def _rule(
-    mesh: jax.sharding.Mesh, pattern: str, spec: PartitionSpec
+    mesh: jax.sharding.Mesh, pattern: str, spec: Any
 ) -> tuple[re.Pattern[str], NamedSharding]:
     if not isinstance(spec, PartitionSpec):
         raise TypeError(

@@ -13,7 +13,7 @@ import time
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.helpers import files_of, fill_run, run_python, tree_at
+from support.helpers import files_of, fill_run, long, run_python, tree_at
 from support.processes import good, run_team
 
 import eqx_ckpt as ec
@@ -421,7 +421,7 @@ def test_a_deletion_that_is_killed_leaves_nothing_that_opens(root, layout, at):
 # ---- Orbax.
 
 
-@pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
+@pytest.mark.parametrize("layout", ["ocdbt", *long("zarr")])
 def test_orbax_reads_the_steps(root, layout):
     with ec.CheckpointManager(root, layout=layout) as manager:
         fill_run(manager, [1, 20])

@@ -19,7 +19,7 @@ def _run(tmp_path, most, *names):
 
 
 def test_interrupted_at_some_lines(tmp_path):
-    _run(tmp_path, 3, *interrupts.CALLS)
+    _run(tmp_path, 2, *interrupts.CALLS)
 
 
 @pytest.mark.long

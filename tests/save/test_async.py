@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from support.helpers import assert_alike, files_of
+from support.helpers import assert_alike, files_of, long
 
 import eqx_ckpt as ec
 from eqx_ckpt._save import _background
@@ -428,6 +428,7 @@ def _end(process) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
+@pytest.mark.parametrize("layout", ["ocdbt", *long("zarr")])
 def test_a_script_may_end_right_after(tmp_path, layout):
     status, _, err = _ends(tmp_path / "a", f"save(path, tree(1), layout={layout!r})")
     assert (status, err) == (0, "") and _value(tmp_path / "a") == 1
@@ -447,7 +448,8 @@ def test_an_exception_in_the_main_thread(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "end", ["", "sys.exit(3)", "1 / 0", "sys.stderr.close()", "sys.stderr = None"]
+    "end",
+    ["", "sys.stderr.close()", *long("sys.exit(3)", "1 / 0", "sys.stderr = None")],
 )
 def test_an_error_nobody_asks_for_fails_the_exit(tmp_path, end):
     code = f"""
@@ -577,6 +579,7 @@ def test_ctrl_c_twice(tmp_path):
     assert _value(tmp_path / "a") == 2 and len(os.listdir(tmp_path / "a" / "d")) == 1
 
 
+@pytest.mark.parametrize("layout", [*long("ocdbt"), "zarr"])
 def test_ctrl_c_in_blocking_saves(tmp_path, layout):
     """At any moment: the path holds the save before, or the one that was broken off."""
     code = f"""

@@ -13,7 +13,7 @@ from eqx_ckpt._load import _published
 from eqx_ckpt._storage import _root
 
 
-@pytest.fixture(scope="module", params=["s3", "gs"])
+@pytest.fixture(scope="module")
 def remote(request):
     """A proxy, the store behind it, and a server that saves there and is killed."""
     proxy = request.getfixturevalue(request.param)
@@ -83,7 +83,11 @@ def _campaign(remote, tmp_path, case, layout, pick):
 _all = [(case, "ocdbt") for case in CASES] + [("first", "zarr")]
 
 
-@pytest.mark.parametrize("case, layout", [("overwrite", "ocdbt"), ("first", "zarr")])
+@pytest.mark.parametrize(
+    "remote, case, layout",
+    [("s3", "overwrite", "ocdbt"), ("gs", "first", "zarr")],
+    indirect=["remote"],
+)
 def test_killed(remote, tmp_path, case, layout):
     pick = lambda points: random.Random(0).sample(points, 2)
     _campaign(remote, tmp_path, case, layout, pick)
@@ -91,6 +95,7 @@ def test_killed(remote, tmp_path, case, layout):
 
 @pytest.mark.long
 @pytest.mark.parametrize("case, layout", _all)
+@pytest.mark.parametrize("remote", ["s3", "gs"], indirect=True, scope="module")
 def test_killed_at_every_request(remote, tmp_path, case, layout, capsys):
     count, outcomes = _campaign(remote, tmp_path, case, layout, lambda points: points)
     old, new = CASES[case]

@@ -9,8 +9,11 @@ import sys
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType
 
+from beartype import beartype, BeartypeConf
 
-_CHECK = ast.parse("__import__('beartype').beartype", mode="eval").body
+
+check = beartype(conf=BeartypeConf(violation_type=TypeError))
+_CHECK = ast.parse("__import__('support.checked').checked.check", mode="eval").body
 _functions = ast.FunctionDef, ast.AsyncFunctionDef
 
 

@@ -34,6 +34,12 @@ def examples(count: int) -> hypothesis.settings:
     return hypothesis.settings(max_examples=count * default // 100)
 
 
+def long(*cases: Any) -> list[Any]:
+    """Parameters of a test with which it is run by `-m long` only."""
+    rows = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*row, marks=pytest.mark.long) for row in rows]
+
+
 def run_python(code: str, *, check: bool = True, **env: str) -> str:
     """Runs code in a new Python process and returns what it prints."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", **env}

@@ -14,7 +14,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P, SingleDeviceSharding
-from support.helpers import assert_alike, enable_x64, examples, facts, files_of
+from support.helpers import (
+    assert_alike,
+    enable_x64,
+    examples,
+    facts,
+    files_of,
+    long,
+)
 
 import eqx_ckpt as ec
 
@@ -39,10 +46,20 @@ _nans["complex64"] = _nans["float32"]
 _nans["complex128"] = _nans["float64"]
 
 
-@pytest.fixture(params=[False, True], ids=["x32", "x64"])
+@pytest.fixture
 def x64(request):
     with enable_x64(request.param):
         yield request.param
+
+
+widths = pytest.mark.parametrize(
+    "x64, layout",
+    [
+        *[(False, "ocdbt"), (True, "zarr")],
+        *long((False, "zarr"), (True, "ocdbt")),
+    ],
+    indirect=["x64"],
+)
 
 
 def _dtype(name):
@@ -116,7 +133,7 @@ def _load_each(path, likes):
 # ---- Bits, dtypes and types.
 
 
-@layouts
+@widths
 def test_jax_arrays(x64, layout, tmp_path):
     tree = _jax_tree(x64)
     ec.tree_serialise_leaves(tmp_path / "c", tree, layout=layout)
@@ -133,7 +150,7 @@ def test_jax_arrays(x64, layout, tmp_path):
     assert_alike(ec.materialise(ec.open(tmp_path / "c").tree), tree)
 
 
-@layouts
+@widths
 def test_numpy_arrays(x64, layout, tmp_path):
     tree = _numpy_tree(_numpy_dtypes)
     ec.tree_serialise_leaves(tmp_path / "c", tree, layout=layout)
@@ -151,7 +168,7 @@ def test_numpy_arrays(x64, layout, tmp_path):
     assert_alike(ec.materialise(ec.open(tmp_path / "c").tree), native)
 
 
-@layouts
+@widths
 def test_numpy_into_abstract_jax(x64, layout, tmp_path):
     names = _jax_dtypes + (_wide if x64 else [])
     tree = {"array": _numpy_tree(names), "generic": _generics(names)}
@@ -164,7 +181,7 @@ def test_numpy_into_abstract_jax(x64, layout, tmp_path):
         assert_alike(loaded, expected)
 
 
-@layouts
+@widths
 def test_numpy_scalars(x64, layout, tmp_path):
     tree = _generics(_numpy_dtypes)
     tree["np.bool"], tree["longlong"] = np.False_, np.longlong(-(2**63))
@@ -186,7 +203,7 @@ class _Seconds(float):
     pass
 
 
-@layouts
+@widths
 def test_python_scalars(x64, layout, tmp_path):
     payload = float(np.uint64((1 << 64) - 9).view(np.float64))
     tree = {
@@ -271,7 +288,7 @@ def test_float0(layout, tmp_path):
         ec.tree_deserialise_leaves(tmp_path / "c", like, unexpected="ignore")
 
 
-@layouts
+@widths
 def test_weak_types(x64, layout, tmp_path):
     payload = np.array([1 << 31, 0xFFC12345, 0x7F800001], np.uint32).view(np.float32)
     tree = {
@@ -302,7 +319,7 @@ def test_weak_types(x64, layout, tmp_path):
 # ---- PRNG keys.
 
 
-@layouts
+@widths
 def test_prng_keys(x64, layout, tmp_path):
     tree = {}
     for impl in ("threefry2x32", "rbg", "unsafe_rbg"):

@@ -510,7 +510,7 @@ def _run(first: int, count: int, most: int, directory: pathlib.Path) -> int:
 
 
 def test_any_tree(tmp_path):
-    _run(0, 50, 4, tmp_path)
+    _run(0, 30, 4, tmp_path)
 
 
 @pytest.mark.long
