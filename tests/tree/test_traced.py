@@ -1,0 +1,112 @@
+"""Functions that are computed by blocks give what they give of the whole."""
+
+import pickle
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from eqx_ckpt._tree import _traced
+
+
+def struct(shape, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+ELEMENTWISE = {
+    "half": lambda w: w / 2,
+    "cast": lambda w: w.astype(jnp.bfloat16),
+    "where": lambda w: jnp.where(w > 0, w, 0.0),
+    "gelu": jax.nn.gelu,
+    "relu": jax.nn.relu,
+    "softplus": jax.nn.softplus,
+    "clip": lambda w: jnp.clip(w, -1, 1),
+    "of the shape": lambda w: w / w.shape[0],
+    "bits": lambda w: jax.lax.bitcast_convert_type(w, jnp.uint32) >> 3,
+    "nan": jnp.nan_to_num,
+    "constant": lambda w: jnp.full_like(w, 2),
+    "bool": lambda w: jnp.isfinite(w) & (w != 0),
+    "complex": lambda w: jnp.exp(1j * w).real,
+}
+NOT = {
+    "norm": (lambda w: w / jnp.linalg.norm(w), "`reduce_sum`"),
+    "mean": (lambda w: w - w.mean(), "`reduce_sum`"),
+    "sort": (jnp.sort, "`sort`"),
+    "random": (lambda w: w + jr.normal(jr.key(0), w.shape), "`random_seed`"),
+    "transposed": (lambda w: w.T, "float32"),
+    "an index": (lambda w: w * jnp.arange(w.shape[1]), "`iota`"),
+    "closed over": (lambda w: w + np.ones((5, 7), np.float32), "not an argument"),
+    "bytes": (lambda w: jax.lax.bitcast_convert_type(w, jnp.uint8), "result of shape"),
+    "reversed": (lambda w: w[::-1], "`rev`"),
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_blocks_are_those_of_the_whole(name):
+    fn = ELEMENTWISE[name]
+    w = np.random.default_rng(0).normal(size=(5, 7)).astype(np.float32)
+    w[0, :3] = np.nan, np.inf, -0.0
+    traced = _traced.trace(fn, [struct((5, 7))], True)
+    whole = np.asarray(jax.jit(fn)(w))
+    assert (traced.shape, traced.dtype) == (whole.shape, whole.dtype)
+    for rows in (slice(0, 2), slice(2, 5)):
+        for columns in (slice(0, 7), slice(3, 4)):
+            block = traced([w[rows, columns]])
+            np.testing.assert_allclose(
+                block.astype(np.float64),
+                whole[rows, columns].astype(np.float64),
+                rtol=1e-6,
+            )
+
+
+@pytest.mark.parametrize("name", NOT)
+def test_what_is_not_elementwise_is_refused(name):
+    fn, why = NOT[name]
+    with pytest.raises(ValueError, match="it is not elementwise") as e:
+        _traced.trace(fn, [struct((5, 7))], True)
+    assert why in str(e.value)
+    w = np.ones((5, 7), np.float32)
+    whole = _traced.trace(fn, [struct((5, 7))], False)([w])
+    np.testing.assert_array_equal(whole, jax.jit(fn)(w))
+
+
+@given(st.floats(-3, 3), st.sampled_from(["f4", "bfloat16", "i4"]))
+@settings(max_examples=20)
+def test_scalars_and_several_arrays(number, dtype):
+    dtype = jnp.dtype(dtype)
+    a = np.arange(6).astype(dtype).reshape(2, 3)
+    fn = lambda a, b, c: (a + b) * c
+    scalar = np.asarray(number, np.float32)
+    structs = [struct(x.shape, x.dtype) for x in (a, a, scalar)]
+    traced = _traced.trace(fn, structs, True)
+    expected = np.asarray(jax.jit(fn)(a, a, scalar))
+    got = traced([a[1:], a[1:], scalar])
+    assert got.dtype == expected.dtype
+    np.testing.assert_array_equal(got, expected[1:])
+
+
+def test_x64_is_that_of_the_trace():
+    fn = lambda w: w * 3
+    with _traced._enable_x64(True):
+        traced = _traced.trace(fn, [struct((2,), np.float64)], True)
+    out = traced([np.asarray([1e-300, 2.0])])
+    assert out.dtype == np.float64 and out[0] == 3e-300
+
+
+def _twice(w):
+    return w * 2
+
+
+def test_pickles_if_its_function_does():
+    traced = _traced.trace(_twice, [struct((2,))], True)
+    again = pickle.loads(pickle.dumps(traced))
+    np.testing.assert_array_equal(again([np.ones(2, np.float32)]), [2, 2])
+
+
+@pytest.mark.parametrize("fn", [lambda w: (w, w), lambda w: {}, lambda w: None])
+def test_one_array_is_returned(fn):
+    with pytest.raises(TypeError, match="and not one array"):
+        _traced.trace(fn, [struct((2,))], False)
