@@ -17,6 +17,7 @@ from ._interop._state_dict import (
     to_state_dict as to_state_dict,
 )
 from ._load._checkpoint import Checkpoint as Checkpoint, open as open
+from ._load._computed import lazy as lazy
 from ._load._deserialise import (
     materialise as materialise,
     tree_deserialise_leaves as tree_deserialise_leaves,

@@ -233,11 +233,12 @@ def materialise(
     leaves, structure = jtu.tree_flatten(tree)
     lazies = {id(x): x for x in leaves if isinstance(x, LazyArray)}
     todo = list(lazies.values())
-    paths = [lazy._source.root.url for lazy in todo]
+    sources = [source for lazy in todo for source in lazy._sources]
+    paths = [source.root.url for source in sources]
     processes = processes_of("read", paths, todo, timeout, tag)
     fetched = in_step(
         processes,
-        list(dict.fromkeys(lazy._source.index.save for lazy in todo)),
+        list(dict.fromkeys(source.index.save for source in sources)),
         lambda: _lazy.fetch(todo, verify, max_bytes, progress),
     )
     values = dict(zip(lazies, fetched))

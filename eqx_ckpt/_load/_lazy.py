@@ -8,6 +8,7 @@ import numpy as np
 
 from .._format import _template, _view
 from .._format._leaves import Record
+from .._format._template import Template
 from .._format._view import View
 from .._storage import _arrays, _root
 from .._tree import _leaf, _restore
@@ -50,7 +51,7 @@ class LazyArray(jax.ShapeDtypeStruct):
     _source: Source
     _record: Record
     _view: View | None
-    _restore: Target
+    _target: Target
 
     def __init__(
         self, source: Source, record: Record, view: View | None, target: Target
@@ -73,6 +74,14 @@ class LazyArray(jax.ShapeDtypeStruct):
     @property
     def name(self) -> str:
         return self._record.name
+
+    @property
+    def _template(self) -> Template:
+        return self._record.template
+
+    def _again(self, view: View | None, target: Target) -> "LazyArray":
+        """The same array, as another view of it."""
+        return LazyArray(self._source, self._record, view, target)
 
     @property
     def store(self) -> Any:
@@ -129,12 +138,12 @@ class LazyArray(jax.ShapeDtypeStruct):
         if copy is False:
             raise ValueError(f"Reading the leaf `{self.name}` makes a new array.")
         # Python's ints have any size.
-        is_int = self._record.template.dtype == "int"
+        is_int = self._template.dtype == "int"
         out = fetch([on_host(self, np.object_ if is_int else None)], True)[0]
         return out if dtype is None else out.astype(dtype)
 
     def __getitem__(self, key: Any) -> "LazyArray":
-        view = (self._view or _view.whole(self._record.template.shape)).take(key)
+        view = (self._view or _view.whole(self._template.shape)).take(key)
         return self._viewed(view)
 
     @property
@@ -143,7 +152,7 @@ class LazyArray(jax.ShapeDtypeStruct):
 
     def transpose(self, *axes: Any) -> "LazyArray":
         """A view with its axes in another order, as in NumPy; reversed by default."""
-        view = self._view or _view.whole(self._record.template.shape)
+        view = self._view or _view.whole(self._template.shape)
         if len(axes) == 1 and isinstance(axes[0], (tuple, list)):
             axes = tuple(axes[0])
         return self._viewed(view.transpose(axes or None))
@@ -156,7 +165,7 @@ class LazyArray(jax.ShapeDtypeStruct):
             )
         if target.shape != view.shape:
             target = target._replace(shape=view.shape, sharding=None)
-        return LazyArray(self._source, self._record, view, target)
+        return self._again(view, target)
 
     def astype(self, dtype: Any) -> "LazyArray":
         """A view whose numbers are cast as they are read: floats to floats, and ints
@@ -165,15 +174,13 @@ class LazyArray(jax.ShapeDtypeStruct):
         if self._target.kind not in _template.ARRAY_KINDS:
             raise TypeError(f"The leaf `{self.name}` is not an array.")
         target = self._target._replace(dtype=wanted, weak=False, cast=True, codec=None)
-        problem = _restore.misfit(
-            self._record.template._replace(shape=target.shape), target
-        )
+        problem = _restore.misfit(self._template._replace(shape=target.shape), target)
         if problem is not None:
             raise TypeError(
-                f"The leaf `{self.name}` is {_leaf.show(self._record.template)}, and "
+                f"The leaf `{self.name}` is {_leaf.show(self._template)}, and "
                 f"is not cast to {wanted}: floats become floats, ints ints."
             )
-        return LazyArray(self._source, self._record, self._view, target)
+        return self._again(self._view, target)
 
     def update(self, **kwargs: Any) -> "LazyArray":
         """As of `jax.ShapeDtypeStruct`, and still lazy. The shape cannot change."""
@@ -188,7 +195,16 @@ class LazyArray(jax.ShapeDtypeStruct):
             raise ValueError(f"The leaf `{self.name}` has shape {self.shape}.")
         if set(kwargs) - {"shape", "dtype", "sharding", "weak_type"}:
             raise TypeError(f"unknown fields in {sorted(kwargs)}")
-        return LazyArray(out._source, out._record, out._view, target)
+        return out._again(out._view, target)
+
+    @property
+    def _sources(self) -> tuple[Source, ...]:
+        """The checkpoints that it is read from."""
+        return (self._source,)
+
+    def _fetched(self, verify: bool, max_bytes: int | None) -> Any:
+        """The leaf, read by itself."""
+        return fetch([self], verify, max_bytes)[0]
 
     # Two leaves of one shape must never pass for one: `filter_jit` would compile the
     # weights of the first into a call with the second.
@@ -242,7 +258,7 @@ def on_host(lazy: LazyArray, dtype: Any = None) -> LazyArray:
     """The same leaf, to be read as a NumPy array: of its dtype, or of another one."""
     wanted = np.dtype(lazy.dtype if dtype is None else dtype)
     target = Target("numpy", wanted, lazy.shape, cast=lazy._target.cast)
-    return LazyArray(lazy._source, lazy._record, lazy._view, target)
+    return lazy._again(lazy._view, target)
 
 
 def _unpickle(
@@ -272,9 +288,12 @@ def fetch(
     """Reads lazy leaves of any checkpoints: one planned read of each checkpoint."""
     _root.check_fork()
     groups: dict[int, list[int]] = {}
-    for i, lazy in enumerate(lazies):
-        groups.setdefault(id(lazy._source), []).append(i)
     out: list[Any] = [None] * len(lazies)
+    for i, lazy in enumerate(lazies):
+        if type(lazy) is LazyArray:
+            groups.setdefault(id(lazy._source), []).append(i)
+        else:
+            out[i] = lazy._fetched(verify, max_bytes)
     for members in groups.values():
         wants = [
             _fetch.Want(lazies[i]._record, lazies[i]._view, lazies[i]._target)

@@ -219,6 +219,6 @@ def origin(x: Any) -> tuple[Source, str] | None:
     if isinstance(x, Node):
         body = _node.body_of(x)
         return (body.source, body.name) if isinstance(body, _Stored) else None
-    if isinstance(x, LazyArray):
+    if type(x) is LazyArray:
         return x._source, "" if x.name == _names.ROOT else x.name
     return None

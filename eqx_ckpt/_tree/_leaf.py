@@ -95,7 +95,7 @@ def describe(leaf: Any, dtype: np.dtype | None = None) -> Template:
         if isinstance(leaf, np.ma.MaskedArray):
             raise TypeError("it is a masked array. Store its `.data` and its `.mask`.")
         kind = "numpy" if isinstance(leaf, np.ndarray) else "generic"
-        return _array_template(kind, leaf.shape, leaf.dtype, dtype, False)
+        return array_template(kind, leaf.shape, leaf.dtype, dtype, False)
     for kind, cls in PYTHON.items():
         if isinstance(leaf, cls):
             if kind == "int" and not -(2**63) <= leaf < 2**63:
@@ -141,7 +141,7 @@ def _describe_jax(leaf: jax.Array, dtype: np.dtype | None) -> Template:
         if not isinstance(impl, str):
             raise ValueError(f"its PRNG implementation {impl} has no registered name.")
         return Template("", "key", "key", data.shape, "uint32", (), False, impl)
-    return _array_template("jax", leaf.shape, leaf.dtype, dtype, leaf.weak_type)
+    return array_template("jax", leaf.shape, leaf.dtype, dtype, leaf.weak_type)
 
 
 @ft.cache
@@ -151,7 +151,7 @@ def _is_key_dtype(dtype: Any) -> bool:
 
 # Most leaves are like some other one.
 @ft.lru_cache(maxsize=4096)
-def _array_template(
+def array_template(
     kind: str, shape: tuple[int, ...], dtype: Any, cast: np.dtype | None, weak: bool
 ) -> Template:
     _check_rank(len(shape))
