@@ -1,26 +1,20 @@
 """`convert`: a checkpoint of any format as one of ours, or as `.safetensors`."""
 
+import dataclasses
+import functools as ft
 import os
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from jaxtyping import PyTree
 
-from .._format import _json, _view
-from .._format._leaves import Record
-from .._format._template import Template
-from .._load import _checkpoint, _fetch, _open, _read, formats
+from .._load import _checkpoint, _open, formats
 from .._load._checkpoint import Checkpoint
-from .._load._requests import Request
-from .._load._source import Source
 from .._runtime._processes import Processes
-from .._save import _background, _layout, _options, _plan, _serialise
+from .._save import _background, _plan, _serialise
 from .._save._layout import Leaf
-from .._save._options import Chunks, Options
-from .._save._plan import Plan
+from .._save._options import Chunks, Options, Selected
 from .._storage import _root
-from .._tree import _leaf, _restore
 from . import _export
 
 
@@ -107,51 +101,10 @@ def convert(
         max_bytes=max_bytes,
         progress=progress,
     )
-    _options.check(root, options)
-    _json.check_metadata(metadata)
-    pinned = ckpt._source
-    index = pinned.index
-    # As many threads as there may be read a chunk each.
-    room = max(1, max_bytes // 8)
-    leaves: list[Leaf] = []
-    numbers: dict[Template, int] = {}
-    for record in index.leaves.records():
-        template = _template(pinned, record, options)
-        number = numbers.setdefault(template, len(numbers))
-        value = _value(pinned, record, verify, room)
-        alias = index.leaves.aliases.get(record.place)
-        leaves.append(Leaf(record.name, value, template, number, alias))
-    if layout == "zarr":
-        _layout.check_case([leaf.name for leaf in leaves], root)
-    plan = Plan(
-        root,
-        options,
-        leaves,
-        list(numbers),
-        [],
-        index.leaves.markers,
-        index.leaves.statics,
-    )
-    _plan.check_index(plan)
-    _serialise.write(plan, Processes())
+    plan = _plan.plan(root, Selected(ckpt.tree, filter_spec=True), options)
+    leaves = list(map(ft.partial(_read_with, verify), plan.leaves))
+    _serialise.write(plan._replace(leaves=leaves), Processes())
 
 
-def _template(source: Source, record: Record, options: Options) -> Template:
-    t = record.template
-    if options.chunks is not None or source.is_run(record):
-        t = t._replace(chunk=_layout.chunk_shape(record.name, t, options))
-    return t._replace(codec=_layout.codec_of(t, options.compression))
-
-
-def _value(source: Source, record: Record, verify: bool, room: int) -> Any:
-    """The source of a leaf: itself if it is a value, else a reader of its regions."""
-    if record.template.kind not in ("jax", "numpy", "key"):
-        want = _fetch.Want(record, None, _restore.own_target(record.template))
-        return _fetch.load(source, [want], verify)[0]
-
-    def read(region: tuple[slice, ...]) -> np.ndarray:
-        view = _view.whole(record.template.shape).take(region)
-        ((_, got),) = _read.read(source, [Request(record, (view,))], verify, room)
-        return got.arrays[0]
-
-    return _leaf.Unread(read)
+def _read_with(verify: bool, leaf: Leaf) -> Leaf:
+    return leaf._replace(value=dataclasses.replace(leaf.value, verify=verify))

@@ -13,6 +13,7 @@ from .._runtime._processes import Processes
 from .._tree import _leaf
 from . import _layout
 from ._layout import Leaf
+from ._lazies import Unread
 from ._plan import Plan
 
 
@@ -85,6 +86,8 @@ def _digest(leaf: Leaf) -> str:
     """Of a leaf that each process has its own of."""
     if leaf.alias is not None:
         return ""
+    if isinstance(leaf.value, Unread):
+        return leaf.value.account
     return _index.digest(_layout.whole(leaf))
 
 

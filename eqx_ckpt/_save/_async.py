@@ -129,7 +129,9 @@ def async_tree_serialise_leaves(
         copied = sum(
             leaf.template.nbytes
             for place, leaf in enumerate(planned.leaves)
-            if leaf.alias is None and place not in held
+            if leaf.alias is None
+            and place not in held
+            and not isinstance(leaf.value, _leaf.Unread)
         )
         _background.make_room(copied)
         planned = _stage(planned, held)

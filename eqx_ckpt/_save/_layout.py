@@ -67,6 +67,8 @@ def prepare(leaf: Leaf) -> Leaf:
     t = leaf.template
     if t.chunk != t.shape or t.nbytes > _SMALL or leaf.owners is not None:
         return leaf
+    if isinstance(leaf.value, _leaf.Unread):
+        return leaf
     data = whole(leaf)
     return leaf._replace(value=Small(data, xxhash.xxh3_128_digest(data)))
 

@@ -4,14 +4,18 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .._format import _index, _json, _names
 from .._format._index import Index, Placement
 from .._format._leaves import Leaves, Statics
 from .._format._template import Template
+from .._load._lazy import LazyArray
 from .._runtime import _processes
 from .._tree import _filters, _flatten, _leaf, _register, _select, _static
-from . import _assign, _layout, _options, _sidecars
+from . import _assign, _layout, _lazies, _options, _sidecars
 from ._layout import Leaf
+from ._lazies import Unread
 from ._options import Options, Selected
 
 
@@ -50,7 +54,10 @@ def plan(root: Any, selected: Selected, options: Options) -> Plan:
     options = options._replace(dtype=_leaf.check_cast(options.dtype))
     pytree, filter_spec, is_leaf, where = selected
     flat = _flatten.flatten(pytree, is_leaf)
-    chosen = _filters.selected(filter_spec, pytree, flat.leaves, is_leaf)
+    seen = flat.leaves
+    if filter_spec is not _leaf.is_storable:
+        seen = list(map(_lazies.stand_in, seen))
+    chosen = _filters.selected(filter_spec, pytree, seen, is_leaf)
     selection = _select.select(where, flat, chosen, is_leaf)
     numbers = [
         number
@@ -135,7 +142,7 @@ def _describe(
     """
     leaves: list[Leaf] = []
     paths: dict[str, tuple] = {}
-    shared: dict[int, int] = {}
+    shared: dict[Any, int] = {}
     templates: dict[Template, int] = {}
     # What was made of a template and keys; it is kept with them, as they go by its id.
     made: dict[Any, tuple[Template, Template]] = {}
@@ -152,22 +159,24 @@ def _describe(
             )
         paths[name] = path
         try:
-            value = _register.to_leaf(value)
-            template = _leaf.describe(value, options.dtype)
+            value, template = _as_stored(value, options.dtype)
         except (ValueError, TypeError) as e:
             raise type(e)(f"The leaf `{name}` cannot be saved: {e}") from None
         shard = _leaf.shard_shape(value, template)
         done = made.get((id(template), keys, shard))
         if done is None or callable(options.chunks):
             full = template._replace(keys=keys)
-            chunk = _layout.chunk_shape(name, full, options, shard)
+            chunk = full.chunk
+            if not chunk or options.chunks is not None:
+                chunk = _layout.chunk_shape(name, full, options, shard)
             codec = _layout.codec_of(full, options.compression)
             done = template, full._replace(chunk=chunk, codec=codec)
             made[id(template), keys, shard] = done
         template = done[1]
         alias = None
-        if _leaf.is_shared(value):
-            alias = shared.setdefault(id(value), len(leaves))
+        if _leaf.is_shared(value) or isinstance(value, Unread):
+            key = value.key if isinstance(value, Unread) else id(value)
+            alias = shared.setdefault(key, len(leaves))
             if alias == len(leaves):
                 alias = None
             else:
@@ -179,6 +188,15 @@ def _describe(
         leaves.append(Leaf(name, value, template, number, alias, owners))
     _check_nodes([(leaf.name, leaf.template.keys) for leaf in leaves], paths)
     return leaves, list(templates)
+
+
+def _as_stored(value: Any, dtype: np.dtype | None) -> tuple[Any, Template]:
+    """What a leaf is written from, and how it is stored, but for its chunks."""
+    if isinstance(value, LazyArray):
+        template, unread = _lazies.describe(value, dtype)
+        return unread, template
+    value = _register.to_leaf(value)
+    return value, _leaf.describe(value, dtype)
 
 
 def _check_nodes(leaves: Sequence[tuple[str, str]], paths: dict[str, tuple]) -> None:

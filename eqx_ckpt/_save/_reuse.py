@@ -33,6 +33,7 @@ from .._tree import _leaf
 from . import _layout
 from ._background import SaveHandle
 from ._layout import Kept, Leaf, Piece
+from ._lazies import Unread
 from ._plan import Plan
 
 
@@ -241,6 +242,11 @@ def _is_same(leaf: Leaf, run: range, rows: bytes) -> bool:
         return False
     if isinstance(value, _layout.Small):
         return value.digest == rows
+    if isinstance(value, Unread):
+        blocks = _grid.lay(t.shape, t.chunk, t.itemsize).blocks
+        known = value.digests(slice(blocks[run.start], blocks[run.stop]))
+        if known is not None:
+            return known == rows
     if t.chunk == t.shape:
         parts = iter([_leaf.to_host(value, t)])
     else:

@@ -19,7 +19,7 @@ from .._storage._archive import Writable
 from .._storage._root import Root
 from .._tree import _leaf
 from .._tree._filters import FilterSpec, IsLeaf
-from . import _agree, _background, _layout, _onefile, _plan, _publish, _reuse
+from . import _agree, _background, _layout, _lazies, _onefile, _plan, _publish, _reuse
 from ._background import SaveHandle
 from ._options import Chunks, Options, Selected
 from ._plan import Plan
@@ -210,7 +210,9 @@ def _write_directory(
         if base is not None:
             kept = _reuse.keep(base, plan.leaves, work, own, durable)
         most = _layout.most_in_file(root, plan.room)
-        save = _layout.Save(plan.leaves, processes.count, most, advance, kept)
+        linked = {place for place, *_ in kept.digests}
+        leaves = _lazies.read_small(plan.leaves, linked, plan.room)
+        save = _layout.Save(leaves, processes.count, most, advance, kept)
         if not processes.leads:
             _store.await_directory(work, own)
         with _publish.unpublished(root, plan.nbytes):
@@ -285,7 +287,8 @@ def _write_file(plan: Plan, advance: Advance) -> None:
 
 def _pack(plan: Plan, advance: Advance, file: Any) -> None:
     """Writes a checkpoint as one file. The index comes last, as ever."""
-    save = _layout.Save(plan.leaves, 1, None, advance)
+    leaves = _lazies.read_small(plan.leaves, frozenset(), plan.room)
+    save = _layout.Save(leaves, 1, None, advance)
     number = secrets.token_hex(8)
     with _archive.Archive(file) as archive:
         base = f"d/{number}"

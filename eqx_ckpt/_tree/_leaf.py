@@ -2,8 +2,8 @@
 
 import collections
 import functools as ft
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import jax
 import jax.core as jax_core
@@ -281,10 +281,12 @@ def collect(value: Shards) -> Shards:
     return value._replace(parts=[np.asarray(part) for part in value.parts])
 
 
-class Unread(NamedTuple):
-    """A leaf that is read as it is written: its elements as they are stored."""
+class Unread:
+    """The value of a leaf that is read as it is written."""
 
-    read: Callable[[tuple[slice, ...]], np.ndarray]
+    def read(self, regions: Iterable[tuple[slice, ...]]) -> Iterator[np.ndarray]:
+        """The elements that are stored, for each of some regions in turn."""
+        raise NotImplementedError
 
 
 def to_host(leaf: Any, template: Template) -> np.ndarray:
@@ -294,14 +296,17 @@ def to_host(leaf: Any, template: Template) -> np.ndarray:
     cut into shards.
     """
     if isinstance(leaf, Unread):
-        return np.ascontiguousarray(leaf.read(tuple(map(slice, template.shape))))
+        return next(to_host_by_regions(leaf, template, [whole_region(template)]))
     if isinstance(leaf, (jax.Array, Shards)):
         if isinstance(leaf, Shards) or not (
             _on_cpu(leaf.sharding) and is_whole(leaf.sharding)
         ):
-            region = tuple(slice(0, n) for n in template.shape)
-            return next(to_host_by_regions(leaf, template, [region]))
+            return next(to_host_by_regions(leaf, template, [whole_region(template)]))
     return _stored(_on_host(leaf, template), template)
+
+
+def whole_region(template: Template) -> tuple[slice, ...]:
+    return tuple(slice(0, n) for n in template.shape)
 
 
 # Copies from a device that are under way while the one before them is written.
@@ -313,7 +318,7 @@ def to_host_by_regions(
 ) -> Iterator[np.ndarray]:
     """The same of some regions in turn, copying no more than a few at a time."""
     if isinstance(leaf, Unread):
-        yield from map(np.ascontiguousarray, map(leaf.read, regions))
+        yield from map(np.ascontiguousarray, leaf.read(regions))
         return
     if isinstance(leaf, jax.Array):
         if template.kind == "key":

@@ -1,0 +1,154 @@
+"""Lazy leaves in a save: they are read as they are written, and verified.
+
+What is read is what [`LazyArray.read`][] would give, in parts. What lies in the source
+as it will lie in the target is known by its digests, without being read.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Sequence, Set
+from typing import Any
+
+import numpy as np
+
+from .._format import _index, _template
+from .._format._template import Template
+from .._load import _lazy
+from .._load._computed import Computed, identity
+from .._load._lazy import LazyArray
+from .._tree import _leaf, _restore
+from ._layout import Leaf
+
+
+# Parts up to so many bytes together are read at a time, some of them before they are
+# asked for.
+_AHEAD = 16 * 2**20
+# Leaves up to so many bytes are read together with others.
+_SMALL = 1 << 16
+
+
+def stand_in(leaf: Any) -> Any:
+    """What a `filter_spec` sees of a leaf: of a lazy one, something of its kind."""
+    if isinstance(leaf, LazyArray):
+        return _leaf.stand_in(leaf._target.kind, leaf)
+    return leaf
+
+
+def describe(lazy: LazyArray, dtype: np.dtype | None) -> tuple[Template, "Unread"]:
+    """How a lazy leaf is stored, and what it is written from. Its template has the
+    chunks that it has in its source, if it lies there as it will be stored.
+
+    `dtype` is what floating arrays are cast to.
+    """
+    target = lazy._target._replace(codec=None)
+    if target.kind in _template.ARRAY_KINDS and dtype is not None:
+        if _template.is_floating(lazy.dtype) and dtype != lazy.dtype:
+            lazy = lazy.astype(dtype)
+            target = lazy._target
+    if _is_as_stored(lazy, target):
+        template = lazy._template._replace(codec=None)
+        if lazy._source.is_run(lazy._record):
+            template = template._replace(chunk=())
+        return template, Unread(lazy, template)
+    if target.kind == "key" or target.dtype is None:
+        # These have no views: what they are read as is small, or as it was stored.
+        template = lazy._template._replace(chunk=(), codec=None)
+    else:
+        template = _leaf.array_template(
+            target.kind, lazy.shape, lazy.dtype, None, bool(lazy.weak_type)
+        )
+    return template, Unread(lazy, template)
+
+
+def _is_as_stored(lazy: LazyArray, target: _restore.Target) -> bool:
+    """Whether a leaf comes back as its source has it."""
+    if isinstance(lazy, Computed) or lazy._view is not None:
+        return False
+    own = _restore.own_target(lazy._template)
+    same = own._replace(sharding=target.sharding, cast=target.cast)
+    return same == target._replace(python=None)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Unread(_leaf.Unread):
+    """A lazy leaf as the value of one that is saved, and how it is stored."""
+
+    lazy: LazyArray
+    template: Template
+    verify: bool = True
+
+    @property
+    def key(self) -> Any:
+        """Equal for leaves that are one array."""
+        return identity(self.lazy)
+
+    @property
+    def account(self) -> str:
+        """The same in all processes that save the same."""
+        saves = [(x.root.url, x.index.save) for x in self.lazy._sources]
+        return _index.digest(repr((self.lazy.name, saves, self.template)).encode())
+
+    def read(self, regions: Iterable[tuple[slice, ...]]) -> Iterator[np.ndarray]:
+        """The elements that are stored, for each of some regions, a few of which are
+        read together."""
+        waiting: list[tuple[slice, ...]] = []
+        size = 0
+        for region in regions:
+            size += _nbytes(region, self.template)
+            waiting.append(region)
+            if size >= _AHEAD:
+                yield from self._read(waiting)
+                waiting, size = [], 0
+        if waiting:
+            yield from self._read(waiting)
+
+    def _read(self, regions: Sequence[tuple[slice, ...]]) -> Iterator[np.ndarray]:
+        t = self.template
+        if t.kind not in _template.ARRAY_KINDS or t.dtype == "float0":
+            (value,) = _lazy.fetch([self.lazy], self.verify)
+            whole = _leaf.to_host(value, t)
+            yield from (np.ascontiguousarray(whole[region]) for region in regions)
+            return
+        lazies = [_lazy.on_host(self.lazy[region]) for region in regions]
+        for array in _lazy.fetch(lazies, self.verify, 4 * _AHEAD):
+            yield _leaf.to_host(array, t)
+
+    def digests(self, blocks: slice) -> bytes | None:
+        """The digests of some blocks, counted from the first of the leaf, where those
+        of its source are its own."""
+        if not _is_as_stored(self.lazy, self.lazy._target._replace(codec=None)):
+            return None
+        source, record = self.lazy._source, self.lazy._record
+        if not source.has_digests or record.template.chunk != self.template.chunk:
+            return None
+        first = source.index.first_block(record.place)
+        return source.digests[16 * (first + blocks.start) : 16 * (first + blocks.stop)]
+
+
+def _nbytes(region: tuple[slice, ...], template: Template) -> int:
+    return math.prod(s.stop - s.start for s in region) * template.itemsize
+
+
+def read_small(leaves: Sequence[Leaf], but: Set[int], room: int) -> list[Leaf]:
+    """Leaves of which the small lazy ones have been read, together, but those at some
+    places, and no more than there is room for."""
+    out = list(leaves)
+    places: list[int] = []
+    for place, leaf in enumerate(leaves):
+        if place in but or leaf.alias is not None or not isinstance(leaf.value, Unread):
+            continue
+        if leaf.template.nbytes <= min(_SMALL, room):
+            places.append(place)
+            room -= leaf.template.nbytes
+    for verify in (True, False):
+        own = [place for place in places if leaves[place].value.verify is verify]
+        values = [_host(leaves[place].value) for place in own]
+        for place, value in zip(own, _lazy.fetch(values, verify)):
+            out[place] = leaves[place]._replace(value=value)
+    return out
+
+
+def _host(value: Unread) -> LazyArray:
+    is_array = value.template.kind in _template.ARRAY_KINDS
+    is_array = is_array and value.template.dtype != "float0"
+    return _lazy.on_host(value.lazy) if is_array else value.lazy
