@@ -8,7 +8,7 @@ import dataclasses
 import functools as ft
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -32,6 +32,7 @@ _ROOM = 256 * 2**20
 Part = LazyArray | np.ndarray
 
 
+@runtime_checkable
 class Maker(Protocol):
     """The function that an array is computed with."""
 
@@ -43,6 +44,7 @@ class Maker(Protocol):
         ...
 
 
+@runtime_checkable
 class Prepare(Protocol):
     """A pass over all blocks before any is computed."""
 

@@ -1,0 +1,201 @@
+"""Lazy leaves are saved as any other: read as they are written, and verified."""
+
+import operator
+import os
+import pickle
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from support.helpers import run_python
+
+import eqx_ckpt as ec
+
+
+class Model(eqx.Module):
+    w: jax.Array
+    b: np.ndarray
+    heads: int = eqx.field(static=True)
+
+
+def model(rows=3000):
+    rng = np.random.default_rng(0)
+    w = jnp.asarray(rng.normal(size=(rows, 500)), jnp.float32)
+    return Model(w, np.arange(5.0), 8)
+
+
+def state():
+    return {"model": model(), "opt": [jnp.ones(3), jnp.zeros(4)], "step": 3}
+
+
+@pytest.fixture
+def tree(tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "a", state(), metadata={"lr": 0.1})
+    return ec.open(tmp_path / "a").tree
+
+
+VIEWS = {
+    "rows": (lambda w: w[5:2000:7], lambda w: w[5:2000:7]),
+    "an element": (lambda w: w[3, 4], lambda w: w[3, 4]),
+    "nothing": (lambda w: w[:0], lambda w: w[:0]),
+    "turned": (lambda w: w.T, lambda w: w.T),
+    "a new axis": (lambda w: w[None, 2:9, ::-1], lambda w: w[None, 2:9, ::-1]),
+    "cast": (lambda w: w.astype(jnp.bfloat16), lambda w: w.astype(jnp.bfloat16)),
+    "half": (ec.lazy(lambda w: w / 2, elementwise=True), lambda w: w / 2),
+    "of half": (
+        lambda w: ec.lazy(lambda w: w / 2, elementwise=True)(w)[7:2500:9].T,
+        lambda w: (w / 2)[7:2500:9].T,
+    ),
+    "whole": (ec.lazy(lambda w: w - w.max()), lambda w: w - w.max()),
+    "two": (
+        lambda w: ec.lazy(operator.add, elementwise=True)(w, w[::-1]),
+        lambda w: w + w[::-1],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("to", ["to", "to.zip", "zarr"])
+def test_views_and_functions(tree, tmp_path, name, to):
+    lazily, now = VIEWS[name]
+    layout = "zarr" if to == "zarr" else "ocdbt"
+    ec.tree_serialise_leaves(
+        tmp_path / to, {"x": lazily(tree.model.w)}, layout=layout, max_bytes=2**22
+    )
+    expected = jax.jit(now)(state()["model"].w)
+    got = ec.tree_deserialise_leaves(tmp_path / to, {"x": expected})["x"]
+    np.testing.assert_array_equal(got, expected)
+    assert ec.verify(tmp_path / to) == []
+
+
+def test_a_pruned_tree_keeps_what_it_is(tree, tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "b", tree.model)
+    out = ec.tree_deserialise_leaves(tmp_path / "b", model())
+    assert type(out.b) is np.ndarray and eqx.tree_equal(out, model())
+    other = Model(model().w, model().b, 4)
+    with pytest.raises(RuntimeError, match="heads was 8|`heads`"):
+        ec.tree_deserialise_leaves(tmp_path / "b", other)
+
+
+def test_a_filter_sees_what_was_saved(tree, tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "b", tree, eqx.is_array)
+    assert set(ec.open(tmp_path / "b")) == {"model.w", "model.b", "opt.0", "opt.1"}
+    ec.tree_serialise_leaves(tmp_path / "c", tree, lambda x: isinstance(x, int))
+    assert set(ec.open(tmp_path / "c")) == {"step"}
+
+
+def test_one_array_at_two_places_stays_one(tree, tmp_path):
+    half = ec.lazy(lambda w: w / 2, elementwise=True)
+    w = tree.model.w
+    both = {"a": w, "b": tree.model.w, "c": half(w), "d": half(tree.model.w), "e": w.T}
+    ec.tree_serialise_leaves(tmp_path / "b", both)
+    ckpt = ec.open(tmp_path / "b")
+    assert ckpt.nbytes == 3 * w.size * 4
+    with_others = {"a": w, "b": w[:-1], "c": half(w)[:-1], "d": w.astype(jnp.float16)}
+    ec.tree_serialise_leaves(tmp_path / "c", with_others)
+    for name, lazy in with_others.items():
+        np.testing.assert_array_equal(ec.open(tmp_path / "c")[name].read(), lazy.read())
+
+
+def _inodes(path):
+    return {x.stat().st_ino for x in path.glob("d/*/[0-9]*")}
+
+
+def test_an_edit_in_place_reads_and_writes_no_data(tree, tmp_path):
+    path, before = tmp_path / "a", _inodes(tmp_path / "a")
+    with ec.counting() as bytes_read:
+        ec.tree_serialise_leaves(path, tree, metadata={"note": "best"}, reuse=path)
+    assert bytes_read() < 20_000
+    assert _inodes(path) == before
+    assert ec.open(path).metadata == {"note": "best"} and ec.verify(path) == []
+    with pytest.raises(RuntimeError, match="Open it again"):
+        tree.model.w.read()
+    # A subtree is dropped, another one renamed.
+    now = ec.open(path).tree
+    ec.tree_serialise_leaves(path, {"net": now.model}, reuse=path)
+    out = ec.tree_deserialise_leaves(path, {"net": model()})
+    assert eqx.tree_equal(out["net"], model())
+
+
+def test_damage_is_found_and_nothing_is_saved(tree, tmp_path):
+    (file,) = (tmp_path / "a" / "d").glob("*/0")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    ec.tree_serialise_leaves(tmp_path / "b", {"w": 1})
+    for target in ("b", "b.zip", "a"):
+        with pytest.raises(ec.DamagedError, match=r"model\.w"):
+            ec.tree_serialise_leaves(tmp_path / target, tree)
+    assert ec.tree_deserialise_leaves(tmp_path / "b", {"w": 0}) == {"w": 1}
+    assert not (tmp_path / "b.zip").exists()
+    handle = ec.async_tree_serialise_leaves(tmp_path / "b", tree)
+    with pytest.raises(ec.DamagedError, match=r"model\.w"):
+        handle.result()
+    # Digests travel with bytes that are linked: what is damaged stays so.
+    ec.tree_serialise_leaves(tmp_path / "a", tree, metadata={}, reuse=tmp_path / "a")
+    assert [x.leaf for x in ec.verify(tmp_path / "a")] == ["model.w"]
+
+
+def test_a_source_that_was_replaced(tree, tmp_path):
+    half = ec.lazy(lambda w: w / 2, elementwise=True)(tree.model.w)
+    ec.tree_serialise_leaves(tmp_path / "a", {"other": 1})
+    for lazy in (tree, {"x": half}, {"x": half[3:]}):
+        with pytest.raises(RuntimeError, match="replaced or deleted"):
+            ec.tree_serialise_leaves(tmp_path / "b", lazy)
+    assert not (tmp_path / "b").exists()
+
+
+def test_to_itself(tree, tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "a", tree, dtype=jnp.bfloat16)
+    out = ec.tree_deserialise_leaves(tmp_path / "a", state(), cast=True)
+    np.testing.assert_array_equal(
+        out["model"].w, model().w.astype(jnp.bfloat16).astype(jnp.float32)
+    )
+    ec.tree_serialise_leaves(tmp_path / "x.zip", state())
+    ec.tree_serialise_leaves(tmp_path / "x.zip", ec.open(tmp_path / "x.zip").tree.opt)
+    assert set(ec.open(tmp_path / "x.zip")) == {"0", "1"}
+
+
+def test_other_formats(tmp_path):
+    ec.export_safetensors(tmp_path / "m.safetensors", {"w": model().w})
+    lazy = ec.open(tmp_path / "m.safetensors").tree
+    ec.tree_serialise_leaves(tmp_path / "b", {"net": lazy, "key": jr.key(1)})
+    assert ec.verify(tmp_path / "b") == []
+    np.testing.assert_array_equal(ec.open(tmp_path / "b")["net.w"].read(), model().w)
+    ec.export_safetensors(tmp_path / "n.safetensors", lazy)
+    data = (tmp_path / "n.safetensors").read_bytes()
+    assert data == (tmp_path / "m.safetensors").read_bytes()
+
+
+def test_lazies_pickle(tree, tmp_path):
+    half = ec.lazy(operator.neg, elementwise=True)(tree.model.w)[2:5]
+    again = pickle.loads(pickle.dumps(half))
+    np.testing.assert_array_equal(again.read(), half.read())
+
+
+def test_memory_is_bounded(tmp_path):
+    """The average of three checkpoints, in much less memory than one of them has."""
+    out = run_python(f"""
+        import resource
+        import numpy as np, eqx_ckpt as ec
+        path = {str(tmp_path)!r}
+        w = np.ones((96, 2**20), np.float32)
+        for i in range(3):
+            ec.tree_serialise_leaves(f"{{path}}/{{i}}", {{"w": w * i}}, durable=False)
+        del w
+        peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        lazies = [ec.open(f"{{path}}/{{i}}")["w"] for i in range(3)]
+        mean = ec.lazy(lambda a, b, c: (a + b + c) / 3, elementwise=True)(*lazies)
+        mean[:4].read()
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
+        before = peak()
+        ec.tree_serialise_leaves(path + "/mean", {{"w": mean}}, max_bytes=2**26)
+        print(peak() - before)
+        assert (ec.open(path + "/mean")["w"][50:60, 7].read() == 1).all()
+    """)
+    assert float(out) < 250
+    os.sync()
