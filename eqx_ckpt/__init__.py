@@ -1,8 +1,9 @@
 """Checkpoints for Equinox: save any tree by name, open it lazily, load any part."""
 
-from . import adapters as adapters
+from . import adapters as adapters, merging as merging
 from ._edit._diff import diff as diff
 from ._edit._difference import Diff as Diff
+from ._edit._merge import merge as merge
 from ._edit._stats import stats as stats
 from ._errors import DamagedError as DamagedError
 from ._graft._graft import graft as graft

@@ -30,6 +30,16 @@ def average(weights: Sequence[int | float] | None = None) -> Method:
         all are 1.
 
     **Raises:** `ValueError` for weights that are not finite, or whose sum is 0.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> trees = [{"w": jnp.array([1., 2.])}, {"w": jnp.array([3., 6.])}]
+        >>> ec.merge(trees, ec.merging.average([3, 1]))["w"].read()
+        Array([1.5, 3. ], dtype=float32)
+
+        ```
     """
     if weights is None:
         return _methods.Average(None)
@@ -44,6 +54,16 @@ def ema(decay: int | float) -> Method:
     newest: beginning with the first, `decay * average + (1 - decay) * tree` of each.
 
     **Raises:** `ValueError` for a decay that is not in [0, 1].
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> steps = [jnp.array([x]) for x in (0., 1., 1.)]
+        >>> ec.merge(steps, ec.merging.ema(0.5)).read()
+        Array([0.75], dtype=float32)
+
+        ```
     """
     return _methods.Ema(_share("decay", decay, zero=True))
 
@@ -56,6 +76,16 @@ def slerp(t: int | float) -> Method:
     zero or not finite, it is linear. A leaf is read twice.
 
     **Raises:** `ValueError` for a `t` that is not in [0, 1].
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> trees = [jnp.array([1., 0.]), jnp.array([0., 1.])]
+        >>> ec.merge(trees, ec.merging.slerp(0.5)).read()
+        Array([0.70710677, 0.70710677], dtype=float32)
+
+        ```
     """
     return _methods.Slerp(_share("t", t, zero=True))
 
@@ -68,6 +98,17 @@ def task_arithmetic(weights: int | float | Sequence[int | float]) -> Method:
 
     - `weights`: one for all trees, or one for each. A negative one takes away what a
         fine-tuning has learnt.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> trees = [jnp.array([2., 1.]), jnp.array([1., 3.])]
+        >>> method = ec.merging.task_arithmetic([1, -1])
+        >>> ec.merge(trees, method, base=jnp.ones(2)).read()
+        Array([ 2., -1.], dtype=float32)
+
+        ```
     """
     return _methods.TaskArithmetic(_weights(weights))
 
@@ -90,6 +131,16 @@ def ties(weights: int | float | Sequence[int | float], density: int | float) -> 
     - `density`: which share is kept, in (0, 1]. The paper has 0.2.
 
     **Raises:** `ValueError` for a density that is not in (0, 1].
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> trees = [jnp.array([3., -1., 0.1]), jnp.array([1., 2., 0.1])]
+        >>> ec.merge(trees, ec.merging.ties(1, 0.67), base=jnp.zeros(3)).read()
+        Array([2., 2., 0.], dtype=float32)
+
+        ```
     """
     return _methods.Ties(_weights(weights), _share("density", density))
 
@@ -112,6 +163,16 @@ def dare(
 
     **Raises:** `ValueError` for a density that is not in (0, 1]; `TypeError` for what
     is not one key.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp, jax.random as jr
+        >>> method = ec.merging.dare(1, 0.5, jr.key(0))
+        >>> ec.merge([jnp.ones(4)], method, base=jnp.zeros(4)).read()
+        Array([2., 0., 2., 0.], dtype=float32)
+
+        ```
     """
     if not isinstance(key, (jax.Array, np.ndarray)):
         raise TypeError(f"`key` must be a PRNG key, as `jax.random.key(0)`: {key!r}.")

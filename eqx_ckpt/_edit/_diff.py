@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -79,9 +79,9 @@ def diff(
         ```
     """
     one, two = _leaves.look(a), _leaves.look(b)
-    before, after = _paired(one, two)
+    before, after = paired(one, two)
     rows = [(leaf, after[name]) for name, leaf in before.items() if name in after]
-    found = _changes(rows, values, Reading(verify, max_bytes, progress))
+    found = changes(rows, values, Reading(verify, max_bytes, progress))
     changed = {
         leaf.name: change
         for (leaf, _), change in zip(rows, found)
@@ -93,13 +93,13 @@ def diff(
         {name: show(x.template) for name, x in after.items() if name not in before},
         {name: show(x.template) for name, x in before.items() if name not in after},
         changed,
-        static(one, two),
+        static(one, two, lambda name: False),
         _metadata(one, two),
         len(rows) - len(changed),
     )
 
 
-def _paired(one: Side, two: Side) -> tuple[dict[str, Leaf], dict[str, Leaf]]:
+def paired(one: Side, two: Side) -> tuple[dict[str, Leaf], dict[str, Leaf]]:
     """The leaves of both, where those of one name stand for each other."""
     moved = entries(one, two)
     out: list[dict[str, Leaf]] = []
@@ -133,13 +133,17 @@ def entries(one: Side, two: Side) -> dict[str, str]:
     return out
 
 
-def static(one: Side, two: Side) -> dict[str, tuple[str, str]]:
-    """The static fields that have changed of Modules that both have."""
+def static(
+    one: Side, two: Side, passes: Callable[[str], bool]
+) -> dict[str, tuple[str, str]]:
+    """The static fields that have changed of Modules that both have, and that `passes`
+    does not let differ."""
     return {
         x.name: (x.saved, x.here)
         for name, module in two.modules.items()
         if name in one.statics.of
-        for x in _static.changes(one.statics, module, name, lambda name: False)
+        for x in _static.changes(one.statics, module, name, passes)
+        if not x.may_differ
     }
 
 
@@ -176,7 +180,7 @@ def show(t: Template) -> str:
     return _leaf.show(t) + ("(weak)" if t.weak else "")
 
 
-def _changes(
+def changes(
     rows: list[tuple[Leaf, Leaf]], values: bool, reading: Reading
 ) -> list[Change | None]:
     """What has changed of each pair of leaves, if anything."""

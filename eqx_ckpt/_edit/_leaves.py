@@ -11,12 +11,13 @@ import numpy as np
 from .._format import _grid, _names, _template
 from .._format._leaves import Statics
 from .._format._template import Template
-from .._load import _checkpoint, _lazy
+from .._load import _checkpoint, _computed, _lazy
 from .._load._checkpoint import Checkpoint
+from .._load._computed import Computed
 from .._load._lazy import LazyArray
 from .._runtime import _progress
 from .._tree import _filters, _flatten, _leaf, _register, _static
-from .._tree._flatten import Entry
+from .._tree._flatten import Entry, Flat
 
 
 Region = tuple[slice, ...]
@@ -60,6 +61,13 @@ class Side(NamedTuple):
     metadata: tuple[Any, ...]  # That of a checkpoint. A tree has none.
 
 
+def tree_of(x: Any) -> Any:
+    """The tree of a path or an open checkpoint, or the tree itself."""
+    if isinstance(x, (str, os.PathLike, Checkpoint)):
+        return _checkpoint.open(x).tree
+    return x
+
+
 def look(x: Any) -> Side:
     """A path, an open checkpoint or a tree, of which no array is read.
 
@@ -71,7 +79,7 @@ def look(x: Any) -> Side:
         ckpt = _checkpoint.open(x)
         shown, metadata, tree = f"`{ckpt.path}`", (ckpt.metadata,), ckpt.tree
     flat = _flatten.flatten(tree, None)
-    names = [_names.name_of(path)[0] for path in flat.paths]
+    names = names_of(flat)
     leaves: dict[str, Leaf] = {}
     texts: dict[str, Leaf] = {}
     for name, value in zip(names, flat.leaves):
@@ -90,16 +98,17 @@ def look(x: Any) -> Side:
     return Side(shown, leaves, texts, entries, modules, statics, metadata)
 
 
+def names_of(flat: Flat) -> list[str]:
+    return [_names.name_of(path)[0] for path in flat.paths]
+
+
 def _leaf_of(name: str, value: Any) -> Leaf:
     if isinstance(value, LazyArray):
-        plain = _without_codec(value)
-        identity = (
-            id(plain._source),
-            origin(plain),
-            plain._view,
-            plain._target._replace(sharding=None),
-        )
+        target = value._target._replace(codec=None, python=None)
+        plain = value._again(value._view, target)
         template = template_of(plain)
+        anywhere = plain._again(plain._view, target._replace(sharding=None))
+        identity = _computed.identity(anywhere)
         return Leaf(name, template, plain, _digests_of(plain, template), identity)
     try:
         stored = _register.to_leaf(value)
@@ -119,20 +128,9 @@ def _leaf_of(name: str, value: Any) -> Leaf:
 # ---- Lazy leaves.
 
 
-def origin(lazy: LazyArray) -> int:
-    """The place of the stored array that a lazy leaf is of, or is an alias of."""
-    place = lazy._record.place
-    return lazy._source.index.leaves.aliases.get(place, place)
-
-
-def _without_codec(lazy: LazyArray) -> LazyArray:
-    target = lazy._target._replace(codec=None, python=None)
-    return LazyArray(lazy._source, lazy._record, lazy._view, target)
-
-
 def template_of(lazy: LazyArray) -> Template:
     """What would be stored of what a lazy leaf is read as."""
-    t, target = lazy._record.template, lazy._target
+    t, target = lazy._template, lazy._target
     if target.kind not in _template.ARRAY_KINDS:
         if target.kind in ("key", "str", "bytes") or t.dtype == "int":
             return t
@@ -146,7 +144,9 @@ def template_of(lazy: LazyArray) -> Template:
 
 def _digests_of(lazy: LazyArray, template: Template) -> Callable[[], bytes] | None:
     """Those of a stored array that is read as it is, without a view or a cast."""
-    source, t = lazy._source, lazy._record.template
+    if isinstance(lazy, Computed):
+        return None
+    source, t = lazy._source, lazy._template
     same = (template.dtype, template.shape) == (t.dtype, t.shape)
     if lazy._view is not None or not same or not source.has_digests:
         return None
@@ -228,7 +228,7 @@ def _pieces(number: int, row: Sequence[Leaf], room: int) -> Iterator[_Piece]:
 def _grain(leaf: Leaf) -> tuple[int, ...]:
     """The chunks that are read as one."""
     lazy, t = leaf.value, leaf.template
-    if isinstance(lazy, LazyArray) and t.chunk:
+    if isinstance(lazy, LazyArray) and not isinstance(lazy, Computed) and t.chunk:
         if not lazy._source.is_run(lazy._record):
             return t.chunk
     return (1,) * len(t.shape)

@@ -17,12 +17,13 @@ def _public(owner) -> dict:
     }
 
 
-adapters = {
-    f"adapters.{name}": value
-    for name, value in _public(ec.adapters).items()
-    if value.__module__ == ec.adapters.__name__ and inspect.isfunction(value)
+modules = {
+    f"{module}.{name}": value
+    for module in ("adapters", "merging")
+    for name, value in _public(getattr(ec, module)).items()
+    if value.__module__ == f"eqx_ckpt.{module}" and inspect.isfunction(value)
 }
-public = {**_public(ec), **adapters}
+public = {**_public(ec), **modules}
 methods = {
     f"{name}.{method}": value
     for name, owner in public.items()

@@ -1,0 +1,231 @@
+"""`merge`: one tree of lazy leaves from several, by the names of their leaves."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import PyTree
+
+from .._format import _names, _template, _text
+from .._format._template import Template
+from .._load import _computed
+from .._load._checkpoint import Checkpoint
+from .._load._computed import Formula
+from .._load._lazy import LazyArray
+from .._runtime import _gc
+from .._tree import _filters, _flatten, _restore, _select, _show, _static
+from .._tree._flatten import Flat
+from .._tree._static import Static
+from . import _diff, _leaves, _methods
+from ._leaves import Leaf, Reading, Side
+from ._methods import Method, Place
+
+
+@_gc.paused()
+def merge(
+    trees: Sequence[PyTree | str | os.PathLike[str] | Checkpoint],
+    method: Method,
+    *,
+    base: PyTree | str | os.PathLike[str] | Checkpoint = None,
+    where: Callable[[PyTree], Any] | None = None,
+    static: Static = "error",
+) -> PyTree:
+    """Merges trees leaf by leaf into a tree of lazy leaves, which nothing is read for.
+
+    It is computed block by block as it is read, or saved: so checkpoints of any size
+    are merged in the memory that the save takes.
+
+    **Arguments:**
+
+    - `trees`: each a path, an open [`Checkpoint`][], a node of its tree, such as
+        `ckpt.tree.model`, or any tree of lazy leaves and of values.
+    - `method`: one of `ec.merging`.
+    - `base`: for methods that take one, the tree that the others were trained from.
+    - `where`: a function from the first tree to the nodes to merge. The rest is as in
+        the first tree, and not compared. By default all is merged.
+    - `static`: `"error"`, or `"ignore"` static fields that differ, of which those of
+        the first tree are taken; or a list of names and patterns, as in
+        [`tree_deserialise_leaves`][].
+
+    Floating arrays are merged. All other leaves (integers, bools, Python's numbers,
+    PRNG keys, str) have to be equal, and stay as the first tree has them.
+
+    **Returns:** the first tree, with lazy leaves in the place of floating arrays.
+
+    **Raises:** one `ValueError` that lists by name all leaves and static fields that
+    differ; `ValueError` if the method merges another number of trees, or wants a base.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> for step in (1, 3):
+        ...     tree = {"w": jnp.full(2, step, jnp.float32), "name": 7}
+        ...     ec.tree_serialise_leaves(f"memory://merge/{step}", tree)
+        >>> paths = ["memory://merge/1", "memory://merge/3"]
+        >>> mean = ec.merge(paths, ec.merging.average())
+        >>> ec.materialise(mean)
+        {'name': 7, 'w': Array([2., 2.], dtype=float32)}
+        >>> ec.tree_serialise_leaves("memory://merge/mean", mean)
+
+        ```
+    """
+    if method.has_base != (base is not None):
+        wants = "takes a `base`" if method.has_base else "takes no `base`"
+        raise ValueError(f"`{method}` {wants}.")
+    trees = [_leaves.tree_of(x) for x in trees]
+    if not trees:
+        raise ValueError("There are no trees to merge.")
+    method.check(len(trees))
+    _static.check(static)
+    every = trees if base is None else [*trees, _leaves.tree_of(base)]
+    sides = [_leaves.look(x) for x in every]
+    shown = [f"tree {i}" for i in range(len(trees))] + ["the base"]
+    flat = _flatten.flatten(trees[0], None)
+    chosen = _chosen(flat, where)
+    rows = _rows(sides, shown, chosen, static)
+    # The base is the first of the sources.
+    order = [-1, *range(len(trees))] if method.has_base else range(len(trees))
+    merged: dict[Any, Any] = {}
+    leaves = list(flat.leaves)
+    for number, name in enumerate(_leaves.names_of(flat)):
+        row = rows.get(name)
+        if row is not None and _is_merged(row[0].template):
+            sources = [row[i] for i in order]
+            # What is one array in all of the trees stays one.
+            key = tuple(leaf.identity for leaf in sources)
+            if key not in merged:
+                merged[key] = _lazily(method, sources, row[0], flat.leaves[number])
+            leaves[number] = merged[key]
+    return jtu.tree_unflatten(flat.structure, leaves)
+
+
+def _is_merged(t: Template) -> bool:
+    if t.kind not in ("jax", "numpy") or 0 in t.shape or t.dtype == "float0":
+        return False
+    return _template.is_floating(_template.dtype_of(t.dtype))
+
+
+# ---- Leaves.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Combine:
+    method: Method
+    place: Place
+
+    def __call__(
+        self, blocks: Sequence[np.ndarray], state: Any, start: tuple[int, ...]
+    ) -> np.ndarray:
+        return _methods.combine(self.method, self.place, blocks, state, start)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Look:
+    method: Method
+    place: Place
+
+    def __call__(self, blocks: Iterator[Sequence[np.ndarray]]) -> Any:
+        return _methods.look(self.method, self.place, blocks)
+
+
+def _lazily(method: Method, sources: list[Leaf], first: Leaf, like: Any) -> LazyArray:
+    """The merged leaf: of the kind, weak type and sharding that `like` has."""
+    t = first.template
+    place = Place(first.name, t.shape, _template.dtype_of(t.dtype))
+    formula = Formula(
+        first.name,
+        tuple(_part(leaf) for leaf in sources),
+        _Combine(method, place),
+        t.shape,
+        place.dtype,
+        weak=t.weak,
+        blockwise=True,
+        prepare=_Look(method, place) if method.looks_first else None,
+    )
+    target = _restore.target_of(like)._replace(codec=None)
+    return _computed.Computed(formula, None, target)
+
+
+def _part(leaf: Leaf) -> LazyArray | np.ndarray:
+    return leaf.value if isinstance(leaf.value, LazyArray) else np.asarray(leaf.value)
+
+
+# ---- What does not fit.
+
+
+def _chosen(flat: Flat, where: Callable[[PyTree], Any] | None) -> list[str]:
+    """The names of the nodes and leaves that `where` selects ("": all)."""
+    if where is None:
+        return [""]
+    stored = list(map(_filters.by_default, flat.leaves))
+    selection = _select.select(where, flat, stored, None)
+    names = _leaves.names_of(flat)
+    wholes = [_flatten.module_name(path, "") for path in selection.wholes]
+    return [*wholes, *(names[place] for place in selection.places or ())]
+
+
+def _rows(
+    sides: list[Side], shown: list[str], chosen: list[str], static: Static
+) -> dict[str, list[Leaf]]:
+    """The leaves of each chosen name in all trees.
+
+    **Raises:** one `ValueError` that lists all that does not fit.
+    """
+    first, *others = sides
+    within = _names.within(chosen)
+    is_chosen = lambda name: within(name) is not None
+    report: dict[str, list[tuple[str, str]]] = {}
+
+    def add(kind: str, name: str, text: str) -> None:
+        report.setdefault(kind, []).append((name, text))
+
+    rows = {name: [leaf] for name, leaf in first.leaves.items() if is_chosen(name)}
+    kept: list[tuple[Leaf, Leaf, str]] = []
+    for other, who in zip(others, shown[1:]):
+        before, after = _diff.paired(first, other)
+        for name in filter(is_chosen, {**before, **after}):
+            if name not in after:
+                add("missing", name, f"not in {who}")
+            elif name not in before:
+                text = _diff.show(after[name].template)
+                add("missing", name, f"{text} only in {who}")
+            elif _is_merged(before[name].template):
+                rows[name].append(after[name])
+                t, u = before[name].template, after[name].template
+                if (t.shape, t.dtype) != (u.shape, u.dtype) or not _is_merged(u):
+                    add("other", name, f"{_diff.show(t)}, in {who} {_diff.show(u)}")
+            else:
+                kept.append((before[name], after[name], who))
+    pairs = [(leaf, other) for leaf, other, _ in kept]
+    found = _diff.changes(pairs, False, Reading(True, None, False))
+    for (leaf, _, who), change in zip(kept, found):
+        if change is not None:
+            what = " and ".join(change.what)
+            add("kept", leaf.name, f"{change.a}, in {who} another {what}")
+    for other, who in zip(others, shown[1:]):
+        passes = _static.passing(static, first.statics, "first tree")
+        for name, pair in _diff.static(first, other, passes).items():
+            if is_chosen(name):
+                add("static", name, f"{pair[0]}, in {who} {pair[1]}")
+    if report:
+        raise ValueError(_message(report))
+    return rows
+
+
+_titles = {
+    "missing": "not in all of the trees",
+    "other": "of another shape or dtype",
+    "kept": "not floating arrays, and not equal (`where` leaves them out)",
+    "static": "static fields that differ ({})",
+}
+
+
+def _message(report: dict[str, list[tuple[str, str]]]) -> str:
+    passes = _static.how_to_pass([name for name, _ in report.get("static", [])])
+    titles = {kind: title.replace("{}", passes) for kind, title in _titles.items()}
+    lines = ["The trees do not fit each other; nothing was merged:"]
+    return "\n".join(map(_text.bounded, [*lines, *_show.sections(report, titles)]))
