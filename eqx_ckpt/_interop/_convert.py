@@ -103,7 +103,13 @@ def convert(
     )
     plan = _plan.plan(root, Selected(ckpt.tree, filter_spec=True), options)
     leaves = list(map(ft.partial(_read_with, verify), plan.leaves))
-    _serialise.write(plan._replace(leaves=leaves), Processes())
+    # A node does not know all that the index says of it: such as which release recorded
+    # its static fields.
+    saved = ckpt._source.index.leaves
+    label = {saved.names[place]: label for place, label in saved.markers.items()}
+    markers = {i: label[x.name] for i, x in enumerate(leaves) if x.name in label}
+    plan = plan._replace(leaves=leaves, markers=markers, statics=saved.statics)
+    _serialise.write(plan, Processes())
 
 
 def _read_with(verify: bool, leaf: Leaf) -> Leaf:

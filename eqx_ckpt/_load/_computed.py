@@ -106,7 +106,10 @@ class Formula:
 
     def _checked(self, block: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         if block.shape != shape or block.dtype != self.dtype:
-            raise AssertionError(f"{block.dtype}{block.shape} for {self.dtype}{shape}")
+            raise AssertionError(
+                f"A block of the leaf `{self.name}` was computed as {block.dtype}"
+                f"{block.shape}, and not as {self.dtype}{shape}."
+            )
         return block
 
     @ft.cached_property

@@ -153,10 +153,10 @@ def foreign(root: Backend, found: Found, entries: Mapping[str, bool]) -> list[st
     """What is not part of a checkpoint: beside its files, and in its directories."""
     out = set(entries) - own_entries(found)
     leaves: set[str] = set()
-    # In a store, to look into the directory of each leaf would take as many requests.
-    if found.index and found.index.layout == "zarr" and not root.is_far:
+    if found.index and found.index.layout == "zarr":
         leaves.update(map(_files.directory, found.index.leaves.names))
-    for name in {"d"} | leaves:
+    # In a store, to look into the directory of each leaf would take as many requests.
+    for name in {"d"} if root.is_far else {"d"} | leaves:
         inside = root.below(name).list_top() if entries.get(name) else None
         for entry in inside or ():
             of_leaf = name in leaves and entry in ("zarr.json", "c")

@@ -99,6 +99,7 @@ LACKS = {
 OTHERS = {
     "counting",
     "is_storable",
+    "lazy",
     "leaf_names",
     "nest",
     "partition_rules",

@@ -64,7 +64,8 @@ def test_every_public_name_is_in_the_api():
     public = [
         name
         for name, value in vars(ec).items()
-        if not name.startswith("_") and (value is ec.adapters or callable(value))
+        if not name.startswith("_")
+        and (value in (ec.adapters, ec.merging) or callable(value))
     ]
     assert sorted(shown) == sorted(public)
     linked = re.findall(r"\[eqx_ckpt\.([\w.]+)\]", text)

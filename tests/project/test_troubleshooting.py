@@ -72,6 +72,7 @@ _TOGETHER = (
     "The leaf `...` cannot be saved:",
     "The leaf `...` cannot be written:",
     "The graft of `...` does not fit the model",
+    "...: another process has failed:",
 )
 
 

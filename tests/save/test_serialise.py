@@ -11,7 +11,8 @@ import tensorstore as ts
 from support.helpers import assert_alike, files_of, run_python
 
 import eqx_ckpt as ec
-from eqx_ckpt._save import _assign, _layout
+from eqx_ckpt._save import _assign
+from eqx_ckpt._storage import _files
 
 
 @pytest.fixture(params=["ocdbt", "zarr"])
@@ -180,7 +181,7 @@ def test_names_that_differ_by_case(tmp_path, monkeypatch):
     tree = {"a": jnp.ones(2), "A": jnp.zeros(2)}
     ec.tree_serialise_leaves(tmp_path / "a", tree, layout="zarr")
     assert ec.open(tmp_path / "a")["A"].read().tolist() == [0, 0]
-    monkeypatch.setattr(_layout, "_folds_case", lambda _: True)
+    monkeypatch.setattr(_files, "folds_case", lambda _: True)
     with pytest.raises(ValueError, match='differ only by case.*layout="ocdbt"'):
         ec.tree_serialise_leaves(tmp_path / "b", tree, layout="zarr")
     assert not (tmp_path / "b").exists()
