@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 from .._format import _names, _text
 from .._storage import _archive, _root
 from .._storage._archive import Readable
-from .._storage._root import Root
+from .._storage._backend import Backend
 from .._tree import _leaf, _nearest, _show
 from .._tree._filters import FilterSpec, IsLeaf
 from .._tree._static import Static
@@ -255,7 +255,7 @@ def open(
     return Checkpoint(_open.open_source(_root.resolve(path, follow_symlinks), like))
 
 
-def _unpickle(root: Root, save: str) -> Checkpoint:
+def _unpickle(root: Backend, save: str) -> Checkpoint:
     return Checkpoint(_open.reopen(root, save))
 
 

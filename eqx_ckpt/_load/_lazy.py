@@ -11,6 +11,7 @@ from .._format._leaves import Record
 from .._format._template import Template
 from .._format._view import View
 from .._storage import _arrays, _root
+from .._storage._backend import Backend
 from .._tree import _leaf, _restore
 from .._tree._restore import Target
 from . import _fetch, _open
@@ -262,7 +263,7 @@ def on_host(lazy: LazyArray, dtype: Any = None) -> LazyArray:
 
 
 def _unpickle(
-    root: _root.Root, save: str, name: str, view: View | None, target: Target
+    root: Backend, save: str, name: str, view: View | None, target: Target
 ) -> LazyArray:
     source = _open.reopen(root, save)
     return LazyArray(

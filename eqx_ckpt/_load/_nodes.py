@@ -7,7 +7,7 @@ from typing import Any
 
 from .._format import _names, _text
 from .._format._leaves import Record
-from .._storage._root import Root
+from .._storage._backend import Backend
 from .._tree import _leaf, _node
 from .._tree._node import Node, Spec
 from . import _lazy, _open
@@ -202,7 +202,7 @@ def node_at(source: Source, name: str) -> Node:
     return Node(_Stored(source, name, members, [_MAX_GAPS]))
 
 
-def reopen_node(root: Root, save: str, name: str) -> Node:
+def reopen_node(root: Backend, save: str, name: str) -> Node:
     return node_at(_open.reopen(root, save), name)
 
 

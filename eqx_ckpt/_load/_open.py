@@ -13,8 +13,7 @@ from .._errors import ReplacedError
 from .._format import _files, _text
 from .._runtime import _processes
 from .._storage import _root
-from .._storage._backend import Renames
-from .._storage._root import Root
+from .._storage._backend import Backend, Renames
 from . import _published, formats
 from ._source import Source
 
@@ -25,7 +24,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def open_source(root: Root, like: PyTree = None) -> Source:
+def open_source(root: Backend, like: PyTree = None) -> Source:
     at = root.entry()
     if at not in (None, "directory"):
         source = formats.find(root, like)
@@ -50,7 +49,7 @@ def open_source(root: Root, like: PyTree = None) -> Source:
     return source
 
 
-def _nothing(root: Root) -> str:
+def _nothing(root: Backend) -> str:
     """**Raises:** `OSError` for a store that has no such bucket, or is elsewhere."""
     text = f"There is no checkpoint at `{root}`"
     root.check_bucket()
@@ -101,7 +100,7 @@ def again(place: int, name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     return decorate
 
 
-def reopen(root: Root, save: str) -> Source:
+def reopen(root: Backend, save: str) -> Source:
     """**Raises:** `ReplacedError` if the path no longer holds this save."""
     _root.check_fork()
     source = open_source(root)

@@ -18,7 +18,7 @@ from .._format._leaves import Record
 from .._format._template import Template
 from .._format._view import View
 from .._storage import _arrays
-from .._storage._root import Root
+from .._storage._backend import Backend
 from .._tree._restore import Conversion
 from . import _requests, _source
 from ._requests import Arrays, Reading, Request, Results
@@ -370,7 +370,7 @@ def _as_range(pick: range | int) -> range:
 # ---- Ranges of files.
 
 
-def _read_ranges(root: Root, ranges: Sequence[Range], into: np.ndarray) -> None:
+def _read_ranges(root: Backend, ranges: Sequence[Range], into: np.ndarray) -> None:
     data = into.reshape(-1).view(np.uint8)
     at = 0
     for value in _start_ranges(root, ranges)():
@@ -378,7 +378,9 @@ def _read_ranges(root: Root, ranges: Sequence[Range], into: np.ndarray) -> None:
         at += len(value)
 
 
-def _start_ranges(root: Root, ranges: Sequence[Range]) -> Callable[[], Iterator[bytes]]:
+def _start_ranges(
+    root: Backend, ranges: Sequence[Range]
+) -> Callable[[], Iterator[bytes]]:
     """Starts to read ranges of files, those that follow each other as one. What it
     returns waits for them, and gives their bytes in order."""
     runs: list[Range] = []

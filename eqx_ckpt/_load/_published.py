@@ -3,11 +3,11 @@
 from .._errors import DamagedError
 from .._format import _files, _index, _json, _text
 from .._format._index import Index, is_save_id
-from .._storage._root import Root
+from .._storage._backend import Backend
 from .._storage._store import Value
 
 
-def read_index(root: Root) -> tuple[Index, Value] | None:
+def read_index(root: Backend) -> tuple[Index, Value] | None:
     """The index at a root and the file it is in; None where there is none.
 
     **Raises:** `DamagedError` when it is not one that can be read, `Newer` when a later
@@ -24,7 +24,7 @@ def read_index(root: Root) -> tuple[Index, Value] | None:
         raise DamagedError(f"The checkpoint at `{root}` cannot be read: {why}.") from e
 
 
-def saves(root: Root) -> list[str]:
+def saves(root: Backend) -> list[str]:
     """The save ids that have a directory below `d/`, whatever has become of them."""
     if root.is_link("d"):
         return []

@@ -10,7 +10,7 @@ from .._format import _text
 from .._format._leaves import Record
 from .._format._view import View
 from .._storage import _store
-from .._storage._root import Root
+from .._storage._backend import Backend
 from .._tree._restore import Conversion
 from ._source import Source
 
@@ -85,7 +85,7 @@ class Reading(NamedTuple):
         return _text.escape(unreadable(self.source.root, error, MISSING))
 
 
-def unreadable(root: Root, error: Exception, missing: str) -> str:
+def unreadable(root: Backend, error: Exception, missing: str) -> str:
     """What is wrong with bytes that could not be read.
 
     **Raises:** the error, unless it says that they are missing or damaged.

@@ -17,7 +17,7 @@ from .._format._ocdbt import Database
 from .._format._template import Template
 from .._storage import _arrays
 from .._storage._arrays import Stored
-from .._storage._root import Root
+from .._storage._backend import Backend
 
 
 # In what parts leaves are read that are one run of bytes, where a view wants some.
@@ -34,9 +34,9 @@ class Foreign(NamedTuple):
     with chunks.
     """
 
-    directory: Root
+    directory: Backend
     files: list[str]
-    stamp: Callable[[Root], str]
+    stamp: Callable[[Backend], str]
     stamped: str
     stored: dict[int, Stored | np.ndarray]
     digests: tuple[int, int] | None = None
@@ -47,7 +47,7 @@ class Foreign(NamedTuple):
 class Source:
     """A save that was opened: all that is read goes through one of these."""
 
-    root: Root
+    root: Backend
     index: Index
     foreign: Foreign | None = None
 
@@ -78,7 +78,7 @@ class Source:
         return self.foreign is None or self.is_archive
 
     @property
-    def directory(self) -> Root:
+    def directory(self) -> Backend:
         """The directory that the keys of files are relative to."""
         return self.root if self.foreign is None else self.foreign.directory
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .._storage._root import Root
+from .._storage._backend import Backend
 
 
 class Window:
@@ -10,7 +10,7 @@ class Window:
     ahead: as far as that reaches, or up to `end`, if that is within reach."""
 
     def __init__(
-        self, root: Root, key: str, buffer: np.ndarray, end: int | None = None
+        self, root: Backend, key: str, buffer: np.ndarray, end: int | None = None
     ):
         self._root, self._key, self._buffer, self._end = root, key, buffer, end
         self._start = self._stop = 0

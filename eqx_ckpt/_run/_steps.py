@@ -129,7 +129,7 @@ class Steps:
     def _is_left(self, step: int) -> bool:
         """Whether a step without our index was once complete, and ours."""
         root = self._at(step)
-        return bool(_published.saves(root)) or "eqx_ckpt.digests" in _tops(root)
+        return bool(_published.saves(root)) or _files.DIGESTS in _tops(root)
 
     def survey(self, metrics: bool = True) -> dict[int, Known]:
         """What is known of each step, in order, with or without its metrics."""
@@ -176,7 +176,7 @@ class Steps:
         tops = _tops(root)
         if _files.INDEX in tops:
             return Skip(f"its `{_files.INDEX}` is not a file", True)
-        if _ORBAX in tops or "eqx_ckpt.digests" in tops:
+        if _ORBAX in tops or _files.DIGESTS in tops:
             return Skip("its save was not completed, or its index was deleted", True)
         if "d" in tops or _files.CLAIM in tops:
             return Skip("its save was not completed", False)

@@ -18,7 +18,7 @@ from typing import Any
 
 from .._runtime import _undo
 from .._storage import _root
-from .._storage._root import Root
+from .._storage._backend import Backend
 
 
 class SaveHandle:
@@ -32,7 +32,7 @@ class SaveHandle:
     In a forked child the methods raise `RuntimeError`: the save goes on in the parent.
     """
 
-    def __init__(self, root: Root):
+    def __init__(self, root: Backend):
         self._root = root
         self._staged = threading.Event()
         self._saved: cf.Future[None] = cf.Future()
@@ -112,7 +112,7 @@ _failed: list[SaveHandle] = []
 
 
 def start(
-    root: Root,
+    root: Backend,
     stage: Callable[[], Any] | None,
     write: Callable[[], None],
     copied: int = 0,
@@ -249,14 +249,14 @@ def raise_untold() -> None:
             _tell(handle)
 
 
-def wait_for(root: Root) -> None:
+def wait_for(root: Backend) -> None:
     """Waits for the asynchronous saves to a path that are under way."""
     place = _place(root)
     same = [handle for handle in _pending.copy() if _place(handle._root) == place]
     cf.wait([handle._saved for handle in same])
 
 
-def _place(root: Root) -> str:
+def _place(root: Backend) -> str:
     return root.target()
 
 

@@ -15,9 +15,8 @@ from .._format._grid import Grid
 from .._format._template import Template
 from .._runtime import _threads
 from .._runtime._progress import Advance
-from .._storage import _arrays, _store, _write
-from .._storage._backend import Sink
-from .._storage._root import Root
+from .._storage import _arrays
+from .._storage._backend import Backend, Sink
 from .._tree import _leaf
 from . import _assign
 from ._assign import Owners
@@ -367,7 +366,7 @@ class Save:
         }
 
 
-def most_in_file(root: Root, max_bytes: int) -> int | None:
+def most_in_file(root: Backend, max_bytes: int) -> int | None:
     """How many bytes may be in a data file below a root (None: many)."""
     if not root.is_far:
         return None
@@ -414,7 +413,7 @@ def write_ocdbt(
 
     _threads.gather(
         [
-            ft.partial(_write.write_file, root, f"{base}/{number}", buffers(runs), sync)
+            ft.partial(root.write, f"{base}/{number}", buffers(runs), sync)
             for number, runs in save.own(process)
         ],
         data.threads(max_bytes, save.most or 0),
@@ -465,10 +464,10 @@ def finish_ocdbt(save: Save, ends: Ends, root: Sink, base: str, sync: bool) -> W
         f"{base}/manifest.ocdbt": _ocdbt.manifest(top, "tree"),
     }
     for key, value in own.items():
-        _write.write_file(root, key, [value], sync)
+        root.write(key, [value], sync)
     others = {key: _index.digest(value) for key, value in own.items()}
     digests = data.digests()
-    _write.write_file(root, f"{base}/digests", [digests], sync)
+    root.write(f"{base}/digests", [digests], sync)
     splits = [
         (piece.place, piece.numbers.start, number, piece.offset)
         for number, pieces in enumerate(packed)
@@ -570,7 +569,7 @@ def _entries(
 
 
 def write_zarr(
-    save: Save, process: int, root: Root, base: str, sync: bool, max_bytes: int
+    save: Save, process: int, root: Backend, base: str, sync: bool, max_bytes: int
 ) -> Ends:
     """Writes the chunks of a process: a Zarr v3 array for each leaf, in a directory of
     its name."""
@@ -581,13 +580,13 @@ def write_zarr(
         keys = [f"{parent}/{key}" for key in data.grids[place].keys]
         keys = keys[numbers.start : numbers.stop]
         parents = {key.rpartition("/")[0] for key in keys}
-        _write.make_directories(root, parents or [parent])
+        root.make_directories(parents or [parent])
         for key, chunk in zip(keys, data.chunks(place, numbers)):
-            _write.write_file(root, key, [chunk], sync)
+            root.write(key, [chunk], sync)
         if sync:
             # The directory of the leaf itself has more to come.
             below = {p[:at] for p in parents for at in _cuts(p)} - {parent}
-            _write.sync_directories(root, below)
+            root.sync_directories(below)
 
     _threads.gather(
         [ft.partial(write, *run) for _, runs in save.own(process) for run in runs],
@@ -597,35 +596,37 @@ def write_zarr(
     return {}
 
 
-def finish_zarr(save: Save, ends: Ends, root: Root, base: str, sync: bool) -> Written:
+def finish_zarr(
+    save: Save, ends: Ends, root: Backend, base: str, sync: bool
+) -> Written:
     """Writes the rest of a save whose chunks are all there."""
 
     def write(leaf: Leaf) -> None:
         parent = _files.directory(leaf.name)
-        _write.make_directories(root, [parent])
+        root.make_directories([parent])
         blob = _arrays.zarr_json(leaf.template)
-        _write.write_file(root, f"{parent}/zarr.json", [blob], sync)
+        root.write(f"{parent}/zarr.json", [blob], sync)
         parents = set()
         if leaf.alias is not None:
             origin = _files.directory(save.leaves[leaf.alias].name)
             keys = save.data.grids[leaf.alias].keys
             parents = {f"{parent}/{key}".rpartition("/")[0] for key in keys}
-            _write.make_directories(root, parents)
+            root.make_directories(parents)
             for key in keys:
-                _write.link_file(root, f"{origin}/{key}", f"{parent}/{key}", sync)
+                root.copy(f"{origin}/{key}", f"{parent}/{key}", sync)
         if sync:
             below = {p[:at] for p in parents for at in _cuts(p)} | {parent}
-            _write.sync_directories(root, below)
+            root.sync_directories(below)
 
     jobs = [ft.partial(write, leaf) for leaf in save.leaves]
     _threads.gather(jobs, waiting=root.is_far)
     digests = save.data.digests()
-    _write.write_file(root, "eqx_ckpt.digests", [digests], sync)
+    root.write(_files.DIGESTS, [digests], sync)
     return Written([], [], [], [], {}, _index.digest(digests), {}, {})
 
 
 def check_files(
-    save: Save, layout: str, process: int, ends: Ends, root: Root, base: str
+    save: Save, layout: str, process: int, ends: Ends, root: Backend, base: str
 ) -> None:
     """**Raises:** `ValueError` unless the files of a process are there, and whole."""
     grids = save.data.grids
@@ -633,12 +634,12 @@ def check_files(
         if layout == "ocdbt":
             last = _pieces(runs, save.leaves, grids, ends)[-1]
             start, length = last.find(last.numbers[-1], grids[last.place].full)
-            _store.check_range(root, f"{base}/{number}", start + length)
+            root.check_range(f"{base}/{number}", start + length)
             continue
         for place, numbers in runs:
             parent = _files.directory(save.leaves[place].name)
             for key in grids[place].keys[numbers.start : numbers.stop]:
-                _store.check_range(root, f"{parent}/{key}", 1)
+                root.check_range(f"{parent}/{key}", 1)
 
 
 def _cuts(path: str) -> list[int]:
@@ -646,7 +647,7 @@ def _cuts(path: str) -> list[int]:
     return [i for i, c in enumerate(path) if c == "/"] + [len(path)]
 
 
-def check_case(names: Sequence[str], root: Root) -> None:
+def check_case(names: Sequence[str], root: Backend) -> None:
     """**Raises:** `ValueError` if two directories would be one on this file system, or
     one cannot be."""
     seen: dict[str, str] = {}

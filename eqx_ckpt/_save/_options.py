@@ -8,7 +8,7 @@ from jaxtyping import PyTree
 
 from .._load import formats
 from .._storage import _archive, _root
-from .._storage._root import Root
+from .._storage._backend import Backend
 from .._tree import _leaf
 from .._tree._filters import FilterSpec, IsLeaf
 
@@ -42,8 +42,8 @@ class Options(NamedTuple):
 def check(root: Any, options: Options) -> None:
     """**Raises:** `ValueError` for what no save to `root` can have."""
     layout, compression = options.layout, options.compression
-    if isinstance(root, Root):
-        _root.check_writable(root)
+    if isinstance(root, Backend):
+        root.check_writable()
         check_name(root)
     else:
         _archive.check_open(root)
@@ -55,7 +55,7 @@ def check(root: Any, options: Options) -> None:
         raise ValueError(f'`compression` must be None or "zstd", not {compression!r}.')
 
 
-def check_name(root: Root) -> None:
+def check_name(root: Backend) -> None:
     """**Raises:** `ValueError` for the name of a file that is no checkpoint of ours,
     `FileExistsError` if there is one."""
     if root.url.endswith(formats.SUFFIX):

@@ -27,8 +27,7 @@ from .._load._source import Source
 from .._runtime._processes import Processes
 from .._runtime._undo import Descriptor
 from .._storage import _archive, _root
-from .._storage._backend import Links, Origin
-from .._storage._root import Root
+from .._storage._backend import Backend, Links, Origin
 from .._tree import _leaf
 from . import _layout
 from ._background import SaveHandle
@@ -70,7 +69,7 @@ class Base:
 
     def __init__(
         self,
-        root: Root,
+        root: Backend,
         save: str = "",
         known: Set[int] = frozenset(),
         likely: Set[int] = frozenset(),
@@ -160,7 +159,9 @@ def _near(leaf: Leaf) -> Leaf:
     return leaf if is_small else leaf._replace(value=None)
 
 
-def keep(base: Base, leaves: Sequence[Leaf], work: Root, own: str, sync: bool) -> Kept:
+def keep(
+    base: Base, leaves: Sequence[Leaf], work: Backend, own: str, sync: bool
+) -> Kept:
     """Links the files of `base` that go into a save of `leaves` as they are, in its
     directory `own`, and says what is in them."""
     try:
@@ -261,7 +262,12 @@ def _is_same(leaf: Leaf, run: range, rows: bytes) -> bool:
 
 
 def _link(
-    base: Base, source: Source, sizes: dict[int, int], work: Root, own: str, sync: bool
+    base: Base,
+    source: Source,
+    sizes: dict[int, int],
+    work: Backend,
+    own: str,
+    sync: bool,
 ) -> list[int]:
     """Gives files of these sizes second names, from 0 on. Returns which have one."""
     assert isinstance(work, Links)

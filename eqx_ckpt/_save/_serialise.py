@@ -14,9 +14,9 @@ from .._load import formats
 from .._runtime import _gc, _processes, _progress
 from .._runtime._processes import Call, Processes
 from .._runtime._progress import Advance
-from .._storage import _archive, _root, _store, _write
+from .._storage import _archive, _root
 from .._storage._archive import Writable
-from .._storage._root import Root
+from .._storage._backend import Backend
 from .._tree import _leaf
 from .._tree._filters import FilterSpec, IsLeaf
 from . import _agree, _background, _layout, _lazies, _onefile, _plan, _publish, _reuse
@@ -157,7 +157,7 @@ def processes_of(
     return _processes.of_run(call, mark)
 
 
-def check_archive(root: Root, overwrite: bool) -> None:
+def check_archive(root: Backend, overwrite: bool) -> None:
     """**Raises:** `FileExistsError` when a checkpoint of one file may not go there."""
     found = formats.look(root)
     if found is None:
@@ -214,21 +214,21 @@ def _write_directory(
         leaves = _lazies.read_small(plan.leaves, linked, plan.room)
         save = _layout.Save(leaves, processes.count, most, advance, kept)
         if not processes.leads:
-            _store.await_directory(work, own)
+            work.await_directory(own)
         with _publish.unpublished(root, plan.nbytes):
             write = _writers[layout]
             ends = write(save, processes.index, work, own, durable, plan.room)
             digest = b""
             if not processes.leads:
                 part = save.part(processes.index, ends).encode()
-                _write.write_file(work, f"{own}/part-{processes.index}", [part])
+                work.write(f"{own}/part-{processes.index}", [part])
                 digest = _index.digest(part).encode()
         digests = processes.gather(digest)
         if place is not None:
             for index in range(1, processes.count):
                 ends.update(_take(save, layout, index, place, digests[index]))
             if processes.count > 1 and layout == "zarr":
-                _write.delete_tree(work, "d")
+                work.delete("d")
             with _publish.unpublished(root, plan.nbytes):
                 written = _finishers[layout](save, ends, work, own, durable)
             index, side = _plan.index_of(plan, place.save, written)
@@ -244,7 +244,7 @@ def _begin(plan: Plan, processes: Processes, stack: contextlib.ExitStack) -> Pla
     with _publish.unpublished(plan.root, plan.nbytes):
         begun = stack.enter_context(place)
         if processes.count > 1:
-            _write.make_directories(begun.work, [f"d/{begun.save}"])
+            begun.work.make_directories([f"d/{begun.save}"])
         return begun
 
 
@@ -258,7 +258,7 @@ def _take(
     """What another process has written, once its files have been seen."""
     work, base = place.work, f"d/{place.save}"
     key = f"{base}/part-{index}"
-    value = _store.read_file(work, key)
+    value = work.read(key)
     try:
         if value is None or _index.digest(value.data).encode() != digest:
             raise ValueError(f"`{key}` is not there")
@@ -270,14 +270,14 @@ def _take(
             f"({e}). The path has to be one that all processes share. Nothing was "
             "saved."
         ) from e
-    _write.delete_tree(work, key)
+    work.delete(key)
     return ends
 
 
 def _write_file(plan: Plan, advance: Advance) -> None:
     root, options = plan.root, plan.options
     pack = ft.partial(_pack, plan, advance)
-    if not isinstance(root, Root):
+    if not isinstance(root, Backend):
         pack(root)
         return
     check_archive(root, options.overwrite)

@@ -25,7 +25,6 @@ from ._remote import Store
 
 
 LAYOUTS = ("ocdbt", "zarr")
-Root = Backend
 
 
 def resolve(path: Any, follow: bool = False) -> Backend:
@@ -107,10 +106,3 @@ def _resolve_url(url: str, given: dict[str, Any]) -> Backend:
     except ValueError as e:
         raise ValueError(f"{url!r} is not a TensorStore URL: {e}") from e
     return root
-
-
-# ---- For rooms that still call functions.
-
-
-def check_writable(root: Root) -> None:
-    root.check_writable()

@@ -40,20 +40,3 @@ def bytes_read() -> int:
             if metric["name"] == name:
                 total += sum(value.get("value", 0) for value in metric["values"])
     return total
-
-
-# ---- For rooms that still call functions.
-
-
-def check_range(root: Backend, key: str, stop: int) -> int | None:
-    return root.check_range(key, stop)
-
-
-def read_file(
-    root: Backend, key: str, stop: int | None = None, limit: int | None = None
-) -> Value | None:
-    return root.read(key, stop, limit)
-
-
-def await_directory(root: Backend, key: str) -> None:
-    root.await_directory(key)

@@ -7,7 +7,7 @@ from typing import Any
 from ..._errors import DamagedError
 from ..._format import _index, _text
 from ..._runtime import _gc
-from ..._storage._root import Root
+from ..._storage._backend import Backend
 from .._source import Source
 from . import _eqx, _levanter, _magic, _msgpack, _orbax, _safetensors, _zip
 from ._found import Candidate, flat_name as flat_name, look as look
@@ -25,7 +25,7 @@ _FORMATS = (_zip, _safetensors, _eqx, _orbax, _levanter, _msgpack)
 
 
 @_gc.paused()
-def find(root: Root, like: Any) -> Source | None:
+def find(root: Backend, like: Any) -> Source | None:
     """The checkpoint of another format that is at a path; None if there is none.
 
     **Raises:** `ValueError` for one that is damaged, or cannot be read here.

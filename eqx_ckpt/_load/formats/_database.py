@@ -16,7 +16,7 @@ from ..._errors import DamagedError, MissingError
 from ..._format import _ocdbt
 from ..._format._ocdbt import Database, Entries
 from ..._storage import _zstd
-from ..._storage._root import Root
+from ..._storage._backend import Backend
 from . import _found
 
 
@@ -29,7 +29,7 @@ _MADE, _MADE_OF_ONE = 2**22, 256
 _MAX_PATH = 2**16
 
 
-def read(root: Root, most: int) -> Database:
+def read(root: Backend, most: int) -> Database:
     """The database at a root.
 
     **Raises:** `ValueError` if it cannot be, or has more than `most` keys.
@@ -44,11 +44,11 @@ def read(root: Root, most: int) -> Database:
 
 
 def values(
-    root: Root, database: Database, keys: Sequence[str], limit: int
+    root: Backend, database: Database, keys: Sequence[str], limit: int
 ) -> list[bytes | None]:
     """The values of some keys; None where there is none, or it is longer."""
 
-    def small(directory: Root, place: tuple[int, int, int] | None) -> bytes | None:
+    def small(directory: Backend, place: tuple[int, int, int] | None) -> bytes | None:
         if place is None or place[2] > limit:
             return None
         return value(directory, database, place, 0, place[2])
@@ -57,7 +57,7 @@ def values(
 
 
 def value(
-    root: Root,
+    root: Backend,
     database: Database,
     place: tuple[int, int, int],
     start: int,
@@ -134,7 +134,7 @@ class _Body:
 class _Reading:
     """A database that is being read, and what may still be made of it."""
 
-    def __init__(self, root: Root, most: int):
+    def __init__(self, root: Backend, most: int):
         self._root, self._most, self._room = root, most, _MADE
         self._paths: dict[str, int] = {}
         self._inline: list[bytes] = []
@@ -317,7 +317,7 @@ class _Reading:
         for path in self._paths:
             _check_path(path)
 
-        def check(root: Root, path: str) -> None:
+        def check(root: Backend, path: str) -> None:
             root.check_range(path, ends.get(self._paths[path], 0))
 
         _found.each(self._root, check, self._paths)

@@ -8,14 +8,14 @@ import numpy as np
 import xxhash
 
 from ..._errors import MissingError
-from ..._format import _json, _names, _template
+from ..._format import _files, _json, _names, _template
 from ..._format._index import Index, Placement
 from ..._format._leaves import Leaves
 from ..._format._ocdbt import Database
 from ..._format._template import Template
 from ..._runtime import _threads
 from ..._storage import _store
-from ..._storage._root import Root
+from ..._storage._backend import Backend
 from .._source import Foreign, Source
 
 
@@ -29,8 +29,8 @@ class Candidate(NamedTuple):
     """A file, by its key in a directory and with its first bytes, which stays open if
     it is local; or a directory (`key` is None) and the names of what is in it."""
 
-    root: Root
-    directory: Root
+    root: Backend
+    directory: Backend
     key: str | None
     head: bytes
     names: frozenset[str]
@@ -40,7 +40,7 @@ class Candidate(NamedTuple):
         return self.root.url.endswith(suffix)
 
 
-def look(root: Root) -> Candidate | None:
+def look(root: Backend) -> Candidate | None:
     """What is at a path; None if there is nothing."""
     directory, key = root.split()
     if key and root.entry() in (None, "file"):
@@ -61,12 +61,12 @@ def look(root: Root) -> Candidate | None:
 _TELLING = (
     "model.safetensors model.safetensors.index.json _METADATA _CHECKPOINT_METADATA "
     "manifest.ocdbt _strings.json array_metadatas/process_0 orbax.checkpoint "
-    "eqx_ckpt.digests default/_METADATA state/_METADATA pytree/_METADATA "
+    f"{_files.DIGESTS} default/_METADATA state/_METADATA pytree/_METADATA "
     "metadata.json tensorstore_index.json".split()
 )
 
 
-def names_in(root: Root) -> frozenset[str]:
+def names_in(root: Backend) -> frozenset[str]:
     """The names in a directory; in an object store those that tell its format."""
     if not root.is_far:
         try:
@@ -78,7 +78,7 @@ def names_in(root: Root) -> frozenset[str]:
     return frozenset(key.partition("/")[0] for key, is_there in there if is_there)
 
 
-def has(root: Root, key: str) -> bool:
+def has(root: Backend, key: str) -> bool:
     """Whether there is a file."""
     try:
         root.read_into(key, 0, np.empty(1, np.uint8))
@@ -92,7 +92,7 @@ def is_directory(found: Candidate, name: str) -> bool:
     return found.directory.is_far or found.directory.is_directory(name)
 
 
-def read_json(directory: Root, key: str) -> tuple[bytes, dict[str, Any]]:
+def read_json(directory: Backend, key: str) -> tuple[bytes, dict[str, Any]]:
     """The bytes of a file of JSON, and the object in it.
 
     **Raises:** `ValueError` if there is none.
@@ -106,12 +106,14 @@ def read_json(directory: Root, key: str) -> tuple[bytes, dict[str, Any]]:
     return value.data, parsed
 
 
-def each(directory: Root, call: Callable[[Root, Any], Any], keys: Iterable[Any]) -> Any:
+def each(
+    directory: Backend, call: Callable[[Backend, Any], Any], keys: Iterable[Any]
+) -> Any:
     """`call(directory, key)` for each key."""
     return _store.gather(directory, [ft.partial(call, directory, key) for key in keys])
 
 
-def read(directory: Root, key: str, start: int, stop: int) -> bytes:
+def read(directory: Backend, key: str, start: int, stop: int) -> bytes:
     """A range of the bytes of a file, which are known to be few.
 
     **Raises:** `ValueError` if the file ends before.
@@ -174,7 +176,7 @@ def source(found: Candidate, contents: Contents) -> Source:
 
     head = contents.head
 
-    def stamp(directory: Root) -> str:
+    def stamp(directory: Backend) -> str:
         parts = each(directory, lambda directory, key: directory.stamp(key), files)
         return xxhash.xxh3_64_hexdigest("/".join(parts).encode() + head)
 
@@ -208,7 +210,9 @@ def kind_of(dtype: str) -> str:
     return "numpy" if dtype in ("float64", "int64", "uint64", "complex128") else "jax"
 
 
-def _check_places(directory: Root, files: list[str], leaves: Sequence[Located]) -> None:
+def _check_places(
+    directory: Backend, files: list[str], leaves: Sequence[Located]
+) -> None:
     ends = [0] * len(files)
     order = sorted(leaves, key=lambda leaf: (leaf.file, leaf.offset))
     for leaf in order:

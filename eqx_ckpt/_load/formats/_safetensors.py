@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 
 from ..._format import _json, _template
-from ..._storage._root import Root
+from ..._storage._backend import Backend
 from .._source import Source
 from . import _found
 from ._found import Candidate, Contents, Located
@@ -104,7 +104,7 @@ def is_safetensors(found: Candidate) -> bool:
     return head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**32
 
 
-def _header_size(directory: Root, key: str) -> int:
+def _header_size(directory: Backend, key: str) -> int:
     size = int.from_bytes(_found.read(directory, key, 0, 8), "little")
     if size > _MAX_HEADER:
         raise ValueError(
@@ -114,7 +114,7 @@ def _header_size(directory: Root, key: str) -> int:
     return size
 
 
-def read_header(directory: Root, key: str, size: int) -> Header:
+def read_header(directory: Backend, key: str, size: int) -> Header:
     """**Raises:** `ValueError` unless the header accounts for all bytes of the file."""
     directory.check_range(key, 8 + size)
     data = _found.read(directory, key, 8, 8 + size)

@@ -17,7 +17,7 @@ from ..._format._ocdbt import Database
 from ..._format._template import Template
 from ..._storage import _arrays
 from ..._storage._arrays import Stored
-from ..._storage._root import Root
+from ..._storage._backend import Backend
 from .._source import Source
 from . import _database, _found
 from ._found import Candidate, Contents
@@ -34,7 +34,7 @@ _NONE = 2**64 - 1
 _COMPRESSORS = ("zstd", "gzip", "zlib", "blosc")
 
 
-def survey(root: Root) -> tuple[list[str], int | None]:
+def survey(root: Backend) -> tuple[list[str], int | None]:
     """The keys of the files below a local root, and how many bytes all of them have;
     none and None in a store.
 
@@ -91,7 +91,7 @@ class Arrays(NamedTuple):
     of all files, if it is known, and `count` how many pieces there can be; `is_full`:
     whether no chunk was left out as zeros."""
 
-    directory: Root
+    directory: Backend
     is_v3: bool
     database: Database | None
     is_full: bool

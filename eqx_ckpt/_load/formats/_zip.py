@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ..._errors import DamagedError
 from ..._format import _files, _index, _json
 from ..._format._index import Index
-from ..._storage._root import Root
+from ..._storage._backend import Backend
 from .._source import Foreign, Source
 from . import _found, _magic
 from ._found import Candidate
@@ -81,7 +81,7 @@ def read(found: Candidate, like: Any) -> Source | None:
     return Source(found.root, shifted, foreign)
 
 
-def _members(directory: Root, key: str) -> tuple[dict[str, _Member], int]:
+def _members(directory: Backend, key: str) -> tuple[dict[str, _Member], int]:
     """The files in a zip, and where the list of them begins, as what they are in ends
     there."""
     tail = directory.read_tail(key, 98)
@@ -139,7 +139,7 @@ def _large(extra: bytes, packed: int, full: int, offset: int) -> tuple[int, int,
 
 
 def _place(
-    directory: Root, key: str, members: dict[str, _Member], name: str, end: int
+    directory: Backend, key: str, members: dict[str, _Member], name: str, end: int
 ) -> tuple[int, int]:
     """Where the bytes of a file in the zip lie: from, to."""
     member = members.get(name)

@@ -19,7 +19,7 @@ from hypothesis import given, strategies as st
 
 import eqx_ckpt as ec
 from eqx_ckpt._load import formats
-from eqx_ckpt._storage import _root, _write
+from eqx_ckpt._storage import _root
 
 
 DTYPES = [
@@ -372,7 +372,7 @@ def test_bytes_after_the_tensors(tmp_path, store):
     for more in (b"", b"\0"):
         root = _root.resolve(place)
         name = f"{len(more)}.safetensors"
-        _write.write_file(root, name, [data + more])
+        root.write(name, [data + more])
         path = f"{place}/{name}"
         if not more:
             assert ec.open(path)["w"].shape == (3,)
