@@ -5,6 +5,7 @@ its own does to that all that a user does. It may take a second and 200 MB.
 """
 
 import concurrent.futures as cf
+import contextlib
 import json
 import os
 import pathlib
@@ -20,7 +21,8 @@ import attacks
 import equinox as eqx
 import numpy as np
 import pytest
-from attacks import ATTACKS
+from attacks import ATTACKS, mutate
+from attacks.foreign import FOREIGN
 from support.helpers import assert_alike, files_of, run_python
 
 import eqx_ckpt as ec
@@ -343,6 +345,24 @@ def test_mutations():
     assert out["tried"] == 60 and not out["wrong"], out["wrong"]
     # Some get as far as the data, and some are refused early.
     assert {"open", "read", "loaded"} <= set(out["first failed at"])
+
+
+def test_no_number_in_metadata_of_others_is_too_large(tmp_path):
+    """Each of them in turn is one that no C++ type holds, or hardly."""
+    for kind, files in (("orbax", "*/zarr.json"), ("levanter", "model/big/.zarray")):
+        FOREIGN[kind](tmp_path / kind)
+        for file in (tmp_path / kind).glob(files):
+            good = file.read_bytes()
+            for place in mutate.places(json.loads(good)):
+                for number in (2**200, 2**64 - 1, -(2**63) - 1):
+                    value = json.loads(good)
+                    if type(mutate.at(value, place)) is not int:
+                        continue
+                    mutate.at(value, place[:-1])[place[-1]] = number
+                    file.write_text(json.dumps(value))
+                    with contextlib.suppress(ValueError, RuntimeError):
+                        ec.materialise(ec.open(tmp_path / kind).tree)
+            file.write_bytes(good)
 
 
 @pytest.mark.long

@@ -297,9 +297,11 @@ def _v3(value: dict[str, Any]) -> Zarr:
     dtype = value["data_type"]
     if type(dtype) is not str or dtype not in _template.STORED:
         raise ValueError(f"unknown dtype {dtype!r:.60}")
-    encoding = value["chunk_key_encoding"]
-    _only({"name": None, **encoding}, name=["default"])
-    _only(encoding.get("configuration") or {}, separator=["/", "."])
+    encoding = {"name": None, **value["chunk_key_encoding"]}
+    keys = encoding.get("configuration") or {}
+    _only(encoding, name=["default"])
+    _only(keys, separator=["/", "."])
+    separator = keys.get("separator", "/")
     codecs = _codecs(value["codecs"], _OF_CHUNK | {"sharding_indexed"})
     inner, shard, within = outer, None, codecs
     if codecs and codecs[0]["name"] == "sharding_indexed":
@@ -320,11 +322,13 @@ def _v3(value: dict[str, Any]) -> Zarr:
             "name": "regular",
             "configuration": {"chunk_shape": list(outer)},
         },
-        "chunk_key_encoding": encoding,
+        "chunk_key_encoding": {
+            "name": "default",
+            "configuration": {"separator": separator},
+        },
         "fill_value": fill,
         "codecs": codecs,
     }
-    separator = (encoding.get("configuration") or {}).get("separator", "/")
     is_encoded = len(within) > 1
     return Zarr(
         dtype, shape, inner, f"c{separator}", separator, is_encoded, metadata, shard
@@ -336,7 +340,7 @@ def _check_fill(fill: Any, dtype: str) -> None:
     kind = _template.number_type(_template.dtype_of(dtype))
     numbers = fill if kind == "complex" and type(fill) is list else [fill]
     known = {"bool": (bool,), "int": (int,)}.get(kind, (int, float))
-    is_good = all(type(x) in known and abs(x) < 2**64 for x in numbers)
+    is_good = all(type(x) in known and -(2**63) <= x < 2**64 for x in numbers)
     if fill is not None and not (is_good and len(numbers) in (1, 2)):
         raise ValueError(f"unknown fill value {fill!r:.60}")
 
@@ -360,10 +364,7 @@ def _codecs(value: Any, known: frozenset[str]) -> list[dict[str, Any]]:
             _only(given, endian=["little"])
             made = {k: given[k] for k in ("endian",) if k in given}
         elif name in ("zstd", "gzip"):
-            level = given.get("level", 1)
-            if type(level) is not int:
-                raise ValueError("unknown level of compression")
-            made = {"level": level}
+            made = {"level": 1}  # That it has is no matter of decoding.
         elif name == "sharding_indexed":
             if len(value) > 1:
                 raise ValueError(f"unknown codec {value[1]!r:.60}")
