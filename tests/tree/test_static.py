@@ -80,6 +80,11 @@ class Opaque:
     """What nobody can compare."""
 
 
+def _mesh(*axes, size=1, first=0):
+    devices = np.array(jax.devices()[first : first + size])
+    return jax.sharding.Mesh(devices.reshape([size] + [1] * (len(axes) - 1)), axes)
+
+
 # What was saved, the same again, and what has changed.
 KINDS = {
     "enum": (Plain.ONE, Plain.ONE, Plain.TWO),
@@ -142,6 +147,8 @@ KINDS = {
     "none, and a function": (None, None, print),
     "long": ([print, "a" * 20000], [len, "a" * 20000], [print, "b" * 20000]),
     "PartitionSpec": (P("a", None), P("a", None), P(None, "a")),
+    "Mesh": (_mesh("a", "b"), _mesh("a", "b", first=1), _mesh("b", "a")),
+    "a mesh of other sizes": (_mesh("a"), _mesh("a").abstract_mesh, _mesh("a", size=2)),
     "abstract array": (
         *[jax.ShapeDtypeStruct((2,), jnp.float32)] * 2,
         jax.ShapeDtypeStruct((2,), jnp.int32),
