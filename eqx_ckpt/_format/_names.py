@@ -111,6 +111,15 @@ def name_of(path: tuple, source: str = "") -> tuple[str, str]:
     return name, kinds
 
 
+def twins(name: str, path: tuple, other: tuple) -> ValueError:
+    """The error of two leaves that have one name."""
+    return ValueError(
+        f"Two leaves have the name `{name}`: those with the key paths {path} and "
+        f"{other}. Rename one of the keys, or leave one of the leaves out with `where` "
+        "or `filter_spec`."
+    )
+
+
 def shorten(text: str) -> str:
     """The `repr` of a text that may be of any length."""
     return repr(text) if len(text) <= 60 else repr(text[:60]) + "..."

@@ -69,7 +69,14 @@ class Model:
 
     def node(self, name: str) -> Node:
         numbers = [n for n in self.below.get(name, []) if self.storable[n]]
-        return Node(name, {_names.below(self.names[n], name): n for n in numbers})
+        leaves: dict[str, int] = {}
+        for n in numbers:
+            below = _names.below(self.names[n], name)
+            first = leaves.setdefault(below, n)
+            if first != n:
+                paths = self.flat.paths
+                raise _names.twins(self.names[n], paths[first], paths[n])
+        return Node(name, leaves)
 
 
 class Stored:

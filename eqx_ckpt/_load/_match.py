@@ -112,7 +112,8 @@ def match(
     """Pairs the selected leaves of `like` with stored ones, by name. Errors call what
     these are in a `thing`, and say at which `path`, if it has one.
 
-    **Raises:** one `RuntimeError` that lists all that does not fit.
+    **Raises:** one `RuntimeError` that lists all that does not fit; `ValueError` if two
+    of the leaves have one name.
     """
     what = f"{thing} at `{path}`" if path else thing
     flat = _flatten.flatten(like, options.is_leaf)
@@ -191,6 +192,7 @@ class _Report(_show.Problems):
 def _pair_up(saved: Leaves, wanted: _Wanted, report: _Report) -> Iterator[Pair]:
     options, places = wanted.options, wanted.places
     fits: dict[Any, _restore.Misfit | None] = {}
+    taken: dict[int, int] = {}
     for number, good in enumerate(wanted.chosen):
         if not good or (places is not None and number not in places):
             continue
@@ -204,6 +206,10 @@ def _pair_up(saved: Leaves, wanted: _Wanted, report: _Report) -> Iterator[Pair]:
             if options.missing == "error" or _is_abstract(leaf):
                 _missing(wanted, number, target, report)
             continue
+        first = taken.setdefault(place, number)
+        if first != number:
+            paths = wanted.flat.paths
+            raise _names.twins(name, paths[first], paths[number])
         record = saved.record(place, known=True)
         key = (saved.template[place], target)
         if key not in fits:

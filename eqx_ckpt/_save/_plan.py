@@ -152,11 +152,7 @@ def _describe(
         path, value = flat.paths[number], flat.leaves[number]
         name, keys = _names.name_of(path)
         if name in paths:
-            raise ValueError(
-                f"Two leaves have the name `{name}`: those with the key paths "
-                f"{paths[name]} and {path}. Rename one of the keys, or leave one of "
-                "the leaves out with `filter_spec`."
-            )
+            raise _names.twins(name, paths[name], path)
         paths[name] = path
         try:
             value, template = _as_stored(value, options.dtype)

@@ -1,5 +1,6 @@
 """`graft`: what it loads, what it says, and each way of getting it wrong."""
 
+import collections
 import io
 import re
 
@@ -532,6 +533,15 @@ def test_the_error_shows_the_entries_of_new_layers(tmp_path):
 
 
 # ---- Ways of getting it wrong. Each is refused before anything is read.
+
+
+def test_two_leaves_of_one_name(tmp_path):
+    """One of them would have stayed as it was."""
+    ec.tree_serialise_leaves(tmp_path / "x", {"1": 2.0})
+    model = {"new": collections.OrderedDict({1: 0.5, "1": 1.5})}
+    for options in ({"scalars": "load"}, {"fresh": lambda m: m["new"]}):
+        with pytest.raises(ValueError, match="Two leaves have the name `new.1`"):
+            ec.graft(model, tmp_path / "x", [(lambda m: m["new"], "")], **options)
 
 
 def test_undeclared_leaves_are_listed_with_code_to_paste(path, saved, model):

@@ -1,6 +1,7 @@
 """Trees of whatever JAX allows as a node or as a leaf, made by a seed. No test is here.
 
-`make(seed)` is what all tests of any tree use. `nodes` and `pick` find nodes in it.
+`make(seed)` is what all tests of any tree use; in `twins` names clash. `places` finds
+what is in one.
 """
 
 import collections
@@ -487,6 +488,15 @@ def make(seed: int, size: int = 12) -> Any:
     """A tree of about `size` leaves, which may have none at all."""
     rng = random.Random(seed)
     return _Maker(rng, rng.randrange(1, 2 * size)).tree()
+
+
+def twins(seed: int) -> Keyed:
+    """A tree of children whose keys give one name. They may be alike, or one."""
+    rng = random.Random(seed)
+    keys = [jtu.DictKey("1"), jtu.SequenceKey(1), jtu.GetAttrKey("1")]
+    first = make(seed, 3)
+    second = rng.choice([first, changed(first), make(seed + 1, 3)])
+    return Keyed(rng.sample(keys, 2), [first, second])
 
 
 # ---- Places in a tree, known without any code of ours.

@@ -7,6 +7,7 @@ all of them.
 """
 
 import collections
+import contextlib
 import functools as ft
 import json
 import pathlib
@@ -49,7 +50,7 @@ class Case(NamedTuple):
 
 
 def _case(seed: int, directory: str) -> Case:
-    tree = trees.make(seed)
+    tree = trees.make(seed) if seed >= 0 else trees.twins(-seed)
     flat = jtu.tree_leaves(tree)
     names = jtu.tree_leaves(ec.leaf_names(tree))
     stored = list(map(_is_stored, flat))
@@ -173,9 +174,19 @@ def where_to_save(case: Case) -> None:
     if _saves(case, chosen, where=where):
         names = [name for name, good in zip(case.names, chosen) if good]
         assert list(ec.open(case.path).leaves) == names
-        for how in ({"where": where}, {"missing": "keep"}):
-            out = ec.tree_deserialise_leaves(case.path, case.like, **how)
-            assert_alike(out, _merged(case, chosen))
+        load = lambda **how: ec.tree_deserialise_leaves(case.path, case.like, **how)
+        assert_alike(load(where=where), _merged(case, chosen))
+        with _refusing_twins(case, chosen):
+            assert_alike(load(missing="keep"), _merged(case, chosen))
+
+
+def _refusing_twins(case: Case, saved: Sequence[bool]) -> Any:
+    """Of a load of the whole tree: one saved leaf cannot be two."""
+    stored = zip(case.names, case.stored)
+    count = collections.Counter(name for name, good in stored if good)
+    if any(good and count[name] > 1 for name, good in zip(case.names, saved)):
+        return pytest.raises(ValueError, match="Two leaves have the name")
+    return contextlib.nullcontext()
 
 
 def where_to_load(case: Case) -> None:
@@ -283,9 +294,10 @@ def load_or_init(case: Case) -> None:
 def load_or_init_parts(case: Case) -> None:
     where, chosen = _pick(case)
     if _saves(case, chosen, where=where):
-        for how in ({"where": where}, {"missing": "init"}):
-            out = ec.load_or_init(lambda: case.like, case.path, **how)
-            assert_alike(out, _merged(case, chosen))
+        load = lambda **how: ec.load_or_init(lambda: case.like, case.path, **how)
+        assert_alike(load(where=where), _merged(case, chosen))
+        with _refusing_twins(case, chosen):
+            assert_alike(load(missing="init"), _merged(case, chosen))
 
 
 def state_dict(case: Case) -> None:
@@ -534,6 +546,12 @@ def _run(first: int, count: int, most: int, directory: pathlib.Path) -> int:
 
 def test_any_tree(tmp_path):
     _run(0, 30, 4, tmp_path)
+
+
+def test_children_of_one_name(tmp_path):
+    for seed in range(-10, 0):
+        routes = [where_to_save, *([load_or_init_parts] if seed > -3 else [])]
+        assert _take(seed, f"{tmp_path}/{seed}", routes) == []
 
 
 @pytest.mark.long
