@@ -1,7 +1,5 @@
 """`convert`: a checkpoint of any format as one of ours, or as `.safetensors`."""
 
-import dataclasses
-import functools as ft
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +9,7 @@ from jaxtyping import PyTree
 from .._load import _checkpoint, _open, formats
 from .._load._checkpoint import Checkpoint
 from .._runtime._processes import Processes
-from .._save import _background, _plan, _serialise
-from .._save._layout import Leaf
+from .._save import _background, _lazies, _plan, _serialise
 from .._save._options import Chunks, Options, Selected
 from .._storage import _root
 from . import _export
@@ -102,7 +99,7 @@ def convert(
         progress=progress,
     )
     plan = _plan.plan(root, Selected(ckpt.tree, filter_spec=True), options)
-    leaves = list(map(ft.partial(_read_with, verify), plan.leaves))
+    leaves = [_lazies.verified(leaf, verify) for leaf in plan.leaves]
     # A node does not know all that the index says of it: such as which release recorded
     # its static fields.
     saved = ckpt._source.index.leaves
@@ -110,7 +107,3 @@ def convert(
     markers = {i: label[x.name] for i, x in enumerate(leaves) if x.name in label}
     plan = plan._replace(leaves=leaves, markers=markers, statics=saved.statics)
     _serialise.write(plan, Processes())
-
-
-def _read_with(verify: bool, leaf: Leaf) -> Leaf:
-    return leaf._replace(value=dataclasses.replace(leaf.value, verify=verify))

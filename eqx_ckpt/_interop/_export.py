@@ -4,36 +4,25 @@ import bisect
 import functools as ft
 import itertools as it
 import json
-import math
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxtyping import PyTree
 
 from .._format import _digests, _grid, _names, _template, _text
+from .._format._template import Template
 from .._graft import _pairs
 from .._graft._pairs import Rename
-from .._load import _lazy, formats
+from .._load import formats
 from .._load._checkpoint import Checkpoint
-from .._load._lazy import LazyArray
 from .._runtime import _progress
 from .._runtime._progress import Advance
-from .._save import _onefile
+from .._save import _lazies, _onefile
+from .._save._layout import Leaf
 from .._storage import _root
 from .._tree import _filters, _flatten, _leaf, _show, _static
 from .._tree._filters import FilterSpec
-
-
-class _Tensor(NamedTuple):
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    value: Any
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * _template.dtype_of(self.dtype).itemsize
 
 
 def export_safetensors(
@@ -117,12 +106,16 @@ def export_safetensors(
             f"instance one of JSON, instead of {metadata!r:.200}."
         )
     tensors, labels = _tensors(pytree, filter_spec, skip, rename)
+    room = _ROOM if max_bytes is None else max_bytes
+    tensors = [_lazies.verified(leaf, verify) for leaf in tensors]
     if labels:
         text = json.dumps(labels, separators=(",", ":"))
         metadata = {**(metadata or {}), formats.LABELS: text}
     header = _header(tensors, metadata)
-    buffers = _buffers(tensors, verify, _ROOM if max_bytes is None else max_bytes)
-    ends = list(it.accumulate(tensor.nbytes for tensor in tensors))
+    buffers = it.chain.from_iterable(
+        _buffers(leaf, room) for leaf in _lazies.read_small(tensors, frozenset(), room)
+    )
+    ends = list(it.accumulate(leaf.template.nbytes for leaf in tensors))
     with _progress.bar("save", ends[-1], len(ends), progress) as advance:
         lines = it.chain([header], _counted(buffers, ends, advance))
         options = _onefile.Options(overwrite, durable)
@@ -131,7 +124,7 @@ def export_safetensors(
 
 def _tensors(
     pytree: PyTree, filter_spec: FilterSpec, skip: Sequence[str], rename: Any
-) -> tuple[list[_Tensor], dict[str, str]]:
+) -> tuple[list[Leaf], dict[str, str]]:
     """The tensors to write, and the labels of those in an `eqx.nn.State`."""
     if isinstance(pytree, Checkpoint):
         pytree = pytree.tree
@@ -139,10 +132,7 @@ def _tensors(
     all_names = [_names.name_of(path)[0] for path in flat.paths]
     shown = flat.leaves
     if filter_spec is not _leaf.is_storable:
-        shown = [
-            _leaf.stand_in(x._target.kind, x) if isinstance(x, LazyArray) else x
-            for x in shown
-        ]
+        shown = list(map(_lazies.stand_in, shown))
     chosen = _filters.selected(filter_spec, pytree, shown, None)
     skipped = _skipped(skip, all_names)
     numbers = [i for i, good in enumerate(chosen) if good and i not in skipped]
@@ -155,17 +145,17 @@ def _tensors(
     entries = _flatten.state_entries(pytree, flat.paths, "")
     _flatten.check_order(entries, flat, numbers)
     described = [_describe(name, leaf) for name, leaf in zip(names, leaves)]
-    dtypes = {ours: theirs for theirs, ours in formats.DTYPES.items()}
-    bad = [(n, x) for n, (x, _) in zip(names, described) if x not in dtypes]
+    bad = [(x.name, what) for x in described if (what := _refused(x.template))]
     if bad:
         raise TypeError(_cannot_hold(bad, names))
     new = names
     if rename is not None:
         how = rename if isinstance(rename, Rename) else _pairs.rename(rename)
         new = _pairs.renamed_names(how, names)
-    out: dict[str, tuple[str, _Tensor]] = {}
+    out: dict[str, tuple[str, Leaf]] = {}
     labels: dict[str, str] = {}
-    for i, name, to, (dtype, shape) in zip(numbers, names, new, described):
+    for i, to, leaf in zip(numbers, new, described):
+        name = leaf.name
         if name == to == _names.ROOT:
             raise ValueError(
                 "The tree is one array, which has no name that `.safetensors` could "
@@ -178,14 +168,14 @@ def _tensors(
             raise ValueError(
                 f"The leaves `{out[to][0]}` and `{name}` both get the name `{to}`."
             )
-        out[to] = name, _Tensor(to, dtype, shape, flat.leaves[i])
+        out[to] = name, leaf._replace(name=to)
         label = entries[i].label if i in entries else None
         if label is not None:
             labels[to] = label
     # As the library of the format writes them: the widest first, so all are aligned.
     order = {ours: -number for number, ours in enumerate(formats.DTYPES.values())}
-    key = lambda tensor: (order[tensor.dtype], tensor.name.encode())
-    return sorted((tensor for _, tensor in out.values()), key=key), labels
+    key = lambda leaf: (order[leaf.template.dtype], leaf.name.encode())
+    return sorted((leaf for _, leaf in out.values()), key=key), labels
 
 
 def _skipped(skip: Sequence[str], names: list[str]) -> set[int]:
@@ -227,74 +217,51 @@ def _cannot_hold(bad: list[tuple[str, str]], names: list[str]) -> str:
 _MOST = 40
 
 
-def _describe(name: str, leaf: Any) -> tuple[str, tuple[int, ...]]:
-    """The dtype of an array, or else what the leaf is; and the shape."""
-    if isinstance(leaf, LazyArray):
-        if leaf._target.kind in _template.ARRAY_KINDS:
-            return leaf.dtype.name, leaf.shape
-        return f"({leaf._target.kind})", ()
+def _describe(name: str, value: Any) -> Leaf:
     try:
-        template = _leaf.describe(leaf)
+        value, template = _lazies.as_stored(value, None)
     except (ValueError, TypeError) as e:
         raise type(e)(f"The leaf `{name}` cannot be written: {e}") from None
+    return Leaf(name, value, template, 0, None)
+
+
+def _refused(template: Template) -> str | None:
+    """What a leaf is that `.safetensors` cannot hold."""
     if template.kind not in _template.ARRAY_KINDS:
-        return f"({template.kind})", ()
-    return template.dtype, template.shape
+        return f"({template.kind})"
+    return None if template.dtype in formats.DTYPES.values() else template.dtype
 
 
-def _header(tensors: Sequence[_Tensor], metadata: dict[str, str] | None) -> bytes:
+def _header(tensors: Sequence[Leaf], metadata: dict[str, str] | None) -> bytes:
     value: dict[str, Any] = {} if metadata is None else {formats.METADATA: metadata}
     dtypes = {ours: theirs for theirs, ours in formats.DTYPES.items()}
     end = 0
     for tensor in tensors:
         if tensor.name == formats.METADATA:
             raise ValueError(f"A leaf cannot have the name `{tensor.name}`.")
+        t = tensor.template
         value[tensor.name] = {
-            "dtype": dtypes[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [end, end + tensor.nbytes],
+            "dtype": dtypes[t.dtype],
+            "shape": list(t.shape),
+            "data_offsets": [end, end + t.nbytes],
         }
-        end += tensor.nbytes
+        end += t.nbytes
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
 
 
-# Lazy leaves up to this many bytes are read together.
-_SMALL = 2**20
-# Larger ones are read in parts of this many.
-_PART = 16 * 2**20
 _ROOM = 256 * 2**20
 
 
-def _buffers(tensors: Sequence[_Tensor], verify: bool, room: int) -> Iterator[Any]:
-    waiting: list[LazyArray] = []
-    size = 0
-
-    def flush() -> Iterator[Any]:
-        for array in _lazy.fetch(waiting, verify, room):
-            yield _digests.as_bytes(array)
-        waiting.clear()
-
-    for _, _, _, value in tensors:
-        if not isinstance(value, LazyArray):
-            yield from flush()
-            size = 0
-            yield from _of_array(value, room)
-            continue
-        lazy = _lazy.on_host(value)
-        nbytes = math.prod(lazy.shape) * lazy.dtype.itemsize
-        if nbytes > _SMALL or size + nbytes > room:
-            yield from flush()
-            size = 0
-        if nbytes <= _SMALL:
-            waiting.append(lazy)
-            size += nbytes
-            continue
-        for part in _slabs(lazy.shape, lazy.dtype.itemsize, min(_PART, room // 4)):
-            (array,) = _lazy.fetch([lazy[part]], verify, room)
-            yield _digests.as_bytes(array)
-    yield from flush()
+def _buffers(leaf: Leaf, room: int) -> Iterator[Any]:
+    """The bytes of a leaf, one part after the other."""
+    t, part = leaf.template, room // (4 * _leaf.PREFETCH)
+    if t.nbytes <= part:
+        yield _digests.as_bytes(_leaf.to_host(leaf.value, t))
+        return
+    regions = _slabs(t.shape, t.itemsize, part)
+    yield from map(_digests.as_bytes, _leaf.to_host_by_regions(leaf.value, t, regions))
 
 
 def _counted(
@@ -309,16 +276,6 @@ def _counted(
         written += nbytes
         before, leaves = leaves, bisect.bisect_right(ends, written)
         advance(nbytes, leaves - before)
-
-
-def _of_array(value: Any, room: int) -> Iterator[Any]:
-    t = _leaf.describe(value)
-    room //= 4 * _leaf.PREFETCH
-    if t.nbytes <= room:
-        yield _digests.as_bytes(_leaf.to_host(value, t))
-        return
-    regions = _slabs(t.shape, t.itemsize, room)
-    yield from map(_digests.as_bytes, _leaf.to_host_by_regions(value, t, regions))
 
 
 def _slabs(

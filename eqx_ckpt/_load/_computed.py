@@ -16,7 +16,7 @@ import numpy as np
 from .._format import _grid, _template, _view
 from .._format._view import View
 from .._storage import _arrays
-from .._tree import _leaf, _restore, _traced
+from .._tree import _leaf, _restore, _show, _traced
 from .._tree._restore import Target
 from .._tree._traced import Traced
 from . import _lazy
@@ -291,15 +291,17 @@ class _Lazily:
         called = _Called(self.fn, numbers)
         names = [x.name for x in parts if isinstance(x, LazyArray)]
         structs = [_struct(x) for x in parts]
-        of = f" of the leaf `{names[0]}`" if names else ""
+        given = ", ".join(map(_shown, parts))
         try:
             traced = _traced.trace(called, structs, self.elementwise)
         except ValueError as e:
-            raise ValueError(f"The function given to `ec.lazy`{of}: {e}.") from e
+            raise ValueError(
+                f"The function given to `ec.lazy`, of {given}: {e}."
+            ) from e
         except Exception as e:
             why = str(e).strip().split("\n")[0]
             raise TypeError(
-                f"The function given to `ec.lazy` cannot be traced{of}: {why}"
+                f"The function given to `ec.lazy` cannot be traced for {given}: {why}"
             ) from e
         label = f"{getattr(self.fn, '__name__', 'fn')}({', '.join(names)})"
         formula = Formula(
@@ -365,7 +367,7 @@ def _part(x: Any) -> Part:
     else:
         raise TypeError(
             f"`ec.lazy` takes lazy arrays, arrays and numbers, not a "
-            f"`{type(x).__name__}`."
+            f"`{type(x).__name__}`. For all leaves of a tree: `jax.tree.map`."
         )
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
         raise TypeError(
@@ -374,6 +376,11 @@ def _part(x: Any) -> Part:
             "or cast it first (`.astype`)."
         )
     return x if isinstance(x, LazyArray) else np.asarray(x)
+
+
+def _shown(x: Part) -> str:
+    array = _show.short_array(x.dtype.name, x.shape)
+    return f"the leaf `{x.name}` ({array})" if isinstance(x, LazyArray) else array
 
 
 def _struct(x: Part) -> jax.ShapeDtypeStruct:

@@ -1,12 +1,13 @@
 """`LazyArray`: the abstract value of a stored leaf, which can be read on purpose."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import jax
 import numpy as np
 
-from .._format import _template, _view
+from .._format import _template, _text, _view
 from .._format._leaves import Record
 from .._format._template import Template
 from .._format._view import View
@@ -236,6 +237,13 @@ class LazyArray(jax.ShapeDtypeStruct):
 
     def __iter__(self) -> Any:
         return (self[i] for i in range(len(self)))
+
+    def _row(self) -> str:
+        """As a node prints it."""
+        nbytes = self._template.nbytes
+        if self._target.kind in _template.ARRAY_KINDS:
+            nbytes = math.prod(self.shape) * self.dtype.itemsize
+        return f"{_restore.show_target(self._target)}  {_text.size(nbytes)}"
 
     def __repr__(self) -> str:
         return f"LazyArray({self.name}: {_restore.show_target(self._target)})"

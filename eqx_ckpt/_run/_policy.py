@@ -97,6 +97,8 @@ def retain(steps: Steps, policy: Policy, new: int, damaged: Set[int]) -> list[st
     if policy.keep is None:
         return left
     for step in sorted(ours - policy.stay(known, new) - steps.pins()):
+        if steps.is_read(step):
+            continue  # It goes after a later save.
         try:
             steps.remove(step)
         except (OSError, ValueError) as e:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from .._format import _files, _json
 from .._load import _checkpoint, _published
-from .._save import _leftovers, _publish
+from .._save import _background, _leftovers, _publish
 from .._storage import _root, _store
 from .._storage._backend import Backend, Locks, Renames
 from .._storage._remote import Store
@@ -224,10 +224,19 @@ class Steps:
                 "follows none. It is left as it is."
             )
 
+    def is_read(self, step: int) -> bool:
+        """Whether a save that goes on reads lazy leaves of it."""
+        return _background.is_read(self._at(step))
+
     def delete(self, step: int) -> None:
         step = check(step)
         if step in self.pins():
             raise ValueError(f"Step {step} is pinned. Call `unpin({step})` before.")
+        if self.is_read(step):
+            raise ValueError(
+                f"A save that goes on reads lazy leaves of step {step}. Delete it once "
+                "that is over (`result()`)."
+            )
         self.check_own(step)
         found = self.signature(step)
         if found and not found.is_ours:

@@ -15,7 +15,7 @@ from .._runtime import _gc, _processes, _threads, _undo
 from .._storage import _archive, _root
 from .._tree import _leaf
 from .._tree._filters import FilterSpec, IsLeaf
-from . import _background, _layout, _plan, _publish, _reuse, _serialise
+from . import _background, _layout, _lazies, _plan, _publish, _reuse, _serialise
 from ._background import SaveHandle
 from ._layout import Leaf
 from ._options import Chunks, Options, Selected
@@ -148,7 +148,8 @@ def async_tree_serialise_leaves(
 
     is_staged = all(_leaf.is_staged(leaf.value) for leaf in planned.leaves)
     collect = None if is_staged else ft.partial(_collect, planned.leaves)
-    handle = _background.start(root, collect, write, copied)
+    reads = _lazies.places(planned.leaves)
+    handle = _background.start(root, collect, write, copied, reads)
     handle._written = written
     return handle
 

@@ -8,12 +8,13 @@ other, in the order of the calls.
 import atexit
 import concurrent.futures as cf
 import contextlib
+import dataclasses
 import functools as ft
 import io
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .._runtime import _undo
@@ -40,6 +41,8 @@ class SaveHandle:
         self._written: Any = None
         # The bytes of the copies that it has of the caller's arrays.
         self._copied = 0
+        # The places of the checkpoints whose lazy leaves it saves.
+        self._reads: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
         state = "being saved"
@@ -116,11 +119,12 @@ def start(
     stage: Callable[[], Any] | None,
     write: Callable[[], None],
     copied: int = 0,
+    reads: frozenset[str] = frozenset(),
 ) -> SaveHandle:
     """Runs `stage` and then, when the saves before this one are over, `write`."""
     _root.watch_forks()
     handle = SaveHandle(root)
-    handle._copied = copied
+    handle._copied, handle._reads = copied, reads
     if stage is None:
         handle._staged.set()
     # Whoever takes what is in it runs the save, or gives it up.
@@ -247,6 +251,38 @@ def raise_untold() -> None:
     finally:
         for handle in failed:
             _tell(handle)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Reader:
+    """A save that goes on, in the background or not, of lazy leaves of checkpoints."""
+
+    places: frozenset[str]
+
+
+_readers: list[_Reader] = []
+
+
+@contextlib.contextmanager
+def reading(places: frozenset[str]) -> Iterator[None]:
+    """A save of lazy leaves of the checkpoints at these places goes on in the block."""
+    reader = _Reader(places)
+
+    def end() -> None:
+        with contextlib.suppress(ValueError):
+            _readers.remove(reader)
+
+    with _undo.surely(end):
+        _readers.append(reader)
+        yield
+
+
+def is_read(root: Backend) -> bool:
+    """Whether a save of this process that goes on, or waits, reads the checkpoint
+    there."""
+    waiting = [handle._reads for handle in _pending.copy()]
+    places = frozenset().union(*waiting, *(x.places for x in _readers.copy()))
+    return bool(places) and _place(root) in places
 
 
 def wait_for(root: Backend) -> None:

@@ -5,6 +5,7 @@ as it will lie in the target is known by its digests, without being read.
 """
 
 import dataclasses
+import functools as ft
 import math
 from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any
@@ -16,7 +17,8 @@ from .._format._template import Template
 from .._load import _lazy
 from .._load._computed import Computed, identity
 from .._load._lazy import LazyArray
-from .._tree import _leaf, _restore
+from .._load._source import Source
+from .._tree import _leaf, _register, _restore
 from ._layout import Leaf
 
 
@@ -34,12 +36,20 @@ def stand_in(leaf: Any) -> Any:
     return leaf
 
 
-def describe(lazy: LazyArray, dtype: np.dtype | None) -> tuple[Template, "Unread"]:
-    """How a lazy leaf is stored, and what it is written from. Its template has the
-    chunks that it has in its source, if it lies there as it will be stored.
+def as_stored(value: Any, dtype: np.dtype | None) -> tuple[Any, Template]:
+    """What a leaf is written from, and how it is stored, but for its chunks. A lazy
+    leaf has those of its source, if it lies there as it will be stored.
 
     `dtype` is what floating arrays are cast to.
     """
+    if isinstance(value, LazyArray):
+        unread = _unread(value, dtype)
+        return unread, unread.template
+    value = _register.to_leaf(value)
+    return value, _leaf.describe(value, dtype)
+
+
+def _unread(lazy: LazyArray, dtype: np.dtype | None) -> "Unread":
     target = lazy._target._replace(codec=None)
     if target.kind in _template.ARRAY_KINDS and dtype is not None:
         if _template.is_floating(lazy.dtype) and dtype != lazy.dtype:
@@ -49,7 +59,7 @@ def describe(lazy: LazyArray, dtype: np.dtype | None) -> tuple[Template, "Unread
         template = lazy._template._replace(codec=None)
         if lazy._source.is_run(lazy._record):
             template = template._replace(chunk=())
-        return template, Unread(lazy, template)
+        return Unread(lazy, template)
     if target.kind == "key" or target.dtype is None:
         # These have no views: what they are read as is small, or as it was stored.
         template = lazy._template._replace(chunk=(), codec=None)
@@ -57,7 +67,7 @@ def describe(lazy: LazyArray, dtype: np.dtype | None) -> tuple[Template, "Unread
         template = _leaf.array_template(
             target.kind, lazy.shape, lazy.dtype, None, bool(lazy.weak_type)
         )
-    return template, Unread(lazy, template)
+    return Unread(lazy, template)
 
 
 def _is_as_stored(lazy: LazyArray, target: _restore.Target) -> bool:
@@ -113,16 +123,41 @@ class Unread(_leaf.Unread):
         for array in _lazy.fetch(lazies, self.verify, 4 * _AHEAD):
             yield _leaf.to_host(array, t)
 
+    @ft.cached_property
+    def _is_as_stored(self) -> bool:
+        return _is_as_stored(self.lazy, self.lazy._target._replace(codec=None))
+
+    def name_in(self, source: Source) -> str | None:
+        """The name of the leaf in a save, if it is written from there as it is."""
+        if not self._is_as_stored or self.lazy._source.index.save != source.index.save:
+            return None
+        leaves, place = source.index.leaves, self.lazy._record.place
+        return leaves.names[leaves.aliases.get(place, place)]
+
     def digests(self, blocks: slice) -> bytes | None:
         """The digests of some blocks, counted from the first of the leaf, where those
         of its source are its own."""
-        if not _is_as_stored(self.lazy, self.lazy._target._replace(codec=None)):
+        if not self._is_as_stored:
             return None
         source, record = self.lazy._source, self.lazy._record
         if not source.has_digests or record.template.chunk != self.template.chunk:
             return None
         first = source.index.first_block(record.place)
         return source.digests[16 * (first + blocks.start) : 16 * (first + blocks.stop)]
+
+
+def places(leaves: Sequence[Leaf]) -> frozenset[str]:
+    """Where the checkpoints are whose lazy leaves these are."""
+    lazies = [leaf.value.lazy for leaf in leaves if isinstance(leaf.value, Unread)]
+    roots = {id(x.root): x.root for lazy in lazies for x in lazy._sources}
+    return frozenset(root.target() for root in roots.values())
+
+
+def verified(leaf: Leaf, verify: bool) -> Leaf:
+    """A leaf that is read with digests checked, or without."""
+    if not isinstance(leaf.value, Unread):
+        return leaf
+    return leaf._replace(value=dataclasses.replace(leaf.value, verify=verify))
 
 
 def _nbytes(region: tuple[slice, ...], template: Template) -> int:

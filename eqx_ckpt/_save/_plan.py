@@ -4,15 +4,13 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from .._format import _index, _json, _names
 from .._format._index import Index, Placement
 from .._format._leaves import Leaves, Statics
 from .._format._template import Template
-from .._load._lazy import LazyArray
+from .._load._checkpoint import Checkpoint
 from .._runtime import _processes
-from .._tree import _filters, _flatten, _leaf, _register, _select, _static
+from .._tree import _filters, _flatten, _leaf, _select, _static
 from . import _assign, _layout, _lazies, _options, _sidecars
 from ._layout import Leaf
 from ._lazies import Unread
@@ -53,6 +51,8 @@ def plan(root: Any, selected: Selected, options: Options) -> Plan:
     _json.check_metadata(options.metadata)
     options = options._replace(dtype=_leaf.check_cast(options.dtype))
     pytree, filter_spec, is_leaf, where = selected
+    if isinstance(pytree, Checkpoint):
+        raise TypeError("An open checkpoint is no tree. Save its `.tree`.")
     flat = _flatten.flatten(pytree, is_leaf)
     seen = flat.leaves
     if filter_spec is not _leaf.is_storable:
@@ -155,7 +155,7 @@ def _describe(
             raise _names.twins(name, paths[name], path)
         paths[name] = path
         try:
-            value, template = _as_stored(value, options.dtype)
+            value, template = _lazies.as_stored(value, options.dtype)
         except (ValueError, TypeError) as e:
             raise type(e)(f"The leaf `{name}` cannot be saved: {e}") from None
         shard = _leaf.shard_shape(value, template)
@@ -184,15 +184,6 @@ def _describe(
         leaves.append(Leaf(name, value, template, number, alias, owners))
     _check_nodes([(leaf.name, leaf.template.keys) for leaf in leaves], paths)
     return leaves, list(templates)
-
-
-def _as_stored(value: Any, dtype: np.dtype | None) -> tuple[Any, Template]:
-    """What a leaf is written from, and how it is stored, but for its chunks."""
-    if isinstance(value, LazyArray):
-        template, unread = _lazies.describe(value, dtype)
-        return unread, template
-    value = _register.to_leaf(value)
-    return value, _leaf.describe(value, dtype)
 
 
 def _check_nodes(leaves: Sequence[tuple[str, str]], paths: dict[str, tuple]) -> None:

@@ -200,7 +200,7 @@ def _compare(
     """The files in which nothing has changed, with the runs in each; the digests of all
     runs that have not changed; and the leaves that have not."""
     index, digests = source.index, source.digests
-    places = {leaf.name: i for i, leaf in enumerate(leaves) if leaf.alias is None}
+    places = _places(source, leaves)
     files: dict[int, list[Piece]] = {}
     changed: set[int] = set()
     same: set[int] = set()
@@ -210,9 +210,10 @@ def _compare(
             continue
         place = places.get(record.name)
         leaf = None if place is None else leaves[place]
-        if leaf is not None and leaf.template != record.template:
-            leaf = None
         t = record.template
+        # It may have moved to keys of other kinds.
+        if leaf is not None and leaf.template._replace(keys=t.keys) != t:
+            leaf = None
         blocks = _grid.lay(t.shape, t.chunk, t.itemsize).blocks
         first = index.first_block(record.place)
         is_same = leaf is not None
@@ -234,6 +235,18 @@ def _compare(
         if is_same and place is not None:
             same.add(place)
     return {f: runs for f, runs in files.items() if f not in changed}, rows, same
+
+
+def _places(source: Source, leaves: Sequence[Leaf]) -> dict[str, int]:
+    """The places of leaves by the names in `source` that may be the same: their own, or
+    those that lazy leaves have there."""
+    out = {leaf.name: i for i, leaf in enumerate(leaves) if leaf.alias is None}
+    for i, leaf in enumerate(leaves):
+        if leaf.alias is None and isinstance(leaf.value, Unread):
+            name = leaf.value.name_in(source)
+            if name is not None:
+                out[name] = i
+    return out
 
 
 def _is_same(leaf: Leaf, run: range, rows: bytes) -> bool:

@@ -184,7 +184,10 @@ def write(plan: Plan, processes: Processes, base: _reuse.Base | None = None) -> 
     Returns the id of the save, if that has a directory.
     """
     count = sum(leaf.alias is None for leaf in plan.leaves)
-    with _progress.bar("save", plan.nbytes, count, plan.options.progress) as advance:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_background.reading(_lazies.places(plan.leaves)))
+        bar = _progress.bar("save", plan.nbytes, count, plan.options.progress)
+        advance = stack.enter_context(bar)
         if not _archive.is_archive(plan.root):
             return _write_directory(plan, processes, base, advance)
         if processes.count > 1:
@@ -211,7 +214,9 @@ def _write_directory(
             kept = _reuse.keep(base, plan.leaves, work, own, durable)
         most = _layout.most_in_file(root, plan.room)
         linked = {place for place, *_ in kept.digests}
-        leaves = _lazies.read_small(plan.leaves, linked, plan.room)
+        leaves = plan.leaves
+        if processes.leads:
+            leaves = _lazies.read_small(leaves, linked, plan.room)
         save = _layout.Save(leaves, processes.count, most, advance, kept)
         if not processes.leads:
             work.await_directory(own)

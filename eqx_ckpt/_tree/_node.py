@@ -92,6 +92,13 @@ class Body(Protocol):
         ...
 
 
+@runtime_checkable
+class _Shown(Protocol):
+    """A leaf that knows how it is printed: a lazy one."""
+
+    def _row(self) -> str: ...
+
+
 class Node:
     """A node of a checkpoint's own tree: attributes, keys and indices as they were.
 
@@ -301,6 +308,8 @@ class Held:
             if isinstance(child, Node):
                 for name, text in body_of(child).rows():
                     yield f"{component}.{name}", text
+            elif isinstance(child, _Shown):
+                yield component, child._row()
             elif hasattr(child, "shape") and hasattr(child, "dtype"):
                 size = math.prod(child.shape) * child.dtype.itemsize
                 array = _show.short_array(child.dtype.name, child.shape)

@@ -3,6 +3,8 @@
 import operator
 import os
 import pickle
+import threading
+import time
 
 import equinox as eqx
 import jax
@@ -118,6 +120,105 @@ def test_an_edit_in_place_reads_and_writes_no_data(tree, tmp_path):
     ec.tree_serialise_leaves(path, {"net": now.model}, reuse=path)
     out = ec.tree_deserialise_leaves(path, {"net": model()})
     assert eqx.tree_equal(out["net"], model())
+
+
+def _edited(path, tree, **options):
+    """Saves at the path that the tree is from: the bytes that were read and written,
+    and how many of the data files are the same."""
+    before = {x.stat().st_ino for x in path.glob("d/*/[0-9]*")}
+    with ec.counting() as bytes_read:
+        ec.tree_serialise_leaves(path, tree, reuse=path, **options)
+    files = [x.stat() for x in path.glob("d/*/[0-9]*")]
+    written = sum(x.st_size for x in files if x.st_ino not in before)
+    assert ec.verify(path) == []
+    return bytes_read(), written, sum(x.st_ino in before for x in files)
+
+
+def test_an_edit_in_place_reads_and_writes_what_changes(tmp_path):
+    path, layer = tmp_path / "a", 2**25
+    rng = np.random.default_rng(0)
+    names = "abcd"
+    layers = {x: rng.integers(0, 9, layer // 4, np.int32) for x in names}
+    ec.tree_serialise_leaves(path, {"net": layers, "opt": layers["a"] + 1})
+    tree = lambda: ec.open(path).tree
+    # Three files, of two layers each, and one for `opt`.
+    read, written, kept = _edited(path, tree(), metadata={"note": "best"})
+    assert (read < 2**15, written, kept) == (True, 0, 3)
+    # Another name, and keys of another kind.
+    read, written, kept = _edited(path, {"m": [tree().net], "opt": tree().opt})
+    assert (read < 2**15, written, kept) == (True, 0, 3)
+    # What lies in one file with a leaf that changes is written once more.
+    now = eqx.tree_at(lambda t: t.m[0].b, tree(), np.zeros(3))
+    read, written, kept = _edited(path, now)
+    assert read < layer + 2**15 and written == layer + 24 and kept == 2
+    # A subtree is dropped.
+    read, written, kept = _edited(path, tree().m)
+    assert (read < 2**15, written, kept) == (True, 0, 3)
+    out = ec.tree_deserialise_leaves(path, [layers | {"b": np.zeros(3)}])[0]
+    assert all(np.array_equal(out[x], layers[x]) for x in names if x != "b")
+    # Lazy leaves of one save have the files of it; so do those of a handle's.
+    with ec.counting() as bytes_read:
+        handle = ec.async_tree_serialise_leaves(path, {"net": tree()[0]}, reuse=path)
+        handle.result()
+    assert bytes_read() < 2**15
+
+
+def test_reuse_takes_nothing_for_what_it_was(tmp_path):
+    """Leaves that change places, and names that another leaf has now."""
+    path = tmp_path / "a"
+    arrays = {x: np.full(2**18, i, np.int32) for i, x in enumerate("abc")}
+    ec.tree_serialise_leaves(path, arrays)
+    t = ec.open(path).tree
+    swapped = {"a": t.b, "b": t.a, "c": np.full(2**18, 7, np.int32), "d": t.c, "e": t.c}
+    ec.tree_serialise_leaves(path, swapped, reuse=path)
+    got = {x: int(lazy[0].read()) for x, lazy in ec.open(path).items()}
+    assert got == {"a": 1, "b": 0, "c": 7, "d": 2, "e": 2} and ec.verify(path) == []
+    t = ec.open(path).tree
+    ec.tree_serialise_leaves(path, {"a": t.e[::-1], "b": t.d, "c": t.a}, reuse=path)
+    got = {x: int(lazy[0].read()) for x, lazy in ec.open(path).items()}
+    assert got == {"a": 2, "b": 2, "c": 1} and ec.verify(path) == []
+
+
+def _held(event, lazy):
+    """A lazy array that is only read once `event` is set."""
+
+    def wait(w):
+        assert event.wait(60)
+        return w
+
+    return ec.lazy(lambda w: jax.pure_callback(wait, w, w))(lazy)
+
+
+def test_a_manager_deletes_no_step_that_is_read(tree, tmp_path):
+    manager = ec.CheckpointManager(tmp_path / "run", every=1, keep=1, durable=True)
+    save = lambda step, tree: (manager.save(step, tree), manager.wait())
+    save(1, state())
+    # A save in another thread goes on while step 1 would be deleted.
+    event, first = threading.Event(), ec.open(manager.path(1)).tree
+    pruned = {"model": first.model, "wait": _held(event, tree.opt[0])}
+    args = tmp_path / "pruned", pruned
+    thread = threading.Thread(target=ec.tree_serialise_leaves, args=args)
+    thread.start()
+    while not (tmp_path / "pruned").exists():
+        time.sleep(0.01)
+    save(2, state())
+    assert manager.steps() == [1, 2]
+    with pytest.raises(ValueError, match="reads lazy leaves of step 1"):
+        manager.delete(1)
+    event.set()
+    thread.join()
+    assert not ec.diff(first.model, ec.open(tmp_path / "pruned").tree.model)
+    # One that waits for the save of the manager itself.
+    second, event = ec.open(manager.path(2)).tree, threading.Event()
+    manager.save(3, {"x": _held(event, tree.opt[0])})
+    handle = ec.async_tree_serialise_leaves(tmp_path / "pruned", second.model)
+    event.set()
+    handle.result()
+    manager.wait()
+    assert manager.steps() == [2, 3]
+    save(4, ec.open(manager.path(3)).tree)
+    assert manager.steps() == [4]
+    np.testing.assert_array_equal(ec.open(manager.path(4))["x"].read(), jnp.ones(3))
 
 
 def test_damage_is_found_and_nothing_is_saved(tree, tmp_path):
