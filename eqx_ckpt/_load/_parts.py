@@ -137,7 +137,7 @@ def _touched(t: Template, views: tuple[View, ...] | None) -> Sequence[int]:
 
 def _ranges(source: Source, record: Record, view: View) -> list[Range] | None:
     """Where the bytes of a view lie, if its elements follow each other in chunks."""
-    if source.is_stored(record):
+    if source.is_stored(record) or source.strides(record) is not None:
         return None
     t = record.template
     run = _view.run(view.picks, t.shape)

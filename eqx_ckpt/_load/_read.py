@@ -68,7 +68,8 @@ def _is_small(source: Source, request: Request, verify: bool) -> bool:
     is_far = source.root.is_far
     most = _grid.BLOCK if is_far and (verify or request.views is None) else _SMALL
     is_one = t.chunk == t.shape and t.nbytes <= most and t.codec is None
-    return is_one and not source.is_stored(request.record)
+    is_apart = source.strides(request.record) is not None
+    return is_one and not is_apart and not source.is_stored(request.record)
 
 
 def _damaged(source: Source, problems: dict[str, str]) -> RuntimeError:

@@ -3,7 +3,7 @@
 import bisect
 import dataclasses
 import functools as ft
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,8 @@ from .._storage._backend import Backend
 
 # In what parts leaves are read that are one run of bytes, where a view wants some.
 _CUT = 4 * 2**20
+# And in how many of them at most.
+_MANY = 2**12
 
 
 class Foreign(NamedTuple):
@@ -31,7 +33,8 @@ class Foreign(NamedTuple):
     `stored` has for its place, in directories or in a `database`; or is there already.
     `stamp`, of the directory, gives what was `stamped` until something is replaced.
     With `digests`, the place of those in the first file, it is one of ours in there,
-    with chunks.
+    with chunks. The elements of leaves that `strides` has lie so many elements apart
+    along each axis.
     """
 
     directory: Backend
@@ -41,6 +44,7 @@ class Foreign(NamedTuple):
     stored: dict[int, Stored | np.ndarray]
     digests: tuple[int, int] | None = None
     database: Database | None = None
+    strides: Mapping[int, tuple[int, ...]] = {}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,6 +62,11 @@ class Source:
     def is_run(self, record: Record) -> bool:
         """Whether a leaf is one run of bytes, in no chunks."""
         return not self.has_digests and not self.is_stored(record)
+
+    def strides(self, record: Record) -> tuple[int, ...] | None:
+        """How many elements apart those of a leaf lie along each axis; None: they
+        follow each other."""
+        return None if self.foreign is None else self.foreign.strides.get(record.place)
 
     def check_pickles(self) -> None:
         """**Raises:** `TypeError` if it cannot be opened again by its path alone."""
@@ -120,7 +129,12 @@ class Source:
                 places = [self._place(record)]
                 # It may live for longer than this, and a descriptor with it.
                 directory = self.directory.unpinned()
+                strides = self.strides(record)
+                if strides is not None:
+                    places = [_arrays.spread(places[0], strides)]
                 (array,) = _arrays.open_arrays(directory, self.files, places)
+                if strides is not None:
+                    array = _arrays.strided(array, record.template.shape, strides)
             self._opened[record.place] = array
         return array
 
@@ -137,7 +151,11 @@ class Source:
             next(opened)
             if self.is_stored(r)
             else _arrays.Run(
-                directory, files[at.file[r.place]], at.offset[r.place], r.template.shape
+                directory,
+                files[at.file[r.place]],
+                at.offset[r.place],
+                r.template.shape,
+                self.strides(r),
             )
             for r, _ in wanted
         ]
@@ -147,7 +165,12 @@ class Source:
         t = record.template
         if not self.is_run(record):
             return t
-        return t._replace(chunk=_grid.choose(t.shape, t.itemsize, _CUT))
+        strides = self.strides(record)
+        if strides is None:
+            return t._replace(chunk=_grid.choose(t.shape, t.itemsize, _CUT))
+        target = max(_CUT, _grid.span(t.shape, strides) * t.itemsize // _MANY)
+        chunk = _grid.choose_strided(t.shape, strides, t.itemsize, target)
+        return t._replace(chunk=chunk)
 
     def _place(
         self, record: Record, numbers: Sequence[int] | None = None
@@ -177,7 +200,13 @@ class Source:
         is_decoded = t.codec is not None or self.files is None
         if is_decoded and t.full > _arrays.largest_chunk():
             raise ValueError(f"its chunks have {t.full} bytes, more than this machine")
+        strides = self.strides(record)
         if self.root.is_far:
+            return
+        if strides is not None and self.files is not None:
+            file, start, _ = self.index.locate(record, 0)
+            stop = start + _grid.span(t.shape, strides) * t.itemsize
+            self.directory.check_range(self.files[file], stop)
             return
         if numbers is None or self.is_run(record):
             numbers = range(t.chunk_count)

@@ -12,7 +12,7 @@ import numpy as np
 import tensorstore as ts
 
 from .._errors import MissingError
-from .._format import _ocdbt, _view
+from .._format import _grid, _ocdbt, _view
 from .._format._ocdbt import Database
 from .._format._template import dtype_of, Template
 from . import _context
@@ -253,12 +253,14 @@ def aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
 
 
 class Run(NamedTuple):
-    """An array whose elements follow each other in a file, from the byte `start` on."""
+    """An array whose elements follow each other in a file, from the byte `start` on; or
+    lie so many elements apart along each axis as `strides` says."""
 
     root: Backend
     key: str
     start: int
     shape: tuple[int, ...]
+    strides: tuple[int, ...] | None = None
 
 
 class _RunRead(NamedTuple):
@@ -275,17 +277,60 @@ class _RunRead(NamedTuple):
             raise MissingError(f"the end of `{self.key}` is missing")
 
 
+class _StridedRead(NamedTuple):
+    """The same of elements that are these `strides` apart: of all that lies from the
+    first to the last of them."""
+
+    root: Backend
+    key: str
+    start: int
+    into: np.ndarray
+    strides: tuple[int, ...]
+
+    def result(self) -> None:
+        into = self.into
+        whole = np.empty(_grid.span(into.shape, self.strides), into.dtype)
+        _RunRead(self.root, self.key, self.start, whole).result()
+        steps = [stride * into.itemsize for stride in self.strides]
+        into[...] = np.lib.stride_tricks.as_strided(
+            whole, into.shape, steps, writeable=False
+        )
+
+
 def start_read(
     store: ts.TensorStore | Run, into: np.ndarray, picks: tuple[slice | int, ...]
 ) -> Any:
     """Starts to read `store[picks]` into an array of its shape. Of a run, `picks` are
-    of elements that follow each other."""
+    slices of elements that follow each other, or of any with its `strides`."""
     if not isinstance(store, Run):
         return ts.array(into).write(view(store, picks))
+    if store.strides is not None:
+        starts = [pick.start or 0 for pick in picks if isinstance(pick, slice)]
+        first = sum(at * stride for at, stride in zip(starts, store.strides))
+        start = store.start + first * into.itemsize
+        return _StridedRead(store.root, store.key, start, into, store.strides)
     first = 0
     for pick, length in zip(picks, store.shape):
         first = first * length + (pick if isinstance(pick, int) else pick.start or 0)
     return _RunRead(store.root, store.key, store.start + first * into.itemsize, into)
+
+
+def spread(place: Place, strides: tuple[int, ...]) -> Place:
+    """All that lies from the first to the last element of an array, in one chunk."""
+    t = place.template
+    shape = (_grid.span(t.shape, strides),)
+    ((_, file, start, _),) = place.chunks
+    chunk = (_grid.key((0,)), file, start, shape[0] * t.itemsize)
+    return place._replace(template=t._replace(shape=shape, chunk=shape), chunks=[chunk])
+
+
+def strided(
+    store: ts.TensorStore, shape: Sequence[int], strides: Sequence[int]
+) -> ts.TensorStore:
+    """The array whose elements lie so many elements apart in one of one axis."""
+    axes = np.ix_(*map(np.arange, shape))
+    places = sum(axis * stride for axis, stride in zip(axes, strides))
+    return view(store[np.broadcast_to(places, shape)], (slice(None),) * len(shape))
 
 
 def view(store: ts.TensorStore, picks: tuple[slice | int, ...]) -> ts.TensorStore:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import google_crc32c
+import numpy as np
 
 import eqx_ckpt as ec
 import eqx_ckpt._cli._main as command
@@ -112,6 +113,34 @@ def zip_members(path, n):
     with zipfile.ZipFile(path, "w") as archive:
         for i in range(n):
             archive.writestr(f"{i:030}", b"")
+
+
+@growth(1000)
+def npz_members(path, n):
+    """Many arrays in a zip."""
+    file = io.BytesIO()
+    np.save(file, np.ones(3))
+    with zipfile.ZipFile(path, "w") as archive:
+        for i in range(n):
+            archive.writestr(f"{i:05}.npy", file.getvalue())
+
+
+def _npy(path: pathlib.Path, shape: str, size: int) -> None:
+    head = f"{{'descr': '<f4', 'fortran_order': True, 'shape': ({shape}), }}\n".encode()
+    head = b"\x93NUMPY\2\0" + struct.pack("<I", len(head)) + head
+    path.write_bytes(head + bytes(size))
+
+
+@growth(10_000)
+def npy_spaces(path, n):
+    """A shape that a regular expression could match in many ways."""
+    _npy(path, "1" + " " * n + "," + " " * n + "x", 0)
+
+
+@growth(2**18)
+def npy_columns(path, n):
+    """An array in the order of Fortran, each row of which lies all over the file."""
+    _npy(path, f"{n}, 2", 8 * n)
 
 
 def _ours(path: pathlib.Path, names: list[str], keys: str) -> None:
@@ -239,6 +268,7 @@ def eqx_line(path, n):
 
 
 _suffixes = {"safetensors": ".safetensors", "msgpack": ".msgpack", "zip": ".zip"}
+_suffixes |= {"npz": ".npz", "npy": ".npy"}
 
 
 def path_of(base: pathlib.Path, name: str, n: int) -> pathlib.Path:

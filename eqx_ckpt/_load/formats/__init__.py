@@ -5,11 +5,21 @@ what its files say, which is checked as strictly as our own: see SECURITY.md.
 from typing import Any
 
 from ..._errors import DamagedError
-from ..._format import _index, _text
+from ..._format import _files, _index, _text
 from ..._runtime import _gc
 from ..._storage._backend import Backend
 from .._source import Source
-from . import _eqx, _levanter, _magic, _msgpack, _orbax, _safetensors, _zip
+from . import (
+    _archive,
+    _eqx,
+    _levanter,
+    _magic,
+    _msgpack,
+    _numpy,
+    _orbax,
+    _safetensors,
+    _zip,
+)
 from ._found import Candidate, flat_name as flat_name, look as look
 from ._safetensors import (
     DTYPES as DTYPES,
@@ -21,7 +31,8 @@ from ._safetensors import (
 )
 
 
-_FORMATS = (_zip, _safetensors, _eqx, _orbax, _levanter, _msgpack)
+_FORMATS = (_numpy, _safetensors, _eqx, _orbax, _levanter, _msgpack)
+_ZIPS = (_archive, _numpy)
 
 
 @_gc.paused()
@@ -40,9 +51,9 @@ def _read(found: Candidate, like: Any) -> Source | None:
     other = _magic.name(found)
     if other is not None and found.key is not None:
         raise ValueError(f"`{root}` is no checkpoint that is read here. It is {other}.")
-    for format in _FORMATS:
+    for read in (_read_zip, *(format.read for format in _FORMATS)):
         try:
-            source = format.read(found, like)
+            source = read(found, like)
         except ValueError as e:
             # What is not supported is not damaged.
             kinds = (DamagedError, _index.Newer, ValueError)
@@ -54,6 +65,20 @@ def _read(found: Candidate, like: Any) -> Source | None:
     if other is not None:
         raise ValueError(f"`{root}` is no checkpoint that is read here. It is {other}.")
     return None
+
+
+def _read_zip(found: Candidate, like: Any) -> Source | None:
+    archive = _zip.read(found)
+    if archive is None:
+        return None
+    for format in _ZIPS:
+        source = format.read_zip(found, archive)
+        if source is not None:
+            return source
+    other = _magic.name_of_zip(archive.members)
+    if other is None:
+        raise ValueError(f"it is a zip with no `{_files.INDEX}` in it")
+    raise ValueError(f"it is no checkpoint of ours, but {other}")
 
 
 def is_archive(found: Candidate | None) -> bool:

@@ -4,9 +4,7 @@ Before them there may be a line of JSON, as in the recipe of Equinox's documenta
 hyperparameters.
 """
 
-import math
-import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,16 +12,12 @@ from ..._format import _json, _names, _template
 from ..._tree import _flatten, _leaf, _restore, _show
 from .._source import Source
 from .._window import Window
-from . import _found
+from . import _found, _npy
 from ._found import Candidate, Contents, Located
+from ._npy import Header
 
 
-_MAGIC = b"\x93NUMPY\x01\x00"
-# NumPy writes this, and pads it with spaces to a multiple of 64 bytes.
-_pattern = re.compile(
-    rb"\{'descr': '([<>|=][A-Za-z][0-9]+)', 'fortran_order': (True|False), "
-    rb"'shape': \(((?:[0-9]+,)?|[0-9]+(?:, [0-9]+)+)\), \} *\n"
-)
+_MAGIC = _npy.MAGIC + b"\x01\x00"
 _MAX_LINE = 2**20
 _WINDOW = 2**12  # Small leaves share one.
 
@@ -68,7 +62,7 @@ def read(found: Candidate, like: Any) -> Source | None:
         t = _found.template(target.kind, dtype.name, wanted, keys)
         at = header.stop
         places[number] = len(leaves)
-        leaves.append(Located(name, t, 0, at))
+        leaves.append(Located(name, t, 0, at, header.strides))
         at += t.nbytes
     if window.read(at, at + 1).size:
         raise ValueError(
@@ -97,38 +91,23 @@ def _line(found: Candidate, key: str) -> bytes | None:
     return line if end and (rest.startswith(_MAGIC) or not rest) else None
 
 
-class _Header(NamedTuple):
-    """What is before the data of a record, which begin at `stop`."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    stop: int
-
-
-def _header(window: Window, at: int, name: str, number: int) -> _Header:
+def _header(window: Window, at: int, name: str, number: int) -> Header:
     which = f"the record {number} of it, which should be `{name}`,"
-    head = window.read(at, at + 10).tobytes()
-    if not head:
+    if not window.read(at, at + 1).size:
         raise ValueError(
             f"it has {number} records, and `like` has more leaves, from `{name}` on: "
             "it is of another tree, and none of its leaves can be told"
         )
-    if not head.startswith(_MAGIC) or len(head) < 10:
-        raise ValueError(f"{which} is none that Equinox writes")
-    size = int.from_bytes(head[8:], "little")
-    header = _pattern.fullmatch(window.read(at + 10, at + 10 + size).tobytes())
+    try:
+        header = _npy.read(window, at)
+    except ValueError as e:
+        raise ValueError(f"{which} {e}") from e
     if header is None:
-        raise ValueError(f"{which} is none of numbers")
-    shape = tuple(int(n) for n in header[3].decode().replace(" ", "").split(",") if n)
-    if header[2] == b"True" and len(shape) > 1 and math.prod(shape):
-        raise ValueError(
-            f"{which} is in Fortran order, which is not read here. Load the file with "
-            "`eqx.tree_deserialise_leaves`"
-        )
-    return _Header(header[1].decode().replace("|", "<"), shape, at + 10 + size)
+        raise ValueError(f"{which} is none that Equinox writes")
+    return header
 
 
-def _other(header: _Header, number: int, wanted: str) -> ValueError:
+def _other(header: Header, number: int, wanted: str) -> ValueError:
     try:
         saved = np.dtype(header.dtype)
         name = saved.name if saved.kind != "V" else f"{8 * saved.itemsize} bits"

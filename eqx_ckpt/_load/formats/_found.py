@@ -8,7 +8,7 @@ import numpy as np
 import xxhash
 
 from ..._errors import MissingError
-from ..._format import _files, _json, _names, _template
+from ..._format import _files, _grid, _json, _names, _template
 from ..._format._index import Index, Placement
 from ..._format._leaves import Leaves
 from ..._format._ocdbt import Database
@@ -125,12 +125,21 @@ def read(directory: Backend, key: str, start: int, stop: int) -> bytes:
 
 
 class Located(NamedTuple):
-    """A leaf that is one run of bytes of the file of this number."""
+    """A leaf that is one run of bytes of the file of this number; or, with `strides`,
+    elements of it that lie so many elements apart along each axis."""
 
     name: str
     template: Template
     file: int
     offset: int
+    strides: tuple[int, ...] | None = None
+
+    @property
+    def stop(self) -> int:
+        t = self.template
+        if self.strides is None:
+            return self.offset + t.nbytes
+        return self.offset + _grid.span(t.shape, self.strides) * t.itemsize
 
 
 def template(
@@ -151,7 +160,8 @@ class Contents(NamedTuple):
     """What a reader has found: leaves, and the files that they lie in.
 
     `head` is what the files say of them. Leaves whose places `stored` has do not lie
-    there: see `Foreign`. `markers` has the labels of the entries of States.
+    there: see `Foreign`. `markers` has the labels of the entries of States. With
+    `shared`, leaves may have bytes in common, and those of the same ones are aliases.
     """
 
     format: str
@@ -162,17 +172,19 @@ class Contents(NamedTuple):
     markers: Mapping[int, str] = {}
     stored: Mapping[int, Any] = {}
     database: Database | None = None
+    shared: bool = False
 
 
 def source(found: Candidate, contents: Contents) -> Source:
     """A source of what a reader has found.
 
-    **Raises:** `ValueError` unless the files have these bytes, each for one leaf.
+    **Raises:** `ValueError` unless the files have these bytes, each for one leaf if
+    they are not shared.
     """
     directory, files, leaves = found.directory, contents.files, contents.leaves
     stored = dict(contents.stored)
     runs = [leaf for place, leaf in enumerate(leaves) if place not in stored]
-    _check_places(directory, files, runs)
+    _check_places(directory, files, runs, contents.shared)
 
     head = contents.head
 
@@ -186,6 +198,7 @@ def source(found: Candidate, contents: Contents) -> Source:
         [leaf.name for leaf in leaves],
         list(numbers),
         template,
+        aliases=_aliases(leaves, stored) if contents.shared else {},
         markers=dict(contents.markers),
     )
     saved.places  # Two leaves of one name are an error.
@@ -200,7 +213,8 @@ def source(found: Candidate, contents: Contents) -> Source:
         ),
     )
     database = contents.database
-    foreign = Foreign(directory, files, stamp, stamped, stored, None, database)
+    strides = {i: x.strides for i, x in enumerate(leaves) if x.strides is not None}
+    foreign = Foreign(directory, files, stamp, stamped, stored, None, database, strides)
     return Source(found.root, index, foreign)
 
 
@@ -210,15 +224,28 @@ def kind_of(dtype: str) -> str:
     return "numpy" if dtype in ("float64", "int64", "uint64", "complex128") else "jax"
 
 
+def _aliases(leaves: Sequence[Located], stored: Mapping[int, Any]) -> dict[int, int]:
+    """Leaves that are the same bytes as an earlier one, and which one that is."""
+    first: dict[Any, int] = {}
+    aliases = {}
+    for place, leaf in enumerate(leaves):
+        if place in stored or not leaf.template.nbytes:
+            continue
+        origin = first.setdefault((*leaf[2:], leaf.template[1:]), place)
+        if origin != place:
+            aliases[place] = origin
+    return aliases
+
+
 def _check_places(
-    directory: Backend, files: list[str], leaves: Sequence[Located]
+    directory: Backend, files: list[str], leaves: Sequence[Located], shared: bool
 ) -> None:
     ends = [0] * len(files)
     order = sorted(leaves, key=lambda leaf: (leaf.file, leaf.offset))
     for leaf in order:
-        if leaf.offset < ends[leaf.file] and leaf.template.nbytes:
+        if leaf.offset < ends[leaf.file] and leaf.template.nbytes and not shared:
             raise ValueError(f"the leaf `{leaf.name}` lies where another one does")
-        ends[leaf.file] = max(ends[leaf.file], leaf.offset + leaf.template.nbytes)
+        ends[leaf.file] = max(ends[leaf.file], leaf.stop)
     check = lambda directory, number: directory.check_range(files[number], ends[number])
     each(directory, check, range(len(files)))
 

@@ -13,8 +13,8 @@ _TORCH = (
     "`ec.from_state_dict`"
 )
 _NPZ = (
-    "a `.npz` file of NumPy: save `ec.nest(dict(np.load(path)))` with "
-    "`ec.tree_serialise_leaves`"
+    "a zip with arrays of NumPy and other files: unpack it, and save `ec.nest` of a "
+    "dict of the arrays with `ec.tree_serialise_leaves`"
 )
 _HDF5 = (
     "a file of HDF5, as Keras and h5py write it: read it with `h5py`, and give a dict "
@@ -97,11 +97,6 @@ def name(found: Candidate) -> str | None:
     """What is at a path, if it is known and not read here."""
     if found.key is None:
         return _named(_NAMES, found.names)
-    if found.has_suffix(".npy"):
-        return (
-            "one array of NumPy: save `np.load(path)` with `ec.tree_serialise_leaves`, "
-            "or put it into a tree"
-        )
     if not found.head:
         return "empty: what wrote or copied it may not have come to its end"
     if _safetensors.is_safetensors(found):

@@ -1,89 +1,56 @@
-"""A checkpoint of ours in one file: a zip of its directory, read in place.
+"""What files are in a zip, and where the bytes of each lie.
 
 https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT
 """
 
-import dataclasses
+import bisect
 import itertools as it
 import struct
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from ..._errors import DamagedError
-from ..._format import _files, _index, _json
-from ..._format._index import Index
 from ..._storage._backend import Backend
-from .._source import Foreign, Source
-from . import _found, _magic
+from . import _found
 from ._found import Candidate
 
 
 _LOCAL, _END, _END64, _LOCATOR = b"PK\3\4", b"PK\5\6", b"PK\6\6", b"PK\6\7"
 _ENTRY = struct.Struct("<4s6H3I5H2I")
+_HEAD = 30  # The bytes of a header before the name.
 _MAX_DIRECTORY = 32 * 2**20
 
 
-class _Member(NamedTuple):
+class Member(NamedTuple):
     offset: int  # of its header
     size: int
     is_plain: bool  # neither compressed nor encrypted
+    has_footer: bool  # its size is written after its bytes
+
+
+class Zip(NamedTuple):
+    """The files in a zip, and where the list of them begins, as what they are in ends
+    there."""
+
+    directory: Backend
+    key: str
+    members: dict[str, Member]
+    end: int
 
 
 def is_zip(found: Candidate) -> bool:
     return found.head.startswith(_LOCAL)
 
 
-def read(found: Candidate, like: Any) -> Source | None:
-    """The source of a zip with one index of ours in it."""
-    key = found.key
-    if key is None or not is_zip(found):
+def read(found: Candidate) -> Zip | None:
+    """The files in a zip; None for another file."""
+    if found.key is None or not is_zip(found):
         return None
-    directory = found.directory
-    members, end = _members(directory, key)
-    above = [n for n in members if n == _files.INDEX or n.endswith("/" + _files.INDEX)]
-    other = None if above else _magic.name_of_zip(members)
-    if other is not None:
-        raise ValueError(f"it is no checkpoint of ours, but {other}")
-    if len(above) != 1:
-        raise ValueError(
-            f"it is a zip with {len(above) or 'no'} `{_files.INDEX}` in it"
-        )
-    prefix = above[0].removesuffix(_files.INDEX)
-    start, stop = _place(directory, key, members, above[0], end)
-    if stop - start > _json.MAX_INDEX:
-        raise ValueError("its index is too long")
-    index = _index.decode(_found.read(directory, key, start, stop))
-    if index.layout != "ocdbt":
-        raise ValueError(f"it holds the layout {index.layout!r}: unzip it")
-    placement = index.placement
-    base = f"{prefix}d/{index.save}/"
-    files = [
-        _place(directory, key, members, base + name, end) for name in placement.files
-    ]
-    digests = _place(directory, key, members, base + "digests", end)
-    if digests[1] - digests[0] != 16 * index.block_count:
-        raise DamagedError("its file of digests is damaged")
-    _check(index, files, [(start, stop), digests])
-    shifted = dataclasses.replace(
-        index,
-        placement=dataclasses.replace(
-            placement,
-            files=[key],
-            file=[0] * len(placement.file),
-            offset=[
-                files[f][0] + at for f, at in zip(placement.file, placement.offset)
-            ],
-            splits=[(x, c, 0, files[f][0] + at) for x, c, f, at in placement.splits],
-        ),
-        others={},
-    )
-    stamp = lambda directory: directory.stamp(key)
-    foreign = Foreign(directory, [key], stamp, stamp(directory), {}, digests)
-    return Source(found.root, shifted, foreign)
+    return read_list(found.directory, found.key)
 
 
-def _members(directory: Backend, key: str) -> tuple[dict[str, _Member], int]:
-    """The files in a zip, and where the list of them begins, as what they are in ends
-    there."""
+def read_list(directory: Backend, key: str) -> Zip:
+    """**Raises:** `ValueError` for a list of files that is damaged."""
     tail = directory.read_tail(key, 98)
     if tail[-22:-18] != _END or tail[-2:] != b"\0\0":
         raise DamagedError("it is a zip that is damaged, or is not whole")
@@ -95,7 +62,7 @@ def _members(directory: Backend, key: str) -> tuple[dict[str, _Member], int]:
     if disk or other or size > _MAX_DIRECTORY or count * _ENTRY.size > size:
         raise ValueError("it is a zip with an impossible list of files")
     data = _found.read(directory, key, start, start + size)
-    members: dict[str, _Member] = {}
+    members: dict[str, Member] = {}
     at = 0
     for _ in range(count):
         if at + _ENTRY.size > size:
@@ -111,11 +78,11 @@ def _members(directory: Backend, key: str) -> tuple[dict[str, _Member], int]:
         if text in members:
             raise ValueError(f"the zip has the file {text!r:.60} twice")
         is_plain = method == 0 and not flags & 1 and packed == full
-        members[text] = _Member(offset, full, is_plain)
+        members[text] = Member(offset, full, is_plain, bool(flags & 8))
         at += _ENTRY.size + sum(lengths)
     if at != size:
         raise DamagedError("the list of files in the zip is damaged")
-    return members, start
+    return Zip(directory, key, members, start)
 
 
 def _large(extra: bytes, packed: int, full: int, offset: int) -> tuple[int, int, int]:
@@ -138,36 +105,66 @@ def _large(extra: bytes, packed: int, full: int, offset: int) -> tuple[int, int,
     return packed, full, offset
 
 
-def _place(
-    directory: Backend, key: str, members: dict[str, _Member], name: str, end: int
-) -> tuple[int, int]:
-    """Where the bytes of a file in the zip lie: from, to."""
+def place(archive: Zip, name: str) -> tuple[int, int]:
+    """Where the bytes of a file in a zip lie: from, to."""
+    directory, key, members, end = archive
     member = members.get(name)
     if member is None:
         raise DamagedError(f"`{name}` is missing in it")
     if not member.is_plain:
         raise ValueError(f"`{name}` in it is compressed or encrypted: unzip it")
     offset = member.offset
-    if offset + 30 > end:
+    if offset + _HEAD > end:
         raise DamagedError(f"`{name}` in it is damaged")
-    head = _found.read(directory, key, offset, offset + 30)
+    head = _found.read(directory, key, offset, offset + _HEAD)
     own, extra = struct.unpack("<2H", head[26:])
-    start = offset + 30 + own + extra
+    start = offset + _HEAD + own + extra
     if head[:4] != _LOCAL or start + member.size > end:
         raise DamagedError(f"`{name}` in it is damaged")
     return start, start + member.size
 
 
-def _check(
-    index: Index, files: list[tuple[int, int]], others: list[tuple[int, int]]
-) -> None:
-    """**Raises:** `ValueError` unless each file has bytes of its own, and in them all
-    that the index says."""
-    spans = sorted([*files, *others])
+def places(archive: Zip, names: Sequence[str]) -> list[tuple[int, int]]:
+    """Where the bytes of some files in a zip lie, each of them its own.
+
+    In an object store it would be a request for each to know how long its header is:
+    they are taken to lie as the first one does, right before what comes next.
+    """
+    found: list[tuple[int, int] | None] = [None] * len(names)
+    if archive.directory.is_far and names:
+        guesses = _guesses(archive, names)
+        if guesses[0] == place(archive, names[0]):
+            found = guesses
+    rest = [i for i, one in enumerate(found) if one is None]
+    look = lambda directory, i: place(archive._replace(directory=directory), names[i])
+    for i, one in zip(rest, _found.each(archive.directory, look, rest)):
+        found[i] = one
+    out = [one for one in found if one is not None]
+    spans = sorted(out)
     if any(a[1] > b[0] for a, b in zip(spans, spans[1:])):
         raise ValueError("two files of the zip lie at one place")
-    for record in index.leaves.records():
-        for first, stop, file, offset in index.segments(record):
-            start, end = files[file]
-            if offset + index.extent(record, first, stop) > end - start:
-                raise ValueError(f"the bytes of `{record.name}` are not in it")
+    return out
+
+
+# What comes after the bytes of a file: its checksum and its size, of 4 or of 8 bytes.
+_FOOTERS = 16, 24
+_ALIGN = 64  # Of PyTorch, which writes them.
+
+
+def _guesses(archive: Zip, names: Sequence[str]) -> list[tuple[int, int] | None]:
+    """Where files end before the next one does; None where that is not plain."""
+    offsets = sorted([*(m.offset for m in archive.members.values()), archive.end])
+    out: list[tuple[int, int] | None] = []
+    for name in names:
+        member = archive.members.get(name)
+        if member is None or not member.is_plain:
+            out.append(None)
+            continue
+        stop = offsets[bisect.bisect(offsets, member.offset) % len(offsets)]
+        starts = [stop - member.size - n for n in _FOOTERS if member.has_footer]
+        starts = [s for s in starts if s % _ALIGN == 0] or [stop - member.size]
+        least = member.offset + _HEAD + len(name.encode("utf-8", "surrogateescape"))
+        is_plain = len(starts) == 1 and least <= starts[0] < least + 2**16
+        is_plain = is_plain and not (member.has_footer and starts[0] % _ALIGN)
+        out.append((starts[0], starts[0] + member.size) if is_plain else None)
+    return out

@@ -110,6 +110,13 @@ def test_fields_that_changed_places_are_told_where_they_can_be(tmp_path):
         ec.open(tmp_path / "m.eqx", like=[jnp.ones(3), jnp.ones(2)])
 
 
+def test_arrays_in_the_order_of_fortran(tmp_path):
+    array = np.asfortranarray(np.arange(6.0).reshape(2, 3))
+    eqx.tree_serialise_leaves(tmp_path / "m.eqx", {"a": array, "b": jnp.ones(2)})
+    ckpt = ec.open(tmp_path / "m.eqx", like={"a": array, "b": jnp.zeros(2)})
+    assert np.array_equal(ckpt["a"].read(), array) and (ckpt["b"].read() == 1).all()
+
+
 def test_what_is_not_read(tmp_path):
     path = tmp_path / "m.eqx"
 
@@ -117,11 +124,8 @@ def test_what_is_not_read(tmp_path):
         with open(path, "wb") as f:
             np.save(f, array)
 
-    save(np.asfortranarray(np.ones((2, 3))))
-    with pytest.raises(ValueError, match="Fortran order"):
-        ec.open(path, like=np.ones((2, 3)))
     save(np.array([{}], object))
-    with pytest.raises(ValueError, match="none of numbers|is \\|O"):
+    with pytest.raises(ValueError, match="none of numbers|is object"):
         ec.open(path, like=np.ones(1))
     save(np.zeros(2, [("a", "f4")]))
     with pytest.raises(ValueError, match="none of numbers"):

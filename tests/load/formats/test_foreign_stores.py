@@ -73,6 +73,7 @@ def base(tmp_path_factory):
     (base / "many" / "model.safetensors.index.json").write_text(index)
     eqx.tree_serialise_leaves(base / "tree.eqx", tree)
     (base / "tree.msgpack").write_bytes(fs.to_bytes(tree))
+    np.savez(base / "tree.npz", **_flat(tree))
     ec.tree_serialise_leaves(base / "tree.zip", tree)
     code = _ORBAX.replace("BASE", str(base))
     run_python(code.replace("TESTS", str(pathlib.Path(__file__).parent)))
@@ -122,6 +123,7 @@ NAMES = {
     "many/model.safetensors.index.json": (27, 4_500, 4),
     "tree.eqx": (17, 50_000, 2),
     "tree.msgpack": (19, 50_000, 2),
+    "tree.npz": (24, 6_500, 2),
     "tree.zip": (10, 4_000, 3),
     "orbax-False": (34, 15_000, 2),
     "orbax-True": (28, 10_000, 4),

@@ -1,0 +1,107 @@
+"""`.npy`, one array of NumPy's; and `.npz`, a zip of them."""
+
+from typing import Any
+
+import numpy as np
+
+from ..._format import _template
+from ..._storage._backend import Backend
+from .._source import Source
+from .._window import Window
+from . import _found, _npy, _zip
+from ._found import Candidate, Contents, Located
+from ._npy import Header
+from ._zip import Zip
+
+
+SUFFIX = ".npy"
+_WINDOW = 2**8  # Of a header, which mostly has 128 bytes.
+_SAVE = (
+    "save `ec.nest(dict(np.load(path)))`, without what is no array of numbers, with "
+    "`ec.tree_serialise_leaves`"
+)
+# Kinds of dtypes of NumPy's that are none of numbers.
+_KINDS = {
+    "O": "of Python's objects, which NumPy pickles: reading it may run code",
+    "U": "of texts",
+    "S": "of texts",
+    "M": "of dates",
+    "m": "of times",
+    "V": "of bytes that NumPy knows no dtype of, as it records none of `ml_dtypes`, "
+    "such as bfloat16 (`x.view(ml_dtypes.bfloat16)` has it again)",
+}
+
+
+def read(found: Candidate, like: Any) -> Source | None:
+    """The source of a `.npy` file: a tree that is one leaf."""
+    key = found.key
+    is_array = found.head.startswith(_npy.MAGIC) and not found.has_suffix(".eqx")
+    if key is None or not (is_array or found.has_suffix(SUFFIX)):
+        return None
+    header = _header(found.directory, key, 0, "it")
+    ((name, keys),) = _found.names_of_paths([[]])
+    leaf = _located(header, name, keys, "it")
+    # Other arrays may follow, as `np.save` to one open file writes them.
+    end = leaf.offset + leaf.template.nbytes
+    if found.directory.read_into(key, end, np.empty(1, np.uint8)):
+        raise ValueError("it has more bytes than its array")
+    return _found.source(found, Contents("npy", [key], [leaf]))
+
+
+def read_zip(found: Candidate, archive: Zip) -> Source | None:
+    """The source of a `.npz` file: a leaf for each array in it."""
+    directory, key, members, _ = archive
+    if not members or not all(name.endswith(SUFFIX) for name in members):
+        return None
+    packed = [name for name, member in members.items() if not member.is_plain]
+    if packed:
+        raise ValueError(
+            f"`{packed[0]}` in it is compressed, as `np.savez_compressed` does it, and "
+            f"no part of it can be read alone. Write it with `np.savez`, or {_SAVE}"
+        )
+    files = list(members)
+    places = _zip.places(archive, files)
+    flat = [name.removesuffix(SUFFIX) for name in files]
+
+    def header(directory: Backend, i: int) -> Header:
+        return _header(directory, key, places[i][0], f"the array {flat[i]!r:.60}")
+
+    headers = _found.each(directory, header, range(len(files)))
+    # Names are paths, where nobody has dots in them.
+    is_path = any("/" in name for name in flat) and not any("." in n for n in flat)
+    named = _found.names_of(flat, "/" if is_path else ".")
+    leaves = []
+    for (name, keys), one, (_, stop) in zip(named, headers, places):
+        leaf = _located(one, name, keys, f"`{name}`")
+        if leaf.offset + leaf.template.nbytes != stop:
+            raise ValueError(f"the array `{name}` is not of the size of its shape")
+        leaves.append(leaf)
+    return _found.source(found, Contents("npz", [key], leaves))
+
+
+def _header(directory: Backend, key: str, at: int, which: str) -> Header:
+    window = Window(directory, key, np.empty(_WINDOW, np.uint8))
+    try:
+        header = _npy.read(window, at)
+    except ValueError as e:
+        raise ValueError(f"{which} {e}, but of records with fields") from e
+    if header is None:
+        raise ValueError(f"{which} does not begin as an array of NumPy's does")
+    return header
+
+
+def _located(header: Header, name: str, keys: str, which: str) -> Located:
+    dtype, _, shape, start = header
+    if dtype[1:2] not in tuple("biufc"):
+        kind = _KINDS.get(dtype[1:2], f"of the dtype {dtype!r}")
+        raise ValueError(f"{which} is an array {kind}. Load it with NumPy, and {_SAVE}")
+    if dtype[0] == ">":
+        raise ValueError(
+            f"{which} has the dtype {dtype!r}, whose bytes are in the order of other "
+            f"machines. Save `x.astype({'<' + dtype[1:]!r})` with NumPy"
+        )
+    known = np.dtype(dtype).name
+    if known not in _template.STORED:
+        raise ValueError(f"{which} has the dtype {known!r}, which is not read here")
+    template = _found.template(_found.kind_of(known), known, shape, keys)
+    return Located(name, template, 0, start, header.strides)
