@@ -165,7 +165,8 @@ class CheckpointManager:
 
         - `like`: as in [`tree_deserialise_leaves`][], and so are the `options`.
         - `step`: the step. Without it, newer steps that are incomplete or damaged are
-            skipped, with one warning that says which and why. A tree that does not fit
+            skipped, with one warning that says which and why; without one if another
+            process is saving them, and holds their locks. A tree that does not fit
             is an error, and never skipped. So is a step that cannot be read now, as the
             disk or the store fails: nothing says that it is damaged.
 

@@ -57,10 +57,11 @@ def newest(saves: Saves, like: PyTree, options: dict[str, Any]) -> tuple[PyTree,
     saves.damaged |= {step for step, skip in skipped.items() if skip.is_lost}
     if not _IN_PART & options.keys():
         saves.base = steps.path(step)
-    if skipped and processes.leads:
+    told = {s: skip for s, skip in skipped.items() if not skip.is_going}
+    if told and processes.leads:
         warnings.warn(
             f"Restored step {step} of `{steps.root}`, as newer ones cannot "
-            f"be:{_reasons(skipped)}",
+            f"be:{_reasons(told)}",
             stacklevel=3,
         )
     return tree, step

@@ -50,10 +50,12 @@ class Known(NamedTuple):
 
 
 class Skip(NamedTuple):
-    """Why a step is not restored. `is_lost`: there was something to restore."""
+    """Why a step is not restored. `is_lost`: there was something to restore.
+    `is_going`: another writer is about to complete it."""
 
     why: str
     is_lost: bool
+    is_going: bool = False
 
 
 class Steps:
@@ -174,13 +176,15 @@ class Steps:
             return Skip("it is a symbolic link, and a manager follows none", True)
         root = self._at(step)
         tops = _tops(root)
+        works: list[Backend] = [*_leftovers.beside(root)]
+        works += [root.below("d").below(save) for save in _published.saves(root)]
+        if any(isinstance(work, Locks) and work.is_locked() for work in works):
+            return Skip("it is being saved", False, is_going=True)
         if _files.INDEX in tops:
             return Skip(f"its `{_files.INDEX}` is not a file", True)
         if _ORBAX in tops or _files.DIGESTS in tops:
             return Skip("its save was not completed, or its index was deleted", True)
-        if "d" in tops or _files.CLAIM in tops:
-            return Skip("its save was not completed", False)
-        if _leftovers.beside(root):
+        if "d" in tops or _files.CLAIM in tops or works:
             return Skip("its save was not completed", False)
         if "_CHECKPOINT_METADATA" in _tops(self.root.below(str(step))):
             return Skip(f"Orbax has saved it without an item `{_ITEM}`", True)

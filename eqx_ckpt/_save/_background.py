@@ -11,10 +11,12 @@ import contextlib
 import dataclasses
 import functools as ft
 import io
+import math
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .._runtime import _undo
@@ -37,6 +39,8 @@ class SaveHandle:
         self._root = root
         self._staged = threading.Event()
         self._saved: cf.Future[None] = cf.Future()
+        # Once it has been started.
+        self._thread: threading.Thread | None = None
         # What a later save can know of it: see `_reuse`.
         self._written: Any = None
         # The bytes of the copies that it has of the caller's arrays.
@@ -60,7 +64,8 @@ class SaveHandle:
         **Raises:** what went wrong, if something has.
         """
         _root.check_fork()
-        self._staged.wait()
+        while not self._staged.wait(_LOOK):
+            _look(self)
         if self._saved.done():
             self.result()
 
@@ -70,6 +75,7 @@ class SaveHandle:
         **Raises:** what went wrong, if something has.
         """
         _root.check_fork()
+        _look(self)
         if not self._saved.done():
             return False
         self.result()
@@ -86,7 +92,7 @@ class SaveHandle:
         `timeout` seconds, which it then does further.
         """
         _root.check_fork()
-        if not cf.wait([self._saved], timeout).done:
+        if not _wait([self], timeout):
             raise TimeoutError(
                 f"The save to `{self._root}` is still going on after {timeout} seconds."
             )
@@ -133,7 +139,7 @@ def start(
     thread = threading.Thread(target=run, name="eqx_ckpt save")
     try:
         _pending.append(handle)
-        if not _is_started(thread):
+        if not _is_started(handle, thread):
             run()
             handle.result()
     except BaseException:
@@ -154,10 +160,10 @@ def make_room(nbytes: int) -> None:
     for handle in _pending.copy():
         if sum(other._copied for other in _pending.copy()) + nbytes <= _ROOM:
             return
-        cf.wait([handle._saved])
+        _wait([handle])
 
 
-def _is_started(thread: threading.Thread) -> bool:
+def _is_started(handle: SaveHandle, thread: threading.Thread) -> bool:
     # After the main thread nobody waits for a new one.
     if not threading.main_thread().is_alive():
         return False
@@ -165,7 +171,35 @@ def _is_started(thread: threading.Thread) -> bool:
         thread.start()
     except RuntimeError:
         return False
+    handle._thread = thread
     return True
+
+
+# Seconds between looks at whether threads that are waited for live.
+_LOOK = 1.0
+
+
+def _wait(handles: Sequence[SaveHandle], timeout: int | float | None = None) -> bool:
+    """Waits until saves are over, or for so many seconds. Returns whether they are."""
+    end = math.inf if timeout is None else time.monotonic() + timeout
+    saved = [handle._saved for handle in handles]
+    while cf.wait(saved, max(0, min(_LOOK, end - time.monotonic()))).not_done:
+        for handle in handles:
+            _look(handle)
+        if time.monotonic() >= end:
+            break
+    return all(future.done() for future in saved)
+
+
+def _look(handle: SaveHandle) -> None:
+    """Says that a save is over, if its thread has ended without a word: by an error,
+    such as a `MemoryError`, before its first step."""
+    if handle._thread is not None and not handle._thread.is_alive():
+        _end(handle, [_ended()])
+
+
+def _ended() -> RuntimeError:
+    return RuntimeError("The thread of the save has ended.")
 
 
 def _take(turn: list[SaveHandle]) -> bool:
@@ -182,7 +216,7 @@ def _run(
     stage: Callable[[], Any] | None,
     write: Callable[[], None],
 ) -> None:
-    errors: list[BaseException] = [RuntimeError("The thread of the save has ended.")]
+    errors: list[BaseException] = [_ended()]
     with _undo.surely(ft.partial(_end, handle, errors)):
         try:
             if not _take(turn):
@@ -194,7 +228,7 @@ def _run(
             # All of them: one that fails as it is staged is over before those before.
             pending = _pending.copy()
             before = pending[: pending.index(handle)]
-            cf.wait([other._saved for other in before])
+            _wait(before)
             pending.clear()
             before.clear()
             write()
@@ -289,7 +323,7 @@ def wait_for(root: Backend) -> None:
     """Waits for the asynchronous saves to a path that are under way."""
     place = _place(root)
     same = [handle for handle in _pending.copy() if _place(handle._root) == place]
-    cf.wait([handle._saved for handle in same])
+    _wait(same)
 
 
 def _place(root: Backend) -> str:

@@ -274,6 +274,11 @@ class Locks(Backend, Protocol):
         """
         ...
 
+    def is_locked(self) -> bool:
+        """Whether another holds the lock; False if there is no such directory, or the
+        file system has no locks."""
+        ...
+
     def made(self) -> contextlib.AbstractContextManager[None]:
         """Makes the directory and those above it, and holds its lock."""
         ...

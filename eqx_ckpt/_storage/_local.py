@@ -301,6 +301,9 @@ class LocalBackend(_Reads):
     def lock(self, wait: bool = False) -> contextlib.AbstractContextManager[bool]:
         return _files.lock(self.path, wait)
 
+    def is_locked(self) -> bool:
+        return _files.is_locked(self.path)
+
     def made(self) -> contextlib.AbstractContextManager[None]:
         return _files.made(pathlib.Path(self.path))
 

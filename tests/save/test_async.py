@@ -357,6 +357,21 @@ def test_a_save_that_fails_does_not_keep_the_next(tmp_path):
         bad.result()
 
 
+def test_a_thread_that_dies_before_it_begins(tmp_path, monkeypatch):
+    """As by a `MemoryError`."""
+    with monkeypatch.context() as patch:
+        patch.setattr(_background, "_run", lambda *_: None)
+        handles = [save(tmp_path / "a", _tree(n)) for n in range(3)]
+    with pytest.raises(RuntimeError, match="The thread of the save has ended"):
+        handles[0].result()
+    save(tmp_path / "b", _tree(3)).result()
+    for call in (handles[1].staged, handles[2].done):
+        with pytest.raises(RuntimeError, match="The thread of the save has ended"):
+            call()
+    ec.tree_serialise_leaves(tmp_path / "a", _tree(4))
+    assert _value(tmp_path / "a") == 4
+
+
 def test_many_threads(tmp_path):
     handles = []
 

@@ -371,8 +371,10 @@ def test_who_can_do_what(store):
 def test_locks(tmp_path):
     root = _root.resolve(tmp_path / "a" / "b")
     with root.made():
+        assert root.is_locked()
         with root.lock() as held:
             assert not held
+    assert not root.is_locked() and not root.below("none").is_locked()
     with root.lock() as held:
         assert held
     with pytest.raises(FileNotFoundError):

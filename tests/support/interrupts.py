@@ -294,9 +294,6 @@ _WINDOWS = {
 # What a call then raises. A thread may end without having said why.
 _ERRORS = {True: (KeyboardInterrupt,), False: (MemoryError, RuntimeError)}
 
-# Who waits for a thread that dies before these lines waits for ever.
-_BEGUN = 5
-
 # Seconds that the next calls may take: one, and more on a busy machine.
 _MOST = 15
 
@@ -335,8 +332,6 @@ def interrupt_call(
     found: collections.Counter[str] = collections.Counter()
     every = _WINDOWS.get(name, ())
     for at in spread(lines, most, every) if most else range(1, len(lines) + 1):
-        if thread != MAIN and at < _BEGUN:
-            continue
         _put(path, 1, layout)
         is_kept = False
         try:
