@@ -319,8 +319,14 @@ def main(scale: int = 1, names: Collection[str] = GROWTHS) -> None:
             make(made[name, size], size)
     limit_memory()
     for name, (n, _) in chosen.items():
-        one, two = (cost(made[name, size * scale]) for size in (n, 2 * n))
-        is_good = two[0] <= MORE * one[0] + SECONDS and two[1] <= MORE * one[1] + BYTES
+        paths = [made[name, size * scale] for size in (n, 2 * n)]
+        # What other processes do to the caches comes and goes; growth stays.
+        for _ in range(4):
+            one, two = map(cost, paths)
+            is_good = two[0] <= MORE * one[0] + SECONDS
+            is_good = is_good and two[1] <= MORE * one[1] + BYTES
+            if is_good:
+                break
         out[name] = [is_good, one, two]
         print(name, out[name], file=sys.stderr, flush=True)
     print(json.dumps(out))
