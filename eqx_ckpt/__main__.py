@@ -1,9 +1,7 @@
 """`python -m eqx_ckpt`: see `_cli`."""
 
-import sys
-
-from ._cli._main import main
+from ._cli._main import script
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script()

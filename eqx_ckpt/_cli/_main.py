@@ -1,63 +1,93 @@
-"""The command line: `python -m eqx_ckpt ls`, `verify`, `clean` and `demo`."""
+"""The command `eqx-ckpt`, or `python -m eqx_ckpt`: its errors, its exit status.
 
-import argparse
+0: done. 1: what was asked about is so, as damage or a difference. 2: it could not be
+done.
+"""
+
 import io
 import os
 import sys
 
+import click
+import jax
+
 from .._format import _text
-from .._load import _checkpoint, _verify
-from .._run import _clean
-from . import _demo
+from .._version import __version__
+from . import _look, _runs
+
+
+class _Commands(click.Group):
+    """Lists the commands by what they are for, not by the alphabet."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(
+    cls=_Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, message="%(version)s")
+@click.pass_context
+def commands(context: click.Context) -> None:
+    """Look at checkpoints, compare, change, convert and check them.
+
+    A PATH is a directory, a file or a URL, of any format that `ec.open` reads. Where it
+    is that of a run, its newest step is meant.
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+        context.exit(2)
+
+
+for _command in (*_look.COMMANDS, *_runs.COMMANDS):
+    commands.add_command(_command)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m eqx_ckpt", description="Checkpoints for Equinox."
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    ls = commands.add_parser("ls", help="print the tree of a checkpoint")
-    ls.add_argument("path", help="a directory, or a URL")
-    verify = commands.add_parser("verify", help="check every byte of a checkpoint")
-    verify.add_argument("path", help="a directory, or a URL")
-    verify.add_argument("--progress", action="store_true", help="show a progress bar")
-    clean = commands.add_parser("clean", help="delete what killed saves have left")
-    clean.add_argument("path", help="a directory of checkpoints, or a checkpoint")
-    clean.add_argument("--list", action="store_true", help="only list it")
-    clean.add_argument(
-        "--idle", action="store_true", help="nothing is being saved there (for a URL)"
-    )
-    demo = commands.add_parser("demo", help="save and load a small model, and show how")
-    demo.add_argument("directory", nargs="?", help="where to save (default: a new one)")
-    given = parser.parse_args(arguments)
+    """Runs one command, and returns the exit status."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        status = _run(given)
+        say = commands.main(arguments, prog_name=_name(), standalone_mode=False)
+        status = say() if callable(say) else say or 0
         sys.stdout.flush()
         return status
     except BrokenPipeError:
         # Whoever reads has seen enough. Python would say so once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (OSError, ValueError, RuntimeError, ImportError) as e:
-        lines = map(_text.escape, str(e).split("\n"))
-        print("eqx_ckpt:", "\n".join(lines), file=sys.stderr)
-        return 1
+    except click.UsageError as e:
+        usage = [] if e.ctx is None else [e.ctx.get_usage()]
+        return _fail("\n".join([*usage, e.format_message()]))
+    except click.ClickException as e:
+        return _fail(e.format_message())
+    except click.Abort:
+        return _fail("Nothing was done.")
+    except KeyError as e:
+        return _fail(str(e.args[0]))
+    except _ERRORS as e:
+        return _fail(str(e))
 
 
-def _run(given: argparse.Namespace) -> int:
-    if given.command == "demo":
-        _demo.main(given.directory)
-        return 0
-    lines: list[str] = []
-    if given.command == "verify":
-        lines = list(map(str, _verify.verify(given.path, progress=given.progress)))
-    elif given.command == "clean":
-        found = _clean.clean(given.path, remove=not given.list, idle=given.idle)
-        lines = list(map(_text.escape, found))
-    else:
-        lines = [_checkpoint.open(given.path).describe()]
-    for line in lines:
-        print(line)
-    return 1 if lines and given.command == "verify" else 0
+# What calls raise. All else is a mistake in this package, and keeps its traceback.
+_ERRORS = (OSError, ValueError, TypeError, RuntimeError, ImportError, LookupError)
+
+
+def _name() -> str:
+    is_module = os.path.basename(sys.argv[0]) == "__main__.py"
+    return "python -m eqx_ckpt" if is_module else "eqx-ckpt"
+
+
+def _fail(text: str) -> int:
+    lines = map(_text.escape, text.split("\n"))
+    print("eqx-ckpt:", "\n".join(lines), file=sys.stderr)
+    return 2
+
+
+def script() -> None:
+    """The console script. It leaves accelerators to who trains on them."""
+    if "JAX_PLATFORMS" not in os.environ:
+        jax.config.update("jax_platforms", "cpu")
+    sys.exit(main())

@@ -55,7 +55,7 @@ class Stats(Mapping[str, LeafStats]):
         head = f"Stats of {self._shown}: {count} {'leaf' if count == 1 else 'leaves'}"
         table: list[tuple[str, ...]] = [("", "", *_columns)]
         for name, row in list(self._rows.items())[:_LINES]:
-            shown = [_short(getattr(row, column)) for column in _columns]
+            shown = [short(getattr(row, column)) for column in _columns]
             table.append((_text.bounded(name, 100), row.array, *shown))
         widths = [max(map(len, column)) for column in zip(*table)]
         lines = []
@@ -72,7 +72,7 @@ _columns = ("min", "max", "mean", "std", "norm", "nan", "inf", "zero")
 _LINES = 200
 
 
-def _short(x: Any) -> str:
+def short(x: Any) -> str:
     if x is None:
         return ""
     if isinstance(x, int):

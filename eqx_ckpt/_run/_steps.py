@@ -20,7 +20,7 @@ from .._format import _files, _json
 from .._load import _checkpoint, _published
 from .._save import _background, _leftovers, _publish
 from .._storage import _root, _store
-from .._storage._backend import Backend, Locks, Renames
+from .._storage._backend import Backend, Locks, Renames, Usage
 from .._storage._remote import Store
 from . import _clean
 
@@ -93,7 +93,7 @@ class Steps:
     def complete(self) -> list[int]:
         """The complete steps, in order."""
         steps = sorted(self.directories())
-        found = self._each(self.signature, steps)
+        found = self.each(self.signature, steps)
         return [step for step, is_there in zip(steps, found) if is_there]
 
     def latest(self) -> int | None:
@@ -136,7 +136,7 @@ class Steps:
     def survey(self, metrics: bool = True) -> dict[int, Known]:
         """What is known of each step, in order, with or without its metrics."""
         steps = sorted(self.directories())
-        return dict(zip(steps, self._each(ft.partial(self._know, metrics), steps)))
+        return dict(zip(steps, self.each(ft.partial(self._know, metrics), steps)))
 
     def _know(self, metrics: bool, step: int) -> Known:
         try:
@@ -151,23 +151,24 @@ class Steps:
         was, metrics = self._known.get(step, (None, None))
         if signature != was:
             try:
-                metrics = self._read_metrics(step, signature)
+                metrics = self.read_metrics(step, signature)
             except (FileNotFoundError, ValueError):
                 metrics = None
             self._known[step] = signature, metrics
         return metrics
 
-    def _read_metrics(self, step: int, signature: Signature) -> dict[str, Any]:
+    def read_metrics(self, step: int, signature: Signature) -> dict[str, Any]:
         if signature.is_ours:
-            metadata = _checkpoint.open(self.path(step)).metadata
-            found = metadata.get("metrics") if isinstance(metadata, dict) else None
-        else:
-            key = f"{step}/metrics/metrics"
-            value = self.root.read(key, limit=_MAX_METRICS)
-            found = _json.parse(value.data, f"`{key}`") if value else None
+            return metrics_in(_checkpoint.open(self.path(step)).metadata)
+        key = f"{step}/metrics/metrics"
+        value = self.root.read(key, limit=_MAX_METRICS)
+        found = _json.parse(value.data, f"`{key}`") if value else None
         return found if isinstance(found, dict) else {}
 
-    def _each(self, ask: Any, steps: Iterable[int]) -> list[Any]:
+    def usage(self, step: int) -> Usage | None:
+        return self._at(step).usage()
+
+    def each(self, ask: Any, steps: Iterable[int]) -> list[Any]:
         return _store.gather(self.root, [ft.partial(ask, step) for step in steps])
 
     def skip(self, step: int) -> Skip | None:
@@ -286,6 +287,12 @@ def _tops(root: Backend) -> Mapping[str, bool]:
 
 def _numbers(names: Iterable[str]) -> list[int]:
     return [int(name) for name in names if _clean.is_step(name)]
+
+
+def metrics_in(metadata: Any) -> dict[str, Any]:
+    """The metrics in the metadata of a step."""
+    found = metadata.get("metrics") if isinstance(metadata, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def check(step: Any) -> int:

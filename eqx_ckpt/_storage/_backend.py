@@ -23,6 +23,16 @@ class Value(NamedTuple):
     generation: bytes
 
 
+class Usage(NamedTuple):
+    """How many files there are, and their bytes; `own`: those of files that have no
+    other name elsewhere; and when the newest was written, in seconds since 1970."""
+
+    files: int
+    nbytes: int
+    own: int
+    time: float | None
+
+
 @runtime_checkable
 class Sink(Protocol):
     """Takes files, each of them once and whole."""
@@ -182,6 +192,10 @@ class Backend(Sink, Protocol):
         **Raises:** `ValueError` for anything but files and directories, and for more
         than `most` of them.
         """
+        ...
+
+    def usage(self) -> Usage | None:
+        """What the files at this place take. None: it would take requests to know."""
         ...
 
     def is_directory(self, key: str) -> bool:

@@ -20,7 +20,7 @@ from .._format import _text
 from .._runtime import _undo
 from .._runtime._undo import Descriptor
 from . import _context, _files, _kv
-from ._backend import Backend, Entry, Origin, Renames, Value
+from ._backend import Backend, Entry, Origin, Renames, Usage, Value
 
 
 # Seconds that a file system of the network may take to show what another host has made.
@@ -203,6 +203,9 @@ class _Reads:
 
     def survey(self, most: int) -> dict[str, int]:
         return _files.survey(self.path, self.follow, most)
+
+    def usage(self) -> Usage:
+        return _files.usage(self.path)
 
     def is_directory(self, key: str) -> bool:
         return os.path.isdir(self._at(key))

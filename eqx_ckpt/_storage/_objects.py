@@ -13,7 +13,7 @@ import tensorstore as ts
 from .._errors import MissingError
 from .._format import _text
 from . import _context, _kv, _remote
-from ._backend import Backend, Entry, Value
+from ._backend import Backend, Entry, Usage, Value
 
 
 # The generation of what is not there. An empty one would be any.
@@ -188,6 +188,9 @@ class _Reads:
         return [key.decode("utf-8", "surrogateescape") for key in ours]
 
     def survey(self, most: int) -> dict[str, int] | None:
+        return None
+
+    def usage(self) -> Usage | None:
         return None
 
     def is_directory(self, key: str) -> bool:

@@ -2,9 +2,12 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from .._format import _text
+
+
+T = TypeVar("T")
 
 
 # What `str` gives for an index: longer digits are a key that looks like one.
@@ -132,22 +135,12 @@ _WIDTH = 100
 
 
 def tree_lines(rows: Iterable[tuple[str, str]], limit: int | None = None) -> list[str]:
-    """Draws `(dotted name, text)` rows as an indented tree.
+    """Draws `(dotted name, text)` rows as an indented tree: the lines of `tree_rows`.
 
-    Numbered siblings that print alike are drawn once, as `{0..31}`. At most `limit`
-    lines are returned, the last of which then says how many leaves are left out.
+    At most `limit` lines are returned, the last of which then says how many leaves are
+    left out.
     """
-    top: dict[str, Any] = {}
-    for name, text in rows:
-        node = top
-        *parents, last = name.split(".")
-        for part in parents:
-            child = node.setdefault(part, {})
-            if not isinstance(child, dict):  # A leaf and a node of one name.
-                child = node.setdefault(part + ".", {})
-            node = child
-        node[last if last not in node else last + "."] = text
-    lines = _draw(top, "")
+    lines = tree_rows(rows)
     # Longer ones stand out: else each line would be as long as the longest.
     lengths = [len(left) for left, right in lines if right]
     width = max((length for length in lengths if length <= _WIDTH), default=0)
@@ -160,14 +153,33 @@ def tree_lines(rows: Iterable[tuple[str, str]], limit: int | None = None) -> lis
     return out
 
 
-def _draw(node: dict[str, Any], indent: str) -> list[tuple[str, str]]:
-    blocks: list[tuple[str, str, list[tuple[str, str]]]] = []
+def tree_rows(rows: Iterable[tuple[str, T]]) -> list[tuple[str, T | None]]:
+    """The rows of an indented tree: the last part of each name, and what it has. Nodes
+    have None.
+
+    Numbered siblings that have the same are one row, as `{0..31}`.
+    """
+    top: dict[str, Any] = {}
+    for name, text in rows:
+        node = top
+        *parents, last = name.split(".")
+        for part in parents:
+            child = node.setdefault(part, {})
+            if not isinstance(child, dict):  # A leaf and a node of one name.
+                child = node.setdefault(part + ".", {})
+            node = child
+        node[last if last not in node else last + "."] = text
+    return _draw(top, "")
+
+
+def _draw(node: dict[str, Any], indent: str) -> list[tuple[str, Any]]:
+    blocks: list[tuple[str, Any, list[tuple[str, Any]]]] = []
     for part, child in node.items():
         if isinstance(child, dict):
-            blocks.append((part, "", _draw(child, indent + "  ")))
+            blocks.append((part, None, _draw(child, indent + "  ")))
         else:
             blocks.append((part, child, []))
-    lines: list[tuple[str, str]] = []
+    lines: list[tuple[str, Any]] = []
     at = 0
     while at < len(blocks):
         part, text, below = blocks[at]

@@ -265,7 +265,7 @@ def test_command_line(tmp_path, capsys):
         "right after its commit, it is of the one before: save again",
     ]
     code, out, error = run(tmp_path / "b")
-    assert (code, out) == (1, "") and "There is no checkpoint at" in error
+    assert (code, out) == (2, "") and "There is no checkpoint at" in error
     command = [sys.executable, "-m", "eqx_ckpt", "verify", str(path)]
     assert subprocess.run(command, stdout=subprocess.DEVNULL).returncode == 1
 

@@ -202,5 +202,5 @@ def test_command_line(tmp_path, capsys):
     """)
     assert out.splitlines() == leftovers
     assert main(["clean", str(steps)]) == 0 and not capsys.readouterr().out
-    assert main(["clean", str(steps / "none")]) == 1
+    assert main(["clean", str(steps / "none")]) == 2
     assert "no directory" in capsys.readouterr().err

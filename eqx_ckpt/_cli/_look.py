@@ -1,0 +1,320 @@
+"""`info`, `ls`, `cat`, `stats` and `diff`: what is in checkpoints."""
+
+import dataclasses
+import itertools as it
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import jax.random as jr
+import numpy as np
+
+from .._edit import _diff, _stats
+from .._edit._difference import Diff
+from .._format import _text
+from .._format._leaves import Record
+from .._tree import _leaf, _node, _show
+from . import _info, _open, _output
+from ._open import PATH, Run
+from ._output import Column, Line, Said, Span
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@_output.command
+def info(path: str) -> Said:
+    """Say what a checkpoint or a run is.
+
+    Of a checkpoint: its format, sizes, parameters, versions and metadata. Of a run: its
+    steps, as `steps` prints them. No array is read.
+    """
+    found = _open.open_any(path)
+    return _info.of_run(found) if isinstance(found, Run) else _info.of(found)
+
+
+# ---- The tree.
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@click.argument("name", default="")
+@click.option(
+    "--depth", type=click.IntRange(1), help="Add up what is deeper than this."
+)
+@click.option(
+    "--filter",
+    "pattern",
+    help="Only leaves of this name, or below the node of this name; * is any text.",
+)
+@click.option(
+    "--sort",
+    type=click.Choice(["tree", "size"]),
+    default="tree",
+    help='"size": a flat list, the largest first.',
+)
+@click.option("--static/--no-static", default=True, help="Print static fields, or not.")
+@_output.command
+def ls(
+    path: str,
+    name: str,
+    depth: int | None,
+    pattern: str | None,
+    sort: str,
+    static: bool,
+) -> Said:
+    """Print the tree of a checkpoint.
+
+    With a NAME that of the node, such as model.layers. Layers that are alike are one
+    row, as {0..31}. No array is read.
+    """
+    ckpt = _open.open_one(path)
+    if name and name not in ckpt:
+        _open.node(ckpt, name)
+    wanted = [x for x in (name, pattern) if x]
+    is_wanted = lambda x: all(_open.is_match(x, pattern) for pattern in wanted)
+    leaves = ckpt._source.index.leaves
+    records = [r for r in leaves.records() if is_wanted(r.name)]
+    fields: list[tuple[str, str]] = []
+    if static and sort == "tree" and not pattern:
+        for module in leaves.statics.of:
+            if not name or is_wanted(module):
+                text = _node.fields_text(leaves.statics, module)
+                fields += _node.field_rows(text, module)
+    if sort == "size":
+        records.sort(key=lambda r: -r.template.nbytes)
+        lines = _flat(records)
+    else:
+        lines = _tree(records, fields, depth)
+    data = {"path": ckpt.path, "leaves": list(map(_as_json, records))}
+    nbytes = sum(r.template.nbytes for r in records if r.place not in leaves.aliases)
+    what = f"{_count(len(records))}, {_text.size(nbytes)}"
+    head = [Span(ckpt.path, "title"), Span(f"  {name}" * bool(name), "name")]
+    return Said(data, [[*head, Span(f"  {what}")], *lines])
+
+
+def _count(leaves: int) -> str:
+    return f"{leaves:,} {'leaf' if leaves == 1 else 'leaves'}"
+
+
+def _as_json(record: Record) -> dict[str, Any]:
+    t = record.template
+    return {
+        "name": record.name,
+        "kind": t.kind,
+        "dtype": t.dtype,
+        "shape": t.logical_shape,
+        "nbytes": t.nbytes,
+    }
+
+
+def _flat(records: list[Record]) -> list[Line]:
+    columns = [Column("size", True), Column("array", style="quiet"), Column("name")]
+    rows = [
+        (_text.size(r.template.nbytes), _leaf.show(r.template), r.name) for r in records
+    ]
+    return _output.table(columns, rows)
+
+
+def _tree(
+    records: list[Record], fields: list[tuple[str, str]], depth: int | None
+) -> Iterator[Line]:
+    """The rows of the tree: name, array, size. What lies deeper is added up."""
+    rows: dict[str, tuple[str, int]] = {}
+    counts: dict[str, int] = {}
+    for record in records:
+        name, nbytes = record.name, record.template.nbytes
+        parts = name.split(".")
+        if depth is None or len(parts) <= depth:
+            rows[name] = _leaf.show(record.template), nbytes
+            continue
+        name = ".".join(parts[:depth])
+        counts[name] = counts.get(name, 0) + 1
+        rows[name] = _count(counts[name]), rows.get(name, ("", 0))[1] + nbytes
+    every: list[tuple[str, tuple[str, int | None]]] = list(rows.items())
+    every += [
+        (name, (text, None))
+        for name, text in fields
+        if depth is None or name.count(".") < depth
+    ]
+    shown = [
+        (_text.escape(left), *(right or ("", None)))
+        for left, right in _show.tree_rows(every)
+    ]
+    # Longer ones stand out: else each line would be as long as the longest.
+    width = _width(len(left) for left, _, nbytes in shown if nbytes is not None)
+    middle = _width(len(array) for _, array, nbytes in shown if nbytes is not None)
+    for (is_field, _), run in it.groupby(shown, _kind):
+        if is_field:
+            yield from _fields(list(run))
+            continue
+        for left, array, nbytes in run:
+            if nbytes is None:
+                yield [Span(f"  {left}", "name")]
+                continue
+            size = Span(f"{_text.size(nbytes):>10}", "good")
+            yield [Span(f"  {left:{width}}  {array:{middle}}  "), size]
+
+
+def _kind(row: tuple[str, str, int | None]) -> tuple[bool, int]:
+    """Whether a row of the tree is of a static field, and its indent."""
+    left, text, nbytes = row
+    return bool(text) and nbytes is None, len(left) - len(left.lstrip())
+
+
+def _fields(rows: list[tuple[str, str, int | None]]) -> Iterator[Line]:
+    """The static fields of a node, as many in a line as fit."""
+    indent = "  " + " " * _kind(rows[0])[1]
+    line = ""
+    for left, text, _ in rows:
+        text = f"{left.strip()} {text}"
+        if line and len(indent) + len(line) + len(text) > _WIDTH:
+            yield [Span(f"{indent}{line},", "quiet")]
+            line = ""
+        line += f", {text}" if line else text
+    yield [Span(indent + line, "quiet")]
+
+
+_WIDTH = 100
+
+
+def _width(lengths: Iterator[int], most: int = 60) -> int:
+    return max((length for length in lengths if length <= most), default=0)
+
+
+# ---- Values.
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@click.argument("name")
+@click.option(
+    "--all", "whole", is_flag=True, help="Print all elements of large arrays."
+)
+@_output.command
+def cat(path: str, name: str, whole: bool) -> Said:
+    """Print a leaf, or a slice of it.
+
+    Only the chunks that the slice touches are read. NAME is a dotted name, such as
+    model.layers.0.weight, and may end in a slice, such as 'w[:8, 0]'; or that of a
+    static field. JSON has all elements.
+    """
+    ckpt = _open.open_one(path)
+    name, index = _open.split_slice(name)
+    parent, _, last = name.rpartition(".")
+    statics = ckpt._source.index.leaves.statics
+    plain = dict(_static_fields(statics, parent))
+    if name not in ckpt and last in plain:
+        return Said(plain[last], [json.dumps(plain[last])])
+    lazy = ckpt[name]
+    if index is not None:
+        lazy = lazy[index]
+    kind = lazy._template.kind
+    if kind in ("str", "bytes"):
+        value = lazy.read()
+        return Said(value if kind == "str" else value.hex(), [repr(value)])
+    if kind == "key":
+        value = lazy.read()
+        data = np.asarray(jr.key_data(value))
+        head = [Span(_leaf.show(lazy._template), "quiet")]
+        return Said(data.tolist(), [head, *_printed(data, whole)])
+    value = np.asarray(lazy)
+    head = [Span(_show.short_array(value.dtype.name, value.shape), "quiet")]
+    if kind not in ("jax", "numpy"):
+        head = [Span(_leaf.show(lazy._template), "quiet")]
+    return Said(value.tolist(), [head, *_printed(value, whole)])
+
+
+def _static_fields(statics: Any, module: str) -> Iterator[tuple[str, Any]]:
+    text = _node.fields_text(statics, module)
+    yield from (json.loads(text)[0] if text else {}).items()
+
+
+def _printed(value: np.ndarray, whole: bool) -> Iterator[Line]:
+    most = max(1000, math.prod(value.shape)) if whole else 1000
+    width = shutil.get_terminal_size((88, 24)).columns
+    text = np.array2string(value, max_line_width=width, threshold=most)
+    yield from text.split("\n")
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@click.argument("name", default="")
+@click.option("--progress", is_flag=True, help="Show a progress bar (needs tqdm).")
+@_output.command
+def stats(path: str, name: str, progress: bool) -> Said:
+    """Print ranges, means, norms and NaNs of each leaf.
+
+    They are read and verified. With a NAME those of the node or leaf.
+    """
+    ckpt = _open.open_one(path)
+    tree: Any = ckpt
+    if name:
+        tree = {name: ckpt[name]} if name in ckpt else _open.node(ckpt, name)
+    found = _stats.stats(tree, progress=progress)
+    numbers = ("min", "max", "mean", "std", "norm", "nan", "inf", "zero")
+    columns = [Column("name"), Column("array", style="quiet")]
+    columns += [Column(title, True) for title in numbers]
+    rows = []
+    for leaf, row in found.items():
+        cells = [Span(leaf), row.array]
+        for title in numbers:
+            value = getattr(row, title)
+            is_bad = title in ("nan", "inf") and bool(value)
+            text = "" if title in ("nan", "inf") and value == 0 else _stats.short(value)
+            cells.append(Span(text, "bad" if is_bad else ""))
+        rows.append(cells)
+    data = {leaf: row._asdict() for leaf, row in found.items()}
+    return Said({"path": ckpt.path, "leaves": data}, _output.table(columns, rows))
+
+
+# ---- Differences.
+
+
+@click.command()
+@click.argument("a", type=PATH)
+@click.argument("b", type=PATH)
+@click.option("--values", is_flag=True, help="Find how large the differences are.")
+@click.option("--progress", is_flag=True, help="Show a progress bar (needs tqdm).")
+@_output.command
+def diff(a: str, b: str, values: bool, progress: bool) -> Said:
+    """Say in what two checkpoints differ.
+
+    The exit status is 1 if they do. Digests are compared: arrays are only read where
+    those cannot tell, or for --values.
+    """
+    found = _diff.diff(
+        _open.open_one(a), _open.open_one(b), values=values, progress=progress
+    )
+    data = {
+        **dataclasses.asdict(found),
+        "changed": {name: x._asdict() for name, x in found.changed.items()},
+    }
+    return Said(data, _coloured(found), 1 if found else 0)
+
+
+_MARKS = {
+    "added": ("+", "good"),
+    "removed": ("-", "bad"),
+    "changed": ("~", "odd"),
+    "static fields": ("~", "odd"),
+    "metadata": ("~", "odd"),
+}
+
+
+def _coloured(found: Diff) -> Iterator[Line]:
+    head, *lines = repr(found).split("\n")
+    yield [Span(head, "title")]
+    mark, style = " ", ""
+    for line in lines:
+        title = line.strip().removesuffix(":")
+        if line == f"  {title}:" and title in _MARKS:
+            mark, style = _MARKS[title]
+            yield [Span(line, "quiet")]
+        else:
+            yield [Span(f"  {mark} {line.strip()}", style)]
+
+
+COMMANDS = (info, ls, cat, stats, diff)

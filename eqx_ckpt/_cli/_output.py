@@ -1,0 +1,152 @@
+"""What commands say: data for `--json`, lines for people. All that is printed goes
+through here, and is escaped: names and metadata are texts from a file.
+"""
+
+import functools as ft
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import click
+import numpy as np
+
+from .._format import _text
+
+
+class Span(NamedTuple):
+    """A part of a line. `style` is one of `_STYLES`."""
+
+    text: str
+    style: str = ""
+
+
+Line = str | Sequence[Span]
+
+
+class Said(NamedTuple):
+    """What a command says. `status` 1: what it was asked about is so, as damage or a
+    difference."""
+
+    data: Any
+    lines: Iterable[Line]
+    status: int = 0
+
+
+_STYLES: dict[str, dict[str, Any]] = {
+    "": {},
+    "title": {"bold": True},
+    "quiet": {"dim": True},
+    "name": {"fg": "cyan"},
+    "good": {"fg": "green"},
+    "bad": {"fg": "red"},
+    "odd": {"fg": "yellow"},
+}
+
+
+def command(call: Callable[..., Said]) -> Callable[..., Callable[[], int]]:
+    """Gives a command the option `--json`. What it returns then prints what it says."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+    @ft.wraps(call)
+    def wrapped(*args: Any, as_json: bool, **kwargs: Any) -> Callable[[], int]:
+        return ft.partial(_say, call(*args, **kwargs), as_json)
+
+    return wrapped
+
+
+def _say(said: Said, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps(jsonable(said.data), indent=2, allow_nan=False))
+    else:
+        has_colour = is_coloured(sys.stdout)
+        for line in said.lines:
+            print(drawn(line, has_colour))
+    return said.status
+
+
+def is_coloured(stream: Any) -> bool:
+    """As https://no-color.org says, and FORCE_COLOR."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def drawn(line: Line, has_colour: bool) -> str:
+    """A line as it is printed: escaped, and then coloured."""
+    spans = [Span(line)] if isinstance(line, str) else line
+    texts = [(_text.escape(span.text), _STYLES[span.style]) for span in spans]
+    if not has_colour:
+        return "".join(text for text, _ in texts).rstrip()
+    return "".join(
+        click.style(text, **style) if style else text for text, style in texts
+    )
+
+
+def jsonable(x: Any) -> Any:
+    """A value as JSON has it: numbers that are not finite are strings there."""
+    if isinstance(x, dict):
+        return {str(key): jsonable(value) for key, value in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [jsonable(value) for value in x]
+    if isinstance(x, np.generic):
+        return jsonable(x.item())
+    if isinstance(x, float):
+        return x if math.isfinite(x) else str(x)
+    if isinstance(x, complex):
+        return [jsonable(x.real), jsonable(x.imag)]
+    if x is None or isinstance(x, (bool, int, str)):
+        return x
+    return str(x)
+
+
+# ---- Columns.
+
+
+def fields(rows: Iterable[tuple[str, str]]) -> list[Line]:
+    """Titles and texts in two columns. A text may have several lines."""
+    rows = list(rows)
+    width = max((len(title) for title, _ in rows), default=0)
+    out: list[Line] = []
+    for title, text in rows:
+        for number, part in enumerate(text.split("\n")):
+            head = title if number == 0 else ""
+            out.append([Span(f"  {head:{width}}  ", "quiet"), Span(part)])
+    return out
+
+
+class Column(NamedTuple):
+    title: str
+    is_right: bool = False
+    style: str = ""
+
+
+def table(
+    columns: Sequence[Column], rows: Iterable[Sequence[str | Span]]
+) -> list[Line]:
+    """Rows below their titles. A column in which all is empty is left out."""
+    cells = [
+        [x if isinstance(x, Span) else Span(x, c.style) for x, c in zip(row, columns)]
+        for row in rows
+    ]
+    # Escaped before they are measured.
+    cells = [[Span(_text.escape(text), style) for text, style in row] for row in cells]
+    kept = [i for i in range(len(columns)) if any(row[i].text for row in cells)]
+    widths = {
+        i: max(len(columns[i].title), *(len(row[i].text) for row in cells))
+        for i in kept
+    }
+    out: list[Line] = []
+    for row in [[Span(column.title, "quiet") for column in columns], *cells]:
+        spans = []
+        for i in kept:
+            text, style = row[i]
+            width = widths[i]
+            shown = f"{text:>{width}}" if columns[i].is_right else f"{text:{width}}"
+            spans.append(Span("  " + shown, style))
+        out.append(spans)
+    return out if cells else []

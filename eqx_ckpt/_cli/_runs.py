@@ -1,0 +1,142 @@
+"""`steps`, `verify`, `clean` and `demo`: what is kept, and whether it is whole."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from .._errors import DamagedError
+from .._load import _verify
+from .._load._checkpoint import Checkpoint
+from .._run import _clean, _summary
+from . import _demo, _info, _open, _output
+from ._open import PATH, Run
+from ._output import Line, Said, Span
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@click.option("--best", metavar="METRIC", help="Mark the step with the least METRIC.")
+@click.option("--max", "is_max", is_flag=True, help="With --best: the greatest.")
+@click.option("--pin", type=int, multiple=True, metavar="STEP", help="Keep a step.")
+@click.option("--unpin", type=int, multiple=True, metavar="STEP", help="Undo --pin.")
+@click.option(
+    "--delete", type=int, multiple=True, metavar="STEP", help="Delete a step."
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@_output.command
+def steps(
+    path: str,
+    best: str | None,
+    is_max: bool,
+    pin: tuple[int, ...],
+    unpin: tuple[int, ...],
+    delete: tuple[int, ...],
+    yes: bool,
+) -> Said:
+    """Print the steps of a run; pin or delete some.
+
+    "own" is what a step takes on disk and shares with no other. --pin, --unpin and
+    --delete may be given several times, and ask first. --max --best METRIC is for what
+    should be large.
+    """
+    run = _run(path)
+    acts = [
+        ("Pin", run.steps.pin, pin),
+        ("Unpin", run.steps.unpin, unpin),
+        ("Delete", run.steps.delete, delete),
+    ]
+    for what, act, those in acts:
+        for step in those:
+            asked = f"{what} step {step} of {run.steps.root.url}?"
+            if not yes:
+                # It is read from the terminal: what is printed there is no answer.
+                click.confirm(_output.drawn(asked, False), abort=True, err=True)
+            act(step)
+    way = None if best is None else (best, "max" if is_max else "min")
+    return _info.of_run(run, way)
+
+
+def _run(path: str) -> Run:
+    found = _open.open_any(path)
+    if isinstance(found, Checkpoint):
+        raise ValueError(f"`{found.path}` is a checkpoint, not the directory of a run.")
+    return found
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@click.option("--progress", is_flag=True, help="Show a progress bar (needs tqdm).")
+@_output.command
+def verify(path: str, progress: bool) -> Said:
+    """Check every byte of a checkpoint or a run.
+
+    It needs no model. The exit status is 1 if there is a problem.
+    """
+    with contextlib.suppress(DamagedError):  # It is a problem, which `verify` says.
+        found = _open.open_any(path)
+        if isinstance(found, Run):
+            return _verify_run(found, progress)
+        path = found.path
+    problems = list(map(str, _verify.verify(path, progress=progress)))
+    return Said({"path": path, "problems": problems}, problems, 1 if problems else 0)
+
+
+def _verify_run(run: Run, progress: bool) -> Said:
+    summaries = _summary.summaries(run.steps)
+    told: dict[int, list[str]] = {}
+    for number, x in enumerate(summaries, 1):
+        if sys.stderr.isatty():
+            click.echo(f"step {x.step} ({number} of {len(summaries)})", err=True)
+        told[x.step] = _problems(run, x, progress)
+    states = {x.step: x.state for x in summaries}
+    data = {
+        "path": run.steps.root.url,
+        "steps": [
+            {"step": step, "state": states[step], "problems": problems}
+            for step, problems in told.items()
+        ],
+    }
+    is_bad = any(told[step] for step in told if states[step] != "incomplete")
+    return Said(data, _verified(states, told), 1 if is_bad else 0)
+
+
+def _problems(run: Run, x: _summary.Summary, progress: bool) -> list[str]:
+    if x.state != "complete":
+        return [x.why]
+    if not x.is_ours:
+        return []
+    return list(map(str, _verify.verify(run.steps.path(x.step), progress=progress)))
+
+
+def _verified(states: dict[int, str], told: dict[int, list[str]]) -> Iterator[Line]:
+    for step, problems in told.items():
+        head = Span(f"{step:>8}  ", "name")
+        if not problems:
+            yield [head, Span("undamaged", "good")]
+        for number, problem in enumerate(problems):
+            style = "odd" if states[step] == "incomplete" else "bad"
+            yield [head if number == 0 else Span(" " * 10), Span(problem, style)]
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@click.option("--list", "lists", is_flag=True, help="Only list it.")
+@click.option("--idle", is_flag=True, help="Nothing is being saved there (for a URL).")
+@_output.command
+def clean(path: str, lists: bool, idle: bool) -> Said:
+    """Delete what killed saves have left in a directory."""
+    found = _clean.clean(path, remove=not lists, idle=idle)
+    return Said({"leftovers": found, "deleted": not lists}, found)
+
+
+@click.command()
+@click.argument("directory", required=False, type=PATH)
+def demo(directory: str | None) -> Any:
+    """Train a small model, save it, and load parts of it."""
+    _demo.main(directory)
+
+
+COMMANDS = (steps, verify, clean, demo)
