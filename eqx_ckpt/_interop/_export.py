@@ -19,7 +19,7 @@ from .._load._checkpoint import Checkpoint
 from .._runtime import _progress
 from .._runtime._progress import Advance
 from .._save import _lazies, _onefile
-from .._save._layout import Leaf
+from .._save._payload import PlannedLeaf
 from .._storage import _root
 from .._tree import _filters, _flatten, _leaf, _show, _static
 from .._tree._filters import FilterSpec
@@ -124,7 +124,7 @@ def export_safetensors(
 
 def _tensors(
     pytree: PyTree, filter_spec: FilterSpec, skip: Sequence[str], rename: Any
-) -> tuple[list[Leaf], dict[str, str]]:
+) -> tuple[list[PlannedLeaf], dict[str, str]]:
     """The tensors to write, and the labels of those in an `eqx.nn.State`."""
     if isinstance(pytree, Checkpoint):
         pytree = pytree.tree
@@ -152,7 +152,7 @@ def _tensors(
     if rename is not None:
         how = rename if isinstance(rename, Rename) else _pairs.rename(rename)
         new = _pairs.renamed_names(how, names)
-    out: dict[str, tuple[str, Leaf]] = {}
+    out: dict[str, tuple[str, PlannedLeaf]] = {}
     labels: dict[str, str] = {}
     for i, to, leaf in zip(numbers, new, described):
         name = leaf.name
@@ -217,12 +217,12 @@ def _cannot_hold(bad: list[tuple[str, str]], names: list[str]) -> str:
 _MOST = 40
 
 
-def _describe(name: str, value: Any) -> Leaf:
+def _describe(name: str, value: Any) -> PlannedLeaf:
     try:
         value, template = _lazies.as_stored(value, None)
     except (ValueError, TypeError) as e:
         raise type(e)(f"The leaf `{name}` cannot be written: {e}") from None
-    return Leaf(name, value, template, 0, None)
+    return PlannedLeaf(name, value, template, 0, None)
 
 
 def _refused(template: Template) -> str | None:
@@ -232,7 +232,7 @@ def _refused(template: Template) -> str | None:
     return None if template.dtype in formats.DTYPES.values() else template.dtype
 
 
-def _header(tensors: Sequence[Leaf], metadata: dict[str, str] | None) -> bytes:
+def _header(tensors: Sequence[PlannedLeaf], metadata: dict[str, str] | None) -> bytes:
     value: dict[str, Any] = {} if metadata is None else {formats.METADATA: metadata}
     dtypes = {ours: theirs for theirs, ours in formats.DTYPES.items()}
     end = 0
@@ -254,7 +254,7 @@ def _header(tensors: Sequence[Leaf], metadata: dict[str, str] | None) -> bytes:
 _ROOM = 256 * 2**20
 
 
-def _buffers(leaf: Leaf, room: int) -> Iterator[Any]:
+def _buffers(leaf: PlannedLeaf, room: int) -> Iterator[Any]:
     """The bytes of a leaf, one part after the other."""
     t, part = leaf.template, room // (4 * _leaf.PREFETCH)
     if t.nbytes <= part:

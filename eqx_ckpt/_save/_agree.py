@@ -11,9 +11,9 @@ import numpy as np
 from .._format import _index
 from .._runtime._processes import Processes
 from .._tree import _leaf
-from . import _layout
-from ._layout import Leaf
+from . import _payload
 from ._lazies import Unread
+from ._payload import PlannedLeaf
 from ._plan import Plan
 
 
@@ -82,13 +82,13 @@ def _count(value: Any) -> int | None:
     return int(np.asarray(value.addressable_data(0)))
 
 
-def _digest(leaf: Leaf) -> str:
+def _digest(leaf: PlannedLeaf) -> str:
     """Of a leaf that each process has its own of."""
     if leaf.alias is not None:
         return ""
     if isinstance(leaf.value, Unread):
         return leaf.value.account
-    return _index.digest(_layout.whole(leaf))
+    return _index.digest(_payload.whole(leaf))
 
 
 def _difference(rank: int, ours: dict[str, Any], other: dict[str, Any]) -> str:

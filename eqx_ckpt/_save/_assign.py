@@ -17,6 +17,8 @@ _MIN_FILE, _MAX_FILE, _FILES = 64 * 2**20, 2 * 2**30, 32
 
 # Runs of the chunks of a leaf, each with the process that writes it.
 Owners = list[tuple[range, int]]
+# Runs of chunks, each with the place of its leaf.
+Runs = list[tuple[int, range]]
 
 
 class Work(NamedTuple):
@@ -28,10 +30,10 @@ class Work(NamedTuple):
 
 
 class Deal(NamedTuple):
-    """The files of a save: the runs of chunks, as `(leaf, numbers)`, that each has, and
-    the process that writes it."""
+    """The files of a save: the runs of chunks that each has, and the process that
+    writes it."""
 
-    files: list[list[tuple[int, range]]]
+    files: list[Runs]
     owner: list[int]
 
 
@@ -47,7 +49,7 @@ def deal(
     Some leaves are dealt to files of their own, `apart` from the others.
     """
     target = _target(sum(work.count * work.size for work in works), most)
-    files: list[list[tuple[int, range]]] = []
+    files: list[Runs] = []
     owner: list[int] = []
     for process in range(processes):
         for is_apart in (True, False):
@@ -69,8 +71,8 @@ def most_files(total: int, processes: int, most: int = _MAX_FILE) -> int:
 
 def _pack(
     works: Sequence[Work], places: Sequence[int], process: int, target: int
-) -> list[list[tuple[int, range]]]:
-    files: list[list[tuple[int, range]]] = []
+) -> list[Runs]:
+    files: list[Runs] = []
     end = 0
     for place in places:
         _, size, owners = works[place]

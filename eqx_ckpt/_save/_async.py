@@ -15,10 +15,10 @@ from .._runtime import _gc, _processes, _threads, _undo
 from .._storage import _archive, _root
 from .._tree import _leaf
 from .._tree._filters import FilterSpec, IsLeaf
-from . import _background, _layout, _lazies, _plan, _publish, _reuse, _serialise
+from . import _background, _lazies, _payload, _plan, _publish, _reuse, _serialise
 from ._background import SaveHandle
-from ._layout import Leaf
 from ._options import Chunks, Options, Selected
+from ._payload import PlannedLeaf
 from ._plan import Plan
 
 
@@ -124,14 +124,14 @@ def async_tree_serialise_leaves(
             else:
                 _publish.examine(root, overwrite)
         base = _reuse.find(reuse, planned, processes)
-        written = _reuse.Written(planned.leaves)
+        written = _reuse.SavedArrays(planned.leaves)
         held = _reuse.hold(base, planned.leaves)
         copied = sum(
             leaf.template.nbytes
             for place, leaf in enumerate(planned.leaves)
             if leaf.alias is None
             and place not in held
-            and not isinstance(leaf.value, _leaf.Unread)
+            and not isinstance(leaf.value, _leaf.Payload)
         )
         _background.make_room(copied)
         planned = _stage(planned, held)
@@ -169,17 +169,17 @@ def _stage(planned: Plan, held: Set[int]) -> Plan:
     )
 
 
-def _stage_leaf(leaf: Leaf) -> Leaf:
+def _stage_leaf(leaf: PlannedLeaf) -> PlannedLeaf:
     if leaf.alias is not None:
         # Its bytes are those of another leaf.
         return leaf._replace(value=None)
     leaf = leaf._replace(value=_leaf.stage(leaf.value, leaf.template))
     # What is left to do for each of many leaves in the background waits for the main
     # thread again and again.
-    return _layout.prepare(leaf) if _leaf.is_staged(leaf.value) else leaf
+    return _payload.prepare(leaf) if _leaf.is_staged(leaf.value) else leaf
 
 
-def _collect(leaves: list[Leaf]) -> None:
+def _collect(leaves: list[PlannedLeaf]) -> None:
     """Waits for the copies from devices."""
     for place, leaf in enumerate(leaves):
         if not _leaf.is_staged(leaf.value):

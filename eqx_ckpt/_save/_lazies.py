@@ -19,7 +19,7 @@ from .._load._computed import Computed, identity
 from .._load._lazy import LazyArray
 from .._load._source import Source
 from .._tree import _leaf, _register, _restore
-from ._layout import Leaf
+from ._payload import PlannedLeaf
 
 
 # Parts up to so many bytes together are read at a time, some of them before they are
@@ -80,7 +80,7 @@ def _is_as_stored(lazy: LazyArray, target: _restore.Target) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Unread(_leaf.Unread):
+class Unread(_leaf.Payload):
     """A lazy leaf as the value of one that is saved, and how it is stored."""
 
     lazy: LazyArray
@@ -146,14 +146,14 @@ class Unread(_leaf.Unread):
         return source.digests[16 * (first + blocks.start) : 16 * (first + blocks.stop)]
 
 
-def places(leaves: Sequence[Leaf]) -> frozenset[str]:
+def places(leaves: Sequence[PlannedLeaf]) -> frozenset[str]:
     """Where the checkpoints are whose lazy leaves these are."""
     lazies = [leaf.value.lazy for leaf in leaves if isinstance(leaf.value, Unread)]
     roots = {id(x.root): x.root for lazy in lazies for x in lazy._sources}
     return frozenset(root.target() for root in roots.values())
 
 
-def verified(leaf: Leaf, verify: bool) -> Leaf:
+def verified(leaf: PlannedLeaf, verify: bool) -> PlannedLeaf:
     """A leaf that is read with digests checked, or without."""
     if not isinstance(leaf.value, Unread):
         return leaf
@@ -164,7 +164,9 @@ def _nbytes(region: tuple[slice, ...], template: Template) -> int:
     return math.prod(s.stop - s.start for s in region) * template.itemsize
 
 
-def read_small(leaves: Sequence[Leaf], but: Set[int], room: int) -> list[Leaf]:
+def read_small(
+    leaves: Sequence[PlannedLeaf], but: Set[int], room: int
+) -> list[PlannedLeaf]:
     """Leaves of which the small lazy ones have been read, together, but those at some
     places, and no more than there is room for."""
     out = list(leaves)

@@ -11,12 +11,14 @@ from .._format._template import Template
 from .._load._checkpoint import Checkpoint
 from .._runtime import _processes
 from .._tree import _filters, _flatten, _leaf, _select, _static
-from . import _assign, _layout, _lazies, _options, _sidecars
-from ._layout import Leaf
+from . import _assign, _chunking, _lazies, _options, _sidecars, _to_ocdbt, _to_zarr
+from ._layout import Written
 from ._lazies import Unread
 from ._options import Options, Selected
+from ._payload import PlannedLeaf
 
 
+LAYOUTS = {"ocdbt": _to_ocdbt.LAYOUT, "zarr": _to_zarr.LAYOUT}
 # Of host memory, beyond the tree.
 _MAX_BYTES = 2**30
 
@@ -27,7 +29,7 @@ class Plan(NamedTuple):
 
     root: Any
     options: Options
-    leaves: list[Leaf]
+    leaves: list[PlannedLeaf]
     templates: list[Template]
     holes: list[_sidecars.Hole]
     markers: dict[int, str]
@@ -68,7 +70,7 @@ def plan(root: Any, selected: Selected, options: Options) -> Plan:
         raise ValueError("Nothing to save: `filter_spec` selects no leaf of the tree.")
     leaves, templates = _describe(flat, numbers, options)
     if options.layout == "zarr":
-        _layout.check_case([leaf.name for leaf in leaves], root)
+        _to_zarr.check_case([leaf.name for leaf in leaves], root)
     entries = _flatten.state_entries(pytree, flat.paths, "")
     _flatten.check_order(entries, flat, numbers)
     markers = {
@@ -90,7 +92,7 @@ def check_index(plan: Plan) -> None:
     metadata = len(json.dumps(plan.options.metadata))
     if names + metadata + 64 * (len(plan.leaves) + chunks) < _json.MAX_INDEX // 16:
         return  # It is far from that.
-    longest = _layout.longest(plan.leaves, plan.options.layout, _processes.count())
+    longest = LAYOUTS[plan.options.layout].longest(plan.leaves, _processes.count())
     try:
         _index.encode(index_of(plan, "0" * 16, longest)[0])
     except ValueError as e:
@@ -102,9 +104,7 @@ def check_index(plan: Plan) -> None:
         ) from None
 
 
-def index_of(
-    plan: Plan, save: str, written: _layout.Written
-) -> tuple[Index, dict[str, bytes]]:
+def index_of(plan: Plan, save: str, written: Written) -> tuple[Index, dict[str, bytes]]:
     """The index of a save, and the files for other readers at its root."""
     layout = plan.options.layout
     side = {**written.side, **_sidecars.files(plan.leaves, plan.holes, layout)}
@@ -135,12 +135,12 @@ def _describe(
     flat: _flatten.Flat,
     numbers: Sequence[int],
     options: Options,
-) -> tuple[list[Leaf], list[Template]]:
+) -> tuple[list[PlannedLeaf], list[Template]]:
     """The leaves as they will be stored, and their templates.
 
     **Raises:** naming the leaf that cannot be.
     """
-    leaves: list[Leaf] = []
+    leaves: list[PlannedLeaf] = []
     paths: dict[str, tuple] = {}
     shared: dict[Any, int] = {}
     templates: dict[Template, int] = {}
@@ -164,8 +164,8 @@ def _describe(
             full = template._replace(keys=keys)
             chunk = full.chunk
             if not chunk or options.chunks is not None:
-                chunk = _layout.chunk_shape(name, full, options, shard)
-            codec = _layout.codec_of(full, options.compression)
+                chunk = _chunking.chunk_shape(name, full, options, shard)
+            codec = _chunking.codec_of(full, options.compression)
             done = template, full._replace(chunk=chunk, codec=codec)
             made[id(template), keys, shard] = done
         template = done[1]
@@ -181,7 +181,7 @@ def _describe(
         if processes > 1 and alias is None:
             owners = _owners(name, value, template, loads)
         number = templates.setdefault(template, len(templates))
-        leaves.append(Leaf(name, value, template, number, alias, owners))
+        leaves.append(PlannedLeaf(name, value, template, number, alias, owners))
     _check_nodes([(leaf.name, leaf.template.keys) for leaf in leaves], paths)
     return leaves, list(templates)
 

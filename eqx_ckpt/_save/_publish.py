@@ -105,18 +105,21 @@ def begin(root: Backend, layout: str, overwrite: bool) -> Iterator[Place]:
             yield place
 
 
-def encode(place: Place) -> bytes:
-    """A place for other processes: see `joined`."""
+def tell(place: Place) -> bytes:
+    """A place, as process 0 tells the others of it."""
     return json.dumps([place.save, place.work != place.root]).encode()
 
 
-def joined(root: Backend, word: bytes) -> tuple[Backend, str]:
-    """Where all processes of a run write, and the directory of the save there."""
+def told(root: Backend, word: bytes) -> tuple[Backend, str]:
+    """Where the others write, once the place is there: the directory, and that of the
+    save in it."""
     save, is_beside = json.loads(word)
-    root = root.real()
-    if is_beside and isinstance(root, Renames):
-        root = _leftovers.directory_of(root, save)
-    return root, f"d/{save}"
+    work = root.real()
+    if is_beside and isinstance(work, Renames):
+        work = _leftovers.directory_of(work, save)
+    own = f"d/{save}"
+    work.await_directory(own)
+    return work, own
 
 
 def publish(place: Place, index: Index, side: Mapping[str, bytes], sync: bool) -> None:

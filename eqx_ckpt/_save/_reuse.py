@@ -29,10 +29,12 @@ from .._runtime._undo import Descriptor
 from .._storage import _archive, _root
 from .._storage._backend import Backend, Links, Origin
 from .._tree import _leaf
-from . import _layout
+from .._tree._leaf import Payload
+from . import _layout, _payload
 from ._background import SaveHandle
-from ._layout import Kept, Leaf, Piece
+from ._layout import Destination, Kept, Segment
 from ._lazies import Unread
+from ._payload import PlannedLeaf
 from ._plan import Plan
 
 
@@ -40,13 +42,13 @@ from ._plan import Plan
 _MOST = 128
 
 
-class Written:
+class SavedArrays:
     """The arrays that a save writes, by their names; it keeps none of them alive.
 
     `save`: its id, once all of it is written, and the arrays are what is in its files.
     """
 
-    def __init__(self, leaves: Sequence[Leaf]):
+    def __init__(self, leaves: Sequence[PlannedLeaf]):
         self.save = ""
         self._arrays = {
             leaf.name: weakref.ref(leaf.value)
@@ -54,7 +56,7 @@ class Written:
             if leaf.alias is None and isinstance(leaf.value, jax.Array)
         }
 
-    def has(self, leaf: Leaf) -> bool:
+    def has(self, leaf: PlannedLeaf) -> bool:
         found = self._arrays.get(leaf.name)
         return leaf.alias is None and found is not None and found() is leaf.value
 
@@ -119,7 +121,7 @@ def find(
     return Base(root, written.save, known, same - known)
 
 
-def hold(base: Base | None, leaves: Sequence[Leaf]) -> Set[int]:
+def hold(base: Base | None, leaves: Sequence[PlannedLeaf]) -> Set[int]:
     """Opens the files of `base` in which all is the same, as is seen without a copy.
 
     **Returns:** the places of leaves that are in these, and need not be copied.
@@ -131,8 +133,8 @@ def hold(base: Base | None, leaves: Sequence[Leaf]) -> Set[int]:
         near = [
             leaf if i in base.likely else _near(leaf) for i, leaf in enumerate(leaves)
         ]
-        pieces, _, same = _compare(source, near, base.known)
-        sizes = _sizes(leaves, pieces)
+        segments, _, same = _compare(source, near, base.known)
+        sizes = _sizes(leaves, segments)
         for number in _largest(sizes):
             key = f"{source.database}/{source.index.placement.files[number]}"
             assert isinstance(source.root, Links)
@@ -142,7 +144,7 @@ def hold(base: Base | None, leaves: Sequence[Leaf]) -> Set[int]:
         return frozenset()
     chunks: dict[int, int] = {}
     for number in base.held:
-        for place, numbers, *_ in pieces[number]:
+        for place, numbers, *_ in segments[number]:
             chunks[place] = chunks.get(place, 0) + len(numbers)
     whole = {i for i, n in chunks.items() if n == leaves[i].template.chunk_count}
     out = whole & (base.known | base.likely & same)
@@ -151,57 +153,56 @@ def hold(base: Base | None, leaves: Sequence[Leaf]) -> Set[int]:
     return out
 
 
-def _near(leaf: Leaf) -> Leaf:
+def _near(leaf: PlannedLeaf) -> PlannedLeaf:
     """A leaf as `_compare` looks at it without reading much of it."""
     if not isinstance(leaf.value, jax.Array):
-        leaf = _layout.prepare(leaf)
-    is_small = isinstance(leaf.value, _layout.Small)
+        leaf = _payload.prepare(leaf)
+    is_small = isinstance(leaf.value, _payload.Small)
     return leaf if is_small else leaf._replace(value=None)
 
 
-def keep(
-    base: Base, leaves: Sequence[Leaf], work: Backend, own: str, sync: bool
-) -> Kept:
-    """Links the files of `base` that go into a save of `leaves` as they are, in its
-    directory `own`, and says what is in them."""
+def keep(base: Base, leaves: Sequence[PlannedLeaf], into: Destination) -> Kept:
+    """Links the files of `base` that go into a save of `leaves` as they are, and says
+    what is in them."""
     try:
         source = base.source()
-        pieces, rows, same = _compare(source, leaves, base.known)
+        segments, rows, same = _compare(source, leaves, base.known)
     except (OSError, ValueError, RuntimeError):
         if base.held:
             raise
         # What cannot be read is no loss here: all is written, as ever.
         return _layout.NOTHING
-    linked = _link(base, source, _sizes(leaves, pieces), work, own, sync)
-    files = [pieces[number] for number in linked]
+    linked = _link(base, source, _sizes(leaves, segments), into)
+    files = [segments[number] for number in linked]
     digests = [(p.place, p.numbers, rows[p.place, p.numbers]) for f in files for p in f]
     return Kept(files, digests, frozenset(same))
 
 
-def _sizes(leaves: Sequence[Leaf], pieces: dict[int, list[Piece]]) -> dict[int, int]:
-    return {f: max(_end(leaves, p) for p in runs) for f, runs in pieces.items()}
+def _sizes(
+    leaves: Sequence[PlannedLeaf], files: dict[int, list[Segment]]
+) -> dict[int, int]:
+    """How long files are in which these segments are, and no more."""
+    return {
+        number: max(s.stop(leaves[s.place].template.full) for s in segments)
+        for number, segments in files.items()
+    }
 
 
 def _largest(sizes: dict[int, int]) -> list[int]:
     return sorted(sizes, key=sizes.__getitem__, reverse=True)[:_MOST]
 
 
-def _end(leaves: Sequence[Leaf], piece: Piece) -> int:
-    size = len(piece.numbers) * leaves[piece.place].template.full
-    return piece.offset + (piece.ends[-1] if piece.ends else size)
-
-
 _Rows = dict[tuple[int, range], bytes]
 
 
 def _compare(
-    source: Source, leaves: Sequence[Leaf], known: Set[int]
-) -> tuple[dict[int, list[Piece]], _Rows, set[int]]:
+    source: Source, leaves: Sequence[PlannedLeaf], known: Set[int]
+) -> tuple[dict[int, list[Segment]], _Rows, set[int]]:
     """The files in which nothing has changed, with the runs in each; the digests of all
     runs that have not changed; and the leaves that have not."""
     index, digests = source.index, source.digests
     places = _places(source, leaves)
-    files: dict[int, list[Piece]] = {}
+    files: dict[int, list[Segment]] = {}
     changed: set[int] = set()
     same: set[int] = set()
     rows: _Rows = {}
@@ -231,13 +232,13 @@ def _compare(
             ends = None
             if t.codec is not None:
                 ends = [index.extent(record, start, n + 1) for n in run]
-            files.setdefault(file, []).append(Piece(place, run, offset, ends))
+            files.setdefault(file, []).append(Segment(place, run, offset, ends))
         if is_same and place is not None:
             same.add(place)
     return {f: runs for f, runs in files.items() if f not in changed}, rows, same
 
 
-def _places(source: Source, leaves: Sequence[Leaf]) -> dict[str, int]:
+def _places(source: Source, leaves: Sequence[PlannedLeaf]) -> dict[str, int]:
     """The places of leaves by the names in `source` that may be the same: their own, or
     those that lazy leaves have there."""
     out = {leaf.name: i for i, leaf in enumerate(leaves) if leaf.alias is None}
@@ -249,14 +250,12 @@ def _places(source: Source, leaves: Sequence[Leaf]) -> dict[str, int]:
     return out
 
 
-def _is_same(leaf: Leaf, run: range, rows: bytes) -> bool:
+def _is_same(leaf: PlannedLeaf, run: range, rows: bytes) -> bool:
     """Whether a run of chunks has these digests. It ends at the first that differs."""
     value, t = leaf.value, leaf.template
     if value is None:
         return False
-    if isinstance(value, _layout.Small):
-        return value.digest == rows
-    if isinstance(value, Unread):
+    if isinstance(value, Payload):
         blocks = _grid.lay(t.shape, t.chunk, t.itemsize).blocks
         known = value.digests(slice(blocks[run.start], blocks[run.stop]))
         if known is not None:
@@ -275,22 +274,17 @@ def _is_same(leaf: Leaf, run: range, rows: bytes) -> bool:
 
 
 def _link(
-    base: Base,
-    source: Source,
-    sizes: dict[int, int],
-    work: Backend,
-    own: str,
-    sync: bool,
+    base: Base, source: Source, sizes: dict[int, int], into: Destination
 ) -> list[int]:
     """Gives files of these sizes second names, from 0 on. Returns which have one."""
-    assert isinstance(work, Links)
+    assert isinstance(into.work, Links)
     linked: list[int] = []
     most = [n for n in _largest(sizes) if n not in base.held][: _MOST - len(base.held)]
     for number in sorted([*base.held, *most]):
         key = f"{source.database}/{source.index.placement.files[number]}"
-        into = f"{own}/{len(linked)}"
         origin = Origin(source.root, key, sizes[number], base.held.get(number))
-        if work.link_from(origin, into, sync):
+        name = f"{into.own}/{len(linked)}"
+        if into.work.link_from(origin, name, into.durable):
             linked.append(number)
     base.close()
     return linked

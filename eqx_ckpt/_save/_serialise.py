@@ -19,8 +19,19 @@ from .._storage._archive import Writable
 from .._storage._backend import Backend
 from .._tree import _leaf
 from .._tree._filters import FilterSpec, IsLeaf
-from . import _agree, _background, _layout, _lazies, _onefile, _plan, _publish, _reuse
+from . import (
+    _agree,
+    _background,
+    _layout,
+    _lazies,
+    _onefile,
+    _plan,
+    _publish,
+    _reuse,
+    _to_ocdbt,
+)
 from ._background import SaveHandle
+from ._layout import Destination, Files, Layout, Save
 from ._options import Chunks, Options, Selected
 from ._plan import Plan
 from ._publish import Place
@@ -199,47 +210,39 @@ def write(plan: Plan, processes: Processes, base: _reuse.Base | None = None) -> 
 def _write_directory(
     plan: Plan, processes: Processes, base: _reuse.Base | None, advance: Advance
 ) -> str:
-    root, layout, durable = plan.root, plan.options.layout, plan.options.durable
+    layout = _plan.LAYOUTS[plan.options.layout]
     with contextlib.ExitStack() as stack, processes.heard():
         accounts = processes.gather(_agree.account(plan, processes), alike=True)
         place = None
         if processes.leads and len(set(accounts)) == 1:
             place = _begin(plan, processes, stack)
-        word = processes.broadcast(b"" if place is None else _publish.encode(place))
+        word = processes.broadcast(b"" if place is None else _publish.tell(place))
         if not word:
             _agree.explain(plan, processes)
-        work, own = _publish.joined(root, word)
+        at = (place.work, place.own) if place else _publish.told(plan.root, word)
+        into = Destination(*at, plan.options.durable)
         kept = _layout.NOTHING
         if base is not None:
-            kept = _reuse.keep(base, plan.leaves, work, own, durable)
-        most = _layout.most_in_file(root, plan.room)
+            kept = _reuse.keep(base, plan.leaves, into)
         linked = {place for place, *_ in kept.digests}
         leaves = plan.leaves
         if processes.leads:
             leaves = _lazies.read_small(leaves, linked, plan.room)
-        save = _layout.Save(leaves, processes.count, most, advance, kept)
-        if not processes.leads:
-            work.await_directory(own)
-        with _publish.unpublished(root, plan.nbytes):
-            write = _writers[layout]
-            ends = write(save, processes.index, work, own, durable, plan.room)
-            digest = b""
-            if not processes.leads:
-                part = save.part(processes.index, ends).encode()
-                work.write(f"{own}/part-{processes.index}", [part])
-                digest = _index.digest(part).encode()
+        limits = _layout.limits(plan.root, plan.room)
+        save = Save(leaves, processes, limits, advance, kept)
+        with _publish.unpublished(plan.root, plan.nbytes):
+            files = layout.write(save, into)
+            digest = b"" if processes.leads else _tell(save, files, into)
         digests = processes.gather(digest)
         if place is not None:
             for index in range(1, processes.count):
-                ends.update(_take(save, layout, index, place, digests[index]))
-            if processes.count > 1 and layout == "zarr":
-                work.delete("d")
-            with _publish.unpublished(root, plan.nbytes):
-                written = _finishers[layout](save, ends, work, own, durable)
+                files += _see(save, layout, index, digests[index], into)
+            with _publish.unpublished(plan.root, plan.nbytes):
+                written = layout.finish(save, files, into)
             index, side = _plan.index_of(plan, place.save, written)
-            _publish.publish(place, index, side, durable)
+            _publish.publish(place, index, side, into.durable)
         processes.broadcast()
-        return own.rpartition("/")[2]
+        return into.own.rpartition("/")[2]
 
 
 def _begin(plan: Plan, processes: Processes, stack: contextlib.ExitStack) -> Place:
@@ -249,34 +252,39 @@ def _begin(plan: Plan, processes: Processes, stack: contextlib.ExitStack) -> Pla
     with _publish.unpublished(plan.root, plan.nbytes):
         begun = stack.enter_context(place)
         if processes.count > 1:
-            begun.work.make_directories([f"d/{begun.save}"])
+            begun.work.make_directories([begun.own])
         return begun
 
 
-_writers = {"ocdbt": _layout.write_ocdbt, "zarr": _layout.write_zarr}
-_finishers = {"ocdbt": _layout.finish_ocdbt, "zarr": _layout.finish_zarr}
+def _tell(save: Save, files: Files, into: Destination) -> bytes:
+    """Leaves a note of what this process has written. Returns its digest."""
+    note = save.account(files)
+    into.work.write(_note(save.index, into), [note])
+    return _index.digest(note).encode()
 
 
-def _take(
-    save: _layout.Save, layout: str, index: int, place: Place, digest: bytes
-) -> _layout.Ends:
+def _see(
+    save: Save, layout: Layout, process: int, digest: bytes, into: Destination
+) -> Files:
     """What another process has written, once its files have been seen."""
-    work, base = place.work, f"d/{place.save}"
-    key = f"{base}/part-{index}"
-    value = work.read(key)
+    key = _note(process, into)
+    note = into.work.read(key)
     try:
-        if value is None or _index.digest(value.data).encode() != digest:
+        if note is None or _index.digest(note.data).encode() != digest:
             raise ValueError(f"`{key}` is not there")
-        ends = save.take(index, _layout.Part.decode(value.data))
-        _layout.check_files(save, layout, index, ends, work, base)
+        files = layout.see(save, process, save.take(process, note.data), into)
     except ValueError as e:
         raise RuntimeError(
-            f"Process 0 does not see what process {index} has written to `{work}` "
-            f"({e}). The path has to be one that all processes share. Nothing was "
-            "saved."
+            f"Process 0 does not see what process {process} has written to "
+            f"`{into.work}` ({e}). The path has to be one that all processes share. "
+            "Nothing was saved."
         ) from e
-    work.delete(key)
-    return ends
+    into.work.delete(key)
+    return files
+
+
+def _note(process: int, into: Destination) -> str:
+    return f"{into.own}/part-{process}"
 
 
 def _write_file(plan: Plan, advance: Advance) -> None:
@@ -293,12 +301,12 @@ def _write_file(plan: Plan, advance: Advance) -> None:
 def _pack(plan: Plan, advance: Advance, file: Any) -> None:
     """Writes a checkpoint as one file. The index comes last, as ever."""
     leaves = _lazies.read_small(plan.leaves, frozenset(), plan.room)
-    save = _layout.Save(leaves, 1, None, advance)
+    save = Save(leaves, Processes(), _layout.Limits(plan.room), advance)
     number = secrets.token_hex(8)
     with _archive.Archive(file) as archive:
-        base = f"d/{number}"
-        ends = _layout.write_ocdbt(save, 0, archive, base, False, plan.room)
-        written = _layout.finish_ocdbt(save, ends, archive, base, False)
+        into = Destination(archive, f"d/{number}", False)
+        files = _to_ocdbt.write(save, into)
+        written = _to_ocdbt.finish(save, files, into)
         index, side = _plan.index_of(plan, number, written)
         for key, value in {**side, _files.INDEX: _index.encode(index)}.items():
             archive.write(key, [value])

@@ -17,8 +17,8 @@ from .._format._template import Template
 from .._storage import _arrays
 from .._tree._filters import IsLeaf
 from .._tree._flatten import Flat
-from . import _layout
-from ._layout import Leaf
+from . import _payload
+from ._payload import PlannedLeaf
 
 
 # ---- Orbax: the files of a checkpoint of its own, of which it needs no others.
@@ -135,7 +135,7 @@ def _empty_kind(x: Any) -> str:
     return "Tuple" if is_tuple else "None"
 
 
-def orbax_type(leaf: Leaf, layout: str) -> str | None:
+def orbax_type(leaf: PlannedLeaf, layout: str) -> str | None:
     """Orbax's name of the type of a leaf; None if it cannot restore it."""
     name, template = leaf.name, leaf.template
     if "%" in name or (layout == "zarr" and _files.directory(name) != name):
@@ -149,8 +149,8 @@ def orbax_type(leaf: Leaf, layout: str) -> str | None:
     return _orbax_types.get(template.kind)
 
 
-def _text(leaf: Leaf) -> str:
-    return bytes(_layout.whole(leaf)).decode("utf-8", "surrogatepass")
+def _text(leaf: PlannedLeaf) -> str:
+    return bytes(_payload.whole(leaf)).decode("utf-8", "surrogatepass")
 
 
 class _Node:
@@ -233,7 +233,7 @@ class _Entries:
 
 
 def files(
-    leaves: Sequence[Leaf], holes: Sequence[Hole], layout: str
+    leaves: Sequence[PlannedLeaf], holes: Sequence[Hole], layout: str
 ) -> dict[str, bytes]:
     """All files for other readers that go into the root of a checkpoint."""
     out = _orbax_files(leaves, holes, layout)
@@ -243,7 +243,7 @@ def files(
 
 
 def _orbax_files(
-    leaves: Sequence[Leaf], holes: Sequence[Hole], layout: str
+    leaves: Sequence[PlannedLeaf], holes: Sequence[Hole], layout: str
 ) -> dict[str, bytes]:
     """The files at the root that Orbax needs; none if it can hold no leaf."""
     entries = _Entries()
@@ -323,7 +323,7 @@ def in_zarr_group(template: Template) -> bool:
     return template.stored in _zarr_dtypes
 
 
-def _zarr_files(leaves: Sequence[Leaf]) -> dict[str, bytes]:
+def _zarr_files(leaves: Sequence[PlannedLeaf]) -> dict[str, bytes]:
     """The root group, whose consolidated metadata lists what zarr-python can decode."""
     members = [
         b'"%b":%b'

@@ -281,11 +281,17 @@ def collect(value: Shards) -> Shards:
     return value._replace(parts=[np.asarray(part) for part in value.parts])
 
 
-class Unread:
-    """The value of a leaf that is read as it is written."""
+class Payload:
+    """What stands for the value of a leaf, and gives what is stored of it."""
+
+    __slots__ = ()
 
     def read(self, regions: Iterable[tuple[slice, ...]]) -> Iterator[np.ndarray]:
         """The elements that are stored, for each of some regions in turn."""
+        raise NotImplementedError
+
+    def digests(self, blocks: slice) -> bytes | None:
+        """The digests of some of its blocks, where they are known without a read."""
         raise NotImplementedError
 
 
@@ -295,7 +301,7 @@ def to_host(leaf: Any, template: Template) -> np.ndarray:
     A view of the leaf's memory where it can be: of every jax.Array on CPU that is not
     cut into shards.
     """
-    if isinstance(leaf, Unread):
+    if isinstance(leaf, Payload):
         return next(to_host_by_regions(leaf, template, [whole_region(template)]))
     if isinstance(leaf, (jax.Array, Shards)):
         if isinstance(leaf, Shards) or not (
@@ -317,7 +323,7 @@ def to_host_by_regions(
     leaf: Any, template: Template, regions: Iterable[tuple[slice, ...]]
 ) -> Iterator[np.ndarray]:
     """The same of some regions in turn, copying no more than a few at a time."""
-    if isinstance(leaf, Unread):
+    if isinstance(leaf, Payload):
         yield from map(np.ascontiguousarray, leaf.read(regions))
         return
     if isinstance(leaf, jax.Array):

@@ -19,7 +19,7 @@ from eqx_ckpt._format import _grid, _index, _json, _names, _template
 from eqx_ckpt._format._index import Index, Placement
 from eqx_ckpt._format._leaves import Leaves, Statics
 from eqx_ckpt._format._template import Template
-from eqx_ckpt._save import _assign, _layout, _plan
+from eqx_ckpt._save import _assign, _plan
 from eqx_ckpt._save._options import Options, Selected
 from eqx_ckpt._storage import _root
 from eqx_ckpt._storage._local import LocalBackend
@@ -710,7 +710,7 @@ def test_how_long_an_index_can_be(tmp_path, monkeypatch):
                     compression=compression,
                 )
                 plan = _plan.plan(_root.resolve(tmp_path), Selected(tree), options)
-                most = _layout.longest(plan.leaves, layout, 1)
+                most = _plan.LAYOUTS[layout].longest(plan.leaves, 1)
                 planned = encode(_plan.index_of(plan, "0" * 16, most)[0])
                 written.clear()
                 monkeypatch.setattr(_index, "encode", keep)

@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt as ec
 from eqx_ckpt._load import _fetch
-from eqx_ckpt._save import _serialise
+from eqx_ckpt._save import _plan
 
 
 TIMEOUT = 5
@@ -176,13 +176,14 @@ class Player:
     @contextlib.contextmanager
     def _faults(self, call: Any, part: str) -> Any:
         """A disk that breaks under a save or a load, or the end of a process."""
-        was = _serialise._writers["ocdbt"], _fetch.load
+        was = _plan.LAYOUTS["ocdbt"], _fetch.load
 
         def broken(*args: Any, **kwargs: Any) -> Any:
             raise OSError(5, "the disk is broken")
 
         if part == "break":
-            _serialise._writers["ocdbt"], _fetch.load = broken, broken
+            _plan.LAYOUTS["ocdbt"] = was[0]._replace(write=broken)
+            _fetch.load = broken
         is_last = call["kill"] is not None and call["kill"][0] == self.rank
         if is_last:
             end = threading.Timer(0.2 * call["kill"][1], os.kill, [os.getpid(), 9])
@@ -190,7 +191,7 @@ class Player:
         try:
             yield
         finally:
-            _serialise._writers["ocdbt"], _fetch.load = was
+            _plan.LAYOUTS["ocdbt"], _fetch.load = was
             if is_last:
                 time.sleep(60)
 

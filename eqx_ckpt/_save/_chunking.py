@@ -1,0 +1,77 @@
+"""How a leaf is cut and coded: the shape of its chunks, and their codec."""
+
+import operator
+from typing import Any
+
+from .._format import _grid, _template
+from .._format._template import Template
+from ._options import Options
+
+
+# Chunks of the layouts, in bytes: one block of digests, and few files.
+_CHUNK = {"ocdbt": _grid.BLOCK, "zarr": 32 * 2**20}
+# Leaves of fewer bytes are not compressed: they are read in runs, as they lie.
+_MIN_COMPRESSED = 1 << 16
+
+
+def chunk_shape(
+    name: str,
+    template: Template,
+    options: Options,
+    shard: tuple[int, ...] | None = None,
+) -> tuple[int, ...]:
+    """The chunks of a leaf: as the `chunks` keyword says, else by size, and within its
+    shards if it has some."""
+    shape, itemsize = template.shape, template.itemsize
+    chunks = options.chunks
+    if not callable(chunks):
+        least = -(-template.nbytes * 2 // _template.MAX_CHUNKS)
+        target = (
+            max(_CHUNK[options.layout], least) if chunks is None else _bytes(chunks)
+        )
+        if shard is None:
+            chunk = _grid.choose(shape, itemsize, target)
+        else:
+            chunk = _grid.choose_sharded(shape, shard, itemsize, target)
+        return _few(name, template, chunk)
+    given = chunks(name, shape, _template.dtype_of(template.stored))
+    if given is None:
+        return chunk_shape(name, template, options._replace(chunks=None), shard)
+    try:
+        out = tuple(map(operator.index, given))
+    except TypeError:
+        out = (0,)
+    if len(out) != len(shape) or any(n < 1 for n in out):
+        raise ValueError(
+            f"`chunks` gave {given!r} for the leaf `{name}` of shape {shape}: it must "
+            "give one positive length for each axis, or None."
+        )
+    chunk = tuple(min(n, max(1, length)) for n, length in zip(out, shape))
+    return _few(name, template, chunk)
+
+
+def _bytes(chunks: Any) -> int:
+    try:
+        count = operator.index(chunks)
+    except TypeError:
+        raise TypeError(
+            f"`chunks` must be a number of bytes, a function, or None, not {chunks!r}."
+        ) from None
+    if count < 1 or isinstance(chunks, bool):
+        raise ValueError(f"`chunks` must be a positive number of bytes: {chunks}.")
+    return count
+
+
+def _few(name: str, template: Template, chunk: tuple[int, ...]) -> tuple[int, ...]:
+    count = template._replace(chunk=chunk).chunk_count
+    if count > _template.MAX_CHUNKS:
+        raise ValueError(
+            f"The leaf `{name}` would have {count} chunks of shape {chunk}, and at "
+            f"most {_template.MAX_CHUNKS} can be read. Pass larger `chunks`."
+        )
+    return chunk
+
+
+def codec_of(template: Template, compression: str | None) -> str | None:
+    """The codec of a leaf, as the `compression` keyword says."""
+    return compression if template.nbytes > _MIN_COMPRESSED else None

@@ -1,0 +1,205 @@
+"""`layout="ocdbt"`: the chunks of all leaves in a few files, and a database whose
+values lie in them. See FORMAT.md.
+"""
+
+import functools as ft
+import itertools
+from collections.abc import Iterator, Sequence
+
+from .._format import _index, _ocdbt, _template
+from .._format._grid import Grid
+from .._runtime import _threads
+from .._storage import _arrays
+from .._storage._backend import Backend, Sink
+from . import _assign, _layout
+from ._layout import Destination, Ends, Files, Layout, Save, Segment, Written
+from ._payload import PlannedLeaf
+
+
+# Every leaf starts at a multiple of this in its file, which is what a memory-mapped
+# read into aligned memory is fastest from.
+_ALIGN = 64
+
+
+def write(save: Save, into: Destination[Sink]) -> Files:
+    """Writes the data files of this process."""
+    return _threads.gather(
+        [ft.partial(_write_file, save, into, *file) for file in save.own(save.index)],
+        save.threads(save.limits.most or 0),
+        waiting=into.work.is_far,
+    )
+
+
+def _write_file(
+    save: Save, into: Destination[Sink], number: int, runs: _assign.Runs
+) -> list[Segment]:
+    data, leaves = save.data, save.leaves
+    written: list[Segment] = []
+    ends = [None if leaves[place].template.codec is None else [] for place, _ in runs]
+
+    def buffers() -> Iterator[bytes]:
+        at = 0
+        for segment in _lay(runs, ends, data.grids):
+            written.append(segment)
+            place, numbers, offset, own = segment
+            if offset != at:
+                yield bytes(offset - at)
+            if own is None:
+                yield from data.chunks(place, numbers)
+            else:
+                end = 0
+                for chunk in data.chunks(place, numbers):
+                    yield chunk
+                    end += len(chunk)
+                    own.append(end)
+            at = segment.stop(data.grids[place].full)
+
+    into.work.write(f"{into.own}/{number}", buffers(), into.durable)
+    return written
+
+
+def _lay(runs: _assign.Runs, ends: Ends, grids: Sequence[Grid]) -> Iterator[Segment]:
+    """Where the runs of a file lie in it. `ends` may come only after their segment was
+    taken, and before the next one is."""
+    at = 0
+    for (place, numbers), own in zip(runs, ends):
+        # What has no bytes needs no padding, which nothing might follow.
+        offset = -(-at // _ALIGN) * _ALIGN if numbers else at
+        segment = Segment(place, numbers, offset, own)
+        yield segment
+        at = segment.stop(grids[place].full)
+
+
+def see(save: Save, process: int, ends: Ends, into: Destination[Backend]) -> Files:
+    """The files that another process has written.
+
+    **Raises:** `ValueError` unless they are there, and whole.
+    """
+    files: Files = []
+    rest = iter(ends)
+    for number, runs in save.own(process):
+        own = list(itertools.islice(rest, len(runs)))
+        if len(own) < len(runs):
+            raise ValueError("it has written something else than was planned")
+        files.append(list(_lay(runs, own, save.data.grids)))
+        last = files[-1][-1]
+        stop = last.stop(save.data.grids[last.place].full)
+        into.work.check_range(f"{into.own}/{number}", stop)
+    return files
+
+
+def finish(save: Save, files: Files, into: Destination[Sink]) -> Written:
+    """Writes the rest of a save whose data files are all there: the database."""
+    work, base, durable = into.work, into.own, into.durable
+    files = [*save.kept.files, *files]
+    names = [str(number) for number in range(len(files))]
+    entries, blobs, file, offset = _entries(save.leaves, save.data.grids, files)
+    nodes, top = _ocdbt.tree(entries, [*names, "tree"], "tree", len(blobs))
+    own = {
+        f"{base}/tree": blobs + nodes,
+        f"{base}/manifest.ocdbt": _ocdbt.manifest(top, "tree"),
+    }
+    for key, value in own.items():
+        work.write(key, [value], durable)
+    others = {key: _index.digest(value) for key, value in own.items()}
+    digests = save.data.digests()
+    work.write(f"{base}/digests", [digests], durable)
+    splits = [
+        (segment.place, segment.numbers.start, number, segment.offset)
+        for number, segments in enumerate(files)
+        for segment in segments
+        if segment.numbers.start > 0
+    ]
+    sizes: dict[int, list[int]] = {}
+    for place, _, _, stops in sorted(itertools.chain(*files), key=_by_chunk):
+        if stops is not None:
+            steps = zip(stops, [0, *stops])
+            sizes.setdefault(place, []).extend(stop - start for stop, start in steps)
+    # The same database from the root of the checkpoint.
+    side = {"manifest.ocdbt": _ocdbt.manifest(top, "tree", base + "/")}
+    digest = _index.digest(digests)
+    return Written(names, file, offset, splits, sizes, digest, others, side)
+
+
+def _by_chunk(segment: Segment) -> tuple[int, int]:
+    return segment.place, segment.numbers.start
+
+
+def _entries(
+    leaves: Sequence[PlannedLeaf], grids: Sequence[Grid], files: Files
+) -> tuple[_ocdbt.Entries, bytes, list[int], list[int]]:
+    """The keys of the database, the zarr.json files, and where each leaf starts."""
+    runs: list[list[tuple[int, Segment]]] = [[] for _ in leaves]
+    for number, segments in enumerate(files):
+        for segment in segments:
+            runs[segment.place].append((number, segment))
+    for run in runs:
+        run.sort(key=lambda r: r[1].numbers.start)
+    file, offset = [0] * len(leaves), [0] * len(leaves)
+    for place, leaf in enumerate(leaves):
+        if leaf.alias is not None:
+            runs[place] = runs[leaf.alias]
+        file[place], offset[place] = runs[place][0][0], runs[place][0][1].offset
+    blobs: list[bytes] = []
+    blob_of: dict[int, tuple[int, int]] = {}
+    end = 0
+    for leaf in leaves:
+        if leaf.number not in blob_of:
+            blob = _arrays.zarr_json(leaf.template)
+            blob_of[leaf.number] = end, len(blob)
+            blobs.append(blob)
+            end += len(blob)
+    # No name with a slash after it begins another one, so all keys of a leaf follow
+    # each other, its chunks ("c...") before its zarr.json.
+    names = [leaf.name.encode() + b"/" for leaf in leaves]
+    suffixes = {id(g): [key.encode() for key in g.keys] for g in grids}
+    tree = len(files)
+    entries = _ocdbt.Entries([], [], [], [])
+    keys, numbers, offsets, lengths = entries
+    for place in sorted(range(len(leaves)), key=names.__getitem__):
+        name, grid, run = names[place], grids[place], runs[place]
+        suffix = suffixes[id(grid)]
+        number, segment = run[0]
+        for i in grid.order:
+            if i not in segment.numbers:
+                number, segment = next(r for r in run if i in r[1].numbers)
+            start, length = segment.find(i, grid.full)
+            keys.append(name + suffix[i])
+            numbers.append(number)
+            offsets.append(start)
+            lengths.append(length)
+        keys.append(name + b"zarr.json")
+        numbers.append(tree)
+        start, length = blob_of[leaves[place].number]
+        offsets.append(start)
+        lengths.append(length)
+    return entries, b"".join(blobs), file, offset
+
+
+def longest(leaves: Sequence[PlannedLeaf], processes: int) -> Written:
+    own = [(i, x.template, x.owners) for i, x in enumerate(leaves) if x.alias is None]
+    counts = [t.chunk_count for _, t, _ in own]
+    total = sum(count * t.full + _ALIGN for count, (_, t, _) in zip(counts, own))
+    most = _assign.most_files(total, processes, _layout.FAR_FILE)
+    files = min(most, sum(counts) + len(own))
+    # Wherever one file ends and another begins, and one process and another.
+    splits = files + sum(len(owners) - 1 for _, _, owners in own if owners)
+    last = len(leaves), max(counts, default=0), files, total
+    sizes = {
+        place: [_template.most_encoded(t.full)] * count
+        for count, (place, t, _) in zip(counts, own)
+        if t.codec is not None
+    }
+    return Written(
+        files=[str(number) for number in range(files)],
+        file=[files] * len(leaves),
+        offset=[total] * len(leaves),
+        splits=[last] * min(splits, sum(counts)),
+        sizes=sizes,
+        digests="0" * 32,
+        others={f"d/{'0' * 16}/{key}": "0" * 32 for key in ("tree", "manifest.ocdbt")},
+        side={"manifest.ocdbt": b""},
+    )
+
+
+LAYOUT = Layout(write, see, finish, longest)

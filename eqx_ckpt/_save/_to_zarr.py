@@ -1,0 +1,110 @@
+"""`layout="zarr"`: a Zarr v3 array of its own for each leaf, in a directory of its
+name.
+"""
+
+import functools as ft
+from collections.abc import Sequence
+
+from .._format import _files, _index
+from .._runtime import _threads
+from .._storage import _arrays
+from .._storage._backend import Backend
+from ._layout import Destination, Ends, Files, Layout, Save, Written
+from ._payload import PlannedLeaf
+
+
+def write(save: Save, into: Destination[Backend]) -> Files:
+    """Writes the chunks of this process."""
+    data, root, durable = save.data, into.work, into.durable
+
+    def write(place: int, numbers: range) -> None:
+        parent = _files.directory(save.leaves[place].name)
+        keys = [f"{parent}/{key}" for key in data.grids[place].keys]
+        keys = keys[numbers.start : numbers.stop]
+        parents = {key.rpartition("/")[0] for key in keys}
+        root.make_directories(parents or [parent])
+        for key, chunk in zip(keys, data.chunks(place, numbers)):
+            root.write(key, [chunk], durable)
+        if durable:
+            # The directory of the leaf itself has more to come.
+            below = {p[:at] for p in parents for at in _cuts(p)} - {parent}
+            root.sync_directories(below)
+
+    runs = [run for _, runs in save.own(save.index) for run in runs]
+    jobs = [ft.partial(write, *run) for run in runs]
+    _threads.gather(jobs, save.threads(), waiting=root.is_far)
+    return []
+
+
+def see(save: Save, process: int, ends: Ends, into: Destination[Backend]) -> Files:
+    """**Raises:** `ValueError` unless the chunks of another process are there."""
+    for _, runs in save.own(process):
+        for place, numbers in runs:
+            parent = _files.directory(save.leaves[place].name)
+            for key in save.data.grids[place].keys[numbers.start : numbers.stop]:
+                into.work.check_range(f"{parent}/{key}", 1)
+    return []
+
+
+def finish(save: Save, files: Files, into: Destination[Backend]) -> Written:
+    """Writes the rest of a save whose chunks are all there."""
+    root, durable = into.work, into.durable
+    if save.count > 1:
+        root.delete("d")  # It had the notes of what processes have written.
+
+    def write(leaf: PlannedLeaf) -> None:
+        parent = _files.directory(leaf.name)
+        root.make_directories([parent])
+        blob = _arrays.zarr_json(leaf.template)
+        root.write(f"{parent}/zarr.json", [blob], durable)
+        parents = set()
+        if leaf.alias is not None:
+            origin = _files.directory(save.leaves[leaf.alias].name)
+            keys = save.data.grids[leaf.alias].keys
+            parents = {f"{parent}/{key}".rpartition("/")[0] for key in keys}
+            root.make_directories(parents)
+            for key in keys:
+                root.copy(f"{origin}/{key}", f"{parent}/{key}", durable)
+        if durable:
+            below = {p[:at] for p in parents for at in _cuts(p)} | {parent}
+            root.sync_directories(below)
+
+    jobs = [ft.partial(write, leaf) for leaf in save.leaves]
+    _threads.gather(jobs, waiting=root.is_far)
+    digests = save.data.digests()
+    root.write(_files.DIGESTS, [digests], durable)
+    return _written(_index.digest(digests))
+
+
+def longest(leaves: Sequence[PlannedLeaf], processes: int) -> Written:
+    return _written("0" * 32)
+
+
+def _written(digests: str) -> Written:
+    return Written([], [], [], [], {}, digests, {}, {})
+
+
+def _cuts(path: str) -> list[int]:
+    """Where each of the directories that lead to `path` ends in it."""
+    return [i for i, c in enumerate(path) if c == "/"] + [len(path)]
+
+
+def check_case(names: Sequence[str], root: Backend) -> None:
+    """**Raises:** `ValueError` if two directories would be one on this file system, or
+    one cannot be."""
+    seen: dict[str, str] = {}
+    for name in names:
+        if name.endswith(".__lock"):
+            raise ValueError(
+                f"The leaf `{name}` would have a directory that ends in `.__lock`, "
+                'which TensorStore keeps for itself. Use `layout="ocdbt"`.'
+            )
+        other = seen.setdefault(_files.directory(name).casefold(), name)
+        if other != name and root.folds_case():
+            raise ValueError(
+                f"The leaves `{other}` and `{name}` differ only by case, and the file "
+                f'system of `{root}` takes them for one. Use `layout="ocdbt"`.'
+            )
+
+
+LAYOUT = Layout(write, see, finish, longest)
