@@ -7,7 +7,6 @@ from ._edit._merge import merge as merge
 from ._edit._stats import stats as stats
 from ._errors import DamagedError as DamagedError
 from ._graft._graft import graft as graft
-from ._graft._pairs import rename as rename
 from ._graft._report import Report as Report
 from ._graft._unflatten import nest as nest
 from ._interop._bytes import from_bytes as from_bytes, to_bytes as to_bytes
@@ -25,6 +24,7 @@ from ._load._deserialise import (
 )
 from ._load._init import load_or_init as load_or_init, unloaded as unloaded
 from ._load._lazy import LazyArray as LazyArray
+from ._load._rename import rename as rename
 from ._load._scan import Problem as Problem
 from ._load._verify import verify as verify
 from ._run._clean import clean as clean

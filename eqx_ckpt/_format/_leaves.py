@@ -30,13 +30,28 @@ class Statics(NamedTuple):
     of: dict[str, int]
     encoded: list[dict[str, Any]] | None = None
 
+    def fields(self, name: str) -> list[str]:
+        """The names of those of one Module."""
+        row = self.of[name]
+        encoded = {} if self.encoded is None else self.encoded[row]
+        return [*self.values[row], *encoded]
+
+
+class Origin(NamedTuple):
+    """Of leaves that were renamed: the names that they are stored under, and for the
+    name of a node those of the stored Modules that stand for it."""
+
+    names: list[str]
+    modules: dict[str, list[str]]
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Leaves:
     """The leaves of a tree: `names[i]` has the template `templates[template[i]]`.
 
     A leaf of `aliases` is the same array as the earlier one that it leads to. `markers`
-    has the labels of the entries of States.
+    has the labels of the entries of States. With an `origin` the names, and those in
+    labels, are not the ones that are stored.
     """
 
     names: list[str]
@@ -45,6 +60,20 @@ class Leaves:
     aliases: dict[int, int] = dataclasses.field(default_factory=dict)
     markers: dict[int, str] = dataclasses.field(default_factory=dict)
     statics: Statics = Statics([], {})
+    origin: Origin | None = None
+
+    def renamed(
+        self, names: list[str], markers: dict[int, str], modules: dict[str, list[str]]
+    ) -> "Leaves":
+        """The same leaves under other names. A record has the name that is stored."""
+        origin = Origin(self.names, modules)
+        return dataclasses.replace(self, names=names, markers=markers, origin=origin)
+
+    def modules(self, name: str) -> list[str]:
+        """The stored Modules with static fields that stand for the node of a name."""
+        if self.origin is not None:
+            return self.origin.modules.get(name, [])
+        return [name] if name in self.statics.of else []
 
     @ft.cached_property
     def places(self) -> Mapping[str, int]:
@@ -63,7 +92,8 @@ class Leaves:
 
         **Raises:** `ValueError` when what the index says of it cannot be.
         """
-        name, number = self.names[place], self.template[place]
+        names = self.names if self.origin is None else self.origin.names
+        name, number = names[place], self.template[place]
         template = self.templates[number]
         try:
             if number not in self._checked:

@@ -1,7 +1,7 @@
 """Key paths to dotted names and back: pure, injective, and never trusted as a path."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax.tree_util as jtu
@@ -195,3 +195,17 @@ def within(nodes: Iterable[str]) -> Callable[[str], str | None]:
 def is_under(name: str, prefix: str) -> bool:
     """Whether the leaf or node `name` is `prefix` or lies below it ("": the top)."""
     return prefix == "" or name == prefix or name.startswith(prefix + ".")
+
+
+def by_prefix(names: Sequence[str]) -> dict[str, list[int]]:
+    """The leaves at or below each node, by its dotted name."""
+    out: dict[str, list[int]] = {"": list(range(len(names)))}
+    for number, name in enumerate(names):
+        if name == ROOT:
+            continue
+        at = name.find(".")
+        while at != -1:
+            out.setdefault(name[:at], []).append(number)
+            at = name.find(".", at + 1)
+        out.setdefault(name, []).append(number)
+    return out

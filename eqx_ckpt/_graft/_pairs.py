@@ -1,11 +1,10 @@
 """The pairs of a graft: which node of the model takes which node of the checkpoint."""
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .._load import _checkpoint
-from .._tree import _nearest
+from .._load import _rename
+from .._load._rename import Rename
 from ..adapters import Adapter
 from ._sides import Model, Node, said, Saved, Stored
 
@@ -29,175 +28,31 @@ class Pair(NamedTuple):
 # ---- Renames.
 
 
-class Rename(NamedTuple):
-    """How a pair's names in the checkpoint become those in the model: [`rename`][]."""
-
-    rules: Any
-
-    def inverse(self, source: Any) -> "Rename":
-        """The way back: from the names in the model to those in the checkpoint.
-
-        **Arguments:**
-
-        - `source`: the checkpoint that the names come from, or its path.
-
-        **Returns:** a rename that knows the names which this one gives to the leaves of
-        that checkpoint, and no others. Adapters are not inverted.
-
-        **Raises:** `ValueError` where two leaves get one name.
-
-        !!! example
-
-            ```python
-            >>> import eqx_ckpt as ec, jax.numpy as jnp
-            >>> ec.tree_serialise_leaves("memory://inverse", {"gamma": jnp.ones(2)})
-            >>> there = ec.rename([(r"gamma$", "scale")])
-            >>> there.inverse("memory://inverse").rules("scale")
-            'gamma'
-
-            ```
-        """
-        names = _checkpoint.open(source)._source.index.leaves.names
-        back: dict[str, str] = {}
-        for old, new in zip(names, renamed_names(self, names)):
-            if back.setdefault(new, old) != old:
-                raise ValueError(
-                    f"The rename gives the name `{new}` to both `{back[new]}` and "
-                    f"`{old}`, and has no inverse."
-                )
-
-        def known(name: str) -> str:
-            if name not in back:
-                near = _nearest.Names(back).nearest(name)
-                hint = f" The nearest that it gives is `{near[0]}`." if near else ""
-                raise ValueError(
-                    f"`{name}` is none of the names that the rename gives.{hint} "
-                    "Leave the leaf out with `filter_spec`."
-                )
-            return back[name]
-
-        return Rename(known)
-
-
-def rename(
-    rules: Callable[[str], str] | Sequence[tuple],
-) -> Rename:
-    """For a pair of [`graft`][] whose sides have other names below their nodes.
-
-    **Arguments:**
-
-    - `rules`: a function from the name of a leaf in the checkpoint, from the pair's
-        node on, to its name in the model: `layer.3.query.weight` to
-        `layers.3.q.weight`. Or a list of rules, which are applied one after the other:
-        `(pattern, replacement)`, as `re.sub` takes them, `(pattern, adapter)` for the
-        leaves that the pattern is found in, or `(pattern, replacement, adapter)`. A
-        rule that changes nothing is an error.
-
-    **Returns:** what a pair takes after its two sides.
-
-    !!! example
-
-        ```python
-        >>> import eqx_ckpt as ec, jax.numpy as jnp
-        >>> saved = {"layer": [{"gamma": jnp.ones(2)}]}
-        >>> ec.tree_serialise_leaves("memory://rename", saved)
-        >>> rules = [(r"^layer[.]", "layers."), (r"gamma$", "scale")]
-        >>> pair = (lambda m: m, lambda c: c, ec.rename(rules))
-        >>> model = {"layers": [{"scale": jnp.zeros(2)}]}
-        >>> ec.graft(model, "memory://rename", [pair])[0]
-        {'layers': [{'scale': Array([1., 1.], dtype=float32)}]}
-
-        ```
-    """
-    if callable(rules):
-        return Rename(rules)
-    if isinstance(rules, (str, bytes)) or not isinstance(rules, Sequence):
-        raise TypeError(
-            "`rename` takes a function or a list of rules, such as "
-            f'`[(r"^layer[.]", "layers.")]`, not a `{type(rules).__name__}`.'
-        )
-    out = []
-    for rule in rules:
-        pattern, replacement, adapter = _rule(rule)
-        try:
-            out.append((re.compile(pattern), replacement, adapter))
-        except re.error as e:
-            raise ValueError(f"The pattern {pattern!r} is no regex: {e}.") from None
-    return Rename(tuple(out))
-
-
-def renamed_names(how: Rename, names: Sequence[str]) -> list[str]:
-    """The names that a rename makes of those of leaves. Its adapters are ignored."""
-    return [_apply(how, name, set(), "rename")[0] for name in names]
-
-
-def _rule(rule: Any) -> tuple[str, str | None, Adapter | None]:
-    if isinstance(rule, (tuple, list)) and len(rule) in (2, 3):
-        pattern, *rest = rule
-        replacement = rest.pop(0) if isinstance(rest[0], str) else None
-        adapter = rest.pop(0) if rest and callable(rest[0]) else None
-        if isinstance(pattern, str) and not rest:
-            return pattern, replacement, adapter and _adapter(adapter)
-    raise TypeError(
-        "A rule is `(pattern, replacement)`, `(pattern, adapter)` or "
-        f"`(pattern, replacement, adapter)`, and {rule!r} is none of them."
-    )
-
-
 def _renamed(
     how: Rename, right: list[Node], label: str
 ) -> tuple[list[Node], list[tuple[str, str]]]:
     """The nodes with their leaves renamed; and the rules that found nothing."""
     used: set[int] = set()
+    adapters = [rule.adapter and _adapter(rule.adapter) for rule in how.all_rules]
     out = []
     for node in right:
         leaves: dict[str, Saved] = {}
         for old, saved in node.leaves.items():
-            new, adapters = _apply(how, old, used, label)
+            new, numbers = _rename.apply(how, old, used, label)
             if new in leaves:
                 raise ValueError(
                     f"The rename of `{label}` gives the name `{new}` to both "
                     f"`{leaves[new].lazy.name}` and `{saved.lazy.name}`."
                 )
-            leaves[new] = saved._replace(adapters=adapters)
+            some = (adapters[number] for number in numbers)
+            leaves[new] = saved._replace(adapters=tuple(x for x in some if x))
         out.append(Node(node.name, leaves))
-    rules = () if callable(how.rules) else how.rules
     unused = [
-        (f"{label}: {rule[0].pattern!r}", "")
-        for number, rule in enumerate(rules)
+        (f"{label}: {rule.pattern.pattern!r}", "")
+        for number, rule in enumerate(how.all_rules)
         if number not in used
     ]
     return out, unused
-
-
-def _apply(
-    how: Rename, name: str, used: set[int], label: str
-) -> tuple[str, tuple[Adapter, ...]]:
-    if callable(how.rules):
-        try:
-            new = how.rules(name)
-        except Exception as e:
-            raise ValueError(
-                f"The rename of `{label}` failed at the name `{name}` with "
-                f"{type(e).__name__}: {e}"
-            ) from e
-        if not isinstance(new, str):
-            raise TypeError(
-                f"The rename of `{label}` gave a `{type(new).__name__}` for the name "
-                f"`{name}`, and must give a name. What is not wanted goes into `drop`."
-            )
-        return new, ()
-    adapters = []
-    for number, (pattern, replacement, adapter) in enumerate(how.rules):
-        if not pattern.search(name):
-            continue
-        new = name if replacement is None else pattern.sub(replacement, name)
-        if new != name or adapter is not None:
-            used.add(number)
-        if adapter is not None:
-            adapters.append(adapter)
-        name = new
-    return name, tuple(adapters)
 
 
 # ---- Pairs.

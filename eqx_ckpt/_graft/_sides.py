@@ -1,7 +1,6 @@
 """The two sides of a graft, by name and by node: the model, and the checkpoint."""
 
 import types
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -47,7 +46,7 @@ class Model:
         self.flat = _flatten.flatten(tree, None)
         self.names = [_names.name_of(path)[0] for path in self.flat.paths]
         self.storable = [_filters.by_default(x) for x in self.flat.leaves]
-        self.below = by_prefix(self.names)
+        self.below = _names.by_prefix(self.names)
         self.tagged = _select.Tagged(self.flat, self.storable, None)
         # Of States: the entries that leaves are of, and the names of their StateIndex.
         self.entries = _flatten.state_entries(tree, self.flat.paths, "")
@@ -86,7 +85,7 @@ class Stored:
         self.ckpt = ckpt
         self.source = ckpt._source
         self.saved = ckpt._source.index.leaves
-        self.below = by_prefix(self.saved.names)
+        self.below = _names.by_prefix(self.saved.names)
 
     def nodes(self, where: Any, called: str) -> list[Node]:
         if isinstance(where, str):
@@ -152,20 +151,6 @@ class Stored:
                 for place in self.below.get(name, [])
             },
         )
-
-
-def by_prefix(names: Sequence[str]) -> dict[str, list[int]]:
-    """The leaves below each node, by its dotted name."""
-    out: dict[str, list[int]] = {"": list(range(len(names)))}
-    for number, name in enumerate(names):
-        if name == _names.ROOT:
-            continue
-        at = name.find(".")
-        while at != -1:
-            out.setdefault(name[:at], []).append(number)
-            at = name.find(".", at + 1)
-        out.setdefault(name, []).append(number)
-    return out
 
 
 def said(error: Exception) -> str:

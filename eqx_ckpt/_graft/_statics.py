@@ -7,7 +7,6 @@ from .._format import _names
 from .._tree import _flatten, _static
 from .._tree._static import Static
 from ._matching import Matching
-from ._sides import by_prefix
 
 
 def compare(matching: Matching, static: Static) -> list[tuple[str, str, str]]:
@@ -40,7 +39,7 @@ def compare(matching: Matching, static: Static) -> list[tuple[str, str, str]]:
 
 def _modules(matching: Matching, modules: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Names of Modules that stand for each other, in the model and as saved."""
-    below = by_prefix(list(modules))
+    below = _names.by_prefix(list(modules))
     names = list(modules)
     for pair in matching.pairs:
         if pair.renamed:

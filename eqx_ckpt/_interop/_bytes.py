@@ -7,6 +7,7 @@ from typing import Any
 from jaxtyping import PyTree
 
 from .._load import _deserialise
+from .._load._rename import Renaming
 from .._runtime import _processes
 from .._save import _serialise
 from .._tree import _leaf
@@ -76,6 +77,7 @@ def from_bytes(
     *,
     where: Callable[[PyTree], Any] | None = None,
     source: str | Callable[[Any], Any] | None = None,
+    rename: Renaming = None,
     missing: str = "error",
     unexpected: str = "error",
     static: Static = "error",
@@ -95,7 +97,7 @@ def from_bytes(
     **Arguments:**
 
     - `data`: the bytes. They are copied once.
-    - `like`, `filter_spec`, `is_leaf`, `where`, `source`: as in
+    - `like`, `filter_spec`, `is_leaf`, `where`, `source`, `rename`: as in
         [`tree_deserialise_leaves`][].
     - `missing`, `unexpected`, `static`, `cast`, `verify`: as there.
     - `max_bytes`, `progress`, `timeout`, `tag`: as there.
@@ -122,6 +124,7 @@ def from_bytes(
         is_leaf,
         where=where,
         source=source,
+        rename=rename,
         missing=missing,
         unexpected=unexpected,
         static=static,

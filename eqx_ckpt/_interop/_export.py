@@ -12,9 +12,7 @@ from jaxtyping import PyTree
 
 from .._format import _digests, _grid, _names, _template, _text
 from .._format._template import Template
-from .._graft import _pairs
-from .._graft._pairs import Rename
-from .._load import formats
+from .._load import _rename, formats
 from .._load._checkpoint import Checkpoint
 from .._runtime import _progress
 from .._runtime._progress import Advance
@@ -150,8 +148,7 @@ def _tensors(
         raise TypeError(_cannot_hold(bad, names))
     new = names
     if rename is not None:
-        how = rename if isinstance(rename, Rename) else _pairs.rename(rename)
-        new = _pairs.renamed_names(how, names)
+        new = _rename.renamed_names(_rename.of(rename), names)
     out: dict[str, tuple[str, PlannedLeaf]] = {}
     labels: dict[str, str] = {}
     for i, to, leaf in zip(numbers, new, described):

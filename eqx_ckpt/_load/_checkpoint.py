@@ -1,21 +1,21 @@
 """`open` and `Checkpoint`: what is stored, as a tree of lazy leaves."""
 
 import os
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TYPE_CHECKING
 
 from jaxtyping import PyTree
 
 from .._format import _names, _text
-from .._storage import _archive, _root
 from .._storage._archive import Readable
 from .._storage._backend import Backend
 from .._tree import _leaf, _nearest, _show
 from .._tree._filters import FilterSpec, IsLeaf
 from .._tree._static import Static
-from . import _lazy, _match, _nodes, _open
+from . import _lazy, _match, _nodes, _open, _renamed
 from ._lazy import LazyArray
+from ._rename import Renaming
+from ._renamed import Renamed
 from ._source import Source
 
 
@@ -120,6 +120,7 @@ class Checkpoint(_Base):
         *,
         where: Callable[[PyTree], Any] | None = None,
         source: str | Callable[[Any], Any] | None = None,
+        rename: Renaming = None,
         missing: str = "error",
         unexpected: str = "error",
         static: Static = "error",
@@ -147,17 +148,18 @@ class Checkpoint(_Base):
 
             ```
         """
+        renamed = _renamed.renamed(self._source.index.leaves, rename)
         options = _match.Options(
             filter_spec=filter_spec,
             is_leaf=is_leaf,
             where=where,
-            source=resolve_source(self, source),
+            source=resolve_source(self, source, renamed),
             missing=missing,
             unexpected=unexpected,
             static=static,
             cast=cast,
         )
-        matched = _match.match(self._source.index.leaves, like, options, path=self.path)
+        matched = _match.match(renamed.leaves, like, options, path=self.path)
         # `eqx.tree_at` does not find leaves by number: it makes one of every `()`.
         return matched.tree(
             _lazy.lazy_of(self._source, pair.record, pair.target)
@@ -238,21 +240,7 @@ def open(
     if isinstance(path, Checkpoint):
         path._source.check_current()
         return path
-    if _archive.is_file(path):
-        root = _archive.root_of(path)
-        try:
-            source = _open.open_source(root, like)
-        except FileNotFoundError:
-            _archive.forget(root)
-            raise ValueError(
-                "The open file is no checkpoint of a format that is read."
-            ) from None
-        except BaseException:
-            _archive.forget(root)
-            raise
-        weakref.finalize(source, _archive.forget, root).atexit = False
-        return Checkpoint(source)
-    return Checkpoint(_open.open_source(_root.resolve(path, follow_symlinks), like))
+    return Checkpoint(_open.opened(path, like, follow_symlinks))
 
 
 def _unpickle(root: Backend, save: str) -> Checkpoint:
@@ -277,20 +265,24 @@ def _unknown(name: Any, names: list[str]) -> str:
 # ---- The checkpoint's own tree.
 
 
-def resolve_source(ckpt: Checkpoint, source: str | Callable[[Any], Any] | None) -> str:
-    """The dotted name of the node that `like` stands for ("": all of the checkpoint).
+def resolve_source(
+    ckpt: Checkpoint, source: str | Callable[[Any], Any] | None, renamed: Renamed
+) -> str:
+    """The dotted name of the node that `like` stands for ("": all of the checkpoint),
+    as it is after a rename.
 
     **Raises:** `KeyError` if there is none, `TypeError` if it is not a node.
     """
     if source is None or source == "":
         return ""
     if isinstance(source, str):
-        names = ckpt._source.index.leaves.names
-        if source in ckpt or any(_names.is_under(name, source) for name in names):
+        names = renamed.leaves.names
+        if any(_names.is_under(name, source) for name in names):
             return source
+        after = " after the rename" if renamed.leaves.origin else ""
         raise KeyError(
             f"`source` is {source!r}, and the checkpoint at `{ckpt.path}` has no such "
-            f"node. {_top(names)}"
+            f"node{after}. {_top(names)}"
         )
     if not callable(source):
         raise TypeError(
@@ -300,12 +292,19 @@ def resolve_source(ckpt: Checkpoint, source: str | Callable[[Any], Any] | None) 
     node = source(ckpt.tree)
     found = _nodes.origin(node)
     is_view = isinstance(node, LazyArray) and node._view is not None
-    if found is not None and found[0] is ckpt._source and not is_view:
-        return found[1]
-    raise TypeError(
-        "`source` must return one node of the checkpoint's tree, as "
-        f"`lambda c: c.model` does, not a `{type(node).__name__}`."
-    )
+    if found is None or found[0] is not ckpt._source or is_view:
+        raise TypeError(
+            "`source` must return one node of the checkpoint's tree, as "
+            f"`lambda c: c.model` does, not a `{type(node).__name__}`."
+        )
+    name = found[1]
+    nodes = renamed.node(name) if name else [""]
+    if len(nodes) != 1:
+        raise ValueError(
+            f"`source` is the node `{name}`, which the rename takes to "
+            f"{_some(nodes) or 'no one node'}. Give the name after the rename, as text."
+        )
+    return nodes[0]
 
 
 def _top(names: list[str]) -> str:

@@ -15,9 +15,10 @@ from .._tree import _flatten, _leaf, _node, _restore, _sharding
 from .._tree._filters import FilterSpec, IsLeaf
 from .._tree._node import Node
 from .._tree._static import Static
-from . import _checkpoint, _fetch, _lazy, _match, _open
+from . import _checkpoint, _fetch, _lazy, _match, _open, _renamed
 from ._checkpoint import Checkpoint
 from ._lazy import LazyArray
+from ._rename import Renaming
 
 
 @_open.again(0, "path")
@@ -30,6 +31,7 @@ def tree_deserialise_leaves(
     *,
     where: Callable[[PyTree], Any] | None = None,
     source: str | Callable[[Any], Any] | None = None,
+    rename: Renaming = None,
     missing: str = "error",
     unexpected: str = "error",
     static: Static = "error",
@@ -61,6 +63,12 @@ def tree_deserialise_leaves(
         returned untouched. All of it by default.
     - `source`: the one node of the checkpoint that `like` stands for: a dotted name, or
         a function of the checkpoint's own tree, such as `lambda c: c.model`.
+    - `rename`: a [`rename`][], or what that takes, from the names that are stored to
+        those in `like`, as after a class has changed. It is given whole names, as the
+        checkpoint prints them, before `source` is cut off; a `source` that is a text is
+        a name after it. Modules and the entries of an `eqx.nn.State` go with their
+        leaves: static fields are compared, and statistics found, under the new names.
+        Two leaves of one name, and a rule that changes nothing, are errors.
     - `missing`: `"error"`, or `"keep"` the value in `like` of a selected leaf that the
         checkpoint lacks. An abstract leaf has none to keep: that is an error.
     - `unexpected`: `"error"`, or `"ignore"` leaves of the checkpoint that name none of
@@ -117,17 +125,18 @@ def tree_deserialise_leaves(
     with processes.heard():
         ckpt = _checkpoint.open(path, like=like if source is None else None)
         pinned = ckpt._source
+        renamed = _renamed.renamed(pinned.index.leaves, rename)
         options = _match.Options(
             filter_spec=filter_spec,
             is_leaf=is_leaf,
             where=where,
-            source=_checkpoint.resolve_source(ckpt, source),
+            source=_checkpoint.resolve_source(ckpt, source, renamed),
             missing=missing,
             unexpected=unexpected,
             static=static,
             cast=cast,
         )
-        matched = _match.match(pinned.index.leaves, like, options, path=ckpt.path)
+        matched = _match.match(renamed.leaves, like, options, path=ckpt.path)
     targets = [pair.target for pair in matched.pairs]
     if broadcast:
         targets = list(map(_restore.without_replicas, targets))

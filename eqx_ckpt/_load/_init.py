@@ -14,9 +14,10 @@ from .._format import _names
 from .._runtime import _processes
 from .._tree import _flatten, _leaf, _skeleton
 from .._tree._static import Static
-from . import _checkpoint, _deserialise, _match, _open
+from . import _checkpoint, _deserialise, _match, _open, _renamed
 from ._checkpoint import Checkpoint
 from ._lazy import LazyArray
+from ._rename import Renaming
 
 
 @_open.again(1, "path")
@@ -28,6 +29,7 @@ def load_or_init(
     *,
     where: Callable[[PyTree], Any] | None = None,
     source: str | Callable[[Any], Any] | None = None,
+    rename: Renaming = None,
     missing: str = "error",
     unexpected: str = "error",
     static: Static = "error",
@@ -53,7 +55,7 @@ def load_or_init(
     - `args`, `kwargs`: the arguments of `init_fn`: a tuple, and a dict.
     - `where`: a function from the tree to the nodes to load; the rest of it is
         initialised. All of it is loaded by default.
-    - `source`, `unexpected`, `static`, `cast`, `verify`: as in
+    - `source`, `rename`, `unexpected`, `static`, `cast`, `verify`: as in
         [`tree_deserialise_leaves`][].
     - `max_bytes`, `progress`, `timeout`, `tag`, `broadcast`: as there.
     - `missing`: `"error"`, or `"init"` to initialise also those leaves of `where` that
@@ -94,9 +96,10 @@ def load_or_init(
     loaded = _deserialise.tree_deserialise_leaves(
         ckpt,
         like,
-        _stored(ckpt, like, source) if missing == "init" else _leaf.is_storable,
+        _stored(ckpt, like, source, rename) if missing == "init" else _leaf.is_storable,
         where=where,
         source=source,
+        rename=rename,
         unexpected=unexpected,
         static=static,
         cast=cast,
@@ -110,13 +113,16 @@ def load_or_init(
     return initialise(loaded, init_fn, *args, **kwargs)
 
 
-def _stored(ckpt: Checkpoint, like: PyTree, source: Any) -> PyTree:
+def _stored(ckpt: Checkpoint, like: PyTree, source: Any, rename: Renaming) -> PyTree:
     """The tree that says of each leaf whether it is there to be loaded."""
     flat = _flatten.flatten(like, None)
-    under = _checkpoint.resolve_source(ckpt, source)
+    renamed = _renamed.renamed(ckpt._source.index.leaves, rename)
+    leaves = renamed.leaves
+    under = _checkpoint.resolve_source(ckpt, source, renamed)
     names = [_names.name_of(path, under)[0] for path in flat.paths]
-    stored = _match.stored_names(ckpt._source.index.leaves, like, flat, names, under)
-    good = [_leaf.is_storable(x) and n in ckpt for x, n in zip(flat.leaves, stored)]
+    stored = _match.stored_names(leaves, like, flat, names, under)
+    both = zip(flat.leaves, stored)
+    good = [_leaf.is_storable(x) and n in leaves.places for x, n in both]
     if names and not any(good):
         raise RuntimeError(
             f"None of the leaves, such as `{names[0]}`, is in the checkpoint at "

@@ -1,6 +1,7 @@
 """Which stored leaf stands for which of `like`; and one report if any does not."""
 
 import dataclasses
+import itertools as it
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from .._tree import (
     _static,
 )
 from .._tree._filters import FilterSpec, IsLeaf
-from .._tree._flatten import Flat
+from .._tree._flatten import Entries, Flat
 from .._tree._restore import Target
 from .._tree._static import Static
 
@@ -177,13 +178,22 @@ def _once(saved: Leaves, match: Match) -> Match:
 
 
 class _Report(_show.Problems):
-    """The problems of a load from a `thing`, and a sentence on the first of them."""
+    """The problems of a load from a `thing`, and a sentence on the first of them.
+
+    `origins`: of what was renamed, the name that is stored.
+    """
 
     def __init__(self, thing: str) -> None:
         super().__init__()
         self.thing = thing
         self.first = ""
         self.no_entries: set[str] = set()
+        self.origins: dict[str, str] = {}
+
+    def add(self, kind: str, name: str, text: str = "", stored: str = "") -> None:
+        super().add(kind, name, text)
+        if stored and stored != name:
+            self.origins[name] = stored
 
     def explain(self, first: str) -> None:
         self.first = self.first or first
@@ -222,7 +232,7 @@ def _pair_up(saved: Leaves, wanted: _Wanted, report: _Report) -> Iterator[Pair]:
         text = f"saved {was}, `like` has {here}"
         if problem.hint:
             text += f"  ({problem.hint})"
-        report.add(problem.what, name, text)
+        report.add(problem.what, name, text, record.name)
         report.explain(
             f"Deserialised leaf at path {wanted.flat.paths[number]} has changed "
             f"{problem.what}: `{name}` is {was} in the {report.thing} and {here} in "
@@ -275,6 +285,8 @@ def stored_names(
         below = state + "." if state else ""
         places = (p for name, p in saved.places.items() if name.startswith(below))
         there = _flatten.stored_entries(saved, state, places)
+        if saved.origin is not None:
+            labels = _whole_labels(labels, there, like, source)
         moves[state] = _flatten.match_entries(state, labels, there)
     for number, entry in entries.items():
         below = entry.state + "." if entry.state else ""
@@ -284,6 +296,21 @@ def stored_names(
             out[number] = NoEntry((entry.label or "")[1:])
         else:
             out[number] = below + str(to) + ("." + rest if rest else "")
+    return out
+
+
+def _whole_labels(
+    labels: dict[int, str | None], there: Entries, like: PyTree, source: str
+) -> dict[int, str | None]:
+    """The labels with whole names for the paths in them, if those of a renamed State
+    have such names: from another path the same end may have been renamed."""
+    if not any(label and label[0] == "@" for label in there.labels.values()):
+        return labels
+    names = _flatten.index_names(like, source)
+    out: dict[int, str | None] = {}
+    for position, label in labels.items():
+        whole = names.get(str(label), [])
+        out[position] = "@" + ",".join(sorted(whole)) if whole else label
     return out
 
 
@@ -304,10 +331,10 @@ def _find_unexpected(saved: Leaves, wanted: _Wanted, report: _Report) -> None:
     leaves = [
         _leaf.stand_in(r.template.kind, _leaf.abstract(r.template)) for r in records
     ]
-    for record, good in zip(records, _filters.evaluate(chosen, leaves)):
+    for name, record, good in zip(extra, records, _filters.evaluate(chosen, leaves)):
         text = _leaf.show(record.template)
-        if record.name in others:
-            leaf = others[record.name]
+        if name in others:
+            leaf = others[name]
             text += f"  (`like` has a `{type(leaf).__name__}` there"
             # A str that `filter_spec` leaves out may have been made of what this is.
             is_text = isinstance(leaf, (str, bytes)) or callable(leaf)
@@ -316,7 +343,7 @@ def _find_unexpected(saved: Leaves, wanted: _Wanted, report: _Report) -> None:
                 text += ": is its type to be registered?"
             text += ")"
         if good:
-            report.add("unexpected", record.name, text)
+            report.add("unexpected", name, text, record.name)
 
 
 def _find_static(
@@ -327,12 +354,18 @@ def _find_static(
     whole = _names.within(wanted.wholes)
     for path, module in _flatten.modules(wanted.like, wanted.options.is_leaf):
         name = _flatten.module_name(path, wanted.options.source)
-        if name not in saved.statics.of or whole(name) is None:
-            continue
-        for x in _static.changes(saved.statics, module, name, passes):
+        stored = saved.modules(name) if whole(name) is not None else []
+        changes = (
+            (origin, x)
+            for origin in stored
+            for x in _static.changes(saved.statics, module, origin, passes, name)
+        )
+        for origin, x in changes:
             if x.may_differ:
                 continue
-            report.add("static", x.name, f"saved {x.saved}, `like` has {x.here}")
+            field = _names.below(x.name, name)
+            text = f"saved {x.saved}, `like` has {x.here}"
+            report.add("static", x.name, text, f"{origin}.{field}".lstrip("."))
             report.explain(
                 f"Deserialised leaf at path {path} has changed a static field: "
                 f"`{x.name}` was {x.saved} when it was saved, and is {x.here} in "
@@ -362,18 +395,27 @@ def _message(what: str, saved: Leaves, source: str, report: _Report) -> str:
     missing = report.names("missing")
     there = _nearest.Names(saved.names if missing else ())
 
-    def nearest(kind: str, name: str, text: str) -> str:
+    def hint(kind: str, name: str, text: str) -> str:
+        origins = report.origins
+        some = it.islice(_show.unfold(name), len(origins))
+        names = [origins[x] for x in some if x in origins]
+        if names:
+            return f"  (stored as {', '.join(f'`{x}`' for x in _show.fold(names))})"
         if kind != "missing" or "{" in name or name in report.no_entries:
             return ""
         near = there.nearest(name, 1, 0.6)
-        return f"  (the nearest name there is `{near[0]}`)" if near else ""
+        if not near:
+            return ""
+        stored = saved.record(saved.places[near[0]]).name
+        beside = f", stored as `{stored}`" if stored != near[0] else ""
+        return f"  (the nearest name there is `{near[0]}`{beside})"
 
     static = _static.how_to_pass(report.names("static"))
     titles = {
         kind: title.replace("{}", report.thing).replace("{static}", static)
         for kind, title in _titles.items()
     }
-    lines += _show.sections(report.rows, titles, nearest)
+    lines += _show.sections(report.rows, titles, hint)
     hint = _source_hint(saved, missing, source)
     if hint:
         lines.append(hint)

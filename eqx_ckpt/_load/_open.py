@@ -4,6 +4,7 @@ import functools as ft
 import itertools as it
 import os
 import time
+import weakref
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -12,7 +13,8 @@ from jaxtyping import PyTree
 from .._errors import ReplacedError
 from .._format import _files, _text
 from .._runtime import _processes
-from .._storage import _root
+from .._storage import _archive, _root
+from .._storage._archive import Readable
 from .._storage._backend import Backend, Renames
 from . import _published, formats
 from ._source import Source
@@ -22,6 +24,29 @@ P = ParamSpec("P")
 
 
 T = TypeVar("T")
+
+
+def opened(
+    path: str | os.PathLike[str] | Readable,
+    like: PyTree = None,
+    follow_symlinks: bool = False,
+) -> Source:
+    """What is at a path, or in an open file. See `open`."""
+    if not _archive.is_file(path):
+        return open_source(_root.resolve(path, follow_symlinks), like)
+    root = _archive.root_of(path)
+    try:
+        source = open_source(root, like)
+    except FileNotFoundError:
+        _archive.forget(root)
+        raise ValueError(
+            "The open file is no checkpoint of a format that is read."
+        ) from None
+    except BaseException:
+        _archive.forget(root)
+        raise
+    weakref.finalize(source, _archive.forget, root).atexit = False
+    return source
 
 
 def open_source(root: Backend, like: PyTree = None) -> Source:

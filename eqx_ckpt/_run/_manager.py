@@ -163,7 +163,8 @@ class CheckpointManager:
 
         **Arguments:**
 
-        - `like`: as in [`tree_deserialise_leaves`][], and so are the `options`.
+        - `like`: as in [`tree_deserialise_leaves`][], and so are the `options`, as
+            `rename` for steps that a class of other names has saved.
         - `step`: the step. Without it, newer steps that are incomplete or damaged are
             skipped, with one warning that says which and why; without one if another
             process is saving them, and holds their locks. A tree that does not fit

@@ -133,14 +133,16 @@ def _labels(
     return {i: _label(marker, indices) for i, marker in enumerate(markers)}
 
 
-def index_names(tree: PyTree) -> dict[str, list[str]]:
-    """The names of the StateIndex that each label is of."""
+def index_names(tree: PyTree, source: str = "") -> dict[str, list[str]]:
+    """The names, below `source`, of the StateIndex that each label is of."""
 
     def stop(x: Any) -> bool:
         return isinstance(x, eqx.nn.StateIndex)
 
     found = jtu.tree_flatten_with_path(tree, is_leaf=stop)[0]
-    named = [(x.marker, _names.name_of(path)[0]) for path, x in found if stop(x)]
+    named = [
+        (x.marker, _names.name_of(path, source)[0]) for path, x in found if stop(x)
+    ]
     indices: dict[Any, list[str]] = {}
     for marker, name in named:
         indices.setdefault(marker, []).append(name)
@@ -263,7 +265,8 @@ def match_entries(
                 if few
             ]
             near = sorted((n, place) for n, place in near if n is not None)
-            out[position] = near[0][1] if near else None
+            is_one = near and [n for n, _ in near].count(near[0][0]) == 1
+            out[position] = near[0][1] if is_one else None
     count = collections.Counter(out.values())
     return {key: None if count[place] > 1 else place for key, place in out.items()}
 

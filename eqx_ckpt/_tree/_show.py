@@ -1,7 +1,7 @@
 """How names, trees and sizes are printed: folded by layer, and always escaped."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from .._format import _text
@@ -13,7 +13,7 @@ T = TypeVar("T")
 # What `str` gives for an index: longer digits are a key that looks like one.
 _number = re.compile(r"0|[1-9][0-9]{0,17}")
 
-_run = re.compile(r"\{([0-9]+)\.\.[0-9]+\}")
+_folded = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
 
 _short = {
     "bool": "bool",
@@ -63,6 +63,16 @@ def fold(names: Iterable[str]) -> list[str]:
     return [".".join(row) for row in rows]
 
 
+def unfold(name: str) -> Iterator[str]:
+    """The names that were folded into one."""
+    found = _folded.search(name)
+    if found is None:
+        yield name
+        return
+    for i in range(int(found[1]), int(found[2]) + 1):
+        yield from unfold(f"{name[: found.start()]}{i}{name[found.end() :]}")
+
+
 def fold_rows(rows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """`(dotted name, text)` rows, with the names of one text folded, in their order."""
     grouped: dict[str, list[str]] = {}
@@ -72,7 +82,7 @@ def fold_rows(rows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
         order.setdefault(name, number)
 
     def place(row: tuple[str, str]) -> int:
-        return order.get(_run.sub(r"\1", row[0]), 0)
+        return order.get(_folded.sub(r"\1", row[0]), 0)
 
     folded = [(name, text) for text, names in grouped.items() for name in fold(names)]
     return sorted(folded, key=place)

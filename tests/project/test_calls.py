@@ -12,6 +12,7 @@ from eqx_ckpt._runtime import _processes
 
 # In this order.
 KEYWORDS = {
+    "rename": None,
     "static": "error",
     "cast": False,
     "verify": True,
@@ -22,6 +23,7 @@ KEYWORDS = {
 }
 
 _WRITES = {
+    "rename": "`export_safetensors` has it, and a checkpoint has the tree's names",
     "static": "nothing is compared",
     "cast": "`dtype` is what a save casts to",
     "verify": "nothing is read",
@@ -31,10 +33,14 @@ _ONE = {
     "tag": "one process makes it",
 }
 _WHOLE = {
+    "rename": "there is no `like` whose names it could have",
     "static": "there is no `like` to compare with",
     "cast": "there is no `like` to cast to",
 }
-_COMPARED = {"cast": "a leaf of another dtype is another leaf"}
+_COMPARED = {
+    "rename": "a leaf of another name is another leaf",
+    "cast": "a leaf of another dtype is another leaf",
+}
 _SMALL = {
     "max_bytes": "it reads nothing that is large",
     "progress": "it reads nothing that is large",
@@ -52,8 +58,9 @@ LACKS = {
     "tree_deserialise_leaves": {},
     "load_or_init": {},
     "from_bytes": {},
-    "graft": {},
+    "graft": {"rename": "each pair takes its own"},
     "materialise": {
+        "rename": "said when the lazy leaves were spliced",
         "static": "compared when the lazy leaves were spliced",
         "cast": "said when the lazy leaves were spliced",
     },
@@ -69,19 +76,24 @@ LACKS = {
         "timeout": "`materialise` of a list of one leaf has it",
         "tag": "`materialise` of a list of one leaf has it",
     },
-    "export_safetensors": {**_WHOLE, **_ONE},
+    "export_safetensors": {
+        "static": "there is no `like` to compare with",
+        "cast": "there is no `like` to cast to",
+        **_ONE,
+    },
     "convert": {**_WHOLE, **_ONE},
     "verify": {**_WHOLE, "verify": "it does nothing else", **_ONE},
     "diff": {"static": "it says which have changed", **_COMPARED, **_ONE},
     "stats": {**_WHOLE, **_ONE},
     "merge": {
-        "cast": "a leaf of another dtype is another leaf",
+        **_COMPARED,
         "verify": "what is merged is read later",
         "max_bytes": "what is merged is read later",
         "progress": "what is merged is read later",
         **_ONE,
     },
     "from_state_dict": {
+        "rename": "its keys can be renamed as they are",
         "static": "such dicts have no static fields",
         "verify": "such dicts have no digests",
         "max_bytes": "all of it is in memory",

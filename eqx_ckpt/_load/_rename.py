@@ -1,0 +1,191 @@
+"""`rename`: rules that take the names of leaves in a checkpoint to others."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .._tree import _nearest
+from . import _open
+
+
+class Rule(NamedTuple):
+    """Names in which the `pattern` is found get the `replacement`, if there is one. The
+    `adapter`, of a [`graft`][], is for the leaves that have them."""
+
+    pattern: re.Pattern[str]
+    replacement: str | None
+    adapter: Callable[..., Any] | None
+
+
+class Rename(NamedTuple):
+    """How names in a checkpoint become those in a model: [`rename`][]."""
+
+    rules: Callable[[str], str] | tuple[Rule, ...]
+
+    @property
+    def all_rules(self) -> tuple[Rule, ...]:
+        """Those of a list; a function is none."""
+        return () if callable(self.rules) else self.rules
+
+    def inverse(self, source: Any) -> "Rename":
+        """The way back: from the names in the model to those in the checkpoint.
+
+        **Arguments:**
+
+        - `source`: the checkpoint that the names come from, or its path.
+
+        **Returns:** a rename that knows the names which this one gives to the leaves of
+        that checkpoint, and no others. Adapters are not inverted.
+
+        **Raises:** `ValueError` where two leaves get one name.
+
+        !!! example
+
+            ```python
+            >>> import eqx_ckpt as ec, jax.numpy as jnp
+            >>> ec.tree_serialise_leaves("memory://inverse", {"gamma": jnp.ones(2)})
+            >>> there = ec.rename([(r"gamma$", "scale")])
+            >>> there.inverse("memory://inverse").rules("scale")
+            'gamma'
+
+            ```
+        """
+        is_open = isinstance(source, Mapping)
+        names = list(source) if is_open else _open.opened(source).index.leaves.names
+        back: dict[str, str] = {}
+        for old, new in zip(names, renamed_names(self, names)):
+            if back.setdefault(new, old) != old:
+                raise ValueError(
+                    f"The rename gives the name `{new}` to both `{back[new]}` and "
+                    f"`{old}`, and has no inverse."
+                )
+
+        def known(name: str) -> str:
+            if name not in back:
+                near = _nearest.Names(back).nearest(name)
+                hint = f" The nearest that it gives is `{near[0]}`." if near else ""
+                raise ValueError(
+                    f"`{name}` is none of the names that the rename gives.{hint} "
+                    "Leave the leaf out with `filter_spec`."
+                )
+            return back[name]
+
+        return Rename(known)
+
+
+# What is given as `rename=`: a `Rename`, or what makes one.
+Renaming = Rename | Callable[[str], str] | Sequence[tuple] | None
+
+
+def rename(
+    rules: Callable[[str], str] | Sequence[tuple],
+) -> Rename:
+    """From the names of leaves in a checkpoint to those in a tree: for the `rename=` of
+    a load, and for a pair of [`graft`][].
+
+    **Arguments:**
+
+    - `rules`: a function from the name of a leaf in the checkpoint to its name in the
+        tree: `layer.3.query.weight` to `layers.3.q.weight`. Or a list of rules, which
+        are applied one after the other: `(pattern, replacement)`, as `re.sub` takes
+        them. In a pair they may also be `(pattern, adapter)` for the leaves that the
+        pattern is found in, or `(pattern, replacement, adapter)`. A rule that changes
+        nothing is an error.
+
+    The names that `rename=` is given are whole ones, from the top of the checkpoint on.
+    Those in a pair begin below the pair's node.
+
+    **Returns:** what a load takes as `rename=`, and a pair after its two sides.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> saved = {"layer": [{"gamma": jnp.ones(2)}]}
+        >>> ec.tree_serialise_leaves("memory://rename", saved)
+        >>> there = ec.rename([(r"^layer[.]", "layers."), (r"gamma$", "scale")])
+        >>> model = {"layers": [{"scale": jnp.zeros(2)}]}
+        >>> ec.tree_deserialise_leaves("memory://rename", model, rename=there)
+        {'layers': [{'scale': Array([1., 1.], dtype=float32)}]}
+        >>> pair = (lambda m: m, lambda c: c, there)
+        >>> ec.graft(model, "memory://rename", [pair])[0]
+        {'layers': [{'scale': Array([1., 1.], dtype=float32)}]}
+
+        ```
+    """
+    if callable(rules):
+        return Rename(rules)
+    if isinstance(rules, (str, bytes)) or not isinstance(rules, Sequence):
+        raise TypeError(
+            "`rename` takes a function or a list of rules, such as "
+            f'`[(r"^layer[.]", "layers.")]`, not a `{type(rules).__name__}`.'
+        )
+    return Rename(tuple(map(_rule, rules)))
+
+
+def of(given: Any) -> Rename:
+    """What a call was given as `rename=`: a [`rename`][], or what that takes."""
+    return given if isinstance(given, Rename) else rename(given)
+
+
+def _rule(rule: Any) -> Rule:
+    if isinstance(rule, (tuple, list)) and len(rule) in (2, 3):
+        pattern, *rest = rule
+        replacement = rest.pop(0) if isinstance(rest[0], str) else None
+        adapter = rest.pop(0) if rest and callable(rest[0]) else None
+        if isinstance(pattern, str) and not rest:
+            try:
+                return Rule(re.compile(pattern), replacement, adapter)
+            except re.error as e:
+                raise ValueError(f"The pattern {pattern!r} is no regex: {e}.") from None
+    raise TypeError(
+        "A rule is `(pattern, replacement)`, `(pattern, adapter)` or "
+        f"`(pattern, replacement, adapter)`, and {rule!r} is none of them."
+    )
+
+
+def renamed_names(how: Rename, names: Sequence[str]) -> list[str]:
+    """The names that a rename makes of those of leaves. Its adapters are ignored."""
+    used: set[int] = set()
+    return [apply(how, name, used, "rename")[0] for name in names]
+
+
+def apply(
+    how: Rename, name: str, used: set[int], label: str
+) -> tuple[str, tuple[int, ...]]:
+    """The name that a rename makes of another, and the numbers of the rules whose
+    adapters are for it. Rules that did something are added to `used`. Errors call the
+    rename that of `label`."""
+    if callable(how.rules):
+        try:
+            new = how.rules(name)
+        except Exception as e:
+            raise ValueError(
+                f"The rename of `{label}` failed at the name `{name}` with "
+                f"{type(e).__name__}: {e}"
+            ) from e
+        if not isinstance(new, str):
+            raise TypeError(
+                f"The rename of `{label}` gave a `{type(new).__name__}` for the name "
+                f"`{name}`, and must give a name. What is not wanted goes into `drop`."
+            )
+        return new, ()
+    adapted = []
+    for number, (pattern, replacement, adapter) in enumerate(how.rules):
+        if not pattern.search(name):
+            continue
+        new = name
+        if replacement is not None:
+            try:
+                new = pattern.sub(replacement, name)
+            except (re.error, IndexError) as e:
+                raise ValueError(
+                    f"The replacement {replacement!r} does not go with the pattern "
+                    f"{pattern.pattern!r}: {e}."
+                ) from None
+        if new != name or adapter is not None:
+            used.add(number)
+        if adapter is not None:
+            adapted.append(number)
+        name = new
+    return name, tuple(adapted)

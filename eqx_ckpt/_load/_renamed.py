@@ -1,0 +1,228 @@
+"""The leaves of a checkpoint under the names that a rename gives them.
+
+Leaves are not all that has a name: so have Modules, whose static fields are compared,
+and the StateIndex that an entry of an eqx.nn.State belongs to. A rename is made for
+leaves, so these go where the leaves go that are below them.
+"""
+
+import collections
+import functools as ft
+import os
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from .._format import _names
+from .._format._leaves import Leaves
+from . import _rename
+from ._rename import Rename
+
+
+class Renamed(NamedTuple):
+    """Leaves under other names. `node` gives the names that a stored node has now:
+    several where its leaves went to several."""
+
+    leaves: Leaves
+    node: Callable[[str], list[str]]
+
+
+def renamed(leaves: Leaves, given: Any) -> Renamed:
+    """The leaves as the `rename=` of a call says.
+
+    **Raises:** `ValueError` for two leaves of one name, rules that change nothing, and
+    those with adapters.
+    """
+    if given is None:
+        return Renamed(leaves, lambda name: [name])
+    how = _rename.of(given)
+    if any(rule.adapter for rule in how.all_rules):
+        raise ValueError(
+            "`rename` has a rule with an adapter. A load takes leaves as they are: use "
+            "the rename in a pair of `ec.graft`."
+        )
+    used: set[int] = set()
+    new = [_rename.apply(how, name, used, "rename=")[0] for name in leaves.names]
+    _check_collisions(leaves.names, new)
+    moves = _Moves(how, used, leaves.names, new)
+    nodes: dict[str, list[str]] = {}
+    for name in leaves.statics.of:
+        for to in moves.node(name, next(iter(leaves.statics.fields(name)), "")):
+            nodes.setdefault(to, []).append(name)
+    markers = _markers(leaves, moves)
+    _check_used(how, used, leaves.names)
+    return Renamed(leaves.renamed(new, markers, nodes), moves.node)
+
+
+def _check_collisions(old: list[str], new: list[str]) -> None:
+    if len(set(new)) == len(new):
+        return
+    groups: dict[str, list[str]] = {}
+    for a, b in zip(old, new):
+        groups.setdefault(b, []).append(a)
+    several = [(b, some) for b, some in groups.items() if len(some) > 1]
+    lines = [f"  `{b}`: {', '.join(f'`{a}`' for a in some)}" for b, some in several]
+    more = [f"  ... and {len(lines) - 20} more"] if len(lines) > 20 else []
+    raise ValueError(
+        "The rename gives one name to several leaves of the checkpoint; nothing was "
+        "loaded. Narrow the patterns, or take those that are in the way elsewhere:\n"
+        + "\n".join([*lines[:20], *more])
+    )
+
+
+def _check_used(how: Rename, used: set[int], names: list[str]) -> None:
+    unused = [
+        repr(rule.pattern.pattern)
+        for number, rule in enumerate(how.all_rules)
+        if number not in used
+    ]
+    if unused:
+        raise ValueError(
+            f"`rename` has rules that change no name of the checkpoint: "
+            f"{', '.join(unused)}. A rule is given whole names, such as `{names[0]}`, "
+            "as the rules before it have left them."
+        )
+
+
+class _Moves:
+    """Where nodes go: to where the leaves go that keep their names below them."""
+
+    def __init__(self, how: Rename, used: set[int], old: list[str], new: list[str]):
+        self._how, self._used = how, used
+        self._old, self._new = old, new
+        self._kept: dict[str, dict[str, None]] = collections.defaultdict(dict)
+        for a, b in zip(old, new):
+            here, there = _parts(a), _parts(b)
+            while here and there and here[-1] == there[-1]:
+                here, there = here[:-1], there[:-1]
+                self._kept[".".join(here)][".".join(there)] = None
+
+    @ft.cached_property
+    def below(self) -> dict[str, list[int]]:
+        """The leaves below each node."""
+        return _names.by_prefix(self._old)
+
+    def node(self, name: str, field: str = "") -> list[str]:
+        """The names of a stored node in the tree. `field`: of something that it has.
+
+        If all leaves below it have other names, it is what holds all of them: if that
+        is still below it, the node itself; and what is above the only child that it has
+        went to what is above that.
+        """
+        kept = self._kept.get(name)
+        if kept:
+            return list(kept)
+        leaves = self.below.get(name, [])
+        if not leaves:
+            return self._empty(name, field)
+        if len(leaves) == 1 and _parts(self._old[leaves[0]]) == _parts(name):
+            return [self._new[leaves[0]]]
+        parents = [_parts(self._new[n])[:-1] for n in leaves]
+        common = ".".join(os.path.commonprefix(parents))
+        if _names.is_under(common, name):
+            return [name]
+        start = len(name) + 1 if name else 0
+        children = {self._old[n][start:].partition(".")[0] for n in leaves}
+        if len(children) > 1:
+            return [common]
+        below = self.node(_joined(name, children.pop()))
+        return list(dict.fromkeys(x.rpartition(".")[0] for x in below if x))
+
+    def _empty(self, name: str, field: str) -> list[str]:
+        """Of a node without leaves: as the rules say, or as the node above it."""
+        moved = self.by_rules(_joined(name, field))
+        if field and moved is not None and _parts(moved)[-1:] == [field]:
+            return [".".join(_parts(moved)[:-1])]
+        if not name:
+            return [""]
+        above, _, last = name.rpartition(".")
+        return [_joined(x, last) for x in self.node(above)]
+
+    def by_rules(self, name: str) -> str | None:
+        """What the rename makes of a name that is none of a leaf. None: the same, or it
+        is a function that knows the names of leaves only."""
+        try:
+            moved = _rename.apply(self._how, name, self._used, "rename=")[0]
+        except (ValueError, TypeError):
+            if not callable(self._how.rules):
+                raise
+            return None
+        return moved if moved != name else None
+
+    def field(self, name: str) -> list[str]:
+        """The names of what a node has, but for leaves, such as a StateIndex."""
+        moved = self.by_rules(name)
+        if moved is not None:
+            return [moved]
+        owner, _, last = name.rpartition(".")
+        return [_joined(x, last) for x in self.node(owner, last)]
+
+
+def _parts(name: str) -> list[str]:
+    return [] if name in ("", _names.ROOT) else name.split(".")
+
+
+def _joined(*names: str) -> str:
+    return ".".join(x for x in names if x)
+
+
+# ---- Labels of the entries of States.
+
+
+def _markers(leaves: Leaves, moves: _Moves) -> dict[int, str]:
+    """The labels with the names that their StateIndex have now.
+
+    A label that begins with `=` is a path from the model. Where the model is in the
+    checkpoint, it becomes one of whole names, as those that begin with `@`.
+    """
+    groups: dict[str, dict[int, str]] = {}
+    for place, label in leaves.markers.items():
+        record = leaves.record(place)
+        # An entry of a State has no key: its State is what is above that.
+        depth = record.template.keys.find("f")
+        state = ".".join(_parts(record.name)[: max(depth, 0)])
+        groups.setdefault(state, {})[place] = label
+    out: dict[int, str] = {}
+    for labels in groups.values():
+        new = _labels(list(dict.fromkeys(labels.values())), leaves, moves)
+        out |= {place: new[label] for place, label in labels.items()}
+    return out
+
+
+def _labels(labels: list[str], leaves: Leaves, moves: _Moves) -> dict[str, str]:
+    """The new labels of one State."""
+    relative = {x: _path(x) for x in labels if x[0] == "="}
+    models = _models(list(relative.values()), leaves, moves)
+    old, new = {}, {}
+    for label in labels:
+        if label in relative and not models:  # The State alone.
+            path = relative[label]
+            moved = moves.by_rules(path) or path
+            new[label] = label if f".{moved}".endswith(f".{path}") else f"={moved}"
+            continue
+        names = label[1:].split(",")
+        if label in relative:
+            names = [_joined(model, relative[label]) for model in models]
+        old[label] = sorted(names)
+        new[label] = "@" + ",".join(sorted({x for y in names for x in moves.field(y)}))
+    if all(new[label] == "@" + ",".join(names) for label, names in old.items()):
+        new |= {label: label for label in old}
+    return new
+
+
+def _path(label: str) -> str:
+    return ".".join(re.findall(r"\w+", label))
+
+
+def _models(paths: list[str], leaves: Leaves, moves: _Moves) -> list[str]:
+    """The nodes below which there are the owners of all these paths: the model, and
+    what has its structure, as an average of it."""
+    owners = {x.rpartition(".")[0] for x in paths} - {""}
+    nodes = moves.below.keys() | leaves.statics.of.keys()
+    some = max(owners, key=len, default="")
+    tail = "." + some
+    roots = [x.removesuffix(some).rstrip(".") for x in nodes if f".{x}".endswith(tail)]
+    return sorted(
+        root
+        for root in roots
+        if some and all(_joined(root, owner) in nodes for owner in owners)
+    )

@@ -1,0 +1,461 @@
+"""`rename=`: what was saved under other names loads as if it had those of `like`."""
+
+import functools as ft
+import random
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import jax.tree_util as jtu
+import pytest
+from support import trees
+from support.helpers import assert_alike, long
+
+import eqx_ckpt as ec
+from eqx_ckpt._format import _names
+from eqx_ckpt._load import _renamed
+from eqx_ckpt._tree import _flatten, _node
+
+
+# ---- Any tree, each of its nodes and leaves under another name.
+
+
+class _Mover:
+    """A checkpoint's own tree with other keys. `moves`: from each new name to the old
+    one."""
+
+    def __init__(self, tree, choose):
+        self.choose = choose
+        self.moves = {}
+        self.indices = _flatten.index_names(tree)
+
+    def move(self, node, old=(), new=()):
+        self.moves[".".join(new)] = ".".join(old)
+        if not isinstance(node, _node.Node):
+            return node
+        body = _node.body_of(node)
+        spec, children = body.spec(), body.children()
+        keys = spec.keys if spec.is_sequence else self.choose(spec.keys)
+        rows = zip(spec.keys, keys, children, strict=True)
+        made = [
+            self.move(child, (*old, _text(was)), (*new, _text(now)))
+            for was, now, child in rows
+        ]
+        return _node.Node(_node.Held(spec._replace(keys=keys), made))
+
+    def relabel(self, node):
+        """The labels of States, once all names are known."""
+        if not isinstance(node, _node.Node):
+            return node
+        body = _node.body_of(node)
+        spec, children = body.spec(), list(map(self.relabel, body.children()))
+        labels = tuple(map(self._label, spec.labels))
+        return _node.Node(_node.Held(spec._replace(labels=labels), children))
+
+    def _label(self, label):
+        if label is None:
+            return label
+        if label[0] == "=" and label not in self.indices:
+            # Its model is not in the tree, where another may look like it.
+            pytest.skip("a State without its model")
+        there = {old: new for new, old in self.moves.items()}
+        names = label[1:].split(",") if label[0] == "@" else self.indices[label]
+        moved = [_replaced(name, there) for name in names]
+        if label[0] == "=" and len(moved) == 1:
+            count = len(re.findall(r"\w+", label))
+            return "=." + ".".join(moved[0].split(".")[-count:])
+        return "@" + ",".join(sorted(moved))
+
+
+def _text(key):
+    kind, text = key
+    if kind in "sfi":
+        return str(text)
+    return text if kind == "o" else _names.quote(text)
+
+
+def _replaced(name, moves):
+    """The name with its beginning moved, as far as that is known."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        head = ".".join(parts[:count])
+        if head in moves:
+            return ".".join([moves[head], *parts[count:]])
+    return name
+
+
+def _shuffled(rng, keys):
+    return tuple(rng.sample(keys, len(keys)))
+
+
+def _suffixed(keys):
+    longer = lambda kind, key: f"{key}_zz" if kind in "ak" and key else key
+    return tuple((kind, longer(kind, key)) for kind, key in keys)
+
+
+@pytest.mark.parametrize("seed", [*range(8), *long(*range(8, 200))])
+def test_any_tree(seed, tmp_path):
+    rng = random.Random(seed)
+    tree = {"top": trees.make(seed), "last": jnp.ones(2)}
+    try:
+        ec.tree_serialise_leaves(tmp_path / "old", tree, durable=False)
+    except ValueError:
+        return  # Two leaves or nodes of one name.
+    like = trees.changed(tree)
+    for how in ("shuffled", "suffixed"):
+        choose = _suffixed if how == "suffixed" else ft.partial(_shuffled, rng)
+        mover = _Mover(tree, choose)
+        moved = mover.relabel(mover.move(ec.open(tmp_path / "old").tree))
+        ec.tree_serialise_leaves(tmp_path / how, moved, durable=False)
+        rename = ft.partial(_replaced, moves=mover.moves)
+        if how == "suffixed":
+            rename = ec.rename([(r"_zz(?=\.|$)", "")])
+        ckpt = ec.open(tmp_path / how)
+        assert_alike(ec.tree_deserialise_leaves(ckpt, like, rename=rename), tree)
+        assert_alike(ec.materialise(ckpt.splice(like, rename=rename)), tree)
+        assert_alike(ec.load_or_init(lambda: like, ckpt, rename=rename), tree)
+        # A function that knows the names of leaves, and no others.
+        leaves = {name: _replaced(name, mover.moves) for name in ckpt}
+        stored = ckpt._source.index.leaves
+        modules = _renamed.renamed(stored, leaves.__getitem__).leaves.modules
+        for name in stored.statics.of:
+            if any(_names.is_under(leaf, name) for leaf in ckpt):
+                assert modules(mover.moves[name]) == [name]
+
+
+# ---- A class that has changed.
+
+
+class _Old(eqx.Module):
+    first: eqx.nn.BatchNorm
+    second: eqx.nn.BatchNorm
+    attention: eqx.nn.MultiheadAttention
+    pool: eqx.nn.MaxPool2d
+
+    def __init__(self, heads=4, size=2, *, key):
+        self.first, self.second = _norm(), _norm()
+        self.attention = eqx.nn.MultiheadAttention(heads, 8, key=key)
+        self.pool = eqx.nn.MaxPool2d(size)
+
+
+class _New(eqx.Module):
+    second: eqx.nn.BatchNorm  # It was `first`.
+    first: eqx.nn.BatchNorm  # It was `second`.
+    mix: eqx.nn.MultiheadAttention
+    reduce: eqx.nn.MaxPool2d
+
+    def __init__(self, heads=4, size=2, *, key):
+        self.first, self.second = _norm(), _norm()
+        self.mix = eqx.nn.MultiheadAttention(heads, 8, key=key)
+        self.reduce = eqx.nn.MaxPool2d(size)
+
+
+_norm = lambda: eqx.nn.BatchNorm(3, "batch", mode="ema")
+_NAMES = {"first": "second", "second": "first", "attention": "mix", "pool": "reduce"}
+_RULES = [
+    (r"\bfirst\b", "third"),
+    (r"\bsecond\b", "first"),
+    (r"\bthird\b", "second"),
+    (r"\battention\b", "mix"),
+    (r"^model\.pool", "model.reduce"),
+]
+
+
+def _by_function(name):
+    model, dot, rest = name.partition(".")
+    field, *below = rest.split(".")
+    moved = model in ("model", "ema", "0")
+    field = _NAMES.get(field, field) if moved else field
+    return ".".join([model, field, *below]) if dot else name
+
+
+def _raw(cls, **kwargs):
+    model = cls(key=jr.key(0), **kwargs)
+    return eqx.nn.delete_init_state(model), eqx.nn.State(model)
+
+
+def _made(cls, **kwargs):
+    return eqx.nn.make_with_state(cls)(key=jr.key(0), **kwargs)
+
+
+def _filled(tree):
+    arrays, rest = eqx.partition(tree, eqx.is_array)
+    leaves, structure = jtu.tree_flatten(arrays)
+    new = [jnp.full_like(x, i) for i, x in enumerate(leaves, 1)]
+    return eqx.combine(jtu.tree_unflatten(structure, new), rest)
+
+
+def _named(pair):
+    return {"model": pair[0], "state": pair[1]}
+
+
+@pytest.mark.parametrize("make", [_raw, _made])
+@pytest.mark.parametrize("rename", [_RULES, ec.rename(_RULES), _by_function])
+def test_fields_that_were_exchanged(make, rename, tmp_path):
+    """Statistics go with their BatchNorm, by every call."""
+    model, state = _filled(make(_Old))
+    adam = {"mu": eqx.filter(model, eqx.is_array)}
+    ec.tree_serialise_leaves(
+        tmp_path / "1" / "default", {"model": model, "state": state, "opt": adam}
+    )
+    path, like = tmp_path / "1" / "default", _named(make(_New))
+    kwargs = {"rename": rename, "unexpected": "ignore"}
+    loads = [
+        lambda: ec.tree_deserialise_leaves(path, like, **kwargs),
+        lambda: ec.materialise(ec.open(path).splice(like, **kwargs)),
+        lambda: ec.load_or_init(lambda: like, path, missing="init", **kwargs),
+        lambda: ec.CheckpointManager(tmp_path).restore(like, **kwargs)[0],
+        lambda: ec.from_bytes(
+            ec.to_bytes({"model": model, "state": state}), like, rename=rename
+        ),
+    ]
+    for load in loads:
+        out = load()
+        for new, old in (("first", "second"), ("second", "first")):
+            here, there = getattr(out["model"], new), getattr(model, old)
+            assert eqx.tree_equal(here.weight, there.weight)
+            for field in ("ema_state_index", "ema_first_time_index"):
+                got = out["state"].get(getattr(here, field))
+                assert_alike(got, state.get(getattr(there, field)))
+        assert eqx.tree_equal(out["model"].mix, model.attention)
+
+
+@pytest.mark.parametrize("rename", [_RULES, _by_function])
+def test_a_state_without_its_model(rename, tmp_path):
+    model, state = _filled(_made(_Old))
+    ec.tree_serialise_leaves(tmp_path / "c", _named((model, state)))
+    like_model, like = _made(_New)
+    out = ec.tree_deserialise_leaves(
+        tmp_path / "c", like, source="state", rename=rename
+    )
+    index = like_model.first.ema_state_index
+    assert_alike(out.get(index), state.get(model.second.ema_state_index))
+    # Saved alone, its labels are paths from the model.
+    ec.tree_serialise_leaves(tmp_path / "d", {"state": state})
+    alone = [(r"^state\b", "statistics"), *_RULES[:3]]
+    out = ec.tree_deserialise_leaves(tmp_path / "d", {"statistics": like}, rename=alone)
+    got = out["statistics"].get(index)
+    assert_alike(got, state.get(model.second.ema_state_index))
+
+
+def test_statistics_that_could_be_of_two(tmp_path):
+    """The weights of two BatchNorms are exchanged, and the rest of them is not."""
+    model, state = _filled(_made(_Old))
+    ec.tree_serialise_leaves(tmp_path / "c", _named((model, state)))
+    names = {"first": "second", "second": "first"}
+
+    def rename(name):
+        swap = lambda m: f"model.{names[m[1]]}.{m[2]}"
+        return re.sub(r"^model\.(first|second)\.(weight|bias)$", swap, name)
+
+    with pytest.raises(RuntimeError, match="no entry of the saved State is that of"):
+        ec.tree_deserialise_leaves(tmp_path / "c", _named(_made(_Old)), rename=rename)
+
+
+@pytest.mark.parametrize("rename", [_RULES, _by_function])
+def test_static_fields_are_compared_under_the_new_names(rename, tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "c", _named(_made(_Old)))
+    load = lambda like, **kwargs: ec.tree_deserialise_leaves(
+        tmp_path / "c", _named(like), rename=rename, **kwargs
+    )
+    for kwargs, name, stored in (
+        ({"heads": 2}, "model.mix.num_heads", "model.attention.num_heads"),
+        # It has no arrays.
+        ({"size": 3}, "model.reduce.kernel_size", "model.pool.kernel_size"),
+    ):
+        like = _made(_New, **kwargs)
+        with pytest.raises(RuntimeError) as caught:
+            load(like)
+        text = str(caught.value)
+        assert (
+            f"    {name}  saved " in text
+            and f"  (stored as `{stored}`)\n" in f"{text}\n"
+        )
+        for pattern in (f"*.{stored.rpartition('.')[2]}", name, stored):
+            sizes = ["*.qk_size", "*.vo_size"] if "heads" in kwargs else []
+            load(like, static=[pattern, *sizes])
+
+
+def test_leaves_of_a_node_that_all_have_other_names(tmp_path):
+    """Nothing below the attention is called as it was."""
+    attention = eqx.nn.MultiheadAttention(4, 8, key=jr.key(0))
+
+    class Mix(eqx.Module):
+        q: eqx.nn.Linear
+        k: eqx.nn.Linear
+        v: eqx.nn.Linear
+        o: eqx.nn.Linear
+        num_heads: int = eqx.field(static=True)
+
+    names = {"query": "q", "key": "k", "value": "v", "output": "o"}
+    parts = [getattr(attention, f"{name}_proj") for name in names]
+    ec.tree_serialise_leaves(tmp_path / "c", {"a": attention}, eqx.is_array)
+    saved = {f"a.{x}_proj.weight": f"m.{y}.weight" for x, y in names.items()}
+    rules = [(f"^{x.replace('.', '[.]')}$", y) for x, y in saved.items()]
+    for rename in (saved.__getitem__, rules):
+        like = {"m": Mix(*parts, num_heads=4)}
+        load = ft.partial(
+            ec.tree_deserialise_leaves, tmp_path / "c", filter_spec=eqx.is_array
+        )
+        assert eqx.tree_equal(load(like, rename=rename), like)
+        with pytest.raises(RuntimeError, match=r"m.num_heads  saved 4, `like` has 2"):
+            like = {"m": Mix(*parts, num_heads=2)}
+            load(like, rename=rename)
+
+
+# ---- What is named how.
+
+
+@pytest.fixture
+def layers(tmp_path):
+    layer = {"w": jnp.ones((2, 3)), "b": jnp.ones(2)}
+    saved = {"bert": {"encoder": {"layer": [layer] * 3}}, "step": 7}
+    ec.tree_serialise_leaves(tmp_path / "c", saved)
+    return tmp_path / "c"
+
+
+def _like(shape=(2, 3), depth=3, **more):
+    return {"layers": [{"weight": jnp.zeros(shape), "b": jnp.zeros(2), **more}] * depth}
+
+
+_THERE = [(r"^bert\.encoder\.layer", "bert.layers"), (r"\.w$", ".weight")]
+
+
+def test_errors_speak_of_both_names(layers):
+    with pytest.raises(RuntimeError) as caught:
+        ec.tree_deserialise_leaves(
+            layers, _like((3, 3), 2, c=jnp.ones(1)), source="bert", rename=_THERE
+        )
+    text = str(caught.value)
+    both = (
+        "bert.layers.{{{0}}}.{1}  {2}  (stored as `bert.encoder.layer.{{{0}}}.{3}`)\n"
+    )
+    shapes = "saved f32[2,3], `like` has f32[3,3]"
+    assert both.format("0..1", "weight", shapes, "w") in text + "\n"
+    for own, stored, shown in (("weight", "w", "f32[2,3]"), ("b", "b", "f32[2]")):
+        row = (
+            f"bert.layers.2.{own}  {shown}  (stored as `bert.encoder.layer.2.{stored}`)"
+        )
+        assert row in text
+    assert "bert.layers.{0..1}.c  f32[1]\n" in text
+    # A name that is nearly one: the stored one is beside it too.
+    rules = [(r"^bert\.encoder\.layer", "layers"), (r"\.w$", ".weigth")]
+    with pytest.raises(RuntimeError) as caught:
+        ec.tree_deserialise_leaves(
+            layers, _like(depth=1), rename=rules, missing="error"
+        )
+    near = "`layers.0.weigth`, stored as `bert.encoder.layer.0.w`)"
+    assert near in str(caught.value)
+
+
+def test_source(layers):
+    load = ft.partial(ec.tree_deserialise_leaves, layers, _like(), rename=_THERE)
+    for source in ("bert", lambda c: c.bert):
+        assert load(source=source)["layers"][0]["weight"].shape == (2, 3)
+    # One is a name after the rename, and the other a node as it is stored.
+    like = _like()["layers"]
+    load = ft.partial(ec.tree_deserialise_leaves, layers, like, rename=_THERE)
+    for source in ("bert.layers", lambda c: c.bert.encoder.layer):
+        assert load(source=source)[2]["b"].shape == (2,)
+    with pytest.raises(KeyError, match="has no such node after the rename"):
+        load(source="bert.encoder.layer")
+    one = ec.tree_deserialise_leaves(
+        layers, 0, rename=[("step", "count")], source=lambda c: c.step
+    )
+    assert one == 7
+    parted = [(r"^bert.encoder.layer.0", "x.0"), (r"^bert.encoder.layer.1", "y.1")]
+    with pytest.raises(ValueError, match="which the rename takes to"):
+        ec.tree_deserialise_leaves(
+            layers, like, rename=parted, source=lambda c: c.bert.encoder.layer
+        )
+
+
+def test_where_and_missing_speak_of_the_tree(layers):
+    like = {"bert": _like(new=jnp.full(1, 5.0)), "step": 0}
+    out = ec.tree_deserialise_leaves(
+        layers,
+        like,
+        where=lambda t: t["bert"]["layers"][1],
+        missing="keep",
+        rename=_THERE,
+    )
+    new, old = out["bert"]["layers"][1], out["bert"]["layers"][0]
+    assert new["weight"].sum() == 6 and new["new"] == 5 and old["weight"].sum() == 0
+    like = {"bert": _like(), "step": 0}
+    skeleton = jax.eval_shape(lambda: like)
+    out = ec.load_or_init(
+        lambda: {**like, "more": jnp.ones(3)}, layers, missing="init", rename=_THERE
+    )
+    assert out["more"].sum() == 3 and out["bert"]["layers"][2]["weight"].sum() == 6
+    assert ec.open(layers).splice(skeleton, rename=_THERE)["step"].read() == 7
+
+
+@pytest.mark.parametrize("layout", ["ocdbt", "zarr", "zip"])
+def test_what_is_read_is_what_is_stored(layout, tmp_path):
+    """Damage is told by the stored name, which the files have."""
+    path = tmp_path / ("c.zip" if layout == "zip" else "c")
+    kwargs = {} if layout == "zip" else {"layout": layout}
+    shared = jnp.arange(3.0)
+    ec.tree_serialise_leaves(
+        path, {"a": shared, "b": shared, "c": jnp.ones(2)}, **kwargs
+    )
+    like = {"x": jnp.zeros(3), "b": jnp.zeros(3), "a": jnp.zeros(2)}
+    rename = {"a": "x", "b": "b", "c": "a"}.__getitem__
+    out = ec.tree_deserialise_leaves(path, like, rename=rename)
+    assert_alike(out, {"x": shared, "b": shared, "a": jnp.ones(2)})
+    assert ec.open(path).splice(like, rename=rename)["x"].name == "a"
+
+
+@pytest.mark.parametrize(
+    "rules, error, said",
+    [
+        (
+            [("layer", "a"), ("zzz", "a")],
+            ValueError,
+            "change no name of the checkpoint: 'zzz'. ",
+        ),
+        ([("bert", "bert")], ValueError, "rules that change no name"),
+        (
+            [(r"\.\d\.", ".0.")],
+            ValueError,
+            "layer.0.w`: `bert.encoder.layer.0.w`, `bert.encoder.layer.1.w`, ",
+        ),
+        (lambda name: "x", ValueError, "gives one name to several leaves"),
+        ([("w$", ec.adapters.transpose())], ValueError, "has a rule with an adapter."),
+        (
+            [("w$", r"\2")],
+            ValueError,
+            "does not go with the pattern 'w$': invalid group",
+        ),
+        (lambda name: None, TypeError, "gave a `NoneType` for the name `bert.enc"),
+        ([("layer",)], TypeError, "is none of them"),
+    ],
+)
+def test_renames_that_cannot_be(layers, rules, error, said):
+    for load in (
+        lambda: ec.tree_deserialise_leaves(layers, _like(), rename=rules),
+        lambda: ec.open(layers).splice(_like(), rename=rules),
+        lambda: ec.load_or_init(_like, layers, missing="init", rename=rules),
+    ):
+        with pytest.raises(error, match=re.escape(said)):
+            load()
+
+
+def test_there_and_back(layers):
+    """An inverse knows the names of leaves, and no others."""
+    there = ec.rename(_THERE)
+    like = {"bert": _like(), "step": 0}
+    out = ec.tree_deserialise_leaves(layers, like, rename=there)
+    ec.tree_serialise_leaves(layers.parent / "new", out)
+    old = {
+        "bert": {
+            "encoder": {"layer": [{"w": jnp.zeros((2, 3)), "b": jnp.zeros(2)}] * 3}
+        },
+        "step": 0,
+    }
+    back = ec.tree_deserialise_leaves(
+        layers.parent / "new", old, rename=there.inverse(layers)
+    )
+    assert back["bert"]["encoder"]["layer"][1]["w"].sum() == 6
