@@ -396,12 +396,12 @@ def _message(what: str, saved: Leaves, source: str, report: _Report) -> str:
     there = _nearest.Names(saved.names if missing else ())
 
     def hint(kind: str, name: str, text: str) -> str:
-        origins = report.origins
-        some = it.islice(_show.unfold(name), len(origins))
-        names = [origins[x] for x in some if x in origins]
-        if names:
-            return f"  (stored as {', '.join(f'`{x}`' for x in _show.fold(names))})"
-        if kind != "missing" or "{" in name or name in report.no_entries:
+        if kind != "missing":
+            origins = report.origins
+            some = it.islice(_show.unfold(name), len(origins))
+            names = _show.fold(origins[x] for x in some if x in origins)
+            return f"  (stored as {_listed(names)})" if names else ""
+        if "{" in name or name in report.no_entries:
             return ""
         near = there.nearest(name, 1, 0.6)
         if not near:
@@ -420,6 +420,10 @@ def _message(what: str, saved: Leaves, source: str, report: _Report) -> str:
     if hint:
         lines.append(hint)
     return "\n".join(map(_text.bounded, lines))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _source_hint(saved: Leaves, missing: list[str], source: str) -> str:
