@@ -1,0 +1,228 @@
+"""What it costs to edit and merge checkpoints that are not loaded.
+
+    python benchmarks/editing.py [--short] [--size BYTES] [--scratch DIRECTORY]
+
+Each case is a process of its own, with files in the page cache and saves that are not
+durable. `cp` copies the result; where there is none, or only an index, the source.
+`read` and `written` are bytes that system calls and memory maps have given and taken;
+`peak` is resident memory over that of the process before the case. The `whole` rows do
+the same by loading everything. It fails where a limit is exceeded.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import counters
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import eqx_ckpt as ec
+
+
+# 2 GiB, and 96 MiB in short.
+SIZE, SHORT = 2**31, 96 * 2**20
+# For all cases but those of the whole.
+MAX_BYTES = 2**27
+_RUNS = ("base", "a", "b")
+_Tree = Any
+
+
+def _make(size: int, scratch: pathlib.Path) -> None:
+    """Three checkpoints of a model with Adam's moments, and two steps of one that is
+    frozen but for 1% of it."""
+    count = max(1, size // (3 * 2**25))
+    shape = (size // (3 * count * 4 * 1024), 1024)
+    rng = np.random.default_rng(0)
+
+    def noise() -> np.ndarray:
+        return rng.random(shape, np.float32)
+
+    def model() -> dict[str, np.ndarray]:
+        return {f"w{i}": noise() for i in range(count)}
+
+    base = {part: model() for part in ("model", "mu", "nu")}
+    for name in _RUNS:
+        tree = base
+        if name != "base":
+            tree = {
+                k: {n: x + 0.01 * noise() for n, x in m.items()}
+                for k, m in base.items()
+            }
+        ec.tree_serialise_leaves(scratch / name, tree, durable=False)
+    small = shape[0] // 100 + 1
+    for step in (1, 2):
+        lora = {name: x[:small] * step for name, x in base["model"].items()}
+        ec.tree_serialise_leaves(
+            scratch / f"lora{step}",
+            {"frozen": base, "lora": lora},
+            durable=False,
+            reuse=scratch / "lora1" if step == 2 else None,
+        )
+
+
+# ---- Cases: what they give to be saved, if anything.
+
+_Case = Callable[[pathlib.Path], _Tree]
+
+
+def _tree(path: pathlib.Path) -> _Tree:
+    return ec.open(path).tree
+
+
+def _whole(path: pathlib.Path) -> _Tree:
+    return ec.materialise(ec.open(path).tree)
+
+
+def _lazily(read: Callable[[pathlib.Path], _Tree]) -> dict[str, _Case]:
+    """The cases for trees that are read so."""
+
+    def cast(scratch: pathlib.Path) -> _Tree:
+        return jax.tree.map(lambda x: x.astype(jnp.bfloat16), read(scratch / "a"))
+
+    def average(scratch: pathlib.Path) -> _Tree:
+        return ec.merge([read(scratch / x) for x in _RUNS], ec.merging.average())
+
+    def ties(scratch: pathlib.Path) -> _Tree:
+        trees = [read(scratch / x) for x in ("a", "b")]
+        method = ec.merging.ties([1.0, 1.0], 0.2)
+        return ec.merge(trees, method, base=read(scratch / "base"))
+
+    def diff(scratch: pathlib.Path) -> None:
+        assert ec.diff(read(scratch / "a"), read(scratch / "b"), values=True)
+
+    def lora(scratch: pathlib.Path) -> None:
+        both = [read(scratch / f"lora{step}") for step in (1, 2)]
+        assert ec.diff(*both, values=True)
+
+    return {
+        "prune": lambda scratch: read(scratch / "a")["model"],
+        "metadata": lambda scratch: read(scratch / "a"),
+        "cast": cast,
+        "average of 3": average,
+        "TIES of 2": ties,
+        "diff of values": diff,
+        "diff of two steps of LoRA": lora,
+    }
+
+
+WAYS = {"lazy": _lazily(_tree), "whole": _lazily(_whole)}
+# What a case with a result of its own may not exceed, lazily: of bytes read and
+# written over the size, and of memory.
+LIMITS = {
+    "prune": {"read": 0.35, "written": 0.35, "peak": 400 * 2**20},
+    "metadata": {"read": 0.001, "written": 0.001},
+    "average of 3": {"read": 3.05, "written": 1.05, "peak": 400 * 2**20},
+    "diff of two steps of LoRA": {"read": 0.05},
+}
+
+
+def _measure(way: str, case: str, scratch: pathlib.Path) -> dict[str, float]:
+    """Runs a case in this process."""
+    out = scratch / "out"
+    options: dict[str, Any] = {"durable": False}
+    if way == "lazy":
+        options["max_bytes"] = MAX_BYTES
+    if case == "metadata":
+        # In place: the file system does not have it twice.
+        out = scratch / "a"
+        options |= {"metadata": {"note": way}}
+        options |= {"reuse": out} if way == "lazy" else {}
+    jax.block_until_ready(jnp.zeros(2) + 1)
+    resident = counters.reset_peak()
+    before, written = counters.reads(), _written()
+    start = time.perf_counter()
+    tree = WAYS[way][case](scratch)
+    if tree is not None:
+        ec.tree_serialise_leaves(out, tree, **options)
+    return {
+        "seconds": time.perf_counter() - start,
+        "read": counters.reads_since(before)["read"],
+        "written": _written() - written,
+        "peak": counters.peak() - resident,
+    }
+
+
+def _written() -> int:
+    lines = pathlib.Path("/proc/self/io").read_text().splitlines()
+    return next(int(x.split()[1]) for x in lines if x.startswith("wchar"))
+
+
+def _copied(source: pathlib.Path, target: pathlib.Path) -> float:
+    start = time.perf_counter()
+    subprocess.run(["cp", "-r", source, target], check=True)
+    seconds = time.perf_counter() - start
+    shutil.rmtree(target)
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add = parser.add_argument
+    add("--short", action="store_true", help="96 MiB instead of 2 GiB")
+    add("--size", type=int, help="bytes of each checkpoint")
+    add("--scratch", type=pathlib.Path, help="where to save; on a disk")
+    add("--case", nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.case:
+        print(json.dumps(_measure(*given.case, given.scratch)))
+        return
+    size = given.size or (SHORT if given.short else SIZE)
+    with tempfile.TemporaryDirectory(dir=given.scratch) as directory:
+        scratch = pathlib.Path(directory)
+        _make(size, scratch)
+        problems = _table(size, scratch)
+    print("\n".join(problems) or "All limits are kept.")
+    sys.exit(bool(problems))
+
+
+def _table(size: int, scratch: pathlib.Path) -> list[str]:
+    """Prints the table. Returns what exceeds a limit."""
+    problems: list[str] = []
+    print(f"Checkpoints of {size / 2**20:.0f} MiB:\n")
+    print("| | | seconds | `cp` | read | written | peak |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
+    for case in WAYS["lazy"]:
+        for way in WAYS:
+            os.sync()
+            command = [sys.executable, __file__, "--case", way, case]
+            command += ["--scratch", str(scratch)]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            got = json.loads(done.stdout)
+            out = scratch / "out"
+            os.sync()
+            seconds = _copied(out if out.exists() else scratch / "a", scratch / "copy")
+            shutil.rmtree(out, ignore_errors=True)
+            sizes = [f"{_shown(got[key])}" for key in ("read", "written", "peak")]
+            row = [case, way, f"{got['seconds']:.2f}", f"{seconds:.2f}", *sizes]
+            print(f"| {' | '.join(row)} |", flush=True)
+            for key, limit in LIMITS.get(case, {}).items() if way == "lazy" else ():
+                # An index of a small checkpoint is not nothing.
+                most = limit if limit > 1000 else limit * size + 2**20
+                if got[key] > most:
+                    problems.append(
+                        f"{case}: `{key}` is {got[key]:,}, over {most:,.0f}"
+                    )
+    return problems
+
+
+def _shown(nbytes: float) -> str:
+    return (
+        f"{nbytes / 2**20:,.0f} MiB" if nbytes >= 2**20 else f"{nbytes / 1e3:,.0f} kB"
+    )
+
+
+if __name__ == "__main__":
+    main()
