@@ -49,7 +49,8 @@ def async_tree_serialise_leaves(
     On CPU it copies all arrays and then returns. The copy is needed because a jax.Array
     may share its memory with a NumPy array or another framework, and nothing tells
     which. After the call you may overwrite, donate and delete the arrays. On
-    accelerators you may do so after [`SaveHandle.staged`][].
+    accelerators you may do so after [`SaveHandle.staged`][]. The checkpoints of lazy
+    leaves have to stay until [`SaveHandle.result`][].
 
     The save is atomic: the checkpoint appears when it is complete, and until then
     `open` opens what was there before. Saves are written one after the other, in the

@@ -69,7 +69,9 @@ def tree_serialise_leaves(
         expanded, or a URL (`s3://`, `gs://`, `file://`, `memory://`), or a [`Store`][].
         A directory is made; or one file, a zip that is not compressed, if the path ends
         in `.zip`. Or a file that is open for writing in binary, which gets such a zip.
-    - `pytree`: the tree. Its arrays are not copied.
+    - `pytree`: the tree. Its arrays are not copied. Lazy leaves ([`LazyArray`][]) are
+        read as they are written, and verified: what they are of has to stay until the
+        save is over, and may be at `path` itself.
     - `filter_spec`: which leaves to store, as in `eqx.filter`: a pytree prefix of bools
         and of functions `leaf -> bool`. By default [`is_storable`][].
     - `is_leaf`: called on every node; if true, that node is treated as a leaf.
@@ -100,9 +102,10 @@ def tree_serialise_leaves(
         the step before; or the [`SaveHandle`][] of the save that has written it. Data
         files of it in which nothing has changed are not written again, but get a second
         name (a hard link), in one process and with `layout="ocdbt"`. What has changed
-        is told by digests, for which all of the tree is read; with a handle, a
-        jax.Array on an accelerator that is the very same object as in that save is
-        taken for the same, and neither read nor copied. (Leave `reuse` out if another
+        is told by digests, for which all of the tree is read, but for lazy leaves of
+        that checkpoint, whatever their names are now; with a handle, a jax.Array on an
+        accelerator that is the very same object as in that save is taken for the same,
+        and neither read nor copied. (Leave `reuse` out if another
         framework writes to the memory of arrays there, by DLPack.) Each of the two
         checkpoints is whole without the other; a file that is damaged on disk is
         damaged in both. If this cannot be done all is written.
