@@ -170,6 +170,13 @@ def lay(shape: Shape, chunk: Shape, itemsize: int) -> Grid:
     return Grid(regions, keys, order, blocks, math.prod(chunk) * itemsize)
 
 
+def within(region: Sequence[slice], outer: Sequence[slice]) -> tuple[slice, ...]:
+    """A region of an array, in another one of it that it lies in."""
+    return tuple(
+        slice(s.start - o.start, s.stop - o.start) for s, o in zip(region, outer)
+    )
+
+
 def touched(shape: Shape, chunk: Shape, picks: Sequence[range | int]) -> Iterator[int]:
     """The numbers of the chunks that hold the elements at `picks`, in order."""
     axes = []

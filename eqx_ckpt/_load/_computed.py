@@ -24,8 +24,8 @@ from ._lazy import LazyArray
 from ._source import Source
 
 
-# The elements of a block are about so many.
-_BLOCK = 2**20
+# Blocks of the part with the widest elements have about so many bytes.
+_BLOCK = 4 * 2**20
 # Bytes of blocks that are in memory together, unless the caller says so.
 _ROOM = 256 * 2**20
 
@@ -79,20 +79,28 @@ class Formula:
         return _leaf.array_template("jax", self.shape, self.dtype, None, self.weak)
 
     @ft.cached_property
-    def _chunk(self) -> tuple[int, ...]:
-        return _grid.choose(self.shape, 1, _BLOCK)
+    def chunk(self) -> tuple[int, ...]:
+        """The shape of a block. Of most checkpoints it is a chunk."""
+        widest = max((x.dtype.itemsize for x in self.parts if x.shape), default=1)
+        return _grid.choose(self.shape, widest, _BLOCK)
+
+    @ft.cached_property
+    def largest(self) -> int:
+        """The elements of the largest chunk of the parts."""
+        lazies = [x for x in self.parts if isinstance(x, LazyArray)]
+        return max((x._chunk_size for x in lazies), default=1)
 
     def compute(self, view: View, verify: bool, room: int) -> np.ndarray:
         """The array, or a view of it."""
         state = self._state(room)
         if not self.blockwise:
-            (whole,) = self._read([tuple(map(slice, self.shape))], verify, room)
+            whole = self._read((), verify, room)
             zeros = (0,) * len(self.shape)
             return view.apply(self._checked(self.make(whole, state, zeros), self.shape))
         picks = [range(p, p + 1) if isinstance(p, int) else p for p in view.picks]
         out = _arrays.aligned(tuple(map(len, picks)), self.dtype)
         if out.size:
-            numbers = _grid.touched(self.shape, self._chunk, view.picks)
+            numbers = _grid.touched(self.shape, self.chunk, view.picks)
             for region, blocks in self._blocks(numbers, verify, room):
                 start = tuple(s.start for s in region)
                 shape = tuple(s.stop - s.start for s in region)
@@ -121,7 +129,7 @@ class Formula:
             return None
         if not self._known:
             # Threads that come together make the same of it.
-            numbers = range(math.prod(_grid.grid(self.shape, self._chunk)))
+            numbers = range(math.prod(_grid.grid(self.shape, self.chunk)))
             every = (blocks for _, blocks in self._blocks(numbers, True, room))
             self._known.append(self.prepare(every))
         return self._known[0]
@@ -131,42 +139,28 @@ class Formula:
     ) -> Iterator[tuple[tuple[slice, ...], list[np.ndarray]]]:
         """The blocks of these numbers: their regions, and those of the parts."""
         itemsize = sum(x.dtype.itemsize for x in self.parts) + 8
-        count = max(1, room // (2 * itemsize * math.prod(self._chunk)))
-        shape, grid = self.shape, _grid.grid(self.shape, self._chunk)
-        waiting: list[tuple[slice, ...]] = []
-
-        def flush() -> Iterator[tuple[tuple[slice, ...], list[np.ndarray]]]:
-            yield from zip(waiting, self._read(waiting, verify, room))
-            waiting.clear()
-
-        for number in numbers:
-            index = [int(i) for i in np.unravel_index(number, grid)] if grid else []
-            waiting.append(_grid.region(shape, self._chunk, index))
-            if len(waiting) == count:
-                yield from flush()
-        if waiting:
-            yield from flush()
+        block = math.prod(self.chunk)
+        count = max(1, room // (2 * itemsize * block), -(-self.largest // block))
+        regions = _grid.lay(self.shape, self.chunk, 1).regions
+        for run in _grid.runs(numbers, self.shape, self.chunk, count):
+            first, last = regions[run[0]], regions[run[-1]]
+            box = tuple(slice(a.start, b.stop) for a, b in zip(first, last))
+            parts = self._read(box, verify, room)
+            for region in map(regions.__getitem__, run):
+                own = _grid.within(region, box)
+                yield region, [x[own] if x.shape else x for x in parts]
 
     def _read(
-        self, regions: Sequence[tuple[slice, ...]], verify: bool, room: int
-    ) -> Iterator[list[np.ndarray]]:
-        """The parts in each of the regions, all read together."""
+        self, region: tuple[slice, ...], verify: bool, room: int
+    ) -> list[np.ndarray]:
+        """The parts in a region, those of one checkpoint read together."""
         cut = [
-            [
-                part[region] if self.blockwise and part.shape else part
-                for part in self.parts
-            ]
-            for region in regions
+            part[region] if self.blockwise and part.shape else part
+            for part in self.parts
         ]
-        wanted = [
-            _lazy.on_host(part)
-            for row in cut
-            for part in row
-            if isinstance(part, LazyArray)
-        ]
-        read = iter(_lazy.fetch(wanted, verify, room))
-        for row in cut:
-            yield [next(read) if isinstance(x, LazyArray) else x for x in row]
+        lazies = [_lazy.on_host(x) for x in cut if isinstance(x, LazyArray)]
+        read = iter(_lazy.fetch(lazies, verify, room))
+        return [next(read) if isinstance(x, LazyArray) else x for x in cut]
 
 
 class Computed(LazyArray):
@@ -195,6 +189,10 @@ class Computed(LazyArray):
     @property
     def _template(self) -> _template.Template:
         return self._formula.template
+
+    @property
+    def _chunk_size(self) -> int:
+        return self._formula.largest
 
     @property
     def store(self) -> Any:

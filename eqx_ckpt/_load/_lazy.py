@@ -200,6 +200,13 @@ class LazyArray(jax.ShapeDtypeStruct):
         return out._again(out._view, target)
 
     @property
+    def _chunk_size(self) -> int:
+        """How many elements are read together, whichever of them are wanted."""
+        if self._source.is_run(self._record):
+            return 1
+        return math.prod(self._template.chunk)
+
+    @property
     def _sources(self) -> tuple[Source, ...]:
         """The checkpoints that it is read from."""
         return (self._source,)

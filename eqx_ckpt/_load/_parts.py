@@ -290,7 +290,7 @@ class _Reader:
                     chunk = np.frombuffer(
                         value, part.into.dtype, math.prod(t.chunk), at
                     )
-                    region = _within(grid.regions[next(numbers)], part.region)
+                    region = _grid.within(grid.regions[next(numbers)], part.region)
                     kept = tuple(slice(s.stop - s.start) for s in region)
                     part.into[region] = chunk.reshape(t.chunk)[kept]
 
@@ -317,7 +317,7 @@ class _Reader:
         grid = _source.grid_of(record.template)
         first = self._source.index.first_block(record.place)
         for number in part.chunks:
-            region = _within(grid.regions[number], part.region)
+            region = _grid.within(grid.regions[number], part.region)
             row = first + grid.blocks[number]
             data = _digests.as_bytes(part.into[region])
             for digest in _digests.block_digests(data):
@@ -355,12 +355,6 @@ def _part(t: Template, grid: Grid, run: range, output: _Output) -> _Part:
     into = _arrays.aligned(shape, _template.dtype_of(t.stored))
     keeps = [ft.partial(output.keep, to, into[(*fro, ...)]) for to, fro in wanted]
     return _Part(run, region, into, keeps)
-
-
-def _within(region: tuple[slice, ...], outer: tuple[slice, ...]) -> tuple[slice, ...]:
-    return tuple(
-        slice(s.start - o.start, s.stop - o.start) for s, o in zip(region, outer)
-    )
 
 
 def _as_range(pick: range | int) -> range:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .._format import _index, _template
+from .._format import _grid, _index, _template, _view
 from .._format._template import Template
 from .._load import _lazy
 from .._load._computed import Computed, identity
@@ -22,8 +22,8 @@ from .._tree import _leaf, _register, _restore
 from ._payload import PlannedLeaf
 
 
-# Parts up to so many bytes together are read at a time, some of them before they are
-# asked for.
+# Parts up to so many bytes together are read at a time, or a chunk of the source: some
+# of them before they are asked for.
 _AHEAD = 16 * 2**20
 # Leaves up to so many bytes are read together with others.
 _SMALL = 1 << 16
@@ -67,7 +67,22 @@ def _unread(lazy: LazyArray, dtype: np.dtype | None) -> "Unread":
         template = _leaf.array_template(
             target.kind, lazy.shape, lazy.dtype, None, bool(lazy.weak_type)
         )
-    return Unread(lazy, template)
+    return Unread(lazy, template, _grain(lazy))
+
+
+def _grain(lazy: LazyArray) -> tuple[int, ...]:
+    """The chunks in which a view is read without reading anything twice: those of the
+    source, or the blocks of a computation, if all of it is there, its axes in any
+    order. Else ()."""
+    view = lazy._view or _view.whole(lazy._template.shape)
+    is_whole = view.picks == tuple(map(range, lazy._template.shape))
+    if not is_whole or len(view.axes) > len(view.picks):
+        return ()
+    if isinstance(lazy, Computed):
+        chunk = lazy._formula.chunk if lazy._formula.blockwise else ()
+    else:
+        chunk = () if lazy._source.is_run(lazy._record) else lazy._template.chunk
+    return tuple(chunk[axis] for axis in view.axes) if chunk else ()
 
 
 def _is_as_stored(lazy: LazyArray, target: _restore.Target) -> bool:
@@ -85,6 +100,8 @@ class Unread(_leaf.Payload):
 
     lazy: LazyArray
     template: Template
+    # Chunks that suit it better than those of the size that is asked for.
+    grain: tuple[int, ...] = ()
     verify: bool = True
 
     @property
@@ -100,28 +117,19 @@ class Unread(_leaf.Payload):
 
     def read(self, regions: Iterable[tuple[slice, ...]]) -> Iterator[np.ndarray]:
         """The elements that are stored, for each of some regions, a few of which are
-        read together."""
-        waiting: list[tuple[slice, ...]] = []
-        size = 0
-        for region in regions:
-            size += _nbytes(region, self.template)
-            waiting.append(region)
-            if size >= _AHEAD:
-                yield from self._read(waiting)
-                waiting, size = [], 0
-        if waiting:
-            yield from self._read(waiting)
-
-    def _read(self, regions: Sequence[tuple[slice, ...]]) -> Iterator[np.ndarray]:
+        read together: chunks of the source are not those of the target."""
         t = self.template
-        if t.kind not in _template.ARRAY_KINDS or t.dtype == "float0":
-            (value,) = _lazy.fetch([self.lazy], self.verify)
-            whole = _leaf.to_host(value, t)
-            yield from (np.ascontiguousarray(whole[region]) for region in regions)
-            return
-        lazies = [_lazy.on_host(self.lazy[region]) for region in regions]
-        for array in _lazy.fetch(lazies, self.verify, 4 * _AHEAD):
-            yield _leaf.to_host(array, t)
+        most = max(_AHEAD, self.lazy._chunk_size * t.itemsize)
+        for box, inner in _boxes(regions, most // t.itemsize):
+            if t.kind not in _template.ARRAY_KINDS or t.dtype == "float0":
+                (value,) = _lazy.fetch([self.lazy], self.verify)
+                array = _leaf.to_host(value, t)[box]
+            else:
+                lazy = _lazy.on_host(self.lazy[box])
+                (value,) = _lazy.fetch([lazy], self.verify, 4 * most)
+                array = _leaf.to_host(value, t)
+            for region in inner:
+                yield np.ascontiguousarray(array[_grid.within(region, box)])
 
     @ft.cached_property
     def _is_as_stored(self) -> bool:
@@ -160,8 +168,38 @@ def verified(leaf: PlannedLeaf, verify: bool) -> PlannedLeaf:
     return leaf._replace(value=dataclasses.replace(leaf.value, verify=verify))
 
 
-def _nbytes(region: tuple[slice, ...], template: Template) -> int:
-    return math.prod(s.stop - s.start for s in region) * template.itemsize
+Region = tuple[slice, ...]
+
+
+def _boxes(
+    regions: Iterable[Region], most: int
+) -> Iterator[tuple[Region, list[Region]]]:
+    """Regions that follow each other, and the one region of at most so many elements
+    that some of them are together."""
+    box, inner = (), []
+    for region in regions:
+        both = _joined(box, region) if inner else None
+        if both is None or _size(both) > most:
+            if inner:
+                yield box, inner
+            both, inner = region, []
+        box = both
+        inner.append(region)
+    if inner:
+        yield box, inner
+
+
+def _size(region: Region) -> int:
+    return math.prod(s.stop - s.start for s in region)
+
+
+def _joined(a: Region, b: Region) -> Region | None:
+    """The region that two are together, if they are one."""
+    other = [axis for axis, (s, r) in enumerate(zip(a, b)) if s != r]
+    if len(other) != 1 or a[other[0]].stop != b[other[0]].start:
+        return None
+    axis = other[0]
+    return (*a[:axis], slice(a[axis].start, b[axis].stop), *a[axis + 1 :])
 
 
 def read_small(

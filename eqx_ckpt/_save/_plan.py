@@ -159,10 +159,13 @@ def _describe(
         except (ValueError, TypeError) as e:
             raise type(e)(f"The leaf `{name}` cannot be saved: {e}") from None
         shard = _leaf.shard_shape(value, template)
+        grain = value.grain if isinstance(value, Unread) else ()
         done = made.get((id(template), keys, shard))
         if done is None or callable(options.chunks):
             full = template._replace(keys=keys)
             chunk = full.chunk
+            if not chunk and options.layout == "ocdbt":
+                chunk = grain
             if not chunk or options.chunks is not None:
                 chunk = _chunking.chunk_shape(name, full, options, shard)
             codec = _chunking.codec_of(full, options.compression)

@@ -73,6 +73,46 @@ def test_views_and_functions(tree, tmp_path, name, to):
     assert ec.verify(tmp_path / to) == []
 
 
+ONCE = {
+    "cast": lambda a, b: a.astype(jnp.bfloat16),
+    "turned": lambda a, b: a.T,
+    "half": lambda a, b: ec.lazy(lambda w: w / 2, elementwise=True)(a),
+    "cast by JAX": lambda a, b: ec.lazy(
+        lambda w: w.astype(jnp.bfloat16), elementwise=True
+    )(a),
+    "mean": lambda a, b: ec.merge([a, b], ec.merging.average()),
+}
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """No number of rows of 4 MiB divides these, and those of other dtypes not alike."""
+    path = tmp_path_factory.mktemp("large")
+    a = np.random.default_rng(0).random((4600, 1024), np.float32)
+    for name, layout in ("ocdbt", "ocdbt"), ("zarr", "zarr"):
+        ec.tree_serialise_leaves(path / name, [a, a + 1], layout=layout, durable=False)
+    return path
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_each_byte_is_read_once(large, tmp_path, name):
+    a, b = ec.open(large / "ocdbt").tree
+    made = ONCE[name](a, b)
+    with ec.counting() as bytes_read:
+        ec.tree_serialise_leaves(tmp_path / "b", [made], max_bytes=2**25)
+    nbytes = 4 * a.size * (2 if name == "mean" else 1)
+    assert nbytes <= bytes_read() < nbytes + 2**14
+    (saved,) = ec.open(tmp_path / "b").tree
+    got, expected = np.asarray(saved[900:2100, 7]), np.asarray(made[900:2100, 7])
+    np.testing.assert_array_equal(got, expected)
+    # A whole chunk has to be read for some blocks of it.
+    other = ONCE[name](*ec.open(large / "zarr").tree)
+    with ec.counting() as bytes_read:
+        ec.tree_serialise_leaves(tmp_path / "b", [other], max_bytes=2**25)
+    assert bytes_read() < 1.6 * nbytes
+    assert not ec.diff([made], ec.open(tmp_path / "b").tree)
+
+
 def test_a_pruned_tree_keeps_what_it_is(tree, tmp_path):
     ec.tree_serialise_leaves(tmp_path / "b", tree.model)
     out = ec.tree_deserialise_leaves(tmp_path / "b", model())
