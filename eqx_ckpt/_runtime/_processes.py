@@ -49,13 +49,12 @@ from typing import Any, NamedTuple
 
 from jax._src import distributed
 
-from ._messages import Channel, End, Sign, signed, Told, unsigned
+from ._meeting import Behind, listed, Meeting
+from ._messages import Channel, End, Sign, signed, Told
 
 
 # Seconds. JAX ends all processes 100 seconds after one has died: see docs/processes.md.
 TIMEOUT = 80
-# So many calls may a process be behind, and still be found to be.
-_APART = 32
 
 
 @dataclasses.dataclass
@@ -76,10 +75,9 @@ class Processes:
     _said: bytes | None = None
     _is_over: bool = False
     _since: float = 0.0
-    # Of the first round: the signs of those heard (of this one, if it is not process
-    # 0), and whether nothing tells calls of this line apart.
-    _signs: dict[int, Sign] = dataclasses.field(default_factory=dict)
-    _is_vague: bool = False
+    # Of the first round: the sign of this call, and in process 0 the meeting of all.
+    _sign: Sign = Sign("")
+    _meeting: Meeting | None = None
 
     @property
     def leads(self) -> bool:
@@ -120,11 +118,11 @@ class Processes:
         if channel is None:
             return [word]
         if channel.number is None:
-            sign = Sign(self.mark, word.decode() if alike else None)
-            self._signs = {self.index: sign}
+            self._sign = Sign(self.mark, word.decode() if alike else None)
             if self.leads:
-                return self._meet(channel, word, alike)
-            self._said = signed(b"+", sign, b"" if alike else word)
+                self._meeting = Meeting.begin(channel, self._sign, self.is_tagged)
+                return self._meeting.words(word)
+            self._said = signed(b"+", self._sign, b"" if alike else word)
             channel.take_number()
         elif self.leads:
             return self._collect(channel, word)
@@ -168,7 +166,7 @@ class Processes:
                 self._is_over = True
                 raise Told(got[1:].decode())
             end = End.decode(got)
-            if end.is_for(self.index, self._signs[self.index]):
+            if end.is_for(self.index, self._sign):
                 self._is_over = True
                 raise Told(end.text)
             assert self._said is not None
@@ -178,16 +176,17 @@ class Processes:
     def _tell(self, channel: Channel, error: BaseException) -> None:
         """Says that this process has failed, or that it waits no longer."""
         text = _text(self.index, error)
-        if self._is_over:
+        if self._is_over or isinstance(error, Behind):
             return
         if channel.number is None:
             channel.take_number()
-            sign = Sign(self.mark)
-            self._signs = {self.index: sign}
+            self._sign = Sign(self.mark)
             if self.leads:
-                channel.line.last = sign
+                channel.line.last = self._sign
+                if self._meeting is not None:
+                    self._meeting.sign = self._sign
             else:
-                said = signed(b"-", sign, text.encode())
+                said = signed(b"-", self._sign, text.encode())
                 channel.say(f"words/{self.index}", said)
                 return
         if self._said is not None:
@@ -198,94 +197,8 @@ class Processes:
             channel.say("answer", b"-" + text.encode())
         else:
             silent = error.silent if isinstance(error, Told) else []
-            signs = list(dict.fromkeys(self._signs.values()))
-            channel.close(End(text, signs, silent, self._is_vague))
-
-    # ---- Process 0, in the first round.
-
-    def _meet(self, channel: Channel, word: bytes, alike: bool) -> list[bytes]:
-        sign = self._signs[0]
-        line = channel.line
-        channel.book.sweep(channel.client)
-        self._is_vague = not (alike or self.is_tagged) or (
-            line.last is not None and sign.is_like(line.last)
-        )
-        line.last = sign
-        ignored: dict[int, str] = {}
-        while True:
-            channel.take_number()
-            channel.begin_beats()
-            self._signs = {0: sign}
-            words = self._arrivals(channel, word, ignored)
-            behind = self._behind(channel) if alike and words else []
-            if behind:
-                channel.close(End(_BEHIND, behind))
-                if sign in behind:
-                    self._is_over = True
-                    raise Told(_BEHIND)
-            elif words is None:
-                channel.close(End("", []))
-            else:
-                return words
-
-    def _arrivals(
-        self, channel: Channel, own: bytes, ignored: dict[int, str]
-    ) -> list[bytes] | None:
-        """The words of all; None if somebody has left this number with another call.
-
-        **Raises:** as soon as one of them has failed, or left, with a call like this.
-        """
-        start = time.monotonic()
-        words = {0: own}
-        for said, gone in channel.looks():
-            for index, value in gone.items():
-                sign = unsigned(value)[1]
-                if self._is_vague or not sign.is_like(self._signs[0]):
-                    return None
-                raise Told(f"process {index} has given up waiting for this call.")
-            for index, value in said.items():
-                kind, sign, word = unsigned(value)
-                if kind == b"+":
-                    self._signs[index] = sign
-                    words[index] = (sign.account or "").encode() or word
-                    continue
-                if not sign.is_like(self._signs[0]):
-                    ignored[index] = word.decode()
-                    return None
-                raise Told(word.decode())
-            missing = [index for index in range(self.count) if index not in words]
-            if not missing:
-                break
-            if time.monotonic() - start > channel.timeout:
-                hints = [
-                    f" In another call {ignored[i]}" for i in missing if i in ignored
-                ]
-                raise Told(
-                    f"of {self.count} processes these have not come in "
-                    f"{channel.timeout:g} seconds: {_shown(missing)}. They may have "
-                    "died, be busy for longer than `timeout`, or never have made this "
-                    "call. Every process has to make it, with the same path and `tag`."
-                    + "".join([channel.elsewhere(missing), *hints[:1]]),
-                    missing,
-                )
-        return [words[index] for index in range(self.count)]
-
-    def _behind(self, channel: Channel) -> list[Sign]:
-        """Of calls that differ, the signs of those whose like another process has
-        already made, in numbers where calls differed."""
-        line = channel.line
-        signs = list(dict.fromkeys(self._signs.values()))
-        if len(signs) == 1:
-            line.apart = []
-            return []
-        behind = [sign for sign in signs if sign in line.apart]
-        if len(behind) == len(signs):
-            behind = []
-        if not behind:
-            line.apart = [*dict.fromkeys(line.apart + signs)][-_APART:]
-        return behind
-
-    # ---- Process 0, in the rounds after it.
+            meeting = self._meeting or Meeting(channel, self._sign)
+            channel.close(End(text, meeting.signs, silent, meeting.is_vague))
 
     def _collect(self, channel: Channel, own: bytes) -> list[bytes]:
         """The words of all. **Raises:** as soon as one of them is an error."""
@@ -307,7 +220,7 @@ class Processes:
             if silent:
                 raise Told(
                     f"of {self.count} processes these have been silent for "
-                    f"{channel.timeout:g} seconds: {_shown(silent)}. They may have "
+                    f"{channel.timeout:g} seconds: {listed(silent)}. They may have "
                     "died."
                 )
         return [words[index] for index in range(self.count)]
@@ -316,17 +229,6 @@ class Processes:
         """When a process gave its last sign of life, in this round or before it."""
         seen = channel.seen.get(index)
         return self._since if seen is None else max(seen[1], self._since)
-
-
-_BEHIND = (
-    "this call is behind that of other processes, which have made it already, and had "
-    "an error, as somebody has left out a call."
-)
-
-
-def _shown(indices: list[int]) -> str:
-    text = ", ".join(map(str, indices[:20]))
-    return text + (" and more" if len(indices) > 20 else "")
 
 
 def _text(index: int, error: BaseException) -> str:
