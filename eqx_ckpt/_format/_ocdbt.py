@@ -57,7 +57,9 @@ class Database(NamedTuple):
         return files[at], offsets[at], lengths[at]
 
 
-class Node(NamedTuple):
+class Subtree(NamedTuple):
+    """A node of the B+tree: its first key, where it lies, and how much is below it."""
+
     key: bytes
     offset: int
     length: int
@@ -118,86 +120,93 @@ def _keys(keys: Sequence[bytes]) -> tuple[bytes, bytes, bytes]:
     return bytes(len(keys) - 1), _varints([len(key) for key in keys]), b"".join(keys)
 
 
+def _leaf(entries: Entries, table: bytes, offset: int) -> tuple[bytes, Subtree]:
+    """A node that has keys, to stand at `offset`."""
+    keys, files, offsets, lengths = entries
+    prefixes, suffixes, text = _keys(keys)
+    body = b"".join(
+        [
+            b"\0",
+            table,
+            _varint(len(keys)),
+            prefixes,
+            suffixes,
+            text,
+            _varints(lengths),
+            b"\1" * len(keys),
+            _varints(files),
+            _varints(offsets),
+        ]
+    )
+    data, size = _frame(NODE, body), sum(lengths)
+    return data, Subtree(keys[0], offset, len(data), len(keys), len(data), size, 0)
+
+
+def _inner(
+    below: Sequence[Subtree], table: bytes, offset: int
+) -> tuple[bytes, Subtree]:
+    """A node that has other nodes, to stand at `offset`."""
+    height = below[0].height + 1
+    prefixes, suffixes, text = _keys([node.key for node in below])
+    body = b"".join(
+        [
+            bytes([height]),
+            table,
+            _varint(len(below)),
+            prefixes,
+            suffixes,
+            bytes(len(below)),
+            text,
+            bytes(len(below)),
+            _varints([node.offset for node in below]),
+            _varints([node.length for node in below]),
+            _varints([node.keys for node in below]),
+            _varints([node.tree_bytes for node in below]),
+            _varints([node.value_bytes for node in below]),
+        ]
+    )
+    data = _frame(NODE, body)
+    return data, Subtree(
+        below[0].key,
+        offset,
+        len(data),
+        sum(node.keys for node in below),
+        sum(node.tree_bytes for node in below) + len(data),
+        sum(node.value_bytes for node in below),
+        height,
+    )
+
+
 def tree(
     entries: Entries, files: Sequence[str], name: str, offset: int
-) -> tuple[bytes, Node]:
+) -> tuple[bytes, Subtree]:
     """The nodes of the B+tree of `entries`, to stand at `offset` in the file `name`.
 
     `files` are the paths that the numbers in `entries.files` mean. Returns the bytes
     and the root, for `manifest`.
     """
     table = _file_table([path.encode() for path in files])
-    out = []
-    nodes = []
+    out: list[bytes] = []
+    nodes: list[Subtree] = []
     for start in range(0, len(entries.keys), _NODE_ENTRIES):
-        stop = start + _NODE_ENTRIES
-        keys, numbers = entries.keys[start:stop], entries.files[start:stop]
-        offsets, lengths = entries.offsets[start:stop], entries.lengths[start:stop]
-        prefixes, suffixes, text = _keys(keys)
-        body = b"".join(
-            [
-                b"\0",
-                table,
-                _varint(len(keys)),
-                prefixes,
-                suffixes,
-                text,
-                _varints(lengths),
-                b"\1" * len(keys),
-                _varints(numbers),
-                _varints(offsets),
-            ]
-        )
-        data = _frame(NODE, body)
-        nodes.append(
-            Node(keys[0], offset, len(data), len(keys), len(data), sum(lengths), 0)
-        )
+        part = [column[start : start + _NODE_ENTRIES] for column in entries]
+        data, node = _leaf(Entries(*part), table, offset)
         out.append(data)
+        nodes.append(node)
         offset += len(data)
     table = _file_table([name.encode()])
     while len(nodes) > 1:
-        parents = []
-        for start in range(0, len(nodes), _NODE_ENTRIES):
-            part = nodes[start : start + _NODE_ENTRIES]
-            height = part[0].height + 1
-            prefixes, suffixes, text = _keys([n.key for n in part])
-            body = b"".join(
-                [
-                    bytes([height]),
-                    table,
-                    _varint(len(part)),
-                    prefixes,
-                    suffixes,
-                    bytes(len(part)),
-                    text,
-                    bytes(len(part)),
-                    _varints([n.offset for n in part]),
-                    _varints([n.length for n in part]),
-                    _varints([n.keys for n in part]),
-                    _varints([n.tree_bytes for n in part]),
-                    _varints([n.value_bytes for n in part]),
-                ]
-            )
-            data = _frame(NODE, body)
-            parents.append(
-                Node(
-                    part[0].key,
-                    offset,
-                    len(data),
-                    sum(n.keys for n in part),
-                    sum(n.tree_bytes for n in part) + len(data),
-                    sum(n.value_bytes for n in part),
-                    height,
-                )
-            )
+        below, nodes = nodes, []
+        for start in range(0, len(below), _NODE_ENTRIES):
+            data, node = _inner(below[start : start + _NODE_ENTRIES], table, offset)
             out.append(data)
+            nodes.append(node)
             offset += len(data)
-        nodes = parents
-    root = nodes[0] if nodes else Node(b"", MISSING, MISSING, 0, 0, 0, 0)
+    root = nodes[0] if nodes else Subtree(b"", MISSING, MISSING, 0, 0, 0, 0)
     return b"".join(out), root
 
 
-def manifest(root: Node, name: str, base: str = "") -> bytes:
+def manifest(root: Subtree, name: str, base: str = "") -> bytes:
     """The manifest of a database at the directory from which `base + name` is the path
     of the file that holds the nodes; `base` leads to the values' files too."""
     path = (base + name).encode()

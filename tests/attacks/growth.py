@@ -216,7 +216,7 @@ def database(path: pathlib.Path, body: bytes, compressed: bool = False) -> None:
     if compressed:
         node = _ocdbt._frame(_ocdbt.NODE, b"")[:13] + b"\1" + body + bytes(4)
         node = _checked(node)
-    top = _ocdbt.Node(b"", 0, len(node), 1, len(node), 0, 0)
+    top = _ocdbt.Subtree(b"", 0, len(node), 1, len(node), 0, 0)
     (path / "tree").write_bytes(node)
     (path / "manifest.ocdbt").write_bytes(_ocdbt.manifest(top, "tree"))
 

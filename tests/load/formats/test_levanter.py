@@ -329,7 +329,7 @@ def test_a_database_of_2_to_the_40_keys(tmp_path):
     data, node = _ocdbt.tree(entries, ["data"], "tree", 0)
     for _ in range(40):
         above = _inner(node)
-        node = _ocdbt.Node(b"a", len(data), len(above), 2, 1, 1, node.height + 1)
+        node = _ocdbt.Subtree(b"a", len(data), len(above), 2, 1, 1, node.height + 1)
         data += above
     (tmp_path / "tree").write_bytes(data)
     (tmp_path / "data").write_bytes(bytes(9))
