@@ -3,16 +3,18 @@
 import contextlib
 import fnmatch
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import click
 
 from .._errors import DamagedError
-from .._format import _names
+from .._format import _names, _text
 from .._load import _checkpoint, _nodes
 from .._load._checkpoint import Checkpoint
 from .._run import _clean
 from .._run._steps import Steps
+from .._tree import _nearest
 from .._tree._node import Node
 
 
@@ -79,8 +81,20 @@ def node(ckpt: Checkpoint, name: str) -> Node:
 
     **Raises:** `KeyError` that names the nearest, if there is none.
     """
-    _checkpoint.resolve_source(ckpt, name)
+    if not any(_names.is_under(leaf, name) for leaf in ckpt):
+        nodes = {above for leaf in ckpt for above in _above(leaf)}
+        near = _nearest.Names(sorted(nodes)).nearest(name, 3)
+        some = ", ".join(f"`{_text.bounded(x, 200)}`" for x in near)
+        raise KeyError(
+            f"The checkpoint has no node or leaf `{_text.bounded(name, 200)}`. "
+            f"{f'The nearest nodes are {some}.' if some else ''}".rstrip()
+        )
     return _nodes.node_at(ckpt._source, name)
+
+
+def _above(name: str) -> Iterator[str]:
+    while name := name.rpartition(".")[0]:
+        yield name
 
 
 _SLICE = re.compile(r"(.*?)\[([^\[\]]*)\]", re.DOTALL)

@@ -278,8 +278,7 @@ class Held:
     def __init__(self, spec: Spec, children: list[Any]):
         self._spec = spec
         self._children = children
-        components = [_component_text(kind, key) for kind, key in spec.keys]
-        self._places = dict(zip(components, range(len(children))))
+        self._places = dict(zip(components(spec), range(len(children))))
 
     def shown(self) -> tuple[str, str]:
         return "", "The node"
@@ -320,6 +319,11 @@ class Held:
 
     def reduce(self) -> tuple[Any, ...]:
         return _unflatten, (self._spec, self._children)
+
+
+def components(spec: Spec) -> list[str]:
+    """The parts of names that lead to the children."""
+    return [_component_text(kind, key) for kind, key in spec.keys]
 
 
 def _component_text(kind: str, key: str | int) -> str:

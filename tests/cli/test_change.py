@@ -1,0 +1,186 @@
+"""`edit`, `average`, `merge`, `convert` and `export`."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqx_ckpt as ec
+
+
+def _values(path):
+    ckpt = ec.open(path)
+    return {name: np.asarray(ckpt[name]) for name in ckpt if name != "key"}
+
+
+def _inodes(path):
+    return {f.stat().st_ino for f in (path / "d").rglob("*") if f.is_file()}
+
+
+def test_edit(ckpt, tmp_path, run):
+    target = tmp_path / "b"
+    options = ["--keep", "model", "--drop", "*.3.*", "--rename", "^model[.]=net."]
+    options += ["--cast", "bfloat16", "--metadata", "note=best", "--metadata", "n=[1]"]
+    code, out, err = run("edit", ckpt, target, *options)
+    assert (code, err) == (0, "") and "6 leaves" in out
+    made = ec.open(target)
+    expected = [f"net.layers.{i}.{x}" for i in range(3) for x in ("weight", "bias")]
+    assert list(made) == expected
+    assert made["net.layers.0.bias"].dtype == jnp.bfloat16
+    assert made.metadata == {"width": 64, "data": {"a": 1}, "note": "best", "n": [1]}
+    # Static fields have moved with their Modules.
+    assert made.tree.net.layers[1].in_features == 64
+    assert made.tree.net.width_size == 64 and ec.verify(target) == []
+    like = {"net": eqx.nn.MLP(2, 2, 64, 3, key=jax.random.key(0))}
+    loaded = ec.tree_deserialise_leaves(
+        target, like, where=lambda t: t["net"].layers[:3], cast=True
+    )
+    assert loaded["net"].layers[0].weight.shape == (64, 2)
+
+
+def test_edit_in_place_writes_no_array(ckpt, run):
+    before, inodes = _values(ckpt), _inodes(ckpt)
+    assert run("edit", ckpt, ckpt, "--rename", "^model=net")[0] == 0
+    after = _values(ckpt)
+    assert list(after) == [name.replace("model", "net") for name in before]
+    assert all(np.array_equal(a, b) for a, b in zip(before.values(), after.values()))
+    assert len(inodes & _inodes(ckpt)) >= 1 and ec.verify(ckpt) == []
+
+
+def test_edit_the_step_of_a_run(steps, run, asked):
+    assert run("edit", steps / "20", steps / "20", "--metadata", "note=x")[0] == 0
+    assert ec.open(steps / "20" / "default").metadata["note"] == "x"
+    assert asked("steps", steps, "--best", "loss")["best"] == 40
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--keep", "modle"], "is that of no leaf"),
+        (["--drop", "*"], "No leaf is left"),
+        (["--rename", "x"], "has no `=`"),
+        (["--rename", "zzz=y"], "changes no name"),
+        (["--rename", "[=y"], "is no regex"),
+        (["--rename", "layers[.][01]=a"], "would both be"),
+        (["--rename", "^step$=model.layers"], "a node as well"),
+        (["--rename", "^step$=a b"], "is no name of a leaf"),
+        (["--cast", "float99"], "float99"),
+    ],
+)
+def test_edits_that_mean_nothing(ckpt, tmp_path, run, options, text):
+    code, out, err = run("edit", ckpt, tmp_path / "b", *options)
+    assert (code, out) == (2, "") and text in err, err
+    assert not (tmp_path / "b").exists()
+
+
+def test_nothing_is_replaced_unasked(ckpt, tmp_path, run):
+    target, file = tmp_path / "b", tmp_path / "b.safetensors"
+    calls = [
+        ("edit", ckpt, target),
+        ("average", ckpt, ckpt, "--to", target),
+        ("convert", ckpt, target),
+        ("export", ckpt, file, "--node", "model"),
+    ]
+    for call in calls:
+        ec.tree_serialise_leaves(target, {"w": jnp.ones(2)})
+        ec.export_safetensors(file, {"w": jnp.ones(2)})
+        code, out, err = run(*call)
+        assert (code, out) == (2, "") and "overwrite=False" in err, call
+        assert list(ec.open(target)) == list(ec.open(file)) == ["w"]
+        assert run(*call, "--overwrite")[0] == 0
+
+
+def test_average(steps, tmp_path, run):
+    for step in (10, 20):
+        tree = {"w": jnp.full(3, step, jnp.float32), "n": 1}
+        ec.tree_serialise_leaves(
+            tmp_path / f"{step}", {"model": tree}, metadata={"a": 1, "step": step}
+        )
+    two = [tmp_path / "10", tmp_path / "20"]
+    assert run("average", *two, "--to", tmp_path / "mean")[0] == 0
+    mean = ec.open(tmp_path / "mean")
+    assert mean["model.w"].read().tolist() == [15, 15, 15]
+    assert mean.metadata == {"a": 1} and mean["model.n"].read() == 1
+    options = ["--weights", "3,1", "--node", "model", "--metadata", "b=2"]
+    assert run("average", *two, "--to", tmp_path / "m", *options)[0] == 0
+    mean = ec.open(tmp_path / "m")
+    assert mean["w"].read().tolist() == [12.5] * 3 and mean.metadata == {"a": 1, "b": 2}
+    code, _, err = run("average", *two, "--to", tmp_path / "x", "--weights", "a")
+    assert code == 2 and "no numbers" in err
+    # `w` has another shape at each step.
+    last = ["--to", tmp_path / "last", "--last", 2]
+    assert run("average", steps, *last)[0] == 2
+    assert run("average", steps, *last, "--node", "frozen")[0] == 2
+    code, _, err = run("average", steps, "--to", tmp_path / "x", "--last", 9)
+    assert code == 2 and "only 4 complete steps" in err
+    assert run("average", *two, *last)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "value"),
+    [
+        (["--method", "slerp", "--t", "0"], 1),
+        (["--method", "ema", "--decay", "0.75"], 1.5),
+        (["--method", "task_arithmetic", "--base", 0], 4),
+        (["--method", "task_arithmetic", "--base", 0, "--weights", "1,-1"], -2),
+        (["--method", "ties", "--base", 0, "--density", "1"], 2),
+        (["--method", "dare", "--base", 0, "--density", "1", "--seed", "3"], 4),
+    ],
+)
+def test_merge(tmp_path, run, options, value):
+    paths = []
+    for number in (0, 1, 3):
+        tree = {"w": jnp.full(4, number, jnp.float32)}
+        ec.tree_serialise_leaves(tmp_path / str(number), tree)
+        paths.append(tmp_path / str(number))
+    options = [paths[0] if x == 0 else x for x in options]
+    code, _, err = run("merge", *paths[1:], "--to", tmp_path / "m", *options)
+    assert code == 0, err
+    assert ec.open(tmp_path / "m")["w"].read().tolist() == pytest.approx([value] * 4)
+
+
+def test_convert_and_export(ckpt, tmp_path, run):
+    assert run("convert", ckpt, tmp_path / "a.zip")[0] == 0
+    assert run("diff", ckpt, tmp_path / "a.zip")[0] == 0
+    options = ["--layout", "zarr", "--compression", "zstd", "--chunks", 4096]
+    assert run("convert", tmp_path / "a.zip", tmp_path / "z", *options)[0] == 0
+    assert ec.open(tmp_path / "z").layout == "zarr"
+    file = tmp_path / "a.safetensors"
+    code, _, err = run("export", ckpt, file)
+    assert code == 2 and 'skip=["key"' in err
+    skip = ["--skip", "key", "--skip", "lr", "--skip", "step"]
+    options = [*skip, "--rename", "^model[.]=net.", "--metadata", "format=pt"]
+    assert run("export", ckpt, file, *options)[0] == 0
+    made = ec.open(file)
+    assert all(name.startswith("net.") for name in made)
+    assert made.metadata == {"format": "pt"}
+    assert run("convert", file, tmp_path / "back")[0] == 0
+    back, source = ec.open(tmp_path / "back"), ec.open(ckpt)
+    name = "model.layers.1.weight"
+    assert np.array_equal(back[name.replace("model", "net")], source[name])
+
+
+def test_modules_without_leaves_and_states_stay(tmp_path, run):
+    class Net(eqx.Module):
+        norm: eqx.nn.BatchNorm
+        drop: eqx.nn.Lambda
+        pool: eqx.nn.AvgPool1d
+
+    def make():
+        norm = eqx.nn.BatchNorm(3, axis_name="b", mode="batch")
+        return Net(norm, eqx.nn.Lambda(jax.nn.relu), eqx.nn.AvgPool1d(2))
+
+    model, state = eqx.nn.make_with_state(make)()
+    tree = {"model": model, "state": state, "step": 1}
+    ec.tree_serialise_leaves(tmp_path / "a", tree)
+    assert run("edit", tmp_path / "a", tmp_path / "b", "--drop", "step")[0] == 0
+    del tree["step"]
+    loaded = ec.tree_deserialise_leaves(tmp_path / "b", tree)
+    assert eqx.tree_equal(loaded, tree)
+    rename = ["--rename", "^model=net"]
+    assert run("edit", tmp_path / "a", tmp_path / "c", *rename)[0] == 0
+    made = ec.open(tmp_path / "c")
+    assert made.tree.net.norm.mode == "batch" and made.tree.net.pool.kernel_size
+    like = {"net": model, "state": state, "step": 1}
+    assert eqx.tree_equal(ec.tree_deserialise_leaves(tmp_path / "c", like), like)
