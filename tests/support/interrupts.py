@@ -153,8 +153,8 @@ def _descriptors(directory: str) -> Iterator[str]:
 
 
 def tree(value: int) -> dict[str, Any]:
-    both = np.full(10, value)
-    return {"jax": jnp.full(3, value), "large": np.full(2**15, value), "v": [both] * 2}
+    large, both = np.full(2**16, value, np.float32), np.full(10, value)
+    return {"jax": jnp.full(3, value), "large": large, "v": [both] * 2}
 
 
 def value_at(path: pathlib.Path) -> int:
@@ -236,6 +236,31 @@ def _read(path: pathlib.Path) -> None:
     assert ec.verify(path) == []
 
 
+def _others(path: pathlib.Path) -> list[pathlib.Path]:
+    """Checkpoints of the values 2 and 3."""
+    places = [path.parents[2] / f"others/{value}" for value in (2, 3)]
+    for value, place in zip((2, 3), places):
+        if not ec.exists(place):
+            save(place, value)
+    return places
+
+
+def _save_lazily(path: pathlib.Path) -> None:
+    node, other = ec.open(path).tree, ec.open(_others(path)[0]).tree
+    lazy = ec.lazy(jnp.add, elementwise=True)(node.jax, node.jax)
+    values = {"jax": lazy, "large": other.large, "v": other.v}
+    ec.tree_serialise_leaves(path, values, durable=False)
+
+
+def _merge(path: pathlib.Path) -> None:
+    two, three = _others(path)
+    ec.stats(path)
+    ec.diff(path, two)
+    mean = ec.merging.average()
+    merged = ec.merge([two, path, three], mean, where=lambda tree: tree.large)
+    ec.tree_serialise_leaves(path, merged, durable=False)
+
+
 def _in_memory(path: pathlib.Path) -> None:
     ec.from_bytes(ec.to_bytes(tree(2)), tree(0))
     with open(path.with_name("file.zip"), "wb") as file:
@@ -266,6 +291,8 @@ CALLS: dict[str, tuple[Callable[[pathlib.Path], None], str]] = {
     "read zarr": (_read, "zarr"),
     "read zip": (_read, "zip"),
     "in memory": (_in_memory, "ocdbt"),
+    "save lazily": (_save_lazily, "ocdbt"),
+    "merge": (_merge, "ocdbt"),
     "delete": (_delete, "ocdbt"),
     "delete zip": (_delete, "zip"),
     "thread of a save": (_save_later, "ocdbt"),
