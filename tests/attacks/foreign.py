@@ -6,6 +6,7 @@ Most of what is made has right lengths and checksums, and gets past the first ch
 import json
 import pathlib
 import random
+import re
 import shutil
 import struct
 from typing import Any
@@ -37,6 +38,15 @@ def _msgpack(path: pathlib.Path) -> None:
 
 def _zip(path: pathlib.Path) -> None:
     ec.tree_serialise_leaves(path, arrays(), durable=False)
+
+
+def _npy(path: pathlib.Path) -> None:
+    np.save(path, np.asfortranarray(arrays()["net"]["weight"]))
+
+
+def _npz(path: pathlib.Path) -> None:
+    net = arrays()["net"]
+    np.savez(path, weight=net["weight"].T, bias=net["bias"], step=arrays()["step"])
 
 
 def entry(keys: list[str]) -> dict[str, Any]:
@@ -124,6 +134,8 @@ FOREIGN = {
     "f.safetensors": _safetensors,
     "f.msgpack": _msgpack,
     "f.zip": _zip,
+    "f.npy": _npy,
+    "f.npz": _npz,
     "orbax": _orbax,
     "orbax-ocdbt": _database,
     "orbax-plain": _plain,
@@ -149,7 +161,9 @@ def mutate_foreign(r: random.Random, path: pathlib.Path) -> str:
         size = struct.unpack_from("<Q", data)[0]
         head = _json(r, data[8 : 8 + size])
         file.write_bytes(struct.pack("<Q", len(head)) + head + data[8 + size :])
-    elif file.suffix == ".zip":
+    elif file.suffix in (".npy", ".npz") and r.random() < 0.6:
+        file.write_bytes(_header(r, data))
+    elif file.suffix in (".zip", ".npz"):
         at = data.index(b"PK\1\2") if r.random() < 0.8 else 0
         file.write_bytes(data[:at] + _bytes(r, data[at:]))
     elif b"\x0c\xdb" in data and r.random() < 0.9:
@@ -177,6 +191,20 @@ def _json(r: random.Random, data: bytes) -> bytes:
     for _ in range(r.choice((1, 1, 2))):
         change_value(r, value)
     return json.dumps(value).encode()
+
+
+def _header(r: random.Random, data: bytes) -> bytes:
+    """Changes the header of one of NumPy's arrays, which stays as long."""
+    at = r.choice([x.start() for x in re.finditer(b"\x93NUMPY", data)]) + 10
+    stop = data.index(b"\n", at)
+    text = bytearray(data[at:stop].rstrip())
+    for _ in range(r.choice((1, 1, 2))):
+        found = list(re.finditer(rb"[0-9]+|'[^']*'|True|False|[(){}:, ]", text))
+        one, other = r.choice(found), r.choice(found)
+        many = r.choice((b"1", b"0", b" ", b",", b"1,")) * r.choice((1, 3, 40))
+        new = r.choice((other[0], many, b"", b"%d" % 2 ** r.randrange(70), b">i2"))
+        text[one.start() : one.end()] = new
+    return data[:at] + bytes(text).ljust(stop - at)[: stop - at] + data[stop:]
 
 
 def _nodes(r: random.Random, data: bytes) -> bytes:

@@ -134,7 +134,7 @@ def _npy(path: pathlib.Path, shape: str, size: int) -> None:
 @growth(10_000)
 def npy_spaces(path, n):
     """A shape that a regular expression could match in many ways."""
-    _npy(path, "1" + " " * n + "," + " " * n + "x", 0)
+    _npy(path, "1" * n + " " * n + "," + " " * n + "x", 0)
 
 
 @growth(2**18)

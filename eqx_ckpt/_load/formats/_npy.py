@@ -16,8 +16,9 @@ MAGIC = b"\x93NUMPY"
 # NumPy writes this, and pads it with spaces to a multiple of 64 bytes.
 _pattern = re.compile(
     rb"\{ *'descr': *'([<>|=]?[A-Za-z][0-9]*)', *'fortran_order': *(True|False), *"
-    rb"'shape': *\( *((?:[0-9]{1,19} *,? *)*)\) *,? *\} *\n?"
+    rb"'shape': *\(([0-9, ]*)\) *(?:, *)?\} *\n?"
 )
+_number = re.compile(rb" *[0-9]{1,19} *")
 _MAX = 2**16  # Nobody describes an array in more bytes.
 
 
@@ -51,8 +52,11 @@ def read(window: Window, at: int) -> Header | None:
     header = None
     if size <= _MAX:
         header = _pattern.fullmatch(window.read(start, start + size).tobytes())
-    if header is None:
+    lengths = [] if header is None else header[3].split(b",")
+    if lengths and not lengths[-1].strip():
+        lengths.pop()  # After the comma of a tuple; or there are none.
+    if header is None or not all(map(_number.fullmatch, lengths)):
         raise ValueError("is none of numbers")
-    shape = tuple(int(n) for n in re.findall(rb"[0-9]+", header[3]))
+    shape = tuple(map(int, lengths))
     dtype = header[1].decode().replace("|", "<")
     return Header(dtype, header[2] == b"True", shape, start + size)

@@ -133,6 +133,8 @@ BAD = {
     "huge": _header(f"{{{_FIELDS} False, 'shape': ({2**58},), }}"),
     "huge in Fortran's order": _header(f"{{{_FIELDS} True, 'shape': ({2**50}, 2), }}"),
     "code": _header("{'descr': __import__('os').abort(), 'shape': (), }"),
+    "many digits": _header(f"{{{_FIELDS} False, 'shape': ({'1' * 50}x), }}"),
+    "no commas": _header(f"{{{_FIELDS} False, 'shape': (1 6), }}"),
     "ranks": _header(f"{{{_FIELDS} False, 'shape': ({'1,' * 33}), }}"),
     "size in a zip": _zip("a.npy", GOOD + bytes(8)),
     "none in a zip": _zip("a.npy", b""),
