@@ -16,7 +16,7 @@ from .._load._checkpoint import Checkpoint
 from .._load._computed import Computed
 from .._load._lazy import LazyArray
 from .._runtime import _progress
-from .._tree import _filters, _flatten, _leaf, _register, _static
+from .._tree import _filters, _flatten, _host, _leaf, _register, _static
 from .._tree._flatten import Entry, Flat
 
 
@@ -262,11 +262,11 @@ def _read(
             value = next(fetched)
             if leaf.is_array:
                 t = t._replace(shape=value.shape)
-            arrays.append(_leaf.to_host(value, t))
+            arrays.append(_host.to_host(value, t))
         elif region is None:
-            arrays.append(_leaf.to_host(leaf.value, t))
+            arrays.append(_host.to_host(leaf.value, t))
         else:
-            arrays += _leaf.to_host_by_regions(leaf.value, t, [region])
+            arrays += _host.to_host_by_regions(leaf.value, t, [region])
     rest = iter(arrays)
     for piece in group:
         yield piece.number, [next(rest) for _ in rows[piece.number]]

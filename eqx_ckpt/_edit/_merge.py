@@ -16,7 +16,7 @@ from .._load._checkpoint import Checkpoint
 from .._load._computed import Formula
 from .._load._lazy import LazyArray
 from .._runtime import _gc
-from .._tree import _filters, _flatten, _restore, _select, _show, _static
+from .._tree import _filters, _flatten, _select, _show, _static, _target
 from .._tree._flatten import Flat
 from .._tree._static import Static
 from . import _diff, _leaves, _methods
@@ -146,7 +146,7 @@ def _lazily(method: Method, sources: list[Leaf], first: Leaf, like: Any) -> Lazy
         blockwise=True,
         prepare=_Look(method, place) if method.looks_first else None,
     )
-    target = _restore.target_of(like)._replace(codec=None)
+    target = _target.target_of(like)._replace(codec=None)
     return _computed.Computed(formula, None, target)
 
 

@@ -11,7 +11,7 @@ import secrets
 import struct
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import google_crc32c
 import numpy as np
@@ -189,7 +189,7 @@ def tree(
     out: list[bytes] = []
     nodes: list[Subtree] = []
     for start in range(0, len(entries.keys), _NODE_ENTRIES):
-        part = [column[start : start + _NODE_ENTRIES] for column in entries]
+        part: list[Any] = [c[start : start + _NODE_ENTRIES] for c in entries]
         data, node = _leaf(Entries(*part), table, offset)
         out.append(data)
         nodes.append(node)

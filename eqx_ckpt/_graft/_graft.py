@@ -26,7 +26,7 @@ from .._load._fetch import Want
 from .._load._lazy import LazyArray
 from .._runtime import _processes
 from .._storage import _store
-from .._tree import _leaf, _leaks, _restore
+from .._tree import _host, _leaf, _leaks, _restore, _target
 from .._tree._static import Static
 from . import _plan
 from ._place import Placed
@@ -166,7 +166,7 @@ def graft(
 
 def _as_saved(lazy: LazyArray) -> Want:
     record = lazy._record
-    return Want(record, None, _restore.own_target(record.template))
+    return Want(record, None, _target.own_target(record.template))
 
 
 def _wants(placed: Placed) -> list[Want]:
@@ -191,7 +191,7 @@ def _made(x: Placed, values: list[Any], names: list[str]) -> Any:
             made = made.make([values.pop() for _ in made.parts])
             owned = True
         template = _leaf.describe(made)
-        array = _leaf.to_host(made, template)
+        array = _host.to_host(made, template)
         arrays = [array[region] for region in _restore.regions(x.target) or [...]]
         return _restore.from_host(arrays, template, x.target, owned)
     except ValueError as e:
@@ -226,7 +226,7 @@ def _how(placed: Placed, saved: Leaves) -> str:
         return f"{template.dtype} to {wanted}"
     shown = _leaf.show(template)
     count = f"{len(placed.saved)} of " if len(placed.saved) > 1 else ""
-    return f"{placed.how}, of {count}{shown} to {_restore.show_target(placed.target)}"
+    return f"{placed.how}, of {count}{shown} to {_target.show_target(placed.target)}"
 
 
 def _nbytes(leaf: Any) -> int:

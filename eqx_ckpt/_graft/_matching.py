@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from .._format import _names
 from .._load._lazy import LazyArray
-from .._tree import _flatten, _leaf, _restore, _show
+from .._tree import _flatten, _leaf, _show, _target
 from .._tree._show import Problems
 from ..adapters import Adapter
 from . import _pairs
@@ -213,7 +213,7 @@ class Matching:
         ]
         for n in numbers:
             target = target_of(model, n)
-            self.problems.add("model", model.names[n], _restore.show_target(target))
+            self.problems.add("model", model.names[n], _target.show_target(target))
         places = [
             place
             for place in range(len(saved.names))

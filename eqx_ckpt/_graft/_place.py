@@ -9,9 +9,9 @@ import numpy as np
 from .._format._template import Template
 from .._load._deferred import Later
 from .._load._lazy import LazyArray
-from .._tree import _leaf, _restore, _show
-from .._tree._restore import Target
+from .._tree import _leaf, _show, _target
 from .._tree._show import Problems
+from .._tree._target import Target
 from ..adapters import Adapter
 from ._matching import Job
 from ._sides import Model, Saved, Stored, target_of
@@ -120,14 +120,14 @@ def _fit(
             "adapter", name, f"{job.label}: `{how}` gave a leaf that is none: {e}"
         )
         return None
-    misfit = _restore.misfit(template, target)
+    misfit = _target.misfit(template, target)
     if misfit is not None:
         text, hint = f"saved {_all(job.saved)}", misfit.hint
         if any(made is x.lazy for x in job.saved):
             hint = hint or _hint(template.shape, target.shape, misfit.what)
         else:
             text += f", made {_leaf.show(template)} by {how or 'the view'}"
-        text += f", the model has {_restore.show_target(target)}"
+        text += f", the model has {_target.show_target(target)}"
         problems.add(misfit.what, name, text + (f"  ({hint})" if hint else ""))
         return None
     status = "adapted"

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 
 from .._load._lazy import LazyArray
-from .._tree import _restore
+from .._tree import _target
 from .._tree._static import Static
 from . import _pairs, _place, _problems, _scalars, _statics
 from ._matching import Matching
@@ -110,5 +110,5 @@ def _find_abstract(matching: Matching) -> None:
     for number in sorted(matching.fresh):
         leaf = model.flat.leaves[number]
         if type(leaf) is not LazyArray and isinstance(leaf, jax.ShapeDtypeStruct):
-            text = _restore.show_target(_restore.target_of(leaf))
+            text = _target.show_target(_target.target_of(leaf))
             matching.problems.add("abstract", model.names[number], text)

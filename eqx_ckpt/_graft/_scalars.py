@@ -9,7 +9,7 @@ import numpy as np
 
 from .._format._template import Template
 from .._load._lazy import LazyArray
-from .._tree import _leaf, _register, _restore
+from .._tree import _leaf, _register, _target
 from .._tree._show import Problems
 from ._matching import Scalar
 from ._place import Placed
@@ -23,9 +23,9 @@ def load(scalars: Sequence[Scalar], model: Model, problems: Problems) -> list[Pl
     out = {}
     for number, lazy in scalars:
         target, template = target_of(model, number), lazy._record.template
-        misfit = _restore.misfit(template, target)
+        misfit = _target.misfit(template, target)
         if misfit is not None:
-            wanted = _restore.show_target(target)
+            wanted = _target.show_target(target)
             text = f"saved {_leaf.show(template)}, the model has {wanted}"
             problems.add(misfit.what, model.names[number], text)
         out[number] = Placed(number, lazy, target, (lazy.name,), "loaded", "", ())

@@ -13,7 +13,7 @@ from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
 from .._tree import _filters, _flatten, _nearest, _select
 from .._tree._node import Node as SavedNode
-from .._tree._restore import Target
+from .._tree._target import Target
 from ..adapters import Adapter
 
 

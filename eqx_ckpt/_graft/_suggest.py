@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 import jax.tree_util as jtu
 
 from .._format import _names
-from .._tree import _nearest, _restore
+from .._tree import _nearest, _target
 from ._sides import Model, Stored
 
 
@@ -109,7 +109,7 @@ class _Twins:
         places of the leaves that a pair of the two would use."""
         names, here = self._model.names, self._model.below[prefix]
         wanted = {
-            _names.below(names[n], prefix): _restore.target_of(
+            _names.below(names[n], prefix): _target.target_of(
                 self._model.flat.leaves[n]
             ).shape
             for n in here

@@ -19,7 +19,7 @@ from .._runtime._progress import Advance
 from .._save import _lazies, _onefile
 from .._save._payload import PlannedLeaf
 from .._storage import _root
-from .._tree import _filters, _flatten, _leaf, _show, _static
+from .._tree import _filters, _flatten, _host, _leaf, _show, _static
 from .._tree._filters import FilterSpec
 
 
@@ -253,12 +253,12 @@ _ROOM = 256 * 2**20
 
 def _buffers(leaf: PlannedLeaf, room: int) -> Iterator[Any]:
     """The bytes of a leaf, one part after the other."""
-    t, part = leaf.template, room // (4 * _leaf.PREFETCH)
+    t, part = leaf.template, room // (4 * _host.PREFETCH)
     if t.nbytes <= part:
-        yield _digests.as_bytes(_leaf.to_host(leaf.value, t))
+        yield _digests.as_bytes(_host.to_host(leaf.value, t))
         return
     regions = _slabs(t.shape, t.itemsize, part)
-    yield from map(_digests.as_bytes, _leaf.to_host_by_regions(leaf.value, t, regions))
+    yield from map(_digests.as_bytes, _host.to_host_by_regions(leaf.value, t, regions))
 
 
 def _counted(

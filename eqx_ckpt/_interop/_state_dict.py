@@ -10,9 +10,9 @@ from .._format import _names
 from .._format._leaves import Leaves
 from .._format._template import Template
 from .._load import _match
-from .._tree import _filters, _flatten, _leaf, _register, _restore
+from .._tree import _filters, _flatten, _host, _leaf, _register, _restore
 from .._tree._filters import FilterSpec, IsLeaf
-from .._tree._restore import Target
+from .._tree._target import Target
 
 
 def to_state_dict(
@@ -237,6 +237,6 @@ def _as(value: Any, template: Template, target: Target) -> Any:
         same = same and (target.kind == "key" or value.dtype == target.dtype)
         if same and target.sharding in (None, value.sharding):
             return value
-    array = _leaf.to_host(value, template)
+    array = _host.to_host(value, template)
     parts = [array[region] for region in _restore.regions(target) or [...]]
     return _restore.from_host(parts, template, target, owned=False)

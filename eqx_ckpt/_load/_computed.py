@@ -17,7 +17,7 @@ from .._format import _grid, _template, _view
 from .._format._view import View
 from .._storage import _arrays
 from .._tree import _leaf, _restore, _show, _traced
-from .._tree._restore import Target
+from .._tree._target import Target
 from .._tree._traced import Traced
 from . import _lazy
 from ._lazy import LazyArray

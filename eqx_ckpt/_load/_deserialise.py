@@ -11,7 +11,7 @@ from .._runtime import _gc, _processes
 from .._runtime._processes import Call, Processes
 from .._storage import _root
 from .._storage._archive import Readable
-from .._tree import _flatten, _leaf, _node, _restore, _sharding
+from .._tree import _flatten, _leaf, _node, _restore, _sharding, _target
 from .._tree._filters import FilterSpec, IsLeaf
 from .._tree._node import Node
 from .._tree._static import Static
@@ -163,7 +163,7 @@ def processes_of(
     kind: str, paths: list[Any], leaves: list[Any], timeout: int | float, tag: Any
 ) -> Processes:
     """The processes that have to load these leaves together."""
-    if _processes.count() > 1 and any(map(_restore.is_spread, leaves)):
+    if _processes.count() > 1 and any(map(_target.is_spread, leaves)):
         places = sorted({_root.place(path) for path in paths})
         what = f"{_doing[kind]} `{'`, `'.join(places[:3])}`{_processes.tagged(tag)}"
         return _processes.of_run(Call(kind, places, tag, timeout, what))

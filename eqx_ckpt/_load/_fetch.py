@@ -12,7 +12,7 @@ from .._format._leaves import Record
 from .._format._view import View
 from .._runtime import _progress
 from .._tree import _restore
-from .._tree._restore import Target
+from .._tree._target import Target
 from . import _read
 from ._requests import Arrays, Request
 from ._source import Source

@@ -13,8 +13,8 @@ from .._format._template import Template
 from .._format._view import View
 from .._storage import _arrays, _root
 from .._storage._backend import Backend
-from .._tree import _leaf, _restore
-from .._tree._restore import Target
+from .._tree import _leaf, _target
+from .._tree._target import Target
 from . import _fetch, _open
 from ._source import Source
 
@@ -176,7 +176,7 @@ class LazyArray(jax.ShapeDtypeStruct):
         if self._target.kind not in _template.ARRAY_KINDS:
             raise TypeError(f"The leaf `{self.name}` is not an array.")
         target = self._target._replace(dtype=wanted, weak=False, cast=True, codec=None)
-        problem = _restore.misfit(self._template._replace(shape=target.shape), target)
+        problem = _target.misfit(self._template._replace(shape=target.shape), target)
         if problem is not None:
             raise TypeError(
                 f"The leaf `{self.name}` is {_leaf.show(self._template)}, and "
@@ -250,10 +250,10 @@ class LazyArray(jax.ShapeDtypeStruct):
         nbytes = self._template.nbytes
         if self._target.kind in _template.ARRAY_KINDS:
             nbytes = math.prod(self.shape) * self.dtype.itemsize
-        return f"{_restore.show_target(self._target)}  {_text.size(nbytes)}"
+        return f"{_target.show_target(self._target)}  {_text.size(nbytes)}"
 
     def __repr__(self) -> str:
-        return f"LazyArray({self.name}: {_restore.show_target(self._target)})"
+        return f"LazyArray({self.name}: {_target.show_target(self._target)})"
 
     __str__ = __repr__
 
@@ -291,7 +291,7 @@ def _unpickle(
 
 def lazy_of(source: Source, record: Record, target: Target | None = None) -> LazyArray:
     if target is None:
-        target = _restore.own_target(record.template)
+        target = _target.own_target(record.template)
     return LazyArray(source, record, None, target)
 
 

@@ -17,15 +17,15 @@ from .._tree import (
     _leaf,
     _nearest,
     _register,
-    _restore,
     _select,
     _show,
     _static,
+    _target,
 )
 from .._tree._filters import FilterSpec, IsLeaf
 from .._tree._flatten import Entries, Flat
-from .._tree._restore import Target
 from .._tree._static import Static
+from .._tree._target import Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +201,7 @@ class _Report(_show.Problems):
 
 def _pair_up(saved: Leaves, wanted: _Wanted, report: _Report) -> Iterator[Pair]:
     options, places = wanted.options, wanted.places
-    fits: dict[Any, _restore.Misfit | None] = {}
+    fits: dict[Any, _target.Misfit | None] = {}
     taken: dict[int, int] = {}
     for number, good in enumerate(wanted.chosen):
         if not good or (places is not None and number not in places):
@@ -223,12 +223,12 @@ def _pair_up(saved: Leaves, wanted: _Wanted, report: _Report) -> Iterator[Pair]:
         record = saved.record(place, known=True)
         key = (saved.template[place], target)
         if key not in fits:
-            fits[key] = _restore.misfit(record.template, target)
+            fits[key] = _target.misfit(record.template, target)
         problem = fits[key]
         if problem is None:
             yield Pair(number, record, target)
             continue
-        was, here = _leaf.show(record.template), _restore.show_target(target)
+        was, here = _leaf.show(record.template), _target.show_target(target)
         text = f"saved {was}, `like` has {here}"
         if problem.hint:
             text += f"  ({problem.hint})"
@@ -242,7 +242,7 @@ def _pair_up(saved: Leaves, wanted: _Wanted, report: _Report) -> Iterator[Pair]:
 
 def _missing(wanted: _Wanted, number: int, target: Target, report: _Report) -> None:
     name, stored = wanted.names[number], wanted.stored[number]
-    text = _restore.show_target(target)
+    text = _target.show_target(target)
     if isinstance(stored, NoEntry):
         text += f"  (no entry of the saved State is that of `{stored.label}`)"
         report.no_entries.add(name)
@@ -256,7 +256,7 @@ def _missing(wanted: _Wanted, number: int, target: Target, report: _Report) -> N
 
 def target_of(name: str, leaf: Any) -> Target:
     try:
-        return _restore.target_of(leaf)
+        return _target.target_of(leaf)
     except (TypeError, ValueError) as e:
         raise type(e)(f"Leaf `{name}`: {e}") from e.__cause__
 

@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 
 from .._runtime import _gc, _processes, _threads, _undo
 from .._storage import _archive, _root
-from .._tree import _leaf
+from .._tree import _host, _leaf
 from .._tree._filters import FilterSpec, IsLeaf
 from . import _background, _lazies, _payload, _plan, _publish, _reuse, _serialise
 from ._background import SaveHandle
@@ -132,7 +132,7 @@ def async_tree_serialise_leaves(
             for place, leaf in enumerate(planned.leaves)
             if leaf.alias is None
             and place not in held
-            and not isinstance(leaf.value, _leaf.Payload)
+            and not isinstance(leaf.value, _host.Payload)
         )
         _background.make_room(copied)
         planned = _stage(planned, held)
@@ -147,7 +147,7 @@ def async_tree_serialise_leaves(
             # The handle may live on.
             planned.leaves.clear()
 
-    is_staged = all(_leaf.is_staged(leaf.value) for leaf in planned.leaves)
+    is_staged = all(_host.is_staged(leaf.value) for leaf in planned.leaves)
     collect = None if is_staged else ft.partial(_collect, planned.leaves)
     reads = _lazies.places(planned.leaves)
     handle = _background.start(root, collect, write, copied, reads)
@@ -174,17 +174,17 @@ def _stage_leaf(leaf: PlannedLeaf) -> PlannedLeaf:
     if leaf.alias is not None:
         # Its bytes are those of another leaf.
         return leaf._replace(value=None)
-    leaf = leaf._replace(value=_leaf.stage(leaf.value, leaf.template))
+    leaf = leaf._replace(value=_host.stage(leaf.value, leaf.template))
     # What is left to do for each of many leaves in the background waits for the main
     # thread again and again.
-    return _payload.prepare(leaf) if _leaf.is_staged(leaf.value) else leaf
+    return _payload.prepare(leaf) if _host.is_staged(leaf.value) else leaf
 
 
 def _collect(leaves: list[PlannedLeaf]) -> None:
     """Waits for the copies from devices."""
     for place, leaf in enumerate(leaves):
-        if not _leaf.is_staged(leaf.value):
-            leaves[place] = leaf._replace(value=_leaf.collect(leaf.value))
+        if not _host.is_staged(leaf.value):
+            leaves[place] = leaf._replace(value=_host.collect(leaf.value))
 
 
 # Seconds. Python's own is 0.005.

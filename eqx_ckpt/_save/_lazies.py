@@ -18,7 +18,7 @@ from .._load import _lazy
 from .._load._computed import Computed, identity
 from .._load._lazy import LazyArray
 from .._load._source import Source
-from .._tree import _leaf, _register, _restore
+from .._tree import _host, _leaf, _register, _target
 from ._payload import PlannedLeaf
 
 
@@ -85,17 +85,17 @@ def _grain(lazy: LazyArray) -> tuple[int, ...]:
     return tuple(chunk[axis] for axis in view.axes) if chunk else ()
 
 
-def _is_as_stored(lazy: LazyArray, target: _restore.Target) -> bool:
+def _is_as_stored(lazy: LazyArray, target: _target.Target) -> bool:
     """Whether a leaf comes back as its source has it."""
     if isinstance(lazy, Computed) or lazy._view is not None:
         return False
-    own = _restore.own_target(lazy._template)
+    own = _target.own_target(lazy._template)
     same = own._replace(sharding=target.sharding, cast=target.cast)
     return same == target._replace(python=None)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Unread(_leaf.Payload):
+class Unread(_host.Payload):
     """A lazy leaf as the value of one that is saved, and how it is stored."""
 
     lazy: LazyArray
@@ -123,11 +123,11 @@ class Unread(_leaf.Payload):
         for box, inner in _boxes(regions, most // t.itemsize):
             if t.kind not in _template.ARRAY_KINDS or t.dtype == "float0":
                 (value,) = _lazy.fetch([self.lazy], self.verify)
-                array = _leaf.to_host(value, t)[box]
+                array = _host.to_host(value, t)[box]
             else:
                 lazy = _lazy.on_host(self.lazy[box])
                 (value,) = _lazy.fetch([lazy], self.verify, 4 * most)
-                array = _leaf.to_host(value, t)
+                array = _host.to_host(value, t)
             for region in inner:
                 yield np.ascontiguousarray(array[_grid.within(region, box)])
 
@@ -217,13 +217,13 @@ def read_small(
             room -= leaf.template.nbytes
     for verify in (True, False):
         own = [place for place in places if leaves[place].value.verify is verify]
-        values = [_host(leaves[place].value) for place in own]
+        values = [_on_host(leaves[place].value) for place in own]
         for place, value in zip(own, _lazy.fetch(values, verify)):
             out[place] = leaves[place]._replace(value=value)
     return out
 
 
-def _host(value: Unread) -> LazyArray:
+def _on_host(value: Unread) -> LazyArray:
     is_array = value.template.kind in _template.ARRAY_KINDS
     is_array = is_array and value.template.dtype != "float0"
     return _lazy.on_host(value.lazy) if is_array else value.lazy

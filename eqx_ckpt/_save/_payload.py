@@ -12,14 +12,14 @@ from .._format._grid import Grid
 from .._format._template import Template
 from .._runtime._progress import Advance
 from .._storage import _arrays
-from .._tree import _leaf
-from .._tree._leaf import Payload
+from .._tree import _host
+from .._tree._host import Payload
 from ._assign import Owners
 
 
 # Chunks that a thread may hold copies of: some on their way from a device, and the one
 # that is written as it was, padded and compressed.
-_COPIES = _leaf.PREFETCH + 4
+_COPIES = _host.PREFETCH + 4
 
 
 class PlannedLeaf(NamedTuple):
@@ -128,7 +128,7 @@ class Data:
         leaf, grid, first = self._leaves[place], self.grids[place], self._first[place]
         t = leaf.template
         regions = grid.regions[numbers.start : numbers.stop]
-        parts = _leaf.to_host_by_regions(leaf.value, t, regions)
+        parts = _host.to_host_by_regions(leaf.value, t, regions)
         for number, part in zip(numbers, parts):
             data = _digests.as_bytes(part)
             self._digest(first + grid.blocks[number], data)
@@ -156,7 +156,7 @@ class Data:
 
 def whole(leaf: PlannedLeaf) -> Any:
     """The bytes of a leaf."""
-    return _leaf.to_host(leaf.value, leaf.template).reshape(-1).view(np.uint8)
+    return _host.to_host(leaf.value, leaf.template).reshape(-1).view(np.uint8)
 
 
 def _padded(part: np.ndarray, chunk: tuple[int, ...]) -> np.ndarray:

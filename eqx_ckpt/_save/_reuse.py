@@ -28,8 +28,8 @@ from .._runtime._processes import Processes
 from .._runtime._undo import Descriptor
 from .._storage import _archive, _root
 from .._storage._backend import Backend, Links, Origin
-from .._tree import _leaf
-from .._tree._leaf import Payload
+from .._tree import _host
+from .._tree._host import Payload
 from . import _layout, _payload
 from ._background import SaveHandle
 from ._layout import Destination, Kept, Segment
@@ -117,7 +117,7 @@ def find(
         return Base(root)
     leaves = plan.leaves
     same = {place for place, leaf in enumerate(leaves) if written.has(leaf)}
-    known = {place for place in same if _leaf.on_device(leaves[place].value)}
+    known = {place for place in same if _host.on_device(leaves[place].value)}
     return Base(root, written.save, known, same - known)
 
 
@@ -261,10 +261,10 @@ def _is_same(leaf: PlannedLeaf, run: range, rows: bytes) -> bool:
         if known is not None:
             return known == rows
     if t.chunk == t.shape:
-        parts = iter([_leaf.to_host(value, t)])
+        parts = iter([_host.to_host(value, t)])
     else:
         regions = _grid.lay(t.shape, t.chunk, t.itemsize).regions
-        parts = _leaf.to_host_by_regions(value, t, regions[run.start : run.stop])
+        parts = _host.to_host_by_regions(value, t, regions[run.start : run.stop])
     for part in parts:
         for digest in _digests.block_digests(_digests.as_bytes(part)):
             if digest != rows[:16]:

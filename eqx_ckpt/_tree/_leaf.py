@@ -1,8 +1,6 @@
-"""One leaf to a host array, bit for bit; and how it is described."""
+"""What is a leaf, how one is described, and what stands for one that is not read."""
 
-import collections
 import functools as ft
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -14,7 +12,6 @@ import numpy as np
 from .._format import _grid, _template
 from .._format._template import Template
 from . import _register, _sharding, _show
-from ._sharding import Shards
 
 
 PYTHON = {"bool": bool, "int": int, "float": float, "complex": complex}
@@ -99,13 +96,13 @@ def describe(leaf: Any, dtype: np.dtype | None = None) -> Template:
     for kind, cls in PYTHON.items():
         if isinstance(leaf, cls):
             if kind == "int" and not -(2**63) <= leaf < 2**63:
-                size = len(_int_bytes(leaf))
+                size = len(int_bytes(leaf))
                 return Template("", kind, "int", (size,), "uint8", ())
             name = _template.SCALAR_KINDS[kind]
             return Template("", kind, name, (), name, ())
     if isinstance(leaf, (str, bytes)):
         kind = "str" if isinstance(leaf, str) else "bytes"
-        return Template("", kind, kind, (len(_encoded(leaf)),), "uint8", ())
+        return Template("", kind, kind, (len(encoded(leaf)),), "uint8", ())
     if isinstance(leaf, jax.ShapeDtypeStruct):
         raise ValueError(
             f"it is abstract, a `{type(leaf).__name__}` without a value. Load it first "
@@ -186,11 +183,11 @@ def check_cast(dtype: Any) -> np.dtype | None:
     return out
 
 
-def _encoded(text: str | bytes) -> bytes:
+def encoded(text: str | bytes) -> bytes:
     return text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
 
 
-def _int_bytes(n: Any) -> bytes:
+def int_bytes(n: Any) -> bytes:
     return n.to_bytes(n.bit_length() // 8 + 1, "little", signed=True)
 
 
@@ -220,195 +217,14 @@ def is_local(sharding: jax.sharding.Sharding) -> bool:
     return sharding.is_fully_addressable
 
 
-def stage(leaf: Any, template: Template) -> Any:
-    """A leaf that stays as it is now, whatever becomes of the caller's.
-
-    On accelerators its copy to the host has been started, and it stays only once that
-    has arrived: see `is_staged` and `collect`.
-    """
-    if isinstance(leaf, np.ndarray):
-        return np.array(leaf, order="C")
-    if not isinstance(leaf, jax.Array):
-        return leaf
-    if template.kind == "key":
-        leaf = jr.key_data(leaf)
-    if _on_cpu(leaf.sharding):
-        # It may share the memory of a NumPy array, or of another framework's, that is
-        # written to again: nothing tells.
-        views = _views(leaf)
-        if isinstance(views, Shards):
-            return views._replace(parts=[np.array(x, order="C") for x in views.parts])
-        return np.array(views, order="C")
-    shards = _sharding.shards_of(leaf)
-    # The copies on the host would stay with the caller's leaf as long as that lives.
-    parts = [_alike(part) for part in shards.parts]
-    for part in parts:
-        part.copy_to_host_async()
-    return shards._replace(parts=parts)
-
-
-def _alike(part: jax.Array) -> jax.Array:
-    """Another jax.Array of the same memory."""
-    return jax.make_array_from_single_device_arrays(part.shape, part.sharding, [part])
-
-
-def _views(leaf: jax.Array) -> Any:
-    """An array on CPU as NumPy has it: without a copy, so in parts if it has some."""
-    if is_whole(leaf.sharding):
-        return np.asarray(leaf)
-    shards = _sharding.shards_of(leaf)
-    return shards._replace(parts=[np.asarray(part) for part in shards.parts])
-
-
 @ft.lru_cache(maxsize=1024)
 def is_whole(sharding: jax.sharding.Sharding) -> bool:
     # Nearly all leaves have few shardings, and this takes longer than the rest.
     return sharding.is_fully_replicated
 
 
-def on_device(leaf: Any) -> bool:
-    """Whether a copy to the host takes a leaf's values over from an accelerator."""
-    return isinstance(leaf, jax.Array) and not _on_cpu(leaf.sharding)
-
-
-def is_staged(value: Any) -> bool:
-    parts = value.parts if isinstance(value, Shards) else ()
-    return not any(isinstance(part, jax.Array) for part in parts)
-
-
-def collect(value: Shards) -> Shards:
-    """A staged leaf whose copies have arrived: waits for them."""
-    return value._replace(parts=[np.asarray(part) for part in value.parts])
-
-
-class Payload:
-    """What stands for the value of a leaf, and gives what is stored of it."""
-
-    __slots__ = ()
-
-    def read(self, regions: Iterable[tuple[slice, ...]]) -> Iterator[np.ndarray]:
-        """The elements that are stored, for each of some regions in turn."""
-        raise NotImplementedError
-
-    def digests(self, blocks: slice) -> bytes | None:
-        """The digests of some of its blocks, where they are known without a read."""
-        raise NotImplementedError
-
-
-def to_host(leaf: Any, template: Template) -> np.ndarray:
-    """The elements that are stored for a leaf: row-major and little-endian.
-
-    A view of the leaf's memory where it can be: of every jax.Array on CPU that is not
-    cut into shards.
-    """
-    if isinstance(leaf, Payload):
-        return next(to_host_by_regions(leaf, template, [whole_region(template)]))
-    if isinstance(leaf, (jax.Array, Shards)):
-        if isinstance(leaf, Shards) or not (
-            _on_cpu(leaf.sharding) and is_whole(leaf.sharding)
-        ):
-            return next(to_host_by_regions(leaf, template, [whole_region(template)]))
-    return _stored(_on_host(leaf, template), template)
-
-
-def whole_region(template: Template) -> tuple[slice, ...]:
-    return tuple(slice(0, n) for n in template.shape)
-
-
-# Copies from a device that are under way while the one before them is written.
-PREFETCH = 4
-
-
-def to_host_by_regions(
-    leaf: Any, template: Template, regions: Iterable[tuple[slice, ...]]
-) -> Iterator[np.ndarray]:
-    """The same of some regions in turn, copying no more than a few at a time."""
-    if isinstance(leaf, Payload):
-        yield from map(np.ascontiguousarray, leaf.read(regions))
-        return
-    if isinstance(leaf, jax.Array):
-        if template.kind == "key":
-            leaf = jr.key_data(leaf)
-        on_cpu = _on_cpu(leaf.sharding)
-        leaf = _views(leaf) if on_cpu else _sharding.shards_of(leaf)
-    if not isinstance(leaf, Shards):
-        array = _on_host(leaf, template)
-        for region in regions:
-            yield _stored(array[region], template)
-        return
-    dtype = leaf.parts[0].dtype
-    ahead = 0 if isinstance(leaf.parts[0], np.ndarray) else PREFETCH
-    waiting: collections.deque[tuple[tuple[slice, ...], list]] = collections.deque()
-    for region in regions:
-        found = _sharding.pieces(leaf.regions, region)
-        begun = [
-            (piece.to, _begin(leaf.parts[piece.part], piece.fro)) for piece in found
-        ]
-        waiting.append((region, begun))
-        if len(waiting) > ahead:
-            yield _stored(_join(*waiting.popleft(), dtype), template)
-    while waiting:
-        yield _stored(_join(*waiting.popleft(), dtype), template)
-
-
-def _begin(part: Any, region: tuple[slice, ...]) -> Any:
-    """A region of a part; the copy to the host is started if it is on a device."""
-    if isinstance(part, np.ndarray):
-        return part[region]
-    starts = [s.start for s in region]
-    # One compiled program for all regions of a size.
-    sizes = [s.stop - s.start for s in region]
-    out = jax.lax.dynamic_slice(part, starts, sizes)
-    out.copy_to_host_async()
-    return out
-
-
-def _join(
-    region: tuple[slice, ...], begun: list[tuple[tuple[slice, ...], Any]], dtype: Any
-) -> np.ndarray:
-    if len(begun) == 1:
-        return np.asarray(begun[0][1])
-    out = np.empty([s.stop - s.start for s in region], dtype)
-    for to, part in begun:
-        out[to] = np.asarray(part)
-    return out
-
-
-@ft.lru_cache(maxsize=1024)
-def _on_cpu(sharding: jax.sharding.Sharding) -> bool:
-    return all(device.platform == "cpu" for device in sharding.device_set)
-
-
-def _on_host(leaf: Any, template: Template) -> np.ndarray:
-    """The numbers of a leaf as it has them: in any order and of any dtype."""
-    if template.dtype == "float0":
-        return np.zeros(template.shape, np.bool_)
-    if isinstance(leaf, np.ndarray):
-        return np.asarray(leaf)  # A matrix keeps its axes when it is flattened.
-    if template.kind in ("str", "bytes"):
-        return np.frombuffer(_encoded(leaf), np.uint8)
-    if template.dtype == "int":
-        return np.frombuffer(_int_bytes(leaf), np.uint8)
-    if template.kind == "key":
-        leaf = jr.key_data(leaf)
-    return np.asarray(leaf)
-
-
 # These have no array of their own dtype, but one of what is stored.
 NOT_ARRAYS = frozenset(("key", "str", "bytes", "int", "float0"))
-
-
-def _stored(array: np.ndarray, template: Template) -> np.ndarray:
-    name = template.stored if template.dtype in NOT_ARRAYS else template.dtype
-    dtype = _template.dtype_of(name)
-    if array.dtype != dtype:
-        # Either the cast that was asked for, or big-endian numbers.
-        array = astype(array, dtype)
-    if not array.flags.c_contiguous:
-        array = np.ascontiguousarray(array)
-    if dtype == np.bool_ and array.size and array.view(np.uint8).max() > 1:
-        array = array.view(np.uint8) != 0  # Readers refuse other bytes than 0 and 1.
-    return array if name == template.stored else array.view(np.uint8)
 
 
 def astype(array: np.ndarray, dtype: np.dtype) -> np.ndarray:

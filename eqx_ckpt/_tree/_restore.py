@@ -1,12 +1,10 @@
-"""How a stored leaf comes back: what `like` asks for, whether it fits, and the leaf."""
+"""How a leaf is made of what was stored of it."""
 
-import functools as ft
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.core as jax_core
 import jax.numpy as jnp
 import jax.random as jr
 import ml_dtypes
@@ -14,206 +12,15 @@ import numpy as np
 
 from .._format import _template
 from .._format._template import Template
-from .._runtime import _processes
-from . import _leaf, _register, _sharding, _show
-
-
-class Target(NamedTuple):
-    """How a leaf comes back: what `like` says of it."""
-
-    kind: str
-    dtype: np.dtype | None
-    shape: tuple[int, ...]
-    weak: bool = False
-    impl: str | None = None
-    sharding: jax.sharding.Sharding | None = None
-    python: type | None = None
-    cast: bool = False
-    codec: _register.Codec | None = None
-
-
-def target_of(like: Any) -> Target:
-    """**Raises:** `TypeError` for a leaf that no stored leaf can stand for, and
-    `ValueError` when the `to_leaf` of its type fails."""
-    codec = _register.codec_of(type(like))
-    if codec is not None:
-        return _target_of(_register.to_leaf(like))._replace(codec=codec)
-    return _target_of(like)
-
-
-def _target_of(like: Any) -> Target:
-    own = getattr(like, "_target", None)
-    if isinstance(own, Target) and own.kind not in ("jax", "key"):
-        return own  # A lazy leaf, which stands for what it would be read as.
-    if isinstance(like, jax.Array) or isinstance(like, jax.ShapeDtypeStruct):
-        if isinstance(like, jax_core.Tracer):
-            raise TypeError(
-                "`like` has a tracer there, which does not say where the leaf goes. "
-                "Load outside of `jit`, `grad` and `vmap`, or into a skeleton."
-            )
-        sharding = like.sharding
-        if not isinstance(like, jax.Array):
-            sharding = _placed(sharding, like.shape)
-            if sharding is None and _processes.count() > 1:
-                raise TypeError(
-                    "It has no sharding. In a run of many processes every abstract "
-                    "leaf needs one, such as `ec.skeleton(..., sharding=)` gives it."
-                )
-        elif not like.committed:
-            sharding = None
-        if axes := _sharding.unreduced(sharding):
-            raise TypeError(
-                f"Its sharding is not reduced over the mesh axes {axes}: give it one "
-                "that is, as what is stored is whole."
-            )
-        if _leaf.is_key(like):
-            return Target("key", None, like.shape, False, _impl(like), sharding)
-        return _jax_target(like.dtype, like.shape, like.weak_type, sharding)
-    if isinstance(like, np.ndarray):
-        return Target("numpy", like.dtype, like.shape)
-    if isinstance(like, np.generic) and not isinstance(like, (np.str_, np.bytes_)):
-        return Target("generic", like.dtype, like.shape)
-    for kind, cls in (*_leaf.PYTHON.items(), ("str", str), ("bytes", bytes)):
-        if isinstance(like, cls):
-            return Target(kind, None, (), python=type(like))
-    raise TypeError(
-        f"`like` has a `{type(like).__name__}` there, which nothing that is stored can "
-        "stand for. Leave it out with `filter_spec`, or make its type one that can be "
-        f"stored{_leaf.recipe(like)}."
-    )
-
-
-@ft.lru_cache(maxsize=4096)
-def _jax_target(
-    dtype: np.dtype, shape: tuple[int, ...], weak: bool, sharding: Any
-) -> Target:
-    return Target("jax", dtype, shape, bool(weak), None, sharding)
-
-
-def _placed(sharding: Any, shape: tuple[int, ...]) -> jax.sharding.Sharding | None:
-    """The sharding of a leaf on devices: an abstract mesh is that of `jax.set_mesh`.
-
-    **Raises:** `TypeError` if there are no devices, or it cannot cut the shape.
-    """
-    mesh = getattr(sharding, "mesh", None)
-    if isinstance(mesh, jax.sharding.AbstractMesh):
-        if mesh.empty:
-            return None
-        current = jax.sharding.get_mesh()
-        if current.abstract_mesh != mesh:
-            raise TypeError(
-                f"Its sharding is on the abstract mesh {mesh}, which has no devices. "
-                "Load inside `with jax.set_mesh(mesh)`, or give it a sharding."
-            )
-        sharding = jax.sharding.NamedSharding(current, sharding.spec)
-    if sharding is not None:
-        try:
-            sharding.shard_shape(shape)
-        except ValueError as e:
-            raise TypeError(f"Its sharding does not fit its shape: {e}") from e
-    return sharding
-
-
-def _impl(key: Any) -> str:
-    if isinstance(key, jax.Array):
-        return str(jr.key_impl(key))
-    found = []
-    jax.eval_shape(lambda k: found.append(str(jr.key_impl(k))), key)
-    return found[0]
-
-
-def own_target(template: Template) -> Target:
-    """How a leaf comes back where no `like` says otherwise: as it was."""
-    kind, shape = template.kind, template.logical_shape
-    if kind == "key":
-        return Target(kind, None, shape, False, template.impl)
-    if kind in _template.ARRAY_KINDS:
-        return Target(kind, _template.dtype_of(template.dtype), shape, template.weak)
-    return Target(kind, None, shape)
-
-
-def show_target(target: Target) -> str:
-    if target.kind == "key":
-        return f"key<{target.impl}>[{','.join(map(str, target.shape))}]"
-    if target.dtype is None:
-        return target.kind
-    text = _show.short_array(target.dtype.name, target.shape)
-    return text + ("(numpy)" if target.kind == "numpy" else "")
-
-
-class Misfit(NamedTuple):
-    """Why a stored leaf cannot stand for one of `like`."""
-
-    what: str  # "kind", "shape", "dtype"
-    hint: str
-
-
-def misfit(template: Template, target: Target) -> Misfit | None:
-    """What keeps a stored leaf from coming back as `like` has it, if anything does."""
-    if _family(template.kind) != _family(target.kind):
-        return Misfit("kind", "")
-    if template.logical_shape != target.shape:
-        return Misfit("shape", "")
-    if template.kind == "key":
-        return None if template.impl == target.impl else Misfit("kind", "")
-    if template.kind in ("str", "bytes"):
-        return None
-    saved, wanted = _leaf.saved_dtype(template), _wanted_dtype(template, target)
-    if wanted != saved:
-        types = _template.number_type(saved), _template.number_type(wanted)
-        if template.dtype == "int":
-            types = "int", types[1]
-        if types[0] != types[1] or types[0] == "none":
-            return Misfit("dtype", "")
-        if not (target.cast or _is_other_scalar(template, target)):
-            return Misfit("dtype", "`cast=True` converts it.")
-    if target.kind == "jax" and not target.cast:
-        if jax.dtypes.canonicalize_dtype(wanted) != wanted:
-            hint = (
-                f"JAX would narrow it to {jax.dtypes.canonicalize_dtype(wanted)}: set "
-                "`jax_enable_x64`, or load into a NumPy array, or pass `cast=True`."
-            )
-            return Misfit("dtype", hint)
-    return None
-
-
-def _family(kind: str) -> str:
-    return kind if kind in ("key", "str", "bytes") else "number"
-
-
-def _wanted_dtype(template: Template, target: Target) -> np.dtype:
-    if target.dtype is None:
-        if target.kind == "int" and template.dtype in ("int", "uint64"):
-            return _leaf.saved_dtype(template)
-        return np.dtype(_template.SCALAR_KINDS[target.kind])
-    if target.dtype == jax.dtypes.float0:
-        return target.dtype
-    return target.dtype.newbyteorder("=")
-
-
-def _is_other_scalar(template: Template, target: Target) -> bool:
-    def category(kind: str) -> str:
-        return "array" if kind in ("jax", "numpy") else kind
-
-    return target.shape == () and category(template.kind) != category(target.kind)
+from . import _leaf, _register, _sharding, _target
+from ._target import Target
 
 
 def _result_dtype(template: Template, target: Target) -> np.dtype:
-    wanted = _wanted_dtype(template, target)
+    wanted = _target.wanted_dtype(template, target)
     if target.kind == "jax":
         wanted = jax.dtypes.canonicalize_dtype(wanted)
     return wanted
-
-
-def is_spread(leaf: Any) -> bool:
-    """Whether several processes have parts of a leaf, or are to have."""
-    sharding = getattr(leaf, "sharding", None)
-    if not isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) or sharding is None:
-        return False
-    mesh = getattr(sharding, "mesh", None)
-    if isinstance(mesh, jax.sharding.AbstractMesh):
-        return not mesh.empty
-    return not _leaf.is_local(sharding)
 
 
 def without_replicas(target: Target) -> Target:
@@ -354,6 +161,7 @@ def _from_host(
 # Below this many bytes one `jnp.asarray`, which copies, beats `jax.device_put`, which
 # on CPU takes aligned memory as it is.
 _ALIAS_BYTES = 1 << 16
+
 
 BATCH = 128
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import eqx_ckpt as ec
-from eqx_ckpt._tree import _leaf
+from eqx_ckpt._tree import _host
 
 
 # Bytes: of small leaves, and of one with some blocks of digests.
@@ -148,9 +148,9 @@ def test_what_is_the_same_is_not_copied(tmp_path, monkeypatch):
     """A look at it takes less than a copy, and no memory."""
     tree, _ = _aliased(tmp_path)
     staged = []
-    real = _leaf.stage
+    real = _host.stage
     monkeypatch.setattr(
-        _leaf, "stage", lambda leaf, t: staged.append(1) or real(leaf, t)
+        _host, "stage", lambda leaf, t: staged.append(1) or real(leaf, t)
     )
     with ec.CheckpointManager(tmp_path / "run") as manager:
         for step in range(1, 4):
@@ -162,14 +162,14 @@ def test_what_is_the_same_is_not_copied(tmp_path, monkeypatch):
 
 def test_a_copy_is_not_kept(tmp_path, monkeypatch):
     copies = []
-    real = _leaf.stage
+    real = _host.stage
 
     def stage(leaf, template):
         out = real(leaf, template)
         copies.append(weakref.ref(out))
         return out
 
-    monkeypatch.setattr(_leaf, "stage", stage)
+    monkeypatch.setattr(_host, "stage", stage)
     tree = {"x": jnp.ones(2**20)}
     handle = ec.async_tree_serialise_leaves(tmp_path / "a", tree)
     handle.result()

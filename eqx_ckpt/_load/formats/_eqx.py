@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..._format import _json, _names, _template
-from ..._tree import _flatten, _leaf, _restore, _show
+from ..._tree import _flatten, _leaf, _show, _target
 from .._source import Source
 from .._window import Window
 from . import _found, _npy
@@ -47,7 +47,7 @@ def read(found: Candidate, like: Any) -> Source | None:
         if not _leaf.is_own(leaf):
             continue
         name, keys = _names.name_of(path)
-        target = _restore.target_of(leaf)
+        target = _target.target_of(leaf)
         if target.kind == "key":
             raise ValueError(
                 f"`like` has a typed PRNG key, `{name}`, which Equinox does not save"

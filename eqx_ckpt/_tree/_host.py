@@ -1,0 +1,196 @@
+"""The numbers of a leaf on the host, bit for bit: all of them, or by regions."""
+
+import collections
+import functools as ft
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.random as jr
+import numpy as np
+
+from .._format import _template
+from .._format._template import Template
+from . import _leaf, _sharding
+from ._sharding import Shards
+
+
+def stage(leaf: Any, template: Template) -> Any:
+    """A leaf that stays as it is now, whatever becomes of the caller's.
+
+    On accelerators its copy to the host has been started, and it stays only once that
+    has arrived: see `is_staged` and `collect`.
+    """
+    if isinstance(leaf, np.ndarray):
+        return np.array(leaf, order="C")
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    if template.kind == "key":
+        leaf = jr.key_data(leaf)
+    if _on_cpu(leaf.sharding):
+        # It may share the memory of a NumPy array, or of another framework's, that is
+        # written to again: nothing tells.
+        views = _views(leaf)
+        if isinstance(views, Shards):
+            return views._replace(parts=[np.array(x, order="C") for x in views.parts])
+        return np.array(views, order="C")
+    shards = _sharding.shards_of(leaf)
+    # The copies on the host would stay with the caller's leaf as long as that lives.
+    parts = [_alike(part) for part in shards.parts]
+    for part in parts:
+        part.copy_to_host_async()
+    return shards._replace(parts=parts)
+
+
+def _alike(part: jax.Array) -> jax.Array:
+    """Another jax.Array of the same memory."""
+    return jax.make_array_from_single_device_arrays(part.shape, part.sharding, [part])
+
+
+def _views(leaf: jax.Array) -> Any:
+    """An array on CPU as NumPy has it: without a copy, so in parts if it has some."""
+    if _leaf.is_whole(leaf.sharding):
+        return np.asarray(leaf)
+    shards = _sharding.shards_of(leaf)
+    return shards._replace(parts=[np.asarray(part) for part in shards.parts])
+
+
+def on_device(leaf: Any) -> bool:
+    """Whether a copy to the host takes a leaf's values over from an accelerator."""
+    return isinstance(leaf, jax.Array) and not _on_cpu(leaf.sharding)
+
+
+def is_staged(value: Any) -> bool:
+    parts = value.parts if isinstance(value, Shards) else ()
+    return not any(isinstance(part, jax.Array) for part in parts)
+
+
+def collect(value: Shards) -> Shards:
+    """A staged leaf whose copies have arrived: waits for them."""
+    return value._replace(parts=[np.asarray(part) for part in value.parts])
+
+
+class Payload:
+    """What stands for the value of a leaf, and gives what is stored of it."""
+
+    __slots__ = ()
+
+    def read(self, regions: Iterable[tuple[slice, ...]]) -> Iterator[np.ndarray]:
+        """The elements that are stored, for each of some regions in turn."""
+        raise NotImplementedError
+
+    def digests(self, blocks: slice) -> bytes | None:
+        """The digests of some of its blocks, where they are known without a read."""
+        raise NotImplementedError
+
+
+def to_host(leaf: Any, template: Template) -> np.ndarray:
+    """The elements that are stored for a leaf: row-major and little-endian.
+
+    A view of the leaf's memory where it can be: of every jax.Array on CPU that is not
+    cut into shards.
+    """
+    if isinstance(leaf, Payload):
+        return next(to_host_by_regions(leaf, template, [whole_region(template)]))
+    if isinstance(leaf, (jax.Array, Shards)):
+        if isinstance(leaf, Shards) or not (
+            _on_cpu(leaf.sharding) and _leaf.is_whole(leaf.sharding)
+        ):
+            return next(to_host_by_regions(leaf, template, [whole_region(template)]))
+    return _stored(_on_host(leaf, template), template)
+
+
+def whole_region(template: Template) -> tuple[slice, ...]:
+    return tuple(slice(0, n) for n in template.shape)
+
+
+# Copies from a device that are under way while the one before them is written.
+PREFETCH = 4
+
+
+def to_host_by_regions(
+    leaf: Any, template: Template, regions: Iterable[tuple[slice, ...]]
+) -> Iterator[np.ndarray]:
+    """The same of some regions in turn, copying no more than a few at a time."""
+    if isinstance(leaf, Payload):
+        yield from map(np.ascontiguousarray, leaf.read(regions))
+        return
+    if isinstance(leaf, jax.Array):
+        if template.kind == "key":
+            leaf = jr.key_data(leaf)
+        on_cpu = _on_cpu(leaf.sharding)
+        leaf = _views(leaf) if on_cpu else _sharding.shards_of(leaf)
+    if not isinstance(leaf, Shards):
+        array = _on_host(leaf, template)
+        for region in regions:
+            yield _stored(array[region], template)
+        return
+    dtype = leaf.parts[0].dtype
+    ahead = 0 if isinstance(leaf.parts[0], np.ndarray) else PREFETCH
+    waiting: collections.deque[tuple[tuple[slice, ...], list]] = collections.deque()
+    for region in regions:
+        found = _sharding.pieces(leaf.regions, region)
+        begun = [
+            (piece.to, _begin(leaf.parts[piece.part], piece.fro)) for piece in found
+        ]
+        waiting.append((region, begun))
+        if len(waiting) > ahead:
+            yield _stored(_join(*waiting.popleft(), dtype), template)
+    while waiting:
+        yield _stored(_join(*waiting.popleft(), dtype), template)
+
+
+def _begin(part: Any, region: tuple[slice, ...]) -> Any:
+    """A region of a part; the copy to the host is started if it is on a device."""
+    if isinstance(part, np.ndarray):
+        return part[region]
+    starts = [s.start for s in region]
+    # One compiled program for all regions of a size.
+    sizes = [s.stop - s.start for s in region]
+    out = jax.lax.dynamic_slice(part, starts, sizes)
+    out.copy_to_host_async()
+    return out
+
+
+def _join(
+    region: tuple[slice, ...], begun: list[tuple[tuple[slice, ...], Any]], dtype: Any
+) -> np.ndarray:
+    if len(begun) == 1:
+        return np.asarray(begun[0][1])
+    out = np.empty([s.stop - s.start for s in region], dtype)
+    for to, part in begun:
+        out[to] = np.asarray(part)
+    return out
+
+
+@ft.lru_cache(maxsize=1024)
+def _on_cpu(sharding: jax.sharding.Sharding) -> bool:
+    return all(device.platform == "cpu" for device in sharding.device_set)
+
+
+def _on_host(leaf: Any, template: Template) -> np.ndarray:
+    """The numbers of a leaf as it has them: in any order and of any dtype."""
+    if template.dtype == "float0":
+        return np.zeros(template.shape, np.bool_)
+    if isinstance(leaf, np.ndarray):
+        return np.asarray(leaf)  # A matrix keeps its axes when it is flattened.
+    if template.kind in ("str", "bytes"):
+        return np.frombuffer(_leaf.encoded(leaf), np.uint8)
+    if template.dtype == "int":
+        return np.frombuffer(_leaf.int_bytes(leaf), np.uint8)
+    if template.kind == "key":
+        leaf = jr.key_data(leaf)
+    return np.asarray(leaf)
+
+
+def _stored(array: np.ndarray, template: Template) -> np.ndarray:
+    name = template.stored if template.dtype in _leaf.NOT_ARRAYS else template.dtype
+    dtype = _template.dtype_of(name)
+    if array.dtype != dtype:
+        # Either the cast that was asked for, or big-endian numbers.
+        array = _leaf.astype(array, dtype)
+    if not array.flags.c_contiguous:
+        array = np.ascontiguousarray(array)
+    if dtype == np.bool_ and array.size and array.view(np.uint8).max() > 1:
+        array = array.view(np.uint8) != 0  # Readers refuse other bytes than 0 and 1.
+    return array if name == template.stored else array.view(np.uint8)
