@@ -139,10 +139,10 @@ def _tree(
         for name, text in fields
         if depth is None or name.count(".") < depth
     ]
-    shown = [
-        (_text.escape(left), *(right or ("", None)))
-        for left, right in _show.tree_rows(every)
-    ]
+    shown: list[tuple[str, str, int | None]] = []
+    for left, right in _show.tree_rows(every):
+        text, nbytes = right or ("", None)
+        shown.append((_text.escape(left), text, nbytes))
     # Longer ones stand out: else each line would be as long as the longest.
     width = _width(len(left) for left, _, nbytes in shown if nbytes is not None)
     middle = _width(len(array) for _, array, nbytes in shown if nbytes is not None)

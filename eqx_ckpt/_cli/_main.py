@@ -51,9 +51,9 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         say = commands.main(arguments, prog_name=_name(), standalone_mode=False)
-        status = say() if callable(say) else say or 0
+        status = say() if callable(say) else say
         sys.stdout.flush()
-        return status
+        return status if isinstance(status, int) else 0
     except BrokenPipeError:
         # Whoever reads has seen enough. Python would say so once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -416,9 +416,9 @@ def _message(what: str, saved: Leaves, source: str, report: _Report) -> str:
         for kind, title in _titles.items()
     }
     lines += _show.sections(report.rows, titles, hint)
-    hint = _source_hint(saved, missing, source)
-    if hint:
-        lines.append(hint)
+    elsewhere = _source_hint(saved, missing, source)
+    if elsewhere:
+        lines.append(elsewhere)
     return "\n".join(map(_text.bounded, lines))
 
 

@@ -82,7 +82,8 @@ def _grain(lazy: LazyArray) -> tuple[int, ...]:
         chunk = lazy._formula.chunk if lazy._formula.blockwise else ()
     else:
         chunk = () if lazy._source.is_run(lazy._record) else lazy._template.chunk
-    return tuple(chunk[axis] for axis in view.axes) if chunk else ()
+    order = [axis for axis in view.axes if axis is not None]
+    return tuple(chunk[axis] for axis in order) if chunk else ()
 
 
 def _is_as_stored(lazy: LazyArray, target: _target.Target) -> bool:

@@ -124,7 +124,7 @@ def place(archive: Zip, name: str) -> tuple[int, int]:
     return start, start + member.size
 
 
-def places(archive: Zip, names: Sequence[str]) -> list[tuple[int, int]]:
+def places(archive: Zip, names: list[str]) -> list[tuple[int, int]]:
     """Where the bytes of some files in a zip lie, each of them its own.
 
     In an object store it would be a request for each to know how long its header is:
