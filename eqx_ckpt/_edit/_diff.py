@@ -16,7 +16,7 @@ from .._runtime import _gc
 from .._tree import _leaf, _static
 from . import _leaves, _numbers
 from ._difference import Change, Diff
-from ._leaves import Leaf, Reading, Side
+from ._leaves import Leaf, ReadOptions, Side
 
 
 @_open.again(0, "a")
@@ -81,7 +81,7 @@ def diff(
     one, two = _leaves.look(a), _leaves.look(b)
     before, after = paired(one, two)
     rows = [(leaf, after[name]) for name, leaf in before.items() if name in after]
-    found = changes(rows, values, Reading(verify, max_bytes, progress))
+    found = changes(rows, values, ReadOptions(verify, max_bytes, progress))
     changed = {
         leaf.name: change
         for (leaf, _), change in zip(rows, found)
@@ -181,7 +181,7 @@ def show(t: Template) -> str:
 
 
 def changes(
-    rows: list[tuple[Leaf, Leaf]], values: bool, reading: Reading
+    rows: list[tuple[Leaf, Leaf]], values: bool, reading: ReadOptions
 ) -> list[Change | None]:
     """What has changed of each pair of leaves, if anything."""
     # Two arrays are compared once, whatever the names that they have.

@@ -158,7 +158,7 @@ def _digests_of(lazy: LazyArray, template: Template) -> Callable[[], bytes] | No
 # ---- Reading.
 
 
-class Reading(NamedTuple):
+class ReadOptions(NamedTuple):
     """The keywords of a call that reads."""
 
     verify: bool
@@ -177,7 +177,7 @@ class _Piece(NamedTuple):
 def stream(
     what: str,
     rows: Sequence[Sequence[Leaf]],
-    reading: Reading,
+    reading: ReadOptions,
     is_wanted: Callable[[int], bool] = lambda number: True,
 ) -> Iterator[tuple[int, list[np.ndarray]]]:
     """The elements of rows of leaves: for each row its number and a region of each of
@@ -246,7 +246,7 @@ def blocks(shape: tuple[int, ...], grain: tuple[int, ...], count: int) -> _grid.
 
 
 def _read(
-    rows: Sequence[Sequence[Leaf]], group: list[_Piece], reading: Reading
+    rows: Sequence[Sequence[Leaf]], group: list[_Piece], reading: ReadOptions
 ) -> Iterator[tuple[int, list[np.ndarray]]]:
     parts = [(leaf, p.region) for p in group for leaf in rows[p.number]]
     lazies = [

@@ -20,8 +20,8 @@ from .._tree import _filters, _flatten, _select, _show, _static, _target
 from .._tree._flatten import Flat
 from .._tree._static import Static
 from . import _diff, _leaves, _methods
-from ._leaves import Leaf, Reading, Side
-from ._methods import Method, Place
+from ._leaves import Leaf, ReadOptions, Side
+from ._methods import MergedLeaf, Method
 
 
 @_gc.paused()
@@ -115,7 +115,7 @@ def _is_merged(t: Template) -> bool:
 @dataclasses.dataclass(frozen=True)
 class _Combine:
     method: Method
-    place: Place
+    place: MergedLeaf
 
     def __call__(
         self, blocks: Sequence[np.ndarray], state: Any, start: tuple[int, ...]
@@ -126,7 +126,7 @@ class _Combine:
 @dataclasses.dataclass(frozen=True)
 class _Look:
     method: Method
-    place: Place
+    place: MergedLeaf
 
     def __call__(self, blocks: Iterator[Sequence[np.ndarray]]) -> Any:
         return _methods.look(self.method, self.place, blocks)
@@ -135,7 +135,7 @@ class _Look:
 def _lazily(method: Method, sources: list[Leaf], first: Leaf, like: Any) -> LazyArray:
     """The merged leaf: of the kind, weak type and sharding that `like` has."""
     t = first.template
-    place = Place(first.name, t.shape, _template.dtype_of(t.dtype))
+    place = MergedLeaf(first.name, t.shape, _template.dtype_of(t.dtype))
     formula = Formula(
         first.name,
         tuple(_part(leaf) for leaf in sources),
@@ -201,7 +201,7 @@ def _rows(
             else:
                 kept.append((before[name], after[name], who))
     pairs = [(leaf, other) for leaf, other, _ in kept]
-    found = _diff.changes(pairs, False, Reading(True, None, False))
+    found = _diff.changes(pairs, False, ReadOptions(True, None, False))
     for (leaf, _, who), change in zip(kept, found):
         if change is not None:
             what = " and ".join(change.what)

@@ -20,7 +20,7 @@ from .._tree import _leaf
 Blocks = Sequence[np.ndarray]
 
 
-class Place(NamedTuple):
+class MergedLeaf(NamedTuple):
     """The leaf that is merged."""
 
     name: str
@@ -42,17 +42,17 @@ class Method:
     def check(self, count: int) -> None:
         """**Raises:** `ValueError` for another number of trees than it merges."""
 
-    def look(self, blocks: Iterable[Blocks], place: Place) -> Any:
+    def look(self, blocks: Iterable[Blocks], place: MergedLeaf) -> Any:
         """The state, of all blocks of a leaf in row-major order."""
 
     def combine(
-        self, blocks: Blocks, state: Any, start: tuple[int, ...], place: Place
+        self, blocks: Blocks, state: Any, start: tuple[int, ...], place: MergedLeaf
     ) -> np.ndarray:
         """A block of the leaf, which begins at `start`."""
         raise NotImplementedError
 
 
-def look(method: Method, place: Place, blocks: Iterable[Blocks]) -> Any:
+def look(method: Method, place: MergedLeaf, blocks: Iterable[Blocks]) -> Any:
     """The state of a method, of blocks of the leaf's own dtype. They have to be cut in
     one way whenever it is computed, as it may have sums of them."""
     with np.errstate(all="ignore"):
@@ -60,7 +60,11 @@ def look(method: Method, place: Place, blocks: Iterable[Blocks]) -> Any:
 
 
 def combine(
-    method: Method, place: Place, blocks: Blocks, state: Any, start: tuple[int, ...]
+    method: Method,
+    place: MergedLeaf,
+    blocks: Blocks,
+    state: Any,
+    start: tuple[int, ...],
 ) -> np.ndarray:
     """A block of the merged leaf, of its own dtype."""
     shape = blocks[0].shape
@@ -71,7 +75,7 @@ def combine(
         return _leaf.astype(out, place.dtype).reshape(shape)
 
 
-def _widened(blocks: Blocks, place: Place) -> list[np.ndarray]:
+def _widened(blocks: Blocks, place: MergedLeaf) -> list[np.ndarray]:
     wide = np.dtype(np.float64 if place.dtype == np.float64 else np.float32)
     # What NumPy computes of arrays without axes are no arrays.
     return [_leaf.astype(np.atleast_1d(x), wide) for x in blocks]
@@ -110,7 +114,7 @@ class Average(Method):
         _check_weights(self.weights or 1.0, count)
 
     def combine(
-        self, blocks: Blocks, state: Any, start: tuple[int, ...], place: Place
+        self, blocks: Blocks, state: Any, start: tuple[int, ...], place: MergedLeaf
     ) -> np.ndarray:
         weights = self.weights or (1.0,) * len(blocks)
         return _sum(weights, blocks) / blocks[0].dtype.type(math.fsum(weights))
@@ -121,7 +125,7 @@ class Ema(Method):
     decay: float
 
     def combine(
-        self, blocks: Blocks, state: Any, start: tuple[int, ...], place: Place
+        self, blocks: Blocks, state: Any, start: tuple[int, ...], place: MergedLeaf
     ) -> np.ndarray:
         number = blocks[0].dtype.type
         out = blocks[0].copy()
@@ -144,7 +148,7 @@ class Slerp(Method):
         if count != 2:
             raise ValueError(f"`slerp` is between 2 trees, not {count}.")
 
-    def look(self, blocks: Iterable[Blocks], place: Place) -> tuple[float, float]:
+    def look(self, blocks: Iterable[Blocks], place: MergedLeaf) -> tuple[float, float]:
         """What the two are multiplied by."""
         parts = [(0.0, 0.0, 0.0)]
         for x, y in blocks:
@@ -164,7 +168,7 @@ class Slerp(Method):
         )
 
     def combine(
-        self, blocks: Blocks, state: Any, start: tuple[int, ...], place: Place
+        self, blocks: Blocks, state: Any, start: tuple[int, ...], place: MergedLeaf
     ) -> np.ndarray:
         return _sum(state, blocks)
 
@@ -181,7 +185,7 @@ class TaskArithmetic(Method):
         _check_weights(self.weights, count)
 
     def combine(
-        self, blocks: Blocks, state: Any, start: tuple[int, ...], place: Place
+        self, blocks: Blocks, state: Any, start: tuple[int, ...], place: MergedLeaf
     ) -> np.ndarray:
         base, *trees = blocks
         return base + _sum(_each(self.weights, len(trees)), (x - base for x in trees))
@@ -209,7 +213,7 @@ class Ties(Method):
     def check(self, count: int) -> None:
         _check_weights(self.weights, count)
 
-    def look(self, blocks: Iterable[Blocks], place: Place) -> list[np.float32]:
+    def look(self, blocks: Iterable[Blocks], place: MergedLeaf) -> list[np.float32]:
         """The least magnitude that is kept of each tree."""
         counts: list[np.ndarray] = []
         for base, *trees in blocks:
@@ -224,7 +228,7 @@ class Ties(Method):
         return [_threshold(x, kept) for x in counts]
 
     def combine(
-        self, blocks: Blocks, state: Any, start: tuple[int, ...], place: Place
+        self, blocks: Blocks, state: Any, start: tuple[int, ...], place: MergedLeaf
     ) -> np.ndarray:
         base, *trees = blocks
         number = base.dtype.type
@@ -263,7 +267,7 @@ class Dare(Method):
         _check_weights(self.weights, count)
 
     def combine(
-        self, blocks: Blocks, state: Any, start: tuple[int, ...], place: Place
+        self, blocks: Blocks, state: Any, start: tuple[int, ...], place: MergedLeaf
     ) -> np.ndarray:
         base, *trees = blocks
         positions = _positions(start, base.shape, place.shape)

@@ -15,7 +15,7 @@ from .._load._checkpoint import Checkpoint
 from .._runtime import _gc
 from .._tree import _leaf
 from . import _leaves, _numbers
-from ._leaves import Leaf, Reading
+from ._leaves import Leaf, ReadOptions
 from ._numbers import Sums
 
 
@@ -152,7 +152,7 @@ def stats(
                 todo.append(leaf)
     found = [_Found(leaf.template) for leaf in todo]
     leaves = [[leaf] for leaf in todo]
-    reading = Reading(verify, max_bytes, progress)
+    reading = ReadOptions(verify, max_bytes, progress)
     for number, (array,) in _leaves.stream("stats", leaves, reading):
         found[number].add(array)
     for name, number in places.items():

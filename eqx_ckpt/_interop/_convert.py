@@ -10,7 +10,7 @@ from .._load import _checkpoint, _open, formats
 from .._load._checkpoint import Checkpoint
 from .._runtime._processes import Processes
 from .._save import _background, _lazies, _plan, _serialise
-from .._save._options import Chunks, Options, Selected
+from .._save._options import Chunks, SaveOptions, Selected
 from .._storage import _root
 from . import _export
 
@@ -88,7 +88,7 @@ def convert(
     if skip:
         raise ValueError("`skip` is for a `.safetensors` file: this target holds all.")
     max_bytes = 256 * 2**20 if max_bytes is None else max_bytes
-    options = Options(
+    options = SaveOptions(
         metadata=metadata,
         layout=layout,
         chunks=chunks,

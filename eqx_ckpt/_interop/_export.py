@@ -116,7 +116,7 @@ def export_safetensors(
     ends = list(it.accumulate(leaf.template.nbytes for leaf in tensors))
     with _progress.bar("save", ends[-1], len(ends), progress) as advance:
         lines = it.chain([header], _counted(buffers, ends, advance))
-        options = _onefile.Options(overwrite, durable)
+        options = _onefile.FileOptions(overwrite, durable)
         _onefile.publish(root, lambda file: file.writelines(lines), options)
 
 

@@ -147,7 +147,7 @@ def from_state_dict(
             f"A state dict is nested dicts, and not a `{type(state_dict).__name__}`."
         )
     saved, values = _leaves(state_dict, like, is_leaf)
-    options = _match.Options(
+    options = _match.LoadOptions(
         filter_spec=filter_spec,
         is_leaf=is_leaf,
         where=where,

@@ -149,7 +149,7 @@ class Checkpoint(_Base):
             ```
         """
         renamed = _renamed.renamed(self._source.index.leaves, rename)
-        options = _match.Options(
+        options = _match.LoadOptions(
             filter_spec=filter_spec,
             is_leaf=is_leaf,
             where=where,

@@ -16,12 +16,12 @@ import numpy as np
 from .._format import _grid, _template, _view
 from .._format._view import View
 from .._storage import _arrays
-from .._tree import _leaf, _restore, _show, _traced
+from .._tree import _leaf, _restore, _show
 from .._tree._target import Target
-from .._tree._traced import Traced
-from . import _lazy
+from . import _lazy, _traced
 from ._lazy import LazyArray
 from ._source import Source
+from ._traced import Traced
 
 
 # Blocks of the part with the widest elements have about so many bytes.

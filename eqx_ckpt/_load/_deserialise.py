@@ -126,7 +126,7 @@ def tree_deserialise_leaves(
         ckpt = _checkpoint.open(path, like=like if source is None else None)
         pinned = ckpt._source
         renamed = _renamed.renamed(pinned.index.leaves, rename)
-        options = _match.Options(
+        options = _match.LoadOptions(
             filter_spec=filter_spec,
             is_leaf=is_leaf,
             where=where,

@@ -14,7 +14,7 @@ from .._runtime import _progress
 from .._tree import _restore
 from .._tree._target import Target
 from . import _read
-from ._requests import Arrays, Request
+from ._requests import Fetched, Request
 from ._source import Source
 
 
@@ -103,7 +103,7 @@ class _Made:
             target: [] for target, count in counts.items() if count >= _MANY
         }
 
-    def add(self, request: Request, arrays: Arrays) -> None:
+    def add(self, request: Request, arrays: Fetched) -> None:
         owned = arrays.owned
         for i in request.wants:
             record, _, target = self._wants[i]

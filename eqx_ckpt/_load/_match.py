@@ -23,13 +23,13 @@ from .._tree import (
     _target,
 )
 from .._tree._filters import FilterSpec, IsLeaf
-from .._tree._flatten import Entries, Flat
+from .._tree._flatten import Flat, StateEntries
 from .._tree._static import Static
 from .._tree._target import Target
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class LoadOptions:
     """The keywords of a load that say which leaves are loaded, and how strictly.
 
     `source` is the dotted name of the node that `like` stands for ("": the top). See
@@ -93,7 +93,7 @@ class _Wanted(NamedTuple):
     that it is stored under, and whether `filter_spec` chooses it. `wholes` are the
     names of the nodes of which all is loaded, `places` those of leaves (None: all)."""
 
-    options: Options
+    options: LoadOptions
     like: PyTree
     flat: Flat
     names: list[str]
@@ -106,7 +106,7 @@ class _Wanted(NamedTuple):
 def match(
     saved: Leaves,
     like: PyTree,
-    options: Options,
+    options: LoadOptions,
     thing: str = "checkpoint",
     path: str = "",
 ) -> Match:
@@ -150,7 +150,7 @@ def match(
 
 
 def _passing(
-    saved: Leaves, like: PyTree, flat: Flat, options: Options, what: str
+    saved: Leaves, like: PyTree, flat: Flat, options: LoadOptions, what: str
 ) -> Callable[[str], bool]:
     # Also of a field that is new an error says the name.
     own: Iterable[str] = ()
@@ -300,7 +300,7 @@ def stored_names(
 
 
 def _whole_labels(
-    labels: dict[int, str | None], there: Entries, like: PyTree, source: str
+    labels: dict[int, str | None], there: StateEntries, like: PyTree, source: str
 ) -> dict[int, str | None]:
     """The labels with whole names for the paths in them, if those of a renamed State
     have such names: from another path the same end may have been renamed."""

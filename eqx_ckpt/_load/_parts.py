@@ -21,7 +21,7 @@ from .._storage import _arrays
 from .._storage._backend import Backend
 from .._tree._restore import Conversion
 from . import _requests, _source
-from ._requests import Arrays, Reading, Request, Results
+from ._requests import Fetched, Reading, Request, Results
 from ._source import Source
 
 
@@ -51,7 +51,7 @@ class _Started(NamedTuple):
     """A leaf on its way: its arrays are there once all parts of it are."""
 
     request: Request
-    arrays: Callable[[], Arrays]
+    arrays: Callable[[], Fetched]
     parts: list[cf.Future[None]]
 
 
@@ -197,14 +197,16 @@ class _Output(NamedTuple):
         except ValueError as e:
             self.lost.append(str(e))
 
-    def result(self, views: tuple[View, ...] | None) -> Arrays:
+    def result(self, views: tuple[View, ...] | None) -> Fetched:
         arrays = self.arrays
         if views is not None:
             arrays = [
                 view.arrange(array.reshape(view.picked))
                 for view, array in zip(views, arrays)
             ]
-        return Arrays(arrays, True, self.conversion is not None, "".join(self.lost[:1]))
+        return Fetched(
+            arrays, True, self.conversion is not None, "".join(self.lost[:1])
+        )
 
 
 class _Part(NamedTuple):
@@ -264,7 +266,7 @@ class _Reader:
         part = _Part(range(0), (), into, [])
         future = self._pool.submit(self._finish, record, part, arrived)
         return _Started(
-            plan.request, lambda: Arrays([view.arrange(into)], True), [future]
+            plan.request, lambda: Fetched([view.arrange(into)], True), [future]
         )
 
     def _start_part(

@@ -11,7 +11,7 @@ import xxhash
 from .._errors import DamagedError, ReplacedError
 from .._format import _grid, _template
 from . import _parts, _requests
-from ._requests import Arrays, Reading, Request, Results
+from ._requests import Fetched, Reading, Request, Results
 from ._source import Source
 
 
@@ -45,7 +45,7 @@ def read(
             dtype = _template.dtype_of(request.record.template.stored)
             yield (
                 request,
-                Arrays([np.empty(shape, dtype) for shape in request.shapes], True),
+                Fetched([np.empty(shape, dtype) for shape in request.shapes], True),
             )
         else:
             large.append(request)
@@ -175,4 +175,4 @@ def _unpack(reading: Reading, run: _Run, data: bytes) -> Results:
         dtype = _template.dtype_of(t.stored)
         array = np.frombuffer(data, dtype, math.prod(t.shape), at).reshape(t.shape)
         arrays = [array] if views is None else [v.apply(array) for v in views]
-        yield request, Arrays(arrays, False)
+        yield request, Fetched(arrays, False)

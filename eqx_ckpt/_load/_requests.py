@@ -52,7 +52,7 @@ class Request(NamedTuple):
         return [view.shape for view in self.views]
 
 
-class Arrays(NamedTuple):
+class Fetched(NamedTuple):
     """What a request has given.
 
     `owned`: the memory is the caller's alone, and may be written to. `converted`: the
@@ -65,7 +65,7 @@ class Arrays(NamedTuple):
     lost: str = ""
 
 
-Results = Generator[tuple[Request, Arrays], None, None]
+Results = Generator[tuple[Request, Fetched], None, None]
 
 
 class Reading(NamedTuple):

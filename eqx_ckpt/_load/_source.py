@@ -16,7 +16,7 @@ from .._format._leaves import Record
 from .._format._ocdbt import Database
 from .._format._template import Template
 from .._storage import _arrays
-from .._storage._arrays import Stored
+from .._storage._arrays import ForeignArray
 from .._storage._backend import Backend
 
 
@@ -41,7 +41,7 @@ class Foreign(NamedTuple):
     files: list[str]
     stamp: Callable[[Backend], str]
     stamped: str
-    stored: dict[int, Stored | np.ndarray]
+    stored: dict[int, ForeignArray | np.ndarray]
     digests: tuple[int, int] | None = None
     database: Database | None = None
     strides: Mapping[int, tuple[int, ...]] = {}
@@ -150,7 +150,7 @@ class Source:
         return [
             next(opened)
             if self.is_stored(r)
-            else _arrays.Run(
+            else _arrays.FlatArray(
                 directory,
                 files[at.file[r.place]],
                 at.offset[r.place],
@@ -174,16 +174,16 @@ class Source:
 
     def _place(
         self, record: Record, numbers: Sequence[int] | None = None
-    ) -> _arrays.Place:
+    ) -> _arrays.ArrayPlace:
         """Where chunks of a leaf lie (None: all of them)."""
         if self.files is None:
-            return _arrays.Place(record.template, self.key(record))
+            return _arrays.ArrayPlace(record.template, self.key(record))
         keys = grid_of(record.template).keys
         locate = self.index.locate
         if numbers is None:
             numbers = range(len(keys))
         chunks = [(keys[n], *locate(record, n)) for n in numbers]
-        return _arrays.Place(record.template, "", chunks)
+        return _arrays.ArrayPlace(record.template, "", chunks)
 
     def check(self, record: Record, numbers: Sequence[int] | None = None) -> None:
         """**Raises:** `ValueError` unless the files hold all that the index says.
@@ -230,7 +230,7 @@ class Source:
     def _check_stored(self, record: Record, numbers: Sequence[int] | None) -> None:
         assert self.foreign is not None
         stored = self.foreign.stored[record.place]
-        if isinstance(stored, Stored):
+        if isinstance(stored, ForeignArray):
             count = record.template.chunk_count
             stored.check(range(count) if numbers is None else numbers)
 

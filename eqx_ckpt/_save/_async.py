@@ -17,7 +17,7 @@ from .._tree import _host, _leaf
 from .._tree._filters import FilterSpec, IsLeaf
 from . import _background, _lazies, _payload, _plan, _publish, _reuse, _serialise
 from ._background import SaveHandle
-from ._options import Chunks, Options, Selected
+from ._options import Chunks, SaveOptions, Selected
 from ._payload import PlannedLeaf
 from ._plan import Plan
 
@@ -102,7 +102,7 @@ def async_tree_serialise_leaves(
         ```
     """
     selected = Selected(pytree, filter_spec, is_leaf, where)
-    options = Options(
+    options = SaveOptions(
         dtype=dtype,
         metadata=metadata,
         layout=layout,

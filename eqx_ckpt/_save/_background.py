@@ -288,19 +288,19 @@ def raise_untold() -> None:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Reader:
+class _LazySave:
     """A save that goes on, in the background or not, of lazy leaves of checkpoints."""
 
     places: frozenset[str]
 
 
-_readers: list[_Reader] = []
+_readers: list[_LazySave] = []
 
 
 @contextlib.contextmanager
 def reading(places: frozenset[str]) -> Iterator[None]:
     """A save of lazy leaves of the checkpoints at these places goes on in the block."""
-    reader = _Reader(places)
+    reader = _LazySave(places)
 
     def end() -> None:
         with contextlib.suppress(ValueError):

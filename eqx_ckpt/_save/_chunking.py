@@ -5,7 +5,7 @@ from typing import Any
 
 from .._format import _grid, _template
 from .._format._template import Template
-from ._options import Options
+from ._options import SaveOptions
 
 
 # Chunks of the layouts, in bytes: one block of digests, and few files.
@@ -17,7 +17,7 @@ _MIN_COMPRESSED = 1 << 16
 def chunk_shape(
     name: str,
     template: Template,
-    options: Options,
+    options: SaveOptions,
     shard: tuple[int, ...] | None = None,
 ) -> tuple[int, ...]:
     """The chunks of a leaf: as the `chunks` keyword says, else by size, and within its

@@ -31,7 +31,7 @@ class Destination(Generic[S]):
     durable: bool
 
 
-class Segment(NamedTuple):
+class Stretch(NamedTuple):
     """A run of chunks of a leaf, one after the other in a file from `offset` on. Where
     they are compressed, `ends` are their ends, as offsets from there."""
 
@@ -55,8 +55,8 @@ class Segment(NamedTuple):
         return self.offset + (self.ends[-1] if self.ends else 0)
 
 
-# The segments of each of some files.
-Files = list[list[Segment]]
+# The stretches of each of some files.
+Files = list[list[Stretch]]
 # For each run of chunks that a process has written, the ends of compressed ones.
 Ends = list[list[int] | None]
 
@@ -141,7 +141,7 @@ class Save:
 
     def account(self, files: Files) -> bytes:
         """What this process has written, for process 0."""
-        ends = [segment.ends for file in files for segment in file]
+        ends = [stretch.ends for file in files for stretch in file]
         runs = [run for _, file in self.own(self.index) for run in file]
         digests = b"".join(self.data.rows(*run) for run in runs)
         return json.dumps([ends, digests.hex()]).encode()

@@ -13,7 +13,7 @@ from . import _leftovers
 from ._place import discard, drop_empty, unpublished
 
 
-class Options(NamedTuple):
+class FileOptions(NamedTuple):
     """`nbytes`: about how large the file will be, for errors."""
 
     overwrite: bool
@@ -21,7 +21,9 @@ class Options(NamedTuple):
     nbytes: int = 0
 
 
-def publish(root: Backend, write: Callable[[BinaryIO], None], options: Options) -> None:
+def publish(
+    root: Backend, write: Callable[[BinaryIO], None], options: FileOptions
+) -> None:
     """Lets a file be written, and puts it at its path: in the place of whatever file is
     there, or, without `overwrite`, if there is none.
 
@@ -39,7 +41,9 @@ def publish(root: Backend, write: Callable[[BinaryIO], None], options: Options) 
         raise _came(root)
 
 
-def _beside(root: Renames, write: Callable[[BinaryIO], None], options: Options) -> None:
+def _beside(
+    root: Renames, write: Callable[[BinaryIO], None], options: FileOptions
+) -> None:
     path = root.real()
     assert isinstance(path, Renames)
     for leftover in _leftovers.beside(path):

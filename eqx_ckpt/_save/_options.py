@@ -25,7 +25,7 @@ class Selected(NamedTuple):
     where: Callable[[PyTree], Any] | None = None
 
 
-class Options(NamedTuple):
+class SaveOptions(NamedTuple):
     """How they are saved: the keywords of `tree_serialise_leaves` with these names."""
 
     dtype: Any = None
@@ -39,7 +39,7 @@ class Options(NamedTuple):
     progress: bool = False
 
 
-def check(root: Any, options: Options) -> None:
+def check(root: Any, options: SaveOptions) -> None:
     """**Raises:** `ValueError` for what no save to `root` can have."""
     layout, compression = options.layout, options.compression
     if isinstance(root, Backend):

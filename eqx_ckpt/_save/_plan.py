@@ -14,7 +14,7 @@ from .._tree import _filters, _flatten, _leaf, _select, _static
 from . import _assign, _chunking, _lazies, _options, _sidecars, _to_ocdbt, _to_zarr
 from ._layout import Written
 from ._lazies import Unread
-from ._options import Options, Selected
+from ._options import SaveOptions, Selected
 from ._payload import PlannedLeaf
 
 
@@ -28,7 +28,7 @@ class Plan(NamedTuple):
     `holes` are places of the tree where nothing is stored, for other readers."""
 
     root: Any
-    options: Options
+    options: SaveOptions
     leaves: list[PlannedLeaf]
     templates: list[Template]
     holes: list[_sidecars.Hole]
@@ -47,7 +47,7 @@ class Plan(NamedTuple):
         return _MAX_BYTES if most is None else most
 
 
-def plan(root: Any, selected: Selected, options: Options) -> Plan:
+def plan(root: Any, selected: Selected, options: SaveOptions) -> Plan:
     """Finds all that is wrong with a tree, before a byte is written."""
     _options.check(root, options)
     _json.check_metadata(options.metadata)
@@ -134,7 +134,7 @@ def index_of(plan: Plan, save: str, written: Written) -> tuple[Index, dict[str, 
 def _describe(
     flat: _flatten.Flat,
     numbers: Sequence[int],
-    options: Options,
+    options: SaveOptions,
 ) -> tuple[list[PlannedLeaf], list[Template]]:
     """The leaves as they will be stored, and their templates.
 

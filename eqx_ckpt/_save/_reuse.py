@@ -27,12 +27,12 @@ from .._load._source import Source
 from .._runtime._processes import Processes
 from .._runtime._undo import Descriptor
 from .._storage import _archive, _root
-from .._storage._backend import Backend, Links, Origin
+from .._storage._backend import Backend, Links, SavedFile
 from .._tree import _host
 from .._tree._host import Payload
 from . import _layout, _payload
 from ._background import SaveHandle
-from ._layout import Destination, Kept, Segment
+from ._layout import Destination, Kept, Stretch
 from ._lazies import Unread
 from ._payload import PlannedLeaf
 from ._plan import Plan
@@ -133,8 +133,8 @@ def hold(base: Base | None, leaves: Sequence[PlannedLeaf]) -> Set[int]:
         near = [
             leaf if i in base.likely else _near(leaf) for i, leaf in enumerate(leaves)
         ]
-        segments, _, same = _compare(source, near, base.known)
-        sizes = _sizes(leaves, segments)
+        stretches, _, same = _compare(source, near, base.known)
+        sizes = _sizes(leaves, stretches)
         for number in _largest(sizes):
             key = f"{source.database}/{source.index.placement.files[number]}"
             assert isinstance(source.root, Links)
@@ -144,7 +144,7 @@ def hold(base: Base | None, leaves: Sequence[PlannedLeaf]) -> Set[int]:
         return frozenset()
     chunks: dict[int, int] = {}
     for number in base.held:
-        for place, numbers, *_ in segments[number]:
+        for place, numbers, *_ in stretches[number]:
             chunks[place] = chunks.get(place, 0) + len(numbers)
     whole = {i for i, n in chunks.items() if n == leaves[i].template.chunk_count}
     out = whole & (base.known | base.likely & same)
@@ -166,25 +166,25 @@ def keep(base: Base, leaves: Sequence[PlannedLeaf], into: Destination) -> Kept:
     what is in them."""
     try:
         source = base.source()
-        segments, rows, same = _compare(source, leaves, base.known)
+        stretches, rows, same = _compare(source, leaves, base.known)
     except (OSError, ValueError, RuntimeError):
         if base.held:
             raise
         # What cannot be read is no loss here: all is written, as ever.
         return _layout.NOTHING
-    linked = _link(base, source, _sizes(leaves, segments), into)
-    files = [segments[number] for number in linked]
+    linked = _link(base, source, _sizes(leaves, stretches), into)
+    files = [stretches[number] for number in linked]
     digests = [(p.place, p.numbers, rows[p.place, p.numbers]) for f in files for p in f]
     return Kept(files, digests, frozenset(same))
 
 
 def _sizes(
-    leaves: Sequence[PlannedLeaf], files: dict[int, list[Segment]]
+    leaves: Sequence[PlannedLeaf], files: dict[int, list[Stretch]]
 ) -> dict[int, int]:
-    """How long files are in which these segments are, and no more."""
+    """How long files are in which these stretches are, and no more."""
     return {
-        number: max(s.stop(leaves[s.place].template.full) for s in segments)
-        for number, segments in files.items()
+        number: max(s.stop(leaves[s.place].template.full) for s in stretches)
+        for number, stretches in files.items()
     }
 
 
@@ -197,12 +197,12 @@ _Rows = dict[tuple[int, range], bytes]
 
 def _compare(
     source: Source, leaves: Sequence[PlannedLeaf], known: Set[int]
-) -> tuple[dict[int, list[Segment]], _Rows, set[int]]:
+) -> tuple[dict[int, list[Stretch]], _Rows, set[int]]:
     """The files in which nothing has changed, with the runs in each; the digests of all
     runs that have not changed; and the leaves that have not."""
     index, digests = source.index, source.digests
     places = _places(source, leaves)
-    files: dict[int, list[Segment]] = {}
+    files: dict[int, list[Stretch]] = {}
     changed: set[int] = set()
     same: set[int] = set()
     rows: _Rows = {}
@@ -232,7 +232,7 @@ def _compare(
             ends = None
             if t.codec is not None:
                 ends = [index.extent(record, start, n + 1) for n in run]
-            files.setdefault(file, []).append(Segment(place, run, offset, ends))
+            files.setdefault(file, []).append(Stretch(place, run, offset, ends))
         if is_same and place is not None:
             same.add(place)
     return {f: runs for f, runs in files.items() if f not in changed}, rows, same
@@ -282,7 +282,7 @@ def _link(
     most = [n for n in _largest(sizes) if n not in base.held][: _MOST - len(base.held)]
     for number in sorted([*base.held, *most]):
         key = f"{source.database}/{source.index.placement.files[number]}"
-        origin = Origin(source.root, key, sizes[number], base.held.get(number))
+        origin = SavedFile(source.root, key, sizes[number], base.held.get(number))
         name = f"{into.own}/{len(linked)}"
         if into.work.link_from(origin, name, into.durable):
             linked.append(number)

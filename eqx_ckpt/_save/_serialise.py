@@ -32,7 +32,7 @@ from . import (
 )
 from ._background import SaveHandle
 from ._layout import Destination, Files, Layout, Save
-from ._options import Chunks, Options, Selected
+from ._options import Chunks, SaveOptions, Selected
 from ._plan import Plan
 from ._publish import Place
 
@@ -138,7 +138,7 @@ def tree_serialise_leaves(
         ```
     """
     selected = Selected(pytree, filter_spec, is_leaf, where)
-    options = Options(
+    options = SaveOptions(
         dtype=dtype,
         metadata=metadata,
         layout=layout,
@@ -297,7 +297,7 @@ def _write_file(plan: Plan, advance: Advance) -> None:
         pack(root)
         return
     check_archive(root, options.overwrite)
-    how = _onefile.Options(options.overwrite, options.durable, plan.nbytes)
+    how = _onefile.FileOptions(options.overwrite, options.durable, plan.nbytes)
     _onefile.publish(root, pack, how)
 
 

@@ -153,7 +153,7 @@ def _text(leaf: PlannedLeaf) -> str:
     return bytes(_payload.whole(leaf)).decode("utf-8", "surrogatepass")
 
 
-class _Node:
+class _Container:
     """A container in the tree that Orbax restores, and how its entries begin."""
 
     __slots__ = ("key", "path", "is_sequence", "length")
@@ -182,7 +182,7 @@ class _Entries:
 
     def __init__(self):
         self.text: list[str] = []
-        self._nodes: dict[str, _Node | None] = {"": _Node("", "")}
+        self._nodes: dict[str, _Container | None] = {"": _Container("", "")}
 
     def add(self, name: str, keys: str, kind: str) -> bool:
         """Adds an entry. Returns whether it could: Orbax has lists and dicts only."""
@@ -194,19 +194,19 @@ class _Entries:
         self._write(node, part, key, kind)
         return True
 
-    def _node(self, name: str, keys: str) -> _Node | None:
+    def _node(self, name: str, keys: str) -> _Container | None:
         if name not in self._nodes:
             parent, _, part = name.rpartition(".")
             above = self._node(parent, keys[:-1])
             key = above and self._key(above, part, keys[-1])
             self._nodes[name] = (
-                _Node(f"{above.key}'{part}', ", f"{above.path}{key},")
+                _Container(f"{above.key}'{part}', ", f"{above.path}{key},")
                 if above and key
                 else None
             )
         return self._nodes[name]
 
-    def _key(self, node: _Node, part: str, kind: str) -> str | None:
+    def _key(self, node: _Container, part: str, kind: str) -> str | None:
         """The key of the next child of a node; None if the node cannot have it."""
         if node.is_sequence is None:
             node.is_sequence = kind in "sf" and int(part) <= _MAX_GAP
@@ -224,7 +224,7 @@ class _Entries:
             node.length += 1
         return f'{{"key":"{part}","key_type":1}}'
 
-    def _write(self, node: _Node, part: str, key: str, kind: str) -> None:
+    def _write(self, node: _Container, part: str, key: str, kind: str) -> None:
         comma = "" if node.key else ","
         self.text.append(
             f'"({node.key}\'{part}\'{comma})":{{"key_metadata":[{node.path}{key}'

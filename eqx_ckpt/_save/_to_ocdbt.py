@@ -12,7 +12,7 @@ from .._runtime import _threads
 from .._storage import _arrays
 from .._storage._backend import Backend, Sink
 from . import _assign, _layout
-from ._layout import Destination, Ends, Files, Layout, Save, Segment, Written
+from ._layout import Destination, Ends, Files, Layout, Save, Stretch, Written
 from ._payload import PlannedLeaf
 
 
@@ -32,16 +32,16 @@ def write(save: Save, into: Destination[Sink]) -> Files:
 
 def _write_file(
     save: Save, into: Destination[Sink], number: int, runs: _assign.Runs
-) -> list[Segment]:
+) -> list[Stretch]:
     data, leaves = save.data, save.leaves
-    written: list[Segment] = []
+    written: list[Stretch] = []
     ends = [None if leaves[place].template.codec is None else [] for place, _ in runs]
 
     def buffers() -> Iterator[bytes]:
         at = 0
-        for segment in _lay(runs, ends, data.grids):
-            written.append(segment)
-            place, numbers, offset, own = segment
+        for stretch in _lay(runs, ends, data.grids):
+            written.append(stretch)
+            place, numbers, offset, own = stretch
             if offset != at:
                 yield bytes(offset - at)
             if own is None:
@@ -52,22 +52,22 @@ def _write_file(
                     yield chunk
                     end += len(chunk)
                     own.append(end)
-            at = segment.stop(data.grids[place].full)
+            at = stretch.stop(data.grids[place].full)
 
     into.work.write(f"{into.own}/{number}", buffers(), into.durable)
     return written
 
 
-def _lay(runs: _assign.Runs, ends: Ends, grids: Sequence[Grid]) -> Iterator[Segment]:
-    """Where the runs of a file lie in it. `ends` may come only after their segment was
+def _lay(runs: _assign.Runs, ends: Ends, grids: Sequence[Grid]) -> Iterator[Stretch]:
+    """Where the runs of a file lie in it. `ends` may come only after their stretch was
     taken, and before the next one is."""
     at = 0
     for (place, numbers), own in zip(runs, ends):
         # What has no bytes needs no padding, which nothing might follow.
         offset = -(-at // _ALIGN) * _ALIGN if numbers else at
-        segment = Segment(place, numbers, offset, own)
-        yield segment
-        at = segment.stop(grids[place].full)
+        stretch = Stretch(place, numbers, offset, own)
+        yield stretch
+        at = stretch.stop(grids[place].full)
 
 
 def see(save: Save, process: int, ends: Ends, into: Destination[Backend]) -> Files:
@@ -105,10 +105,10 @@ def finish(save: Save, files: Files, into: Destination[Sink]) -> Written:
     digests = save.data.digests()
     work.write(f"{base}/digests", [digests], durable)
     splits = [
-        (segment.place, segment.numbers.start, number, segment.offset)
-        for number, segments in enumerate(files)
-        for segment in segments
-        if segment.numbers.start > 0
+        (stretch.place, stretch.numbers.start, number, stretch.offset)
+        for number, stretches in enumerate(files)
+        for stretch in stretches
+        if stretch.numbers.start > 0
     ]
     sizes: dict[int, list[int]] = {}
     for place, _, _, stops in sorted(itertools.chain(*files), key=_by_chunk):
@@ -121,18 +121,18 @@ def finish(save: Save, files: Files, into: Destination[Sink]) -> Written:
     return Written(names, file, offset, splits, sizes, digest, others, side)
 
 
-def _by_chunk(segment: Segment) -> tuple[int, int]:
-    return segment.place, segment.numbers.start
+def _by_chunk(stretch: Stretch) -> tuple[int, int]:
+    return stretch.place, stretch.numbers.start
 
 
 def _entries(
     leaves: Sequence[PlannedLeaf], grids: Sequence[Grid], files: Files
 ) -> tuple[_ocdbt.Entries, bytes, list[int], list[int]]:
     """The keys of the database, the zarr.json files, and where each leaf starts."""
-    runs: list[list[tuple[int, Segment]]] = [[] for _ in leaves]
-    for number, segments in enumerate(files):
-        for segment in segments:
-            runs[segment.place].append((number, segment))
+    runs: list[list[tuple[int, Stretch]]] = [[] for _ in leaves]
+    for number, stretches in enumerate(files):
+        for stretch in stretches:
+            runs[stretch.place].append((number, stretch))
     for run in runs:
         run.sort(key=lambda r: r[1].numbers.start)
     file, offset = [0] * len(leaves), [0] * len(leaves)
@@ -159,11 +159,11 @@ def _entries(
     for place in sorted(range(len(leaves)), key=names.__getitem__):
         name, grid, run = names[place], grids[place], runs[place]
         suffix = suffixes[id(grid)]
-        number, segment = run[0]
+        number, stretch = run[0]
         for i in grid.order:
-            if i not in segment.numbers:
-                number, segment = next(r for r in run if i in r[1].numbers)
-            start, length = segment.find(i, grid.full)
+            if i not in stretch.numbers:
+                number, stretch = next(r for r in run if i in r[1].numbers)
+            start, length = stretch.find(i, grid.full)
             keys.append(name + suffix[i])
             numbers.append(number)
             offsets.append(start)

@@ -91,7 +91,7 @@ def encoder(template: Template) -> Callable[[np.ndarray], bytes]:
 Chunks = Sequence[tuple[str, int, int, int]]
 
 
-class Place(NamedTuple):
+class ArrayPlace(NamedTuple):
     """Where a stored array lies: `key` is the directory of its chunks (`zarr`), or else
     `chunks` says where each is."""
 
@@ -100,7 +100,7 @@ class Place(NamedTuple):
     chunks: Chunks = ()
 
 
-class Stored(NamedTuple):
+class ForeignArray(NamedTuple):
     """An array of another format: what TensorStore opens, and below which key it lies.
 
     `pieces` gives the keys, below that one, that chunks of some numbers lie at; `check`
@@ -125,7 +125,7 @@ def context_of(root: Backend) -> ts.Context:
 
 
 def open_arrays(
-    root: Backend, files: Sequence[str] | None, places: Sequence[Place]
+    root: Backend, files: Sequence[str] | None, places: Sequence[ArrayPlace]
 ) -> list[ts.TensorStore]:
     """Stored arrays, opened without a read.
 
@@ -161,14 +161,14 @@ def open_arrays(
 
 def open_stored(
     root: Backend,
-    wanted: Sequence[tuple[Stored | np.ndarray, Sequence[int]]],
+    wanted: Sequence[tuple[ForeignArray | np.ndarray, Sequence[int]]],
     database: Database | None,
 ) -> list[ts.TensorStore]:
     """Arrays of other formats, opened without a read, for chunks of some numbers; or
     what has been read before. They lie in directories of the root, or in a database."""
     _context.check_fork()
     context = context_of(root)
-    stored = [(x, n) for x, n in wanted if isinstance(x, Stored)]
+    stored = [(x, n) for x, n in wanted if isinstance(x, ForeignArray)]
     kvstores = [root.spec(x.key) for x, _ in stored]
     if database is not None:
         context = ts.Context({_nodes: {}}, parent=context)
@@ -192,7 +192,7 @@ def open_stored(
         ]
     )
     return [
-        next(opened).result() if isinstance(x, Stored) else ts.array(x)
+        next(opened).result() if isinstance(x, ForeignArray) else ts.array(x)
         for x, _ in wanted
     ]
 
@@ -252,7 +252,7 @@ def aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     return buffer[start : start + size].view(dtype).reshape(shape)
 
 
-class Run(NamedTuple):
+class FlatArray(NamedTuple):
     """An array whose elements follow each other in a file, from the byte `start` on; or
     lie so many elements apart along each axis as `strides` says."""
 
@@ -263,7 +263,7 @@ class Run(NamedTuple):
     strides: tuple[int, ...] | None = None
 
 
-class _RunRead(NamedTuple):
+class _FlatRead(NamedTuple):
     """A read of some bytes of a file, which is done when its result is asked for."""
 
     root: Backend
@@ -290,7 +290,7 @@ class _StridedRead(NamedTuple):
     def result(self) -> None:
         into = self.into
         whole = np.empty(_grid.span(into.shape, self.strides), into.dtype)
-        _RunRead(self.root, self.key, self.start, whole).result()
+        _FlatRead(self.root, self.key, self.start, whole).result()
         steps = [stride * into.itemsize for stride in self.strides]
         into[...] = np.lib.stride_tricks.as_strided(
             whole, into.shape, steps, writeable=False
@@ -298,11 +298,11 @@ class _StridedRead(NamedTuple):
 
 
 def start_read(
-    store: ts.TensorStore | Run, into: np.ndarray, picks: tuple[slice | int, ...]
+    store: ts.TensorStore | FlatArray, into: np.ndarray, picks: tuple[slice | int, ...]
 ) -> Any:
     """Starts to read `store[picks]` into an array of its shape. Of a run, `picks` are
     slices of elements that follow each other, or of any with its `strides`."""
-    if not isinstance(store, Run):
+    if not isinstance(store, FlatArray):
         return ts.array(into).write(view(store, picks))
     if store.strides is not None:
         starts = [pick.start or 0 for pick in picks if isinstance(pick, slice)]
@@ -312,10 +312,10 @@ def start_read(
     first = 0
     for pick, length in zip(picks, store.shape):
         first = first * length + (pick if isinstance(pick, int) else pick.start or 0)
-    return _RunRead(store.root, store.key, store.start + first * into.itemsize, into)
+    return _FlatRead(store.root, store.key, store.start + first * into.itemsize, into)
 
 
-def spread(place: Place, strides: tuple[int, ...]) -> Place:
+def spread(place: ArrayPlace, strides: tuple[int, ...]) -> ArrayPlace:
     """All that lies from the first to the last element of an array, in one chunk."""
     t = place.template
     shape = (_grid.span(t.shape, strides),)

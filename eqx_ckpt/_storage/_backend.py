@@ -298,7 +298,7 @@ class Locks(Backend, Protocol):
         ...
 
 
-class Origin(NamedTuple):
+class SavedFile(NamedTuple):
     """A file that another save has written, of `size` bytes. `held`: its descriptor,
     which outlives its name."""
 
@@ -317,7 +317,7 @@ class Links(Backend, Protocol):
         none of `size` bytes."""
         ...
 
-    def link_from(self, origin: Origin, into: str, sync: bool) -> bool:
+    def link_from(self, origin: SavedFile, into: str, sync: bool) -> bool:
         """Gives a file of another directory a second name in this one. Returns whether
         it has: not in another file system, nor in one without links. A file that is
         held is copied then."""

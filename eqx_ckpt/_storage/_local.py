@@ -20,7 +20,7 @@ from .._format import _text
 from .._runtime import _undo
 from .._runtime._undo import Descriptor
 from . import _context, _files, _kv
-from ._backend import Backend, Entry, Origin, Renames, Usage, Value
+from ._backend import Backend, Entry, Renames, SavedFile, Usage, Value
 
 
 # Seconds that a file system of the network may take to show what another host has made.
@@ -35,7 +35,7 @@ def directory(path: str | os.PathLike[str]) -> "LocalBackend":
 
 
 @dataclasses.dataclass(frozen=True)
-class _Reads:
+class _LocalReads:
     """Reads of files in a directory. `url` is the path as messages have it.
 
     `follow`: whether what is read in it may be a symbolic link. It itself may be.
@@ -224,7 +224,7 @@ class _Reads:
             time.sleep(0.05)
 
 
-class LocalBackend(_Reads):
+class LocalBackend(_LocalReads):
     """A directory of a local file system, with locks, links and renames."""
 
     def pinned(self, key: str) -> Backend:
@@ -320,7 +320,7 @@ class LocalBackend(_Reads):
             raise ValueError(f"`{key}` is not of {size} bytes")
         return fd
 
-    def link_from(self, origin: Origin, into: str, sync: bool) -> bool:
+    def link_from(self, origin: SavedFile, into: str, sync: bool) -> bool:
         if not isinstance(origin.directory, LocalBackend):
             return False
         source = origin.directory._at(origin.key)

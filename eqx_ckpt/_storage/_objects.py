@@ -21,7 +21,7 @@ _ABSENT = b"\x02"
 
 
 @dataclasses.dataclass(frozen=True)
-class _Reads:
+class _ObjectReads:
     """Reads of values by keys. `options`: of the store, as JSON."""
 
     url: str
@@ -205,7 +205,7 @@ class _Reads:
         pass
 
 
-class MemoryBackend(_Reads):
+class MemoryBackend(_ObjectReads):
     """Values of this process: they are written as those of an object store."""
 
     def real(self) -> Backend:

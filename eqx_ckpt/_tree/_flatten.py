@@ -156,7 +156,7 @@ def _label(marker: Any, indices: dict[Any, list[str]]) -> str | None:
     return "@" + ",".join(sorted(names)) if names else None
 
 
-class Entries(NamedTuple):
+class StateEntries(NamedTuple):
     """The entries of one State: for each position its label, and what it looks like:
     entries that look alike can be exchanged unseen."""
 
@@ -164,9 +164,9 @@ class Entries(NamedTuple):
     looks: dict[int, set[tuple]]
 
 
-def stored_entries(leaves: Leaves, state: str, places: Iterable[int]) -> Entries:
+def stored_entries(leaves: Leaves, state: str, places: Iterable[int]) -> StateEntries:
     """The entries of the State of a name, of which these are leaves."""
-    out = Entries({}, {})
+    out = StateEntries({}, {})
     for place in places:
         position, _, rest = _names.below(leaves.names[place], state).partition(".")
         if position.isdecimal():
@@ -186,11 +186,11 @@ def _number(dtype: str) -> str:
 def check_order(entries: dict[int, Entry], flat: Flat, numbers: Iterable[int]) -> None:
     """**Raises:** `ValueError` if the order is all that tells what some entries are of,
     and it could change unseen. `numbers` are those of the leaves that are stored."""
-    states: dict[str, Entries] = {}
+    states: dict[str, StateEntries] = {}
     for number in numbers:
         entry = entries.get(number)
         if entry is not None and entry.label is None:
-            found = states.setdefault(entry.state, Entries({}, {}))
+            found = states.setdefault(entry.state, StateEntries({}, {}))
             found.labels[entry.position] = None
             leaf = _register.to_leaf(flat.leaves[number])
             kind = type(leaf).__name__
@@ -231,7 +231,7 @@ def _some(state: str, positions: list[int]) -> str:
 
 
 def match_entries(
-    state: str, wanted: dict[int, str | None], saved: Entries
+    state: str, wanted: dict[int, str | None], saved: StateEntries
 ) -> dict[int, int | None]:
     """For each position in one State that in another, by their labels; or None.
 

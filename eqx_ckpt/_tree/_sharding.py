@@ -25,7 +25,7 @@ def _region(ends: _Ends) -> Region:
     return tuple(slice(start, stop) for start, stop in ends)
 
 
-class Layout(NamedTuple):
+class DeviceRegions(NamedTuple):
     """The distinct regions that the devices of this process have of an array, each with
     the devices that have it."""
 
@@ -34,12 +34,12 @@ class Layout(NamedTuple):
 
 
 @ft.lru_cache(maxsize=4096)
-def here(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> Layout:
+def here(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> DeviceRegions:
     """What this process has of an array of this shape."""
     found: dict[_Ends, list[Any]] = {}
     for device, index in sharding.addressable_devices_indices_map(shape).items():
         found.setdefault(_ends(index or (), shape), []).append(device)
-    return Layout([_region(ends) for ends in found], list(found.values()))
+    return DeviceRegions([_region(ends) for ends in found], list(found.values()))
 
 
 # Distinct regions of an array, each with the processes that have it, in order.

@@ -69,7 +69,7 @@ def _is_same_json(a: Any, b: Any) -> bool:
     return type(a) is type(b) and a == b
 
 
-class Change(NamedTuple):
+class FieldChange(NamedTuple):
     """A static field that has changed, or a part of one that is an object or a dict."""
 
     name: str
@@ -84,7 +84,7 @@ def changes(
     saved_name: str,
     passes: Callable[[str], bool],
     name: str | None = None,
-) -> Iterator[Change]:
+) -> Iterator[FieldChange]:
     """What has changed of the Module that was saved as `saved_name`, and is called
     `name` here. `passes` says of a name of either side whether it may differ."""
     row = statics.of[saved_name]
@@ -115,7 +115,7 @@ def _changes(
     here: Any,
     passes: Callable[[str], bool],
     may_differ: bool = False,
-) -> Iterator[Change]:
+) -> Iterator[FieldChange]:
     """`names`: in the checkpoint, and here if that is another; the last is shown."""
     may_differ = may_differ or any(map(passes, names))
     old, new = _encoded.members(saved), _encoded.members(here)
@@ -128,7 +128,9 @@ def _changes(
         ]
         some = [x for x in both if nothing in x[1:] or not _encoded.is_alike(*x[1:])]
     if not some:
-        yield Change(names[-1], _encoded.show(saved), _encoded.show(here), may_differ)
+        yield FieldChange(
+            names[-1], _encoded.show(saved), _encoded.show(here), may_differ
+        )
     for part, a, b in some:
         yield from _changes([f"{x}.{part}" for x in names], a, b, passes, may_differ)
 

@@ -14,7 +14,7 @@ import pytest
 
 import eqx_ckpt as ec
 from eqx_ckpt._edit import _methods
-from eqx_ckpt._edit._methods import Place
+from eqx_ckpt._edit._methods import MergedLeaf
 from eqx_ckpt._storage import _store
 
 
@@ -66,7 +66,7 @@ METHODS = [
 
 def _expected(method, name, arrays):
     """Of whole arrays, in memory."""
-    place = Place(name, arrays[0].shape, arrays[0].dtype)
+    place = MergedLeaf(name, arrays[0].shape, arrays[0].dtype)
     state = _methods.look(method, place, [arrays]) if method.looks_first else None
     return _methods.combine(method, place, arrays, state, (0,) * arrays[0].ndim)
 

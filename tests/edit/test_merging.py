@@ -10,7 +10,7 @@ import pytest
 
 from eqx_ckpt import merging
 from eqx_ckpt._edit import _methods
-from eqx_ckpt._edit._methods import Place
+from eqx_ckpt._edit._methods import MergedLeaf
 
 
 SHAPE = (37, 50)
@@ -27,7 +27,7 @@ def _trees(count, dtype, shape=SHAPE, seed=0):
 
 def _merge(method, blocks, name="w", cut=None):
     """Whole, or in blocks of `cut` rows and columns."""
-    place = Place(name, blocks[0].shape, blocks[0].dtype)
+    place = MergedLeaf(name, blocks[0].shape, blocks[0].dtype)
     state = None
     if method.looks_first:
         rows = range(0, len(blocks[0]), 8)
@@ -155,7 +155,7 @@ def test_one_element():
         blocks = trees[: COUNTS.get(name, 3) + method.has_base]
         if len(blocks) < 3 + method.has_base and name not in COUNTS:
             blocks = [*blocks, np.array(0.5, np.float32)]
-        place = Place("w", (), np.dtype(np.float32))
+        place = MergedLeaf("w", (), np.dtype(np.float32))
         state = None
         if method.looks_first:
             state = _methods.look(method, place, [blocks])
@@ -205,7 +205,7 @@ def test_a_nan_stays():
 def test_dare_drops_as_it_should():
     base = np.zeros((100, 1000), np.float32)
     trees = [base + 1, base + 1]
-    place = Place("w", base.shape, base.dtype)
+    place = MergedLeaf("w", base.shape, base.dtype)
     method = merging.dare(1.0, 0.3, KEY)
     run = lambda method, place=place: _methods.combine(
         method, place, [base, *trees], None, (0, 0)

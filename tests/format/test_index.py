@@ -20,7 +20,7 @@ from eqx_ckpt._format._index import Index, Placement
 from eqx_ckpt._format._leaves import Leaves, Statics
 from eqx_ckpt._format._template import Template
 from eqx_ckpt._save import _assign, _plan
-from eqx_ckpt._save._options import Options, Selected
+from eqx_ckpt._save._options import SaveOptions, Selected
 from eqx_ckpt._storage import _root
 from eqx_ckpt._storage._local import LocalBackend
 
@@ -703,7 +703,7 @@ def test_how_long_an_index_can_be(tmp_path, monkeypatch):
         for compression in (None, "zstd"):
             for tree in trees.values():
                 monkeypatch.setattr(_index, "encode", encode)
-                options = Options(
+                options = SaveOptions(
                     metadata={"a": [1]},
                     layout=layout,
                     chunks=4096,

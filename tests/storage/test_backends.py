@@ -16,7 +16,7 @@ import pytest
 from support import servers
 
 from eqx_ckpt._storage import _archive, _kv, _root
-from eqx_ckpt._storage._backend import Backend, Links, Locks, Origin, Renames
+from eqx_ckpt._storage._backend import Backend, Links, Locks, Renames, SavedFile
 
 
 _numbers = itertools.count()
@@ -387,22 +387,22 @@ def test_links(tmp_path):
     for root in (one, two):
         root.make_directories([""])
     one.write("file", [_FILE])
-    assert two.link_from(Origin(one, "file", 10), "linked", True)
+    assert two.link_from(SavedFile(one, "file", 10), "linked", True)
     assert os.path.samefile(tmp_path / "one" / "file", tmp_path / "two" / "linked")
-    assert not two.link_from(Origin(one, "file", 9), "shorter", False)
-    assert not two.link_from(Origin(one, "none", 9), "missing", False)
-    assert not two.link_from(Origin(one, "file", 10), "linked", False)
+    assert not two.link_from(SavedFile(one, "file", 9), "shorter", False)
+    assert not two.link_from(SavedFile(one, "none", 9), "missing", False)
+    assert not two.link_from(SavedFile(one, "file", 10), "linked", False)
     memory = _root.resolve("memory://links")
-    assert not two.link_from(Origin(memory, "file", 10), "far", False)
+    assert not two.link_from(SavedFile(memory, "file", 10), "far", False)
     with pytest.raises(ValueError):
         one.hold("file", 9)
     # What is held is copied where it has lost its name to another file.
     held = one.hold("file", 10)
-    assert two.link_from(Origin(one, "file", 10, held), "held", True)
+    assert two.link_from(SavedFile(one, "file", 10, held), "held", True)
     assert os.path.samefile(tmp_path / "one" / "file", tmp_path / "two" / "held")
     one.delete("file")
     one.write("file", [b"something else"])
-    assert two.link_from(Origin(one, "file", 10, held), "copied", True)
+    assert two.link_from(SavedFile(one, "file", 10, held), "copied", True)
     assert two.read("copied").data == _FILE
 
 

@@ -14,7 +14,7 @@ from .._source import Source
 from .._window import Window
 from . import _found, _npy
 from ._found import Candidate, Contents, Located
-from ._npy import Header
+from ._npy import NpyHeader
 
 
 _MAGIC = _npy.MAGIC + b"\x01\x00"
@@ -91,7 +91,7 @@ def _line(found: Candidate, key: str) -> bytes | None:
     return line if end and (rest.startswith(_MAGIC) or not rest) else None
 
 
-def _header(window: Window, at: int, name: str, number: int) -> Header:
+def _header(window: Window, at: int, name: str, number: int) -> NpyHeader:
     which = f"the record {number} of it, which should be `{name}`,"
     if not window.read(at, at + 1).size:
         raise ValueError(
@@ -107,7 +107,7 @@ def _header(window: Window, at: int, name: str, number: int) -> Header:
     return header
 
 
-def _other(header: Header, number: int, wanted: str) -> ValueError:
+def _other(header: NpyHeader, number: int, wanted: str) -> ValueError:
     try:
         saved = np.dtype(header.dtype)
         name = saved.name if saved.kind != "V" else f"{8 * saved.itemsize} bits"

@@ -92,7 +92,7 @@ def _levanter(found: Candidate, head: bytes, metadata: dict[str, Any]) -> Source
     if not paths:
         return None
     paths.sort(key=lambda path: [_order(part) for part in path])
-    arrays = _zarr.Arrays(
+    arrays = _zarr.ZarrArrays(
         found.directory, is_ocdbt, database, not is_ocdbt, size, len(keys)
     )
     contents = Contents("levanter", files, head=head, metadata=metadata)
@@ -134,7 +134,7 @@ def _eformer(found: Candidate) -> Source:
             metadata = given or metadata
     paths = [list(path) for path in said]
     claims = list(said.values())
-    arrays = _zarr.Arrays(found.directory, False, None, True, size, len(listed))
+    arrays = _zarr.ZarrArrays(found.directory, False, None, True, size, len(listed))
     contents = Contents("eformer", files, head=head, metadata=metadata)
     return _source(found, contents, arrays, paths, claims)
 
@@ -153,7 +153,7 @@ def _path(key: str) -> list[str]:
 def _source(
     found: Candidate,
     contents: Contents,
-    arrays: _zarr.Arrays,
+    arrays: _zarr.ZarrArrays,
     paths: list[list[str]],
     claims: list[tuple[Any, Any]] | None = None,
 ) -> Source:

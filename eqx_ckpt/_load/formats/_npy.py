@@ -22,7 +22,7 @@ _number = re.compile(rb" *[0-9]{1,19} *")
 _MAX = 2**16  # Nobody describes an array in more bytes.
 
 
-class Header(NamedTuple):
+class NpyHeader(NamedTuple):
     """What is before the data of an array, which begin at `stop`. `dtype` is in NumPy's
     notation, without what says that the order of bytes does not matter."""
 
@@ -39,7 +39,7 @@ class Header(NamedTuple):
         return tuple(it.accumulate(self.shape[:-1], operator.mul, initial=1))
 
 
-def read(window: Window, at: int) -> Header | None:
+def read(window: Window, at: int) -> NpyHeader | None:
     """The header at a place in a file; None if nothing begins there as one does.
 
     **Raises:** `ValueError` for one of another kind of array than of numbers.
@@ -59,4 +59,4 @@ def read(window: Window, at: int) -> Header | None:
         raise ValueError("is none of numbers")
     shape = tuple(map(int, lengths))
     dtype = header[1].decode().replace("|", "<")
-    return Header(dtype, header[2] == b"True", shape, start + size)
+    return NpyHeader(dtype, header[2] == b"True", shape, start + size)

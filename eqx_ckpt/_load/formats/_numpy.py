@@ -10,7 +10,7 @@ from .._source import Source
 from .._window import Window
 from . import _found, _npy, _zip
 from ._found import Candidate, Contents, Located
-from ._npy import Header
+from ._npy import NpyHeader
 from ._zip import Zip
 
 
@@ -63,7 +63,7 @@ def read_zip(found: Candidate, archive: Zip) -> Source | None:
     places = _zip.places(archive, files)
     flat = [name.removesuffix(SUFFIX) for name in files]
 
-    def header(directory: Backend, i: int) -> Header:
+    def header(directory: Backend, i: int) -> NpyHeader:
         return _header(directory, key, places[i][0], f"the array {flat[i]!r:.60}")
 
     headers = _found.each(directory, header, range(len(files)))
@@ -79,7 +79,7 @@ def read_zip(found: Candidate, archive: Zip) -> Source | None:
     return _found.source(found, Contents("npz", [key], leaves))
 
 
-def _header(directory: Backend, key: str, at: int, which: str) -> Header:
+def _header(directory: Backend, key: str, at: int, which: str) -> NpyHeader:
     window = Window(directory, key, np.empty(_WINDOW, np.uint8))
     try:
         header = _npy.read(window, at)
@@ -90,7 +90,7 @@ def _header(directory: Backend, key: str, at: int, which: str) -> Header:
     return header
 
 
-def _located(header: Header, name: str, keys: str, which: str) -> Located:
+def _located(header: NpyHeader, name: str, keys: str, which: str) -> Located:
     dtype, _, shape, start = header
     if dtype[1:2] not in tuple("biufc"):
         kind = _KINDS.get(dtype[1:2], f"of the dtype {dtype!r}")

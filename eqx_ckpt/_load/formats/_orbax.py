@@ -79,7 +79,7 @@ def _item(found: Candidate) -> str | None:
     return None
 
 
-class _Array(NamedTuple):
+class _OrbaxLeaf(NamedTuple):
     """What Orbax says of a leaf: its key path, what it was, and where it lies."""
 
     keys: list[tuple[str, int]]
@@ -103,7 +103,7 @@ def _tree(found: Candidate) -> Source:
     count = len(database.entries.keys if database else listed)
     is_full = value.get("store_array_data_equal_to_fill_value") is True
     is_v3 = value.get("use_zarr3") is True
-    zarr = _zarr.Arrays(directory, is_v3, database, is_full, size, count)
+    zarr = _zarr.ZarrArrays(directory, is_v3, database, is_full, size, count)
     keys = [x.key for x in arrays if x.kind != "string"]
     texts = dict(zip(keys, zarr.metadata(keys)))
     leaves: list[Located] = []
@@ -154,7 +154,7 @@ def _impls(value: dict[str, Any]) -> dict[str, str]:
     return out
 
 
-def _entry(name: str, entry: Any) -> _Array | None:
+def _entry(name: str, entry: Any) -> _OrbaxLeaf | None:
     """A leaf; None for an empty node, which has no array."""
     try:
         value = entry["value_metadata"]
@@ -174,17 +174,19 @@ def _entry(name: str, entry: Any) -> _Array | None:
     parts = key.split("/")
     if re.search(r"[\\\0]", key) or not {"", ".", ".."}.isdisjoint(parts):
         raise ValueError(f"`{_METADATA}` has a leaf of the impossible name {key!r:.60}")
-    return _Array(keys, kind, key)
+    return _OrbaxLeaf(keys, kind, key)
 
 
-def _name(array: _Array) -> tuple[str, str]:
+def _name(array: _OrbaxLeaf) -> tuple[str, str]:
     kinds = "".join("s" if kind == 1 else "k" for _, kind in array.keys)
     name = _names.join("", [_names.quote(key) for key, _ in array.keys])
     _names.keys_of(name, kinds)
     return name, kinds
 
 
-def _template_of(array: _Array, keys: str, impl: str | None, what: Zarr) -> Template:
+def _template_of(
+    array: _OrbaxLeaf, keys: str, impl: str | None, what: Zarr
+) -> Template:
     kind = _found.kind_of(what.dtype)
     if array.kind == "np.ndarray":
         kind = "numpy"

@@ -16,7 +16,7 @@ from ..._format import _grid, _json, _template
 from ..._format._ocdbt import Database
 from ..._format._template import Template
 from ..._storage import _arrays
-from ..._storage._arrays import Stored
+from ..._storage._arrays import ForeignArray
 from ..._storage._backend import Backend
 from .._source import Source
 from . import _database, _found
@@ -86,7 +86,7 @@ class Zarr(NamedTuple):
         return tuple(o // i for o, i in zip(self.shard.shape, self.chunk))
 
 
-class Arrays(NamedTuple):
+class ZarrArrays(NamedTuple):
     """Where arrays lie: in directories, or in the database at the root. `size` is that
     of all files, if it is known, and `count` how many pieces there can be; `is_full`:
     whether no chunk was left out as zeros."""
@@ -111,7 +111,7 @@ class Arrays(NamedTuple):
         key: str,
         metadata: bytes | None,
         make: Callable[[Zarr], Template],
-    ) -> tuple[Template, Stored]:
+    ) -> tuple[Template, ForeignArray]:
         """The template of the array of a leaf, as it is made of its metadata; and what
         it is opened by.
 
@@ -146,7 +146,7 @@ class Arrays(NamedTuple):
         }
         pieces = ft.partial(_pieces, what)
         check = ft.partial(self._check_pieces, what, key)
-        return t, Stored(key, spec, pieces, check)
+        return t, ForeignArray(key, spec, pieces, check)
 
     def source(self, found: Candidate, contents: Contents) -> Source:
         """The source of leaves that are such arrays.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from eqx_ckpt._tree import _traced
+from eqx_ckpt._load import _traced
 
 
 def struct(shape, dtype=jnp.float32):
