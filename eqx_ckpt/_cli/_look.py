@@ -118,6 +118,10 @@ def _flat(records: list[Record]) -> list[Line]:
     return _output.table(columns, rows)
 
 
+# Of the tree: the indented name, the array or the static field, and an array's bytes.
+_Row = tuple[str, str, int | None]
+
+
 def _tree(
     records: list[Record], fields: list[tuple[str, str]], depth: int | None
 ) -> Iterator[Line]:
@@ -139,7 +143,7 @@ def _tree(
         for name, text in fields
         if depth is None or name.count(".") < depth
     ]
-    shown: list[tuple[str, str, int | None]] = []
+    shown: list[_Row] = []
     for left, right in _show.tree_rows(every):
         text, nbytes = right or ("", None)
         shown.append((_text.escape(left), text, nbytes))
@@ -158,13 +162,13 @@ def _tree(
             yield [Span(f"  {left:{width}}  {array:{middle}}  "), size]
 
 
-def _kind(row: tuple[str, str, int | None]) -> tuple[bool, int]:
+def _kind(row: _Row) -> tuple[bool, int]:
     """Whether a row of the tree is of a static field, and its indent."""
     left, text, nbytes = row
     return bool(text) and nbytes is None, len(left) - len(left.lstrip())
 
 
-def _fields(rows: list[tuple[str, str, int | None]]) -> Iterator[Line]:
+def _fields(rows: list[_Row]) -> Iterator[Line]:
     """The static fields of a node, as many in a line as fit."""
     indent = "  " + " " * _kind(rows[0])[1]
     line = ""

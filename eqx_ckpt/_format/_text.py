@@ -17,6 +17,12 @@ def bounded(line: str, most: int = 1000) -> str:
     return f"{line[: most // 2]} ... {line[-(most // 2) :]}"
 
 
+def rate(nbytes: int, seconds: float) -> str:
+    """What was done in some time: `1.2 GiB in 0.97 s, 1.2 GiB/s`."""
+    took = f"{size(nbytes)} in {seconds:.3g} s"
+    return f"{took}, {size(int(nbytes / seconds))}/s" if seconds > 0 else took
+
+
 def size(nbytes: int) -> str:
     """A number of bytes for people: `1.2 MiB`."""
     if nbytes < 1024:

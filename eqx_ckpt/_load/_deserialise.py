@@ -7,7 +7,9 @@ from typing import Any
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from .._runtime import _gc, _processes
+from .._format import _text
+from .._format._leaves import Record
+from .._runtime import _gc, _log, _processes
 from .._runtime._processes import Call, Processes
 from .._storage import _root
 from .._storage._archive import Readable
@@ -144,16 +146,32 @@ def tree_deserialise_leaves(
         _fetch.Want(pair.record, None, target)
         for pair, target in zip(matched.pairs, targets)
     ]
-    values = in_step(
-        processes,
-        [pinned.index.save],
-        lambda: _fetch.load(pinned, wants, verify, max_bytes, progress),
-    )
+    with _log.timed("load") as timer:
+        values = in_step(
+            processes,
+            [pinned.index.save],
+            lambda: _fetch.load(pinned, wants, verify, max_bytes, progress),
+        )
+    _said(ckpt, [pair.record for pair in matched.pairs], timer.seconds)
     for i, (pair, target) in enumerate(zip(matched.pairs, targets)):
         sharding = pair.target.sharding
         if sharding is not None and target.sharding is not sharding:
             values[i] = _sharding.spread(values[i], sharding)
     return matched.tree(values)
+
+
+def _said(ckpt: Checkpoint, records: list[Record], seconds: float) -> None:
+    """Says what was loaded."""
+    if _log.is_on(_log.DEBUG):
+        nbytes = sum(record.template.nbytes for record in records)
+        _log.say(
+            _log.DEBUG,
+            f"Loaded from `{_text.escape(ckpt.path)}`, {len(records)} of its leaves: "
+            f"{_text.rate(nbytes, seconds)}",
+            path=ckpt.path,
+            nbytes=nbytes,
+            seconds=seconds,
+        )
 
 
 _doing = {"load": "Loading", "read": "Reading lazy leaves of", "graft": "Grafting"}

@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 
 from .._errors import ReplacedError
 from .._format import _files, _text
-from .._runtime import _processes
+from .._runtime import _log, _processes
 from .._storage import _archive, _root
 from .._storage._archive import Readable
 from .._storage._backend import Backend, Renames
@@ -118,6 +118,12 @@ def again(place: int, name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
                             f"replaced {count} times while it was read. Read it when "
                             "nothing is saved there, or save less often."
                         ) from e
+                    _log.say(
+                        _log.INFO,
+                        f"The checkpoint at `{_text.escape(os.fspath(path))}` was "
+                        "replaced while it was read: it is read again",
+                        path=os.fspath(path),
+                    )
             raise AssertionError
 
         return wrapped

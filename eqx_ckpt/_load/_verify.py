@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from .._errors import ReplacedError
-from .._format import _files, _index
+from .._format import _files, _index, _text
 from .._format._leaves import Record
-from .._runtime import _progress, _threads
+from .._runtime import _log, _progress, _threads
 from .._storage import _arrays, _root
 from . import _open, _scan
 from ._checkpoint import Checkpoint
@@ -117,8 +117,12 @@ def verify(
         problems += [*_settled_files(source), *_zarr_json(source, records)]
     stored = [r for r in records if _has_bytes(source, r)]
     nbytes = sum(r.template.chunk_count * r.template.full for r in stored)
-    with _progress.bar("verify", nbytes, len(stored), progress) as advance:
+    bar = _progress.bar("verify", nbytes, len(stored), progress)
+    with _log.timed("verify") as timer, bar as advance:
         problems += _scan.scan(source, stored, digests, max_bytes, advance)
+    how = f"{_text.rate(nbytes, timer.seconds)}: {len(problems)} problems"
+    level = _log.WARNING if problems else _log.DEBUG
+    _log.say(level, f"Verified `{root}`: {how}", path=root.url)
     if problems and not source.is_current():
         raise source.lost("")
     return problems

@@ -7,6 +7,7 @@ import re
 
 from .._format import _files
 from .._load import _published
+from .._runtime import _log
 from .._save import _leftovers
 from .._storage import _root
 from .._storage._backend import Backend, Locks, Renames
@@ -53,6 +54,14 @@ def clean(
         ```
     """
     root = _root.resolve(directory)
+    found = _cleaned(root, remove, idle)
+    if remove:
+        for path in found:
+            _log.say(_log.INFO, f"Deleted what a killed save has left: `{path}`")
+    return found
+
+
+def _cleaned(root: Backend, remove: bool, idle: bool) -> list[str]:
     if not isinstance(root, Renames):
         return _clean_far(root, remove, idle)
     if root.entry() != "directory":

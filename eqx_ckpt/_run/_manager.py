@@ -4,10 +4,11 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._load import _deserialise
-from .._runtime import _undo
+from .._runtime import _log, _undo
 from .._storage._remote import Store
 from . import _restore, _steps
 from ._offer import Offer
@@ -179,12 +180,19 @@ class CheckpointManager:
         """
         self.wait()
         self._saves.offered = None
-        if step is None:
-            return _restore.newest(self._saves, like, options)
-        step = _steps.check(step)
-        self._steps.check_own(step)
-        load = _deserialise.tree_deserialise_leaves
-        return load(self.path(step), like, **options), step
+        with _log.timed("restore") as timer:
+            if step is None:
+                tree, step = _restore.newest(self._saves, like, options)
+            else:
+                step = _steps.check(step)
+                self._steps.check_own(step)
+                load = _deserialise.tree_deserialise_leaves
+                tree = load(self.path(step), like, **options)
+        if _log.is_on(_log.INFO):
+            arrays = (getattr(x, "nbytes", 0) for x in jtu.tree_leaves(tree))
+            facts = {"nbytes": sum(arrays), "seconds": timer.seconds}
+            self._steps.say(_log.INFO, "Restored", step, **facts)
+        return tree, step
 
     # ---- Which steps there are.
 

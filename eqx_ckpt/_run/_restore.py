@@ -9,6 +9,7 @@ from jaxtyping import PyTree
 from .._errors import DamagedError, ReplacedError
 from .._format import _index
 from .._load import _checkpoint, _deserialise
+from .._runtime import _log
 from .._runtime._processes import Processes
 from ._saves import Saves
 from ._steps import Skip, Steps
@@ -53,11 +54,14 @@ def newest(saves: Saves, like: PyTree, options: dict[str, Any]) -> tuple[PyTree,
             raise error or ReplacedError(why)
         else:
             left -= 1
+            steps.say(_log.INFO, "Looking again, without", step, why)
     # What was not completed may be under way.
     saves.damaged |= {step for step, skip in skipped.items() if skip.is_lost}
     if not _IN_PART & options.keys():
         saves.base = steps.path(step)
     told = {s: skip for s, skip in skipped.items() if not skip.is_going}
+    for other, skip in told.items():
+        steps.say(_log.WARNING, "Skipped", other, skip.why)
     if told and processes.leads:
         warnings.warn(
             f"Restored step {step} of `{steps.root}`, as newer ones cannot "

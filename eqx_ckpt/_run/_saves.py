@@ -6,7 +6,7 @@ import time
 import warnings
 from typing import Any, NamedTuple
 
-from .._runtime import _processes
+from .._runtime import _log, _processes
 from .._runtime._processes import Call, Processes
 from .._save import _async, _background, _options, _serialise
 from .._save._background import SaveHandle
@@ -93,6 +93,7 @@ class Saves:
         if saves:
             self.offered = None
         else:
+            self.steps.say(_log.DEBUG, "Skipped", offer.step, "it is not due")
             self._keep(offer)
         return saves
 
@@ -196,6 +197,7 @@ class Saves:
         self.going = None  # But not after Ctrl-C: it goes on.
         if self._undeleted:
             text, self._undeleted = "\n  ".join(self._undeleted), []
+            _log.say(_log.WARNING, f"Older steps were not deleted:\n  {text}")
             warnings.warn(f"Older steps were not deleted:\n  {text}", stacklevel=3)
 
     # ---- The end of a run.

@@ -16,8 +16,9 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from .._format import _files, _json
+from .._format import _files, _json, _text
 from .._load import _checkpoint, _published
+from .._runtime import _log
 from .._save import _background, _leftovers, _publish
 from .._storage import _root, _store
 from .._storage._backend import Backend, Locks, Renames, Usage
@@ -252,8 +253,20 @@ class Steps:
         self.remove(step)
 
     def remove(self, step: int) -> None:
-        _publish.remove(self._at(step))
-        self.root.drop_directory(str(step))
+        with _log.timed("delete") as timer:
+            _publish.remove(self._at(step))
+            self.root.drop_directory(str(step))
+        self.say(_log.INFO, "Deleted", step, seconds=timer.seconds)
+
+    def say(self, level: int, did: str, step: int, why: str = "", **facts: Any) -> None:
+        """Logs what was done with a step."""
+        text = f"{did} step {step} of `{self.root}`"
+        if "nbytes" in facts:
+            text += f": {_text.rate(facts['nbytes'], facts['seconds'])}"
+        elif "seconds" in facts:
+            text += f" in {facts['seconds']:.3g} s"
+        facts = {"step": step, "path": self.root.url, **facts}
+        _log.say(level, f"{text}: {why}" if why else text, **facts)
 
     def clean(self, step: int) -> None:
         """Deletes what a killed save of a step has left, and a killed deletion."""
@@ -277,6 +290,8 @@ class Steps:
         if found is None or is_fixed:
             away = f"{_ITEM}.damaged-{secrets.token_hex(4)}"
             self.root.below(str(step)).move(_ITEM, away, _files.INDEX)
+            why = f"what is there cannot be replaced: it is `{away}` now"
+            self.say(_log.WARNING, "Moved aside", step, why)
 
 
 def _tops(root: Backend) -> Mapping[str, bool]:

@@ -1,4 +1,4 @@
-"""The bar that `progress=True` shows: bytes, their rate, and leaves."""
+"""How far a call is: the bar that `progress=True` shows, and what a handle says."""
 
 import contextlib
 import threading
@@ -8,6 +8,31 @@ from typing import Any
 
 # Called with the bytes and the leaves that are done since the last call, by any thread.
 Advance = Callable[[int, int], None]
+
+
+class Count:
+    """Bytes that are done. Threads add to it without a lock, each to a number of its
+    own: Ctrl-C may come anywhere."""
+
+    def __init__(self) -> None:
+        self._done: dict[int, int] = {}
+
+    def add(self, nbytes: int) -> None:
+        thread = threading.get_ident()
+        self._done[thread] = self._done.get(thread, 0) + nbytes
+
+    def before(self, advance: Advance) -> Advance:
+        """What adds to it, and then moves on a bar."""
+
+        def both(nbytes: int, leaves: int) -> None:
+            self.add(nbytes)
+            advance(nbytes, leaves)
+
+        return both
+
+    @property
+    def nbytes(self) -> int:
+        return sum(list(self._done.values()))
 
 
 @contextlib.contextmanager

@@ -11,7 +11,8 @@ from typing import Any
 
 from jaxtyping import PyTree
 
-from .._runtime import _gc, _processes, _threads, _undo
+from .._runtime import _gc, _log, _processes, _threads, _undo
+from .._runtime._progress import Count
 from .._storage import _archive, _root
 from .._tree import _host, _leaf
 from .._tree._filters import FilterSpec, IsLeaf
@@ -114,7 +115,7 @@ def async_tree_serialise_leaves(
         progress=progress,
     )
     processes = _serialise.processes_of(path, pytree, metadata, timeout, tag)
-    with processes.heard():
+    with _log.timed("stage"), processes.heard():
         root = _root.resolve(path)
         _background.raise_untold()
         planned = _plan.plan(root, selected, options)
@@ -137,12 +138,14 @@ def async_tree_serialise_leaves(
         _background.make_room(copied)
         planned = _stage(planned, held)
 
+    nbytes, count = planned.nbytes, Count()
+
     def write() -> None:
         # In an object store it is TensorStore's threads that write.
         quietly = contextlib.nullcontext() if root.is_far else _threads.quietly()
         try:
             with quietly, _switching_promptly():
-                written.save = _serialise.write(planned, processes, base)
+                written.save = _serialise.write(planned, processes, base, count)
         finally:
             # The handle may live on.
             planned.leaves.clear()
@@ -152,6 +155,7 @@ def async_tree_serialise_leaves(
     reads = _lazies.places(planned.leaves)
     handle = _background.start(root, collect, write, copied, reads)
     handle._written = written
+    handle._nbytes, handle._count = nbytes, count
     return handle
 
 

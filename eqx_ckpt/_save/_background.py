@@ -17,11 +17,19 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from .._runtime import _undo
+from .._runtime import _log, _undo
+from .._runtime._progress import Count
 from .._storage import _root
 from .._storage._backend import Backend
+
+
+class Progress(NamedTuple):
+    """How many bytes of a save are written, of how many."""
+
+    nbytes: int
+    total: int
 
 
 class SaveHandle:
@@ -47,6 +55,8 @@ class SaveHandle:
         self._copied = 0
         # The places of the checkpoints whose lazy leaves it saves.
         self._reads: frozenset[str] = frozenset()
+        # The bytes of the leaves, and how many are written.
+        self._nbytes, self._count = 0, Count()
 
     def __repr__(self) -> str:
         state = "being saved"
@@ -80,6 +90,16 @@ class SaveHandle:
             return False
         self.result()
         return True
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is: `handle.progress.nbytes` of `handle.progress.total` bytes of
+        the leaves are written, or linked. Of many processes each counts its own part,
+        until the save is over.
+        """
+        is_saved = self._saved.done() and self._saved.exception() is None
+        done = self._nbytes if is_saved else min(self._count.nbytes, self._nbytes)
+        return Progress(done, self._nbytes)
 
     def result(self, timeout: int | float | None = None) -> None:
         """Waits until the checkpoint is at its path.
@@ -236,6 +256,8 @@ def _run(
         except BaseException as e:
             errors[:] = [e]
             _forget_locals(e)
+            what = f"The save to `{handle._root}` has failed: {type(e).__name__}: {e}"
+            _log.say(_log.ERROR, what, path=str(handle._root))
 
 
 def _end(handle: SaveHandle, errors: list[BaseException]) -> None:

@@ -4,6 +4,7 @@ import os
 
 from .._format import _files
 from .._load import formats
+from .._runtime import _log
 from .._storage import _archive, _root
 from .._storage._backend import Backend, Renames
 from . import _background, _publish
@@ -80,8 +81,11 @@ def delete(path: str | os.PathLike[str]) -> None:
             f"what it leads to, `{root.target()}`."
         )
     _background.wait_for(root)
-    if _is_file(root):
-        directory, key = root.split()
-        directory.delete(key)
-    else:
-        _publish.remove(root)
+    with _log.timed("delete") as timer:
+        if _is_file(root):
+            directory, key = root.split()
+            directory.delete(key)
+        else:
+            _publish.remove(root)
+    text = f"Deleted `{root}` in {timer.seconds:.3g} s"
+    _log.say(_log.INFO, text, path=root.url, seconds=timer.seconds)

@@ -24,6 +24,7 @@ import jax
 from .._format import _digests, _grid
 from .._load import _open
 from .._load._source import Source
+from .._runtime import _log
 from .._runtime._processes import Processes
 from .._runtime._undo import Descriptor
 from .._storage import _archive, _root
@@ -167,10 +168,15 @@ def keep(base: Base, leaves: Sequence[PlannedLeaf], into: Destination) -> Kept:
     try:
         source = base.source()
         stretches, rows, same = _compare(source, leaves, base.known)
-    except (OSError, ValueError, RuntimeError):
+    except (OSError, ValueError, RuntimeError) as e:
         if base.held:
             raise
         # What cannot be read is no loss here: all is written, as ever.
+        _log.say(
+            _log.INFO,
+            f"Nothing of `{base.root}` can be used again, and all is written: {e}",
+            path=base.root.url,
+        )
         return _layout.NOTHING
     linked = _link(base, source, _sizes(leaves, stretches), into)
     files = [stretches[number] for number in linked]

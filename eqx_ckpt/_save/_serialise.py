@@ -9,11 +9,11 @@ from typing import Any
 
 from jaxtyping import PyTree
 
-from .._format import _files, _index
+from .._format import _files, _index, _text
 from .._load import formats
-from .._runtime import _gc, _processes, _progress
+from .._runtime import _gc, _log, _processes, _progress
 from .._runtime._processes import Call, Processes
-from .._runtime._progress import Advance
+from .._runtime._progress import Advance, Count
 from .._storage import _archive, _root
 from .._storage._archive import Writable
 from .._storage._backend import Backend
@@ -192,16 +192,41 @@ def check_archive(root: Backend, overwrite: bool) -> None:
         )
 
 
-def write(plan: Plan, processes: Processes, base: _reuse.Base | None = None) -> str:
-    """Writes what was planned, and publishes it: process 0 does that.
+def write(
+    plan: Plan,
+    processes: Processes,
+    base: _reuse.Base | None = None,
+    count: Count | None = None,
+) -> str:
+    """Writes what was planned, and publishes it: process 0 does that. The bytes that
+    are done are added to the `count`.
 
     Returns the id of the save, if that has a directory.
     """
+    with _log.timed("save") as timer:
+        save = _write(plan, processes, base, Count() if count is None else count)
+    metadata = plan.options.metadata
+    step = metadata.get("step") if isinstance(metadata, dict) else None
+    what = f"step {step}, " if isinstance(step, int) else ""
+    _log.say(
+        _log.INFO,
+        f"Saved {what}`{plan.root}`: {_text.rate(plan.nbytes, timer.seconds)}",
+        path=str(plan.root),
+        step=step,
+        nbytes=plan.nbytes,
+        seconds=timer.seconds,
+    )
+    return save
+
+
+def _write(
+    plan: Plan, processes: Processes, base: _reuse.Base | None, done: Count
+) -> str:
     count = sum(leaf.alias is None for leaf in plan.leaves)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_background.reading(_lazies.places(plan.leaves)))
         bar = _progress.bar("save", plan.nbytes, count, plan.options.progress)
-        advance = stack.enter_context(bar)
+        advance = done.before(stack.enter_context(bar))
         if not _archive.is_archive(plan.root):
             return _write_directory(plan, processes, base, advance)
         if processes.count > 1:

@@ -1,0 +1,64 @@
+"""What the library says of its work: lines to the logger `eqx_ckpt`, and durations to
+`jax.monitoring`. See docs/logging.md.
+
+No lock is taken unless somebody listens: a signal or Ctrl-C may come anywhere.
+"""
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from logging import DEBUG as DEBUG, ERROR as ERROR, INFO as INFO, WARNING as WARNING
+from typing import Any
+
+import jax.monitoring
+from jax._src import distributed
+
+
+_logger = logging.getLogger("eqx_ckpt")
+# Else Python prints warnings that nobody has asked for.
+_logger.addHandler(logging.NullHandler())
+
+
+def is_on(level: int) -> bool:
+    """Whether somebody listens. Only process 0 of a run speaks."""
+    # `isEnabledFor` takes a lock.
+    is_wanted = level >= _logger.getEffectiveLevel()
+    is_wanted = is_wanted and level > _logger.manager.disable
+    return is_wanted and not distributed.global_state.process_id
+
+
+def say(level: int, text: str, **facts: Any) -> None:
+    """Logs a line. The `facts` are attributes of the record."""
+    if is_on(level):
+        _logger.log(level, "%s", text, extra=facts)
+
+
+class Timer:
+    """Seconds since it was made, until it is stopped."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._seconds: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        taken = time.monotonic() - self._start
+        return taken if self._seconds is None else self._seconds
+
+    def stop(self) -> None:
+        self._seconds = self.seconds
+
+
+@contextlib.contextmanager
+def timed(what: str) -> Iterator[Timer]:
+    """Tells `jax.monitoring` how long something took, if it ends well."""
+    timer = Timer()
+    yield timer
+    timer.stop()
+    try:
+        event = f"/eqx_ckpt/{what}/seconds"
+        jax.monitoring.record_event_duration_secs(event, timer.seconds)
+    except Exception as e:
+        # What is done is done, whatever a listener thinks of it.
+        say(WARNING, f"A listener of `jax.monitoring` has failed: {e!r}")

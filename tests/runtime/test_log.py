@@ -1,0 +1,202 @@
+"""What the logger `eqx_ckpt` and `jax.monitoring` are told."""
+
+import logging
+
+import jax.monitoring
+import jax.numpy as jnp
+import pytest
+from support.helpers import run_python
+from support.processes import good, run_team
+
+import eqx_ckpt as ec
+from eqx_ckpt._runtime import _log, _progress
+
+
+@pytest.fixture
+def told(caplog):
+    """The lines that were logged since it was last called: `(level, text)`."""
+    caplog.set_level(logging.DEBUG, "eqx_ckpt")
+
+    def take():
+        records = [x for x in caplog.records if x.name == "eqx_ckpt"]
+        caplog.clear()
+        return [(x.levelname, x.getMessage()) for x in records]
+
+    take.records = lambda: [x for x in caplog.records if x.name == "eqx_ckpt"]
+    return take
+
+
+@pytest.fixture
+def durations():
+    """The events that `jax.monitoring` has been told."""
+    events = []
+    _listeners.append(lambda event, seconds: events.append(event.split("/")[2]))
+    yield lambda: events
+    _listeners.clear()
+
+
+_listeners = []
+
+
+# Old versions of JAX do not forget a listener.
+@jax.monitoring.register_event_duration_secs_listener
+def _listen(event, seconds, **_):
+    if event.startswith("/eqx_ckpt/"):
+        assert event.endswith("/seconds") and seconds > 0
+        for listener in _listeners:
+            listener(event, seconds)
+
+
+def test_saves_loads_and_deletions(tmp_path, told, durations):
+    tree = {"w": jnp.ones(1000), "same": jnp.zeros(24)}
+    ec.tree_serialise_leaves(tmp_path / "a", tree, metadata={"step": 7})
+    (record,) = told.records()
+    assert (record.step, record.nbytes) == (7, 4096) and record.seconds > 0
+    assert record.path == str(tmp_path / "a")
+    ((level, text),) = told()
+    start = f"Saved step 7, `{tmp_path / 'a'}`: 4.0 KiB in "
+    assert level == "INFO" and text.startswith(start) and text.endswith("/s")
+    ec.tree_deserialise_leaves(tmp_path / "a", tree)
+    ec.verify(tmp_path / "a")
+    ec.delete(tmp_path / "a")
+    assert [(level, text.split()[0]) for level, text in told()] == [
+        ("DEBUG", "Loaded"),
+        ("DEBUG", "Verified"),
+        ("INFO", "Deleted"),
+    ]
+    assert durations() == ["save", "load", "verify", "delete"]
+
+
+def test_a_run(tmp_path, told, durations):
+    root = tmp_path / "run"
+    with ec.CheckpointManager(root, every=2, keep=1) as manager:
+        for step in (1, 2, 4):
+            manager.save(step, {"w": jnp.full(2, step)})
+            manager.wait()
+    lines = told()
+    assert lines[0] == ("DEBUG", f"Skipped step 1 of `{root}`: it is not due")
+    shown = [(level, " ".join(text.split()[:3])) for level, text in lines[1:]]
+    assert shown == [
+        ("INFO", "Saved step 2,"),
+        ("INFO", "Saved step 4,"),
+        ("INFO", "Deleted step 2"),
+    ]
+    assert durations() == ["stage", "save", "stage", "save", "delete"]
+    manager = ec.CheckpointManager(root)
+    manager.save(6, {"w": jnp.full(2, 6)})
+    manager.wait()
+    (root / "6" / "default" / "eqx_ckpt.json").write_bytes(b"{}")
+    told()
+    with pytest.warns(UserWarning, match="Restored step 4"):
+        assert manager.restore({"w": jnp.ones(2, int)})[1] == 4
+    lines = [x for x in told() if x[0] != "DEBUG"]
+    assert [level for level, _ in lines] == ["WARNING", "INFO"]
+    assert lines[0][1].startswith(f"Skipped step 6 of `{root}`: The checkpoint at")
+    assert lines[1][1].startswith(f"Restored step 4 of `{root}`: 8 B in ")
+    manager.save(6, {"w": jnp.full(2, 6)})
+    manager.wait()
+    assert any("Moved aside step 6" in text for _, text in told())
+
+
+def test_failures_and_fallbacks(tmp_path, told, monkeypatch):
+    ec.tree_serialise_leaves(tmp_path / "a", {"w": jnp.ones(3)})
+    (tmp_path / "a" / "eqx_ckpt.json").write_bytes(b"{}")
+    told()
+    ec.tree_serialise_leaves(tmp_path / "b", {"w": jnp.ones(3)}, reuse=tmp_path / "a")
+    (fallback, saved) = told()
+    assert fallback[0] == "INFO" and "all is written" in fallback[1]
+    handle = ec.async_tree_serialise_leaves(
+        tmp_path / "c", {"w": jnp.ones(3)}, overwrite=False
+    )
+    handle.result()
+    told()
+    # Somebody has saved there since the call.
+    monkeypatch.setattr("eqx_ckpt._save._serialise._write", _fail)
+    handle = ec.async_tree_serialise_leaves(tmp_path / "d", {"w": jnp.ones(3)})
+    with pytest.raises(OSError, match="the disk is full"):
+        handle.result()
+    ((level, text),) = told()
+    assert level == "ERROR" and text.endswith("has failed: OSError: the disk is full")
+    assert handle.progress == (0, 12)
+
+
+def _fail(*_):
+    raise OSError("the disk is full")
+
+
+def test_a_listener_that_fails_spoils_nothing(tmp_path, told):
+    def listen(event, seconds):
+        raise KeyError("mine")
+
+    _listeners.append(listen)
+    ec.tree_serialise_leaves(tmp_path / "a", {"w": jnp.ones(3)})
+    _listeners.clear()
+    assert told()[0] == (
+        "WARNING",
+        "A listener of `jax.monitoring` has failed: KeyError('mine')",
+    )
+    assert ec.verify(tmp_path / "a") == []
+
+
+def test_nothing_is_printed_unasked(tmp_path):
+    out = run_python(f"""
+        import sys
+        sys.stderr = sys.stdout
+        import eqx_ckpt as ec
+        from eqx_ckpt._runtime import _log
+        ec.tree_serialise_leaves({str(tmp_path / "a")!r}, {{"step": 1}})
+        _log.say(_log.WARNING, "nobody listens")
+    """)
+    assert out == ""
+
+
+def test_no_lock_is_taken_unless_somebody_listens(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("a lock")
+
+    logger = logging.getLogger("eqx_ckpt")
+    monkeypatch.setattr(logger, "isEnabledFor", refuse)
+    monkeypatch.setattr(logger, "level", logging.WARNING)
+    _log.say(_log.INFO, "x")
+    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
+    _log.say(_log.ERROR, "x")
+
+
+def test_process_0_speaks(tmp_path):
+    code = """
+    import logging
+    logging.getLogger("eqx_ckpt").setLevel(logging.DEBUG)
+    class Shown(logging.Handler):
+        def emit(self, record):
+            print(record.getMessage().split()[0], flush=True)
+    logging.getLogger("eqx_ckpt").addHandler(Shown())
+    with ec.CheckpointManager(path / "run", keep=1) as manager:
+        for step in (1, 2):
+            manager.save(step, {"w": spread(np.arange(8), rows)})
+        manager.wait()
+    manager.restore({"w": spread(np.arange(8), rows)})
+    """
+    first, second = good(run_team(2, code, tmp_path))
+    assert first.split() == ["Saved", "Saved", "Deleted", "Loaded", "Restored"]
+    assert second == ""
+
+
+def test_how_far_a_save_is(tmp_path):
+    tree = {"a": jnp.ones(1000), "b": jnp.ones((3, 5)), "n": 1}
+    handle = ec.async_tree_serialise_leaves(tmp_path / "a", tree)
+    done, total = handle.progress
+    assert 0 <= done <= total == 4000 + 60 + 8
+    handle.result()
+    assert handle.progress == (total, total)
+    again = ec.async_tree_serialise_leaves(tmp_path / "b", tree, reuse=handle)
+    again.result()
+    assert again.progress.nbytes == again.progress.total == total
+
+
+def test_a_count_is_of_all_threads():
+    count = _progress.Count()
+    moved = []
+    advance = count.before(lambda nbytes, leaves: moved.append((nbytes, leaves)))
+    advance(3, 1)
+    advance(4, 0)
+    assert count.nbytes == 7 and moved == [(3, 1), (4, 0)]
