@@ -239,6 +239,8 @@ class _Reader:
         output = _output(request, t)
         futures = []
         most = max(1, self._part // grid.full)
+        if self._source.strides(request.record) is not None:
+            most = 1  # Chunks that follow each other may lie anywhere.
         for run in _grid.runs(plan.chunks, t.shape, t.chunk, most):
             if futures and futures[0].done():
                 futures[0].result()  # A store that does not answer is not asked again.

@@ -9,6 +9,7 @@ import random
 import re
 import shutil
 import struct
+import zipfile
 from typing import Any
 
 import flax.serialization
@@ -18,6 +19,8 @@ import tensorstore as ts
 
 import eqx_ckpt as ec
 from eqx_ckpt._format import _ocdbt
+
+from . import pickles
 
 
 _written = pathlib.Path(__file__).parent.parent / "foreign"
@@ -34,6 +37,18 @@ def _safetensors(path: pathlib.Path) -> None:
 
 def _msgpack(path: pathlib.Path) -> None:
     path.write_bytes(flax.serialization.to_bytes(arrays()))
+
+
+def _torch(path: pathlib.Path) -> None:
+    net, step = arrays()["net"], arrays()["step"]
+    storages = [net["weight"], net["bias"], step]
+    of = [pickles.storage(str(i), x.size) for i, x in enumerate(storages[:2])]
+    of.append(pickles.storage("2", 1, "IntStorage"))
+    weight = pickles.tensor((64, 64), (64, 1), of=of[0])
+    rows = pickles.text("weight") + weight, pickles.text("bias")
+    below = b"}(" + b"".join(rows) + pickles.tensor((3,), of=of[1]) + b"u"
+    pickle = pickles.state(net=below, step=pickles.tensor((), (), of=of[2]))
+    pickles.write(path, pickle, {str(i): x.tobytes() for i, x in enumerate(storages)})
 
 
 def _zip(path: pathlib.Path) -> None:
@@ -133,6 +148,7 @@ def _copied(name: str) -> Any:
 FOREIGN = {
     "f.safetensors": _safetensors,
     "f.msgpack": _msgpack,
+    "f.pt": _torch,
     "f.zip": _zip,
     "f.npy": _npy,
     "f.npz": _npz,
@@ -163,7 +179,13 @@ def mutate_foreign(r: random.Random, path: pathlib.Path) -> str:
         file.write_bytes(struct.pack("<Q", len(head)) + head + data[8 + size :])
     elif file.suffix in (".npy", ".npz") and r.random() < 0.6:
         file.write_bytes(_header(r, data))
-    elif file.suffix in (".zip", ".npz"):
+    elif file.suffix == ".pt" and r.random() < 0.8:
+        with zipfile.ZipFile(file) as archive:
+            members = {name: archive.read(name) for name in archive.namelist()}
+        pickle = _bytes(r, members.pop("a/data.pkl"))
+        storages = {name[len("a/data/") :]: x for name, x in members.items()}
+        pickles.write(file, pickle, storages)
+    elif file.suffix in (".zip", ".npz", ".pt"):
         at = data.index(b"PK\1\2") if r.random() < 0.8 else 0
         file.write_bytes(data[:at] + _bytes(r, data[at:]))
     elif b"\x0c\xdb" in data and r.random() < 0.9:

@@ -25,7 +25,7 @@ import eqx_ckpt as ec
 import eqx_ckpt._cli._main as command
 from eqx_ckpt._format import _ocdbt
 
-from . import forge, save, template
+from . import forge, pickles, save, template
 from .__main__ import limit_memory
 from .foreign import entry
 
@@ -123,6 +123,58 @@ def npz_members(path, n):
     with zipfile.ZipFile(path, "w") as archive:
         for i in range(n):
             archive.writestr(f"{i:05}.npy", file.getvalue())
+
+
+@growth(1000)
+def torch_tensors(path, n):
+    """Many tensors, each of its own storage."""
+    keys = [f"k{i}" for i in range(n)]
+    items = {k: pickles.tensor(of=pickles.storage(k)) for k in keys}
+    pickles.write(path, pickles.state(**items), dict.fromkeys(keys, bytes(64)))
+
+
+@growth(1000)
+def torch_views(path, n):
+    """Many views of one storage, each a little further."""
+    items = {f"k{i}": pickles.tensor((16,), offset=i) for i in range(n)}
+    count = 16 + n
+    pickle = pickles.state(**items).replace(
+        pickles.integer(16) + b"tQ", pickles.integer(count) + b"tQ"
+    )
+    pickles.write(path, pickle, {"0": bytes(4 * count)})
+
+
+@growth(12)
+def torch_laughs(path, n):
+    """Lists of two references to the list before: `2**n` leaves."""
+    pickles.write(path, pickles.bomb(n))
+
+
+@growth(2000)
+def torch_references(path, n):
+    """One list of many values in many places."""
+    row = b"](" + b"K\1" * n + b"eq\0"
+    pickles.write(path, b"\x80\2](" + row + b"h\0" * n + b"e.")
+
+
+@growth(2000)
+def torch_keys(path, n):
+    """A long key above many leaves, each of which has it in its name."""
+    row = b"](" + b"K\1" * n + b"e"
+    pickles.write(path, pickles.state(**{"k" * n: row}))
+
+
+@growth(20_000)
+def torch_tuples(path, n):
+    """A tuple in a tuple in a tuple."""
+    pickles.write(path, b"\x80\2)" + b"\x85" * n + b".")
+
+
+@growth(20_000)
+def torch_memo(path, n):
+    """Values that are kept under large numbers."""
+    rows = b"".join(b"Nr" + struct.pack("<I", 2**32 - i - 1) + b"a" for i in range(n))
+    pickles.write(path, b"\x80\2]" + rows + b".")
 
 
 def _npy(path: pathlib.Path, shape: str, size: int) -> None:
@@ -268,7 +320,7 @@ def eqx_line(path, n):
 
 
 _suffixes = {"safetensors": ".safetensors", "msgpack": ".msgpack", "zip": ".zip"}
-_suffixes |= {"npz": ".npz", "npy": ".npy"}
+_suffixes |= {"npz": ".npz", "npy": ".npy", "torch": ".pt"}
 
 
 def path_of(base: pathlib.Path, name: str, n: int) -> pathlib.Path:

@@ -18,6 +18,7 @@ from . import (
     _numpy,
     _orbax,
     _safetensors,
+    _torch,
     _zip,
 )
 from ._found import Candidate, flat_name as flat_name, look as look
@@ -31,8 +32,8 @@ from ._safetensors import (
 )
 
 
-_FORMATS = (_numpy, _safetensors, _eqx, _orbax, _levanter, _msgpack)
-_ZIPS = (_archive, _numpy)
+_FORMATS = (_numpy, _safetensors, _torch, _eqx, _orbax, _levanter, _msgpack)
+_ZIPS = (_archive, _torch, _numpy)
 
 
 @_gc.paused()

@@ -62,7 +62,8 @@ _TELLING = (
     "model.safetensors model.safetensors.index.json _METADATA _CHECKPOINT_METADATA "
     "manifest.ocdbt _strings.json array_metadatas/process_0 orbax.checkpoint "
     f"{_files.DIGESTS} default/_METADATA state/_METADATA pytree/_METADATA "
-    "metadata.json tensorstore_index.json".split()
+    "metadata.json tensorstore_index.json pytorch_model.bin "
+    "pytorch_model.bin.index.json".split()
 )
 
 
@@ -154,6 +155,21 @@ def template(
     made = Template(keys, kind, dtype, tuple(shape), stored, chunk, weak)
     _template.check_template(made)
     return made
+
+
+def scalar(value: Any, keys: str) -> tuple[np.ndarray, Template]:
+    """A number or a text of Python's, as it would be stored, and its template."""
+    if isinstance(value, (str, bytes)):
+        kind = type(value).__name__
+        data = value.encode() if isinstance(value, str) else value
+        array = np.frombuffer(data, np.uint8)
+        chunk = (max(1, array.size),)
+        return array, Template(keys, kind, kind, array.shape, "uint8", chunk)
+    kind = type(value).__name__
+    dtype = _template.SCALAR_KINDS[kind]
+    if kind == "int" and value >= 2**63:
+        array, kind, dtype = np.array(value, np.uint64), "generic", "uint64"
+    return np.array(value, dtype), Template(keys, kind, dtype, (), dtype, ())
 
 
 class Contents(NamedTuple):

@@ -7,10 +7,14 @@ from . import _safetensors
 from ._found import Candidate
 
 
+OLD_TORCH = (
+    "a file of PyTorch from before version 1.6, which is a pickle that may run code as "
+    "it is read: load it there with `torch.load(path, weights_only=True)`, and "
+    "`torch.save` that again"
+)
 _TORCH = (
-    "a file of PyTorch, a pickle that may run code as it is read: load it there with "
-    "`torch.load(path, weights_only=True)`, and give the arrays, as NumPy's, to "
-    "`ec.from_state_dict`"
+    "a directory with files of PyTorch and no `pytorch_model.bin.index.json` that says "
+    "what is in which: give the path of one of them"
 )
 _NPZ = (
     "a zip with arrays of NumPy and other files: unpack it, and save `ec.nest` of a "
@@ -35,7 +39,7 @@ _MAGIC: list[tuple[bytes, str]] = [
         "open the `.safetensors` that it was made of",
     ),
     # Pickles of old versions of PyTorch have a number of their own.
-    (rb"\x80[\x02-\x05]\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19", _TORCH),
+    (rb"\x80[\x02-\x05]\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19", OLD_TORCH),
     (
         rb"\x80[\x02-\x05][\x95(}\]c\x8a]",
         "a pickle, which may run code as it is read: if you trust it, load it with the "
@@ -77,7 +81,7 @@ _NAMES = [
     (r".*\.data-\d{5}-of-\d{5}", f"a checkpoint {_TENSORFLOW}"),
     (
         r"pytorch_model.*\.bin(\.index\.json)?|consolidated.*\.pth",
-        f"a directory with {_TORCH}",
+        _TORCH,
     ),
     (
         r".*\.distcp",
@@ -87,7 +91,6 @@ _NAMES = [
     (r"tf_model\.h5|.*\.weights\.h5", f"a directory with {_HDF5}"),
 ]
 _MEMBERS = [
-    (r"([^/]*/)?data\.pkl", _TORCH),
     (r"[^/]*\.weights\.h5", f"a zip of Keras, with {_HDF5}"),
     (r".*\.npy", _NPZ),
 ]

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._format import _names, _template
-from ..._format._template import Template
 from .._source import Source
 from .._window import Window
 from . import _found
@@ -48,7 +47,7 @@ def read(found: Candidate, like: Any) -> Source | None:
     stored: dict[int, Any] = {}
     for (name, keys), (path, item) in zip(named, items):
         if not isinstance(item, _Array):
-            item, template = _scalar(item, keys)
+            item, template = _found.scalar(item, keys)
             stored[len(leaves)] = item
             leaves.append(Located(name, template, 0, 0))
             continue
@@ -70,21 +69,6 @@ class _Array(NamedTuple):
     offset: int
     size: int
     is_scalar: bool
-
-
-def _scalar(value: Any, keys: str) -> tuple[np.ndarray, Template]:
-    """A number or a text of Python's, as it would be stored, and its template."""
-    if isinstance(value, (str, bytes)):
-        kind = type(value).__name__
-        data = value.encode() if isinstance(value, str) else value
-        array = np.frombuffer(data, np.uint8)
-        chunk = (max(1, array.size),)
-        return array, Template(keys, kind, kind, array.shape, "uint8", chunk)
-    kind = type(value).__name__
-    dtype = _template.SCALAR_KINDS[kind]
-    if kind == "int" and value >= 2**63:
-        array, kind, dtype = np.array(value, np.uint64), "generic", "uint64"
-    return np.array(value, dtype), Template(keys, kind, dtype, (), dtype, ())
 
 
 def _walk(reader: "_Reader", path: list[str], items: list[tuple[list[str], Any]]):

@@ -38,13 +38,14 @@ class Zip(NamedTuple):
     end: int
 
 
-def is_zip(found: Candidate) -> bool:
-    return found.head.startswith(_LOCAL)
+def begins(head: bytes) -> bool:
+    """Whether a file begins as a zip does."""
+    return head.startswith(_LOCAL)
 
 
 def read(found: Candidate) -> Zip | None:
     """The files in a zip; None for another file."""
-    if found.key is None or not is_zip(found):
+    if found.key is None or not begins(found.head):
         return None
     return read_list(found.directory, found.key)
 

@@ -11,6 +11,7 @@ import flax.serialization as fs
 import numpy as np
 import pytest
 import safetensors.numpy as sn
+from attacks import pickles
 from support import servers
 from support.helpers import new_orbax, run_python
 
@@ -36,6 +37,18 @@ def _tree():
 def _flat(tree):
     layers = {f"layers.{i}": x for i, x in tree["layers"].items()}
     return {"w": tree["w"], **layers, "b": tree["b"]}
+
+
+def _torch(path, flat):
+    """As PyTorch writes it, but for where bytes lie: after each, its size follows."""
+    kinds = {"float32": "FloatStorage", "int8": "CharStorage"}
+    tensors = {}
+    for number, (name, x) in enumerate(flat.items()):
+        of = pickles.storage(str(number), x.size, kinds[x.dtype.name])
+        strides = tuple(s // x.itemsize for s in x.strides)
+        tensors[name] = pickles.tensor(x.shape, strides, of=of)
+    storages = {str(i): x.tobytes() for i, x in enumerate(flat.values())}
+    pickles.write(path, pickles.state(**tensors), storages)
 
 
 _ORBAX = """
@@ -74,6 +87,7 @@ def base(tmp_path_factory):
     eqx.tree_serialise_leaves(base / "tree.eqx", tree)
     (base / "tree.msgpack").write_bytes(fs.to_bytes(tree))
     np.savez(base / "tree.npz", **_flat(tree))
+    _torch(base / "tree.pt", _flat(tree))
     ec.tree_serialise_leaves(base / "tree.zip", tree)
     code = _ORBAX.replace("BASE", str(base))
     run_python(code.replace("TESTS", str(pathlib.Path(__file__).parent)))
@@ -118,17 +132,18 @@ def _got(proxy):
 NAMES = {
     # Of a `.safetensors` file, its end and what comes after it are asked for as well.
     "one.safetensors": (10, 2_500, 2),
-    "many": (40, 8_400, 4),
+    "many": (42, 8_900, 4),
     # One more since a server is asked whether it knows ranges.
     "many/model.safetensors.index.json": (27, 4_500, 4),
     "tree.eqx": (17, 50_000, 2),
     "tree.msgpack": (19, 50_000, 2),
     "tree.npz": (24, 6_500, 2),
+    "tree.pt": (12, 4_500, 2),
     "tree.zip": (10, 4_000, 3),
-    "orbax-False": (34, 15_000, 2),
-    "orbax-True": (28, 10_000, 4),
-    "orbax-v1": (50, 15_000, 4),
-    "orbax-run/5": (48, 15_000, 4),
+    "orbax-False": (36, 15_000, 2),
+    "orbax-True": (30, 10_000, 4),
+    "orbax-v1": (52, 15_000, 4),
+    "orbax-run/5": (50, 15_000, 4),
 }
 
 
