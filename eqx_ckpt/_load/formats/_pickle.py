@@ -35,7 +35,7 @@ def load(
 
     **Raises:** `ValueError` for anything else, and for a pickle that is malformed.
     """
-    reader = _Reader(data, names, persistent)
+    reader = _Stack(data, names, persistent)
     while True:
         code = reader.take(1)
         if code == b".":
@@ -53,7 +53,7 @@ def load(
     return value
 
 
-class _Reader:
+class _Stack:
     """A pickle, how far it has been read, and what has been built: the items since the
     last mark, and before each mark."""
 
@@ -108,53 +108,53 @@ def _text(data: bytes) -> str:
         raise ValueError("its pickle has a text that is not UTF-8") from None
 
 
-def _push(make: Callable[[_Reader], Any]) -> Callable[[_Reader], None]:
-    def push(reader: _Reader) -> None:
+def _push(make: Callable[[_Stack], Any]) -> Callable[[_Stack], None]:
+    def push(reader: _Stack) -> None:
         value = make(reader)
         reader.stack.append(value)
 
     return push
 
 
-def _integer(reader: _Reader) -> int:
+def _integer(reader: _Stack) -> int:
     size = reader.number("<B")
     if size > _MAX_INT:
         raise ValueError(f"its pickle has a number of {size} bytes")
     return int.from_bytes(reader.take(size), "little", signed=True)
 
 
-def _sized(format: str, of: Callable[[bytes], Any]) -> Callable[[_Reader], None]:
+def _sized(format: str, of: Callable[[bytes], Any]) -> Callable[[_Stack], None]:
     return _push(lambda reader: of(reader.take(reader.number(format))))
 
 
-def _tuple(count: int) -> Callable[[_Reader], None]:
-    def make(reader: _Reader) -> tuple:
+def _tuple(count: int) -> Callable[[_Stack], None]:
+    def make(reader: _Stack) -> tuple:
         items = [reader.pop() for _ in range(count)]
         return tuple(reversed(items))
 
     return _push(make)
 
 
-def _mark(reader: _Reader) -> None:
+def _mark(reader: _Stack) -> None:
     reader.marks.append(reader.stack)
     reader.stack = []
 
 
-def _remember(format: str) -> Callable[[_Reader], None]:
-    def put(reader: _Reader) -> None:
+def _remember(format: str) -> Callable[[_Stack], None]:
+    def put(reader: _Stack) -> None:
         reader.memo[reader.number(format)] = value = reader.pop()
         reader.stack.append(value)
 
     return put
 
 
-def _memoize(reader: _Reader) -> None:
+def _memoize(reader: _Stack) -> None:
     reader.memo[len(reader.memo)] = value = reader.pop()
     reader.stack.append(value)
 
 
-def _recall(format: str) -> Callable[[_Reader], None]:
-    def get(reader: _Reader) -> Any:
+def _recall(format: str) -> Callable[[_Stack], None]:
+    def get(reader: _Stack) -> Any:
         number = reader.number(format)
         if number not in reader.memo:
             raise ValueError("its pickle recalls what it has not built")
@@ -163,26 +163,26 @@ def _recall(format: str) -> Callable[[_Reader], None]:
     return _push(get)
 
 
-def _append(reader: _Reader) -> None:
+def _append(reader: _Stack) -> None:
     value = reader.pop()
     reader.top(list).append(value)
 
 
-def _appends(reader: _Reader) -> None:
+def _appends(reader: _Stack) -> None:
     items = reader.since_mark()
     reader.top(list).extend(items)
 
 
-def _set_item(reader: _Reader) -> None:
+def _set_item(reader: _Stack) -> None:
     value, key = reader.pop(), reader.pop()
     _set(reader, [key, value])
 
 
-def _set_items(reader: _Reader) -> None:
+def _set_items(reader: _Stack) -> None:
     _set(reader, reader.since_mark())
 
 
-def _set(reader: _Reader, items: list[Any]) -> None:
+def _set(reader: _Stack, items: list[Any]) -> None:
     keys = items[::2]
     # The hash of a tuple of tuples may take forever.
     if len(items) % 2 or not set(map(type, keys)) <= {str, int}:
@@ -190,7 +190,7 @@ def _set(reader: _Reader, items: list[Any]) -> None:
     reader.top(dict, Ordered).update(zip(keys, items[1::2]))
 
 
-def _named(reader: _Reader, module: Any, name: Any) -> Any:
+def _named(reader: _Stack, module: Any, name: Any) -> Any:
     if type(module) is not str or type(name) is not str:
         raise ValueError("its pickle has a name that is no text")
     text = f"{module} {name}"
@@ -204,31 +204,31 @@ def _named(reader: _Reader, module: Any, name: Any) -> Any:
     return reader.names[text]
 
 
-def _stack_global(reader: _Reader) -> Any:
+def _stack_global(reader: _Stack) -> Any:
     name, module = reader.pop(), reader.pop()
     return _named(reader, module, name)
 
 
-def _reduce(reader: _Reader) -> Any:
+def _reduce(reader: _Stack) -> Any:
     args, function = reader.pop(), reader.pop()
     if type(function) is not Function or type(args) is not tuple:
         raise ValueError("its pickle calls something that is no function")
     return function.call(args)
 
 
-def _build(reader: _Reader) -> None:
+def _build(reader: _Stack) -> None:
     state = reader.pop()
     if type(state) is not dict:
         raise ValueError("its pickle sets attributes that are no dict")
     reader.top(Ordered)
 
 
-def _protocol(reader: _Reader) -> None:
+def _protocol(reader: _Stack) -> None:
     if reader.number("<B") > 5:
         raise ValueError("its pickle is of a newer protocol")
 
 
-_INSTRUCTIONS: dict[bytes, Callable[[_Reader], Any]] = {
+_INSTRUCTIONS: dict[bytes, Callable[[_Stack], Any]] = {
     b"\x80": _protocol,
     b"\x95": lambda reader: reader.number("<Q"),  # A frame is nothing by itself.
     b"(": _mark,

@@ -132,7 +132,7 @@ def _got(proxy):
 NAMES = {
     # Of a `.safetensors` file, its end and what comes after it are asked for as well.
     "one.safetensors": (10, 2_500, 2),
-    "many": (42, 8_900, 4),
+    "many": (43, 9_500, 4),
     # One more since a server is asked whether it knows ranges.
     "many/model.safetensors.index.json": (27, 4_500, 4),
     "tree.eqx": (17, 50_000, 2),
@@ -140,10 +140,10 @@ NAMES = {
     "tree.npz": (24, 6_500, 2),
     "tree.pt": (12, 4_500, 2),
     "tree.zip": (10, 4_000, 3),
-    "orbax-False": (36, 16_500, 2),
-    "orbax-True": (30, 11_500, 4),
-    "orbax-v1": (52, 17_000, 4),
-    "orbax-run/5": (50, 17_000, 4),
+    "orbax-False": (38, 18_000, 2),
+    "orbax-True": (32, 13_000, 4),
+    "orbax-v1": (54, 19_000, 4),
+    "orbax-run/5": (54, 19_000, 4),
 }
 
 
