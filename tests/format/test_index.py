@@ -134,8 +134,9 @@ def make(columns):
     columns = dict(columns)
     columns["templates"] = [Template(*row) for row in columns["templates"]]
     columns["statics"] = Statics(*columns["statics"])
+    own = lambda kind: [f.name for f in dataclasses.fields(kind) if f.name in columns]
     parts = [
-        kind(**{f.name: columns.pop(f.name) for f in dataclasses.fields(kind)})
+        kind(**{name: columns.pop(name) for name in own(kind)})
         for kind in (Leaves, Placement)
     ]
     return Index(leaves=parts[0], placement=parts[1], **columns)

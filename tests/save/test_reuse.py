@@ -16,7 +16,7 @@ import pytest
 
 import eqx_ckpt as ec
 from eqx_ckpt._save import _assign, _reuse
-from eqx_ckpt._tree import _leaf
+from eqx_ckpt._tree import _host
 
 
 def _written() -> int:
@@ -223,13 +223,13 @@ def looked_at(monkeypatch):
     """The shapes of the arrays of which bytes have been asked for, to hash or write."""
     shapes = []
     for name in ("to_host", "to_host_by_regions"):
-        real = getattr(_leaf, name)
+        real = getattr(_host, name)
 
         def look(leaf, template, *rest, real=real):
             shapes.append(template.shape)
             return real(leaf, template, *rest)
 
-        monkeypatch.setattr(_leaf, name, look)
+        monkeypatch.setattr(_host, name, look)
     return shapes
 
 
@@ -238,14 +238,14 @@ def device(monkeypatch):
     """The arrays are taken for those of an accelerator. Whatever is copied from there
     is counted."""
     copied = []
-    real = _leaf._alike
+    real = _host._alike
 
     def alike(part):
         copied.append(part.shape)
         return real(part)
 
-    monkeypatch.setattr(_leaf, "_on_cpu", lambda sharding: False)
-    monkeypatch.setattr(_leaf, "_alike", alike)
+    monkeypatch.setattr(_host, "_on_cpu", lambda sharding: False)
+    monkeypatch.setattr(_host, "_alike", alike)
     return copied
 
 

@@ -219,4 +219,4 @@ def test_the_command_line_in_pipes_and_on_terminals(tmp_path):
         line = process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == b""
-    assert process.returncode == 0 and b"\\xe9: 5000 leaves" in line
+    assert process.returncode == 0 and b"\\xe9  5,000 leaves" in line

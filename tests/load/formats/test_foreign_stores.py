@@ -175,13 +175,15 @@ def test_round_trips(stored):
     """Files and probes are asked for side by side."""
     proxy, url = stored
     proxy.delay = 0.05
+    taken = []
     try:
-        start = time.perf_counter()
-        ec.open(f"{url}/many")
-        taken = time.perf_counter() - start
+        for _ in range(3):
+            start = time.perf_counter()
+            ec.open(f"{url}/many")
+            taken.append(time.perf_counter() - start)
     finally:
         proxy.delay = 0.0
-    assert taken < 0.05 * 20 < 0.05 * 37
+    assert min(taken) < 0.05 * 20 < 0.05 * 37
 
 
 def test_convert(base, s3, tmp_path):
