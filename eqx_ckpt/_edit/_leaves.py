@@ -129,7 +129,7 @@ def _leaf_of(name: str, value: Any) -> Leaf:
 
 
 def template_of(lazy: LazyArray) -> Template:
-    """What would be stored of what a lazy leaf is read as."""
+    """The template that a lazy leaf would be stored with, as it is read."""
     t, target = lazy._template, lazy._target
     if target.kind not in _template.ARRAY_KINDS:
         if target.kind in ("key", "str", "bytes") or t.dtype == "int":

@@ -1,4 +1,4 @@
-"""What the tree of a checkpoint is: its leaves by name, and its static fields.
+"""The tree of a checkpoint: its leaves by name, and its static fields.
 
 Columns rather than an object a leaf: an index of 10,000 leaves parses in milliseconds.
 They are checked when they are read, the template and the name of a leaf when it is

@@ -179,7 +179,7 @@ def below(name: str, prefix: str) -> str:
 
 
 def within(nodes: Iterable[str]) -> Callable[[str], str | None]:
-    """What says of a name which of many nodes is it or the nearest above it."""
+    """A function that finds which of many nodes a name is, or is below most closely."""
     nodes = frozenset(nodes)
 
     def nearest(name: str) -> str | None:

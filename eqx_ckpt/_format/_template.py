@@ -60,7 +60,7 @@ def dtype_of(name: str) -> np.dtype:
 
 
 class Template(NamedTuple):
-    """What leaves that differ only in name and place have in common.
+    """The common properties of leaves that differ only in name and place.
 
     `dtype` is what the leaf is (`float0`, `uint4`, `key`), `stored` what its bytes are
     stored as; `shape` and `chunk` are those of the stored array.

@@ -116,8 +116,8 @@ def run(picks: Sequence[range | int], shape: Sequence[int]) -> range | None:
 
 
 def overlap(pick: range, start: int, stop: int) -> tuple[slice, slice] | None:
-    """What of `pick` lies in `[start, stop)`: its places in `pick`, and the indices
-    from `start` on. None if nothing does."""
+    """The part of `pick` in `[start, stop)`: its places in `pick`, and the indices from
+    `start` on. None if there is none."""
     step = pick.step
     if step > 0:
         first = max(0, -(-(start - pick.start) // step))

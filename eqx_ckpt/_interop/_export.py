@@ -223,7 +223,7 @@ def _describe(name: str, value: Any) -> PlannedLeaf:
 
 
 def _refused(template: Template) -> str | None:
-    """What a leaf is that `.safetensors` cannot hold."""
+    """The dtype or kind of a leaf that `.safetensors` cannot hold; None if it can."""
     if template.kind not in _template.ARRAY_KINDS:
         return f"({template.kind})"
     return None if template.dtype in formats.DTYPES.values() else template.dtype

@@ -191,7 +191,7 @@ def processes_of(
 def in_step(
     processes: Processes, saves: list[str], read: Callable[[], list[Any]]
 ) -> list[Any]:
-    """What `read` gives, once all processes have read the same saves."""
+    """The result of `read`, once all processes have read the same saves."""
 
     with processes.heard():
         words = processes.gather(" ".join(saves).encode())

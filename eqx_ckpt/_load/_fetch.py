@@ -64,7 +64,7 @@ def load(
 
 
 def _requests(source: Source, wants: Sequence[Want]) -> list[Request]:
-    """What has to be read, each stored array once."""
+    """The requests of a load: each stored array is read once."""
     aliases = source.index.leaves.aliases
     if not aliases and len({want.record.place for want in wants}) == len(wants):
         return [_request(want, [i]) for i, want in enumerate(wants)]

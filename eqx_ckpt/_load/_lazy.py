@@ -11,7 +11,7 @@ from .._format import _template, _text, _view
 from .._format._leaves import Record
 from .._format._template import Template
 from .._format._view import View
-from .._storage import _arrays, _root
+from .._storage import _arrays, _context
 from .._storage._backend import Backend
 from .._tree import _leaf, _target
 from .._tree._target import Target
@@ -302,7 +302,7 @@ def fetch(
     progress: bool = False,
 ) -> list[Any]:
     """Reads lazy leaves of any checkpoints: one planned read of each checkpoint."""
-    _root.check_fork()
+    _context.check_fork()
     groups: dict[int, list[int]] = {}
     out: list[Any] = [None] * len(lazies)
     for i, lazy in enumerate(lazies):

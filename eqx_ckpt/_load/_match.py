@@ -65,8 +65,8 @@ class Pair(NamedTuple):
 
 
 class Match(NamedTuple):
-    """What is loaded. `again`: leaves of `like` that are one object with an earlier
-    one, and are stored as one array, with the number of that."""
+    """The leaves that are loaded. `again`: those of `like` that are one object with an
+    earlier one, and are stored as one array, with the number of that."""
 
     flat: Flat
     pairs: list[Pair]
@@ -89,8 +89,8 @@ class NoEntry(NamedTuple):
 
 
 class _Wanted(NamedTuple):
-    """What is asked for. Of each leaf of `like`: its name in the checkpoint, the name
-    that it is stored under, and whether `filter_spec` chooses it. `wholes` are the
+    """The leaves that are asked for. Of each of `like`: its name in the checkpoint, the
+    name that it is stored under, and whether `filter_spec` chooses it. `wholes` are the
     names of the nodes of which all is loaded, `places` those of leaves (None: all)."""
 
     options: LoadOptions

@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 from .._errors import ReplacedError
 from .._format import _files, _text
 from .._runtime import _log, _processes
-from .._storage import _archive, _root
+from .._storage import _archive, _context, _root
 from .._storage._archive import Readable
 from .._storage._backend import Backend, Renames
 from . import _published, formats
@@ -31,7 +31,7 @@ def opened(
     like: PyTree = None,
     follow_symlinks: bool = False,
 ) -> Source:
-    """What is at a path, or in an open file. See `open`."""
+    """The source at a path, or in an open file. See `open`."""
     if not _archive.is_file(path):
         return open_source(_root.resolve(path, follow_symlinks), like)
     root = _archive.root_of(path)
@@ -133,7 +133,7 @@ def again(place: int, name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 def reopen(root: Backend, save: str) -> Source:
     """**Raises:** `ReplacedError` if the path no longer holds this save."""
-    _root.check_fork()
+    _context.check_fork()
     source = open_source(root)
     if source.index.save != save:
         raise ReplacedError(

@@ -1,4 +1,4 @@
-"""What is published at a root: its index, and the saves below it."""
+"""The published checkpoint at a root: its index, and the saves below it."""
 
 from .._errors import DamagedError
 from .._format import _files, _index, _json, _text

@@ -1,4 +1,4 @@
-"""What a read is given and gives: requests, and the arrays that have been read."""
+"""The requests of a read, and the arrays that it gives."""
 
 import math
 from collections.abc import Generator, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from .._format import _text
 from .._format._leaves import Record
 from .._format._view import View
-from .._storage import _store
+from .._storage import _kv
 from .._storage._backend import Backend
 from .._tree._restore import Conversion
 from ._source import Source
@@ -53,7 +53,7 @@ class Request(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """What a request has given.
+    """The arrays that a request has given.
 
     `owned`: the memory is the caller's alone, and may be written to. `converted`: the
     numbers are out of the `conversion` of the request. `lost`: why that failed.
@@ -78,7 +78,7 @@ class Reading(NamedTuple):
     problems: dict[str, str]
 
     def explain(self, error: Exception) -> str:
-        """What is wrong with bytes that could not be read.
+        """The fault in bytes that could not be read.
 
         **Raises:** the error, unless it says that they are missing or damaged.
         """
@@ -86,12 +86,12 @@ class Reading(NamedTuple):
 
 
 def unreadable(root: Backend, error: Exception, missing: str) -> str:
-    """What is wrong with bytes that could not be read.
+    """The fault in bytes that could not be read.
 
     **Raises:** the error, unless it says that they are missing or damaged.
     """
     found = root.explain(error)
-    if _store.is_missing(found):
+    if _kv.is_missing(found):
         return missing
     if not isinstance(found, ValueError):
         raise found from error

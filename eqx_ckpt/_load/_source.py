@@ -27,7 +27,7 @@ _MANY = 2**12
 
 
 class Foreign(NamedTuple):
-    """What a checkpoint of another format is read from.
+    """The place that a checkpoint of another format is read from.
 
     Each leaf is one run of bytes in one of `files`, which are in `directory`; or what
     `stored` has for its place, in directories or in a `database`; or is there already.
@@ -139,7 +139,7 @@ class Source:
         return array
 
     def open(self, wanted: Sequence[tuple[Record, Sequence[int]]]) -> list[Any]:
-        """What `_arrays.start_read` reads some chunks of each of these leaves from."""
+        """The stores that some chunks of these leaves are read from."""
         if self.foreign is None or self.has_digests:
             places = [self._place(*one) for one in wanted]
             return _arrays.open_arrays(self.directory, self.files, places)

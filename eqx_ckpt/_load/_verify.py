@@ -148,8 +148,8 @@ def _has_bytes(source: Source, record: Record) -> bool:
 
 
 def _settled_files(source: Source) -> list[Problem]:
-    """What is wrong with the files for other readers, which follow the commit: once
-    whoever has just saved there has put them in place.
+    """The faults of the files for other readers. As these follow the commit, it waits
+    for whoever has just saved there.
 
     **Raises:** `ReplacedError` if another save was committed meanwhile.
     """

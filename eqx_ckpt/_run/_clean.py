@@ -88,7 +88,7 @@ def is_step(name: str) -> bool:
 
 
 def _clean(here: Renames, remove: bool) -> set[str]:
-    """What is cleaned in a directory, and in those directly inside it."""
+    """Cleans a directory and those directly inside it. Returns what was found."""
     inside = here.list_top()
     if inside is None:
         return set()

@@ -35,7 +35,7 @@ _MAX_METRICS = 2**20
 
 
 class Signature(NamedTuple):
-    """What tells one save of a step from another. `is_ours`: it is not one of Orbax."""
+    """A mark that tells saves of a step apart. `is_ours`: it is not one of Orbax."""
 
     stamp: Any
     is_ours: bool = True

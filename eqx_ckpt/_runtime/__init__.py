@@ -1,4 +1,4 @@
-"""What a call runs on: threads, the processes of a run, clean-ups, the progress bar.
+"""Threads, the processes of a run, clean-ups, the progress bar: what calls run on.
 
 It imports no other room. Begin with `_processes`.
 """

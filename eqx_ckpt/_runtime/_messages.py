@@ -1,4 +1,4 @@
-"""What one process of a run tells the others in a call, and hears from them.
+"""The messages that the processes of a run exchange in one call.
 
 It goes through the key-value store of JAX's distributed runtime. `_processes` says how
 calls meet; here are the keys that they use, and how long one waits for them.
@@ -22,7 +22,7 @@ _SLICE = 5.0
 
 
 class Told(Exception):
-    """What all processes of a call are told; with those that did not come."""
+    """An error that all processes of a call are told; with those that did not come."""
 
     def __init__(self, text: str, silent: Collection[int] = ()):
         super().__init__(text)
@@ -30,7 +30,7 @@ class Told(Exception):
 
 
 class Sign(NamedTuple):
-    """What a call shows of itself to the calls that it meets."""
+    """The sign by which a call is told from others that it meets."""
 
     mark: str
     account: str | None = None
@@ -73,7 +73,7 @@ class End(NamedTuple):
 
 @dataclasses.dataclass
 class Line:
-    """What this process knows of the calls of one kind, path and tag."""
+    """This process's record of the calls of one kind, path and tag."""
 
     next: int = 0
     # Of process 0: the sign of its call before; those of calls that differed; and the
@@ -84,7 +84,7 @@ class Line:
 
 
 class Book:
-    """What a process knows of all lines, and when old keys may be deleted."""
+    """A process's record of all lines, and of when old keys may be deleted."""
 
     def __init__(self) -> None:
         self.lines: dict[str, Line] = collections.defaultdict(Line)

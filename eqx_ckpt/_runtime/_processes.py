@@ -1,4 +1,4 @@
-"""The processes of one run, and what they tell each other.
+"""The processes of one run, and how they agree.
 
 They talk through the key-value store of JAX's distributed runtime, which all of them
 are connected to (see `_messages`). Every call that they make together is a conversation
@@ -86,7 +86,7 @@ class Processes:
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
-        """What goes wrong inside is told to the others, who raise it as well.
+        """Errors inside are told to the other processes, which raise them too.
 
         **Raises:** what went wrong here; else `RuntimeError` for what went wrong in
         another process, or for one that was silent for too long.
@@ -152,7 +152,7 @@ class Processes:
         return word
 
     def decide(self, decide: Callable[[], bytes]) -> bytes:
-        """What process 0 decides, once all of them are there: a call of one round."""
+        """The decision of process 0, once all are there: a call of one round."""
         with self.heard():
             self.gather()
             return self.broadcast(decide() if self.leads else b"")

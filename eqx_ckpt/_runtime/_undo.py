@@ -1,4 +1,4 @@
-"""What is undone at the end of a block, whatever ends it.
+"""Clean-ups at the end of a block, whatever ends it.
 
 Ctrl-C raises `KeyboardInterrupt` between any two steps of Python: also before a `try`
 that is to undo what was just done, and in the `finally` that undoes it.

@@ -31,7 +31,7 @@ def mark(pytree: Any, metadata: Any) -> str:
 
 
 def account(plan: Plan, processes: Processes) -> bytes:
-    """What this process is about to save, as a digest."""
+    """The digest of all that this process is about to save."""
     if processes.count == 1:
         return b""
     return _index.digest(json.dumps(_lines(plan)).encode()).encode()

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from .._runtime import _log, _undo
 from .._runtime._progress import Count
-from .._storage import _root
+from .._storage import _context
 from .._storage._backend import Backend
 
 
@@ -73,7 +73,7 @@ class SaveHandle:
 
         **Raises:** what went wrong, if something has.
         """
-        _root.check_fork()
+        _context.check_fork()
         while not self._staged.wait(_LOOK):
             _look(self)
         if self._saved.done():
@@ -84,7 +84,7 @@ class SaveHandle:
 
         **Raises:** what went wrong, if something has.
         """
-        _root.check_fork()
+        _context.check_fork()
         _look(self)
         if not self._saved.done():
             return False
@@ -111,7 +111,7 @@ class SaveHandle:
         **Raises:** what went wrong; `TimeoutError` if the save is still going on after
         `timeout` seconds, which it then does further.
         """
-        _root.check_fork()
+        _context.check_fork()
         if not _wait([self], timeout):
             raise TimeoutError(
                 f"The save to `{self._root}` is still going on after {timeout} seconds."
@@ -127,7 +127,7 @@ class SaveHandle:
         It is called by the thread of the save, so it should be quick. What it raises is
         logged and ignored, as by `concurrent.futures.Future.add_done_callback`.
         """
-        _root.check_fork()
+        _context.check_fork()
         self._saved.add_done_callback(lambda _: fn(self))
 
 
@@ -148,7 +148,7 @@ def start(
     reads: frozenset[str] = frozenset(),
 ) -> SaveHandle:
     """Runs `stage` and then, when the saves before this one are over, `write`."""
-    _root.watch_forks()
+    _context.watch_forks()
     handle = SaveHandle(root)
     handle._copied, handle._reads = copied, reads
     if stage is None:
@@ -355,7 +355,7 @@ def _place(root: Backend) -> str:
 @atexit.register
 def _report() -> None:
     """Writes the errors that nobody has asked for to stderr, and fails the exit."""
-    if _root.is_forked():
+    if _context.is_forked():
         return
     untold = [(handle._root, handle._saved.exception()) for handle in _failed]
     # Only when the wait for their threads was interrupted.

@@ -1,5 +1,5 @@
-"""What the two layouts share: the leaves of a save, dealt out to processes and files,
-and the records of what is written of them.
+"""The part that both layouts share: the leaves of a save are dealt out to processes and
+files, and records say what was written.
 """
 
 import dataclasses
@@ -140,7 +140,7 @@ class Save:
         ]
 
     def account(self, files: Files) -> bytes:
-        """What this process has written, for process 0."""
+        """An account of what this process has written, for process 0."""
         ends = [stretch.ends for file in files for stretch in file]
         runs = [run for _, file in self.own(self.index) for run in file]
         digests = b"".join(self.data.rows(*run) for run in runs)

@@ -1,4 +1,4 @@
-"""What killed saves leave in a file system: directories that nobody locks."""
+"""Leftovers of killed saves in a file system: directories that nobody locks."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ def directory_of(root: Renames, save: str) -> Renames:
 
 
 def _stem(name: str) -> str:
-    """What a name beside a path begins with: a part and a digest, if it is long."""
+    """The beginning of names beside a path: a part and a digest, if that is long."""
     data = os.fsencode(name)
     if len(data) + _ADDED <= LONGEST_NAME:
         return name

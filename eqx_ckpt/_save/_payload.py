@@ -1,4 +1,4 @@
-"""What the leaves of a save are written from: their bytes, chunk by chunk."""
+"""The leaves of a save, and their bytes as they are stored, chunk by chunk."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -14,7 +14,7 @@ from . import _leftovers
 
 
 class Found(NamedTuple):
-    """What is at a path before a save. `index` is None unless it is a checkpoint."""
+    """The state of a path before a save. `index` is None if there is no checkpoint."""
 
     index: Index | None
     file: Value | None
@@ -150,7 +150,7 @@ def own_entries(found: Found) -> set[str]:
 
 
 def foreign(root: Backend, found: Found, entries: Mapping[str, bool]) -> list[str]:
-    """What is not part of a checkpoint: beside its files, and in its directories."""
+    """The names in a directory that are no part of the checkpoint there."""
     out = set(entries) - own_entries(found)
     leaves: set[str] = set()
     if found.index and found.index.layout == "zarr":

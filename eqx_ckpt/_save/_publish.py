@@ -22,7 +22,7 @@ from ._place import discard, foreign, Found, Place, unpublished as unpublished
 
 
 def examine(root: Backend, overwrite: bool) -> Found:
-    """What is at `root`. **Raises:** an error when a save may not go there."""
+    """The state of a path. **Raises:** an error when a save may not go there."""
     if isinstance(root, Renames) and _files.is_beside(root.name):
         raise ValueError(
             f"`{root}` is a name for saves that are being written. Choose another path."

@@ -105,7 +105,7 @@ def find(
     plan: Plan,
     processes: Processes,
 ) -> Base | None:
-    """What the keyword `reuse` means for a save; None: all is written."""
+    """The save that the keyword `reuse` leads to; None: all is written anew."""
     if reuse is None or plan.options.layout != "ocdbt" or processes.count > 1:
         return None
     root = reuse._root if isinstance(reuse, SaveHandle) else _root.resolve(reuse)

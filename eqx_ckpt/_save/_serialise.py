@@ -294,7 +294,7 @@ def _tell(save: Save, files: Files, into: Destination) -> bytes:
 def _see(
     save: Save, layout: Layout, process: int, digest: bytes, into: Destination
 ) -> Files:
-    """What another process has written, once its files have been seen."""
+    """The files of another process, once they have been seen."""
     key = _note(process, into)
     note = into.work.read(key)
     try:

@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Iterable
 from typing import Any, Protocol, runtime_checkable
 
-from . import _root
+from . import _context, _root
 from ._backend import Backend
 
 
@@ -87,7 +87,7 @@ def forget(root: Backend) -> None:
     """Frees the copy of an open file, if there is one."""
     if root.url.startswith(_COPIES):
         with contextlib.suppress(RuntimeError):
-            _root.check_fork()
+            _context.check_fork()
             above, key = root.split()
             above.delete(key)
 

@@ -59,7 +59,7 @@ def zarr_json(template: Template) -> bytes:
 
 
 def encoder(template: Template) -> Callable[[np.ndarray], bytes]:
-    """What turns the bytes of one whole chunk into those that the codecs make of it.
+    """A function that encodes the bytes of one whole chunk with the codecs.
 
     TensorStore's own zarr3 driver does it, in memory: what it wrote it reads.
     """

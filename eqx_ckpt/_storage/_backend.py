@@ -1,5 +1,5 @@
-"""What a kind of store does: `Backend` is what all can do, and each of the other
-protocols what some can.
+"""The protocols of stores: `Backend` is what every kind can do, and each of the other
+protocols what some kinds can.
 """
 
 import contextlib
@@ -90,7 +90,7 @@ class Backend(Sink, Protocol):
     def unpinned(self) -> "Backend": ...
 
     def entry(self) -> Entry | None:
-        """What stands at this place. None: it would take a request to know."""
+        """The kind of entry at this place. None: it would take a request to know."""
         ...
 
     def is_file(self) -> bool:
@@ -171,8 +171,8 @@ class Backend(Sink, Protocol):
         ...
 
     def stamp(self, key: str) -> str:
-        """What differs after a file was replaced or written to; "" if it is gone, or no
-        regular file any more."""
+        """A text that changes when a file is replaced or written to; "" if it is gone,
+        or is no regular file any more."""
         ...
 
     def can_list(self) -> bool: ...
@@ -195,7 +195,7 @@ class Backend(Sink, Protocol):
         ...
 
     def usage(self) -> Usage | None:
-        """What the files at this place take. None: it would take requests to know."""
+        """The space that the files here take. None: it would take requests to know."""
         ...
 
     def is_directory(self, key: str) -> bool:
@@ -335,7 +335,7 @@ class Renames(Locks, Protocol):
 
     @property
     def path(self) -> str:
-        """What the system knows it by."""
+        """The path that the system knows it by."""
         ...
 
     def below(self, key: str) -> "Renames": ...

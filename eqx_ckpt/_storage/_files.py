@@ -83,7 +83,7 @@ def survey(directory: str, follow: bool, most: int) -> dict[str, int]:
 
 
 def usage(path: str) -> Usage:
-    """What a file, or all files in a directory, take. Links in it count as nothing.
+    """The space that a file, or all files in a directory, take. Links count as nothing.
 
     **Raises:** `FileNotFoundError` if there is nothing.
     """

@@ -153,7 +153,7 @@ _away = ("retry attempts failed", "UNAVAILABLE", "DEADLINE_EXCEEDED", "curl_code
 
 
 def explain(url: str, error: Exception) -> OSError | None:
-    """What TensorStore's error says about the store, in words; None: nothing."""
+    """The error of a store in words of ours; None if TensorStore's says no more."""
     text = str(error)
     if is_read_only(url) and text.startswith("FAILED_PRECONDITION"):
         return OSError(
@@ -268,7 +268,7 @@ def _google() -> str:
 
 
 def _failure(is_encrypted: bool, host: str, port: int) -> str | None:
-    """What is wrong with a server that does not answer at all; None: nothing."""
+    """The reason why a server does not answer at all; None if it does."""
     where = f"`{host}:{port}`"
     connected = False
     try:

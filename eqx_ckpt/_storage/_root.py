@@ -13,11 +13,6 @@ import tensorstore as ts
 
 from . import _context, _remote
 from ._backend import Backend
-from ._context import (
-    check_fork as check_fork,
-    is_forked as is_forked,
-    watch_forks as watch_forks,
-)
 from ._files import LONGEST_NAME, LONGEST_PATH
 from ._local import LocalBackend
 from ._objects import HttpBackend, MemoryBackend, ObjectBackend
@@ -83,7 +78,7 @@ def resolve(path: Any, follow: bool = False) -> Backend:
 
 
 def place(path: Any) -> str:
-    """What a path means, for comparison; it may be none."""
+    """The URL of a path, for comparison; the text itself if it is no path."""
     try:
         return resolve(path).url
     except Exception:  # Whoever uses it says what is wrong.

@@ -8,7 +8,6 @@ import tensorstore as ts
 from .._runtime import _threads
 from . import _files
 from ._backend import Backend, Value
-from ._kv import is_missing as is_missing
 
 
 # Requests to an object store that are under way at a time.

@@ -30,7 +30,7 @@ class _Frame(NamedTuple):
 
 
 def decode(data: bytes, most: int) -> bytes:
-    """What a frame makes, which is at most `most` bytes.
+    """The decoded bytes of a frame, at most `most` of them.
 
     **Raises:** `ValueError` if it could be more, or it is not one whole frame.
     """

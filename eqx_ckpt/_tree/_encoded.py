@@ -162,7 +162,7 @@ def _split(x: Any) -> tuple[str, Any]:
 
 
 def _bare(kind: str, value: Any) -> Any:
-    """What an enum, a scalar of NumPy or a dtype is beside a plain value."""
+    """The plain value of an enum, a scalar of NumPy or a dtype."""
     if kind in ("enum", "scalar") and type(value) is list and value:
         return value[-1]
     return value if kind in ("", "dtype") else {kind: value}

@@ -71,7 +71,7 @@ def collect(value: Shards) -> Shards:
 
 
 class Payload:
-    """What stands for the value of a leaf, and gives what is stored of it."""
+    """A stand-in for the value of a leaf, which gives the bytes that are stored."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""What is a leaf, how one is described, and what stands for one that is not read."""
+"""Leaves: which are stored, how they are described, and stand-ins for unread ones."""
 
 import functools as ft
 from typing import Any

@@ -86,7 +86,7 @@ def _find(value: Any, seen: dict[int, Any]) -> Any:
 
 
 def _held(x: Any) -> list[Any]:
-    """What an object refers to."""
+    """The objects that an object refers to."""
     if isinstance(x, Mapping):
         return [*x.keys(), *x.values()]
     if isinstance(x, (list, tuple, set, frozenset)):

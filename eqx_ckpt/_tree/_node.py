@@ -57,7 +57,7 @@ def _compared(fields: str) -> str:
 
 @runtime_checkable
 class Body(Protocol):
-    """What a node is made of: in memory (`Held`), or to be found in an index."""
+    """The content of a node: in memory (`Held`), or to be found in an index."""
 
     def shown(self) -> tuple[str, str]:
         """The name of the node, "" if it has none; and what messages call it."""
@@ -84,7 +84,7 @@ class Body(Protocol):
         ...
 
     def rows(self) -> Iterator[tuple[str, str]]:
-        """What is printed: names below the node, and a text for each."""
+        """The rows that are printed: names below the node, and a text for each."""
         ...
 
     def reduce(self) -> tuple[Any, ...]:

@@ -111,7 +111,7 @@ def codec_of(cls: type) -> Codec | None:
 
 
 def to_leaf(value: Any) -> Any:
-    """What is stored for a leaf: the leaf itself, unless its type was registered.
+    """The leaf that is stored for another: itself, unless its type was registered.
 
     **Raises:** `ValueError` when its `to_leaf` fails.
     """

@@ -1,4 +1,4 @@
-"""How a leaf is made of what was stored of it."""
+"""The making of a leaf from its stored array."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -61,14 +61,14 @@ def regions(target: Target) -> list[tuple[slice, ...]] | None:
 
 
 class Conversion(NamedTuple):
-    """What has to be done to the numbers of an array, all of it or some at a time."""
+    """A conversion of the numbers of an array, all of it or some at a time."""
 
     dtype: np.dtype
     convert: Callable[[np.ndarray], np.ndarray]
 
 
 def conversion(template: Template, target: Target) -> Conversion | None:
-    """What `from_host` would do to the numbers of an array, if anything."""
+    """The conversion that `from_host` would do, if there is one."""
     if template.dtype in _leaf.NOT_ARRAYS or target.kind not in _template.ARRAY_KINDS:
         return None
     dtype, wanted = _template.dtype_of(template.dtype), _result_dtype(template, target)

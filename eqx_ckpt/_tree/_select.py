@@ -67,7 +67,7 @@ _iterables = (
 
 
 class Selection(NamedTuple):
-    """What a `where` picks: the numbers of leaves (None: all of them), and the key
+    """The leaves that a `where` picks: their numbers (None: all of them), and the key
     paths of the nodes that it picks as a whole."""
 
     places: set[int] | None
@@ -83,7 +83,7 @@ def select(
     storable: Sequence[bool],
     is_leaf: IsLeaf,
 ) -> Selection:
-    """What a `where` picks of a tree; all of it if there is none."""
+    """The selection that a `where` picks of a tree; all of it if there is none."""
     if where is None:
         return EVERYTHING
     return Tagged(flat, storable, is_leaf).select(where, "where")

@@ -35,7 +35,7 @@ class DeviceRegions(NamedTuple):
 
 @ft.lru_cache(maxsize=4096)
 def here(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> DeviceRegions:
-    """What this process has of an array of this shape."""
+    """The regions that this process has of an array of this shape."""
     found: dict[_Ends, list[Any]] = {}
     for device, index in sharding.addressable_devices_indices_map(shape).items():
         found.setdefault(_ends(index or (), shape), []).append(device)
@@ -145,7 +145,7 @@ class Piece(NamedTuple):
 
 
 def pieces(regions: Sequence[Region], wanted: Region) -> list[Piece]:
-    """What has to be put together to a wanted region.
+    """The pieces that make up a wanted region.
 
     **Raises:** `ValueError` if the regions, which do not overlap, do not hold it all.
     """

@@ -85,7 +85,7 @@ def changes(
     passes: Callable[[str], bool],
     name: str | None = None,
 ) -> Iterator[FieldChange]:
-    """What has changed of the Module that was saved as `saved_name`, and is called
+    """The changed fields of the Module that was saved as `saved_name`, and is called
     `name` here. `passes` says of a name of either side whether it may differ."""
     row = statics.of[saved_name]
     plain = statics.values[row]

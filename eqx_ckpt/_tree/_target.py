@@ -1,4 +1,4 @@
-"""What `like` asks for in the place of a leaf, and whether a stored one fits."""
+"""Targets: what `like` asks for at a leaf, and whether a stored leaf fits."""
 
 import functools as ft
 from typing import Any, NamedTuple
@@ -145,7 +145,7 @@ class Misfit(NamedTuple):
 
 
 def misfit(template: Template, target: Target) -> Misfit | None:
-    """What keeps a stored leaf from coming back as `like` has it, if anything does."""
+    """The reason why a stored leaf cannot come back as `like` has it, or None."""
     if _family(template.kind) != _family(target.kind):
         return Misfit("kind", "")
     if template.logical_shape != target.shape:

@@ -167,7 +167,7 @@ class _Reading:
             raise ValueError("nodes of its database would become too large")
 
     def _open(self, magic: int, data: bytes) -> _Body:
-        """What a manifest or a node holds."""
+        """The body of a manifest or a node."""
         self._room += _MADE_OF_ONE * len(data)
         head, length = int.from_bytes(data[:4], "big"), data[4:12]
         if (

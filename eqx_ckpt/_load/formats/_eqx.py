@@ -80,7 +80,7 @@ def read(found: Candidate, like: Any) -> Source | None:
 
 
 def _line(found: Candidate, key: str) -> bytes | None:
-    """What is before the records: b"" or a line of JSON. None: there are no records."""
+    """The bytes before the records: b"" or a line of JSON. None: there are none."""
     if found.head.startswith(_MAGIC):
         return b""
     if found.head[:1] not in (b"{", b"["):

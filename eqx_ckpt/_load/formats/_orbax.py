@@ -80,7 +80,7 @@ def _item(found: Candidate) -> str | None:
 
 
 class _OrbaxLeaf(NamedTuple):
-    """What Orbax says of a leaf: its key path, what it was, and where it lies."""
+    """Orbax's entry for a leaf: its key path, what it was, and where it lies."""
 
     keys: list[tuple[str, int]]
     kind: str

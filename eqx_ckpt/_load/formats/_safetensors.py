@@ -224,7 +224,7 @@ _digits = re.compile(r"([0-9]+)")
 
 
 def _natural(name: str) -> list[str]:
-    """What sorts `layers.9` before `layers.10`."""
+    """A key that sorts `layers.9` before `layers.10`."""
     return [x.zfill(20) if x.isdigit() else x for x in _digits.split(name)]
 
 

@@ -58,7 +58,7 @@ class Shard(NamedTuple):
 
 
 class Zarr(NamedTuple):
-    """What the metadata of an array say."""
+    """The metadata of an array."""
 
     dtype: str
     shape: tuple[int, ...]
