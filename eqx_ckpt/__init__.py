@@ -7,6 +7,7 @@ from ._edit._merge import merge as merge
 from ._edit._stats import stats as stats
 from ._errors import DamagedError as DamagedError
 from ._graft._graft import graft as graft
+from ._graft._inverse import inverse as inverse
 from ._graft._report import Report as Report
 from ._graft._unflatten import nest as nest
 from ._interop._bytes import from_bytes as from_bytes, to_bytes as to_bytes

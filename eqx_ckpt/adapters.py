@@ -4,9 +4,14 @@ An adapter is any function `(saved, like) -> array`, where `saved` is a [`LazyAr
 and `like` the leaf of the model. It is called for each array of the pair. If it gives a
 view of `saved`, that is read with everything else; so all it costs is the bytes of the
 view. If either side of the pair is a list of several nodes, and the other one node, it
-gets a list of their leaves as `saved`, or as `like` and gives a list.
+gets a list of their leaves as `saved`, or as `like` and gives a list. Lists may be in
+lists.
 
-The functions here make adapters. They read nothing: what they give is lazy.
+The functions here make adapters. They read nothing: what they give is lazy. In a list
+they are applied one after the other: `[concatenate(), stack(), cast()]` makes one array
+of the lists `[[x.q, x.k, x.v] for x in c.layers]`. `concatenate` and `stack` take the
+innermost lists of the checkpoint's side, and `unstack` and `split` the outermost of the
+model's: `[unstack(), split()]` is the way back. [`inverse`][] finds it.
 """
 
 import dataclasses
@@ -34,6 +39,8 @@ class Adapter:
     apply: Callable[[Any, Any], Any]
     many: str | None = None  # "saved" or "like".
     own: bool = False
+    # What undoes it, if anything does.
+    undo: Callable[[], "Adapter"] | None = None
 
     def __call__(self, saved: Any, like: Any) -> Any:
         return self.apply(saved, like)
@@ -75,7 +82,9 @@ def transpose(*axes: int) -> Adapter:
         ```
     """
     text = f"transpose({', '.join(map(str, axes))})"
-    return Adapter(text, lambda saved, like: _deferred.transpose(saved, axes))
+    undo = lambda: transpose(*np.argsort([axis % len(axes) for axis in axes]).tolist())
+    apply = lambda saved, like: _deferred.transpose(saved, axes)
+    return Adapter(text, apply, undo=undo)
 
 
 def take(index: int | slice, axis: int = 0) -> Adapter:
@@ -127,9 +136,8 @@ def concatenate(axis: int = 0) -> Adapter:
         ```
     """
     text = f"concatenate(axis={axis})"
-    return Adapter(
-        text, lambda saved, like: _deferred.concatenate(saved, axis), "saved"
-    )
+    apply = lambda saved, like: _deferred.concatenate(saved, axis)
+    return Adapter(text, apply, "saved", undo=lambda: split(axis))
 
 
 def split(axis: int = 0) -> Adapter:
@@ -169,7 +177,8 @@ def split(axis: int = 0) -> Adapter:
             start += size
         return out
 
-    return Adapter(f"split(axis={axis})", apply, "like")
+    text = f"split(axis={axis})"
+    return Adapter(text, apply, "like", undo=lambda: concatenate(axis))
 
 
 def stack(axis: int = 0) -> Adapter:
@@ -195,7 +204,8 @@ def stack(axis: int = 0) -> Adapter:
         ```
     """
     text = f"stack(axis={axis})"
-    return Adapter(text, lambda saved, like: _deferred.stack(saved, axis), "saved")
+    apply = lambda saved, like: _deferred.stack(saved, axis)
+    return Adapter(text, apply, "saved", undo=lambda: unstack(axis=axis))
 
 
 def unstack(only: Sequence[int] | None = None, axis: int = 0) -> Adapter:
@@ -231,7 +241,9 @@ def unstack(only: Sequence[int] | None = None, axis: int = 0) -> Adapter:
         return [_deferred.take(saved, (*[slice(None)] * at, int(i))) for i in which]
 
     shown = "" if only is None else f"only={list(only)}, "
-    return Adapter(f"unstack({shown}axis={axis})", apply, "like")
+    # Of some of them only, nothing says what the others were.
+    undo = (lambda: stack(axis)) if only is None else None
+    return Adapter(f"unstack({shown}axis={axis})", apply, "like", undo=undo)
 
 
 def rows(fill: Any = None) -> Adapter:
@@ -288,7 +300,8 @@ def rows(fill: Any = None) -> Adapter:
         )
 
     shown = "" if fill is None else f"fill={_shown(fill)}"
-    return Adapter(f"rows({shown})", apply)
+    # Those that were added are left out again.
+    return Adapter(f"rows({shown})", apply, undo=rows)
 
 
 def _filled(value: np.ndarray, dtype: np.dtype) -> np.ndarray:

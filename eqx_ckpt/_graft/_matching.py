@@ -9,24 +9,44 @@ from .._load._lazy import LazyArray
 from .._tree import _flatten, _leaf, _show, _target
 from .._tree._show import Problems
 from ..adapters import Adapter
-from . import _pairs
-from ._pairs import Group, Pair
+from . import _nested, _pairs
+from ._nested import Nested
+from ._pairs import Group, Pair, Steps
 from ._sides import Model, Node, Saved, Stored, target_of
 
 
 class Job(NamedTuple):
-    """Leaves of the model, those of the checkpoint that they are made of, and how."""
+    """Leaves of the model, by number, those of the checkpoint that they are made of,
+    and how. Both are in the lists that their nodes are in."""
 
     label: str
-    numbers: list[int]
-    saved: list[Saved]
-    adapter: Adapter | None
+    numbers: Nested
+    saved: Nested
+    steps: Steps
+
+    @property
+    def all_numbers(self) -> list[int]:
+        return _nested.flat(self.numbers)
+
+    @property
+    def all_saved(self) -> list[Saved]:
+        return _nested.flat(self.saved)
+
+    @property
+    def adapters(self) -> list[Adapter]:
+        """In the order in which they are applied."""
+        out: list[Adapter] = []
+        for step in self.steps:
+            if isinstance(step, Adapter):
+                out.append(step)
+            else:
+                out += (a for saved in self.all_saved for a in saved.adapters)
+        return out
 
     @property
     def own(self) -> bool:
         """Whether a function of the user's, which may read, takes part."""
-        adapters = [a for saved in self.saved for a in saved.adapters]
-        return any(a.own for a in [*adapters, self.adapter] if a is not None)
+        return any(adapter.own for adapter in self.adapters)
 
 
 class Scalar(NamedTuple):
@@ -61,9 +81,9 @@ class Matching:
                     {
                         moves.get(n, name): n
                         for name, n in node.leaves.items()
-                        if n not in self.fresh
+                        if n not in self.fresh and self._is_nearest(n, node)
                     }
-                    for node in group.left
+                    for node in group.lefts
                 ]
                 right = [
                     {
@@ -71,7 +91,7 @@ class Matching:
                         for k, x in node.leaves.items()
                         if x.place not in self.dropped
                     }
-                    for node in group.right
+                    for node in group.rights
                 ]
                 for name in dict.fromkeys(k for leaves in left for k in leaves):
                     numbers = [leaves.get(name) for leaves in left]
@@ -83,6 +103,26 @@ class Matching:
                 self._nothing(pair)
             for name, text in pair.problems:
                 self.problems.add("rule", name, text)
+
+    @ft.cached_property
+    def _depths(self) -> dict[int, int]:
+        """Of each leaf of the model, how deep the deepest node is that a pair has it
+        by."""
+        out: dict[int, int] = {}
+        for node in (x for pair in self.pairs for g in pair.groups for x in g.lefts):
+            for n in node.leaves.values():
+                out[n] = max(out.get(n, 0), _depth(node))
+        return out
+
+    def _is_nearest(self, number: int, node: Node) -> bool:
+        """Whether no pair has the leaf by a node below this one: that one wins."""
+        return self._depths[number] == _depth(node)
+
+    def is_elsewhere(self, module: str, label: str) -> bool:
+        """Whether the leaves below a node of the model are all in pairs, and none of
+        them in the one of this label."""
+        labels = {self.covered.get(n) for n in self.model.below.get(module, [])}
+        return bool(labels) and not labels & {None, label}
 
     def _pair_up(
         self,
@@ -105,27 +145,44 @@ class Matching:
             return
         self.covered.update(dict.fromkeys(whole_numbers, pair.label))
         if None in numbers or None in saved:
-            for side, leaves in ((group.left, numbers), (group.right, saved)):
-                for node, leaf in zip(side, leaves):
-                    if leaf is None:
-                        where = "model" if side is group.left else "checkpoint"
-                        full = ".".join(x for x in (node.name, name) if x)
-                        problems.add("incomplete", full, f"not in the {where}")
+            self._incomplete(group, name, numbers, saved)
             return
         # A scalar that is picked by itself is meant to be loaded.
         scalar = not any(model.is_array(n) for n in whole_numbers)
-        if scalar and any(node.leaves.keys() != {""} for node in group.left):
+        if scalar and any(node.leaves.keys() != {""} for node in group.lefts):
             for n in whole_numbers:
                 self.scalars += [Scalar(n, x.lazy) for x in whole_saved]
             return
-        self.jobs.append(Job(pair.label, whole_numbers, whole_saved, pair.adapter))
+        all_numbers = _nested.filled(group.left, iter(whole_numbers))
+        all_saved = _nested.filled(group.right, iter(whole_saved))
+        self.jobs.append(Job(pair.label, all_numbers, all_saved, pair.steps))
+
+    def _incomplete(
+        self,
+        group: Group,
+        name: str,
+        numbers: list[int | None],
+        saved: list[Saved | None],
+    ) -> None:
+        for side, nodes, leaves in (
+            ("model", group.lefts, numbers),
+            ("checkpoint", group.rights, saved),
+        ):
+            for node, leaf in zip(nodes, leaves):
+                if leaf is None:
+                    full = ".".join(x for x in (node.name, name) if x)
+                    text = f"not in the {side}"
+                    if node.leaves.get(name) is not None:
+                        text = "in another pair, in `fresh` or in `drop`"
+                    self.problems.add("incomplete", full, text)
 
     def _entries(self, group: Group) -> dict[int, str]:
         """The names, below the node, of leaves of an eqx.nn.State: they have those of
         positions, and stand for those of the same StateIndex."""
-        root, source = group.left[0].name, group.right[0].name
+        lefts = group.lefts
+        root, source = lefts[0].name, group.rights[0].name
         states: dict[str, dict[int, str | None]] = {}
-        for n in group.left[0].leaves.values():
+        for n in lefts[0].leaves.values():
             entry = self.model.entries.get(n)
             if entry is not None and _names.is_under(entry.state, root):
                 label = self._label_there(entry.label)
@@ -138,7 +195,7 @@ class Matching:
             places = self.stored.below.get(there, [])
             saved = _flatten.stored_entries(leaves, there, places)
             moves = _flatten.match_entries(there, labels, saved)
-            for n in group.left[0].leaves.values():
+            for n in lefts[0].leaves.values():
                 entry = self.model.entries.get(n)
                 if entry is None or entry.state != state:
                     continue
@@ -161,7 +218,7 @@ class Matching:
                 names.append(".".join(x for x in (*there, field) if x))
                 continue
             for group in (group for pair in self.pairs for group in pair.groups):
-                for left, right in zip(group.left, group.right):
+                for left, right in zip(group.lefts, group.rights):
                     if _names.is_under(name, left.name):
                         parts = (right.name, _names.below(name, left.name))
                         names.append(".".join(x for x in parts if x))
@@ -173,7 +230,7 @@ class Matching:
         the model come from. None of them where the names of the leaves differ too."""
         out: dict[str, set[str]] = collections.defaultdict(set)
         groups = [group for pair in self.pairs for group in pair.groups]
-        for left, right in (x for g in groups for x in zip(g.left, g.right)):
+        for left, right in (x for g in groups for x in zip(g.lefts, g.rights)):
             for name in left.leaves.keys() & right.leaves.keys():
                 if left.leaves[name] in self.model.entries:
                     continue
@@ -192,8 +249,8 @@ class Matching:
             shown = ", ".join(_show.fold(list(dict.fromkeys(names)))[:4])
             return f"{_pairs.some(nodes)} has {shown or 'no leaves'}"
 
-        left = [node for group in pair.groups for node in group.left]
-        right = [node for group in pair.groups for node in group.right]
+        left = [node for group in pair.groups for node in group.lefts]
+        right = [node for group in pair.groups for node in group.rights]
         text = f"in the model {some(left)}; in the checkpoint {some(right)}"
         if all(n in self.fresh for node in left for n in node.leaves.values()):
             text += ". All of it is in `fresh` as well"
@@ -223,7 +280,7 @@ class Matching:
             x.place
             for pair in self.pairs
             for group in pair.groups
-            for a, b in zip(group.left, group.right)
+            for a, b in zip(group.lefts, group.rights)
             for name, x in b.leaves.items()
             if a.leaves.get(name) in self.fresh
         }
@@ -237,6 +294,10 @@ class Matching:
                 text += f"  (the same array as `{name}`, which is loaded)"
             self.problems.add("checkpoint", saved.names[place], text)
         return numbers, places
+
+
+def _depth(node: Node) -> int:
+    return node.name.count(".") + 1 if node.name else 0
 
 
 def _saved_of(nodes: list[Node]) -> list[Saved]:

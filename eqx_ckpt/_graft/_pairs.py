@@ -1,26 +1,42 @@
 """The pairs of a graft: which node of the model takes which node of the checkpoint."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .._load import _rename
 from .._load._rename import Rename
 from ..adapters import Adapter
+from . import _nested
+from ._nested import Nested
 from ._sides import Model, Node, said, Saved, Stored
 
 
 class Group(NamedTuple):
-    """Nodes whose leaves stand for each other, name by name. Only an adapter takes
-    several nodes on one side."""
+    """Nodes whose leaves stand for each other, name by name: one and one, or lists of
+    nodes where adapters make the one side of the other."""
 
-    left: list[Node]
-    right: list[Node]
+    left: Nested
+    right: Nested
+
+    @property
+    def lefts(self) -> list[Node]:
+        return _nested.flat(self.left)
+
+    @property
+    def rights(self) -> list[Node]:
+        return _nested.flat(self.right)
+
+
+# What is done to the leaves of a pair, in this order. At the place of a rename the
+# adapters of its rules come, which are those that each `Saved` has.
+Step = Adapter | Rename
+Steps = tuple[Step, ...]
 
 
 class Pair(NamedTuple):
     label: str
     groups: list[Group]
-    adapter: Adapter | None
+    steps: Steps
     problems: list[tuple[str, str]]
     renamed: bool
 
@@ -28,24 +44,25 @@ class Pair(NamedTuple):
 # ---- Renames.
 
 
-def _renamed(
-    how: Rename, right: list[Node], label: str
+def renamed(
+    how: Rename, nodes: list[Node], label: str
 ) -> tuple[list[Node], list[tuple[str, str]]]:
     """The nodes with their leaves renamed; and the rules that found nothing."""
     used: set[int] = set()
-    adapters = [rule.adapter and _adapter(rule.adapter) for rule in how.all_rules]
+    wrapped: dict[int, Adapter] = {}
     out = []
-    for node in right:
+    for node in nodes:
         leaves: dict[str, Saved] = {}
         for old, saved in node.leaves.items():
-            new, numbers = _rename.apply(how, old, used, label)
+            new, given = _rename.apply(how, old, used, label)
             if new in leaves:
                 raise ValueError(
                     f"The rename of `{label}` gives the name `{new}` to both "
                     f"`{leaves[new].lazy.name}` and `{saved.lazy.name}`."
                 )
-            some = (adapters[number] for number in numbers)
-            leaves[new] = saved._replace(adapters=tuple(x for x in some if x))
+            # One that two leaves have is one, which can make one array of both.
+            some = tuple(wrapped.setdefault(id(x), adapter_of(x)) for x in given)
+            leaves[new] = saved._replace(adapters=some)
         out.append(Node(node.name, leaves))
     unused = [
         (f"{label}: {rule.pattern.pattern!r}", "")
@@ -58,7 +75,7 @@ def _renamed(
 # ---- Pairs.
 
 
-def _adapter(how: Callable[..., Any]) -> Adapter:
+def adapter_of(how: Callable[..., Any]) -> Adapter:
     if isinstance(how, Adapter):
         return how
     name = getattr(how, "__name__", type(how).__name__)
@@ -67,22 +84,13 @@ def _adapter(how: Callable[..., Any]) -> Adapter:
 
 def parse(given: Any, label: str, model: Model, stored: Stored) -> Pair:
     """One pair as the user wrote it. **Raises:** naming it by `label`."""
-    if not isinstance(given, (tuple, list)) or not 2 <= len(given) <= 4:
+    if not isinstance(given, (tuple, list)) or len(given) < 2:
         raise TypeError(
             f"`{label}` must be `(where in the model, where in the checkpoint)`, and "
-            f"then a rename or an adapter or both; not {_shown(given)}."
+            f"then a rename, adapters, or a list of them; not {_shown(given)}."
         )
     where, source, *rest = given
-    how: dict[str, Any] = {}
-    for x in rest:
-        kind = "rename" if isinstance(x, Rename) else "adapter"
-        if kind in how or not (isinstance(x, Rename) or callable(x)):
-            raise TypeError(
-                f"`{label}` has {_shown(x)} after its two sides, where a pair takes "
-                "one `ec.rename(...)` and one adapter, `(saved, like) -> array`."
-            )
-        how[kind] = x
-    adapter = _adapter(how["adapter"]) if "adapter" in how else None
+    steps = steps_of(rest, label)
     try:
         left = model.nodes(where, f"{label}[0]")
         right = stored.nodes(source, f"{label}[1]")
@@ -93,14 +101,38 @@ def parse(given: Any, label: str, model: Model, stored: Stored) -> Pair:
                 "model's is the first, and the checkpoint's the second."
             ) from e
         raise
-    groups = _groups(label, left, right, adapter)
+    groups = _groups(label, left, right, steps)
     problems = []
-    if "rename" in how:
-        flat = [node for group in groups for node in group.right]
-        flat, problems = _renamed(how["rename"], flat, label)
-        rest = iter(flat)
-        groups = [Group(g.left, [next(rest) for _ in g.right]) for g in groups]
-    return Pair(label, groups, adapter, problems, "rename" in how)
+    how = next((x for x in steps if isinstance(x, Rename)), None)
+    if how is not None:
+        nodes = [node for group in groups for node in group.rights]
+        nodes, problems = renamed(how, nodes, label)
+        rest = iter(nodes)
+        groups = [Group(g.left, _nested.filled(g.right, rest)) for g in groups]
+    return Pair(label, groups, steps, problems, how is not None)
+
+
+def steps_of(given: Sequence[Any], label: str) -> Steps:
+    """What comes after the two sides of a pair: a rename, adapters, or lists of such.
+
+    **Raises:** `TypeError` for anything else, and for two renames.
+    """
+    steps: list[Step] = []
+    for x in _unpacked(given):
+        second = isinstance(x, Rename) and any(isinstance(y, Rename) for y in steps)
+        if second or not (isinstance(x, Rename) or callable(x)):
+            raise TypeError(
+                f"`{label}` has {_shown(x)} after its two sides, where a pair takes "
+                "one `ec.rename(...)`, and adapters, `(saved, like) -> array`."
+            )
+        steps.append(x if isinstance(x, Rename) else adapter_of(x))
+    return tuple(steps)
+
+
+def _unpacked(given: Sequence[Any]) -> Iterator[Any]:
+    for x in given:
+        is_list = isinstance(x, (list, tuple)) and not isinstance(x, Rename)
+        yield from _unpacked(x) if is_list else [x]
 
 
 def _fits_swapped(where: Any, source: Any, model: Model, stored: Stored) -> bool:
@@ -112,37 +144,67 @@ def _fits_swapped(where: Any, source: Any, model: Model, stored: Stored) -> bool
     return True
 
 
-def _groups(
-    label: str, left: list[Node], right: list[Node], adapter: Adapter | None
-) -> list[Group]:
-    many = None if adapter is None else adapter.many
-    if many is not None:
-        one, several = (left, right) if many == "saved" else (right, left)
-        sides = ("model", "checkpoint")
-        side, other = sides if many == "saved" else sides[::-1]
-        if len(one) == 1:
-            several = _spread(several) or several
-            nodes = (one, several) if many == "saved" else (several, one)
-            return [Group(*nodes)]
-        raise ValueError(
-            f"`{label}`: `{adapter}` takes one node of the {side}, and several of the "
-            f"{other}; its side gives {len(one)}."
-        )
-    if len(left) != len(right):
+def _groups(label: str, left: Nested, right: Nested, steps: Steps) -> list[Group]:
+    adapters = [x for x in steps if isinstance(x, Adapter)]
+    listed = [x for x in adapters if x.many is not None]
+    if listed:
+        return _listed_groups(label, left, right, listed)
+    nested = Group(left, right)
+    lefts, rights = nested.lefts, nested.rights
+    if len(lefts) != len(rights):
         # A list on one side, and some of a list on the other, as a slice gives them.
-        a, b = _spread(left) or left, _spread(right) or right
+        a, b = _spread(lefts) or lefts, _spread(rights) or rights
         if len(a) == len(b):
-            left, right = a, b
-    if len(left) == len(right):
-        return [Group([a], [b]) for a, b in zip(left, right)]
-    if adapter is not None and 1 in (len(left), len(right)):
-        return [Group(left, right)]
+            lefts, rights = a, b
+    if len(lefts) == len(rights):
+        return [Group(a, b) for a, b in zip(lefts, rights)]
+    if adapters and 1 in (len(lefts), len(rights)):
+        return [nested]
     raise ValueError(
-        f"`{label}` pairs {_count(left)} of the model ({some(left)}) with "
-        f"{_count(right)} of the checkpoint ({some(right)}). Give as many on both "
+        f"`{label}` pairs {_count(lefts)} of the model ({some(lefts)}) with "
+        f"{_count(rights)} of the checkpoint ({some(rights)}). Give as many on both "
         "sides, or an adapter that makes the one of the other, as "
         "`ec.adapters.stack()` does."
     )
+
+
+def _listed_groups(
+    label: str, left: Nested, right: Nested, adapters: list[Adapter]
+) -> list[Group]:
+    """Each of the adapters makes one of the lists of the checkpoint's side, or one of
+    the model's: of the innermost of the first, and the outermost of the second."""
+    of_saved = sum(x.many == "saved" for x in adapters)
+    of_model = len(adapters) - of_saved
+    try:
+        left = deepened(left, of_model)
+        around = _nested.depth(left) - of_model
+        right = deepened(right, around + of_saved)
+        if _nested.depth(right) != around + of_saved:
+            raise ValueError(f"the checkpoint's side has {_nested.depth(right)} lists")
+        return [Group(*x) for x in _nested.zipped(left, right, around)]
+    except ValueError:
+        first = adapters[0]
+        sides = ("model", "checkpoint")
+        side, other = sides if first.many == "saved" else sides[::-1]
+        several = left if first.many == "saved" else right
+        count = len(_nested.flat(several))
+        raise ValueError(
+            f"`{label}`: `{first}` takes one node of the {side}, and several of the "
+            f"{other}; its side gives {count}. Of several adapters of this kind each "
+            "takes a list of its own: `[[x.q, x.k, x.v] for x in c.layers]`."
+        ) from None
+
+
+def deepened(nodes: Nested, depth: int) -> Nested:
+    """The nodes in so many lists. A node that is a sequence is a list of its items."""
+    while isinstance(nodes, list) and len(nodes) == 1 and _nested.depth(nodes) > depth:
+        nodes = nodes[0]
+    while _nested.depth(nodes) < depth:
+        flat = _nested.flat(nodes)
+        items = [_spread([node]) for node in flat]
+        lists = items if None not in items else [[node] for node in flat]
+        nodes = _nested.filled(nodes, iter(lists))
+    return nodes
 
 
 def _count(nodes: list[Node]) -> str:

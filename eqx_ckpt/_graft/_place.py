@@ -1,5 +1,6 @@
 """The value of a leaf of the model, or of those that an adapter makes together."""
 
+import functools as ft
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,11 +10,15 @@ import numpy as np
 from .._format._template import Template
 from .._load._deferred import Later
 from .._load._lazy import LazyArray
+from .._load._rename import Rename
 from .._tree import _leaf, _show, _target
 from .._tree._show import Problems
 from .._tree._target import Target
 from ..adapters import Adapter
+from . import _nested
 from ._matching import Job
+from ._nested import Nested
+from ._pairs import Step
 from ._sides import Model, Saved, Stored, target_of
 
 
@@ -26,55 +31,122 @@ class Placed(NamedTuple):
     saved: tuple[str, ...]
     status: str  # "loaded", "cast" or "adapted".
     how: str
-    adapters: tuple[Adapter | None, ...]
+    adapters: tuple[Adapter, ...]
 
 
 # ---- One leaf, or those that an adapter makes together.
 
 
 def place(job: Job, model: Model, cast: bool, problems: Problems) -> list[Placed]:
-    likes = [model.flat.leaves[n] for n in job.numbers]
-    targets = [target_of(model, n)._replace(cast=cast) for n in job.numbers]
-    names = [model.names[n] for n in job.numbers]
-    adapters = [a for x in job.saved for a in x.adapters]
-    adapters += [] if job.adapter is None else [job.adapter]
-    how = ", ".join(dict.fromkeys(map(repr, adapters)))
+    numbers = job.all_numbers
+    targets = [target_of(model, n)._replace(cast=cast) for n in numbers]
+    names = [model.names[n] for n in numbers]
+    how = ", ".join(dict.fromkeys(map(repr, job.adapters)))
     try:
-        if adapters:
-            for x in job.saved:
+        if job.adapters:
+            for x in job.all_saved:
                 _check_array(x.lazy)
-        results = _adapted(job, likes)
+        likes = _nested.mapped(model.flat.leaves.__getitem__, job.numbers)
+        results = _nested.flat(_adapted(job, likes))
     except RuntimeError:
         raise  # Of a read: damage is damage.
     except Exception as e:
         said = f"{e}" if isinstance(e, (ValueError, TypeError)) else f"{e!r}"
         shown = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
-        text = f"{job.label}, `{how}`: {said}; saved {_all(job.saved)}"
+        text = f"{job.label}, `{how}`: {said}; saved {_all(job.all_saved)}"
         problems.add("adapter", shown, text)
         return []
-    wanted = map(_Wanted, job.numbers, names, targets)
+    wanted = map(_Wanted, numbers, names, targets)
     placed = [_fit(x, made, job, how, problems) for x, made in zip(wanted, results)]
     return [x for x in placed if x is not None]
 
 
-def _adapted(job: Job, likes: list[Any]) -> Sequence[Any]:
-    """The results of the adapters, one for each of the model's leaves."""
-    given: list[Any] = []
-    for x in job.saved:
-        made: Any = x.lazy
-        for adapter in x.adapters:
-            made = adapter(made, likes[0])
-        given.append(made)
-    adapter = job.adapter
-    if adapter is None:
-        return given
-    saved = given if adapter.many == "saved" or len(given) > 1 else given[0]
-    if adapter.many != "like" and len(likes) == 1:
-        return [adapter(saved, likes[0])]
-    out = adapter(saved, likes)
+def _adapted(job: Job, likes: Nested) -> Nested:
+    """The results of the adapters, in the lists that the model's leaves are in."""
+    of_rules = [saved.adapters for saved in job.all_saved]
+    lazies = _nested.mapped(lambda saved: saved.lazy, job.saved)
+    return _run(job.steps, lazies, likes, of_rules)
+
+
+def _run(
+    steps: Sequence[Step],
+    value: Nested,
+    likes: Nested,
+    of_rules: list[tuple[Adapter, ...]],
+) -> Nested:
+    """`of_rules`: the adapters that the rules of a rename have, for each of the values;
+    once those are not as many any more, for all of them those of the first."""
+    if not steps:
+        made, count = len(_nested.flat(value)), len(_nested.flat(likes))
+        if made != count:
+            raise ValueError(f"it gives {made} arrays, and the model has {count}")
+        return value
+    step, *rest = steps
+    first = _nested.flat(likes)[0]
+    if isinstance(step, Rename):
+        values = _nested.flat(value)
+        if len(values) != len(of_rules):
+            of_rules = [of_rules[0]] * len(values)
+        made = [
+            ft.reduce(lambda x, adapter: adapter(x, first), adapters, x)
+            for x, adapters in zip(values, of_rules)
+        ]
+        value = _nested.filled(value, iter(made))
+    elif step.many == "like":
+        before = [_before(rest, like, of_rules[0]) for like in likes]
+        some = _items(step(value, before), likes)
+        return [_run(rest, x, like, of_rules) for x, like in zip(some, likes)]
+    elif step.many == "saved":
+        value = _innermost(step, value, first)
+    elif _makes_one_of_the_other(step, rest, value, likes):
+        value = step(value, likes)
+        if isinstance(likes, list):
+            value = _items(value, likes)
+    else:
+        value = _nested.mapped(lambda x: step(x, first), value)
+    return _run(rest, value, likes, of_rules)
+
+
+def _makes_one_of_the_other(
+    step: Adapter, rest: Sequence[Step], value: Nested, likes: Nested
+) -> bool:
+    """Whether a function of the user's has to make one leaf of several, or several of
+    one, as no other adapter does."""
+    others = any(isinstance(x, Adapter) and x.many for x in rest)
+    return (
+        step.own and isinstance(value, list) != isinstance(likes, list) and not others
+    )
+
+
+def _before(steps: Sequence[Step], like: Nested, of_rules: Sequence[Adapter]) -> Later:
+    """What has the shape of a leaf before these steps are done: that it has to have
+    where an adapter makes several of one by the shapes of those."""
+
+    def empty(x: Any) -> Later:
+        return Later((), lambda _: np.zeros(0), tuple(np.shape(x)), np.dtype(np.uint8))
+
+    value = _nested.mapped(empty, like)
+    for step in reversed(steps):
+        adapters = of_rules if isinstance(step, Rename) else [step]
+        for adapter in reversed(adapters):
+            undo = adapter.undo and adapter.undo()
+            if undo and undo.many == "saved":
+                value = _innermost(undo, value, like)
+            elif undo and undo.many is None:
+                value = _nested.mapped(lambda x: undo(x, x), value)
+    return value
+
+
+def _innermost(step: Adapter, value: Nested, like: Any) -> Nested:
+    if _nested.depth(value) > 1:
+        return [_innermost(step, x, like) for x in value]
+    return step(value, like)
+
+
+def _items(out: Any, likes: list[Any]) -> list[Any]:
     if not isinstance(out, (list, tuple)) or len(out) != len(likes):
         raise ValueError(f"it must give a list of {len(likes)} arrays")
-    return out
+    return list(out)
 
 
 def _check_array(lazy: LazyArray) -> None:
@@ -122,8 +194,8 @@ def _fit(
         return None
     misfit = _target.misfit(template, target)
     if misfit is not None:
-        text, hint = f"saved {_all(job.saved)}", misfit.hint
-        if any(made is x.lazy for x in job.saved):
+        text, hint = f"saved {_all(job.all_saved)}", misfit.hint
+        if any(made is x.lazy for x in job.all_saved):
             hint = hint or _hint(template.shape, target.shape, misfit.what)
         else:
             text += f", made {_leaf.show(template)} by {how or 'the view'}"
@@ -134,8 +206,8 @@ def _fit(
     if isinstance(made, LazyArray) and made._view is None:
         same = target.dtype is None or template.dtype == target.dtype.name
         status = "loaded" if same or template.kind == "key" else "cast"
-    saved = tuple(x.lazy.name for x in job.saved)
-    adapters = (job.adapter, *(a for x in job.saved for a in x.adapters))
+    saved = tuple(x.lazy.name for x in job.all_saved)
+    adapters = tuple(job.adapters)
     return Placed(number, made, target, saved, status, how or "a view", adapters)
 
 
@@ -144,7 +216,7 @@ def _check_source(made: Any, job: Job) -> None:
     for part in parts:
         if (
             isinstance(part, LazyArray)
-            and part._source is not job.saved[0].lazy._source
+            and part._source is not job.all_saved[0].lazy._source
         ):
             raise ValueError(
                 f"`{part.name}` is of another checkpoint, `{part._source.root}`. Read "
@@ -170,9 +242,6 @@ def _hint(saved: tuple[int, ...], wanted: tuple[int, ...], what: str) -> str:
     if saved[1:] == wanted[1:]:
         return "`ec.adapters.rows(fill)` takes fewer rows, or more"
     return ""
-
-
-# ---- Leaves that are one object in the model.
 
 
 # ---- Leaves that are one object in the model.

@@ -8,7 +8,7 @@ import jax
 from .._load._lazy import LazyArray
 from .._tree import _target
 from .._tree._static import Static
-from . import _pairs, _place, _problems, _scalars, _statics
+from . import _nested, _pairs, _place, _problems, _scalars, _statics
 from ._matching import Matching
 from ._place import Placed
 from ._sides import Model, Stored
@@ -96,8 +96,8 @@ def _match(
         for i, given in enumerate(pairs)
     ]
     fresh, drop = options.fresh, options.drop
-    new = [] if fresh is None else model.nodes(fresh, "fresh")
-    out = [] if drop is None else stored.nodes(drop, "drop")
+    new = [] if fresh is None else _nested.flat(model.nodes(fresh, "fresh"))
+    out = [] if drop is None else _nested.flat(stored.nodes(drop, "drop"))
     matching = Matching(model, stored, parsed)
     matching.fresh = {n: a.name for a in new for n in a.leaves.values()}
     matching.dropped = {x.place: b.name for b in out for x in b.leaves.values()}

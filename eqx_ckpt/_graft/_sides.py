@@ -15,6 +15,8 @@ from .._tree import _filters, _flatten, _nearest, _select
 from .._tree._node import Node as SavedNode
 from .._tree._target import Target
 from ..adapters import Adapter
+from . import _nested
+from ._nested import Nested
 
 
 class Node(NamedTuple):
@@ -58,13 +60,13 @@ class Model:
         is_array = isinstance(leaf, arrays) or _filters.is_other_array(leaf)
         return self.storable[number] and is_array
 
-    def nodes(self, where: Any, called: str) -> list[Node]:
-        """The nodes that a `where` picks, in the order that it gives."""
+    def nodes(self, where: Any, called: str) -> Nested:
+        """The nodes that a `where` picks, in the lists that it gives."""
         try:
-            wholes = self.tagged.select(where, called).wholes
+            paths = self.tagged.nested(where, called)
         except (AttributeError, LookupError) as e:
             raise ValueError(f"`{called}` fails on the model: {said(e)}") from e
-        return [self.node(_flatten.module_name(path, "")) for path in wholes]
+        return _nested.mapped(lambda x: self.node(_flatten.module_name(x, "")), paths)
 
     def node(self, name: str) -> Node:
         numbers = [n for n in self.below.get(name, []) if self.storable[n]]
@@ -87,7 +89,8 @@ class Stored:
         self.saved = ckpt._source.index.leaves
         self.below = _names.by_prefix(self.saved.names)
 
-    def nodes(self, where: Any, called: str) -> list[Node]:
+    def nodes(self, where: Any, called: str) -> Nested:
+        """The nodes that a pair says, in the lists that it gives."""
         if isinstance(where, str):
             if where not in self.below:
                 near = _nearest.Names(self.below).nearest(where, 3)
@@ -96,7 +99,7 @@ class Stored:
                     f"`{called}` is {where!r}, which the checkpoint at "
                     f"`{self.ckpt.path}` does not have. The nearest there: {names}."
                 )
-            return [self.node(where)]
+            return self.node(where)
         if not callable(where):
             raise TypeError(
                 f"`{called}` must be a dotted name or a function of the checkpoint's "
@@ -106,12 +109,12 @@ class Stored:
             picked = where(self.ckpt.tree)
         except (AttributeError, LookupError, TypeError) as e:
             raise ValueError(f"`{called}` fails on the checkpoint: {said(e)}") from e
-        nodes = list(self._collect(picked, called))
-        if not nodes:
+        nodes = self.collect(picked, called)
+        if not _nested.flat(nodes):
             raise ValueError(f"`{called}` selects nothing of the checkpoint.")
         return nodes
 
-    def _collect(self, picked: Any, called: str) -> list[Node]:
+    def collect(self, picked: Any, called: str) -> Nested:
         if isinstance(picked, (SavedNode, LazyArray)):
             found = _nodes.origin(picked)
             if found is None:
@@ -126,13 +129,13 @@ class Stored:
                     f"`{source.root}`."
                 )
             if isinstance(picked, SavedNode):
-                return [self.node(name)]
-            return [Node(name, {"": Saved(picked)})]
+                return self.node(name)
+            return Node(name, {"": Saved(picked)})
         if isinstance(picked, dict):
             picked = list(picked.values())
         if isinstance(picked, (list, tuple)):
             some = [x for x in picked if x is not None]  # In a slice: not stored.
-            return [node for x in some for node in self._collect(x, called)]
+            return [self.collect(x, called) for x in some]
         advice = (
             " Make a list of it." if isinstance(picked, types.GeneratorType) else ""
         )

@@ -45,14 +45,16 @@ def _modules(matching: Matching, modules: dict[str, Any]) -> Iterator[tuple[str,
         if pair.renamed:
             continue
         for left, right in (
-            (a, b) for g in pair.groups for a in g.left for b in g.right
+            (a, b) for g in pair.groups for a in g.lefts for b in g.rights
         ):
             for number in below.get(left.name, []):
                 name = names[number]
+                if matching.is_elsewhere(name, pair.label):
+                    continue
                 rest = _names.below(name, left.name) if name else ""
                 yield name, ".".join(x for x in (right.name, rest) if x)
     roots = {
-        pair.label: _names.within(a.name for g in pair.groups for a in g.left)
+        pair.label: _names.within(a.name for g in pair.groups for a in g.lefts)
         for pair in matching.pairs
         if pair.renamed
     }
@@ -60,8 +62,8 @@ def _modules(matching: Matching, modules: dict[str, Any]) -> Iterator[tuple[str,
         if job.label not in roots:
             continue
         root = roots[job.label]
-        for number in job.numbers:
-            for saved in job.saved:
+        for number in job.all_numbers:
+            for saved in job.all_saved:
                 # Up from two leaves, as long as the names agree.
                 a = matching.model.names[number].split(".")
                 b = saved.lazy.name.split(".")

@@ -1,6 +1,7 @@
 """`rename`: rules that take the names of leaves in a checkpoint to others."""
 
 import re
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +22,12 @@ class Rename(NamedTuple):
     """How names in a checkpoint become those in a model: [`rename`][]."""
 
     rules: Callable[[str], str] | tuple[Rule, ...]
+    # Of a function: those for the leaves of these names.
+    adapters: Mapping[str, tuple[Callable[..., Any], ...]] = types.MappingProxyType({})
+
+    @property
+    def has_adapters(self) -> bool:
+        return any(rule.adapter for rule in self.all_rules) or bool(self.adapters)
 
     @property
     def all_rules(self) -> tuple[Rule, ...]:
@@ -152,10 +159,10 @@ def renamed_names(how: Rename, names: Sequence[str]) -> list[str]:
 
 def apply(
     how: Rename, name: str, used: set[int], label: str
-) -> tuple[str, tuple[int, ...]]:
-    """The name that a rename makes of another, and the numbers of the rules whose
-    adapters are for it. Rules that did something are added to `used`. Errors call the
-    rename that of `label`."""
+) -> tuple[str, tuple[Callable[..., Any], ...]]:
+    """The name that a rename makes of another, and the adapters that it has for it. The
+    numbers of rules that did something are added to `used`. Errors call the rename that
+    of `label`."""
     if callable(how.rules):
         try:
             new = how.rules(name)
@@ -169,8 +176,8 @@ def apply(
                 f"The rename of `{label}` gave a `{type(new).__name__}` for the name "
                 f"`{name}`, and must give a name. What is not wanted goes into `drop`."
             )
-        return new, ()
-    adapted = []
+        return new, tuple(how.adapters.get(name, ()))
+    adapters = []
     for number, (pattern, replacement, adapter) in enumerate(how.rules):
         if not pattern.search(name):
             continue
@@ -186,6 +193,6 @@ def apply(
         if new != name or adapter is not None:
             used.add(number)
         if adapter is not None:
-            adapted.append(number)
+            adapters.append(adapter)
         name = new
-    return name, tuple(adapted)
+    return name, tuple(adapters)

@@ -35,7 +35,7 @@ def renamed(leaves: Leaves, given: Any) -> Renamed:
     if given is None:
         return Renamed(leaves, lambda name: [name])
     how = _rename.of(given)
-    if any(rule.adapter for rule in how.all_rules):
+    if how.has_adapters:
         raise ValueError(
             "`rename` has a rule with an adapter. A load takes leaves as they are: use "
             "the rename in a pair of `ec.graft`."

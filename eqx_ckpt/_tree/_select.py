@@ -109,6 +109,14 @@ class Tagged:
 
     def select(self, where: Callable[[PyTree], Any], called: str) -> Selection:
         """Runs `where`, which the user knows as `called`."""
+        return self._select(where, called)[0]
+
+    def nested(self, where: Callable[[PyTree], Any], called: str) -> Any:
+        """The key paths of the nodes that `where` picks: one, or a list of those in a
+        container that it gives, which may be of lists again."""
+        return self._select(where, called)[1]
+
+    def _select(self, where: Callable[[PyTree], Any], called: str) -> Any:
         if not callable(where):
             raise TypeError(
                 f"`{called}` must be a function of the tree, such as "
@@ -125,7 +133,7 @@ class Tagged:
                 "have no values, so that nothing can be computed of them."
             ) from e
         out = Selection(set(), [])
-        self._collect(picked, out)
+        nested = self._collect(picked, out)
         if not out.places:
             raise ValueError(
                 f"`{called}` selects no leaf that is stored. "
@@ -136,14 +144,16 @@ class Tagged:
                     "use `filter_spec` to filter."
                 )
             )
-        return out
+        return out, nested
 
-    def _collect(self, node: Any, out: Selection) -> None:
+    def _collect(self, node: Any, out: Selection) -> Any:
+        """Adds what is picked to `out`. Returns the key path of the one node that it
+        is; or a list of such, those of the children of a container; or nothing."""
         assert out.places is not None
         if isinstance(node, _Tag):
             out.places.add(node._place)
             out.wholes.append(node._path)
-            return
+            return node._path
         own = self._is_leaf
         below, _ = jtu.tree_flatten_with_path(
             node,
@@ -171,7 +181,8 @@ class Tagged:
         root = roots.pop() if len(roots) == 1 else None
         if root is not None and self._is_all_below(root, ranks):
             out.wholes.append(root)
-        elif ranks:
+            return root
+        if ranks:
             method = getattr(node, "__func__", None)
             if isinstance(node, eqx.Module) and method is not None:
                 # Its only child is what it is a method of, all of which it would pick.
@@ -179,8 +190,10 @@ class Tagged:
                     f"`{self.called}` returned the method `{method.__name__}` without "
                     "calling it."
                 )
-            for child in jtu.tree_leaves(node, is_leaf=lambda x: x is not node):
-                self._collect(child, out)
+            children = jtu.tree_leaves(node, is_leaf=lambda x: x is not node)
+            some = [self._collect(child, out) for child in children]
+            return [x for x in some if x is not None]
+        return None
 
     def _is_all_below(self, root: tuple, ranks: list[int]) -> bool:
         """Whether these leaves, all of them below `root`, are all that are."""

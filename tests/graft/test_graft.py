@@ -622,7 +622,6 @@ def test_swapped_sides(path, model):
     "pairs",
     [
         [ENCODER, ENCODER],
-        [ENCODER, (lambda m: m.backbone.embed, lambda c: c.model.encoder.embed)],
         [(lambda m: [m.backbone] * 2, lambda c: [c.model.encoder] * 2)],
     ],
 )
@@ -631,6 +630,40 @@ def test_overlapping_pairs(path, model, pairs):
     label = f"in pairs[0] and in pairs[{len(pairs) - 1}]"
     assert "in more than one pair: leave each leaf to one of them:" in text
     assert f"    backbone.embed.weight  {label}" in text
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_pair_below_another_wins(path, saved, model, order):
+    first = (
+        lambda m: m.backbone.layers[0].weight,
+        lambda c: c.model.encoder.layers[1].weight,
+    )
+    pairs = [ENCODER, first][::order]
+    # What goes nowhere now has to be said.
+    text = refused(path, model, pairs, **REST)
+    assert "not in `drop`:\n    model.encoder.layers.0.weight  f32[8,8]\n" in text
+    drop = lambda c: [REST["drop"](c), c.model.encoder.layers[0].weight]
+    rest = {**REST, "drop": drop, "scalars": "keep"}
+    out, report = ec.graft(model, path, pairs, **rest)
+    ours, theirs = out.backbone.layers, saved.encoder.layers
+    assert eqx.tree_equal(ours[0].weight, theirs[1].weight)
+    assert eqx.tree_equal(ours[0].bias, theirs[0].bias)
+    assert eqx.tree_equal(ours[1:], theirs[1:])
+    ((row),) = [x for x in report.rows if x.name == "backbone.layers.0.weight"]
+    assert row.sources == ("model.encoder.layers.1.weight",)
+
+
+def test_a_pair_below_one_of_several(tmp_path):
+    """Of nodes that are put together all have to be there."""
+    saved = {"all": {"w": jnp.ones((2, 3))}, "b": jnp.ones(3)}
+    ec.tree_serialise_leaves(tmp_path / "x", saved)
+    pairs = [
+        (lambda m: m["x"], "all", ec.adapters.unstack()),
+        (lambda m: m["x"][0]["w"], "b"),
+    ]
+    model = {"x": [{"w": jnp.zeros(3)}, {"w": jnp.zeros(3)}]}
+    text = refused(tmp_path / "x", model, pairs)
+    assert "    x.0.w  in another pair, in `fresh` or in `drop`\n" in text + "\n"
 
 
 def test_one_saved_leaf_may_be_used_twice(path, saved):
@@ -811,9 +844,9 @@ def test_tied_by_equinox(tmp_path):
             "`pairs[0]` has 'T' after its two sides",
         ),
         (
-            [(lambda m: m, lambda c: c, ec.rename([]), ec.rename([]))],
+            [(lambda m: m, lambda c: c, [ec.rename([]), [ec.rename([])]])],
             TypeError,
-            "takes one `ec.rename(...)` and one adapter",
+            "takes one `ec.rename(...)`, and adapters",
         ),
         ([], TypeError, "`pairs` must be a list of pairs"),
         ("model", TypeError, "`pairs` must be a list of pairs"),

@@ -110,6 +110,7 @@ LACKS = {
 # These read no checkpoint, and write none.
 OTHERS = {
     "counting",
+    "inverse",
     "is_storable",
     "lazy",
     "leaf_names",

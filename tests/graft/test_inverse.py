@@ -1,0 +1,391 @@
+"""Adapters one after the other, and back: to the bit."""
+
+import re
+
+import equinox as eqx
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+import safetensors.numpy
+from support.helpers import assert_alike, examples
+
+import eqx_ckpt as ec
+from eqx_ckpt import adapters as adapt
+
+
+# ---- A BERT whose projections are fused, and whose layers are stacked for a scan.
+
+
+class Attention(eqx.Module):
+    qkv: eqx.nn.Linear
+    out: eqx.nn.Linear
+
+
+class Block(eqx.Module):
+    attention: Attention
+    norm: eqx.nn.LayerNorm
+    up: eqx.nn.Linear
+    down: eqx.nn.Linear
+    last: eqx.nn.LayerNorm
+
+    def __init__(self, width, inner, key):
+        linear = lambda i, *sizes: eqx.nn.Linear(*sizes, key=jr.fold_in(key, i))
+        self.attention = Attention(linear(0, width, 3 * width), linear(1, width, width))
+        self.norm, self.last = eqx.nn.LayerNorm(width), eqx.nn.LayerNorm(width)
+        self.up, self.down = linear(2, width, inner), linear(3, inner, width)
+
+
+class Embeddings(eqx.Module):
+    words: eqx.nn.Embedding
+    positions: eqx.nn.Embedding
+    types: eqx.nn.Embedding
+    norm: eqx.nn.LayerNorm
+
+
+class Bert(eqx.Module):
+    embed: Embeddings
+    layers: Block
+    pooler: eqx.nn.Linear
+
+    def __init__(self, words=30522, places=512, width=384, inner=1536, *, key):
+        table = lambda i, n: eqx.nn.Embedding(n, width, key=jr.fold_in(key, i))
+        self.embed = Embeddings(
+            table(0, words), table(1, places), table(2, 2), eqx.nn.LayerNorm(width)
+        )
+        self.layers = eqx.filter_vmap(lambda key: Block(width, inner, key))(
+            jr.split(key, 6)
+        )
+        self.pooler = eqx.nn.Linear(width, width, key=jr.fold_in(key, 3))
+
+
+def _hugging_face(words=30522, places=512, width=384, inner=1536):
+    """Names and shapes of all-MiniLM-L6-v2, with random weights."""
+    rng = np.random.default_rng(0)
+    out = {
+        "embeddings.word_embeddings.weight": (words, width),
+        "embeddings.position_embeddings.weight": (places, width),
+        "embeddings.token_type_embeddings.weight": (2, width),
+        "embeddings.LayerNorm.weight": (width,),
+        "embeddings.LayerNorm.bias": (width,),
+        "pooler.dense.weight": (width, width),
+        "pooler.dense.bias": (width,),
+    }
+    for i in range(6):
+        for name, *shape in (
+            ("attention.self.query", width, width),
+            ("attention.self.key", width, width),
+            ("attention.self.value", width, width),
+            ("attention.output.dense", width, width),
+            ("attention.output.LayerNorm", width),
+            ("intermediate.dense", inner, width),
+            ("output.dense", width, inner),
+            ("output.LayerNorm", width),
+        ):
+            out[f"encoder.layer.{i}.{name}.weight"] = tuple(shape)
+            out[f"encoder.layer.{i}.{name}.bias"] = (shape[0],)
+    make = lambda shape: rng.standard_normal(shape, dtype=np.float32)
+    out = {name: make(shape) for name, shape in out.items()}
+    ids = np.arange(places, dtype=np.int64)[None]
+    return {"embeddings.position_ids": ids, **out}
+
+
+EMBEDDINGS = ec.rename(
+    [
+        (r"^word_embeddings", "words"),
+        (r"^position_embeddings", "positions"),
+        (r"^token_type_embeddings", "types"),
+        (r"^LayerNorm", "norm"),
+    ]
+)
+LAYERS = [
+    ec.rename(
+        [
+            (r"^attention\.output\.dense", "attention.out"),
+            (r"^attention\.output\.LayerNorm", "norm"),
+            (r"^intermediate\.dense", "up"),
+            (r"^output\.dense", "down"),
+            (r"^output\.LayerNorm", "last"),
+        ]
+    ),
+    adapt.stack(),
+]
+FUSED = [adapt.concatenate(), adapt.stack()]
+
+
+def _projections(layers):
+    parts = [x["attention"]["self"] for x in layers]
+    return [[x["query"], x["key"], x["value"]] for x in parts]
+
+
+def test_bert_there_and_back(tmp_path):
+    theirs = _hugging_face()
+    safetensors.numpy.save_file(theirs, tmp_path / "model.safetensors")
+    ckpt = ec.open(tmp_path / "model.safetensors")
+    bert, report = ec.graft(
+        eqx.filter_eval_shape(Bert, key=jr.key(0)),
+        ckpt,
+        [
+            (lambda m: m.embed, lambda c: c.embeddings, EMBEDDINGS),
+            (lambda m: m.layers, lambda c: c.encoder.layer, LAYERS),
+            (
+                lambda m: m.layers.attention.qkv,
+                lambda c: _projections(c.encoder.layer),
+                FUSED,
+            ),
+            (lambda m: m.pooler, lambda c: c.pooler.dense),
+        ],
+        drop=lambda c: c.embeddings.position_ids,
+    )
+    assert ec.unloaded(bert) == []
+    kinds = "query", "key", "value"
+    name = "encoder.layer.3.attention.self.{}.weight"
+    expected = np.concatenate([theirs[name.format(x)] for x in kinds])
+    assert np.array_equal(bert.layers.attention.qkv.weight[3], expected)
+    (row,) = [x for x in report.rows if x.name == "layers.attention.qkv.bias"]
+    assert row.how.startswith("concatenate(axis=0), stack(axis=0), of 18 of f32[384]")
+
+    ec.tree_serialise_leaves(tmp_path / "ours", bert)
+    tree = ckpt.tree
+    names = {k: np.zeros_like(x) for k, x in theirs.items() if x.dtype == np.float32}
+    back, _ = ec.graft(
+        ec.nest(names),
+        tmp_path / "ours",
+        [
+            (
+                lambda m: m["embeddings"],
+                lambda c: c.embed,
+                ec.inverse(EMBEDDINGS, tree.embeddings),
+            ),
+            (
+                lambda m: m["encoder"]["layer"],
+                lambda c: c.layers,
+                ec.inverse(LAYERS, tree.encoder.layer),
+            ),
+            (
+                lambda m: _projections(m["encoder"]["layer"]),
+                lambda c: c.layers.attention.qkv,
+                ec.inverse(FUSED),
+            ),
+            (lambda m: m["pooler"]["dense"], lambda c: c.pooler),
+        ],
+    )
+    expected = {k: x for k, x in theirs.items() if k in names}
+    assert_alike(back, ec.nest(expected))
+
+
+# ---- Any adapters that can be undone.
+
+
+def _bits(rng, shape, dtype):
+    size = np.dtype(dtype).itemsize
+    return rng.integers(0, 256, (*shape, size), np.uint8).view(dtype)[..., 0]
+
+
+def _turned(draw, rank):
+    axes = draw(st.permutations(range(rank)))
+    some = draw(st.sampled_from([(), tuple(axes), tuple(x - rank for x in axes)]))
+    return adapt.transpose(*some), lambda x: x.transpose(*some) if some else x.T
+
+
+@st.composite
+def _chains(draw):
+    """Nested arrays, the adapters that make one of them, and that one."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    rank = draw(st.integers(1, 3))
+    shape = draw(st.lists(st.integers(1, 3), min_size=rank, max_size=rank))
+    dtype = draw(st.sampled_from(["float32", "float16", "int8", "uint16"]))
+    fused, stacked = draw(st.booleans()), draw(st.booleans())
+    axis = draw(st.integers(-rank, rank - 1))
+    widths = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    many = lambda make: [make() for _ in range(count)] if stacked else make()
+    count = draw(st.integers(1, 3))
+
+    def one(width):
+        own = list(shape)
+        own[axis] = width
+        return _bits(rng, own, dtype)
+
+    chain, fns = [], []
+    saved = many(lambda: [one(x) for x in widths] if fused else one(shape[axis]))
+
+    def turn(rank):
+        if draw(st.booleans()):
+            adapter, fn = _turned(draw, rank)
+            chain.append(adapter)
+            fns.append((0, fn))
+
+    if fused:
+        chain.append(adapt.concatenate(axis))
+        fns.append((1, lambda x: np.concatenate(x, axis)))
+    turn(rank)
+    if stacked:
+        new = draw(st.integers(-rank - 1, rank))
+        chain.append(adapt.stack(new))
+        fns.append((1, lambda x: np.stack(x, new)))
+        turn(rank + 1)
+
+    def run(x, fn, lists):
+        depth = 0
+        part = x
+        while isinstance(part, list):
+            depth, part = depth + 1, part[0]
+        return [run(y, fn, lists) for y in x] if depth > lists else fn(x)
+
+    made = saved
+    for lists, fn in fns:
+        made = run(made, fn, lists)
+    return saved, chain, made
+
+
+def _zeros(x):
+    return jax.tree.map(np.zeros_like, x)
+
+
+def _graft(path, like, *how):
+    return ec.graft(like, path, [(lambda m: m["x"], lambda c: c.x, *how)])[0]
+
+
+@examples(20)
+@hypothesis.given(_chains(), st.booleans())
+def test_there_and_back(tmp_path_factory, case, is_renamed):
+    saved, chain, made = case
+    tmp = tmp_path_factory.mktemp("c")
+    theirs, ours = {"x": saved}, {"x": made}
+    if is_renamed:
+        turned = adapt.transpose()
+        leaves = jax.tree.map(lambda x: {"w": x.T, "b": x}, saved)
+        theirs = {"x": leaves}
+        ours = {"x": {"weight": made, "b": made}}
+        chain = [ec.rename([("^w$", "weight"), ("weight", turned)]), *chain]
+    ec.tree_serialise_leaves(tmp / "theirs", theirs, durable=False)
+    source = ec.open(tmp / "theirs").tree.x
+    assert_alike(_graft(tmp / "theirs", _zeros(ours), chain), ours)
+    ec.tree_serialise_leaves(tmp / "ours", ours, durable=False)
+    back = ec.inverse(chain, source)
+    assert_alike(_graft(tmp / "ours", _zeros(theirs), back), theirs)
+    # And there once more.
+    again = ec.inverse(back, ec.open(tmp / "ours").tree.x)
+    assert_alike(_graft(tmp / "theirs", _zeros(ours), again), ours)
+
+
+def test_rows_that_were_added(tmp_path):
+    saved = np.arange(6.0, dtype="f4").reshape(3, 2)
+    ec.tree_serialise_leaves(tmp_path / "a", {"x": saved})
+    more = _graft(tmp_path / "a", {"x": np.zeros((5, 2), "f4")}, adapt.rows(0.5))
+    ec.tree_serialise_leaves(tmp_path / "b", more)
+    (back,) = ec.inverse(adapt.rows(0.5))
+    assert_alike(_graft(tmp_path / "b", {"x": _zeros(saved)}, back), {"x": saved})
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        (adapt.cast(), "`cast()` cannot be undone"),
+        ([adapt.stack(), adapt.cast()], "`cast()` cannot be undone"),
+        (adapt.take(0), "`take(0, axis=0)` cannot be undone"),
+        (adapt.unstack(only=[0]), "`unstack(only=[0], axis=0)` cannot be undone"),
+        (adapt.interpolate(), "cannot be undone"),
+        (lambda saved, like: saved, "`<lambda>` cannot be undone"),
+        (ec.rename([("a", adapt.cast())]), "`cast()` cannot be undone"),
+        (ec.rename(lambda name: "c"), "gives the name `c` to both `a` and `b`"),
+    ],
+)
+def test_what_cannot_be_undone(tmp_path, given, said):
+    ec.tree_serialise_leaves(tmp_path / "x", {"a": jnp.ones(2), "b": jnp.ones(2)})
+    with pytest.raises(ValueError, match=re.escape(said)):
+        ec.inverse(given, tmp_path / "x")
+
+
+def test_inverses_that_are_none(tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "x", {"a": jnp.ones(2)})
+    there = ec.rename([("a", "b")])
+    for source in (None, []):
+        with pytest.raises(TypeError, match="needs the `source` of its names"):
+            ec.inverse(there, source)
+    with pytest.raises(TypeError, match="`inverse` has 3 after"):
+        ec.inverse([there, 3], tmp_path / "x")
+    ckpt = ec.open(tmp_path / "x")
+    for source in (tmp_path / "x", ckpt, ckpt.tree):
+        (back,) = ec.inverse([there], source)
+        assert back.rules("b") == "a" and back.rules("other") == "other"
+
+
+# ---- Lists of lists.
+
+
+def test_nested_lists_keep_their_nesting(tmp_path):
+    rng = np.random.default_rng(0)
+    layers = [{x: rng.standard_normal((2, 2)) for x in "qkv"} for _ in range(3)]
+    ec.tree_serialise_leaves(tmp_path / "x", {"x": layers})
+    seen = []
+
+    def own(saved, like):
+        seen.append([len(x) for x in saved])
+        return np.stack([np.concatenate(list(map(np.asarray, x))) for x in saved])
+
+    pair = (
+        lambda m: m["x"],
+        lambda c: [[x[key] for key in "qkv"] for x in c.x],
+    )
+    expected = np.stack([np.concatenate(list(x.values())) for x in layers])
+    like = {"x": np.zeros((3, 6, 2))}
+    for how in (own, [own], [adapt.concatenate(), adapt.stack()]):
+        out, _ = ec.graft(like, tmp_path / "x", [(*pair, how)])
+        assert_alike(out["x"], expected)
+    assert seen == [[3, 3, 3]] * 2
+    # A cast before or after; and several of them at once.
+    half = {"x": np.zeros((3, 6, 2), "f2")}
+    for how in ([adapt.cast(), *FUSED], [*FUSED, adapt.cast()]):
+        out, _ = ec.graft(half, tmp_path / "x", [(*pair, how)])
+        assert_alike(out["x"], expected.astype("f2"))
+    two = {"x": np.zeros((3, 2, 2)), "y": np.zeros((3, 2, 2))}
+    out, _ = ec.graft(
+        two,
+        tmp_path / "x",
+        [
+            (
+                lambda m: [m["x"], m["y"]],
+                lambda c: [[x.q for x in c.x], [x.v for x in c.x]],
+                adapt.stack(),
+            )
+        ],
+        drop=lambda c: [x.k for x in c.x],
+    )
+    assert_alike(out["y"], np.stack([x["v"] for x in layers]))
+
+
+def test_lists_that_do_not_go_with_the_adapters(tmp_path):
+    ec.tree_serialise_leaves(
+        tmp_path / "x", {"x": [np.ones((4, 2))] * 2, "y": np.ones((2, 4, 2))}
+    )
+    graft = lambda like, *pair: ec.graft(like, tmp_path / "x", [pair], drop="y")
+    ragged = lambda c: [c.x[0], [c.x[1]]]
+    with pytest.raises(ValueError, match="takes one node of the model"):
+        graft({"x": np.ones((2, 4, 2))}, lambda m: m["x"], ragged, adapt.stack())
+    with pytest.raises(RuntimeError, match="it gives 2 arrays, and the model has 1"):
+        graft({"x": np.ones((4, 2))}, lambda m: m["x"], lambda c: [*c.x], adapt.cast())
+
+
+def test_several_of_one_in_any_order(tmp_path):
+    """The shapes say what `split` gives each, whatever comes after it."""
+    rng = np.random.default_rng(0)
+    parts = [rng.standard_normal((3, n, 2)) for n in (1, 4)]
+    ec.tree_serialise_leaves(tmp_path / "x", np.concatenate(parts, 1))
+    layers = [[part[i] for i in range(3)] for part in parts]
+    like = jax.tree.map(np.zeros_like, layers)
+    for chain in (
+        [adapt.split(1), adapt.unstack()],
+        [adapt.split(1), adapt.transpose(1, 0, 2), adapt.unstack(axis=1)],
+        [adapt.transpose(), adapt.split(1), adapt.transpose(), adapt.unstack()],
+    ):
+        pair = (lambda m: m, lambda c: c, chain)
+        assert_alike(ec.graft(like, tmp_path / "x", [pair])[0], layers)
+    # By layer first.
+    by_layer = [list(x) for x in zip(*layers)]
+    like = jax.tree.map(np.zeros_like, by_layer)
+    pair = (lambda m: m, lambda c: c, [adapt.unstack(), adapt.split()])
+    assert_alike(ec.graft(like, tmp_path / "x", [pair])[0], by_layer)
