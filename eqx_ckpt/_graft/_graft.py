@@ -70,9 +70,11 @@ def graft(
         from the tree to a node, such as
         `(lambda m: m.backbone.encoder, lambda c: c.model.encoder)`; the second may be a
         dotted name, and may give lazy views, as `c.embedding.weight[:100]`. Lists of
-        nodes are paired one by one. After the two sides may come a [`rename`][], for
-        other names, and an adapter from `ec.adapters`, or any function
-        `(saved, like) -> array`, for other shapes.
+        nodes are paired one by one. Of two pairs, one of which is below a node of the
+        other, the one below has its leaves. After the two sides may come a [`rename`][],
+        for other names, and for other shapes adapters from `ec.adapters`, or functions
+        `(saved, like) -> array`: one after the other, or in a list, in the order in
+        which they are applied. [`inverse`][] gives those of the way back.
     - `fresh`: a function from the model to the nodes that keep the values that they
         have there.
     - `drop`: a function from the checkpoint's tree to the nodes that are not wanted, or
