@@ -71,9 +71,9 @@ def graft(
         `(lambda m: m.backbone.encoder, lambda c: c.model.encoder)`; the second may be a
         dotted name, and may give lazy views, as `c.embedding.weight[:100]`. Lists of
         nodes are paired one by one. Of two pairs, one of which is below a node of the
-        other, the one below has its leaves. After the two sides may come a [`rename`][],
-        for other names, and for other shapes adapters from `ec.adapters`, or functions
-        `(saved, like) -> array`: one after the other, or in a list, in the order in
+        other, the one below has its leaves. After the two sides may come a
+        [`rename`][], for other names, and for other shapes adapters from `ec.adapters`,
+        or functions `(saved, like) -> array`: one by one or in a list, in the order in
         which they are applied. [`inverse`][] gives those of the way back.
     - `fresh`: a function from the model to the nodes that keep the values that they
         have there.
