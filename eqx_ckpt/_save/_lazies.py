@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from .._errors import DamagedError, ReplacedError
 from .._format import _grid, _index, _template, _view
 from .._format._template import Template
 from .._load import _lazy
@@ -123,11 +124,11 @@ class Unread(_host.Payload):
         most = max(_AHEAD, self.lazy._chunk_size * t.itemsize)
         for box, inner in _boxes(regions, most // t.itemsize):
             if t.kind not in _template.ARRAY_KINDS or t.dtype == "float0":
-                (value,) = _lazy.fetch([self.lazy], self.verify)
+                (value,) = _fetch([self.lazy], self.verify)
                 array = _host.to_host(value, t)[box]
             else:
                 lazy = _lazy.on_host(self.lazy[box])
-                (value,) = _lazy.fetch([lazy], self.verify, 4 * most)
+                (value,) = _fetch([lazy], self.verify, 4 * most)
                 array = _host.to_host(value, t)
             for region in inner:
                 yield np.ascontiguousarray(array[_grid.within(region, box)])
@@ -153,6 +154,26 @@ class Unread(_host.Payload):
             return None
         first = source.index.first_block(record.place)
         return source.digests[16 * (first + blocks.start) : 16 * (first + blocks.stop)]
+
+
+def _fetch(
+    lazies: Sequence[LazyArray], verify: bool, max_bytes: int | None = None
+) -> list[Any]:
+    """Reads lazy leaves.
+
+    **Raises:** what is wrong, with their names. It is no error of the target, where an
+    error of the system with a number would be taken for one.
+    """
+    try:
+        return _lazy.fetch(lazies, verify, max_bytes)
+    except Exception as e:
+        some = ", ".join(f"`{x.name}`" for x in lazies[:3])
+        which = f"The leaf {some}" if len(lazies) == 1 else f"One of the leaves {some}"
+        more = f" and {len(lazies) - 3} more" if len(lazies) > 3 else ""
+        if isinstance(e, (DamagedError, ReplacedError, OSError)):
+            raise type(e)(f"{which}{more} cannot be saved: {e}") from e
+        e.add_note(f"{which}{more} was being saved.")
+        raise
 
 
 def places(leaves: Sequence[PlannedLeaf]) -> frozenset[str]:
@@ -219,7 +240,7 @@ def read_small(
     for verify in (True, False):
         own = [place for place in places if leaves[place].value.verify is verify]
         values = [_on_host(leaves[place].value) for place in own]
-        for place, value in zip(own, _lazy.fetch(values, verify)):
+        for place, value in zip(own, _fetch(values, verify)):
             out[place] = leaves[place]._replace(value=value)
     return out
 
