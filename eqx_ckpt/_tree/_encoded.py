@@ -111,7 +111,7 @@ def _encode_many(x: Any, below: Callable[[Any], Any]) -> Any:
         of = "shape", "dtype", "weak_type"
         return {"object": pairs((name, getattr(x, name)) for name in of)}
     if isinstance(x, (jax.sharding.Mesh, jax.sharding.AbstractMesh)):
-        x = x.shape  # On whichever devices it is.
+        return OTHER  # What is saved on one mesh is loaded on any.
     if isinstance(x, Mapping):
         return {"dict": pairs(x.items())}
     if isinstance(x, Set):
