@@ -1,7 +1,6 @@
 """Which stored leaf stands for which of `like`; and one report if any does not."""
 
 import dataclasses
-import itertools as it
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -9,16 +8,14 @@ import jax
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from .._format import _names, _text
+from .._format import _names
 from .._format._leaves import Leaves, Record
 from .._tree import (
     _filters,
     _flatten,
     _leaf,
-    _nearest,
     _register,
     _select,
-    _show,
     _static,
     _target,
 )
@@ -26,6 +23,8 @@ from .._tree._filters import FilterSpec, IsLeaf
 from .._tree._flatten import Flat, StateEntries
 from .._tree._static import Static
 from .._tree._target import Target
+from . import _mismatches
+from ._mismatches import Mismatches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,17 +130,17 @@ def match(
     stored = stored_names(saved, like, flat, names, source)
     nodes = [_flatten.module_name(path, source) for path in wholes]
     wanted = _Wanted(options, like, flat, names, stored, chosen, places, nodes)
-    report = _Report(thing)
+    report = Mismatches(thing)
     pairs = list(_pair_up(saved, wanted, report))
     if options.unexpected == "error":
         _find_unexpected(saved, wanted, report)
     if options.static != "ignore":
         _find_static(saved, wanted, passes, report)
     if report.rows:
-        raise RuntimeError(_message(what, saved, source, report))
+        raise RuntimeError(_mismatches.message(what, saved, source, report))
     if not pairs:
         some = [name for name, good in zip(names, chosen) if good]
-        hint = _source_hint(saved, some, source)
+        hint = _mismatches.source_hint(saved, some, source)
         raise RuntimeError(
             f"None of the leaves of `like` that are selected is in the {what}, such as "
             f"`{some[0]}`. {hint or 'Names begin with those of `source`.'}"
@@ -177,29 +176,7 @@ def _once(saved: Leaves, match: Match) -> Match:
     return Match(match.flat, pairs, again)
 
 
-class _Report(_show.Problems):
-    """The problems of a load from a `thing`, and a sentence on the first of them.
-
-    `origins`: of what was renamed, the name that is stored.
-    """
-
-    def __init__(self, thing: str) -> None:
-        super().__init__()
-        self.thing = thing
-        self.first = ""
-        self.no_entries: set[str] = set()
-        self.origins: dict[str, str] = {}
-
-    def add(self, kind: str, name: str, text: str = "", stored: str = "") -> None:
-        super().add(kind, name, text)
-        if stored and stored != name:
-            self.origins[name] = stored
-
-    def explain(self, first: str) -> None:
-        self.first = self.first or first
-
-
-def _pair_up(saved: Leaves, wanted: _Wanted, report: _Report) -> Iterator[Pair]:
+def _pair_up(saved: Leaves, wanted: _Wanted, report: Mismatches) -> Iterator[Pair]:
     options, places = wanted.options, wanted.places
     fits: dict[Any, _target.Misfit | None] = {}
     taken: dict[int, int] = {}
@@ -240,7 +217,7 @@ def _pair_up(saved: Leaves, wanted: _Wanted, report: _Report) -> Iterator[Pair]:
         )
 
 
-def _missing(wanted: _Wanted, number: int, target: Target, report: _Report) -> None:
+def _missing(wanted: _Wanted, number: int, target: Target, report: Mismatches) -> None:
     name, stored = wanted.names[number], wanted.stored[number]
     text = _target.show_target(target)
     if isinstance(stored, NoEntry):
@@ -314,7 +291,7 @@ def _whole_labels(
     return out
 
 
-def _find_unexpected(saved: Leaves, wanted: _Wanted, report: _Report) -> None:
+def _find_unexpected(saved: Leaves, wanted: _Wanted, report: Mismatches) -> None:
     filter_spec = wanted.options.filter_spec
     like = list(zip(wanted.stored, wanted.flat.leaves, wanted.chosen))
     # What a leaf of `like` stands for that is loaded, or would be if it was chosen.
@@ -347,7 +324,7 @@ def _find_unexpected(saved: Leaves, wanted: _Wanted, report: _Report) -> None:
 
 
 def _find_static(
-    saved: Leaves, wanted: _Wanted, passes: Callable[[str], bool], report: _Report
+    saved: Leaves, wanted: _Wanted, passes: Callable[[str], bool], report: Mismatches
 ) -> None:
     if not saved.statics.of:
         return
@@ -371,71 +348,3 @@ def _find_static(
                 f"`{x.name}` was {x.saved} when it was saved, and is {x.here} in "
                 "`like`."
             )
-
-
-_titles = {
-    "missing": "missing: in `like`, not in the {}",
-    "abstract": 'missing and abstract: `missing="keep"` would keep a leaf that has no '
-    "value. Initialise it (`load_or_init`), or pass a `like` with values",
-    "unexpected": "unexpected: in the {}, not in `like`",
-    "kind": "of another kind",
-    "shape": "of another shape",
-    "dtype": "of another dtype",
-    "static": "static fields that have changed ({static})",
-}
-
-
-def _message(what: str, saved: Leaves, source: str, report: _Report) -> str:
-    below = f" under `{source}`" if source else ""
-    lines = [report.first] if report.first else []
-    lines.append(
-        f"The {what}{below} does not fit `like` ({report.count()} of "
-        f"{len(saved.names)} leaves saved); nothing was loaded."
-    )
-    missing = report.names("missing")
-    there = _nearest.Names(saved.names if missing else ())
-
-    def hint(kind: str, name: str, text: str) -> str:
-        if kind != "missing":
-            origins = report.origins
-            some = it.islice(_show.unfold(name), len(origins))
-            names = _show.fold(origins[x] for x in some if x in origins)
-            return f"  (stored as {_listed(names)})" if names else ""
-        if "{" in name or name in report.no_entries:
-            return ""
-        near = there.nearest(name, 1, 0.6)
-        if not near:
-            return ""
-        stored = saved.record(saved.places[near[0]]).name
-        beside = f", stored as `{stored}`" if stored != near[0] else ""
-        return f"  (the nearest name there is `{near[0]}`{beside})"
-
-    static = _static.how_to_pass(report.names("static"))
-    titles = {
-        kind: title.replace("{}", report.thing).replace("{static}", static)
-        for kind, title in _titles.items()
-    }
-    lines += _show.sections(report.rows, titles, hint)
-    elsewhere = _source_hint(saved, missing, source)
-    if elsewhere:
-        lines.append(elsewhere)
-    return "\n".join(map(_text.bounded, lines))
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
-
-
-def _source_hint(saved: Leaves, missing: list[str], source: str) -> str:
-    """The prefix under which all that is missing is stored, if there is one."""
-    if source or not missing:
-        return ""
-    some = missing[0]
-    for name in saved.names:
-        if name.endswith("." + some):
-            prefix = name[: -len(some) - 1]
-            if all(f"{prefix}.{other}" in saved.places for other in missing):
-                return (
-                    f'All of it is stored under `{prefix}`: pass `source="{prefix}"`.'
-                )
-    return ""
