@@ -30,7 +30,7 @@ from .._tree import _host, _leaf, _leaks, _restore, _target
 from .._tree._static import Static
 from . import _plan
 from ._place import Placed
-from ._plan import Options, Plan
+from ._plan import GraftOptions, GraftPlan
 from ._report import Difference, Report, Row
 from ._sides import Model, Stored
 
@@ -138,7 +138,7 @@ def graft(
 
     with processes.heard():
         stored = Stored(_checkpoint.open(ckpt))
-        options = Options(fresh, drop, scalars, static, cast, init is not None)
+        options = GraftOptions(fresh, drop, scalars, static, cast, init is not None)
         as_saved = lambda some: read(list(map(_as_saved, some)), False)
         plan = _plan.plan(ours, stored, pairs, options, as_saved)
     leaves = list(ours.flat.leaves)
@@ -203,7 +203,7 @@ def _made(x: Placed, values: list[Any], names: list[str]) -> Any:
         ) from e
 
 
-def _rows(model: Model, stored: Stored, plan: Plan) -> list[Row]:
+def _rows(model: Model, stored: Stored, plan: GraftPlan) -> list[Row]:
     saved = stored.saved
     sizes = [template.nbytes for template in saved.templates]
     rows: dict[int, Row] = {}

@@ -11,8 +11,8 @@ from .._tree._show import Problems
 from ..adapters import Adapter
 from . import _nested, _pairs
 from ._nested import Nested
-from ._pairs import Group, Pair, Steps
-from ._sides import Model, Node, Saved, Stored, target_of
+from ._pairs import Group, NodePair, Steps
+from ._sides import Model, Saved, SideNode, Stored, target_of
 
 
 class Job(NamedTuple):
@@ -59,7 +59,7 @@ class Scalar(NamedTuple):
 class Matching:
     """Which leaf of the model each pair gives which of the checkpoint, by name."""
 
-    def __init__(self, model: Model, stored: Stored, pairs: list[Pair]):
+    def __init__(self, model: Model, stored: Stored, pairs: list[NodePair]):
         self.model = model
         self.stored = stored
         self.pairs = pairs
@@ -114,7 +114,7 @@ class Matching:
                 out[n] = max(out.get(n, 0), _depth(node))
         return out
 
-    def _is_nearest(self, number: int, node: Node) -> bool:
+    def _is_nearest(self, number: int, node: SideNode) -> bool:
         """Whether no pair has the leaf by a node below this one: that one wins."""
         return self._depths[number] == _depth(node)
 
@@ -126,7 +126,7 @@ class Matching:
 
     def _pair_up(
         self,
-        pair: Pair,
+        pair: NodePair,
         group: Group,
         name: str,
         numbers: list[int | None],
@@ -243,8 +243,8 @@ class Matching:
                     out[".".join(here[:-cut])].add(".".join(there[:-cut]))
         return dict(out)
 
-    def _nothing(self, pair: Pair) -> None:
-        def some(nodes: list[Node]) -> str:
+    def _nothing(self, pair: NodePair) -> None:
+        def some(nodes: list[SideNode]) -> str:
             names = [name or "itself" for node in nodes for name in node.leaves]
             shown = ", ".join(_show.fold(list(dict.fromkeys(names)))[:4])
             return f"{_pairs.some(nodes)} has {shown or 'no leaves'}"
@@ -296,9 +296,9 @@ class Matching:
         return numbers, places
 
 
-def _depth(node: Node) -> int:
+def _depth(node: SideNode) -> int:
     return node.name.count(".") + 1 if node.name else 0
 
 
-def _saved_of(nodes: list[Node]) -> list[Saved]:
+def _saved_of(nodes: list[SideNode]) -> list[Saved]:
     return [x for node in nodes for x in node.leaves.values()]

@@ -5,10 +5,11 @@ from typing import Any, NamedTuple
 
 from .._load import _rename
 from .._load._rename import Rename
+from .._tree import _select
 from ..adapters import Adapter
 from . import _nested
 from ._nested import Nested
-from ._sides import Model, Node, said, Saved, Stored
+from ._sides import Model, said, Saved, SideNode, Stored
 
 
 class Group(NamedTuple):
@@ -19,11 +20,11 @@ class Group(NamedTuple):
     right: Nested
 
     @property
-    def lefts(self) -> list[Node]:
+    def lefts(self) -> list[SideNode]:
         return _nested.flat(self.left)
 
     @property
-    def rights(self) -> list[Node]:
+    def rights(self) -> list[SideNode]:
         return _nested.flat(self.right)
 
 
@@ -33,7 +34,7 @@ Step = Adapter | Rename
 Steps = tuple[Step, ...]
 
 
-class Pair(NamedTuple):
+class NodePair(NamedTuple):
     label: str
     groups: list[Group]
     steps: Steps
@@ -45,8 +46,8 @@ class Pair(NamedTuple):
 
 
 def renamed(
-    how: Rename, nodes: list[Node], label: str
-) -> tuple[list[Node], list[tuple[str, str]]]:
+    how: Rename, nodes: list[SideNode], label: str
+) -> tuple[list[SideNode], list[tuple[str, str]]]:
     """The nodes with their leaves renamed; and the rules that found nothing."""
     used: set[int] = set()
     wrapped: dict[int, Adapter] = {}
@@ -63,7 +64,7 @@ def renamed(
             # One that two leaves have is one, which can make one array of both.
             some = tuple(wrapped.setdefault(id(x), adapter_of(x)) for x in given)
             leaves[new] = saved._replace(adapters=some)
-        out.append(Node(node.name, leaves))
+        out.append(SideNode(node.name, leaves))
     unused = [
         (f"{label}: {rule.pattern.pattern!r}", "")
         for number, rule in enumerate(how.all_rules)
@@ -82,12 +83,12 @@ def adapter_of(how: Callable[..., Any]) -> Adapter:
     return Adapter(name, how, own=True)
 
 
-def parse(given: Any, label: str, model: Model, stored: Stored) -> Pair:
+def parse(given: Any, label: str, model: Model, stored: Stored) -> NodePair:
     """One pair as the user wrote it. **Raises:** naming it by `label`."""
     if not isinstance(given, (tuple, list)) or len(given) < 2:
         raise TypeError(
             f"`{label}` must be `(where in the model, where in the checkpoint)`, and "
-            f"then a rename, adapters, or a list of them; not {_shown(given)}."
+            f"then a rename, adapters, or a list of them; not {_select.shown(given)}."
         )
     where, source, *rest = given
     steps = steps_of(rest, label)
@@ -109,7 +110,7 @@ def parse(given: Any, label: str, model: Model, stored: Stored) -> Pair:
         nodes, problems = renamed(how, nodes, label)
         rest = iter(nodes)
         groups = [Group(g.left, _nested.filled(g.right, rest)) for g in groups]
-    return Pair(label, groups, steps, problems, how is not None)
+    return NodePair(label, groups, steps, problems, how is not None)
 
 
 def steps_of(given: Sequence[Any], label: str) -> Steps:
@@ -122,8 +123,9 @@ def steps_of(given: Sequence[Any], label: str) -> Steps:
         second = isinstance(x, Rename) and any(isinstance(y, Rename) for y in steps)
         if second or not (isinstance(x, Rename) or callable(x)):
             raise TypeError(
-                f"`{label}` has {_shown(x)} after its two sides, where a pair takes "
-                "one `ec.rename(...)`, and adapters, `(saved, like) -> array`."
+                f"`{label}` has {_select.shown(x)} after its two sides, where a "
+                "pair takes one `ec.rename(...)`, and adapters, `(saved, like) -> "
+                "array`."
             )
         steps.append(x if isinstance(x, Rename) else adapter_of(x))
     return tuple(steps)
@@ -207,30 +209,25 @@ def deepened(nodes: Nested, depth: int) -> Nested:
     return nodes
 
 
-def _count(nodes: list[Node]) -> str:
+def _count(nodes: list[SideNode]) -> str:
     return f"{len(nodes)} node{'s' * (len(nodes) != 1)}"
 
 
-def some(nodes: list[Node]) -> str:
+def some(nodes: list[SideNode]) -> str:
     shown = ", ".join(f"`{node.name or '.'}`" for node in nodes[:3])
     return shown + (", ..." if len(nodes) > 3 else "")
 
 
-def _spread(nodes: list[Node]) -> list[Node] | None:
+def _spread(nodes: list[SideNode]) -> list[SideNode] | None:
     """The elements of the one node, if it is a sequence."""
     if len(nodes) != 1:
         return None
     name, leaves = nodes[0]
-    out: dict[str, Node] = {}
+    out: dict[str, SideNode] = {}
     for below, leaf in leaves.items():
         first, _, rest = below.partition(".")
         if not first.isdecimal():
             return None
         full = f"{name}.{first}" if name else first
-        out.setdefault(first, Node(full, {})).leaves[rest] = leaf
+        out.setdefault(first, SideNode(full, {})).leaves[rest] = leaf
     return [out[key] for key in sorted(out, key=int)]
-
-
-def _shown(x: Any) -> str:
-    text = repr(x)
-    return text if len(text) < 60 else f"a `{type(x).__name__}`"

@@ -56,7 +56,7 @@ def place(job: Job, model: Model, cast: bool, problems: Problems) -> list[Placed
         text = f"{job.label}, `{how}`: {said}; saved {_all(job.all_saved)}"
         problems.add("adapter", shown, text)
         return []
-    wanted = map(_Wanted, numbers, names, targets)
+    wanted = map(_ModelLeaf, numbers, names, targets)
     placed = [_fit(x, made, job, how, problems) for x, made in zip(wanted, results)]
     return [x for x in placed if x is not None]
 
@@ -166,7 +166,7 @@ def _shown(made: Any) -> str:
     return _show.short_array(np.dtype(made.dtype).name, made.shape)
 
 
-class _Wanted(NamedTuple):
+class _ModelLeaf(NamedTuple):
     """A leaf of the model."""
 
     number: int
@@ -175,7 +175,7 @@ class _Wanted(NamedTuple):
 
 
 def _fit(
-    wanted: _Wanted, made: Any, job: Job, how: str, problems: Problems
+    wanted: _ModelLeaf, made: Any, job: Job, how: str, problems: Problems
 ) -> Placed | None:
     """The leaf with what is made for it, if that is as the model has it."""
     number, name, target = wanted

@@ -14,7 +14,7 @@ from ._place import Placed
 from ._sides import Model, Stored
 
 
-class Options(NamedTuple):
+class GraftOptions(NamedTuple):
     """The keywords of `graft` that say what is done with which leaf. `can_init`: there
     is an `init`."""
 
@@ -26,7 +26,7 @@ class Options(NamedTuple):
     can_init: bool
 
 
-class Plan(NamedTuple):
+class GraftPlan(NamedTuple):
     """The leaves that a graft makes, keeps and drops.
 
     Leaves that are one object in the model are made once: `again` leads to the first.
@@ -51,9 +51,9 @@ def plan(
     model: Model,
     stored: Stored,
     pairs: Sequence[Any],
-    options: Options,
+    options: GraftOptions,
     read_scalars: Callable[[Sequence[LazyArray]], list[Any]],
-) -> Plan:
+) -> GraftPlan:
     """**Raises:** one `RuntimeError` that lists all that is wrong, `ValueError` or
     `TypeError` for a pair, a `fresh` or a `drop` that picks no nodes."""
     scalars, cast = options.scalars, options.cast
@@ -85,11 +85,11 @@ def plan(
     again = _place.tied(model, stored, placed, problems)
     _problems.check(problems, model, stored)
     fresh = {n: x for n, x in matching.fresh.items() if model.is_array(n)}
-    return Plan(placed, again, fresh, matching.dropped, differences)
+    return GraftPlan(placed, again, fresh, matching.dropped, differences)
 
 
 def _match(
-    model: Model, stored: Stored, pairs: Sequence[Any], options: Options
+    model: Model, stored: Stored, pairs: Sequence[Any], options: GraftOptions
 ) -> Matching:
     parsed = [
         _pairs.parse(given, f"pairs[{i}]", model, stored)

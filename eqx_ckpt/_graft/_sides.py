@@ -19,7 +19,7 @@ from . import _nested
 from ._nested import Nested
 
 
-class Node(NamedTuple):
+class SideNode(NamedTuple):
     """A node of either side: its name, and its leaves by their names below it.
 
     The leaves are numbers in the model, and `Saved` in the checkpoint.
@@ -68,7 +68,7 @@ class Model:
             raise ValueError(f"`{called}` fails on the model: {said(e)}") from e
         return _nested.mapped(lambda x: self.node(_flatten.module_name(x, "")), paths)
 
-    def node(self, name: str) -> Node:
+    def node(self, name: str) -> SideNode:
         numbers = [n for n in self.below.get(name, []) if self.storable[n]]
         leaves: dict[str, int] = {}
         for n in numbers:
@@ -77,7 +77,7 @@ class Model:
             if first != n:
                 paths = self.flat.paths
                 raise _names.twins(self.names[n], paths[first], paths[n])
-        return Node(name, leaves)
+        return SideNode(name, leaves)
 
 
 class Stored:
@@ -130,7 +130,7 @@ class Stored:
                 )
             if isinstance(picked, SavedNode):
                 return self.node(name)
-            return Node(name, {"": Saved(picked)})
+            return SideNode(name, {"": Saved(picked)})
         if isinstance(picked, dict):
             picked = list(picked.values())
         if isinstance(picked, (list, tuple)):
@@ -144,8 +144,8 @@ class Stored:
             f"`lambda c: c.model` does, and not a `{type(picked).__name__}`.{advice}"
         )
 
-    def node(self, name: str) -> Node:
-        return Node(
+    def node(self, name: str) -> SideNode:
+        return SideNode(
             name,
             {
                 _names.below(self.saved.names[place], name): Saved(

@@ -87,7 +87,7 @@ class NoEntry(NamedTuple):
     label: str
 
 
-class _Wanted(NamedTuple):
+class _Asked(NamedTuple):
     """The leaves that are asked for. Of each of `like`: its name in the checkpoint, the
     name that it is stored under, and whether `filter_spec` chooses it. `wholes` are the
     names of the nodes of which all is loaded, `places` those of leaves (None: all)."""
@@ -129,7 +129,7 @@ def match(
     names = [_names.name_of(path, source)[0] for path in flat.paths]
     stored = stored_names(saved, like, flat, names, source)
     nodes = [_flatten.module_name(path, source) for path in wholes]
-    wanted = _Wanted(options, like, flat, names, stored, chosen, places, nodes)
+    wanted = _Asked(options, like, flat, names, stored, chosen, places, nodes)
     report = Mismatches(thing)
     pairs = list(_pair_up(saved, wanted, report))
     if options.unexpected == "error":
@@ -176,7 +176,7 @@ def _once(saved: Leaves, match: Match) -> Match:
     return Match(match.flat, pairs, again)
 
 
-def _pair_up(saved: Leaves, wanted: _Wanted, report: Mismatches) -> Iterator[Pair]:
+def _pair_up(saved: Leaves, wanted: _Asked, report: Mismatches) -> Iterator[Pair]:
     options, places = wanted.options, wanted.places
     fits: dict[Any, _target.Misfit | None] = {}
     taken: dict[int, int] = {}
@@ -217,7 +217,7 @@ def _pair_up(saved: Leaves, wanted: _Wanted, report: Mismatches) -> Iterator[Pai
         )
 
 
-def _missing(wanted: _Wanted, number: int, target: Target, report: Mismatches) -> None:
+def _missing(wanted: _Asked, number: int, target: Target, report: Mismatches) -> None:
     name, stored = wanted.names[number], wanted.stored[number]
     text = _target.show_target(target)
     if isinstance(stored, NoEntry):
@@ -291,7 +291,7 @@ def _whole_labels(
     return out
 
 
-def _find_unexpected(saved: Leaves, wanted: _Wanted, report: Mismatches) -> None:
+def _find_unexpected(saved: Leaves, wanted: _Asked, report: Mismatches) -> None:
     filter_spec = wanted.options.filter_spec
     like = list(zip(wanted.stored, wanted.flat.leaves, wanted.chosen))
     # What a leaf of `like` stands for that is loaded, or would be if it was chosen.
@@ -324,7 +324,7 @@ def _find_unexpected(saved: Leaves, wanted: _Wanted, report: Mismatches) -> None
 
 
 def _find_static(
-    saved: Leaves, wanted: _Wanted, passes: Callable[[str], bool], report: Mismatches
+    saved: Leaves, wanted: _Asked, passes: Callable[[str], bool], report: Mismatches
 ) -> None:
     if not saved.statics.of:
         return

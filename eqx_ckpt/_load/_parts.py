@@ -60,7 +60,7 @@ def read(reading: Reading, requests: list[Request]) -> Results:
     plans = _plans(reading, requests)
     waiting: collections.deque[_Started] = collections.deque()
     with cf.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        reader = _Reader(reading, pool)
+        reader = _PartReader(reading, pool)
         for plan in plans:
             waiting.append(reader.start(plan))
             while waiting and all(part.done() for part in waiting[0].parts):
@@ -220,7 +220,7 @@ class _Part(NamedTuple):
     keeps: list[Callable[[], None]]
 
 
-class _Reader:
+class _PartReader:
     """Starts to read leaves, and verifies their parts in a pool of threads."""
 
     def __init__(self, reading: Reading, pool: cf.ThreadPoolExecutor):

@@ -172,7 +172,7 @@ class Tagged:
             elif id(leaf) not in self._others:
                 advice = " Make a list of it." if isinstance(leaf, _iterables) else ""
                 raise ValueError(
-                    f"`{self.called}` returned {_shown(leaf)}, which is not a node of "
+                    f"`{self.called}` returned {shown(leaf)}, which is not a node of "
                     "the tree but a static field, or a value made in the lambda."
                     f"{advice}"
                 )
@@ -207,6 +207,7 @@ class Tagged:
         )
 
 
-def _shown(x: Any) -> str:
+def shown(x: Any) -> str:
+    """A value for a message: its `repr`, if that is short."""
     text = repr(x)
     return text if len(text) < 60 else f"a `{type(x).__name__}`"
