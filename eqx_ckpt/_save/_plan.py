@@ -160,7 +160,7 @@ def _describe(
             raise type(e)(f"The leaf `{name}` cannot be saved: {e}") from None
         shard = _leaf.shard_shape(value, template)
         grain = value.grain if isinstance(value, Unread) else ()
-        done = made.get((id(template), keys, shard))
+        done = made.get((id(template), keys, shard, grain))
         if done is None or callable(options.chunks):
             full = template._replace(keys=keys)
             chunk = full.chunk
@@ -170,7 +170,7 @@ def _describe(
                 chunk = _chunking.chunk_shape(name, full, options, shard)
             codec = _chunking.codec_of(full, options.compression)
             done = template, full._replace(chunk=chunk, codec=codec)
-            made[id(template), keys, shard] = done
+            made[id(template), keys, shard, grain] = done
         template = done[1]
         alias = None
         if _leaf.is_shared(value) or isinstance(value, Unread):

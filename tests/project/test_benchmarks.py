@@ -74,3 +74,13 @@ def test_the_short_form_fails(tmp_path):
         "S"
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.long
+def test_edits():
+    """What an edit reads, writes and takes of memory; it fails beyond its limits."""
+    program = str(benchmarks / "editing.py")
+    command = [sys.executable, program, "--short"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("| lazy |") == done.stdout.count("| whole |") == 7
