@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from .._format import _text
-from .._tree import _show
+from .._tree import _html, _show
 
 
 class Change(NamedTuple):
@@ -58,23 +58,36 @@ class Diff:
         parts = self.added, self.removed, self.changed, self.static, self.metadata
         return any(map(bool, parts))
 
-    def __repr__(self) -> str:
+    def _counts(self) -> str:
         counts = {
             "added": len(self.added),
             "removed": len(self.removed),
             "changed": len(self.changed),
         }
         some = [f"{n} {what}" for what, n in counts.items() if n]
-        some.append(f"{self.same} the same")
-        head = f"Diff of {self.a} and {self.b}: {', '.join(some)}"
-        changed = [(name, _line(change)) for name, change in self.changed.items()]
-        rows = {
+        return ", ".join([*some, f"{self.same} the same"])
+
+    def _rows(self) -> dict[str, list[tuple[str, str]]]:
+        return {
             "added": list(self.added.items()),
             "removed": list(self.removed.items()),
-            "changed": changed,
+            "changed": [(name, _line(x)) for name, x in self.changed.items()],
             "static": [(name, _pair(*x)) for name, x in self.static.items()],
             "metadata": [(name, _pair(*x)) for name, x in self.metadata.items()],
         }
+
+    def _repr_html_(self) -> str:
+        rows = self._rows()
+        # One row for each leaf has its own differences, and folds with none.
+        for number, (name, change) in enumerate(self.changed.items()):
+            rows["changed"][number] = name, _line(change) + self._sizes([name])
+        parts = [_html.section(title, rows[kind]) for kind, title in _titles.items()]
+        return _html.card(f"Diff of {self.a} and {self.b}", self._counts(), *parts)
+
+    def __repr__(self) -> str:
+        head = f"Diff of {self.a} and {self.b}: {self._counts()}"
+        rows = self._rows()
+        changed = rows["changed"]
 
         def sizes(kind: str, name: str, text: str) -> str:
             if kind != "changed":

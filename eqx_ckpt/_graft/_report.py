@@ -5,7 +5,8 @@ import dataclasses
 from typing import NamedTuple
 
 from .._format import _text
-from .._tree import _show
+from .._tree import _html, _show
+from .._tree._show import Line
 
 
 STATUSES = ("loaded", "adapted", "cast", "fresh", "dropped")
@@ -95,6 +96,27 @@ class Report:
                 ],
             )
         return "\n".join(map(_text.escape, lines))
+
+    def _repr_html_(self) -> str:
+        lines = []
+        for status in STATUSES:
+            rows = self._of(status)
+            if not rows:
+                continue
+            count = f"{len(rows):,} {'leaf' if len(rows) == 1 else 'leaves'}"
+            lines.append(Line(status, count, sum(row.nbytes for row in rows)))
+        quiet = _text.size(self.nbytes)
+        if self.bytes_read is not None:
+            quiet = f"{_text.size(self.bytes_read)} read of {quiet}"
+        kept = [(name, f"{kept}, saved {old}") for name, old, kept in self.differences]
+        parts = [
+            _html.section(status, [(x.name, x.how) for x in self._of(status)])
+            for status in STATUSES[1:]
+        ]
+        parts.append(_html.section("kept, though another value was saved", kept))
+        whole = max((line.nbytes or 0 for line in lines), default=0)
+        table = _html.table(lines, whole, copy=False)
+        return _html.card(f"Graft of {self.path}", quiet, table, *parts)
 
     def _of(self, status: str) -> list[Row]:
         return [row for row in self.rows if row.status == status]

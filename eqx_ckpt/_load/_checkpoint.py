@@ -9,10 +9,10 @@ from jaxtyping import PyTree
 from .._format import _names, _text
 from .._storage._archive import Readable
 from .._storage._backend import Backend
-from .._tree import _leaf, _nearest, _show
+from .._tree import _html, _leaf, _nearest, _show
 from .._tree._filters import FilterSpec, IsLeaf
 from .._tree._static import Static
-from . import _lazy, _match, _nodes, _open, _renamed
+from . import _lazy, _match, _nodes, _open, _renamed, _shown
 from ._lazy import LazyArray
 from ._rename import Renaming
 from ._renamed import Renamed
@@ -171,7 +171,7 @@ class Checkpoint(_Base):
 
     def describe(self, limit: int | None = None) -> str:
         """The checkpoint as a tree, in at most `limit` lines (None: all of them)."""
-        rows = ((r.name, _nodes.row(r)) for r in self._source.index.leaves.records())
+        rows = (_nodes.line(r).row for r in self._source.index.leaves.records())
         count = len(self)
         head = (
             f"Checkpoint({_text.escape(self.path)}: {count} "
@@ -179,6 +179,13 @@ class Checkpoint(_Base):
         )
         lines = _show.tree_lines(rows, limit)
         return "\n".join([head, *("  " + line for line in lines)])
+
+    def _repr_html_(self) -> str:
+        return _shown.checkpoint(self.path, self._source)
+
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
+        items = {"path": self.path, "metadata": self.metadata, "tree": self.tree}
+        return _html.treescope_items(Checkpoint, items, path, subtree_renderer)
 
     def __copy__(self) -> "Checkpoint":
         return self
@@ -200,10 +207,10 @@ def open(
     """Opens a checkpoint. Reads its index, one small file, and no array.
 
     It may be one of another format, which is recognised by what is there: a
-    `.safetensors` file, or a directory of such files with their index; a `.eqx` file; a
-    directory of Orbax, levanter or eformer; a file of flax in msgpack. These have no
-    digests, so that nothing of them can be verified. A checkpoint of ours in a `.zip`
-    has.
+    `.safetensors` file, or a directory of such files with their index; PyTorch's zips
+    (`.pt`, `pytorch_model.bin`); NumPy's `.npz` and `.npy`; a `.eqx` file; a directory
+    of Orbax, levanter or eformer; a file of flax in msgpack. These have no digests, so
+    that nothing of them can be verified. A checkpoint of ours in a `.zip` has.
 
     **Arguments:**
 

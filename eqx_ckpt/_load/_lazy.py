@@ -7,13 +7,14 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from .._format import _template, _text, _view
+from .._format import _template, _view
 from .._format._leaves import Record
 from .._format._template import Template
 from .._format._view import View
 from .._storage import _arrays, _context
 from .._storage._backend import Backend
-from .._tree import _leaf, _target
+from .._tree import _html, _leaf, _target
+from .._tree._show import Line
 from .._tree._target import Target
 from . import _fetch, _open
 from ._source import Source
@@ -245,12 +246,11 @@ class LazyArray(jax.ShapeDtypeStruct):
     def __iter__(self) -> Any:
         return (self[i] for i in range(len(self)))
 
-    def _row(self) -> str:
-        """As a node prints it."""
-        nbytes = self._template.nbytes
-        if self._target.kind in _template.ARRAY_KINDS:
-            nbytes = math.prod(self.shape) * self.dtype.itemsize
-        return f"{_target.show_target(self._target)}  {_text.size(nbytes)}"
+    def _line(self, name: str) -> Line:
+        return _line(self, name)
+
+    def _repr_html_(self) -> str:
+        return _html.array(self, _line(self, self.name), self._sources)
 
     def __repr__(self) -> str:
         return f"LazyArray({self.name}: {_target.show_target(self._target)})"
@@ -268,6 +268,15 @@ class LazyArray(jax.ShapeDtypeStruct):
         source.check_pickles()
         args = (source.root, source.index.save, self.name, self._view, self._target)
         return _unpickle, args
+
+
+def _line(lazy: LazyArray, name: str) -> Line:
+    """What is shown of a leaf that a node has under a name."""
+    target, nbytes = lazy._target, lazy._template.nbytes
+    if target.kind in _template.ARRAY_KINDS:
+        nbytes = math.prod(lazy.shape) * lazy.dtype.itemsize
+    text = _target.show_target(target) + _html.sharding(lazy)
+    return Line(name, text, nbytes)
 
 
 def on_host(lazy: LazyArray, dtype: Any = None) -> LazyArray:

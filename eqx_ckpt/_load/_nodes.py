@@ -5,18 +5,19 @@ import functools as ft
 from collections.abc import Iterator
 from typing import Any
 
-from .._format import _names, _text
+from .._format import _names
 from .._format._leaves import Record
 from .._storage._backend import Backend
 from .._tree import _leaf, _node
 from .._tree._node import Node, Spec
+from .._tree._show import Line
 from . import _lazy, _open
 from ._lazy import LazyArray
 from ._source import Source
 
 
-def row(record: Record) -> str:
-    return f"{_leaf.show(record.template)}  {_text.size(record.template.nbytes)}"
+def line(record: Record) -> Line:
+    return Line(record.name, _leaf.show(record.template), record.template.nbytes)
 
 
 # Of sequences with gaps, where functions stood or nothing was stored.
@@ -175,15 +176,17 @@ class _Stored:
         for body in bodies:
             body._is_checked = True
 
-    def rows(self) -> Iterator[tuple[str, str]]:
+    def lines(self) -> Iterator[Line]:
         index = self.source.index
         cut = len(self.name) + 1 if self.name else 0
         for member in self._members:
             if isinstance(member, int):
-                yield index.leaves.names[member][cut:], row(index.leaves.record(member))
+                one = line(index.leaves.record(member))
+                yield one._replace(name=one.name[cut:])
             else:
                 fields = _node.fields_text(index.leaves.statics, member)
-                yield from _node.field_rows(fields, member[cut:])
+                for row in _node.field_rows(fields, member[cut:]):
+                    yield Line(*row)
 
     def reduce(self) -> tuple[Any, ...]:
         return reopen_node, (self.source.root, self.source.index.save, self.name)

@@ -64,8 +64,7 @@ class Source:
         return not self.has_digests and not self.is_stored(record)
 
     def strides(self, record: Record) -> tuple[int, ...] | None:
-        """How many elements apart those of a leaf lie along each axis; None: they
-        follow each other."""
+        """How many elements apart those of a leaf lie along each axis, if they do."""
         return None if self.foreign is None else self.foreign.strides.get(record.place)
 
     def check_pickles(self) -> None:
@@ -130,11 +129,11 @@ class Source:
                 # It may live for longer than this, and a descriptor with it.
                 directory = self.directory.unpinned()
                 strides = self.strides(record)
-                if strides is not None:
-                    places = [_arrays.spread(places[0], strides)]
-                (array,) = _arrays.open_arrays(directory, self.files, places)
-                if strides is not None:
-                    array = _arrays.strided(array, record.template.shape, strides)
+                if strides and self.files:
+                    where = directory, self.files, places[0]
+                    array = _arrays.open_strided(*where, strides)
+                else:
+                    (array,) = _arrays.open_arrays(directory, self.files, places)
             self._opened[record.place] = array
         return array
 
@@ -165,12 +164,7 @@ class Source:
         t = record.template
         if not self.is_run(record):
             return t
-        strides = self.strides(record)
-        if strides is None:
-            return t._replace(chunk=_grid.choose(t.shape, t.itemsize, _CUT))
-        target = max(_CUT, _grid.span(t.shape, strides) * t.itemsize // _MANY)
-        chunk = _grid.choose_strided(t.shape, strides, t.itemsize, target)
-        return t._replace(chunk=chunk)
+        return t._replace(chunk=_cut(t, self.strides(record)))
 
     def _place(
         self, record: Record, numbers: Sequence[int] | None = None
@@ -200,10 +194,10 @@ class Source:
         is_decoded = t.codec is not None or self.files is None
         if is_decoded and t.full > _arrays.largest_chunk():
             raise ValueError(f"its chunks have {t.full} bytes, more than this machine")
-        strides = self.strides(record)
         if self.root.is_far:
             return
-        if strides is not None and self.files is not None:
+        strides = self.strides(record)
+        if strides and self.files:
             file, start, _ = self.index.locate(record, 0)
             stop = start + _grid.span(t.shape, strides) * t.itemsize
             self.directory.check_range(self.files[file], stop)
@@ -304,6 +298,14 @@ class Source:
             )
         why = _text.escape(why)
         return DamagedError(f"The checkpoint at `{self.root}` cannot be read: {why}.")
+
+
+def _cut(t: Template, strides: tuple[int, ...] | None) -> _grid.Shape:
+    """In what chunks a leaf is read that has none."""
+    if strides is None:
+        return _grid.choose(t.shape, t.itemsize, _CUT)
+    target = max(_CUT, _grid.span(t.shape, strides) * t.itemsize // _MANY)
+    return _grid.choose_strided(t.shape, strides, t.itemsize, target)
 
 
 def grid_of(t: Template) -> Grid:

@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 from .._load import _deserialise
 from .._runtime import _log, _undo
 from .._storage._remote import Store
-from . import _restore, _steps
+from . import _restore, _shown, _steps
 from ._offer import Offer
 from ._policy import Policy
 from ._saves import Saves
@@ -99,6 +99,9 @@ class CheckpointManager:
 
     def __repr__(self) -> str:
         return f"CheckpointManager({self._steps.root.url!r})"
+
+    def _repr_html_(self) -> str:
+        return _shown.run(self._steps)
 
     def save(
         self,
@@ -224,8 +227,6 @@ class CheckpointManager:
         """Where the checkpoint of a step is, or will be."""
         return self._steps.path(step)
 
-    # ---- Which steps stay.
-
     def pin(self, step: int) -> None:
         """Keeps a step until [`unpin`][]: it is not deleted.
 
@@ -245,8 +246,6 @@ class CheckpointManager:
         """
         self.wait()
         self._first(f"Deleting step {step}", lambda: self._steps.delete(step))
-
-    # ---- Stopping, and other processes.
 
     def should_stop(self) -> bool:
         """Whether one of the `signals` has come, in any process of the run.

@@ -19,10 +19,12 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from .._format import _text
 from .._runtime import _log, _undo
 from .._runtime._progress import Count
 from .._storage import _context
 from .._storage._backend import Backend
+from .._tree import _html
 
 
 class Progress(NamedTuple):
@@ -58,11 +60,18 @@ class SaveHandle:
         # The bytes of the leaves, and how many are written.
         self._nbytes, self._count = 0, Count()
 
+    def _state(self) -> str:
+        if not self._saved.done():
+            return "being saved"
+        return "failed" if self._saved.exception() else "saved"
+
     def __repr__(self) -> str:
-        state = "being saved"
-        if self._saved.done():
-            state = "failed" if self._saved.exception() else "saved"
-        return f"<SaveHandle of `{self._root}`: {state}>"
+        return f"<SaveHandle of `{self._root}`: {self._state()}>"
+
+    def _repr_html_(self) -> str:
+        done, total = map(_text.size, self.progress)
+        state = f"{self._state()}, {done} of {total}"
+        return _html.card(f"SaveHandle {self._root}", state)
 
     def staged(self) -> None:
         """Waits until the arrays that are saved may be donated, deleted or overwritten.

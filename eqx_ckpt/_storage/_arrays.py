@@ -315,22 +315,21 @@ def start_read(
     return _FlatRead(store.root, store.key, store.start + first * into.itemsize, into)
 
 
-def spread(place: ArrayPlace, strides: tuple[int, ...]) -> ArrayPlace:
-    """All that lies from the first to the last element of an array, in one chunk."""
-    t = place.template
-    shape = (_grid.span(t.shape, strides),)
-    ((_, file, start, _),) = place.chunks
-    chunk = (_grid.key((0,)), file, start, shape[0] * t.itemsize)
-    return place._replace(template=t._replace(shape=shape, chunk=shape), chunks=[chunk])
-
-
-def strided(
-    store: ts.TensorStore, shape: Sequence[int], strides: Sequence[int]
+def open_strided(
+    root: Backend, files: Sequence[str], place: ArrayPlace, strides: tuple[int, ...]
 ) -> ts.TensorStore:
-    """The array whose elements lie so many elements apart in one of one axis."""
-    axes = np.ix_(*map(np.arange, shape))
+    """An array whose elements lie so many elements apart along each axis, opened
+    without a read: of all that lies from the first to the last, in one chunk."""
+    t = place.template
+    ((_, file, start, _),) = place.chunks
+    size = _grid.span(t.shape, strides)
+    run = t._replace(shape=(size,), chunk=(size,))
+    chunk = (_grid.key((0,)), file, start, size * t.itemsize)
+    (store,) = open_arrays(root, files, [ArrayPlace(run, "", [chunk])])
+    axes = np.ix_(*map(np.arange, t.shape))
     places = sum(axis * stride for axis, stride in zip(axes, strides))
-    return view(store[np.broadcast_to(places, shape)], (slice(None),) * len(shape))
+    whole = (slice(None),) * len(t.shape)
+    return view(store[np.broadcast_to(places, t.shape)], whole)
 
 
 def view(store: ts.TensorStore, picks: tuple[slice | int, ...]) -> ts.TensorStore:

@@ -12,7 +12,8 @@ from jaxtyping import PyTree
 
 from .._format import _names, _text
 from .._format._leaves import Statics
-from . import _encoded, _show
+from . import _encoded, _html, _show
+from ._show import Line
 
 
 class Spec(NamedTuple):
@@ -83,8 +84,8 @@ class Body(Protocol):
         """
         ...
 
-    def rows(self) -> Iterator[tuple[str, str]]:
-        """The rows that are printed: names below the node, and a text for each."""
+    def lines(self) -> Iterator[Line]:
+        """What is shown, with the names below the node."""
         ...
 
     def reduce(self) -> tuple[Any, ...]:
@@ -96,7 +97,11 @@ class Body(Protocol):
 class _Shown(Protocol):
     """A leaf that knows how it is printed: a lazy one."""
 
-    def _row(self) -> str: ...
+    def _line(self, name: str) -> Line: ...
+
+
+# Names that everybody asks for: Python, JAX, and notebooks, which call what they find.
+_ASKED = "__", "_repr_", "_ipython_"
 
 
 class Node:
@@ -109,7 +114,8 @@ class Node:
     labels of States that it has.
 
     Whatever was stored, `keys` for instance, is an attribute before the node's own
-    methods are; names with two underscores in front are reached by `[...]` only.
+    methods are; names with two underscores in front, and `_repr_…` and `_ipython_…`,
+    are reached by `[...]` only.
     """
 
     __slots__ = ("_body",)
@@ -124,7 +130,7 @@ class Node:
         )
 
     def __getattribute__(self, name: str) -> Any:
-        if not name.startswith("__"):
+        if not name.startswith(_ASKED):
             body = body_of(self)
             try:
                 return body.find(_names.quote(name))
@@ -135,8 +141,7 @@ class Node:
         return object.__getattribute__(self, name)
 
     def __getattr__(self, name: str) -> Any:
-        # Names with two underscores are asked for by everybody.
-        if not name.startswith("__"):
+        if not name.startswith(_ASKED):
             raise AttributeError(_missing(self, f"`{_text.escape(name)}`"))
         if _names.quote(name) in body_of(self).components():
             raise AttributeError(f"`{name}` is reached by `[{name!r}]`.")
@@ -191,9 +196,20 @@ class Node:
 
     def __repr__(self) -> str:
         body = body_of(self)
-        lines = _show.tree_lines(body.rows(), 200)
+        lines = _show.tree_lines((line.row for line in body.lines()), 200)
         head = f"Node({_text.escape(body.shown()[0]) or '.'})"
         return "\n".join([head, *("  " + line for line in lines)])
+
+    def _repr_html_(self) -> str:
+        body = body_of(self)
+        name = body.shown()[0]
+        return _html.card("Node", name, _html.tree(body.lines()), prefix=name)
+
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
+        body = body_of(self)
+        keys = [key for _, key in body.spec().keys]
+        items = {**dict(zip(keys, body.children())), **static_fields(self)}
+        return _html.treescope_items(Node, items, path, subtree_renderer)
 
     def __copy__(self) -> "Node":
         return self
@@ -302,20 +318,20 @@ class Held:
         # Its children are looked at when JAX comes to them.
         pass
 
-    def rows(self) -> Iterator[tuple[str, str]]:
+    def lines(self) -> Iterator[Line]:
         for component, child in zip(self._places, self._children):
             if isinstance(child, Node):
-                for name, text in body_of(child).rows():
-                    yield f"{component}.{name}", text
+                for line in body_of(child).lines():
+                    yield line._replace(name=f"{component}.{line.name}")
             elif isinstance(child, _Shown):
-                yield component, child._row()
+                yield child._line(component)
             elif hasattr(child, "shape") and hasattr(child, "dtype"):
                 size = math.prod(child.shape) * child.dtype.itemsize
                 array = _show.short_array(child.dtype.name, child.shape)
-                yield component, f"{array}  {_text.size(size)}"
+                yield Line(component, array + _html.sharding(child), size)
             else:
-                yield component, _short(child)
-        yield from field_rows(self._spec.fields)
+                yield Line(component, _short(child))
+        yield from (Line(*row) for row in field_rows(self._spec.fields))
 
     def reduce(self) -> tuple[Any, ...]:
         return _unflatten, (self._spec, self._children)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from .._format import _text
 
@@ -25,6 +25,20 @@ _short = {
 }
 
 
+class Line(NamedTuple):
+    """What is shown of a leaf, or of a static field (`nbytes` is None)."""
+
+    name: str
+    text: str
+    nbytes: int | None = None
+
+    @property
+    def row(self) -> tuple[str, str]:
+        if self.nbytes is None:
+            return self.name, self.text
+        return self.name, f"{self.text}  {_text.size(self.nbytes)}"
+
+
 def short_dtype(dtype: str) -> str:
     """`float32` as `f32`, as Equinox prints it."""
     if dtype in ("bool", "bfloat16"):
@@ -37,6 +51,10 @@ def short_dtype(dtype: str) -> str:
 
 def short_array(dtype: str, shape: Sequence[int]) -> str:
     return f"{short_dtype(dtype)}[{','.join(map(str, shape))}]"
+
+
+def is_number(part: str) -> bool:
+    return _number.fullmatch(part) is not None
 
 
 def fold(names: Iterable[str]) -> list[str]:
@@ -169,6 +187,11 @@ def tree_rows(rows: Iterable[tuple[str, T]]) -> list[tuple[str, T | None]]:
 
     Numbered siblings that have the same are one row, as `{0..31}`.
     """
+    return _draw(nested(rows), "")
+
+
+def nested(rows: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The rows as dicts in dicts, by the parts of their names."""
     top: dict[str, Any] = {}
     for name, text in rows:
         node = top
@@ -179,7 +202,7 @@ def tree_rows(rows: Iterable[tuple[str, T]]) -> list[tuple[str, T | None]]:
                 child = node.setdefault(part + ".", {})
             node = child
         node[last if last not in node else last + "."] = text
-    return _draw(top, "")
+    return top
 
 
 def _draw(node: dict[str, Any], indent: str) -> list[tuple[str, Any]]:

@@ -1,0 +1,27 @@
+"""What a notebook shows of a checkpoint. All of it is in the index."""
+
+import json
+
+from .._format import _text
+from .._tree import _html, _node
+from .._tree._show import Line
+from . import _nodes
+from ._source import Source
+
+
+def checkpoint(path: str, source: Source) -> str:
+    index = source.index
+    leaves = index.leaves
+    lines = [_nodes.line(record) for record in leaves.records()]
+    for module in leaves.statics.of:
+        fields = _node.fields_text(leaves.statics, module)
+        lines += [Line(*row) for row in _node.field_rows(fields, module)]
+    count = len(leaves.names)
+    what = f"{count:,} {'leaf' if count == 1 else 'leaves'}"
+    written = {"save_id": index.save, **index.writer}
+    parts = [_html.text("saved by", "\n".join(f"{a} {b}" for a, b in written.items()))]
+    if index.metadata is not None:
+        text = json.dumps(index.metadata, indent=1, default=repr)
+        parts.insert(0, _html.text("metadata", text))
+    quiet = f"{what}, {_text.size(leaves.nbytes)}, {index.layout}"
+    return _html.card(path, quiet, *parts, _html.tree(lines))
