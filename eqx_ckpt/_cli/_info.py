@@ -43,7 +43,7 @@ def of(ckpt: Checkpoint) -> Said:
         "format": _index.FORMAT if is_ours else ckpt.layout,
         "layout": ckpt.layout,
         "save_id": ckpt.save_id if is_ours else None,
-        "time": time_of(usage, "seconds"),
+        "time": _moment(usage and usage.time),
         "writer": ckpt.writer,
         "leaves": len(ckpt),
         "kinds": dict(kinds),
@@ -71,7 +71,7 @@ def _lines(data: dict[str, Any], usage: Usage | None) -> list[Line]:
     if data["save_id"] is not None:
         rows = [("format", f"{data['format']}, layout {data['layout']}")]
         rows.append(("save", data["save_id"]))
-    rows.append(("time", time_of(usage)))
+    rows.append(("time", data["time"]))
     rows.append(
         ("written by", ", ".join(f"{k} {v}" for k, v in data["writer"].items()))
     )
@@ -131,12 +131,12 @@ def _bounded(text: str, most: int = 200) -> str:
     return text if len(text) <= most else text[:most] + " ..."
 
 
-def time_of(usage: Usage | None, resolution: str = "seconds") -> str:
-    """When the newest of the files was written, in the zone of the machine."""
-    if usage is None or usage.time is None:
+def _moment(time: float | None) -> str:
+    """Seconds since 1970, in the zone of the machine."""
+    if time is None:
         return ""
-    when = datetime.datetime.fromtimestamp(usage.time).astimezone()
-    return when.isoformat(" ", resolution)
+    when = datetime.datetime.fromtimestamp(time).astimezone()
+    return when.isoformat(" ", "seconds")
 
 
 # ---- Runs.
@@ -159,7 +159,7 @@ def of_run(run: Run, best: tuple[str, str] | None = None) -> Said:
                 f"No complete step of `{run.path}` has a number as the metric "
                 f"`{best[0]}`. The metrics there are: {some}."
             )
-    data = {
+    data = lambda: {
         "path": run.steps.root.url,
         "best": chosen,
         "steps": [_step_as_json(x) for x in found],
@@ -174,10 +174,10 @@ def _step_as_json(x: Summary) -> dict[str, Any]:
         "why": x.why,
         "saved_by": "eqx_ckpt" if x.is_ours else "orbax",
         "pinned": x.is_pinned,
-        "time": time_of(x.usage),
+        "time": _moment(x.time),
         "leaves": x.leaves,
         "nbytes": x.nbytes,
-        "files": _as_json(x.usage),
+        "data": _as_json(x.data),
         "metrics": x.metrics,
     }
 
@@ -185,7 +185,7 @@ def _step_as_json(x: Summary) -> dict[str, Any]:
 def _table(run: Run, found: list[Summary], best: int | None) -> list[Line]:
     counts = collections.Counter(x.state for x in found)
     states = ", ".join(f"{n:,} {state}" for state, n in counts.items())
-    shares = any(x.usage and x.usage.own < x.usage.nbytes for x in found)
+    shares = any(x.data and x.data.own < x.data.nbytes for x in found)
     head = [Span(run.steps.root.url, "title"), Span(f"  {states}")]
     metrics = list(dict.fromkeys(name for x in found for name in x.metrics or ()))
     columns = [
@@ -199,13 +199,12 @@ def _table(run: Run, found: list[Summary], best: int | None) -> list[Line]:
     rows = []
     for x in found:
         values = x.metrics or {}
-        usage = x.usage
         rows.append(
             [
                 str(x.step),
-                time_of(usage)[:-6],
+                _moment(x.time)[:19],
                 "" if x.nbytes is None else _text.size(x.nbytes),
-                _text.size(usage.own) if usage and shares else "",
+                _text.size(x.data.own) if x.data and shares else "",
                 *(_number(values.get(name)) for name in metrics[:_METRICS]),
                 _marks(x, x.step == best),
             ]

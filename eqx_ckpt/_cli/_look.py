@@ -88,7 +88,7 @@ def ls(
         lines = _flat(records)
     else:
         lines = _tree(records, fields, depth)
-    data = {"path": ckpt.path, "leaves": list(map(_as_json, records))}
+    data = lambda: {"path": ckpt.path, "leaves": list(map(_as_json, records))}
     nbytes = sum(r.template.nbytes for r in records if r.place not in leaves.aliases)
     what = f"{_count(len(records))}, {_text.size(nbytes)}"
     head = [Span(ckpt.path, "title"), Span(f"  {name}" * bool(name), "name")]

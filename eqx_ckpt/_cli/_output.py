@@ -27,8 +27,8 @@ Line = str | Sequence[Span]
 
 
 class Said(NamedTuple):
-    """What a command says. `status` 1: what it was asked about is so, as damage or a
-    difference."""
+    """What a command says. `data` is what JSON has, or a function that makes it.
+    `status` 1: what it was asked about is so, as damage or a difference."""
 
     data: Any
     lines: Iterable[Line]
@@ -59,7 +59,8 @@ def command(call: Callable[..., Said]) -> Callable[..., Callable[[], int]]:
 
 def _say(said: Said, as_json: bool) -> int:
     if as_json:
-        print(json.dumps(jsonable(said.data), indent=2, allow_nan=False))
+        data = said.data() if callable(said.data) else said.data
+        print(json.dumps(jsonable(data), indent=2, allow_nan=False))
     else:
         has_colour = is_coloured(sys.stdout)
         for line in said.lines:

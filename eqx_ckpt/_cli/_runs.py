@@ -38,7 +38,7 @@ def steps(
 ) -> Said:
     """Print the steps of a run; pin or delete some.
 
-    "own" is what a step takes on disk and shares with no other. --pin, --unpin and
+    "own" is what a step has in data files and shares with no other. --pin, --unpin and
     --delete may be given several times, and ask first. --max --best METRIC is for what
     should be large.
     """

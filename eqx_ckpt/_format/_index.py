@@ -202,16 +202,21 @@ def decode(data: bytes) -> Index:
         _check_version(int(head[1]), head[2].decode("ascii", "replace"))
     if not data.startswith(f'{{"format":"{FORMAT}"'.encode()):
         raise ValueError("the index is not one of eqx_ckpt")
-    _json.check_cost(data)
-    body, tail = data[:-45], data[-45:]
-    if tail != _tail + digest(body).encode() + b'"}':
-        raise DamagedError("the index is damaged: its digest is not that of its bytes")
+    check_digest(data)
     value = _json.parse(data, encoding="ascii")
     _check_version(value.get("version"), value.get("reader"))
     index = _typed(value)
     if index.layout == "ocdbt":
         _check_places(index)
     return index
+
+
+def check_digest(data: bytes) -> None:
+    """**Raises:** `ValueError` for what is too long to be parsed, or is damaged."""
+    _json.check_cost(data)
+    body, tail = data[:-45], data[-45:]
+    if tail != _tail + digest(body).encode() + b'"}':
+        raise DamagedError("the index is damaged: its digest is not that of its bytes")
 
 
 class Newer(ValueError):

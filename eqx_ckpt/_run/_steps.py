@@ -17,11 +17,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from .._format import _files, _json, _text
+from .._format._heads import Head
 from .._load import _checkpoint, _published
 from .._runtime import _log
 from .._save import _background, _leftovers, _publish
 from .._storage import _root, _store
-from .._storage._backend import Backend, Locks, Renames, Usage
+from .._storage._backend import Backend, Glance, Locks, Renames, Usage
 from .._storage._remote import Store
 from . import _clean
 
@@ -166,8 +167,18 @@ class Steps:
         found = _json.parse(value.data, f"`{key}`") if value else None
         return found if isinstance(found, dict) else {}
 
-    def usage(self, step: int) -> Usage | None:
-        return self._at(step).usage()
+    def glance(self, step: int) -> Glance | None:
+        """The index of a step; None if it has none, or leads through a link."""
+        with contextlib.suppress(ValueError):
+            return self.root.glance(f"{step}/{_ITEM}/{_files.INDEX}", _json.MAX_INDEX)
+        return None
+
+    def usage(self, step: int, head: Head) -> Usage | None:
+        """What the data files of a step take."""
+        if head.files is None:
+            return self._at(step).usage()
+        start = f"{step}/{_ITEM}/d/{head.save}"
+        return self.root.usage([f"{start}/{number}" for number in range(head.files)])
 
     def each(self, ask: Any, steps: Iterable[int]) -> list[Any]:
         return _store.gather(self.root, [ft.partial(ask, step) for step in steps])

@@ -4,6 +4,8 @@ import functools as ft
 from typing import Any, NamedTuple
 
 from .._errors import DamagedError
+from .._format._heads import Heads
+from .._format._index import Newer
 from .._load import _checkpoint
 from .._storage._backend import Usage
 from ._steps import metrics_in, Steps
@@ -11,19 +13,22 @@ from ._steps import metrics_in, Steps
 
 class Summary(NamedTuple):
     """A step of a run. `state` is "complete", "incomplete" (its save was killed, or
-    goes on), "damaged", or "unread" if nobody can tell now; `why` says more. `nbytes`
-    are those of its arrays in memory; `usage` is what it takes on disk, if it is on
-    one."""
+    goes on), "damaged", or "unread" if nobody can tell now; `why` says more.
+
+    `nbytes` are those of its arrays in memory; `data` is what its data files take, and
+    `time` when it was saved, if it is on a disk.
+    """
 
     step: int
     state: str
     why: str = ""
     is_ours: bool = True
     is_pinned: bool = False
+    time: float | None = None
     leaves: int | None = None
     nbytes: int | None = None
     metrics: dict[str, Any] | None = None
-    usage: Usage | None = None
+    data: Usage | None = None
 
 
 def summaries(steps: Steps) -> list[Summary]:
@@ -33,34 +38,52 @@ def summaries(steps: Steps) -> list[Summary]:
     """
     there = sorted(steps.directories())
     pins = steps.pins() if there else set()
-    found = steps.each(ft.partial(_summary, steps), there)
-    return [x._replace(is_pinned=x.step in pins) for x in found]
+    found = steps.each(ft.partial(_summary, steps, Heads()), there)
+    return [x._replace(is_pinned=True) if x.step in pins else x for x in found]
 
 
-def _summary(steps: Steps, step: int) -> Summary:
+def _summary(steps: Steps, heads: Heads, step: int) -> Summary:
     try:
-        signature = steps.signature(step)
-        if signature is None:
+        got = steps.glance(step)
+        if got is None:
             return _without(steps, step)
-        ckpt = _checkpoint.open(steps.path(step))
-        metrics = metrics_in(ckpt.metadata)
-        if not signature.is_ours:
-            metrics = steps.read_metrics(step, signature)
-        usage = steps.usage(step)
+        try:
+            head = heads.read(got.data)
+        except Newer:
+            raise
+        except ValueError as e:
+            raise DamagedError(str(e)) from e
         return Summary(
-            step, "complete", "", signature.is_ours, False, len(ckpt), ckpt.nbytes
-        )._replace(metrics=metrics, usage=usage)
-    except FileNotFoundError as e:
-        return Summary(step, "incomplete", str(e))
+            step,
+            "complete",
+            time=got.time,
+            leaves=head.leaves,
+            nbytes=head.nbytes,
+            metrics=metrics_in(head.metadata),
+            data=steps.usage(step, head),
+        )
     except DamagedError as e:
         return Summary(step, "damaged", str(e))
+    except FileNotFoundError as e:
+        return Summary(step, "damaged", f"a file of it is missing ({e})")
     except (OSError, ValueError) as e:
         return Summary(step, "unread", str(e))
 
 
 def _without(steps: Steps, step: int) -> Summary:
-    """Of a step that has no index."""
-    skip = steps.skip(step)
-    if skip is None:
-        return Summary(step, "incomplete", "there is no checkpoint in it")
-    return Summary(step, "damaged" if skip.is_lost else "incomplete", skip.why)
+    """Of a step that has no index of ours."""
+    signature = steps.signature(step)
+    if signature is None:
+        skip = steps.skip(step)
+        if skip is None:
+            return Summary(step, "incomplete", "there is no checkpoint in it")
+        return Summary(step, "damaged" if skip.is_lost else "incomplete", skip.why)
+    ckpt = _checkpoint.open(steps.path(step))
+    return Summary(
+        step,
+        "complete",
+        is_ours=signature.is_ours,
+        leaves=len(ckpt),
+        nbytes=ckpt.nbytes,
+        metrics=steps.read_metrics(step, signature),
+    )

@@ -33,6 +33,13 @@ class Usage(NamedTuple):
     time: float | None
 
 
+class Glance(NamedTuple):
+    """The bytes of a small file, and when it was written, if that is known."""
+
+    data: bytes
+    time: float | None
+
+
 @runtime_checkable
 class Sink(Protocol):
     """Takes files, each of them once and whole."""
@@ -194,8 +201,13 @@ class Backend(Sink, Protocol):
         """
         ...
 
-    def usage(self) -> Usage | None:
-        """The space that the files here take. None: it would take requests to know."""
+    def usage(self, keys: Sequence[str] = ()) -> Usage | None:
+        """The space that these files take, or all here. None: it would take requests to
+        know."""
+        ...
+
+    def glance(self, key: str, limit: int) -> Glance | None:
+        """As `read`, of files of which there are many."""
         ...
 
     def is_directory(self, key: str) -> bool:

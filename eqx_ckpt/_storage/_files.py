@@ -9,7 +9,7 @@ import os
 import pathlib
 import stat
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,15 +82,17 @@ def survey(directory: str, follow: bool, most: int) -> dict[str, int]:
     return sizes
 
 
-def usage(path: str) -> Usage:
-    """The space that a file, or all files in a directory, take. Links count as nothing.
+def usage(path: str, keys: Sequence[str] = ()) -> Usage:
+    """The space that a file, or these or all files in a directory, take. Links count
+    as nothing.
 
     **Raises:** `FileNotFoundError` if there is nothing.
     """
-    above, found = [], []
-    if os.path.isdir(path):
+    above = []
+    found = [os.lstat(f"{path}/{key}") for key in keys]
+    if not keys and os.path.isdir(path):
         above.append(path)
-    else:
+    elif not keys:
         found.append(os.lstat(path))
     while above:
         # Whoever saves there deletes what was there before.

@@ -20,7 +20,7 @@ from .._format import _text
 from .._runtime import _undo
 from .._runtime._undo import Descriptor
 from . import _context, _files, _kv
-from ._backend import Backend, Entry, Renames, SavedFile, Usage, Value
+from ._backend import Backend, Entry, Glance, Renames, SavedFile, Usage, Value
 
 
 # Seconds that a file system of the network may take to show what another host has made.
@@ -204,8 +204,17 @@ class _LocalReads:
     def survey(self, most: int) -> dict[str, int]:
         return _files.survey(self.path, self.follow, most)
 
-    def usage(self) -> Usage:
-        return _files.usage(self.path)
+    def usage(self, keys: Sequence[str] = ()) -> Usage:
+        return _files.usage(self.path, keys)
+
+    def glance(self, key: str, limit: int) -> Glance | None:
+        found = self._look(key)
+        if found is None:
+            return None
+        if found.st_size > limit:
+            raise ValueError(f"`{key}` is longer than {limit} bytes")
+        with _undo.opened(self._at(key), os.O_RDONLY | os.O_NONBLOCK) as fd:
+            return Glance(os.read(fd, found.st_size), found.st_mtime)
 
     def is_directory(self, key: str) -> bool:
         return os.path.isdir(self._at(key))
@@ -418,6 +427,10 @@ class FileBackend(LocalBackend):
 
     def _look(self, key: str) -> os.stat_result | None:
         return os.fstat(self._fd) if key == self.key else super()._look(key)
+
+    def glance(self, key: str, limit: int) -> Glance | None:
+        found = self.read(key, limit=limit)
+        return None if found is None else Glance(found.data, None)
 
     def read_into(self, key: str, start: int, into: np.ndarray) -> int:
         if key != self.key:

@@ -13,7 +13,7 @@ import tensorstore as ts
 from .._errors import MissingError
 from .._format import _text
 from . import _context, _kv, _remote
-from ._backend import Backend, Entry, Usage, Value
+from ._backend import Backend, Entry, Glance, Usage, Value
 
 
 # The generation of what is not there. An empty one would be any.
@@ -190,8 +190,12 @@ class _ObjectReads:
     def survey(self, most: int) -> dict[str, int] | None:
         return None
 
-    def usage(self) -> Usage | None:
+    def usage(self, keys: Sequence[str] = ()) -> Usage | None:
         return None
+
+    def glance(self, key: str, limit: int) -> Glance | None:
+        found = self.read(key, limit=limit)
+        return None if found is None else Glance(found.data, None)
 
     def is_directory(self, key: str) -> bool:
         return bool(self._list(key + "/"))

@@ -98,6 +98,13 @@ def test_reads(store):
     assert root.read("a/file", 4).data == _FILE[:4]
     assert root.read("a/file", limit=10).data == _FILE
     assert root.size("a/file") in (10, None)
+    glance = root.glance("a/file", 10)
+    assert glance.data == _FILE and (glance.time is None or not root.is_far)
+    with pytest.raises(ValueError, match="longer"):
+        root.glance("a/file", 9)
+    assert root.glance("a/none", 9) is None
+    usage = root.usage(["a/file"])
+    assert usage is None if root.is_far else usage.files == 1
     assert root.check_range("a/file", 10) in (10, None)
     if store.kind != "gs":  # The emulator knows no ranges from the end.
         assert root.read_tail("a/file", 3) == _FILE[-3:]
