@@ -81,8 +81,10 @@ def _lines(data: dict[str, Any], usage: Usage | None) -> list[Line]:
         rows.append(
             ("on disk", f"{_text.size(usage.nbytes)} in {files}{_shared(usage)}")
         )
-    kinds = ", ".join(f"{n:,} {kind}" for kind, n in data["kinds"].items())
-    shared = f", {data['shared']:,} of them shared" if data["shared"] else ""
+    kinds = ", ".join(
+        f"{n:,} {_KINDS.get(kind, kind)}" for kind, n in data["kinds"].items()
+    )
+    shared = f", and {data['shared']:,} more names of these" * bool(data["shared"])
     rows.append(("leaves", f"{data['leaves']:,}: {kinds}{shared}"))
     numbers = sorted(data["numbers"].items(), key=lambda row: -row[1])
     shown = [f"{_show.short_dtype(dtype)}  {count:,}" for dtype, count in numbers]
@@ -107,6 +109,7 @@ def _lines(data: dict[str, Any], usage: Usage | None) -> list[Line]:
 
 
 _TOPS = 12
+_KINDS = {"jax": "jax.Array", "numpy": "np.ndarray", "generic": "np.generic"}
 
 
 def _shared(usage: Usage) -> str:

@@ -5,7 +5,7 @@ import itertools as it
 import json
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
@@ -87,9 +87,9 @@ def ls(
         records.sort(key=lambda r: -r.template.nbytes)
         lines = _flat(records)
     else:
-        lines = _tree(records, fields, depth)
+        lines = _tree(_rows(records, depth, leaves.aliases), fields, depth)
     data = lambda: {"path": ckpt.path, "leaves": list(map(_as_json, records))}
-    nbytes = sum(r.template.nbytes for r in records if r.place not in leaves.aliases)
+    nbytes = sum(_distinct(records, leaves.aliases))
     what = f"{_count(len(records))}, {_text.size(nbytes)}"
     head = [Span(ckpt.path, "title"), Span(f"  {name}" * bool(name), "name")]
     return Said(data, [[*head, Span(f"  {what}")], *lines])
@@ -111,7 +111,7 @@ def _as_json(record: Record) -> dict[str, Any]:
 
 
 def _flat(records: list[Record]) -> list[Line]:
-    columns = [Column("size", True), Column("array", style="quiet"), Column("name")]
+    columns = [Column("size", True), Column("array"), Column("name")]
     rows = [
         (_text.size(r.template.nbytes), _leaf.show(r.template), r.name) for r in records
     ]
@@ -122,21 +122,37 @@ def _flat(records: list[Record]) -> list[Line]:
 _Row = tuple[str, str, int | None]
 
 
-def _tree(
-    records: list[Record], fields: list[tuple[str, str]], depth: int | None
-) -> Iterator[Line]:
-    """The rows of the tree: name, array, size. What lies deeper is added up."""
+def _distinct(records: list[Record], aliases: Mapping[int, int]) -> Iterator[int]:
+    """The bytes of each leaf; 0 for an array that was there before."""
+    seen: set[int] = set()
+    for record in records:
+        origin = aliases.get(record.place, record.place)
+        yield 0 if origin in seen else record.template.nbytes
+        seen.add(origin)
+
+
+def _rows(
+    records: list[Record], depth: int | None, aliases: Mapping[int, int]
+) -> dict[str, tuple[str, int]]:
+    """What each leaf is, and its bytes. What lies deeper is added up."""
     rows: dict[str, tuple[str, int]] = {}
     counts: dict[str, int] = {}
-    for record in records:
-        name, nbytes = record.name, record.template.nbytes
+    for record, nbytes in zip(records, _distinct(records, aliases)):
+        name = record.name
         parts = name.split(".")
         if depth is None or len(parts) <= depth:
-            rows[name] = _leaf.show(record.template), nbytes
+            rows[name] = _leaf.show(record.template), record.template.nbytes
             continue
         name = ".".join(parts[:depth])
         counts[name] = counts.get(name, 0) + 1
         rows[name] = _count(counts[name]), rows.get(name, ("", 0))[1] + nbytes
+    return rows
+
+
+def _tree(
+    rows: dict[str, tuple[str, int]], fields: list[tuple[str, str]], depth: int | None
+) -> Iterator[Line]:
+    """The rows of the tree: name, array, size; and the static fields."""
     every: list[tuple[str, tuple[str, int | None]]] = list(rows.items())
     every += [
         (name, (text, None))
@@ -158,8 +174,8 @@ def _tree(
             if nbytes is None:
                 yield [Span(f"  {left}", "name")]
                 continue
-            size = Span(f"{_text.size(nbytes):>10}", "good")
-            yield [Span(f"  {left:{width}}  {array:{middle}}  "), size]
+            size = f"{_text.size(nbytes):>10}"
+            yield f"  {left:{width}}  {array:{middle}}  {size}"
 
 
 def _kind(row: _Row) -> tuple[bool, int]:
@@ -259,7 +275,7 @@ def stats(path: str, name: str, progress: bool) -> Said:
         tree = {name: ckpt[name]} if name in ckpt else _open.node(ckpt, name)
     found = _stats.stats(tree, progress=progress)
     numbers = ("min", "max", "mean", "std", "norm", "nan", "inf", "zero")
-    columns = [Column("name"), Column("array", style="quiet")]
+    columns = [Column("name"), Column("array")]
     columns += [Column(title, True) for title in numbers]
     rows = []
     for leaf, row in found.items():

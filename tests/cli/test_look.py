@@ -74,6 +74,18 @@ def test_ls_selects_and_adds_up(ckpt, run, asked):
     assert code == 2 and "`model`" in err
 
 
+def test_shared_arrays_count_once(tmp_path, run):
+    x = jnp.ones(256)
+    tree = {"a": {"x": x, "y": x}, "b": {"z": x, "w": jnp.ones(3)}}
+    ec.tree_serialise_leaves(tmp_path / "a", tree)
+    head, a, b = run("ls", tmp_path / "a", "--depth", 1)[1].splitlines()
+    assert head.endswith("4 leaves, 1.0 KiB")
+    assert a.split() == ["a", "2", "leaves", "1.0", "KiB"]
+    assert b.split() == ["b", "2", "leaves", "12", "B"]
+    assert run("ls", tmp_path / "a", "b")[1].splitlines()[0].endswith("1.0 KiB")
+    assert "2 jax.Array, and 2 more names of these" in run("info", tmp_path / "a")[1]
+
+
 def test_cat(ckpt, run, asked):
     weight = np.asarray(ec.open(ckpt)["model.layers.0.weight"])
     assert asked("cat", ckpt, "model.layers.0.weight") == weight.tolist()
