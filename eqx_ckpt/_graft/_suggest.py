@@ -3,11 +3,13 @@
 import collections
 import keyword
 from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 import jax.tree_util as jtu
 
 from .._format import _names
 from .._tree import _nearest, _target
+from . import _alike
 from ._sides import Model, Stored
 
 
@@ -15,6 +17,8 @@ from ._sides import Model, Stored
 _most = 8
 # Leaves that are looked at for them: many nodes may be alike.
 _MAX_STEPS = 2**17
+# Sequences that are compared with each other.
+_MOST_ALIKE = 64
 
 
 def lines(
@@ -30,19 +34,21 @@ def lines(
     stack = collections.deque(_roots(model.below, new, arrays))
     while stack and len(out) < _most and old and twins.left > 0:
         prefix = stack.popleft()
-        twin = twins.of(prefix)
+        twin = twins.of(prefix) or twins.stacked(prefix)
         if twin is None:
             stack.extendleft(reversed(children.get(prefix, [])))
             continue
-        name, places_there = twin
-        a, b = _code(model, prefix), _saved_code(stored, name)
+        a = _code(model, prefix)
         if a is not None:
-            out.append(f"    pairs: (lambda m: {a}, lambda c: {b}),")
+            out.append(f"    pairs: (lambda m: {a}, lambda c: {twin.code}),")
             new -= set(model.below[prefix])
-            old -= places_there
+            old -= twin.places
     if stack and old:
         more = [*out, "    ... and more pairs"] if out else []
         return ["  Perhaps, to paste:", *more] if more else []
+    alike = _alike.find(model, stored, new, old)
+    new -= alike.numbers
+    old -= alike.places
     roots = _roots(model.below, new, arrays)
     fresh = [_code(model, x) or _entry_code(model, x) for x in roots]
     if fresh and None not in fresh:
@@ -51,7 +57,7 @@ def lines(
     drop = [_saved_code(stored, x) for x in _roots(stored.below, old, everything)]
     if drop:
         out.append(f"    drop=lambda c: {_listed(drop)},")
-    return ["  Perhaps, to paste:", *out] if out else []
+    return [*(["  Perhaps, to paste:", *out] if out else []), *alike.lines]
 
 
 def _listed(codes: list[str]) -> str:
@@ -85,6 +91,14 @@ def _children(below: dict[str, list[int]]) -> dict[str, list[str]]:
     return out
 
 
+class _Twin(NamedTuple):
+    """What may stand for a node of the model: code that picks it, with an adapter, and
+    the places of the leaves that the pair would use."""
+
+    code: str
+    places: set[int]
+
+
 class _Twins:
     """The nodes of the checkpoint that may stand for nodes of the model."""
 
@@ -99,23 +113,26 @@ class _Twins:
             self._places.setdefault((_last(name), shape), []).append(place)
             self._places.setdefault((None, shape), []).append(place)
         self._named: dict[tuple[int, ...], _nearest.Names] = {}
+        self._stacks = _stacks(stored, old)
 
     def _saved_shape(self, place: int) -> tuple[int, ...]:
         return self._stored.saved.record(place, known=True).template.logical_shape
 
-    def of(self, prefix: str) -> tuple[str, set[int]] | None:
-        """The node with leaves of the same names and shapes. If there are several, that
-        with the fewest others, then the highest, the most alike by name. With it, the
-        places of the leaves that a pair of the two would use."""
-        names, here = self._model.names, self._model.below[prefix]
-        wanted = {
-            _names.below(names[n], prefix): _target.target_of(
-                self._model.flat.leaves[n]
-            ).shape
-            for n in here
-            if n in self._new
+    def _wanted(self, prefix: str) -> dict[str, tuple[int, ...]]:
+        """The shapes of the leaves below a node of the model."""
+        names, leaves = self._model.names, self._model.flat.leaves
+        numbers = [n for n in self._model.below[prefix] if n in self._new]
+        self.left -= len(numbers)
+        return {
+            _names.below(names[n], prefix): _target.target_of(leaves[n]).shape
+            for n in numbers
         }
-        self.left -= len(wanted)
+
+    def of(self, prefix: str) -> _Twin | None:
+        """The node with leaves of the same names and shapes. If there are several, that
+        with the fewest others, then the highest, the most alike by name."""
+        names, here = self._model.names, self._model.below[prefix]
+        wanted = self._wanted(prefix)
         # Scalars are in no pair by themselves, but tell a model from its moments.
         mine = {_names.below(names[n], prefix) for n in here}
         best: tuple[tuple, str, set[int]] | None = None
@@ -134,7 +151,43 @@ class _Twins:
             if best is None or rank > best[0]:
                 both = {p for below, p in theirs.items() if below in mine}
                 best = (rank, candidate, both)
-        return None if best is None else best[1:]
+        if best is None:
+            return None
+        return _Twin(_saved_code(self._stored, best[1]), best[2])
+
+    def stacked(self, prefix: str) -> _Twin | None:
+        """The items of a sequence whose leaves, stacked, have these names and shapes;
+        none if several have that nothing tells apart."""
+        wanted = self._wanted(prefix)
+        found: dict[str, tuple[str, str]] = {}
+        for below, shape in list(wanted.items())[:1]:
+            for above, rest in self._stacks.by_shape.get(shape, []):
+                self.left -= len(wanted)
+                ends = f".{rest}".endswith(f".{below}") if below else True
+                if self.left <= 0 or not ends:
+                    continue
+                inner = rest.removesuffix(below).rstrip(".") if below else rest
+                keys = {(above, _joined(inner, x)): y for x, y in wanted.items()}
+                if all(self._is_stack(key, y) for key, y in keys.items()):
+                    found[_joined(above, "*", inner)] = above, inner
+        name = _only(list(found)[:_MOST_ALIKE], _last(prefix))
+        if name is None:
+            return None
+        above, inner = found[name]
+        items = _saved_code(self._stored, above)
+        if inner:
+            first = _saved_code(self._stored, _joined(above, "0"))
+            part = _saved_code(self._stored, _joined(above, "0", inner))
+            items = f"[x{part[len(first) :]} for x in {items}]"
+        used = (self._stacks.places[above, _joined(inner, x)] for x in wanted)
+        return _Twin(f"{items}, ec.adapters.stack()", set().union(*used))
+
+    def _is_stack(self, key: tuple[str, str], shape: tuple[int, ...]) -> bool:
+        """Whether leaves that are in no pair yet, stacked, have this shape."""
+        stacks = self._stacks
+        return stacks.shapes.get(key) == shape and self._old.issuperset(
+            stacks.places[key]
+        )
 
     def _candidates(
         self, prefix: str, wanted: dict[str, tuple[int, ...]]
@@ -168,6 +221,50 @@ class _Twins:
             if shape != self._saved_shape(place):
                 return False
         return True
+
+
+class _Stacks(NamedTuple):
+    """Leaves that could be stacked, by the name of a sequence and their name below each
+    of its items: the shape of the stack, the places, and the names by that shape."""
+
+    shapes: dict[tuple[str, str], tuple[int, ...]]
+    places: dict[tuple[str, str], list[int]]
+    by_shape: dict[tuple[int, ...], list[tuple[str, str]]]
+
+
+def _stacks(stored: Stored, old: Collection[int]) -> _Stacks:
+    groups: dict[tuple[str, str], dict[int, int]] = {}
+    for place in sorted(old):
+        record = stored.saved.record(place)
+        parts = record.name.split(".")
+        for i, kind in enumerate(record.template.keys):
+            if kind in "sf":
+                key = ".".join(parts[:i]), ".".join(parts[i + 1 :])
+                groups.setdefault(key, {})[int(parts[i])] = place
+    out = _Stacks({}, {}, {})
+    for key, places in groups.items():
+        templates = [
+            stored.saved.record(x, known=True).template for x in places.values()
+        ]
+        shapes = {template.logical_shape for template in templates}
+        if len(shapes) == 1 and set(places) == set(range(len(places))):
+            shape = (len(places), *shapes.pop())
+            out.shapes[key], out.places[key] = shape, list(places.values())
+            out.by_shape.setdefault(shape, []).append(key)
+    return out
+
+
+def _only(names: list[str], last: str) -> str | None:
+    """The one of these names, but for copies of one, as moments are; or the one of them
+    that ends like that in the model."""
+    tails = {x: "." + (x.partition(".")[2] or x) for x in names}
+    some = [x for x in names if not any(x != y and x.endswith(tails[y]) for y in names)]
+    some = some if len(some) == 1 else [x for x in some if _last(x) == last]
+    return some[0] if len(some) == 1 else None
+
+
+def _joined(*names: str) -> str:
+    return ".".join(x for x in names if x)
 
 
 def _last(name: str) -> str:

@@ -595,6 +595,81 @@ def test_the_likely_pair_of_a_renamed_field(tmp_path):
         assert f"    {line}\n" in text + "\n"
 
 
+def _pasted(text):
+    """The pairs that an error says, and `fresh` and `drop`."""
+    pairs = re.findall(r"^    pairs: (\(.*\)),$", text, re.MULTILINE)
+    keywords = re.findall(r"^    (fresh|drop)=(.*),$", text, re.MULTILINE)
+    return [eval(x, {"ec": ec}) for x in pairs], {k: eval(x) for k, x in keywords}
+
+
+def test_layers_that_are_stacked_in_the_model(tmp_path):
+    layers = [eqx.nn.Linear(4, 4, key=jr.key(i)) for i in range(6)]
+    deeper = [{"attention": {"self": {"query": x}}, "n": jnp.ones(3)} for x in layers]
+    stacked = eqx.filter_vmap(lambda key: eqx.nn.Linear(4, 4, key=key))(
+        jr.split(jr.key(0), 6)
+    )
+    expected = jax.tree.map(lambda *x: jnp.stack(x), *layers)
+    for saved, like in (
+        ({"layers": layers, "a": 1.0}, {"blocks": stacked}),
+        ({"encoder": {"layer": deeper}}, {"blocks": {"query": stacked}}),
+        ({"encoder": {"layer": deeper}, "b": jnp.ones(2)}, {"query": stacked.weight}),
+    ):
+        ec.tree_serialise_leaves(tmp_path / "x", saved)
+        pairs = [(lambda m: m["new"], lambda c: c.other)]
+        ec.tree_serialise_leaves(tmp_path / "x", {**saved, "other": jnp.ones(7)})
+        text = refused(tmp_path / "x", {**like, "new": jnp.zeros(7)}, pairs)
+        assert "ec.adapters.stack())," in text
+        more, rest = _pasted(text)
+        out, _ = ec.graft(
+            {**like, "new": jnp.zeros(7)},
+            tmp_path / "x",
+            pairs + more,
+            static="ignore",
+            **rest,
+        )
+        leaves = jtu.tree_leaves({**out, "new": ()})
+        weights = [x for x in leaves if np.ndim(x) == 3]
+        assert len(weights) == 1 and np.array_equal(weights[0], expected.weight)
+
+
+def test_what_would_fit_is_not_thrown_away(tmp_path):
+    """An error says of what it may be made, and no `fresh` and `drop` for it."""
+    ones = lambda *shape: jnp.ones(shape)
+    parts = [{x: ones(4, 4) for x in ("wq", "wk", "wv")} for _ in range(2)]
+    saved = {
+        "used": ones(3),
+        "turned": ones(5, 2),
+        "left": ones(7),
+        "parts": parts,
+        "head": ones(11, 4),
+        "opt": [{"mu": {"used": ones(3), "turned": ones(5, 2)}}],
+    }
+    model = {
+        "a": ones(3),
+        "kernel": ones(2, 5),
+        "zz": ones(7),
+        "qkv": ones(2, 12, 4),
+        "classes": ones(3, 4),
+        "bias": ones(3),
+    }
+    ec.tree_serialise_leaves(tmp_path / "x", saved)
+    text = refused(tmp_path / "x", model, [(lambda m: m["a"], "used")])
+    _, rest = text.split("In no code to paste, as these would fit.")
+    rows = [
+        "    kernel  f32[2,5], of f32[5,2] by `transpose()`: `turned`, `opt.0.mu.tu",
+        "    zz  f32[7], of f32[7]: `left`",
+    ]
+    assert all(row in rest for row in rows)
+    (row,) = re.findall(r"    qkv  .* by `concatenate\(\), stack\(\)`: (.*)", rest)
+    assert sorted(row.split(", ")) == [f"`parts.{{0..1}}.w{x}`" for x in "kqv"]
+    _, keywords = _pasted(text)
+    picked = keywords["fresh"](model)
+    assert [x.shape for x in picked] == [(3,), (3, 4)]
+    # The moments of what is used do not fit: they are of that. Of others nobody knows.
+    dropped = keywords["drop"](ec.open(tmp_path / "x").tree)
+    assert [x.name for x in dropped] == ["head", "opt.0.mu.used"]
+
+
 def test_a_pair_that_matches_nothing(path, model):
     pairs = [ENCODER, (lambda m: m.classify, lambda c: c.model.encoder.embed)]
     pairs = [(lambda m: m.backbone.layers, lambda c: c.model.encoder.embed), ENCODER]
