@@ -117,6 +117,16 @@ CALLS = {
         tree,
         lambda like, ckpt: refused(load, ckpt, like),
     ),
+    "rename": (
+        modules,
+        lambda n: {"blocks": modules(n)["layers"]},
+        lambda like, ckpt: load(ckpt, like, rename=[("^blocks", "layers")]),
+    ),
+    "rename to what does not fit": (
+        lambda n: modules(n, 2),
+        lambda n: {"blocks": modules(n)["layers"]},
+        lambda like, ckpt: refused(load, ckpt, like, rename=[("^blocks", "layers")]),
+    ),
     "graft": (modules, modules, lambda like, ckpt: graft(like, ckpt, WHOLE)),
     "graft of pairs": (
         modules,
@@ -144,6 +154,16 @@ CALLS = {
         tree,
         tree,
         lambda like, ckpt: refused(graft, like, ckpt, FIRST),
+    ),
+    "graft of stacks": (
+        lambda n: tree(n, (2, 1), key="blocks") | {"x": np.ones(3)},
+        lambda n: {
+            "layers": [
+                {x: [np.ones(1, np.float32)] * 2 for x in "wb"} for _ in range(n)
+            ],
+            "x": np.ones(3),
+        },
+        lambda like, ckpt: refused(graft, like, ckpt, [(lambda m: m["x"], "x")]),
     ),
     "graft of one more": (
         lambda n: tree(n, key="blocks") | {"layers": [{"w": np.ones(1, np.float32)}]},
