@@ -177,7 +177,8 @@ def main() -> None:
     add("--case", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.case:
-        print(json.dumps(_measure(*given.case, given.scratch)))
+        way, case = given.case
+        print(json.dumps(_measure(way, case, given.scratch)))
         return
     size = given.size or (SHORT if given.short else SIZE)
     with tempfile.TemporaryDirectory(dir=given.scratch) as directory:

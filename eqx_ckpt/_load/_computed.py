@@ -86,7 +86,9 @@ class Formula:
 
     @ft.cached_property
     def largest(self) -> int:
-        """The elements of the largest chunk of the parts."""
+        """The elements of the largest chunk of the parts; all, without blocks."""
+        if not self.blockwise:
+            return math.prod(self.shape)
         lazies = [x for x in self.parts if isinstance(x, LazyArray)]
         return max((x._chunk_size for x in lazies), default=1)
 

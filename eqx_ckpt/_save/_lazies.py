@@ -7,7 +7,8 @@ as it will lie in the target is known by its digests, without being read.
 import dataclasses
 import functools as ft
 import math
-from collections.abc import Iterable, Iterator, Sequence, Set
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,28 @@ def _is_as_stored(lazy: LazyArray, target: _target.Target) -> bool:
     return same == target._replace(python=None)
 
 
+class _Whole:
+    """The elements of a leaf of which no part is read without the rest: they are in
+    memory until each has been given."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._array: np.ndarray | None = None
+        self._given = 0
+
+    def get(self, read: Callable[[], np.ndarray]) -> np.ndarray:
+        with self._lock:
+            if self._array is None:
+                self._array = read()
+            return self._array
+
+    def give(self, count: int, size: int) -> None:
+        with self._lock:
+            self._given += count
+            if self._given >= size:
+                self._array, self._given = None, 0
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Unread(_host.Payload):
     """A lazy leaf as the value of one that is saved, and how it is stored."""
@@ -105,6 +128,7 @@ class Unread(_host.Payload):
     # Chunks that suit it better than those of the size that is asked for.
     grain: tuple[int, ...] = ()
     verify: bool = True
+    whole: _Whole = dataclasses.field(default_factory=_Whole)
 
     @property
     def key(self) -> Any:
@@ -120,18 +144,25 @@ class Unread(_host.Payload):
     def read(self, regions: Iterable[tuple[slice, ...]]) -> Iterator[np.ndarray]:
         """The elements that are stored, for each of some regions, a few of which are
         read together: chunks of the source are not those of the target."""
-        t = self.template
-        most = max(_AHEAD, self.lazy._chunk_size * t.itemsize)
-        for box, inner in _boxes(regions, most // t.itemsize):
-            if t.kind not in _template.ARRAY_KINDS or t.dtype == "float0":
-                (value,) = _fetch([self.lazy], self.verify)
-                array = _host.to_host(value, t)[box]
-            else:
-                lazy = _lazy.on_host(self.lazy[box])
-                (value,) = _fetch([lazy], self.verify, 4 * most)
-                array = _host.to_host(value, t)
+        t, size = self.template, math.prod(self.template.shape)
+        is_array = t.kind in _template.ARRAY_KINDS and t.dtype != "float0"
+        if not is_array or self.lazy._chunk_size >= size:
+            for region in regions:
+                part = np.ascontiguousarray(self.whole.get(self._read)[region])
+                self.whole.give(part.size, size)
+                yield part
+            return
+        most = max(_AHEAD // t.itemsize, self.lazy._chunk_size)
+        for box, inner in _boxes(regions, most):
+            lazy = _lazy.on_host(self.lazy[box])
+            (value,) = _fetch([lazy], self.verify, 4 * most * t.itemsize)
+            array = _host.to_host(value, t)
             for region in inner:
                 yield np.ascontiguousarray(array[_grid.within(region, box)])
+
+    def _read(self) -> np.ndarray:
+        (value,) = _fetch([_on_host(self)], self.verify)
+        return _host.to_host(value, self.template)
 
     @ft.cached_property
     def _is_as_stored(self) -> bool:

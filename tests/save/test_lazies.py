@@ -113,6 +113,24 @@ def test_each_byte_is_read_once(large, tmp_path, name):
     assert not ec.diff([made], ec.open(tmp_path / "b").tree)
 
 
+def test_what_has_no_blocks_is_computed_once(large, tmp_path):
+    calls = []
+
+    def count(w):
+        calls.append(1)
+        return w
+
+    def fn(a, b):
+        return jax.pure_callback(count, a, a) - b.mean()
+
+    a, b = ec.open(large / "ocdbt").tree
+    with ec.counting() as bytes_read:
+        ec.tree_serialise_leaves(tmp_path / "b", [ec.lazy(fn)(a, b)], chunks=2**18)
+    assert len(calls) == 1 and bytes_read() < 8 * a.size + 2**14
+    expected = np.asarray(a[::999]) - np.asarray(b).mean()
+    np.testing.assert_allclose(ec.open(tmp_path / "b").tree[0][::999], expected, 1e-5)
+
+
 def test_a_pruned_tree_keeps_what_it_is(tree, tmp_path):
     ec.tree_serialise_leaves(tmp_path / "b", tree.model)
     out = ec.tree_deserialise_leaves(tmp_path / "b", model())
