@@ -133,7 +133,7 @@ def _before(steps: Sequence[Step], like: Nested, of_rules: Sequence[Adapter]) ->
             if undo and undo.many == "saved":
                 value = _innermost(undo, value, like)
             elif undo and undo.many is None:
-                value = _nested.mapped(lambda x: undo(x, x), value)
+                value = _nested.mapped(lambda x, undo=undo: undo(x, x), value)
     return value
 
 
