@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from .._format import _text
 from .._tree import _html, _show
-from .._tree._show import Line
+from .._tree._show import TreeLine
 
 
 STATUSES = ("loaded", "adapted", "cast", "fresh", "dropped")
@@ -104,7 +104,7 @@ class Report:
             if not rows:
                 continue
             count = f"{len(rows):,} {'leaf' if len(rows) == 1 else 'leaves'}"
-            lines.append(Line(status, count, sum(row.nbytes for row in rows)))
+            lines.append(TreeLine(status, count, sum(row.nbytes for row in rows)))
         quiet = _text.size(self.nbytes)
         if self.bytes_read is not None:
             quiet = f"{_text.size(self.bytes_read)} read of {quiet}"

@@ -14,7 +14,7 @@ from .._format._view import View
 from .._storage import _arrays, _context
 from .._storage._backend import Backend
 from .._tree import _html, _leaf, _target
-from .._tree._show import Line
+from .._tree._show import TreeLine
 from .._tree._target import Target
 from . import _fetch, _open
 from ._source import Source
@@ -246,7 +246,7 @@ class LazyArray(jax.ShapeDtypeStruct):
     def __iter__(self) -> Any:
         return (self[i] for i in range(len(self)))
 
-    def _line(self, name: str) -> Line:
+    def _line(self, name: str) -> TreeLine:
         return _line(self, name)
 
     def _repr_html_(self) -> str:
@@ -270,13 +270,13 @@ class LazyArray(jax.ShapeDtypeStruct):
         return _unpickle, args
 
 
-def _line(lazy: LazyArray, name: str) -> Line:
+def _line(lazy: LazyArray, name: str) -> TreeLine:
     """What is shown of a leaf that a node has under a name."""
     target, nbytes = lazy._target, lazy._template.nbytes
     if target.kind in _template.ARRAY_KINDS:
         nbytes = math.prod(lazy.shape) * lazy.dtype.itemsize
     text = _target.show_target(target) + _html.sharding(lazy)
-    return Line(name, text, nbytes)
+    return TreeLine(name, text, nbytes)
 
 
 def on_host(lazy: LazyArray, dtype: Any = None) -> LazyArray:

@@ -10,14 +10,14 @@ from .._format._leaves import Record
 from .._storage._backend import Backend
 from .._tree import _leaf, _node
 from .._tree._node import Node, Spec
-from .._tree._show import Line
+from .._tree._show import TreeLine
 from . import _lazy, _open
 from ._lazy import LazyArray
 from ._source import Source
 
 
-def line(record: Record) -> Line:
-    return Line(record.name, _leaf.show(record.template), record.template.nbytes)
+def line(record: Record) -> TreeLine:
+    return TreeLine(record.name, _leaf.show(record.template), record.template.nbytes)
 
 
 # Of sequences with gaps, where functions stood or nothing was stored.
@@ -176,7 +176,7 @@ class _Stored:
         for body in bodies:
             body._is_checked = True
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[TreeLine]:
         index = self.source.index
         cut = len(self.name) + 1 if self.name else 0
         for member in self._members:
@@ -186,7 +186,7 @@ class _Stored:
             else:
                 fields = _node.fields_text(index.leaves.statics, member)
                 for row in _node.field_rows(fields, member[cut:]):
-                    yield Line(*row)
+                    yield TreeLine(*row)
 
     def reduce(self) -> tuple[Any, ...]:
         return reopen_node, (self.source.root, self.source.index.save, self.name)

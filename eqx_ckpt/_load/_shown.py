@@ -4,7 +4,7 @@ import json
 
 from .._format import _text
 from .._tree import _html, _node
-from .._tree._show import Line
+from .._tree._show import TreeLine
 from . import _nodes
 from ._source import Source
 
@@ -15,7 +15,7 @@ def checkpoint(path: str, source: Source) -> str:
     lines = [_nodes.line(record) for record in leaves.records()]
     for module in leaves.statics.of:
         fields = _node.fields_text(leaves.statics, module)
-        lines += [Line(*row) for row in _node.field_rows(fields, module)]
+        lines += [TreeLine(*row) for row in _node.field_rows(fields, module)]
     count = len(leaves.names)
     what = f"{count:,} {'leaf' if count == 1 else 'leaves'}"
     written = {"save_id": index.save, **index.writer}

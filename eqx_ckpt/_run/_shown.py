@@ -4,7 +4,7 @@ from typing import Any
 
 from .._storage._backend import Backend
 from .._tree import _html
-from .._tree._show import Line
+from .._tree._show import TreeLine
 from ._steps import Steps
 
 
@@ -20,7 +20,7 @@ def run(steps: Steps) -> str:
     complete = steps.complete()
     newest = complete[: -_MOST - 1 : -1]
     pins = steps.pins()
-    lines = [Line(str(step), _about(steps, step, step in pins)) for step in newest]
+    lines = [TreeLine(str(step), _about(steps, step, step in pins)) for step in newest]
     count = len(complete)
     quiet = f"{count:,} {'step' if count == 1 else 'steps'}"
     if count > _MOST:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from .._format import _text
 from . import _show
-from ._show import Line
+from ._show import TreeLine
 
 
 # Of one output, in characters, all of which are ASCII; and of a name in it.
@@ -97,7 +97,7 @@ def card(title: str, quiet: str, *parts: str, prefix: str = "") -> str:
     )
 
 
-def tree(lines: Iterable[Line]) -> str:
+def tree(lines: Iterable[TreeLine]) -> str:
     """Rows of dotted names as a tree whose nodes open and close."""
     below = _branches(_show.nested((line.name, line) for line in lines))
     top = Branch("", "", _total(below), sum(x.leaves for x in below), below)
@@ -219,7 +219,7 @@ def _head(branch: Branch, whole: int, copy: bool = True) -> str:
     )
 
 
-def table(lines: Sequence[Line], whole: int | None, copy: bool = True) -> str:
+def table(lines: Sequence[TreeLine], whole: int | None, copy: bool = True) -> str:
     """Lines below each other. Sizes are drawn as parts of the whole."""
     out = []
     for line in lines[:_MOST_CHILDREN]:
@@ -228,7 +228,7 @@ def table(lines: Sequence[Line], whole: int | None, copy: bool = True) -> str:
     return "".join(out)
 
 
-def array(lazy: Any, line: Line, sources: Iterable[Any]) -> str:
+def array(lazy: Any, line: TreeLine, sources: Iterable[Any]) -> str:
     """A leaf that has not been read, of some checkpoints."""
     of = ", ".join(str(source.root) for source in sources)
     row = table([line], line.nbytes)

@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 from .._format import _names, _text
 from .._format._leaves import Statics
 from . import _encoded, _html, _show
-from ._show import Line
+from ._show import TreeLine
 
 
 class Spec(NamedTuple):
@@ -84,7 +84,7 @@ class Body(Protocol):
         """
         ...
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[TreeLine]:
         """What is shown, with the names below the node."""
         ...
 
@@ -97,7 +97,7 @@ class Body(Protocol):
 class _Shown(Protocol):
     """A leaf that knows how it is printed: a lazy one."""
 
-    def _line(self, name: str) -> Line: ...
+    def _line(self, name: str) -> TreeLine: ...
 
 
 # Names that everybody asks for: Python, JAX, and notebooks, which call what they find.
@@ -318,7 +318,7 @@ class Held:
         # Its children are looked at when JAX comes to them.
         pass
 
-    def lines(self) -> Iterator[Line]:
+    def lines(self) -> Iterator[TreeLine]:
         for component, child in zip(self._places, self._children):
             if isinstance(child, Node):
                 for line in body_of(child).lines():
@@ -328,10 +328,10 @@ class Held:
             elif hasattr(child, "shape") and hasattr(child, "dtype"):
                 size = math.prod(child.shape) * child.dtype.itemsize
                 array = _show.short_array(child.dtype.name, child.shape)
-                yield Line(component, array + _html.sharding(child), size)
+                yield TreeLine(component, array + _html.sharding(child), size)
             else:
-                yield Line(component, _short(child))
-        yield from (Line(*row) for row in field_rows(self._spec.fields))
+                yield TreeLine(component, _short(child))
+        yield from (TreeLine(*row) for row in field_rows(self._spec.fields))
 
     def reduce(self) -> tuple[Any, ...]:
         return _unflatten, (self._spec, self._children)

@@ -25,7 +25,7 @@ _short = {
 }
 
 
-class Line(NamedTuple):
+class TreeLine(NamedTuple):
     """What is shown of a leaf, or of a static field (`nbytes` is None)."""
 
     name: str

@@ -15,7 +15,7 @@ import pytest
 
 import eqx_ckpt as ec
 from eqx_ckpt._tree import _html
-from eqx_ckpt._tree._show import Line
+from eqx_ckpt._tree._show import TreeLine
 
 
 MOST = 200_000
@@ -117,11 +117,11 @@ def test_shardings_are_shown():
 
 
 _MANY = {
-    "wide": [Line(f"x.w{i}", f"f32[{i % 97}]", i % 97) for i in range(10_000)],
-    "deep": [Line(f"x.{i // 10}.w{i % 10}", f"f32[{i}]", i) for i in range(10_000)],
-    "alike": [Line(f"x.{i}", "f32[256]", 1024) for i in range(10_000)],
-    "long": [Line(f"x.{'&' * 100}{i}", "<" * 99, i) for i in range(10_000)],
-    "fields": [Line(f"x{i}.y", "<" * 99) for i in range(10_000)],
+    "wide": [TreeLine(f"x.w{i}", f"f32[{i % 97}]", i % 97) for i in range(10_000)],
+    "deep": [TreeLine(f"x.{i // 10}.w{i % 10}", f"f32[{i}]", i) for i in range(10_000)],
+    "alike": [TreeLine(f"x.{i}", "f32[256]", 1024) for i in range(10_000)],
+    "long": [TreeLine(f"x.{'&' * 100}{i}", "<" * 99, i) for i in range(10_000)],
+    "fields": [TreeLine(f"x{i}.y", "<" * 99) for i in range(10_000)],
 }
 
 

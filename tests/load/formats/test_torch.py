@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from attacks import pickles
 from attacks.pickles import PICKLES
+from support import servers
 
 import eqx_ckpt as ec
-from eqx_ckpt._load.formats import _torch
+from eqx_ckpt._load.formats import _pickle, _tensors
 
 
 HERE = pathlib.Path(__file__).parents[2] / "foreign" / "torch"
@@ -206,21 +207,25 @@ def test_the_attacks_are_made_of_good_parts(tmp_path):
 
 
 def test_nothing_that_a_pickle_can_name_is_code_of_others():
-    """All that is called is in the module that reads these files."""
-    for value in _torch._NAMES.values():
+    """All that is called is in the module that makes tensors."""
+    for value in _tensors.NAMES.values():
         call = getattr(value, "call", None)
-        assert call is None or call.__module__ == _torch.__name__
-    source = pathlib.Path(_torch.__file__).read_text()
-    source += pathlib.Path(_torch._pickle.__file__).read_text()
-    for word in (
-        "import pickle\n",
-        "eval(",
-        "exec(",
-        "getattr(",
-        "__import__",
-        "import_module",
-    ):
-        assert word not in source
+        assert call is None or call.__module__ == _tensors.__name__
+    source = "".join(pathlib.Path(x.__file__).read_text() for x in (_pickle, _tensors))
+    words = "import pickle\n", "eval(", "exec(", "getattr(", "__import__", "importlib"
+    assert not [word for word in words if word in source]
+
+
+def test_files_of_torch_over_http():
+    """The places of storages follow from the list of files: no header is read."""
+    arrays = _expected("state.pt")
+    with servers.static(HERE) as port, servers.Proxy(port) as proxy:
+        ckpt = ec.open(f"{proxy.url}/state.pt")
+        assert len(proxy.requests) <= 14
+        for name, array in arrays.items():
+            assert _same(ckpt[name].read(), array)
+        sharded = ec.open(f"{proxy.url}/sharded/pytorch_model.bin.index.json")
+        assert all(_same(sharded[name].read(), x) for name, x in arrays.items())
 
 
 def _zip(members, **more):
