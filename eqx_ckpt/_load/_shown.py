@@ -18,10 +18,13 @@ def checkpoint(path: str, source: Source) -> str:
         lines += [TreeLine(*row) for row in _node.field_rows(fields, module)]
     count = len(leaves.names)
     what = f"{count:,} {'leaf' if count == 1 else 'leaves'}"
-    written = {"save_id": index.save, **index.writer}
-    parts = [_html.text("saved by", "\n".join(f"{a} {b}" for a, b in written.items()))]
+    parts = []
     if index.metadata is not None:
         text = json.dumps(index.metadata, indent=1, default=repr)
-        parts.insert(0, _html.text("metadata", text))
+        parts.append(_html.text("metadata", text))
+    if index.writer:
+        written = {"save_id": index.save, **index.writer}
+        text = "\n".join(f"{name} {value}" for name, value in written.items())
+        parts.append(_html.text("saved by", text))
     quiet = f"{what}, {_text.size(leaves.nbytes)}, {index.layout}"
     return _html.card(path, quiet, *parts, _html.tree(lines))
