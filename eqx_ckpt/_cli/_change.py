@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import jax.random as jr
@@ -189,7 +189,7 @@ def average(
     """
     if last is not None:
         sources = _newest(sources, last)
-    return _merged(sources, None, merging.average(weights), **rest)
+    return _merged(sources, None, merging.average(weights), _How(**rest))
 
 
 def _newest(sources: tuple[str, ...], count: int) -> tuple[str, ...]:
@@ -243,37 +243,40 @@ def merge(
         "ties": lambda: merging.ties(by_task, density),
         "dare": lambda: merging.dare(by_task, density, jr.key(seed)),
     }
-    return _merged(sources, base, methods[method](), **rest)
+    return _merged(sources, base, methods[method](), _How(**rest))
+
+
+class _How(NamedTuple):
+    """The options that `average` and `merge` have in common."""
+
+    target: str
+    node: str
+    static: tuple[str, ...]
+    metadata: list[tuple[str, str]]
+    overwrite: bool
+    progress: bool
 
 
 def _merged(
-    sources: tuple[str, ...],
-    base: str | None,
-    method: Method,
-    *,
-    target: str,
-    node: str,
-    static: tuple[str, ...],
-    metadata: list[tuple[str, str]],
-    overwrite: bool,
-    progress: bool,
+    sources: tuple[str, ...], base: str | None, method: Method, how: _How
 ) -> Said:
     every = [_open.open_one(path) for path in sources]
     merged = _merge.merge(
-        [_tree(ckpt, node) for ckpt in every],
+        [_tree(ckpt, how.node) for ckpt in every],
         method,
-        base=None if base is None else _tree(_open.open_one(base), node),
-        static=list(static) if static else "error",
+        base=None if base is None else _tree(_open.open_one(base), how.node),
+        static=list(how.static) if how.static else "error",
     )
+    common = _common([ckpt.metadata for ckpt in every])
     _serialise.tree_serialise_leaves(
-        target,
+        how.target,
         merged,
         filter_spec=True,
-        metadata=_with(_common([ckpt.metadata for ckpt in every]), metadata),
-        overwrite=overwrite,
-        progress=progress,
+        metadata=_with(common, how.metadata),
+        overwrite=how.overwrite,
+        progress=how.progress,
     )
-    return _written(target)
+    return _written(how.target)
 
 
 def _common(every: list[Any]) -> Any:

@@ -68,7 +68,7 @@ def test_it_asks_first(steps, run, answer, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(answer))
     code, out, err = run("steps", steps, "--delete", 10)
     is_told = answer == "y\n"
-    assert "Delete step 10 of" in err and bool(out) == is_told
+    assert "Delete step 10 of" in err and bool(out.strip()) == is_told
     assert (steps / "10").exists() != is_told
     assert code == (0 if is_told else 2)
     assert ("Nothing was done." in err) != is_told
