@@ -13,6 +13,7 @@ import jax.random as jr
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from support import servers
 from support.helpers import new_orbax
 from support.processes import good, run_team
 
@@ -179,6 +180,21 @@ def test_a_source_that_is_gone_is_named(source, tmp_path):
     for name in ("directory", "one.zip", "background", "arrays.safetensors"):
         with pytest.raises(RuntimeError, match=r"The leaf `layers\.0` cannot be saved"):
             ROUTES[name](tmp_path / name, {"layers": [ckpt.tree.layers[0]]})
+        assert not ec.exists(tmp_path / name)
+
+
+def test_a_store_that_does_not_answer(tmp_path):
+    _ours(tmp_path / "a")
+    with servers.static(tmp_path) as port:
+        url = f"http://127.0.0.1:{port}/a"
+        tree = ec.open(ec.Store(url, http_request_retries={"max_retries": 1})).tree
+        ec.tree_serialise_leaves(tmp_path / "b", tree)
+    assert not ec.diff(ec.open(tmp_path / "a"), ec.open(tmp_path / "b"))
+    for name in ("directory", "one.zip", "background"):
+        with pytest.raises(
+            ConnectionError, match=r"`layers\.0` cannot be saved: The sto"
+        ):
+            ROUTES[name](tmp_path / name, {"w": tree.layers[0]})
         assert not ec.exists(tmp_path / name)
 
 
