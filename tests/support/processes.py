@@ -13,11 +13,12 @@ import tempfile
 import textwrap
 import threading
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+from jax._src import distributed
 
 
 _HEAD = """
@@ -55,6 +56,21 @@ _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["jax.numpy", "equinox", "eqx_ckpt"])
 
 
+class _Last:
+    """JAX's service in process 0, which ends after the other processes have: JAX aborts
+    one that hears of its end while it ends itself."""
+
+    def __init__(self, service: Any, others: list[str]):
+        self._service = service
+        self._others = others
+
+    def shutdown(self) -> None:
+        end = time.monotonic() + 2
+        while not all(map(os.path.exists, self._others)) and time.monotonic() < end:
+            time.sleep(0.005)
+        self._service.shutdown()
+
+
 def _run(
     program: str, arguments: list[str], environment: dict[str, str], output: list[str]
 ) -> None:
@@ -72,8 +88,15 @@ def _run(
     finally:
         # `multiprocessing` would end the process without these.
         threading._shutdown()
+        state = distributed.global_state
+        if state.service is not None:
+            directory = os.path.dirname(output[0])
+            others = range(1, int(arguments[1]))
+            ends = [f"{directory}/{rank}.1.over" for rank in others]
+            state.service = _Last(state.service, ends)
         atexit._run_exitfuncs()
         sys.stdout.flush()
+        pathlib.Path(f"{output[0]}.over").touch()
 
 
 def run_team(

@@ -174,16 +174,15 @@ def test_reads_what_is_asked_for(stored, name):
 def test_round_trips(stored):
     """Files and probes are asked for side by side."""
     proxy, url = stored
-    proxy.delay = 0.05
-    taken = []
+    # So long that a busy machine does not matter.
+    proxy.delay = 0.2
     try:
-        for _ in range(3):
-            start = time.perf_counter()
-            ec.open(f"{url}/many")
-            taken.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        ec.open(f"{url}/many")
+        taken = time.perf_counter() - start
     finally:
         proxy.delay = 0.0
-    assert min(taken) < 0.05 * 20 < 0.05 * 37
+    assert taken < 0.2 * 20 < 0.2 * 37
 
 
 def test_convert(base, s3, tmp_path):
