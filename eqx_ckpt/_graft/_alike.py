@@ -4,7 +4,7 @@ To take them for new ones and old ones would be to throw away weights that fit.
 """
 
 import itertools as it
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from .._format import _template
@@ -80,21 +80,23 @@ def _copies(stored: Stored, old: set[int]) -> set[int]:
     return out
 
 
-def _how(saved: Shape, count: int, wanted: Shape, here: int) -> list[str] | None:
+def _how(
+    saved: Sequence[int], count: int, wanted: Sequence[int], here: int
+) -> list[str] | None:
     """The adapters that make a leaf of the one shape of those of the other, of which
     there are so many; None if nothing does."""
     if saved == wanted:
         return []
     if len(saved) > 1 and saved == wanted[::-1]:
         return ["transpose()"]
-    if len(wanted) == len(saved) + 1 and 1 < wanted[0] <= count:
+    if len(wanted) - len(saved) == 1 and 1 < wanted[0] <= count:
         rest = _how(saved, count // wanted[0], wanted[1:], 0)
         return None if rest is None else [*rest, "stack()"]
-    if len(saved) == len(wanted) + 1 and 1 < saved[0] <= here:
+    if len(saved) - len(wanted) == 1 and 1 < saved[0] <= here:
         rest = _how(saved[1:], 0, wanted, here // saved[0])
         return None if rest is None else ["unstack()", *rest]
     differ = [i for i, (a, b) in enumerate(zip(saved, wanted)) if a != b]
-    if len(saved) == len(wanted) and len(differ) == 1 and 0 not in saved + wanted:
+    if len(saved) == len(wanted) and len(differ) == 1 and 0 not in (*saved, *wanted):
         (axis,) = differ
         small, large = sorted((saved[axis], wanted[axis]))
         name, many = ("split", here) if saved[axis] == large else ("concatenate", count)
