@@ -79,7 +79,7 @@ def _varint(n: int) -> bytes:
 
 
 def _varints(numbers: Sequence[int]) -> bytes:
-    # All at once, as there are many: groups of seven bits, the lowest first, with the
+    # All together, as there are many: groups of seven bits, the lowest first, with the
     # top bit set in all but the last of a number.
     if not numbers:
         return b""

@@ -59,7 +59,7 @@ def graft(
     leaf of the checkpoint in a pair or in `drop`. What is not said is an error that
     lists it, and shows the likely pair as code. Inside of a pair, leaves stand for each
     other by their names below its two nodes. All of it is checked before an array is
-    read, and then read at once, only the bytes that are needed.
+    read, and then read together, only the bytes that are needed.
 
     **Arguments:**
 

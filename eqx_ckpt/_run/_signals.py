@@ -27,6 +27,6 @@ class Signals:
     def _on_signal(self, number: int, frame: Any) -> None:
         self.is_told = True
         before = self._before.get(number)
-        # Python's own for Ctrl-C ends the run at once.
+        # Python's own for Ctrl-C ends the run immediately.
         if callable(before) and before is not signal.default_int_handler:
             before(number, frame)

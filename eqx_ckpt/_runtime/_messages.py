@@ -72,7 +72,7 @@ class End(NamedTuple):
 
 
 @dataclasses.dataclass
-class Line:
+class CallLine:
     """This process's record of the calls of one kind, path and tag."""
 
     next: int = 0
@@ -87,7 +87,7 @@ class Book:
     """A process's record of all lines, and of when old keys may be deleted."""
 
     def __init__(self) -> None:
-        self.lines: dict[str, Line] = collections.defaultdict(Line)
+        self.lines: dict[str, CallLine] = collections.defaultdict(CallLine)
         self.old: dict[str, float] = {}
         self.lock = threading.Lock()
 
@@ -122,7 +122,7 @@ class Channel:
     _is_shown: bool = False
 
     @property
-    def line(self) -> Line:
+    def line(self) -> CallLine:
         return self.book.lines[self.key]
 
     @property

@@ -21,12 +21,12 @@ up waiting, would be apart from the others from then on; these rules bring it ba
 4. Process 0 takes for its own call only failures and departures of calls like its own.
    At others it ends the number for nobody, and goes on to the next one.
 
-So who is behind passes all ends at once, and who is ahead is found by process 0, which
-passes what it has left: they always come to one number. What follows:
+So who is behind passes all ends without a wait, and who is ahead is found by process 0,
+which passes what it has left: they always come to one number. What follows:
 
 - Calls of different lines are never paired.
 - An answer is given to calls of all processes, each of which takes it once.
-- Who comes too late for a call has its error at once, and the next call is met.
+- Who comes too late for a call has its error immediately, and the next call is met.
 
 **Signs** tell apart calls of one line that has no tag: they have a digest of the plain
 numbers and the metadata that are saved, and, once it is known, of all that has to be

@@ -91,7 +91,7 @@ def _digest(leaf: PlannedLeaf) -> str:
     return _index.digest(_payload.whole(leaf))
 
 
-def _difference(rank: int, ours: dict[str, Any], other: dict[str, Any]) -> str:
+def _difference(index: int, ours: dict[str, Any], other: dict[str, Any]) -> str:
     names, others = ours["the leaves"], other["the leaves"]
     if names != others:
         extra = [f"`{n}`" for n in others if n not in set(names)]
@@ -102,19 +102,19 @@ def _difference(rank: int, ours: dict[str, Any], other: dict[str, Any]) -> str:
             if some
         ]
         return (
-            f"process {rank} saves other leaves than process 0: it "
+            f"process {index} saves other leaves than process 0: it "
             f"{' and '.join(parts) or 'has them in another order'}. All processes have "
             "to save the same tree. Nothing was saved."
         )
     what = next(key for key in ours if ours[key] != other[key])
     if not what.startswith("the leaf"):
         return (
-            f"process {rank} has something else for {what} than process 0. Nothing was "
-            "saved."
+            f"process {index} has something else for {what} than process 0. Nothing "
+            "was saved."
         )
     same_kind = ours[what][:2] == other[what][:2]
     return (
-        f"{what} differs between process 0 and process {rank}"
+        f"{what} differs between process 0 and process {index}"
         + (
             ": each has other values, or its shards lie elsewhere. What is not a "
             "sharded array of all processes has to be the same in each: make it one, "

@@ -34,7 +34,7 @@ def check(root: Backend, found: Found) -> None:
         return
     if not isinstance(root, Renames):
         raise ValueError(
-            f"The store of `{root}` cannot exchange two directories at once, so a "
+            f"The store of `{root}` cannot exchange two directories atomically, so a "
             'checkpoint with `layout="zarr"` cannot be replaced there, nor replace '
             'another. Use `layout="ocdbt"`, or another path.'
         )
@@ -123,7 +123,7 @@ def _refused(root: Renames, error: OSError) -> OSError:
         return _mounted(root)
     return OSError(
         error.errno,
-        f"The file system of `{root}` cannot exchange two directories at once "
+        f"The file system of `{root}` cannot exchange two directories atomically "
         f"({os.strerror(error.errno)}), so the checkpoint there cannot be replaced "
         'with `layout="zarr"`, and is left as it is. Use another path.',
     )

@@ -113,7 +113,7 @@ class Archive:
     is_far = True
 
     def write(self, key: str, buffers: Iterable[Any], sync: bool = False) -> None:
-        """Adds a file. Threads that write at once wait for each other."""
+        """Adds a file. Threads that write at the same time wait for each other."""
         with self._lock:
             info = zipfile.ZipInfo(key, _DATE)
             info.external_attr = 0o644 << 16

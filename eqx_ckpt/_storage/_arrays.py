@@ -114,7 +114,7 @@ class ForeignArray(NamedTuple):
 
 
 def largest_chunk() -> int:
-    """The most bytes that TensorStore is to decode at once: where it cannot have them,
+    """The most bytes that TensorStore is to decode together: where it cannot have them,
     it ends the process."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 

@@ -147,7 +147,7 @@ def is_locked(directory: str | os.PathLike[str]) -> bool:
     try:
         with _undo.opened(directory, os.O_RDONLY | os.O_DIRECTORY) as fd:
             with _undo.surely(ft.partial(_unlock, fd)):
-                # Two that ask at once do not see one another.
+                # Two that ask at the same time do not see one another.
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

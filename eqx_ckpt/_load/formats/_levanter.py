@@ -56,7 +56,7 @@ def _check_steps(found: Candidate) -> None:
 
 
 def _has_array(found: Candidate) -> bool:
-    """Whether an array is found at once, in the first directories of directories."""
+    """Whether an array is found soon, in the first directories of directories."""
     directory, key = found.directory, ""
     if directory.is_far:
         return False

@@ -62,7 +62,7 @@ class Zarr(NamedTuple):
 
     dtype: str
     shape: tuple[int, ...]
-    chunk: tuple[int, ...]  # what is read at once
+    chunk: tuple[int, ...]  # what is read as one
     prefix: str  # of the keys of its pieces
     separator: str
     is_encoded: bool
