@@ -41,15 +41,18 @@ def renamed(leaves: Leaves, given: Any) -> Renamed:
             "the rename in a pair of `ec.graft`."
         )
     used: set[int] = set()
-    new = [_rename.apply(how, name, used, "rename=")[0] for name in leaves.names]
-    _check_collisions(leaves.names, new)
-    moves = _Moves(how, used, leaves.names, new)
+    names = [record.name for record in leaves.records()]  # They are checked by that.
+    new = [_rename.apply(how, name, used, "rename=")[0] for name in names]
+    _check_collisions(names, new)
+    moves = _Moves(how, used, names, new)
     nodes: dict[str, list[str]] = {}
     for name in leaves.statics.of:
+        if len(name) > _names.MAX_NAME or name.count(".") >= _names.MAX_DEPTH:
+            raise ValueError("The index has static fields of what is never saved.")
         for to in moves.node(name, next(iter(leaves.statics.fields(name)), "")):
             nodes.setdefault(to, []).append(name)
     markers = _markers(leaves, moves)
-    _check_used(how, used, leaves.names)
+    _check_used(how, used, names)
     return Renamed(leaves.renamed(new, markers, nodes), moves.node)
 
 
@@ -78,8 +81,8 @@ def _check_used(how: Rename, used: set[int], names: list[str]) -> None:
     if unused:
         raise ValueError(
             f"`rename` has rules that change no name of the checkpoint: "
-            f"{', '.join(unused)}. A rule is given whole names, such as `{names[0]}`, "
-            "as the rules before it have left them."
+            f"{', '.join(unused)}. A rule is given whole names, as the rules before it "
+            f"have left them: at first, such as `{''.join(names[:1])}`."
         )
 
 
