@@ -43,8 +43,10 @@ def of(ckpt: Checkpoint) -> Said:
         "format": _index.FORMAT if is_ours else ckpt.layout,
         "layout": ckpt.layout,
         "save_id": ckpt.save_id if is_ours else None,
-        "time": _moment(usage and usage.time),
+        "time": _moment(ckpt.saved.time if ckpt.saved else usage and usage.time),
         "writer": ckpt.writer,
+        "processes": ckpt.saved and ckpt.saved.processes,
+        "shardings": ckpt.saved.shardings if ckpt.saved else {},
         "leaves": len(ckpt),
         "kinds": dict(kinds),
         "shared": len(leaves.aliases),
@@ -75,6 +77,11 @@ def _lines(data: dict[str, Any], usage: Usage | None) -> list[Line]:
     rows.append(
         ("written by", ", ".join(f"{k} {v}" for k, v in data["writer"].items()))
     )
+    if data["processes"] is not None:
+        few = "process" if data["processes"] == 1 else "processes"
+        rows.append(("saved by", f"{data['processes']:,} {few}"))
+    shardings = [f"{text}: {n:,}" for text, n in data["shardings"].items()]
+    rows.append(("shardings", "\n".join(shardings)))
     rows.append(("in memory", _text.size(data["nbytes"])))
     if usage is not None:
         files = f"{usage.files:,} file{'s' * (usage.files != 1)}"
@@ -134,7 +141,7 @@ def _bounded(text: str, most: int = 200) -> str:
     return text if len(text) <= most else text[:most] + " ..."
 
 
-def _moment(time: float | None) -> str:
+def _moment(time: float | int | None) -> str:
     """Seconds since 1970, in the zone of the machine."""
     if time is None:
         return ""

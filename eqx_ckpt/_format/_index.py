@@ -51,6 +51,15 @@ class Placement:
     sizes: dict[int, list[int]] = dataclasses.field(default_factory=dict)
 
 
+class Saved(NamedTuple):
+    """How a checkpoint was saved: when, in seconds since 1970; by how many processes;
+    and the leaves that were spread over devices, counted by how they were."""
+
+    time: int
+    processes: int
+    shardings: dict[str, int]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Index:
     """A parsed index: what the tree is, and where it lies. `digests` is the digest of
@@ -64,6 +73,7 @@ class Index:
     digests: str = ""
     others: dict[str, str] = dataclasses.field(default_factory=dict)
     writer: dict[str, str] = dataclasses.field(default_factory=dict)
+    saved: Saved | None = None
 
     @ft.cached_property
     def _splits(self) -> dict[int, list[tuple[int, int, int]]]:
@@ -179,6 +189,7 @@ def encode(index: Index) -> bytes:
         **({} if statics.encoded is None else {"encoded": statics.encoded}),
         "digests": index.digests,
         "others": index.others,
+        **({} if index.saved is None else {"saved": index.saved._asdict()}),
     }
     text = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()[:-1]
     data = text + _tail + digest(text).encode() + b'"}'
@@ -262,7 +273,16 @@ def _typed(value: dict[str, Any]) -> Index:
         field(value, "digests", str),
         others,
         field(value, "writer", dict, str),
+        _saved(field(value, "saved", dict)) if "saved" in value else None,
     )
+
+
+def _saved(value: dict[str, Any]) -> Saved:
+    numbers = field(value, "time", int), field(value, "processes", int)
+    # Later times are no dates.
+    if not all(0 <= n < 2**37 for n in numbers):
+        raise ValueError("the index says that it was saved when it cannot have been")
+    return Saved(*numbers, field(value, "shardings", dict, int))
 
 
 def _placement(value: dict[str, Any], leaves: Leaves, layout: str) -> Placement:

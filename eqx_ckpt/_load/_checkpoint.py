@@ -7,6 +7,7 @@ from typing import Any, TYPE_CHECKING
 from jaxtyping import PyTree
 
 from .._format import _names, _text
+from .._format._index import Saved
 from .._storage._archive import Readable
 from .._storage._backend import Backend
 from .._tree import _html, _leaf, _nearest, _show
@@ -44,6 +45,9 @@ class Checkpoint(_Base):
         of the tree that was saved, without the classes. `ckpt.tree.model.layers[0]`.
     - `save_id`, `layout`, `writer`: the id of the save, how it lies on disk (for
         other formats their name), and the versions of the packages that wrote it.
+    - `saved`: its `time`, in seconds since 1970; how many `processes` saved it; and its
+        `shardings`: how many leaves were spread over devices, and how, such as
+        `{"P('x', None) on x=8": 12}`. None where the format does not say.
     """
 
     __slots__ = ("_source", "_tree")
@@ -74,6 +78,10 @@ class Checkpoint(_Base):
     @property
     def writer(self) -> dict[str, str]:
         return dict(self._source.index.writer)
+
+    @property
+    def saved(self) -> Saved | None:
+        return self._source.index.saved
 
     @property
     def leaves(self) -> Mapping[str, LazyArray]:

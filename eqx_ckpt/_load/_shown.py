@@ -24,6 +24,8 @@ def checkpoint(path: str, source: Source) -> str:
         parts.append(_html.text("metadata", text))
     if index.writer:
         written = {"save_id": index.save, **index.writer}
+        if index.saved is not None:
+            written["processes"] = str(index.saved.processes)
         text = "\n".join(f"{name} {value}" for name, value in written.items())
         parts.append(_html.text("saved by", text))
     quiet = f"{what}, {_text.size(leaves.nbytes)}, {index.layout}"

@@ -1,16 +1,19 @@
 """The plan of a save: what is in the index, checked before a byte is written."""
 
 import json
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
+
 from .._format import _index, _json, _names
-from .._format._index import Index, Placement
+from .._format._index import Index, Placement, Saved
 from .._format._leaves import Leaves, Statics
 from .._format._template import Template
 from .._load._checkpoint import Checkpoint
 from .._runtime import _processes
-from .._tree import _filters, _flatten, _leaf, _select, _static
+from .._tree import _filters, _flatten, _leaf, _select, _sharding, _static
 from . import _assign, _chunking, _lazies, _options, _sidecars, _to_ocdbt, _to_zarr
 from ._layout import Written
 from ._lazies import Unread
@@ -34,6 +37,7 @@ class Plan(NamedTuple):
     holes: list[_sidecars.Hole]
     markers: dict[int, str]
     statics: Statics
+    shardings: dict[str, int]
 
     @property
     def nbytes(self) -> int:
@@ -80,7 +84,8 @@ def plan(root: Any, selected: Selected, options: SaveOptions) -> Plan:
     }
     holes = _sidecars.holes(pytree, is_leaf, flat, numbers, selection.wholes)
     statics = _static.record(pytree, is_leaf, flat.structure)
-    made = Plan(root, options, leaves, templates, holes, markers, statics)
+    shardings = _shardings(leaves)
+    made = Plan(root, options, leaves, templates, holes, markers, statics, shardings)
     check_index(made)
     return made
 
@@ -127,8 +132,20 @@ def index_of(plan: Plan, save: str, written: Written) -> tuple[Index, dict[str, 
         digests=written.digests,
         others={**written.others, **others},
         writer=_index.versions(),
+        saved=Saved(int(time.time()), _processes.count(), plan.shardings),
     )
     return index, side
+
+
+def _shardings(leaves: Sequence[PlannedLeaf]) -> dict[str, int]:
+    """How many leaves are spread over devices, by the text of their sharding."""
+    found: dict[str, int] = {}
+    for leaf in leaves:
+        if isinstance(leaf.value, jax.Array):
+            text = _sharding.text(leaf.value.sharding)
+            if text:
+                found[text] = found.get(text, 0) + 1
+    return found
 
 
 def _describe(

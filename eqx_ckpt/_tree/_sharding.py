@@ -207,3 +207,18 @@ def unreduced(sharding: Any) -> list[str]:
     """The mesh axes over which the shards are parts of sums, and not of the array."""
     spec = getattr(sharding, "spec", None)
     return sorted(map(str, getattr(spec, "unreduced", ())))
+
+
+@ft.lru_cache(maxsize=4096)
+def text(sharding: jax.sharding.Sharding) -> str:
+    """A sharding as it is shown: its specification and its mesh. "" on one device."""
+    if sharding.num_devices == 1:
+        return ""
+    if isinstance(sharding, NamedSharding):
+        axes = ", ".join(f"{name}={n}" for name, n in sharding.mesh.shape.items())
+        return f"{_short(sharding.spec)} on {axes}"
+    return f"{type(sharding).__name__} on {sharding.num_devices} devices"
+
+
+def _short(spec: PartitionSpec) -> str:
+    return f"P({', '.join(map(repr, spec))})"

@@ -16,7 +16,7 @@ from support.helpers import examples, files_of
 
 import eqx_ckpt as ec
 from eqx_ckpt._format import _grid, _index, _json, _names, _template
-from eqx_ckpt._format._index import Index, Placement
+from eqx_ckpt._format._index import Index, Placement, Saved
 from eqx_ckpt._format._leaves import Leaves, Statics
 from eqx_ckpt._format._template import Template
 from eqx_ckpt._save import _assign, _plan
@@ -127,6 +127,7 @@ def columns(draw):
         digests="0" * 32,
         others={"_METADATA": "1" * 32},
         writer={"eqx_ckpt": "0.1.0", "jax": "0.0"},
+        saved=draw(st.sampled_from([None, (0, 1, {}), (2**36, 512, {"P('x')": 3})])),
     )
 
 
@@ -134,6 +135,7 @@ def make(columns):
     columns = dict(columns)
     columns["templates"] = [Template(*row) for row in columns["templates"]]
     columns["statics"] = Statics(*columns["statics"])
+    columns["saved"] = columns["saved"] and Saved(*columns["saved"])
     own = lambda kind: [f.name for f in dataclasses.fields(kind) if f.name in columns]
     parts = [
         kind(**{name: columns.pop(name) for name in own(kind)})
@@ -304,6 +306,10 @@ _columns = (
         *(put("encoded", bad) for bad in ([7], [{}] * 9, {}, None)),
         *(put("static", bad) for bad in ({"m": 0}, {"m": "0"}, {"m": -1}, {"": True})),
         put("writer", {"jax": 1}),
+        *(put("saved", bad) for bad in (7, None, [], {}, {"time": 0, "processes": 1})),
+        *(put("saved", "time", bad) for bad in (-1, 2**37, 0.5, True, "0")),
+        *(put("saved", "processes", bad) for bad in (-1, 2**64, None)),
+        *(put("saved", "shardings", bad) for bad in ([], {"x": "y"}, {"x": True})),
         # Chunks that lie elsewhere: (leaf, chunk, file, offset).
         put("splits", [[0, 1, 0]]),
         put("splits", [[0, 1, 0, 64, 0]]),

@@ -1,6 +1,8 @@
 """Arrays on several devices of one process: eight forced ones on the CPU."""
 
+import functools as ft
 import re
+import time
 
 import equinox as eqx
 import jax
@@ -267,3 +269,24 @@ def test_damage_to_a_shard_names_the_leaf(tmp_path, values):
     file.write_bytes(data)
     with pytest.raises(RuntimeError, match=re.escape("w: its bytes are not those")):
         ec.tree_deserialise_leaves(tmp_path / "c", {"w": x})
+
+
+def test_how_it_was_saved(tmp_path):
+    before = int(time.time())
+    mesh = jax.make_mesh((2, 2), ("x", "y"), devices=jax.devices()[:4])
+    put = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))
+    tree = {
+        "rows": [put(jnp.ones((4, 4)), "x"), put(jnp.ones((8, 4)), "x")],
+        "both": put(jnp.ones((4, 4)), ("x", "y"), None),
+        "one": jnp.ones(3),
+        "host": np.ones(3),
+    }
+    save = ft.partial(ec.async_tree_serialise_leaves, overwrite=True)
+    for name in ("a", "a.zip"):
+        save(tmp_path / name, tree).result()
+        saved = ec.open(tmp_path / name).saved
+        assert saved.processes == 1 and before <= saved.time <= time.time()
+        assert saved.shardings == {
+            "P('x') on x=2, y=2": 2,
+            "P(('x', 'y'), None) on x=2, y=2": 1,
+        }
