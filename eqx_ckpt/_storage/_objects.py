@@ -11,7 +11,7 @@ import numpy as np
 import tensorstore as ts
 
 from .._errors import MissingError
-from .._format import _text
+from .._format import _files, _text
 from . import _context, _kv, _remote
 from ._backend import Backend, Entry, Glance, Usage, Value
 
@@ -183,7 +183,15 @@ class _ObjectReads:
         path = self.spec()["path"].removeprefix(top.spec()["path"]).encode()
         first = path + start.encode()
         stop = first[:-1] + bytes([first[-1] + 1]) if first else b""
-        keys = self.wait(top.kv().list(ts.KvStore.KeyRange(first, stop)))
+        try:
+            keys = self.wait(top.kv().list(ts.KvStore.KeyRange(first, stop)))
+        except ValueError as e:
+            # TensorStore before 0.1.86 takes a refusal for a list that it cannot parse.
+            if "ListBucketResult" not in str(e):
+                raise
+            if self.read(_files.INDEX) is None:  # Or it raises why that is refused.
+                raise _remote.no_bucket(self.url, "it cannot be listed") from e
+            raise OSError(f"The store of `{self}` refuses to list what it has.") from e
         ours = [key[len(path) :] for key in keys if key.startswith(first)]
         return [key.decode("utf-8", "surrogateescape") for key in ours]
 

@@ -168,7 +168,7 @@ def explain(url: str, error: Exception) -> OSError | None:
         return None  # The file is shorter.
     said = _detail.sub("", text.splitlines()[0]).strip() if text else "nothing"
     if status == 404:
-        return _no_bucket(url, said)
+        return no_bucket(url, said)
     if status == 301 and is_read_only(url):
         return IsADirectoryError(
             f"The server of `{url}` sends whoever asks for a file there elsewhere. It "
@@ -307,12 +307,12 @@ def check_bucket(url: str) -> None:
         urllib.request.urlopen(f"{_google()}/storage/v1/b/{name}", timeout=_ANSWER)
     except urllib.error.HTTPError as e:
         if e.code == 404:
-            raise _no_bucket(url, e.reason) from None
+            raise no_bucket(url, e.reason) from None
     except (OSError, http.client.HTTPException):
         pass  # It may be known to those only who may see it.
 
 
-def _no_bucket(url: str, said: str) -> FileNotFoundError:
+def no_bucket(url: str, said: str) -> FileNotFoundError:
     return FileNotFoundError(
         f"There is no bucket of the name in `{url}` ({said}). Create it, or correct "
         "the URL."
