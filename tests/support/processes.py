@@ -13,6 +13,7 @@ import tempfile
 import textwrap
 import threading
 import time
+from multiprocessing import connection
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -65,7 +66,7 @@ class _Last:
         self._others = others
 
     def shutdown(self) -> None:
-        end = time.monotonic() + 2
+        end = time.monotonic() + 60
         while not all(map(os.path.exists, self._others)) and time.monotonic() < end:
             time.sleep(0.005)
         self._service.shutdown()
@@ -92,11 +93,10 @@ def _run(
         if state.service is not None:
             directory = os.path.dirname(output[0])
             others = range(1, int(arguments[1]))
-            ends = [f"{directory}/{rank}.1.over" for rank in others]
+            ends = [f"{directory}/{rank}.over" for rank in others]
             state.service = _Last(state.service, ends)
         atexit._run_exitfuncs()
         sys.stdout.flush()
-        pathlib.Path(f"{output[0]}.over").touch()
 
 
 def run_team(
@@ -125,10 +125,15 @@ def run_team(
             process.start()
             processes.append(process)
         end = time.monotonic() + timeout
+        running = {process.sentinel: rank for rank, process in enumerate(processes)}
         try:
-            for process in processes:
-                process.join(max(0, end - time.monotonic()))
-                assert process.exitcode is not None, f"not over in {timeout} seconds"
+            while running:
+                over = connection.wait(running, max(0, end - time.monotonic()))
+                assert over, f"not over in {timeout} seconds"
+                for sentinel in over:
+                    rank = running.pop(sentinel)
+                    processes[rank].join()
+                    pathlib.Path(f"{directory}/{rank}.over").touch()
         finally:
             for process in processes:
                 process.kill()

@@ -182,6 +182,8 @@ def test_a_manager_asks_no_store(s3):
     assert not s3.requests
 
 
+# treescope looks at all names of NumPy.
+@pytest.mark.filterwarnings("ignore:The chararray class:DeprecationWarning")
 def test_treescope(ckpt):
     treescope = pytest.importorskip("treescope")
     text = treescope.render_to_text(ckpt)
