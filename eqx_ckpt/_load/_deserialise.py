@@ -78,9 +78,10 @@ def tree_deserialise_leaves(
     - `static`: `"error"`, or `"ignore"` static fields that have changed, or a list of
         those that may: names as the error shows them, or patterns, in which `*` stands
         for any text, as in `["*.vocab_size"]`. A leading `*.` may stand for nothing. A
-        name of no static field of the checkpoint is an error. Compared are all but
-        functions, arrays of JAX and objects of unknown classes; of what holds one of
-        these, the rest.
+        name of no static field of the checkpoint is an error. Functions and classes
+        are compared by package and qualified name, also where they are leaves of a
+        Module. Not compared are functions without one, such as lambdas, arrays of JAX
+        and objects of unknown classes; of what holds one of these, the rest is.
     - `cast`: whether floats may become other floats, and ints other ints that hold
         every value.
     - `verify`: whether to check the digests of all that is read.

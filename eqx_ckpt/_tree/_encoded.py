@@ -24,9 +24,11 @@ import numpy as np
 import xxhash
 
 from .._format import _json, _names
+from . import _named
 
 
-# What cannot be compared: functions, arrays of JAX, and objects of classes not known.
+# What cannot be compared: functions without a name, arrays of JAX, and objects of
+# classes not known.
 OTHER: dict[str, Any] = {"other": None}
 # Those whose `repr` is all that they are.
 _BY_REPR = (
@@ -42,6 +44,8 @@ _BY_REPR = (
     types.EllipsisType,
 )
 _MAX_DEPTH, _MAX_NODES, _MAX_LENGTH = 100, 2**18, 2**14
+# Of lists and objects in the JSON of a value of that depth.
+_MAX_NESTED = 4 * _MAX_DEPTH
 
 
 def encode(value: Any) -> Any:
@@ -69,7 +73,7 @@ def encode(value: Any) -> Any:
         text = json.dumps(out)
     except Exception:  # Of the methods of a class that we do not know.
         return OTHER
-    return out if len(text) <= _MAX_LENGTH else _digest(text)
+    return out if len(text) <= _MAX_LENGTH else _digest(json.dumps(unnamed(out)))
 
 
 def _encode_one(x: Any) -> Any:
@@ -115,7 +119,8 @@ def _encode_many(x: Any, below: Callable[[Any], Any]) -> Any:
     if isinstance(x, Mapping):
         return {"dict": pairs(x.items())}
     if isinstance(x, Set):
-        return {"set": sorted(map(below, x), key=json.dumps)}
+        key = lambda item: (json.dumps(unnamed(item)), json.dumps(item))
+        return {"set": sorted(map(below, x), key=key)}
     if isinstance(x, ft.partial):
         return {"partial": [below(x.func), below(x.args), below(x.keywords)]}
     if dataclasses.is_dataclass(x) and not isinstance(x, type):
@@ -123,7 +128,18 @@ def _encode_many(x: Any, below: Callable[[Any], Any]) -> Any:
         return {"object": pairs((n, getattr(x, n)) for n in of if hasattr(x, n))}
     if isinstance(x, (types.SimpleNamespace, argparse.Namespace)):
         return {"object": pairs(vars(x).items())}
-    return OTHER
+    name = _named.name_of(x)
+    return OTHER if name is None else {"name": list(name)}
+
+
+def unnamed(x: Any, depth: int = 0) -> Any:
+    """An encoded value as it was before functions and classes had names in it."""
+    if type(x) is dict and "name" in x or depth > _MAX_NESTED:
+        return OTHER
+    below = ft.partial(unnamed, depth=depth + 1)
+    if type(x) is dict:
+        return {kind: below(value) for kind, value in x.items()}
+    return list(map(below, x)) if type(x) is list else x
 
 
 def _digest(text: str) -> dict[str, str]:
@@ -149,7 +165,7 @@ def _dtype_name(x: Any) -> str | None:
 # ---- Comparing two encoded values.
 
 _KINDS = frozenset(
-    "other enum scalar repr dtype array dict set partial object digest".split()
+    "other name enum scalar repr dtype array dict set partial object digest".split()
 )
 
 
@@ -173,6 +189,11 @@ def is_alike(a: Any, b: Any) -> bool:
     (one, x), (two, y) = _split(a), _split(b)
     if "unknown" in (one, two) or one == two == "other":
         return True
+    if {one, two} == {"other", "name"}:
+        return True  # One of them has no name, or nothing recorded it.
+    if one == two == "name":
+        names = _named.parse(x), _named.parse(y)
+        return names[0] is None or names[1] is None or names[0].is_alike(names[1])
     if one != two:
         bare = _bare(one, x), _bare(two, y)
         return bare != (a, b) and is_alike(*bare)
@@ -216,6 +237,8 @@ def _shown(x: Any, depth: int) -> str:
         items = ", ".join(f"{key!r}: {below(item)}" for key, item in parts.items())
         return f"{{{items}}}"
     if type(value) is list:
+        if kind == "name" and (name := _named.parse(value)) is not None:
+            return name.shown
         if kind == "enum" and len(value) == 2:
             return f"{value[0]} ({below(value[1])})"
         if kind == "scalar" and len(value) == 2:

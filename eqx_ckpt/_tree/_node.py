@@ -52,6 +52,7 @@ def _compared(fields: str) -> str:
     if not fields:
         return ""
     plain, encoded = json.loads(fields)
+    encoded = {name: _encoded.unnamed(x) for name, x in encoded.items()}
     encoded = {name: x for name, x in encoded.items() if x != _encoded.OTHER}
     return json.dumps([plain, encoded]) if plain or encoded else ""
 

@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 
 from .._format import _json
 from .._format._leaves import Statics
-from . import _encoded, _flatten, _nearest, _node
+from . import _encoded, _flatten, _named, _nearest, _node
 from ._filters import IsLeaf
 from ._node import Node
 
@@ -29,14 +29,23 @@ def recorded(module: eqx.Module | Node) -> tuple[dict[str, Any], dict[str, Any]]
     encoded: dict[str, Any] = {}
     if isinstance(module, eqx.nn.StateIndex):
         return plain, encoded  # Its marker is how this process finds an entry.
+    functions: dict[str, Any] = {}
     for field in dataclasses.fields(module):
-        if field.metadata.get("static", False) and hasattr(module, field.name):
-            value = getattr(module, field.name)
+        if not hasattr(module, field.name):
+            continue
+        value = getattr(module, field.name)
+        if field.metadata.get("static", False):
             good, as_json = _json.jsonable(value)
             if good:
                 plain[field.name] = as_json
             else:
                 encoded[field.name] = _encoded.encode(value)
+        elif callable(value) and (name := _named.name_of(value)) is not None:
+            functions[field.name] = {"name": list(name)}
+    # A leaf that is a function is compared beside static fields, as it stands for one.
+    # Alone it makes no node of a Module that has nothing else to be stored.
+    if plain or encoded:
+        encoded |= functions
     return plain, encoded
 
 

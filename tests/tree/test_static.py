@@ -104,28 +104,35 @@ KINDS = {
     "dtype by name": (jnp.bfloat16, "bfloat16", "float32"),
     "builtin dtype": (float, float, int),
     "key dtype": (jr.key(0).dtype, jr.key(1).dtype, jr.key(0, impl="rbg").dtype),
-    "tuple with a function": ((1, print), (1, len), (2, print)),
+    "function": (jax.nn.relu, jax.nn.relu, jax.nn.gelu),
+    "builtin": (print, print, len),
+    "class": (Opaque, Opaque, Config),
+    "jitted": (jnp.tanh, jnp.tanh, jnp.sin),
+    "nameless": (lambda x: x, jax.grad(jnp.sin), None),
+    "a name, and none": (print, lambda x: x, 1),
+    "tuple with a function": ((1, print), (1, print), (1, len)),
+    "tuple with a lambda": ((1, print), (1, lambda: 0), (2, lambda: 0)),
     "nested": ([{"a": (1, print)}], [{"a": (1, print)}], [{"a": (2, print)}]),
     "length": ((print, 1), (print, 1), (print, 1, 1)),
     "tuple subclass": (Pair([1, print]), (1, print), Pair([2, print])),
-    "namedtuple": (Point(1, print), Point(1, len), Point(2, print)),
+    "namedtuple": (Point(1, print), Point(1, print), Point(1, len)),
     "deque": (*[collections.deque([1, 2])] * 2, collections.deque([2, 1])),
     "dict with a function": (
         {"a": 1, "f": print},
-        {"a": 1, "f": len},
-        {"a": 2, "f": 0},
+        {"a": 1, "f": print},
+        {"a": 2, "f": len},
     ),
     "dict of other keys": ({1: 2}, {1: 2}, {1: 3}),
     "ordered dict": (*[collections.OrderedDict(a=1)] * 2, collections.OrderedDict(a=2)),
     "mapping": (*[types.MappingProxyType({"a": 1})] * 2, {"a": 2}),
     "set": ({1, "b", 3}, {3, 1, "b"}, {1, "c", 3}),
     "frozenset": (frozenset("ab"), frozenset("ba"), frozenset("ac")),
-    "dataclass": (Config(), Config(act=print, seen=5), Config(heads=8)),
+    "dataclass": (Config(), Config(seen=5), Config(act=print)),
     "dataclasses": (*[Config(sub=Config())] * 2, Config(sub=Config(heads=8))),
     "module": (*[eqx.nn.Lambda(print)] * 2, eqx.nn.Lambda(None)),
     "namespace": (*[types.SimpleNamespace(a=1)] * 2, types.SimpleNamespace(a=2)),
     "arguments": (*[argparse.Namespace(a=1)] * 2, argparse.Namespace(a=2)),
-    "partial": (*[ft.partial(print, 1, b=2)] * 2, ft.partial(print, 1, b=3)),
+    "partial": (*[ft.partial(print, 1, b=2)] * 2, ft.partial(len, 1, b=2)),
     "array": (np.arange(3), np.arange(3), np.array([0, 1, 3])),
     "array of other dtype": (np.arange(3), np.arange(3), np.arange(3).astype("f4")),
     "complex": (1 + 2j, 1 + 2j, 1 - 2j),
@@ -138,7 +145,7 @@ KINDS = {
     "path": (pathlib.Path("a"), pathlib.Path("a"), pathlib.Path("b")),
     "decimal": (decimal.Decimal(1), decimal.Decimal(1), decimal.Decimal(2)),
     "pattern": (re.compile("a"), re.compile("a"), re.compile("b")),
-    "a function, and none": (print, len, None),
+    "a function, and none": (print, print, None),
     "none, and a function": (None, None, print),
     "long": ([print, "a" * 20000], [len, "a" * 20000], [print, "b" * 20000]),
     "PartitionSpec": (P("a", None), P("a", None), P(None, "a")),
@@ -361,7 +368,49 @@ def test_what_that_release_compares_is_as_it_was(tmp_path):
     ec.tree_serialise_leaves(tmp_path / "a", net(value))
     index = json.loads((tmp_path / "a" / "eqx_ckpt.json").read_bytes())
     assert index["statics"] == [{"width": 3}] and index["static"] == {"": 0}
-    assert index["encoded"] == [{"value": [{"enum": ["FOUR", 4]}, {"other": None}]}]
+    assert index["encoded"] == [
+        {"value": [{"enum": ["FOUR", 4]}, {"name": ["builtins", "print"]}]}
+    ]
+
+
+def _named(module, name):
+    return {"value": {"name": [module, name]}}
+
+
+def test_functions_are_compared_by_package_and_name(tmp_path):
+    """A package moves its functions, and a script is a module where it is imported."""
+    ec.tree_serialise_leaves(tmp_path / "a", net(jax.nn.relu))
+    good = [
+        _named("jax.elsewhere", "relu"),
+        _named("__main__", "relu"),
+        {"value": {"other": None}},  # As it was before functions had names.
+    ]
+    bad = [_named("jax.nn", "gelu"), _named("flax.nn", "relu")]
+    for encoded in good:
+        _edit(tmp_path / "a" / "eqx_ckpt.json", lambda v: v.update(encoded=[encoded]))
+        load(tmp_path / "a", net(jax.nn.relu))
+    for encoded in bad:
+        _edit(tmp_path / "a" / "eqx_ckpt.json", lambda v: v.update(encoded=[encoded]))
+        with pytest.raises(RuntimeError, match="value  saved .*u, .* has jax.*[.]relu"):
+            load(tmp_path / "a", net(jax.nn.relu))
+        load(tmp_path / "a", net(lambda x: x))
+        load(tmp_path / "a", net(jax.nn.relu), static=["*.value"])
+
+
+def test_a_leaf_that_is_a_function_is_compared(tmp_path):
+    """So is the activation of an MLP, which is no static field."""
+
+    def mlp(activation):
+        return {"m": eqx.nn.MLP(1, 1, 1, 1, activation=activation, key=jr.key(0))}
+
+    ec.tree_serialise_leaves(tmp_path / "a", mlp(jax.nn.relu))
+    load(tmp_path / "a", mlp(jax.nn.relu))
+    load(tmp_path / "a", mlp(lambda x: x))
+    with pytest.raises(RuntimeError, match=r"m\.activation  saved jax.*relu.*gelu"):
+        load(tmp_path / "a", mlp(jax.nn.gelu))
+    load(tmp_path / "a", mlp(jax.nn.gelu), static=["*.activation"])
+    assert not ec.diff(tmp_path / "a", mlp(jax.nn.relu))
+    assert "m.activation" in ec.diff(tmp_path / "a", mlp(jax.nn.gelu)).static
 
 
 def test_kinds_of_a_later_release_stand_for_anything(tmp_path):
@@ -388,7 +437,17 @@ json_values = st.recursive(
 @given(json_values, json_values)
 def test_whatever_the_file_says(saved, here):
     """Its texts are data: they compare and are shown, whatever they are."""
-    kinds = ("enum", "scalar", "dtype", "repr", "dict", "object", "array", "other")
+    kinds = (
+        "name",
+        "enum",
+        "scalar",
+        "dtype",
+        "repr",
+        "dict",
+        "object",
+        "array",
+        "other",
+    )
     for kind in kinds:
         encoded = {kind: saved}
         _encoded.is_alike(encoded, _encoded.encode(here))
