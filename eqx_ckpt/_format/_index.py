@@ -151,6 +151,16 @@ def digest(data: Any) -> str:
 _tail = b',"digest":"'
 
 
+def sealed(text: bytes) -> bytes:
+    """An object of JSON, given without its end, and the digest that ends it.
+
+    **Raises:** `ValueError` for more than is read.
+    """
+    data = text + _tail + digest(text).encode() + b'"}'
+    _json.check_cost(data)
+    return data
+
+
 @ft.cache
 def versions() -> dict[str, str]:
     """The versions of the packages that wrote a checkpoint."""
@@ -192,9 +202,7 @@ def encode(index: Index) -> bytes:
         **({} if index.saved is None else {"saved": index.saved._asdict()}),
     }
     text = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()[:-1]
-    data = text + _tail + digest(text).encode() + b'"}'
-    _json.check_cost(data)
-    return data
+    return sealed(text)
 
 
 # The first fields: what is needed to say that a format is too new to be read.

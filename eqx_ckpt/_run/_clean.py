@@ -4,6 +4,7 @@ import contextlib
 import functools as ft
 import os
 import re
+from collections.abc import Iterable
 
 from .._format import _files
 from .._load import _published
@@ -85,6 +86,10 @@ _step = re.compile(r"0|[1-9][0-9]*")
 def is_step(name: str) -> bool:
     """Whether a directory of a run is called as that of a step."""
     return _step.fullmatch(name) is not None
+
+
+def steps_in(names: Iterable[str]) -> list[int]:
+    return [int(name) for name in names if is_step(name)]
 
 
 def _clean(here: Renames, remove: bool) -> set[str]:

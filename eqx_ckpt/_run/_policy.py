@@ -2,10 +2,8 @@
 
 import numbers
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import Any, NamedTuple
-
-from ._steps import Steps
 
 
 class Policy(NamedTuple):
@@ -62,45 +60,16 @@ class Policy(NamedTuple):
         ]
         return max(ranked)[1] if ranked else None
 
-    def stay(self, known: Mapping[int, dict[str, Any]], new: int) -> set[int | None]:
-        """The steps that stay once a new one is saved."""
+    def reasons(self, known: Mapping[int, dict[str, Any]], new: int) -> set[int]:
+        """The steps because of which others may go: the newest, and the best."""
         assert self.keep is not None
         # Who went back to an older step keeps what was just saved.
-        out = {new, *sorted(known)[-self.keep :], self.best_of(known)}
-        if self.keep_every is not None:
-            out.update(step for step in known if step % self.keep_every == 0)
-        return out
+        found = {new, *sorted(known)[-self.keep :]}
+        best = self.best_of(known)
+        return found if best is None else found | {best}
 
-
-def retain(steps: Steps, policy: Policy, new: int, damaged: Set[int]) -> list[str]:
-    """Deletes what need not stay once a step is saved, and what killed saves have left.
-
-    **Returns:** what was not deleted, and why.
-    """
-    if policy.keep is None and not steps.cleans:
-        return []
-    left: list[str] = []
-    known, ours = {}, set()
-    for step, found in steps.survey(policy.keep is not None).items():
-        signature, metrics, error = found
-        if error is not None:
-            # It is neither counted nor deleted, and may be the next time.
-            left.append(f"step {step} cannot be looked at: {error}")
-        elif signature is None:
-            if step < new:
-                steps.clean(step)
-        # Nor are those that are damaged.
-        elif metrics is not None and step not in damaged:
-            known[step] = metrics
-            if signature.is_ours:
-                ours.add(step)
-    if policy.keep is None:
-        return left
-    for step in sorted(ours - policy.stay(known, new) - steps.pins()):
-        if steps.is_read(step):
-            continue  # It goes after a later save.
-        try:
-            steps.remove(step)
-        except (OSError, ValueError) as e:
-            left.append(f"step {step}: {e}")
-    return left
+    def stay(self, known: Mapping[int, dict[str, Any]], new: int) -> set[int]:
+        """The steps that stay once a new one is saved."""
+        found = self.reasons(known, new)
+        every = self.keep_every
+        return found.union(s for s in known if every is not None and s % every == 0)

@@ -12,9 +12,9 @@ from .._save import _async, _background, _options, _serialise
 from .._save._background import SaveHandle
 from .._storage import _root
 from .._storage._remote import Store
-from . import _policy
 from ._offer import Offer
 from ._policy import Policy
+from ._retention import Retention
 from ._steps import Steps
 
 
@@ -56,6 +56,7 @@ class Saves:
                 "survive a power cut: leave `durable` as it is, or `keep` out."
             )
         self.steps, self.policy = steps, policy
+        self._retention = Retention(steps, policy)
         self._reuses, self._options = reuse, options
         # When the last save began.
         self.last = time.monotonic()
@@ -176,9 +177,9 @@ class Saves:
                 self.damaged.discard(going.step)
                 self.base = going.handle
                 if retain:
-                    self._undeleted += _policy.retain(
-                        self.steps, self.policy, going.step, self.damaged
-                    )
+                    left = self._retention.retain(going.step, self.damaged)
+                    self._undeleted += left
+                    self.steps.journal.saved(going.step)
         except Exception as e:
             self._undeleted.append(f"{type(e).__name__}: {e}")
         finally:

@@ -17,14 +17,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from .._format import _files, _json, _text
-from .._format._heads import Head
-from .._load import _checkpoint, _published
+from .._format._journal import Row
+from .._load import _published
 from .._runtime import _log
 from .._save import _background, _leftovers, _publish
 from .._storage import _root, _store
-from .._storage._backend import Backend, Glance, Locks, Renames, Usage
+from .._storage._backend import Backend, Locks, Renames, Usage
 from .._storage._remote import Store
 from . import _clean
+from ._journal import index_of, Journal
 
 
 _ITEM = "default"
@@ -68,6 +69,7 @@ class Steps:
         is_path = isinstance(found, Renames)
         self.root = _root.resolve(found.target()) if is_path else found
         self._store = root if isinstance(root, Store) else None
+        self.journal = Journal(self.root)
         self._known: dict[int, tuple[Any, dict[str, Any] | None]] = {}
 
     @property
@@ -90,7 +92,7 @@ class Steps:
                 f"Which steps there are in `{self.root}` cannot be told: over HTTP "
                 "nothing is listed. Restore one that you know, with `step=`."
             )
-        return _numbers(self.root.list_top() or {})
+        return _clean.steps_in(self.root.list_top() or {})
 
     def complete(self) -> list[int]:
         """The complete steps, in order."""
@@ -119,7 +121,7 @@ class Steps:
 
     def signature(self, step: int) -> Signature | None:
         """None of a step that is not complete, or leads through a link."""
-        stamp = self.root.stamp(f"{step}/{_ITEM}/{_files.INDEX}")
+        stamp = self.root.stamp(index_of(step))
         if stamp:
             return Signature(stamp)
         stamp = self.root.stamp(f"{step}/{_ITEM}/{_ORBAX}")
@@ -135,9 +137,12 @@ class Steps:
         root = self._at(step)
         return bool(_published.saves(root)) or _files.DIGESTS in _tops(root)
 
-    def survey(self, metrics: bool = True) -> dict[int, Known]:
-        """What is known of each step, in order, with or without its metrics."""
-        steps = sorted(self.directories())
+    def survey(
+        self, metrics: bool = True, of: Iterable[int] | None = None
+    ) -> dict[int, Known]:
+        """What is known of each step, or of some, in order, with or without its
+        metrics."""
+        steps = sorted(self.directories() if of is None else of)
         return dict(zip(steps, self.each(ft.partial(self._know, metrics), steps)))
 
     def _know(self, metrics: bool, step: int) -> Known:
@@ -161,24 +166,18 @@ class Steps:
 
     def read_metrics(self, step: int, signature: Signature) -> dict[str, Any]:
         if signature.is_ours:
-            return metrics_in(_checkpoint.open(self.path(step)).metadata)
+            return self.journal.row(step, signature.stamp).metrics
         key = f"{step}/metrics/metrics"
         value = self.root.read(key, limit=_MAX_METRICS)
         found = _json.parse(value.data, f"`{key}`") if value else None
         return found if isinstance(found, dict) else {}
 
-    def glance(self, step: int) -> Glance | None:
-        """The index of a step; None if it has none, or leads through a link."""
-        with contextlib.suppress(ValueError):
-            return self.root.glance(f"{step}/{_ITEM}/{_files.INDEX}", _json.MAX_INDEX)
-        return None
-
-    def usage(self, step: int, head: Head) -> Usage | None:
+    def usage(self, row: Row) -> Usage | None:
         """What the data files of a step take."""
-        if head.files is None:
-            return self._at(step).usage()
-        start = f"{step}/{_ITEM}/d/{head.save}"
-        return self.root.usage([f"{start}/{number}" for number in range(head.files)])
+        if row.files is None:
+            return self._at(row.step).usage()
+        start = f"{row.step}/{_ITEM}/d/{row.save}"
+        return self.root.usage([f"{start}/{number}" for number in range(row.files)])
 
     def each(self, ask: Any, steps: Iterable[int]) -> list[Any]:
         return _store.gather(self.root, [ft.partial(ask, step) for step in steps])
@@ -205,7 +204,7 @@ class Steps:
 
     def pins(self) -> set[int]:
         self._check_pins()
-        return set(_numbers(self.root.below(_PINS).list_top() or {}))
+        return set(_clean.steps_in(self.root.below(_PINS).list_top() or {}))
 
     def _check_pins(self) -> None:
         if self.root.is_link(_PINS):
@@ -267,6 +266,8 @@ class Steps:
         with _log.timed("delete") as timer:
             _publish.remove(self._at(step))
             self.root.drop_directory(str(step))
+        self._known.pop(step, None)
+        self.journal.deleted(step)
         self.say(_log.INFO, "Deleted", step, seconds=timer.seconds)
 
     def say(self, level: int, did: str, step: int, why: str = "", **facts: Any) -> None:
@@ -309,16 +310,6 @@ def _tops(root: Backend) -> Mapping[str, bool]:
     with contextlib.suppress(NotADirectoryError):
         return root.list_top() or {}
     return {}
-
-
-def _numbers(names: Iterable[str]) -> list[int]:
-    return [int(name) for name in names if _clean.is_step(name)]
-
-
-def metrics_in(metadata: Any) -> dict[str, Any]:
-    """The metrics in the metadata of a step."""
-    found = metadata.get("metrics") if isinstance(metadata, dict) else None
-    return found if isinstance(found, dict) else {}
 
 
 def check(step: Any) -> int:

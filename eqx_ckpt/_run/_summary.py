@@ -4,11 +4,10 @@ import functools as ft
 from typing import Any, NamedTuple
 
 from .._errors import DamagedError
-from .._format._heads import Heads
 from .._format._index import Newer
 from .._load import _checkpoint
 from .._storage._backend import Usage
-from ._steps import metrics_in, Steps
+from ._steps import Signature, Steps
 
 
 class Summary(NamedTuple):
@@ -32,23 +31,23 @@ class Summary(NamedTuple):
 
 
 def summaries(steps: Steps) -> list[Summary]:
-    """Of all steps, in order. An index is read of each, and no array.
+    """Of all steps, in order. Of each the journal is read, or its index, and no array.
 
     **Raises:** `ValueError` where nobody can tell which steps there are.
     """
     there = sorted(steps.directories())
     pins = steps.pins() if there else set()
-    found = steps.each(ft.partial(_summary, steps, Heads()), there)
+    found = steps.each(ft.partial(_summary, steps), there)
     return [x._replace(is_pinned=True) if x.step in pins else x for x in found]
 
 
-def _summary(steps: Steps, heads: Heads, step: int) -> Summary:
+def _summary(steps: Steps, step: int) -> Summary:
     try:
-        got = steps.glance(step)
-        if got is None:
-            return _without(steps, step)
+        signature = steps.signature(step)
+        if signature is None or not signature.is_ours:
+            return _without(steps, step, signature)
         try:
-            head = heads.read(got.data)
+            row = steps.journal.row(step, signature.stamp)
         except Newer:
             raise
         except ValueError as e:
@@ -56,11 +55,11 @@ def _summary(steps: Steps, heads: Heads, step: int) -> Summary:
         return Summary(
             step,
             "complete",
-            time=got.time,
-            leaves=head.leaves,
-            nbytes=head.nbytes,
-            metrics=metrics_in(head.metadata),
-            data=steps.usage(step, head),
+            time=row.time,
+            leaves=row.leaves,
+            nbytes=row.nbytes,
+            metrics=row.metrics,
+            data=steps.usage(row),
         )
     except DamagedError as e:
         return Summary(step, "damaged", str(e))
@@ -70,9 +69,8 @@ def _summary(steps: Steps, heads: Heads, step: int) -> Summary:
         return Summary(step, "unread", str(e))
 
 
-def _without(steps: Steps, step: int) -> Summary:
+def _without(steps: Steps, step: int, signature: Signature | None) -> Summary:
     """Of a step that has no index of ours."""
-    signature = steps.signature(step)
     if signature is None:
         skip = steps.skip(step)
         if skip is None:

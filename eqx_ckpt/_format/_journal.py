@@ -1,0 +1,67 @@
+"""The journal of a run: what the indices of its steps say, in one file.
+
+It is a cache, which anyone may lose, damage or write: nothing in it counts unless the
+index of the step still has the stamp that it had when it was read.
+"""
+
+import json
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from . import _index, _json
+
+
+KEY = "eqx_ckpt.journal"
+# Who looks at a step looks at each of its files.
+_MOST_FILES = 10**6
+_HEAD = b'{"format":"eqx_ckpt journal","version":1,"steps":'
+
+
+class Row(NamedTuple):
+    """What the index of a step says. `stamp`: that of the file of the index, and
+    `time` when it was written, if that is known. `files`: see `Head`."""
+
+    step: int
+    stamp: str
+    save: str
+    leaves: int
+    nbytes: int
+    files: int | None
+    time: float | None
+    metrics: dict[str, Any]
+
+
+def encode(rows: Iterable[Row]) -> bytes:
+    """**Raises:** `ValueError` for more than is read."""
+    body = json.dumps(sorted(rows), separators=(",", ":"), allow_nan=False)
+    return _index.sealed(_HEAD + body.encode("ascii"))
+
+
+def decode(data: bytes) -> list[Row]:
+    """**Raises:** `ValueError` for what is torn, damaged or another version."""
+    _index.check_digest(data)
+    if not data.startswith(_HEAD):
+        raise ValueError("it is not a journal that this release reads")
+    found = _json.parse(data, "the journal")["steps"]
+    if not (isinstance(found, list) and all(map(_is_row, found))):
+        raise ValueError("it has a malformed row")
+    return [Row(*row) for row in found]
+
+
+def _is_row(value: Any) -> bool:
+    if not (isinstance(value, list) and len(value) == len(Row._fields)):
+        return False
+    row = Row(*value)
+    counts = [row.step, row.leaves, row.nbytes]
+    if row.files is not None:
+        counts.append(row.files)
+        if row.files not in range(_MOST_FILES):
+            return False
+    return (
+        all(type(x) is int and x >= 0 for x in counts)
+        and isinstance(row.stamp, str)
+        and isinstance(row.save, str)
+        and _index.is_save_id(row.save)
+        and (row.time is None or type(row.time) is float)
+        and isinstance(row.metrics, dict)
+    )

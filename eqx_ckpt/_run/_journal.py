@@ -1,0 +1,129 @@
+"""The journal of a run, which saves the reading of the index of each step.
+
+A file says what the indices of most steps say. It is a cache: a row of it counts only
+while the index has the stamp that it had when it was read; any other index is read.
+"""
+
+import contextlib
+import functools as ft
+import math
+import time
+from typing import Any
+
+from .._format import _files, _journal, _json
+from .._format._heads import Heads
+from .._format._journal import Row
+from .._storage import _store
+from .._storage._backend import Backend
+from . import _clean
+
+
+# Steps that are not in the journal, before it is written anew: so many, or one for so
+# many that are. And the most that are read for that after one save.
+_FEW, _SHARE, _MOST = 64, 16, 1024
+# Seconds after which another index has another stamp, however coarse the clock of the
+# file system: sooner one may be taken for the other.
+_SETTLED = 3
+
+
+def index_of(step: int) -> str:
+    return f"{step}/default/{_files.INDEX}"
+
+
+class Journal:
+    """What is known of the indices of a run, by the stamps of their files."""
+
+    def __init__(self, root: Backend):
+        self._root = root
+        self._heads = Heads()
+        self._rows: dict[int, Row] | None = None
+        # Steps whose rows are not in the file, and since when that is known.
+        self._missing: dict[int, float] = {}
+        self._is_listed = False
+
+    def row(self, step: int, stamp: str) -> Row:
+        """What an index with a stamp says.
+
+        **Raises:** `FileNotFoundError` if it is gone; `ValueError` as
+        [`Heads.read`][], or for what is no file.
+        """
+        rows = self._read()
+        row = rows.get(step)
+        if row is None or row.stamp != stamp:
+            self._missing.setdefault(step, time.monotonic())
+            return self._look(step, stamp)
+        return row
+
+    def _read(self) -> dict[int, Row]:
+        if self._rows is None:
+            rows: list[Row] = []
+            # Whatever is wrong with it, the indices are right.
+            with contextlib.suppress(OSError, ValueError):
+                found = self._root.read(_journal.KEY, limit=_json.MAX_INDEX)
+                if found is not None:
+                    rows = _journal.decode(found.data)
+            self._rows = {row.step: row for row in rows}
+        return self._rows
+
+    def _look(self, step: int, stamp: str) -> Row:
+        got = self._root.glance(index_of(step), _json.MAX_INDEX)
+        if got is None:
+            raise FileNotFoundError(f"`{self._root}` has no step {step} any more.")
+        head = self._heads.read(got.data)
+        metrics = metrics_in(head.metadata)
+        save, leaves, nbytes, files = head.save, head.leaves, head.nbytes, head.files
+        return Row(step, stamp, save, leaves, nbytes, files, got.time, metrics)
+
+    # ---- Writing it.
+
+    def saved(self, step: int) -> None:
+        """Is told of each step that is saved, and writes the journal once there is
+        enough that it does not say. That it cannot is no error: it is a cache."""
+        with contextlib.suppress(OSError, ValueError):
+            rows = self._read()
+            if not self._is_listed:
+                self._list(rows)
+            self._missing[step] = now = time.monotonic()
+            missing = list(self._missing.items())
+            settled = sorted(s for s, since in missing if now - since > _SETTLED)
+            if len(settled) >= max(_FEW, len(rows) // _SHARE):
+                self._record(settled[:_MOST], rows)
+
+    def deleted(self, step: int) -> None:
+        self._missing.pop(step, None)
+        if self._rows is not None:
+            self._rows.pop(step, None)
+
+    def _list(self, rows: dict[int, Row]) -> None:
+        there = set(_clean.steps_in(self._root.list_top() or {}))
+        for gone in rows.keys() - there:
+            del rows[gone]
+        for step in there - rows.keys():
+            self._missing.setdefault(step, -math.inf)
+        self._is_listed = True
+
+    def _record(self, steps: list[int], rows: dict[int, Row]) -> None:
+        jobs = [ft.partial(self._settled, step) for step in steps]
+        for step, row in zip(steps, _store.gather(self._root, jobs)):
+            self._missing.pop(step, None)
+            if row is not None:
+                rows[step] = row
+        data = _journal.encode(list(rows.values()))
+        if self._root.has(_journal.KEY):
+            self._root.delete(_journal.KEY)
+        self._root.write(_journal.KEY, [data])
+
+    def _settled(self, step: int) -> Row | None:
+        """The row of a step, if another index there would have another stamp."""
+        with contextlib.suppress(OSError, ValueError):
+            stamp = self._root.stamp(index_of(step))
+            row = self._look(step, stamp) if stamp else None
+            if row and (row.time is None or time.time() - row.time > _SETTLED):
+                return row
+        return None
+
+
+def metrics_in(metadata: Any) -> dict[str, Any]:
+    """The metrics in the metadata of a step."""
+    found = metadata.get("metrics") if isinstance(metadata, dict) else None
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,121 @@
+"""Which steps go once another is saved, without a look at all of them each time."""
+
+from collections.abc import Iterable, Set
+from typing import Any, NamedTuple
+
+from ._policy import Policy
+from ._steps import Signature, Steps
+
+
+# All steps are looked at once for so many saves; and where a look is no request, as
+# often as that is no more than so many looks for a save.
+_SAVES, _LOOKS = 64, 256
+
+
+class Seen(NamedTuple):
+    """A complete step as it was looked at."""
+
+    signature: Signature
+    metrics: dict[str, Any]
+
+
+class Retention:
+    """Deletes the steps of a run that need not stay.
+
+    All steps are looked at after the first save, and now and then. In between only new
+    ones are: in an object store, where it takes requests to list them, only the one
+    that was saved. A step goes only if it still is what was seen, and so is each step
+    because of which it may go; else all are looked at again.
+    """
+
+    def __init__(self, steps: Steps, policy: Policy):
+        self._steps, self._policy = steps, policy
+        # The complete steps.
+        self._seen: dict[int, Seen] = {}
+        # Saves since all of them were looked at.
+        self._saves = 0
+
+    def retain(self, new: int, damaged: Set[int]) -> list[str]:
+        """Deletes what need not stay once a step is saved, and what killed saves have
+        left. Steps that are `damaged` are neither counted nor deleted.
+
+        **Returns:** what was not deleted, and why.
+        """
+        keeps = self._policy.keep is not None
+        if not keeps and not self._steps.cleans:
+            return []
+        self._saves += 1
+        before = {} if self._is_due() else self._seen
+        self._seen = {}  # If anything goes wrong.
+        seen, left = self._look(before, new)
+        if keeps:
+            going = self._going(seen, new, damaged)
+            if not self._is_still(before, going | self._reasons(seen, new, damaged)):
+                seen, left = self._look({}, new)
+                going = self._going(seen, new, damaged)
+            left += self._delete(going, seen)
+        if not left:
+            self._seen = seen
+        return left
+
+    def _is_due(self) -> bool:
+        """Whether all steps are to be looked at."""
+        is_cheap = self._steps.cleans and self._saves * _LOOKS >= len(self._seen)
+        return is_cheap or self._saves >= _SAVES
+
+    def _look(
+        self, before: dict[int, Seen], new: int
+    ) -> tuple[dict[int, Seen], list[str]]:
+        """The steps that there are, of which those seen `before` are not looked at; and
+        which cannot be."""
+        keeps = self._policy.keep is not None
+        there = {*before, new}
+        if not before:
+            self._saves = 0
+        if self._steps.cleans or not before:
+            there = set(self._steps.directories())
+        seen = {s: x for s, x in before.items() if s in there and s != new}
+        left: list[str] = []
+        looks = self._steps.survey(keeps, there - seen.keys())
+        for step, (signature, metrics, error) in looks.items():
+            if error is not None:
+                # It is neither counted nor deleted, and may be the next time.
+                left.append(f"step {step} cannot be looked at: {error}")
+            elif signature is None:
+                if step < new:
+                    self._steps.clean(step)
+            elif metrics is not None or not keeps:
+                seen[step] = Seen(signature, metrics or {})
+        return seen, left
+
+    def _is_still(self, before: dict[int, Seen], steps: set[int]) -> bool:
+        """Whether those of the steps that were seen before are what they were."""
+        looks = self._steps.survey(False, before.keys() & steps)
+        return all(look.signature == before[s].signature for s, look in looks.items())
+
+    def _reasons(self, seen: dict[int, Seen], new: int, damaged: Set[int]) -> set[int]:
+        return self._policy.reasons(_known(seen, damaged), new)
+
+    def _going(self, seen: dict[int, Seen], new: int, damaged: Set[int]) -> set[int]:
+        """The steps that need not stay."""
+        known = _known(seen, damaged)
+        ours = {step for step in known if seen[step].signature.is_ours}
+        going = ours - self._policy.stay(known, new)
+        return going - self._steps.pins() if going else going
+
+    def _delete(self, going: Iterable[int], seen: dict[int, Seen]) -> list[str]:
+        left: list[str] = []
+        for step in sorted(going):
+            if self._steps.is_read(step):
+                continue  # It goes after a later save.
+            try:
+                self._steps.remove(step)
+                del seen[step]
+            except (OSError, ValueError) as e:
+                left.append(f"step {step}: {e}")
+        return left
+
+
+def _known(seen: dict[int, Seen], damaged: Set[int]) -> dict[int, dict[str, Any]]:
+    """The metrics of steps that count."""
+    return {step: x.metrics for step, x in seen.items() if step not in damaged}
