@@ -15,6 +15,8 @@ ROOT = "%root"
 MAX_NAME = 1 << 15
 # Trees are walked by functions that call themselves, in Python and in JAX.
 MAX_DEPTH = 256
+# JAX holds the index of a sequence's key path in 32 bits, with a sign.
+_INDICES = 2**31
 
 _plain = re.compile(r"[A-Za-z0-9_-]+")
 _number = re.compile(r"0|-?[1-9][0-9]*")
@@ -151,7 +153,10 @@ def key_of(kind: str, text: str, first: bool) -> str | int:
     if kind and kind in "sfi":
         if not _number.fullmatch(text) or (kind != "i" and text[0] == "-"):
             raise ValueError(f"{shorten(text)} is not an index")
-        return int(text)
+        number = int(text)
+        if kind != "i" and number >= _INDICES:
+            raise ValueError(f"{shorten(text)} is beyond the largest index")
+        return number
     if kind not in tuple("ako") or text == "" or not _component.fullmatch(text):
         raise ValueError(f"{shorten(text)} is not a component of a name")
     try:

@@ -121,7 +121,7 @@ class _Stored:
     def _likely_key(self, component: str) -> tuple[str, str | int]:
         """Of a Module without leaves, whose keys the index does not have: a key as
         those beside it, if it can be one."""
-        for kind in [*(kind for kind in "sfiak" if kind in self._all_kinds), *"soa"]:
+        for kind in [*(kind for kind in "sfiak" if kind in self._all_kinds), *"sioa"]:
             with contextlib.suppress(ValueError):
                 return kind, _names.key_of(kind, component, self._depth == 0)
         raise ValueError("The index has static fields of what is never saved.")

@@ -69,7 +69,7 @@ def two_leaves_at_one_place(path, outside):
     forge(path, alter)
 
 
-@attack("tree", "mostly gaps")
+@attack("touch", "largest index")
 def index_beyond_all(path, outside):
     """An item of a list so far back that the list does not fit into memory."""
     rename(path, "list." + "9" * 12, "list.6")

@@ -251,6 +251,8 @@ def test_a_name_that_the_database_cannot_hold_is_refused(tmp_path):
         ("", "s"),
         ("a", "i"),
         ("9" * 5000, "i"),
+        (str(2**31), "s"),
+        (str(2**31), "f"),
         ("a", "x"),
         ("a", "A"),
     ],
