@@ -1,5 +1,6 @@
 import os
 import pathlib
+import sys
 
 
 # Processes that tests start import the package, and the helpers in `support`.
@@ -7,6 +8,9 @@ _tests = pathlib.Path(__file__).parent
 _paths = [str(_tests.parent), str(_tests), os.environ.get("PYTHONPATH")]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, _paths))
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Some images forbid it, and then each of the processes compiles the whole package.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # Each program is small, and is run a few times: to compile it takes the longest.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
@@ -33,9 +37,21 @@ def pytest_configure(config):
     hypothesis.settings.load_profile("long" if is_long else "quick")
 
 
+# The files that take longest are the first ones, so that no worker ends long after the
+# others.
+_FIRST = [
+    *("test_lazy_routes", "test_processes", "test_async", "test_foreign_stores"),
+    *("test_sidecars", "test_stores", "test_growth", "test_interrupts", "test_attacks"),
+    *("test_trees", "test_resuming", "test_reading", "test_leaf", "test_store_kill"),
+    *("test_faults", "test_structures", "test_unreachable", "test_benchmarks"),
+]
+_ranks = {f"{name}.py": rank for rank, name in enumerate(_FIRST)}
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """With `-m long`, tests of properties are run as well, with more examples."""
+    items.sort(key=lambda item: _ranks.get(item.path.name, len(_FIRST)))
     if config.option.markexpr == "long":
         for item in items:
             if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
