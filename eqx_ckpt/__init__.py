@@ -23,6 +23,7 @@ from ._load._deserialise import (
     materialise as materialise,
     tree_deserialise_leaves as tree_deserialise_leaves,
 )
+from ._load._functions import Function as Function
 from ._load._init import load_or_init as load_or_init, unloaded as unloaded
 from ._load._lazy import LazyArray as LazyArray
 from ._load._rename import rename as rename
@@ -33,6 +34,7 @@ from ._run._manager import CheckpointManager as CheckpointManager
 from ._save._async import async_tree_serialise_leaves as async_tree_serialise_leaves
 from ._save._background import SaveHandle as SaveHandle
 from ._save._delete import delete as delete, exists as exists
+from ._save._function import function as function
 from ._save._serialise import tree_serialise_leaves as tree_serialise_leaves
 from ._storage._counting import counting as counting
 from ._storage._remote import Store as Store

@@ -24,7 +24,10 @@ RESERVED = frozenset(key.partition(".")[0].partition("/")[0] for key in OTHERS) 
     "_CHECKPOINT_METADATA",
 }
 # The files of a save, in `d/<save id>`.
-DATA = re.compile(r"[0-9]+|part-[0-9]+|tree|manifest\.ocdbt|digests|.+\.new", re.DOTALL)
+DATA = re.compile(
+    r"[0-9]+|part-[0-9]+|function-[0-9]+|tree|manifest\.ocdbt|digests|.+\.new",
+    re.DOTALL,
+)
 # What is at the root of a checkpoint besides `d/`, the index and leaves.
 SIDE = frozenset(key.partition("/")[0] for key in OTHERS) | {CLAIM, DIGESTS}
 BESIDE = re.compile(r"(.+)\.eqx_ckpt-[0-9a-f]{16}", re.DOTALL)
@@ -37,6 +40,11 @@ def directory(name: str) -> str:
     if len(name) <= _MAX_NAME:
         return name
     return f"{name[:160]}%~{xxhash.xxh3_128_hexdigest(name.encode())}"
+
+
+def function(number: int) -> str:
+    """The name of the file of a function, in `d/<save id>`."""
+    return f"function-{number}"
 
 
 def is_beside(name: str) -> bool:

@@ -17,7 +17,8 @@ import xxhash
 
 from .._errors import DamagedError
 from .._version import __version__
-from . import _files, _grid, _json, _leaves, _template
+from . import _files, _functions, _grid, _json, _leaves, _template
+from ._functions import StoredFunction
 from ._leaves import field, Leaves, Record
 
 
@@ -74,6 +75,7 @@ class Index:
     others: dict[str, str] = dataclasses.field(default_factory=dict)
     writer: dict[str, str] = dataclasses.field(default_factory=dict)
     saved: Saved | None = None
+    functions: dict[str, StoredFunction] = dataclasses.field(default_factory=dict)
 
     @ft.cached_property
     def _splits(self) -> dict[int, list[tuple[int, int, int]]]:
@@ -176,6 +178,7 @@ def versions() -> dict[str, str]:
 def encode(index: Index) -> bytes:
     """The bytes of `eqx_ckpt.json`."""
     leaves, placement, statics = index.leaves, index.placement, index.leaves.statics
+    functions = _functions.encode(index.functions)
     body = {
         "format": FORMAT,
         "save": index.save,
@@ -200,6 +203,7 @@ def encode(index: Index) -> bytes:
         "digests": index.digests,
         "others": index.others,
         **({} if index.saved is None else {"saved": index.saved._asdict()}),
+        **({"functions": functions} if functions else {}),
     }
     text = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()[:-1]
     return sealed(text)
@@ -282,6 +286,7 @@ def _typed(value: dict[str, Any]) -> Index:
         others,
         field(value, "writer", dict, str),
         _saved(field(value, "saved", dict)) if "saved" in value else None,
+        _functions.parse(value.get("functions", {}), len(leaves.names)),
     )
 
 

@@ -14,6 +14,7 @@ from .._tree import _html, _leaf, _nearest, _show
 from .._tree._filters import FilterSpec, IsLeaf
 from .._tree._static import Static
 from . import _lazy, _match, _nodes, _open, _renamed, _shown
+from ._functions import Functions
 from ._lazy import LazyArray
 from ._rename import Renaming
 from ._renamed import Renamed
@@ -45,16 +46,20 @@ class Checkpoint(_Base):
         of the tree that was saved, without the classes. `ckpt.tree.model.layers[0]`.
     - `save_id`, `layout`, `writer`: the id of the save, how it lies on disk (for
         other formats their name), and the versions of the packages that wrote it.
+    - `functions`: the [`Function`][]s that are stored with it, by name.
     - `saved`: its `time`, in seconds since 1970; how many `processes` saved it; and its
         `shardings`: how many leaves were spread over devices, and how, such as
         `{"P('x', None) on x=8": 12}`. None where the format does not say.
     """
 
-    __slots__ = ("_source", "_tree")
+    __slots__ = ("_functions", "_source", "_tree")
+
+    _functions: Functions
 
     def __init__(self, source: Source):
         object.__setattr__(self, "_source", source)
         object.__setattr__(self, "_tree", None)
+        object.__setattr__(self, "_functions", Functions(source))
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError("a Checkpoint is immutable")
@@ -96,6 +101,10 @@ class Checkpoint(_Base):
         if self._tree is None:
             object.__setattr__(self, "_tree", _nodes.forest(self._source))
         return self._tree
+
+    @property
+    def functions(self) -> Functions:
+        return self._functions
 
     def __getitem__(self, name: str) -> LazyArray:
         """The leaf of a dotted name. **Raises:** `KeyError` naming the nearest."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from .._errors import DamagedError, ReplacedError
 from .._format import _files, _grid, _index, _template, _text
+from .._format._functions import StoredFunction
 from .._format._grid import Grid
 from .._format._index import Index
 from .._format._leaves import Record
@@ -33,8 +34,8 @@ class Foreign(NamedTuple):
     `stored` has for its place, in directories or in a `database`; or is there already.
     `stamp`, of the directory, gives what was `stamped` until something is replaced.
     With `digests`, the place of those in the first file, it is one of ours in there,
-    with chunks. The elements of leaves that `strides` has lie so many elements apart
-    along each axis.
+    with chunks; `functions` says there where the files of functions lie. The elements
+    of leaves that `strides` has lie so many elements apart along each axis.
     """
 
     directory: Backend
@@ -45,6 +46,7 @@ class Foreign(NamedTuple):
     digests: tuple[int, int] | None = None
     database: Database | None = None
     strides: Mapping[int, tuple[int, ...]] = {}
+    functions: Mapping[int, tuple[int, int]] = {}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -257,6 +259,37 @@ class Source:
         start, _ = self.foreign.digests
         key = self.foreign.files[0]
         return into[: self.directory.read_into(key, start, into)].tobytes()
+
+    def read_function(self, name: str) -> bytes:
+        """The bytes of a stored function, verified.
+
+        **Raises:** `DamagedError`, `ReplacedError`.
+        """
+        stored = self.index.functions[name]
+        what = f"the file of its function `{name}`"
+        try:
+            data = self._read_function(stored)
+        except ValueError as e:
+            raise self.lost(f"{what} is damaged ({e})") from e
+        if data is None:
+            raise self.lost(f"{what} is missing")
+        if len(data) != stored.nbytes or _index.digest(data) != stored.digest:
+            raise self.lost(f"{what} is damaged")
+        return data
+
+    def _read_function(self, stored: StoredFunction) -> bytes | None:
+        size = stored.nbytes
+        if self.foreign is None:
+            key = self.function_key(stored)
+            value = self.root.read(key, stop=size, limit=size)
+            return None if value is None else value.data
+        start, stop = self.foreign.functions[stored.file]
+        into = np.empty(min(size, stop - start), np.uint8)
+        key = self.foreign.files[0]
+        return into[: self.directory.read_into(key, start, into)].tobytes()
+
+    def function_key(self, stored: StoredFunction) -> str:
+        return f"d/{self.index.save}/{_files.function(stored.file)}"
 
     def is_current(self) -> bool:
         """Whether the path still holds the save that was opened."""

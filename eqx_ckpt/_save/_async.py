@@ -18,7 +18,7 @@ from .._tree import _host, _leaf
 from .._tree._filters import FilterSpec, IsLeaf
 from . import _background, _lazies, _payload, _plan, _publish, _reuse, _serialise
 from ._background import SaveHandle
-from ._options import Chunks, SaveOptions, Selected
+from ._options import Chunks, Functions, SaveOptions, Selected
 from ._payload import PlannedLeaf
 from ._plan import Plan
 
@@ -43,6 +43,7 @@ def async_tree_serialise_leaves(
     timeout: int | float = _processes.TIMEOUT,
     tag: str | int | None = None,
     reuse: str | os.PathLike[str] | SaveHandle | None = None,
+    functions: Functions = None,
 ) -> SaveHandle:
     """Saves the leaves of a pytree, as
     [`tree_serialise_leaves`][] does, but in the background.
@@ -81,6 +82,7 @@ def async_tree_serialise_leaves(
     - `timeout`, `tag`: as there.
     - `reuse`: as there; it is looked at when the saves before this one are over. What
         a handle knows helps if its save is over when this is called.
+    - `functions`: as there. They are exported before this returns.
 
     **Returns:** a [`SaveHandle`][].
 
@@ -113,6 +115,7 @@ def async_tree_serialise_leaves(
         durable=durable,
         max_bytes=max_bytes,
         progress=progress,
+        functions=functions,
     )
     processes = _serialise.processes_of(path, pytree, metadata, timeout, tag)
     with _log.timed("stage"), processes.heard():

@@ -7,14 +7,24 @@ from typing import Any, NamedTuple
 
 import jax
 
-from .._format import _index, _json, _names
+from .._format import _functions, _index, _json, _names
 from .._format._index import Index, Placement, Saved
 from .._format._leaves import Leaves, Statics
 from .._format._template import Template
 from .._load._checkpoint import Checkpoint
 from .._runtime import _processes
 from .._tree import _filters, _flatten, _leaf, _select, _sharding, _static
-from . import _assign, _chunking, _lazies, _options, _sidecars, _to_ocdbt, _to_zarr
+from . import (
+    _assign,
+    _chunking,
+    _exporting,
+    _lazies,
+    _options,
+    _sidecars,
+    _to_ocdbt,
+    _to_zarr,
+)
+from ._exporting import PlannedFunction
 from ._layout import Written
 from ._lazies import Unread
 from ._options import SaveOptions, Selected
@@ -38,6 +48,7 @@ class Plan(NamedTuple):
     markers: dict[int, str]
     statics: Statics
     shardings: dict[str, int]
+    functions: dict[str, PlannedFunction]
 
     @property
     def nbytes(self) -> int:
@@ -85,7 +96,19 @@ def plan(root: Any, selected: Selected, options: SaveOptions) -> Plan:
     holes = _sidecars.holes(pytree, is_leaf, flat, numbers, selection.wholes)
     statics = _static.record(pytree, is_leaf, flat.structure)
     shardings = _shardings(leaves)
-    made = Plan(root, options, leaves, templates, holes, markers, statics, shardings)
+    stored = dict(zip(numbers, leaves))
+    functions = _exporting.plan(options.functions, flat, stored)
+    made = Plan(
+        root,
+        options,
+        leaves,
+        templates,
+        holes,
+        markers,
+        statics,
+        shardings,
+        functions,
+    )
     check_index(made)
     return made
 
@@ -95,6 +118,8 @@ def check_index(plan: Plan) -> None:
     names = sum(len(leaf.name) for leaf in plan.leaves)
     chunks = sum(leaf.template.chunk_count for leaf in plan.leaves)
     metadata = len(json.dumps(plan.options.metadata))
+    stored = {name: made.stored for name, made in plan.functions.items()}
+    metadata += len(json.dumps(_functions.encode(stored)))
     if names + metadata + 64 * (len(plan.leaves) + chunks) < _json.MAX_INDEX // 16:
         return  # It is far from that.
     longest = LAYOUTS[plan.options.layout].longest(plan.leaves, _processes.count())
@@ -133,6 +158,7 @@ def index_of(plan: Plan, save: str, written: Written) -> tuple[Index, dict[str, 
         others={**written.others, **others},
         writer=_index.versions(),
         saved=Saved(int(time.time()), _processes.count(), plan.shardings),
+        functions=_exporting.placed(plan.functions, plan.leaves),
     )
     return index, side
 

@@ -22,6 +22,7 @@ from .._tree._filters import FilterSpec, IsLeaf
 from . import (
     _agree,
     _background,
+    _exporting,
     _layout,
     _lazies,
     _onefile,
@@ -32,7 +33,7 @@ from . import (
 )
 from ._background import SaveHandle
 from ._layout import Destination, Files, Layout, Save
-from ._options import Chunks, SaveOptions, Selected
+from ._options import Chunks, Functions, SaveOptions, Selected
 from ._plan import Plan
 from ._publish import Place
 
@@ -57,6 +58,7 @@ def tree_serialise_leaves(
     timeout: int | float = _processes.TIMEOUT,
     tag: str | int | None = None,
     reuse: str | os.PathLike[str] | SaveHandle | None = None,
+    functions: Functions = None,
 ) -> None:
     """Saves the leaves of a pytree, each under the dotted name of its key path.
 
@@ -109,6 +111,9 @@ def tree_serialise_leaves(
         framework writes to the memory of arrays there, by DLPack.) Each of the two
         checkpoints is whole without the other; a file that is damaged on disk is
         damaged in both. If this cannot be done all is written.
+    - `functions`: a dict of names to functions of the tree, each made by
+        [`function`][], that are stored with it, and run without its classes:
+        docs/portable.md.
 
     In a run of many processes (`jax.distributed`) all of them make the call, with the
     same `path`, in one place that they share. Each writes shards that it has, replicas
@@ -148,6 +153,7 @@ def tree_serialise_leaves(
         durable=durable,
         max_bytes=max_bytes,
         progress=progress,
+        functions=functions,
     )
     processes = processes_of(path, pytree, metadata, timeout, tag)
     with processes.heard():
@@ -267,6 +273,7 @@ def _write_directory(
                 files += _see(save, layout, index, digests[index], into)
             with _publish.unpublished(plan.root, plan.nbytes):
                 written = layout.finish(save, files, into)
+                _write_functions(plan, into)
             index, side = _plan.index_of(plan, place.save, written)
             _publish.publish(place, index, side, into.durable)
         processes.broadcast()
@@ -282,6 +289,12 @@ def _begin(plan: Plan, processes: Processes, stack: contextlib.ExitStack) -> Pla
         if processes.count > 1:
             begun.work.make_directories([begun.own])
         return begun
+
+
+def _write_functions(plan: Plan, into: Destination[Backend]) -> None:
+    if plan.functions:
+        into.work.make_directories([into.own])
+        _exporting.write(plan.functions, into)
 
 
 def _tell(save: Save, files: Files, into: Destination) -> bytes:
@@ -335,6 +348,7 @@ def _pack(plan: Plan, advance: Advance, file: Any) -> None:
         into = Destination(archive, f"d/{number}", False)
         files = _to_ocdbt.write(save, into)
         written = _to_ocdbt.finish(save, files, into)
+        _exporting.write(plan.functions, into)
         index, side = _plan.index_of(plan, number, written)
         for key, value in {**side, _files.INDEX: _index.encode(index)}.items():
             archive.write(key, [value])

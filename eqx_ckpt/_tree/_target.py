@@ -63,7 +63,7 @@ def _target_of(like: Any) -> Target:
                 "that is, as what is stored is whole."
             )
         if _leaf.is_key(like):
-            return Target("key", None, like.shape, False, _impl(like), sharding)
+            return Target("key", None, like.shape, False, impl_of(like), sharding)
         return _jax_target(like.dtype, like.shape, like.weak_type, sharding)
     if isinstance(like, np.ndarray):
         return Target("numpy", like.dtype, like.shape)
@@ -110,7 +110,8 @@ def _placed(sharding: Any, shape: tuple[int, ...]) -> jax.sharding.Sharding | No
     return sharding
 
 
-def _impl(key: Any) -> str:
+def impl_of(key: Any) -> str:
+    """The PRNG implementation of typed keys, or of what stands for some."""
     if isinstance(key, jax.Array):
         return str(jr.key_impl(key))
     found = []

@@ -110,6 +110,7 @@ LACKS = {
 # These read no checkpoint, and write none.
 OTHERS = {
     "counting",
+    "function",
     "inverse",
     "is_storable",
     "lazy",

@@ -1,0 +1,164 @@
+"""Functions in an index: what it says of those that are stored beside the leaves.
+
+The arguments and the result of a function are nests: dicts with string keys, lists and
+tuples of arrays. A nest is in an index as JSON: None is null, an array is its dtype and
+its shape, `["float32", ["b", 384]]`, with the expressions of symbolic dimensions as
+text; and a container is an object with one entry, `{"dict": {...}}`, `{"list": [...]}`
+or `{"tuple": [...]}`.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from . import _template
+from ._leaves import field
+
+
+class StoredFunction(NamedTuple):
+    """One function: its `file`, by number; the leaves that it takes, by their places;
+    the nests of its arguments, a tuple, and of its result. `order` is how often it can
+    be differentiated. `baked` are the digests of leaves whose values are part of it.
+    """
+
+    file: int
+    digest: str
+    nbytes: int
+    leaves: list[int]
+    args: Any
+    result: Any
+    platforms: list[str]
+    order: int
+    baked: dict[str, str]
+    versions: dict[str, str]
+
+
+# Of the text of a dimension, of a name, and of nests in each other.
+MAX_DIMENSION, MAX_NAME, MAX_DEPTH = 256, 256, 64
+_KINDS = {"dict": dict, "list": list, "tuple": list}
+
+
+def check_name(name: Any) -> None:
+    """**Raises:** `ValueError` or `TypeError` for what is no name of a function."""
+    if not isinstance(name, str):
+        raise TypeError(f"The name of a function must be a string, not {name!r}.")
+    if not 0 < len(name) <= MAX_NAME or not name.isprintable():
+        raise ValueError(
+            f"The name of a function must have 1 to {MAX_NAME} printable characters, "
+            f"not {name[:60]!r}."
+        )
+
+
+def encode(functions: dict[str, StoredFunction]) -> dict[str, Any]:
+    return {name: function._asdict() for name, function in functions.items()}
+
+
+def parse(value: Any, count: int) -> dict[str, StoredFunction]:
+    """The functions of an index that has so many leaves.
+
+    **Raises:** `ValueError` for what is never written.
+    """
+    if type(value) is not dict:
+        raise ValueError("the index has no 'functions' of the right type")
+    out: dict[str, StoredFunction] = {}
+    for name, row in value.items():
+        check_name(name)
+        if type(row) is not dict:
+            raise ValueError("the index has a malformed function")
+        out[name] = _parsed(row, count)
+    if len({f.file for f in out.values()}) < len(out):
+        raise ValueError("the index has two functions in one file")
+    return out
+
+
+def _parsed(row: dict[str, Any], count: int) -> StoredFunction:
+    file, order = field(row, "file", int), field(row, "order", int)
+    nbytes, leaves = field(row, "nbytes", int), field(row, "leaves", list, int)
+    if not all(0 <= n < _template.MAX_BYTES for n in (file, order, nbytes)):
+        raise ValueError("the index has a function with an impossible number")
+    if len({*leaves}) < len(leaves) or not all(0 <= n < count for n in leaves):
+        raise ValueError("the index has a function of leaves that it does not have")
+    args, result = row.get("args"), row.get("result")
+    if type(args) is not dict or args.keys() != {"tuple"}:
+        raise ValueError("the index has a function without arguments")
+    check(args)
+    check(result)
+    return StoredFunction(
+        file,
+        field(row, "digest", str),
+        nbytes,
+        leaves,
+        args,
+        result,
+        field(row, "platforms", list, str),
+        order,
+        field(row, "baked", dict, str),
+        field(row, "versions", dict, str),
+    )
+
+
+def check(nest: Any, depth: int = 0) -> None:
+    """**Raises:** `ValueError` for what is no nest."""
+    if nest is None:
+        return
+    if depth > MAX_DEPTH:
+        raise ValueError(f"a nest of a function is more than {MAX_DEPTH} deep")
+    if type(nest) is list:
+        _check_array(nest)
+        return
+    kind, inner = "", None
+    if type(nest) is dict and len(nest) == 1:
+        kind, inner = next(iter(nest.items()))
+    if inner is None or type(inner) is not _KINDS.get(kind):
+        raise ValueError("the index has a malformed nest of a function")
+    for child in inner.values() if isinstance(inner, dict) else inner:
+        check(child, depth + 1)
+
+
+def _check_array(array: list[Any]) -> None:
+    good = len(array) == 2 and type(array[0]) is str and type(array[1]) is list
+    if not good or len(array[1]) > _template.MAX_RANK:
+        raise ValueError("the index has a malformed array of a function")
+    for n in array[1]:
+        is_size = type(n) is int and 0 <= n < _template.MAX_BYTES
+        is_symbolic = type(n) is str and 0 < len(n) <= MAX_DIMENSION
+        if not is_size and not is_symbolic:
+            raise ValueError("the index has an array of a function of no such shape")
+
+
+def unfold(nest: Any, leaf: Callable[[str, list[Any]], Any]) -> Any:
+    """A nest as containers of what `leaf` makes of the dtype and shape of an array."""
+    if nest is None:
+        return None
+    if isinstance(nest, list):
+        return leaf(*nest)
+    ((kind, inner),) = nest.items()
+    if kind == "dict":
+        return {key: unfold(child, leaf) for key, child in inner.items()}
+    out = [unfold(child, leaf) for child in inner]
+    return tuple(out) if kind == "tuple" else out
+
+
+def fold(tree: Any, leaf: Callable[[Any], list[Any]]) -> Any:
+    """The inverse of `unfold`."""
+    if tree is None:
+        return None
+    if type(tree) is dict:
+        return {"dict": {key: fold(child, leaf) for key, child in tree.items()}}
+    if type(tree) in (list, tuple):
+        return {type(tree).__name__: [fold(child, leaf) for child in tree]}
+    return leaf(tree)
+
+
+def show(nest: Any) -> str:
+    """A nest in a line: `(float32[b,384], {"mask": bool[b]})`."""
+    if nest is None:
+        return "None"
+    if isinstance(nest, list):
+        return f"{nest[0]}[{','.join(map(str, nest[1]))}]"
+    ((kind, inner),) = nest.items()
+    if kind == "dict":
+        return f"{{{', '.join(f'{key!r}: {show(x)}' for key, x in inner.items())}}}"
+    items = ", ".join(map(show, inner))
+    if kind == "list":
+        return f"[{items}]"
+    return f"({items},)" if len(inner) == 1 else f"({items})"

@@ -1,0 +1,360 @@
+"""`Function`: one that is stored beside the leaves, to run without their classes.
+
+Nothing of it is believed: its bytes have the digest that the index says before
+`jax.export` sees them, what that makes of them has the signature that the index says,
+and it calls nothing that `jax.export` would not have stored.
+"""
+
+import functools as ft
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TYPE_CHECKING
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from .._errors import DamagedError
+from .._format import _functions, _text
+from .._format._functions import StoredFunction
+from .._storage._backend import Backend
+from .._tree import _leaf, _nearest, _nests
+from . import _lazy, _open
+from ._lazy import LazyArray
+from ._source import Source
+
+
+class Function:
+    """A function that is stored in a checkpoint: [`Checkpoint.functions`][] has them.
+
+    It is called with the arguments that it was stored for, arrays in dicts, lists and
+    tuples; Modules and States among them are taken as dicts of their arrays by name. It
+    reads its weights when it is first called, only those that it uses, and keeps them.
+    It can be used in `jax.jit`, and be differentiated if it was stored with a
+    `vjp_order`; `jax.vmap` of it is an error of JAX.
+
+    **Attributes:**
+
+    - `name`: its name.
+    - `args`, `result`: nests of `jax.ShapeDtypeStruct`s: a tuple of the arguments, and
+        what it returns.
+    - `leaves`: the names of the leaves that it uses.
+    - `platforms`: those that it runs on, such as `("cpu", "cuda")`.
+    - `nbytes`: its own bytes, without the leaves.
+    - `exported`: the `jax.export.Exported` of `(weights, *args)`, where `weights` is a
+        dict of arrays by the names in `leaves`.
+
+    !!! example
+
+        ```python
+        >>> import jax, jax.numpy as jnp, eqx_ckpt as ec
+        >>> double = ec.function(lambda t, x: 2 * t["w"] * x, jnp.ones(3))
+        >>> tree = {"w": jnp.ones(3), "opt": jnp.zeros(9)}
+        >>> ec.tree_serialise_leaves("double", tree, functions={"double": double})
+        >>> double = ec.open("double").functions["double"]
+        >>> double
+        Function(double: (float32[3],) -> float32[3], of 1 leaf)
+        >>> double(jnp.arange(3.))
+        Array([0., 2., 4.], dtype=float32)
+
+        ```
+    """
+
+    def __init__(self, source: Source, name: str):
+        self._source = source
+        self._stored: StoredFunction = source.index.functions[name]
+        self.name = name
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        names = self._source.index.leaves.names
+        return tuple(names[place] for place in self._stored.leaves)
+
+    @property
+    def platforms(self) -> tuple[str, ...]:
+        return tuple(self._stored.platforms)
+
+    @property
+    def nbytes(self) -> int:
+        return self._stored.nbytes
+
+    @ft.cached_property
+    def args(self) -> tuple[Any, ...]:
+        return self._structs(self._stored.args)
+
+    @ft.cached_property
+    def result(self) -> Any:
+        return self._structs(self._stored.result)
+
+    def _structs(self, folded: Any) -> Any:
+        try:
+            return _nests.structs(folded)
+        except Exception as e:
+            raise self._bad(f"its signature is of no such arrays ({e})") from e
+
+    @ft.cached_property
+    def exported(self) -> jax.export.Exported:
+        data = self._source.read_function(self.name)
+        try:
+            exported = jax.export.deserialize(bytearray(data))
+        except ImportError:
+            raise ImportError(
+                "Functions are read by `jax.export`, which needs flatbuffers. Install "
+                "it: `pip install 'eqx_ckpt[functions]'`."
+            ) from None
+        except Exception as e:
+            raise self._unreadable(e) from e
+        self._check(exported)
+        return exported
+
+    def read(
+        self,
+        *,
+        sharding: Any = None,
+        verify: bool = True,
+        max_bytes: int | None = None,
+    ) -> dict[str, jax.Array]:
+        """Reads the leaves that it uses.
+
+        **Arguments:**
+
+        - `sharding`: None; a `jax.sharding.Sharding` for all of them; or a function
+            `(name, jax.ShapeDtypeStruct) -> sharding or None`, as
+            [`partition_rules`][] gives.
+        - `verify`, `max_bytes`: as in [`tree_deserialise_leaves`][].
+
+        **Returns:** a dict of arrays by name: the first argument of `exported.call`.
+
+        **Raises:** as [`LazyArray.read`][].
+        """
+        lazies = [self._lazy(name, sharding) for name in self.leaves]
+        # Under `jit` these are values, and no part of what is traced.
+        with jax.ensure_compile_time_eval():
+            values = _lazy.fetch(lazies, verify, max_bytes)
+        return dict(zip(self.leaves, values))
+
+    def _lazy(self, name: str, sharding: Any) -> LazyArray:
+        leaves = self._source.index.leaves
+        lazy = _lazy.lazy_of(self._source, leaves.record(leaves.places[name]))
+        chosen = sharding(name, lazy) if callable(sharding) else sharding
+        return lazy if chosen is None else lazy.update(sharding=chosen)
+
+    def __call__(self, *args: Any) -> Any:
+        given = self._arguments(args)
+        try:
+            return self._call(self._weights, *given)
+        except NotImplementedError as e:
+            raise NotImplementedError(
+                f"{self._what} is fixed to its shapes, and JAX cannot transform it so "
+                f"({e}). Instead of `jax.vmap`, store it with a symbolic dimension, or "
+                "use `jax.lax.map`."
+            ) from e
+        except ValueError as e:
+            e.add_note(f"{self._what} takes {_functions.show(self._stored.args)}.")
+            raise
+
+    @ft.cached_property
+    def _weights(self) -> dict[str, jax.Array]:
+        return self.read()
+
+    @ft.cached_property
+    def _call(self) -> Callable[..., Any]:
+        return jax.jit(self.exported.call)
+
+    def _arguments(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """**Raises:** `TypeError` for other arguments than it takes."""
+        nest = _nests.nest(args, "The argument")
+        signature = self._stored.args
+        wanted, structure = jtu.tree_flatten(
+            _functions.unfold(signature, lambda *x: _Array(x))
+        )
+        given, own = jtu.tree_flatten(nest)
+        if own != structure:
+            raise TypeError(
+                f"{self._what} takes {_functions.show(signature)}, and was given "
+                f"{_shown(nest)}."
+            )
+        out = [_converted(x, array.dtype) for x, array in zip(given, wanted)]
+        for x, array in zip(out, wanted):
+            if not array.fits(x):
+                raise TypeError(
+                    f"{self._what} takes {_functions.show(signature)}, and was given "
+                    f"{_shown(nest)}: there is {_shown(x)} for "
+                    f"{_functions.show([array.dtype, array.shape])}."
+                )
+        return jtu.tree_unflatten(structure, out)
+
+    # ---- What is not believed.
+
+    def _check(self, exported: jax.export.Exported) -> None:
+        """**Raises:** `DamagedError` for what is another function than the index says,
+        or does what no function does that `jax.export` stores."""
+        weights = {name: self._abstract(name) for name in self.leaves}
+        try:
+            args, result = self.args, self.result
+        except ValueError as e:
+            raise self._bad(str(e)) from e
+        wanted = jtu.tree_flatten(((weights, *args), {}))
+        own = jtu.tree_unflatten(exported.in_tree, exported.in_avals), exported.in_tree
+        if own[1] != wanted[1] or exported.out_tree != jtu.tree_structure(result):
+            raise self._bad("it has another signature than the index says")
+        pairs = [
+            *zip(exported.in_avals, wanted[0]),
+            *zip(exported.out_avals, jtu.tree_leaves(result)),
+        ]
+        if any(_aval(a) != _aval(b) for a, b in pairs):
+            raise self._bad("it has another signature than the index says")
+        if list(exported.platforms) != self._stored.platforms:
+            raise self._bad("it is for other platforms than the index says")
+        if exported.ordered_effects or exported.unordered_effects:
+            raise self._bad("it has effects")
+        if exported.disabled_safety_checks:
+            raise self._bad("checks of `jax.export` are disabled in it")
+        self._check_calls(exported)
+
+    def _check_calls(self, exported: jax.export.Exported) -> None:
+        """Exports it once more, and its derivatives: `jax.export` checks all that they
+        call when it stores them, and not when it reads them."""
+        for order in range(self._stored.order + 1):
+            args, kwargs = jtu.tree_unflatten(
+                exported.in_tree, list(map(_struct, exported.in_avals))
+            )
+            try:
+                again = jax.export.export(
+                    jax.jit(exported.call), platforms=exported.platforms
+                )
+                again(*args, **kwargs)
+            except Exception as e:
+                raise self._bad(f"`jax.export` refuses it ({e})") from e
+            if order < self._stored.order:
+                if not exported.has_vjp():
+                    raise self._bad("it has no derivative, against what the index says")
+                exported = exported.vjp()
+        if exported.has_vjp():
+            raise self._bad("it has more derivatives than the index says")
+
+    def _abstract(self, name: str) -> jax.ShapeDtypeStruct:
+        leaves = self._source.index.leaves
+        template = leaves.record(leaves.places[name]).template
+        if template.kind not in ("jax", "key"):
+            raise self._bad(f"the leaf `{name}` that it uses is no array")
+        abstract = _leaf.abstract(template)
+        if jax.dtypes.canonicalize_dtype(abstract.dtype, allow_extended_dtype=True) != (
+            abstract.dtype
+        ):
+            raise TypeError(
+                f"{self._what} uses the leaf `{name}`, which is {abstract.dtype}. "
+                "Enable x64 (`jax_enable_x64`), as it was when it was stored."
+            )
+        return abstract
+
+    @property
+    def _what(self) -> str:
+        return f"The function `{_text.escape(self.name)}`"
+
+    def _bad(self, why: str) -> DamagedError:
+        name, path = _text.escape(self.name), self._source.root
+        return DamagedError(
+            f"The function `{name}` of the checkpoint at `{path}` cannot be run: "
+            f"{_text.escape(why)}. The leaves are not affected."
+        )
+
+    def _unreadable(self, error: Exception) -> DamagedError:
+        by = self._stored.versions.get("jax", "?")
+        return self._bad(
+            f"`jax.export` of JAX {jax.__version__} does not read what JAX {by} has "
+            f"written ({type(error).__name__}: {error}). It reads what is up to 6 "
+            "months older than itself: take a JAX that is nearer to that, and save "
+            "again with a newer one"
+        )
+
+    # ---- As a value.
+
+    def __repr__(self) -> str:
+        count = len(self._stored.leaves)
+        return (
+            f"Function({_text.escape(self.name)}: {_functions.show(self._stored.args)} "
+            f"-> {_functions.show(self._stored.result)}, of {count} "
+            f"{'leaf' if count == 1 else 'leaves'})"
+        )
+
+    def __reduce__(self) -> Any:
+        self._source.check_pickles()
+        return _unpickle, (self._source.root, self._source.index.save, self.name)
+
+
+# Who checks types as the code runs looks at an item of a mapping of known types.
+_Base = Mapping[str, Function] if TYPE_CHECKING else Mapping
+
+
+class Functions(_Base):
+    """The functions of a checkpoint by name. Each is made once."""
+
+    def __init__(self, source: Source):
+        self._all = {name: Function(source, name) for name in source.index.functions}
+
+    def __getitem__(self, name: str) -> Function:
+        if name not in self._all:
+            near = _nearest.Names(list(self._all)).nearest(str(name), 3)
+            some = ", ".join(f"`{x}`" for x in near or list(self._all)[:8])
+            has = f"It has {some}." if some else "It has none."
+            raise KeyError(f"The checkpoint has no function {name!r}. {has}")
+        return self._all[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __repr__(self) -> str:
+        lines = [repr(function) for function in self._all.values()]
+        return "\n".join(["Functions", *("  " + line for line in lines)])
+
+
+def _unpickle(root: Backend, save: str, name: str) -> Function:
+    return Function(_open.reopen(root, save), name)
+
+
+class _Array:
+    """An array of a signature: a leaf of trees."""
+
+    def __init__(self, pair: tuple[str, list[Any]]):
+        self.dtype, self.shape = pair
+
+    def fits(self, x: Any) -> bool:
+        """Whether an array may be of this shape: JAX solves for symbolic dimensions."""
+        return (
+            _nests.dtype_text(x.dtype) == self.dtype
+            and len(x.shape) == len(self.shape)
+            and all(isinstance(m, str) or m == n for m, n in zip(self.shape, x.shape))
+        )
+
+
+def _converted(x: Any, dtype: str) -> Any:
+    """An argument as a jax.Array; a number has the dtype that is asked for."""
+    if isinstance(x, (bool, int, float, complex)):
+        wanted = _nests.dtype_from(dtype)
+        same = jnp.result_type(x, wanted) == wanted
+        return jnp.asarray(x, wanted if same else None)
+    return x if isinstance(x, jax.Array) else jnp.asarray(x)
+
+
+def _aval(x: Any) -> tuple[str, list[Any]]:
+    return _nests.dtype_text(x.dtype), _nests.shape_text(x.shape)
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def _shown(nest: Any) -> str:
+    """What was given, as signatures are shown."""
+
+    def leaf(x: Any) -> list[Any]:
+        if not _nests.is_array(x):
+            return [type(x).__name__, []]
+        return [_nests.dtype_text(x.dtype), _nests.shape_text(np.shape(x))]
+
+    return _functions.show(_functions.fold(nest, leaf))

@@ -1,0 +1,461 @@
+"""Functions of the tree of a save, exported with `jax.export` as it is planned.
+
+A function is traced with all arrays of the tree as its arguments. What it does not use
+of them is dropped, and what is left is exported as a function of a flat dict of stored
+leaves, by name, and of the other arguments. All else in the tree is baked in.
+"""
+
+import importlib.util
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.export
+import jax.extend.core as jex_core
+import jax.interpreters.partial_eval as pe
+import jax.tree_util as jtu
+import numpy as np
+
+from .._format import _files, _functions, _index, _names
+from .._format._functions import StoredFunction
+from .._load._lazy import LazyArray
+from .._storage._backend import Sink
+from .._tree import _leaf, _nests, _show
+from .._tree._flatten import Flat
+from . import _jaxpr, _payload
+from ._function import Unexported
+from ._layout import Destination
+from ._payload import PlannedLeaf
+
+
+_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+# So many trees that are not alike, whose functions are kept.
+_KNOWN = 4
+# A lazy leaf of so many bytes is read if its value is a part of a function.
+_SMALL = 1024
+# What changes how the same function is traced and lowered.
+_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_numpy_dtype_promotion",
+)
+
+
+class PlannedFunction(NamedTuple):
+    """A function to write: its bytes, and what the index says of it, but for the places
+    of its leaves, which are there by name."""
+
+    data: bytes
+    leaves: list[str]
+    stored: StoredFunction
+
+
+class Tree(NamedTuple):
+    """The tree of a save. `stored` are the leaves that are saved, by their numbers, and
+    `arrays` the numbers of the arrays."""
+
+    flat: Flat
+    stored: dict[int, PlannedLeaf]
+    arrays: list[int]
+
+
+def plan(
+    functions: Mapping[str, Unexported] | None,
+    flat: Flat,
+    stored: dict[int, PlannedLeaf],
+) -> dict[str, PlannedFunction]:
+    """Exports functions of a tree.
+
+    **Raises:** an error that names the function which cannot be.
+    """
+    if not functions:
+        return {}
+    _check(functions)
+    arrays = [i for i, leaf in enumerate(flat.leaves) if _is_array(leaf)]
+    tree = Tree(flat, stored, arrays)
+    out: dict[str, PlannedFunction] = {}
+    for name, wanted in functions.items():
+        try:
+            out[name] = _known(wanted, tree) or _exported(wanted, tree)
+        except Exception as e:
+            takes = _functions.show(_nests.folded(wanted.nest))
+            e.add_note(
+                f"This is of `functions[{name!r}]`, a function of the tree and of "
+                f"{takes}. Nothing was saved."
+            )
+            raise
+    return out
+
+
+def _check(functions: Any) -> None:
+    if not isinstance(functions, Mapping):
+        raise TypeError(
+            "`functions` must be a dict of names to `ec.function(...)`, not a "
+            f"`{type(functions).__name__}`."
+        )
+    for name, wanted in functions.items():
+        _functions.check_name(name)
+        if not isinstance(wanted, Unexported):
+            raise TypeError(
+                f"`functions[{name!r}]` must be made by `ec.function`, and is a "
+                f"`{type(wanted).__name__}`."
+            )
+    if importlib.util.find_spec("flatbuffers") is None:
+        raise ImportError(
+            "`functions` are stored by `jax.export`, which needs flatbuffers. Install "
+            "it: `pip install 'eqx_ckpt[functions]'`."
+        )
+
+
+def _is_array(leaf: Any) -> bool:
+    if isinstance(leaf, LazyArray):
+        return leaf._target.kind in ("jax", "key")
+    return isinstance(leaf, jax.Array)
+
+
+def placed(
+    functions: Mapping[str, PlannedFunction], leaves: Sequence[PlannedLeaf]
+) -> dict[str, StoredFunction]:
+    """What the index says of functions that are beside these leaves."""
+    if not functions:
+        return {}
+    places = {leaf.name: i for i, leaf in enumerate(leaves)}
+    return {
+        name: made.stored._replace(file=i, leaves=[places[x] for x in made.leaves])
+        for i, (name, made) in enumerate(functions.items())
+    }
+
+
+def write(functions: Mapping[str, PlannedFunction], into: Destination[Sink]) -> None:
+    """Writes the files of functions, in their order."""
+    for number, made in enumerate(functions.values()):
+        key = f"{into.own}/{_files.function(number)}"
+        into.work.write(key, [made.data], into.durable)
+
+
+# ---- What was exported before, of a tree that was alike.
+
+
+class _Likeness(NamedTuple):
+    """What has to be the same of two trees, besides what is baked in."""
+
+    structure: Any
+    arrays: tuple[Any, ...]
+    others: list[Any]
+    settings: tuple[Any, ...]
+
+
+def _likeness(tree: Tree) -> _Likeness:
+    flat = tree.flat
+    arrays = tuple(
+        (i, _name(tree, i), x.shape, x.dtype, _is_weak(x), _stored_dtype(tree, i))
+        for i in tree.arrays
+        for x in (flat.leaves[i],)
+    )
+    known = {*tree.arrays, *tree.stored}
+    others = [x for i, x in enumerate(flat.leaves) if i not in known]
+    settings = tuple(getattr(jax.config, name, None) for name in _SETTINGS)
+    return _Likeness(flat.structure, arrays, others, settings)
+
+
+_PLAIN = (str, bytes, bool, int, float, complex)
+
+
+def _is_alike(a: _Likeness, b: _Likeness) -> bool:
+    if a.arrays != b.arrays or a.settings != b.settings:
+        return False
+    if len(a.others) != len(b.others):
+        return False
+    for x, y in zip(a.others, b.others):
+        if x is not y and not (type(x) is type(y) in _PLAIN and x == y):
+            return False
+    try:
+        return bool(a.structure == b.structure)
+    except Exception:  # A static field has no equality.
+        return False
+
+
+def _known(wanted: Unexported, tree: Tree) -> PlannedFunction | None:
+    """What was made of a function for a tree that was like this one."""
+    like = _likeness(tree)
+    for other, made in wanted.known:
+        if _is_alike(other, like) and _has(tree, made.stored.baked):
+            return made
+    return None
+
+
+def _has(tree: Tree, baked: dict[str, str]) -> bool:
+    own = {leaf.name: leaf for leaf in tree.stored.values() if leaf.name in baked}
+    return own.keys() == baked.keys() and all(
+        _digest(leaf) == baked[name] for name, leaf in own.items()
+    )
+
+
+def _digest(leaf: PlannedLeaf) -> str:
+    return _index.digest(_payload.whole(leaf))
+
+
+# ---- Tracing.
+
+
+class _Traced(NamedTuple):
+    """A function that was traced: its jaxpr without what is of no use, the shape of its
+    result, and which of its arguments are used."""
+
+    closed: Any
+    result: Any
+    used: list[bool]
+
+    @property
+    def text(self) -> str:
+        """The same for functions that compute the same."""
+        consts = self.closed.consts
+        values = [np.asarray(x).tobytes() for x in consts if not _leaf.is_key(x)]
+        return re.sub("0x[0-9a-f]+", "", str(self.closed.jaxpr)) + repr(values)
+
+
+def _trace(
+    wanted: Unexported, tree: Tree, hidden: Iterable[int] = frozenset()
+) -> _Traced:
+    """Traces a function, of a tree in which the values of some leaves are hidden."""
+    leaves = list(map(_value, tree.flat.leaves))
+    for i in hidden:
+        leaves[i] = _Hidden()
+    rebuilt = _rebuild(wanted)
+
+    def run(weights: list[Any], nest: Any) -> Any:
+        own = list(leaves)
+        for i, weight in zip(tree.arrays, weights):
+            dtype = tree.flat.leaves[i].dtype
+            own[i] = weight if weight.dtype == dtype else weight.astype(dtype)
+        out = wanted.fn(jtu.tree_unflatten(tree.flat.structure, own), *rebuilt(nest))
+        return _nests.nest(out, "The result")
+
+    weights = [_weight(tree, i) for i in tree.arrays]
+    traced = jax.jit(run).trace(weights, wanted.nest)
+    closed = traced.jaxpr
+    jaxpr, used = pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
+    closed = jex_core.ClosedJaxpr(jaxpr, closed.consts)
+    return _Traced(closed, jtu.tree_structure(traced.out_info), list(used))
+
+
+def _value(leaf: Any) -> Any:
+    """A leaf as functions see it: a small lazy one that is no array is read."""
+    if isinstance(leaf, LazyArray) and not _is_array(leaf):
+        if leaf._template.nbytes <= _SMALL:
+            return leaf.read()
+    return leaf
+
+
+def _stored_dtype(tree: Tree, i: int) -> Any:
+    leaf = tree.stored.get(i)
+    return None if leaf is None else _leaf.abstract_dtype(leaf.template)
+
+
+def _weight(tree: Tree, i: int) -> jax.ShapeDtypeStruct:
+    """An array of the tree, as it is stored if it is."""
+    x, dtype = tree.flat.leaves[i], _stored_dtype(tree, i)
+    weak = _is_weak(x) and dtype in (None, x.dtype)
+    return jax.ShapeDtypeStruct(
+        x.shape, x.dtype if dtype is None else dtype, weak_type=weak
+    )
+
+
+def _rebuild(wanted: Unexported) -> Callable[[Any], tuple[Any, ...]]:
+    """A function from the nest of the arguments to the arguments."""
+    leaves, structure = jtu.tree_flatten(wanted.args)
+    place = {id(x): i for i, x in enumerate(jtu.tree_leaves(wanted.nest))}
+
+    def rebuilt(nest: Any) -> tuple[Any, ...]:
+        values = jtu.tree_leaves(nest)
+        own = [values[place[id(x)]] if id(x) in place else x for x in leaves]
+        return jtu.tree_unflatten(structure, own)
+
+    return rebuilt
+
+
+class _Looked(Exception):
+    """A function looks at a value that is hidden from it."""
+
+
+class _Hidden:
+    """Stands for the value of a leaf, to see whether a function does without it."""
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise _Looked
+
+    __getattr__ = _refuse
+
+
+for _operator in (
+    "eq ne lt le gt ge bool len iter getitem contains int float complex index array "
+    "add radd sub rsub mul rmul matmul rmatmul truediv rtruediv floordiv rfloordiv "
+    "mod rmod divmod rdivmod pow rpow neg pos abs round trunc floor ceil invert call "
+    "and rand or ror xor rxor lshift rlshift rshift rrshift str format hash"
+).split():
+    setattr(_Hidden, f"__{_operator}__", _Hidden._refuse)
+
+
+# ---- Exporting.
+
+
+def _exported(wanted: Unexported, tree: Tree) -> PlannedFunction:
+    traced = _trace(wanted, tree)
+    count = len(tree.arrays)
+    used = [i for i, is_used in zip(tree.arrays, traced.used) if is_used]
+    _check_traced(wanted, tree, traced, used)
+    names = [tree.stored[i].name for i in used]
+    avals = {tree.stored[i].name: _strong(_weight(tree, i)) for i in used}
+    fun = jex_core.jaxpr_as_fun(traced.closed)
+
+    def kept(weights: dict[str, Any], *args: Any) -> Any:
+        rest = zip(jtu.tree_leaves(args), traced.used[count:])
+        own = [weights[name] for name in names]
+        out = fun(*own, *(x for x, is_used in rest if is_used))
+        return jtu.tree_unflatten(traced.result, out)
+
+    exported = _lowered(kept, (avals, *wanted.nest), wanted.platforms)
+    data = bytes(exported.serialize(vjp_order=wanted.order))
+    result = jtu.tree_unflatten(exported.out_tree, exported.out_avals)
+    stored = StoredFunction(
+        file=0,
+        digest=_index.digest(data),
+        nbytes=len(data),
+        leaves=[],
+        args=_nests.folded(wanted.nest),
+        result=_nests.folded(result),
+        platforms=list(exported.platforms),
+        order=wanted.order,
+        baked=_baked(wanted, tree, traced, used),
+        versions={"jax": jax.__version__},
+    )
+    made = PlannedFunction(data, names, stored)
+    wanted.known.insert(0, (_likeness(tree), made))
+    del wanted.known[_KNOWN:]
+    return made
+
+
+def _is_weak(x: Any) -> bool:
+    return bool(getattr(x, "weak_type", False))
+
+
+def _strong(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def _check_traced(
+    wanted: Unexported, tree: Tree, traced: _Traced, used: Sequence[int]
+) -> None:
+    """**Raises:** `ValueError` for what cannot be stored beside the leaves."""
+    lost = [_name(tree, i) for i in used if i not in tree.stored]
+    if lost:
+        raise ValueError(
+            f"The function uses the leaf `{lost[0]}`, which is not saved"
+            f"{f', and {len(lost) - 1} more' if lost[1:] else ''}. Save what it uses, "
+            "with another `filter_spec` or `where`, or leave the function out."
+        )
+    calls = list(dict.fromkeys(_jaxpr.callbacks(traced.closed.jaxpr)))
+    if calls:
+        raise ValueError(
+            f"The function calls back into Python: {', '.join(calls[:3])}. What is "
+            "stored has no Python. Take out `jax.debug` and other callbacks; those of "
+            "`eqx.error_if` are left out if the environment variable "
+            "EQX_ON_ERROR=off is set before Equinox is imported."
+        )
+    for value, place in _jaxpr.captured(traced.closed):
+        raise _captured(wanted, tree, value, place)
+
+
+def _captured(wanted: Unexported, tree: Tree, value: Any, place: str) -> ValueError:
+    what = _show.short_array(str(value.dtype), np.shape(value))
+    for i, leaf in enumerate(tree.flat.leaves):
+        if _jaxpr.is_same(leaf, value):
+            return ValueError(
+                f"The function uses the leaf `{_name(tree, i)}`, {what}, which is no "
+                "jax.Array, so that its values would be stored once more, in the "
+                f"function. Make it one, with `jnp.asarray`. It is used{place}."
+            )
+    name = _jaxpr.name_of(wanted.fn, value)
+    return ValueError(
+        f"The function closes over an array that is no leaf of the tree, {what}"
+        f"{f', {name}' if name else ''}. Arrays of over {_jaxpr.MOST} bytes are not "
+        "stored in a function: put it into the tree, or make it an argument. It is "
+        f"used{place}."
+    )
+
+
+def _name(tree: Tree, i: int) -> str:
+    return _names.name_of(tree.flat.paths[i])[0]
+
+
+def _lowered(
+    fn: Callable[..., Any], args: tuple[Any, ...], platforms: Sequence[str] | None
+) -> jax.export.Exported:
+    def export(platforms: Sequence[str]) -> jax.export.Exported:
+        return jax.export.export(jax.jit(fn), platforms=platforms)(*args)
+
+    if platforms is not None:
+        return export(platforms)
+    try:
+        return export(_PLATFORMS)
+    except Exception:
+        good, errors = [], []
+        for platform in _PLATFORMS:
+            try:
+                export([platform])
+                good.append(platform)
+            except Exception as e:
+                errors.append((platform, e))
+        if not good:
+            raise
+        for platform, error in errors:
+            why = str(error).strip().partition("\n")[0]
+            warnings.warn(
+                f"A function is stored without the platform {platform!r}, for which it "
+                f"cannot be lowered: {why}. Pass `platforms={good!r}` to `ec.function`."
+            )
+        return export(good)
+
+
+# ---- What is baked in.
+
+
+def _baked(
+    wanted: Unexported, tree: Tree, traced: _Traced, used: Sequence[int]
+) -> dict[str, str]:
+    """The digests of the stored leaves whose values are a part of the function.
+
+    Nothing tells which numbers a function looks at. Those beside arrays that it uses
+    are taken to be. Others, such as the step of a run, are not if the function is the
+    same when they are hidden from it.
+    """
+    baked = {i: leaf for i, leaf in tree.stored.items() if i not in {*tree.arrays}}
+    near = {_top(tree, i) for i in used}
+    far: dict[str, list[int]] = {}
+    for i in baked:
+        if _top(tree, i) not in near:
+            far.setdefault(_top(tree, i), []).append(i)
+    hidden = [i for group in far.values() for i in group]
+    if hidden and not _is_same(wanted, tree, traced, hidden):
+        alone = (g for g in far.values() if len(g) < len(hidden))
+        good = [g for g in alone if _is_same(wanted, tree, traced, g)]
+        hidden = [i for group in good for i in group]
+    return {leaf.name: _digest(leaf) for i, leaf in baked.items() if i not in hidden}
+
+
+def _top(tree: Tree, i: int) -> str:
+    return _name(tree, i).partition(".")[0]
+
+
+def _is_same(
+    wanted: Unexported, tree: Tree, traced: _Traced, hidden: Sequence[int]
+) -> bool:
+    """Whether a function is the same without the values of some leaves."""
+    try:
+        return _trace(wanted, tree, hidden).text == traced.text
+    except Exception:
+        return False
