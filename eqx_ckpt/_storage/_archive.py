@@ -53,10 +53,7 @@ def check_open(file: Any) -> None:
         raise TypeError('The file is one of text: open it with "wb".')
     if "a" in str(getattr(file, "mode", "")):
         raise ValueError('The file is open for appending: open it with "wb".')
-    try:
-        place = file.tell()
-    except (AttributeError, OSError):
-        return  # A pipe.
+    place = _place(file)
     if place:
         raise ValueError(
             f"The file is at byte {place}, and a checkpoint takes a file of its own. "
@@ -77,10 +74,24 @@ def root_of(file: Any) -> Backend:
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(file.fileno()), os.stat(name)):
                 return _root.resolve(os.fsdecode(name))
+    data = file.read()
+    if not data and _place(file):
+        raise ValueError(
+            f"The file is at its end, byte {_place(file)}, as after a write: call "
+            "`file.seek(0)` before it is read."
+        )
     root = _root.resolve(f"{_COPIES}{secrets.token_hex(8)}")
     above, key = root.split()
-    above.write(key, [file.read()])
+    above.write(key, [data])
     return root
+
+
+def _place(file: Any) -> int:
+    """Where in an open file one is: 0 in a pipe."""
+    try:
+        return file.tell()
+    except (AttributeError, OSError):
+        return 0
 
 
 def forget(root: Backend) -> None:

@@ -232,6 +232,15 @@ def test_a_pipe(tmp_path):
         assert ec.open(io.BytesIO(f.read()))["w"].read().tolist() == [1, 1, 1]
 
 
+def test_an_open_file_at_its_end():
+    file = io.BytesIO()
+    ec.tree_serialise_leaves(file, {"w": np.ones(3)})
+    with pytest.raises(ValueError, match=r"at its end, byte \d+.*`file.seek\(0\)`"):
+        ec.open(file)
+    file.seek(0)
+    assert ec.open(file)["w"].read().tolist() == [1, 1, 1]
+
+
 @pytest.mark.parametrize("where", ["{}/a.zip", "memory://zips/there.zip"])
 def test_exists_and_delete(tmp_path, where):
     path = where.format(tmp_path)
