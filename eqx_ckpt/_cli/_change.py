@@ -302,7 +302,9 @@ _skip = _several("--skip", "PATTERN", "Leaves that .safetensors cannot hold.")
 @click.argument("source", type=PATH)
 @click.argument("target", type=PATH)
 @click.option("--layout", type=click.Choice(_root.LAYOUTS), default="ocdbt")
-@click.option("--compression", type=click.Choice(["zstd"]), help="Of large leaves.")
+@click.option(
+    "--compression", type=click.Choice(["lz4", "zstd"]), help="Of large leaves."
+)
 @click.option("--chunks", type=int, metavar="BYTES", help="The size of chunks.")
 @_skip
 @_overwrite

@@ -19,8 +19,8 @@ class Head(NamedTuple):
 
 
 _start = re.compile(
-    rb'\{"format":"eqx_ckpt","save":"([0-9a-f]{16})","version":%d,"reader":"[^"\\]*",'
-    rb'"writer":\{[^{}]*\},"layout":"ocdbt","metadata":' % _index.VERSION
+    rb'\{"format":"eqx_ckpt","save":"([0-9a-f]{16})","version":[12],"reader":"[^"\\]*",'
+    rb'"writer":\{[^{}]*\},"layout":"ocdbt","metadata":'
 )
 _metadata = json.JSONDecoder()
 

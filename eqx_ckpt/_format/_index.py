@@ -17,15 +17,14 @@ import xxhash
 
 from .._errors import DamagedError
 from .._version import __version__
-from . import _files, _functions, _grid, _json, _leaves, _template
+from . import _blosc, _files, _functions, _grid, _json, _leaves, _template
 from ._functions import StoredFunction
 from ._leaves import field, Leaves, Record
 
 
 FORMAT = "eqx_ckpt"
-VERSION = 1
-# The first release that reads what this one writes.
-READER = "0.1.0"
+# The versions that are read, and the first release that reads each.
+READERS = {1: "0.1.0", 2: "0.2.0"}
 
 
 class Segment(NamedTuple):
@@ -179,11 +178,12 @@ def encode(index: Index) -> bytes:
     """The bytes of `eqx_ckpt.json`."""
     leaves, placement, statics = index.leaves, index.placement, index.leaves.statics
     functions = _functions.encode(index.functions)
+    version = _version(leaves)
     body = {
         "format": FORMAT,
         "save": index.save,
-        "version": VERSION,
-        "reader": READER,
+        "version": version,
+        "reader": READERS[version],
         "writer": index.writer,
         "layout": index.layout,
         "metadata": index.metadata,
@@ -207,6 +207,11 @@ def encode(index: Index) -> bytes:
     }
     text = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()[:-1]
     return sealed(text)
+
+
+def _version(leaves: Leaves) -> int:
+    """The lowest version of the format that has all of it."""
+    return 2 if any(t.codec in _blosc.CODECS for t in leaves.templates) else 1
 
 
 # The first fields: what is needed to say that a format is too new to be read.
@@ -249,10 +254,11 @@ class Newer(ValueError):
 def _check_version(version: Any, reader: Any) -> None:
     if type(version) is not int or version < 0:
         raise ValueError("the index has no format version")
-    if version > VERSION:
+    newest = max(READERS)
+    if version > newest:
         raise Newer(
             f"it is written in format {version}, and this release, "
-            f"{versions()['eqx_ckpt']}, reads formats up to {VERSION}. Install what "
+            f"{versions()['eqx_ckpt']}, reads formats up to {newest}. Install what "
             f"reads it: `pip install 'eqx_ckpt>={_release(reader)}'`"
         )
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from . import _grid
+from . import _blosc, _grid
 
 
 ARRAY_KINDS = ("jax", "numpy", "generic")
@@ -24,8 +24,10 @@ KINDS = (*ARRAY_KINDS, *SCALAR_KINDS, "key", "str", "bytes")
 MAX_RANK = 32
 MAX_BYTES = 2**60
 MAX_CHUNKS = 2**16  # Of one array.
-# What zstd makes of one byte at most, and what it adds to bytes that it cannot shorten.
+# What a codec makes of one byte at most.
 _MAX_RATIO = 2**15
+# `zstd` is what checkpoints of version 1 have.
+_CODECS = (None, "zstd", *_blosc.CODECS)
 # What TensorStore's zarr3 driver holds. Other dtypes are stored as bytes.
 STORED = frozenset(
     "bool int2 int4 int8 int16 int32 int64 uint8 uint16 uint32 uint64 float4_e2m1fn "
@@ -112,7 +114,7 @@ def check_template(template: Template) -> None:
         raise ValueError("malformed template")
     if type(impl) is not (str if kind == "key" else type(None)):
         raise ValueError("malformed template")
-    if codec not in (None, "zstd"):
+    if codec not in _CODECS:
         raise ValueError(f"unknown codec {codec!r}")
     if weak and kind != "jax" or impl is not None and not _impl.fullmatch(impl):
         raise ValueError("malformed template")
@@ -129,6 +131,8 @@ def check_template(template: Template) -> None:
         raise ValueError(f"impossible size {list(shape)!r}")
     if template.chunk_count > MAX_CHUNKS:
         raise ValueError(f"more than {MAX_CHUNKS} chunks of {list(chunk)!r}")
+    if codec in _blosc.CODECS and template.full > _blosc.MAX_BYTES:
+        raise ValueError(f"chunks {list(chunk)!r} that are too large for Blosc")
     if any(c > max(1, n) for c, n in zip(chunk, shape)):
         raise ValueError(f"chunks {list(chunk)!r} of an array {list(shape)!r}")
     if (kind, dtype) in (("str", "str"), ("bytes", "bytes"), ("int", "int")):
@@ -150,7 +154,7 @@ def check_template(template: Template) -> None:
 
 
 def least_encoded(size: int) -> int:
-    """The fewest bytes that zstd can make of so many."""
+    """The fewest bytes that a codec can make of so many."""
     return -(-size // _MAX_RATIO)
 
 

@@ -3,7 +3,6 @@
 import collections
 import concurrent.futures as cf
 import functools as ft
-import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ from .._format._grid import Grid
 from .._format._leaves import Record
 from .._format._template import Template
 from .._format._view import View
-from .._storage import _arrays
+from .._storage import _arrays, _codecs
 from .._storage._backend import Backend
 from .._tree._restore import Conversion
 from . import _requests, _source
@@ -31,8 +30,8 @@ _PART = 16 * 2**20
 _RANGES = 64 * 2**20
 
 
-# A range of the bytes of a file: its key, from, to.
-Range = tuple[str, int, int]
+# A range of the bytes of a file: its key, from, to (None: its end).
+Range = tuple[str, int, int | None]
 
 
 class _Plan(NamedTuple):
@@ -104,7 +103,7 @@ def _plan(reading: Reading, request: Request) -> _Plan:
         ranges = _ranges(source, record, views[0])
         if ranges is not None:
             return _Plan(request, is_exact=True, ranges=ranges)
-        is_exact = not source.is_run(record)
+        is_exact = not source.is_run(record) and record.template.codec is None
     chunks = _touched(source.cut(record), views)
     source.check(record, chunks)
     return _Plan(request, chunks, is_exact)
@@ -118,9 +117,10 @@ def _needs_array(source: Source, plan: _Plan) -> bool:
 
 def _is_direct(source: Source, record: Record) -> bool:
     """Whether chunks are read by us, each run of them in one request: to an object
-    store, TensorStore would make one for each chunk."""
+    store, TensorStore would make one for each chunk. What is compressed is looked at
+    before anybody decodes it."""
     is_far = source.root.is_far and source.database is not None
-    return is_far and record.template.codec is None
+    return is_far or record.template.codec is not None
 
 
 def _touched(t: Template, views: tuple[View, ...] | None) -> Sequence[int]:
@@ -148,11 +148,7 @@ def _ranges(source: Source, record: Record, view: View) -> list[Range] | None:
         return None
     out = []
     for number, first, count in spans:
-        if source.files is None:
-            key, start = f"{source.key(record)}/{_source.grid_of(t).keys[number]}", 0
-        else:
-            file, start, _ = source.index.locate(record, number)
-            key = source.files[file]
+        key, start, _ = source.where(record, number)
         start += first * t.itemsize
         out.append((key, start, start + count * t.itemsize))
     return out
@@ -229,6 +225,7 @@ class _PartReader:
         self._room = _Room(reading.budget)
         self._part = max(1, min(_PART, reading.budget // 4))
         self._pool = pool
+        self._own = threading.local()
 
     def start(self, plan: _Plan) -> _Started:
         request = plan.request
@@ -277,28 +274,36 @@ class _PartReader:
         """Starts to read a part: what then waits until it has arrived."""
         if array is not None:
             return _arrays.start_read(array, part.into, part.region).result
-        index, t = self._source.index, record.template
+        source, t = self._source, record.template
         grid = _source.grid_of(t)
-        files = self._source.files
-        assert files is not None
-        ranges = []
-        for number in part.chunks:
-            file, start, length = index.locate(record, number)
-            ranges.append((files[file], start, start + length))
-        values = _start_ranges(self._source.directory, ranges)
+        ranges = [source.where(record, number) for number in part.chunks]
+        if source.root.is_far:
+            values = _start_ranges(source.directory, ranges)
+        else:
+            values = ft.partial(self._read, ranges)
 
         def arrived() -> None:
-            numbers = iter(part.chunks)
-            for value in values():
-                for at in range(0, len(value), grid.full):
-                    chunk = np.frombuffer(
-                        value, part.into.dtype, math.prod(t.chunk), at
-                    )
-                    region = _grid.within(grid.regions[next(numbers)], part.region)
-                    kept = tuple(slice(s.stop - s.start) for s in region)
-                    part.into[region] = chunk.reshape(t.chunk)[kept]
+            keep = _copier(t) if t.codec is None else _codecs.decoder(t)
+            for number, data in zip(part.chunks, values(), strict=True):
+                region = _grid.within(grid.regions[number], part.region)
+                keep(data, part.into[(*region, ...)])
 
         return arrived
+
+    def _read(self, ranges: Sequence[Range]) -> Iterator[np.ndarray]:
+        """The bytes of ranges of local files, in memory that the next ones take: that
+        of each thread is not new to the system, which would fill it with zeros."""
+        for key, start, stop in ranges:
+            if stop is None:
+                raise MissingError("a chunk is missing")
+            size = stop - start
+            buffer = getattr(self._own, "buffer", None)
+            if buffer is None or buffer.size < size:
+                buffer = self._own.buffer = np.empty(size, np.uint8)
+            into = buffer[:size]
+            if self._source.directory.read_into(key, start, into) < size:
+                raise MissingError("a chunk is missing")
+            yield into
 
     def _finish(self, record: Record, part: _Part, arrived: Callable[[], None]) -> None:
         problems = self._reading.problems
@@ -365,6 +370,17 @@ def _as_range(pick: range | int) -> range:
     return range(pick, pick + 1) if isinstance(pick, int) else pick
 
 
+def _copier(t: Template) -> Callable[[Any, np.ndarray], None]:
+    """As `_codecs.decoder`, of chunks that are not compressed."""
+    dtype = _template.dtype_of(t.stored)
+
+    def copy(data: Any, into: np.ndarray) -> None:
+        chunk = np.frombuffer(data, dtype).reshape(t.chunk)
+        into[...] = chunk[tuple(map(slice, into.shape))]
+
+    return copy
+
+
 # ---- Ranges of files.
 
 
@@ -378,21 +394,24 @@ def _read_ranges(root: Backend, ranges: Sequence[Range], into: np.ndarray) -> No
 
 def _start_ranges(
     root: Backend, ranges: Sequence[Range]
-) -> Callable[[], Iterator[bytes]]:
+) -> Callable[[], Iterator[memoryview]]:
     """Starts to read ranges of files, those that follow each other as one. What it
-    returns waits for them, and gives their bytes in order."""
-    runs: list[Range] = []
-    for key, start, stop in ranges:
-        if runs and runs[-1][0] == key and runs[-1][2] == start:
-            start = runs.pop()[1]
-        runs.append((key, start, stop))
-    futures = [root.start_read(*run) for run in runs]
+    returns waits for them, and gives the bytes of each in order."""
+    runs: list[list[Range]] = []
+    for one in ranges:
+        if runs and runs[-1][-1][0] == one[0] and runs[-1][-1][2] == one[1]:
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+    futures = [root.start_read(*run[0][:2], run[-1][2]) for run in runs]
 
-    def values() -> Iterator[bytes]:
-        for (_, start, stop), future in zip(runs, futures):
-            value = root.wait(future).value
-            if len(value) != stop - start:
-                raise MissingError("a chunk is missing")
-            yield value
+    def values() -> Iterator[memoryview]:
+        for run, future in zip(runs, futures):
+            value = memoryview(root.wait(future).value)
+            first = run[0][1]
+            for _, start, stop in run:
+                if stop is not None and len(value) < stop - first:
+                    raise MissingError("a chunk is missing")
+                yield value[start - first : None if stop is None else stop - first]
 
     return values

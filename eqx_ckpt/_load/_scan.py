@@ -21,7 +21,7 @@ from .._format import _digests, _grid, _template, _text
 from .._format._grid import Grid
 from .._format._leaves import Record
 from .._runtime import _progress
-from .._storage import _arrays
+from .._storage import _codecs
 from . import _source
 from ._requests import CHANGED, unreadable
 from ._source import Source
@@ -279,9 +279,10 @@ def _digest_decoded(source: Source, chunk: _Chunk) -> bytes:
     """The digests of the blocks of a compressed chunk, which is decoded whole."""
     region, t = chunk.grid.regions[chunk.number], chunk.record.template
     source.check(chunk.record, [chunk.number])
-    (array,) = source.open([(chunk.record, [chunk.number])])
+    where = source.where(chunk.record, chunk.number)
+    data = source.directory.wait(source.directory.start_read(*where)).value
     into = np.empty([s.stop - s.start for s in region], _template.dtype_of(t.stored))
-    _arrays.start_read(array, into, region).result()
+    _codecs.decoder(t)(data, into)
     return b"".join(_digests.block_digests(_digests.as_bytes(into)))
 
 

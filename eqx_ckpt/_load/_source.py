@@ -181,6 +181,15 @@ class Source:
         chunks = [(keys[n], *locate(record, n)) for n in numbers]
         return _arrays.ArrayPlace(record.template, "", chunks)
 
+    def where(self, record: Record, number: int) -> tuple[str, int, int | None]:
+        """The bytes of a chunk: the key of their file, from, to (None: its end)."""
+        if self.files is not None:
+            file, start, length = self.index.locate(record, number)
+            return self.files[file], start, start + length
+        t = record.template
+        key = f"{self.key(record)}/{grid_of(t).keys[number]}"
+        return key, 0, t.full if t.codec is None else self.directory.size(key)
+
     def check(self, record: Record, numbers: Sequence[int] | None = None) -> None:
         """**Raises:** `ValueError` unless the files hold all that the index says.
 

@@ -3,7 +3,7 @@
 import operator
 from typing import Any
 
-from .._format import _grid, _template
+from .._format import _blosc, _grid, _template
 from .._format._template import Template
 from ._options import SaveOptions
 
@@ -72,6 +72,13 @@ def _few(name: str, template: Template, chunk: tuple[int, ...]) -> tuple[int, ..
     return chunk
 
 
-def codec_of(template: Template, compression: str | None) -> str | None:
-    """The codec of a leaf, as the `compression` keyword says."""
-    return compression if template.nbytes > _MIN_COMPRESSED else None
+def codec_of(name: str, template: Template, options: SaveOptions) -> str | None:
+    """The codec of a leaf with its chunks, as the `compression` keyword says."""
+    if options.compression is None or template.nbytes <= _MIN_COMPRESSED:
+        return None
+    if template.full > _blosc.MAX_BYTES:
+        raise ValueError(
+            f"The leaf `{name}` would have chunks of {template.full} bytes, and what "
+            "is compressed can have 2 GiB. Pass smaller `chunks`, or no `compression`."
+        )
+    return f"blosc-{options.compression}"

@@ -54,8 +54,10 @@ def check(root: Any, options: SaveOptions) -> None:
         raise ValueError(f'`layout` must be "ocdbt" or "zarr", not {layout!r}.')
     if layout != "ocdbt" and _archive.is_archive(root):
         raise ValueError('A checkpoint of one file has `layout="ocdbt"`.')
-    if compression not in (None, "zstd"):
-        raise ValueError(f'`compression` must be None or "zstd", not {compression!r}.')
+    if compression not in (None, "lz4", "zstd"):
+        raise ValueError(
+            f'`compression` must be None, "lz4" or "zstd", not {compression!r}.'
+        )
 
 
 def check_name(root: Backend) -> None:

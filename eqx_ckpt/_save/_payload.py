@@ -11,7 +11,7 @@ from .._format import _digests, _grid
 from .._format._grid import Grid
 from .._format._template import Template
 from .._runtime._progress import Advance
-from .._storage import _arrays
+from .._storage import _codecs
 from .._tree import _host
 from .._tree._host import Payload
 from ._assign import Owners
@@ -116,7 +116,7 @@ class Data:
     def chunks(self, place: int, numbers: range) -> Iterator[Any]:
         """Some chunks of a leaf as they are stored: padded, and compressed if so."""
         t = self._leaves[place].template
-        encode = None if t.codec is None else _arrays.encoder(t)
+        encode = None if t.codec is None else _codecs.encoder(t)
         if t.chunk != t.shape:
             return self._cut(place, numbers, encode)
         data = self._whole(place)

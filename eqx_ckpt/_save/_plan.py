@@ -211,8 +211,9 @@ def _describe(
                 chunk = grain
             if not chunk or options.chunks is not None:
                 chunk = _chunking.chunk_shape(name, full, options, shard)
-            codec = _chunking.codec_of(full, options.compression)
-            done = template, full._replace(chunk=chunk, codec=codec)
+            full = full._replace(chunk=chunk)
+            codec = _chunking.codec_of(name, full, options)
+            done = template, full._replace(codec=codec)
             made[id(template), keys, shard, grain] = done
         template = done[1]
         alias = None

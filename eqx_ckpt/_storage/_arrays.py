@@ -12,16 +12,16 @@ import numpy as np
 import tensorstore as ts
 
 from .._errors import MissingError
-from .._format import _grid, _ocdbt, _view
+from .._format import _blosc, _grid, _ocdbt, _view
 from .._format._ocdbt import Database
-from .._format._template import dtype_of, Template
+from .._format._template import Template
 from . import _context
 from ._backend import Backend
 
 
 _little = [{"name": "bytes", "configuration": {"endian": "little"}}]
-# Level 1: more costs more than it saves with numbers as models have them.
-_zstd = [{"name": "zstd", "configuration": {"level": 1, "checksum": False}}]
+# As checkpoints of version 1 are compressed.
+_zstd = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
 
 
 @ft.lru_cache(maxsize=4096)
@@ -49,7 +49,7 @@ def zarr_json(template: Template) -> bytes:
             "fill_value": fill,
             "codecs": [
                 *(_little if template.itemsize > 1 else [{"name": "bytes"}]),
-                *(_zstd if template.codec == "zstd" else []),
+                *_compressors(template),
             ],
             "attributes": {},
         },
@@ -58,33 +58,12 @@ def zarr_json(template: Template) -> bytes:
     return text + b" " * (-len(text) % 64)
 
 
-def encoder(template: Template) -> Callable[[np.ndarray], bytes]:
-    """A function that encodes the bytes of one whole chunk with the codecs.
-
-    TensorStore's own zarr3 driver does it, in memory: what it wrote it reads.
-    """
-    one = template._replace(shape=template.chunk)
-    metadata = json.loads(zarr_json(one))
-    del metadata["attributes"]
-    spec = {
-        "driver": "zarr3",
-        "kvstore": {"driver": "memory"},
-        "metadata": metadata,
-        "store_data_equal_to_fill_value": True,
-    }
-    store = ts.open(
-        spec, open=True, create=True, assume_metadata=True, context=ts.Context()
-    ).result()
-    values = store.kvstore
-    assert values is not None
-    key = "/".join(["c", *["0"] * len(template.chunk)])
-    dtype = dtype_of(template.stored)
-
-    def encode(data: np.ndarray) -> bytes:
-        store.write(data.view(dtype).reshape(template.chunk)).result()
-        return values.read(key).result().value
-
-    return encode
+def _compressors(template: Template) -> list[dict[str, Any]]:
+    codec = template.codec
+    if codec not in _blosc.CODECS:
+        return [] if codec is None else [_zstd]
+    configuration = _blosc.configuration(codec, template.itemsize)
+    return [{"name": "blosc", "configuration": configuration}]
 
 
 # Where each chunk of an array lies: its key, the number of the file, offset, length.

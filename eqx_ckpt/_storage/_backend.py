@@ -173,8 +173,9 @@ class Backend(Sink, Protocol):
         """The last bytes of a file. **Raises:** `MissingError` if it has fewer."""
         ...
 
-    def start_read(self, key: str, start: int, stop: int) -> ts.Future:
-        """Starts to read a range of a file: a future with a `.value`."""
+    def start_read(self, key: str, start: int, stop: int | None) -> ts.Future:
+        """Starts to read a range of a file, or all from a byte on: a future with a
+        `.value`."""
         ...
 
     def stamp(self, key: str) -> str:

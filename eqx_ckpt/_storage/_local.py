@@ -170,9 +170,9 @@ class _LocalReads:
         self.read_into(key, found.st_size - count, into)
         return into.tobytes()
 
-    def start_read(self, key: str, start: int, stop: int) -> ts.Future:
+    def start_read(self, key: str, start: int, stop: int | None) -> ts.Future:
         try:
-            self.check_range(key, stop)
+            self.check_range(key, start if stop is None else stop)
         except (ValueError, OSError) as e:
             promise, future = ts.Promise.new()
             promise.set_exception(e)

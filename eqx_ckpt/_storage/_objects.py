@@ -151,7 +151,7 @@ class _ObjectReads:
         _context.check_fork()
         return self.wait(self.kv().read(key, byte_range=slice(-count, None))).value
 
-    def start_read(self, key: str, start: int, stop: int) -> ts.Future:
+    def start_read(self, key: str, start: int, stop: int | None) -> ts.Future:
         return self.kv().read(key, byte_range=slice(start, stop))
 
     # Of no bytes TensorStore asks for what is known of a file.

@@ -105,11 +105,11 @@ def test_a_newer_version_is_refused(tmp_path):
     ec.tree_serialise_leaves(tmp_path / "a", jnp.ones(3))
     file = tmp_path / "a" / "eqx_ckpt.json"
     body = file.read_bytes()[:-45]
-    body = body.replace(b'"version":1', b'"version":2')
+    body = body.replace(b'"version":1', b'"version":3')
     body = body.replace(b'"reader":"0.1.0"', b'"reader":"9.9"')
     digest = xxhash.xxh3_128_hexdigest(body).encode()
     file.write_bytes(body + b',"digest":"' + digest + b'"}')
-    install = r"written in format 2, and this release.*pip install 'eqx_ckpt>=9.9'"
+    install = r"written in format 3, and this release.*pip install 'eqx_ckpt>=9.9'"
     with pytest.raises(ValueError, match=install):
         ec.open(tmp_path / "a")
     with pytest.raises(ValueError, match=install):

@@ -1,0 +1,116 @@
+"""Compressed chunks, encoded and decoded one by one, by TensorStore in memory."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+
+from .._format import _blosc
+from .._format._template import dtype_of, Template
+from . import _arrays, _zstd
+
+
+_memory = {"driver": "memory"}
+
+
+def encoder(template: Template) -> Callable[[np.ndarray], bytes]:
+    """A function that encodes the bytes of one whole chunk with the codecs of Zarr v3.
+
+    TensorStore's own driver does it: what it wrote, every reader of Zarr reads.
+    """
+    metadata = json.loads(_arrays.zarr_json(template._replace(shape=template.chunk)))
+    del metadata["attributes"]
+    spec = {
+        "driver": "zarr3",
+        "kvstore": _memory,
+        "metadata": metadata,
+        "store_data_equal_to_fill_value": True,
+    }
+    store = _open(spec, ts.Context())
+    values = store.kvstore
+    assert values is not None
+    key = "/".join(["c", *["0"] * len(template.chunk)])
+    dtype = dtype_of(template.stored)
+
+    def encode(data: np.ndarray) -> bytes:
+        chunk = data.view(dtype).reshape(template.chunk)
+        # When this returns it has been encoded, so that it need not be copied before.
+        store.write(chunk, can_reference_source_data_indefinitely=True).result()
+        return values.read(key).result().value
+
+    return encode
+
+
+def decoder(template: Template) -> Callable[[Any, np.ndarray], None]:
+    """A function that decodes a chunk into an array: of the shape of a chunk, or of its
+    part that is no padding. One thread calls it at a time.
+
+    It raises `ValueError` for what is no such chunk, and allocates nothing for it.
+    """
+    dtype, full = dtype_of(template.stored), template.full
+    unpack = _unpack_zstd if template.codec == "zstd" else _blosc_unpacker(template)
+
+    def decode(data: Any, into: np.ndarray) -> None:
+        if into.nbytes == full and into.flags.c_contiguous:
+            unpack(data, into.reshape(-1).view(np.uint8))
+            return
+        whole = np.empty(full, np.uint8)
+        unpack(data, whole)
+        chunk = whole.view(dtype).reshape(template.chunk)
+        into[...] = chunk[tuple(map(slice, into.shape))]
+
+    return decode
+
+
+def _unpack_zstd(data: Any, into: np.ndarray) -> None:
+    made = _zstd.decode(bytes(data), into.nbytes)
+    if len(made) != into.nbytes:
+        raise ValueError("a frame of zstd makes less than a chunk")
+    into[:] = np.frombuffer(made, np.uint8)
+
+
+def _blosc_unpacker(template: Template) -> Callable[[Any, np.ndarray], None]:
+    codec, itemsize = template.codec, template.itemsize
+    assert codec is not None
+    context = ts.Context()
+    # The driver for Zarr v2 copies what Blosc has made once, that for v3 twice.
+    store = _open(_bytes(template.full, {"id": "blosc"}), context)
+
+    def unpack(data: Any, into: np.ndarray) -> None:
+        _blosc.check_header(data, codec, into.nbytes, itemsize)
+        # It is put there as an array: that is not copied, and in one piece. What is
+        # written as a value comes in many small ones, to be joined before it is decoded.
+        packed = _open(_bytes(len(data), None), context)
+        encoded = np.frombuffer(data, np.uint8)
+        packed.write(encoded, can_reference_source_data_indefinitely=True).result()
+        ts.array(into).write(store).result()
+
+    return unpack
+
+
+def _bytes(size: int, compressor: dict[str, Any] | None) -> dict[str, Any]:
+    """The spec of an array of bytes, in one chunk, which is the same for all sizes."""
+    return {
+        "driver": "zarr",
+        "kvstore": _memory,
+        "metadata": {
+            "zarr_format": 2,
+            "shape": [size],
+            "chunks": [size],
+            "dtype": "|u1",
+            "order": "C",
+            "filters": None,
+            "fill_value": None,
+            "compressor": compressor,
+        },
+        "store_data_equal_to_fill_value": True,
+        "fill_missing_data_reads": False,
+    }
+
+
+def _open(spec: dict[str, Any], context: ts.Context) -> ts.TensorStore:
+    return ts.open(
+        spec, open=True, create=True, assume_metadata=True, context=context
+    ).result()
