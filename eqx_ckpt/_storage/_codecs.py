@@ -80,8 +80,8 @@ def _blosc_unpacker(template: Template) -> Callable[[Any, np.ndarray], None]:
 
     def unpack(data: Any, into: np.ndarray) -> None:
         _blosc.check_header(data, codec, into.nbytes, itemsize)
-        # It is put there as an array: that is not copied, and in one piece. What is
-        # written as a value comes in many small ones, to be joined before it is decoded.
+        # An array is put there without a copy, in one piece. What is written as a value
+        # comes in many, which are joined before they are decoded.
         packed = _open(_bytes(len(data), None), context)
         encoded = np.frombuffer(data, np.uint8)
         packed.write(encoded, can_reference_source_data_indefinitely=True).result()

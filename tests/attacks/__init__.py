@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import xxhash
+from support.version1 import with_zstd
 
 import eqx_ckpt as ec
 
@@ -50,12 +51,16 @@ def everything(_: Any) -> bool:
     return True
 
 
-# Kinds of good checkpoints: a layout, and whether large leaves are compressed.
+# Kinds of good checkpoints: a layout, and how large leaves are compressed; "1" is how
+# the first release did it.
 KINDS = {
     "ocdbt": ("ocdbt", None),
     "zarr": ("zarr", None),
+    "ocdbt-lz4": ("ocdbt", "lz4"),
+    "zarr-lz4": ("zarr", "lz4"),
     "ocdbt-zstd": ("ocdbt", "zstd"),
-    "zarr-zstd": ("zarr", "zstd"),
+    "ocdbt-1": ("ocdbt", "1"),
+    "zarr-1": ("zarr", "1"),
 }
 
 
@@ -66,10 +71,12 @@ def save(path: pathlib.Path, kind: str) -> None:
         tree(),
         everything,
         layout=layout,
-        compression=compression,
+        compression=None if compression == "1" else compression,
         chunks=lambda name, *_: (32, 128) if name == "net.weight" else None,
         durable=False,
     )
+    if compression == "1":
+        with_zstd(path, "net.weight")
 
 
 @dataclasses.dataclass(frozen=True)

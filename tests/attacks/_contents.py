@@ -105,25 +105,25 @@ def frame(size):
     return b"\x28\xb5\x2f\xfd\0\x38" + block * (count - 1) + last
 
 
-@attack("read", "it cannot be read", kind="zarr-zstd")
+@attack("read", "it cannot be read", kind="zarr-1")
 def compressed_bomb(path, outside):
     """A compressed chunk of 128 KB that expands to 4 GB."""
     (path / "net.weight" / "c" / "0" / "0").write_bytes(frame(2**32))
 
 
-@attack("read", "it cannot be read", kind="zarr-zstd")
+@attack("read", "it cannot be read", kind="zarr-1")
 def compressed_garbage(path, outside):
     """A compressed chunk that is none."""
     (path / "net.weight" / "c" / "0" / "0").write_bytes(b"\x28\xb5\x2f\xfd" * 20)
 
 
-@attack("read", "is not a chunk", kind="zarr-zstd")
+@attack("read", "is not a chunk", kind="zarr-1")
 def compressed_file_too_long(path, outside):
     """The file of a compressed chunk is a terabyte long, and sparse."""
     os.truncate(path / "net.weight" / "c" / "0" / "0", 2**40)
 
 
-@attack("open", "impossible sizes", kind="ocdbt-zstd")
+@attack("open", "impossible sizes", kind="ocdbt-1")
 def compressed_terabyte(path, outside):
     """A terabyte in compressed chunks of a few bytes, which no codec makes of it."""
 
@@ -134,7 +134,111 @@ def compressed_terabyte(path, outside):
     forge(path, alter)
 
 
-@attack("open", "lacks the sizes", kind="ocdbt-zstd")
+@attack("open", "lacks the sizes", kind="ocdbt-1")
 def compressed_without_sizes(path, outside):
     """Compressed chunks of no length."""
     forge(path, lambda v: v.update(sizes=[]))
+
+
+# ---- Blosc, whose header says how much is allocated.
+
+
+def _header(path, place, value):
+    """Changes the header of a chunk of a leaf with a file of its own: of its four
+    numbers, from the byte `place` on."""
+    file = path / "net.weight" / "c" / "0" / "0"
+    content = bytearray(file.read_bytes())
+    content[place : place + 4] = value.to_bytes(4, "little")
+    file.write_bytes(content)
+
+
+_chunk = 32 * 128 * 4
+
+
+def _lie(name, what, place, value):
+    def make(path, outside):
+        _header(path, place, value)
+
+    make.__doc__, make.__name__ = what, name
+    attack("read", "Blosc's header", kind="zarr-lz4")(make)
+
+
+_lie("blosc_of_gigabytes", "A chunk that says that it makes 2 GB.", 4, 2**31 - 17)
+_lie("blosc_of_too_much", "One that says that it makes twice a chunk.", 4, 2 * _chunk)
+_lie("blosc_of_too_little", "One that says that it makes less.", 4, 16)
+_lie("blosc_of_nothing", "One that says that it makes nothing.", 4, 0)
+_lie("blosc_in_large_blocks", "Blocks of 2 GB, for which there are buffers.", 8, 2**31)
+_lie("blosc_in_no_blocks", "Blocks of no bytes, which one divides by.", 8, 0)
+_lie("blosc_of_another_length", "A length that is not that of the file.", 12, 2**31)
+_lie(
+    "blosc_of_items",
+    "Items of 255 bytes, and a version that there is not.",
+    0,
+    -1 % 2**32,
+)
+
+
+@attack("read", "it cannot be read|not those that were saved", kind="zarr-lz4")
+def blosc_of_offsets_outside(path, outside):
+    """The places of its blocks are outside of it."""
+    for at in range(16, 48, 4):
+        _header(path, at, 2**31 - 1)
+
+
+@attack("read", "shorter than Blosc's header", kind="zarr-lz4")
+def blosc_without_a_header(path, outside):
+    """A chunk that ends within its header."""
+    os.truncate(path / "net.weight" / "c" / "0" / "0", 15)
+
+
+@attack("read", "Blosc's header", kind="zarr-lz4")
+def blosc_with_more_after_it(path, outside):
+    """Bytes after the end of a chunk, which nothing vouches for."""
+    file = path / "net.weight" / "c" / "0" / "0"
+    file.write_bytes(file.read_bytes() + b"more")
+
+
+@attack("read", "Blosc's header", kind="zarr-lz4")
+def blosc_of_another_compressor(path, outside):
+    """A chunk of another compressor, of which there are more to attack."""
+    file = path / "net.weight" / "c" / "0" / "0"
+    content = bytearray(file.read_bytes())
+    content[2] = content[2] & 31 | 3 << 5
+    file.write_bytes(content)
+
+
+@attack("read", "Blosc's header", kind="ocdbt-lz4")
+def blosc_of_gigabytes_in_a_database(path, outside):
+    """A chunk among others in a file, that says that it makes 2 GB."""
+    value = index_of(path)
+    file = data(path) / str(value["file"][place(value, "net.weight")])
+    content = bytearray(file.read_bytes())
+    start = value["offset"][place(value, "net.weight")]
+    content[start + 4 : start + 8] = (2**31 - 17).to_bytes(4, "little")
+    file.write_bytes(content)
+
+
+@attack("read", "Blosc's header", kind="ocdbt-lz4")
+def blosc_chunks_of_other_sizes(path, outside):
+    """Chunks that end elsewhere than the index says."""
+
+    def alter(v):
+        _, sizes = v["sizes"][0]
+        v["sizes"][0][1] = [sizes[0] - 1, sizes[1] + 1, *sizes[2:]]
+
+    forge(path, alter)
+
+
+@attack("touch", "too large for Blosc", kind="zarr-lz4")
+def blosc_chunk_of_a_petabyte(path, outside):
+    """A chunk that Blosc cannot hold, of a sparse file."""
+    shape = [2**46, 4]
+    forge(path, lambda v: template(v, "net.weight", shape=shape, chunk=shape))
+    os.truncate(path / "net.weight" / "c" / "0" / "0", 2**42)
+
+
+@attack("read", "damaged|missing", kind="zarr-lz4")
+def blosc_gigabytes_of_a_few_bytes(path, outside):
+    """Chunks of 1 GB, of which there is a file of a few bytes."""
+    shape = [2**28, 4]
+    forge(path, lambda v: template(v, "net.weight", shape=shape, chunk=[2**26, 4]))

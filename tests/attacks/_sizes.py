@@ -120,14 +120,14 @@ def terabyte_in_directories(path, outside):
     forge(path, lambda v: template(v, "net.weight", shape=[2**38], chunk=[2**26]))
 
 
-@attack("read", "damaged|missing", kind="zarr-zstd")
+@attack("read", "damaged|missing", kind="zarr-1")
 def gigabytes_of_a_few_bytes(path, outside):
     """Chunks of 2 GB, of which there is a file of a few bytes for the codec."""
     shape = [2**29, 4]
     forge(path, lambda v: template(v, "net.weight", shape=shape, chunk=[2**27, 4]))
 
 
-@attack("read", "damaged|more than this machine", kind="zarr-zstd")
+@attack("read", "damaged|more than this machine", kind="zarr-1")
 def chunk_that_no_machine_holds(path, outside):
     """A chunk of a petabyte, of a sparse file of as many: its memory cannot be had."""
     shape = [2**46, 4]

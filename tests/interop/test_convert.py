@@ -31,7 +31,8 @@ def ours(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("target", "compression"), [("ocdbt", "zstd"), ("zarr", None), ("b.zip", None)]
+    ("target", "compression"),
+    [("ocdbt", "zstd"), ("zarr", "lz4"), ("zarr", None), ("b.zip", None)],
 )
 def test_ours_to_ours(ours, tmp_path, target, compression):
     path, tree = ours

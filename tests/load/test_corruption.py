@@ -18,7 +18,7 @@ from support.helpers import run_python
 VARIANTS = [
     ("ocdbt", None, 0.35),
     ("zarr", None, 0.35),
-    ("ocdbt", "zstd", 0.15),
+    ("ocdbt", "lz4", 0.15),
     ("zarr", "zstd", 0.15),
 ]
 

@@ -67,7 +67,7 @@ def _orbax(path):
 OURS = {
     "ours": _ours,
     "zarr": lambda path: _ours(path, layout="zarr"),
-    "zstd": lambda path: _ours(path, compression="zstd"),
+    "lz4": lambda path: _ours(path, compression="lz4"),
     "zip": lambda path: _ours(path.with_suffix(".zip")),
 }
 SOURCES = {

@@ -101,7 +101,7 @@ def test_large_leaves(remote):
         "b": np.arange(10**6, dtype=np.int16).reshape(1000, 1000),
         "c": np.arange(300, dtype=np.int8),
     }
-    for compression in (None, "zstd"):
+    for compression in (None, "lz4", "zstd"):
         how = {"compression": compression, "chunks": 2**18, "max_bytes": 2**22}
         ec.tree_serialise_leaves(path, tree, **how)
         loaded = ec.tree_deserialise_leaves(path, tree)

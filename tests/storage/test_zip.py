@@ -53,7 +53,7 @@ def test_a_tree_comes_back(file):
     assert np.array_equal(ckpt["big"].store[5].read().result(), saved[5])
 
 
-@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
 def test_many_chunks_and_files(tmp_path, compression):
     path = tmp_path / "a.zip"
     tree = {"w": np.arange(2**18, dtype=np.float32).reshape(512, 512)}
