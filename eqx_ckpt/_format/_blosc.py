@@ -25,7 +25,7 @@ CODECS = {
 _BLOCK = 2**20
 # It cannot make or hold more.
 MAX_BYTES = 2**31 - 17
-HEADER = 16
+_HEADER = 16
 
 
 def configuration(codec: str, itemsize: int) -> dict[str, Any]:
@@ -45,14 +45,19 @@ def check_header(data: Any, codec: str, full: int, itemsize: int) -> None:
 
     **Raises:** `ValueError` unless that is a chunk of `full` bytes, of all of `data`.
     """
-    if len(data) < HEADER:
-        raise ValueError("a chunk of it is shorter than Blosc's header")
+    if len(data) < _HEADER:
+        raise ValueError("a chunk of it ends within its Blosc header")
     version, inner, flags, width, nbytes, block, length = struct.unpack(
-        "<4B3I", bytes(data[:HEADER])
+        "<4B3I", bytes(data[:_HEADER])
     )
+    if (nbytes, length) != (full, len(data)):
+        raise ValueError(
+            f"the Blosc header of a chunk of {full} bytes, stored as {len(data)}, says "
+            f"{nbytes} bytes, stored as {length}"
+        )
     if (
         (version, inner, flags >> 5) != (2, 1, CODECS[codec].number)
-        or (nbytes, length, width) != (full, len(data), itemsize)
+        or width != itemsize
         or not 0 < block <= min(full, _BLOCK)
     ):
-        raise ValueError("Blosc's header of a chunk is not that of one of its size")
+        raise ValueError("the Blosc header of a chunk is none that is ever written")

@@ -49,8 +49,7 @@ def verify(
 
     It needs no model, and initialises no JAX backend. All leaves are checked against
     their digests, and so are the files that only other readers use, such as Orbax. What
-    is in the directory and no part of the save is ignored, and so are bytes after the
-    end of a compressed chunk that has a file of its own (`layout="zarr"`).
+    is in the directory and no part of the save is ignored.
 
     **Arguments:**
 

@@ -85,8 +85,11 @@ def tree_serialise_leaves(
     - `chunks`: the size of chunks in bytes; or a function
         `(name, shape, dtype) -> chunk shape or None`. By default 4 MiB, and 32 MiB with
         `layout="zarr"`. Arrays are cut along their first axes.
-    - `compression`: None, or `"zstd"` for leaves of more than 64 KiB. It is slower, and
-        weights are close to noise: docs/benchmarks.md has figures.
+    - `compression`: None, or `"lz4"` or `"zstd"` for leaves of more than 64 KiB. Both
+        are Blosc with shuffled bits or bytes. `"lz4"` is the faster one, and `"zstd"`
+        makes less of weights: docs/benchmarks.md has figures. What is stored in
+        another way is compressed anew by [`convert`][], or by a save of its lazy
+        leaves.
     - `overwrite`: whether a checkpoint at `path` may be replaced. Anything else that is
         there is never touched.
     - `durable`: whether to return only once the checkpoint would survive a power cut.

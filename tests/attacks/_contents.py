@@ -160,7 +160,7 @@ def _lie(name, what, place, value):
         _header(path, place, value)
 
     make.__doc__, make.__name__ = what, name
-    attack("read", "Blosc's header", kind="zarr-lz4")(make)
+    attack("read", "the Blosc header", kind="zarr-lz4")(make)
 
 
 _lie("blosc_of_gigabytes", "A chunk that says that it makes 2 GB.", 4, 2**31 - 17)
@@ -185,20 +185,20 @@ def blosc_of_offsets_outside(path, outside):
         _header(path, at, 2**31 - 1)
 
 
-@attack("read", "shorter than Blosc's header", kind="zarr-lz4")
+@attack("read", "within its Blosc header", kind="zarr-lz4")
 def blosc_without_a_header(path, outside):
     """A chunk that ends within its header."""
     os.truncate(path / "net.weight" / "c" / "0" / "0", 15)
 
 
-@attack("read", "Blosc's header", kind="zarr-lz4")
+@attack("read", "the Blosc header", kind="zarr-lz4")
 def blosc_with_more_after_it(path, outside):
     """Bytes after the end of a chunk, which nothing vouches for."""
     file = path / "net.weight" / "c" / "0" / "0"
     file.write_bytes(file.read_bytes() + b"more")
 
 
-@attack("read", "Blosc's header", kind="zarr-lz4")
+@attack("read", "the Blosc header", kind="zarr-lz4")
 def blosc_of_another_compressor(path, outside):
     """A chunk of another compressor, of which there are more to attack."""
     file = path / "net.weight" / "c" / "0" / "0"
@@ -207,7 +207,7 @@ def blosc_of_another_compressor(path, outside):
     file.write_bytes(content)
 
 
-@attack("read", "Blosc's header", kind="ocdbt-lz4")
+@attack("read", "the Blosc header", kind="ocdbt-lz4")
 def blosc_of_gigabytes_in_a_database(path, outside):
     """A chunk among others in a file, that says that it makes 2 GB."""
     value = index_of(path)
@@ -218,7 +218,7 @@ def blosc_of_gigabytes_in_a_database(path, outside):
     file.write_bytes(content)
 
 
-@attack("read", "Blosc's header", kind="ocdbt-lz4")
+@attack("read", "the Blosc header", kind="ocdbt-lz4")
 def blosc_chunks_of_other_sizes(path, outside):
     """Chunks that end elsewhere than the index says."""
 

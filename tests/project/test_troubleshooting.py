@@ -18,7 +18,13 @@ page = (root / "docs" / "troubleshooting.md").read_text()
 
 # What is wrong with bytes in a file. It is told as the reason of an error that is on
 # the page: "The checkpoint at `...` cannot be read: ".
-_WITHIN = ("_format", "_load/formats", "_storage/_zstd", "_load/_nodes")
+_WITHIN = (
+    "_format",
+    "_load/formats",
+    "_storage/_zstd",
+    "_storage/_codecs",
+    "_load/_nodes",
+)
 
 
 def _text(node: ast.AST) -> str:
