@@ -68,7 +68,7 @@ class Journal:
     def _look(self, step: int, stamp: str) -> Row:
         got = self._root.glance(index_of(step), _json.MAX_INDEX)
         if got is None:
-            raise FileNotFoundError(f"`{self._root}` has no step {step} any more.")
+            raise FileNotFoundError(f"There is no step {step} in `{self._root}`.")
         head = self._heads.read(got.data)
         metrics = metrics_in(head.metadata)
         save, leaves, nbytes, files = head.save, head.leaves, head.nbytes, head.files

@@ -646,9 +646,10 @@ def test_static_fields_that_json_cannot_hold_have_a_column_of_their_own(tmp_path
         name: str = eqx.field(static=True)
         other: object = eqx.field(static=True)
 
-    index = json.loads(save(tmp_path / "a", Net(1.0, "a", (1, print))))
+    index = json.loads(save(tmp_path / "a", Net(1.0, "a", (1, print, object()))))
     assert index["statics"] == [{"name": "a"}]
-    assert index["encoded"] == [{"other": [1, {"other": None}]}]
+    named = {"name": ["builtins", "print"]}
+    assert index["encoded"] == [{"other": [1, named, {"other": None}]}]
 
 
 # ---- What would be too long.
