@@ -63,6 +63,15 @@ _metadata = _several(
 )
 
 
+_drop_functions = click.option(
+    "--drop-functions", is_flag=True, help="Leave stored functions out."
+)
+
+
+def _functions(drop: bool) -> str | None:
+    return "drop" if drop else None
+
+
 def _with(old: Any, changes: list[tuple[str, str]]) -> Any:
     """The metadata with some keys set. What is no JSON is a string."""
     if not changes:
@@ -89,6 +98,7 @@ def _with(old: Any, changes: list[tuple[str, str]]) -> Any:
 @_several("--rename", "REGEX=NEW", "Change names, as re.sub does.", callback=_pair)
 @click.option("--cast", metavar="DTYPE", help="Cast floating arrays, as to bfloat16.")
 @_metadata
+@_drop_functions
 @_overwrite
 @_progress
 @_output.command
@@ -100,6 +110,7 @@ def edit(
     rename: list[tuple[str, str]],
     cast: str | None,
     metadata: list[tuple[str, str]],
+    drop_functions: bool,
     overwrite: bool,
     progress: bool,
 ) -> Said:
@@ -125,6 +136,7 @@ def edit(
         overwrite=overwrite or is_same,
         progress=progress,
         reuse=ckpt.path if is_ours else None,
+        functions=_functions(drop_functions),
     )
     return _written(target)
 
@@ -175,6 +187,7 @@ _static = _several("--static", "PATTERN", "Static fields that may differ.")
 @_weights
 @_static
 @_metadata
+@_drop_functions
 @_overwrite
 @_progress
 @_output.command
@@ -215,6 +228,7 @@ def _newest(sources: tuple[str, ...], count: int) -> tuple[str, ...]:
 @click.option("--seed", type=int, default=0, help="dare: of what is dropped.")
 @_static
 @_metadata
+@_drop_functions
 @_overwrite
 @_progress
 @_output.command
@@ -253,6 +267,7 @@ class _How(NamedTuple):
     node: str
     static: tuple[str, ...]
     metadata: list[tuple[str, str]]
+    drop_functions: bool
     overwrite: bool
     progress: bool
 
@@ -275,6 +290,7 @@ def _merged(
         metadata=_with(common, how.metadata),
         overwrite=how.overwrite,
         progress=how.progress,
+        functions=_functions(how.drop_functions),
     )
     return _written(how.target)
 
@@ -307,15 +323,20 @@ _skip = _several("--skip", "PATTERN", "Leaves that .safetensors cannot hold.")
 )
 @click.option("--chunks", type=int, metavar="BYTES", help="The size of chunks.")
 @_skip
+@_drop_functions
 @_overwrite
 @_progress
 @_output.command
-def convert(source: str, target: str, skip: tuple[str, ...], **rest: Any) -> Said:
+def convert(
+    source: str, target: str, skip: tuple[str, ...], drop_functions: bool, **rest: Any
+) -> Said:
     """Write a checkpoint of any format as another one.
 
     TARGET is a file if it ends in .zip or .safetensors, else a directory or a URL.
     """
-    _convert.convert(_open.open_one(source), target, skip=skip, **rest)
+    functions = _functions(drop_functions)
+    ckpt = _open.open_one(source)
+    _convert.convert(ckpt, target, skip=skip, functions=functions, **rest)
     return _written(target)
 
 

@@ -6,8 +6,9 @@ import json
 import math
 from typing import Any
 
-from .._format import _index, _template, _text
+from .._format import _functions, _index, _template, _text
 from .._load._checkpoint import Checkpoint
+from .._load._functions import Function
 from .._run import _summary
 from .._run._policy import Policy
 from .._run._summary import Summary
@@ -57,9 +58,23 @@ def of(ckpt: Checkpoint) -> Said:
             name: {"leaves": n, "nbytes": size} for name, (n, size) in tops.items()
         },
         "static_fields": fields,
+        "functions": {name: _function(f) for name, f in ckpt.functions.items()},
         "metadata": ckpt.metadata,
     }
     return Said(data, _lines(data, usage))
+
+
+def _function(function: Function) -> dict[str, Any]:
+    stored = function._stored
+    return {
+        "takes": _functions.show(stored.args),
+        "gives": _functions.show(stored.result),
+        "leaves": len(stored.leaves),
+        "platforms": stored.platforms,
+        "vjp_order": stored.order,
+        "nbytes": stored.nbytes,
+        "versions": stored.versions,
+    }
 
 
 def _as_json(usage: Usage | None) -> dict[str, Any] | None:
@@ -98,6 +113,11 @@ def _lines(data: dict[str, Any], usage: Usage | None) -> list[Line]:
     rows.append(("numbers", "\n".join(shown)))
     if data["static_fields"]:
         rows.append(("static", f"{data['static_fields']:,} fields: see `ls`"))
+    functions = [
+        f"{name}: {f['takes']} -> {f['gives']}, on {', '.join(f['platforms'])}"
+        for name, f in data["functions"].items()
+    ]
+    rows.append(("functions", "\n".join(map(_bounded, functions))))
     if data["metadata"] is not None:
         rows.append(("metadata", _metadata(data["metadata"])))
     lines = _output.fields(row for row in rows if row[1])

@@ -15,15 +15,17 @@ from ._leaves import field
 
 
 class StoredFunction(NamedTuple):
-    """One function: its `file`, by number; the leaves that it takes, by their places;
-    the nests of its arguments, a tuple, and of its result. `order` is how often it can
-    be differentiated. `baked` are the digests of leaves whose values are part of it.
+    """One function: its `file`, by number; the leaves that it takes, by their places,
+    and by the `names` that it has for them; the nests of its arguments, a tuple, and of
+    its result. `order` is how often it can be differentiated. `baked` are the digests
+    of leaves whose values are part of it.
     """
 
     file: int
     digest: str
     nbytes: int
     leaves: list[int]
+    names: list[str]
     args: Any
     result: Any
     platforms: list[str]
@@ -32,6 +34,8 @@ class StoredFunction(NamedTuple):
     versions: dict[str, str]
 
 
+# Of the bytes of a function, which is more than `jax.export` can write.
+MAX_BYTES = 2**31
 # Of the text of a dimension, of a name, and of nests in each other.
 MAX_DIMENSION, MAX_NAME, MAX_DEPTH = 256, 256, 64
 _KINDS = {"dict": dict, "list": list, "tuple": list}
@@ -73,10 +77,13 @@ def parse(value: Any, count: int) -> dict[str, StoredFunction]:
 def _parsed(row: dict[str, Any], count: int) -> StoredFunction:
     file, order = field(row, "file", int), field(row, "order", int)
     nbytes, leaves = field(row, "nbytes", int), field(row, "leaves", list, int)
-    if not all(0 <= n < _template.MAX_BYTES for n in (file, order, nbytes)):
+    if not all(0 <= n < MAX_BYTES for n in (file, order, nbytes)):
         raise ValueError("the index has a function with an impossible number")
     if len({*leaves}) < len(leaves) or not all(0 <= n < count for n in leaves):
         raise ValueError("the index has a function of leaves that it does not have")
+    names = field(row, "names", list, str)
+    if len({*names}) != len(leaves) or len(names) != len(leaves):
+        raise ValueError("the index has a function whose leaves have no names of it")
     args, result = row.get("args"), row.get("result")
     if type(args) is not dict or args.keys() != {"tuple"}:
         raise ValueError("the index has a function without arguments")
@@ -87,6 +94,7 @@ def _parsed(row: dict[str, Any], count: int) -> StoredFunction:
         field(row, "digest", str),
         nbytes,
         leaves,
+        names,
         args,
         result,
         field(row, "platforms", list, str),

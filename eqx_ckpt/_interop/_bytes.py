@@ -10,6 +10,7 @@ from .._load import _deserialise
 from .._load._rename import Renaming
 from .._runtime import _processes
 from .._save import _serialise
+from .._save._function import Functions
 from .._tree import _leaf
 from .._tree._filters import FilterSpec, IsLeaf
 from .._tree._static import Static
@@ -26,6 +27,7 @@ def to_bytes(
     compression: str | None = None,
     max_bytes: int | None = None,
     progress: bool = False,
+    functions: Functions = None,
 ) -> bytes:
     """A tree as the bytes of a checkpoint in one file, to be sent or kept elsewhere.
 
@@ -36,7 +38,7 @@ def to_bytes(
 
     - `pytree`, `filter_spec`, `is_leaf`, `where`, `dtype`, `metadata`: as in
         [`tree_serialise_leaves`][].
-    - `compression`, `progress`: as there.
+    - `compression`, `progress`, `functions`: as there.
     - `max_bytes`: as there, beyond the bytes that are returned.
 
     **Returns:** bytes.
@@ -65,6 +67,7 @@ def to_bytes(
         compression=compression,
         max_bytes=max_bytes,
         progress=progress,
+        functions=functions,
     )
     return file.getvalue()
 

@@ -10,6 +10,7 @@ from .._load import _checkpoint, _open, formats
 from .._load._checkpoint import Checkpoint
 from .._runtime._processes import Processes
 from .._save import _background, _lazies, _plan, _serialise
+from .._save._function import Functions
 from .._save._options import Chunks, SaveOptions, Selected
 from .._storage import _root
 from . import _export
@@ -31,6 +32,7 @@ def convert(
     verify: bool = True,
     max_bytes: int | None = None,
     progress: bool = False,
+    functions: Functions = None,
 ) -> None:
     """Writes a checkpoint of any format that [`open`][] reads as another one.
 
@@ -50,6 +52,8 @@ def convert(
         [`tree_serialise_leaves`][]; by default chunks are as in the source, if it has
         some.
     - `verify`, `max_bytes`, `progress`: as in [`tree_deserialise_leaves`][].
+    - `functions`: by default, those of the source; `"drop"` leaves them out, which a
+        target in `.safetensors` needs, as it holds none.
 
     **Returns:** None.
 
@@ -73,6 +77,12 @@ def convert(
     root = _root.resolve(target)
     _background.wait_for(root)
     if root.url.endswith(formats.SUFFIX):
+        if ckpt.functions and functions != "drop":
+            raise ValueError(
+                f"A `.safetensors` file holds no functions, and `{ckpt.path}` has "
+                f"{len(ckpt.functions)}: nothing was written. Leave them out, with "
+                '`functions="drop"`, or write a checkpoint.'
+            )
         _export.export_safetensors(
             target,
             ckpt,
@@ -97,6 +107,7 @@ def convert(
         durable=durable,
         max_bytes=max_bytes,
         progress=progress,
+        functions=functions,
     )
     plan = _plan.plan(root, Selected(ckpt.tree, filter_spec=True), options)
     leaves = [_lazies.verified(leaf, verify) for leaf in plan.leaves]

@@ -40,10 +40,14 @@ class Function:
     - `args`, `result`: nests of `jax.ShapeDtypeStruct`s: a tuple of the arguments, and
         what it returns.
     - `leaves`: the names of the leaves that it uses.
+    - `names`: the names that it has for them itself: those that they had when it was
+        made, before an edit.
     - `platforms`: those that it runs on, such as `("cpu", "cuda")`.
     - `nbytes`: its own bytes, without the leaves.
     - `exported`: the `jax.export.Exported` of `(weights, *args)`, where `weights` is a
-        dict of arrays by the names in `leaves`.
+        dict of arrays by `names`.
+    - `path`: that of the checkpoint.
+    - `digest`: of its bytes.
 
     !!! example
 
@@ -70,6 +74,18 @@ class Function:
     def leaves(self) -> tuple[str, ...]:
         names = self._source.index.leaves.names
         return tuple(names[place] for place in self._stored.leaves)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._stored.names)
+
+    @property
+    def path(self) -> str:
+        return self._source.root.url
+
+    @property
+    def digest(self) -> str:
+        return self._stored.digest
 
     @property
     def platforms(self) -> tuple[str, ...]:
@@ -124,26 +140,26 @@ class Function:
             [`partition_rules`][] gives.
         - `verify`, `max_bytes`: as in [`tree_deserialise_leaves`][].
 
-        **Returns:** a dict of arrays by name: the first argument of `exported.call`.
+        **Returns:** a dict of arrays by `names`: the first argument of `exported.call`.
 
         **Raises:** as [`LazyArray.read`][].
         """
-        lazies = [self._lazy(name, sharding) for name in self.leaves]
+        lazies = [self._lazy(place, sharding) for place in self._stored.leaves]
         # Under `jit` these are values, and no part of what is traced.
         with jax.ensure_compile_time_eval():
             values = _lazy.fetch(lazies, verify, max_bytes)
-        return dict(zip(self.leaves, values))
+        return dict(zip(self.names, values))
 
-    def _lazy(self, name: str, sharding: Any) -> LazyArray:
-        leaves = self._source.index.leaves
-        lazy = _lazy.lazy_of(self._source, leaves.record(leaves.places[name]))
-        chosen = sharding(name, lazy) if callable(sharding) else sharding
+    def _lazy(self, place: int, sharding: Any) -> LazyArray:
+        lazy = _lazy.lazy_of(self._source, self._source.index.leaves.record(place))
+        chosen = sharding(lazy.name, lazy) if callable(sharding) else sharding
         return lazy if chosen is None else lazy.update(sharding=chosen)
 
     def __call__(self, *args: Any) -> Any:
         given = self._arguments(args)
+        call, weights = self._call, self._weights
         try:
-            return self._call(self._weights, *given)
+            return call(weights, *given)
         except NotImplementedError as e:
             raise NotImplementedError(
                 f"{self._what} is fixed to its shapes, and JAX cannot transform it so "
@@ -190,7 +206,7 @@ class Function:
     def _check(self, exported: jax.export.Exported) -> None:
         """**Raises:** `DamagedError` for what is another function than the index says,
         or does what no function does that `jax.export` stores."""
-        weights = {name: self._abstract(name) for name in self.leaves}
+        weights = dict(zip(self.names, map(self._abstract, self._stored.leaves)))
         try:
             args, result = self.args, self.result
         except ValueError as e:
@@ -234,9 +250,8 @@ class Function:
         if exported.has_vjp():
             raise self._bad("it has more derivatives than the index says")
 
-    def _abstract(self, name: str) -> jax.ShapeDtypeStruct:
-        leaves = self._source.index.leaves
-        template = leaves.record(leaves.places[name]).template
+    def _abstract(self, place: int) -> jax.ShapeDtypeStruct:
+        name, _, template = self._source.index.leaves.record(place)
         if template.kind not in ("jax", "key"):
             raise self._bad(f"the leaf `{name}` that it uses is no array")
         abstract = _leaf.abstract(template)

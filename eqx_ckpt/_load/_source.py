@@ -34,8 +34,8 @@ class Foreign(NamedTuple):
     `stored` has for its place, in directories or in a `database`; or is there already.
     `stamp`, of the directory, gives what was `stamped` until something is replaced.
     With `digests`, the place of those in the first file, it is one of ours in there,
-    with chunks; `functions` says there where the files of functions lie. The elements
-    of leaves that `strides` has lie so many elements apart along each axis.
+    with chunks; `place` says there where one of its other files lies. The elements of
+    leaves that `strides` has lie so many elements apart along each axis.
     """
 
     directory: Backend
@@ -46,7 +46,7 @@ class Foreign(NamedTuple):
     digests: tuple[int, int] | None = None
     database: Database | None = None
     strides: Mapping[int, tuple[int, ...]] = {}
-    functions: Mapping[int, tuple[int, int]] = {}
+    place: Callable[[str], tuple[int, int]] | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -287,15 +287,17 @@ class Source:
         return data
 
     def _read_function(self, stored: StoredFunction) -> bytes | None:
-        size = stored.nbytes
+        key = self.function_key(stored)
         if self.foreign is None:
-            key = self.function_key(stored)
-            value = self.root.read(key, stop=size, limit=size)
+            value = self.root.read(key, stop=stored.nbytes, limit=stored.nbytes)
             return None if value is None else value.data
-        start, stop = self.foreign.functions[stored.file]
-        into = np.empty(min(size, stop - start), np.uint8)
-        key = self.foreign.files[0]
-        return into[: self.directory.read_into(key, start, into)].tobytes()
+        assert self.foreign.place is not None
+        start, stop = self.foreign.place(key)
+        if stop - start != stored.nbytes:
+            return b""
+        into = np.empty(stop - start, np.uint8)
+        count = self.directory.read_into(self.foreign.files[0], start, into)
+        return into[:count].tobytes()
 
     def function_key(self, stored: StoredFunction) -> str:
         return f"d/{self.index.save}/{_files.function(stored.file)}"

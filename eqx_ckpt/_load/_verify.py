@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from .._errors import ReplacedError
+from .._errors import DamagedError, ReplacedError
 from .._format import _files, _index, _text
 from .._format._leaves import Record
 from .._runtime import _log, _progress, _threads
@@ -48,7 +48,7 @@ def verify(
     """Reads every byte of a checkpoint, and returns what is not as it was saved.
 
     It needs no model, and initialises no JAX backend. All leaves are checked against
-    their digests, and so are the files that only other readers use, such as Orbax. What
+    their digests, and so are functions, and the files that only other readers use. What
     is in the directory and no part of the save is ignored.
 
     **Arguments:**
@@ -112,6 +112,7 @@ def verify(
         # What else there is can still be looked at.
         digests = None
         problems.append(Problem(None, None, source.digests_key, str(e)))
+    problems += _check_functions(source)
     if source.foreign is None:
         problems += [*_settled_files(source), *_zarr_json(source, records)]
     stored = [r for r in records if _has_bytes(source, r)]
@@ -181,6 +182,17 @@ def _check_files(source: Source) -> Iterator[Problem]:
     for top in sorted(_files.SIDE & (root.list_top() or {}).keys() - tops):
         what = "it is of another save, and other readers may take it for one of this"
         yield Problem(None, None, top, what)
+
+
+def _check_functions(source: Source) -> list[Problem]:
+    """The faults of the files of functions."""
+    problems = []
+    for name, stored in source.index.functions.items():
+        try:
+            source.read_function(name)
+        except DamagedError as e:
+            problems.append(Problem(None, None, source.function_key(stored), str(e)))
+    return problems
 
 
 def _zarr_json(source: Source, records: Iterable[Record]) -> Iterator[Problem]:

@@ -9,6 +9,7 @@ from jaxtyping import PyTree
 
 from .._load import _deserialise
 from .._runtime import _log, _undo
+from .._save._function import Functions
 from .._storage._remote import Store
 from . import _restore, _shown, _steps
 from ._offer import Offer
@@ -111,6 +112,7 @@ class CheckpointManager:
         *,
         metadata: Mapping[str, Any] | None = None,
         force: bool = False,
+        functions: Functions = None,
     ) -> bool:
         """Saves a step in the background, if it is due.
 
@@ -130,6 +132,7 @@ class CheckpointManager:
         - `metadata`: as of a save, a dict. `step` and `metrics` are put into it.
         - `force`: whether to save now, due or not, and to replace the step if it is
             there.
+        - `functions`: as of a save.
 
         **Returns:** whether it saves.
 
@@ -137,7 +140,8 @@ class CheckpointManager:
         `async_tree_serialise_leaves` raises.
         """
         step = _steps.check(step)
-        return self._saves.offer(Offer(step, tree, metrics or {}, metadata, force))
+        given = metrics or {}
+        return self._saves.offer(Offer(step, tree, given, metadata, force, functions))
 
     def wait(self) -> None:
         """Waits until the save that goes on is done, and older steps are deleted.

@@ -10,6 +10,8 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
+from .._save._function import Functions
+
 
 class Offer(NamedTuple):
     """The arguments of a call of `save`.
@@ -23,6 +25,7 @@ class Offer(NamedTuple):
     metrics: Mapping[str, Any]
     metadata: Any
     force: bool
+    functions: Functions = None
     is_last: bool = False
 
     @property

@@ -25,6 +25,7 @@ _OPTIONS = set(inspect.signature(_async.async_tree_serialise_leaves).parameters)
     "overwrite",
     "reuse",
     "tag",
+    "functions",
 }
 
 _STOPPED = "that was interrupted"
@@ -134,6 +135,7 @@ class Saves:
             overwrite=how == b"replace",
             reuse=self.base if self._reuses else None,
             tag=step,
+            functions=offer.functions,
             **self._options,
         )
         self.last = time.monotonic()

@@ -268,6 +268,11 @@ def tagged(tag: Any) -> str:
     return "" if tag is None else f" (`tag={tag!r}`)"
 
 
+def leads() -> bool:
+    """Whether this is process 0 of the run."""
+    return count() == 1 or not distributed.global_state.process_id
+
+
 def count() -> int:
     """How many processes this run has."""
     return distributed.global_state.num_processes or 1

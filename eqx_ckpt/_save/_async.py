@@ -18,7 +18,8 @@ from .._tree import _host, _leaf
 from .._tree._filters import FilterSpec, IsLeaf
 from . import _background, _lazies, _payload, _plan, _publish, _reuse, _serialise
 from ._background import SaveHandle
-from ._options import Chunks, Functions, SaveOptions, Selected
+from ._function import Functions
+from ._options import Chunks, SaveOptions, Selected
 from ._payload import PlannedLeaf
 from ._plan import Plan
 

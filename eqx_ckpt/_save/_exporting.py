@@ -20,14 +20,16 @@ import numpy as np
 
 from .._format import _files, _functions, _index, _names
 from .._format._functions import StoredFunction
+from .._load._functions import Function
 from .._load._lazy import LazyArray
-from .._storage._backend import Sink
+from .._runtime import _processes
+from .._storage._backend import Links, SavedFile, Sink
 from .._tree import _leaf, _nests, _show
 from .._tree._flatten import Flat
-from . import _jaxpr, _payload
-from ._function import Unexported
+from . import _carrying, _jaxpr, _payload
+from ._function import Functions, Unexported
 from ._layout import Destination
-from ._payload import PlannedLeaf
+from ._payload import PlannedFunction, PlannedLeaf
 
 
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -45,15 +47,6 @@ _SETTINGS = (
 )
 
 
-class PlannedFunction(NamedTuple):
-    """A function to write: its bytes, and what the index says of it, but for the places
-    of its leaves, which are there by name."""
-
-    data: bytes
-    leaves: list[str]
-    stored: StoredFunction
-
-
 class Tree(NamedTuple):
     """The tree of a save. `stored` are the leaves that are saved, by their numbers, and
     `arrays` the numbers of the arrays."""
@@ -64,21 +57,28 @@ class Tree(NamedTuple):
 
 
 def plan(
-    functions: Mapping[str, Unexported] | None,
+    functions: Functions,
     flat: Flat,
     stored: dict[int, PlannedLeaf],
 ) -> dict[str, PlannedFunction]:
-    """Exports functions of a tree.
+    """Exports functions of a tree, or keeps those of the checkpoints that its lazy
+    leaves are of.
 
     **Raises:** an error that names the function which cannot be.
     """
-    if not functions:
+    if functions == "drop" or not _processes.leads():
         return {}
-    _check(functions)
+    leaves = list(stored.values())
+    if functions is None:
+        return _carrying.all_of(leaves)
+    checked = _checked(functions)
     arrays = [i for i, leaf in enumerate(flat.leaves) if _is_array(leaf)]
     tree = Tree(flat, stored, arrays)
     out: dict[str, PlannedFunction] = {}
-    for name, wanted in functions.items():
+    for name, wanted in checked.items():
+        if isinstance(wanted, Function):
+            out[name] = _carrying.carried(wanted, leaves)
+            continue
         try:
             out[name] = _known(wanted, tree) or _exported(wanted, tree)
         except Exception as e:
@@ -91,15 +91,15 @@ def plan(
     return out
 
 
-def _check(functions: Any) -> None:
+def _checked(functions: Any) -> Mapping[str, Unexported | Function]:
     if not isinstance(functions, Mapping):
         raise TypeError(
-            "`functions` must be a dict of names to `ec.function(...)`, not a "
-            f"`{type(functions).__name__}`."
+            '`functions` must be a dict of names to `ec.function(...)`, or "drop", not '
+            f"{functions!r}."
         )
     for name, wanted in functions.items():
         _functions.check_name(name)
-        if not isinstance(wanted, Unexported):
+        if not isinstance(wanted, (Function, Unexported)):
             raise TypeError(
                 f"`functions[{name!r}]` must be made by `ec.function`, and is a "
                 f"`{type(wanted).__name__}`."
@@ -109,6 +109,7 @@ def _check(functions: Any) -> None:
             "`functions` are stored by `jax.export`, which needs flatbuffers. Install "
             "it: `pip install 'eqx_ckpt[functions]'`."
         )
+    return functions
 
 
 def _is_array(leaf: Any) -> bool:
@@ -130,10 +131,19 @@ def placed(
     }
 
 
-def write(functions: Mapping[str, PlannedFunction], into: Destination[Sink]) -> None:
-    """Writes the files of functions, in their order."""
+def write(
+    functions: Mapping[str, PlannedFunction],
+    into: Destination[Sink],
+    links: Mapping[str, SavedFile] = {},
+) -> None:
+    """Writes the files of functions, in their order. Those whose digests are among the
+    `links` get a second name instead."""
     for number, made in enumerate(functions.values()):
         key = f"{into.own}/{_files.function(number)}"
+        link = links.get(made.stored.digest)
+        if link is not None and isinstance(into.work, Links):
+            if into.work.link_from(link, key, into.durable):
+                continue
         into.work.write(key, [made.data], into.durable)
 
 
@@ -326,6 +336,7 @@ def _exported(wanted: Unexported, tree: Tree) -> PlannedFunction:
         digest=_index.digest(data),
         nbytes=len(data),
         leaves=[],
+        names=names,
         args=_nests.folded(wanted.nest),
         result=_nests.folded(result),
         platforms=list(exported.platforms),

@@ -1,7 +1,7 @@
 """`function`: what a save exports, to be run without the classes of its tree."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,6 +9,7 @@ import jax.export
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
+from .._load._functions import Function
 from .._tree import _nests
 
 
@@ -30,6 +31,10 @@ class Unexported:
     def __repr__(self) -> str:
         name = getattr(self.fn, "__name__", type(self.fn).__name__)
         return f"ec.function({name})"
+
+
+# The keyword `functions` of saves.
+Functions = Mapping[str, Unexported | Function] | str | None
 
 
 def function(

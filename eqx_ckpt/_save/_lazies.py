@@ -175,6 +175,13 @@ class Unread(_host.Payload):
         leaves, place = source.index.leaves, self.lazy._record.place
         return leaves.names[leaves.aliases.get(place, place)]
 
+    def parts_in(self, source: Source) -> list[str]:
+        """The names of the leaves in a save that it is computed of."""
+        if not isinstance(self.lazy, Computed):
+            return []
+        parts = [x for x in self.lazy._formula.parts if type(x) is LazyArray]
+        return [x.name for x in parts if x._source.index.save == source.index.save]
+
     def digests(self, blocks: slice) -> bytes | None:
         """The digests of some blocks, counted from the first of the leaf, where those
         of its source are its own."""

@@ -1,6 +1,6 @@
 """The arguments of a save, frozen at the public call and handed on as they are."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,10 +11,9 @@ from .._storage import _archive, _root
 from .._storage._backend import Backend
 from .._tree import _leaf
 from .._tree._filters import FilterSpec, IsLeaf
-from ._function import Unexported
+from ._function import Functions
 
 
-Functions = Mapping[str, Unexported] | None
 Chunks = None | int | Callable[[str, tuple[int, ...], np.dtype], Any]
 
 

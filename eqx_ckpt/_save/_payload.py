@@ -8,6 +8,7 @@ import numpy as np
 import xxhash
 
 from .._format import _digests, _grid
+from .._format._functions import StoredFunction
 from .._format._grid import Grid
 from .._format._template import Template
 from .._runtime._progress import Advance
@@ -34,6 +35,15 @@ class PlannedLeaf(NamedTuple):
     number: int
     alias: int | None
     owners: Owners | None = None
+
+
+class PlannedFunction(NamedTuple):
+    """A function to write: its bytes, and what the index says of it, but for the places
+    of its leaves, which are here by name."""
+
+    data: bytes
+    leaves: list[str]
+    stored: StoredFunction
 
 
 # Leaves of so many bytes are made `Small`.

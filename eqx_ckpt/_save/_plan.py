@@ -24,11 +24,10 @@ from . import (
     _to_ocdbt,
     _to_zarr,
 )
-from ._exporting import PlannedFunction
 from ._layout import Written
 from ._lazies import Unread
 from ._options import SaveOptions, Selected
-from ._payload import PlannedLeaf
+from ._payload import PlannedFunction, PlannedLeaf
 
 
 LAYOUTS = {"ocdbt": _to_ocdbt.LAYOUT, "zarr": _to_zarr.LAYOUT}

@@ -184,6 +184,18 @@ def keep(base: Base, leaves: Sequence[PlannedLeaf], into: Destination) -> Kept:
     return Kept(files, digests, frozenset(same))
 
 
+def functions(base: Base) -> dict[str, SavedFile]:
+    """The files of the functions of another save, by their digests."""
+    try:
+        source = base.source()
+    except (OSError, ValueError, RuntimeError):
+        return {}
+    return {
+        x.digest: SavedFile(source.root, source.function_key(x), x.nbytes, None)
+        for x in source.index.functions.values()
+    }
+
+
 def _sizes(
     leaves: Sequence[PlannedLeaf], files: dict[int, list[Stretch]]
 ) -> dict[int, int]:

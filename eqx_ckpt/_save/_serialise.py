@@ -32,8 +32,9 @@ from . import (
     _to_ocdbt,
 )
 from ._background import SaveHandle
+from ._function import Functions
 from ._layout import Destination, Files, Layout, Save
-from ._options import Chunks, Functions, SaveOptions, Selected
+from ._options import Chunks, SaveOptions, Selected
 from ._plan import Plan
 from ._publish import Place
 
@@ -116,7 +117,9 @@ def tree_serialise_leaves(
         damaged in both. If this cannot be done all is written.
     - `functions`: a dict of names to functions of the tree, each made by
         [`function`][], that are stored with it, and run without its classes:
-        docs/portable.md.
+        docs/portable.md. Those of a checkpoint, in its `functions`, can be given too.
+        By default, lazy leaves bring the functions of their checkpoint along, which is
+        an error if leaves that they need are not among them; `"drop"` leaves them out.
 
     In a run of many processes (`jax.distributed`) all of them make the call, with the
     same `path`, in one place that they share. Each writes shards that it has, replicas
@@ -276,7 +279,7 @@ def _write_directory(
                 files += _see(save, layout, index, digests[index], into)
             with _publish.unpublished(plan.root, plan.nbytes):
                 written = layout.finish(save, files, into)
-                _write_functions(plan, into)
+                _write_functions(plan, into, base)
             index, side = _plan.index_of(plan, place.save, written)
             _publish.publish(place, index, side, into.durable)
         processes.broadcast()
@@ -294,10 +297,13 @@ def _begin(plan: Plan, processes: Processes, stack: contextlib.ExitStack) -> Pla
         return begun
 
 
-def _write_functions(plan: Plan, into: Destination[Backend]) -> None:
+def _write_functions(
+    plan: Plan, into: Destination[Backend], base: _reuse.Base | None
+) -> None:
     if plan.functions:
         into.work.make_directories([into.own])
-        _exporting.write(plan.functions, into)
+        links = {} if base is None else _reuse.functions(base)
+        _exporting.write(plan.functions, into, links)
 
 
 def _tell(save: Save, files: Files, into: Destination) -> bytes:

@@ -48,7 +48,9 @@ def read_zip(found: Candidate, archive: Zip) -> Source | None:
         others={},
     )
     stamp = lambda directory: directory.stamp(key)
-    foreign = Foreign(directory, [key], stamp, stamp(directory), {}, digests)
+    place = lambda name: _zip.place(archive, prefix + name)
+    stamped = stamp(directory)
+    foreign = Foreign(directory, [key], stamp, stamped, {}, digests, place=place)
     return Source(found.root, shifted, foreign)
 
 

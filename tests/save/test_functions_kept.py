@@ -1,0 +1,203 @@
+"""Where stored functions lie, and what edits and conversions make of them."""
+
+import pathlib
+import shutil
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import pytest
+from support import servers
+
+import eqx_ckpt as ec
+from eqx_ckpt._cli._main import main
+
+
+pytest.importorskip("flatbuffers")
+
+X = jnp.arange(6.0).reshape(2, 3)
+# Exported once for all tests.
+FORWARD = ec.function(
+    lambda tree, x: jax.vmap(tree["model"])(x),
+    jax.ShapeDtypeStruct("b, 3", jnp.float32),
+    platforms=["cpu"],
+)
+FUNCTIONS = {"forward": FORWARD}
+
+
+def _tree(value=1.0):
+    model = eqx.nn.Linear(3, 2, key=jr.key(0))
+    model = jax.tree.map(lambda w: value * w, model)
+    return {"model": model, "opt": jnp.zeros(20_000), "step": 3}
+
+
+def _check(path, value=1.0, tree=None):
+    function = ec.open(path).functions["forward"]
+    expected = jax.vmap((tree or _tree(value))["model"])(X)
+    np.testing.assert_allclose(function(X), expected, rtol=1e-6)
+    return function
+
+
+@pytest.fixture
+def ckpt(tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "c", _tree(), functions=FUNCTIONS)
+    return tmp_path / "c"
+
+
+def test_every_place(tmp_path, ckpt):
+    for path in (tmp_path / "c.zip", "memory://functions", tmp_path / "async"):
+        handle = ec.async_tree_serialise_leaves(path, _tree(), functions=FUNCTIONS)
+        handle.result()
+        _check(path)
+        assert ec.verify(path) == []
+    ec.tree_serialise_leaves(
+        tmp_path / "z", _tree(), layout="zarr", functions=FUNCTIONS
+    )
+    _check(tmp_path / "z")
+    data = ec.to_bytes(_tree(), functions=FUNCTIONS)
+    (tmp_path / "b.zip").write_bytes(data)
+    _check(tmp_path / "b.zip")
+    # Another save to the path takes them away.
+    ec.tree_serialise_leaves(ckpt, _tree())
+    assert not ec.open(ckpt).functions and not list(ckpt.glob("d/*/function-*"))
+
+
+@pytest.mark.long
+def test_http(tmp_path, ckpt):
+    ec.convert(ckpt, tmp_path / "c.zip")
+    with servers.static(tmp_path) as port:
+        for name in ("c", "c.zip"):
+            _check(f"http://127.0.0.1:{port}/{name}")
+
+
+@pytest.mark.long
+def test_object_stores(s3):
+    path = "s3://bucket/functions"
+    ec.tree_serialise_leaves(path, _tree(), functions=FUNCTIONS)
+    _check(path)
+    assert ec.verify(path) == []
+    ec.tree_serialise_leaves(path + ".zip", _tree(), functions=FUNCTIONS)
+    _check(path + ".zip")
+
+
+def test_a_file_that_has_not_changed_is_shared(tmp_path, ckpt):
+    ec.tree_serialise_leaves(
+        tmp_path / "next", _tree(2.0), functions=FUNCTIONS, reuse=ckpt
+    )
+    (old,) = ckpt.glob("d/*/function-0")
+    (new,) = (tmp_path / "next").glob("d/*/function-0")
+    assert new.samefile(old)
+    _check(tmp_path / "next", 2.0)
+    shutil.rmtree(ckpt)
+    _check(tmp_path / "next", 2.0)
+
+
+def test_verify_and_leftovers(tmp_path, ckpt):
+    (file,) = ckpt.glob("d/*/function-0")
+    good = file.read_bytes()
+    file.write_bytes(good[:-1] + b"x")
+    (problem,) = ec.verify(ckpt)
+    assert problem.file == str(file.relative_to(ckpt)) and "damaged" in str(problem)
+    file.unlink()
+    (problem,) = ec.verify(ckpt)
+    assert "missing" in str(problem)
+    # What a killed save leaves.
+    left = tmp_path / "left" / "d" / "0123456789abcdef"
+    left.mkdir(parents=True)
+    (left / "function-0").write_bytes(good)
+    assert ec.clean(tmp_path) == [str(left)]
+
+
+@pytest.mark.long
+def test_a_run(tmp_path):
+    with ec.CheckpointManager(tmp_path, keep=2) as manager:
+        for step in range(3):
+            tree = {**_tree(step + 1.0), "step": step}
+            manager.save(step, tree, functions=FUNCTIONS)
+    assert len(FORWARD.known) <= 4
+    for step in (1, 2):
+        _check(tmp_path / str(step) / "default", step + 1.0)
+
+
+def test_edits_keep_them(tmp_path, ckpt, capsys):
+    tree = ec.open(ckpt).tree
+    # Pruned and renamed: the names that the function has are those of old.
+    ec.tree_serialise_leaves(tmp_path / "small", {"net": tree.model}, reuse=ckpt)
+    function = _check(tmp_path / "small")
+    assert function.leaves == ("net.weight", "net.bias")
+    assert function.names == ("model.weight", "model.bias") == tuple(function.read())
+    # In place, of one that was renamed before.
+    small = ec.open(tmp_path / "small")
+    ec.tree_serialise_leaves(tmp_path / "small", {"n": small.tree.net})
+    assert _check(tmp_path / "small").leaves == ("n.weight", "n.bias")
+    # Computed of the leaves.
+    half = ec.lazy(lambda w: w / 2, elementwise=True)
+    model = jax.tree.map(half, tree.model)
+    ec.tree_serialise_leaves(tmp_path / "half", {"model": model, "step": tree.step})
+    _check(tmp_path / "half", 0.5)
+    ec.tree_serialise_leaves(tmp_path / "top", model)
+    _check(tmp_path / "top", 0.5)
+    # Converted.
+    ec.convert(ckpt, tmp_path / "c.zip")
+    ec.convert(tmp_path / "c.zip", tmp_path / "z", layout="zarr")
+    _check(tmp_path / "z")
+    # By the command line.
+    out = str(tmp_path / "cli")
+    assert main(["edit", str(ckpt), out, "--keep", "model"]) == 0
+    _check(out)
+    capsys.readouterr()
+    assert main(["info", out]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "forward: (float32[b,3],) -> float32[b,2], on cpu" in text
+
+
+def test_what_cannot_be_kept(tmp_path, ckpt, capsys):
+    opened = ec.open(ckpt)
+    tree, functions = opened.tree, opened.functions
+    target = tmp_path / "out"
+    for bad, message in {
+        "pruned": "needs the leaf `model.weight`, which is not saved",
+        "cast": r"`model.weight` as f32\[2,3\], which is saved as bf16\[2,3\]",
+    }.items():
+        kept = {"opt": tree.opt} if bad == "pruned" else tree
+        dtype = jnp.bfloat16 if bad == "cast" else None
+        with pytest.raises(ValueError, match=message + "(?s:.)*Nothing was saved"):
+            ec.tree_serialise_leaves(target, kept, dtype=dtype)
+        ec.tree_serialise_leaves(target, kept, dtype=dtype, functions="drop")
+        assert not ec.open(target).functions
+    with pytest.raises(ValueError, match="holds no functions"):
+        ec.convert(ckpt, tmp_path / "c.safetensors")
+    ec.convert(ckpt, tmp_path / "c.safetensors", functions="drop", skip=["step"])
+    assert main(["edit", str(ckpt), str(tmp_path / "o"), "--cast", "bfloat16"]) == 2
+    assert "cannot be kept" in capsys.readouterr().err
+    drop = ["--cast", "bfloat16", "--drop-functions"]
+    assert main(["edit", str(ckpt), str(tmp_path / "o"), *drop]) == 0
+    # Arrays bring none along, but may be given some.
+    model = ec.materialise(tree.model)
+    ec.tree_serialise_leaves(target, {"model": model})
+    assert not ec.open(target).functions
+    ec.tree_serialise_leaves(target, {"model": model}, functions={**functions})
+    _check(target)
+    with pytest.raises(TypeError, match="must be a dict.*or \"drop\", not 'no'"):
+        ec.tree_serialise_leaves(target, model, functions="no")
+
+
+def test_a_part_of_a_function_that_has_changed(tmp_path):
+    scaled = ec.function(lambda t, x: t["scale"] * t["w"] * x, jnp.ones(3))
+    tree = {"w": jnp.ones(3), "scale": 2.0}
+    ec.tree_serialise_leaves(tmp_path / "c", tree, functions={"f": scaled})
+    ckpt = ec.open(tmp_path / "c")
+    target: pathlib.Path = tmp_path / "d"
+    ec.tree_serialise_leaves(target, {"w": ckpt["w"], "scale": 2.0})
+    assert ec.open(target).functions["f"](jnp.ones(3)).tolist() == [2, 2, 2]
+    with pytest.raises(ValueError, match="needs the leaf `scale` with the value"):
+        ec.tree_serialise_leaves(target, {"w": ckpt["w"], "scale": 3.0})
+    # Another of that name is another function.
+    ec.tree_serialise_leaves(tmp_path / "e", tree, functions={"f": ckpt.functions["f"]})
+    twice = ec.function(lambda t, x: 2 * t["w"] * x, jnp.ones(3), platforms=["cpu"])
+    ec.tree_serialise_leaves(tmp_path / "e", tree, functions={"f": twice})
+    both = [ckpt["w"], ec.open(tmp_path / "e")["w"]]
+    with pytest.raises(ValueError, match="checkpoints with different functions `f`"):
+        ec.tree_serialise_leaves(target, both)
