@@ -26,6 +26,7 @@ from ._load._deserialise import (
 from ._load._functions import Function as Function
 from ._load._init import load_or_init as load_or_init, unloaded as unloaded
 from ._load._lazy import LazyArray as LazyArray
+from ._load._rebuild import rebuild as rebuild
 from ._load._rename import rename as rename
 from ._load._scan import Problem as Problem
 from ._load._verify import verify as verify

@@ -179,6 +179,7 @@ def encode(index: Index) -> bytes:
     leaves, placement, statics = index.leaves, index.placement, index.leaves.statics
     functions = _functions.encode(index.functions)
     version = _version(leaves)
+    structure = leaves.structure
     body = {
         "format": FORMAT,
         "save": index.save,
@@ -200,6 +201,7 @@ def encode(index: Index) -> bytes:
         "statics": statics.values,
         "static": statics.of,
         **({} if statics.encoded is None else {"encoded": statics.encoded}),
+        **({} if structure is None else {"structure": structure._asdict()}),
         "digests": index.digests,
         "others": index.others,
         **({} if index.saved is None else {"saved": index.saved._asdict()}),

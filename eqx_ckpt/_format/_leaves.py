@@ -10,7 +10,8 @@ import functools as ft
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from . import _names, _template
+from . import _names, _structure, _template
+from ._structure import Structure
 from ._template import Template
 
 
@@ -50,8 +51,9 @@ class Leaves:
     """The leaves of a tree: `names[i]` has the template `templates[template[i]]`.
 
     A leaf of `aliases` is the same array as the earlier one that it leads to. `markers`
-    has the labels of the entries of States. With an `origin` the names, and those in
-    labels, are not the ones that are stored.
+    has the labels of the entries of States. `structure` has the nodes of the tree, if
+    they were recorded. With an `origin` the names, and those in labels, are not the
+    ones that are stored.
     """
 
     names: list[str]
@@ -60,6 +62,7 @@ class Leaves:
     aliases: dict[int, int] = dataclasses.field(default_factory=dict)
     markers: dict[int, str] = dataclasses.field(default_factory=dict)
     statics: Statics = Statics([], {})
+    structure: Structure | None = None
     origin: Origin | None = None
 
     def renamed(
@@ -182,7 +185,11 @@ def parse(value: dict[str, Any]) -> Leaves:
     markers = dict(pairs(value, "markers", len(names), str))
     if any(label[:1] not in ("=", "@") for label in markers.values()):
         raise ValueError("the index has a malformed marker")
-    return Leaves(names, templates, template, aliases, markers, _statics(value))
+    structure = None
+    if "structure" in value:
+        structure = _structure.parse(value["structure"])
+    statics = _statics(value)
+    return Leaves(names, templates, template, aliases, markers, statics, structure)
 
 
 def _template_of(row: list[Any]) -> Template:

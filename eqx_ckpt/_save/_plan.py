@@ -10,10 +10,19 @@ import jax
 from .._format import _functions, _index, _json, _names
 from .._format._index import Index, Placement, Saved
 from .._format._leaves import Leaves, Statics
+from .._format._structure import Structure
 from .._format._template import Template
 from .._load._checkpoint import Checkpoint
 from .._runtime import _processes
-from .._tree import _filters, _flatten, _leaf, _select, _sharding, _static
+from .._tree import (
+    _filters,
+    _flatten,
+    _leaf,
+    _select,
+    _sharding,
+    _static,
+    _structure,
+)
 from . import (
     _assign,
     _chunking,
@@ -46,6 +55,7 @@ class Plan(NamedTuple):
     holes: list[_sidecars.Hole]
     markers: dict[int, str]
     statics: Statics
+    structure: Structure | None
     shardings: dict[str, int]
     functions: dict[str, PlannedFunction]
 
@@ -94,19 +104,18 @@ def plan(root: Any, selected: Selected, options: SaveOptions) -> Plan:
     }
     holes = _sidecars.holes(pytree, is_leaf, flat, numbers, selection.wholes)
     statics = _static.record(pytree, is_leaf, flat.structure)
-    shardings = _shardings(leaves)
     stored = dict(zip(numbers, leaves))
-    functions = _exporting.plan(options.functions, flat, stored)
     made = Plan(
-        root,
-        options,
-        leaves,
-        templates,
-        holes,
-        markers,
-        statics,
-        shardings,
-        functions,
+        root=root,
+        options=options,
+        leaves=leaves,
+        templates=templates,
+        holes=holes,
+        markers=markers,
+        statics=statics,
+        structure=_structure.record(pytree, is_leaf, flat, numbers),
+        shardings=_shardings(leaves),
+        functions=_exporting.plan(options.functions, flat, stored),
     )
     check_index(made)
     return made
@@ -149,6 +158,7 @@ def index_of(plan: Plan, save: str, written: Written) -> tuple[Index, dict[str, 
             {i: x.alias for i, x in enumerate(plan.leaves) if x.alias is not None},
             plan.markers,
             plan.statics,
+            plan.structure,
         ),
         placement=Placement(
             written.files, written.file, written.offset, written.splits, written.sizes

@@ -5,6 +5,7 @@ a tuple with a function in it the rest can be compared.
 """
 
 import dataclasses
+import functools as ft
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -30,23 +31,30 @@ def recorded(module: eqx.Module | Node) -> tuple[dict[str, Any], dict[str, Any]]
     if isinstance(module, eqx.nn.StateIndex):
         return plain, encoded  # Its marker is how this process finds an entry.
     functions: dict[str, Any] = {}
-    for field in dataclasses.fields(module):
-        if not hasattr(module, field.name):
+    for field, is_static in _fields(type(module)):
+        if not hasattr(module, field):
             continue
-        value = getattr(module, field.name)
-        if field.metadata.get("static", False):
+        value = getattr(module, field)
+        if is_static:
             good, as_json = _json.jsonable(value)
             if good:
-                plain[field.name] = as_json
+                plain[field] = as_json
             else:
-                encoded[field.name] = _encoded.encode(value)
+                encoded[field] = _encoded.encode(value)
         elif callable(value) and (name := _named.name_of(value)) is not None:
-            functions[field.name] = {"name": list(name)}
+            functions[field] = {"name": list(name)}
     # A leaf that is a function is compared beside static fields, as it stands for one.
     # Alone it makes no node of a Module that has nothing else to be stored.
     if plain or encoded:
         encoded |= functions
     return plain, encoded
+
+
+@ft.lru_cache(maxsize=4096)
+def _fields(cls: type) -> list[tuple[str, bool]]:
+    """The names of the fields of a Module, and whether they are static."""
+    fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
+    return [(field.name, field.metadata.get("static", False)) for field in fields]
 
 
 def record(tree: PyTree, is_leaf: IsLeaf, structure: Any) -> Statics:

@@ -1,0 +1,226 @@
+"""`rebuild`: a tree of its own classes, without a `like`."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+
+from .._errors import DamagedError
+from .._format import _text
+from .._format._leaves import Record
+from .._runtime import _gc, _processes
+from .._storage._archive import Readable
+from .._tree import _leaf, _nearest, _rebuild, _register, _target
+from .._tree._exact import Malformed
+from .._tree._known import Known
+from .._tree._rebuild import Given, Makers, Problems
+from . import _checkpoint, _deserialise, _lazy, _open, _renamed
+from ._checkpoint import Checkpoint
+from ._lazy import LazyArray
+
+
+Sharding = (
+    jax.sharding.Sharding
+    | Callable[[str, jax.ShapeDtypeStruct], jax.sharding.Sharding | None]
+)
+
+
+@_open.again(0, "path")
+@_gc.paused()
+def rebuild(
+    path: str | os.PathLike[str] | Readable | Checkpoint,
+    known: Sequence[Any],
+    source: str | Callable[[Any], Any] | None = None,
+    replace: Mapping[str, Any] = {},
+    *,
+    sharding: Sharding | None = None,
+    verify: bool = True,
+    max_bytes: int | None = None,
+    progress: bool = False,
+    timeout: int | float = _processes.TIMEOUT,
+    tag: str | int | None = None,
+) -> PyTree:
+    """Loads a tree without a `like`: its nodes are made of the classes they were of.
+
+    A checkpoint has the type of every node, static fields, and the names of functions.
+    So the code of the classes is needed, and not the hyperparameters. What comes back
+    is what a load into the tree that was saved gives. No `__init__` is called.
+
+    **Arguments:**
+
+    - `path`: as in [`open`][], or an open [`Checkpoint`][].
+    - `known`: the classes and functions that names in the checkpoint may stand for, and
+        modules, as in `[MyNet, eqx.nn, jax.nn, optax]`. A module stands for the classes
+        and functions of its package that are in it, or in those of its submodules that
+        have been imported. No other is found, and nothing is imported by its name.
+        Arrays, numbers, containers of Python, `eqx.nn.State` and
+        `jax.tree_util.Partial` are always known.
+    - `source`: the node to make: a dotted name, or a function of the checkpoint's own
+        tree. All of it by default. A model and its `eqx.nn.State` belong together if
+        they are made in one call.
+    - `replace`: values by dotted name, as the error asks for them: for functions
+        without a name, such as lambdas, and for what was not saved. What is given for a
+        node is a `like` of it, into which its leaves are loaded.
+    - `sharding`: for the arrays of JAX and the typed keys: a `jax.sharding.Sharding`,
+        or a function of the name and the abstract leaf, as [`partition_rules`][] makes.
+    - `verify`, `max_bytes`, `progress`, `timeout`, `tag`: as in
+        [`tree_deserialise_leaves`][].
+
+    **Returns:** the tree, with its leaves read.
+
+    **Raises:** one `RuntimeError` that lists all that `known` lacks and `replace` has
+    to give; `ValueError` for a key of `replace` that names nothing; [`DamagedError`][];
+    otherwise as `tree_deserialise_leaves`.
+
+    !!! example
+
+        ```python
+        >>> import equinox as eqx, jax, jax.random as jr, eqx_ckpt as ec
+        >>> model = eqx.nn.MLP(2, 2, 8, 1, activation=jax.nn.gelu, key=jr.key(0))
+        >>> ec.tree_serialise_leaves("memory://rebuild", {"model": model, "step": 3})
+        >>> again = ec.rebuild("memory://rebuild", [eqx.nn, jax.nn], source="model")
+        >>> bool(eqx.tree_equal(again, model))
+        True
+
+        ```
+    """
+    allowed = Known(known)
+    ckpt = _checkpoint.open(path)
+    pinned = ckpt._source
+    leaves = pinned.index.leaves
+    if leaves.structure is None:
+        raise RuntimeError(
+            f"The checkpoint at `{ckpt.path}` does not say what its nodes were: it is "
+            "of another format, or was saved by an earlier release, or of a tree whose "
+            "nodes do not give the same leaves twice. Load it into a `like`, by "
+            "`tree_deserialise_leaves`."
+        )
+    below = _checkpoint.resolve_source(ckpt, source, _renamed.renamed(leaves, None))
+    maker = _Maker(ckpt, sharding)
+    makers = Makers(maker.leaf, maker.like)
+    try:
+        tree, problems = _rebuild.rebuild(
+            leaves, below, Given(allowed, replace), makers
+        )
+    except Malformed as e:
+        raise DamagedError(
+            f"The structure in the index of the checkpoint at `{ckpt.path}` is never "
+            f"saved: {_text.escape(str(e))}. Nothing was loaded."
+        ) from e
+    for name, text in maker.unmade:
+        problems.add("value", name, text)
+    if problems.rows:
+        raise RuntimeError(_message(ckpt.path, problems))
+    _check_used(replace, problems)
+    return _deserialise.materialise(
+        tree,
+        verify=verify,
+        max_bytes=max_bytes,
+        progress=progress,
+        timeout=timeout,
+        tag=tag,
+    )
+
+
+class _Maker:
+    """Makes the leaves: lazy ones, so that all are read at once. `unmade` are those of
+    types of their own that it cannot make."""
+
+    def __init__(self, ckpt: Checkpoint, sharding: Sharding | None):
+        self.unmade: list[tuple[str, str]] = []
+        self._ckpt, self._sharding = ckpt, sharding
+        self._made: dict[Any, LazyArray] = {}
+
+    def leaf(self, place: int, cls: type | None) -> LazyArray | None:
+        leaves = self._ckpt._source.index.leaves
+        record = leaves.record(place)
+        target = _target.own_target(record.template)
+        if cls is not None:
+            codec = _register.codec_of(cls)
+            if codec is None and not issubclass(cls, _PYTHON.get(target.kind, ())):
+                text = f"a `{cls.__qualname__}`, whose type is not registered"
+                self.unmade.append((record.name, text))
+                return None
+            python = None if codec is not None else cls
+            target = target._replace(codec=codec, python=python)
+        if self._sharding is not None and target.kind in ("jax", "key"):
+            target = target._replace(sharding=self._placed(record))
+        # What is one array in the checkpoint is one in the tree.
+        key = leaves.aliases.get(place, place), target
+        if key not in self._made:
+            self._made[key] = _lazy.lazy_of(self._ckpt._source, record, target)
+        return self._made[key]
+
+    def _placed(self, record: Record) -> Any:
+        abstract = _leaf.abstract(record.template)
+        sharding: Any = self._sharding
+        if not isinstance(sharding, jax.sharding.Sharding):
+            sharding = sharding(record.name, abstract)
+        if sharding is not None:
+            try:
+                sharding.shard_shape(abstract.shape)
+            except (ValueError, IndexError) as e:
+                raise ValueError(
+                    f"The sharding of the leaf `{record.name}` does not fit it: {e}"
+                ) from e
+        return sharding
+
+    def like(self, name: str, value: Any) -> Any:
+        return self._ckpt.splice(value, source=name, static="ignore")
+
+
+_PYTHON: dict[str, Any] = {**_leaf.PYTHON, "str": str, "bytes": bytes}
+
+
+def _check_used(replace: Mapping[str, Any], problems: Problems) -> None:
+    unused = [key for key in replace if key not in problems.used]
+    if unused:
+        near = _nearest.Names(problems.could).nearest(str(unused[0]), 3)
+        some = ", ".join(f"`{x}`" for x in near)
+        hint = f" The nearest there are {some}." if near else ""
+        raise ValueError(
+            f"`replace` has {unused[0]!r}, which names no value or node that is made: "
+            f"leaves that are stored are loaded.{hint}"
+        )
+
+
+# So many rows of a kind are in the error.
+_MOST = 1000
+
+
+def _message(path: str, problems: Problems) -> str:
+    rows = problems.rows
+    lines = [
+        f"The checkpoint at `{path}` cannot be rebuilt of what is given; nothing was "
+        "loaded."
+    ]
+    lacks: dict[str, list[str]] = {}
+    for name, field in rows.get("lacks", []):
+        lacks.setdefault(name, []).append(field)
+    if lacks:
+        lines.append(
+            "  `known` lacks these. Add them, or modules of their package that have "
+            "them:"
+        )
+        for name, fields in lacks.items():
+            more = f" and {len(fields) - 1} more" if len(fields) > 1 else ""
+            lines.append(f"    {name}  (at `{fields[0]}`{more})")
+    if rows.get("several"):
+        lines.append("  `known` has several of these names. Give the one itself:")
+        lines += [
+            f"    {name}  ({text})" for name, text in dict(rows["several"]).items()
+        ]
+    wanted = [*rows.get("value", []), *rows.get("node", [])]
+    if wanted:
+        lines.append("  Values that are not in the checkpoint. Give them by `replace`:")
+        lines += [f"    {name!r}: {text}" for name, text in wanted[:_MOST]]
+        if len(wanted) > _MOST:
+            lines.append(f"    ... and {len(wanted) - _MOST} more")
+        some = ", ".join(f"{name!r}: ..." for name, _ in wanted[:3])
+        more = ", ..." if len(wanted) > 3 else ""
+        lines.append(f"Pass `replace={{{some}{more}}}`.")
+    if rows.get("node"):
+        lines.append("What is given for a node is a `like`, which its leaves go into.")
+    return "\n".join(map(_text.bounded, lines))
