@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -80,12 +81,21 @@ def _encode(x: Any, below: Callable[[Any], Any]) -> Any:
         return {cls.__name__: [below(y) for y in (x.start, x.stop, x.step)]}
     if x is ...:
         return {"ellipsis": []}
+    if cls is _shared_node():
+        return {"shared": []}
     if cls is jax.sharding.PartitionSpec:
         return {"spec": list(map(below, x))}
     if cls is ft.partial:
         keywords = [[name, below(y)] for name, y in x.keywords.items()]
         return {"partial": [below(x.func), list(map(below, x.args)), keywords]}
     return _encode_of_class(x, below)
+
+
+@ft.cache
+def _shared_node() -> type:
+    """Of what `eqx.nn.Shared` has in the places of nodes that are elsewhere."""
+    shared = eqx.nn.Shared([0, 0], lambda x: x[0], lambda x: x[1])
+    return type(shared.pytree[0])
 
 
 def _encode_plain(x: Any) -> Any:
@@ -359,6 +369,7 @@ _LISTS: dict[str, Callable[[list[Any], Below, Resolver], Any]] = {
     "range": lambda x, below, resolver: range(*map(below, x)),
     "slice": lambda x, below, resolver: slice(*map(below, x)),
     "ellipsis": lambda x, below, resolver: ...,
+    "shared": lambda x, below, resolver: _shared_node()(),
     "spec": lambda x, below, resolver: jax.sharding.PartitionSpec(*map(below, x)),
     "scalar": _scalar,
     "name": _name,
