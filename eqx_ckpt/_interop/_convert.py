@@ -117,4 +117,6 @@ def convert(
     label = {saved.names[place]: label for place, label in saved.markers.items()}
     markers = {i: label[x.name] for i, x in enumerate(leaves) if x.name in label}
     plan = plan._replace(leaves=leaves, markers=markers, statics=saved.statics)
+    if [leaf.name for leaf in leaves] == saved.names:
+        plan = plan._replace(structure=saved.structure)
     _serialise.write(plan, Processes())

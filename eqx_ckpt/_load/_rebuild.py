@@ -112,7 +112,10 @@ def rebuild(
     for name, text in maker.unmade:
         problems.add("value", name, text)
     if problems.rows:
-        raise RuntimeError(_message(ckpt.path, problems))
+        raise RuntimeError(
+            f"The checkpoint at `{ckpt.path}` cannot be rebuilt of what is given; "
+            "nothing was loaded.\n" + "\n".join(map(_text.bounded, _lines(problems)))
+        )
     _check_used(replace, problems)
     return _deserialise.materialise(
         tree,
@@ -190,12 +193,9 @@ def _check_used(replace: Mapping[str, Any], problems: Problems) -> None:
 _MOST = 1000
 
 
-def _message(path: str, problems: Problems) -> str:
+def _lines(problems: Problems) -> list[str]:
     rows = problems.rows
-    lines = [
-        f"The checkpoint at `{path}` cannot be rebuilt of what is given; nothing was "
-        "loaded."
-    ]
+    lines = []
     lacks: dict[str, list[str]] = {}
     for name, field in rows.get("lacks", []):
         lacks.setdefault(name, []).append(field)
@@ -223,4 +223,4 @@ def _message(path: str, problems: Problems) -> str:
         lines.append(f"Pass `replace={{{some}{more}}}`.")
     if rows.get("node"):
         lines.append("What is given for a node is a `like`, which its leaves go into.")
-    return "\n".join(map(_text.bounded, lines))
+    return lines

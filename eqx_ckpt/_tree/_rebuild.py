@@ -118,22 +118,21 @@ class _Builder:
         """Of each child of a node its row, the last part of its name, and the place of
         its first leaf, if it has some."""
         kind, children, *rest = self._structure.nodes[row]
-        extra: Any = rest[0] if rest else None
         parts: list[str] | None = None
-        if kind in ("dict", "ordered", "default") and extra is not None:
-            parts = list(map(_component, self._keys(extra)))
-        elif kind in ("namedtuple", "module", "dataclass"):
-            parts = list(map(_names.quote, self._structure.types[extra][2]))
+        if kind in ("namedtuple", "module", "dataclass"):
+            parts = list(map(_names.quote, self._structure.types[rest[0]][2]))
+        elif kind in ("dict", "ordered", "default") and rest[0] is not None:
+            parts = list(map(_component, self._keys(rest[0])))
         start = len(name) + 1 if name else 0
-        for number, child in enumerate(_structure.unpacked(children)):
+        for position, child in enumerate(_structure.unpacked(children)):
             if parts is not None:
-                part = parts[number]
+                part = parts[position]
             elif kind in ("dict", "ordered", "default"):
                 if at >= len(self._leaves.names):
                     raise _exact.Malformed("its leaves have other names")
                 part = self._leaves.names[at][start:].partition(".")[0]
             else:
-                part = str(number)
+                part = str(position)
             yield child, part, at
             at += self._counts[child]
 

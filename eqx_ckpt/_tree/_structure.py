@@ -38,9 +38,13 @@ def record(
         recorder.row_of(tree, 0)
     except Exception:  # Of the methods of a class that we do not know.
         return None
-    if recorder.at != len(flat.leaves):
-        return None
-    return Structure(recorder.types, recorder.nodes)
+    made = Structure(recorder.types, recorder.nodes)
+    is_small = len(made.nodes) < _FEW or len(json.dumps(made)) < _MAX_LENGTH
+    return made if recorder.at == len(flat.leaves) and is_small else None
+
+
+# Of the JSON of a structure. It is looked at where there are more rows than a few.
+_MAX_LENGTH, _FEW = 2**22, 1000
 
 
 _CONTAINERS: dict[type, str] = {

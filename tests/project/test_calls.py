@@ -81,6 +81,11 @@ LACKS = {
         "cast": "there is no `like` to cast to",
         **_ONE,
     },
+    "rebuild": {
+        "rename": "there is no `like` whose names it could have",
+        "static": "static fields are made as they were saved",
+        "cast": "there is no `like` to cast to",
+    },
     "convert": {**_WHOLE, **_ONE},
     "verify": {**_WHOLE, "verify": "it does nothing else", **_ONE},
     "diff": {"static": "it says which have changed", **_COMPARED, **_ONE},
