@@ -13,7 +13,7 @@ from .._tree._sharding import Holders
 
 
 # Files are written side by side; more of them than this helps nobody.
-_MIN_FILE, _MAX_FILE, _FILES = 64 * 2**20, 2 * 2**30, 32
+_MIN_FILE, MAX_FILE, _FILES = 64 * 2**20, 2 * 2**30, 32
 
 # Runs of the chunks of a leaf, each with the process that writes it.
 Owners = list[tuple[range, int]]
@@ -40,7 +40,7 @@ class Deal(NamedTuple):
 def deal(
     works: Sequence[Work],
     processes: int,
-    most: int = _MAX_FILE,
+    most: int = MAX_FILE,
     apart: frozenset[int] = frozenset(),
 ) -> Deal:
     """Deals runs of chunks out to files of about one size, in the order of the tree,
@@ -60,11 +60,11 @@ def deal(
     return Deal(files, owner)
 
 
-def _target(total: int, most: int = _MAX_FILE) -> int:
-    return min(max(total // _FILES, _MIN_FILE), most, _MAX_FILE)
+def _target(total: int, most: int = MAX_FILE) -> int:
+    return min(max(total // _FILES, _MIN_FILE), most, MAX_FILE)
 
 
-def most_files(total: int, processes: int, most: int = _MAX_FILE) -> int:
+def most_files(total: int, processes: int, most: int = MAX_FILE) -> int:
     """More files than `total` bytes are dealt to, if no chunk is as large as one."""
     return 2 * total // _target(total, most) + 2 * processes
 

@@ -7,12 +7,14 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
+from .._format import _grid
 from .._format._grid import Grid
 from .._runtime._processes import Processes
 from .._runtime._progress import Advance
 from .._storage._backend import Backend, Sink
-from . import _assign
+from . import _assign, _structure
 from ._payload import Data, PlannedLeaf
+from ._structure import Structure
 
 
 # To an object store a file is sent whole, from memory, of which it takes twice as much.
@@ -99,6 +101,7 @@ class Save:
         kept: Kept = NOTHING,
     ):
         self.leaves = leaves
+        self.structure = _structure.of(leaves)
         self.data = Data(leaves, advance)
         self.kept = kept
         self.index, self.count = processes.index, processes.count
@@ -109,12 +112,15 @@ class Save:
             self.data.put_rows(place, run, digests)
             grid = self.data.grids[place]
             advance(len(run) * grid.full, run.stop == len(grid.keys))
-        works = [
-            self._work(leaf, grid, there.get(place))
-            for place, (leaf, grid) in enumerate(zip(leaves, self.data.grids))
-        ]
-        most = {} if limits.most is None else {"most": limits.most}
-        self.deal = _assign.deal(works, processes.count, apart=kept.same, **most)
+        most = _assign.MAX_FILE if limits.most is None else limits.most
+        if there or kept.same or processes.count > 1:
+            works = [
+                self._work(leaf, grid, there.get(place))
+                for place, (leaf, grid) in enumerate(zip(leaves, self.data.grids))
+            ]
+            self.deal = _assign.deal(works, processes.count, most, kept.same)
+        else:
+            self.deal = _deal_alone(self.structure, most)
 
     def _work(
         self, leaf: PlannedLeaf, grid: Grid, there: list[range] | None
@@ -159,6 +165,21 @@ class Save:
         if digests:
             raise ValueError("it has written something else than was planned")
         return ends
+
+
+@_structure.remembered
+def _deal_alone(structure: Structure, most: int) -> _assign.Deal:
+    """How one process deals all leaves out."""
+    aliases = {place for place, _ in structure.aliases}
+    grids = [_grid.lay(t.shape, t.chunk, t.itemsize) for t in structure.templates]
+    rows = [
+        (grids[number].full, len(grids[number].keys)) for number in structure.numbers
+    ]
+    works = [
+        _assign.Work(count, full, [] if place in aliases else [(range(count), 0)])
+        for place, (full, count) in enumerate(rows)
+    ]
+    return _assign.deal(works, 1, most)
 
 
 def _between(runs: list[range], count: int) -> list[range]:

@@ -158,7 +158,10 @@ class Data:
         self._digest(self._first[place], data)
         return data
 
-    def _digest(self, row: int, data: np.ndarray) -> None:
+    def _digest(self, row: int, data: Any) -> None:
+        if data.nbytes <= _grid.BLOCK:
+            self._rows[row] = xxhash.xxh3_128_digest(data)
+            return
         for digest in _digests.block_digests(data):
             self._rows[row] = digest
             row += 1

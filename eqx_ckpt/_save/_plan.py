@@ -1,5 +1,6 @@
 """The plan of a save: what is in the index, checked before a byte is written."""
 
+import collections
 import json
 import time
 from collections.abc import Sequence
@@ -62,7 +63,8 @@ class Plan(NamedTuple):
     @property
     def nbytes(self) -> int:
         """The bytes of the leaves, each counted once."""
-        return sum(leaf.template.nbytes for leaf in self.leaves if leaf.alias is None)
+        own = collections.Counter(x.number for x in self.leaves if x.alias is None)
+        return sum(self.templates[i].nbytes * count for i, count in own.items())
 
     @property
     def room(self) -> int:
@@ -124,7 +126,8 @@ def plan(root: Any, selected: Selected, options: SaveOptions) -> Plan:
 def check_index(plan: Plan) -> None:
     """**Raises:** `ValueError` for what would have a larger index than is read."""
     names = sum(len(leaf.name) for leaf in plan.leaves)
-    chunks = sum(leaf.template.chunk_count for leaf in plan.leaves)
+    counts = collections.Counter(leaf.number for leaf in plan.leaves)
+    chunks = sum(plan.templates[i].chunk_count * n for i, n in counts.items())
     metadata = len(json.dumps(plan.options.metadata))
     stored = {name: made.stored for name, made in plan.functions.items()}
     metadata += len(json.dumps(_functions.encode(stored)))
@@ -183,6 +186,10 @@ def _shardings(leaves: Sequence[PlannedLeaf]) -> dict[str, int]:
     return found
 
 
+# What was made of a template and keys; it is kept with them, as they go by its id.
+_Made = dict[Any, tuple[Template, Template]]
+
+
 def _describe(
     flat: _flatten.Flat,
     numbers: Sequence[int],
@@ -196,35 +203,24 @@ def _describe(
     paths: dict[str, tuple] = {}
     shared: dict[Any, int] = {}
     templates: dict[Template, int] = {}
-    # What was made of a template and keys; it is kept with them, as they go by its id.
-    made: dict[Any, tuple[Template, Template]] = {}
+    made: _Made = {}
+    # The templates of jax.Arrays, most of which are like some other one.
+    known: dict[Any, tuple[Template, int]] = {}
     processes = _processes.count()
     loads = [0] * processes
-    for number in numbers:
-        path, value = flat.paths[number], flat.leaves[number]
+    for place in numbers:
+        path, given = flat.paths[place], flat.leaves[place]
         name, keys = _names.name_of(path)
         if name in paths:
             raise _names.twins(name, paths[name], path)
         paths[name] = path
-        try:
-            value, template = _lazies.as_stored(value, options.dtype)
-        except (ValueError, TypeError) as e:
-            raise type(e)(f"The leaf `{name}` cannot be saved: {e}") from None
-        shard = _leaf.shard_shape(value, template)
-        grain = value.grain if isinstance(value, Unread) else ()
-        done = made.get((id(template), keys, shard, grain))
-        if done is None or callable(options.chunks):
-            full = template._replace(keys=keys)
-            chunk = full.chunk
-            if not chunk and options.layout == "ocdbt":
-                chunk = grain
-            if not chunk or options.chunks is not None:
-                chunk = _chunking.chunk_shape(name, full, options, shard)
-            full = full._replace(chunk=chunk)
-            codec = _chunking.codec_of(name, full, options)
-            done = template, full._replace(codec=codec)
-            made[id(template), keys, shard, grain] = done
-        template = done[1]
+        alike = None if callable(options.chunks) else _leaf.alike(given)
+        found = None if alike is None else known.get((alike, keys))
+        if found is None:
+            value, template = _as_stored((name, keys), given, options, made)
+            number = None
+        else:
+            value, (template, number) = given, found
         alias = None
         if _leaf.is_shared(value) or isinstance(value, Unread):
             key = value.key if isinstance(value, Unread) else id(value)
@@ -232,14 +228,45 @@ def _describe(
             if alias == len(leaves):
                 alias = None
             else:
-                template = template._replace(chunk=leaves[alias].template.chunk)
+                chunk = leaves[alias].template.chunk
+                if template.chunk != chunk:
+                    template, number = template._replace(chunk=chunk), None
+        if number is None:
+            number = templates.setdefault(template, len(templates))
+            if alike is not None and value is given:
+                known[alike, keys] = template, number
         owners = None
         if processes > 1 and alias is None:
             owners = _owners(name, value, template, loads)
-        number = templates.setdefault(template, len(templates))
         leaves.append(PlannedLeaf(name, value, template, number, alias, owners))
     _check_nodes([(leaf.name, leaf.template.keys) for leaf in leaves], paths)
     return leaves, list(templates)
+
+
+def _as_stored(
+    path: tuple[str, str], value: Any, options: SaveOptions, made: _Made
+) -> tuple[Any, Template]:
+    """What a leaf of a name and kinds of keys is written from, and its template."""
+    name, keys = path
+    try:
+        value, template = _lazies.as_stored(value, options.dtype)
+    except (ValueError, TypeError) as e:
+        raise type(e)(f"The leaf `{name}` cannot be saved: {e}") from None
+    shard = _leaf.shard_shape(value, template)
+    grain = value.grain if isinstance(value, Unread) else ()
+    done = made.get((id(template), keys, shard, grain))
+    if done is None or callable(options.chunks):
+        full = template._replace(keys=keys)
+        chunk = full.chunk
+        if not chunk and options.layout == "ocdbt":
+            chunk = grain
+        if not chunk or options.chunks is not None:
+            chunk = _chunking.chunk_shape(name, full, options, shard)
+        full = full._replace(chunk=chunk)
+        codec = _chunking.codec_of(name, full, options)
+        done = template, full._replace(codec=codec)
+        made[id(template), keys, shard, grain] = done
+    return value, done[1]
 
 
 def _check_nodes(leaves: Sequence[tuple[str, str]], paths: dict[str, tuple]) -> None:

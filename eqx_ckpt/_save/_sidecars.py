@@ -17,8 +17,9 @@ from .._format._template import Template
 from .._storage import _arrays
 from .._tree._filters import IsLeaf
 from .._tree._flatten import Flat
-from . import _payload
+from . import _payload, _structure
 from ._payload import PlannedLeaf
+from ._structure import Structure
 
 
 # ---- Orbax: the files of a checkpoint of its own, of which it needs no others.
@@ -135,22 +136,17 @@ def _empty_kind(x: Any) -> str:
     return "Tuple" if is_tuple else "None"
 
 
-def orbax_type(leaf: PlannedLeaf, layout: str) -> str | None:
+def _orbax_type(name: str, template: Template, text: str, layout: str) -> str | None:
     """Orbax's name of the type of a leaf; None if it cannot restore it."""
-    name, template = leaf.name, leaf.template
     if "%" in name or (layout == "zarr" and _files.directory(name) != name):
         return None
     if template.kind == "key":
         return "jax.Array" if template.impl in _key_impls else None
     if template.kind == "str":
-        return "string" if _json.is_unicode(_text(leaf)) else None
+        return "string" if _json.is_unicode(text) else None
     if template.dtype != template.stored:
         return None
     return _orbax_types.get(template.kind)
-
-
-def _text(leaf: PlannedLeaf) -> str:
-    return bytes(_payload.whole(leaf)).decode("utf-8", "surrogatepass")
 
 
 class _Container:
@@ -236,43 +232,76 @@ def files(
     leaves: Sequence[PlannedLeaf], holes: Sequence[Hole], layout: str
 ) -> dict[str, bytes]:
     """All files for other readers that go into the root of a checkpoint."""
-    out = _orbax_files(leaves, holes, layout)
+    structure = _structure.of(leaves)
+    texts: list[tuple[int, str]] = []
+    if any(template.kind == "str" for template in structure.templates):
+        texts = [
+            (i, _text(x)) for i, x in enumerate(leaves) if x.template.kind == "str"
+        ]
+    gaps = tuple(gap for gap in map(_named, holes) if gap is not None)
+    out = dict(_orbax_files(structure, tuple(texts), gaps, layout))
     if layout == "zarr":
-        out.update(_zarr_files(leaves))
+        out.update(_zarr_files(structure))
     return out
 
 
+def _text(leaf: PlannedLeaf) -> str:
+    return bytes(_payload.whole(leaf)).decode("utf-8", "surrogatepass")
+
+
+class _Gap(NamedTuple):
+    """A hole by its name, as of a leaf."""
+
+    before: int
+    name: str
+    keys: str
+    kind: str
+
+
+def _named(hole: Hole) -> _Gap | None:
+    try:
+        name, keys = _names.name_of(hole.path)
+    except ValueError:
+        return None  # A key that has no name.
+    return None if "%" in name else _Gap(hole.before, name, keys, hole.kind)
+
+
+@_structure.remembered
 def _orbax_files(
-    leaves: Sequence[PlannedLeaf], holes: Sequence[Hole], layout: str
+    structure: Structure,
+    texts: tuple[tuple[int, str], ...],
+    gaps: tuple[_Gap, ...],
+    layout: str,
 ) -> dict[str, bytes]:
     """The files at the root that Orbax needs; none if it can hold no leaf."""
     entries = _Entries()
     sharding: list[str] = []
     strings: dict[str, str] = {}
     keys: list[Any] = []
-    gaps = iter([*holes, Hole(len(leaves) + 1, (), "")])
-    gap = next(gaps)
+    text_of = dict(texts)
+    rest = iter(gaps)
+    gap = next(rest, None)
     held = 0
-    for place, leaf in enumerate(leaves):
-        while gap.before <= place:
-            _add_hole(entries, gap)
-            gap = next(gaps)
-        kind = orbax_type(leaf, layout)
-        name = leaf.name
-        if kind is None or not entries.add(name, leaf.template.keys, kind):
+    for place, (name, number) in enumerate(zip(structure.names, structure.numbers)):
+        template = structure.templates[number]
+        while gap is not None and gap.before <= place:
+            entries.add(gap.name, gap.keys, gap.kind)
+            gap = next(rest, None)
+        kind = _orbax_type(name, template, text_of.get(place, ""), layout)
+        if kind is None or not entries.add(name, template.keys, kind):
             continue
         held += 1
         if kind == "string":
-            strings[name] = _text(leaf)
+            strings[name] = text_of[place]
             continue
         # The same in the alphabet for URLs, as a name has only some of ASCII.
         text = binascii.b2a_base64(name.encode(), newline=False).decode()
         sharding.append(f'"{text}":{_sharding}')
-        if leaf.template.kind == "key":
-            keys.append(_key_metadata(name, leaf.template))
-    while gap.kind:
-        _add_hole(entries, gap)
-        gap = next(gaps)
+        if template.kind == "key":
+            keys.append(_key_metadata(name, template))
+    while gap is not None:
+        entries.add(gap.name, gap.keys, gap.kind)
+        gap = next(rest, None)
     if not held:
         return {}
     is_ocdbt = "true" if layout == "ocdbt" else "false"
@@ -288,15 +317,6 @@ def _orbax_files(
     if keys:
         files["array_metadatas/process_0"] = json.dumps({"array_metadatas": keys})
     return {key: text.encode() for key, text in files.items()}
-
-
-def _add_hole(entries: _Entries, hole: Hole) -> None:
-    try:
-        name, keys = _names.name_of(hole.path)
-    except ValueError:
-        return  # A key that has no name.
-    if "%" not in name:
-        entries.add(name, keys, hole.kind)
 
 
 def _key_metadata(name: str, template: Template) -> dict[str, Any]:
@@ -323,16 +343,18 @@ def in_zarr_group(template: Template) -> bool:
     return template.stored in _zarr_dtypes
 
 
-def _zarr_files(leaves: Sequence[PlannedLeaf]) -> dict[str, bytes]:
+@_structure.remembered
+def _zarr_files(structure: Structure) -> dict[str, bytes]:
     """The root group, whose consolidated metadata lists what zarr-python can decode."""
+    blobs = {
+        number: _arrays.zarr_json(template._replace(keys="")).rstrip()
+        for number, template in enumerate(structure.templates)
+        if in_zarr_group(template)
+    }
     members = [
-        b'"%b":%b'
-        % (
-            _files.directory(leaf.name).encode(),
-            _arrays.zarr_json(leaf.template._replace(keys="")).rstrip(),
-        )
-        for leaf in leaves
-        if in_zarr_group(leaf.template)
+        b'"%b":%b' % (_files.directory(name).encode(), blobs[number])
+        for name, number in zip(structure.names, structure.numbers)
+        if number in blobs
     ]
     group = (
         b'{"zarr_format":3,"node_type":"group","attributes":{},'

@@ -6,14 +6,15 @@ import functools as ft
 import itertools
 from collections.abc import Iterator, Sequence
 
-from .._format import _index, _ocdbt, _template
+from .._format import _grid, _index, _ocdbt, _template
 from .._format._grid import Grid
 from .._runtime import _threads
 from .._storage import _arrays
 from .._storage._backend import Backend, Sink
-from . import _assign, _layout
+from . import _assign, _layout, _structure
 from ._layout import Destination, Ends, Files, Layout, Save, Stretch, Written
 from ._payload import PlannedLeaf
+from ._structure import Structure
 
 
 # Every leaf starts at a multiple of this in its file, which is what a memory-mapped
@@ -93,10 +94,13 @@ def finish(save: Save, files: Files, into: Destination[Sink]) -> Written:
     work, base, durable = into.work, into.own, into.durable
     files = [*save.kept.files, *files]
     names = [str(number) for number in range(len(files))]
-    entries, blobs, file, offset = _entries(save.leaves, save.data.grids, files)
-    nodes, top = _ocdbt.tree(entries, [*names, "tree"], "tree", len(blobs))
+    fixed = tuple(map(tuple, files))
+    # Chunks of a structure lie alike in each save, unless they are encoded.
+    is_coded = any(template.codec for template in save.structure.templates)
+    make = _make_database if is_coded else _database
+    database, top, file, offset = make(save.structure, fixed)
     own = {
-        f"{base}/tree": blobs + nodes,
+        f"{base}/tree": database,
         f"{base}/manifest.ocdbt": _ocdbt.manifest(top, "tree"),
     }
     for key, value in own.items():
@@ -118,47 +122,55 @@ def finish(save: Save, files: Files, into: Destination[Sink]) -> Written:
     # The same database from the root of the checkpoint.
     side = {"manifest.ocdbt": _ocdbt.manifest(top, "tree", base + "/")}
     digest = _index.digest(digests)
-    return Written(names, file, offset, splits, sizes, digest, others, side)
+    return Written(names, list(file), list(offset), splits, sizes, digest, others, side)
 
 
 def _by_chunk(stretch: Stretch) -> tuple[int, int]:
     return stretch.place, stretch.numbers.start
 
 
+def _make_database(
+    structure: Structure, files: tuple[tuple[Stretch, ...], ...]
+) -> tuple[bytes, _ocdbt.Subtree, list[int], list[int]]:
+    """The zarr.json files and the nodes of the database, its root, and where each leaf
+    starts."""
+    entries, blobs, file, offset = _entries(structure, files)
+    names = [*map(str, range(len(files))), "tree"]
+    nodes, top = _ocdbt.tree(entries, names, "tree", len(blobs))
+    return blobs + nodes, top, file, offset
+
+
+_database = _structure.remembered(_make_database)
+
+
 def _entries(
-    leaves: Sequence[PlannedLeaf], grids: Sequence[Grid], files: Files
+    structure: Structure, files: Sequence[Sequence[Stretch]]
 ) -> tuple[_ocdbt.Entries, bytes, list[int], list[int]]:
     """The keys of the database, the zarr.json files, and where each leaf starts."""
-    runs: list[list[tuple[int, Stretch]]] = [[] for _ in leaves]
+    count = len(structure.names)
+    runs: list[list[tuple[int, Stretch]]] = [[] for _ in range(count)]
     for number, stretches in enumerate(files):
         for stretch in stretches:
             runs[stretch.place].append((number, stretch))
     for run in runs:
         run.sort(key=lambda r: r[1].numbers.start)
-    file, offset = [0] * len(leaves), [0] * len(leaves)
-    for place, leaf in enumerate(leaves):
-        if leaf.alias is not None:
-            runs[place] = runs[leaf.alias]
-        file[place], offset[place] = runs[place][0][0], runs[place][0][1].offset
-    blobs: list[bytes] = []
-    blob_of: dict[int, tuple[int, int]] = {}
-    end = 0
-    for leaf in leaves:
-        if leaf.number not in blob_of:
-            blob = _arrays.zarr_json(leaf.template)
-            blob_of[leaf.number] = end, len(blob)
-            blobs.append(blob)
-            end += len(blob)
+    for place, alias in structure.aliases:
+        runs[place] = runs[alias]
+    file = [run[0][0] for run in runs]
+    offset = [run[0][1].offset for run in runs]
+    blobs = list(map(_arrays.zarr_json, structure.templates))
+    ends = list(itertools.accumulate(map(len, blobs), initial=0))
     # No name with a slash after it begins another one, so all keys of a leaf follow
     # each other, its chunks ("c...") before its zarr.json.
-    names = [leaf.name.encode() + b"/" for leaf in leaves]
-    suffixes = {id(g): [key.encode() for key in g.keys] for g in grids}
+    names = [name.encode() + b"/" for name in structure.names]
+    grids = [_grid.lay(t.shape, t.chunk, t.itemsize) for t in structure.templates]
+    suffixes = [[key.encode() for key in grid.keys] for grid in grids]
     tree = len(files)
     entries = _ocdbt.Entries([], [], [], [])
     keys, numbers, offsets, lengths = entries
-    for place in sorted(range(len(leaves)), key=names.__getitem__):
-        name, grid, run = names[place], grids[place], runs[place]
-        suffix = suffixes[id(grid)]
+    for place in sorted(range(count), key=names.__getitem__):
+        name, run, kind = names[place], runs[place], structure.numbers[place]
+        grid, suffix = grids[kind], suffixes[kind]
         number, stretch = run[0]
         for i in grid.order:
             if i not in stretch.numbers:
@@ -170,9 +182,8 @@ def _entries(
             lengths.append(length)
         keys.append(name + b"zarr.json")
         numbers.append(tree)
-        start, length = blob_of[leaves[place].number]
-        offsets.append(start)
-        lengths.append(length)
+        offsets.append(ends[kind])
+        lengths.append(len(blobs[kind]))
     return entries, b"".join(blobs), file, offset
 
 

@@ -90,13 +90,14 @@ def to_host(leaf: Any, template: Template) -> np.ndarray:
     A view of the leaf's memory where it can be: of every jax.Array on CPU that is not
     cut into shards.
     """
-    if isinstance(leaf, Payload):
+    if isinstance(leaf, jax.Array):
+        is_there = _is_one_there(leaf.sharding)
+        if is_there and template.kind == "jax":
+            return _stored(np.asarray(leaf), template)
+    else:
+        is_there = not isinstance(leaf, (Payload, Shards))
+    if not is_there:
         return next(to_host_by_regions(leaf, template, [whole_region(template)]))
-    if isinstance(leaf, (jax.Array, Shards)):
-        if isinstance(leaf, Shards) or not (
-            _on_cpu(leaf.sharding) and _leaf.is_whole(leaf.sharding)
-        ):
-            return next(to_host_by_regions(leaf, template, [whole_region(template)]))
     return _stored(_on_host(leaf, template), template)
 
 
@@ -166,6 +167,12 @@ def _join(
 @ft.lru_cache(maxsize=1024)
 def _on_cpu(sharding: jax.sharding.Sharding) -> bool:
     return all(device.platform == "cpu" for device in sharding.device_set)
+
+
+@ft.lru_cache(maxsize=1024)
+def _is_one_there(sharding: jax.sharding.Sharding) -> bool:
+    """Whether an array is in the memory of the host, in one part."""
+    return _on_cpu(sharding) and _leaf.is_whole(sharding)
 
 
 def _on_host(leaf: Any, template: Template) -> np.ndarray:

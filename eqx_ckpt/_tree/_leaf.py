@@ -114,6 +114,16 @@ def describe(leaf: Any, dtype: np.dtype | None = None) -> Template:
     )
 
 
+def alike(leaf: Any) -> Any:
+    """Equal for jax.Arrays that have one template and one sharding; None for what is no
+    jax.Array with a value. Most leaves are like some other one."""
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, jax_core.Tracer):
+        return None
+    if leaf.is_deleted():
+        return None
+    return type(leaf), leaf.aval, leaf.sharding
+
+
 def recipe(leaf: Any) -> str:
     """How the type of a leaf becomes one that is stored: the end of a sentence."""
     if isinstance(leaf, getattr(jax, "Ref", ())):

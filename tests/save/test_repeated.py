@@ -1,0 +1,127 @@
+"""What a save keeps from the one before it never shows: files are those of a first
+save, whatever has changed between the two."""
+
+import json
+import pathlib
+import tempfile
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from hypothesis import given, settings, strategies as st
+
+import eqx_ckpt as ec
+from eqx_ckpt._save import _layout, _sidecars, _to_ocdbt
+
+
+def forget():
+    """As in a new process."""
+    for function in (
+        _layout._deal_alone,
+        _sidecars._orbax_files,
+        _sidecars._zarr_files,
+        _to_ocdbt._database,
+    ):
+        function.cache_clear()
+
+
+def files(root):
+    """All files of a checkpoint, but for what differs between two saves of one tree."""
+    index = json.loads((root / "eqx_ckpt.json").read_bytes())
+    save = index.pop("save")
+    index.pop("digest")
+    index["saved"].pop("time")
+    own = {
+        str(path.relative_to(root)).replace(save, "SAVE"): path.read_bytes()
+        for path in root.rglob("*")
+        if path.is_file() and path.name != "eqx_ckpt.json"
+    }
+    own = {name: data.replace(save.encode(), b"S" * 16) for name, data in own.items()}
+    # The manifests have the id of the save, and digests of themselves.
+    own = {name: data for name, data in own.items() if "manifest" not in name}
+    others = {name.replace(save, "SAVE"): x for name, x in index["others"].items()}
+    index["others"] = {n: x for n, x in others.items() if "manifest" not in n}
+    return index, own
+
+
+SHARED = jnp.arange(3.0)
+LEAVES = [
+    *(SHARED, SHARED + 1, np.asarray(SHARED), SHARED.astype(jnp.bfloat16)),
+    *(jnp.asarray(1.0), jnp.ones(()), jnp.float32(1), np.float32(1), 1.0, 1, True),
+    *(2**40, 2**70, 1j, "a", "ab", "\ud800", b"a", None, {}, [], ()),
+    *(jr.key(0), jr.key(0, impl="rbg"), jr.split(jr.key(0)), np.zeros((0, 2))),
+    *(jnp.zeros((2, 3)), jnp.zeros((3, 2)), np.zeros(2, ">i4"), np.ones(40_000)),
+]
+KEYS = ["a", "b", "c.d", 1, True, 1.0, "1", 0]
+NODES = [
+    *(lambda x: {"n": x}, lambda x: [x], lambda x: (x,), lambda x: [0.0, x]),
+    *(lambda x: {1: x}, lambda x: {"n": x, "m": x}),
+]
+TREES = st.dictionaries(
+    st.sampled_from(KEYS),
+    st.one_of(
+        st.sampled_from(LEAVES),
+        st.builds(lambda f, x: f(x), st.sampled_from(NODES), st.sampled_from(LEAVES)),
+    ),
+    min_size=1,
+    max_size=4,
+)
+OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "layout": st.sampled_from(["ocdbt", "zarr"]),
+        "chunks": st.sampled_from([None, 8, 1000, lambda name, *_: None]),
+        "compression": st.sampled_from([None, "zstd"]),
+        "dtype": st.sampled_from([None, jnp.float16]),
+        "filter_spec": st.sampled_from(
+            [ec.is_storable, lambda x: ec.is_storable(x) or isinstance(x, (str, bytes))]
+        ),
+    },
+)
+
+
+def _saved(path, tree, options, how):
+    """The files of a save, or the error that there is instead."""
+    try:
+        if how == "async":
+            ec.async_tree_serialise_leaves(
+                path, tree, durable=False, **options
+            ).result()
+        else:
+            ec.tree_serialise_leaves(path, tree, durable=False, **options)
+    except (ValueError, TypeError) as e:
+        return type(e), str(e)
+    return files(path)
+
+
+@given(
+    st.lists(
+        st.tuples(TREES, OPTIONS, st.sampled_from(["sync", "async"])),
+        min_size=2,
+        max_size=5,
+    )
+)
+@settings(max_examples=10)
+def test_a_save_is_what_a_first_one_is_whatever_was_saved_before(saves):
+    with tempfile.TemporaryDirectory() as directory:
+        root = pathlib.Path(directory)
+        forget()
+        after = [_saved(root / "a" / str(i), *x) for i, x in enumerate(saves)]
+        again = [_saved(root / "b" / str(i), *x) for i, x in enumerate(saves)]
+        for i, save in enumerate(saves):
+            forget()
+            alone = _saved(root / "c" / str(i), *save)
+            assert after[i] == alone and again[i] == alone
+
+
+def test_a_second_save_of_a_structure_makes_its_files_once(tmp_path):
+    forget()
+    tree = {"a": jnp.zeros(3), "b": [jnp.zeros(3), 1.0]}
+    for value in range(3):
+        now = jax.tree.map(lambda x, v=value: x + v, tree)
+        ec.tree_serialise_leaves(tmp_path / str(value), now)
+    for function in (_layout._deal_alone, _sidecars._orbax_files, _to_ocdbt._database):
+        found = function.cache_info()
+        assert (found.misses, found.hits) == (1, 2)
+    assert ec.open(tmp_path / "2")["b.1"].read() == 3.0
