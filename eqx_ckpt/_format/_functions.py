@@ -7,7 +7,8 @@ text; and a container is an object with one entry, `{"dict": {...}}`, `{"list": 
 or `{"tuple": [...]}`.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from . import _template
@@ -38,6 +39,8 @@ class StoredFunction(NamedTuple):
 MAX_BYTES = 2**31
 # Of the text of a dimension, of a name, and of nests in each other.
 MAX_DIMENSION, MAX_NAME, MAX_DEPTH = 256, 256, 64
+MAX_ARRAYS = 2**16
+_large_power = re.compile(r"\^\s*[0-9]{3}")
 _KINDS = {"dict": dict, "list": list, "tuple": list}
 
 
@@ -104,14 +107,21 @@ def _parsed(row: dict[str, Any], count: int) -> StoredFunction:
     )
 
 
-def check(nest: Any, depth: int = 0) -> None:
-    """**Raises:** `ValueError` for what is no nest."""
+def check(nest: Any) -> None:
+    """**Raises:** `ValueError` for what is no nest, or is larger than is read."""
+    for number, array in enumerate(_arrays(nest, 0)):
+        if number >= MAX_ARRAYS:
+            raise ValueError(f"a nest of a function has more than {MAX_ARRAYS} arrays")
+        _check_array(array)
+
+
+def _arrays(nest: Any, depth: int) -> Iterator[list[Any]]:
     if nest is None:
         return
     if depth > MAX_DEPTH:
         raise ValueError(f"a nest of a function is more than {MAX_DEPTH} deep")
     if type(nest) is list:
-        _check_array(nest)
+        yield nest
         return
     kind, inner = "", None
     if type(nest) is dict and len(nest) == 1:
@@ -119,7 +129,7 @@ def check(nest: Any, depth: int = 0) -> None:
     if inner is None or type(inner) is not _KINDS.get(kind):
         raise ValueError("the index has a malformed nest of a function")
     for child in inner.values() if isinstance(inner, dict) else inner:
-        check(child, depth + 1)
+        yield from _arrays(child, depth + 1)
 
 
 def _check_array(array: list[Any]) -> None:
@@ -127,9 +137,13 @@ def _check_array(array: list[Any]) -> None:
     if not good or len(array[1]) > _template.MAX_RANK:
         raise ValueError("the index has a malformed array of a function")
     for n in array[1]:
-        is_size = type(n) is int and 0 <= n < _template.MAX_BYTES
-        is_symbolic = type(n) is str and 0 < len(n) <= MAX_DIMENSION
-        if not is_size and not is_symbolic:
+        if type(n) is int:
+            is_good = 0 <= n < _template.MAX_BYTES
+        else:
+            is_good = type(n) is str and 0 < len(n) <= MAX_DIMENSION
+            # JAX multiplies powers out.
+            is_good = is_good and not _large_power.search(str(n))
+        if not is_good:
             raise ValueError("the index has an array of a function of no such shape")
 
 

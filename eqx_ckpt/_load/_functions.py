@@ -167,7 +167,7 @@ class Function:
                 "use `jax.lax.map`."
             ) from e
         except ValueError as e:
-            e.add_note(f"{self._what} takes {_functions.show(self._stored.args)}.")
+            e.add_note(f"{self._what} takes {self._takes}.")
             raise
 
     @ft.cached_property
@@ -188,14 +188,13 @@ class Function:
         given, own = jtu.tree_flatten(nest)
         if own != structure:
             raise TypeError(
-                f"{self._what} takes {_functions.show(signature)}, and was given "
-                f"{_shown(nest)}."
+                f"{self._what} takes {self._takes}, and was given {_shown(nest)}."
             )
         out = [_converted(x, array.dtype) for x, array in zip(given, wanted)]
         for x, array in zip(out, wanted):
             if not array.fits(x):
                 raise TypeError(
-                    f"{self._what} takes {_functions.show(signature)}, and was given "
+                    f"{self._what} takes {self._takes}, and was given "
                     f"{_shown(nest)}: there is {_shown(x)} for "
                     f"{_functions.show([array.dtype, array.shape])}."
                 )
@@ -289,10 +288,14 @@ class Function:
     def __repr__(self) -> str:
         count = len(self._stored.leaves)
         return (
-            f"Function({_text.escape(self.name)}: {_functions.show(self._stored.args)} "
-            f"-> {_functions.show(self._stored.result)}, of {count} "
+            f"Function({_text.escape(self.name)}: {self._takes} "
+            f"-> {_short(self._stored.result)}, of {count} "
             f"{'leaf' if count == 1 else 'leaves'})"
         )
+
+    @property
+    def _takes(self) -> str:
+        return _short(self._stored.args)
 
     def __reduce__(self) -> Any:
         self._source.check_pickles()
@@ -372,4 +375,8 @@ def _shown(nest: Any) -> str:
             return [type(x).__name__, []]
         return [_nests.dtype_text(x.dtype), _nests.shape_text(np.shape(x))]
 
-    return _functions.show(_functions.fold(nest, leaf))
+    return _short(_functions.fold(nest, leaf))
+
+
+def _short(folded: Any) -> str:
+    return _text.escape(_text.bounded(_functions.show(folded), 600))

@@ -330,15 +330,20 @@ def _exported(wanted: Unexported, tree: Tree) -> PlannedFunction:
 
     exported = _lowered(kept, (avals, *wanted.nest), wanted.platforms)
     data = bytes(exported.serialize(vjp_order=wanted.order))
+    args = _nests.folded(wanted.nest)
     result = jtu.tree_unflatten(exported.out_tree, exported.out_avals)
+    result = _nests.folded(result)
+    # What would not be read is not written.
+    for nest in (args, result):
+        _functions.check(nest)
     stored = StoredFunction(
         file=0,
         digest=_index.digest(data),
         nbytes=len(data),
         leaves=[],
         names=names,
-        args=_nests.folded(wanted.nest),
-        result=_nests.folded(result),
+        args=args,
+        result=result,
         platforms=list(exported.platforms),
         order=wanted.order,
         baked=_baked(wanted, tree, traced, used),

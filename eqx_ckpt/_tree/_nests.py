@@ -96,8 +96,10 @@ def structs(folded: Any) -> Any:
     scope = jax.export.SymbolicScope()
 
     def leaf(dtype: str, shape: list[int | str]) -> jax.ShapeDtypeStruct:
-        text = ", ".join(map(str, shape))
-        dimensions = jax.export.symbolic_shape(text, scope=scope) if shape else ()
-        return jax.ShapeDtypeStruct(dimensions, dtype_from(dtype))
+        dimensions: Any = shape
+        if any(isinstance(n, str) for n in shape):
+            text = ", ".join(map(str, shape)) + ","
+            dimensions = jax.export.symbolic_shape(text, scope=scope)
+        return jax.ShapeDtypeStruct(tuple(dimensions), dtype_from(dtype))
 
     return _functions.unfold(folded, leaf)
