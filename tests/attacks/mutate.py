@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import sys
@@ -149,6 +150,8 @@ def mutate(r: random.Random, path: pathlib.Path) -> tuple[str, bool]:
             index.write_bytes(change_bytes(r, data))
         return "the bytes of the index", False
     files = [f for f in sorted(path.rglob("*")) if f.name != "eqx_ckpt.json"]
+    if r.random() < 0.5 and (heads := _heads(files)):
+        return change_head(r, *r.choice(heads)), True
     file = r.choice(files)
     if r.random() < 0.5 or file.is_dir():
         return change_file(r, file, files), True
@@ -161,6 +164,30 @@ def mutate(r: random.Random, path: pathlib.Path) -> tuple[str, bool]:
         index.write_bytes(seal(json.dumps(value, separators=(",", ":")).encode()[:-1]))
         return f"digested {where}", False
     return where, True
+
+
+# How chunks begin that Blosc or zstd has compressed.
+_head = re.compile(rb"\x02\x01[$\x91].|\x28\xb5\x2f\xfd", re.DOTALL)
+
+
+def _heads(files: list[pathlib.Path]) -> list[tuple[pathlib.Path, int]]:
+    """The places of compressed chunks in the files of a checkpoint."""
+    found = [(f, _head.finditer(f.read_bytes())) for f in files if f.is_file()]
+    return [(file, match.start()) for file, heads in found for match in heads]
+
+
+def change_head(r: random.Random, file: pathlib.Path, start: int) -> str:
+    """Changes the beginning of a compressed chunk: decoders believe what it says."""
+    data = bytearray(file.read_bytes())
+    for _ in range(r.randint(1, 3)):
+        if r.random() < 0.5:
+            at = start + 4 * r.randrange(8)
+            number = r.choice(_numbers) + r.randint(-1, 1)
+            data[at : at + 4] = (number % 2**32).to_bytes(4, "little")
+        else:
+            data[min(start + r.randrange(40), len(data) - 1)] ^= 1 << r.randrange(8)
+    file.write_bytes(data)
+    return f"head {file.name} {start}"
 
 
 def change_file(r: random.Random, file: pathlib.Path, files: list[pathlib.Path]) -> str:
