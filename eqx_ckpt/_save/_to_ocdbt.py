@@ -24,10 +24,12 @@ _ALIGN = 64
 
 def write(save: Save, into: Destination[Sink]) -> Files:
     """Writes the data files of this process."""
+    # While some files are synced, what goes into others is compressed.
+    is_packed = any(leaf.template.codec is not None for leaf in save.leaves)
     return _threads.gather(
         [ft.partial(_write_file, save, into, *file) for file in save.own(save.index)],
         save.threads(save.limits.most or 0),
-        waiting=into.work.is_far,
+        waiting=into.work.is_far or (is_packed and into.durable),
     )
 
 

@@ -4,7 +4,6 @@ import json
 import pathlib
 import warnings
 
-import jax
 import jax.numpy as jnp
 import jax.random as jr
 import ml_dtypes
@@ -65,7 +64,7 @@ def test_four_readers(tmp_path, layout, codec):
         assert all(np.array_equal(group[name][...], tree[name]) for name in tree)
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", ["lz4", pytest.param("zstd", marks=_long)])
 def test_every_dtype(tmp_path, codec):
     names = sorted(_template.STORED - {"bool"})
     dtypes = [getattr(ml_dtypes, name, None) or np.dtype(name) for name in names]
@@ -187,10 +186,10 @@ def test_an_older_release_says_what_reads_it(tmp_path, monkeypatch):
 def test_many_threads(tmp_path):
     """Leaves of many sizes, more than one chunk in a part, loaded in turn and anew."""
     tree = {
-        f"x{i}": jnp.asarray(_noisy(i, (50 + 37 * i, 128), "float32")) for i in range(8)
+        f"x{i}": jnp.asarray(_noisy(i, (50 + 37 * i, 128), "float32")) for i in range(4)
     }
     options = {"compression": "lz4", "chunks": 2**15, "durable": False}
     ec.tree_serialise_leaves(tmp_path / "a", tree, **options)
     for max_bytes in (None, 2**17):
         out = ec.tree_deserialise_leaves(tmp_path / "a", tree, max_bytes=max_bytes)
-        assert jax.tree.all(jax.tree.map(jnp.array_equal, out, tree))
+        assert_alike(out, tree)
