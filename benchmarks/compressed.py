@@ -1,58 +1,160 @@
-"""What `compression="zstd"` saves of real weights, and what it costs.
+"""What `compression` saves of weights, and what it costs.
 
-    python benchmarks/compressed.py FILE.safetensors [rounds]
+    python benchmarks/compressed.py [FILE.safetensors] [--rounds N]
 
-Sizes are of all files, over the bytes of the arrays. Times are of saves that are not
-durable, and of verified loads from the page cache; medians of rounds in turns, over
-those without compression.
+Without a file, of normal numbers. Sizes are of all files, over the bytes of the arrays.
+Speeds are GB/s of the arrays, medians of rounds in turns: saves that are synced,
+verified loads from the page cache, and loads after the files were dropped from it.
+`Blosc` decodes the same chunks, from memory into memory that it has used before, by
+numcodecs in as many threads as there are cores. In brackets are the seconds of all
+processors together for each GB, which other work on the machine does not change much.
+It prints a table, and writes `results/compressed.json`.
 """
 
+import argparse
+import concurrent.futures as cf
+import json
+import os
 import pathlib
+import shutil
 import statistics
-import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import jax.numpy as jnp
+import numcodecs
+import numpy as np
 
 import eqx_ckpt as ec
 
 
-def main(weights: dict[str, jax.Array], scratch: pathlib.Path, rounds: int) -> None:
-    ways = (None, "zstd")
-    for dtype in (jnp.float32, jnp.bfloat16):
-        tree = {
-            name: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
-            for name, x in weights.items()
-        }
-        saves: dict[str | None, list[float]] = {way: [] for way in ways}
-        loads: dict[str | None, list[float]] = {way: [] for way in ways}
-        for _ in range(rounds):
-            for way in ways:
-                path = scratch / str(way)
-                start = time.perf_counter()
-                ec.tree_serialise_leaves(path, tree, compression=way, durable=False)
-                saved = time.perf_counter()
-                jax.block_until_ready(ec.tree_deserialise_leaves(path, tree))
-                saves[way].append(saved - start)
-                loads[way].append(time.perf_counter() - saved)
-        stored = sum(
-            x.stat().st_size for x in (scratch / "zstd").rglob("*") if x.is_file()
-        )
-        size = stored / sum(x.nbytes for x in tree.values())
+RESULTS = pathlib.Path(__file__).parent / "results" / "compressed.json"
+WAYS = (None, "lz4", "zstd")
+_Tree = dict[str, jax.Array]
 
-        def ratio(times: dict[str | None, list[float]]) -> float:
-            return statistics.median(times["zstd"]) / statistics.median(times[None])
 
-        print(
-            f"{jnp.dtype(dtype).name:9} {size:.2f} of the size, "
-            f"save {ratio(saves):.1f}x, load {ratio(loads):.1f}x as long"
-        )
+class _Time(NamedTuple):
+    wall: float
+    cpu: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", nargs="?")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--scratch")
+    parser.add_argument("--results", type=pathlib.Path, default=RESULTS)
+    args = parser.parse_args()
+    weights = _weights(args.file)
+    rows = []
+    print("| | | size | durable save | load | cold load | Blosc |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
+    with tempfile.TemporaryDirectory(dir=args.scratch) as directory:
+        for dtype in (jnp.float32, jnp.bfloat16):
+            tree = {name: x.astype(dtype) for name, x in weights.items()}
+            for row in _measure(tree, pathlib.Path(directory), args.rounds):
+                rows.append({"dtype": jnp.dtype(dtype).name, **row})
+                print(_line(rows[-1]), flush=True)
+    done = {"file": args.file, "rounds": args.rounds, "cores": os.cpu_count()}
+    args.results.write_text(json.dumps({**done, "rows": rows}, indent=1) + "\n")
+
+
+def _weights(file: str | None) -> _Tree:
+    if file is not None:
+        read = ec.materialise(dict(ec.open(file).leaves))
+        return {name: x for name, x in read.items() if x.dtype == jnp.float32}
+    rng = np.random.default_rng(0)
+    shape = (1024, 1024)
+    return {
+        f"w{i}": jnp.asarray(rng.normal(size=shape).astype("float32") / 32)
+        for i in range(8)
+    }
+
+
+def _measure(tree: _Tree, scratch: pathlib.Path, rounds: int) -> Iterator[Any]:
+    nbytes = sum(x.nbytes for x in tree.values())
+    like = {n: jax.ShapeDtypeStruct(x.shape, x.dtype) for n, x in tree.items()}
+    times: dict[str | None, dict[str, list[_Time]]] = {way: {} for way in WAYS}
+    sizes: dict[str | None, float] = {}
+    for _ in range(rounds):
+        for way in WAYS:
+            path = scratch / "ckpt"
+            shutil.rmtree(path, ignore_errors=True)
+            os.sync()
+            load = lambda: jax.block_until_ready(ec.tree_deserialise_leaves(path, like))
+            jobs: dict[str, Callable[[], Any]] = {
+                "save": lambda: ec.tree_serialise_leaves(path, tree, compression=way),
+                "load": load,
+                "cold": load,
+            }
+            for name, job in jobs.items():
+                if name == "cold":
+                    _drop(path)
+                times[way].setdefault(name, []).append(_timed(job))
+            files = [x for x in path.rglob("*") if x.is_file()]
+            sizes[way] = sum(x.stat().st_size for x in files) / nbytes
+            if way is not None:
+                times[way].setdefault("blosc", []).append(_decode(ec.open(path)))
+    for way in WAYS:
+        row: dict[str, Any] = {"compression": way, "size": sizes[way]}
+        for name, some in times[way].items():
+            row[name] = nbytes / 1e9 / statistics.median(x.wall for x in some)
+            row[f"{name}_cpu"] = statistics.median(x.cpu for x in some) * 1e9 / nbytes
+        yield row
+
+
+def _timed(job: Callable[[], Any]) -> _Time:
+    wall, cpu = time.perf_counter(), time.process_time()
+    job()
+    return _Time(time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def _drop(path: pathlib.Path) -> None:
+    """Takes the files out of the page cache, as far as the system heeds that."""
+    for file in path.rglob("*"):
+        if file.is_file() and hasattr(os, "posix_fadvise"):
+            fd = os.open(file, os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+def _decode(ckpt: ec.Checkpoint) -> _Time:
+    """How long Blosc itself takes to decode all chunks."""
+    chunks = []
+    for lazy in ckpt.leaves.values():
+        values = lazy.store.kvstore
+        keys = [key for key in values.list().result() if key.startswith(b"c")]
+        found = [values.read(key).result().value for key in keys]
+        chunks += [value for value in found if value[:2] == b"\2\1"]
+    codec, own = numcodecs.Blosc(), threading.local()
+    most = max(int.from_bytes(value[4:8], "little") for value in chunks)
+
+    def decode(value: bytes) -> None:
+        if not hasattr(own, "buffer"):
+            own.buffer = np.zeros(most, np.uint8)
+        codec.decode(value, own.buffer[: int.from_bytes(value[4:8], "little")])
+
+    numcodecs.blosc.use_threads = False
+    with cf.ThreadPoolExecutor(os.cpu_count()) as pool:
+        return _timed(lambda: list(pool.map(decode, chunks)))
+
+
+def _line(row: dict[str, Any]) -> str:
+    way = f"`{row['compression']}`" if row["compression"] else "none"
+    speeds = [
+        f"{row[name]:.2f} ({row[f'{name}_cpu']:.2f})" if name in row else ""
+        for name in ("save", "load", "cold", "blosc")
+    ]
+    cells = [row["dtype"], way, f"{row['size']:.3f}", *speeds]
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":
-    read = ec.materialise(dict(ec.open(sys.argv[1]).leaves))
-    with tempfile.TemporaryDirectory() as directory:
-        count = int(sys.argv[2]) if len(sys.argv) > 2 else 7
-        main(read, pathlib.Path(directory), count)
+    main()
