@@ -120,8 +120,14 @@ def _module_fields(cls: type, here: tuple[str, ...]) -> _Fields | None:
     )
 
 
-# Static values that are in the index as they are, and can be compared as they are.
-_SIMPLE = (bool, int, str, type(None))
+def _is_simple(value: Any) -> bool:
+    """Whether a static value is in the index as it is, and equal to others like it."""
+    cls = type(value)
+    if cls is int:
+        return -(2**63) <= value < 2**63
+    if cls is str:
+        return len(value) < 100 and value.isascii()
+    return value is None or cls is bool
 
 
 class _Recorder:
@@ -264,7 +270,7 @@ class _Recorder:
         children = self._below([getattr(x, n) for n in fields.dynamic], depth, cls)
         number = self._type(cls, fields)
         values = [getattr(x, name) for name in fields.static]
-        if all(type(value) in _SIMPLE for value in values):
+        if all(map(_is_simple, values)):
             # Most are those of another Module, and a number is not equal to a bool.
             key = kind, tuple(children), number, *map(type, values), *values
             return self._row_for(key, (number, values))

@@ -167,4 +167,4 @@ def move(file: pathlib.Path, outside: pathlib.Path) -> pathlib.Path:
     return target
 
 
-from . import _contents, _files, _index, _names, _sizes  # noqa: E402, F401
+from . import _contents, _files, _index, _names, _sizes, _structure  # noqa: E402, F401

@@ -18,10 +18,12 @@ from typing import Any
 
 import jax.tree_util as jtu
 
+import attacks
 import eqx_ckpt as ec
 import eqx_ckpt._cli._main as command
 
 from . import everything, KINDS, skeleton, tree
+from ._structure import PWNED
 
 
 MEMORY = 200 * 2**20
@@ -72,6 +74,9 @@ def steps(path: str, like: Any) -> dict[str, Any]:
     step("store", lambda: [leaf.store for leaf in list(ckpt.leaves.values())[:50]])
     step("verify", lambda: out.update(problems=list(map(str, ec.verify(path)))))
     loaded = step("load", lambda: ec.tree_deserialise_leaves(ckpt, like, everything))
+    rebuilt = step("rebuild", lambda: ec.rebuild(ckpt, [attacks]))
+    assert rebuilt is None or same(rebuilt, loaded)
+    assert not PWNED
     out["right"] = loaded is not None and same(loaded, tree())
     return out
 
