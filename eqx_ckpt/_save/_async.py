@@ -132,8 +132,9 @@ def async_tree_serialise_leaves(
         base = _reuse.find(reuse, planned, processes)
         written = _reuse.SavedArrays(planned.leaves)
         held = _reuse.hold(base, planned.leaves)
+        sizes = [template.nbytes for template in planned.templates]
         copied = sum(
-            leaf.template.nbytes
+            sizes[leaf.number]
             for place, leaf in enumerate(planned.leaves)
             if leaf.alias is None
             and place not in held
@@ -166,10 +167,14 @@ def async_tree_serialise_leaves(
 def _stage(planned: Plan, held: Set[int]) -> Plan:
     """A plan that stays as it is; copies from all devices are started, but for leaves
     that are `held` elsewhere."""
+    leaves = [
+        leaf._replace(value=None) if place in held or leaf.alias is not None else leaf
+        for place, leaf in enumerate(planned.leaves)
+    ]
+    copied = _payload.copied_together(leaves)
     return planned._replace(
         leaves=[
-            leaf._replace(value=None) if place in held else _stage_leaf(leaf)
-            for place, leaf in enumerate(planned.leaves)
+            copied.get(place) or _stage_leaf(leaf) for place, leaf in enumerate(leaves)
         ],
         options=planned.options._replace(
             metadata=copy.deepcopy(planned.options.metadata)

@@ -64,15 +64,45 @@ class Small(Payload):
         return self.digest
 
 
+def copied_together(leaves: Sequence[PlannedLeaf]) -> dict[int, PlannedLeaf]:
+    """Copies of small leaves that lie in the memory of the host, by their places: those
+    of one template in one step, as each alone takes longer than its bytes."""
+    small: dict[int, bool] = {}
+    groups: dict[int, dict[int, np.ndarray]] = {}
+    for place, (_, value, template, number, _, owners) in enumerate(leaves):
+        if number not in small:
+            small[number] = _is_small(template)
+        if small[number] and owners is None:
+            view = _host.view(value, template)
+            if view is not None:
+                groups.setdefault(number, {})[place] = view
+    out: dict[int, PlannedLeaf] = {}
+    for number, views in groups.items():
+        copy = np.concatenate(list(views.values()), axis=None).view(np.uint8)
+        for place, data in zip(views, copy.reshape(len(views), -1)):
+            leaf = leaves[place]
+            value = Small(data, _digest_of(data))
+            out[place] = PlannedLeaf(leaf.name, value, leaf.template, number, None)
+    return out
+
+
+def _is_small(t: Template) -> bool:
+    """Whether a leaf is one block, of few bytes."""
+    return t.chunk == t.shape and t.nbytes <= _SMALL
+
+
 def prepare(leaf: PlannedLeaf) -> PlannedLeaf:
     """A leaf with most of the work of writing it done, if it is small."""
-    t = leaf.template
-    if t.chunk != t.shape or t.nbytes > _SMALL or leaf.owners is not None:
+    if isinstance(leaf.value, Payload) or leaf.owners is not None:
         return leaf
-    if isinstance(leaf.value, Payload):
+    if not _is_small(leaf.template):
         return leaf
     data = whole(leaf)
-    return leaf._replace(value=Small(data, xxhash.xxh3_128_digest(data)))
+    return leaf._replace(value=Small(data, _digest_of(data)))
+
+
+def _digest_of(data: Any) -> bytes:
+    return xxhash.xxh3_128_digest(data)
 
 
 class Data:

@@ -177,12 +177,13 @@ def index_of(plan: Plan, save: str, written: Written) -> tuple[Index, dict[str, 
 
 def _shardings(leaves: Sequence[PlannedLeaf]) -> dict[str, int]:
     """How many leaves are spread over devices, by the text of their sharding."""
+    arrays = (x.value for x in leaves if isinstance(x.value, jax.Array))
+    counts = collections.Counter([x.sharding for x in arrays])
     found: dict[str, int] = {}
-    for leaf in leaves:
-        if isinstance(leaf.value, jax.Array):
-            text = _sharding.text(leaf.value.sharding)
-            if text:
-                found[text] = found.get(text, 0) + 1
+    for sharding, count in counts.items():
+        text = _sharding.text(sharding)
+        if text:
+            found[text] = found.get(text, 0) + count
     return found
 
 

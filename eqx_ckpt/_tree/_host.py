@@ -90,15 +90,19 @@ def to_host(leaf: Any, template: Template) -> np.ndarray:
     A view of the leaf's memory where it can be: of every jax.Array on CPU that is not
     cut into shards.
     """
-    if isinstance(leaf, jax.Array):
-        is_there = _is_one_there(leaf.sharding)
-        if is_there and template.kind == "jax":
-            return _stored(np.asarray(leaf), template)
-    else:
-        is_there = not isinstance(leaf, (Payload, Shards))
-    if not is_there:
+    found = view(leaf, template)
+    if found is not None:
+        return found
+    if isinstance(leaf, (jax.Array, Payload, Shards)):
         return next(to_host_by_regions(leaf, template, [whole_region(template)]))
     return _stored(_on_host(leaf, template), template)
+
+
+def view(leaf: Any, template: Template) -> np.ndarray | None:
+    """The same of a jax.Array in the memory of the host, in one part; else None."""
+    if isinstance(leaf, jax.Array) and _is_one_there(leaf.sharding):
+        return _stored(_on_host(leaf, template), template)
+    return None
 
 
 def whole_region(template: Template) -> tuple[slice, ...]:
@@ -179,6 +183,8 @@ def _on_host(leaf: Any, template: Template) -> np.ndarray:
     """The numbers of a leaf as it has them: in any order and of any dtype."""
     if template.dtype == "float0":
         return np.zeros(template.shape, np.bool_)
+    if template.kind == "jax":
+        return np.asarray(leaf)
     if isinstance(leaf, np.ndarray):
         return np.asarray(leaf)  # A matrix keeps its axes when it is flattened.
     if template.kind in ("str", "bytes"):

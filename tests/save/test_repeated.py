@@ -125,3 +125,26 @@ def test_a_second_save_of_a_structure_makes_its_files_once(tmp_path):
         found = function.cache_info()
         assert (found.misses, found.hits) == (1, 2)
     assert ec.open(tmp_path / "2")["b.1"].read() == 3.0
+
+
+def test_small_arrays_that_are_copied_together_are_what_they_were(tmp_path):
+    names = "bool int4 uint8 int8 bfloat16 float16 float8_e4m3fn float32 complex64"
+    tree = {
+        f"{name}{number}": jnp.asarray(np.arange(6).reshape(shape) + number).astype(
+            name
+        )
+        for name in names.split()
+        for number, shape in enumerate([(6,), (2, 3), (6,)])
+    }
+    tree |= {f"0{i}": jnp.asarray(i) for i in range(3)}
+    tree |= {f"empty{i}": jnp.zeros((0, 2)) for i in range(3)}
+    tree |= {f"nan{i}": jnp.asarray([jnp.nan, -0.0]) for i in range(3)}
+    tree |= {"same": tree["nan0"], "key": jr.key(0), "key2": jr.key(1)}
+    blocking = _saved(tmp_path / "a", tree, {}, "sync")
+    assert _saved(tmp_path / "b", tree, {}, "async") == blocking
+    # On CPU the caller may write to memory that an array shares, once this returns.
+    memory = np.zeros((100, 8), np.float32)
+    handle = ec.async_tree_serialise_leaves(tmp_path / "c", [jnp.asarray(memory)] * 2)
+    memory[:] = 1
+    handle.result()
+    assert not ec.open(tmp_path / "c")["0"].read().any()
