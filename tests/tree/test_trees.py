@@ -354,7 +354,8 @@ def _told(path: str) -> Any:
     alike: dict[int, set[str]] = {}
     for alias, origin in leaves.aliases.items():
         alike.setdefault(origin, {leaves.names[origin]}).add(leaves.names[alias])
-    return templates, set(map(frozenset, alike.values())), leaves.markers, fields
+    labels = {leaves.names[place]: label for place, label in leaves.markers.items()}
+    return templates, set(map(frozenset, alike.values())), labels, fields
 
 
 def lazily(case: Case) -> None:
