@@ -4,6 +4,7 @@
 """
 
 import atexit
+import contextlib
 import multiprocessing
 import os
 import pathlib
@@ -96,6 +97,9 @@ def _run(
             ends = [f"{directory}/{rank}.over" for rank in others]
             state.service = _Last(state.service, ends)
         atexit._run_exitfuncs()
+        # A fork of Python 3.13 lacks the exit functions of what was imported before it.
+        with contextlib.suppress(Exception):
+            state.shutdown()
         sys.stdout.flush()
 
 
