@@ -530,10 +530,10 @@ def test_a_big_skeleton_costs_little(tmp_path):
         root.write(_files.INDEX, [_index.encode(index)])
 
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        start = time.perf_counter()
+        start = time.process_time()
         ckpt = ec.open({str(tmp_path)!r})
         lazy = ckpt.splice(eqx.filter_eval_shape(Llama, jr.key(0)))
-        seconds = time.perf_counter() - start
+        seconds = time.process_time() - start
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         leaves = jax.tree.leaves(lazy)
         assert all(isinstance(x, ec.LazyArray) for x in leaves)
