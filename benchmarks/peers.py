@@ -28,14 +28,15 @@ def _like(tree: Tree) -> Any:
 
 
 class Peer(NamedTuple):
-    """`save` takes whether it must be durable; `durable` says what it can be told.
+    """`save` takes whether it must be durable; `durable` says what it can be told. It
+    may return what waits for the rest, which does not count.
 
     `maps`: it reads through memory maps of its own, whose bytes nobody counts.
     """
 
     name: str
     how: str
-    save: Callable[[Path, Tree, bool], None]
+    save: Callable[[Path, Tree, bool], Any]
     load: Callable[[Path, Any], Any]
     durable: tuple[bool, ...] = (False, True)
     like: Callable[[Tree], Any] = _like
@@ -62,6 +63,10 @@ def _ours(layout: str = "ocdbt") -> Callable[[Path, Tree, bool], None]:
     return lambda path, tree, durable: ec.tree_serialise_leaves(
         path, tree, durable=durable, layout=layout
     )
+
+
+def _ours_asynchronous(path: Path, tree: Tree, durable: bool) -> Callable[[], None]:
+    return ec.async_tree_serialise_leaves(path, tree, durable=durable).result
 
 
 def _ours_load(verify: bool) -> Callable[[Path, Any], Any]:
@@ -148,7 +153,8 @@ def _eqx_load(path: Path, like: Any) -> Any:
 def _safetensors_save(path: Path, tree: Tree) -> None:
     from safetensors.flax import save_file
 
-    save_file(tree, path.with_suffix(".safetensors"))
+    # It puts NumPy arrays into the dict that it is given.
+    save_file(dict(tree), path.with_suffix(".safetensors"))
 
 
 def _safetensors_load(path: Path, like: Any) -> Any:
@@ -277,6 +283,13 @@ PEERS = [
         "The same, loaded with `verify=False`.",
         _ours(),
         _ours_load(False),
+    ),
+    Peer(
+        "eqx_ckpt, asynchronous",
+        "`async_tree_serialise_leaves`, until it returns: the arrays may be donated "
+        "then. Loaded as by the first.",
+        _ours_asynchronous,
+        _ours_load(True),
     ),
     Peer(
         "eqx_ckpt, zarr",

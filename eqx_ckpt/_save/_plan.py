@@ -205,7 +205,7 @@ def _describe(
     shared: dict[Any, int] = {}
     templates: dict[Template, int] = {}
     made: _Made = {}
-    # The templates of jax.Arrays, most of which are like some other one.
+    # The templates of arrays, most of which are like some other one.
     known: dict[Any, tuple[Template, int]] = {}
     processes = _processes.count()
     loads = [0] * processes

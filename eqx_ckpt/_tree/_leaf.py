@@ -115,8 +115,10 @@ def describe(leaf: Any, dtype: np.dtype | None = None) -> Template:
 
 
 def alike(leaf: Any) -> Any:
-    """Equal for jax.Arrays that have one template and one sharding; None for what is no
-    jax.Array with a value. Most leaves are like some other one."""
+    """Equal for arrays that have one template and one sharding; None for what is no
+    array with a value. Most leaves are like some other one."""
+    if type(leaf) is np.ndarray:
+        return np.ndarray, leaf.shape, leaf.dtype
     if not isinstance(leaf, jax.Array) or isinstance(leaf, jax_core.Tracer):
         return None
     if leaf.is_deleted():
