@@ -3,6 +3,7 @@
 import collections
 import concurrent.futures as cf
 import functools as ft
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,9 +18,9 @@ from .._format._leaves import Record
 from .._format._template import Template
 from .._format._view import View
 from .._storage import _arrays, _codecs
-from .._storage._backend import Backend
 from .._tree._restore import Conversion
-from . import _requests, _source
+from . import _ranges, _requests, _source
+from ._ranges import Range
 from ._requests import Fetched, Reading, Request, Results
 from ._source import Source
 
@@ -28,10 +29,6 @@ from ._source import Source
 _PART = 16 * 2**20
 # Unverified views up to this size are read to the byte, where their bytes are in a run.
 _RANGES = 64 * 2**20
-
-
-# A range of the bytes of a file: its key, from, to (None: its end).
-Range = tuple[str, int, int | None]
 
 
 class _Plan(NamedTuple):
@@ -100,7 +97,7 @@ def _plan(reading: Reading, request: Request) -> _Plan:
     source, record = reading.source, request.record
     views, is_exact = request.views, False
     if reading.digests is None and views is not None and len(views) == 1:
-        ranges = _ranges(source, record, views[0])
+        ranges = _exact_ranges(source, record, views[0])
         if ranges is not None:
             return _Plan(request, is_exact=True, ranges=ranges)
         is_exact = not source.is_run(record) and record.template.codec is None
@@ -135,7 +132,7 @@ def _touched(t: Template, views: tuple[View, ...] | None) -> Sequence[int]:
     return list(sets[0]) if len(sets) == 1 else sorted(set().union(*sets))
 
 
-def _ranges(source: Source, record: Record, view: View) -> list[Range] | None:
+def _exact_ranges(source: Source, record: Record, view: View) -> list[Range] | None:
     """Where the bytes of a view lie, if its elements follow each other in chunks."""
     if source.is_stored(record) or source.strides(record) is not None:
         return None
@@ -208,12 +205,14 @@ class _Output(NamedTuple):
 class _Part(NamedTuple):
     """A run of chunks, the region that they are, and the memory that it is read into.
     The `keeps` then take what is wanted, where that memory is not what was asked for.
+    Until then `held` bytes are under way: what is compressed may be as long again.
     """
 
     chunks: range
     region: tuple[slice, ...]
     into: np.ndarray
     keeps: list[Callable[[], None]]
+    held: int
 
 
 class _PartReader:
@@ -242,7 +241,7 @@ class _PartReader:
             if futures and futures[0].done():
                 futures[0].result()  # A store that does not answer is not asked again.
             part = _part(t, grid, run, output)
-            self._room.take(part.into.nbytes)
+            self._room.take(part.held)
             arrived = self._start_part(request.record, part, plan.array)
             futures.append(
                 self._pool.submit(self._finish, request.record, part, arrived)
@@ -260,9 +259,9 @@ class _PartReader:
             if plan.ranges is None:
                 _arrays.start_read(plan.array, into, view.slices()).result()
             else:
-                _read_ranges(self._source.directory, plan.ranges, into)
+                _ranges.read_into(self._source.directory, plan.ranges, into)
 
-        part = _Part(range(0), (), into, [])
+        part = _Part(range(0), (), into, [], into.nbytes)
         future = self._pool.submit(self._finish, record, part, arrived)
         return _Started(
             plan.request, lambda: Fetched([view.arrange(into)], True), [future]
@@ -278,7 +277,7 @@ class _PartReader:
         grid = _source.grid_of(t)
         ranges = [source.where(record, number) for number in part.chunks]
         if source.root.is_far:
-            values = _start_ranges(source.directory, ranges)
+            values = _ranges.start(source.directory, ranges)
         else:
             values = ft.partial(self._read, ranges)
 
@@ -317,7 +316,7 @@ class _PartReader:
         except Exception as e:
             problems.setdefault(record.name, self._reading.explain(e))
         finally:
-            self._room.give(part.into.nbytes)
+            self._room.give(part.held)
 
     def _is_good(self, record: Record, part: _Part) -> bool:
         digests = self._reading.digests
@@ -351,6 +350,7 @@ def _part(t: Template, grid: Grid, run: range, output: _Output) -> _Part:
     first, last = grid.regions[run[0]], grid.regions[run[-1]]
     region = tuple(slice(a.start, b.stop) for a, b in zip(first, last))
     shape = tuple(s.stop - s.start for s in region)
+    held = math.prod(shape) * t.itemsize * (1 if t.codec is None else 2)
     wanted = []
     for pick, array in zip(output.picks, output.arrays):
         overlaps = [_view.overlap(p, s.start, s.stop) for p, s in zip(pick, region)]
@@ -360,10 +360,10 @@ def _part(t: Template, grid: Grid, run: range, output: _Output) -> _Part:
     if output.conversion is None and len(wanted) == 1:
         into, fro = wanted[0]
         if into.shape == shape and all(s.step in (None, 1) for s in fro):
-            return _Part(run, region, into, [])
+            return _Part(run, region, into, [], held)
     into = _arrays.aligned(shape, _template.dtype_of(t.stored))
     keeps = [ft.partial(output.keep, to, into[(*fro, ...)]) for to, fro in wanted]
-    return _Part(run, region, into, keeps)
+    return _Part(run, region, into, keeps, held)
 
 
 def _as_range(pick: range | int) -> range:
@@ -379,39 +379,3 @@ def _copier(t: Template) -> Callable[[Any, np.ndarray], None]:
         into[...] = chunk[tuple(map(slice, into.shape))]
 
     return copy
-
-
-# ---- Ranges of files.
-
-
-def _read_ranges(root: Backend, ranges: Sequence[Range], into: np.ndarray) -> None:
-    data = into.reshape(-1).view(np.uint8)
-    at = 0
-    for value in _start_ranges(root, ranges)():
-        data[at : at + len(value)] = np.frombuffer(value, np.uint8)
-        at += len(value)
-
-
-def _start_ranges(
-    root: Backend, ranges: Sequence[Range]
-) -> Callable[[], Iterator[memoryview]]:
-    """Starts to read ranges of files, those that follow each other as one. What it
-    returns waits for them, and gives the bytes of each in order."""
-    runs: list[list[Range]] = []
-    for one in ranges:
-        if runs and runs[-1][-1][0] == one[0] and runs[-1][-1][2] == one[1]:
-            runs[-1].append(one)
-        else:
-            runs.append([one])
-    futures = [root.start_read(*run[0][:2], run[-1][2]) for run in runs]
-
-    def values() -> Iterator[memoryview]:
-        for run, future in zip(runs, futures):
-            value = memoryview(root.wait(future).value)
-            first = run[0][1]
-            for _, start, stop in run:
-                if stop is not None and len(value) < stop - first:
-                    raise MissingError("a chunk is missing")
-                yield value[start - first : None if stop is None else stop - first]
-
-    return values
