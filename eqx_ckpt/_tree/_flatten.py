@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
@@ -31,6 +32,9 @@ def flatten(tree: PyTree, is_leaf: IsLeaf) -> Flat:
     return Flat([path for path, _ in pairs], [leaf for _, leaf in pairs], structure)
 
 
+_ARRAYS = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
+
+
 # ---- Modules, and the nodes of Modules that were saved.
 
 
@@ -46,8 +50,10 @@ def modules(tree: PyTree, is_leaf: IsLeaf, path: tuple = ()) -> Iterator[tuple]:
     if is_node and isinstance(tree, eqx.Module):
         for field in dataclasses.fields(tree):
             if not field.metadata.get("static", False) and hasattr(tree, field.name):
-                below = (*path, jtu.GetAttrKey(field.name))
-                yield from modules(getattr(tree, field.name), is_leaf, below)
+                child = getattr(tree, field.name)
+                if not isinstance(child, _ARRAYS):  # As most are, of many Modules.
+                    below = (*path, jtu.GetAttrKey(field.name))
+                    yield from modules(child, is_leaf, below)
         return
     inner = lambda x: stop(x) and not (is_node and x is tree)
     for below, x in jtu.tree_flatten_with_path(tree, is_leaf=inner)[0]:

@@ -5,6 +5,7 @@ import collections
 import dataclasses
 import functools as ft
 import json
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -174,21 +175,23 @@ class _Recorder:
             return self._leaf(x, owner)
         return getattr(self, f"_{kind}")(x, depth + 1)
 
-    def _below(self, children: Any, depth: int, owner: type | None = None) -> list[int]:
-        out = []
-        for child in children:
-            at = self.at
-            if (
-                self._kinds.get(type(child)) == "plain"
-                and self._is_leaf is None
-                and self._stored[at]
-                and self._leaves[at] is child
-            ):
-                self.at += 1  # As most are, and there may be many.
-                out.append(_structure.LEAF)
-            else:
-                out.append(self.row_of(child, depth, owner))
-        return out
+    def _below(
+        self, children: Sequence[Any], depth: int, owner: type | None = None
+    ) -> list[int]:
+        if self._is_leaf is None and self._are_plain(children):
+            self.at += len(children)
+            return [_structure.LEAF] * len(children)
+        return [self.row_of(child, depth, owner) for child in children]
+
+    def _are_plain(self, children: Sequence[Any]) -> bool:
+        """Whether all are leaves that are stored and come back: most are, and there may
+        be many, so that nothing is looked at one by one."""
+        if not all(self._kinds.get(cls) == "plain" for cls in {*map(type, children)}):
+            return False
+        here = slice(self.at, self.at + len(children))
+        leaves = self._leaves[here]
+        same = len(leaves) == len(children) and all(map(operator.is_, leaves, children))
+        return same and all(self._stored[here])
 
     def _leaf(self, x: Any, owner: type | None) -> int:
         at = self.at
@@ -233,6 +236,8 @@ class _Recorder:
             named = list(map(_exact.encode, keys))
             if "unknown" in json.dumps(named):
                 return self._unknown(x, start)
+        if named is None and not rest:
+            return self._row_for((kind, tuple(children)), (None,))
         return self._row(kind, children, named, *rest)
 
     def _namedtuple(self, x: Any, depth: int) -> int:
