@@ -318,6 +318,7 @@ class _Recorder:
         """A row of a node of which only the leaves since `start` are known."""
         name = _named.own(type(x))
         text = type(x).__name__ if name is None else name.shown
+        text = "node of a checkpoint" if type(x) is Node else text
         count = sum(self._stored[start : self.at])
         number = self._row("other", [], count, text)
         self._has_leaf[number] = count > 0
