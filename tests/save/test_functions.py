@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from support import golden_functions
 
 import eqx_ckpt as ec
 
@@ -283,6 +284,21 @@ def test_damage_is_an_error_and_leaves_are_not_affected(tmp_path):
     with pytest.raises(ec.DamagedError, match="its function `f` is missing"):
         ec.open(path).functions["f"](jnp.ones(3))
     assert ec.open(path)["w"].read().tolist() == [1, 1, 1]
+
+
+def test_what_the_lowest_version_of_jax_has_written_runs():
+    ckpt = ec.open(golden_functions.PATH)
+    assert ec.verify(ckpt) == []
+    forward, loss = ckpt.functions["forward"], ckpt.functions["loss"]
+    assert forward._stored.versions == {"jax": "0.6.1"}
+    tree, x = golden_functions.tree(), jnp.arange(8.0).reshape(2, 4)
+    expected = golden_functions.forward(tree, x)
+    np.testing.assert_allclose(forward(x), expected, rtol=1e-6)
+    grads = jax.grad(lambda w: forward.exported.call(w, x).sum())(forward.read())
+    assert grads["w"].shape == (4, 3)
+    out, expected = loss(x, jr.key(1)), golden_functions.loss(tree, x, jr.key(1))
+    np.testing.assert_allclose(out["loss"], expected["loss"], rtol=1e-6)
+    assert jnp.array_equal(jr.key_data(out["keys"][0]), jr.key_data(tree["key"]))
 
 
 def test_older_readers_see_the_same_index_but_for_one_field(tmp_path):
