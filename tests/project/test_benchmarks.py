@@ -84,3 +84,12 @@ def test_edits():
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("| lazy |") == done.stdout.count("| whole |") == 7
+
+
+@pytest.mark.long
+def test_functions():
+    """What functions take of disk; it fails beyond its limits."""
+    command = [sys.executable, str(benchmarks / "functions.py"), "--short"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("function kB") == 2
