@@ -271,16 +271,20 @@ class Function:
         name, path = _text.escape(self.name), self._source.root
         return DamagedError(
             f"The function `{name}` of the checkpoint at `{path}` cannot be run: "
-            f"{_text.escape(why)}. The leaves are not affected."
+            f"{_text.escape(_text.bounded(why, 1000))}. The leaves are not affected."
         )
 
-    def _unreadable(self, error: Exception) -> DamagedError:
-        by = self._stored.versions.get("jax", "?")
-        return self._bad(
-            f"`jax.export` of JAX {jax.__version__} does not read what JAX {by} has "
-            f"written ({type(error).__name__}: {error}). It reads what is up to 6 "
-            "months older than itself: take a JAX that is nearer to that, and save "
-            "again with a newer one"
+    def _unreadable(self, error: Exception) -> ValueError:
+        # Its digest is right: it is what was written.
+        name, path = _text.escape(self.name), self._source.root
+        by = _text.escape(_text.bounded(self._stored.versions.get("jax", "?"), 20))
+        why = _text.escape(_text.bounded(f"{type(error).__name__}: {error}", 1000))
+        return ValueError(
+            f"The function `{name}` of the checkpoint at `{path}` cannot be read by "
+            f"JAX {jax.__version__}, as JAX {by} has written it ({why}). JAX reads "
+            "functions of releases up to 6 months older than itself. Run it with such "
+            "a release, or load the tree with its class, and save it again. The leaves "
+            "are not affected."
         )
 
     # ---- As a value.

@@ -43,6 +43,8 @@ def test_attack(good, tmp_path, name):
         assert len(repr(function)) < 5000
         function.exported
     assert time.process_time() - start < _LIMIT
-    assert isinstance(caught.value, ec.DamagedError), caught.value
+    # What JAX does not read has the right digest, so it may be of another release.
+    is_unread = "cannot be read by JAX" in str(caught.value)
+    assert isinstance(caught.value, ec.DamagedError) or is_unread, caught.value
     assert len(str(caught.value)) < 5000 and "\x1b" not in str(caught.value)
     assert str(path) in str(caught.value)

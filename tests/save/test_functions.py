@@ -286,11 +286,19 @@ def test_damage_is_an_error_and_leaves_are_not_affected(tmp_path):
     assert ec.open(path)["w"].read().tolist() == [1, 1, 1]
 
 
-def test_what_the_lowest_version_of_jax_has_written_runs():
-    ckpt = ec.open(golden_functions.PATH)
+@pytest.mark.parametrize("version", golden_functions.UNTIL)
+def test_what_older_versions_of_jax_have_written(version):
+    if jax.__version_info__[:2] < tuple(map(int, version.split(".")))[:2]:
+        pytest.skip("This JAX is older.")
+    ckpt = ec.open(golden_functions.path(version))
     assert ec.verify(ckpt) == []
     forward, loss = ckpt.functions["forward"], ckpt.functions["loss"]
-    assert forward._stored.versions == {"jax": "0.6.1"}
+    assert forward._stored.versions == {"jax": version}
+    if jax.__version_info__[:2] >= golden_functions.UNTIL[version]:
+        why = f"cannot be read by JAX .*, as JAX {version} has.*6 months"
+        with pytest.raises(ValueError, match=f"(?s){why}"):
+            forward(jnp.ones((2, 4)))
+        return
     tree, x = golden_functions.tree(), jnp.arange(8.0).reshape(2, 4)
     expected = golden_functions.forward(tree, x)
     np.testing.assert_allclose(forward(x), expected, rtol=1e-6)
