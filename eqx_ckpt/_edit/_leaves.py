@@ -18,6 +18,7 @@ from .._load._lazy import LazyArray
 from .._runtime import _progress
 from .._tree import _filters, _flatten, _host, _leaf, _register, _static
 from .._tree._flatten import Entry, Flat
+from .._tree._target import Target
 
 
 Region = tuple[slice, ...]
@@ -105,9 +106,9 @@ def names_of(flat: Flat) -> list[str]:
 def _leaf_of(name: str, value: Any) -> Leaf:
     if isinstance(value, LazyArray):
         target = value._target._replace(codec=None, python=None)
-        plain = value._again(value._view, target)
+        plain = _aimed(value, target)
         template = template_of(plain)
-        anywhere = plain._again(plain._view, target._replace(sharding=None))
+        anywhere = _aimed(plain, target._replace(sharding=None))
         identity = _computed.identity(anywhere)
         return Leaf(name, template, plain, _digests_of(plain, template), identity)
     try:
@@ -128,6 +129,11 @@ def _leaf_of(name: str, value: Any) -> Leaf:
 # ---- Lazy leaves.
 
 
+def _aimed(lazy: LazyArray, target: Target) -> LazyArray:
+    """The same with another target, if it is another."""
+    return lazy if target == lazy._target else lazy._again(lazy._view, target)
+
+
 def template_of(lazy: LazyArray) -> Template:
     """The template that a lazy leaf would be stored with, as it is read."""
     t, target = lazy._template, lazy._target
@@ -136,8 +142,7 @@ def template_of(lazy: LazyArray) -> Template:
             return t
         dtype = _template.SCALAR_KINDS[target.kind]
         return Template(t.keys, target.kind, dtype, (), dtype, ())
-    like = np.broadcast_to(np.zeros((), target.dtype), target.shape)
-    made = _leaf.describe(like)
+    made = _leaf.array_template("numpy", target.shape, target.dtype, None, False)
     chunk = t.chunk if (made.shape, made.stored) == (t.shape, t.stored) else ()
     return made._replace(kind=target.kind, weak=target.weak, chunk=chunk)
 
