@@ -13,7 +13,7 @@ from .._storage._backend import Backend
 from .._tree import _html, _leaf, _nearest, _show
 from .._tree._filters import FilterSpec, IsLeaf
 from .._tree._static import Static
-from . import _lazy, _match, _nodes, _open, _renamed, _shown
+from . import _lazy, _match, _nodes, _open, _renamed, _shown, _source
 from ._functions import Functions
 from ._lazy import LazyArray
 from ._rename import Renaming
@@ -211,7 +211,7 @@ class Checkpoint(_Base):
         return self
 
     def __reduce__(self) -> Any:
-        self._source.check_pickles()
+        _source.check_pickles(self._source)
         return _unpickle, (self._source.root, self.save_id)
 
 

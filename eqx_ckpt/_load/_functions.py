@@ -20,7 +20,7 @@ from .._format import _functions, _text
 from .._format._functions import StoredFunction
 from .._storage._backend import Backend
 from .._tree import _leaf, _nearest, _nests
-from . import _lazy, _open
+from . import _lazy, _open, _source
 from ._lazy import LazyArray
 from ._source import Source
 
@@ -111,7 +111,7 @@ class Function:
 
     @ft.cached_property
     def exported(self) -> jax.export.Exported:
-        data = self._source.read_function(self.name)
+        data = _source.read_function(self._source, self.name)
         try:
             exported = jax.export.deserialize(bytearray(data))
         except ImportError:
@@ -302,7 +302,7 @@ class Function:
         return _short(self._stored.args)
 
     def __reduce__(self) -> Any:
-        self._source.check_pickles()
+        _source.check_pickles(self._source)
         return _unpickle, (self._source.root, self._source.index.save, self.name)
 
 

@@ -16,7 +16,7 @@ from .._storage._backend import Backend
 from .._tree import _html, _leaf, _target
 from .._tree._show import TreeLine
 from .._tree._target import Target
-from . import _fetch, _open
+from . import _fetch, _open, _source
 from ._source import Source
 
 
@@ -265,7 +265,7 @@ class LazyArray(jax.ShapeDtypeStruct):
 
     def __reduce__(self) -> Any:
         source = self._source
-        source.check_pickles()
+        _source.check_pickles(source)
         args = (source.root, source.index.save, self.name, self._view, self._target)
         return _unpickle, args
 

@@ -69,15 +69,6 @@ class Source:
         """How many elements apart those of a leaf lie along each axis, if they do."""
         return None if self.foreign is None else self.foreign.strides.get(record.place)
 
-    def check_pickles(self) -> None:
-        """**Raises:** `TypeError` if it cannot be opened again by its path alone."""
-        if self.index.layout == "eqx":
-            raise TypeError(
-                f"What was opened at `{self.root}` cannot be pickled: the leaves of a "
-                "`.eqx` file have no names, so it is opened with the `like` that they "
-                "belong to. Open it where it is needed."
-            )
-
     @property
     def is_archive(self) -> bool:
         """Whether it is one of ours, in one file."""
@@ -269,39 +260,6 @@ class Source:
         key = self.foreign.files[0]
         return into[: self.directory.read_into(key, start, into)].tobytes()
 
-    def read_function(self, name: str) -> bytes:
-        """The bytes of a stored function, verified.
-
-        **Raises:** `DamagedError`, `ReplacedError`.
-        """
-        stored = self.index.functions[name]
-        what = f"the file of its function `{name}`"
-        try:
-            data = self._read_function(stored)
-        except ValueError as e:
-            raise self.lost(f"{what} is damaged ({e})") from e
-        if data is None:
-            raise self.lost(f"{what} is missing")
-        if len(data) != stored.nbytes or _index.digest(data) != stored.digest:
-            raise self.lost(f"{what} is damaged")
-        return data
-
-    def _read_function(self, stored: StoredFunction) -> bytes | None:
-        key = self.function_key(stored)
-        if self.foreign is None:
-            value = self.root.read(key, stop=stored.nbytes, limit=stored.nbytes)
-            return None if value is None else value.data
-        assert self.foreign.place is not None
-        start, stop = self.foreign.place(key)
-        if stop - start != stored.nbytes:
-            return b""
-        into = np.empty(stop - start, np.uint8)
-        count = self.directory.read_into(self.foreign.files[0], start, into)
-        return into[:count].tobytes()
-
-    def function_key(self, stored: StoredFunction) -> str:
-        return f"d/{self.index.save}/{_files.function(stored.file)}"
-
     def is_current(self) -> bool:
         """Whether the path still holds the save that was opened."""
         if self.foreign is not None:
@@ -342,6 +300,52 @@ class Source:
             )
         why = _text.escape(why)
         return DamagedError(f"The checkpoint at `{self.root}` cannot be read: {why}.")
+
+
+def check_pickles(source: Source) -> None:
+    """**Raises:** `TypeError` if it cannot be opened again by its path alone."""
+    if source.index.layout == "eqx":
+        raise TypeError(
+            f"What was opened at `{source.root}` cannot be pickled: the leaves of a "
+            "`.eqx` file have no names, so it is opened with the `like` that they "
+            "belong to. Open it where it is needed."
+        )
+
+
+def function_key(source: Source, stored: StoredFunction) -> str:
+    return f"d/{source.index.save}/{_files.function(stored.file)}"
+
+
+def read_function(source: Source, name: str) -> bytes:
+    """The bytes of a stored function, verified.
+
+    **Raises:** `DamagedError`, `ReplacedError`.
+    """
+    stored = source.index.functions[name]
+    what = f"the file of its function `{name}`"
+    try:
+        data = _read_function(source, stored)
+    except ValueError as e:
+        raise source.lost(f"{what} is damaged ({e})") from e
+    if data is None:
+        raise source.lost(f"{what} is missing")
+    if len(data) != stored.nbytes or _index.digest(data) != stored.digest:
+        raise source.lost(f"{what} is damaged")
+    return data
+
+
+def _read_function(source: Source, stored: StoredFunction) -> bytes | None:
+    key, foreign = function_key(source, stored), source.foreign
+    if foreign is None:
+        value = source.root.read(key, stop=stored.nbytes, limit=stored.nbytes)
+        return None if value is None else value.data
+    assert foreign.place is not None
+    start, stop = foreign.place(key)
+    if stop - start != stored.nbytes:
+        return b""
+    into = np.empty(stop - start, np.uint8)
+    count = foreign.directory.read_into(foreign.files[0], start, into)
+    return into[:count].tobytes()
 
 
 def _cut(t: Template, strides: tuple[int, ...] | None) -> _grid.Shape:

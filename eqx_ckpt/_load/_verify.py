@@ -12,7 +12,7 @@ from .._format import _files, _index, _text
 from .._format._leaves import Record
 from .._runtime import _log, _progress, _threads
 from .._storage import _arrays, _root
-from . import _open, _scan
+from . import _open, _scan, _source
 from ._checkpoint import Checkpoint
 from ._requests import CHANGED, unreadable
 from ._scan import Problem
@@ -189,9 +189,11 @@ def _check_functions(source: Source) -> list[Problem]:
     problems = []
     for name, stored in source.index.functions.items():
         try:
-            source.read_function(name)
+            _source.read_function(source, name)
         except DamagedError as e:
-            problems.append(Problem(None, None, source.function_key(stored), str(e)))
+            problems.append(
+                Problem(None, None, _source.function_key(source, stored), str(e))
+            )
     return problems
 
 

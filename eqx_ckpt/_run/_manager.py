@@ -219,13 +219,7 @@ class CheckpointManager:
         """
         if self._policy.best is None:
             raise ValueError('Pass `best=(metric, "min")` or "max" to the manager.')
-        known = {}
-        for step, (_, metrics, error) in self._steps.survey().items():
-            if error is not None:
-                raise error
-            if metrics is not None:
-                known[step] = metrics
-        return self._policy.best_of(known)
+        return self._policy.best_of(_steps.metrics(self._steps))
 
     def path(self, step: int) -> str | Store:
         """Where the checkpoint of a step is, or will be."""

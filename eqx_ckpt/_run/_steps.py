@@ -312,6 +312,20 @@ def _tops(root: Backend) -> Mapping[str, bool]:
     return {}
 
 
+def metrics(steps: Steps) -> dict[int, dict[str, Any]]:
+    """Those of the steps that have any.
+
+    **Raises:** `OSError` for a step that cannot be read now.
+    """
+    known = {}
+    for step, (_, found, error) in steps.survey().items():
+        if error is not None:
+            raise error
+        if found is not None:
+            known[step] = found
+    return known
+
+
 def check(step: Any) -> int:
     try:
         number = operator.index(step)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from .._format import _index
 from .._format._leaves import Record
+from .._load import _source
 from .._load._functions import Function
 from .._load._source import Source
 from .._tree import _leaf
@@ -97,7 +98,7 @@ def carried(function: Function, leaves: Sequence[PlannedLeaf]) -> PlannedFunctio
             )
         baked[leaf.name] = digest
     stored = stored._replace(names=list(function.names), baked=baked)
-    return PlannedFunction(source.read_function(function.name), own, stored)
+    return PlannedFunction(_source.read_function(source, function.name), own, stored)
 
 
 def _new(leaves: Sequence[PlannedLeaf], source: Source) -> _New:

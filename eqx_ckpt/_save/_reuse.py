@@ -22,7 +22,7 @@ from collections.abc import Sequence, Set
 import jax
 
 from .._format import _digests, _grid
-from .._load import _open
+from .._load import _open, _source
 from .._load._source import Source
 from .._runtime import _log
 from .._runtime._processes import Processes
@@ -191,7 +191,9 @@ def functions(base: Base) -> dict[str, SavedFile]:
     except (OSError, ValueError, RuntimeError):
         return {}
     return {
-        x.digest: SavedFile(source.root, source.function_key(x), x.nbytes, None)
+        x.digest: SavedFile(
+            source.root, _source.function_key(source, x), x.nbytes, None
+        )
         for x in source.index.functions.values()
     }
 
