@@ -167,6 +167,7 @@ def async_tree_serialise_leaves(
 def _stage(planned: Plan, held: Set[int]) -> Plan:
     """A plan that stays as it is; copies from all devices are started, but for leaves
     that are `held` elsewhere."""
+    # The bytes of an alias are those of another leaf.
     leaves = [
         leaf._replace(value=None) if place in held or leaf.alias is not None else leaf
         for place, leaf in enumerate(planned.leaves)
@@ -174,7 +175,8 @@ def _stage(planned: Plan, held: Set[int]) -> Plan:
     copied = _payload.copied_together(leaves)
     return planned._replace(
         leaves=[
-            copied.get(place) or _stage_leaf(leaf) for place, leaf in enumerate(leaves)
+            copied.get(place) or (leaf if leaf.value is None else _stage_leaf(leaf))
+            for place, leaf in enumerate(leaves)
         ],
         options=planned.options._replace(
             metadata=copy.deepcopy(planned.options.metadata)
@@ -184,9 +186,6 @@ def _stage(planned: Plan, held: Set[int]) -> Plan:
 
 
 def _stage_leaf(leaf: PlannedLeaf) -> PlannedLeaf:
-    if leaf.alias is not None:
-        # Its bytes are those of another leaf.
-        return leaf._replace(value=None)
     leaf = leaf._replace(value=_host.stage(leaf.value, leaf.template))
     # What is left to do for each of many leaves in the background waits for the main
     # thread again and again.

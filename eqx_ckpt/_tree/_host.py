@@ -100,8 +100,9 @@ def to_host(leaf: Any, template: Template) -> np.ndarray:
 
 def view(leaf: Any, template: Template) -> np.ndarray | None:
     """The same of a jax.Array in the memory of the host, in one part; else None."""
-    if isinstance(leaf, jax.Array) and _is_one_there(leaf.sharding):
-        return _stored(_on_host(leaf, template), template)
+    if isinstance(leaf, jax.Array):
+        if _on_cpu(leaf.sharding) and _leaf.is_whole(leaf.sharding):
+            return _stored(_on_host(leaf, template), template)
     return None
 
 
@@ -171,12 +172,6 @@ def _join(
 @ft.lru_cache(maxsize=1024)
 def _on_cpu(sharding: jax.sharding.Sharding) -> bool:
     return all(device.platform == "cpu" for device in sharding.device_set)
-
-
-@ft.lru_cache(maxsize=1024)
-def _is_one_there(sharding: jax.sharding.Sharding) -> bool:
-    """Whether an array is in the memory of the host, in one part."""
-    return _on_cpu(sharding) and _leaf.is_whole(sharding)
 
 
 def _on_host(leaf: Any, template: Template) -> np.ndarray:
