@@ -156,7 +156,7 @@ class Function:
         return lazy if chosen is None else lazy.update(sharding=chosen)
 
     def __call__(self, *args: Any) -> Any:
-        given = self._arguments(args)
+        given = _fitted(self._what, self._stored.args, args)
         call, weights = self._call, self._weights
         try:
             return call(weights, *given)
@@ -177,28 +177,6 @@ class Function:
     @ft.cached_property
     def _call(self) -> Callable[..., Any]:
         return jax.jit(self.exported.call)
-
-    def _arguments(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """**Raises:** `TypeError` for other arguments than it takes."""
-        nest = _nests.nest(args, "The argument")
-        signature = self._stored.args
-        wanted, structure = jtu.tree_flatten(
-            _functions.unfold(signature, lambda *x: _Array(x))
-        )
-        given, own = jtu.tree_flatten(nest)
-        if own != structure:
-            raise TypeError(
-                f"{self._what} takes {self._takes}, and was given {_shown(nest)}."
-            )
-        out = [_converted(x, array.dtype) for x, array in zip(given, wanted)]
-        for x, array in zip(out, wanted):
-            if not array.fits(x):
-                raise TypeError(
-                    f"{self._what} takes {self._takes}, and was given "
-                    f"{_shown(nest)}: there is {_shown(x)} for "
-                    f"{_functions.show([array.dtype, array.shape])}."
-                )
-        return jtu.tree_unflatten(structure, out)
 
     # ---- What is not believed.
 
@@ -226,28 +204,10 @@ class Function:
             raise self._bad("it has effects")
         if exported.disabled_safety_checks:
             raise self._bad("checks of `jax.export` are disabled in it")
-        self._check_calls(exported)
-
-    def _check_calls(self, exported: jax.export.Exported) -> None:
-        """Exports it once more, and its derivatives: `jax.export` checks all that they
-        call when it stores them, and not when it reads them."""
-        for order in range(self._stored.order + 1):
-            args, kwargs = jtu.tree_unflatten(
-                exported.in_tree, list(map(_struct, exported.in_avals))
-            )
-            try:
-                again = jax.export.export(
-                    jax.jit(exported.call), platforms=exported.platforms
-                )
-                again(*args, **kwargs)
-            except Exception as e:
-                raise self._bad(f"`jax.export` refuses it ({e})") from e
-            if order < self._stored.order:
-                if not exported.has_vjp():
-                    raise self._bad("it has no derivative, against what the index says")
-                exported = exported.vjp()
-        if exported.has_vjp():
-            raise self._bad("it has more derivatives than the index says")
+        try:
+            _check_calls(exported, self._stored.order)
+        except ValueError as e:
+            raise self._bad(str(e)) from e
 
     def _abstract(self, place: int) -> jax.ShapeDtypeStruct:
         name, _, template = self._source.index.leaves.record(place)
@@ -352,6 +312,51 @@ class _Array:
             and len(x.shape) == len(self.shape)
             and all(isinstance(m, str) or m == n for m, n in zip(self.shape, x.shape))
         )
+
+
+def _fitted(what: str, signature: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments as arrays of a signature.
+
+    **Raises:** `TypeError` for others than it takes.
+    """
+    nest = _nests.nest(args, "The argument")
+    arrays = _functions.unfold(signature, lambda *x: _Array(x))
+    wanted, structure = jtu.tree_flatten(arrays)
+    given, own = jtu.tree_flatten(nest)
+    takes = _short(signature)
+    if own != structure:
+        raise TypeError(f"{what} takes {takes}, and was given {_shown(nest)}.")
+    out = [_converted(x, array.dtype) for x, array in zip(given, wanted)]
+    for x, array in zip(out, wanted):
+        if not array.fits(x):
+            raise TypeError(
+                f"{what} takes {takes}, and was given {_shown(nest)}: there is "
+                f"{_shown(x)} for {_functions.show([array.dtype, array.shape])}."
+            )
+    return jtu.tree_unflatten(structure, out)
+
+
+def _check_calls(exported: jax.export.Exported, order: int) -> None:
+    """Exports a function once more, and its derivatives: `jax.export` checks all that
+    they call when it stores them, and not when it reads them.
+
+    **Raises:** `ValueError`.
+    """
+    for number in range(order + 1):
+        args, kwargs = jtu.tree_unflatten(
+            exported.in_tree, list(map(_struct, exported.in_avals))
+        )
+        again = jax.export.export(jax.jit(exported.call), platforms=exported.platforms)
+        try:
+            again(*args, **kwargs)
+        except Exception as e:
+            raise ValueError(f"`jax.export` refuses it ({e})") from e
+        if number < order:
+            if not exported.has_vjp():
+                raise ValueError("it has no derivative, against what the index says")
+            exported = exported.vjp()
+    if exported.has_vjp():
+        raise ValueError("it has more derivatives than the index says")
 
 
 def _converted(x: Any, dtype: str) -> Any:

@@ -6,37 +6,33 @@ leaves, by name, and of the other arguments. All else in the tree is baked in.
 """
 
 import importlib.util
-import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.export
 import jax.extend.core as jex_core
-import jax.interpreters.partial_eval as pe
 import jax.tree_util as jtu
 import numpy as np
 
-from .._format import _files, _functions, _index, _names
+from .._format import _files, _functions, _index
 from .._format._functions import StoredFunction
 from .._load._functions import Function
-from .._load._lazy import LazyArray
 from .._runtime import _processes
 from .._storage._backend import Links, SavedFile, Sink
-from .._tree import _leaf, _nests, _show
+from .._tree import _nests, _show
 from .._tree._flatten import Flat
-from . import _carrying, _jaxpr, _payload
+from . import _carrying, _jaxpr, _tracing
 from ._function import Functions, Unexported
 from ._layout import Destination
 from ._payload import PlannedFunction, PlannedLeaf
+from ._tracing import Traced, Tree
 
 
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 # So many trees that are not alike, whose functions are kept.
 _KNOWN = 4
-# A lazy leaf of so many bytes is read if its value is a part of a function.
-_SMALL = 1024
 # What changes how the same function is traced and lowered.
 _SETTINGS = (
     "jax_enable_x64",
@@ -45,15 +41,6 @@ _SETTINGS = (
     "jax_threefry_partitionable",
     "jax_numpy_dtype_promotion",
 )
-
-
-class Tree(NamedTuple):
-    """The tree of a save. `stored` are the leaves that are saved, by their numbers, and
-    `arrays` the numbers of the arrays."""
-
-    flat: Flat
-    stored: dict[int, PlannedLeaf]
-    arrays: list[int]
 
 
 def plan(
@@ -72,7 +59,7 @@ def plan(
     if functions is None:
         return _carrying.all_of(leaves)
     checked = _checked(functions)
-    arrays = [i for i, leaf in enumerate(flat.leaves) if _is_array(leaf)]
+    arrays = [i for i, leaf in enumerate(flat.leaves) if _tracing.is_array(leaf)]
     tree = Tree(flat, stored, arrays)
     out: dict[str, PlannedFunction] = {}
     for name, wanted in checked.items():
@@ -110,12 +97,6 @@ def _checked(functions: Any) -> Mapping[str, Unexported | Function]:
             "it: `pip install 'eqx_ckpt[functions]'`."
         )
     return functions
-
-
-def _is_array(leaf: Any) -> bool:
-    if isinstance(leaf, LazyArray):
-        return leaf._target.kind in ("jax", "key")
-    return isinstance(leaf, jax.Array)
 
 
 def placed(
@@ -162,7 +143,14 @@ class _Likeness(NamedTuple):
 def _likeness(tree: Tree) -> _Likeness:
     flat = tree.flat
     arrays = tuple(
-        (i, _name(tree, i), x.shape, x.dtype, _is_weak(x), _stored_dtype(tree, i))
+        (
+            i,
+            tree.name(i),
+            x.shape,
+            x.dtype,
+            _tracing.is_weak(x),
+            tree.stored_dtype(i),
+        )
         for i in tree.arrays
         for x in (flat.leaves[i],)
     )
@@ -201,125 +189,20 @@ def _known(wanted: Unexported, tree: Tree) -> PlannedFunction | None:
 def _has(tree: Tree, baked: dict[str, str]) -> bool:
     own = {leaf.name: leaf for leaf in tree.stored.values() if leaf.name in baked}
     return own.keys() == baked.keys() and all(
-        _digest(leaf) == baked[name] for name, leaf in own.items()
+        _tracing.digest(leaf) == baked[name] for name, leaf in own.items()
     )
-
-
-def _digest(leaf: PlannedLeaf) -> str:
-    return _index.digest(_payload.whole(leaf))
-
-
-# ---- Tracing.
-
-
-class _Traced(NamedTuple):
-    """A function that was traced: its jaxpr without what is of no use, the shape of its
-    result, and which of its arguments are used."""
-
-    closed: Any
-    result: Any
-    used: list[bool]
-
-    @property
-    def text(self) -> str:
-        """The same for functions that compute the same."""
-        consts = self.closed.consts
-        values = [np.asarray(x).tobytes() for x in consts if not _leaf.is_key(x)]
-        return re.sub("0x[0-9a-f]+", "", str(self.closed.jaxpr)) + repr(values)
-
-
-def _trace(
-    wanted: Unexported, tree: Tree, hidden: Iterable[int] = frozenset()
-) -> _Traced:
-    """Traces a function, of a tree in which the values of some leaves are hidden."""
-    leaves = list(map(_value, tree.flat.leaves))
-    for i in hidden:
-        leaves[i] = _Hidden()
-    rebuilt = _rebuild(wanted)
-
-    def run(weights: list[Any], nest: Any) -> Any:
-        own = list(leaves)
-        for i, weight in zip(tree.arrays, weights):
-            dtype = tree.flat.leaves[i].dtype
-            own[i] = weight if weight.dtype == dtype else weight.astype(dtype)
-        out = wanted.fn(jtu.tree_unflatten(tree.flat.structure, own), *rebuilt(nest))
-        return _nests.nest(out, "The result")
-
-    weights = [_weight(tree, i) for i in tree.arrays]
-    traced = jax.jit(run).trace(weights, wanted.nest)
-    closed = traced.jaxpr
-    jaxpr, used = pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
-    closed = jex_core.ClosedJaxpr(jaxpr, closed.consts)
-    return _Traced(closed, jtu.tree_structure(traced.out_info), list(used))
-
-
-def _value(leaf: Any) -> Any:
-    """A leaf as functions see it: a small lazy one that is no array is read."""
-    if isinstance(leaf, LazyArray) and not _is_array(leaf):
-        if leaf._template.nbytes <= _SMALL:
-            return leaf.read()
-    return leaf
-
-
-def _stored_dtype(tree: Tree, i: int) -> Any:
-    leaf = tree.stored.get(i)
-    return None if leaf is None else _leaf.abstract_dtype(leaf.template)
-
-
-def _weight(tree: Tree, i: int) -> jax.ShapeDtypeStruct:
-    """An array of the tree, as it is stored if it is."""
-    x, dtype = tree.flat.leaves[i], _stored_dtype(tree, i)
-    weak = _is_weak(x) and dtype in (None, x.dtype)
-    return jax.ShapeDtypeStruct(
-        x.shape, x.dtype if dtype is None else dtype, weak_type=weak
-    )
-
-
-def _rebuild(wanted: Unexported) -> Callable[[Any], tuple[Any, ...]]:
-    """A function from the nest of the arguments to the arguments."""
-    leaves, structure = jtu.tree_flatten(wanted.args)
-    place = {id(x): i for i, x in enumerate(jtu.tree_leaves(wanted.nest))}
-
-    def rebuilt(nest: Any) -> tuple[Any, ...]:
-        values = jtu.tree_leaves(nest)
-        own = [values[place[id(x)]] if id(x) in place else x for x in leaves]
-        return jtu.tree_unflatten(structure, own)
-
-    return rebuilt
-
-
-class _Looked(Exception):
-    """A function looks at a value that is hidden from it."""
-
-
-class _Hidden:
-    """Stands for the value of a leaf, to see whether a function does without it."""
-
-    def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise _Looked
-
-    __getattr__ = _refuse
-
-
-for _operator in (
-    "eq ne lt le gt ge bool len iter getitem contains int float complex index array "
-    "add radd sub rsub mul rmul matmul rmatmul truediv rtruediv floordiv rfloordiv "
-    "mod rmod divmod rdivmod pow rpow neg pos abs round trunc floor ceil invert call "
-    "and rand or ror xor rxor lshift rlshift rshift rrshift str format hash"
-).split():
-    setattr(_Hidden, f"__{_operator}__", _Hidden._refuse)
 
 
 # ---- Exporting.
 
 
 def _exported(wanted: Unexported, tree: Tree) -> PlannedFunction:
-    traced = _trace(wanted, tree)
+    traced = _tracing.trace(wanted, tree)
     count = len(tree.arrays)
     used = [i for i, is_used in zip(tree.arrays, traced.used) if is_used]
     _check_traced(wanted, tree, traced, used)
     names = [tree.stored[i].name for i in used]
-    avals = {tree.stored[i].name: _strong(_weight(tree, i)) for i in used}
+    avals = {tree.stored[i].name: _strong(_tracing.weight(tree, i)) for i in used}
     fun = jex_core.jaxpr_as_fun(traced.closed)
 
     def kept(weights: dict[str, Any], *args: Any) -> Any:
@@ -346,7 +229,7 @@ def _exported(wanted: Unexported, tree: Tree) -> PlannedFunction:
         result=result,
         platforms=list(exported.platforms),
         order=wanted.order,
-        baked=_baked(wanted, tree, traced, used),
+        baked=_tracing.baked(wanted, tree, traced, used),
         versions={"jax": jax.__version__},
     )
     made = PlannedFunction(data, names, stored)
@@ -355,19 +238,15 @@ def _exported(wanted: Unexported, tree: Tree) -> PlannedFunction:
     return made
 
 
-def _is_weak(x: Any) -> bool:
-    return bool(getattr(x, "weak_type", False))
-
-
 def _strong(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
 def _check_traced(
-    wanted: Unexported, tree: Tree, traced: _Traced, used: Sequence[int]
+    wanted: Unexported, tree: Tree, traced: Traced, used: Sequence[int]
 ) -> None:
     """**Raises:** `ValueError` for what cannot be stored beside the leaves."""
-    lost = [_name(tree, i) for i in used if i not in tree.stored]
+    lost = [tree.name(i) for i in used if i not in tree.stored]
     if lost:
         raise ValueError(
             f"The function uses the leaf `{lost[0]}`, which is not saved"
@@ -391,7 +270,7 @@ def _captured(wanted: Unexported, tree: Tree, value: Any, place: str) -> ValueEr
     for i, leaf in enumerate(tree.flat.leaves):
         if _jaxpr.is_same(leaf, value):
             return ValueError(
-                f"The function uses the leaf `{_name(tree, i)}`, {what}, which is no "
+                f"The function uses the leaf `{tree.name(i)}`, {what}, which is no "
                 "jax.Array, so that its values would be stored once more, in the "
                 f"function. Make it one, with `jnp.asarray`. It is used{place}."
             )
@@ -402,10 +281,6 @@ def _captured(wanted: Unexported, tree: Tree, value: Any, place: str) -> ValueEr
         "stored in a function: put it into the tree, or make it an argument. It is "
         f"used{place}."
     )
-
-
-def _name(tree: Tree, i: int) -> str:
-    return _names.name_of(tree.flat.paths[i])[0]
 
 
 def _lowered(
@@ -435,43 +310,3 @@ def _lowered(
                 f"cannot be lowered: {why}. Pass `platforms={good!r}` to `ec.function`."
             )
         return export(good)
-
-
-# ---- What is baked in.
-
-
-def _baked(
-    wanted: Unexported, tree: Tree, traced: _Traced, used: Sequence[int]
-) -> dict[str, str]:
-    """The digests of the stored leaves whose values are a part of the function.
-
-    Nothing tells which numbers a function looks at. Those beside arrays that it uses
-    are taken to be. Others, such as the step of a run, are not if the function is the
-    same when they are hidden from it.
-    """
-    baked = {i: leaf for i, leaf in tree.stored.items() if i not in {*tree.arrays}}
-    near = {_top(tree, i) for i in used}
-    far: dict[str, list[int]] = {}
-    for i in baked:
-        if _top(tree, i) not in near:
-            far.setdefault(_top(tree, i), []).append(i)
-    hidden = [i for group in far.values() for i in group]
-    if hidden and not _is_same(wanted, tree, traced, hidden):
-        alone = (g for g in far.values() if len(g) < len(hidden))
-        good = [g for g in alone if _is_same(wanted, tree, traced, g)]
-        hidden = [i for group in good for i in group]
-    return {leaf.name: _digest(leaf) for i, leaf in baked.items() if i not in hidden}
-
-
-def _top(tree: Tree, i: int) -> str:
-    return _name(tree, i).partition(".")[0]
-
-
-def _is_same(
-    wanted: Unexported, tree: Tree, traced: _Traced, hidden: Sequence[int]
-) -> bool:
-    """Whether a function is the same without the values of some leaves."""
-    try:
-        return _trace(wanted, tree, hidden).text == traced.text
-    except Exception:
-        return False
