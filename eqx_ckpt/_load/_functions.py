@@ -204,10 +204,9 @@ class Function:
             raise self._bad("it has effects")
         if exported.disabled_safety_checks:
             raise self._bad("checks of `jax.export` are disabled in it")
-        try:
-            _check_calls(exported, self._stored.order)
-        except ValueError as e:
-            raise self._bad(str(e)) from e
+        why = _refused(exported, self._stored.order)
+        if why is not None:
+            raise self._bad(why)
 
     def _abstract(self, place: int) -> jax.ShapeDtypeStruct:
         name, _, template = self._source.index.leaves.record(place)
@@ -336,11 +335,11 @@ def _fitted(what: str, signature: Any, args: tuple[Any, ...]) -> tuple[Any, ...]
     return jtu.tree_unflatten(structure, out)
 
 
-def _check_calls(exported: jax.export.Exported, order: int) -> None:
-    """Exports a function once more, and its derivatives: `jax.export` checks all that
-    they call when it stores them, and not when it reads them.
+def _refused(exported: jax.export.Exported, order: int) -> str | None:
+    """Why a function, or a derivative of it, is not run; None if it is.
 
-    **Raises:** `ValueError`.
+    They are exported once more: `jax.export` checks all that they call when it stores
+    them, and not when it reads them.
     """
     for number in range(order + 1):
         args, kwargs = jtu.tree_unflatten(
@@ -350,13 +349,12 @@ def _check_calls(exported: jax.export.Exported, order: int) -> None:
         try:
             again(*args, **kwargs)
         except Exception as e:
-            raise ValueError(f"`jax.export` refuses it ({e})") from e
+            return f"`jax.export` refuses it ({e})"
         if number < order:
             if not exported.has_vjp():
-                raise ValueError("it has no derivative, against what the index says")
+                return "it has no derivative, against what the index says"
             exported = exported.vjp()
-    if exported.has_vjp():
-        raise ValueError("it has more derivatives than the index says")
+    return "it has more derivatives than it says" if exported.has_vjp() else None
 
 
 def _converted(x: Any, dtype: str) -> Any:
