@@ -99,8 +99,6 @@ class _Builder:
         self._markers: dict[str, Any] = {}
         self._found: dict[Name, list[Any]] = {}
 
-    # ---- Names.
-
     def locate(self, source: str) -> tuple[int, int]:
         """The row of the node of a name, and the place of the first leaf in it."""
         row, at, name = len(self._structure.nodes) - 1, 0, ""
@@ -138,8 +136,6 @@ class _Builder:
 
     def _keys(self, encoded: Any) -> list[Any]:
         return _exact.decode(encoded, _Resolver(self, _Field("", None)))
-
-    # ---- Nodes.
 
     def make(self, row: int, name: str, owner: type | None) -> Any:
         """The node or leaf of a row."""
@@ -200,7 +196,7 @@ class _Builder:
     def _list(self, row: int, field: _Field) -> list:
         return self._rows(row, field.name)
 
-    def _items(self, row: int, field: _Field) -> dict[Any, Any]:
+    def _dict(self, row: int, field: _Field) -> dict[Any, Any]:
         encoded = self._structure.nodes[row][2]
         at, values = self.at, self._rows(row, field.name)
         if encoded is None:
@@ -227,16 +223,13 @@ class _Builder:
             except ValueError as e:
                 raise _exact.Malformed(str(e)) from e
 
-    def _dict(self, row: int, field: _Field) -> dict:
-        return self._items(row, field)
-
     def _ordered(self, row: int, field: _Field) -> Any:
-        return collections.OrderedDict(self._items(row, field))
+        return collections.OrderedDict(self._dict(row, field))
 
     def _default(self, row: int, field: _Field) -> Any:
         factory = _joined(field.name, "default_factory")
         made = self._exact(self._structure.nodes[row][3], _Field(factory, None))
-        items = self._items(row, field)
+        items = self._dict(row, field)
         return collections.defaultdict(made if callable(made) else None, items)
 
     def _partial(self, row: int, field: _Field) -> Any:
@@ -316,8 +309,6 @@ class _Builder:
         text = self._structure.nodes[row][3]
         self.problems.add("node", field.name, f"a `{text}`")
         self._skip(row)
-
-    # ---- Names of classes and functions.
 
     def _class(self, name: list[Any], field: _Field, base: type) -> Any:
         parsed = _named.parse(name)
