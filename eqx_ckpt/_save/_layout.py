@@ -12,9 +12,9 @@ from .._format._grid import Grid
 from .._runtime._processes import Processes
 from .._runtime._progress import Advance
 from .._storage._backend import Backend, Sink
-from . import _assign, _structure
+from . import _assign, _form
+from ._form import Form
 from ._payload import Data, PlannedLeaf
-from ._structure import Structure
 
 
 # To an object store a file is sent whole, from memory, of which it takes twice as much.
@@ -101,7 +101,7 @@ class Save:
         kept: Kept = NOTHING,
     ):
         self.leaves = leaves
-        self.structure = _structure.of(leaves)
+        self.form = _form.of(leaves)
         self.data = Data(leaves, advance)
         self.kept = kept
         self.index, self.count = processes.index, processes.count
@@ -120,7 +120,7 @@ class Save:
             ]
             self.deal = _assign.deal(works, processes.count, most, kept.same)
         else:
-            self.deal = _deal_alone(self.structure, most)
+            self.deal = _deal_alone(self.form, most)
 
     def _work(
         self, leaf: PlannedLeaf, grid: Grid, there: list[range] | None
@@ -167,14 +167,12 @@ class Save:
         return ends
 
 
-@_structure.remembered
-def _deal_alone(structure: Structure, most: int) -> _assign.Deal:
+@_form.remembered
+def _deal_alone(form: Form, most: int) -> _assign.Deal:
     """How one process deals all leaves out."""
-    aliases = {place for place, _ in structure.aliases}
-    grids = [_grid.lay(t.shape, t.chunk, t.itemsize) for t in structure.templates]
-    rows = [
-        (grids[number].full, len(grids[number].keys)) for number in structure.numbers
-    ]
+    aliases = {place for place, _ in form.aliases}
+    grids = [_grid.lay(t.shape, t.chunk, t.itemsize) for t in form.templates]
+    rows = [(grids[number].full, len(grids[number].keys)) for number in form.numbers]
     works = [
         _assign.Work(count, full, [] if place in aliases else [(range(count), 0)])
         for place, (full, count) in enumerate(rows)

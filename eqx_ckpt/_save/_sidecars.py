@@ -17,9 +17,9 @@ from .._format._template import Template
 from .._storage import _arrays
 from .._tree._filters import IsLeaf
 from .._tree._flatten import Flat
-from . import _payload, _structure
+from . import _form, _payload
+from ._form import Form
 from ._payload import PlannedLeaf
-from ._structure import Structure
 
 
 # ---- Orbax: the files of a checkpoint of its own, of which it needs no others.
@@ -232,16 +232,16 @@ def files(
     leaves: Sequence[PlannedLeaf], holes: Sequence[Hole], layout: str
 ) -> dict[str, bytes]:
     """All files for other readers that go into the root of a checkpoint."""
-    structure = _structure.of(leaves)
+    form = _form.of(leaves)
     texts: list[tuple[int, str]] = []
-    if any(template.kind == "str" for template in structure.templates):
+    if any(template.kind == "str" for template in form.templates):
         texts = [
             (i, _text(x)) for i, x in enumerate(leaves) if x.template.kind == "str"
         ]
     gaps = tuple(gap for gap in map(_named, holes) if gap is not None)
-    out = dict(_orbax_files(structure, tuple(texts), gaps, layout))
+    out = dict(_orbax_files(form, tuple(texts), gaps, layout))
     if layout == "zarr":
-        out.update(_zarr_files(structure))
+        out.update(_zarr_files(form))
     return out
 
 
@@ -266,9 +266,9 @@ def _named(hole: Hole) -> _Gap | None:
     return None if "%" in name else _Gap(hole.before, name, keys, hole.kind)
 
 
-@_structure.remembered
+@_form.remembered
 def _orbax_files(
-    structure: Structure,
+    form: Form,
     texts: tuple[tuple[int, str], ...],
     gaps: tuple[_Gap, ...],
     layout: str,
@@ -282,8 +282,8 @@ def _orbax_files(
     rest = iter(gaps)
     gap = next(rest, None)
     held = 0
-    for place, (name, number) in enumerate(zip(structure.names, structure.numbers)):
-        template = structure.templates[number]
+    for place, (name, number) in enumerate(zip(form.names, form.numbers)):
+        template = form.templates[number]
         while gap is not None and gap.before <= place:
             entries.add(gap.name, gap.keys, gap.kind)
             gap = next(rest, None)
@@ -343,17 +343,17 @@ def in_zarr_group(template: Template) -> bool:
     return template.stored in _zarr_dtypes
 
 
-@_structure.remembered
-def _zarr_files(structure: Structure) -> dict[str, bytes]:
+@_form.remembered
+def _zarr_files(form: Form) -> dict[str, bytes]:
     """The root group, whose consolidated metadata lists what zarr-python can decode."""
     blobs = {
         number: _arrays.zarr_json(template._replace(keys="")).rstrip()
-        for number, template in enumerate(structure.templates)
+        for number, template in enumerate(form.templates)
         if in_zarr_group(template)
     }
     members = [
         b'"%b":%b' % (_files.directory(name).encode(), blobs[number])
-        for name, number in zip(structure.names, structure.numbers)
+        for name, number in zip(form.names, form.numbers)
         if number in blobs
     ]
     group = (

@@ -11,10 +11,10 @@ from .._format._grid import Grid
 from .._runtime import _threads
 from .._storage import _arrays
 from .._storage._backend import Backend, Sink
-from . import _assign, _layout, _structure
+from . import _assign, _form, _layout
+from ._form import Form
 from ._layout import Destination, Ends, Files, Layout, Save, Stretch, Written
 from ._payload import PlannedLeaf
-from ._structure import Structure
 
 
 # Every leaf starts at a multiple of this in its file, which is what a memory-mapped
@@ -97,10 +97,10 @@ def finish(save: Save, files: Files, into: Destination[Sink]) -> Written:
     files = [*save.kept.files, *files]
     names = [str(number) for number in range(len(files))]
     fixed = tuple(map(tuple, files))
-    # Chunks of a structure lie alike in each save, unless they are encoded.
-    is_coded = any(template.codec for template in save.structure.templates)
+    # Chunks of a form lie alike in each save, unless they are encoded.
+    is_coded = any(template.codec for template in save.form.templates)
     make = _make_database if is_coded else _database
-    database, top, file, offset = make(save.structure, fixed)
+    database, top, file, offset = make(save.form, fixed)
     own = {
         f"{base}/tree": database,
         f"{base}/manifest.ocdbt": _ocdbt.manifest(top, "tree"),
@@ -132,46 +132,46 @@ def _by_chunk(stretch: Stretch) -> tuple[int, int]:
 
 
 def _make_database(
-    structure: Structure, files: tuple[tuple[Stretch, ...], ...]
+    form: Form, files: tuple[tuple[Stretch, ...], ...]
 ) -> tuple[bytes, _ocdbt.Subtree, list[int], list[int]]:
     """The zarr.json files and the nodes of the database, its root, and where each leaf
     starts."""
-    entries, blobs, file, offset = _entries(structure, files)
+    entries, blobs, file, offset = _entries(form, files)
     names = [*map(str, range(len(files))), "tree"]
     nodes, top = _ocdbt.tree(entries, names, "tree", len(blobs))
     return blobs + nodes, top, file, offset
 
 
-_database = _structure.remembered(_make_database)
+_database = _form.remembered(_make_database)
 
 
 def _entries(
-    structure: Structure, files: Sequence[Sequence[Stretch]]
+    form: Form, files: Sequence[Sequence[Stretch]]
 ) -> tuple[_ocdbt.Entries, bytes, list[int], list[int]]:
     """The keys of the database, the zarr.json files, and where each leaf starts."""
-    count = len(structure.names)
+    count = len(form.names)
     runs: list[list[tuple[int, Stretch]]] = [[] for _ in range(count)]
     for number, stretches in enumerate(files):
         for stretch in stretches:
             runs[stretch.place].append((number, stretch))
     for run in runs:
         run.sort(key=lambda r: r[1].numbers.start)
-    for place, alias in structure.aliases:
+    for place, alias in form.aliases:
         runs[place] = runs[alias]
     file = [run[0][0] for run in runs]
     offset = [run[0][1].offset for run in runs]
-    blobs = list(map(_arrays.zarr_json, structure.templates))
+    blobs = list(map(_arrays.zarr_json, form.templates))
     ends = list(itertools.accumulate(map(len, blobs), initial=0))
     # No name with a slash after it begins another one, so all keys of a leaf follow
     # each other, its chunks ("c...") before its zarr.json.
-    names = [name.encode() + b"/" for name in structure.names]
-    grids = [_grid.lay(t.shape, t.chunk, t.itemsize) for t in structure.templates]
+    names = [name.encode() + b"/" for name in form.names]
+    grids = [_grid.lay(t.shape, t.chunk, t.itemsize) for t in form.templates]
     suffixes = [[key.encode() for key in grid.keys] for grid in grids]
     tree = len(files)
     entries = _ocdbt.Entries([], [], [], [])
     keys, numbers, offsets, lengths = entries
     for place in sorted(range(count), key=names.__getitem__):
-        name, run, kind = names[place], runs[place], structure.numbers[place]
+        name, run, kind = names[place], runs[place], form.numbers[place]
         grid, suffix = grids[kind], suffixes[kind]
         number, stretch = run[0]
         for i in grid.order:

@@ -1,7 +1,7 @@
-"""The structure of a save: all of it but the values.
+"""The form of a save: all of it but the values.
 
-A training loop saves one structure again and again. What only follows from it, such as
-the files for other readers, is made once: by functions that are given a structure and
+A training loop saves one form again and again. What follows from it alone, such as
+the files for other readers, is made once: by functions that are given a form and
 nothing that it lacks, and remember their last few results.
 """
 
@@ -13,7 +13,7 @@ from .._format._template import Template
 from ._payload import PlannedLeaf
 
 
-class Structure(NamedTuple):
+class Form(NamedTuple):
     """The leaves of a save in their order: their names, the numbers of their templates,
     and those that share the bytes of another, with its place."""
 
@@ -23,9 +23,9 @@ class Structure(NamedTuple):
     aliases: tuple[tuple[int, int], ...]
 
 
-def of(leaves: Sequence[PlannedLeaf]) -> Structure:
+def of(leaves: Sequence[PlannedLeaf]) -> Form:
     templates = {leaf.number: leaf.template for leaf in leaves}
-    return Structure(
+    return Form(
         tuple([leaf.name for leaf in leaves]),
         tuple([leaf.number for leaf in leaves]),
         tuple(templates[number] for number in sorted(templates)),
