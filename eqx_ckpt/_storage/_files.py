@@ -20,6 +20,8 @@ from ._backend import Usage
 
 # What file systems take, in bytes.
 LONGEST_NAME, LONGEST_PATH = 255, 4096
+# What the system says of names that no file has; some are too long for any.
+NOWHERE = errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG
 # Where a memory-mapped file is one that this machine has: a network file system can
 # lose it while we read, which is a SIGBUS.
 _local_file_systems = frozenset(
@@ -43,8 +45,10 @@ def look(directory: str, key: str, follow: bool) -> os.stat_result | None:
         path = f"{path}/{part}"
         try:
             found = os.stat(path, follow_symlinks=follow)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        except OSError as e:
+            if e.errno in NOWHERE:
+                return None
+            raise
         is_right = stat.S_ISREG if number == len(parts) else stat.S_ISDIR
         if not is_right(found.st_mode):
             here = "/".join(parts[:number])

@@ -6,7 +6,7 @@ import re
 import tensorstore as ts
 
 from .._errors import DamagedError, MissingError
-from . import _context
+from . import _context, _files
 from ._backend import Backend
 
 
@@ -26,8 +26,9 @@ def known(backend: Backend) -> ts.KvStore:
 
 def is_missing(error: Exception) -> bool:
     """Whether an error says that a file, or the end of it, is not there."""
-    gone = FileNotFoundError, NotADirectoryError, IsADirectoryError
-    return isinstance(error, (MissingError, *gone))
+    if isinstance(error, OSError) and error.errno in _files.NOWHERE:
+        return True
+    return isinstance(error, (MissingError, FileNotFoundError, IsADirectoryError))
 
 
 # How TensorStore's errors begin and, where the system has refused a call, end.

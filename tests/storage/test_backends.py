@@ -117,17 +117,18 @@ def test_reads(store):
     assert pickle.loads(pickle.dumps(root.unpinned())) == root.unpinned()
 
 
-def test_a_file_that_is_not_there(store):
+@pytest.mark.parametrize("none", ["a/none", "a/" + "x" * 300], ids=["none", "long"])
+def test_a_file_that_is_not_there(store, none):
     root = store.read
-    assert not root.has("a/none") and root.stamp("a/none") == ""
-    assert root.read("a/none") is None and root.read("a/none", limit=3) is None
-    assert root.size("a/none") is None
+    assert not root.has(none) and root.stamp(none) == ""
+    assert root.read(none) is None and root.read(none, limit=3) is None
+    assert root.size(none) is None
     if root.is_far:  # There a directory is none.
         assert root.read("a") is None and not root.has("a")
-    assert root.read_some(["a/none"], 20) == [None]
+    assert root.read_some([none], 20) == [None]
     for read in (
-        lambda: root.check_range("a/none", 1),
-        lambda: root.read_into("a/none", 0, _into(1)),
+        lambda: root.check_range(none, 1),
+        lambda: root.read_into(none, 0, _into(1)),
     ):
         with pytest.raises(Exception) as caught:
             read()
