@@ -155,7 +155,7 @@ def test_what_is_the_same_is_not_copied(tmp_path, monkeypatch):
     with ec.CheckpointManager(tmp_path / "run") as manager:
         for step in range(1, 4):
             staged.clear()
-            manager.save(step, {**tree, "step": jnp.asarray(step)})
+            manager.save(step, {**tree, "large": jnp.full(2**16, step)})
             manager.wait()
     assert len(staged) == 1
 

@@ -50,10 +50,19 @@ def _held(path):
         os.close(fd)
 
 
-def _failing(path):
+@contextlib.contextmanager
+def _busy(path):
+    """Keeps the saves in it from beginning: each waits for one that is held."""
+    save(path, _tree(1)).result()
+    with _held(path):
+        save(path, _tree(2))
+        yield
+
+
+def _failing(path, **options):
     """A save that fails in the background: something is there when its turn comes."""
-    save(path, _tree(1))
-    return save(path, _tree(2), overwrite=False)
+    save(path, _tree(1), **options)
+    return save(path, _tree(2), overwrite=False, **options)
 
 
 def _wait_over(handle):
@@ -234,8 +243,8 @@ def test_errors_of_the_tree_are_raised_at_once(tmp_path, layout):
 
 
 def test_the_handle_raises(tmp_path, layout):
-    save(tmp_path / layout, _tree(1), layout=layout)
-    handle = save(tmp_path / layout, _tree(2), layout=layout, overwrite=False)
+    with _busy(tmp_path / "first"):
+        handle = _failing(tmp_path / layout, layout=layout)
     for ask in (handle.result, handle.done, handle.staged, handle.result):
         _wait_over(handle)
         with pytest.raises(FileExistsError, match="`overwrite=False`"):
@@ -248,7 +257,9 @@ def test_the_handle_raises(tmp_path, layout):
 
 @pytest.mark.parametrize("call", [save, ec.tree_serialise_leaves])
 def test_what_nobody_asks_for_is_raised_by_the_next_save(tmp_path, call):
-    _wait_over(_failing(tmp_path / "a"))
+    with _busy(tmp_path / "first"):
+        handle = _failing(tmp_path / "a")
+    _wait_over(handle)
     with pytest.raises(RuntimeError, match="has not been started") as caught:
         call(tmp_path / "b", _tree(3))
     assert isinstance(caught.value.__cause__, FileExistsError)
@@ -260,10 +271,7 @@ def test_what_nobody_asks_for_is_raised_by_the_next_save(tmp_path, call):
 
 
 def test_several_errors_are_raised_together(tmp_path):
-    save(tmp_path / "first", _tree(1)).result()
-    with _held(tmp_path / "first"):
-        # Else the first error may be there before the second save is called.
-        save(tmp_path / "first", _tree(2))
+    with _busy(tmp_path / "first"):
         handles = [_failing(tmp_path / name) for name in "ab"]
     for handle in handles:
         _wait_over(handle)
@@ -281,7 +289,8 @@ def test_callbacks(tmp_path, caplog):
     good = save(tmp_path / "a", _tree(1))
     good.add_done_callback(calls.append)
     good.result()
-    bad = _failing(tmp_path / "b")
+    with _busy(tmp_path / "first"):
+        bad = _failing(tmp_path / "b")
     told = threading.Event()
 
     def ask(handle):
