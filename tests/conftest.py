@@ -28,7 +28,7 @@ from support import servers
 
 
 # Machines that run the tests are shared: how long an example takes says nothing.
-hypothesis.settings.register_profile("quick", deadline=None, max_examples=25)
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=16)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=100)
 
 

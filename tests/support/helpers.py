@@ -29,7 +29,7 @@ new_orbax = pytest.mark.skipif(_orbax < (0, 12), reason="needs Orbax 0.12")
 
 
 def examples(count: int) -> hypothesis.settings:
-    """So many examples of a property with `-m long`, and otherwise a quarter."""
+    """So many examples of a property with `-m long`, and otherwise a sixth."""
     default = hypothesis.settings().max_examples
     return hypothesis.settings(max_examples=count * default // 100)
 
