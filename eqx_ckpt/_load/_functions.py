@@ -19,7 +19,7 @@ from .._errors import DamagedError
 from .._format import _functions, _text
 from .._format._functions import StoredFunction
 from .._storage._backend import Backend
-from .._tree import _leaf, _nearest, _nests
+from .._tree import _leaf, _nearest, _nests, _sharding
 from . import _lazy, _open, _source
 from ._lazy import LazyArray
 from ._source import Source
@@ -152,7 +152,7 @@ class Function:
 
     def _lazy(self, place: int, sharding: Any) -> LazyArray:
         lazy = _lazy.lazy_of(self._source, self._source.index.leaves.record(place))
-        chosen = sharding(lazy.name, lazy) if callable(sharding) else sharding
+        chosen = _sharding.of_leaf(sharding, lazy.name, lazy)
         return lazy if chosen is None else lazy.update(sharding=chosen)
 
     def __call__(self, *args: Any) -> Any:

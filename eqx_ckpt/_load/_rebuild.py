@@ -9,10 +9,9 @@ from jaxtyping import PyTree
 
 from .._errors import DamagedError
 from .._format import _text
-from .._format._leaves import Record
 from .._runtime import _gc, _processes
 from .._storage._archive import Readable
-from .._tree import _leaf, _nearest, _rebuild, _register, _target
+from .._tree import _leaf, _nearest, _rebuild, _register, _sharding, _target
 from .._tree._exact import Malformed
 from .._tree._known import Known
 from .._tree._rebuild import Given, Makers, Problems
@@ -149,26 +148,14 @@ class _Maker:
             python = None if codec is not None else cls
             target = target._replace(codec=codec, python=python)
         if self._sharding is not None and target.kind in ("jax", "key"):
-            target = target._replace(sharding=self._placed(record))
+            abstract = _leaf.abstract(record.template)
+            sharding = _sharding.of_leaf(self._sharding, record.name, abstract)
+            target = target._replace(sharding=sharding)
         # What is one array in the checkpoint is one in the tree.
         key = leaves.aliases.get(place, place), target
         if key not in self._made:
             self._made[key] = _lazy.lazy_of(self._ckpt._source, record, target)
         return self._made[key]
-
-    def _placed(self, record: Record) -> Any:
-        abstract = _leaf.abstract(record.template)
-        sharding: Any = self._sharding
-        if not isinstance(sharding, jax.sharding.Sharding):
-            sharding = sharding(record.name, abstract)
-        if sharding is not None:
-            try:
-                sharding.shard_shape(abstract.shape)
-            except (ValueError, IndexError) as e:
-                raise ValueError(
-                    f"The sharding of the leaf `{record.name}` does not fit it: {e}"
-                ) from e
-        return sharding
 
     def like(self, name: str, value: Any) -> Any:
         return self._ckpt.splice(value, source=name, static="ignore")

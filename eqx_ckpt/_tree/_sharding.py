@@ -209,6 +209,32 @@ def unreduced(sharding: Any) -> list[str]:
     return sorted(map(str, getattr(spec, "unreduced", ())))
 
 
+def of_leaf(
+    sharding: Any, name: str, leaf: jax.ShapeDtypeStruct
+) -> jax.sharding.Sharding | None:
+    """The sharding of one leaf: what is given for many, or what a function gives for
+    its name and for the leaf.
+
+    **Raises:** `TypeError` for what is no sharding; `ValueError` for one that does not
+    fit the leaf.
+    """
+    found: Any = sharding(name, leaf) if callable(sharding) else sharding
+    if found is None:
+        return None
+    if not isinstance(found, jax.sharding.Sharding):
+        raise TypeError(
+            f"The leaf `{name}` gets a `{type(found).__name__}` as its sharding: that "
+            "is a `NamedSharding` or such."
+        )
+    try:
+        found.shard_shape(leaf.shape)
+    except (ValueError, IndexError) as e:
+        raise ValueError(
+            f"The sharding of the leaf `{name}` does not fit it: {e}"
+        ) from e
+    return found
+
+
 @ft.lru_cache(maxsize=4096)
 def text(sharding: jax.sharding.Sharding) -> str:
     """A sharding as it is shown: its specification and its mesh. "" on one device."""

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from .._format import _names
-from . import _flatten, _leaks, _show
+from . import _flatten, _leaks, _sharding, _show
 from ._filters import IsLeaf
 
 
@@ -78,19 +78,8 @@ def _with_shardings(tree: PyTree, sharding: Any) -> PyTree:
     for path, leaf, spec in zip(flat.paths, flat.leaves, specs):
         if isinstance(leaf, jax.ShapeDtypeStruct):
             name = _names.name_of(path)[0]
-            chosen: Any = spec(name, leaf) if callable(spec) else spec
+            chosen = _sharding.of_leaf(spec, name, leaf)
             if chosen is not None:
-                if not isinstance(chosen, jax.sharding.Sharding):
-                    raise TypeError(
-                        f"The leaf `{name}` gets a `{type(chosen).__name__}` as its "
-                        "sharding: that is a `NamedSharding` or such."
-                    )
-                try:
-                    chosen.shard_shape(leaf.shape)
-                except (ValueError, IndexError) as e:
-                    raise ValueError(
-                        f"The sharding of the leaf `{name}` does not fit it: {e}"
-                    ) from e
                 leaf = leaf.update(sharding=chosen)
         out.append(leaf)
     return jtu.tree_unflatten(flat.structure, out)
