@@ -61,13 +61,14 @@ def plan(
     checked = _checked(functions)
     arrays = [i for i, leaf in enumerate(flat.leaves) if _tracing.is_array(leaf)]
     tree = Tree(flat, stored, arrays)
+    like = _likeness(tree)
     out: dict[str, PlannedFunction] = {}
     for name, wanted in checked.items():
         if isinstance(wanted, Function):
             out[name] = _carrying.carried(wanted, leaves)
             continue
         try:
-            out[name] = _known(wanted, tree) or _exported(wanted, tree)
+            out[name] = _made(wanted, tree, like)
         except Exception as e:
             takes = _functions.show(_nests.folded(wanted.nest))
             e.add_note(
@@ -177,13 +178,15 @@ def _is_alike(a: _Likeness, b: _Likeness) -> bool:
         return False
 
 
-def _known(wanted: Unexported, tree: Tree) -> PlannedFunction | None:
-    """What was made of a function for a tree that was like this one."""
-    like = _likeness(tree)
+def _made(wanted: Unexported, tree: Tree, like: _Likeness) -> PlannedFunction:
+    """What was made of a function for a tree that was like this one, or is now."""
     for other, made in wanted.known:
         if _is_alike(other, like) and _has(tree, made.stored.baked):
             return made
-    return None
+    made = _exported(wanted, tree)
+    wanted.known.insert(0, (like, made))
+    del wanted.known[_KNOWN:]
+    return made
 
 
 def _has(tree: Tree, baked: dict[str, str]) -> bool:
@@ -232,10 +235,7 @@ def _exported(wanted: Unexported, tree: Tree) -> PlannedFunction:
         baked=_tracing.baked(wanted, tree, traced, used),
         versions={"jax": jax.__version__},
     )
-    made = PlannedFunction(data, names, stored)
-    wanted.known.insert(0, (_likeness(tree), made))
-    del wanted.known[_KNOWN:]
-    return made
+    return PlannedFunction(data, names, stored)
 
 
 def _strong(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
