@@ -9,13 +9,18 @@ import xxhash
 from . import _grid
 
 
+def block_digest(data: Any) -> bytes:
+    """The digest of one block."""
+    return xxhash.xxh3_128_digest(data)
+
+
 def block_digests(data: Any) -> Iterator[bytes]:
     """The digest of each block of the bytes of a chunk."""
     if data.nbytes <= _grid.BLOCK:
-        yield xxhash.xxh3_128_digest(data)
+        yield block_digest(data)
         return
     for start in range(0, data.nbytes, _grid.BLOCK):
-        yield xxhash.xxh3_128_digest(data[start : start + _grid.BLOCK])
+        yield block_digest(data[start : start + _grid.BLOCK])
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import xxhash
 
 from .._format import _digests, _grid
 from .._format._functions import StoredFunction
@@ -81,7 +80,7 @@ def copied_together(leaves: Sequence[PlannedLeaf]) -> dict[int, PlannedLeaf]:
         copy = np.concatenate(list(views.values()), axis=None).view(np.uint8)
         for place, data in zip(views, copy.reshape(len(views), -1)):
             leaf = leaves[place]
-            value = Small(data, _digest_of(data))
+            value = Small(data, _digests.block_digest(data))
             out[place] = PlannedLeaf(leaf.name, value, leaf.template, number, None)
     return out
 
@@ -98,11 +97,7 @@ def prepare(leaf: PlannedLeaf) -> PlannedLeaf:
     if not _is_small(leaf.template):
         return leaf
     data = whole(leaf)
-    return leaf._replace(value=Small(data, _digest_of(data)))
-
-
-def _digest_of(data: Any) -> bytes:
-    return xxhash.xxh3_128_digest(data)
+    return leaf._replace(value=Small(data, _digests.block_digest(data)))
 
 
 class Data:
@@ -189,9 +184,6 @@ class Data:
         return data
 
     def _digest(self, row: int, data: Any) -> None:
-        if data.nbytes <= _grid.BLOCK:
-            self._rows[row] = xxhash.xxh3_128_digest(data)
-            return
         for digest in _digests.block_digests(data):
             self._rows[row] = digest
             row += 1

@@ -58,6 +58,13 @@ def zarr_json(template: Template) -> bytes:
     return text + b" " * (-len(text) % 64)
 
 
+def zarr_spec(template: Template, kvstore: dict[str, Any]) -> dict[str, Any]:
+    """The spec of a stored array for TensorStore."""
+    metadata = json.loads(zarr_json(template))
+    del metadata["attributes"]
+    return {"driver": "zarr3", "kvstore": kvstore, "metadata": metadata}
+
+
 def _compressors(template: Template) -> list[dict[str, Any]]:
     codec = template.codec
     if codec not in _blosc.CODECS:
@@ -123,15 +130,8 @@ def open_arrays(
         kvstores = _databases(root.spec(), files, chunks, context)
     opened = []
     for kvstore, place in zip(kvstores, places):
-        metadata = json.loads(zarr_json(place.template))
-        del metadata["attributes"]
-        spec = {
-            "driver": "zarr3",
-            "kvstore": kvstore,
-            "metadata": metadata,
-            # A chunk that is missing must not read as zeros.
-            "fill_missing_data_reads": False,
-        }
+        # A chunk that is missing must not read as zeros.
+        spec = zarr_spec(place.template, kvstore) | {"fill_missing_data_reads": False}
         opened.append(
             ts.open(spec, open=True, read=True, assume_metadata=True, context=context)
         )

@@ -1,6 +1,5 @@
 """Compressed chunks, encoded and decoded one by one, by TensorStore in memory."""
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -20,14 +19,8 @@ def encoder(template: Template) -> Callable[[np.ndarray], bytes]:
 
     TensorStore's own driver does it: what it wrote, every reader of Zarr reads.
     """
-    metadata = json.loads(_arrays.zarr_json(template._replace(shape=template.chunk)))
-    del metadata["attributes"]
-    spec = {
-        "driver": "zarr3",
-        "kvstore": _memory,
-        "metadata": metadata,
-        "store_data_equal_to_fill_value": True,
-    }
+    one = template._replace(shape=template.chunk)
+    spec = _arrays.zarr_spec(one, _memory) | {"store_data_equal_to_fill_value": True}
     store = _open(spec, ts.Context())
     values = store.kvstore
     assert values is not None
