@@ -25,7 +25,7 @@ RESERVED = frozenset(key.partition(".")[0].partition("/")[0] for key in OTHERS) 
 }
 # The files of a save, in `d/<save id>`.
 DATA = re.compile(
-    r"[0-9]+|part-[0-9]+|function-[0-9]+|tree|manifest\.ocdbt|digests|.+\.new",
+    r"[0-9]+|(part|function|own)-[0-9]+|tree|manifest\.ocdbt|digests|.+\.new",
     re.DOTALL,
 )
 # What is at the root of a checkpoint besides `d/`, the index and leaves.
@@ -45,6 +45,11 @@ def directory(name: str) -> str:
 def function(number: int) -> str:
     """The name of the file of a function, in `d/<save id>`."""
     return f"function-{number}"
+
+
+def own(process: int) -> str:
+    """The name of the file of the own state of a process, in `d/<save id>`."""
+    return f"own-{process}"
 
 
 def is_beside(name: str) -> bool:

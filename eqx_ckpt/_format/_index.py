@@ -51,6 +51,13 @@ class Placement:
     sizes: dict[int, list[int]] = dataclasses.field(default_factory=dict)
 
 
+class SavedState(NamedTuple):
+    """A file with the own state of a process: its bytes, and their digest."""
+
+    nbytes: int
+    digest: str
+
+
 class Saved(NamedTuple):
     """How a checkpoint was saved: when, in seconds since 1970; by how many processes;
     and the leaves that were spread over devices, counted by how they were."""
@@ -63,7 +70,8 @@ class Saved(NamedTuple):
 @dataclasses.dataclass(frozen=True, eq=False)
 class Index:
     """A parsed index: what the tree is, and where it lies. `digests` is the digest of
-    the file of digests; `others` has those of the files that other readers use."""
+    the file of digests; `others` has those of the files that other readers use; `own`
+    those of the processes' own states, in their order."""
 
     save: str
     layout: str
@@ -75,6 +83,7 @@ class Index:
     writer: dict[str, str] = dataclasses.field(default_factory=dict)
     saved: Saved | None = None
     functions: dict[str, StoredFunction] = dataclasses.field(default_factory=dict)
+    own: list[SavedState] = dataclasses.field(default_factory=list)
 
     @ft.cached_property
     def _splits(self) -> dict[int, list[tuple[int, int, int]]]:
@@ -200,12 +209,14 @@ def encode(index: Index) -> bytes:
         "markers": sorted(leaves.markers.items()),
         "statics": statics.values,
         "static": statics.of,
+        **_leaves.encode_parts(leaves.parts),
         **({} if statics.encoded is None else {"encoded": statics.encoded}),
         **({} if structure is None else {"structure": structure._asdict()}),
         "digests": index.digests,
         "others": index.others,
         **({} if index.saved is None else {"saved": index.saved._asdict()}),
         **({"functions": functions} if functions else {}),
+        **({"own": index.own} if index.own else {}),
     }
     text = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()[:-1]
     return sealed(text)
@@ -213,7 +224,8 @@ def encode(index: Index) -> bytes:
 
 def _version(leaves: Leaves) -> int:
     """The lowest version of the format that has all of it."""
-    return 2 if any(t.codec in _blosc.CODECS for t in leaves.templates) else 1
+    has_codec = any(t.codec in _blosc.CODECS for t in leaves.templates)
+    return 2 if has_codec or leaves.parts else 1
 
 
 # The first fields: what is needed to say that a format is too new to be read.
@@ -295,7 +307,18 @@ def _typed(value: dict[str, Any]) -> Index:
         field(value, "writer", dict, str),
         _saved(field(value, "saved", dict)) if "saved" in value else None,
         _functions.parse(value.get("functions", {}), len(leaves.names)),
+        _own_states(value) if "own" in value else [],
     )
+
+
+def _own_states(value: dict[str, Any]) -> list[SavedState]:
+    rows = field(value, "own", list, list)
+    for row in rows:
+        if len(row) != 2 or type(row[0]) is not int or type(row[1]) is not str:
+            raise ValueError("the index has a malformed own state")
+        if not 0 <= row[0] < _template.MAX_BYTES:
+            raise ValueError("the index has an own state of an impossible size")
+    return [SavedState(*row) for row in rows]
 
 
 def _saved(value: dict[str, Any]) -> Saved:

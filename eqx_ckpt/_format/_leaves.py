@@ -7,7 +7,7 @@ touched: both are data from a file, and whoever made the file may mean harm.
 
 import dataclasses
 import functools as ft
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from . import _names, _structure, _template
@@ -15,12 +15,45 @@ from ._structure import Structure
 from ._template import Template
 
 
+Region = tuple[slice, ...]
+
+
+class Part(NamedTuple):
+    """The part of an array that one process had of it: regions of one shape, each from
+    a `start` on, of an array of this `shape`. It is stored as an array of its own: the
+    regions one after the other along the first axis."""
+
+    shape: tuple[int, ...]
+    starts: tuple[tuple[int, ...], ...]
+
+    def find(self, stored: Sequence[int], region: Sequence[slice]) -> Region | None:
+        """Where a region of the whole array lies in the `stored` shape, if it is in one
+        of those that are there. It may lack the last axes, of which it has all."""
+        rows = stored[0] // len(self.starts)
+        shape = (rows, *stored[1:])
+        for number, start in enumerate(self.starts):
+            at = [slice(r.start - s, r.stop - s) for r, s in zip(region, start)]
+            if all(0 <= r.start and r.stop <= n for r, n in zip(at, shape)):
+                first = slice(at[0].start + number * rows, at[0].stop + number * rows)
+                return (first, *at[1:])
+        return None
+
+
 class Record(NamedTuple):
-    """One leaf. `place` is its number in the columns."""
+    """One leaf. `place` is its number in the columns; `part` says what is stored of it,
+    if that is not all: the template is that of what is stored."""
 
     name: str
     place: int
     template: Template
+    part: Part | None = None
+
+    @property
+    def whole(self) -> Template:
+        """The template, with the shape of all of the array."""
+        if self.part is None:
+            return self.template
+        return self.template._replace(shape=self.part.shape)
 
 
 class Statics(NamedTuple):
@@ -53,7 +86,7 @@ class Leaves:
     A leaf of `aliases` is the same array as the earlier one that it leads to. `markers`
     has the labels of the entries of States. `structure` has the nodes of the tree, if
     they were recorded. With an `origin` the names, and those in labels, are not the
-    ones that are stored.
+    ones that are stored. `parts` has the leaves of which one process has saved a part.
     """
 
     names: list[str]
@@ -64,6 +97,7 @@ class Leaves:
     statics: Statics = Statics([], {})
     structure: Structure | None = None
     origin: Origin | None = None
+    parts: dict[int, Part] = dataclasses.field(default_factory=dict)
 
     def renamed(
         self, names: list[str], markers: dict[int, str], modules: dict[str, list[str]]
@@ -109,7 +143,7 @@ class Leaves:
                 f"The index of the checkpoint has a leaf, {_names.shorten(name)}, that "
                 f"is never saved: {e}."
             ) from e
-        return Record(name, place, template)
+        return Record(name, place, template, self.parts.get(place))
 
     def records(self) -> Iterator[Record]:
         return map(self.record, range(len(self.names)))
@@ -188,8 +222,66 @@ def parse(value: dict[str, Any]) -> Leaves:
     structure = None
     if "structure" in value:
         structure = _structure.parse(value["structure"])
-    statics = _statics(value)
-    return Leaves(names, templates, template, aliases, markers, statics, structure)
+    leaves = Leaves(
+        names,
+        templates,
+        template,
+        aliases,
+        markers,
+        _statics(value),
+        structure,
+        parts=_parts(value, [templates[number] for number in template]),
+    )
+    if any(leaves.parts.get(a) != leaves.parts.get(b) for a, b in aliases.items()):
+        raise ValueError("the index has an impossible alias")
+    return leaves
+
+
+def encode_parts(parts: Mapping[int, Part]) -> dict[str, Any]:
+    """The fields of an index that say of which leaves a part is stored."""
+    if not parts:
+        return {}
+    rows = {part: number for number, part in enumerate(dict.fromkeys(parts.values()))}
+    of = [[place, rows[part]] for place, part in sorted(parts.items())]
+    return {"parts": list(rows), "part": of}
+
+
+def _parts(value: dict[str, Any], templates: list[Template]) -> dict[int, Part]:
+    if "parts" not in value:
+        return {}
+    rows = list(map(_part_of, field(value, "parts", list, list)))
+    out: dict[int, Part] = {}
+    for place, number in pairs(value, "part", len(templates), int):
+        if not 0 <= number < len(rows) or place in out:
+            raise ValueError("the index has a malformed part")
+        out[place] = rows[number]
+        _check_part(rows[number], templates[place])
+    return out
+
+
+def _part_of(row: list[Any]) -> Part:
+    good = len(row) == 2 and all(type(x) is list for x in row)
+    if not good or not all(type(start) is list for start in row[1]):
+        raise ValueError("the index has a malformed part")
+    numbers = [*row[0], *(n for start in row[1] for n in start)]
+    if not all(type(n) is int and 0 <= n < _template.MAX_BYTES for n in numbers):
+        raise ValueError("the index has a malformed part")
+    return Part(tuple(row[0]), tuple(map(tuple, row[1])))
+
+
+def _check_part(part: Part, t: Template) -> None:
+    """**Raises:** `ValueError` unless the regions are in the array, and make up what is
+    stored."""
+    shape, starts = part
+    rank, count = len(shape), len(starts)
+    good = t.kind in ("jax", "key") and 0 < rank == len(t.shape) and count > 0
+    if not good or t.shape[0] % count or len({*starts}) != count:
+        raise ValueError("the index has an impossible part")
+    region = (t.shape[0] // count, *t.shape[1:])
+    for start in starts:
+        ends = [s + n for s, n in zip(start, region)]
+        if len(start) != rank or any(e > n for e, n in zip(ends, shape)):
+            raise ValueError("the index has an impossible part")
 
 
 def _template_of(row: list[Any]) -> Template:

@@ -211,6 +211,9 @@ class Computed(LazyArray):
         found = {id(source): source for part in parts for source in part._sources}
         return tuple(found.values())
 
+    def _check_whole(self) -> None:
+        pass  # Each of its parts is looked at as it is read.
+
     def _again(self, view: View | None, target: Target) -> "Computed":
         return Computed(self._formula, view, target)
 

@@ -44,6 +44,7 @@ def tree_deserialise_leaves(
     timeout: int | float = _processes.TIMEOUT,
     tag: str | int | None = None,
     broadcast: bool = False,
+    processes: str = "all",
 ) -> PyTree:
     """Loads leaves into a tree, each from the leaf that was saved under its name.
 
@@ -95,6 +96,9 @@ def tree_deserialise_leaves(
     - `broadcast`: there, whether what several processes need of an array is read by
         one of them, and sent to the others by a collective of JAX. Otherwise each reads
         it, which is faster unless storage is what is slow.
+    - `processes`: `"own"` where this process of many loads alone what it needs, at a
+        path of its own or not: no other takes part, or is waited for. It is how what
+        was saved with `processes="own"` is loaded. By default `"all"`.
 
     In a run of many processes (`jax.distributed`) all of them make the call if `like`
     has arrays that are sharded over several of them. Each reads what its own devices
@@ -124,8 +128,10 @@ def tree_deserialise_leaves(
         ```
     """
     place = path.path if isinstance(path, Checkpoint) else path
-    processes = processes_of("load", [place], jtu.tree_leaves(like), timeout, tag)
-    with processes.heard():
+    alone = is_alone(processes, broadcast)
+    leaves = [] if alone else jtu.tree_leaves(like)
+    run = processes_of("load", [place], leaves, timeout, tag)
+    with run.heard():
         ckpt = _checkpoint.open(path, like=like if source is None else None)
         pinned = ckpt._source
         renamed = _renamed.renamed(pinned.index.leaves, rename)
@@ -149,7 +155,7 @@ def tree_deserialise_leaves(
     ]
     with _log.timed("load") as timer:
         values = in_step(
-            processes,
+            run,
             [pinned.index.save],
             lambda: _fetch.load(pinned, wants, verify, max_bytes, progress),
         )
@@ -173,6 +179,17 @@ def _said(ckpt: Checkpoint, records: list[Record], seconds: float) -> None:
             nbytes=nbytes,
             seconds=seconds,
         )
+
+
+def is_alone(processes: str, broadcast: bool) -> bool:
+    """Whether this process loads alone. **Raises:** `ValueError` for what cannot be."""
+    _processes.check(processes)
+    if processes == "own" and broadcast:
+        raise ValueError(
+            '`broadcast` sends what one process reads to others, and with `processes="'
+            'own"` there are none.'
+        )
+    return processes == "own"
 
 
 _doing = {"load": "Loading", "read": "Reading lazy leaves of", "graft": "Grafting"}
@@ -218,6 +235,7 @@ def materialise(
     progress: bool = False,
     timeout: int | float = _processes.TIMEOUT,
     tag: str | int | None = None,
+    processes: str = "all",
 ) -> PyTree:
     """Reads every lazy leaf of a tree, in one planned read; the rest stays as it is.
 
@@ -237,7 +255,8 @@ def materialise(
         ec.tree_serialise_leaves("pruned", model)
         ```
     - `verify`: whether to check the digests of all that is read.
-    - `max_bytes`, `progress`, `timeout`, `tag`: as in [`tree_deserialise_leaves`][].
+    - `max_bytes`, `progress`, `timeout`, `tag`, `processes`: as in
+        [`tree_deserialise_leaves`][].
 
     **Returns:** the tree, with the leaves read: as `like` had them if they were spliced
     into one, else as they were saved.
@@ -263,9 +282,10 @@ def materialise(
     todo = list(lazies.values())
     sources = [source for lazy in todo for source in lazy._sources]
     paths = [source.root.url for source in sources]
-    processes = processes_of("read", paths, todo, timeout, tag)
+    spread = [] if is_alone(processes, False) else todo
+    run = processes_of("read", paths, spread, timeout, tag)
     fetched = in_step(
-        processes,
+        run,
         list(dict.fromkeys(source.index.save for source in sources)),
         lambda: _lazy.fetch(todo, verify, max_bytes, progress),
     )

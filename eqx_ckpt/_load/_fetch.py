@@ -13,7 +13,7 @@ from .._format._view import View
 from .._runtime import _progress
 from .._tree import _restore
 from .._tree._target import Target
-from . import _read
+from . import _partial, _read
 from ._requests import Fetched, Request
 from ._source import Source
 
@@ -84,6 +84,8 @@ def _request(want: Want, wants: list[int]) -> Request:
     record, view, target = want
     views = None if view is None else (view,)
     regions = _restore.regions(target)
+    if record.part is not None:
+        regions = _partial.stored_regions(record, view, regions)
     if regions is not None:
         whole = view or _view.whole(record.template.shape)
         views = tuple(whole.take((*region, ...)) for region in regions)

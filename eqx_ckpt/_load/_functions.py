@@ -209,7 +209,8 @@ class Function:
             raise self._bad(why)
 
     def _abstract(self, place: int) -> jax.ShapeDtypeStruct:
-        name, _, template = self._source.index.leaves.record(place)
+        record = self._source.index.leaves.record(place)
+        name, template = record.name, record.whole
         if template.kind not in ("jax", "key"):
             raise self._bad(f"the leaf `{name}` that it uses is no array")
         abstract = _leaf.abstract(template)

@@ -16,7 +16,7 @@ from .._storage._backend import Backend
 from .._tree import _html, _leaf, _target
 from .._tree._show import TreeLine
 from .._tree._target import Target
-from . import _fetch, _open, _source
+from . import _fetch, _open, _partial, _source
 from ._source import Source
 
 
@@ -82,6 +82,9 @@ class LazyArray(jax.ShapeDtypeStruct):
     def _template(self) -> Template:
         return self._record.template
 
+    def _check_whole(self) -> None:
+        _partial.check_whole(self._record)
+
     def _again(self, view: View | None, target: Target) -> "LazyArray":
         """The same array, as another view of it."""
         return LazyArray(self._source, self._record, view, target)
@@ -146,6 +149,7 @@ class LazyArray(jax.ShapeDtypeStruct):
         return out if dtype is None else out.astype(dtype)
 
     def __getitem__(self, key: Any) -> "LazyArray":
+        self._check_whole()
         view = (self._view or _view.whole(self._template.shape)).take(key)
         return self._viewed(view)
 
@@ -155,6 +159,7 @@ class LazyArray(jax.ShapeDtypeStruct):
 
     def transpose(self, *axes: Any) -> "LazyArray":
         """A view with its axes in another order, as in NumPy; reversed by default."""
+        self._check_whole()
         view = self._view or _view.whole(self._template.shape)
         if len(axes) == 1 and isinstance(axes[0], (tuple, list)):
             axes = tuple(axes[0])
@@ -300,7 +305,7 @@ def _unpickle(
 
 def lazy_of(source: Source, record: Record, target: Target | None = None) -> LazyArray:
     if target is None:
-        target = _target.own_target(record.template)
+        target = _target.own_target(record.whole)
     return LazyArray(source, record, None, target)
 
 

@@ -23,7 +23,7 @@ from .._tree._filters import FilterSpec, IsLeaf
 from .._tree._flatten import Flat, StateEntries
 from .._tree._static import Static
 from .._tree._target import Target
-from . import _mismatches
+from . import _mismatches, _partial
 from ._mismatches import Mismatches
 
 
@@ -198,14 +198,18 @@ def _pair_up(saved: Leaves, wanted: _Asked, report: Mismatches) -> Iterator[Pair
             paths = wanted.flat.paths
             raise _names.twins(name, paths[first], paths[number])
         record = saved.record(place, known=True)
-        key = (saved.template[place], target)
+        key = (saved.template[place], record.part, target)
         if key not in fits:
-            fits[key] = _target.misfit(record.template, target)
+            fits[key] = _target.misfit(record.whole, target)
         problem = fits[key]
+        if problem is None and _partial.lacks(record, target):
+            report.add("part", name, _partial.show(record), record.name)
+            report.explain(str(_partial.error(record)))
+            continue
         if problem is None:
             yield Pair(number, record, target)
             continue
-        was, here = _leaf.show(record.template), _target.show_target(target)
+        was, here = _leaf.show(record.whole), _target.show_target(target)
         text = f"saved {was}, `like` has {here}"
         if problem.hint:
             text += f"  ({problem.hint})"

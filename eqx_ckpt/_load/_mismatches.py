@@ -38,6 +38,7 @@ _titles = {
     "kind": "of another kind",
     "shape": "of another shape",
     "dtype": "of another dtype",
+    "part": "saved in part, by one process alone",
     "static": "static fields that have changed ({static})",
 }
 

@@ -11,13 +11,14 @@ from .._storage._backend import Backend
 from .._tree import _leaf, _node
 from .._tree._node import Node, Spec
 from .._tree._show import TreeLine
-from . import _lazy, _open
+from . import _lazy, _open, _partial
 from ._lazy import LazyArray
 from ._source import Source
 
 
 def line(record: Record) -> TreeLine:
-    return TreeLine(record.name, _leaf.show(record.template), record.template.nbytes)
+    shown = _leaf.show(record.whole) if record.part is None else _partial.show(record)
+    return TreeLine(record.name, shown, record.template.nbytes)
 
 
 # Of sequences with gaps, where functions stood or nothing was stored.

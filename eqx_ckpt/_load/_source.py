@@ -12,7 +12,7 @@ from .._errors import DamagedError, ReplacedError
 from .._format import _files, _grid, _index, _template, _text
 from .._format._functions import StoredFunction
 from .._format._grid import Grid
-from .._format._index import Index
+from .._format._index import Index, SavedState
 from .._format._leaves import Record
 from .._format._ocdbt import Database
 from .._format._template import Template
@@ -323,8 +323,28 @@ def read_function(source: Source, name: str) -> bytes:
     """
     stored = source.index.functions[name]
     what = f"the file of its function `{name}`"
+    return _read_beside(source, function_key(source, stored), stored, what)
+
+
+def own_key(source: Source, process: int) -> str:
+    return f"d/{source.index.save}/{_files.own(process)}"
+
+
+def read_own(source: Source, process: int) -> bytes:
+    """The own state of a process, verified.
+
+    **Raises:** `DamagedError`, `ReplacedError`.
+    """
+    what = f"the file of the own state of process {process}"
+    stored = source.index.own[process]
+    return _read_beside(source, own_key(source, process), stored, what)
+
+
+def _read_beside(
+    source: Source, key: str, stored: StoredFunction | SavedState, what: str
+) -> bytes:
     try:
-        data = _read_function(source, stored)
+        data = _read_file(source, key, stored.nbytes)
     except ValueError as e:
         raise source.lost(f"{what} is damaged ({e})") from e
     if data is None:
@@ -334,14 +354,14 @@ def read_function(source: Source, name: str) -> bytes:
     return data
 
 
-def _read_function(source: Source, stored: StoredFunction) -> bytes | None:
-    key, foreign = function_key(source, stored), source.foreign
+def _read_file(source: Source, key: str, nbytes: int) -> bytes | None:
+    foreign = source.foreign
     if foreign is None:
-        value = source.root.read(key, stop=stored.nbytes, limit=stored.nbytes)
+        value = source.root.read(key, stop=nbytes, limit=nbytes)
         return None if value is None else value.data
     assert foreign.place is not None
     start, stop = foreign.place(key)
-    if stop - start != stored.nbytes:
+    if stop - start != nbytes:
         return b""
     into = np.empty(stop - start, np.uint8)
     count = foreign.directory.read_into(foreign.files[0], start, into)

@@ -112,7 +112,7 @@ def verify(
         # What else there is can still be looked at.
         digests = None
         problems.append(Problem(None, None, source.digests_key, str(e)))
-    problems += _check_functions(source)
+    problems += [*_check_functions(source), *_check_own(source)]
     if source.foreign is None:
         problems += [*_settled_files(source), *_zarr_json(source, records)]
     stored = [r for r in records if _has_bytes(source, r)]
@@ -193,6 +193,19 @@ def _check_functions(source: Source) -> list[Problem]:
         except DamagedError as e:
             problems.append(
                 Problem(None, None, _source.function_key(source, stored), str(e))
+            )
+    return problems
+
+
+def _check_own(source: Source) -> list[Problem]:
+    """The faults of the files of the processes' own states."""
+    problems = []
+    for process in range(len(source.index.own)):
+        try:
+            _source.read_own(source, process)
+        except DamagedError as e:
+            problems.append(
+                Problem(None, None, _source.own_key(source, process), str(e))
             )
     return problems
 

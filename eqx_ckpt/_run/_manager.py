@@ -7,7 +7,6 @@ from typing import Any
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from .._load import _deserialise
 from .._runtime import _log, _undo
 from .._save._function import Functions
 from .._storage._remote import Store
@@ -113,6 +112,7 @@ class CheckpointManager:
         metadata: Mapping[str, Any] | None = None,
         force: bool = False,
         functions: Functions = None,
+        own: PyTree = None,
     ) -> bool:
         """Saves a step in the background, if it is due.
 
@@ -133,6 +133,10 @@ class CheckpointManager:
         - `force`: whether to save now, due or not, and to replace the step if it is
             there.
         - `functions`: as of a save.
+        - `own`: what each process of a run has for itself, such as the state of its
+            data loader: a small tree on the host, of which str and bytes are stored
+            too. All processes give one, or none does. It is part of the step, and
+            comes back by `own=` of [`restore`][].
 
         **Returns:** whether it saves.
 
@@ -141,7 +145,8 @@ class CheckpointManager:
         """
         step = _steps.check(step)
         given = metrics or {}
-        return self._saves.offer(Offer(step, tree, given, metadata, force, functions))
+        offer = Offer(step, tree, given, metadata, force, functions, own)
+        return self._saves.offer(offer)
 
     def wait(self) -> None:
         """Waits until the save that goes on is done, and older steps are deleted.
@@ -165,8 +170,8 @@ class CheckpointManager:
             self._signals.forget()
 
     def restore(
-        self, like: PyTree, step: int | None = None, **options: Any
-    ) -> tuple[PyTree, int]:
+        self, like: PyTree, step: int | None = None, *, own: Any = None, **options: Any
+    ) -> tuple[Any, ...]:
         """Loads a step: by default the newest that is complete and undamaged.
 
         **Arguments:**
@@ -178,8 +183,13 @@ class CheckpointManager:
             process is saving them, and holds their locks. A tree that does not fit
             is an error, and never skipped. So is a step that cannot be read now, as the
             disk or the store fails: nothing says that it is damaged.
+        - `own`: a tree like this process's own state, as [`save`][] was given it; or
+            `"all"`, for the list of the states of all processes that saved the step, as
+            plain containers. A state belongs to the process of the same number, so
+            that another number of processes is an error without `"all"`.
 
-        **Returns:** the tree, and the step it is of.
+        **Returns:** the tree, and the step it is of; with `own`, the tree, the own
+        state or the list of all, and the step.
 
         **Raises:** `FileNotFoundError` if no step was ever completed;
         [`DamagedError`][] if there are steps, and none is whole; and what
@@ -188,18 +198,19 @@ class CheckpointManager:
         self.wait()
         self._saves.offered = None
         with _log.timed("restore") as timer:
+            asked = _restore.Asked(like, own, options)
             if step is None:
-                tree, step = _restore.newest(self._saves, like, options)
+                found, step = _restore.newest(self._saves, asked)
             else:
                 step = _steps.check(step)
                 self._steps.check_own(step)
-                load = _deserialise.tree_deserialise_leaves
-                tree = load(self.path(step), like, **options)
+                found = _restore.of_step(self._saves, step, asked)
+        tree = found.tree
         if _log.is_on(_log.INFO):
             arrays = (getattr(x, "nbytes", 0) for x in jtu.tree_leaves(tree))
             facts = {"nbytes": sum(arrays), "seconds": timer.seconds}
             self._steps.say(_log.INFO, "Restored", step, **facts)
-        return tree, step
+        return (tree, step) if own is None else (tree, found.own, step)
 
     # ---- Which steps there are.
 

@@ -26,6 +26,7 @@ class Offer(NamedTuple):
     metadata: Any
     force: bool
     functions: Functions = None
+    own: PyTree = None
     is_last: bool = False
 
     @property
@@ -36,12 +37,13 @@ class Offer(NamedTuple):
 
     def copied(self, is_leaf: Callable[[Any], bool] | None) -> "Offer":
         """A copy that nobody can change."""
-        own = lambda x: x.copy() if isinstance(x, np.ndarray) else x
+        copied = lambda x: x.copy() if isinstance(x, np.ndarray) else x
         leaves, structure = jtu.tree_flatten(self.tree, is_leaf=is_leaf)
         return self._replace(
-            tree=jtu.tree_unflatten(structure, map(own, leaves)),
-            metrics={name: own(x) for name, x in self.metrics.items()},
+            tree=jtu.tree_unflatten(structure, map(copied, leaves)),
+            metrics={name: copied(x) for name, x in self.metrics.items()},
             metadata=copy.deepcopy(self.metadata),
+            own=jtu.tree_map(copied, self.own),
         )
 
     def given(self) -> dict[str, Any]:

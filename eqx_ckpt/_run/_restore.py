@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtyping import PyTree
 
@@ -11,8 +11,25 @@ from .._format import _index
 from .._load import _checkpoint, _deserialise
 from .._runtime import _log
 from .._runtime._processes import Processes
+from . import _own
 from ._saves import Saves
 from ._steps import Skip, Steps
+
+
+class Asked(NamedTuple):
+    """What is restored: a tree, with the options of a load, and own states, if `own` is
+    not None. See `CheckpointManager.restore`."""
+
+    like: PyTree
+    own: PyTree
+    options: dict[str, Any]
+
+
+class Restored(NamedTuple):
+    """A tree, and own states, if they were asked for."""
+
+    tree: PyTree
+    own: Any = None
 
 
 # Options with which a restore does not read, or not check, all of a step.
@@ -22,14 +39,30 @@ _IN_PART = {"filter_spec", "where", "source", "unexpected", "verify"}
 _AGAIN = 10
 
 
-def newest(saves: Saves, like: PyTree, options: dict[str, Any]) -> tuple[PyTree, int]:
+def of_step(saves: Saves, step: int, asked: Asked) -> Restored:
+    """A step that is named."""
+    path = saves.steps.path(step)
+    load = _deserialise.tree_deserialise_leaves
+    if asked.own is None:
+        return Restored(load(path, asked.like, **asked.options))
+    ckpt = _checkpoint.open(path)
+    tree = load(ckpt, asked.like, **asked.options)
+    processes = saves.processes("restore own states", "Restoring own states", step)
+    with processes.heard():
+        own = _own.load(ckpt, asked.own)
+        processes.gather()
+        processes.broadcast()
+    return Restored(tree, own)
+
+
+def newest(saves: Saves, asked: Asked) -> tuple[Restored, int]:
     """The newest step that can be restored, as all processes find it."""
     steps = saves.steps
     skipped: dict[int, Skip] = {}
     left = _AGAIN
     while True:
         processes = saves.processes("restore", "Restoring")
-        tree, error, outcome, why = None, None, "", ""
+        found, error, outcome, why = Restored(None), None, "", ""
         with processes.heard():
             processes.gather()
             word = _newest(steps, skipped) if processes.leads else b""
@@ -37,7 +70,7 @@ def newest(saves: Saves, like: PyTree, options: dict[str, Any]) -> tuple[PyTree,
             step, skipped = _decoded(processes.broadcast(word))
             if step is not None:
                 try:
-                    tree = _load(steps, step, like, options)
+                    found = _load(steps, step, asked)
                 except Exception as e:
                     error = e
                 outcome, why = _agree(processes, error)
@@ -57,7 +90,7 @@ def newest(saves: Saves, like: PyTree, options: dict[str, Any]) -> tuple[PyTree,
             steps.say(_log.INFO, "Looking again, without", step, why)
     # What was not completed may be under way.
     saves.damaged |= {step for step, skip in skipped.items() if skip.is_lost}
-    if not _IN_PART & options.keys():
+    if not _IN_PART & asked.options.keys():
         saves.base = steps.path(step)
     told = {s: skip for s, skip in skipped.items() if not skip.is_going}
     for other, skip in told.items():
@@ -68,7 +101,7 @@ def newest(saves: Saves, like: PyTree, options: dict[str, Any]) -> tuple[PyTree,
             f"be:{_reasons(told)}",
             stacklevel=3,
         )
-    return tree, step
+    return found, step
 
 
 def _nothing(steps: Steps, skipped: dict[int, Skip]) -> Exception:
@@ -84,7 +117,7 @@ def _nothing(steps: Steps, skipped: dict[int, Skip]) -> Exception:
     )
 
 
-def _load(steps: Steps, step: int, like: PyTree, options: dict[str, Any]) -> PyTree:
+def _load(steps: Steps, step: int, asked: Asked) -> Restored:
     try:
         ckpt = _checkpoint.open(steps.path(step))
     except FileNotFoundError as e:
@@ -94,7 +127,10 @@ def _load(steps: Steps, step: int, like: PyTree, options: dict[str, Any]) -> PyT
         if isinstance(e, _index.Newer):
             raise
         raise DamagedError(str(e)) from e
-    return _deserialise.tree_deserialise_leaves(ckpt, like, **options)
+    load = _deserialise.tree_deserialise_leaves
+    tree = load(ckpt, asked.like, **asked.options)
+    # Last: before it one process alone would leave the others waiting.
+    return Restored(tree, None if asked.own is None else _own.load(ckpt, asked.own))
 
 
 def _agree(processes: Processes, error: Exception | None) -> tuple[str, str]:

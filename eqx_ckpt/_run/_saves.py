@@ -10,8 +10,10 @@ from .._runtime import _log, _processes
 from .._runtime._processes import Call, Processes
 from .._save import _async, _background, _options, _serialise
 from .._save._background import SaveHandle
+from .._save._options import SaveOptions, Selected
 from .._storage import _root
 from .._storage._remote import Store
+from . import _own
 from ._offer import Offer
 from ._policy import Policy
 from ._retention import Retention
@@ -26,6 +28,7 @@ _OPTIONS = set(inspect.signature(_async.async_tree_serialise_leaves).parameters)
     "reuse",
     "tag",
     "functions",
+    "processes",
 }
 
 _STOPPED = "that was interrupted"
@@ -123,21 +126,24 @@ class Saves:
         # The others are about to save.
         path = self.steps.path(step)
         timeout = self._options.get("timeout", _processes.TIMEOUT)
-        saving = _serialise.processes_of(path, None, None, timeout, step)
+        nothing = Selected(None), SaveOptions()
+        saving = _serialise.processes_of(path, *nothing, timeout, step)
         with saving.heard():
             self.wait()
             numbers, wrong = offer.numbers()
+            own = _own.encode(offer.own)
         self._begun = step
-        handle = _async.async_tree_serialise_leaves(
-            path,
-            offer.tree,
+        selected = Selected(offer.tree, **self._chosen(Selected._fields))
+        options = SaveOptions(
             metadata={**given, "step": step, "metrics": numbers},
             overwrite=how == b"replace",
-            reuse=self.base if self._reuses else None,
-            tag=step,
             functions=offer.functions,
-            **self._options,
+            own=own,
+            **self._chosen(SaveOptions._fields),
         )
+        run = _serialise.processes_of(path, selected, options, timeout, step)
+        base = self.base if self._reuses else None
+        handle = _async.begin(path, selected, options, run, base)
         self.last = time.monotonic()
         going = Saving(step, handle, threading.Event())
         handle.add_done_callback(
@@ -156,6 +162,10 @@ class Saves:
                 f"Step {step} is saved without its metrics: {wrong}", stacklevel=4
             )
         return True
+
+    def _chosen(self, names: tuple[str, ...]) -> dict[str, Any]:
+        """Those of the options of a save that have these names."""
+        return {name: x for name, x in self._options.items() if name in names}
 
     def _decide(self, offer: Offer) -> bytes:
         step, force = offer.step, offer.force

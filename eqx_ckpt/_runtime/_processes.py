@@ -268,6 +268,12 @@ def tagged(tag: Any) -> str:
     return "" if tag is None else f" (`tag={tag!r}`)"
 
 
+def check(processes: Any) -> None:
+    """**Raises:** `ValueError` for what the keyword `processes` cannot be."""
+    if processes not in ("all", "own"):
+        raise ValueError(f'`processes` must be "all" or "own", not {processes!r}.')
+
+
 def leads() -> bool:
     """Whether this is process 0 of the run."""
     return count() == 1 or not distributed.global_state.process_id

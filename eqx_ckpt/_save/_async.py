@@ -12,6 +12,7 @@ from typing import Any
 from jaxtyping import PyTree
 
 from .._runtime import _gc, _log, _processes, _threads, _undo
+from .._runtime._processes import Processes
 from .._runtime._progress import Count
 from .._storage import _archive, _root
 from .._tree import _host, _leaf
@@ -24,7 +25,6 @@ from ._payload import PlannedLeaf
 from ._plan import Plan
 
 
-@_gc.paused()
 def async_tree_serialise_leaves(
     path: str | os.PathLike[str],
     pytree: PyTree,
@@ -45,6 +45,7 @@ def async_tree_serialise_leaves(
     tag: str | int | None = None,
     reuse: str | os.PathLike[str] | SaveHandle | None = None,
     functions: Functions = None,
+    processes: str = "all",
 ) -> SaveHandle:
     """Saves the leaves of a pytree, as
     [`tree_serialise_leaves`][] does, but in the background.
@@ -84,6 +85,7 @@ def async_tree_serialise_leaves(
     - `reuse`: as there; it is looked at when the saves before this one are over. What
         a handle knows helps if its save is over when this is called.
     - `functions`: as there. They are exported before this returns.
+    - `processes`: as there.
 
     **Returns:** a [`SaveHandle`][].
 
@@ -117,19 +119,32 @@ def async_tree_serialise_leaves(
         max_bytes=max_bytes,
         progress=progress,
         functions=functions,
+        processes=processes,
     )
-    processes = _serialise.processes_of(path, pytree, metadata, timeout, tag)
-    with _log.timed("stage"), processes.heard():
+    run = _serialise.processes_of(path, selected, options, timeout, tag)
+    return begin(path, selected, options, run, reuse)
+
+
+@_gc.paused()
+def begin(
+    path: str | os.PathLike[str],
+    selected: Selected,
+    options: SaveOptions,
+    run: Processes,
+    reuse: str | os.PathLike[str] | SaveHandle | None,
+) -> SaveHandle:
+    """Begins a save of the processes of `run`."""
+    with _log.timed("stage"), run.heard():
         root = _root.resolve(path)
         _background.raise_untold()
         planned = _plan.plan(root, selected, options)
         # In a store that would be requests.
-        if not root.is_far and processes.leads:
+        if not root.is_far and run.leads:
             if _archive.is_archive(root):
-                _serialise.check_archive(root, overwrite)
+                _serialise.check_archive(root, options.overwrite)
             else:
-                _publish.examine(root, overwrite)
-        base = _reuse.find(reuse, planned, processes)
+                _publish.examine(root, options.overwrite)
+        base = _reuse.find(reuse, planned, run)
         written = _reuse.SavedArrays(planned.leaves)
         held = _reuse.hold(base, planned.leaves)
         sizes = [template.nbytes for template in planned.templates]
@@ -150,7 +165,7 @@ def async_tree_serialise_leaves(
         quietly = contextlib.nullcontext() if root.is_far else _threads.quietly()
         try:
             with quietly, _switching_promptly():
-                written.save = _serialise.write(planned, processes, base, count)
+                written.save = _serialise.write(planned, run, base, count)
         finally:
             # The handle may live on.
             planned.leaves.clear()

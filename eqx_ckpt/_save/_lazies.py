@@ -45,6 +45,7 @@ def as_stored(value: Any, dtype: np.dtype | None) -> tuple[Any, Template]:
     `dtype` is what floating arrays are cast to.
     """
     if isinstance(value, LazyArray):
+        value._check_whole()
         unread = _unread(value, dtype)
         return unread, unread.template
     value = _register.to_leaf(value)

@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .._load import formats
+from .._runtime import _processes
 from .._storage import _archive, _root
 from .._storage._backend import Backend
 from .._tree import _leaf
@@ -27,7 +28,8 @@ class Selected(NamedTuple):
 
 
 class SaveOptions(NamedTuple):
-    """How they are saved: the keywords of `tree_serialise_leaves` with these names."""
+    """How they are saved: the keywords of `tree_serialise_leaves` with these names, and
+    the `own` state of this process, as a checkpoint of one file."""
 
     dtype: Any = None
     metadata: Any = None
@@ -39,11 +41,19 @@ class SaveOptions(NamedTuple):
     max_bytes: int | None = None
     progress: bool = False
     functions: Functions = None
+    processes: str = "all"
+    own: bytes | None = None
+
+    @property
+    def count(self) -> int:
+        """How many processes make the save together."""
+        return 1 if self.processes == "own" else _processes.count()
 
 
 def check(root: Any, options: SaveOptions) -> None:
     """**Raises:** `ValueError` for what no save to `root` can have."""
     layout, compression = options.layout, options.compression
+    _processes.check(options.processes)
     if isinstance(root, Backend):
         root.check_writable()
         check_name(root)

@@ -9,6 +9,7 @@ import numpy as np
 from .._format import _digests, _grid
 from .._format._functions import StoredFunction
 from .._format._grid import Grid
+from .._format._leaves import Part
 from .._format._template import Template
 from .._runtime._progress import Advance
 from .._storage import _codecs
@@ -26,7 +27,7 @@ class PlannedLeaf(NamedTuple):
     """A leaf to be written. `value` is the caller's, a copy of it, or a `Payload`;
     `number` is that of its template among those of the save, and `alias` the place of
     the leaf whose bytes it shares. `owners` are the processes that write its chunks;
-    without them it is process 0."""
+    without them it is process 0. `part` says what `value` is of it, if not all."""
 
     name: str
     value: Any
@@ -34,6 +35,7 @@ class PlannedLeaf(NamedTuple):
     number: int
     alias: int | None
     owners: Owners | None = None
+    part: Part | None = None
 
 
 class PlannedFunction(NamedTuple):
@@ -68,7 +70,7 @@ def copied_together(leaves: Sequence[PlannedLeaf]) -> dict[int, PlannedLeaf]:
     of one template in one step, as each alone takes longer than its bytes."""
     small: dict[int, bool] = {}
     groups: dict[int, dict[int, np.ndarray]] = {}
-    for place, (_, value, template, number, _, owners) in enumerate(leaves):
+    for place, (_, value, template, number, _, owners, _) in enumerate(leaves):
         if number not in small:
             small[number] = _is_small(template)
         if small[number] and owners is None:

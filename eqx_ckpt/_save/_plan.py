@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 import jax
 
 from .._format import _functions, _index, _json, _names
-from .._format._index import Index, Placement, Saved
-from .._format._leaves import Leaves, Statics
+from .._format._index import Index, Placement, Saved, SavedState
+from .._format._leaves import Leaves, Part, Statics
 from .._format._structure import Structure
 from .._format._template import Template
 from .._load._checkpoint import Checkpoint
-from .._runtime import _processes
 from .._tree import (
     _filters,
     _flatten,
@@ -23,8 +22,10 @@ from .._tree import (
     _sharding,
     _static,
     _structure,
+    _target,
 )
 from . import (
+    _alone,
     _assign,
     _chunking,
     _exporting,
@@ -133,7 +134,7 @@ def check_index(plan: Plan) -> None:
     metadata += len(json.dumps(_functions.encode(stored)))
     if names + metadata + 64 * (len(plan.leaves) + chunks) < _json.MAX_INDEX // 16:
         return  # It is far from that.
-    longest = LAYOUTS[plan.options.layout].longest(plan.leaves, _processes.count())
+    longest = LAYOUTS[plan.options.layout].longest(plan.leaves, plan.options.count)
     try:
         _index.encode(index_of(plan, "0" * 16, longest)[0])
     except ValueError as e:
@@ -145,10 +146,15 @@ def check_index(plan: Plan) -> None:
         ) from None
 
 
-def index_of(plan: Plan, save: str, written: Written) -> tuple[Index, dict[str, bytes]]:
+def index_of(
+    plan: Plan, save: str, written: Written, own: Sequence[SavedState] = ()
+) -> tuple[Index, dict[str, bytes]]:
     """The index of a save, and the files for other readers at its root."""
     layout = plan.options.layout
-    side = {**written.side, **_sidecars.files(plan.leaves, plan.holes, layout)}
+    parts = {i: leaf.part for i, leaf in enumerate(plan.leaves) if leaf.part}
+    side = dict(written.side)
+    if not parts:  # No other reader knows of those.
+        side |= _sidecars.files(plan.leaves, plan.holes, layout)
     others = {key: _index.digest(value) for key, value in side.items()}
     index = Index(
         save=save,
@@ -162,6 +168,7 @@ def index_of(plan: Plan, save: str, written: Written) -> tuple[Index, dict[str, 
             plan.markers,
             plan.statics,
             plan.structure,
+            parts=parts,
         ),
         placement=Placement(
             written.files, written.file, written.offset, written.splits, written.sizes
@@ -169,8 +176,9 @@ def index_of(plan: Plan, save: str, written: Written) -> tuple[Index, dict[str, 
         digests=written.digests,
         others={**written.others, **others},
         writer=_index.versions(),
-        saved=Saved(int(time.time()), _processes.count(), plan.shardings),
+        saved=Saved(int(time.time()), plan.options.count, plan.shardings),
         functions=_exporting.placed(plan.functions, plan.leaves),
+        own=list(own),
     )
     return index, side
 
@@ -207,7 +215,7 @@ def _describe(
     made: _Made = {}
     # The templates of arrays, most of which are like some other one.
     known: dict[Any, tuple[Template, int]] = {}
-    processes = _processes.count()
+    processes = options.count
     loads = [0] * processes
     for place in numbers:
         path, given = flat.paths[place], flat.leaves[place]
@@ -216,15 +224,18 @@ def _describe(
             raise _names.twins(name, paths[name], path)
         paths[name] = path
         alike = None if callable(options.chunks) else _leaf.alike(given)
+        if options.processes == "own" and _target.is_spread(given):
+            alike = None
         found = None if alike is None else known.get((alike, keys))
         if found is None:
-            value, template = _as_stored((name, keys), given, options, made)
+            value, template, part = _as_stored((name, keys), given, options, made)
             number = None
         else:
-            value, (template, number) = given, found
+            value, (template, number), part = given, found, None
         alias = None
-        if _leaf.is_shared(value) or isinstance(value, Unread):
+        if _leaf.is_shared(value) or isinstance(value, Unread) or part is not None:
             key = value.key if isinstance(value, Unread) else id(value)
+            key = key if part is None else id(given)
             alias = shared.setdefault(key, len(leaves))
             if alias == len(leaves):
                 alias = None
@@ -239,21 +250,25 @@ def _describe(
         owners = None
         if processes > 1 and alias is None:
             owners = _owners(name, value, template, loads)
-        leaves.append(PlannedLeaf(name, value, template, number, alias, owners))
+        leaves.append(PlannedLeaf(name, value, template, number, alias, owners, part))
     _check_nodes([(leaf.name, leaf.template.keys) for leaf in leaves], paths)
     return leaves, list(templates)
 
 
 def _as_stored(
     path: tuple[str, str], value: Any, options: SaveOptions, made: _Made
-) -> tuple[Any, Template]:
-    """What a leaf of a name and kinds of keys is written from, and its template."""
+) -> tuple[Any, Template, Part | None]:
+    """What a leaf of a name and kinds of keys is written from, its template, and which
+    part of the leaf that is, if not all."""
     name, keys = path
     try:
         value, template = _lazies.as_stored(value, options.dtype)
     except (ValueError, TypeError) as e:
         raise type(e)(f"The leaf `{name}` cannot be saved: {e}") from None
-    shard = _leaf.shard_shape(value, template)
+    shard, part = _leaf.shard_shape(value, template), None
+    own = _alone.part_of(value, template) if options.processes == "own" else None
+    if own is not None:
+        value, template, part, shard = own
     grain = value.grain if isinstance(value, Unread) else ()
     done = made.get((id(template), keys, shard, grain))
     if done is None or callable(options.chunks):
@@ -267,7 +282,7 @@ def _as_stored(
         codec = _chunking.codec_of(name, full, options)
         done = template, full._replace(codec=codec)
         made[id(template), keys, shard, grain] = done
-    return value, done[1]
+    return value, done[1], part
 
 
 def _check_nodes(leaves: Sequence[tuple[str, str]], paths: dict[str, tuple]) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools as ft
+import json
 import os
 import secrets
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 from jaxtyping import PyTree
 
 from .._format import _files, _index, _text
+from .._format._index import SavedState
 from .._load import formats
 from .._runtime import _gc, _log, _processes, _progress
 from .._runtime._processes import Call, Processes
@@ -25,6 +27,7 @@ from . import (
     _exporting,
     _layout,
     _lazies,
+    _notes,
     _onefile,
     _plan,
     _publish,
@@ -33,7 +36,8 @@ from . import (
 )
 from ._background import SaveHandle
 from ._function import Functions
-from ._layout import Destination, Files, Layout, Save
+from ._layout import Destination, Save
+from ._notes import Said
 from ._options import Chunks, SaveOptions, Selected
 from ._plan import Plan
 from ._publish import Place
@@ -60,6 +64,7 @@ def tree_serialise_leaves(
     tag: str | int | None = None,
     reuse: str | os.PathLike[str] | SaveHandle | None = None,
     functions: Functions = None,
+    processes: str = "all",
 ) -> None:
     """Saves the leaves of a pytree, each under the dotted name of its key path.
 
@@ -120,6 +125,10 @@ def tree_serialise_leaves(
         docs/portable.md. Those of a checkpoint, in its `functions`, can be given too.
         By default, lazy leaves bring the functions of their checkpoint along, which is
         an error if leaves that they need are not among them; `"drop"` leaves them out.
+    - `processes`: `"own"` for a save that this process of many makes alone, at a path
+        of its own: no other takes part, or is waited for. Of an array that is spread
+        over processes the parts on its own devices are stored; docs/processes.md says
+        who can load them. By default `"all"`.
 
     In a run of many processes (`jax.distributed`) all of them make the call, with the
     same `path`, in one place that they share. Each writes shards that it has, replicas
@@ -160,25 +169,32 @@ def tree_serialise_leaves(
         max_bytes=max_bytes,
         progress=progress,
         functions=functions,
+        processes=processes,
     )
-    processes = processes_of(path, pytree, metadata, timeout, tag)
-    with processes.heard():
+    run = processes_of(path, selected, options, timeout, tag)
+    with run.heard():
         root: Any = path
         if not _archive.is_file(path):
             root = _root.resolve(path)
             _background.wait_for(root)
         _background.raise_untold()
         planned = _plan.plan(root, selected, options)
-    base = _reuse.find(reuse, planned, processes)
-    write(planned, processes, base)
+    base = _reuse.find(reuse, planned, run)
+    write(planned, run, base)
 
 
 def processes_of(
-    path: Any, pytree: PyTree, metadata: Any, timeout: int | float, tag: Any
+    path: Any,
+    selected: Selected,
+    options: SaveOptions,
+    timeout: int | float,
+    tag: Any,
 ) -> Processes:
     """The processes that save a tree together."""
+    if options.processes == "own":
+        return Processes()
     what = f"Saving to `{path}`{_processes.tagged(tag)}"
-    mark = ft.partial(_agree.mark, pytree, metadata)
+    mark = ft.partial(_agree.mark, selected.tree, options.metadata)
     call = Call("save", _root.place(path), tag, timeout, what)
     return _processes.of_run(call, mark)
 
@@ -272,15 +288,20 @@ def _write_directory(
         save = Save(leaves, processes, limits, advance, kept)
         with _publish.unpublished(plan.root, plan.nbytes):
             files = layout.write(save, into)
-            digest = b"" if processes.leads else _tell(save, files, into)
-        digests = processes.gather(digest)
+            said = Said("" if processes.leads else _notes.tell(save, files, into))
+            if plan.options.own is not None:
+                said = said._replace(own=_notes.write_own(plan.options.own, save, into))
+        words = processes.gather(json.dumps(said).encode())
         if place is not None:
+            heard = [Said(*json.loads(word)) for word in words]
             for index in range(1, processes.count):
-                files += _see(save, layout, index, digests[index], into)
+                files += _notes.see(save, layout, heard[index], index, into)
+            own = [SavedState(*x.own) for x in heard if x.own is not None]
+            _notes.see_own(own, into)
             with _publish.unpublished(plan.root, plan.nbytes):
                 written = layout.finish(save, files, into)
                 _write_functions(plan, into, base)
-            index, side = _plan.index_of(plan, place.save, written)
+            index, side = _plan.index_of(plan, place.save, written, own)
             _publish.publish(place, index, side, into.durable)
         processes.broadcast()
         return into.own.rpartition("/")[2]
@@ -304,37 +325,6 @@ def _write_functions(
         into.work.make_directories([into.own])
         links = {} if base is None else _reuse.functions(base)
         _exporting.write(plan.functions, into, links)
-
-
-def _tell(save: Save, files: Files, into: Destination) -> bytes:
-    """Leaves a note of what this process has written. Returns its digest."""
-    note = save.account(files)
-    into.work.write(_note(save.index, into), [note])
-    return _index.digest(note).encode()
-
-
-def _see(
-    save: Save, layout: Layout, process: int, digest: bytes, into: Destination
-) -> Files:
-    """The files of another process, once they have been seen."""
-    key = _note(process, into)
-    note = into.work.read(key)
-    try:
-        if note is None or _index.digest(note.data).encode() != digest:
-            raise ValueError(f"`{key}` is not there")
-        files = layout.see(save, process, save.take(process, note.data), into)
-    except ValueError as e:
-        raise RuntimeError(
-            f"Process 0 does not see what process {process} has written to "
-            f"`{into.work}` ({e}). The path has to be one that all processes share. "
-            "Nothing was saved."
-        ) from e
-    into.work.delete(key)
-    return files
-
-
-def _note(process: int, into: Destination) -> str:
-    return f"{into.own}/part-{process}"
 
 
 def _write_file(plan: Plan, advance: Advance) -> None:

@@ -23,6 +23,8 @@ def stage(leaf: Any, template: Template) -> Any:
     """
     if isinstance(leaf, np.ndarray):
         return np.array(leaf, order="C")
+    if isinstance(leaf, Shards):
+        return leaf._replace(parts=list(map(_stage_part, leaf.parts)))
     if not isinstance(leaf, jax.Array):
         return leaf
     if template.kind == "key":
@@ -32,19 +34,19 @@ def stage(leaf: Any, template: Template) -> Any:
         # written to again: nothing tells.
         views = _views(leaf)
         if isinstance(views, Shards):
-            return views._replace(parts=[np.array(x, order="C") for x in views.parts])
+            return stage(views, template)
         return np.array(views, order="C")
-    shards = _sharding.shards_of(leaf)
-    # The copies on the host would stay with the caller's leaf as long as that lives.
-    parts = [_alike(part) for part in shards.parts]
-    for part in parts:
-        part.copy_to_host_async()
-    return shards._replace(parts=parts)
+    return stage(_sharding.shards_of(leaf), template)
 
 
-def _alike(part: jax.Array) -> jax.Array:
-    """Another jax.Array of the same memory."""
-    return jax.make_array_from_single_device_arrays(part.shape, part.sharding, [part])
+def _stage_part(part: Any) -> Any:
+    if isinstance(part, np.ndarray):
+        return np.array(part, order="C")
+    # The copy on the host would stay with the caller's leaf as long as that lives: this
+    # is another jax.Array of the same memory.
+    own = jax.make_array_from_single_device_arrays(part.shape, part.sharding, [part])
+    own.copy_to_host_async()
+    return own
 
 
 def _views(leaf: jax.Array) -> Any:

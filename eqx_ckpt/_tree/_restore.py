@@ -51,7 +51,9 @@ def _is_narrow(dtype: np.dtype | None) -> bool:
 def regions(target: Target) -> list[tuple[slice, ...]] | None:
     """The parts of a leaf that are read each into memory of its own, for the devices of
     this process; None if it is read as one."""
-    if target.sharding is None or target.kind != "jax":
+    if target.sharding is None or target.kind not in ("jax", "key"):
+        return None
+    if target.kind == "key" and _leaf.is_local(target.sharding):
         return None
     if _leaf.is_local(target.sharding) and (
         target.weak or _leaf.is_whole(target.sharding)
@@ -101,6 +103,10 @@ def from_host(
     if regions(target) is None:
         return _from_host(arrays[0], template, target, owned, converted)
     assert target.sharding is not None
+    if target.kind == "key":
+        # Each shard alone: a computation with all of the array takes all processes.
+        keys = [jr.wrap_key_data(jnp.asarray(x), impl=target.impl) for x in arrays]
+        return _sharding.assemble(target.sharding, target.shape, keys)
     host = target._replace(kind="numpy", dtype=_result_dtype(template, target))
     parts = [_from_host(x, template, host, owned, converted) for x in arrays]
     out = _sharding.assemble(target.sharding, target.shape, parts)
@@ -123,13 +129,6 @@ def _from_host(
         out = data if target.kind == "bytes" else data.decode("utf-8", "surrogatepass")
         return out if target.python in (None, str, bytes) else target.python(out)
     if target.kind == "key":
-        if target.sharding is not None and not _leaf.is_local(target.sharding):
-            parts = [
-                array[region]
-                for region in _sharding.here(target.sharding, target.shape).regions
-            ]
-            data = _sharding.assemble(target.sharding, array.shape, parts)
-            return jr.wrap_key_data(data, impl=target.impl)
         key = jr.wrap_key_data(jnp.asarray(array), impl=target.impl)
         return key if target.sharding is None else jax.device_put(key, target.sharding)
     if template.dtype == "float0":

@@ -167,7 +167,7 @@ def pieces(regions: Sequence[Region], wanted: Region) -> list[Piece]:
 
 
 def assemble(
-    sharding: jax.sharding.Sharding, shape: tuple[int, ...], parts: Sequence[np.ndarray]
+    sharding: jax.sharding.Sharding, shape: tuple[int, ...], parts: Sequence[Any]
 ) -> jax.Array:
     """An array of the regions that this process has of it, in the order of `here`."""
     shards = []

@@ -1,0 +1,62 @@
+"""Leaves of which one process has saved its own part, alone."""
+
+from collections.abc import Sequence
+
+from .._format._leaves import Record, Region
+from .._format._view import View
+from .._tree import _leaf, _restore
+from .._tree._target import Target
+
+
+def show(record: Record) -> str:
+    """A leaf in a word: what the whole is, and how much of it is there."""
+    assert record.part is not None
+    count, stored = len(record.part.starts), record.template
+    region = (stored.shape[0] // count, *stored.shape[1:])
+    one = _leaf.show(stored._replace(shape=region))
+    parts = f"{count} regions of {one}" if count > 1 else f"a region of {one}"
+    return f"part of {_leaf.show(record.whole)}: {parts}"
+
+
+def error(record: Record) -> ValueError:
+    return ValueError(
+        f"The leaf `{record.name}` is {show(record)}, saved by one process alone "
+        '(`processes="own"`). Only a process whose devices need no more than that can '
+        "load it, with the sharding that it was saved with."
+    )
+
+
+def check_whole(record: Record) -> None:
+    """**Raises:** `ValueError` for a leaf of which only a part is stored."""
+    if record.part is not None:
+        raise error(record)
+
+
+def lacks(record: Record, target: Target) -> bool:
+    """Whether the devices of this process need more of a leaf than is stored."""
+    return record.part is not None and _found(record, _restore.regions(target)) is None
+
+
+def stored_regions(
+    record: Record, view: View | None, regions: Sequence[Region] | None
+) -> list[Region]:
+    """Where the regions of a leaf of which a part is stored lie in what is stored.
+
+    **Raises:** `ValueError` for what is not there.
+    """
+    found = _found(record, regions) if view is None else None
+    if found is None:
+        raise error(record)
+    return found
+
+
+def _found(record: Record, regions: Sequence[Region] | None) -> list[Region] | None:
+    part, stored = record.part, record.template.shape
+    assert part is not None
+    # Without regions it is all of the array.
+    all_of_it = tuple(slice(0, n) for n in part.shape)
+    found = [
+        part.find(stored, r) for r in ([all_of_it] if regions is None else regions)
+    ]
+    there = [region for region in found if region is not None]
+    return there if len(there) == len(found) else None

@@ -1,0 +1,59 @@
+"""The own states of the processes of a run, which are part of a step.
+
+Each is a checkpoint of one file, beside the data of the step.
+"""
+
+import io
+from typing import Any
+
+from jax._src import distributed
+from jaxtyping import PyTree
+
+from .._load import _checkpoint, _deserialise, _source
+from .._load._checkpoint import Checkpoint
+from .._runtime import _processes
+from .._save import _serialise
+from .._tree import _leaf
+
+
+def _is_stored(leaf: Any) -> bool:
+    return _leaf.is_storable(leaf) or isinstance(leaf, (str, bytes))
+
+
+def encode(own: PyTree) -> bytes | None:
+    """An own state as it is stored."""
+    if own is None:
+        return None
+    file = io.BytesIO()
+    try:
+        _serialise.tree_serialise_leaves(file, own, _is_stored, processes="own")
+    except (TypeError, ValueError) as e:
+        e.add_note("It is in `own`, the own state of this process.")
+        raise
+    return file.getvalue()
+
+
+def load(ckpt: Checkpoint, own: PyTree) -> Any:
+    """The state of this process, like `own`; or the list of all, for "all".
+
+    **Raises:** `ValueError` if the step has no such states.
+    """
+    source = ckpt._source
+    count, here = len(source.index.own), _processes.count()
+    if not count:
+        raise ValueError(
+            f"The checkpoint at `{ckpt.path}` was saved without `own`: leave `own` out "
+            "here too."
+        )
+    if isinstance(own, str) and own == "all":
+        files = [io.BytesIO(_source.read_own(source, i)) for i in range(count)]
+        trees = [_checkpoint.open(file).tree for file in files]
+        return [_deserialise.materialise(tree, processes="own") for tree in trees]
+    if count != here:
+        raise ValueError(
+            f"The checkpoint at `{ckpt.path}` has the own states of {count} processes, "
+            f'and this run has {here}: pass `own="all"`, and deal the list of them out.'
+        )
+    data = _source.read_own(source, distributed.global_state.process_id or 0)
+    load = _deserialise.tree_deserialise_leaves
+    return load(io.BytesIO(data), own, _is_stored, processes="own")

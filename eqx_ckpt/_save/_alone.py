@@ -1,0 +1,54 @@
+"""The part of a spread array that this process has, as it saves it alone."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.random as jr
+import numpy as np
+
+from .._format import _grid
+from .._format._leaves import Part
+from .._format._template import Template
+from .._tree import _host, _leaf, _sharding
+from .._tree._sharding import Shards
+
+
+class OwnPart(NamedTuple):
+    """A part as it is stored: its regions one after the other along the first axis.
+    `shard` is the shape of one of them, if it is to be in chunks of its own."""
+
+    value: Shards
+    template: Template
+    part: Part
+    shard: tuple[int, ...] | None
+
+
+def part_of(value: Any, template: Template) -> OwnPart | None:
+    """The part of a leaf that this process has; None if it has all of it."""
+    if not isinstance(value, jax.Array) or _leaf.is_local(value.sharding):
+        return None
+    shards = _sharding.shards_of(value)
+    rest = template.shape[value.ndim :]  # The words of a key.
+    size = [s.stop - s.start for s in shards.regions[0]]
+    if tuple(size) == value.shape:
+        return None
+    shape = (*size, *rest)
+    starts = [
+        tuple(s.start for s in region) + (0,) * len(rest) for region in shards.regions
+    ]
+    regions = [
+        (slice(i * size[0], (i + 1) * size[0]), *(slice(0, n) for n in shape[1:]))
+        for i in range(len(starts))
+    ]
+    # Each shard alone: a computation with all of the array takes all processes.
+    parts = [jr.key_data(x) if template.kind == "key" else x for x in shards.parts]
+    if not _host.on_device(value):
+        parts = [np.asarray(x) for x in parts]
+    stored = template._replace(shape=(len(parts) * shape[0], *shape[1:]))
+    is_large = stored.nbytes // len(parts) >= _grid.LEAST
+    return OwnPart(
+        Shards(regions, parts),
+        stored,
+        Part(template.shape, tuple(starts)),
+        shape if is_large and len(parts) > 1 else None,
+    )

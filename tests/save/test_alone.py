@@ -1,0 +1,160 @@
+"""Saves and loads of one process of many, alone, at a path of its own."""
+
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.processes import good, run_team
+
+import eqx_ckpt as ec
+from eqx_ckpt._format import _index
+
+
+TREE = """
+X = np.arange(64 * 48, dtype=np.float32).reshape(64, 48)
+grid = Mesh(np.asarray(jax.devices()).reshape(2, -1), ("a", "b"))
+corners = NamedSharding(grid, P("b", "a"))
+bits = X.view(np.uint32)
+tree = {
+    "rows": spread(X, rows), "columns": spread(2 * X, columns),
+    "corners": spread(3 * X, corners), "copies": spread(4 * X, copies),
+    "keys": jax.jit(
+        lambda: jax.random.split(jax.random.key(0), 8), out_shardings=rows)(),
+    "numpy": np.full(3, rank), "rank": rank, "local": jnp.full(2, rank),
+}
+tree["again"] = tree["rows"]
+def abstract(x):
+    if not isinstance(x, jax.Array):
+        return x
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+like = jax.tree.map(abstract, tree)
+"""
+
+
+def test_each_process_saves_and_loads_what_it_has(tmp_path):
+    code = f"""{TREE}
+own = path / str(rank)
+# Only one of them: nobody is waited for.
+if rank == 1:
+    ec.tree_serialise_leaves(own, tree, processes="own", layout="zarr")
+    ec.async_tree_serialise_leaves(own, tree, processes="own").result()
+else:
+    ec.async_tree_serialise_leaves(own, tree, processes="own").result()
+out = ec.tree_deserialise_leaves(own, like, processes="own")
+for name, n in (("rows", 1), ("columns", 2), ("corners", 3), ("copies", 4)):
+    assert same(out[name], n * X), name
+    assert out[name].sharding == tree[name].sharding
+words = jax.random.key_data(jax.random.split(jax.random.key(0), 8))
+for shard in out["keys"].addressable_shards:
+    got = jax.random.key_data(shard.data)
+    assert np.array_equal(np.asarray(got), np.asarray(words)[shard.index])
+assert out["rank"] == rank and out["numpy"].tolist() == [rank] * 3
+assert same(out["again"], X)
+lazy = ec.open(own).splice(like)
+assert same(ec.materialise(lazy, processes="own")["rows"], X)
+assert ec.verify(own) == []
+# One of them loads what all have saved.
+shared = {{name: tree[name] for name in ("rows", "copies", "keys")}}
+ec.tree_serialise_leaves(path / "all", shared)
+if rank == 1:
+    likes = {{name: like[name] for name in shared}}
+    out = ec.tree_deserialise_leaves(path / "all", likes, processes="own")
+    assert same(out["rows"], X) and same(out["copies"], 4 * X)
+# Other devices' parts are not there.
+try:
+    ec.tree_deserialise_leaves(own, {{"rows": jax.ShapeDtypeStruct(
+        X.shape, X.dtype, sharding=columns)}}, unexpected="ignore", processes="own")
+except RuntimeError as e:
+    print(e)
+"""
+    (first, _) = good(run_team(2, code, tmp_path))
+    assert "`rows` is part of f32[64,48]: 2 regions of f32[16,48], saved by" in first
+    # Anyone else sees what is there, and is told why it cannot be loaded.
+    ckpt = ec.open(tmp_path / "0")
+    assert ckpt["rows"].shape == (64, 48) and ckpt.saved.processes == 1
+    assert re.search(r"rows +part of f32\[64,48\]: 2 regions of f32\[16,4", repr(ckpt))
+    assert ec.verify(tmp_path / "0") == []
+    assert not (tmp_path / "0" / "_METADATA").exists()
+    assert ckpt["copies"].read()[1, 0] == 4 * 48
+    whole = {"rows": jnp.zeros((64, 48))}
+    wrong = "in part, by one process alone(.|\n)*rows  part of"
+    with pytest.raises(RuntimeError, match=wrong):
+        ec.tree_deserialise_leaves(tmp_path / "0", whole, unexpected="ignore")
+    for read in (
+        ckpt["rows"].read,
+        lambda: ckpt["rows"][0],
+        lambda: ckpt["rows"].T,
+        lambda: ec.materialise(ckpt.tree),
+        lambda: ec.tree_serialise_leaves(tmp_path / "copy", ckpt.tree),
+    ):
+        with pytest.raises(ValueError, match="is part of .* by one process alone"):
+            read()
+    assert not (tmp_path / "copy").exists()
+
+
+def test_one_process_saves_no_parts(tmp_path):
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()), ("x",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    tree = {"x": jax.device_put(jnp.arange(16.0), sharding)}
+    ec.tree_serialise_leaves(tmp_path / "c", tree, processes="own")
+    found = json.loads((tmp_path / "c/eqx_ckpt.json").read_bytes())
+    assert found["version"] == 1 and "parts" not in found
+    assert ec.open(tmp_path / "c")["x"].read().tolist() == list(range(16))
+
+
+def test_other_words_than_all_and_own(tmp_path):
+    x = {"x": jnp.zeros(2)}
+    calls = (
+        lambda: ec.tree_serialise_leaves(tmp_path / "c", x, processes="mine"),
+        lambda: ec.tree_deserialise_leaves(tmp_path / "c", x, processes="mine"),
+        lambda: ec.materialise(x, processes="mine"),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match='`processes` must be "all" or "own", not'):
+            call()
+    with pytest.raises(ValueError, match="`broadcast` sends what one process reads"):
+        ec.tree_deserialise_leaves("c", x, processes="own", broadcast=True)
+
+
+PART = [[[4, 6], [[0, 0], [2, 3]]]]
+
+
+@pytest.mark.parametrize(
+    "parts, part",
+    [
+        (PART, [[0, 1]]),
+        (PART, [[1, 0]]),
+        (PART, [[0, 0], [0, 0]]),
+        (PART, [[0]]),
+        (PART, None),
+        ([[[4, 6], []]], [[0, 0]]),
+        ([[[4, 6], [[0, 0], [0, 0]]]], [[0, 0]]),
+        ([[[4, 6], [[0, 0], [3, 3]]]], [[0, 0]]),
+        ([[[4, 6], [[0, 0], [-1, 3]]]], [[0, 0]]),
+        ([[[4, 6], [[0, 0], [2]]]], [[0, 0]]),
+        ([[[4], [[0], [2]]]], [[0, 0]]),
+        ([[[4, 6], [[0, 0], [0, 2], [0, 3]]]], [[0, 0]]),
+        ([[4, 6]], [[0, 0]]),
+        ([[[4, 2**70], [[0, 0], [2, 3]]]], [[0, 0]]),
+        ([[[4, 6.0], [[0, 0], [2, 3]]]], [[0, 0]]),
+    ],
+)
+def test_impossible_parts_are_refused(tmp_path, parts, part):
+    ec.tree_serialise_leaves(tmp_path / "c", {"x": jnp.zeros((4, 3))})
+    file = tmp_path / "c/eqx_ckpt.json"
+    value = json.loads(file.read_bytes())
+    del value["digest"]
+
+    def write(**more):
+        text = json.dumps(value | {"version": 2} | more, separators=(",", ":"))
+        file.write_bytes(_index.sealed(text.encode()[:-1]))
+
+    write(parts=PART, part=[[0, 0]])
+    assert ec.open(tmp_path / "c")["x"].shape == (4, 6)
+    assert re.search(r"part of f32\[4,6\]: 2 regions", repr(ec.open(tmp_path / "c")))
+    write(parts=parts, part=part)
+    with pytest.raises(ec.DamagedError):
+        ec.open(tmp_path / "c")
