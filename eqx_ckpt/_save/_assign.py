@@ -3,6 +3,7 @@
 Pure arithmetic, which comes out the same in every process of a run.
 """
 
+import dataclasses
 import itertools as it
 import math
 from collections.abc import Sequence
@@ -29,7 +30,8 @@ class Work(NamedTuple):
     owners: Owners
 
 
-class Deal(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Deal:
     """The files of a save: the runs of chunks that each has, and the process that
     writes it."""
 

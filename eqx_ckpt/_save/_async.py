@@ -147,7 +147,7 @@ def begin(
         base = _reuse.find(reuse, planned, run)
         written = _reuse.SavedArrays(planned.leaves)
         held = _reuse.hold(base, planned.leaves)
-        sizes = [template.nbytes for template in planned.templates]
+        sizes = [template.nbytes for template in planned.form.templates]
         copied = sum(
             sizes[leaf.number]
             for place, leaf in enumerate(planned.leaves)

@@ -5,32 +5,61 @@ the files for other readers, is made once: by functions that are given a form an
 nothing that it lacks, and remember their last few results.
 """
 
+import collections
+import dataclasses
 import functools as ft
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+import itertools as it
+from collections.abc import Callable
+from typing import TypeVar
 
+from .._format import _grid
+from .._format._grid import Grid
 from .._format._template import Template
-from ._payload import PlannedLeaf
 
 
-class Form(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Form:
     """The leaves of a save in their order: their names, the numbers of their templates,
-    and those that share the bytes of another, with its place."""
+    and those that share the bytes of another, with its place.
+
+    The last few are kept: what is equal to one of those is that very object.
+    """
 
     names: tuple[str, ...]
     numbers: tuple[int, ...]
     templates: tuple[Template, ...]
     aliases: tuple[tuple[int, int], ...]
 
+    @ft.cached_property
+    def is_coded(self) -> bool:
+        """Whether there are chunks that are encoded."""
+        return any(template.codec is not None for template in self.templates)
 
-def of(leaves: Sequence[PlannedLeaf]) -> Form:
-    templates = {leaf.number: leaf.template for leaf in leaves}
-    return Form(
-        tuple([leaf.name for leaf in leaves]),
-        tuple([leaf.number for leaf in leaves]),
-        tuple(templates[number] for number in sorted(templates)),
-        tuple((i, x.alias) for i, x in enumerate(leaves) if x.alias is not None),
-    )
+    @ft.cached_property
+    def counts(self) -> list[int]:
+        """How many leaves have each template, and share the bytes of no other one."""
+        found = collections.Counter(self.numbers)
+        found.subtract(self.numbers[place] for place, _ in self.aliases)
+        return [found[number] for number in range(len(self.templates))]
+
+    @ft.cached_property
+    def nbytes(self) -> int:
+        """The bytes of the leaves, each counted once."""
+        return sum(t.nbytes * n for t, n in zip(self.templates, self.counts))
+
+    @ft.cached_property
+    def grids(self) -> list[Grid]:
+        """The grid of each leaf."""
+        grids = [_grid.lay(t.shape, t.chunk, t.itemsize) for t in self.templates]
+        return [grids[number] for number in self.numbers]
+
+    @ft.cached_property
+    def first_digests(self) -> list[int]:
+        """The number of the first digest of each leaf, and that of all digests."""
+        counts = [grid.blocks[-1] for grid in self.grids]
+        for place, _ in self.aliases:
+            counts[place] = 0
+        return list(it.accumulate(counts, initial=0))
 
 
 F = TypeVar("F", bound=Callable)
@@ -40,3 +69,13 @@ def remembered(function: F) -> F:
     """A function whose results for its last four arguments are kept: it must do nothing
     else than compute a result, which nobody changes."""
     return ft.lru_cache(maxsize=4)(function)  # pyright: ignore[reportReturnType]
+
+
+@remembered
+def form(
+    names: tuple[str, ...],
+    numbers: tuple[int, ...],
+    templates: tuple[Template, ...],
+    aliases: tuple[tuple[int, int], ...],
+) -> Form:
+    return Form(names, numbers, templates, aliases)

@@ -7,10 +7,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from .._format import _grid
 from .._format._grid import Grid
 from .._runtime._processes import Processes
-from .._runtime._progress import Advance
 from .._storage._backend import Backend, Sink
 from . import _assign, _form
 from ._form import Form
@@ -94,15 +92,12 @@ class Save:
 
     def __init__(
         self,
-        leaves: Sequence[PlannedLeaf],
+        data: Data,
         processes: Processes,
         limits: Limits,
-        advance: Advance,
         kept: Kept = NOTHING,
     ):
-        self.leaves = leaves
-        self.form = _form.of(leaves)
-        self.data = Data(leaves, advance)
+        self.data, self.leaves, self.form = data, data.leaves, data.form
         self.kept = kept
         self.index, self.count = processes.index, processes.count
         self.limits = limits
@@ -111,12 +106,12 @@ class Save:
             there.setdefault(place, []).append(run)
             self.data.put_rows(place, run, digests)
             grid = self.data.grids[place]
-            advance(len(run) * grid.full, run.stop == len(grid.keys))
+            data.advance(len(run) * grid.full, run.stop == len(grid.keys))
         most = _assign.MAX_FILE if limits.most is None else limits.most
         if there or kept.same or processes.count > 1:
             works = [
                 self._work(leaf, grid, there.get(place))
-                for place, (leaf, grid) in enumerate(zip(leaves, self.data.grids))
+                for place, (leaf, grid) in enumerate(zip(data.leaves, data.grids))
             ]
             self.deal = _assign.deal(works, processes.count, most, kept.same)
         else:
@@ -171,11 +166,10 @@ class Save:
 def _deal_alone(form: Form, most: int) -> _assign.Deal:
     """How one process deals all leaves out."""
     aliases = {place for place, _ in form.aliases}
-    grids = [_grid.lay(t.shape, t.chunk, t.itemsize) for t in form.templates]
-    rows = [(grids[number].full, len(grids[number].keys)) for number in form.numbers]
+    rows = [(len(grid.keys), grid.full) for grid in form.grids]
     works = [
-        _assign.Work(count, full, [] if place in aliases else [(range(count), 0)])
-        for place, (full, count) in enumerate(rows)
+        _assign.Work(*row, [] if place in aliases else [(range(row[0]), 0)])
+        for place, row in enumerate(rows)
     ]
     return _assign.deal(works, 1, most)
 

@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._format import _digests, _grid
+from .._format import _digests
 from .._format._functions import StoredFunction
-from .._format._grid import Grid
 from .._format._leaves import Part
 from .._format._template import Template
 from .._runtime._progress import Advance
@@ -16,6 +15,7 @@ from .._storage import _codecs
 from .._tree import _host
 from .._tree._host import Payload
 from ._assign import Owners
+from ._form import Form
 
 
 # Chunks that a thread may hold copies of: some on their way from a device, and the one
@@ -53,41 +53,38 @@ _SMALL = 1 << 16
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Small(Payload):
-    """A leaf of one block: its bytes, and their digest."""
+    """A leaf of one block: its bytes."""
 
     data: np.ndarray
-    digest: bytes
 
     def read(self, regions: Iterable[tuple[slice, ...]]) -> Iterator[np.ndarray]:
         return iter([self.data])
 
     def digests(self, blocks: slice) -> bytes:
-        return self.digest
+        return _digests.block_digest(self.data)
 
 
 def copied_together(leaves: Sequence[PlannedLeaf]) -> dict[int, PlannedLeaf]:
     """Copies of small leaves that lie in the memory of the host, by their places: those
     of one template in one step, as each alone takes longer than its bytes."""
-    small: dict[int, bool] = {}
-    groups: dict[int, dict[int, np.ndarray]] = {}
-    for place, (_, value, template, number, _, owners, _) in enumerate(leaves):
-        if number not in small:
-            small[number] = _is_small(template)
-        if small[number] and owners is None:
-            view = _host.view(value, template)
-            if view is not None:
-                groups.setdefault(number, {})[place] = view
+    groups: dict[int, list[int]] = {}
+    for place, leaf in enumerate(leaves):
+        if leaf.value is not None and leaf.owners is None:
+            groups.setdefault(leaf.number, []).append(place)
     out: dict[int, PlannedLeaf] = {}
-    for number, views in groups.items():
-        copy = np.concatenate(list(views.values()), axis=None).view(np.uint8)
-        for place, data in zip(views, copy.reshape(len(views), -1)):
-            leaf = leaves[place]
-            value = Small(data, _digests.block_digest(data))
-            out[place] = PlannedLeaf(leaf.name, value, leaf.template, number, None)
+    for number, places in groups.items():
+        template = leaves[places[0]].template
+        if not is_small(template):
+            continue
+        copies = _host.rows([leaves[place].value for place in places], template)
+        if copies is not None:
+            for place, data in zip(places, copies):
+                name = leaves[place].name
+                out[place] = PlannedLeaf(name, Small(data), template, number, None)
     return out
 
 
-def _is_small(t: Template) -> bool:
+def is_small(t: Template) -> bool:
     """Whether a leaf is one block, of few bytes."""
     return t.chunk == t.shape and t.nbytes <= _SMALL
 
@@ -96,10 +93,7 @@ def prepare(leaf: PlannedLeaf) -> PlannedLeaf:
     """A leaf with most of the work of writing it done, if it is small."""
     if isinstance(leaf.value, Payload) or leaf.owners is not None:
         return leaf
-    if not _is_small(leaf.template):
-        return leaf
-    data = whole(leaf)
-    return leaf._replace(value=Small(data, _digests.block_digest(data)))
+    return leaf._replace(value=Small(whole(leaf))) if is_small(leaf.template) else leaf
 
 
 class Data:
@@ -108,24 +102,11 @@ class Data:
     Chunks may be asked for in any order, and by several threads.
     """
 
-    def __init__(self, leaves: Sequence[PlannedLeaf], advance: Advance):
-        self._leaves = leaves
-        self._advance = advance
-        grids: dict[int, Grid] = {}
-        self.grids: list[Grid] = []  # of each leaf
-        self._first: list[int] = []
-        total = 0
-        for leaf in leaves:
-            grid = grids.get(leaf.number)
-            if grid is None:
-                t = leaf.template
-                grid = _grid.lay(t.shape, t.chunk, t.itemsize)
-                grids[leaf.number] = grid
-            self.grids.append(grid)
-            self._first.append(total)
-            if leaf.alias is None:
-                total += grid.blocks[-1]
-        self._rows = [b""] * total
+    def __init__(self, leaves: Sequence[PlannedLeaf], form: Form, advance: Advance):
+        self.leaves, self.form, self.advance = leaves, form, advance
+        self.grids = form.grids
+        self._first = form.first_digests
+        self._rows = [b""] * self._first[-1]
 
     @property
     def copies(self) -> int:
@@ -152,17 +133,40 @@ class Data:
 
     def chunks(self, place: int, numbers: range) -> Iterator[Any]:
         """Some chunks of a leaf as they are stored: padded, and compressed if so."""
-        t = self._leaves[place].template
+        t = self.leaves[place].template
         encode = None if t.codec is None else _codecs.encoder(t)
         if t.chunk != t.shape:
             return self._cut(place, numbers, encode)
         data = self._whole(place)
         return iter([data if encode is None else encode(data)])
 
+    def together(self, places: Sequence[int], align: int) -> Iterator[Any]:
+        """The chunks of small leaves of one template, each of one chunk that is not
+        compressed. Each begins at a multiple of `align` in what is given together."""
+        t = self.leaves[places[0]].template
+        values = [self.leaves[place].value for place in places]
+        if all(type(value) is Small for value in values):
+            rows = np.stack([value.data for value in values])
+        else:
+            rows = _host.rows(values, t)
+        gap = -t.nbytes % align
+        if rows is None:
+            for place in places:
+                yield self._whole(place)
+                if gap and place != places[-1]:
+                    yield bytes(gap)
+            return
+        for place, digest in zip(places, map(_digests.block_digest, rows)):
+            self._rows[self._first[place]] = digest
+        if gap:
+            rows = np.pad(rows, [(0, 0), (0, gap)])
+        yield rows.reshape(-1)[: rows.size - gap]
+        self.advance(t.nbytes * len(places), len(places))
+
     def _cut(
         self, place: int, numbers: range, encode: Callable[[np.ndarray], bytes] | None
     ) -> Iterator[Any]:
-        leaf, grid, first = self._leaves[place], self.grids[place], self._first[place]
+        leaf, grid, first = self.leaves[place], self.grids[place], self._first[place]
         t = leaf.template
         regions = grid.regions[numbers.start : numbers.stop]
         parts = _host.to_host_by_regions(leaf.value, t, regions)
@@ -172,16 +176,13 @@ class Data:
             if data.nbytes != grid.full:
                 data = _padded(part, t.chunk)
             yield data if encode is None else encode(data)
-            self._advance(part.nbytes, number + 1 == len(grid.keys))
+            self.advance(part.nbytes, number + 1 == len(grid.keys))
 
     def _whole(self, place: int) -> np.ndarray:
         """The bytes of a leaf of one chunk."""
-        leaf = self._leaves[place]
-        self._advance(self.grids[place].full, 1)
-        if isinstance(leaf.value, Small):
-            self._rows[self._first[place]] = leaf.value.digest
-            return leaf.value.data
-        data = whole(leaf)
+        leaf = self.leaves[place]
+        self.advance(self.grids[place].full, 1)
+        data = leaf.value.data if isinstance(leaf.value, Small) else whole(leaf)
         self._digest(self._first[place], data)
         return data
 

@@ -6,28 +6,14 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
-
-from .._format import _functions, _index, _json, _names
+from .._format import _functions, _index, _json
 from .._format._index import Index, Placement, Saved, SavedState
-from .._format._leaves import Leaves, Part, Statics
+from .._format._leaves import Leaves, Statics
 from .._format._structure import Structure
-from .._format._template import Template
 from .._load._checkpoint import Checkpoint
-from .._tree import (
-    _filters,
-    _flatten,
-    _leaf,
-    _select,
-    _sharding,
-    _static,
-    _structure,
-    _target,
-)
+from .._tree import _filters, _flatten, _leaf, _select, _static, _structure
 from . import (
-    _alone,
-    _assign,
-    _chunking,
+    _describe,
     _exporting,
     _lazies,
     _options,
@@ -35,8 +21,8 @@ from . import (
     _to_ocdbt,
     _to_zarr,
 )
+from ._form import Form
 from ._layout import Written
-from ._lazies import Unread
 from ._options import SaveOptions, Selected
 from ._payload import PlannedFunction, PlannedLeaf
 
@@ -53,7 +39,7 @@ class Plan(NamedTuple):
     root: Any
     options: SaveOptions
     leaves: list[PlannedLeaf]
-    templates: list[Template]
+    form: Form
     holes: list[_sidecars.Hole]
     markers: dict[int, str]
     statics: Statics
@@ -64,8 +50,7 @@ class Plan(NamedTuple):
     @property
     def nbytes(self) -> int:
         """The bytes of the leaves, each counted once."""
-        own = collections.Counter(x.number for x in self.leaves if x.alias is None)
-        return sum(self.templates[i].nbytes * count for i, count in own.items())
+        return self.form.nbytes
 
     @property
     def room(self) -> int:
@@ -95,9 +80,9 @@ def plan(root: Any, selected: Selected, options: SaveOptions) -> Plan:
     ]
     if not numbers:
         raise ValueError("Nothing to save: `filter_spec` selects no leaf of the tree.")
-    leaves, templates = _describe(flat, numbers, options)
+    leaves, form, shardings = _describe.describe(flat, numbers, options)
     if options.layout == "zarr":
-        _to_zarr.check_case([leaf.name for leaf in leaves], root)
+        _to_zarr.check_case(form.names, root)
     entries = _flatten.state_entries(pytree, flat.paths, "")
     _flatten.check_order(entries, flat, numbers)
     markers = {
@@ -112,12 +97,12 @@ def plan(root: Any, selected: Selected, options: SaveOptions) -> Plan:
         root=root,
         options=options,
         leaves=leaves,
-        templates=templates,
+        form=form,
         holes=holes,
         markers=markers,
         statics=statics,
         structure=_structure.record(pytree, is_leaf, flat, numbers),
-        shardings=_shardings(leaves),
+        shardings=shardings,
         functions=_exporting.plan(options.functions, flat, stored),
     )
     check_index(made)
@@ -126,9 +111,10 @@ def plan(root: Any, selected: Selected, options: SaveOptions) -> Plan:
 
 def check_index(plan: Plan) -> None:
     """**Raises:** `ValueError` for what would have a larger index than is read."""
-    names = sum(len(leaf.name) for leaf in plan.leaves)
-    counts = collections.Counter(leaf.number for leaf in plan.leaves)
-    chunks = sum(plan.templates[i].chunk_count * n for i, n in counts.items())
+    form = plan.form
+    names = sum(map(len, form.names))
+    counts = collections.Counter(form.numbers)
+    chunks = sum(form.templates[i].chunk_count * n for i, n in counts.items())
     metadata = len(json.dumps(plan.options.metadata))
     stored = {name: made.stored for name, made in plan.functions.items()}
     metadata += len(json.dumps(_functions.encode(stored)))
@@ -150,21 +136,21 @@ def index_of(
     plan: Plan, save: str, written: Written, own: Sequence[SavedState] = ()
 ) -> tuple[Index, dict[str, bytes]]:
     """The index of a save, and the files for other readers at its root."""
-    layout = plan.options.layout
+    layout, form = plan.options.layout, plan.form
     parts = {i: leaf.part for i, leaf in enumerate(plan.leaves) if leaf.part}
     side = dict(written.side)
     if not parts:  # No other reader knows of those.
-        side |= _sidecars.files(plan.leaves, plan.holes, layout)
+        side |= _sidecars.files(plan.leaves, form, plan.holes, layout)
     others = {key: _index.digest(value) for key, value in side.items()}
     index = Index(
         save=save,
         layout=layout,
         metadata=plan.options.metadata,
         leaves=Leaves(
-            [leaf.name for leaf in plan.leaves],
-            plan.templates,
-            [leaf.number for leaf in plan.leaves],
-            {i: x.alias for i, x in enumerate(plan.leaves) if x.alias is not None},
+            list(form.names),
+            list(form.templates),
+            list(form.numbers),
+            dict(form.aliases),
             plan.markers,
             plan.statics,
             plan.structure,
@@ -181,142 +167,3 @@ def index_of(
         own=list(own),
     )
     return index, side
-
-
-def _shardings(leaves: Sequence[PlannedLeaf]) -> dict[str, int]:
-    """How many leaves are spread over devices, by the text of their sharding."""
-    arrays = (x.value for x in leaves if isinstance(x.value, jax.Array))
-    counts = collections.Counter([x.sharding for x in arrays])
-    found: dict[str, int] = {}
-    for sharding, count in counts.items():
-        text = _sharding.text(sharding)
-        if text:
-            found[text] = found.get(text, 0) + count
-    return found
-
-
-# What was made of a template and keys; it is kept with them, as they go by its id.
-_Made = dict[Any, tuple[Template, Template]]
-
-
-def _describe(
-    flat: _flatten.Flat,
-    numbers: Sequence[int],
-    options: SaveOptions,
-) -> tuple[list[PlannedLeaf], list[Template]]:
-    """The leaves as they will be stored, and their templates.
-
-    **Raises:** naming the leaf that cannot be.
-    """
-    leaves: list[PlannedLeaf] = []
-    paths: dict[str, tuple] = {}
-    shared: dict[Any, int] = {}
-    templates: dict[Template, int] = {}
-    made: _Made = {}
-    # The templates of arrays, most of which are like some other one.
-    known: dict[Any, tuple[Template, int]] = {}
-    processes = options.count
-    loads = [0] * processes
-    for place in numbers:
-        path, given = flat.paths[place], flat.leaves[place]
-        name, keys = _names.name_of(path)
-        if name in paths:
-            raise _names.twins(name, paths[name], path)
-        paths[name] = path
-        alike = None if callable(options.chunks) else _leaf.alike(given)
-        if options.processes == "own" and _target.is_spread(given):
-            alike = None
-        found = None if alike is None else known.get((alike, keys))
-        if found is None:
-            value, template, part = _as_stored((name, keys), given, options, made)
-            number = None
-        else:
-            value, (template, number), part = given, found, None
-        alias = None
-        if _leaf.is_shared(value) or isinstance(value, Unread) or part is not None:
-            key = value.key if isinstance(value, Unread) else id(value)
-            key = key if part is None else id(given)
-            alias = shared.setdefault(key, len(leaves))
-            if alias == len(leaves):
-                alias = None
-            else:
-                chunk = leaves[alias].template.chunk
-                if template.chunk != chunk:
-                    template, number = template._replace(chunk=chunk), None
-        if number is None:
-            number = templates.setdefault(template, len(templates))
-            if alike is not None and value is given:
-                known[alike, keys] = template, number
-        owners = None
-        if processes > 1 and alias is None:
-            owners = _owners(name, value, template, loads)
-        leaves.append(PlannedLeaf(name, value, template, number, alias, owners, part))
-    _check_nodes([(leaf.name, leaf.template.keys) for leaf in leaves], paths)
-    return leaves, list(templates)
-
-
-def _as_stored(
-    path: tuple[str, str], value: Any, options: SaveOptions, made: _Made
-) -> tuple[Any, Template, Part | None]:
-    """What a leaf of a name and kinds of keys is written from, its template, and which
-    part of the leaf that is, if not all."""
-    name, keys = path
-    try:
-        value, template = _lazies.as_stored(value, options.dtype)
-    except (ValueError, TypeError) as e:
-        raise type(e)(f"The leaf `{name}` cannot be saved: {e}") from None
-    shard, part = _leaf.shard_shape(value, template), None
-    own = _alone.part_of(value, template) if options.processes == "own" else None
-    if own is not None:
-        value, template, part, shard = own
-    grain = value.grain if isinstance(value, Unread) else ()
-    done = made.get((id(template), keys, shard, grain))
-    if done is None or callable(options.chunks):
-        full = template._replace(keys=keys)
-        chunk = full.chunk
-        if not chunk and options.layout == "ocdbt":
-            chunk = grain
-        if not chunk or options.chunks is not None:
-            chunk = _chunking.chunk_shape(name, full, options, shard)
-        full = full._replace(chunk=chunk)
-        codec = _chunking.codec_of(name, full, options)
-        done = template, full._replace(codec=codec)
-        made[id(template), keys, shard, grain] = done
-    return value, done[1], part
-
-
-def _check_nodes(leaves: Sequence[tuple[str, str]], paths: dict[str, tuple]) -> None:
-    """**Raises:** for a leaf that has the name of a node, and for two nodes of one
-    name: the checkpoint's own tree has one place for both."""
-    nodes: dict[str, tuple[str, tuple]] = {}
-    for leaf, kinds in leaves:
-        name, dot, _ = leaf.rpartition(".")
-        while dot:
-            kinds = kinds[:-1]
-            known, other = nodes.setdefault(name, (kinds, paths[leaf]))
-            if name in paths or known != kinds:
-                raise ValueError(
-                    f"Two parts of the tree have the name `{name}`: those on the key "
-                    f"paths {paths.get(name, other)} and {paths[leaf]}. Rename one of "
-                    "the keys, or leave one of the parts out with `filter_spec`."
-                )
-            if other is not paths[leaf]:
-                break  # Nodes around it are known too.
-            name, dot, _ = name.rpartition(".")
-
-
-def _owners(
-    name: str, value: Any, template: Template, loads: list[int]
-) -> _assign.Owners | None:
-    holders = _leaf.holders(value, template)
-    if holders is None:
-        return None
-    try:
-        return _assign.owners(
-            holders, template.shape, template.chunk, template.full, loads
-        )
-    except ValueError as e:
-        raise ValueError(
-            f"The leaf `{name}` cannot be saved by many processes: {e}. Pass `chunks` "
-            "that divide the shards, or none."
-        ) from None

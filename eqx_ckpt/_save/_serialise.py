@@ -39,6 +39,7 @@ from ._function import Functions
 from ._layout import Destination, Save
 from ._notes import Said
 from ._options import Chunks, SaveOptions, Selected
+from ._payload import Data
 from ._plan import Plan
 from ._publish import Place
 
@@ -250,7 +251,7 @@ def write(
 def _write(
     plan: Plan, processes: Processes, base: _reuse.Base | None, done: Count
 ) -> str:
-    count = sum(leaf.alias is None for leaf in plan.leaves)
+    count = sum(plan.form.counts)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_background.reading(_lazies.places(plan.leaves)))
         bar = _progress.bar("save", plan.nbytes, count, plan.options.progress)
@@ -285,7 +286,7 @@ def _write_directory(
         if processes.leads:
             leaves = _lazies.read_small(leaves, linked, plan.room)
         limits = _layout.limits(plan.root, plan.room)
-        save = Save(leaves, processes, limits, advance, kept)
+        save = Save(Data(leaves, plan.form, advance), processes, limits, kept)
         with _publish.unpublished(plan.root, plan.nbytes):
             files = layout.write(save, into)
             said = Said("" if processes.leads else _notes.tell(save, files, into))
@@ -341,7 +342,8 @@ def _write_file(plan: Plan, advance: Advance) -> None:
 def _pack(plan: Plan, advance: Advance, file: Any) -> None:
     """Writes a checkpoint as one file. The index comes last, as ever."""
     leaves = _lazies.read_small(plan.leaves, frozenset(), plan.room)
-    save = Save(leaves, Processes(), _layout.Limits(plan.room), advance)
+    data = Data(leaves, plan.form, advance)
+    save = Save(data, Processes(), _layout.Limits(plan.room))
     number = secrets.token_hex(8)
     with _archive.Archive(file) as archive:
         into = Destination(archive, f"d/{number}", False)

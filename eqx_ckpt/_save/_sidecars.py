@@ -229,10 +229,9 @@ class _Entries:
 
 
 def files(
-    leaves: Sequence[PlannedLeaf], holes: Sequence[Hole], layout: str
+    leaves: Sequence[PlannedLeaf], form: Form, holes: Sequence[Hole], layout: str
 ) -> dict[str, bytes]:
     """All files for other readers that go into the root of a checkpoint."""
-    form = _form.of(leaves)
     texts: list[tuple[int, str]] = []
     if any(template.kind == "str" for template in form.templates):
         texts = [

@@ -4,14 +4,13 @@ values lie in them. See FORMAT.md.
 
 import functools as ft
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from .._format import _grid, _index, _ocdbt, _template
-from .._format._grid import Grid
 from .._runtime import _threads
 from .._storage import _arrays
 from .._storage._backend import Backend, Sink
-from . import _assign, _form, _layout
+from . import _assign, _form, _layout, _payload
 from ._form import Form
 from ._layout import Destination, Ends, Files, Layout, Save, Stretch, Written
 from ._payload import PlannedLeaf
@@ -20,34 +19,76 @@ from ._payload import PlannedLeaf
 # Every leaf starts at a multiple of this in its file, which is what a memory-mapped
 # read into aligned memory is fastest from.
 _ALIGN = 64
+# Small leaves of one template that follow each other are written together, up to so
+# many bytes.
+_TOGETHER = 2**20
 
 
 def write(save: Save, into: Destination[Sink]) -> Files:
     """Writes the data files of this process."""
-    # While some files are synced, what goes into others is compressed.
-    is_packed = any(leaf.template.codec is not None for leaf in save.leaves)
+    form, own = save.form, save.own(save.index)
+    if form.is_coded:
+        files = {number: _batches(form, runs) for number, runs in own}
+    else:
+        laid = _laid(form, save.deal, save.index)
+        files = {number: batches for (number, _), batches in zip(own, laid)}
     return _threads.gather(
-        [ft.partial(_write_file, save, into, *file) for file in save.own(save.index)],
+        [ft.partial(_write_file, save, into, *file) for file in files.items()],
         save.threads(save.limits.most or 0),
-        waiting=into.work.is_far or (is_packed and into.durable),
+        # While some files are synced, what goes into others is compressed.
+        waiting=into.work.is_far or (form.is_coded and into.durable),
     )
 
 
+# Stretches that follow each other in a file, and are written together.
+_Batch = list[Stretch]
+
+
+@_form.remembered
+def _laid(form: Form, deal: _assign.Deal, process: int) -> list[list[_Batch]]:
+    """The batches of the files of a process, where nothing is compressed: there they
+    are known before anything is written."""
+    own = [runs for runs, owner in zip(deal.files, deal.owner) if owner == process]
+    return [list(_batches(form, runs)) for runs in own]
+
+
+def _batches(form: Form, runs: _assign.Runs) -> Iterator[_Batch]:
+    """The stretches of a file: small leaves of one template together, others each by
+    itself. The ends of one by itself may come only after it was taken, and before the
+    next batch is."""
+    most = [_TOGETHER // t.full if t.full else 0 for t in form.templates]
+    alone = [t.codec is not None or not _payload.is_small(t) for t in form.templates]
+    last, batch = -1, []
+    for stretch in _lay(form, runs):
+        number = form.numbers[stretch.place]
+        if batch and (number != last or len(batch) >= most[number]):
+            yield batch
+            batch = []
+        if alone[number] or not most[number]:
+            yield [stretch]
+            continue
+        last = number
+        batch.append(stretch)
+    if batch:
+        yield batch
+
+
 def _write_file(
-    save: Save, into: Destination[Sink], number: int, runs: _assign.Runs
+    save: Save, into: Destination[Sink], number: int, batches: Iterable[_Batch]
 ) -> list[Stretch]:
-    data, leaves = save.data, save.leaves
+    data = save.data
     written: list[Stretch] = []
-    ends = [None if leaves[place].template.codec is None else [] for place, _ in runs]
 
     def buffers() -> Iterator[bytes]:
         at = 0
-        for stretch in _lay(runs, ends, data.grids):
-            written.append(stretch)
-            place, numbers, offset, own = stretch
+        for batch in batches:
+            written.extend(batch)
+            place, numbers, offset, own = batch[0]
             if offset != at:
                 yield bytes(offset - at)
-            if own is None:
+            if len(batch) > 1:
+                yield from data.together([x.place for x in batch], _ALIGN)
+            elif own is None:
                 yield from data.chunks(place, numbers)
             else:
                 end = 0
@@ -55,22 +96,25 @@ def _write_file(
                     yield chunk
                     end += len(chunk)
                     own.append(end)
-            at = stretch.stop(data.grids[place].full)
+            at = batch[-1].stop(data.grids[place].full)
 
     into.work.write(f"{into.own}/{number}", buffers(), into.durable)
     return written
 
 
-def _lay(runs: _assign.Runs, ends: Ends, grids: Sequence[Grid]) -> Iterator[Stretch]:
-    """Where the runs of a file lie in it. `ends` may come only after their stretch was
-    taken, and before the next one is."""
+def _lay(form: Form, runs: _assign.Runs, ends: Ends | None = None) -> Iterator[Stretch]:
+    """Where the runs of a file lie in it. Those of encoded chunks may be given their
+    `ends` only after their stretch was taken, and before the next one is."""
+    templates = [(t.full, t.codec is None) for t in form.templates]
     at = 0
-    for (place, numbers), own in zip(runs, ends):
+    for i, (place, numbers) in enumerate(runs):
+        full, is_plain = templates[form.numbers[place]]
+        own = None if is_plain else []
         # What has no bytes needs no padding, which nothing might follow.
         offset = -(-at // _ALIGN) * _ALIGN if numbers else at
-        stretch = Stretch(place, numbers, offset, own)
+        stretch = Stretch(place, numbers, offset, own if ends is None else ends[i])
         yield stretch
-        at = stretch.stop(grids[place].full)
+        at = stretch.stop(full)
 
 
 def see(save: Save, process: int, ends: Ends, into: Destination[Backend]) -> Files:
@@ -84,7 +128,7 @@ def see(save: Save, process: int, ends: Ends, into: Destination[Backend]) -> Fil
         own = list(itertools.islice(rest, len(runs)))
         if len(own) < len(runs):
             raise ValueError("it has written something else than was planned")
-        files.append(list(_lay(runs, own, save.data.grids)))
+        files.append(list(_lay(save.form, runs, own)))
         last = files[-1][-1]
         stop = last.stop(save.data.grids[last.place].full)
         into.work.check_range(f"{into.own}/{number}", stop)
@@ -98,8 +142,7 @@ def finish(save: Save, files: Files, into: Destination[Sink]) -> Written:
     names = [str(number) for number in range(len(files))]
     fixed = tuple(map(tuple, files))
     # Chunks of a form lie alike in each save, unless they are encoded.
-    is_coded = any(template.codec for template in save.form.templates)
-    make = _make_database if is_coded else _database
+    make = _make_database if save.form.is_coded else _database
     database, top, file, offset = make(save.form, fixed)
     own = {
         f"{base}/tree": database,

@@ -2,7 +2,7 @@
 
 import collections
 import functools as ft
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -106,6 +106,24 @@ def view(leaf: Any, template: Template) -> np.ndarray | None:
         if _on_cpu(leaf.sharding) and _leaf.is_whole(leaf.sharding):
             return _stored(_on_host(leaf, template), template)
     return None
+
+
+def rows(leaves: Sequence[Any], template: Template) -> np.ndarray | None:
+    """The bytes that are stored for leaves of one template, copied: a row for each.
+    None unless they are arrays in the memory of the host, each in one part."""
+    if template.dtype in _leaf.NOT_ARRAYS or len({*map(type, leaves)}) > 1:
+        return None
+    if isinstance(leaves[0], jax.Array):
+        shardings = {id(x): x for x in [leaf.sharding for leaf in leaves]}.values()
+        if not all(_on_cpu(x) and _leaf.is_whole(x) for x in shardings):
+            return None
+    elif type(leaves[0]) is not np.ndarray:
+        return None
+    arrays = list(map(np.asarray, leaves))
+    if len({x.dtype for x in arrays}) > 1:
+        return None  # They may have no dtype in common.
+    stored = _stored(np.concatenate(arrays, axis=None), template)
+    return stored.view(np.uint8).reshape(len(leaves), -1)
 
 
 def whole_region(template: Template) -> tuple[slice, ...]:

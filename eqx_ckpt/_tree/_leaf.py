@@ -1,7 +1,9 @@
 """Leaves: which are stored, how they are described, and stand-ins for unread ones."""
 
 import functools as ft
-from typing import Any
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.core as jax_core
@@ -114,16 +116,57 @@ def describe(leaf: Any, dtype: np.dtype | None = None) -> Template:
     )
 
 
-def alike(leaf: Any) -> Any:
-    """Equal for arrays that have one template and one sharding; None for what is no
-    array with a value. Most leaves are like some other one."""
-    if type(leaf) is np.ndarray:
-        return np.ndarray, leaf.shape, leaf.dtype
-    if not isinstance(leaf, jax.Array) or isinstance(leaf, jax_core.Tracer):
-        return None
-    if leaf.is_deleted():
-        return None
-    return type(leaf), leaf.aval, leaf.sharding
+class Alike(NamedTuple):
+    """Leaves in a few `kinds`, and the number of that of each leaf, which is -1 where
+    nothing is known. Leaves of a kind have one template and one sharding. Most are like
+    some other one."""
+
+    kinds: tuple[Any, ...]
+    numbers: tuple[int, ...]
+
+
+def alike(leaves: Sequence[Any]) -> Alike:
+    types = list(map(type, leaves))
+    examples = dict(zip(types, leaves))
+    traits = {cls: _traits(cls, leaf) for cls, leaf in examples.items()}
+    if len(traits) == 1:
+        one, two = ([*map(get, leaves)] for get in traits[types[0]])
+    else:
+        one = [traits[cls][0](leaf) for cls, leaf in zip(types, leaves)]
+        two = [traits[cls][1](leaf) for cls, leaf in zip(types, leaves)]
+    # There are many leaves and few kinds: so these are compared by what they are, and
+    # only then by what they are equal to.
+    ids = list(zip(map(id, types), map(id, one), map(id, two)))
+    kinds: dict[Any, int] = {}
+    numbers = {
+        i: -1 if id(_UNKNOWN) in i else kinds.setdefault(kind, len(kinds))
+        for i, kind in dict(zip(ids, zip(types, one, two))).items()
+    }
+    return Alike(tuple(kinds), tuple(map(numbers.__getitem__, ids)))
+
+
+_UNKNOWN = object()
+
+
+def _traits(cls: type, leaf: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """The two functions of leaves of a type whose results, with the type, tell kinds
+    apart. One gives `_UNKNOWN` where that cannot be."""
+    nothing = operator.attrgetter("__class__")
+    if _register.codec_of(cls) is not None:
+        return lambda x: _UNKNOWN, nothing
+    if isinstance(leaf, jax.Array) and not isinstance(leaf, jax_core.Tracer):
+        return operator.attrgetter("aval"), _sharding_of
+    if cls is np.ndarray or issubclass(cls, np.generic):
+        return operator.attrgetter("dtype"), operator.attrgetter("shape")
+    if cls in (bool, float, complex):
+        return nothing, nothing
+    if cls is int:
+        return nothing, lambda n: -(2**63) <= n < 2**63 or len(int_bytes(n))
+    return lambda x: _UNKNOWN, nothing
+
+
+def _sharding_of(array: jax.Array) -> Any:
+    return _UNKNOWN if array.is_deleted() else array.sharding
 
 
 def recipe(leaf: Any) -> str:

@@ -1,24 +1,32 @@
 """What a save keeps from the one before it never shows: files are those of a first
 save, whatever has changed between the two."""
 
+import gc
 import json
 import pathlib
 import tempfile
+import weakref
+from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import pytest
 from hypothesis import given, settings, strategies as st
 
 import eqx_ckpt as ec
-from eqx_ckpt._save import _layout, _sidecars, _to_ocdbt
+from eqx_ckpt._save import _describe, _form, _layout, _sidecars, _to_ocdbt
 
 
 def forget():
     """As in a new process."""
     for function in (
+        _describe._kept,
+        _form.form,
         _layout._deal_alone,
+        _to_ocdbt._laid,
         _sidecars._orbax_files,
         _sidecars._zarr_files,
         _to_ocdbt._database,
@@ -45,6 +53,15 @@ def files(root):
     return index, own
 
 
+class Pair(NamedTuple):
+    n: Any
+    m: Any
+
+
+class Point(eqx.Module):
+    n: Any
+
+
 SHARED = jnp.arange(3.0)
 LEAVES = [
     *(SHARED, SHARED + 1, np.asarray(SHARED), SHARED.astype(jnp.bfloat16)),
@@ -52,11 +69,14 @@ LEAVES = [
     *(2**40, 2**70, 1j, "a", "ab", "\ud800", b"a", None, {}, [], ()),
     *(jr.key(0), jr.key(0, impl="rbg"), jr.split(jr.key(0)), np.zeros((0, 2))),
     *(jnp.zeros((2, 3)), jnp.zeros((3, 2)), np.zeros(2, ">i4"), np.ones(40_000)),
+    *(2**62, 2**63, -(2**63), -(2**63) - 1, np.float64(1), np.bool_(True)),
+    *(jax.device_put(SHARED, jax.devices()[-1]), np.zeros(2, "<i4"), jnp.zeros(0)),
 ]
-KEYS = ["a", "b", "c.d", 1, True, 1.0, "1", 0]
+KEYS = ["a", "b", "c.d", 1, True, 1.0, "1", 0, -0.0, "True"]
 NODES = [
     *(lambda x: {"n": x}, lambda x: [x], lambda x: (x,), lambda x: [0.0, x]),
     *(lambda x: {1: x}, lambda x: {"n": x, "m": x}),
+    *(lambda x: Pair(x, x), lambda x: Point(x), lambda x: [x] * 40),
 ]
 TREES = st.dictionaries(
     st.sampled_from(KEYS),
@@ -73,7 +93,7 @@ OPTIONS = st.fixed_dictionaries(
         "layout": st.sampled_from(["ocdbt", "zarr"]),
         "chunks": st.sampled_from([None, 8, 1000, lambda name, *_: None]),
         "compression": st.sampled_from([None, "zstd"]),
-        "dtype": st.sampled_from([None, jnp.float16]),
+        "dtype": st.sampled_from([None, jnp.float16, jnp.float32]),
         "filter_spec": st.sampled_from(
             [ec.is_storable, lambda x: ec.is_storable(x) or isinstance(x, (str, bytes))]
         ),
@@ -95,15 +115,27 @@ def _saved(path, tree, options, how):
     return files(path)
 
 
-@given(
-    st.lists(
-        st.tuples(TREES, OPTIONS, st.sampled_from(["sync", "async"])),
-        min_size=2,
-        max_size=5,
-    )
+SAVES = st.lists(
+    st.tuples(TREES, OPTIONS, st.sampled_from(["sync", "async"])),
+    min_size=2,
+    max_size=5,
 )
+
+
+@given(SAVES)
 @settings(max_examples=10)
 def test_a_save_is_what_a_first_one_is_whatever_was_saved_before(saves):
+    _check(saves)
+
+
+@pytest.mark.long
+@given(SAVES)
+@settings(max_examples=1000)
+def test_saves_are_what_first_ones_are(saves):
+    _check(saves)
+
+
+def _check(saves):
     with tempfile.TemporaryDirectory() as directory:
         root = pathlib.Path(directory)
         forget()
@@ -125,6 +157,32 @@ def test_a_second_save_of_a_structure_makes_its_files_once(tmp_path):
         found = function.cache_info()
         assert (found.misses, found.hits) == (1, 2)
     assert ec.open(tmp_path / "2")["b.1"].read() == 3.0
+
+
+def test_what_is_kept_of_a_save_knows_registered_types_and_deleted_arrays(tmp_path):
+    tree = {"a": np.float32(1), "b": jnp.ones(2)}
+    for number in range(2):
+        ec.tree_serialise_leaves(tmp_path / str(number), tree)
+    with ec.register_leaf(np.float32, str, np.float32):
+        ec.tree_serialise_leaves(tmp_path / "text", tree)
+    assert ec.open(tmp_path / "text")["a"].read() == "1.0"
+    assert ec.open(tmp_path / "1")["a"].read() == np.float32(1)
+    tree["b"].delete()
+    with pytest.raises(ValueError, match="`b` cannot be saved: it has been deleted"):
+        ec.tree_serialise_leaves(tmp_path / "deleted", tree)
+
+
+def test_what_is_kept_of_a_save_holds_no_arrays(tmp_path):
+    class Key(str):
+        pass
+
+    array, key = jnp.ones(100), Key("a")
+    alive = weakref.ref(array), weakref.ref(key)
+    for number in range(2):
+        ec.tree_serialise_leaves(tmp_path / str(number), {key: array})
+    del array, key
+    gc.collect()
+    assert alive[0]() is None and alive[1]() is None
 
 
 def test_small_arrays_that_are_copied_together_are_what_they_were(tmp_path):

@@ -1,0 +1,249 @@
+"""The leaves of a save as they will be stored.
+
+A training loop saves the same leaves again and again, with other values. What follows
+from all else that is known of them, such as their names and templates, is kept.
+"""
+
+import collections
+import itertools as it
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.tree_util as jtu
+import numpy as np
+
+from .._format import _names
+from .._format._leaves import Part
+from .._format._template import Template
+from .._tree import _leaf, _sharding, _target
+from .._tree._flatten import Flat
+from .._tree._leaf import Alike
+from . import _alone, _assign, _chunking, _form, _lazies
+from ._form import Form
+from ._lazies import Unread
+from ._options import SaveOptions
+from ._payload import PlannedLeaf
+
+
+class Described(NamedTuple):
+    """The leaves of a save, their form, and how many of them are spread over devices,
+    by the text of their sharding."""
+
+    leaves: list[PlannedLeaf]
+    form: Form
+    shardings: dict[str, int]
+
+
+def describe(flat: Flat, numbers: Sequence[int], options: SaveOptions) -> Described:
+    """The leaves of these numbers.
+
+    **Raises:** naming the leaf that cannot be stored.
+    """
+    paths = [flat.paths[number] for number in numbers]
+    values = [flat.leaves[number] for number in numbers]
+    alike = _leaf.alike(values)
+    key = _key(paths, values, alike, options)
+    kept = [] if key is None else _kept(key)
+    parts: dict[int, Part] = {}
+    if not kept:
+        values, form, parts = _described(paths, values, alike, options)
+        kept.append((form, _shardings(values)))
+    form, shardings = kept[0]
+    aliases: list[int | None] = [None] * len(values)
+    for place, alias in form.aliases:
+        aliases[place] = alias
+    owners: Sequence[_assign.Owners | None] = [None] * len(values)
+    if options.count > 1:
+        owners = _owners(form, values, aliases, options.count)
+    templates = map(form.templates.__getitem__, form.numbers)
+    rows = zip(form.names, values, templates, form.numbers, aliases, owners)
+    leaves = list(it.starmap(PlannedLeaf, rows))
+    for place, part in parts.items():
+        leaves[place] = leaves[place]._replace(part=part)
+    return Described(leaves, form, dict(shardings))
+
+
+@_form.remembered
+def _kept(key: Any) -> list[tuple[Form, dict[str, int]]]:
+    """The form of leaves of a key, and their shardings, once somebody has put them in
+    here."""
+    return []
+
+
+# How the entry of a key path is told from others of its type.
+_ENTRIES: dict[type, Callable[[Any], Any]] = {
+    jtu.DictKey: operator.attrgetter("key"),
+    jtu.SequenceKey: operator.attrgetter("idx"),
+    jtu.GetAttrKey: operator.attrgetter("name"),
+    jtu.FlattenedIndexKey: operator.attrgetter("key"),
+}
+
+
+def _key(
+    paths: Sequence[tuple], values: Sequence[Any], alike: Alike, options: SaveOptions
+) -> Any:
+    """Equal for leaves of one form. It has all that this follows from, and nothing of
+    the caller's that lives or changes: no arrays, nodes or functions. None where that
+    cannot be."""
+    if type(options.chunks) not in (type(None), int) or -1 in alike.numbers:
+        return None
+    if _has_parts(values, options):
+        return None
+    entries = list(it.chain.from_iterable(paths))
+    kinds = tuple(map(type, entries))
+    if not {*kinds} <= _ENTRIES.keys():
+        return None
+    entries = tuple([_ENTRIES[kind](x) for kind, x in zip(kinds, entries)])
+    # Equal entries may have other names: 1, 1.0 and True, or 0.0 and -0.0.
+    types = tuple(map(type, entries))
+    if not {*types} <= {str, int, bool}:
+        return None
+    arrays = values
+    shared = [issubclass(cls, (jax.Array, np.ndarray)) for cls, *_ in alike.kinds]
+    if not all(shared):
+        arrays = [x for x, kind in zip(values, alike.numbers) if shared[kind]]
+    first: dict[int, int] = {}
+    aliases = ()
+    if len({*map(id, arrays)}) < len(arrays):
+        aliases = tuple([first.setdefault(id(x), i) for i, x in enumerate(arrays)])
+    asked = options.layout, options.chunks, options.compression, options.dtype
+    return asked, tuple(map(len, paths)), kinds, types, entries, alike, aliases
+
+
+def _has_parts(values: Sequence[Any], options: SaveOptions) -> bool:
+    """Whether of some leaf only a part is stored."""
+    return options.processes == "own" and any(map(_target.is_spread, values))
+
+
+# What was made of a template and keys; it is kept with them, as they go by its id.
+_Made = dict[Any, tuple[Template, Template]]
+
+
+def _described(
+    paths: Sequence[tuple], given: Sequence[Any], alike: Alike, options: SaveOptions
+) -> tuple[list[Any], Form, dict[int, Part]]:
+    """What leaves are written from, their form, and which part of a leaf that is, if
+    not all."""
+    values: list[Any] = []
+    path_of: dict[str, tuple] = {}
+    shared: dict[Any, int] = {}
+    # Where templates are equal, so are their numbers.
+    templates: dict[Template, int] = {}
+    own: list[Template] = []
+    aliases: dict[int, int] = {}
+    parts: dict[int, Part] = {}
+    made: _Made = {}
+    is_kept = not (callable(options.chunks) or _has_parts(given, options))
+    # The templates of leaves of a kind and kinds of keys.
+    known: dict[tuple[int, str], Template] = {}
+    for place, (path, leaf, kind) in enumerate(zip(paths, given, alike.numbers)):
+        name, keys = _names.name_of(path)
+        if name in path_of:
+            raise _names.twins(name, path_of[name], path)
+        path_of[name] = path
+        value, template = leaf, known.get((kind, keys))
+        if template is None:
+            value, template, part = _as_stored((name, keys), leaf, options, made)
+            if kind >= 0 and is_kept:
+                known[kind, keys] = template
+            if part is not None:
+                parts[place] = part
+        if _leaf.is_shared(value) or isinstance(value, Unread) or place in parts:
+            key = value.key if isinstance(value, Unread) else id(value)
+            key = id(leaf) if place in parts else key
+            origin = shared.setdefault(key, place)
+            if origin != place:
+                aliases[place] = origin
+                template = template._replace(chunk=own[origin].chunk)
+        values.append(value)
+        own.append(template)
+    numbers = tuple([templates.setdefault(t, len(templates)) for t in own])
+    _check_nodes(list(zip(path_of, [t.keys for t in own])), path_of)
+    names, some = tuple(path_of), tuple(aliases.items())
+    return values, _form.form(names, numbers, tuple(templates), some), parts
+
+
+def _as_stored(
+    path: tuple[str, str], value: Any, options: SaveOptions, made: _Made
+) -> tuple[Any, Template, Part | None]:
+    """What a leaf of a name and kinds of keys is written from, its template, and which
+    part of the leaf that is, if not all."""
+    name, keys = path
+    try:
+        value, template = _lazies.as_stored(value, options.dtype)
+    except (ValueError, TypeError) as e:
+        raise type(e)(f"The leaf `{name}` cannot be saved: {e}") from None
+    shard, part = _leaf.shard_shape(value, template), None
+    own = _alone.part_of(value, template) if options.processes == "own" else None
+    if own is not None:
+        value, template, part, shard = own
+    grain = value.grain if isinstance(value, Unread) else ()
+    done = made.get((id(template), keys, shard, grain))
+    if done is None or callable(options.chunks):
+        full = template._replace(keys=keys)
+        chunk = full.chunk
+        if not chunk and options.layout == "ocdbt":
+            chunk = grain
+        if not chunk or options.chunks is not None:
+            chunk = _chunking.chunk_shape(name, full, options, shard)
+        full = full._replace(chunk=chunk)
+        codec = _chunking.codec_of(name, full, options)
+        done = template, full._replace(codec=codec)
+        made[id(template), keys, shard, grain] = done
+    return value, done[1], part
+
+
+def _check_nodes(leaves: Sequence[tuple[str, str]], paths: dict[str, tuple]) -> None:
+    """**Raises:** for a leaf that has the name of a node, and for two nodes of one
+    name: the checkpoint's own tree has one place for both."""
+    nodes: dict[str, tuple[str, tuple]] = {}
+    for leaf, kinds in leaves:
+        name, dot, _ = leaf.rpartition(".")
+        while dot:
+            kinds = kinds[:-1]
+            known, other = nodes.setdefault(name, (kinds, paths[leaf]))
+            if name in paths or known != kinds:
+                raise ValueError(
+                    f"Two parts of the tree have the name `{name}`: those on the key "
+                    f"paths {paths.get(name, other)} and {paths[leaf]}. Rename one of "
+                    "the keys, or leave one of the parts out with `filter_spec`."
+                )
+            if other is not paths[leaf]:
+                break  # Nodes around it are known too.
+            name, dot, _ = name.rpartition(".")
+
+
+def _owners(
+    form: Form, values: Sequence[Any], aliases: Sequence[int | None], processes: int
+) -> list[_assign.Owners | None]:
+    """Of each leaf the processes that write its chunks."""
+    loads = [0] * processes
+    out: list[_assign.Owners | None] = []
+    for name, value, number, alias in zip(form.names, values, form.numbers, aliases):
+        t = form.templates[number]
+        holders = None if alias is not None else _leaf.holders(value, t)
+        if holders is None:
+            out.append(None)
+            continue
+        try:
+            out.append(_assign.owners(holders, t.shape, t.chunk, t.full, loads))
+        except ValueError as e:
+            raise ValueError(
+                f"The leaf `{name}` cannot be saved by many processes: {e}. Pass "
+                "`chunks` that divide the shards, or none."
+            ) from None
+    return out
+
+
+def _shardings(values: Sequence[Any]) -> dict[str, int]:
+    """How many leaves are spread over devices, by the text of their sharding."""
+    arrays = (x for x in values if isinstance(x, jax.Array))
+    counts = collections.Counter([x.sharding for x in arrays])
+    found: dict[str, int] = {}
+    for sharding, count in counts.items():
+        text = _sharding.text(sharding)
+        if text:
+            found[text] = found.get(text, 0) + count
+    return found
