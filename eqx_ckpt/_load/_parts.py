@@ -305,23 +305,23 @@ class _PartReader:
             yield into
 
     def _finish(self, record: Record, part: _Part, arrived: Callable[[], None]) -> None:
-        problems = self._reading.problems
+        problems, digests = self._reading.problems, None
         try:
-            arrived()
-            if self._is_good(record, part):
-                for keep in part.keeps:
-                    keep()
-            else:
-                problems.setdefault(record.name, _requests.CHANGED)
-        except Exception as e:
-            problems.setdefault(record.name, self._reading.explain(e))
+            if self._reading.digests is not None:
+                digests = self._reading.digests()
+            try:
+                arrived()
+                if digests is None or self._is_good(record, part, digests):
+                    for keep in part.keeps:
+                        keep()
+                else:
+                    problems.setdefault(record.name, _requests.CHANGED)
+            except Exception as e:
+                problems.setdefault(record.name, self._reading.explain(e))
         finally:
             self._room.give(part.held)
 
-    def _is_good(self, record: Record, part: _Part) -> bool:
-        digests = self._reading.digests
-        if digests is None:
-            return True
+    def _is_good(self, record: Record, part: _Part, digests: bytes) -> bool:
         grid = _source.grid_of(record.template)
         first = self._source.index.first_block(record.place)
         for number in part.chunks:

@@ -10,7 +10,7 @@ import xxhash
 
 from .._errors import DamagedError, ReplacedError
 from .._format import _grid, _template
-from . import _parts, _requests
+from . import _parts, _requests, _source
 from ._requests import Fetched, Reading, Request, Results
 from ._source import Source
 
@@ -49,7 +49,7 @@ def read(
             )
         else:
             large.append(request)
-    digests = source.digests if verify and (small or large) else None
+    digests = _source.start_digests(source) if verify and (small or large) else None
     reading = Reading(source, digests, budget, {})
     if small:
         yield from _read_small(reading, small)
@@ -160,7 +160,8 @@ def _read_small(reading: Reading, requests: list[Request]) -> Results:
 def _unpack(reading: Reading, run: _Run, data: bytes) -> Results:
     """The leaves of a run, of its bytes."""
     first_block = reading.source.index.first_block
-    digest, digests = xxhash.xxh3_128_digest, reading.digests
+    digest = xxhash.xxh3_128_digest
+    digests = None if reading.digests is None else reading.digests()
     memory = memoryview(data)
     for request, offset in run.members:
         record, views = request.record, request.views

@@ -1,7 +1,7 @@
 """The requests of a read, and the arrays that it gives."""
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -69,11 +69,12 @@ Results = Generator[tuple[Request, Fetched], None, None]
 
 
 class Reading(NamedTuple):
-    """One planned read: `digests` are None where nothing is verified, `budget` is the
-    memory for what is under way, `problems` says what is wrong with which leaf."""
+    """One planned read: `digests` waits for them, and is None if nothing is verified;
+    `budget` is the memory for what is under way, `problems` says what is wrong with
+    which leaf."""
 
     source: Source
-    digests: bytes | None
+    digests: Callable[[], bytes] | None
     budget: int
     problems: dict[str, str]
 

@@ -1,6 +1,7 @@
 """A save that was opened: where its leaves lie, and whether they are all there."""
 
 import bisect
+import contextlib
 import dataclasses
 import functools as ft
 from collections.abc import Callable, Mapping, Sequence
@@ -236,19 +237,7 @@ class Source:
 
     @ft.cached_property
     def digests(self) -> bytes:
-        data, size = None, 0
-        try:
-            size = 16 * self.index.block_count
-            data = self._read_digests(size)
-        except ValueError as e:
-            raise self.lost(f"its file of digests is damaged ({e})") from e
-        except FileNotFoundError:
-            pass
-        if data is None:
-            raise self.lost("its file of digests is missing")
-        if len(data) != size or _index.digest(data) != self.index.digests:
-            raise self.lost("its file of digests is damaged")
-        return data
+        return _checked_digests(self, self._read_digests)
 
     def _read_digests(self, size: int) -> bytes | None:
         if self.foreign is None:
@@ -300,6 +289,46 @@ class Source:
             )
         why = _text.escape(why)
         return DamagedError(f"The checkpoint at `{self.root}` cannot be read: {why}.")
+
+
+def start_digests(source: Source) -> Callable[[], bytes]:
+    """Reads the digests; or asks a store for them, which answers other requests
+    meanwhile. Returns what waits for them."""
+    root, known = source.root, vars(source)
+    if source.foreign is not None or not root.is_far or "digests" in known:
+        digests = source.digests
+        return lambda: digests
+    coming = None
+    with contextlib.suppress(ValueError):  # `_checked_digests` raises it.
+        coming = root.start_read(source.digests_key, 0, 16 * source.index.block_count)
+
+    def arrived(size: int) -> bytes | None:
+        got = root.wait(coming)
+        return got.value if got.state == "value" else None
+
+    def wait() -> bytes:
+        if "digests" not in known:
+            known["digests"] = _checked_digests(source, arrived)
+        return source.digests
+
+    return wait
+
+
+def _checked_digests(source: Source, read: Callable[[int], bytes | None]) -> bytes:
+    """The digests, once they are read: so many bytes."""
+    data, size = None, 0
+    try:
+        size = 16 * source.index.block_count
+        data = read(size)
+    except ValueError as e:
+        raise source.lost(f"its file of digests is damaged ({e})") from e
+    except FileNotFoundError:
+        pass
+    if data is None:
+        raise source.lost("its file of digests is missing")
+    if len(data) != size or _index.digest(data) != source.index.digests:
+        raise source.lost("its file of digests is damaged")
+    return data
 
 
 def check_pickles(source: Source) -> None:

@@ -91,6 +91,16 @@ def gather(jobs: Sequence[Any], threads: int = 8, waiting: bool = False) -> list
         errors.clear()
 
 
+def gather_requests(jobs: Sequence[Any], threads: int) -> list[Any]:
+    """As `gather`, of jobs that take no core, as they wait for a server: so many at a
+    time, also in what is done `quietly`."""
+    token = _is_quiet.set(False)
+    try:
+        return gather(jobs, threads, waiting=True)
+    finally:
+        _is_quiet.reset(token)
+
+
 def _join(helpers: Sequence[threading.Thread]) -> None:
     for helper in helpers:
         # One that comes to life only now finds nothing to do.

@@ -126,7 +126,7 @@ def write(
         if link is not None and isinstance(into.work, Links):
             if into.work.link_from(link, key, into.durable):
                 continue
-        into.work.write(key, [made.data], into.durable)
+        into.write(key, [made.data])
 
 
 # ---- What was exported before, of a tree that was alike.

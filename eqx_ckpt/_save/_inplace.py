@@ -9,52 +9,21 @@ from contextlib import ExitStack
 
 from .._format import _files
 from .._load import _published
-from .._storage._backend import Backend, Locks, Renames
+from .._storage._backend import Renames
 from . import _leftovers
 from ._place import discard, Found, Place, replaced, unpublished
 
 
 @contextlib.contextmanager
-def begin(root: Backend, found: Found, undo: ExitStack) -> Iterator["InPlace"]:
+def begin(root: Renames, found: Found, undo: ExitStack) -> Iterator["InPlace"]:
     place = InPlace(root, root, secrets.token_hex(8), found, undo)
-    if not isinstance(root, Renames):
-        undo.callback(discard, root, place.own)
-        root.check_conditions(f"{place.own}/digests")
-        yield place
-        return
     with place.alone(root, root.below("d").below(place.save)) as made:
         # Two of those are `d` and the root.
         place.above = ["../" * n for n in range(1, 2 + max(0, made - 2))]
         yield place
 
 
-@contextlib.contextmanager
-def claim(root: Backend, found: Found, undo: ExitStack) -> Iterator["InPlace"]:
-    """A place for files that have the same names in every save, in a store that cannot
-    write them elsewhere and rename them: a path takes one save, ever."""
-    place = InPlace(root, root, secrets.token_hex(8), found, undo)
-    if not root.replace("", _files.CLAIM, place.save.encode(), None):
-        raise claimed(root)
-    undo.callback(_unclaim, root)
-    yield place
-
-
-def _unclaim(root: Backend) -> None:
-    for key in sorted(root.list_top() or {}, key=_files.CLAIM.__eq__):
-        # There was nothing at the path: all is ours but what others save below it.
-        if root.below(key).read(_files.INDEX) is None:
-            discard(root, key)
-
-
-def claimed(root: Backend) -> FileExistsError:
-    return FileExistsError(
-        f'A save to `{root}` with `layout="zarr"` is running or was interrupted; in '
-        "this store nothing tells which. It is left as it is. Delete all of it when "
-        "you know that nothing writes there, or choose another path."
-    )
-
-
-class InPlace(Place[Backend]):
+class InPlace(Place[Renames]):
     def publish(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
         root, own = self.root, self.own
         # What follows the commit is to need no more space: it only renames and deletes.
@@ -93,19 +62,10 @@ class InPlace(Place[Backend]):
         tops = {key.partition("/")[0] for key in side}
         for key in (self.found.entries & _files.SIDE) - tops:
             discard(root, key)
-        if not isinstance(root, Renames):
-            discard(root, _files.CLAIM)
         for save in others:
             if save != self.save:
-                _delete_other(root.below("d").below(save))
+                # Unless it is being written.
+                _leftovers.delete_abandoned(root.below("d").below(save))
         if sync:
             inside = {key.rpartition("/")[0] for key in side}
             root.sync_directories({"", *inside})
-
-
-def _delete_other(directory: Backend) -> None:
-    """Deletes the data of another save, unless it is being written."""
-    if isinstance(directory, Locks):
-        _leftovers.delete_abandoned(directory)
-    else:
-        discard(directory)

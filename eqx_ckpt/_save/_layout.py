@@ -4,8 +4,8 @@ files, and records say what was written.
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from .._format._grid import Grid
 from .._runtime._processes import Processes
@@ -13,6 +13,7 @@ from .._storage._backend import Backend, Sink
 from . import _assign, _form
 from ._form import Form
 from ._payload import Data, PlannedLeaf
+from ._sending import Outbox
 
 
 # To an object store a file is sent whole, from memory, of which it takes twice as much.
@@ -24,11 +25,25 @@ S = TypeVar("S", bound=Sink, covariant=True)
 @dataclasses.dataclass(frozen=True)
 class Destination(Generic[S]):
     """Where the files of a save are written: `own` is the directory in `work` of those
-    whose names are in no other save. `durable`: whether they are synced."""
+    whose names are in no other save. `durable`: whether they are synced. `outbox`:
+    sends them to an object store."""
 
     work: S
     own: str
     durable: bool
+    outbox: Outbox | None = None
+
+    def write(self, key: str, buffers: Iterable[Any]) -> None:
+        """Writes a file, which is there at the latest after `settle`."""
+        if self.outbox is None:
+            self.work.write(key, buffers, self.durable)
+        else:
+            self.outbox.send(key, buffers)
+
+    def settle(self) -> None:
+        """Waits until all that was written is there."""
+        if self.outbox is not None:
+            self.outbox.wait()
 
 
 class Stretch(NamedTuple):
@@ -131,7 +146,9 @@ class Save:
     def threads(self, file: int = 0) -> int:
         """How many threads may write, each of which holds a file of so many bytes."""
         copies = self.data.copies + _FAR_COPIES * file
-        return min(8, max(1, self.limits.room // copies))
+        # The other half is for files that are on their way.
+        room = self.limits.room // 2 if file else self.limits.room
+        return min(8, max(1, room // copies))
 
     def own(self, process: int) -> list[tuple[int, _assign.Runs]]:
         """The files that a process writes: their numbers, and the runs in each."""

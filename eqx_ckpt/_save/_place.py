@@ -14,11 +14,13 @@ from . import _leftovers
 
 
 class Found(NamedTuple):
-    """The state of a path before a save. `index` is None if there is no checkpoint."""
+    """The state of a path before a save. `index` is None if there is no checkpoint;
+    `keys` are those of all files, in an object store."""
 
     index: Index | None
     file: Value | None
     entries: frozenset[str]
+    keys: tuple[str, ...] = ()
 
 
 R = TypeVar("R", bound=Backend)
@@ -109,6 +111,13 @@ def replaced(root: Backend) -> RuntimeError:
     )
 
 
+def not_part(root: Backend, name: str) -> ValueError:
+    return ValueError(
+        f"`{root}` has `{_text.escape(name)}` in it, which is not part of the "
+        "checkpoint. Nothing was deleted. Move it elsewhere."
+    )
+
+
 @contextlib.contextmanager
 def unpublished(root: Backend, nbytes: int = 0) -> Iterator[None]:
     """Around what a save of so many bytes does before its commit.
@@ -149,14 +158,13 @@ def own_entries(found: Found) -> set[str]:
     return own
 
 
-def foreign(root: Backend, found: Found, entries: Mapping[str, bool]) -> list[str]:
+def foreign(root: Renames, found: Found, entries: Mapping[str, bool]) -> list[str]:
     """The names in a directory that are no part of the checkpoint there."""
     out = set(entries) - own_entries(found)
     leaves: set[str] = set()
     if found.index and found.index.layout == "zarr":
         leaves.update(map(_files.directory, found.index.leaves.names))
-    # In a store, to look into the directory of each leaf would take as many requests.
-    for name in {"d"} if root.is_far else {"d"} | leaves:
+    for name in {"d"} | leaves:
         inside = root.below(name).list_top() if entries.get(name) else None
         for entry in inside or ():
             of_leaf = name in leaves and entry in ("zarr.json", "c")

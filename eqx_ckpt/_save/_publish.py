@@ -4,11 +4,13 @@ A save writes its data under its own save id. Then it writes the index, on condi
 that the index is still the one it found: this is the commit. Then it deletes the data
 of other saves. Where a layout has fixed names (`zarr`), the save is written beside the
 path, and the two directories change places. What is one file takes the place of
-another. These are the three strategies: `_inplace`, `_swapped` and `_onefile`.
+another. These are the strategies: `_inplace`, or `_instore` in an object store,
+`_swapped` and `_onefile`.
 """
 
 import contextlib
 import errno
+import functools as ft
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,9 +18,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from .._format import _files, _index, _text
 from .._format._index import Index
 from .._load import _published
-from .._storage._backend import Backend, Renames
-from . import _inplace, _leftovers, _swapped
-from ._place import discard, foreign, Found, Place, unpublished as unpublished
+from .._storage import _store
+from .._storage._backend import Backend, Renames, Sends
+from . import _inplace, _instore, _leftovers, _swapped
+from ._place import discard, foreign, Found, not_part, Place, unpublished as unpublished
 
 
 def examine(root: Backend, overwrite: bool) -> Found:
@@ -29,10 +32,15 @@ def examine(root: Backend, overwrite: bool) -> Found:
         )
     if root.entry() in ("file", "other"):
         raise _file(root)
-    tops = root.list_top() or {}
+    list_it = root.list_all if isinstance(root, Sends) else root.list_top
+    read = ft.partial(_published.read_index, root)
+    # An object store may have a file too.
+    listed, is_file, index = _store.ahead(root, [list_it, root.is_file, read])
+    there = listed() or {}
+    keys = () if isinstance(there, dict) else tuple(there)
+    tops = there if isinstance(there, dict) else _store.tops_of(keys)
     if not tops:
-        # An object store may have both; to ask it takes a request.
-        if root.is_file():
+        if is_file():
             raise _file(root)
         return Found(None, None, frozenset())
     for name in ("d", "array_metadatas"):
@@ -42,17 +50,17 @@ def examine(root: Backend, overwrite: bool) -> Found:
                 "directory, and nothing is written through a link. It is left as it is."
             )
     if _files.INDEX in tops:
-        got = _published.read_index(root)
+        got = index()
         if got is not None:
             if not overwrite:
                 raise FileExistsError(
                     f"There is a checkpoint at `{root}`, and `overwrite=False`."
                 )
-            return Found(got[0], got[1], frozenset(tops))
+            return Found(got[0], got[1], frozenset(tops), keys)
     elif _is_leftover(root, tops):
-        return Found(None, None, frozenset(tops))
+        return Found(None, None, frozenset(tops), keys)
     if _files.CLAIM in tops:
-        raise FileExistsError(_inplace.claimed(root))
+        raise _instore.claimed(root)
     some = ", ".join(f"`{_text.escape(name)}`" for name in sorted(tops)[:3])
     other = " (an Orbax checkpoint?)" if "_METADATA" in tops else ""
     raise FileExistsError(
@@ -93,12 +101,12 @@ def begin(root: Backend, layout: str, overwrite: bool) -> Iterator[Place]:
     if swaps:
         _swapped.check(root, found)
     with contextlib.ExitStack() as undo:
-        if not swaps:
-            start = _inplace.begin(root, found, undo)
-        elif isinstance(root, Renames):
-            start = _swapped.begin(root, found, undo)
+        if isinstance(root, Renames):
+            strategy = _swapped if swaps else _inplace
+            start = strategy.begin(root, found, undo)
         else:
-            start = _inplace.claim(root, found, undo)
+            assert isinstance(root, Sends)
+            start = (_instore.claim if swaps else _instore.begin)(root, found, undo)
         with start as place:
             if swaps and layout == "ocdbt":
                 place.work.make_directories([place.own])
@@ -135,22 +143,20 @@ def remove(root: Backend) -> None:
     """
     if root.entry() not in (None, "directory"):
         raise _nothing(root)
+    if isinstance(root, Sends):
+        if not _instore.remove(root):
+            raise _nothing(root)
+        return
+    assert isinstance(root, Renames)
     with root.writers_lock():
         got = _published.read_index(root)
         if got is None:
             raise _nothing(root)
         entries = root.list_top() or {}
-        others = foreign(root, Found(*got, frozenset(entries)), entries)
+        others = foreign(root, Found(got[0], got[1], frozenset(entries)), entries)
         if others:
-            raise ValueError(
-                f"`{root}` has `{_text.escape(others[0])}` in it, which is not part "
-                "of the checkpoint. Nothing was deleted. Move it elsewhere."
-            )
-        if isinstance(root, Renames):
-            _rename_and_delete(root, entries)
-            return
-        for key in sorted(entries, key=_files.INDEX.__ne__):
-            root.delete(key)
+            raise not_part(root, others[0])
+        _rename_and_delete(root, entries)
 
 
 def _rename_and_delete(root: Renames, entries: Iterable[str]) -> None:

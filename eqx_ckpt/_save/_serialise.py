@@ -18,7 +18,7 @@ from .._runtime._processes import Call, Processes
 from .._runtime._progress import Advance, Count
 from .._storage import _archive, _root
 from .._storage._archive import Writable
-from .._storage._backend import Backend
+from .._storage._backend import Backend, Sends
 from .._tree import _leaf
 from .._tree._filters import FilterSpec, IsLeaf
 from . import (
@@ -42,6 +42,7 @@ from ._options import Chunks, SaveOptions, Selected
 from ._payload import Data
 from ._plan import Plan
 from ._publish import Place
+from ._sending import Outbox
 
 
 @_gc.paused()
@@ -277,7 +278,10 @@ def _write_directory(
         if not word:
             _agree.explain(plan, processes)
         at = (place.work, place.own) if place else _publish.told(plan.root, word)
-        into = Destination(*at, plan.options.durable)
+        outbox = None
+        if isinstance(at[0], Sends):
+            outbox = stack.enter_context(Outbox(at[0], plan.room // 2).open())
+        into = Destination(*at, plan.options.durable, outbox)
         kept = _layout.NOTHING
         if base is not None:
             kept = _reuse.keep(base, plan.leaves, into)
@@ -289,6 +293,8 @@ def _write_directory(
         save = Save(Data(leaves, plan.form, advance), processes, limits, kept)
         with _publish.unpublished(plan.root, plan.nbytes):
             files = layout.write(save, into)
+            if processes.count > 1:
+                into.settle()
             said = Said("" if processes.leads else _notes.tell(save, files, into))
             if plan.options.own is not None:
                 said = said._replace(own=_notes.write_own(plan.options.own, save, into))
@@ -302,6 +308,7 @@ def _write_directory(
             with _publish.unpublished(plan.root, plan.nbytes):
                 written = layout.finish(save, files, into)
                 _write_functions(plan, into, base)
+                into.settle()
             index, side = _plan.index_of(plan, place.save, written, own)
             _publish.publish(place, index, side, into.durable)
         processes.broadcast()

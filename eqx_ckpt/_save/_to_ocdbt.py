@@ -98,7 +98,7 @@ def _write_file(
                     own.append(end)
             at = batch[-1].stop(data.grids[place].full)
 
-    into.work.write(f"{into.own}/{number}", buffers(), into.durable)
+    into.write(f"{into.own}/{number}", buffers())
     return written
 
 
@@ -137,7 +137,7 @@ def see(save: Save, process: int, ends: Ends, into: Destination[Backend]) -> Fil
 
 def finish(save: Save, files: Files, into: Destination[Sink]) -> Written:
     """Writes the rest of a save whose data files are all there: the database."""
-    work, base, durable = into.work, into.own, into.durable
+    base = into.own
     files = [*save.kept.files, *files]
     names = [str(number) for number in range(len(files))]
     fixed = tuple(map(tuple, files))
@@ -149,10 +149,10 @@ def finish(save: Save, files: Files, into: Destination[Sink]) -> Written:
         f"{base}/manifest.ocdbt": _ocdbt.manifest(top, "tree"),
     }
     for key, value in own.items():
-        work.write(key, [value], durable)
+        into.write(key, [value])
     others = {key: _index.digest(value) for key, value in own.items()}
     digests = save.data.digests()
-    work.write(f"{base}/digests", [digests], durable)
+    into.write(f"{base}/digests", [digests])
     splits = [
         (stretch.place, stretch.numbers.start, number, stretch.offset)
         for number, stretches in enumerate(files)

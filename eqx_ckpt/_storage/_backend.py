@@ -311,6 +311,19 @@ class Locks(Backend, Protocol):
         ...
 
 
+@runtime_checkable
+class Sends(Backend, Protocol):
+    """Takes files by requests, of which many may be under way."""
+
+    def start_write(self, key: str, data: bytes) -> ts.Future:
+        """Starts to write a file."""
+        ...
+
+    def delete_files(self, keys: Iterable[str]) -> None:
+        """Deletes files that were listed, together."""
+        ...
+
+
 class SavedFile(NamedTuple):
     """A file that another save has written, of `size` bytes. `held`: its descriptor,
     which outlives its name."""

@@ -12,12 +12,8 @@ import tensorstore as ts
 
 from .._errors import MissingError
 from .._format import _files, _text
-from . import _context, _kv, _remote
+from . import _conditions, _context, _kv, _remote, _store
 from ._backend import Backend, Entry, Glance, Usage, Value
-
-
-# The generation of what is not there. An empty one would be any.
-_ABSENT = b"\x02"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,11 +161,7 @@ class _ObjectReads:
         return True
 
     def list_top(self) -> dict[str, bool] | None:
-        tops: dict[str, bool] = {}
-        for key in self._list(""):
-            first, slash, _ = key.partition("/")
-            tops[first] = bool(slash)
-        return tops or None
+        return _store.tops_of(self._list("")) or None
 
     def list_all(self) -> list[str] | None:
         return self._list("")
@@ -251,14 +243,17 @@ class MemoryBackend(_ObjectReads):
         pass
 
     def write(self, key: str, buffers: Iterable[Any], sync: bool = False) -> None:
-        self.wait(self.kv().write(key, b"".join(buffers)))
+        self.wait(self.start_write(key, b"".join(buffers)))
+
+    def start_write(self, key: str, data: bytes) -> ts.Future:
+        return self.kv().write(key, data)
 
     def stage(self, aside: str, key: str, data: bytes, sync: bool) -> None:
         pass
 
     def replace(self, aside: str, key: str, data: bytes, found: Value | None) -> bool:
         # The store compares and writes in one step.
-        expected = _ABSENT if found is None else found.generation
+        expected = _conditions.ABSENT if found is None else found.generation
         if self.wait(self.kv().write(key, data, if_equal=expected)).generation:
             return True
         # If the answer to a write was lost it was tried again, and refused: what was
@@ -287,10 +282,14 @@ class MemoryBackend(_ObjectReads):
         pass
 
     def delete(self, key: str) -> None:
-        kv = self.kv()
         listed = self._list(key)
-        names = [n for n in listed if n == key or n.startswith(key and f"{key}/")]
-        for deleting in [kv.write(name, None) for name in names]:
+        self.delete_files(
+            n for n in listed if n == key or n.startswith(key and f"{key}/")
+        )
+
+    def delete_files(self, keys: Iterable[str]) -> None:
+        kv = self.kv()
+        for deleting in [kv.write(key, None) for key in keys]:
             self.wait(deleting)
 
     def move(self, key: str, into: str, first: str) -> None:
@@ -301,10 +300,6 @@ class MemoryBackend(_ObjectReads):
             self.wait(kv.write(into + name.removeprefix(key), value))
         for name in sorted(names, key=f"{key}/{first}".__ne__):
             self.wait(kv.write(name, None))
-
-
-# Buckets of which it is known that they heed the conditions of a write.
-_heeding: set[str] = set()
 
 
 class ObjectBackend(MemoryBackend):
@@ -326,31 +321,7 @@ class ObjectBackend(MemoryBackend):
         _remote.check_bucket(self.url)
 
     def check_conditions(self, key: str) -> None:
-        options = self.spec()
-        del options["path"]
-        store = json.dumps(options, sort_keys=True)
-        is_asked = options.get("use_conditional_write", options["driver"] == "gcs")
-        if not is_asked or store in _heeding:
-            return
-        kv = self.kv()
-        found = self.wait(kv.write(key, b"1")).generation
-        self.wait(kv.write(key, b"2"))
-        tries = [
-            kv.write(key, b"3", if_equal=generation) for generation in (_ABSENT, found)
-        ]
-        if any(self.wait(stamp).generation for stamp in tries):
-            is_s3 = options["driver"] == "s3"
-            names = "`If-Match`, `If-None-Match`" if is_s3 else "`ifGenerationMatch`"
-            without = (
-                "; or, if never more than one process saves to a path, `ec.Store(url, "
-                "use_conditional_write=False)`"
-            )
-            raise RuntimeError(
-                f"The server of `{self}` ignores the conditions of a write ({names}), "
-                "which keep two saves to one path apart. Use a server that heeds them"
-                f"{without if is_s3 else ''}."
-            )
-        _heeding.add(store)
+        _conditions.check(self, key)
 
 
 class HttpBackend(ObjectBackend):

@@ -1,6 +1,8 @@
 """Reads that all kinds of store do alike."""
 
-from collections.abc import Callable, Sequence
+import concurrent.futures as cf
+import functools as ft
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorstore as ts
@@ -17,7 +19,38 @@ _REQUESTS = 16
 def gather(root: Backend, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
     """The results of jobs that look at files below a root: in turn, or some at a time
     in an object store, where each is a request."""
-    return _threads.gather(jobs, _REQUESTS if root.is_far else 1, waiting=root.is_far)
+    if root.is_far:
+        return _threads.gather_requests(jobs, _REQUESTS)
+    return _threads.gather(jobs, 1)
+
+
+def ahead(
+    root: Backend, jobs: Sequence[Callable[[], Any]]
+) -> Sequence[Callable[[], Any]]:
+    """Jobs that look at files below a root, of which not all may be needed. Each is
+    done when it is called, and raises then; in a store all are done now, together."""
+    if not root.is_far:
+        return jobs
+    done = gather(root, [ft.partial(_outcome, job) for job in jobs])
+    return [outcome.result for outcome in done]
+
+
+def _outcome(job: Callable[[], Any]) -> cf.Future[Any]:
+    out = cf.Future()
+    try:
+        out.set_result(job())
+    except Exception as e:
+        out.set_exception(e)
+    return out
+
+
+def tops_of(keys: Iterable[str]) -> dict[str, bool]:
+    """The first parts of keys, and whether each is of a directory."""
+    tops: dict[str, bool] = {}
+    for key in keys:
+        first, slash, _ = key.partition("/")
+        tops[first] = bool(slash)
+    return tops
 
 
 def is_still(root: Backend, key: str, found: Value | None) -> bool:

@@ -3,6 +3,8 @@
 What is counted are the requests that reach a proxy before the server.
 """
 
+import concurrent.futures as futures
+import functools as ft
 import itertools
 import pathlib
 import pickle
@@ -142,13 +144,52 @@ def test_requests(remote):
 
 
 def test_round_trips(bucket):
+    """What is waited for in turn: requests that need not be in order are sent together.
+    A save of the process before has tried whether the server heeds conditions."""
     proxy, path = bucket
-    ec.tree_serialise_leaves(path, _many)
-    # Long enough for a busy machine. With 50 ms it is as many, on a quiet one.
-    proxy.delay = 0.2
+    ec.tree_serialise_leaves(f"{path}-other", _many)
+    # So that those that are sent together overlap.
+    proxy.delay = 0.1
+
+    def count(call):
+        proxy.requests.clear()
+        result = call()
+        return len(servers.in_a_row(proxy.requests)), result
+
+    # What is there; the data; the index, which is the commit; and other readers' files.
+    save = ft.partial(ec.tree_serialise_leaves, path, _many)
+    assert count(save)[0] == 4
+    # And the deletion of what was there before.
+    assert count(save)[0] == 5
+    assert count(lambda: ec.async_tree_serialise_leaves(path, _many).result())[0] == 5
+    trips, ckpt = count(lambda: ec.open(path))
+    assert trips == 1
+    assert count(ckpt["x7"].read)[0] == 1
+    assert count(lambda: ec.tree_deserialise_leaves(path, _many))[0] == 2
+    assert count(lambda: ec.delete(path))[0] == 3
+
+
+def test_round_trips_of_the_first_save_of_a_process(bucket):
+    """It asks two more times, whether the server heeds conditions."""
+    proxy, path = bucket
+    # Another store, of which nothing is known yet.
+    store = ec.Store(path, aws_region="us-west-2")
+    proxy.delay = 0.1
+    ec.tree_serialise_leaves(store, _tree())
+    assert len(servers.in_a_row(proxy.requests)) == 6
+
+
+def test_the_proxy_waits_without_computing(bucket):
+    """Or what is measured with a delay would be this machine."""
+    proxy, _ = bucket
+    proxy.delay = 0.5
     start = time.perf_counter()
-    ec.tree_deserialise_leaves(path, _many)
-    assert time.perf_counter() - start < 15 * proxy.delay
+    with futures.ThreadPoolExecutor(32) as pool:
+        ask = ft.partial(servers.ask, proxy.server_port, "GET", "/bucket/nothing")
+        answers = [pool.submit(ask) for _ in range(32)]
+        assert {answer.result() for answer in answers} == {404}
+    assert time.perf_counter() - start < 8 * proxy.delay
+    assert len(servers.in_a_row(proxy.requests)) < 8
 
 
 def test_runs_of_chunks_are_one_request(bucket):

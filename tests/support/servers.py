@@ -15,12 +15,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 
 class Request(NamedTuple):
-    """`sent` and `got`: the bytes of the bodies of the request and of the answer."""
+    """`sent` and `got`: the bytes of the bodies of the request and of the answer.
+    `start` and `end`: when it came, and was answered, in seconds."""
 
     method: str
     path: str
@@ -28,12 +29,25 @@ class Request(NamedTuple):
     status: int
     sent: int
     got: int
+    start: float
+    end: float
+
+
+def in_a_row(requests: Iterable[Request]) -> list[Request]:
+    """The longest chain of requests in which each comes once the one before it has been
+    answered: as many round trips as whoever sends them has waited for in turn."""
+    chains: list[list[Request]] = []
+    for request in sorted(requests, key=lambda r: r.start):
+        before = [c for c in chains if c[-1].end <= request.start]
+        chains.append([*max(before, key=len, default=[]), request])
+    return max(chains, key=len, default=[])
 
 
 class Proxy(http.server.ThreadingHTTPServer):
     """Passes requests on to a port, and keeps a list of them.
 
-    `delay`: seconds that each takes more. `fault(method, path)` says what else happens
+    `delay`: seconds that each takes more, in which nothing is computed; and so does the
+    word that a large body may come. `fault(method, path)` says what else happens
     to it: None, nothing; a number, that is the status of its answer; `"drop"`, the
     connection is closed; `"lose"`, the same after the request has been passed on; a
     function, that is called in between; `"hang"`, nothing for a long time. `without`:
@@ -94,6 +108,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_) -> None:
         pass
 
+    def handle_expect_100(self) -> bool:
+        time.sleep(self.server.delay)
+        super().handle_expect_100()
+        self.wfile.flush()
+        return True
+
+    def parse_request(self) -> bool:
+        self._start = time.perf_counter()
+        return super().parse_request()
+
     def _pass(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         time.sleep(self.server.delay)
@@ -108,7 +132,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             status, data, headers = self._ask(body)
         kept = {k.lower(): v for k, v in self.headers.items()}
         self.server.requests.append(
-            Request(self.command, self.path, kept, status, len(body), len(data))
+            Request(
+                self.command,
+                self.path,
+                kept,
+                status,
+                len(body),
+                len(data),
+                self._start,
+                time.perf_counter(),
+            )
         )
         if callable(fault):
             fault()

@@ -1,0 +1,106 @@
+"""Publication in an object store, where there are no locks and renames: the conditional
+write of the index is the commit, as of `_inplace`.
+
+Each request is a round trip. So all that is to be known is asked for before the first
+write, in one, and what need not be in order is done together. In order are: the data;
+the index; the files for other readers; and the deletion of what those referred to.
+"""
+
+import contextlib
+import functools as ft
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+
+from .._format import _files, _index
+from .._load import _published
+from .._storage import _store
+from .._storage._backend import Backend, Sends
+from ._place import discard, Found, not_part, own_entries, Place, replaced
+
+
+@contextlib.contextmanager
+def begin(root: Sends, found: Found, undo: ExitStack) -> Iterator["InStore"]:
+    place = InStore(root, root, secrets.token_hex(8), found, undo)
+    undo.callback(discard, root, place.own)
+    root.check_conditions(f"{place.own}/digests")
+    yield place
+
+
+@contextlib.contextmanager
+def claim(root: Sends, found: Found, undo: ExitStack) -> Iterator["InStore"]:
+    """A place for files that have the same names in every save, in a store that cannot
+    write them elsewhere and rename them: a path takes one save, ever."""
+    found = found._replace(keys=(*found.keys, _files.CLAIM))
+    place = InStore(root, root, secrets.token_hex(8), found, undo)
+    if not root.replace("", _files.CLAIM, place.save.encode(), None):
+        raise claimed(root)
+    undo.callback(_unclaim, root)
+    yield place
+
+
+def _unclaim(root: Sends) -> None:
+    for key in sorted(root.list_top() or {}, key=_files.CLAIM.__eq__):
+        # There was nothing at the path: all is ours but what others save below it.
+        if root.below(key).read(_files.INDEX) is None:
+            discard(root, key)
+
+
+def claimed(root: Backend) -> FileExistsError:
+    return FileExistsError(
+        f'A save to `{root}` with `layout="zarr"` is running or was interrupted; in '
+        "this store nothing tells which. It is left as it is. Delete all of it when "
+        "you know that nothing writes there, or choose another path."
+    )
+
+
+class InStore(Place[Sends]):
+    def publish(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
+        root = self.root
+        # If this fails, the commit may have been made all the same: nothing is undone.
+        undo = self.undo.pop_all()
+        with self.noted(f"What is at `{root}` is whole: this save, or what was there."):
+            is_ours = root.replace(self.own, _files.INDEX, index, self.found.file)
+        if not is_ours:
+            undo.close()
+            raise replaced(root)
+        with self.committed():
+            swap = ft.partial(root.swap, self.own)
+            _store.gather(root, [ft.partial(swap, *file) for file in side.items()])
+            with contextlib.suppress(OSError, ValueError):
+                root.delete_files(self._outdated(side))
+
+    def _outdated(self, side: Mapping[str, bytes]) -> list[str]:
+        """The files that were there before, and that nothing refers to any more. A save
+        that has begun meanwhile has none: it would find this index."""
+        tops = {key.partition("/")[0] for key in side}
+        gone = {*_files.SIDE, _files.CLAIM} - tops
+        out = []
+        for key in self.found.keys:
+            top, _, inside = key.partition("/")
+            save, slash, _ = inside.partition("/")
+            is_data = top == "d" and slash and _index.is_save_id(save)
+            if top in gone or (is_data and save != self.save):
+                out.append(key)
+        return out
+
+
+def remove(root: Sends) -> bool:
+    """Deletes a checkpoint, its index first. Returns whether there was one.
+
+    **Raises:** as `_publish.remove`.
+    """
+    read = ft.partial(_published.read_index, root)
+    got, listed = (job() for job in _store.ahead(root, [read, root.list_all]))
+    if got is None:
+        return False
+    keys = listed or []
+    own = own_entries(Found(got[0], got[1], frozenset()))
+    for key in keys:
+        top, _, inside = key.partition("/")
+        is_other = top == "d" and not _index.is_save_id(inside.partition("/")[0])
+        if top not in own or is_other:
+            raise not_part(root, key if is_other else top)
+    root.delete_files([_files.INDEX])
+    root.delete_files(key for key in keys if key != _files.INDEX)
+    return True

@@ -1,0 +1,57 @@
+"""Files on their way to an object store."""
+
+import collections
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from .._storage._backend import Sends
+
+
+class Outbox:
+    """Sends files side by side: one is waited for when they have more than `most` bytes
+    altogether, and each in the end."""
+
+    def __init__(self, store: Sends, most: int):
+        self._store, self._most = store, most
+        self._sending: collections.deque[tuple[Any, int]] = collections.deque()
+        self._size = 0
+        self._lock = threading.Lock()
+
+    def send(self, key: str, buffers: Iterable[Any]) -> None:
+        data = b"".join(buffers)
+        sending = self._store.start_write(key, data), len(data)
+        del data
+        with self._lock:
+            self._sending.append(sending)
+            self._size += sending[1]
+        self._wait(self._most)
+
+    def wait(self) -> None:
+        """**Raises:** what went wrong with a file that was sent."""
+        self._wait(0)
+
+    def _wait(self, most: int) -> None:
+        while (sending := self._first(most)) is not None:
+            self._store.wait(sending)
+
+    def _first(self, most: int) -> Any:
+        """What is waited for until no more than `most` bytes are on their way."""
+        with self._lock:
+            if not self._sending or (most and self._size <= most):
+                return None
+            sending, size = self._sending.popleft()
+            self._size -= size
+            return sending
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator["Outbox"]:
+        """After an error nothing is on its way any more: it can be deleted."""
+        try:
+            yield self
+        except BaseException:
+            while self._sending:
+                with contextlib.suppress(OSError, ValueError):
+                    self.wait()
+            raise
