@@ -1,5 +1,6 @@
 """`tree_deserialise_leaves` and `materialise`."""
 
+import json
 import os
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +14,11 @@ from .._runtime import _gc, _log, _processes
 from .._runtime._processes import Call, Processes
 from .._storage import _root
 from .._storage._archive import Readable
-from .._tree import _flatten, _leaf, _node, _restore, _sharding, _target
+from .._tree import _flatten, _leaf, _node, _target
 from .._tree._filters import FilterSpec, IsLeaf
 from .._tree._node import Node
 from .._tree._static import Static
-from . import _checkpoint, _fetch, _lazy, _match, _open, _renamed
+from . import _checkpoint, _fetch, _lazy, _match, _open, _renamed, _reshard
 from ._checkpoint import Checkpoint
 from ._lazy import LazyArray
 from ._rename import Renaming
@@ -43,6 +44,7 @@ def tree_deserialise_leaves(
     progress: bool = False,
     timeout: int | float = _processes.TIMEOUT,
     tag: str | int | None = None,
+    reshard: str = "auto",
     broadcast: bool = False,
     processes: str = "all",
 ) -> PyTree:
@@ -93,9 +95,11 @@ def tree_deserialise_leaves(
         for one that gives no sign of life. Who reads gives some.
     - `tag`: there, a short string, the same in all of them: only calls of one path and
         one tag meet. See docs/processes.md.
-    - `broadcast`: there, whether what several processes need of an array is read by
-        one of them, and sent to the others by a collective of JAX. Otherwise each reads
-        it, which is faster unless storage is what is slow.
+    - `reshard`: what becomes of arrays of which several processes need the same chunks.
+        `"read"`: each process reads what it needs. `"devices"`: each reads an even
+        share, once, and the devices move it to where it is needed. `"auto"` does that
+        where it is likely to take less time. See docs/processes.md.
+    - `broadcast`: whether to do as `reshard="devices"` does, which replaces it.
     - `processes`: `"own"` where this process of many loads alone what it needs, at a
         path of its own or not: no other takes part, or is waited for. It is how what
         was saved with `processes="own"` is loaded. By default `"all"`.
@@ -127,8 +131,13 @@ def tree_deserialise_leaves(
 
         ```
     """
+    if reshard not in _reshard.HOWS:
+        raise ValueError(
+            f'`reshard` must be "auto", "read" or "devices", not {reshard!r}.'
+        )
+    reshard = "devices" if broadcast else reshard
     place = path.path if isinstance(path, Checkpoint) else path
-    alone = is_alone(processes, broadcast)
+    alone = is_alone(processes, reshard)
     leaves = [] if alone else jtu.tree_leaves(like)
     run = processes_of("load", [place], leaves, timeout, tag)
     with run.heard():
@@ -146,24 +155,19 @@ def tree_deserialise_leaves(
             cast=cast,
         )
         matched = _match.match(renamed.leaves, like, options, path=ckpt.path)
-    targets = [pair.target for pair in matched.pairs]
-    if broadcast:
-        targets = list(map(_restore.without_replicas, targets))
-    wants = [
-        _fetch.Want(pair.record, None, target)
-        for pair, target in zip(matched.pairs, targets)
-    ]
+        wants = [_fetch.Want(pair.record, None, pair.target) for pair in matched.pairs]
+        how = "read" if alone else reshard
+        plan = _reshard.plan(pinned, wants, how, max_bytes)
+    reads = _reshard.Reads(verify, max_bytes, progress)
     with _log.timed("load") as timer:
         values = in_step(
             run,
             [pinned.index.save],
-            lambda: _fetch.load(pinned, wants, verify, max_bytes, progress),
+            lambda: _reshard.load(pinned, plan, reads, run),
+            plan.digest,
         )
     _said(ckpt, [pair.record for pair in matched.pairs], timer.seconds)
-    for i, (pair, target) in enumerate(zip(matched.pairs, targets)):
-        sharding = pair.target.sharding
-        if sharding is not None and target.sharding is not sharding:
-            values[i] = _sharding.spread(values[i], sharding)
+    _reshard.say(ckpt.path, plan, reshard)
     return matched.tree(values)
 
 
@@ -181,13 +185,13 @@ def _said(ckpt: Checkpoint, records: list[Record], seconds: float) -> None:
         )
 
 
-def is_alone(processes: str, broadcast: bool) -> bool:
+def is_alone(processes: str, reshard: str) -> bool:
     """Whether this process loads alone. **Raises:** `ValueError` for what cannot be."""
     _processes.check(processes)
-    if processes == "own" and broadcast:
+    if processes == "own" and reshard == "devices":
         raise ValueError(
-            '`broadcast` sends what one process reads to others, and with `processes="'
-            'own"` there are none.'
+            '`reshard="devices"`, or `broadcast`, sends what one process reads to '
+            'others, and with `processes="own"` there are none.'
         )
     return processes == "own"
 
@@ -207,17 +211,28 @@ def processes_of(
 
 
 def in_step(
-    processes: Processes, saves: list[str], read: Callable[[], list[Any]]
+    processes: Processes,
+    saves: list[str],
+    read: Callable[[], list[Any]],
+    moves: str = "",
 ) -> list[Any]:
-    """The result of `read`, once all processes have read the same saves."""
+    """The result of `read`, once all processes have read the same saves, and made the
+    same `moves`."""
 
     with processes.heard():
-        words = processes.gather(" ".join(saves).encode())
-        for index, word in enumerate(words):
-            if word != words[0]:
+        words = processes.gather(json.dumps([saves, moves]).encode())
+        said = [json.loads(word) for word in words]
+        for index, (own, plan) in enumerate(said):
+            if own != said[0][0]:
                 raise RuntimeError(
                     f"{processes.what}: process {index} has opened another save than "
                     "process 0: it was replaced meanwhile. Load again."
+                )
+            if plan != said[0][1]:
+                raise RuntimeError(
+                    f"{processes.what}: process {index} would move other arrays over "
+                    "the devices than process 0, and nothing was loaded. Pass the same "
+                    "shardings, `reshard` and `max_bytes` in all processes."
                 )
         processes.broadcast()
         values = read()
@@ -282,7 +297,7 @@ def materialise(
     todo = list(lazies.values())
     sources = [source for lazy in todo for source in lazy._sources]
     paths = [source.root.url for source in sources]
-    spread = [] if is_alone(processes, False) else todo
+    spread = [] if is_alone(processes, "read") else todo
     run = processes_of("read", paths, spread, timeout, tag)
     fetched = in_step(
         run,

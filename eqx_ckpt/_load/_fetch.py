@@ -2,7 +2,7 @@
 
 import collections
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,9 @@ from .._format import _view
 from .._format._leaves import Record
 from .._format._view import View
 from .._runtime import _progress
-from .._tree import _restore
+from .._runtime._progress import Advance
+from .._tree import _moves, _restore, _sharding
+from .._tree._moves import Move
 from .._tree._target import Target
 from . import _partial, _read
 from ._requests import Fetched, Request
@@ -19,11 +21,13 @@ from ._source import Source
 
 
 class Want(NamedTuple):
-    """One leaf to read: what a load and `materialise` have in common."""
+    """One leaf to read: what a load and `materialise` have in common. With a `move`, it
+    is read as the bits that are moved."""
 
     record: Record
     view: View | None
     target: Target
+    move: Move | None = None
 
 
 # So many leaves of one shape and dtype are worth a compiled function.
@@ -41,17 +45,37 @@ def load(
 
     **Raises:** `RuntimeError` as `_read.read`, and for values that a conversion loses.
     """
-    requests = _requests(source, wants)
+    with bar(source, wants, progress) as advance:
+        return load_some(source, wants, verify, max_bytes, advance)
+
+
+@contextlib.contextmanager
+def bar(
+    source: Source, wants: Sequence[Want], progress: bool
+) -> Iterator[Advance | None]:
+    """The progress bar of a load, if it is to be shown."""
+    requests = _requests(source, wants) if progress else []
+    nbytes = sum(request.nbytes for request in requests)
+    with _progress.bar("load", nbytes, len(requests), progress) as advance:
+        yield advance if progress else None
+
+
+def load_some(
+    source: Source,
+    wants: Sequence[Want],
+    verify: bool,
+    max_bytes: int | None,
+    advance: Advance | None,
+) -> list[Any]:
+    """As `load`, of a part of what a bar counts."""
     made = _Made(wants)
-    nbytes = sum(request.nbytes for request in requests) if progress else 0
-    with (
-        _progress.bar("load", nbytes, len(requests), progress) as advance,
-        contextlib.closing(_read.read(source, requests, verify, max_bytes)) as results,
-    ):
+    requests = _requests(source, wants)
+    results = _read.read(source, requests, verify, max_bytes)
+    with contextlib.closing(results):
         for request, arrays in results:
             made.add(request, arrays)
             del arrays  # They are not to live until the next ones have arrived.
-            if progress:
+            if advance is not None:
                 advance(request.nbytes, 1)
     out = made.finish()
     if made.lost:
@@ -81,10 +105,12 @@ def _requests(source: Source, wants: Sequence[Want]) -> list[Request]:
 
 
 def _request(want: Want, wants: list[int]) -> Request:
-    record, view, target = want
+    record, view, target, move = want
     views = None if view is None else (view,)
     regions = _restore.regions(target)
-    if record.part is not None:
+    if move is not None:
+        regions = _sharding.here(move.first, record.template.shape).regions
+    elif record.part is not None:
         regions = _partial.stored_regions(record, view, regions)
     if regions is not None:
         whole = view or _view.whole(record.template.shape)
@@ -108,21 +134,23 @@ class _Made:
     def add(self, request: Request, arrays: Fetched) -> None:
         owned = arrays.owned
         for i in request.wants:
-            record, _, target = self._wants[i]
+            name = self._wants[i].record.name
             if arrays.lost:
-                self.lost[record.name] = arrays.lost
+                self.lost[name] = arrays.lost
             elif arrays.converted or not self._wait(i, arrays.arrays[0]):
                 try:
-                    self._out[i] = _restore.from_host(
-                        arrays.arrays,
-                        record.template,
-                        target,
-                        owned,
-                        arrays.converted,
-                    )
+                    self._out[i] = self._leaf(i, arrays, owned)
                 except (ValueError, TypeError) as e:
-                    self.lost[record.name] = str(e)
+                    self.lost[name] = str(e)
                 owned = False  # Other leaves that share the bytes get copies.
+
+    def _leaf(self, i: int, arrays: Fetched, owned: bool) -> Any:
+        record, _, target, move = self._wants[i]
+        arguments = arrays.arrays, record.template, target, owned, arrays.converted
+        if move is None:
+            return _restore.from_host(*arguments)
+        parts = _restore.host_parts(*arguments)
+        return _moves.begin(move, record.template.shape, parts)
 
     def _wait(self, i: int, array: np.ndarray) -> bool:
         """Whether a leaf is one of many, and is made of `array` with those."""

@@ -39,6 +39,7 @@ def load_or_init(
     progress: bool = False,
     timeout: int | float = _processes.TIMEOUT,
     tag: str | int | None = None,
+    reshard: str = "auto",
     broadcast: bool = False,
     sharding: Any = None,
 ) -> PyTree:
@@ -57,7 +58,7 @@ def load_or_init(
         initialised. All of it is loaded by default.
     - `source`, `rename`, `unexpected`, `static`, `cast`, `verify`: as in
         [`tree_deserialise_leaves`][].
-    - `max_bytes`, `progress`, `timeout`, `tag`, `broadcast`: as there.
+    - `max_bytes`, `progress`, `timeout`, `tag`, `reshard`, `broadcast`: as there.
     - `missing`: `"error"`, or `"init"` to initialise also those leaves of `where` that
         the checkpoint lacks.
     - `sharding`: as in [`skeleton`][], for what is loaded and what is initialised.
@@ -108,6 +109,7 @@ def load_or_init(
         progress=progress,
         timeout=timeout,
         tag=tag,
+        reshard=reshard,
         broadcast=broadcast,
     )
     return initialise(loaded, init_fn, *args, **kwargs)

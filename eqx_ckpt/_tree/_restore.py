@@ -12,7 +12,8 @@ import numpy as np
 
 from .._format import _template
 from .._format._template import Template
-from . import _leaf, _register, _sharding, _target
+from . import _leaf, _moves, _register, _sharding, _target
+from ._moves import Move
 from ._target import Target
 
 
@@ -21,31 +22,6 @@ def _result_dtype(template: Template, target: Target) -> np.dtype:
     if target.kind == "jax":
         wanted = jax.dtypes.canonicalize_dtype(wanted)
     return wanted
-
-
-def without_replicas(target: Target) -> Target:
-    """The same leaf with each part of it in one process, if it can be so."""
-    sharding = target.sharding
-    if (
-        sharding is None
-        or _leaf.is_local(sharding)
-        or target.kind != "jax"
-        or target.weak
-        or target.codec is not None
-        or _is_narrow(target.dtype)
-    ):
-        return target
-    return target._replace(sharding=_sharding.without_replicas(sharding, target.shape))
-
-
-def _is_narrow(dtype: np.dtype | None) -> bool:
-    """Whether numbers have less than a byte: the collectives of XLA end the process, or
-    hang, with some of these."""
-    if dtype is None:
-        return False
-    if _template.number_type(dtype) == "int":
-        return ml_dtypes.iinfo(dtype).bits < 8
-    return _template.number_type(dtype) == "float" and ml_dtypes.finfo(dtype).bits < 8
 
 
 def regions(target: Target) -> list[tuple[slice, ...]] | None:
@@ -107,14 +83,38 @@ def from_host(
         # Each shard alone: a computation with all of the array takes all processes.
         keys = [jr.wrap_key_data(jnp.asarray(x), impl=target.impl) for x in arrays]
         return _sharding.assemble(target.sharding, target.shape, keys)
+    parts = host_parts(arrays, template, target, owned, converted)
+    return _as_weak(_sharding.assemble(target.sharding, target.shape, parts), target)
+
+
+def host_parts(
+    arrays: Sequence[np.ndarray],
+    template: Template,
+    target: Target,
+    owned: bool,
+    converted: bool,
+) -> list[np.ndarray]:
+    """The parts of a leaf on devices, as their numbers will be; of keys, their data."""
+    if target.kind == "key":
+        return list(arrays)
     host = target._replace(kind="numpy", dtype=_result_dtype(template, target))
-    parts = [_from_host(x, template, host, owned, converted) for x in arrays]
-    out = _sharding.assemble(target.sharding, target.shape, parts)
+    return [_from_host(x, template, host, owned, converted) for x in arrays]
+
+
+def from_bits(move: Move, bits: jax.Array, template: Template, target: Target) -> Any:
+    """The leaf that `target` asks for, of bits that have been moved."""
+    if target.kind == "key":
+        data = _moves.end(move, bits, bits.dtype)
+        return jr.wrap_key_data(data, impl=target.impl)
+    out = _moves.end(move, bits, _result_dtype(template, target))
+    return _as_weak(out, target)
+
+
+def _as_weak(array: jax.Array, target: Target) -> jax.Array:
     if not target.weak:
-        return out
-    weaken = jax.jit(_weak_like, out_shardings=target.sharding)
-    weak = weaken(out)
-    return weak if weak.dtype == out.dtype else out
+        return array
+    weak = jax.jit(_weak_like, out_shardings=target.sharding)(array)
+    return weak if weak.dtype == array.dtype else array
 
 
 def _from_host(

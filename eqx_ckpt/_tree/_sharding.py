@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 
@@ -99,27 +97,6 @@ def shard_shape(
     return None if shard == shape else shard
 
 
-def without_replicas(
-    sharding: jax.sharding.Sharding, shape: tuple[int, ...]
-) -> jax.sharding.Sharding:
-    """A sharding over the same devices in which those that would have the same shard
-    each have a part of it; the same one where no axis can be cut so."""
-    if not isinstance(sharding, NamedSharding):
-        return sharding
-    mesh = sharding.mesh
-    entries: list[Any] = [*sharding.spec, *[None] * (len(shape) - len(sharding.spec))]
-    own = [entry if isinstance(entry, tuple) else (entry,) for entry in entries]
-    axes = [tuple(axis for axis in entry if axis is not None) for entry in own]
-    used = {axis for entry in axes for axis in entry}
-    spare = tuple(axis for axis in mesh.axis_names if axis not in used)
-    for i, (length, entry) in enumerate(zip(shape, axes)):
-        if length and length % math.prod(mesh.shape[a] for a in entry + spare) == 0:
-            entries[i] = entry + spare
-            spec = PartitionSpec(*entries)
-            return NamedSharding(mesh, spec, memory_kind=sharding.memory_kind)
-    return sharding
-
-
 class Shards(NamedTuple):
     """An array in parts, which together are all of it, or what this process has of it.
     They are on the host (NumPy) or on devices."""
@@ -178,29 +155,6 @@ def assemble(
             )
             shards.append(jax.device_put(part, one))
     return jax.make_array_from_single_device_arrays(shape, sharding, shards)
-
-
-def spread(array: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
-    """The same array with another sharding over its devices."""
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        return _move(sharding)(array)
-    # The collectives of XLA do not keep the bits of small floats that are NaN. Three
-    # functions: in one, the compiler may move floats all the same.
-    bits = jnp.dtype(f"uint{8 * array.dtype.itemsize}")
-    moved = _move(sharding)(_seen_as(array.sharding, bits)(array))
-    return _seen_as(sharding, array.dtype)(moved)
-
-
-@ft.lru_cache(maxsize=256)
-def _move(sharding: jax.sharding.Sharding) -> Any:
-    return jax.jit(lambda x: x, out_shardings=sharding)
-
-
-@ft.lru_cache(maxsize=256)
-def _seen_as(sharding: jax.sharding.Sharding, dtype: np.dtype) -> Any:
-    return jax.jit(
-        lambda x: jax.lax.bitcast_convert_type(x, dtype), out_shardings=sharding
-    )
 
 
 def unreduced(sharding: Any) -> list[str]:

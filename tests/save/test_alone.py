@@ -115,7 +115,7 @@ def test_other_words_than_all_and_own(tmp_path):
     for call in calls:
         with pytest.raises(ValueError, match='`processes` must be "all" or "own", not'):
             call()
-    with pytest.raises(ValueError, match="`broadcast` sends what one process reads"):
+    with pytest.raises(ValueError, match="`broadcast`, sends what one process reads"):
         ec.tree_deserialise_leaves("c", x, processes="own", broadcast=True)
 
 

@@ -1,0 +1,207 @@
+"""Loads in which each process reads a share of an array, and the devices do the rest:
+`reshard=`."""
+
+import collections
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import NamedSharding
+
+from .._format import _text
+from .._runtime import _log, _processes
+from .._runtime._processes import Processes
+from .._tree import _leaf, _moves, _restore
+from .._tree._moves import Move
+from . import _fetch
+from ._fetch import Want
+from ._source import Source
+
+
+HOWS = ("auto", "read", "devices")
+
+# Processes are to read this much more than what is wanted, before it is worth a move.
+_MORE = 1.1
+# Assumed for "auto": bytes a second that a process reads and verifies; that a device
+# sends and receives, on a CPU and elsewhere; and seconds to compile the two programs of
+# arrays of one shape.
+_READS, _MOVES_ON_CPU, _MOVES = 0.5e9, 0.8e9, 5e9
+_COMPILES = 0.15
+# The bytes of a batch that one process reads, unless the caller says otherwise.
+_BATCH = 256 * 2**20
+
+
+class Reads(NamedTuple):
+    """How a load reads."""
+
+    verify: bool
+    max_bytes: int | None
+    progress: bool
+
+
+class Plan(NamedTuple):
+    """What a load reads, and which leaves are moved: their numbers, in batches. The
+    leaves that stay with reading, though it reads parts of them in many processes, and
+    why."""
+
+    wants: list[Want]
+    batches: list[list[int]]
+    stay: dict[str, str]
+
+    @property
+    def digest(self) -> str:
+        """The same in all processes that will make the same moves."""
+        moves = [
+            (self.wants[i].record.name, str(self.wants[i].move))
+            for batch in self.batches
+            for i in batch
+        ]
+        text = repr([list(map(len, self.batches)), moves])
+        return hashlib.sha256(text.encode()).hexdigest() if self.batches else ""
+
+
+def plan(
+    source: Source, wants: Sequence[Want], reshard: str, max_bytes: int | None
+) -> Plan:
+    """Which leaves are moved, by what `reshard` says."""
+    out, stay = list(wants), {}
+    # One process alone reads nothing twice.
+    if reshard == "devices" or (reshard == "auto" and _processes.count() > 1):
+        for i, want in enumerate(wants):
+            found = _move(source, want)
+            if isinstance(found, Move):
+                out[i] = want._replace(move=found)
+            elif found:
+                stay[want.record.name] = found
+        if reshard == "auto":
+            _keep_worthy(out, stay)
+    budget = _BATCH if max_bytes is None else max_bytes
+    return Plan(out, list(_batches(out, budget)), stay)
+
+
+def _move(source: Source, want: Want) -> Move | str:
+    """How a leaf is moved; or else why it is not, if that is to be said."""
+    record, view, target, _ = want
+    t, sharding = record.template, target.sharding
+    if sharding is None or sharding.num_devices == 1 or view is not None:
+        return ""
+    if 0 in t.shape or not target.shape or record.part is not None:
+        return ""
+    is_local = _leaf.is_local(sharding)
+    if not isinstance(sharding, NamedSharding):
+        return "" if is_local else f"its sharding is a `{type(sharding).__name__}`"
+    if target.codec is not None:
+        return "" if is_local else "it is of a registered type"
+    if not _moves.is_default_memory(sharding):
+        return f"it goes into `{sharding.memory_kind}` memory"
+    if target.dtype is not None and _moves.width(target.dtype) < 4:
+        return f"devices cannot be relied on to move {target.dtype}"
+    found = _moves.move(sharding, t.shape, source.cut(record).chunk)
+    if found is None:
+        return "it cannot be cut into a part for each process"
+    route = found.route
+    if is_local:
+        # The others do not move arrays that this process has alone.
+        return "" if route.is_short or _processes.count() > 1 else found
+    if route.read < route.wanted:
+        return found
+    is_more = route.wanted > _MORE * math.prod(t.shape)
+    return "its chunks cannot be dealt out to processes" if is_more else ""
+
+
+def _keep_worthy(wants: list[Want], stay: dict[str, str]) -> None:
+    """Leaves to reading what is not worth to be moved."""
+    alike: dict[Any, list[int]] = collections.defaultdict(list)
+    for i, want in enumerate(wants):
+        if want.move is not None:
+            t = want.record.template
+            alike[want.move, t.shape, t.itemsize].append(i)
+    for (move, shape, itemsize), numbers in alike.items():
+        route, size = move.route, math.prod(shape)
+        devices, count = move.mesh.devices.flat, route.processes
+        saved = (route.wanted - route.read) / count * itemsize * len(numbers) / _READS
+        rate = _MOVES_ON_CPU if devices[0].platform == "cpu" else _MOVES
+        parts = [route.digits.count(sum(x, ())) for x in (route.first, route.target)]
+        local = len(devices) / count
+        moved = local * sum(size / n for n in parts) * itemsize * len(numbers) / rate
+        if route.wanted > _MORE * size and saved > moved + _COMPILES:
+            continue
+        for i in numbers:
+            wants[i] = wants[i]._replace(move=None)
+            if route.wanted > _MORE * size:
+                stay[wants[i].record.name] = "reading it takes less time"
+
+
+def _batches(wants: Sequence[Want], budget: int) -> Iterator[list[int]]:
+    """Leaves that are moved together: of each process has read so many bytes."""
+    batch, size = [], 0
+    for i, want in enumerate(wants):
+        if want.move is None:
+            continue
+        share = want.record.template.nbytes // want.move.route.processes
+        if batch and size + share > budget:
+            yield batch
+            batch, size = [], 0
+        batch.append(i)
+        size += share
+    if batch:
+        yield batch
+
+
+def load(source: Source, plan: Plan, reads: Reads, processes: Processes) -> list[Any]:
+    """Reads the leaves of a plan, and moves those that it says.
+
+    No collective starts before all processes have read and verified their parts for it:
+    one that has failed would leave the others waiting in there.
+    """
+    wants, out = plan.wants, [None] * len(plan.wants)
+    kept = [i for i, want in enumerate(wants) if want.move is None]
+    with _fetch.bar(source, wants, reads.progress) as advance:
+        for numbers in (kept, *plan.batches):
+            values = _fetch.load_some(
+                source,
+                [wants[i] for i in numbers],
+                reads.verify,
+                reads.max_bytes,
+                advance,
+            )
+            for i in reversed(numbers):
+                out[i] = values.pop()
+            if numbers is not kept:
+                _run(wants, numbers, out, processes)
+    return out
+
+
+def _run(
+    wants: list[Want], numbers: list[int], out: list[Any], processes: Processes
+) -> None:
+    """Moves the arrays of a batch, whose bits each process has a share of."""
+    programs = []
+    for i in numbers:
+        move = wants[i].move
+        assert move is not None
+        programs.append((i, move, _moves.compiled(move, out[i].shape, out[i].dtype)))
+    processes.gather()
+    processes.broadcast()
+    for i, move, program in programs:
+        record, target = wants[i].record, wants[i].target
+        moved = program(out[i])
+        out[i] = None
+        out[i] = _restore.from_bits(move, moved, record.template, target)
+        jax.block_until_ready(out[i])
+
+
+def say(path: str, plan: Plan, reshard: str) -> None:
+    """Says which leaves have stayed with reading."""
+    level = _log.INFO if reshard == "devices" else _log.DEBUG
+    if plan.stay and _log.is_on(level):
+        some = [f"`{_text.escape(n)}` ({why})" for n, why in plan.stay.items()][:5]
+        more = f", and {len(plan.stay) - 5} more" if len(plan.stay) > 5 else ""
+        _log.say(
+            level,
+            f"Loaded from `{_text.escape(path)}`, {len(plan.stay)} leaves without "
+            f"moving them over devices: {', '.join(some)}{more}",
+            path=path,
+        )

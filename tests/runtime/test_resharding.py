@@ -1,0 +1,122 @@
+"""Arrays that real processes read a share of each, and move over their devices."""
+
+import re
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.processes import good, run_team
+
+import eqx_ckpt as ec
+
+
+READ = """
+import tensorstore as ts
+def read():
+    text = pathlib.Path("/proc/self/io").read_text()
+    found = ts.experimental_collect_matching_metrics("/tensorstore/file/mmap_bytes")
+    mapped = sum(v.get("value", 0) for m in found for v in m["values"])
+    return int(text.split("rchar: ")[1].split()[0]) + mapped
+"""
+
+CATCH = """
+def caught(**options):
+    start = time.monotonic()
+    try:
+        ec.tree_deserialise_leaves(path / "c", like, timeout=30, **options)
+    except Exception as e:
+        print(f"{type(e).__name__}: {e}".replace(chr(10), " "))
+    else:
+        print("loaded")
+    assert time.monotonic() - start < 20
+"""
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_no_byte_is_read_twice(tmp_path, size):
+    """Random bits, to shardings that need every chunk in every process."""
+    x = np.random.default_rng(0).integers(0, 256, 2**23, np.uint8)
+    x = x.view(np.uint32).reshape(2048, 1024)
+    np.save(tmp_path / "x.npy", x)
+    ec.tree_serialise_leaves(tmp_path / "c", {"w": x.view(jnp.float32)}, chunks=2**16)
+    code = f"""{READ}
+x = np.load(path / "x.npy")
+grid = Mesh(np.asarray(jax.devices()).reshape(2, size), ("a", "b"))
+back = Mesh(np.asarray(jax.devices())[::-1].reshape(size, 2), ("a", "b"))
+# The first load imports and compiles.
+for mesh, spec in [
+    (grid, P()),
+    (grid, P()), (grid, P(None, ("a", "b"))), (grid, P("b", "a")),
+    (back, P("b")), (back, P(None, ("b", "a"))),
+]:
+    to = NamedSharding(mesh, spec)
+    like = {{"w": jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=to)}}
+    before = read()
+    out = ec.tree_deserialise_leaves(path / "c", like, reshard="devices")["w"]
+    print(f"read={{(read() - before) / x.nbytes}};")
+    assert out.sharding == to
+    for shard in out.addressable_shards:
+        data = np.ascontiguousarray(np.asarray(shard.data)).view(np.uint32)
+        assert np.array_equal(data, x[shard.index]), spec
+"""
+    team = good(run_team(size, code, tmp_path, 2))
+    each = [list(map(float, re.findall("read=([0-9.]+);", text))) for text in team]
+    assert len(each[0]) == 6
+    for shares in list(zip(*each, strict=True))[1:]:
+        assert 1 <= sum(shares) <= 1.1 and max(shares) < 1.1 / size, each
+
+
+def test_what_fails_in_one_process_fails_in_all(tmp_path):
+    """Nobody waits in a collective for one whose share is damaged."""
+    x = np.arange(2**20, dtype=np.float32).reshape(1024, 1024)
+    ec.tree_serialise_leaves(tmp_path / "c", {"v": x + 1, "w": x}, chunks=2**16)
+    (file,) = (tmp_path / "c" / "d").glob("*/0")
+    whole = file.read_bytes()
+    data = bytearray(whole)
+    data[-5] ^= 1
+    file.write_bytes(data)
+    (tmp_path / "whole").write_bytes(whole)
+    code = f"""{CATCH}
+like = {{
+    n: jax.ShapeDtypeStruct((1024, 1024), jnp.float32, sharding=columns)
+    for n in "vw"
+}}
+caught(reshard="devices")
+# The first batch is moved, and then the second one is read.
+caught(reshard="devices", max_bytes=2**20)
+file, = (path / "c" / "d").glob("*/0")
+if rank == 1:
+    file.write_bytes((path / "whole").read_bytes())
+caught(reshard="devices" if rank else "read")
+caught(reshard="devices", max_bytes=2 ** (20 + 3 * rank))
+caught(reshard="devices", tag="all good")
+"""
+    for rank, text in enumerate(good(run_team(2, code, tmp_path))):
+        lines = re.findall("^(?:loaded|[A-Za-z]*Error: .*)$", text, re.M)
+        for line in lines[:2]:
+            assert "w: its bytes are not" in line
+            assert rank or "process 1 has failed" in line
+        for line in lines[2:4]:
+            assert "would move other arrays over the devices than process 0" in line
+        assert lines[4:] == ["loaded"], text
+
+
+def test_the_way_is_chosen(tmp_path):
+    """Small arrays are read by all, as programs take time to compile."""
+    x = np.arange(2**18, dtype=np.float32).reshape(512, 512)
+    ec.tree_serialise_leaves(tmp_path / "c", {"w": x}, chunks=2**16)
+    code = """
+    import logging
+    logging.basicConfig(level=logging.DEBUG, stream=sys.stdout, force=True)
+    from eqx_ckpt._load import _reshard
+    like = {"w": jax.ShapeDtypeStruct((512, 512), jnp.float32, sharding=copies)}
+    for rate in (_reshard._READS, 1):
+        _reshard._READS = rate
+        out = ec.tree_deserialise_leaves(path / "c", like)
+        assert same(out["w"], np.arange(2**18, dtype=np.float32).reshape(512, 512))
+        print("next")
+    """
+    first, _ = good(run_team(2, code, tmp_path))
+    slow, fast, _ = first.split("next\n")
+    assert "`w` (reading it takes less time)" in slow
+    assert "moving" not in fast
