@@ -50,6 +50,7 @@ class LazyArray(jax.ShapeDtypeStruct):
     """
 
     __slots__ = ("_source", "_record", "_view", "_target")
+    _check_whole = _partial.check_whole
 
     _source: Source
     _record: Record
@@ -81,9 +82,6 @@ class LazyArray(jax.ShapeDtypeStruct):
     @property
     def _template(self) -> Template:
         return self._record.template
-
-    def _check_whole(self) -> None:
-        _partial.check_whole(self._record)
 
     def _again(self, view: View | None, target: Target) -> "LazyArray":
         """The same array, as another view of it."""

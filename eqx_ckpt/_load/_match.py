@@ -137,7 +137,8 @@ def match(
     if options.static != "ignore":
         _find_static(saved, wanted, passes, report)
     if report.rows:
-        raise RuntimeError(_mismatches.message(what, saved, source, report))
+        error = _partial.Apart if report.rows.keys() == {"part"} else RuntimeError
+        raise error(_mismatches.message(what, saved, source, report))
     if not pairs:
         some = [name for name, good in zip(names, chosen) if good]
         hint = _mismatches.source_hint(saved, some, source)

@@ -1,11 +1,16 @@
 """Leaves of which one process has saved its own part, alone."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from .._format._leaves import Record, Region
 from .._format._view import View
 from .._tree import _leaf, _restore
 from .._tree._target import Target
+
+
+class Apart(RuntimeError):
+    """What is wanted is another part than what is stored, and nothing else is wrong."""
 
 
 def show(record: Record) -> str:
@@ -26,10 +31,10 @@ def error(record: Record) -> ValueError:
     )
 
 
-def check_whole(record: Record) -> None:
-    """**Raises:** `ValueError` for a leaf of which only a part is stored."""
-    if record.part is not None:
-        raise error(record)
+def check_whole(lazy: Any) -> None:
+    """**Raises:** `ValueError` for a lazy leaf of which only a part is stored."""
+    if lazy._record.part is not None:
+        raise error(lazy._record)
 
 
 def lacks(record: Record, target: Target) -> bool:

@@ -1,16 +1,16 @@
 """`CheckpointManager`: the checkpoints of a run, which to keep, and when to stop."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from .._runtime import _log, _undo
+from .._runtime import _undo
 from .._save._function import Functions
 from .._storage._remote import Store
-from . import _restore, _shown, _steps
+from . import _near, _restore, _shown, _steps
+from ._near import Asked, NearOptions
 from ._offer import Offer
 from ._policy import Policy
 from ._saves import Saves
@@ -44,6 +44,10 @@ class CheckpointManager:
         first is written once more, apart from what changes. From then on jax.Arrays on
         accelerators that are the very same objects as in the step before are not even
         looked at, so say False if another framework writes to their memory, by DLPack.
+    - `near`: a directory on this node's own disk, for near steps: multiples of
+        `near_every` that are not saved to the root. Each process saves its own part
+        there, and sends `copies` of it to the disks of others. So a run that loses a
+        node goes on from its newest near step. docs/processes.md has more.
     - `options`: of every save: `filter_spec`, `is_leaf`, `where`, `dtype`, `layout`,
         `chunks`, `compression`, `durable`, `max_bytes`, `progress` and `timeout`, as in
         [`async_tree_serialise_leaves`][].
@@ -88,12 +92,16 @@ class CheckpointManager:
         every_seconds: int | float | None = None,
         signals: Iterable[int] = (),
         reuse: bool = True,
+        near: str | os.PathLike[str] | None = None,
+        near_every: int | None = None,
+        copies: int = 1,
         **options: Any,
     ):
         self._steps = Steps(root)
         self._policy = Policy(every, every_seconds, keep, keep_every, best)
         self._policy.check()
         self._saves = Saves(self._steps, self._policy, reuse, options)
+        self._near = _near.of(self._saves, near, NearOptions(near_every, copies))
         self._is_stopping = False
         self._signals = Signals(signals)
 
@@ -138,7 +146,7 @@ class CheckpointManager:
             too. All processes give one, or none does. It is part of the step, and
             comes back by `own=` of [`restore`][].
 
-        **Returns:** whether it saves.
+        **Returns:** whether it saves to the root.
 
         **Raises:** `FileExistsError` if the step exists, without `force`; and what
         `async_tree_serialise_leaves` raises.
@@ -146,7 +154,10 @@ class CheckpointManager:
         step = _steps.check(step)
         given = metrics or {}
         offer = Offer(step, tree, given, metadata, force, functions, own)
-        return self._saves.offer(offer)
+        saves = self._saves.offer(offer)
+        if not saves and self._near is not None:
+            self._near.offer(offer)
+        return saves
 
     def wait(self) -> None:
         """Waits until the save that goes on is done, and older steps are deleted.
@@ -172,17 +183,18 @@ class CheckpointManager:
     def restore(
         self, like: PyTree, step: int | None = None, *, own: Any = None, **options: Any
     ) -> tuple[Any, ...]:
-        """Loads a step: by default the newest that is complete and undamaged.
+        """Loads a step: by default the newest that is complete and undamaged, near
+        steps among them.
 
         **Arguments:**
 
         - `like`: as in [`tree_deserialise_leaves`][], and so are the `options`, as
             `rename` for steps that a class of other names has saved.
-        - `step`: the step. Without it, newer steps that are incomplete or damaged are
-            skipped, with one warning that says which and why; without one if another
-            process is saving them, and holds their locks. A tree that does not fit
-            is an error, and never skipped. So is a step that cannot be read now, as the
-            disk or the store fails: nothing says that it is damaged.
+        - `step`: the step, at the root. Without it, newer steps that are incomplete or
+            damaged are skipped, with one warning that says which and why; without one
+            if another process is saving them, and holds their locks. A tree that does
+            not fit is an error, and never skipped. So is a step that cannot be read
+            now, as the disk or the store fails: nothing says that it is damaged.
         - `own`: a tree like this process's own state, as [`save`][] was given it; or
             `"all"`, for the list of the states of all processes that saved the step, as
             plain containers. A state belongs to the process of the same number, so
@@ -197,30 +209,19 @@ class CheckpointManager:
         """
         self.wait()
         self._saves.offered = None
-        with _log.timed("restore") as timer:
-            asked = _restore.Asked(like, own, options)
-            if step is None:
-                found, step = _restore.newest(self._saves, asked)
-            else:
-                step = _steps.check(step)
-                self._steps.check_own(step)
-                found = _restore.of_step(self._saves, step, asked)
-        tree = found.tree
-        if _log.is_on(_log.INFO):
-            arrays = (getattr(x, "nbytes", 0) for x in jtu.tree_leaves(tree))
-            facts = {"nbytes": sum(arrays), "seconds": timer.seconds}
-            self._steps.say(_log.INFO, "Restored", step, **facts)
-        return (tree, step) if own is None else (tree, found.own, step)
+        asked = Asked(like, own, options)
+        found, step = _restore.restore(self._saves, self._near, step, asked)
+        return (found.tree, step) if own is None else (found.tree, found.own, step)
 
     # ---- Which steps there are.
 
     def steps(self) -> list[int]:
-        """The complete steps, in order."""
+        """The complete steps at the root, in order."""
         return self._steps.complete()
 
     def latest(self) -> int | None:
-        """The newest complete step, if there is one."""
-        return self._steps.latest()
+        """The newest complete step, if there is one; near steps count."""
+        return _restore.latest(self._saves, self._near)
 
     def best(self) -> int | None:
         """The step with the best metric, as `best` said; None if none has it.
@@ -242,11 +243,11 @@ class CheckpointManager:
         **Raises:** `FileNotFoundError` if there is no such step.
         """
         self.wait()
-        self._first(f"Pinning step {step}", lambda: self._steps.pin(step))
+        self._saves.first(f"Pinning step {step}", lambda: self._steps.pin(step))
 
     def unpin(self, step: int) -> None:
         """Undoes [`pin`][]."""
-        self._first(f"Unpinning step {step}", lambda: self._steps.unpin(step))
+        self._saves.first(f"Unpinning step {step}", lambda: self._steps.unpin(step))
 
     def delete(self, step: int) -> None:
         """Deletes a step, as [`delete`][].
@@ -254,7 +255,7 @@ class CheckpointManager:
         **Raises:** `ValueError` if it is pinned; and what `delete` raises.
         """
         self.wait()
-        self._first(f"Deleting step {step}", lambda: self._steps.delete(step))
+        self._saves.first(f"Deleting step {step}", lambda: self._steps.delete(step))
 
     def should_stop(self) -> bool:
         """Whether one of the `signals` has come, in any process of the run.
@@ -263,17 +264,5 @@ class CheckpointManager:
         it takes a message to process 0 and back.
         """
         if not self._is_stopping:
-            processes = self._saves.processes("stop", "Asking whether to stop")
-            with processes.heard():
-                words = processes.gather(b"1" if self._signals.is_told else b"")
-                self._is_stopping = bool(processes.broadcast(b"".join(words)))
+            self._is_stopping = self._saves.is_told_in_any(self._signals.is_told)
         return self._is_stopping
-
-    def _first(self, what: str, act: Callable[[], Any]) -> None:
-        """Process 0 acts; an error of it is one of all processes."""
-
-        def decide() -> bytes:
-            act()
-            return b""
-
-        self._saves.processes(what, what).decide(decide)

@@ -4,6 +4,7 @@ Each is a checkpoint of one file, beside the data of the step.
 """
 
 import io
+import json
 from typing import Any
 
 from jax._src import distributed
@@ -12,6 +13,7 @@ from jaxtyping import PyTree
 from .._load import _checkpoint, _deserialise, _source
 from .._load._checkpoint import Checkpoint
 from .._runtime import _processes
+from .._runtime._processes import Processes
 from .._save import _serialise
 from .._tree import _leaf
 
@@ -41,19 +43,51 @@ def load(ckpt: Checkpoint, own: PyTree) -> Any:
     source = ckpt._source
     count, here = len(source.index.own), _processes.count()
     if not count:
-        raise ValueError(
-            f"The checkpoint at `{ckpt.path}` was saved without `own`: leave `own` out "
-            "here too."
-        )
-    if isinstance(own, str) and own == "all":
-        files = [io.BytesIO(_source.read_own(source, i)) for i in range(count)]
-        trees = [_checkpoint.open(file).tree for file in files]
-        return [_deserialise.materialise(tree, processes="own") for tree in trees]
+        raise _without(ckpt)
+    if is_all(own):
+        return [decode(_source.read_own(source, i), own) for i in range(count)]
     if count != here:
         raise ValueError(
             f"The checkpoint at `{ckpt.path}` has the own states of {count} processes, "
             f'and this run has {here}: pass `own="all"`, and deal the list of them out.'
         )
     data = _source.read_own(source, distributed.global_state.process_id or 0)
+    return decode(data, own)
+
+
+def bytes_of(ckpt: Checkpoint, process: int) -> bytes:
+    """The own state of a process, as it is stored."""
+    if not ckpt._source.index.own:
+        raise _without(ckpt)
+    return _source.read_own(ckpt._source, process)
+
+
+def gathered(processes: Processes, data: bytes, own: PyTree) -> Any:
+    """The own state of this process, as it is stored, as it is asked for; where those
+    of all are, the processes tell each other."""
+    if not is_all(own):
+        return decode(data, own)
+    words = [word.hex() for word in processes.gather(data)]
+    words = json.loads(processes.broadcast(json.dumps(words).encode()))
+    return [decode(bytes.fromhex(word), own) for word in words]
+
+
+def decode(data: bytes, own: PyTree) -> Any:
+    """The inverse of `encode`: like `own`, or as plain containers for "all"."""
+    file = io.BytesIO(data)
+    if is_all(own):
+        tree = _checkpoint.open(file).tree
+        return _deserialise.materialise(tree, processes="own")
     load = _deserialise.tree_deserialise_leaves
-    return load(io.BytesIO(data), own, _is_stored, processes="own")
+    return load(file, own, _is_stored, processes="own")
+
+
+def _without(ckpt: Checkpoint) -> ValueError:
+    return ValueError(
+        f"The checkpoint at `{ckpt.path}` was saved without `own`: leave `own` out "
+        "here too."
+    )
+
+
+def is_all(own: PyTree) -> bool:
+    return isinstance(own, str) and own == "all"

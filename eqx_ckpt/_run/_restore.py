@@ -1,28 +1,23 @@
 """`restore`: the newest step of a run that is complete and undamaged."""
 
+import dataclasses
 import json
 import warnings
 from typing import Any, NamedTuple
 
+import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._errors import DamagedError, ReplacedError
 from .._format import _index
 from .._load import _checkpoint, _deserialise
-from .._runtime import _log
+from .._load._partial import Apart
+from .._runtime import _log, _processes
 from .._runtime._processes import Processes
-from . import _own
+from . import _own, _steps
+from ._near import Asked, Copy, Near, NearStep
 from ._saves import Saves
 from ._steps import Skip, Steps
-
-
-class Asked(NamedTuple):
-    """What is restored: a tree, with the options of a load, and own states, if `own` is
-    not None. See `CheckpointManager.restore`."""
-
-    like: PyTree
-    own: PyTree
-    options: dict[str, Any]
 
 
 class Restored(NamedTuple):
@@ -39,8 +34,28 @@ _IN_PART = {"filter_spec", "where", "source", "unexpected", "verify"}
 _AGAIN = 10
 
 
-def of_step(saves: Saves, step: int, asked: Asked) -> Restored:
-    """A step that is named."""
+def restore(
+    saves: Saves, near: Near | None, step: int | None, asked: Asked
+) -> tuple[Restored, int]:
+    """A step at the root that is named, or the newest of all."""
+    steps = saves.steps
+    with _log.timed("restore") as timer:
+        if step is None:
+            found, step = _newest(saves, near, asked)
+        else:
+            step = _steps.check(step)
+            steps.check_own(step)
+            found = _of_step(saves, step, asked)
+            if near is not None:
+                near.begin("")
+    if _log.is_on(_log.INFO):
+        arrays = (getattr(x, "nbytes", 0) for x in jtu.tree_leaves(found.tree))
+        facts = {"nbytes": sum(arrays), "seconds": timer.seconds}
+        steps.say(_log.INFO, "Restored", step, **facts)
+    return found, step
+
+
+def _of_step(saves: Saves, step: int, asked: Asked) -> Restored:
     path = saves.steps.path(step)
     load = _deserialise.tree_deserialise_leaves
     if asked.own is None:
@@ -55,53 +70,140 @@ def of_step(saves: Saves, step: int, asked: Asked) -> Restored:
     return Restored(tree, own)
 
 
-def newest(saves: Saves, asked: Asked) -> tuple[Restored, int]:
+class Found(NamedTuple):
+    """A step that is restored; `near` says where, if not at the root."""
+
+    restored: Restored
+    step: int
+    near: NearStep | None
+
+
+@dataclasses.dataclass
+class _Search:
+    """The search for a step: those that are `skipped`; copies of near parts that are
+    `bad`, and why; and how often it may look again."""
+
+    saves: Saves
+    near: Near | None
+    asked: Asked
+    skipped: dict[int, Skip] = dataclasses.field(default_factory=dict)
+    bad: dict[Copy, str] = dataclasses.field(default_factory=dict)
+    left: int = _AGAIN
+
+
+def _newest(saves: Saves, near: Near | None, asked: Asked) -> tuple[Restored, int]:
     """The newest step that can be restored, as all processes find it."""
-    steps = saves.steps
-    skipped: dict[int, Skip] = {}
-    left = _AGAIN
-    while True:
-        processes = saves.processes("restore", "Restoring")
-        found, error, outcome, why = Restored(None), None, "", ""
-        with processes.heard():
-            processes.gather()
-            word = _newest(steps, skipped) if processes.leads else b""
-            # What process 0 has skipped, the others have to know.
-            step, skipped = _decoded(processes.broadcast(word))
-            if step is not None:
-                try:
-                    found = _load(steps, step, asked)
-                except Exception as e:
-                    error = e
-                outcome, why = _agree(processes, error)
-        if step is None:
-            raise _nothing(steps, skipped)
-        if outcome == "loaded":
-            break
-        if outcome == "failed":
-            what = f"{processes.what}: another process has failed: {why}"
-            raise error or RuntimeError(what)
-        if outcome == "damaged":
-            skipped[step] = Skip(why, True)
-        elif left == 0:
-            raise error or ReplacedError(why)
-        else:
-            left -= 1
-            steps.say(_log.INFO, "Looking again, without", step, why)
+    search = _Search(saves, near, asked)
+    found = None
+    while found is None:
+        found = _try(search)
+    if near is not None:
+        near.begin("" if found.near is None else found.near.save)
     # What was not completed may be under way.
+    skipped = search.skipped
     saves.damaged |= {step for step, skip in skipped.items() if skip.is_lost}
-    if not _IN_PART & asked.options.keys():
-        saves.base = steps.path(step)
-    told = {s: skip for s, skip in skipped.items() if not skip.is_going}
+    if found.near is not None:
+        saves.base = None
+    elif not _IN_PART & asked.options.keys():
+        saves.base = saves.steps.path(found.step)
+    _tell(search, found.step)
+    return found.restored, found.step
+
+
+def latest(saves: Saves, near: Near | None) -> int | None:
+    """The newest complete step, near ones among them."""
+    if near is None:
+        return saves.steps.latest()
+    processes = saves.processes("latest", "Looking for the latest step")
+    with processes.heard():
+        words = processes.gather(near.held())
+        word = b""
+        if processes.leads:
+            at, far = near.newest(words, frozenset()), saves.steps.latest()
+            steps = [far, None if at is None else at.step]
+            word = json.dumps(max((s for s in steps if s is not None), default=None))
+            word = word.encode()
+        return json.loads(processes.broadcast(word))
+
+
+def _tell(search: _Search, step: int) -> None:
+    """Says what was skipped."""
+    steps = search.saves.steps
+    told = {s: skip for s, skip in search.skipped.items() if not skip.is_going}
     for other, skip in told.items():
         steps.say(_log.WARNING, "Skipped", other, skip.why)
-    if told and processes.leads:
+    for why in search.bad.values():
+        _log.say(_log.WARNING, why)
+    if (told or search.bad) and _processes.leads():
+        near = "".join("\n  " + why for why in search.bad.values())
         warnings.warn(
             f"Restored step {step} of `{steps.root}`, as newer ones cannot "
-            f"be:{_reasons(told)}",
-            stacklevel=3,
+            f"be:{_reasons(told)}{near}",
+            stacklevel=5,
         )
-    return found, step
+
+
+def _try(search: _Search) -> Found | None:
+    """One look for a step, and an attempt to load it. None: look again."""
+    saves, near, asked = search.saves, search.near, search.asked
+    processes = saves.processes("restore", "Restoring")
+    found, error, said = Restored(None), None, _Said("")
+    with processes.heard():
+        words = processes.gather(b"" if near is None else near.held())
+        word = _choice(search, words) if processes.leads else b""
+        # What process 0 has skipped, the others have to know.
+        step, search.skipped, at = _decoded(processes.broadcast(word))
+        if step is not None:
+            if near is not None and at is not None:
+                near.fetch(processes, at)
+            try:
+                if near is not None and at is not None:
+                    found = Restored(*near.load(processes.index, at, asked))
+                else:
+                    found = _load(saves.steps, step, asked)
+            except Exception as e:
+                error = e
+            said = _agree(processes, error)
+            if said.outcome == "loaded" and at is not None and asked.own is not None:
+                own = _own.gathered(processes, found.own, asked.own)
+                found = found._replace(own=own)
+    if step is None:
+        raise _nothing(saves.steps, search.skipped)
+    if said.outcome == "loaded":
+        return Found(found, step, at)
+    if said.outcome == "failed" or (said.outcome == "apart" and at is None):
+        what = f"{processes.what}: another process has failed: {said.why}"
+        raise error or RuntimeError(what)
+    if at is not None:
+        _exclude(search, at, said)
+    elif said.outcome == "damaged":
+        search.skipped[step] = Skip(said.why, True)
+    elif search.left == 0:
+        raise error or ReplacedError(said.why)
+    else:
+        search.left -= 1
+        saves.steps.say(_log.INFO, "Looking again, without", step, said.why)
+    return None
+
+
+def _exclude(search: _Search, at: NearStep, said: "_Said") -> None:
+    """Takes note of copies of near parts that are of no use."""
+    is_apart = said.outcome == "apart"
+    for process in range(len(at.sources)) if is_apart else said.who:
+        source = at.sources[process]
+        search.bad[at.save, source, process] = (
+            f"near step {at.step}, part {process} on the disk of process {source}: "
+            + said.why.replace("\n", "\n    ")
+        )
+
+
+def _choice(search: _Search, words: list[bytes]) -> bytes:
+    """The newest step, all that are skipped, and where it is if it is a near one."""
+    step, skipped = _newest_at_root(search.saves.steps, search.skipped)
+    at = None if search.near is None else search.near.newest(words, search.bad.keys())
+    if at is not None and (step is None or at.step >= step):
+        return json.dumps([at.step, list(skipped.items()), at]).encode()
+    return json.dumps([step, list(skipped.items()), None]).encode()
 
 
 def _nothing(steps: Steps, skipped: dict[int, Skip]) -> Exception:
@@ -133,22 +235,35 @@ def _load(steps: Steps, step: int, asked: Asked) -> Restored:
     return Restored(tree, None if asked.own is None else _own.load(ckpt, asked.own))
 
 
-def _agree(processes: Processes, error: Exception | None) -> tuple[str, str]:
-    """Whether the step was "loaded", is "damaged" or was "replaced", or the load has
-    "failed" for something else in any of them; and why."""
-    kinds = [(DamagedError, "damaged"), (ReplacedError, "replaced")]
+class _Said(NamedTuple):
+    """Whether a step was "loaded", is "damaged", has other parts than are wanted
+    ("apart") or was "replaced", or the load has "failed" for something else in any of
+    the processes; why; and in which."""
+
+    outcome: str
+    why: str = ""
+    who: list[int] = []
+
+
+def _agree(processes: Processes, error: Exception | None) -> _Said:
+    """What all say of a load."""
+    kinds = [(DamagedError, "damaged"), (ReplacedError, "replaced"), (Apart, "apart")]
     is_of = (word for kind, word in kinds if isinstance(error, kind))
     own = "loaded" if error is None else next(is_of, "failed")
     text = "" if error is None else str(error)
     words = processes.gather(json.dumps([own, text]).encode())
-    said = dict(json.loads(word) for word in reversed(words))
-    order = ("damaged", "failed", "replaced", "loaded")
-    worst = next(((x, said[x]) for x in order if x in said), None)
-    outcome, why = json.loads(processes.broadcast(json.dumps(worst).encode()))
-    return outcome, why
+    said = [json.loads(word) for word in words]
+    for outcome in ("damaged", "failed", "apart", "replaced", "loaded"):
+        who = [index for index, x in enumerate(said) if x[0] == outcome]
+        if who:
+            word = json.dumps(_Said(outcome, said[who[0]][1], who)).encode()
+            return _Said(*json.loads(processes.broadcast(word)))
+    return _Said(*json.loads(processes.broadcast()))
 
 
-def _newest(steps: Steps, skipped: dict[int, Skip]) -> bytes:
+def _newest_at_root(
+    steps: Steps, skipped: dict[int, Skip]
+) -> tuple[int | None, dict[int, Skip]]:
     """The newest complete step that was not skipped, and all that are."""
     found = dict(skipped)
     for listed in steps.listings():
@@ -164,13 +279,14 @@ def _newest(steps: Steps, skipped: dict[int, Skip]) -> bytes:
                     if skip is not None:
                         found[step] = skip
                     continue
-            return json.dumps([step, list(found.items())]).encode()
-    return json.dumps([None, list(found.items())]).encode()
+            return step, found
+    return None, found
 
 
-def _decoded(word: bytes) -> tuple[int | None, dict[int, Skip]]:
-    step, skipped = json.loads(word)
-    return step, {int(s): Skip(*skip) for s, skip in skipped}
+def _decoded(word: bytes) -> tuple[int | None, dict[int, Skip], NearStep | None]:
+    step, skipped, at = json.loads(word)
+    where = None if at is None else NearStep(*at)
+    return step, {int(s): Skip(*skip) for s, skip in skipped}, where
 
 
 def _reasons(skipped: dict[int, Skip]) -> str:

@@ -4,6 +4,7 @@ import inspect
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .._runtime import _log, _processes
@@ -82,6 +83,22 @@ class Saves:
         call = Call(kind, root, tag, timeout, f"{what}, in `{root}`")
         return _processes.of_run(call)
 
+    def first(self, what: str, act: Callable[[], Any]) -> None:
+        """Process 0 acts; an error of it is one of all processes."""
+
+        def decide() -> bytes:
+            act()
+            return b""
+
+        self.processes(what, what).decide(decide)
+
+    def is_told_in_any(self, is_told: bool) -> bool:
+        """Whether something is so in any process of the run."""
+        processes = self.processes("stop", "Asking whether to stop")
+        with processes.heard():
+            words = processes.gather(b"1" if is_told else b"")
+            return bool(processes.broadcast(b"".join(words)))
+
     def offer(self, offer: Offer) -> bool:
         """Saves a state if it is due, and keeps it for the end of the run if not."""
         saves = False
@@ -133,13 +150,13 @@ class Saves:
             numbers, wrong = offer.numbers()
             own = _own.encode(offer.own)
         self._begun = step
-        selected = Selected(offer.tree, **self._chosen(Selected._fields))
+        selected = Selected(offer.tree, **self.chosen(Selected._fields))
         options = SaveOptions(
             metadata={**given, "step": step, "metrics": numbers},
             overwrite=how == b"replace",
             functions=offer.functions,
             own=own,
-            **self._chosen(SaveOptions._fields),
+            **self.chosen(SaveOptions._fields),
         )
         run = _serialise.processes_of(path, selected, options, timeout, step)
         base = self.base if self._reuses else None
@@ -163,7 +180,7 @@ class Saves:
             )
         return True
 
-    def _chosen(self, names: tuple[str, ...]) -> dict[str, Any]:
+    def chosen(self, names: tuple[str, ...]) -> dict[str, Any]:
         """Those of the options of a save that have these names."""
         return {name: x for name, x in self._options.items() if name in names}
 

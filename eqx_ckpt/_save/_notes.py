@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from .._format import _files, _index
 from .._format._index import SavedState
-from .._storage._backend import Backend
+from .._storage._backend import Backend, Sink
 from ._layout import Destination, Files, Layout, Save
 
 
@@ -25,9 +25,10 @@ def tell(save: Save, files: Files, into: Destination) -> str:
     return _index.digest(note)
 
 
-def write_own(own: bytes, save: Save, into: Destination[Backend]) -> SavedState:
+def write_own(own: bytes, save: Save, into: Destination[Sink]) -> SavedState:
     """Writes the own state of this process."""
-    into.work.make_directories([into.own])
+    if isinstance(into.work, Backend):
+        into.work.make_directories([into.own])
     key = f"{into.own}/{_files.own(save.index)}"
     into.work.write(key, [own], into.durable)
     return SavedState(len(own), _index.digest(own))

@@ -357,6 +357,9 @@ def _pack(plan: Plan, advance: Advance, file: Any) -> None:
         files = _to_ocdbt.write(save, into)
         written = _to_ocdbt.finish(save, files, into)
         _exporting.write(plan.functions, into)
-        index, side = _plan.index_of(plan, number, written)
+        states = []
+        if plan.options.own is not None:
+            states.append(_notes.write_own(plan.options.own, save, into))
+        index, side = _plan.index_of(plan, number, written, states)
         for key, value in {**side, _files.INDEX: _index.encode(index)}.items():
             archive.write(key, [value])

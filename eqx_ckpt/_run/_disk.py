@@ -1,0 +1,150 @@
+"""A near disk: the parts of near steps that are on it.
+
+A part is a checkpoint of one file, `eqx_ckpt.near/<run>/<save>/<process>.zip`, that one
+process has saved alone. Its metadata says what it is a part of; a copy of it, on the
+disk of another process, is the same file. What a disk holds is told by looking.
+"""
+
+import os
+import pathlib
+import shutil
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from .._load import _checkpoint
+from .._load._checkpoint import Checkpoint
+
+
+_PLACE = "eqx_ckpt.near"
+
+
+class NearPart(NamedTuple):
+    """What `process` of `processes` has saved of a step. All that were saved together
+    have one `save`, which process 0 has drawn."""
+
+    run: str
+    attempt: int
+    step: int
+    save: str
+    processes: int
+    process: int
+
+
+class Disk:
+    """The near disk of this process. Others may share it."""
+
+    def __init__(self, path: str | os.PathLike[str]):
+        text = os.fspath(path)
+        if not isinstance(text, str) or "://" in text:
+            raise ValueError(
+                f"`near` must be a directory of this node's own disk, not {path!r}."
+            )
+        self.path = pathlib.Path(os.path.abspath(os.path.expanduser(text))) / _PLACE
+
+    def file(self, part: NearPart) -> pathlib.Path:
+        return self.path / part.run / part.save / f"{part.process}.zip"
+
+    def find(self) -> tuple[list[NearPart], list[str]]:
+        """The parts that are here, as far as their indices tell; and what is wrong with
+        others."""
+        parts, problems = [], []
+        for file in sorted(self.path.glob("*/*/*.zip")):
+            try:
+                part = _part_in(_checkpoint.open(file))
+            except (OSError, ValueError, RuntimeError) as e:
+                problems.append(str(e))
+                continue
+            if part is None or self.file(part) != file:
+                problems.append(f"`{file}` is no part of a near step, or of another.")
+            else:
+                parts.append(part)
+        return parts, problems
+
+    def keep(self, part: NearPart) -> None:
+        """Deletes all other saves of the run. What cannot be now may be later."""
+        for directory in self.path.glob(f"{part.run}/*"):
+            if directory.name != part.save:
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+def _part_in(ckpt: Checkpoint) -> NearPart | None:
+    found = ckpt.metadata.get("near") if isinstance(ckpt.metadata, dict) else None
+    fields: list[Any] = found if isinstance(found, list) else []
+    if list(map(type, fields)) != [str, int, int, str, int, int]:
+        return None
+    return NearPart(*fields)
+
+
+class Outgoing:
+    """A file that is read to be sent. Errors are kept: see `_exchange`."""
+
+    def __init__(self, file: pathlib.Path | None):
+        self.error: OSError | None = None
+        self._file = file
+
+    def size(self) -> int:
+        """0 of what cannot be read."""
+        try:
+            return 0 if self._file is None else self._file.stat().st_size
+        except OSError:
+            return 0
+
+    def read(self, start: int, into: np.ndarray) -> None:
+        try:
+            assert self._file is not None
+            with open(self._file, "rb") as file:
+                file.seek(start)
+                if file.readinto(into.data) != into.size:
+                    raise OSError(f"the end of `{self._file}` is missing")
+        except OSError as e:
+            self.error = self.error or e
+
+
+class Incoming:
+    """A file that is written as it comes: beside its place, until all of it is there.
+    Errors are kept."""
+
+    def __init__(self, file: pathlib.Path | None):
+        self.error: OSError | None = None
+        self._place = file
+        self._is_begun = False
+        self._digest = xxhash.xxh3_128()
+        # Other processes may share the disk.
+        self._beside = file and file.with_name(f"{file.name}.{os.getpid()}")
+
+    def write(self, data: np.ndarray) -> None:
+        self._digest.update(data.data)
+        try:
+            assert self._beside is not None
+            self._beside.parent.mkdir(parents=True, exist_ok=True)
+            with open(self._beside, "ab" if self._is_begun else "wb") as file:
+                file.write(data.data)
+            self._is_begun = True
+        except OSError as e:
+            self.error = self.error or e
+
+    def finish(self) -> str:
+        """Puts it in its place. Returns its digest.
+
+        **Raises:** what has gone wrong.
+        """
+        if self.error is not None:
+            if self._beside is not None:
+                self._beside.unlink(missing_ok=True)
+            raise self.error
+        if self._beside is None or self._place is None:
+            return ""
+        os.replace(self._beside, self._place)
+        return self._digest.hexdigest()
+
+
+def digest(file: pathlib.Path) -> str:
+    """That of the bytes of a file."""
+    out = xxhash.xxh3_128()
+    buffer = memoryview(bytearray(2**22))
+    with open(file, "rb") as opened:
+        while count := opened.readinto(buffer):
+            out.update(buffer[:count])
+    return out.hexdigest()

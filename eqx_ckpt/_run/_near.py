@@ -1,0 +1,289 @@
+"""Near steps: each process saves its part to its own node's disk, and a copy of it to
+the disk of another.
+
+A near step is whole once all processes have confirmed their parts and copies. Only then
+are older ones deleted. On a restore each process says what its disk holds; neither its
+number nor its host's name does.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import secrets
+import socket
+from collections.abc import Iterable, Sequence, Set
+from typing import Any, NamedTuple
+
+from jaxtyping import PyTree
+
+from .._errors import DamagedError, ReplacedError
+from .._format import _text
+from .._load import _checkpoint, _deserialise
+from .._runtime import _exchange, _log, _processes
+from .._runtime._exchange import Move
+from .._runtime._processes import Processes
+from .._save import _plan, _serialise
+from .._save._options import SaveOptions, Selected
+from .._storage import _root
+from . import _attempts, _disk, _own
+from ._attempts import Attempt
+from ._disk import Disk, Incoming, NearPart, Outgoing
+from ._offer import Offer
+from ._saves import Saves
+
+
+# Options of a load that are about what many processes do together.
+_TOGETHER = {"timeout", "tag", "broadcast", "reshard", "processes"}
+
+
+class NearOptions(NamedTuple):
+    """The arguments of a manager that are about near disks."""
+
+    every: int | None
+    copies: int
+
+
+class NearStep(NamedTuple):
+    """A near step that is whole. The part of process `i` is read on the disk of process
+    `sources[i]`."""
+
+    step: int
+    save: str
+    run: str
+    sources: list[int]
+
+
+# A copy of a part: its save, the process on whose disk it is, and whose part it is.
+Copy = tuple[str, int, int]
+
+
+class Asked(NamedTuple):
+    """What is restored: a tree, with the options of a load, and own states, if `own` is
+    not None. See `CheckpointManager.restore`."""
+
+    like: PyTree
+    own: PyTree
+    options: dict[str, Any]
+
+
+class Held(NamedTuple):
+    """What a process says that its disk holds, and what of it cannot be used."""
+
+    parts: list[NearPart]
+    problems: list[str]
+
+    @staticmethod
+    def decode(word: bytes) -> "Held":
+        parts, problems = json.loads(word)
+        return Held([NearPart(*part) for part in parts], problems)
+
+
+def of(
+    saves: Saves, path: str | os.PathLike[str] | None, options: NearOptions
+) -> "Near | None":
+    """The near steps of a run, if it has a near disk."""
+    if path is not None:
+        return Near(saves, Disk(path), options)
+    if options.every is not None:
+        raise ValueError("`near_every` is for near disks: say where, with `near`.")
+    return None
+
+
+class Near:
+    """The near steps of a run."""
+
+    def __init__(self, saves: Saves, disk: Disk, options: NearOptions):
+        every, copies = options
+        for name, number, least in (("near_every", every, 1), ("copies", copies, 0)):
+            if not isinstance(number, int) or number < least:
+                raise ValueError(
+                    f"With `near`, `{name}` must be an integer >= {least}, not "
+                    f"{number!r}."
+                )
+        if copies >= max(2, _processes.count()):
+            raise ValueError(
+                f"`copies` is {copies}, and there are {_processes.count() - 1} other "
+                "processes whose disks could have one."
+            )
+        self._saves, self._disk, self._options = saves, disk, options
+        self._attempt: Attempt | None = None
+
+    # ---- Saves.
+
+    def offer(self, offer: Offer) -> None:
+        """Saves a state if it is due."""
+        if self._options.every and offer.step % self._options.every == 0:
+            with _log.timed("near") as timer:
+                self._save(offer)
+            steps, seconds = self._saves.steps, timer.seconds
+            steps.say(_log.INFO, "Saved to near disks", offer.step, seconds=seconds)
+
+    def _save(self, offer: Offer) -> None:
+        step, what = offer.step, f"Saving step {offer.step} to near disks"
+        processes = self._saves.processes("save a near step", what, step)
+        with processes.heard():
+            part = self._agreed(processes, step)
+            file = self._disk.file(part)
+            self._write(offer, part)
+            own = [_host(), file.stat().st_size, _disk.digest(file)]
+            words = processes.gather(json.dumps(own).encode())
+            rows = [json.loads(word) for word in words]
+            rows = json.loads(processes.broadcast(json.dumps(rows).encode()))
+            got = self._copy(part, rows)
+            words = processes.gather(json.dumps(got).encode())
+            for index, word in enumerate(words):
+                _check_copies(index, json.loads(word), rows)
+            processes.broadcast()
+        # All have it.
+        self._disk.keep(part)
+
+    def _agreed(self, processes: Processes, step: int) -> NearPart:
+        """The part of this process, of a save that process 0 has named."""
+        processes.gather()
+        word = b""
+        if processes.leads:
+            if self._attempt is None:
+                self._attempt = _attempts.begin(self._saves.steps.root, "")
+            said = [self._attempt, secrets.token_hex(8)]
+            word = json.dumps(said).encode()
+        attempt, save = json.loads(processes.broadcast(word))
+        self._attempt = Attempt(*attempt)
+        run, number, _ = self._attempt
+        return NearPart(run, number, step, save, processes.count, processes.index)
+
+    def _write(self, offer: Offer, part: NearPart) -> None:
+        chosen = self._saves.chosen(SaveOptions._fields)
+        options = SaveOptions(**chosen)._replace(
+            metadata={"near": list(part)},
+            layout="ocdbt",
+            durable=False,
+            functions="drop",
+            processes="own",
+            own=_own.encode(offer.own),
+        )
+        selected = Selected(offer.tree, **self._saves.chosen(Selected._fields))
+        root = _root.resolve(str(self._disk.file(part)))
+        _serialise.write(_plan.plan(root, selected, options), Processes())
+
+    def _copy(self, part: NearPart, rows: list[Any]) -> list[tuple[int, str]]:
+        """Sends copies of all parts to other disks. Returns the processes of those that
+        came here, and the digests of what came."""
+        count, here = part.processes, part.process
+        got: list[tuple[int, str]] = []
+        # Whatever is wrong with one, all take part in the others.
+        errors: list[OSError] = []
+        for shift in _exchange.shifts([row[0] for row in rows], self._options.copies):
+            moves = [Move(i, (i + shift) % count, row[1]) for i, row in enumerate(rows)]
+            origin = (here - shift) % count
+            out = Outgoing(self._disk.file(part))
+            into = Incoming(self._disk.file(part._replace(process=origin)))
+            _exchange.exchange(moves, out.read, into.write)
+            try:
+                got.append((origin, into.finish()))
+            except OSError as e:
+                errors.append(e)
+            errors += [] if out.error is None else [out.error]
+        if errors:
+            raise errors[0]
+        return got
+
+    # ---- Restores.
+
+    def held(self) -> bytes:
+        """What the disk of this process holds."""
+        return json.dumps(self._disk.find()).encode()
+
+    def newest(self, words: Iterable[bytes], bad: Set[Copy]) -> NearStep | None:
+        """The newest near step that is whole, of what all processes hold, without
+        copies that are `bad`."""
+        attempt, count = _attempts.last(self._saves.steps.root), _processes.count()
+        if attempt is None:
+            return None
+        sources: dict[NearPart, dict[int, int]] = {}
+        for index, word in enumerate(words):
+            held = Held.decode(word)
+            for problem in held.problems:
+                text = f"Skipped on the near disk of process {index}: {problem}"
+                _log.say(_log.WARNING, _text.escape(text))
+            for part in held.parts:
+                if (part.save, index, part.process) in bad:
+                    continue
+                if not attempt.counts(part) or part.processes != count:
+                    continue
+                found = sources.setdefault(part._replace(process=0), {})
+                # What needs not be moved is preferred.
+                if part.process not in found or index == part.process:
+                    found[part.process] = index
+        whole = [
+            NearStep(part.step, part.save, part.run, [found[i] for i in range(count)])
+            for part, found in sources.items()
+            if found.keys() == {*range(count)}
+        ]
+        # Of one step, the later attempt's.
+        order = lambda x: (x.step, x.save != attempt.base)
+        return max(whole, key=order, default=None)
+
+    def _file(self, found: NearStep, process: int) -> pathlib.Path:
+        return self._disk.path / found.run / found.save / f"{process}.zip"
+
+    def load(
+        self, process: int, found: NearStep, asked: Asked
+    ) -> tuple[PyTree, bytes | None]:
+        """The part of this process, and its own state, once it is here."""
+        load = _deserialise.tree_deserialise_leaves
+        options = {k: x for k, x in asked.options.items() if k not in _TOGETHER}
+        try:
+            ckpt = _checkpoint.open(self._file(found, process))
+            tree = load(ckpt, asked.like, processes="own", **options)
+            if asked.own is None:
+                return tree, None
+            return tree, _own.bytes_of(ckpt, 0)
+        except (OSError, ReplacedError) as e:
+            raise DamagedError(str(e)) from e
+
+    def fetch(self, processes: Processes, found: NearStep) -> None:
+        """Moves parts to the processes that they are of."""
+        here = processes.index
+        wanted = [(i, to) for to, i in enumerate(found.sources) if i != to]
+        if not wanted:
+            return
+        file = lambda process: self._file(found, process)
+        sent = [to for source, to in wanted if source == here]
+        own = [(to, Outgoing(file(to)).size()) for to in sent]
+        words = processes.gather(json.dumps(own).encode())
+        sizes = dict(pair for word in words for pair in json.loads(word))
+        word = json.dumps([Move(i, to, sizes.get(to, 0)) for i, to in wanted]).encode()
+        moves = [Move(*move) for move in json.loads(processes.broadcast(word))]
+        for some in _exchange.in_turns(moves):
+            out = next((file(move.to) for move in some if move.source == here), None)
+            into = next((file(here) for move in some if move.to == here), None)
+            incoming = Incoming(into)
+            _exchange.exchange(some, Outgoing(out).read, incoming.write)
+            # What has not come is not whole, which is seen as it is opened.
+            with contextlib.suppress(OSError):
+                incoming.finish()
+
+    def begin(self, base: str) -> None:
+        """Begins an attempt: near steps of older ones but its `base` are void."""
+        processes = self._saves.processes("begin an attempt", "Restoring")
+        root = self._saves.steps.root
+        word = processes.decide(lambda: _attempts.begin(root, base).encode())
+        self._attempt = Attempt.decode(word)
+
+
+def _host() -> str:
+    """The same for processes that fail together: those of one machine."""
+    try:
+        return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def _check_copies(index: int, got: Sequence[Any], rows: list[Any]) -> None:
+    for origin, digest in got:
+        if digest != rows[origin][2]:
+            raise RuntimeError(
+                f"The copy of the part of process {origin} is not what came to the "
+                f"near disk of process {index}. The near step is not used."
+            )

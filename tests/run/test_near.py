@@ -1,0 +1,237 @@
+"""Near steps: on each node's own disk, with copies on those of others."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from support import near
+from support.helpers import tree_at
+
+import eqx_ckpt as ec
+from eqx_ckpt._run import _attempts
+from eqx_ckpt._runtime import _exchange
+from eqx_ckpt._runtime._exchange import Move
+from eqx_ckpt._storage import _root
+
+
+def begun(team):
+    """The step and the own state that each process began from."""
+    for done, out in zip(team, near.lines(team)):
+        assert done.status == 0 and out, f"process {done.rank}:\n{done.err}"
+    return [tuple(map(int, out[0].split()[1:])) for out in near.lines(team)]
+
+
+def results(team):
+    return [json.loads(out[1]) for out in near.lines(team)]
+
+
+def parts(path):
+    """The files of parts on each disk, and of which processes they are."""
+    return {
+        disk.name: sorted(file.stem for file in disk.glob("*/*/*/*.zip"))
+        for disk in sorted(path.glob("disk*"))
+    }
+
+
+def test_a_run_that_loses_a_disk_goes_on(tmp_path):
+    killed = near.run(tmp_path, 2, until=5, kill=True)
+    assert all(done.status for done in killed)
+    assert not (tmp_path / "run/2").exists()
+    assert parts(tmp_path) == {"disk0": ["0", "1"], "disk1": ["0", "1"]}
+    shutil.rmtree(tmp_path / "disk1")
+    # The other disk has a copy of what was on it.
+    again = near.run(tmp_path, 2, until=7)
+    assert begun(again) == [(4, 400), (4, 401)]
+    assert parts(tmp_path) == {"disk0": ["0", "1"], "disk1": ["0", "1"]}
+    assert results(again) == near.never_stopped(2, until=7)
+
+
+def test_one_process_has_a_near_disk_too(tmp_path):
+    def manager(**how):
+        how = {"every": 10, "near_every": 2} | how
+        return ec.CheckpointManager(tmp_path / "run", near=tmp_path / "disk", **how)
+
+    with manager() as first:
+        for step in range(1, 8):
+            assert first.save(step, tree_at(step), own={"at": step}) is False
+        assert first.latest() == 6 and first.steps() == []
+        first._saves.offered = None  # As if it was killed.
+    tree, own, step = manager().restore(tree_at(0), own={"at": 0})
+    assert step == tree["step"] == own["at"] == 6
+    assert manager().restore(tree_at(0), own="all")[1:] == ([{"at": 6}], 6)
+    # A tree that does not fit is an error.
+    with pytest.raises(RuntimeError, match="does not fit `like`"):
+        manager().restore({"other": np.zeros(3)})
+    with pytest.raises(ValueError, match="saved without|leave `own` out"):
+        second = manager()
+        second.restore(tree_at(0))
+        second.save(8, tree_at(8))
+        second.restore(tree_at(0), own={"at": 0})
+    # What it began from counts, and what came after; nothing else.
+    (file,) = (tmp_path / "disk").glob("*/*/*/0.zip")
+    file.write_bytes(file.read_bytes()[:-100])
+    with manager() as last:
+        with pytest.raises(FileNotFoundError, match="There is no step to restore"):
+            last.restore(tree_at(0))
+        last.save(20, tree_at(20))
+        last.save(22, tree_at(22))
+    assert manager().restore(tree_at(0))[1] == 22
+
+
+def test_damage_moves_to_the_step_before(tmp_path):
+    how = {"every": 5, "near": tmp_path / "disk", "near_every": 2}
+    with ec.CheckpointManager(tmp_path / "run", **how) as manager:
+        for step in range(1, 7):
+            manager.save(step, tree_at(step))
+        manager._saves.offered = None
+    (file,) = (tmp_path / "disk").glob("*/*/*/0.zip")
+    data = bytearray(file.read_bytes())
+    at = data.index(np.full(100, 6.0, np.float32).tobytes())
+    data[at] ^= 1
+    file.write_bytes(data)
+    manager = ec.CheckpointManager(tmp_path / "run", **how)
+    match = re.compile("Restored step 5 .*near step 6, part 0 on the disk", re.DOTALL)
+    with pytest.warns(UserWarning, match=match):
+        tree, step = manager.restore(tree_at(0))
+    assert step == tree["step"] == 5
+
+
+@pytest.mark.parametrize(
+    "how, why",
+    [
+        ({"near": "x"}, "`near_every` must be an integer >= 1, not None"),
+        ({"near": "x", "near_every": 0}, "`near_every` must be an integer >= 1, not 0"),
+        ({"near": "x", "near_every": 1, "copies": -1}, "`copies` must be an integer"),
+        ({"near": "x", "near_every": 1, "copies": 2}, "`copies` is 2, and there are 0"),
+        ({"near_every": 1}, "`near_every` is for near disks: say where, with `near`"),
+        ({"near": "s3://b", "near_every": 1}, "`near` must be a directory of this no"),
+    ],
+)
+def test_arguments_that_cannot_be(tmp_path, how, why):
+    with pytest.raises(ValueError, match=re.escape(why)):
+        ec.CheckpointManager(tmp_path / "run", **how)
+
+
+def test_moves_and_shifts():
+    a, b, c, d = Move(0, 1, 5), Move(1, 2, 5), Move(0, 2, 5), Move(3, 1, 5)
+    assert _exchange.in_turns([a, b, c, d]) == [[a, b], [c, d]]
+    assert _exchange.shifts(["x"] * 4, 2) == [1, 2]
+    assert _exchange.shifts(["x", "x", "y", "y"], 1) == [2]
+    assert _exchange.shifts(["x", "x", "y", "y"], 2) == [2, 1]
+    assert _exchange.shifts(["x"], 1) == []
+
+
+def test_attempts(tmp_path):
+    root = _root.resolve(tmp_path / "run")
+    assert _attempts.last(root) is None
+    first = _attempts.begin(root, "")
+    second = _attempts.begin(root, "abc")
+    assert _attempts.last(root) == second == (first.run, 2, "abc")
+    # One that was killed as it began.
+    (tmp_path / "run/eqx_ckpt.run/3").write_bytes(b"[")
+    assert _attempts.last(root) == second
+    assert _attempts.begin(root, "") == (first.run, 4, "")
+    assert ec.CheckpointManager(tmp_path / "run").steps() == []
+
+
+# ---- Four processes: the scenarios that take longer.
+
+
+def _flip(file):
+    data = bytearray(file.read_bytes())
+    for at in range(len(data) // 8, len(data), len(data) // 8):
+        data[at] ^= 255
+    file.write_bytes(data)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("copies, lost", [(1, [1]), (2, [1, 2]), (2, [0, 3]), (0, [])])
+def test_lost_disks(tmp_path, copies, lost):
+    near.run(tmp_path, 4, until=7, kill=True, copies=copies)
+    for disk in lost:
+        shutil.rmtree(tmp_path / f"disk{disk}")
+    again = near.run(tmp_path, 4, until=9, copies=copies)
+    assert begun(again) == [(6, 600 + i) for i in range(4)]
+    assert results(again) == near.never_stopped(4, until=9)
+
+
+@pytest.mark.long
+def test_more_disks_are_lost_than_have_copies(tmp_path):
+    near.run(tmp_path, 4, until=7, kill=True, every=5)
+    for disk in (1, 2):
+        shutil.rmtree(tmp_path / f"disk{disk}")
+    again = near.run(tmp_path, 4, until=9, every=5)
+    assert begun(again) == [(5, 500 + i) for i in range(4)]
+    assert results(again) == near.never_stopped(4, until=9)
+
+
+@pytest.mark.long
+def test_another_order_of_processes(tmp_path):
+    near.run(tmp_path, 4, until=7, kill=True)
+    shutil.rmtree(tmp_path / "disk2")
+    again = near.run(tmp_path, 4, until=9, order=[2, 0, 3, 1])
+    assert begun(again) == [(6, 600 + i) for i in range(4)]
+    assert results(again) == near.never_stopped(4, until=9)
+
+
+@pytest.mark.long
+def test_damage_in_parts_and_copies(tmp_path):
+    near.run(tmp_path, 4, until=7, kill=True, every=5)
+    (part,) = (tmp_path / "disk1").glob("*/*/*/1.zip")
+    _flip(part)
+    again = near.run(tmp_path, 4, until=7, every=5, kill=True)
+    assert near.lines(again)[1][0] == "from 6 601"
+    # The part of process 1 that it has then, and its copy on the disk of process 2.
+    for file in tmp_path.glob("disk*/*/*/*/1.zip"):
+        _flip(file)
+    last = near.run(tmp_path, 4, until=9, every=5)
+    assert begun(last) == [(5, 500 + i) for i in range(4)]
+    assert results(last) == near.never_stopped(4, until=9)
+
+
+@pytest.mark.long
+def test_a_step_that_is_half_written(tmp_path):
+    # One of them is killed as it is about to write its part of step 6.
+    body = """if step == 5 and rank == 2:
+        from eqx_ckpt._run import _near
+        _near.Near._write = lambda *_: os._exit(9)
+    elif step == 5:
+        import atexit
+        atexit.register(os._exit, 9)  # JAX would wait for the one that is dead."""
+    near.run(tmp_path, 4, until=7, body=body, timeout=5)
+    again = near.run(tmp_path, 4, until=9)
+    assert begun(again) == [(4, 400 + i) for i in range(4)]
+    assert results(again) == near.never_stopped(4, until=9)
+
+
+@pytest.mark.long
+def test_two_attempts_at_one_step(tmp_path):
+    """Disks that were away have step 6 of the first attempt, with other numbers."""
+    near.run(tmp_path, 4, until=7, kill=True, noise=7)
+    away = {}
+    for disk in (0, 1):
+        away[disk] = tmp_path / f"away{disk}"
+        (tmp_path / f"disk{disk}").rename(away[disk])
+    for disk in (2, 3):
+        away[disk] = tmp_path / f"away{disk}"
+        shutil.copytree(tmp_path / f"disk{disk}", away[disk])
+    second = near.run(tmp_path, 4, until=7, kill=True)
+    assert near.lines(second)[0][0] == "from 0 0"
+    # All of the first attempt is back, beside that of the second.
+    for disk, old in away.items():
+        shutil.copytree(old, tmp_path / f"disk{disk}", dirs_exist_ok=True)
+    third = near.run(tmp_path, 4, until=9)
+    assert begun(third) == [(6, 600 + i) for i in range(4)]
+    assert results(third) == near.never_stopped(4, until=9)
+
+
+@pytest.mark.long
+def test_other_processes_and_other_shardings(tmp_path):
+    near.run(tmp_path, 4, until=7, kill=True, every=5)
+    shutil.copytree(tmp_path, tmp_path / "copy")
+    two = near.run(tmp_path, 2, until=5, every=5, own='"all"')
+    assert near.lines(two)[0][0].startswith("from 5")
+    other = near.run(tmp_path / "copy", 4, until=9, every=5, spec="columns")
+    assert begun(other) == [(5, 500 + i) for i in range(4)]
