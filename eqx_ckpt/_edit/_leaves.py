@@ -155,9 +155,7 @@ def _digests_of(lazy: LazyArray, template: Template) -> Callable[[], bytes] | No
     same = (template.dtype, template.shape) == (t.dtype, t.shape)
     if lazy._view is not None or not same or not source.has_digests:
         return None
-    first = source.index.first_block(lazy._record.place)
-    count = _grid.block_counts(t.shape, t.chunk, t.itemsize)
-    return lambda: source.digests[16 * first : 16 * (first + count)]
+    return lambda: source.digests_of(lazy._record, range(t.chunk_count))
 
 
 # ---- Reading.

@@ -9,6 +9,10 @@ import xxhash
 from . import _grid
 
 
+# The bytes of a digest.
+SIZE = 16
+
+
 def block_digest(data: Any) -> bytes:
     """The digest of one block."""
     return xxhash.xxh3_128_digest(data)

@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 
 # Digests are taken of blocks of this many bytes of a chunk.
 BLOCK = 4 * 2**20
@@ -144,6 +146,14 @@ def block_counts(shape: Sequence[int], chunk: Sequence[int], itemsize: int) -> i
         if len(sizes) > _MAX_SIZES:
             raise ValueError("the chunks of an array have too many sizes")
     return sum(count * -(-size // BLOCK) for size, count in sizes.items())
+
+
+def block_starts(shape: Shape, chunk: Shape, itemsize: int) -> np.ndarray:
+    """The number of the first digest of each chunk of an array, and of all of them."""
+    sizes = np.asarray(itemsize, np.int64)
+    for n, c in zip(shape, chunk):
+        sizes = np.multiply.outer(sizes, np.minimum(c, n - np.arange(0, n, c)))
+    return np.append(0, np.cumsum(np.maximum(1, -(-sizes.reshape(-1) // BLOCK))))
 
 
 class Grid(NamedTuple):

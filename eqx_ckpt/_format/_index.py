@@ -7,7 +7,6 @@ import bisect
 import dataclasses
 import functools as ft
 import importlib.metadata
-import itertools as it
 import json
 import re
 from typing import Any, NamedTuple
@@ -17,9 +16,21 @@ import xxhash
 
 from .._errors import DamagedError
 from .._version import __version__
-from . import _blosc, _files, _functions, _grid, _json, _leaves, _template
+from . import (
+    _blosc,
+    _files,
+    _functions,
+    _grid,
+    _json,
+    _leaves,
+    _packed,
+    _placement,
+    _template,
+)
 from ._functions import StoredFunction
 from ._leaves import field, Leaves, Record
+from ._packed import Laid, Packed
+from ._placement import Placement
 
 
 FORMAT = "eqx_ckpt"
@@ -34,21 +45,6 @@ class Segment(NamedTuple):
     stop: int
     file: int
     offset: int
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Placement:
-    """Where leaves lie: the chunks of leaf `i` one after the other, from `offset[i]` of
-    `files[file[i]]` on. A `(leaf, chunk, file, offset)` of `splits` says from which
-    chunk on they lie elsewhere. `sizes` has those of the chunks of compressed leaves.
-    With `layout="zarr"` there are no files of this kind, and the columns say nothing.
-    """
-
-    files: list[str]
-    file: list[int]
-    offset: list[int]
-    splits: list[tuple[int, int, int, int]] = dataclasses.field(default_factory=list)
-    sizes: dict[int, list[int]] = dataclasses.field(default_factory=dict)
 
 
 class SavedState(NamedTuple):
@@ -69,15 +65,15 @@ class Saved(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Index:
-    """A parsed index: what the tree is, and where it lies. `digests` is the digest of
-    the file of digests; `others` has those of the files that other readers use; `own`
-    those of the processes' own states, in their order."""
+    """A parsed index: what the tree is, and where it lies. `digests` has that of each
+    page of the file of digests; `others` those of the files that other readers use;
+    `own` those of the processes' own states, in their order."""
 
     save: str
     layout: str
     metadata: Any
     leaves: Leaves
-    placement: Placement
+    placement: Placement | Packed
     digests: str = ""
     others: dict[str, str] = dataclasses.field(default_factory=dict)
     writer: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -86,53 +82,73 @@ class Index:
     own: list[SavedState] = dataclasses.field(default_factory=list)
 
     @ft.cached_property
-    def _splits(self) -> dict[int, list[tuple[int, int, int]]]:
-        out: dict[int, list[tuple[int, int, int]]] = {}
-        for leaf, *rest in sorted(self.placement.splits):
-            out.setdefault(leaf, []).append((rest[0], rest[1], rest[2]))
-        return out
+    def _laid(self) -> Laid | None:
+        if isinstance(self.placement, Packed):
+            return _packed.lay(self.placement, self.leaves)
+        return None
 
     @ft.cached_property
     def _segments(self) -> dict[int, list[Segment]]:
         return {}
 
+    def _origin(self, place: int) -> int:
+        return self.leaves.aliases.get(place, place)
+
+    def start(self, place: int) -> tuple[int, int]:
+        """The file and the offset of the first chunk of a leaf."""
+        if isinstance(self.placement, Placement):
+            return self.placement.file[place], self.placement.offset[place]
+        assert self._laid is not None
+        return self._laid.start(self._origin(place))
+
     def segments(self, record: Record) -> list[Segment]:
         """Where the chunks of a leaf lie (`layout="ocdbt"`), in their order."""
-        origin = self.leaves.aliases.get(record.place, record.place)
-        count = record.template.chunk_count
-        at = self.placement.file[origin], self.placement.offset[origin]
-        if origin not in self._splits:
-            return [Segment(0, count, *at)]
+        origin, count = self._origin(record.place), record.template.chunk_count
+        if isinstance(self.placement, Packed):
+            laid = self._laid
+            assert laid is not None
+            own = laid.runs(origin)
+            columns = laid.first[own], laid.file[own], laid.offset[own]
+            return _segments_of(list(zip(*(c.tolist() for c in columns))), count)
+        rest = self.placement.rest.get(origin)
+        if rest is None:
+            return [Segment(0, count, *self.start(origin))]
         if origin not in self._segments:
-            starts = [(0, *at), *self._splits[origin]]
-            stops = [first for first, _, _ in starts[1:]] + [count]
-            self._segments[origin] = [
-                Segment(first, stop, *at) for (first, *at), stop in zip(starts, stops)
-            ]
+            starts = [(0, *self.start(origin)), *rest]
+            self._segments[origin] = _segments_of(starts, count)
         return self._segments[origin]
 
-    @ft.cached_property
-    def _starts(self) -> dict[int, list[int]]:
-        # Of the chunks of compressed leaves, if all of them followed each other.
-        sizes = self.placement.sizes.items()
-        return {leaf: [0, *it.accumulate(some)] for leaf, some in sizes}
+    def segment(self, record: Record, number: int) -> Segment:
+        """The one of them that a chunk is in."""
+        laid = self._laid
+        if laid is None:
+            segments = self.segments(record)
+            return segments[bisect.bisect(segments, number, key=lambda s: s.first) - 1]
+        origin = self._origin(record.place)
+        row = laid.find(origin, number)
+        stop = laid.stop(origin, row, record.template.chunk_count)
+        at = laid.file.item(row), laid.offset.item(row)
+        return Segment(laid.first.item(row), stop, *at)
 
     def extent(self, record: Record, first: int, stop: int) -> int:
-        """The bytes of chunks `[first, stop)` of a leaf (`layout="ocdbt"`)."""
+        """The bytes of chunks `[first, stop)` of a leaf, which are in one segment."""
         if record.template.codec is None:
             return (stop - first) * record.template.full
-        starts = self._starts[self.leaves.aliases.get(record.place, record.place)]
-        return starts[stop] - starts[first]
+        origin = self._origin(record.place)
+        if isinstance(self.placement, Placement):
+            starts = self.placement.ends[origin]
+            return starts[stop] - starts[first]
+        assert self._laid is not None
+        return self._laid.extent(self._laid.find(origin, first), first, stop)
 
     def locate(self, record: Record, number: int) -> tuple[int, int, int]:
         """Where a chunk lies (`layout="ocdbt"`): its file, offset and length."""
-        segments = self.segments(record)
-        found = segments[bisect.bisect(segments, number, key=lambda s: s.first) - 1]
+        found = self.segment(record, number)
         start = found.offset + self.extent(record, found.first, number)
         return found.file, start, self.extent(record, number, number + 1)
 
     @ft.cached_property
-    def _first_blocks(self) -> list[int]:
+    def _first_digests(self) -> list[int]:
         leaves = self.leaves
         counts = [0] * len(leaves.templates)
         for number in set(leaves.template):
@@ -146,12 +162,33 @@ class Index:
         return [0, *np.cumsum(per_leaf).tolist()]
 
     @property
-    def block_count(self) -> int:
-        return self._first_blocks[-1]
+    def pages(self) -> list[int]:
+        """The number of the first digest of each page of the file of digests, and how
+        many there are."""
+        if self._laid is not None:
+            return self._laid.pages
+        return [0, self._first_digests[-1]]
 
-    def first_block(self, place: int) -> int:
+    def first_digest(self, place: int) -> int:
         """The number of the first digest of a leaf in the file of digests."""
-        return self._first_blocks[self.leaves.aliases.get(place, place)]
+        origin = self._origin(place)
+        if self._laid is not None:
+            return self._laid.first_digest(origin)
+        return self._first_digests[origin]
+
+    def chunk_digest(self, record: Record, number: int) -> int:
+        """The number of the first digest of a chunk in the file of digests."""
+        t, laid = record.template, self._laid
+        if laid is None:
+            return self.first_digest(record.place) + t.block_of(number)
+        row = laid.find(self._origin(record.place), number)
+        before = t.block_of(laid.first.item(row))
+        return laid.row.item(row) + t.block_of(number) - before
+
+
+def _segments_of(starts: list[tuple[int, int, int]], count: int) -> list[Segment]:
+    stops = [first for first, _, _ in starts[1:]] + [count]
+    return [Segment(first, stop, *at) for (first, *at), stop in zip(starts, stops)]
 
 
 def digest(data: Any) -> str:
@@ -187,7 +224,7 @@ def encode(index: Index) -> bytes:
     """The bytes of `eqx_ckpt.json`."""
     leaves, placement, statics = index.leaves, index.placement, index.leaves.statics
     functions = _functions.encode(index.functions)
-    version = _version(leaves)
+    version = _version(index)
     structure = leaves.structure
     body = {
         "format": FORMAT,
@@ -198,13 +235,7 @@ def encode(index: Index) -> bytes:
         "layout": index.layout,
         "metadata": index.metadata,
         "templates": [list(t) for t in leaves.templates],
-        "names": leaves.names,
-        "template": leaves.template,
-        "files": placement.files,
-        "file": placement.file,
-        "offset": placement.offset,
-        "splits": placement.splits,
-        "sizes": sorted(placement.sizes.items()),
+        **_columns_of(leaves, placement),
         "aliases": sorted(leaves.aliases.items()),
         "markers": sorted(leaves.markers.items()),
         "statics": statics.values,
@@ -222,10 +253,27 @@ def encode(index: Index) -> bytes:
     return sealed(text)
 
 
-def _version(leaves: Leaves) -> int:
+def _columns_of(leaves: Leaves, placement: Placement | Packed) -> dict[str, Any]:
+    """What an index has an entry of for each leaf."""
+    if isinstance(placement, Packed):
+        columns = {**_leaves.encode(leaves), **_packed.encode(placement)}
+        return {"files": placement.files, "columns": columns}
+    return {
+        "names": leaves.names,
+        "template": leaves.template,
+        "files": placement.files,
+        "file": placement.file,
+        "offset": placement.offset,
+        "splits": placement.splits,
+        "sizes": sorted(placement.sizes.items()),
+    }
+
+
+def _version(index: Index) -> int:
     """The lowest version of the format that has all of it."""
-    has_codec = any(t.codec in _blosc.CODECS for t in leaves.templates)
-    return 2 if has_codec or leaves.parts else 1
+    has_codec = any(t.codec in _blosc.CODECS for t in index.leaves.templates)
+    is_packed = isinstance(index.placement, Packed)
+    return 2 if has_codec or is_packed or index.leaves.parts else 1
 
 
 # The first fields: what is needed to say that a format is too new to be read.
@@ -245,18 +293,18 @@ def decode(data: bytes) -> Index:
     if not data.startswith(f'{{"format":"{FORMAT}"'.encode()):
         raise ValueError("the index is not one of eqx_ckpt")
     check_digest(data)
-    value = _json.parse(data, encoding="ascii")
+    value = _json.parse_checked(data, encoding="ascii")
     _check_version(value.get("version"), value.get("reader"))
     index = _typed(value)
-    if index.layout == "ocdbt":
-        _check_places(index)
+    if index.layout == "ocdbt" and isinstance(index.placement, Placement):
+        _check_places(index, index.placement)
     return index
 
 
 def check_digest(data: bytes) -> None:
     """**Raises:** `ValueError` for what is too long to be parsed, or is damaged."""
     _json.check_cost(data)
-    body, tail = data[:-45], data[-45:]
+    body, tail = memoryview(data)[:-45], data[-45:]
     if tail != _tail + digest(body).encode() + b'"}':
         raise DamagedError("the index is damaged: its digest is not that of its bytes")
 
@@ -288,7 +336,10 @@ def _typed(value: dict[str, Any]) -> Index:
     if layout not in ("ocdbt", "zarr"):
         raise ValueError(f"the index has the unknown layout {layout!r}")
     leaves = _leaves.parse(value)
-    placement = _placement(value, leaves, layout)
+    placement = _placement.parse(value, leaves, layout)
+    digests = field(value, "digests", str)
+    if isinstance(placement, Packed) and len(digests) != 32 * len(placement.files):
+        raise ValueError("the index lacks the digests of pages")
     save = field(value, "save", str)
     if not is_save_id(save):
         raise ValueError("the index has a malformed save id")
@@ -302,7 +353,7 @@ def _typed(value: dict[str, Any]) -> Index:
         value.get("metadata"),
         leaves,
         placement,
-        field(value, "digests", str),
+        digests,
         others,
         field(value, "writer", dict, str),
         _saved(field(value, "saved", dict)) if "saved" in value else None,
@@ -329,41 +380,12 @@ def _saved(value: dict[str, Any]) -> Saved:
     return Saved(*numbers, field(value, "shardings", dict, int))
 
 
-def _placement(value: dict[str, Any], leaves: Leaves, layout: str) -> Placement:
-    count = len(leaves.names)
-    file, offset = field(value, "file", list, int), field(value, "offset", list, int)
-    if layout == "ocdbt":
-        if not len(file) == len(offset) == count:
-            raise ValueError("the columns of the index differ in length")
-        at = list(zip(file, offset))
-        if any(at[alias] != at[origin] for alias, origin in leaves.aliases.items()):
-            raise ValueError("the index has an impossible alias")
-    files = field(value, "files", list, str)
-    if files != [str(number) for number in range(len(files))]:
-        raise ValueError("the index names files that are not of this format")
-    splits = []
-    for row in field(value, "splits", list, list):
-        if (
-            len(row) != 4
-            or not all(type(n) is int and 0 <= n < _template.MAX_BYTES for n in row)
-            or row[0] >= count
-            or row[2] >= len(files)
-        ):
-            raise ValueError("the index has a malformed split")
-        splits.append(tuple(row))
-    sizes = dict(_leaves.pairs(value, "sizes", count, list))
-    for some in sizes.values():
-        if not all(type(n) is int and 0 < n < _template.MAX_BYTES for n in some):
-            raise ValueError("the index has impossible sizes of chunks")
-    return Placement(files, file, offset, splits, sizes)
-
-
-def _check_places(index: Index) -> None:
+def _check_places(index: Index, placement: Placement) -> None:
     """**Raises:** `ValueError` unless every chunk has a place of its own in the files.
 
     So the leaves cannot be larger than the files are.
     """
-    leaves, placement = index.leaves, index.placement
+    leaves = index.leaves
     full = []
     for template in leaves.templates:
         try:
@@ -385,10 +407,10 @@ def _check_places(index: Index) -> None:
         raise ValueError(f"leaf {name!r} has no place in the files")
     size = np.asarray(full, np.int64)[number]
     size[list(leaves.aliases)] = 0
-    _check_sizes(index, size)
+    _check_sizes(leaves, placement, size)
     # Those that lie in one place, and then the others.
     rows: list[tuple[int, int, int]] = []
-    for leaf in {*index._splits, *placement.sizes}:
+    for leaf in {*placement.rest, *placement.sizes}:
         if not size[leaf]:
             raise ValueError("the index has a malformed split")
         record = leaves.record(leaf, known=True)
@@ -410,9 +432,9 @@ def _check_places(index: Index) -> None:
         raise ValueError("the index has two chunks at one place in the files")
 
 
-def _check_sizes(index: Index, size: np.ndarray) -> None:
+def _check_sizes(leaves: Leaves, placement: Placement, size: np.ndarray) -> None:
     """**Raises:** `ValueError` unless just the compressed leaves have `sizes`."""
-    leaves, sizes = index.leaves, index.placement.sizes
+    sizes = placement.sizes
     codecs = np.asarray([t.codec is not None for t in leaves.templates], bool)
     wanted = codecs[np.asarray(leaves.template, np.int64)] & (size > 0)
     if set(np.flatnonzero(wanted).tolist()) != sizes.keys():

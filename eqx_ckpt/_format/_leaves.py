@@ -10,7 +10,9 @@ import functools as ft
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from . import _names, _structure, _template
+import numpy as np
+
+from . import _columns, _names, _structure, _template
 from ._structure import Structure
 from ._template import Template
 
@@ -75,7 +77,7 @@ class Origin(NamedTuple):
     """Of leaves that were renamed: the names that they are stored under, and for the
     name of a node those of the stored Modules that stand for it."""
 
-    names: list[str]
+    names: Sequence[str]
     modules: dict[str, list[str]]
 
 
@@ -89,9 +91,9 @@ class Leaves:
     ones that are stored. `parts` has the leaves of which one process has saved a part.
     """
 
-    names: list[str]
+    names: Sequence[str]
     templates: list[Template]
-    template: list[int]
+    template: list[int] | np.ndarray
     aliases: dict[int, int] = dataclasses.field(default_factory=dict)
     markers: dict[int, str] = dataclasses.field(default_factory=dict)
     statics: Statics = Statics([], {})
@@ -114,10 +116,9 @@ class Leaves:
 
     @ft.cached_property
     def places(self) -> Mapping[str, int]:
-        places = dict(zip(self.names, range(len(self.names))))
-        if len(places) != len(self.names):
-            raise ValueError("the index has two leaves of one name")
-        return places
+        if isinstance(self.names, _columns.Names):
+            return _columns.Places(self.names)
+        return _columns.numbered(self.names)
 
     @ft.cached_property
     def _checked(self) -> set[int]:
@@ -199,11 +200,8 @@ def parse(value: dict[str, Any]) -> Leaves:
 
     **Raises:** `ValueError` for columns of other types, or that do not fit together.
     """
-    names = field(value, "names", list, str)
     templates = list(map(_template_of, field(value, "templates", list, list)))
-    template = field(value, "template", list, int)
-    if template and not 0 <= min(template) <= max(template) < len(templates):
-        raise ValueError("the index names a template that it does not have")
+    names, template = _columns_of(value, len(templates))
     if len(template) != len(names):
         raise ValueError("the columns of the index differ in length")
     aliases: dict[int, int] = {}
@@ -230,7 +228,7 @@ def parse(value: dict[str, Any]) -> Leaves:
         markers,
         _statics(value),
         structure,
-        parts=_parts(value, [templates[number] for number in template]),
+        parts=_parts(value, templates, template),
     )
     if any(leaves.parts.get(a) != leaves.parts.get(b) for a, b in aliases.items()):
         raise ValueError("the index has an impossible alias")
@@ -246,16 +244,20 @@ def encode_parts(parts: Mapping[int, Part]) -> dict[str, Any]:
     return {"parts": list(rows), "part": of}
 
 
-def _parts(value: dict[str, Any], templates: list[Template]) -> dict[int, Part]:
+def _parts(
+    value: dict[str, Any],
+    templates: list[Template],
+    template: list[int] | np.ndarray,
+) -> dict[int, Part]:
     if "parts" not in value:
         return {}
     rows = list(map(_part_of, field(value, "parts", list, list)))
     out: dict[int, Part] = {}
-    for place, number in pairs(value, "part", len(templates), int):
+    for place, number in pairs(value, "part", len(template), int):
         if not 0 <= number < len(rows) or place in out:
             raise ValueError("the index has a malformed part")
         out[place] = rows[number]
-        _check_part(rows[number], templates[place])
+        _check_part(rows[number], templates[template[place]])
     return out
 
 
@@ -282,6 +284,36 @@ def _check_part(part: Part, t: Template) -> None:
         ends = [s + n for s, n in zip(start, region)]
         if len(start) != rank or any(e > n for e, n in zip(ends, shape)):
             raise ValueError("the index has an impossible part")
+
+
+def _columns_of(
+    value: dict[str, Any], count: int
+) -> tuple[Sequence[str], list[int] | np.ndarray]:
+    """The name of each leaf, and the number of its template, of which there are so
+    many."""
+    if "columns" in value:
+        columns = field(value, "columns", dict)
+        order = _columns.decode(field(columns, "order", str))
+        names = _columns.Names(field(columns, "names", str), order)
+        template = _columns.decode(field(columns, "template", str))
+        is_good = not len(template) or template.max() < count
+    else:
+        names = field(value, "names", list, str)
+        template = field(value, "template", list, int)
+        is_good = not template or 0 <= min(template) <= max(template) < count
+    if not is_good:
+        raise ValueError("the index names a template that it does not have")
+    return names, template
+
+
+def encode(leaves: Leaves) -> dict[str, str]:
+    """The names and the templates of leaves as columns."""
+    names = leaves.names
+    return {
+        "names": " ".join(names),
+        "order": _columns.encode(sorted(range(len(names)), key=names.__getitem__)),
+        "template": _columns.encode(leaves.template),
+    }
 
 
 def _template_of(row: list[Any]) -> Template:

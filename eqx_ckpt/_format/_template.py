@@ -95,6 +95,13 @@ class Template(NamedTuple):
         """The bytes of a chunk, with its padding."""
         return math.prod(self.chunk) * self.itemsize
 
+    def block_of(self, chunk: int) -> int:
+        """The number of the first digest of a chunk among those of the leaf; of the
+        chunk after the last one, how many these are."""
+        if self.full <= _grid.BLOCK:
+            return chunk
+        return _grid.lay(self.shape, self.chunk, self.itemsize).blocks[chunk]
+
     @property
     def logical_shape(self) -> tuple[int, ...]:
         """The shape of the leaf: without the words of a key or the bytes of a str."""

@@ -1,7 +1,7 @@
 """`open` and `Checkpoint`: what is stored, as a tree of lazy leaves."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TYPE_CHECKING
 
 from jaxtyping import PyTree
@@ -271,12 +271,12 @@ def _unpickle(root: Backend, save: str) -> Checkpoint:
     return Checkpoint(_open.reopen(root, save))
 
 
-def _some(names: list[str], most: int = 8) -> str:
+def _some(names: Sequence[str], most: int = 8) -> str:
     shown = ", ".join(f"`{_text.bounded(name, 200)}`" for name in names[:most])
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _unknown(name: Any, names: list[str]) -> str:
+def _unknown(name: Any, names: Sequence[str]) -> str:
     text = f"The checkpoint has no leaf {name!r}."
     below = [n for n in names if isinstance(name, str) and _names.is_under(n, name)]
     if below:
@@ -331,6 +331,6 @@ def resolve_source(
     return nodes[0]
 
 
-def _top(names: list[str]) -> str:
+def _top(names: Sequence[str]) -> str:
     tops = list(dict.fromkeys(name.partition(".")[0] for name in names))
     return f"At its top it has {_some(tops)}."

@@ -308,7 +308,7 @@ class _PartReader:
         problems, digests = self._reading.problems, None
         try:
             if self._reading.digests is not None:
-                digests = self._reading.digests()
+                digests = self._source.digests_of(record, part.chunks)
             try:
                 arrived()
                 if digests is None or self._is_good(record, part, digests):
@@ -323,16 +323,11 @@ class _PartReader:
 
     def _is_good(self, record: Record, part: _Part, digests: bytes) -> bool:
         grid = _source.grid_of(record.template)
-        first = self._source.index.first_block(record.place)
+        found = []
         for number in part.chunks:
             region = _grid.within(grid.regions[number], part.region)
-            row = first + grid.blocks[number]
-            data = _digests.as_bytes(part.into[region])
-            for digest in _digests.block_digests(data):
-                if digests[16 * row : 16 * row + 16] != digest:
-                    return False
-                row += 1
-        return True
+            found += _digests.block_digests(_digests.as_bytes(part.into[region]))
+        return b"".join(found) == digests
 
 
 def _output(request: Request, t: Template) -> _Output:

@@ -10,7 +10,7 @@ import xxhash
 
 from .._errors import DamagedError, ReplacedError
 from .._format import _grid, _template
-from . import _parts, _requests, _source
+from . import _parts, _requests
 from ._requests import Fetched, Reading, Request, Results
 from ._source import Source
 
@@ -49,7 +49,9 @@ def read(
             )
         else:
             large.append(request)
-    digests = _source.start_digests(source) if verify and (small or large) else None
+    digests = source.digests if verify and (small or large) else None
+    if digests is not None:
+        digests.prepare(source.root.is_far)
     reading = Reading(source, digests, budget, {})
     if small:
         yield from _read_small(reading, small)
@@ -105,10 +107,10 @@ def _runs(source: Source, requests: list[Request]) -> list[_Run]:
             for i, r in enumerate(request.record for request in requests)
         ]
     else:
-        places, at = [], source.index.placement
+        places = []
         for i, request in enumerate(requests):
-            place = request.record.place
-            places.append((source.files[at.file[place]], at.offset[place], i))
+            file, offset = source.index.start(request.record.place)
+            places.append((source.files[file], offset, i))
         places.sort()
     runs: list[_Run] = []
     last, start, stop, members = "", 0, 0, []
@@ -159,9 +161,8 @@ def _read_small(reading: Reading, requests: list[Request]) -> Results:
 
 def _unpack(reading: Reading, run: _Run, data: bytes) -> Results:
     """The leaves of a run, of its bytes."""
-    first_block = reading.source.index.first_block
-    digest = xxhash.xxh3_128_digest
-    digests = None if reading.digests is None else reading.digests()
+    first_digest = reading.source.index.first_digest
+    digest, digests = xxhash.xxh3_128_digest, reading.digests
     memory = memoryview(data)
     for request, offset in run.members:
         record, views = request.record, request.views
@@ -169,8 +170,8 @@ def _unpack(reading: Reading, run: _Run, data: bytes) -> Results:
         at = offset - run.start
         if digests is not None:
             # A small leaf is one block.
-            row = 16 * first_block(record.place)
-            if digests[row : row + 16] != digest(memory[at : at + t.nbytes]):
+            row = first_digest(record.place)
+            if digests.rows(row, row + 1) != digest(memory[at : at + t.nbytes]):
                 reading.problems[record.name] = _requests.CHANGED
                 continue
         dtype = _template.dtype_of(t.stored)

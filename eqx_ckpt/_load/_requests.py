@@ -1,7 +1,7 @@
 """The requests of a read, and the arrays that it gives."""
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from .._format._view import View
 from .._storage import _kv
 from .._storage._backend import Backend
 from .._tree._restore import Conversion
+from ._pages import Digests
 from ._source import Source
 
 
@@ -74,7 +75,7 @@ class Reading(NamedTuple):
     which leaf."""
 
     source: Source
-    digests: Callable[[], bytes] | None
+    digests: Digests | None
     budget: int
     problems: dict[str, str]
 

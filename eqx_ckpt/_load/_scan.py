@@ -128,11 +128,12 @@ def _jobs(chunks: Iterable[_Chunk], step: int) -> Iterator[list[_Chunk]]:
 def scan(
     source: Source,
     records: list[Record],
-    digests: bytes | None,
+    is_verified: bool,
     max_bytes: int,
     advance: _progress.Advance,
 ) -> list[Problem]:
-    """Reads all data files, and says what in them is not as it was saved."""
+    """Reads all data files, and says what in them is not as it was saved. With
+    `is_verified` their digests are known, and compared."""
     threads = _FAR_THREADS if source.root.is_far else _THREADS
     # A buffer for each thread, and as much again for what is padded in it.
     step = min(_STEP, max_bytes // (2 * threads))
@@ -143,7 +144,7 @@ def scan(
     def check(job: list[_Chunk]) -> list[Problem]:
         buffer = buffers.get()
         try:
-            return list(_check(source, job, digests, buffer))
+            return list(_check(source, job, is_verified, buffer))
         finally:
             buffers.put(buffer)
 
@@ -195,7 +196,7 @@ def _check_ends(
 
 
 def _check(
-    source: Source, job: list[_Chunk], digests: bytes | None, buffer: np.ndarray
+    source: Source, job: list[_Chunk], is_verified: bool, buffer: np.ndarray
 ) -> Iterator[Problem]:
     """Reads the chunks of a job, and compares them with their digests."""
     step = len(buffer)
@@ -203,7 +204,7 @@ def _check(
         chunks = list(members)
         window = Window(source.directory, key, buffer, chunks[-1].stop or 0)
         for chunk in chunks:
-            record, number, grid = chunk.record, chunk.number, chunk.grid
+            record, number = chunk.record, chunk.number
             try:
                 if not _is_zero(chunk, window, step):
                     what = f"the bytes before `{record.name}` are not zeros"
@@ -212,9 +213,10 @@ def _check(
                     found, is_clean = _digest(chunk, window, step)
                 else:
                     found, is_clean = _digest_decoded(source, chunk), True
-                first = source.index.first_block(record.place)
-                rows = slice(*(16 * (first + n) for n in grid.blocks[number:][:2]))
-                if digests is not None and digests[rows] != found:
+                good = None
+                if is_verified:
+                    good = source.digests_of(record, range(number, number + 1))
+                if good is not None and good != found:
                     what = CHANGED
                 else:
                     what = None if is_clean else "its padding is not zeros"

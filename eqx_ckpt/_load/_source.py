@@ -1,7 +1,6 @@
 """A save that was opened: where its leaves lie, and whether they are all there."""
 
 import bisect
-import contextlib
 import dataclasses
 import functools as ft
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from .._format._template import Template
 from .._storage import _arrays
 from .._storage._arrays import ForeignArray
 from .._storage._backend import Backend
+from ._pages import Digests
 
 
 # In what parts leaves are read that are one run of bytes, where a view wants some.
@@ -137,7 +137,7 @@ class Source:
             places = [self._place(*one) for one in wanted]
             return _arrays.open_arrays(self.directory, self.files, places)
         directory, files, stored = self.foreign[0], self.foreign[1], self.foreign.stored
-        at = self.index.placement
+        at = self.index.start
         those = [(stored[r.place], n) for r, n in wanted if r.place in stored]
         opened = iter(_arrays.open_stored(directory, those, self.foreign.database))
         return [
@@ -145,8 +145,8 @@ class Source:
             if self.is_stored(r)
             else _arrays.FlatArray(
                 directory,
-                files[at.file[r.place]],
-                at.offset[r.place],
+                files[at(r.place)[0]],
+                at(r.place)[1],
                 r.template.shape,
                 self.strides(r),
             )
@@ -208,11 +208,11 @@ class Source:
         if numbers is None or self.is_run(record):
             numbers = range(t.chunk_count)
         if self.files is not None:
-            for first, stop, file, offset in self.index.segments(record):
-                last = bisect.bisect_left(numbers, stop) - 1
-                if last < 0 or numbers[last] < first:
-                    continue  # None of them is here.
-                end = offset + self.index.extent(record, first, numbers[last] + 1)
+            at = 0
+            while at < len(numbers):
+                first, stop, file, offset = self.index.segment(record, numbers[at])
+                at = bisect.bisect_left(numbers, stop, at)
+                end = offset + self.index.extent(record, first, numbers[at - 1] + 1)
                 self.directory.check_range(self.files[file], end)
         else:
             size = t.full if t.codec is None else _template.least_encoded(t.full)
@@ -236,18 +236,50 @@ class Source:
         return f"{self.database}/digests" if self.database else _files.DIGESTS
 
     @ft.cached_property
-    def digests(self) -> bytes:
-        return _checked_digests(self, self._read_digests)
+    def digests(self) -> Digests:
+        """**Raises:** `DamagedError` for what cannot be."""
+        try:
+            pages = self.index.pages
+        except ValueError as e:
+            raise self.lost(str(e)) from e
+        return Digests(pages, self.index.digests, self._start_digests, self.lost)
 
-    def _read_digests(self, size: int) -> bytes | None:
-        if self.foreign is None:
-            value = self.root.read(self.digests_key, stop=size, limit=size)
+    def digests_of(self, record: Record, chunks: range) -> bytes:
+        """The digests of some chunks of a leaf that follow each other."""
+        index, t, out = self.index, record.template, b""
+        while chunks:
+            start, stop = chunks.start, chunks.stop
+            if self.database is not None:
+                # What is one run of chunks is in one page.
+                stop = min(stop, index.segment(record, start).stop)
+            first = index.chunk_digest(record, start)
+            count = t.block_of(stop) - t.block_of(start)
+            out += self.digests.rows(first, first + count)
+            chunks = range(stop, chunks.stop)
+        return out
+
+    def _start_digests(self, start: int, stop: int) -> Callable[[], bytes | None]:
+        """Asks for bytes of the file of digests. Returns what waits for them."""
+        if self.foreign is not None or not self.root.is_far:
+            return ft.partial(self._read_digests, start, stop)
+        coming = self.root.start_read(self.digests_key, start, stop)
+
+        def arrived() -> bytes | None:
+            got = self.root.wait(coming)
+            return got.value if got.state == "value" else None
+
+        return arrived
+
+    def _read_digests(self, start: int, stop: int) -> bytes | None:
+        if self.foreign is not None:
+            assert self.foreign.digests is not None
+            into = np.empty(stop - start, np.uint8)
+            key, base = self.foreign.files[0], self.foreign.digests[0]
+            return into[: self.directory.read_into(key, base + start, into)].tobytes()
+        if (start, stop) == (0, 16 * self.index.pages[-1]):
+            value = self.root.read(self.digests_key, stop=stop, limit=stop)
             return None if value is None else value.data
-        assert self.foreign.digests is not None
-        into = np.empty(size, np.uint8)
-        start, _ = self.foreign.digests
-        key = self.foreign.files[0]
-        return into[: self.directory.read_into(key, start, into)].tobytes()
+        return self.root.wait(self.root.start_read(self.digests_key, start, stop)).value
 
     def is_current(self) -> bool:
         """Whether the path still holds the save that was opened."""
@@ -289,46 +321,6 @@ class Source:
             )
         why = _text.escape(why)
         return DamagedError(f"The checkpoint at `{self.root}` cannot be read: {why}.")
-
-
-def start_digests(source: Source) -> Callable[[], bytes]:
-    """Reads the digests; or asks a store for them, which answers other requests
-    meanwhile. Returns what waits for them."""
-    root, known = source.root, vars(source)
-    if source.foreign is not None or not root.is_far or "digests" in known:
-        digests = source.digests
-        return lambda: digests
-    coming = None
-    with contextlib.suppress(ValueError):  # `_checked_digests` raises it.
-        coming = root.start_read(source.digests_key, 0, 16 * source.index.block_count)
-
-    def arrived(size: int) -> bytes | None:
-        got = root.wait(coming)
-        return got.value if got.state == "value" else None
-
-    def wait() -> bytes:
-        if "digests" not in known:
-            known["digests"] = _checked_digests(source, arrived)
-        return source.digests
-
-    return wait
-
-
-def _checked_digests(source: Source, read: Callable[[int], bytes | None]) -> bytes:
-    """The digests, once they are read: so many bytes."""
-    data, size = None, 0
-    try:
-        size = 16 * source.index.block_count
-        data = read(size)
-    except ValueError as e:
-        raise source.lost(f"its file of digests is damaged ({e})") from e
-    except FileNotFoundError:
-        pass
-    if data is None:
-        raise source.lost("its file of digests is missing")
-    if len(data) != size or _index.digest(data) != source.index.digests:
-        raise source.lost("its file of digests is damaged")
-    return data
 
 
 def check_pickles(source: Source) -> None:

@@ -105,13 +105,15 @@ def verify(
         raise pinned.lost("")
     problems: list[Problem] = []
     try:
-        digests = source.digests
+        source.digests.load()
+        has_digests = True
     except ReplacedError:
         raise
     except RuntimeError as e:
         # What else there is can still be looked at.
-        digests = None
+        has_digests = False
         problems.append(Problem(None, None, source.digests_key, str(e)))
+    problems += _longer_digests(source)
     problems += [*_check_functions(source), *_check_own(source)]
     if source.foreign is None:
         problems += [*_settled_files(source), *_zarr_json(source, records)]
@@ -119,7 +121,7 @@ def verify(
     nbytes = sum(r.template.chunk_count * r.template.full for r in stored)
     bar = _progress.bar("verify", nbytes, len(stored), progress)
     with _log.timed("verify") as timer, bar as advance:
-        problems += _scan.scan(source, stored, digests, max_bytes, advance)
+        problems += _scan.scan(source, stored, has_digests, max_bytes, advance)
     how = f"{_text.rate(nbytes, timer.seconds)}: {len(problems)} problems"
     level = _log.WARNING if problems else _log.DEBUG
     _log.say(level, f"Verified `{root}`: {how}", path=root.url)
@@ -182,6 +184,15 @@ def _check_files(source: Source) -> Iterator[Problem]:
     for top in sorted(_files.SIDE & (root.list_top() or {}).keys() - tops):
         what = "it is of another save, and other readers may take it for one of this"
         yield Problem(None, None, top, what)
+
+
+def _longer_digests(source: Source) -> Iterator[Problem]:
+    """Bytes after the last page of the file of digests."""
+    if source.foreign is None:
+        size = source.root.size(source.digests_key)
+        if size is not None and size > 16 * source.index.pages[-1]:
+            what = "it has more bytes than it had"
+            yield Problem(None, None, source.digests_key, what)
 
 
 def _check_functions(source: Source) -> list[Problem]:

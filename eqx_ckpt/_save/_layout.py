@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from .._format._grid import Grid
+from .._format._index import Placement
+from .._format._packed import Packed
 from .._runtime._processes import Processes
 from .._storage._backend import Backend, Sink
 from . import _assign, _form
@@ -199,15 +201,11 @@ def _between(runs: list[range], count: int) -> list[range]:
 
 
 class Written(NamedTuple):
-    """Where the layout put the leaves: columns of the index, the digest of the file of
-    digests, the digests of what else it wrote, and the files at the root that other
-    readers need."""
+    """Where the layout put the leaves, the digests of the pages of the file of digests,
+    the digests of what else it wrote, and the files at the root that other readers
+    need."""
 
-    files: list[str]
-    file: list[int]
-    offset: list[int]
-    splits: list[tuple[int, int, int, int]]
-    sizes: dict[int, list[int]]
+    placement: Placement | Packed
     digests: str
     others: dict[str, str]
     side: dict[str, bytes]

@@ -183,16 +183,14 @@ class Unread(_host.Payload):
         parts = [x for x in self.lazy._formula.parts if type(x) is LazyArray]
         return [x.name for x in parts if x._source.index.save == source.index.save]
 
-    def digests(self, blocks: slice) -> bytes | None:
-        """The digests of some blocks, counted from the first of the leaf, where those
-        of its source are its own."""
+    def digests(self, chunks: range) -> bytes | None:
+        """The digests of some chunks, where those of its source are its own."""
         if not self._is_as_stored:
             return None
         source, record = self.lazy._source, self.lazy._record
         if not source.has_digests or record.template.chunk != self.template.chunk:
             return None
-        first = source.index.first_block(record.place)
-        return source.digests[16 * (first + blocks.start) : 16 * (first + blocks.stop)]
+        return source.digests_of(record, chunks)
 
 
 def _fetch(

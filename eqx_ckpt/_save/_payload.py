@@ -60,7 +60,7 @@ class Small(Payload):
     def read(self, regions: Iterable[tuple[slice, ...]]) -> Iterator[np.ndarray]:
         return iter([self.data])
 
-    def digests(self, blocks: slice) -> bytes:
+    def digests(self, chunks: range) -> bytes:
         return _digests.block_digest(self.data)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .._format import _functions, _index, _json
-from .._format._index import Index, Placement, Saved, SavedState
+from .._format._index import Index, Saved, SavedState
 from .._format._leaves import Leaves, Statics
 from .._format._structure import Structure
 from .._load._checkpoint import Checkpoint
@@ -156,9 +156,7 @@ def index_of(
             plan.structure,
             parts=parts,
         ),
-        placement=Placement(
-            written.files, written.file, written.offset, written.splits, written.sizes
-        ),
+        placement=written.placement,
         digests=written.digests,
         others={**written.others, **others},
         writer=_index.versions(),

@@ -220,7 +220,7 @@ def _compare(
 ) -> tuple[dict[int, list[Stretch]], _Rows, set[int]]:
     """The files in which nothing has changed, with the runs in each; the digests of all
     runs that have not changed; and the leaves that have not."""
-    index, digests = source.index, source.digests
+    index = source.index
     places = _places(source, leaves)
     files: dict[int, list[Stretch]] = {}
     changed: set[int] = set()
@@ -235,20 +235,16 @@ def _compare(
         # It may have moved to keys of other kinds.
         if leaf is not None and leaf.template._replace(keys=t.keys) != t:
             leaf = None
-        blocks = _grid.lay(t.shape, t.chunk, t.itemsize).blocks
-        first = index.first_block(record.place)
         is_same = leaf is not None
         for start, stop, file, offset in index.segments(record):
-            own = slice(16 * (first + blocks[start]), 16 * (first + blocks[stop]))
             run = range(start, stop)
-            if leaf is None or not (
-                place in known or _is_same(leaf, run, digests[own])
-            ):
+            own = source.digests_of(record, run)
+            if leaf is None or not (place in known or _is_same(leaf, run, own)):
                 changed.add(file)
                 is_same = False
                 continue
             assert place is not None
-            rows[place, run] = digests[own]
+            rows[place, run] = own
             ends = None
             if t.codec is not None:
                 ends = [index.extent(record, start, n + 1) for n in run]
@@ -276,8 +272,7 @@ def _is_same(leaf: PlannedLeaf, run: range, rows: bytes) -> bool:
     if value is None:
         return False
     if isinstance(value, Payload):
-        blocks = _grid.lay(t.shape, t.chunk, t.itemsize).blocks
-        known = value.digests(slice(blocks[run.start], blocks[run.stop]))
+        known = value.digests(run)
         if known is not None:
             return known == rows
     if t.chunk == t.shape:

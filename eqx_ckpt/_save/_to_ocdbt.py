@@ -6,7 +6,11 @@ import functools as ft
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
-from .._format import _grid, _index, _ocdbt, _template
+import numpy as np
+
+from .._format import _columns, _grid, _index, _ocdbt, _packed, _template
+from .._format._index import Placement
+from .._format._packed import Runs
 from .._runtime import _threads
 from .._storage import _arrays
 from .._storage._backend import Backend, Sink
@@ -16,9 +20,6 @@ from ._layout import Destination, Ends, Files, Layout, Save, Stretch, Written
 from ._payload import PlannedLeaf
 
 
-# Every leaf starts at a multiple of this in its file, which is what a memory-mapped
-# read into aligned memory is fastest from.
-_ALIGN = 64
 # Small leaves of one template that follow each other are written together, up to so
 # many bytes.
 _TOGETHER = 2**20
@@ -87,7 +88,7 @@ def _write_file(
             if offset != at:
                 yield bytes(offset - at)
             if len(batch) > 1:
-                yield from data.together([x.place for x in batch], _ALIGN)
+                yield from data.together([x.place for x in batch], _packed.ALIGN)
             elif own is None:
                 yield from data.chunks(place, numbers)
             else:
@@ -111,7 +112,7 @@ def _lay(form: Form, runs: _assign.Runs, ends: Ends | None = None) -> Iterator[S
         full, is_plain = templates[form.numbers[place]]
         own = None if is_plain else []
         # What has no bytes needs no padding, which nothing might follow.
-        offset = -(-at // _ALIGN) * _ALIGN if numbers else at
+        offset = -(-at // _packed.ALIGN) * _packed.ALIGN if numbers else at
         stretch = Stretch(place, numbers, offset, own if ends is None else ends[i])
         yield stretch
         at = stretch.stop(full)
@@ -151,8 +152,23 @@ def finish(save: Save, files: Files, into: Destination[Sink]) -> Written:
     for key, value in own.items():
         into.write(key, [value])
     others = {key: _index.digest(value) for key, value in own.items()}
-    digests = save.data.digests()
-    into.write(f"{base}/digests", [digests])
+    if _columns.needed(len(save.leaves), sum(len(g.keys) for g in save.data.grids)):
+        pages = [b"".join(save.data.rows(*run[:2]) for run in runs) for runs in files]
+        placement = _packed.pack(names, *_runs(save, files))
+    else:
+        pages = [save.data.digests()]
+        placement = _listed(names, list(file), list(offset), files)
+    into.write(f"{base}/digests", pages)
+    # The same database from the root of the checkpoint.
+    side = {"manifest.ocdbt": _ocdbt.manifest(top, "tree", base + "/")}
+    digests = "".join(map(_index.digest, pages))
+    return Written(placement, digests, others, side)
+
+
+def _listed(
+    names: list[str], file: list[int], offset: list[int], files: Files
+) -> Placement:
+    """Where the chunks lie, one by one."""
     splits = [
         (stretch.place, stretch.numbers.start, number, stretch.offset)
         for number, stretches in enumerate(files)
@@ -160,14 +176,38 @@ def finish(save: Save, files: Files, into: Destination[Sink]) -> Written:
         if stretch.numbers.start > 0
     ]
     sizes: dict[int, list[int]] = {}
-    for place, _, _, stops in sorted(itertools.chain(*files), key=_by_chunk):
-        if stops is not None:
-            steps = zip(stops, [0, *stops])
-            sizes.setdefault(place, []).extend(stop - start for stop, start in steps)
-    # The same database from the root of the checkpoint.
-    side = {"manifest.ocdbt": _ocdbt.manifest(top, "tree", base + "/")}
-    digest = _index.digest(digests)
-    return Written(names, list(file), list(offset), splits, sizes, digest, others, side)
+    for stretch in sorted(itertools.chain(*files), key=_by_chunk):
+        sizes.setdefault(stretch.place, []).extend(_steps(stretch))
+    sizes = {place: some for place, some in sizes.items() if some}
+    return Placement(names, file, offset, splits, sizes)
+
+
+def _runs(save: Save, files: Files) -> tuple[Runs, int, np.ndarray]:
+    """The runs of chunks in files, how many leaves there are, and the sizes of
+    compressed chunks."""
+    grids = save.data.grids
+    rows = [
+        (
+            place,
+            numbers.start,
+            numbers.stop,
+            offset,
+            stretch.stop(grids[place].full) - offset,
+        )
+        for stretch in itertools.chain(*files)
+        for place, numbers, offset, _ in [stretch]
+    ]
+    leaf, first, stop, offset, nbytes = np.asarray(rows, np.int64).reshape(-1, 5).T
+    counts = np.asarray(list(map(len, files)), np.int64)
+    sizes = [n for stretch in itertools.chain(*files) for n in _steps(stretch)]
+    runs = Runs(leaf, first, stop, offset, nbytes, counts)
+    return runs, len(save.leaves), np.asarray(sizes, np.int64)
+
+
+def _steps(stretch: Stretch) -> Iterator[int]:
+    """The sizes of the chunks of a stretch, if they are compressed."""
+    ends = stretch.ends or []
+    return (stop - start for stop, start in zip(ends, [0, *ends]))
 
 
 def _by_chunk(stretch: Stretch) -> tuple[int, int]:
@@ -235,7 +275,7 @@ def _entries(
 def longest(leaves: Sequence[PlannedLeaf], processes: int) -> Written:
     own = [(i, x.template, x.owners) for i, x in enumerate(leaves) if x.alias is None]
     counts = [t.chunk_count for _, t, _ in own]
-    total = sum(count * t.full + _ALIGN for count, (_, t, _) in zip(counts, own))
+    total = sum(count * t.full + _packed.ALIGN for count, (_, t, _) in zip(counts, own))
     most = _assign.most_files(total, processes, _layout.FAR_FILE)
     files = min(most, sum(counts) + len(own))
     # Wherever one file ends and another begins, and one process and another.
@@ -246,12 +286,16 @@ def longest(leaves: Sequence[PlannedLeaf], processes: int) -> Written:
         for count, (place, t, _) in zip(counts, own)
         if t.codec is not None
     }
+    names = [str(number) for number in range(files)]
+    placement = Placement(
+        names,
+        [files] * len(leaves),
+        [total] * len(leaves),
+        [last] * min(splits, sum(counts)),
+        sizes,
+    )
     return Written(
-        files=[str(number) for number in range(files)],
-        file=[files] * len(leaves),
-        offset=[total] * len(leaves),
-        splits=[last] * min(splits, sum(counts)),
-        sizes=sizes,
+        placement=placement,
         digests="0" * 32,
         others={f"d/{'0' * 16}/{key}": "0" * 32 for key in ("tree", "manifest.ocdbt")},
         side={"manifest.ocdbt": b""},

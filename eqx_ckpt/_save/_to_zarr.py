@@ -6,6 +6,7 @@ import functools as ft
 from collections.abc import Sequence
 
 from .._format import _files, _index
+from .._format._index import Placement
 from .._runtime import _threads
 from .._storage import _arrays
 from .._storage._backend import Backend
@@ -81,7 +82,7 @@ def longest(leaves: Sequence[PlannedLeaf], processes: int) -> Written:
 
 
 def _written(digests: str) -> Written:
-    return Written([], [], [], [], {}, digests, {}, {})
+    return Written(Placement([], [], []), digests, {}, {})
 
 
 def _cuts(path: str) -> list[int]:

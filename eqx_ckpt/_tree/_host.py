@@ -81,7 +81,7 @@ class Payload:
         """The elements that are stored, for each of some regions in turn."""
         raise NotImplementedError
 
-    def digests(self, blocks: slice) -> bytes | None:
+    def digests(self, chunks: range) -> bytes | None:
         """The digests of some of its blocks, where they are known without a read."""
         raise NotImplementedError
 

@@ -163,13 +163,13 @@ def test_the_places_of_digests(columns):
     for place, number in enumerate(index.leaves.template):
         template = index.leaves.templates[number]
         if place in index.leaves.aliases:
-            assert index.first_block(place) == index.first_block(
+            assert index.first_digest(place) == index.first_digest(
                 index.leaves.aliases[place]
             )
             continue
-        assert index.first_block(place) == first
+        assert index.first_digest(place) == first
         first += _grid.block_counts(template.shape, template.chunk, template.itemsize)
-    assert index.block_count == first
+    assert index.pages == [0, first]
 
 
 # ---- Bytes that are not what was written.

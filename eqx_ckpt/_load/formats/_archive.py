@@ -31,26 +31,19 @@ def read_zip(found: Candidate, archive: Zip) -> Source | None:
     base = f"{prefix}d/{index.save}/"
     files = [_zip.place(archive, base + name) for name in placement.files]
     digests = _zip.place(archive, base + "digests")
-    if digests[1] - digests[0] != 16 * index.block_count:
+    if digests[1] - digests[0] != 16 * index.pages[-1]:
         raise DamagedError("its file of digests is damaged")
     _check(index, files, [(start, stop), digests])
     shifted = dataclasses.replace(
         index,
-        placement=dataclasses.replace(
-            placement,
-            files=[key],
-            file=[0] * len(placement.file),
-            offset=[
-                files[f][0] + at for f, at in zip(placement.file, placement.offset)
-            ],
-            splits=[(x, c, 0, files[f][0] + at) for x, c, f, at in placement.splits],
-        ),
+        placement=placement.shifted([start for start, _ in files]),
         others={},
     )
     stamp = lambda directory: directory.stamp(key)
     place = lambda name: _zip.place(archive, prefix + name)
     stamped = stamp(directory)
-    foreign = Foreign(directory, [key], stamp, stamped, {}, digests, place=place)
+    keys = [key] * max(1, len(files))
+    foreign = Foreign(directory, keys, stamp, stamped, {}, digests, place=place)
     return Source(found.root, shifted, foreign)
 
 
@@ -65,5 +58,5 @@ def _check(
     for record in index.leaves.records():
         for first, stop, file, offset in index.segments(record):
             start, end = files[file]
-            if offset + index.extent(record, first, stop) > end - start:
+            if stop and offset + index.extent(record, first, stop) > end - start:
                 raise ValueError(f"the bytes of `{record.name}` are not in it")

@@ -1,0 +1,254 @@
+"""Columns: what is written of many leaves and chunks is what is read of them."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from support.helpers import examples
+
+from eqx_ckpt._format import _columns, _packed
+from eqx_ckpt._format._columns import Names, Places
+from eqx_ckpt._format._leaves import Leaves
+from eqx_ckpt._format._packed import Begin, Packed, Runs
+from eqx_ckpt._format._template import Template
+
+
+@given(st.lists(st.integers(0, 2**32 - 1)))
+def test_a_column_is_an_inverse(numbers):
+    assert _columns.decode(_columns.encode(numbers)).tolist() == numbers
+
+
+@pytest.mark.parametrize("text", ["A", "AAA=", "AAAA", "é", "A A=", "AAAAAA==\n", "=="])
+def test_what_is_no_column(text):
+    with pytest.raises(ValueError, match="malformed column"):
+        _columns.decode(text)
+
+
+def names_of(some):
+    order = np.asarray(sorted(range(len(some)), key=some.__getitem__), np.uint32)
+    return Names(" ".join(some), order)
+
+
+@given(st.lists(st.text("ab.-%", min_size=1, max_size=4), unique=True))
+def test_names_are_found_without_a_look_at_all(some):
+    names = names_of(some)
+    assert [names.find(name) for name in some] == list(range(len(some)))
+    assert names.find("c") is names.find("") is names.find("ab.-%ab") is None
+    assert [names[i] for i in range(len(some))] == some
+    assert "_all" not in vars(names)
+    assert names == some == list(names) and names[1:] == some[1:]
+    assert dict(Places(names)) == {name: i for i, name in enumerate(some)}
+
+
+def test_places_of_very_many_names(monkeypatch):
+    monkeypatch.setattr(_columns, "_FEW", 2)
+    places = Places(names_of(["b", "a", "c"]))
+    assert [places.get(name) for name in "abcdab"] == [1, 0, 2, None, 1, 0]
+    assert "a" in places and 3 not in places and len(places) == 3
+    twins = Places(names_of(["b", "a", "b"]))
+    assert twins["a"] == 1
+    with pytest.raises(ValueError, match="two leaves of one name"):
+        list(twins)
+
+
+def test_an_order_that_is_none():
+    for order in ([0], [0, 2], [0, 1, 2]):
+        with pytest.raises(ValueError, match=r"malformed column|differ in length"):
+            Names("a b", np.asarray(order, np.uint32))
+
+
+# ---- Places.
+
+
+def template(length, chunk, codec=None):
+    return Template(
+        "k", "numpy", "uint8", (length,), "uint8", (chunk,), False, None, codec
+    )
+
+
+_M = 2**20
+
+
+@st.composite
+def saves(draw):
+    """Leaves, and files of runs: each chunk in one of some lanes, as a process would
+    write it, cut into files anywhere, with files of other saves among them."""
+    # Without calls of the package, as checking their types draws lots.
+    forms = st.tuples(
+        st.sampled_from(
+            [(0, 1), (1, 1), (64, 64), (300, 50), (300, 64), (5 * _M, _M + 1)]
+            + [(5 * _M, 5 * _M), (14 * _M, 5 * _M)]
+        ),
+        st.sampled_from([None, "blosc-lz4"]),
+    )
+    table = draw(st.lists(forms, min_size=1, max_size=3, unique=True))
+    counts = [-(-length // chunk) for (length, chunk), _ in table]
+    number = draw(st.lists(st.integers(0, len(table) - 1), min_size=1, max_size=5))
+    aliases = {
+        i: number.index(n)
+        for i, n in enumerate(number)
+        if number.index(n) < i and draw(st.booleans())
+    }
+    lanes = {}
+    for leaf, n in enumerate(number):
+        count, at = counts[n], 0
+        while leaf not in aliases and (at < count or (at == count == 0)):
+            stop = draw(st.integers(min(at + 1, count), count))
+            lanes.setdefault(draw(st.integers(0, 3)), []).append((leaf, at, stop))
+            at = max(stop, at + 1)
+    files = []
+    for lane in draw(st.permutations(sorted(lanes))):
+        files.append([])
+        for leaf, at, stop in lanes[lane]:
+            while draw(st.booleans()) and stop - at > 1:
+                cut = draw(st.integers(at + 1, stop - 1))
+                files[-1].append((leaf, at, cut))
+                files.append([])
+                at = cut
+            files[-1].append((leaf, at, stop))
+        if draw(st.booleans()) and len(files[-1]) > 1:
+            files[-1].reverse()  # A file of a tree in another order.
+    return table, number, aliases, files
+
+
+@given(saves(), st.randoms(use_true_random=False))
+@examples(300)
+def test_where_chunks_lie(save, random):
+    forms, number, aliases, files = save
+    table = [template(*shape, codec) for shape, codec in forms]
+    rows, sizes, expected, digest, pages = [], [], {}, 0, [0]
+    for file, runs in enumerate(files):
+        end = 0
+        for leaf, first, stop in runs:
+            t = table[number[leaf]]
+            own = [t.full] * (stop - first)
+            if t.codec:
+                own = [random.randint(1 + t.full // 2**15, t.full) for _ in own]
+                sizes += own
+            at = -(-end // 64) * 64 if own else end
+            rows.append((leaf, first, stop, at, sum(own)))
+            end = at
+            for chunk, size in zip(range(first, stop), own):
+                expected[leaf, chunk] = file, end, size, digest
+                digest += t.block_of(chunk + 1) - t.block_of(chunk)
+                end += size
+        pages.append(digest)
+    columns = np.asarray(rows, np.int64).reshape(-1, 5).T
+    counts = np.asarray(list(map(len, files)), np.int64)
+    names = [str(i) for i in range(len(files))]
+    packed = _packed.pack(
+        names, Runs(*columns, counts), len(number), np.asarray(sizes, np.int64)
+    )
+    made = _packed.encode(packed)
+    texts = {name: made[name] for name in _packed.TEXTS}
+    begins = list(map(list, made["begins"]))
+    packed = _packed.parse(texts, begins, names)
+    leaves = Leaves([f"{i}" for i in range(len(number))], table, number, aliases)
+    laid = _packed.lay(packed, leaves)
+    assert laid.pages == pages
+    for (leaf, chunk), (file, at, size, row) in expected.items():
+        t = table[number[leaf]]
+        run = laid.find(leaf, chunk)
+        first = int(laid.first[run])
+        assert first <= chunk < laid.stop(leaf, run, t.chunk_count)
+        sums = laid.extent if t.codec else lambda _, a, b, t=t: (b - a) * t.full
+        assert laid.file[run] == file
+        assert laid.offset[run] + sums(run, first, chunk) == at
+        assert sums(run, chunk, chunk + 1) == size
+        assert laid.row[run] + t.block_of(chunk) - t.block_of(first) == row
+    moved = _packed.lay(packed.shifted([1000 * i for i in range(len(files))]), leaves)
+    assert (moved.offset - laid.offset).tolist() == (1000 * laid.file).tolist()
+
+
+def good():
+    """Two leaves of four and of two chunks, in two files."""
+    leaves = Leaves(["a", "b"], [template(4, 1), template(2, 1)], [0, 1])
+    patterns = np.asarray([[2, 0], [0, 1], [0, 1]], np.uint32)
+    begins = [Begin(0, 0, 0, 0, 0), Begin(1, 0, 2, 1, 0)]
+    numbers = np.asarray([0, 1], np.uint32)
+    return Packed(["0", "1"], patterns, numbers, begins, numbers[:0]), leaves
+
+
+def test_places_that_are_good():
+    laid = _packed.lay(*good())
+    assert laid.base.tolist() == [0, 2, 3]
+    assert laid.first.tolist() == [0, 2, 0]
+    assert laid.file.tolist() == [0, 1, 1]
+    assert laid.offset.tolist() == [0, 0, 64]
+    assert laid.pages == [0, 2, 6]
+
+
+bad = {
+    "no patterns": ("pattern", dict(patterns=np.zeros((0, 2), np.uint32))),
+    "a pattern without an end": (
+        "pattern",
+        dict(patterns=np.asarray([[2, 0], [0, 1], [2, 1]], np.uint32)),
+    ),
+    "a pattern of more chunks": (
+        "pattern",
+        dict(patterns=np.asarray([[4, 0], [0, 1], [0, 1]], np.uint32)),
+    ),
+    "a pattern of far more": (
+        "pattern",
+        dict(patterns=np.asarray([[2**32 - 1, 0], [0, 1], [0, 1]], np.uint32)),
+    ),
+    "no such pattern": ("pattern", dict(pattern=np.asarray([0, 2], np.uint32))),
+    "a leaf too few": ("pattern", dict(pattern=np.asarray([0], np.uint32))),
+    "no begin": ("without a place", dict(begins=[])),
+    "a lane without one": ("without a place", dict(begins=[Begin(0, 0, 0, 0, 0)])),
+    "no such leaf": ("row", dict(begins=[Begin(0, 2, 0, 0, 0)])),
+    "a leaf far beyond": ("row", dict(begins=[Begin(0, 2**60, 0, 0, 0)])),
+    "no such chunk": ("row", dict(begins=[Begin(1, 0, 4, 0, 0)])),
+    "a chunk far beyond": ("row", dict(begins=[Begin(1, 0, 2**60, 0, 0)])),
+    "another lane": ("row", dict(begins=[Begin(1, 0, 0, 0, 0)])),
+    "one twice": ("row", dict(begins=[*good()[0].begins, Begin(1, 0, 2, 0, 64)])),
+    "one place": (
+        "at one place",
+        dict(begins=[Begin(0, 0, 0, 0, 0), Begin(1, 0, 2, 0, 0)]),
+    ),
+    "sizes of nothing": ("sizes", dict(sizes=np.asarray([1], np.uint32))),
+}
+
+
+@pytest.mark.parametrize("what", bad)
+def test_places_that_cannot_be(what):
+    packed, leaves = good()
+    match, changes = bad[what]
+    with pytest.raises(ValueError, match=match):
+        _packed.lay(dataclasses.replace(packed, **changes), leaves)
+
+
+def test_sizes_that_cannot_be():
+    t = template(4, 2, "blosc-lz4")
+    leaves = Leaves(["a"], [t], [0])
+    patterns, none = np.asarray([[0, 0]], np.uint32), np.asarray([], np.uint32)
+    begins = [Begin(0, 0, 0, 0, 0)]
+    for sizes, is_good in (([9, 1], True), ([9], False), ([9, 0], False)):
+        packed = Packed(["0"], patterns, none, begins, np.asarray(sizes, np.uint32))
+        if is_good:
+            assert _packed.lay(packed, leaves).ends.tolist() == [0, 9, 10]
+            continue
+        with pytest.raises(ValueError, match="sizes"):
+            _packed.lay(packed, leaves)
+    packed = Packed(["0"], patterns, none, begins, np.asarray([9, 2**31], np.uint32))
+    with pytest.raises(ValueError, match="impossible sizes"):
+        _packed.lay(packed, leaves)
+
+
+def test_more_runs_than_are_laid_out(monkeypatch):
+    monkeypatch.setattr(_packed, "MAX_RUNS", 2)
+    with pytest.raises(ValueError, match="more than 2 runs"):
+        _packed.lay(*good())
+
+
+def test_leaves_that_are_larger_than_any():
+    big = template(2**59, 2**44)
+    leaves = Leaves(["a", "b"], [big], [0, 0])
+    packed = dataclasses.replace(good()[0], pattern=np.asarray([1, 1], np.uint32))
+    assert math.prod(big.shape) < 2**60
+    with pytest.raises(ValueError, match="impossible size"):
+        _packed.lay(
+            packed, dataclasses.replace(leaves, template=[0, 0, 0], names="abc")
+        )
