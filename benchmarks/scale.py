@@ -26,14 +26,16 @@ from jax.sharding import PartitionSpec as P
 import eqx_ckpt as ec
 from eqx_ckpt._format import _grid
 from eqx_ckpt._save import _assign
-from eqx_ckpt._tree import _sharding
+from eqx_ckpt._tree import _routes, _sharding
 from eqx_ckpt._tree._sharding import Holders
 
 
 Mesh = dict[str, int]  # of axes, the processes' devices in row-major order
 DEVICES = 8  # of a host
-# Assumed of the network and the store behind it, in bytes a second.
+# Assumed of the network and the store behind it, in bytes a second; and of a host's
+# devices, as they hand on what they have.
 HOST, ALL = 2e9, 200e9
+MOVES = 5e9
 GIB = 2**30
 
 
@@ -126,6 +128,8 @@ class Plan(NamedTuple):
     written: list[int]  # bytes by process
     read: float  # bytes by process, as it was saved
     resharded: float  # the same with all specs turned
+    shared: float  # the same where each process reads a share, with `reshard="devices"`
+    moved: float  # bytes that a process's devices then send and get
     index: int  # bytes
 
 
@@ -133,7 +137,7 @@ def plan(model: Model, hosts: int) -> Plan:
     mesh = {"hosts": hosts, "local": DEVICES}
     loads = [0] * hosts
     works, chunks, total = [], 0, 0
-    read = resharded = 0.0
+    read = resharded = shared = moved = 0.0
     known: dict[Leaf, tuple] = {}
     for leaf in leaves(model):
         shape, spec, itemsize = leaf
@@ -153,8 +157,9 @@ def plan(model: Model, hosts: int) -> Plan:
                 chunk,
                 _reads(mesh, spec, shape, chunk) * itemsize,
                 _reads(mesh, turned, shape, chunk) * itemsize,
+                *(n * itemsize for n in _shares(mesh, turned, shape, chunk)),
             )
-        found, chunk, same, other = known[leaf]
+        found, chunk, same, other, share, move = known[leaf]
         size = math.prod(chunk) * itemsize
         count = math.prod(_grid.grid(shape, chunk))
         owners = _assign.owners(found, shape, chunk, size, loads)
@@ -163,14 +168,15 @@ def plan(model: Model, hosts: int) -> Plan:
         total += math.prod(shape) * itemsize
         read += same
         resharded += other
+        shared += share
+        moved += move
     deal = _assign.deal(works, hosts)
     offsets = [[0, 0, 0]]
     for number, file in enumerate(deal.files):
         offsets += [[p, run.start, number, run.start] for p, run in file if run.start]
     index = len(json.dumps(offsets, separators=(",", ":"))) + 60 * len(works)
-    return Plan(
-        len(works), total, chunks, len(deal.files), loads, read, resharded, index
-    )
+    reads = read, resharded, shared, moved
+    return Plan(len(works), total, chunks, len(deal.files), loads, *reads, index)
 
 
 def _reads(
@@ -183,6 +189,26 @@ def _reads(
             axes = [range(s.start // c, -(-s.stop // c)) for s, c in zip(region, chunk)]
             touched.update(it.product(*axes))
     return len(touched) * math.prod(chunk)
+
+
+def _shares(
+    mesh: Mesh, spec: Sequence, shape: tuple[int, ...], chunk: tuple[int, ...]
+) -> tuple[float, float]:
+    """The elements that a process reads of an array that is moved over the devices, and
+    those that its devices send and get. One that is not moved is read."""
+    hosts = mesh["hosts"]
+    processes = tuple(i // DEVICES for i in range(hosts * DEVICES))
+    digits = _routes.digits(tuple(mesh.values()), processes)
+    assert digits is not None
+    entries = [*spec, *[None] * (len(shape) - len(spec))]
+    axes = [e if isinstance(e, tuple) else (e,) if e else () for e in entries]
+    own = dict(zip(mesh, digits.axes))
+    target = tuple(tuple(d for a in entry for d in own[a]) for entry in axes)
+    route = _routes.plan(digits, shape, chunk, target)
+    if route is None or route.read >= route.wanted:
+        return _reads(mesh, spec, shape, chunk), 0
+    parts = [digits.count(sum(layout, ())) for layout in (route.first, route.target)]
+    return route.read / hosts, DEVICES * sum(math.prod(shape) / n for n in parts)
 
 
 class Costs(NamedTuple):
@@ -230,13 +256,14 @@ def main() -> None:
         f"Measured: {1e-9 / costs.save:.2f} GB/s durable save, {1e-9 / costs.load:.2f} "
         f"GB/s verified load, {1e6 * costs.leaf:.0f} µs a leaf and "
         f"{1e6 * costs.chunk:.1f} µs a chunk in process 0. Assumed: {HOST / 1e9:g} "
-        f"GB/s a host, {ALL / 1e9:g} GB/s in all.\n"
+        f"GB/s a host, {ALL / 1e9:g} GB/s in all, {MOVES / 1e9:g} GB/s over the "
+        "devices of a host.\n"
     )
     print(
         "| model | hosts | in all | chunks | files | a host writes | save | index | "
-        "a host reads | load | resharded, reads | load |"
+        "a host reads | load | resharded, reads | load | on the devices, reads | load |"
     )
-    print("|" + "---|" * 12)
+    print("|" + "---|" * 14)
     for name in given.models:
         for hosts in given.hosts:
             p = plan(MODELS[name], hosts)
@@ -244,7 +271,8 @@ def main() -> None:
             rate = min(HOST, ALL / hosts)
             alone = p.leaves * costs.leaf + p.chunks * costs.chunk
             write = max(p.written) * max(costs.save, 1 / rate) + alone
-            loads = [b * max(costs.load, 1 / rate) for b in (p.read, p.resharded)]
+            reads = p.read, p.resharded, p.shared
+            loads = [b * max(costs.load, 1 / rate) for b in reads]
             cells = [
                 name,
                 str(hosts),
@@ -259,6 +287,8 @@ def main() -> None:
                 f"{loads[0]:.1f} s",
                 f"{p.resharded / GIB:.2f} GiB",
                 f"{loads[1]:.1f} s",
+                f"{p.shared / GIB:.2f} GiB",
+                f"{loads[2] + p.moved / MOVES:.1f} s",
             ]
             print("| " + " | ".join(cells) + " |", flush=True)
 
