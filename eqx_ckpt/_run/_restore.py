@@ -81,13 +81,13 @@ class Found(NamedTuple):
 @dataclasses.dataclass
 class _Search:
     """The search for a step: those that are `skipped`; copies of near parts that are
-    `bad`, and why; and how often it may look again."""
+    `bad`, of which step, and why; and how often it may look again."""
 
     saves: Saves
     near: Near | None
     asked: Asked
     skipped: dict[int, Skip] = dataclasses.field(default_factory=dict)
-    bad: dict[Copy, str] = dataclasses.field(default_factory=dict)
+    bad: dict[Copy, tuple[int, str]] = dataclasses.field(default_factory=dict)
     left: int = _AGAIN
 
 
@@ -132,13 +132,15 @@ def _tell(search: _Search, step: int) -> None:
     told = {s: skip for s, skip in search.skipped.items() if not skip.is_going}
     for other, skip in told.items():
         steps.say(_log.WARNING, "Skipped", other, skip.why)
-    for why in search.bad.values():
-        _log.say(_log.WARNING, why)
+    for of, why in search.bad.values():
+        _log.say(_log.WARNING if of > step else _log.INFO, f"Skipped {why}")
+    # Where the step is another copy's, or also at the root, nothing is lost.
+    search.bad = {copy: x for copy, x in search.bad.items() if x[0] > step}
+    search.skipped = told
     if (told or search.bad) and _processes.leads():
-        near = "".join("\n  " + why for why in search.bad.values())
         warnings.warn(
             f"Restored step {step} of `{steps.root}`, as newer ones cannot "
-            f"be:{_reasons(told)}{near}",
+            f"be:{_reasons(search)}",
             stacklevel=5,
         )
 
@@ -168,7 +170,7 @@ def _try(search: _Search) -> Found | None:
                 own = _own.gathered(processes, found.own, asked.own)
                 found = found._replace(own=own)
     if step is None:
-        raise _nothing(saves.steps, search.skipped)
+        raise _nothing(saves.steps, search)
     if said.outcome == "loaded":
         return Found(found, step, at)
     if said.outcome == "failed" or (said.outcome == "apart" and at is None):
@@ -191,10 +193,9 @@ def _exclude(search: _Search, at: NearStep, said: "_Said") -> None:
     is_apart = said.outcome == "apart"
     for process in range(len(at.sources)) if is_apart else said.who:
         source = at.sources[process]
-        search.bad[at.save, source, process] = (
-            f"near step {at.step}, part {process} on the disk of process {source}: "
-            + said.why.replace("\n", "\n    ")
-        )
+        where = f"part {process} on the disk of process {source}"
+        why = f"near step {at.step}, {where}: {said.why}"
+        search.bad[at.save, source, process] = at.step, why
 
 
 def _choice(search: _Search, words: list[bytes]) -> bytes:
@@ -206,9 +207,9 @@ def _choice(search: _Search, words: list[bytes]) -> bytes:
     return json.dumps([step, list(skipped.items()), None]).encode()
 
 
-def _nothing(steps: Steps, skipped: dict[int, Skip]) -> Exception:
-    text, root = _reasons(skipped), steps.root
-    if any(skip.is_lost for skip in skipped.values()):
+def _nothing(steps: Steps, search: _Search) -> Exception:
+    text, root = _reasons(search), steps.root
+    if search.bad or any(skip.is_lost for skip in search.skipped.values()):
         return DamagedError(
             f"No step in `{root}` can be restored as it was saved:{text}\nNothing "
             "was changed or deleted. Load what is left of one with `step=` and "
@@ -289,6 +290,7 @@ def _decoded(word: bytes) -> tuple[int | None, dict[int, Skip], NearStep | None]
     return step, {int(s): Skip(*skip) for s, skip in skipped}, where
 
 
-def _reasons(skipped: dict[int, Skip]) -> str:
-    lines = [f"step {s}: {skip.why}" for s, skip in sorted(skipped.items())]
+def _reasons(search: _Search) -> str:
+    lines = [f"step {s}: {skip.why}" for s, skip in sorted(search.skipped.items())]
+    lines += [why for _, why in search.bad.values()]
     return "".join("\n  " + line.replace("\n", "\n    ") for line in lines)
