@@ -8,7 +8,6 @@ and at what is assumed of the network. It prints the tables of docs/scale.md.
 
 import argparse
 import itertools as it
-import json
 import math
 import os
 import tempfile
@@ -24,8 +23,11 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _grid
-from eqx_ckpt._save import _assign
+from eqx_ckpt._format import _grid, _index
+from eqx_ckpt._format._index import Index
+from eqx_ckpt._format._leaves import Leaves
+from eqx_ckpt._format._template import Template
+from eqx_ckpt._save import _assign, _form, _to_ocdbt
 from eqx_ckpt._tree import _routes, _sharding
 from eqx_ckpt._tree._sharding import Holders
 
@@ -136,7 +138,7 @@ class Plan(NamedTuple):
 def plan(model: Model, hosts: int) -> Plan:
     mesh = {"hosts": hosts, "local": DEVICES}
     loads = [0] * hosts
-    works, chunks, total = [], 0, 0
+    works, templates, chunks, total = [], [], 0, 0
     read = resharded = shared = moved = 0.0
     known: dict[Leaf, tuple] = {}
     for leaf in leaves(model):
@@ -170,13 +172,34 @@ def plan(model: Model, hosts: int) -> Plan:
         resharded += other
         shared += share
         moved += move
+        templates.append(_template_of(leaf, chunk))
     deal = _assign.deal(works, hosts)
-    offsets = [[0, 0, 0]]
-    for number, file in enumerate(deal.files):
-        offsets += [[p, run.start, number, run.start] for p, run in file if run.start]
-    index = len(json.dumps(offsets, separators=(",", ":"))) + 60 * len(works)
+    index = len(index_of(templates, deal))
     reads = read, resharded, shared, moved
     return Plan(len(works), total, chunks, len(deal.files), loads, *reads, index)
+
+
+def _template_of(leaf: Leaf, chunk: tuple[int, ...]) -> Template:
+    dtype = {2: "bfloat16", 4: "float32"}[leaf.itemsize]
+    return Template("kkak", "jax", dtype, leaf.shape, dtype, chunk)
+
+
+def index_of(templates: list[Template], deal: _assign.Deal) -> bytes:
+    """The index of a save of leaves with these templates, as the library writes it."""
+    parts = it.cycle(("params", "mu", "nu"))
+    names = [
+        f"{next(parts)}.layers.{i // 27}.weight{i % 27}" for i in range(len(templates))
+    ]
+    distinct = {t: number for number, t in enumerate(dict.fromkeys(templates))}
+    numbers = [distinct[t] for t in templates]
+    form = _form.form(tuple(names), tuple(numbers), tuple(distinct), ())
+    files = [list(_to_ocdbt.lay(form, runs)) for runs in deal.files]
+    where = _to_ocdbt.packed if form.has_columns else _to_ocdbt.listed
+    digests = "0" * 32 * (len(files) if form.has_columns else 1)
+    leaves = Leaves(names, list(distinct), numbers)
+    return _index.encode(
+        Index("0" * 16, "ocdbt", None, leaves, where(form, files), digests)
+    )
 
 
 def _reads(

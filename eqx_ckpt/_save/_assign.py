@@ -51,12 +51,17 @@ def deal(
     Some leaves are dealt to files of their own, `apart` from the others.
     """
     target = _target(sum(work.count * work.size for work in works), most)
+    # Those of each process that are apart, and the others.
+    dealt: list[tuple[Runs, Runs]] = [([], []) for _ in range(processes)]
+    for place, work in enumerate(works):
+        which = 0 if place in apart else 1
+        for run, process in work.owners:
+            dealt[process][which].append((place, run))
     files: list[Runs] = []
     owner: list[int] = []
-    for process in range(processes):
-        for is_apart in (True, False):
-            places = [i for i in range(len(works)) if (i in apart) == is_apart]
-            own = _pack(works, places, process, target)
+    for process, both in enumerate(dealt):
+        for runs in both:
+            own = _pack(works, runs, target)
             files += own
             owner += [process] * len(own)
     return Deal(files, owner)
@@ -71,29 +76,24 @@ def most_files(total: int, processes: int, most: int = MAX_FILE) -> int:
     return 2 * total // _target(total, most) + 2 * processes
 
 
-def _pack(
-    works: Sequence[Work], places: Sequence[int], process: int, target: int
-) -> list[Runs]:
+def _pack(works: Sequence[Work], runs: Runs, target: int) -> list[Runs]:
     files: list[Runs] = []
     end = 0
-    for place in places:
-        _, size, owners = works[place]
-        for run, owner in owners:
-            if owner != process:
+    for place, run in runs:
+        size = works[place].size
+        while True:
+            room = (target - end) // size if size else len(run)
+            if not files or (room < 1 and run and files[-1]):
+                files.append([])
+                end = 0
                 continue
-            while True:
-                room = (target - end) // size if size else len(run)
-                if not files or (room < 1 and run and files[-1]):
-                    files.append([])
-                    end = 0
-                    continue
-                take = min(len(run), max(1, room))
-                # An array without elements has no chunks, and yet a place.
-                files[-1].append((place, run[:take]))
-                end += take * size
-                run = run[take:]
-                if not run:
-                    break
+            take = min(len(run), max(1, room))
+            # An array without elements has no chunks, and yet a place.
+            files[-1].append((place, run[:take]))
+            end += take * size
+            run = run[take:]
+            if not run:
+                break
     return files
 
 

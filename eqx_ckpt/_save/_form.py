@@ -12,7 +12,7 @@ import itertools as it
 from collections.abc import Callable
 from typing import TypeVar
 
-from .._format import _grid
+from .._format import _columns, _grid
 from .._format._grid import Grid
 from .._format._template import Template
 
@@ -41,6 +41,16 @@ class Form:
         found = collections.Counter(self.numbers)
         found.subtract(self.numbers[place] for place, _ in self.aliases)
         return [found[number] for number in range(len(self.templates))]
+
+    @ft.cached_property
+    def chunk_count(self) -> int:
+        """The chunks of the leaves, each counted once."""
+        return sum(t.chunk_count * n for t, n in zip(self.templates, self.counts))
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether the index of a save in few files has columns."""
+        return _columns.needed(len(self.names), self.chunk_count)
 
     @ft.cached_property
     def nbytes(self) -> int:

@@ -219,4 +219,4 @@ class Layout(NamedTuple):
     write: Callable[[Save, Destination[Backend]], Files]
     see: Callable[[Save, int, Ends, Destination[Backend]], Files]
     finish: Callable[[Save, Files, Destination[Backend]], Written]
-    longest: Callable[[Sequence[PlannedLeaf], int], Written]
+    longest: Callable[[Sequence[PlannedLeaf], Form, int], Written]

@@ -120,8 +120,9 @@ def check_index(plan: Plan) -> None:
     metadata += len(json.dumps(_functions.encode(stored)))
     if names + metadata + 64 * (len(plan.leaves) + chunks) < _json.MAX_INDEX // 16:
         return  # It is far from that.
-    longest = LAYOUTS[plan.options.layout].longest(plan.leaves, plan.options.count)
+    layout = LAYOUTS[plan.options.layout]
     try:
+        longest = layout.longest(plan.leaves, form, plan.options.count)
         _index.encode(index_of(plan, "0" * 16, longest)[0])
     except ValueError as e:
         raise ValueError(

@@ -53,6 +53,16 @@ _key_impls = ("threefry2x32", "rbg", "unsafe_rbg")
 _MAX_GAP = 10_000
 
 
+# The database of so many chunks is made in about 1 GiB of memory of process 0.
+MOST_CHUNKS = 2**20
+
+
+def has_database(form: Form) -> bool:
+    """Whether other readers can read a save in few files: of very many chunks it would
+    take process 0 too long, and too much memory, to tell them."""
+    return form.chunk_count <= MOST_CHUNKS
+
+
 class Hole(NamedTuple):
     """A place in the tree where nothing is stored, in front of the leaf `before`.
 
@@ -232,6 +242,8 @@ def files(
     leaves: Sequence[PlannedLeaf], form: Form, holes: Sequence[Hole], layout: str
 ) -> dict[str, bytes]:
     """All files for other readers that go into the root of a checkpoint."""
+    if layout == "ocdbt" and not has_database(form):
+        return {}
     texts: list[tuple[int, str]] = []
     if any(template.kind == "str" for template in form.templates):
         texts = [

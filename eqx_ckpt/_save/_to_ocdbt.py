@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from .._format import _columns, _grid, _index, _ocdbt, _packed, _template
+from .._format import _grid, _index, _ocdbt, _packed, _template
 from .._format._index import Placement
-from .._format._packed import Runs
-from .._runtime import _threads
+from .._format._packed import Begin, Packed, Runs
+from .._runtime import _log, _threads
 from .._storage import _arrays
 from .._storage._backend import Backend, Sink
-from . import _assign, _form, _layout, _payload
+from . import _assign, _form, _layout, _payload, _sidecars
 from ._form import Form
 from ._layout import Destination, Ends, Files, Layout, Save, Stretch, Written
 from ._payload import PlannedLeaf
@@ -60,7 +60,7 @@ def _batches(form: Form, runs: _assign.Runs) -> Iterator[_Batch]:
     most = [_TOGETHER // t.full if t.full else 0 for t in form.templates]
     alone = [t.codec is not None or not _payload.is_small(t) for t in form.templates]
     last, batch = -1, []
-    for stretch in _lay(form, runs):
+    for stretch in lay(form, runs):
         number = form.numbers[stretch.place]
         if batch and (number != last or len(batch) >= most[number]):
             yield batch
@@ -103,7 +103,7 @@ def _write_file(
     return written
 
 
-def _lay(form: Form, runs: _assign.Runs, ends: Ends | None = None) -> Iterator[Stretch]:
+def lay(form: Form, runs: _assign.Runs, ends: Ends | None = None) -> Iterator[Stretch]:
     """Where the runs of a file lie in it. Those of encoded chunks may be given their
     `ends` only after their stretch was taken, and before the next one is."""
     templates = [(t.full, t.codec is None) for t in form.templates]
@@ -129,7 +129,7 @@ def see(save: Save, process: int, ends: Ends, into: Destination[Backend]) -> Fil
         own = list(itertools.islice(rest, len(runs)))
         if len(own) < len(runs):
             raise ValueError("it has written something else than was planned")
-        files.append(list(_lay(save.form, runs, own)))
+        files.append(list(lay(save.form, runs, own)))
         last = files[-1][-1]
         stop = last.stop(save.data.grids[last.place].full)
         into.work.check_range(f"{into.own}/{number}", stop)
@@ -137,38 +137,58 @@ def see(save: Save, process: int, ends: Ends, into: Destination[Backend]) -> Fil
 
 
 def finish(save: Save, files: Files, into: Destination[Sink]) -> Written:
-    """Writes the rest of a save whose data files are all there: the database."""
-    base = into.own
+    """Writes the rest of a save whose data files are all there: the database, if it is
+    to have one, and the digests."""
     files = [*save.kept.files, *files]
-    names = [str(number) for number in range(len(files))]
-    fixed = tuple(map(tuple, files))
+    others: dict[str, str] = {}
+    side: dict[str, bytes] = {}
+    if _sidecars.has_database(save.form):
+        others, side = _write_database(save.form, files, into)
+    else:
+        _log.say(
+            _log.WARNING,
+            f"A save has {save.form.chunk_count} chunks, and so none of the files with "
+            "which other libraries read it: it is read by this one",
+        )
+    if save.form.has_columns:
+        pages = [b"".join(save.data.rows(*run[:2]) for run in runs) for runs in files]
+        placement = packed(save.form, files)
+    else:
+        pages = [save.data.digests()]
+        placement = listed(save.form, files)
+    into.write(f"{into.own}/digests", pages)
+    digests = "".join(map(_index.digest, pages))
+    return Written(placement, digests, others, side)
+
+
+def _write_database(
+    form: Form, files: Files, into: Destination[Sink]
+) -> tuple[dict[str, str], dict[str, bytes]]:
+    """Returns the digests of its files, and those at the root that lead to it."""
+    base = into.own
     # Chunks of a form lie alike in each save, unless they are encoded.
-    make = _make_database if save.form.is_coded else _database
-    database, top, file, offset = make(save.form, fixed)
+    make = _make_database if form.is_coded else _database
+    database, top = make(form, tuple(map(tuple, files)))
     own = {
         f"{base}/tree": database,
         f"{base}/manifest.ocdbt": _ocdbt.manifest(top, "tree"),
     }
     for key, value in own.items():
         into.write(key, [value])
-    others = {key: _index.digest(value) for key, value in own.items()}
-    if _columns.needed(len(save.leaves), sum(len(g.keys) for g in save.data.grids)):
-        pages = [b"".join(save.data.rows(*run[:2]) for run in runs) for runs in files]
-        placement = _packed.pack(names, *_runs(save, files))
-    else:
-        pages = [save.data.digests()]
-        placement = _listed(names, list(file), list(offset), files)
-    into.write(f"{base}/digests", pages)
     # The same database from the root of the checkpoint.
     side = {"manifest.ocdbt": _ocdbt.manifest(top, "tree", base + "/")}
-    digests = "".join(map(_index.digest, pages))
-    return Written(placement, digests, others, side)
+    return {key: _index.digest(value) for key, value in own.items()}, side
 
 
-def _listed(
-    names: list[str], file: list[int], offset: list[int], files: Files
-) -> Placement:
+def listed(form: Form, files: Files) -> Placement:
     """Where the chunks lie, one by one."""
+    starts = [(0, 0)] * len(form.names)
+    for number, stretches in enumerate(files):
+        for place, numbers, offset, _ in stretches:
+            if numbers.start == 0:
+                starts[place] = number, offset
+    for place, alias in form.aliases:
+        starts[place] = starts[alias]
     splits = [
         (stretch.place, stretch.numbers.start, number, stretch.offset)
         for number, stretches in enumerate(files)
@@ -179,13 +199,14 @@ def _listed(
     for stretch in sorted(itertools.chain(*files), key=_by_chunk):
         sizes.setdefault(stretch.place, []).extend(_steps(stretch))
     sizes = {place: some for place, some in sizes.items() if some}
+    file, offset = map(list, zip(*starts))
+    names = list(map(str, range(len(files))))
     return Placement(names, file, offset, splits, sizes)
 
 
-def _runs(save: Save, files: Files) -> tuple[Runs, int, np.ndarray]:
-    """The runs of chunks in files, how many leaves there are, and the sizes of
-    compressed chunks."""
-    grids = save.data.grids
+def packed(form: Form, files: Files) -> Packed:
+    """Where the chunks lie, by a rule."""
+    grids = form.grids
     rows = [
         (
             place,
@@ -201,7 +222,8 @@ def _runs(save: Save, files: Files) -> tuple[Runs, int, np.ndarray]:
     counts = np.asarray(list(map(len, files)), np.int64)
     sizes = [n for stretch in itertools.chain(*files) for n in _steps(stretch)]
     runs = Runs(leaf, first, stop, offset, nbytes, counts)
-    return runs, len(save.leaves), np.asarray(sizes, np.int64)
+    names = list(map(str, range(len(files))))
+    return _packed.pack(names, runs, len(form.names), np.asarray(sizes, np.int64))
 
 
 def _steps(stretch: Stretch) -> Iterator[int]:
@@ -216,13 +238,12 @@ def _by_chunk(stretch: Stretch) -> tuple[int, int]:
 
 def _make_database(
     form: Form, files: tuple[tuple[Stretch, ...], ...]
-) -> tuple[bytes, _ocdbt.Subtree, list[int], list[int]]:
-    """The zarr.json files and the nodes of the database, its root, and where each leaf
-    starts."""
-    entries, blobs, file, offset = _entries(form, files)
+) -> tuple[bytes, _ocdbt.Subtree]:
+    """The zarr.json files and the nodes of the database, and its root."""
+    entries, blobs = _entries(form, files)
     names = [*map(str, range(len(files))), "tree"]
     nodes, top = _ocdbt.tree(entries, names, "tree", len(blobs))
-    return blobs + nodes, top, file, offset
+    return blobs + nodes, top
 
 
 _database = _form.remembered(_make_database)
@@ -230,8 +251,8 @@ _database = _form.remembered(_make_database)
 
 def _entries(
     form: Form, files: Sequence[Sequence[Stretch]]
-) -> tuple[_ocdbt.Entries, bytes, list[int], list[int]]:
-    """The keys of the database, the zarr.json files, and where each leaf starts."""
+) -> tuple[_ocdbt.Entries, bytes]:
+    """The keys of the database, and the zarr.json files."""
     count = len(form.names)
     runs: list[list[tuple[int, Stretch]]] = [[] for _ in range(count)]
     for number, stretches in enumerate(files):
@@ -241,8 +262,6 @@ def _entries(
         run.sort(key=lambda r: r[1].numbers.start)
     for place, alias in form.aliases:
         runs[place] = runs[alias]
-    file = [run[0][0] for run in runs]
-    offset = [run[0][1].offset for run in runs]
     blobs = list(map(_arrays.zarr_json, form.templates))
     ends = list(itertools.accumulate(map(len, blobs), initial=0))
     # No name with a slash after it begins another one, so all keys of a leaf follow
@@ -269,15 +288,33 @@ def _entries(
         numbers.append(tree)
         offsets.append(ends[kind])
         lengths.append(len(blobs[kind]))
-    return entries, b"".join(blobs), file, offset
+    return entries, b"".join(blobs)
 
 
-def longest(leaves: Sequence[PlannedLeaf], processes: int) -> Written:
+def longest(leaves: Sequence[PlannedLeaf], form: Form, processes: int) -> Written:
+    """**Raises:** `ValueError` for more runs of chunks than are read."""
+    own = zip(form.templates, form.counts)
+    total = sum((t.chunk_count * t.full + _packed.ALIGN) * n for t, n in own)
+    files = _assign.most_files(total, processes, _layout.FAR_FILE)
+    names = [str(n) for n in range(min(files, form.chunk_count + len(leaves)))]
+    has_database = _sidecars.has_database(form)
+    base = f"d/{'0' * 16}"
+    keys = (f"{base}/tree", f"{base}/manifest.ocdbt") if has_database else ()
+    make = _most_packed if form.has_columns else _most_listed
+    return Written(
+        placement=make(leaves, names, total),
+        digests="0" * 32 * (len(names) if form.has_columns else 1),
+        others=dict.fromkeys(keys, "0" * 32),
+        side={"manifest.ocdbt": b""} if has_database else {},
+    )
+
+
+def _most_listed(
+    leaves: Sequence[PlannedLeaf], names: list[str], total: int
+) -> Placement:
     own = [(i, x.template, x.owners) for i, x in enumerate(leaves) if x.alias is None]
     counts = [t.chunk_count for _, t, _ in own]
-    total = sum(count * t.full + _packed.ALIGN for count, (_, t, _) in zip(counts, own))
-    most = _assign.most_files(total, processes, _layout.FAR_FILE)
-    files = min(most, sum(counts) + len(own))
+    files = len(names)
     # Wherever one file ends and another begins, and one process and another.
     splits = files + sum(len(owners) - 1 for _, _, owners in own if owners)
     last = len(leaves), max(counts, default=0), files, total
@@ -286,20 +323,36 @@ def longest(leaves: Sequence[PlannedLeaf], processes: int) -> Written:
         for count, (place, t, _) in zip(counts, own)
         if t.codec is not None
     }
-    names = [str(number) for number in range(files)]
-    placement = Placement(
+    return Placement(
         names,
         [files] * len(leaves),
         [total] * len(leaves),
         [last] * min(splits, sum(counts)),
         sizes,
     )
-    return Written(
-        placement=placement,
-        digests="0" * 32,
-        others={f"d/{'0' * 16}/{key}": "0" * 32 for key in ("tree", "manifest.ocdbt")},
-        side={"manifest.ocdbt": b""},
-    )
+
+
+def _most_packed(leaves: Sequence[PlannedLeaf], names: list[str], total: int) -> Packed:
+    known: dict[bytes, np.ndarray] = {}
+    runs = coded = 0
+    for leaf in leaves:
+        if leaf.alias is None:
+            owners = leaf.owners or [(range(0), 0)]
+            rows = np.asarray([(len(run), who) for run, who in owners], np.uint32)
+            known.setdefault(rows.tobytes(), rows)
+            runs += len(rows)
+            coded += leaf.template.chunk_count if leaf.template.codec else 0
+    if runs > _packed.MAX_RUNS:
+        raise ValueError(
+            f"it has {runs} runs of chunks that different processes write, and "
+            f"{_packed.MAX_RUNS} are read at most"
+        )
+    # What is linked from another save may be dealt out in another way.
+    last = len(names), len(leaves), 2**16, len(names), total // _packed.ALIGN * 64
+    pattern = np.zeros(len(leaves), np.uint32)
+    rows = np.concatenate([*known.values(), np.zeros((256, 2), np.uint32)])
+    begins = [Begin(*last)] * (len(names) + 256)
+    return Packed(names, rows, pattern, begins, np.zeros(coded, np.uint32))
 
 
 LAYOUT = Layout(write, see, finish, longest)

@@ -10,6 +10,7 @@ from .._format._index import Placement
 from .._runtime import _threads
 from .._storage import _arrays
 from .._storage._backend import Backend
+from ._form import Form
 from ._layout import Destination, Ends, Files, Layout, Save, Written
 from ._payload import PlannedLeaf
 
@@ -77,7 +78,7 @@ def finish(save: Save, files: Files, into: Destination[Backend]) -> Written:
     return _written(_index.digest(digests))
 
 
-def longest(leaves: Sequence[PlannedLeaf], processes: int) -> Written:
+def longest(leaves: Sequence[PlannedLeaf], form: Form, processes: int) -> Written:
     return _written("0" * 32)
 
 

@@ -10,7 +10,7 @@ from support.helpers import assert_alike
 import eqx_ckpt as ec
 from eqx_ckpt._format import _columns
 from eqx_ckpt._load import _pages, _source
-from eqx_ckpt._save import _assign
+from eqx_ckpt._save import _assign, _sidecars
 
 
 def tree(value=1.0):
@@ -72,6 +72,20 @@ def test_where_they_begin(tmp_path, monkeypatch):
         assert ec.verify(tmp_path / "a") == []
     ec.tree_serialise_leaves(tmp_path / "b", [0] * 9, layout="zarr")
     assert index_of(tmp_path / "b")["version"] == 1
+
+
+def test_other_readers_are_told_of_no_more_chunks(tmp_path, monkeypatch, caplog):
+    path = tmp_path / "a"
+    ec.tree_serialise_leaves(path, tree())
+    assert (path / "_METADATA").exists() and (path / "manifest.ocdbt").exists()
+    monkeypatch.setattr(_sidecars, "MOST_CHUNKS", 10)
+    with caplog.at_level("WARNING", "eqx_ckpt"):
+        ec.tree_serialise_leaves(path, tree(2.0))
+    assert "none of the files with which other libraries read it" in caplog.text
+    assert sorted(x.name for x in path.iterdir()) == ["d", "eqx_ckpt.json"]
+    assert index_of(path)["others"] == {}
+    assert ec.verify(path) == []
+    assert_alike(ec.tree_deserialise_leaves(path, tree()), tree(2.0))
 
 
 @pytest.mark.parametrize("place", ["{}/a.zip", "memory://columns"])
