@@ -256,7 +256,7 @@ def lay(packed: Packed, leaves: Leaves) -> Laid:
         file=back(file, np.uint32),
         offset=back(offset, np.int64),
         row=back(sums[:-1], np.int64),
-        size=back(sizes, np.int64),
+        size=back(sizes, np.int64) if len(own) else sizes[:0],
         pages=pages.tolist(),
         ends=ends,
     )
@@ -286,6 +286,7 @@ def _expand(packed: Packed, forms: _Forms, aliases: Iterable[int]) -> _Rows:
     if not len(pattern):
         pattern = np.zeros(count, np.int64)
     is_whole = len(lasts) > 0 and lasts[-1] + 1 == len(length)
+    is_whole = is_whole and lane.max() < 2**31
     if len(pattern) != count or not is_whole or pattern.max() >= len(lasts):
         raise ValueError("the index has a malformed pattern")
     own = (lasts - starts + 1)[pattern]
@@ -300,11 +301,11 @@ def _expand(packed: Packed, forms: _Forms, aliases: Iterable[int]) -> _Rows:
     # An array without elements has one run of no chunks.
     if ((first > 0) & (first >= forms.chunks[leaf])).any():
         raise ValueError("the index has a malformed pattern")
-    return _Rows(leaf, first, lane[row])
+    return _Rows(*(x.astype(np.int32) for x in (leaf, first, lane[row])))
 
 
 def _key(leaf: np.ndarray, chunk: np.ndarray) -> np.ndarray:
-    return leaf << _BITS | chunk
+    return leaf.astype(np.int64) << _BITS | chunk
 
 
 def _split(rows: _Rows, begins: np.ndarray, forms: _Forms) -> _Rows:

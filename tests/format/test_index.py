@@ -695,11 +695,11 @@ def test_many_long_names(tmp_path, monkeypatch):
     _refused(tmp_path, names, {}, monkeypatch)
 
 
-@pytest.mark.parametrize("most", [10**6, -1])
-def test_how_long_an_index_can_be(tmp_path, monkeypatch, most):
+@pytest.mark.parametrize("limit", [10**6, -1])
+def test_how_long_an_index_can_be(tmp_path, monkeypatch, limit):
     """What is planned is never shorter than what is written, and hardly longer, with
     columns and without."""
-    monkeypatch.setattr(_columns, "MOST_LEAVES", most)
+    monkeypatch.setattr(_columns, "MOST_LEAVES", limit)
     x = jnp.ones((64, 64))
     trees = {
         "small": {f"a{i}": np.full(3, i) for i in range(300)},
@@ -735,5 +735,5 @@ def test_how_long_an_index_can_be(tmp_path, monkeypatch, most):
                     durable=False,
                 )
                 real = written["index"]
-                spare = 500 if most > 0 else 20_000
+                spare = 500 if limit > 0 else 20_000
                 assert len(real) <= len(planned) <= 1.3 * len(real) + spare
