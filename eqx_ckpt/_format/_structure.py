@@ -46,6 +46,8 @@ _MAX_NODES = 2**22
 def packed(children: Sequence[int]) -> list[int]:
     """Rows of children, in which `-n` stands for `n` more of the one before."""
     out: list[int] = []
+    if len({*children}) == 1:
+        return [children[0], 1 - len(children)][: len(children)]
     for child in children:
         if len(out) > 1 and out[-1] < 0 and out[-2] == child:
             out[-1] -= 1

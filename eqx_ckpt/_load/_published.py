@@ -1,10 +1,16 @@
 """The published checkpoint at a root: its index, and the saves below it."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from .._errors import DamagedError
 from .._format import _files, _index, _json, _text
-from .._format._index import Index, is_save_id
+from .._format._index import Index, is_save_id, Outline
 from .._storage._backend import Backend
 from .._storage._store import Value
+
+
+T = TypeVar("T")
 
 
 def read_index(root: Backend) -> tuple[Index, Value] | None:
@@ -13,9 +19,18 @@ def read_index(root: Backend) -> tuple[Index, Value] | None:
     **Raises:** `DamagedError` when it is not one that can be read, `Newer` when a later
     release can.
     """
+    return _read(root, _index.decode)
+
+
+def read_outline(root: Backend) -> tuple[Outline, Value] | None:
+    """The outline of what `read_index` gives. **Raises:** as that."""
+    return _read(root, _index.outline)
+
+
+def _read(root: Backend, decode: Callable[[bytes], T]) -> tuple[T, Value] | None:
     try:
         value = root.read(_files.INDEX, limit=_json.MAX_INDEX)
-        return None if value is None else (_index.decode(value.data), value)
+        return None if value is None else (decode(value.data), value)
     except _index.Newer as e:
         why = _text.escape(str(e))
         raise _index.Newer(f"The checkpoint at `{root}` cannot be read: {why}.") from e

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools as ft
+import itertools as it
 import math
 import os
 import sys
@@ -145,16 +146,9 @@ def begin(
             else:
                 _publish.examine(root, options.overwrite)
         base = _reuse.find(reuse, planned, run)
-        written = _reuse.SavedArrays(planned.leaves)
+        written = _reuse.SavedArrays(planned.leaves, planned.form)
         held = _reuse.hold(base, planned.leaves)
-        sizes = [template.nbytes for template in planned.form.templates]
-        copied = sum(
-            sizes[leaf.number]
-            for place, leaf in enumerate(planned.leaves)
-            if leaf.alias is None
-            and place not in held
-            and not isinstance(leaf.value, _host.Payload)
-        )
+        copied = _copied(planned, held)
         _background.make_room(copied)
         planned = _stage(planned, held)
 
@@ -179,20 +173,33 @@ def begin(
     return handle
 
 
+def _copied(planned: Plan, held: Set[int]) -> int:
+    """The bytes of the copies of leaves."""
+    sizes = [template.nbytes for template in planned.form.templates]
+    return planned.nbytes - sum(
+        sizes[leaf.number]
+        for place, leaf in enumerate(planned.leaves)
+        if (place in held or isinstance(leaf.value, _host.Payload))
+        and leaf.alias is None
+    )
+
+
 def _stage(planned: Plan, held: Set[int]) -> Plan:
     """A plan that stays as it is; copies from all devices are started, but for leaves
     that are `held` elsewhere."""
+    leaves = planned.leaves
     # The bytes of an alias are those of another leaf.
-    leaves = [
-        leaf._replace(value=None) if place in held or leaf.alias is not None else leaf
-        for place, leaf in enumerate(planned.leaves)
+    away = held | {place for place, _ in planned.form.aliases}
+    copies = _payload.copied_together(leaves, away)
+    for place in away:
+        copies[place] = None
+    values = [
+        copies[place] if place in copies else _stage_value(leaf)
+        for place, leaf in enumerate(leaves)
     ]
-    copied = _payload.copied_together(leaves)
+    names, _, *rest = zip(*leaves)
     return planned._replace(
-        leaves=[
-            copied.get(place) or (leaf if leaf.value is None else _stage_leaf(leaf))
-            for place, leaf in enumerate(leaves)
-        ],
+        leaves=list(it.starmap(PlannedLeaf, zip(names, values, *rest))),
         options=planned.options._replace(
             metadata=copy.deepcopy(planned.options.metadata)
         ),
@@ -200,11 +207,12 @@ def _stage(planned: Plan, held: Set[int]) -> Plan:
     )
 
 
-def _stage_leaf(leaf: PlannedLeaf) -> PlannedLeaf:
+def _stage_value(leaf: PlannedLeaf) -> Any:
     leaf = leaf._replace(value=_host.stage(leaf.value, leaf.template))
     # What is left to do for each of many leaves in the background waits for the main
     # thread again and again.
-    return _payload.prepare(leaf) if _host.is_staged(leaf.value) else leaf
+    is_staged = _host.is_staged(leaf.value)
+    return _payload.prepare(leaf).value if is_staged else leaf.value
 
 
 def _collect(leaves: list[PlannedLeaf]) -> None:

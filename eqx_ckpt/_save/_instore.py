@@ -90,7 +90,7 @@ def remove(root: Sends) -> bool:
 
     **Raises:** as `_publish.remove`.
     """
-    read = ft.partial(_published.read_index, root)
+    read = ft.partial(_published.read_outline, root)
     got, listed = (job() for job in _store.ahead(root, [read, root.list_all]))
     if got is None:
         return False

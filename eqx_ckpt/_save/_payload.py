@@ -1,7 +1,7 @@
 """The leaves of a save, and their bytes as they are stored, chunk by chunk."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,23 +64,26 @@ class Small(Payload):
         return _digests.block_digest(self.data)
 
 
-def copied_together(leaves: Sequence[PlannedLeaf]) -> dict[int, PlannedLeaf]:
-    """Copies of small leaves that lie in the memory of the host, by their places: those
-    of one template in one step, as each alone takes longer than its bytes."""
-    groups: dict[int, list[int]] = {}
+def copied_together(
+    leaves: Sequence[PlannedLeaf], but: Set[int]
+) -> dict[int, Small | None]:
+    """Copies of small leaves that lie in the memory of the host, `but` some, by their
+    places: those of one template in one step, as each alone takes longer than its
+    bytes."""
+    groups: dict[int, list[int]] = {leaf.number: [] for leaf in leaves}
     for place, leaf in enumerate(leaves):
-        if leaf.value is not None and leaf.owners is None:
-            groups.setdefault(leaf.number, []).append(place)
-    out: dict[int, PlannedLeaf] = {}
-    for number, places in groups.items():
-        template = leaves[places[0]].template
-        if not is_small(template):
+        if leaf.owners is None:
+            groups[leaf.number].append(place)
+    out: dict[int, Small | None] = {}
+    for places in groups.values():
+        if not places or not is_small(leaves[places[0]].template):
             continue
+        template = leaves[places[0]].template
+        if but:
+            places = [place for place in places if place not in but]
         copies = _host.rows([leaves[place].value for place in places], template)
         if copies is not None:
-            for place, data in zip(places, copies):
-                name = leaves[place].name
-                out[place] = PlannedLeaf(name, Small(data), template, number, None)
+            out.update(zip(places, map(Small, copies)))
     return out
 
 

@@ -8,16 +8,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 from .._format import _files, _index, _text
-from .._format._index import Index
+from .._format._index import Outline
 from .._storage._backend import Backend, Renames, Value
 from . import _leftovers
 
 
 class Found(NamedTuple):
-    """The state of a path before a save. `index` is None if there is no checkpoint;
-    `keys` are those of all files, in an object store."""
+    """The state of a path before a save. The `outline` of the checkpoint there is None
+    if there is none; `keys` are those of all files, in an object store."""
 
-    index: Index | None
+    outline: Outline | None
     file: Value | None
     entries: frozenset[str]
     keys: tuple[str, ...] = ()
@@ -153,8 +153,8 @@ def _advice(error: OSError) -> str:
 def own_entries(found: Found) -> set[str]:
     """The names that a checkpoint has at its path."""
     own = {*_files.SIDE, "d", _files.INDEX}
-    if found.index is not None and found.index.layout == "zarr":
-        own.update(map(_files.directory, found.index.leaves.names))
+    if found.outline is not None:
+        own.update(map(_files.directory, found.outline.names))
     return own
 
 
@@ -162,8 +162,8 @@ def foreign(root: Renames, found: Found, entries: Mapping[str, bool]) -> list[st
     """The names in a directory that are no part of the checkpoint there."""
     out = set(entries) - own_entries(found)
     leaves: set[str] = set()
-    if found.index and found.index.layout == "zarr":
-        leaves.update(map(_files.directory, found.index.leaves.names))
+    if found.outline is not None:
+        leaves.update(map(_files.directory, found.outline.names))
     for name in {"d"} | leaves:
         inside = root.below(name).list_top() if entries.get(name) else None
         for entry in inside or ():

@@ -84,12 +84,14 @@ def plan(root: Any, selected: Selected, options: SaveOptions) -> Plan:
     if options.layout == "zarr":
         _to_zarr.check_case(form.names, root)
     entries = _flatten.state_entries(pytree, flat.paths, "")
-    _flatten.check_order(entries, flat, numbers)
-    markers = {
-        place: entry.label
-        for place, number in enumerate(numbers)
-        if (entry := entries.get(number)) is not None and entry.label is not None
-    }
+    markers = {}
+    if entries:
+        _flatten.check_order(entries, flat, numbers)
+        markers = {
+            place: entry.label
+            for place, number in enumerate(numbers)
+            if (entry := entries.get(number)) is not None and entry.label is not None
+        }
     holes = _sidecars.holes(pytree, is_leaf, flat, numbers, selection.wholes)
     statics = _static.record(pytree, is_leaf, flat.structure)
     stored = dict(zip(numbers, leaves))

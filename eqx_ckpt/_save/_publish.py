@@ -33,7 +33,7 @@ def examine(root: Backend, overwrite: bool) -> Found:
     if root.entry() in ("file", "other"):
         raise _file(root)
     list_it = root.list_all if isinstance(root, Sends) else root.list_top
-    read = ft.partial(_published.read_index, root)
+    read = ft.partial(_published.read_outline, root)
     # An object store may have a file too.
     listed, is_file, index = _store.ahead(root, [list_it, root.is_file, read])
     there = listed() or {}
@@ -97,7 +97,7 @@ def begin(root: Backend, layout: str, overwrite: bool) -> Iterator[Place]:
     # The path itself may be a link; its target is what is written to.
     root = root.real()
     found = examine(root, overwrite)
-    swaps = "zarr" in (layout, found.index and found.index.layout)
+    swaps = "zarr" in (layout, found.outline and found.outline.layout)
     if swaps:
         _swapped.check(root, found)
     with contextlib.ExitStack() as undo:
@@ -149,7 +149,7 @@ def remove(root: Backend) -> None:
         return
     assert isinstance(root, Renames)
     with root.writers_lock():
-        got = _published.read_index(root)
+        got = _published.read_outline(root)
         if got is None:
             raise _nothing(root)
         entries = root.list_top() or {}

@@ -15,9 +15,11 @@ Where all of a file are the same, they are not copied at all. Then nothing but t
 has their bytes, so it is held open: what is open is not lost, whoever deletes it.
 """
 
+import functools as ft
 import os
 import weakref
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
+from typing import Any
 
 import jax
 
@@ -33,6 +35,7 @@ from .._tree import _host
 from .._tree._host import Payload
 from . import _layout, _payload
 from ._background import SaveHandle
+from ._form import Form
 from ._layout import Destination, Kept, Stretch
 from ._lazies import Unread
 from ._payload import PlannedLeaf
@@ -49,17 +52,25 @@ class SavedArrays:
     `save`: its id, once all of it is written, and the arrays are what is in its files.
     """
 
-    def __init__(self, leaves: Sequence[PlannedLeaf]):
+    def __init__(self, leaves: Sequence[PlannedLeaf], form: Form):
         self.save = ""
-        self._arrays = {
-            leaf.name: weakref.ref(leaf.value)
-            for leaf in leaves
-            if leaf.alias is None and isinstance(leaf.value, jax.Array)
-        }
+        self._form = form
+        values = [leaf.value for leaf in leaves]
+        refs = {cls: _ref(cls) for cls in {*map(type, values)}}
+        self._refs = [refs[type(value)](value) for value in values]
+
+    @ft.cached_property
+    def _arrays(self) -> dict[str, weakref.ref]:
+        found = zip(self._form.names, self._refs)
+        return {name: ref for name, ref in found if ref is not None}
 
     def has(self, leaf: PlannedLeaf) -> bool:
         found = self._arrays.get(leaf.name)
         return leaf.alias is None and found is not None and found() is leaf.value
+
+
+def _ref(cls: type) -> Callable[[Any], weakref.ref | None]:
+    return weakref.ref if issubclass(cls, jax.Array) else lambda value: None
 
 
 class Base:

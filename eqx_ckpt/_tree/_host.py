@@ -111,7 +111,7 @@ def view(leaf: Any, template: Template) -> np.ndarray | None:
 def rows(leaves: Sequence[Any], template: Template) -> np.ndarray | None:
     """The bytes that are stored for leaves of one template, copied: a row for each.
     None unless they are arrays in the memory of the host, each in one part."""
-    if template.dtype in _leaf.NOT_ARRAYS or len({*map(type, leaves)}) > 1:
+    if template.dtype in _leaf.NOT_ARRAYS or len({*map(type, leaves)}) != 1:
         return None
     if isinstance(leaves[0], jax.Array):
         shardings = {id(x): x for x in [leaf.sharding for leaf in leaves]}.values()

@@ -129,6 +129,12 @@ def alike(leaves: Sequence[Any]) -> Alike:
     types = list(map(type, leaves))
     examples = dict(zip(types, leaves))
     traits = {cls: _traits(cls, leaf) for cls, leaf in examples.items()}
+    of_jax = {cls for cls, leaf in examples.items() if _is_concrete(leaf)}
+    arrays = leaves
+    if len(of_jax) < len(traits):
+        arrays = [leaf for cls, leaf in zip(types, leaves) if cls in of_jax]
+    if any(map(operator.methodcaller("is_deleted"), arrays)):
+        return Alike((), (-1,) * len(leaves))
     if len(traits) == 1:
         one, two = ([*map(get, leaves)] for get in traits[types[0]])
     else:
@@ -148,14 +154,18 @@ def alike(leaves: Sequence[Any]) -> Alike:
 _UNKNOWN = object()
 
 
+def _is_concrete(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and not isinstance(leaf, jax_core.Tracer)
+
+
 def _traits(cls: type, leaf: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """The two functions of leaves of a type whose results, with the type, tell kinds
     apart. One gives `_UNKNOWN` where that cannot be."""
     nothing = operator.attrgetter("__class__")
     if _register.codec_of(cls) is not None:
         return lambda x: _UNKNOWN, nothing
-    if isinstance(leaf, jax.Array) and not isinstance(leaf, jax_core.Tracer):
-        return operator.attrgetter("aval"), _sharding_of
+    if _is_concrete(leaf):
+        return operator.attrgetter("aval"), operator.attrgetter("sharding")
     if cls is np.ndarray or issubclass(cls, np.generic):
         return operator.attrgetter("dtype"), operator.attrgetter("shape")
     if cls in (bool, float, complex):
@@ -163,10 +173,6 @@ def _traits(cls: type, leaf: Any) -> tuple[Callable[[Any], Any], Callable[[Any],
     if cls is int:
         return nothing, lambda n: -(2**63) <= n < 2**63 or len(int_bytes(n))
     return lambda x: _UNKNOWN, nothing
-
-
-def _sharding_of(array: jax.Array) -> Any:
-    return _UNKNOWN if array.is_deleted() else array.sharding
 
 
 def recipe(leaf: Any) -> str:
