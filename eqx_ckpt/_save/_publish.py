@@ -87,7 +87,7 @@ def _is_leftover(root: Backend, tops: Mapping[str, bool]) -> bool:
     if not tops.get("d") or set(tops) - _files.SIDE - {"d"}:
         return False
     inside = root.below("d").list_top() or {}
-    ours = len(_published.saves(root)) == len(inside)
+    ours = all(is_dir and _index.is_save_id(name) for name, is_dir in inside.items())
     return ours and bool(inside or len(tops) == 1)
 
 
