@@ -1,5 +1,8 @@
 """Key paths to dotted names and back: pure, injective, and never trusted as a path."""
 
+import functools as ft
+import itertools as it
+import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -111,6 +114,45 @@ def name_of(path: tuple, source: str = "") -> tuple[str, str]:
             f"most {MAX_DEPTH} can be stored."
         )
     return name, kinds
+
+
+# How an entry of a key path is told from others of its type.
+_ENTRIES: dict[type, Callable[[Any], Any]] = {
+    jtu.DictKey: operator.attrgetter("key"),
+    jtu.SequenceKey: operator.attrgetter("idx"),
+    jtu.GetAttrKey: operator.attrgetter("name"),
+    jtu.FlattenedIndexKey: operator.attrgetter("key"),
+}
+
+
+def identity(paths: Sequence[tuple]) -> Any:
+    """Equal for key paths of the same names. It has strings and numbers only, and
+    nothing of the caller's that lives or changes. None where that cannot be."""
+    entries = list(it.chain.from_iterable(paths))
+    kinds = tuple(map(type, entries))
+    if not {*kinds} <= _ENTRIES.keys():
+        return None
+    entries = tuple([_ENTRIES[kind](x) for kind, x in zip(kinds, entries)])
+    # Equal entries may have other names: 1, 1.0 and True, or 0.0 and -0.0.
+    types = tuple(map(type, entries))
+    if not {*types} <= {str, int, bool}:
+        return None
+    return tuple(map(len, paths)), kinds, types, entries
+
+
+@ft.lru_cache(maxsize=4)
+def _kept(identity: Any, source: str) -> list[list[str]]:
+    """The names of key paths, once somebody has put them in here."""
+    return []
+
+
+def names_of(paths: Sequence[tuple], source: str = "") -> list[str]:
+    """The names of many key paths: those of the last few calls are kept."""
+    key = identity(paths)
+    kept = [] if key is None else _kept(key, source)
+    if not kept:
+        kept.append([name_of(path, source)[0] for path in paths])
+    return kept[0]
 
 
 def twins(name: str, path: tuple, other: tuple) -> ValueError:

@@ -91,7 +91,7 @@ def _requests(source: Source, wants: Sequence[Want]) -> list[Request]:
     """The requests of a load: each stored array is read once."""
     aliases = source.index.leaves.aliases
     if not aliases and len({want.record.place for want in wants}) == len(wants):
-        return [_request(want, [i]) for i, want in enumerate(wants)]
+        return _alone(wants)
     requests: dict[Any, Request] = {}
     members: dict[Any, list[int]] = {}
     for i, want in enumerate(wants):
@@ -102,6 +102,25 @@ def _requests(source: Source, wants: Sequence[Want]) -> list[Request]:
         members.setdefault(key, []).append(i)
         requests.setdefault(key, request._replace(wants=members[key]))
     return list(requests.values())
+
+
+def _alone(wants: Sequence[Want]) -> list[Request]:
+    """The requests of leaves of which each has a stored array of its own."""
+    # Most leaves are wanted as another one like them, and are asked for as that.
+    known: dict[tuple[int, int], Request] = {}
+    out = []
+    for i, want in enumerate(wants):
+        record, view, target, move = want
+        key = id(record.template), id(target)
+        request = known.get(key)
+        if request is None or view is not None or move is not None or record.part:
+            request = _request(want, [i])
+            if view is None and move is None and record.part is None:
+                known[key] = request
+        else:
+            request = Request(record, request.views, request.conversion, [i])
+        out.append(request)
+    return out
 
 
 def _request(want: Want, wants: list[int]) -> Request:

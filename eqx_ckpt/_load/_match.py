@@ -126,7 +126,7 @@ def match(
             "with `eqx.filter(..., eqx.is_array)` has none: pass the whole skeleton."
         )
     source = options.source
-    names = [_names.name_of(path, source)[0] for path in flat.paths]
+    names = _names.names_of(flat.paths, source)
     stored = stored_names(saved, like, flat, names, source)
     nodes = [_flatten.module_name(path, source) for path in wholes]
     wanted = _Asked(options, like, flat, names, stored, chosen, places, nodes)
@@ -179,7 +179,7 @@ def _once(saved: Leaves, match: Match) -> Match:
 
 def _pair_up(saved: Leaves, wanted: _Asked, report: Mismatches) -> Iterator[Pair]:
     options, places = wanted.options, wanted.places
-    fits: dict[Any, _target.Misfit | None] = {}
+    fits: dict[Any, tuple[Target, _target.Misfit | None]] = {}
     taken: dict[int, int] = {}
     for number, good in enumerate(wanted.chosen):
         if not good or (places is not None and number not in places):
@@ -199,10 +199,11 @@ def _pair_up(saved: Leaves, wanted: _Asked, report: Mismatches) -> Iterator[Pair
             paths = wanted.flat.paths
             raise _names.twins(name, paths[first], paths[number])
         record = saved.record(place, known=True)
-        key = (saved.template[place], record.part, target)
+        # Most targets are one object, as many leaves are alike.
+        key = saved.template[place], record.part, id(target)
         if key not in fits:
-            fits[key] = _target.misfit(record.whole, target)
-        problem = fits[key]
+            fits[key] = target, _target.misfit(record.whole, target)
+        _, problem = fits[key]
         if problem is None and _partial.lacks(record, target):
             report.add("part", name, _partial.show(record), record.name)
             report.explain(str(_partial.error(record)))

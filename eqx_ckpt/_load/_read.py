@@ -1,7 +1,6 @@
 """The planned read: small leaves in runs, large ones in parts, all verified."""
 
 import collections
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -38,8 +37,16 @@ def read(
     verify = verify and source.has_digests
     small: list[Request] = []
     large: list[Request] = []
+    # Leaves of one template are alike where each is one run of bytes of our own files.
+    known: dict[tuple[int, bool], bool] = {}
     for request in requests:
-        if _is_small(source, request, verify):
+        key = id(request.record.template), request.views is None
+        is_small = known.get(key)
+        if is_small is None:
+            is_small = _is_small(source, request, verify)
+            if source.foreign is None:
+                known[key] = is_small
+        if is_small:
             small.append(request)
         elif request.is_empty:
             dtype = _template.dtype_of(request.record.template.stored)
@@ -164,17 +171,19 @@ def _unpack(reading: Reading, run: _Run, data: bytes) -> Results:
     first_digest = reading.source.index.first_digest
     digest, digests = xxhash.xxh3_128_digest, reading.digests
     memory = memoryview(data)
+    last, nbytes, dtype = None, 0, np.dtype(np.uint8)
     for request, offset in run.members:
         record, views = request.record, request.views
         t = record.template
+        if t is not last:
+            last, nbytes, dtype = t, t.nbytes, _template.dtype_of(t.stored)
         at = offset - run.start
         if digests is not None:
             # A small leaf is one block.
             row = first_digest(record.place)
-            if digests.rows(row, row + 1) != digest(memory[at : at + t.nbytes]):
+            if digests.rows(row, row + 1) != digest(memory[at : at + nbytes]):
                 reading.problems[record.name] = _requests.CHANGED
                 continue
-        dtype = _template.dtype_of(t.stored)
-        array = np.frombuffer(data, dtype, math.prod(t.shape), at).reshape(t.shape)
+        array = np.ndarray(t.shape, dtype, memory, at)
         arrays = [array] if views is None else [v.apply(array) for v in views]
         yield request, Fetched(arrays, False)

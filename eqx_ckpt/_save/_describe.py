@@ -6,12 +6,10 @@ from all else that is known of them, such as their names and templates, is kept.
 
 import collections
 import itertools as it
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.tree_util as jtu
 import numpy as np
 
 from .._format import _names
@@ -72,15 +70,6 @@ def _kept(key: Any) -> list[tuple[Form, dict[str, int]]]:
     return []
 
 
-# How the entry of a key path is told from others of its type.
-_ENTRIES: dict[type, Callable[[Any], Any]] = {
-    jtu.DictKey: operator.attrgetter("key"),
-    jtu.SequenceKey: operator.attrgetter("idx"),
-    jtu.GetAttrKey: operator.attrgetter("name"),
-    jtu.FlattenedIndexKey: operator.attrgetter("key"),
-}
-
-
 def _key(
     paths: Sequence[tuple], values: Sequence[Any], alike: Alike, options: SaveOptions
 ) -> Any:
@@ -91,14 +80,8 @@ def _key(
         return None
     if _has_parts(values, options):
         return None
-    entries = list(it.chain.from_iterable(paths))
-    kinds = tuple(map(type, entries))
-    if not {*kinds} <= _ENTRIES.keys():
-        return None
-    entries = tuple([_ENTRIES[kind](x) for kind, x in zip(kinds, entries)])
-    # Equal entries may have other names: 1, 1.0 and True, or 0.0 and -0.0.
-    types = tuple(map(type, entries))
-    if not {*types} <= {str, int, bool}:
+    names = _names.identity(paths)
+    if names is None:
         return None
     arrays = values
     shared = [issubclass(cls, (jax.Array, np.ndarray)) for cls, *_ in alike.kinds]
@@ -109,7 +92,7 @@ def _key(
     if len({*map(id, arrays)}) < len(arrays):
         aliases = tuple([first.setdefault(id(x), i) for i, x in enumerate(arrays)])
     asked = options.layout, options.chunks, options.compression, options.dtype
-    return asked, tuple(map(len, paths)), kinds, types, entries, alike, aliases
+    return asked, names, alike, aliases
 
 
 def _has_parts(values: Sequence[Any], options: SaveOptions) -> bool:

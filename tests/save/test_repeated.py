@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import eqx_ckpt as ec
+from eqx_ckpt._format import _names
 from eqx_ckpt._save import _describe, _form, _layout, _sidecars, _to_ocdbt
 
 
@@ -24,6 +25,7 @@ def forget():
     """As in a new process."""
     for function in (
         _describe._kept,
+        _names._kept,
         _form.form,
         _layout._deal_alone,
         _to_ocdbt._laid,
@@ -145,6 +147,30 @@ def _check(saves):
             forget()
             alone = _saved(root / "c" / str(i), *save)
             assert after[i] == alone and again[i] == alone
+
+
+def _loaded(path, like):
+    """What a load gives, leaf by leaf, or its error."""
+    try:
+        values = jax.tree.leaves(ec.tree_deserialise_leaves(path, like))
+    except (ValueError, TypeError, RuntimeError) as e:
+        return type(e), str(e)
+    return [(type(x), repr(x)) for x in values]
+
+
+@given(st.lists(TREES, min_size=2, max_size=4))
+@settings(max_examples=10)
+def test_a_load_is_what_a_first_one_is_whatever_was_loaded_before(trees):
+    """Keys that are equal have other names: 1, True and 1.0."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = pathlib.Path(directory) / "c"
+        forget()
+        for tree in trees:
+            ec.tree_serialise_leaves(path, [tree, 0], durable=False)
+            after = [_loaded(path, [like, 0]) for like in trees]
+            for like, found in zip(trees, after):
+                _names._kept.cache_clear()
+                assert _loaded(path, [like, 0]) == found
 
 
 def test_a_second_save_of_a_structure_makes_its_files_once(tmp_path):
