@@ -238,14 +238,14 @@ def device(monkeypatch):
     """The arrays are taken for those of an accelerator. Whatever is copied from there
     is counted."""
     copied = []
-    real = _host._alike
+    real = _host._stage_part
 
     def alike(part):
         copied.append(part.shape)
         return real(part)
 
     monkeypatch.setattr(_host, "_on_cpu", lambda sharding: False)
-    monkeypatch.setattr(_host, "_alike", alike)
+    monkeypatch.setattr(_host, "_stage_part", alike)
     return copied
 
 
