@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from support import scripts
 from support.helpers import assert_alike, files_of, long
 
 import eqx_ckpt as ec
@@ -429,14 +430,8 @@ def hold():
 """
 
 
-def _process(path, code) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-c", _start + textwrap.dedent(code), str(path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore"},
-    )
+def _process(path, code) -> scripts.Script:
+    return scripts.start(_start + textwrap.dedent(code), path, PYTHONWARNINGS="ignore")
 
 
 def _ends(path, code) -> tuple[int, str, str]:
@@ -445,11 +440,7 @@ def _ends(path, code) -> tuple[int, str, str]:
 
 
 def _end(process) -> tuple[int, str, str]:
-    try:
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    return process.returncode, out, err
+    return process.communicate(timeout=60)
 
 
 @pytest.mark.parametrize("layout", ["ocdbt", *long("zarr")])

@@ -1,0 +1,144 @@
+"""Scripts in processes of their own, as `python -c` runs them.
+
+They are forks of a process that has imported what most of them need: that takes longer
+than most of what they do. Nothing in it has begun to compute, and its forks end as any
+interpreter does.
+"""
+
+import atexit
+import functools as ft
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from typing import NamedTuple
+
+
+# In a fork the loop ends, and the script is run where a script is.
+_ORIGIN = """
+import json, os, signal, socket, sys, warnings
+import equinox, jax.numpy, eqx_ckpt
+_asked = socket.socket(fileno=int(sys.argv[1]))
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+while True:
+    _text, _files, _, _ = socket.recv_fds(_asked, 2**20, 3)
+    if not _text:
+        os._exit(0)
+    _pid = os.fork()
+    if _pid == 0:
+        # It waits for the fork that runs the script, and says how that has ended.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _pid = os.fork()
+        if _pid == 0:
+            break
+        os.write(_files[0], b"%d\\n" % _pid)
+        os.closerange(0, 3)
+        for _file in _files[1:]:
+            os.close(_file)
+        os.write(_files[0], b"%d\\n" % os.waitpid(_pid, 0)[1])
+        os._exit(0)
+    for _file in _files:
+        os.close(_file)
+_asked.close()
+os.dup2(_files[1], 1)
+os.dup2(_files[2], 2)
+for _file in _files:
+    os.close(_file)
+_script = json.loads(_text)
+os.environ.clear()
+os.environ.update(_script["environment"])
+os.chdir(_script["directory"])
+sys.argv = ["-c", *_script["arguments"]]
+if _script["environment"].get("PYTHONWARNINGS") == "ignore":
+    warnings.simplefilter("ignore")
+exec(compile(_script["code"], "<string>", "exec"))
+"""
+
+
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Script:
+    """A running script, with some of the methods of a `subprocess.Popen`."""
+
+    def __init__(self, code: str, arguments: tuple[object, ...], environment: dict):
+        mine, theirs = zip(os.pipe(), os.pipe(), os.pipe())
+        asked = {
+            "code": textwrap.dedent(code),
+            "arguments": list(map(str, arguments)),
+            "environment": environment,
+            "directory": os.getcwd(),
+        }
+        socket.send_fds(_origin(), [json.dumps(asked).encode()], theirs)
+        for fd in theirs:
+            os.close(fd)
+        self._state = os.fdopen(mine[0], "rb", 0)
+        self.stdout, self.stderr = map(os.fdopen, mine[1:])
+        self.pid = int(self._state.readline())
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float = 120) -> int:
+        if self._runs(timeout):
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(int(self._state.readline()))
+        return self.returncode
+
+    def _runs(self, timeout: float) -> bool:
+        if self.returncode is not None:
+            return False
+        return not select.select([self._state], [], [], timeout)[0]
+
+    def communicate(self, timeout: float = 120) -> Done:
+        """Waits for its end. What it prints to `stderr` before must be little."""
+        self.wait(timeout)
+        return Done(self.wait(), self.stdout.read(), self.stderr.read())
+
+    def send_signal(self, number: int) -> None:
+        if self._runs(0):
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def __enter__(self) -> "Script":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.kill()
+        self.wait()
+        for file in (self._state, self.stdout, self.stderr):
+            file.close()
+
+
+@ft.cache
+def _origin() -> socket.socket:
+    """A socket to the process that is forked, which ends with this one."""
+    mine, theirs = socket.socketpair()
+    command = [sys.executable, "-c", _ORIGIN, str(theirs.fileno())]
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+    theirs.close()
+
+    def end() -> None:
+        mine.close()
+        process.wait()
+
+    atexit.register(end)
+    return mine
+
+
+def start(code: str, *arguments: object, **environment: str) -> Script:
+    """Starts a script with what is added to the environment."""
+    return Script(code, arguments, {**os.environ, **environment})
+
+
+def run(code: str, *arguments: object, **environment: str) -> Done:
+    with start(code, *arguments, **environment) as script:
+        return script.communicate()
