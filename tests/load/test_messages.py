@@ -8,7 +8,6 @@ import os
 import pickle
 import subprocess
 import sys
-import textwrap
 
 import equinox as eqx
 import jax
@@ -16,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
+from support import scripts
 
 import eqx_ckpt as ec
 
@@ -142,9 +142,7 @@ def test_a_disk_that_is_full_and_a_mount_point(tmp_path):
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("only root may mount")
     try:
-        code = textwrap.dedent(_on_small_disk)
-        command = [sys.executable, "-c", code, str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = scripts.run(_on_small_disk, tmp_path)
         assert done.returncode == 0, done.stderr
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)

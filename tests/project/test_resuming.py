@@ -1,13 +1,11 @@
 """docs/resuming.md is a program that goes on exactly where it was stopped."""
 
-import os
 import pathlib
 import re
 import signal
-import subprocess
-import sys
 
 import pytest
+from support import scripts
 from support.helpers import facts
 
 import eqx_ckpt as ec
@@ -72,13 +70,9 @@ LONG += [[("save", str(n), TERM, 0)] for n in range(1, 8)]
 
 
 def _run(cwd, phase="", at="", number=0):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", HEAD + program, phase, at, str(number)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
-    )
+    environment = {"PYTHONWARNINGS": "ignore", "XLA_FLAGS": ""}
+    code = "import os, sys; os.chdir(sys.argv.pop())" + HEAD + program
+    done = scripts.run(code, phase, at, number, cwd, **environment)
     # Whoever is killed may have been in the middle of a line.
     whole = done.stdout[: done.stdout.rfind("\n") + 1]
     return done, [tuple(line.split()) for line in whole.splitlines()]

@@ -4,8 +4,6 @@ import json
 import os
 import pathlib
 import shutil
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -13,6 +11,7 @@ import time
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import scripts
 from support.helpers import files_of, fill_run, long, run_python, tree_at
 from support.processes import good, run_team
 
@@ -403,7 +402,7 @@ def test_a_deletion_that_is_killed_leaves_nothing_that_opens(root, layout, at):
     sys.addaudithook(hook)
     ec.CheckpointManager({str(root)!r}).delete(1)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)])
+    done = scripts.run(code)
     assert done.returncode == 9
     if at == 0:
         assert manager.steps() == [1, 2] and ec.verify(manager.path(1)) == []
@@ -437,9 +436,7 @@ def test_orbax_reads_the_steps(root, layout):
     steps = list(manager.all_steps())
     print(json.dumps([steps, float(out["x"][0]), int(out["step"])]))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True
-    )
+    done = scripts.run(code)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [[1, 20], 20.0, 20]
 

@@ -3,13 +3,11 @@
 import itertools
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 
 import jax.numpy as jnp
 import pytest
-from support import servers
+from support import scripts, servers
 from support.helpers import fill_run, tree_at
 from support.processes import good, run_team
 
@@ -314,13 +312,8 @@ def test_a_run_that_is_killed(far):
     """
     with ec.CheckpointManager(root, keep=1) as manager:
         fill_run(manager, [1])
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    pid = int(process.stdout.readline())
+    script = scripts.start(code)
+    pid = int(script.stdout.readline())
 
     def fault(method, path):
         if method == "PUT" and path.endswith("3/default/eqx_ckpt.json"):
@@ -328,8 +321,8 @@ def test_a_run_that_is_killed(far):
             return "drop"
 
     proxy.fault = fault
-    assert process.wait() == -signal.SIGKILL
-    process.stdout.close()
+    with script:
+        assert script.wait() == -signal.SIGKILL
     proxy.fault = lambda *_: None
     assert any("3/default/d/" in key for key in _keys(root))
     manager = ec.CheckpointManager(root, keep=1)

@@ -3,7 +3,6 @@ import fcntl
 import gc
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 import threading

@@ -2,8 +2,6 @@
 
 import json
 import pathlib
-import subprocess
-import sys
 import warnings
 
 import equinox as eqx
@@ -13,7 +11,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from support import golden_functions
+from support import golden_functions, scripts
 from support.processes import good, run_team
 
 import eqx_ckpt as ec
@@ -67,8 +65,7 @@ def test_it_runs_where_the_class_cannot_be_imported(tmp_path):
         "assert 'test_functions' not in sys.modules\n"
         "print(np.asarray(f(x, jr.key(2))).tobytes().hex())\n"
     )
-    run = [sys.executable, "-c", code, str(tmp_path / "c")]
-    out = subprocess.run(run, cwd=tmp_path, capture_output=True, check=True, text=True)
+    out = scripts.run(code, tmp_path / "c")
     expected = eqx.filter_jit(_forward)(tree, X, jr.key(2))
     assert out.stdout.strip() == np.asarray(expected).tobytes().hex()
 

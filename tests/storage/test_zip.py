@@ -6,12 +6,8 @@ import json
 import os
 import pickle
 import shutil
-import signal
 import stat
 import struct
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 import zipfile
@@ -21,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attacks import everything, skeleton, tree as _all_kinds
+from support import scripts
 from support.helpers import assert_alike, BytesRead
 
 import eqx_ckpt as ec
@@ -315,15 +312,9 @@ def test_killed_at_any_time_the_old_or_the_new_is_there(tmp_path):
     """
     ec.tree_serialise_leaves(path, {"w": np.zeros(2**16)})
     for pause in (0.0, 0.007):
-        process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(code), path],
-            stdout=subprocess.PIPE,
-        )
-        assert process.stdout.readline() == b"ready\n"
-        time.sleep(0.05 + pause)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+        with scripts.start(code, path) as script:
+            assert script.stdout.readline() == "ready\n"
+            time.sleep(0.05 + pause)
         assert ec.verify(path) == []
         w = ec.open(path)["w"].read()
         assert (w == w[0]).all()

@@ -3,9 +3,6 @@
 import os
 import pathlib
 import struct
-import subprocess
-import sys
-import textwrap
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
@@ -20,6 +17,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorstore as ts
+
+from support import scripts
 
 
 # What the oldest versions that are supported lack, or call otherwise.
@@ -41,14 +40,8 @@ def long(*cases: Any) -> list[Any]:
 
 
 def run_python(code: str, *, check: bool = True, **env: str) -> str:
-    """Runs code in a new Python process and returns what it prints."""
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", **env}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
+    """Runs code in a process of its own and returns what it prints."""
+    done = scripts.run(code, JAX_PLATFORMS="cpu", **env)
     if check:
         assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 from typing import NamedTuple
 
 
@@ -84,25 +85,23 @@ class Script:
         self.pid = int(self._state.readline())
         self.returncode: int | None = None
 
-    def wait(self, timeout: float = 120) -> int:
-        if self._runs(timeout):
-            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+    def wait(self) -> int:
         if self.returncode is None:
             self.returncode = os.waitstatus_to_exitcode(int(self._state.readline()))
         return self.returncode
 
-    def _runs(self, timeout: float) -> bool:
-        if self.returncode is not None:
-            return False
-        return not select.select([self._state], [], [], timeout)[0]
-
     def communicate(self, timeout: float = 120) -> Done:
-        """Waits for its end. What it prints to `stderr` before must be little."""
-        self.wait(timeout)
-        return Done(self.wait(), self.stdout.read(), self.stderr.read())
+        """Waits for its end, and kills it if that does not come. What it prints to
+        `stderr` must be little."""
+        timer = threading.Timer(timeout, self.kill)
+        timer.start()
+        out, err = self.stdout.read(), self.stderr.read()
+        timer.cancel()
+        return Done(self.wait(), out, err)
 
     def send_signal(self, number: int) -> None:
-        if self._runs(0):
+        is_over = select.select([self._state], [], [], 0)[0]
+        if self.returncode is None and not is_over:
             os.kill(self.pid, number)
 
     def kill(self) -> None:

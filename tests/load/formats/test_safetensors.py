@@ -4,8 +4,6 @@ import json
 import os
 import pathlib
 import struct
-import subprocess
-import sys
 
 import equinox as eqx
 import jax
@@ -16,6 +14,7 @@ import pytest
 import safetensors.flax
 import safetensors.numpy
 from hypothesis import given, strategies as st
+from support import scripts
 
 import eqx_ckpt as ec
 from eqx_ckpt._load import formats
@@ -602,5 +601,5 @@ def test_an_open_checkpoint_at_the_end_of_a_process(tmp_path):
     path = tmp_path / "a.safetensors"
     ec.export_safetensors(path, {"w": np.ones(3)})
     code = f"import eqx_ckpt as ec; ckpt = ec.open({str(path)!r}); print(ckpt)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = scripts.run(code)
     assert done.returncode == 0 and "w" in done.stdout and not done.stderr, done.stderr

@@ -2,11 +2,9 @@
 
 import io
 import json
-import os
 import pathlib
 import pickle
 import shutil
-import subprocess
 import sys
 import zipfile
 
@@ -16,7 +14,7 @@ import numpy as np
 import pytest
 from attacks import pickles
 from attacks.pickles import PICKLES
-from support import servers
+from support import scripts, servers
 
 import eqx_ckpt as ec
 from eqx_ckpt._load.formats import _pickle, _tensors
@@ -303,4 +301,4 @@ import eqx_ckpt as ec
 ec.materialise(ec.open({str(HERE / "training.pt")!r}).tree)
 assert "torch" not in sys.modules and "pickle" not in dir(ec)
 """
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ})
+    assert scripts.run(code).returncode == 0
