@@ -15,12 +15,6 @@ sys.dont_write_bytecode = False
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
-from support import checked
-
-
-# Every call in the tests checks the types of the package.
-checked.install("eqx_ckpt")
-
 import hypothesis
 import jax.random as jr
 import pytest

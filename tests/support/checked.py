@@ -1,4 +1,4 @@
-"""Imports of the package whose functions check the types of their arguments.
+"""With `-p support.checked`, every call in the tests checks the types of the package.
 
 Functions in functions are left out: each would be decorated anew whenever the outer one
 is called, which takes longer than all else that most tests do.
@@ -50,6 +50,4 @@ class _Finder:
         return spec
 
 
-def install(package: str) -> None:
-    """From now on the modules of a package are imported so."""
-    sys.meta_path.insert(0, _Finder(package))
+sys.meta_path.insert(0, _Finder("eqx_ckpt"))

@@ -41,7 +41,7 @@ def long(*cases: Any) -> list[Any]:
 
 def run_python(code: str, *, check: bool = True, **env: str) -> str:
     """Runs code in a process of its own and returns what it prints."""
-    done = scripts.run(code, JAX_PLATFORMS="cpu", **env)
+    done = scripts.run(code, **env)
     if check:
         assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

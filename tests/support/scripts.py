@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 # In a fork the loop ends, and the script is run where a script is.
 _ORIGIN = """
-import json, os, signal, socket, sys, warnings
+import json, os, signal, socket, sys
 import equinox, jax.numpy, eqx_ckpt
 _asked = socket.socket(fileno=int(sys.argv[1]))
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -54,8 +54,6 @@ os.environ.clear()
 os.environ.update(_script["environment"])
 os.chdir(_script["directory"])
 sys.argv = ["-c", *_script["arguments"]]
-if _script["environment"].get("PYTHONWARNINGS") == "ignore":
-    warnings.simplefilter("ignore")
 exec(compile(_script["code"], "<string>", "exec"))
 """
 
@@ -69,15 +67,18 @@ class Done(NamedTuple):
 class Script:
     """A running script, with some of the methods of a `subprocess.Popen`."""
 
-    def __init__(self, code: str, arguments: tuple[object, ...], environment: dict):
+    def __init__(
+        self, code: str, arguments: tuple[object, ...], environment: dict[str, str]
+    ):
         mine, theirs = zip(os.pipe(), os.pipe(), os.pipe())
         asked = {
             "code": textwrap.dedent(code),
             "arguments": list(map(str, arguments)),
-            "environment": environment,
+            "environment": {**os.environ, **environment},
             "directory": os.getcwd(),
         }
-        socket.send_fds(_origin(), [json.dumps(asked).encode()], theirs)
+        origin = _origin(frozenset(environment.items()))
+        socket.send_fds(origin, [json.dumps(asked).encode()], theirs)
         for fd in theirs:
             os.close(fd)
         self._state = os.fdopen(mine[0], "rb", 0)
@@ -118,11 +119,14 @@ class Script:
 
 
 @ft.cache
-def _origin() -> socket.socket:
-    """A socket to the process that is forked, which ends with this one."""
+def _origin(environment: frozenset[tuple[str, str]]) -> socket.socket:
+    """A socket to the process that is forked, which ends with this one. What is
+    imported may have looked at the environment."""
     mine, theirs = socket.socketpair()
     command = [sys.executable, "-c", _ORIGIN, str(theirs.fileno())]
-    process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+    process = subprocess.Popen(
+        command, pass_fds=[theirs.fileno()], env={**os.environ, **dict(environment)}
+    )
     theirs.close()
 
     def end() -> None:
@@ -135,7 +139,7 @@ def _origin() -> socket.socket:
 
 def start(code: str, *arguments: object, **environment: str) -> Script:
     """Starts a script with what is added to the environment."""
-    return Script(code, arguments, {**os.environ, **environment})
+    return Script(code, arguments, environment)
 
 
 def run(code: str, *arguments: object, **environment: str) -> Done:
