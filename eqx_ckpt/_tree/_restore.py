@@ -81,7 +81,7 @@ def from_host(
     assert target.sharding is not None
     if target.kind == "key":
         # Each shard alone: a computation with all of the array takes all processes.
-        keys = [jr.wrap_key_data(jnp.asarray(x), impl=target.impl) for x in arrays]
+        keys = [jr.wrap_key_data(jax.device_put(x.copy()), impl=target.impl) for x in arrays]
         return _sharding.assemble(target.sharding, target.shape, keys)
     parts = host_parts(arrays, template, target, owned, converted)
     return _as_weak(_sharding.assemble(target.sharding, target.shape, parts), target)
@@ -129,7 +129,7 @@ def _from_host(
         out = data if target.kind == "bytes" else data.decode("utf-8", "surrogatepass")
         return out if target.python in (None, str, bytes) else target.python(out)
     if target.kind == "key":
-        key = jr.wrap_key_data(jnp.asarray(array), impl=target.impl)
+        key = jr.wrap_key_data(jax.device_put(array.copy()), impl=target.impl)
         return key if target.sharding is None else jax.device_put(key, target.sharding)
     if template.dtype == "float0":
         array = np.zeros(template.shape, jax.dtypes.float0)
@@ -157,11 +157,9 @@ def _from_host(
     return value if type(value) is python else python(value)
 
 
-# Below this many bytes one `jnp.asarray`, which copies, beats `jax.device_put`, which
-# on CPU takes aligned memory as it is.
-_ALIAS_BYTES = 1 << 16
-
-
+# Leaves of fewer bytes are made together, so many at a time. JAX takes the memory of
+# larger ones as it is, on CPU and if it is aligned.
+_SMALL_BYTES = 1 << 16
 BATCH = 128
 
 
@@ -174,7 +172,7 @@ def is_plain_small(target: Target, array: np.ndarray) -> bool:
         and target.codec is None
         and array.dtype == target.dtype
         and array.dtype.itemsize <= 4
-        and array.nbytes < _ALIAS_BYTES
+        and array.nbytes < _SMALL_BYTES
     )
 
 
@@ -199,11 +197,8 @@ def _to_jax(array: np.ndarray, target: Target, owned: bool) -> jax.Array:
         out = _weak_like(array)
         if out.dtype == array.dtype and out.weak_type:
             return jax.device_put(out, target.sharding) if target.sharding else out
-    if target.sharding is not None:
-        return jax.device_put(array if owned else array.copy(), target.sharding)
-    if owned and array.nbytes >= _ALIAS_BYTES:
-        return jax.device_put(array)
-    return jnp.array(array)
+    # Unlike `jnp.array` this compiles no program for each shape.
+    return jax.device_put(array if owned else array.copy(), target.sharding)
 
 
 def cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -94,7 +94,7 @@ def _forms(array):
 def _jax_tree(x64):
     names = _jax_dtypes + (_wide if x64 else [])
     return {
-        name: {form: jnp.asarray(x) for form, x in _forms(_vector(name)).items()}
+        name: {form: jax.device_put(x) for form, x in _forms(_vector(name)).items()}
         for name in names
     }
 
@@ -172,7 +172,7 @@ def test_numpy_arrays(x64, layout, tmp_path):
 def test_numpy_into_abstract_jax(x64, layout, tmp_path):
     names = _jax_dtypes + (_wide if x64 else [])
     tree = {"array": _numpy_tree(names), "generic": _generics(names)}
-    expected = jtu.tree_map(jnp.asarray, _native(tree))
+    expected = jtu.tree_map(jax.device_put, _native(tree))
     ec.tree_serialise_leaves(tmp_path / "c", tree, layout=layout)
     likes = [eqx.filter_eval_shape(lambda: expected), expected]
     if x64:
@@ -770,7 +770,7 @@ def test_any_bits(parts, random, layout, chunks):
             data = bytes(x % 2 for x in data)
         tree.append(np.frombuffer(data, dtype).reshape(shape))
         if name in _jax_dtypes:
-            tree.append(jnp.asarray(tree[-1]))
+            tree.append(jax.device_put(tree[-1]))
     with tempfile.TemporaryDirectory() as path:
         ec.tree_serialise_leaves(
             path, tree, layout=layout, chunks=chunks, durable=False
