@@ -16,7 +16,7 @@ from .._format import _files, _index
 from .._load import _published
 from .._storage import _store
 from .._storage._backend import Backend, Sends
-from ._place import discard, Found, not_part, own_entries, Place, replaced
+from ._place import discard, foreign_among, Found, not_part, Place, replaced
 
 
 @contextlib.contextmanager
@@ -95,12 +95,16 @@ def remove(root: Sends) -> bool:
     if got is None:
         return False
     keys = listed or []
-    own = own_entries(Found(got[0], got[1], frozenset()))
+    inside: dict[str, set[str]] = {}
     for key in keys:
-        top, _, inside = key.partition("/")
-        is_other = top == "d" and not _index.is_save_id(inside.partition("/")[0])
-        if top not in own or is_other:
-            raise not_part(root, key if is_other else top)
+        top, slash, rest = key.partition("/")
+        entries = inside.setdefault(top, set())
+        if slash:
+            entries.add(rest.partition("/")[0])
+    found = Found(got[0], got[1], frozenset(inside))
+    others = foreign_among(found, inside, lambda name: inside.get(name, ()))
+    if others:
+        raise not_part(root, others[0])
     root.delete_files([_files.INDEX])
     root.delete_files(key for key in keys if key != _files.INDEX)
     return True

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import errno
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 from .._format import _files, _index, _text
@@ -160,13 +160,23 @@ def own_entries(found: Found) -> set[str]:
 
 def foreign(root: Renames, found: Found, entries: Mapping[str, bool]) -> list[str]:
     """The names in a directory that are no part of the checkpoint there."""
+
+    def inside(name: str) -> Iterable[str]:
+        return (root.below(name).list_top() if entries.get(name) else None) or ()
+
+    return foreign_among(found, entries, inside)
+
+
+def foreign_among(
+    found: Found, entries: Iterable[str], inside: Callable[[str], Iterable[str]]
+) -> list[str]:
+    """As `foreign`, of names and of what is in the directories of these names."""
     out = set(entries) - own_entries(found)
     leaves: set[str] = set()
     if found.outline is not None:
         leaves.update(map(_files.directory, found.outline.names))
     for name in {"d"} | leaves:
-        inside = root.below(name).list_top() if entries.get(name) else None
-        for entry in inside or ():
+        for entry in inside(name):
             of_leaf = name in leaves and entry in ("zarr.json", "c")
             if not of_leaf and not (name == "d" and _index.is_save_id(entry)):
                 out.add(f"{name}/{entry}")

@@ -81,7 +81,7 @@ def from_host(
     assert target.sharding is not None
     if target.kind == "key":
         # Each shard alone: a computation with all of the array takes all processes.
-        keys = [jr.wrap_key_data(jax.device_put(x.copy()), impl=target.impl) for x in arrays]
+        keys = [_to_key(x, target) for x in arrays]
         return _sharding.assemble(target.sharding, target.shape, keys)
     parts = host_parts(arrays, template, target, owned, converted)
     return _as_weak(_sharding.assemble(target.sharding, target.shape, parts), target)
@@ -129,7 +129,7 @@ def _from_host(
         out = data if target.kind == "bytes" else data.decode("utf-8", "surrogatepass")
         return out if target.python in (None, str, bytes) else target.python(out)
     if target.kind == "key":
-        key = jr.wrap_key_data(jax.device_put(array.copy()), impl=target.impl)
+        key = _to_key(array, target)
         return key if target.sharding is None else jax.device_put(key, target.sharding)
     if template.dtype == "float0":
         array = np.zeros(template.shape, jax.dtypes.float0)
@@ -155,6 +155,10 @@ def _from_host(
     value = array.item()
     python = target.python or _leaf.PYTHON[target.kind]
     return value if type(value) is python else python(value)
+
+
+def _to_key(array: np.ndarray, target: Target) -> jax.Array:
+    return jr.wrap_key_data(jax.device_put(array.copy()), impl=target.impl)
 
 
 # Leaves of fewer bytes are made together, so many at a time. JAX takes the memory of

@@ -194,22 +194,34 @@ def test_two_writers(tmp_path, layout, monkeypatch):
         assert len(os.listdir(path / "d")) == 1
 
 
+def _at_first_write(path, monkeypatch, before=None, after=None):
+    """Does something before or after the first file that a save writes there."""
+    kind = type(_root.resolve(path))
+    name = "start_write" if "memory:" in str(path) else "write"
+    write = getattr(kind, name)
+    done = []
+
+    def interrupted(*args):
+        is_first = not done
+        if is_first:
+            done.append(True)
+            before() if before else None
+        out = write(*args)
+        if is_first and after:
+            after()
+        return out
+
+    monkeypatch.setattr(kind, name, interrupted)
+    return done
+
+
 @pytest.mark.parametrize("old", [None, 1])
 def test_two_writers_in_a_store(old, monkeypatch):
     path = f"memory://writers/{old}"
     if old is not None:
         ec.tree_serialise_leaves(path, _tree(old))
-    kind = type(_root.resolve(path))
-    write = kind.write
-    landed = []
-
-    def interrupted(root, key, buffers, sync=False):
-        if not landed:
-            landed.append(True)
-            ec.tree_serialise_leaves(path, _tree(2))
-        write(root, key, buffers, sync)
-
-    monkeypatch.setattr(kind, "write", interrupted)
+    other = lambda: ec.tree_serialise_leaves(path, _tree(2))
+    landed = _at_first_write(path, monkeypatch, before=other)
     with pytest.raises(RuntimeError, match="another writer.*The other one stands"):
         ec.tree_serialise_leaves(path, _tree(3))
     assert landed and _value(path) == 2
@@ -220,20 +232,10 @@ def test_what_is_deleted_meanwhile(path, tmp_path, monkeypatch):
     """The error does not speak of another checkpoint where there is none."""
     path = path or tmp_path / "c"
     ec.tree_serialise_leaves(path, _tree(1))
-    kind = type(_root.resolve(path))
-    write = kind.write
-    landed = []
-
-    def interrupted(root, key, buffers, sync=False):
-        write(root, key, buffers, sync)
-        if not landed:
-            landed.append(True)
-            ec.delete(path)
-
-    monkeypatch.setattr(kind, "write", interrupted)
+    landed = _at_first_write(path, monkeypatch, after=lambda: ec.delete(path))
     with pytest.raises(RuntimeError, match="was deleted while this save.*save again"):
         ec.tree_serialise_leaves(path, _tree(2))
-    assert not ec.exists(path)
+    assert landed and not ec.exists(path)
     ec.tree_serialise_leaves(path, _tree(3))
     assert _value(path) == 3
 
@@ -241,20 +243,14 @@ def test_what_is_deleted_meanwhile(path, tmp_path, monkeypatch):
 def test_two_first_writers_of_fixed_names_in_a_store(monkeypatch):
     """There they would write over each other's files: only one may begin."""
     path = "memory://writers/zarr"
-    kind = type(_root.resolve(path))
-    write = kind.write
-    refused = []
 
-    def interrupted(root, key, buffers, sync=False):
-        if not refused:
-            with pytest.raises(FileExistsError, match="is running or was interrupted"):
-                ec.tree_serialise_leaves(path, _tree(2), layout="zarr")
-            with pytest.raises(FileExistsError, match="is running or was interrupted"):
-                ec.tree_serialise_leaves(path, _tree(2))
-            refused.append(True)
-        write(root, key, buffers, sync)
+    def others():
+        with pytest.raises(FileExistsError, match="is running or was interrupted"):
+            ec.tree_serialise_leaves(path, _tree(2), layout="zarr")
+        with pytest.raises(FileExistsError, match="is running or was interrupted"):
+            ec.tree_serialise_leaves(path, _tree(2))
 
-    monkeypatch.setattr(kind, "write", interrupted)
+    refused = _at_first_write(path, monkeypatch, before=others)
     ec.tree_serialise_leaves(path, _tree(3), layout="zarr")
     assert refused and _value(path) == 3
 

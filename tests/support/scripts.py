@@ -49,6 +49,8 @@ os.dup2(_files[1], 1)
 os.dup2(_files[2], 2)
 for _file in _files:
     os.close(_file)
+sys.stdout = open(1, "w", closefd=False)
+sys.stderr = open(2, "w", 1, errors="backslashreplace", closefd=False)
 _script = json.loads(_text)
 os.environ.clear()
 os.environ.update(_script["environment"])
