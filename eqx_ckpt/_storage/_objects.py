@@ -12,8 +12,12 @@ import tensorstore as ts
 
 from .._errors import MissingError
 from .._format import _files, _text
-from . import _conditions, _context, _kv, _remote, _store
+from . import _conditions, _context, _kv, _remote, _store, _waiting
 from ._backend import Backend, Entry, Glance, Usage, Value
+
+
+# So many a server sends soon, over whatever connection.
+_FEW_BYTES = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +56,9 @@ class _ObjectReads:
         return False
 
     def spec(self, key: str = "") -> dict[str, Any]:
-        spec = ts.KvStore.Spec(self.url + "/").to_json() | json.loads(self.options)
+        options = json.loads(self.options)
+        options.pop("timeout", None)
+        spec = ts.KvStore.Spec(self.url + "/").to_json() | options
         path = spec.get("path", "")
         spec["path"] = (path if path.strip("/") else self._top()) + (key and key + "/")
         return spec
@@ -72,6 +78,10 @@ class _ObjectReads:
             return future.result()
         except Exception as e:
             raise self.explain(e) from e
+
+    def _answer(self, future: Any) -> Any:
+        """As `wait`, for what a server answers soon or never."""
+        return self.wait(future)
 
     def explain(self, error: Exception) -> Exception:
         return _kv.explain(str(self), error)
@@ -95,7 +105,7 @@ class _ObjectReads:
     def _is_there(self, reading: Any) -> bool:
         """Whether a range that is being read is within its file."""
         try:
-            return self.wait(reading).state == "value"
+            return self._answer(reading).state == "value"
         except MissingError:
             return False
 
@@ -108,20 +118,20 @@ class _ObjectReads:
         if stop is None and limit is not None:
             # Nothing else says how long it is before all of it is here.
             self._check_limit(key, limit)
-        got = self.wait(reading)
+        got = self._answer(reading)
         return Value(got.value, got.stamp.generation) if got.state == "value" else None
 
     def _check_limit(self, key: str, limit: int) -> None:
         beyond = self.kv().read(key, byte_range=slice(limit, limit + 1))
         with contextlib.suppress(MissingError):
-            if self.wait(beyond).state == "value":
+            if self._answer(beyond).state == "value":
                 raise ValueError(f"`{key}` is longer than {limit} bytes")
 
     def read_some(self, keys: Sequence[str], limit: int) -> list[bytes | None]:
         _context.check_fork()
         kv = self.kv()
         futures = [kv.read(key) for key in keys]
-        found = [self.wait(future) for future in futures]
+        found = [self._answer(future) for future in futures]
         values = [got.value if got.state == "value" else None for got in found]
         return [None if v is None or len(v) > limit else v for v in values]
 
@@ -129,10 +139,10 @@ class _ObjectReads:
         _context.check_fork()
         # A range that goes on where the file ends is refused; one without an end is
         # not.
+        wait = self._answer if into.nbytes <= _FEW_BYTES else self.wait
         for stop in (start + into.nbytes, None):
             try:
-                reading = self.kv().read(key, byte_range=slice(start, stop))
-                got = self.wait(reading)
+                got = wait(self.kv().read(key, byte_range=slice(start, stop)))
             except MissingError as e:
                 if _remote.is_beyond(e):
                     return 0
@@ -145,7 +155,7 @@ class _ObjectReads:
 
     def read_tail(self, key: str, count: int) -> bytes:
         _context.check_fork()
-        return self.wait(self.kv().read(key, byte_range=slice(-count, None))).value
+        return self._answer(self.kv().read(key, byte_range=slice(-count, None))).value
 
     def start_read(self, key: str, start: int, stop: int | None) -> ts.Future:
         return self.kv().read(key, byte_range=slice(start, stop))
@@ -154,7 +164,7 @@ class _ObjectReads:
     _few = slice(0, 0)
 
     def stamp(self, key: str) -> str:
-        got = self.wait(self.kv().read(key, byte_range=self._few))
+        got = self._answer(self.kv().read(key, byte_range=self._few))
         return got.stamp.generation.hex() if got.state == "value" else ""
 
     def can_list(self) -> bool:
@@ -308,11 +318,14 @@ class ObjectBackend(MemoryBackend):
     def _bucket(self) -> str:
         return _remote.bucket(self.url)
 
-    def wait(self, future: Any) -> Any:
+    def wait(self, future: Any, answers: bool = False) -> Any:
         try:
-            return _remote.result(self.url, self.options, future)
+            return _waiting.result(self.url, self.options, future, answers)
         except Exception as e:
             raise self.explain(e) from e
+
+    def _answer(self, future: Any) -> Any:
+        return self.wait(future, answers=True)
 
     def explain(self, error: Exception) -> Exception:
         return _kv.explain(str(self), error, _remote.explain(self.url, error))
@@ -342,7 +355,7 @@ class HttpBackend(ObjectBackend):
     def _check_limit(self, key: str, limit: int) -> None:
         kv = self.kv()
         try:
-            beyond = self.wait(kv.read(key, byte_range=slice(limit, limit + 1)))
+            beyond = self._answer(kv.read(key, byte_range=slice(limit, limit + 1)))
             if beyond.state == "value":
                 raise ValueError(f"`{key}` is longer than {limit} bytes")
         except MissingError as e:

@@ -2,16 +2,17 @@
 
 import http.client
 import json
+import math
 import os
 import re
-import socket
-import ssl
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from typing import Any
 
+
+# Seconds that a server is given to answer what opens a checkpoint.
+TIMEOUT = 30
 
 # The scheme of a URL, and the driver of TensorStore that it means, if that differs.
 _url = re.compile(r"([a-z][a-z0-9+.-]*)://")
@@ -28,7 +29,9 @@ class Store(os.PathLike[str]):
     - `url`: such as `s3://bucket/runs`, `gs://bucket/runs` or `https://host/runs`.
     - `**options`: what TensorStore's key-value store driver of that name takes. For
         `s3`: `endpoint`, `aws_region`, `aws_credentials`, `s3_request_retries` and
-        others; for `http`: `headers`.
+        others; for `gs`: `gcs_request_retries` and others; for `http`: `headers`. And
+        `timeout`: how many seconds a server is given to answer what opens a checkpoint,
+        30 by default.
 
     `store / "7"` is the URL below it, with the same options.
 
@@ -54,6 +57,9 @@ class Store(os.PathLike[str]):
         fixed = sorted({"driver", "bucket", "path", "base_url"} & options.keys())
         if fixed:
             raise ValueError(f"`{fixed[0]}` is in the URL, and cannot be an option.")
+        timeout = options.get("timeout", TIMEOUT)
+        if type(timeout) not in (int, float) or not 0 < timeout < math.inf:
+            raise ValueError(f"`timeout` is a number of seconds, not {timeout!r}.")
         object.__setattr__(self, "url", url)
         object.__setattr__(self, "_options", json.dumps(options, sort_keys=True))
 
@@ -136,7 +142,7 @@ def _first(*names: str) -> str | None:
 
 # How long to go on trying: about half a minute altogether. TensorStore's own are
 # a quarter of an hour.
-_retries = {"max_retries": 8, "initial_delay": "250ms", "max_delay": "8s"}
+_retries = {"max_retries": 8, "initial_delay": "250ms", "max_delay": "6s"}
 _concurrency = {"limit": 64}
 _DRIVERS = {"s3": "s3", "gs": "gcs", "http": "http", "https": "http"}
 CONTEXT: dict[str, Any] = {
@@ -174,7 +180,8 @@ def explain(url: str, error: Exception) -> OSError | None:
             f"The server of `{url}` sends whoever asks for a file there elsewhere. It "
             "is a directory, or has moved."
         )
-    if status == 301 or any(word in text for word in _region):
+    is_s3 = scheme(url) == "s3"
+    if is_s3 and (status == 301 or any(word in text for word in _region)):
         return OSError(
             f"The bucket of `{url}` is in another region than was asked for ({said}). "
             "Set `AWS_REGION` to its region, or leave it unset: on Amazon's servers it "
@@ -203,98 +210,9 @@ def is_beyond(error: Exception) -> bool:
     return found is not None and found[1] == "416"
 
 
-# Seconds until it is looked whether the server of a request is there at all; that it is
-# then given to answer; and that it may be away if it has answered before.
-_LOOK, _ANSWER, _AWAY = 2, 10, 30
-_answering: set[Any] = set()
-
-
-def result(url: str, options: str, future: Any) -> Any:
-    """The result of a request to the store of a URL.
-
-    TensorStore tries for half a minute in silence where there is no server, and for
-    many where one accepts connections and nothing comes. So whatever takes long, the
-    server is asked for any answer, beside TensorStore.
-
-    **Raises:** `ConnectionError` if there is none; what the request raises.
-    """
-    server = _server(url, json.loads(options))
-    if server is None:
-        return future.result()
-    is_known = server in _answering
-    pause = 5 * _LOOK if is_known else _LOOK
-    failing = None
-    while True:
-        try:
-            value = future.result(timeout=pause)
-            _answering.add(server)
-            return value
-        except TimeoutError:
-            if future.done():
-                return future.result()
-        asked = time.monotonic()
-        why = _failure(*server)
-        if why is None:
-            failing, pause = None, min(2 * pause, 60)
-        elif failing is None:
-            failing, pause = asked, _LOOK
-        elif not is_known or time.monotonic() > failing + _AWAY:
-            future.cancel()
-            raise ConnectionError(f"The store of `{url}` does not answer: {why}.")
-
-
-def _server(url: str, options: dict[str, Any]) -> tuple[bool, str, int] | None:
-    """Whether a server takes encrypted requests, and its name and port; None where it
-    is asked through a proxy, or is one of Amazon's, each of which has its own name."""
-    base = {"s3": options.get("endpoint"), "gs": _google()}.get(str(scheme(url)), url)
-    if base is None or scheme(base) not in ("http", "https"):
-        return None
-    parts = urllib.parse.urlsplit(base)
-    host = parts.hostname or ""
-    try:
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-    except ValueError:
-        return None
-    proxies = urllib.request.getproxies()
-    if parts.scheme in proxies or "all" in proxies:
-        if not urllib.request.proxy_bypass(host):
-            return None
-    return parts.scheme == "https", host, port
-
-
-def _google() -> str:
+def google() -> str:
     given = os.environ.get("TENSORSTORE_GCS_HTTP_URL")
     return given or "https://storage.googleapis.com"
-
-
-def _failure(is_encrypted: bool, host: str, port: int) -> str | None:
-    """The reason why a server does not answer at all; None if it does."""
-    where = f"`{host}:{port}`"
-    connected = False
-    try:
-        with socket.create_connection((host, port), _ANSWER) as plain:
-            connected = True
-            s = _encrypted(plain, host) if is_encrypted else plain
-            with s:
-                s.sendall(f"HEAD / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
-                s.recv(1)
-    except socket.gaierror as e:
-        return f"the name `{host}` cannot be resolved ({e.strerror})"
-    except TimeoutError:
-        does = "accepts connections, and says nothing" if connected else "is not there"
-        return f"{where} {does} for {_ANSWER} seconds"
-    except OSError as e:
-        # Whoever breaks off has answered.
-        return None if connected else f"{where} cannot be reached ({e.strerror})"
-    return None
-
-
-def _encrypted(plain: socket.socket, host: str) -> socket.socket:
-    # Who it is does not matter here: nothing is told to it, and nothing believed.
-    context = ssl.create_default_context()
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context.wrap_socket(plain, server_hostname=host)
 
 
 def check_bucket(url: str) -> None:
@@ -304,7 +222,7 @@ def check_bucket(url: str) -> None:
         return
     name = urllib.parse.quote(bucket(url).removeprefix("gs://"), safe="")
     try:
-        urllib.request.urlopen(f"{_google()}/storage/v1/b/{name}", timeout=_ANSWER)
+        urllib.request.urlopen(f"{google()}/storage/v1/b/{name}", timeout=10)
     except urllib.error.HTTPError as e:
         if e.code == 404:
             raise no_bucket(url, e.reason) from None

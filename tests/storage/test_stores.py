@@ -383,7 +383,7 @@ def test_refusals(remote, monkeypatch):
     for there in (path, f"{scheme}://bucket"):
         with pytest.raises(FileNotFoundError, match=f"no checkpoint at `{there}`.$"):
             ec.open(there)
-    with pytest.raises(OSError, match="nobody-has-it/x"):
+    with pytest.raises(FileNotFoundError, match="no bucket of .*nobody-has-it/x"):
         ec.tree_serialise_leaves(f"{scheme}://nobody-has-it/x", _tree())
     ec.tree_serialise_leaves(path, _tree())
     proxy.fault = lambda *_: 403

@@ -10,7 +10,7 @@ import pytest
 from support import helpers, servers
 
 import eqx_ckpt as ec
-from eqx_ckpt._storage import _remote
+from eqx_ckpt._storage import _waiting
 
 
 _long = pytest.mark.long
@@ -61,8 +61,8 @@ def _calls(server):
 @pytest.mark.parametrize("kind", _places)
 def test_a_server_that_was_never_there(kind, is_quick, monkeypatch):
     if is_quick:
-        monkeypatch.setattr(_remote, "_LOOK", 0.05)
-        monkeypatch.setattr(_remote, "_ANSWER", 0.3)
+        monkeypatch.setattr(_waiting, "_LOOK", 0.05)
+        monkeypatch.setattr(_waiting, "_ANSWER", 0.3)
     place, said = _places[kind]
     most = (5 if is_quick else 30) if kind == "silent" else 5
     with place() as port:
@@ -83,8 +83,8 @@ def test_google(monkeypatch):
         helpers.run_python(
             """
             import eqx_ckpt as ec
-            from eqx_ckpt._storage import _remote
-            _remote._LOOK, _remote._ANSWER = 0.05, 0.3
+            from eqx_ckpt._storage import _waiting
+            _waiting._LOOK, _waiting._ANSWER = 0.05, 0.3
             try:
                 ec.open("gs://bucket/x")
             except ConnectionError as e:
@@ -98,9 +98,9 @@ def test_google(monkeypatch):
 
 def test_a_server_that_goes_away(tmp_path, monkeypatch):
     """One that has answered is waited for longer: it may come back."""
-    monkeypatch.setattr(_remote, "_LOOK", 0.05)
-    monkeypatch.setattr(_remote, "_ANSWER", 0.3)
-    monkeypatch.setattr(_remote, "_AWAY", 1)
+    monkeypatch.setattr(_waiting, "_LOOK", 0.05)
+    monkeypatch.setattr(_waiting, "_ANSWER", 0.3)
+    monkeypatch.setattr(_waiting, "_AWAY", 1)
     ec.tree_serialise_leaves(tmp_path / "a", {"w": np.ones(3)})
     with servers.static(tmp_path) as port, servers.Proxy(port) as proxy:
         ckpt = ec.open(f"{proxy.url}/a")
@@ -113,17 +113,44 @@ def test_a_server_that_goes_away(tmp_path, monkeypatch):
         proxy.fault = lambda method, _: "hang" if method == "HEAD" else None
         assert ckpt["w"].read().tolist() == [1, 1, 1]
         proxy.fault, proxy.delay = lambda *_: None, 1.0
-        monkeypatch.setattr(_remote, "_ANSWER", 2)
+        monkeypatch.setattr(_waiting, "_ANSWER", 2)
         assert ec.open(f"{proxy.url}/a")["w"].read().tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("is_looked_at", [True, False])
+def test_a_server_that_does_not_answer_what_opens(
+    tmp_path, monkeypatch, caplog, is_looked_at
+):
+    """It answers others, or nobody knows: there may be a proxy before it."""
+    if not is_looked_at:
+        monkeypatch.setattr(_waiting, "_server", lambda *_: None)
+    monkeypatch.setattr(_waiting, "_LOOK", 0.05)
+    monkeypatch.setattr(_waiting, "_SAY", 0.2)
+    ec.tree_serialise_leaves(tmp_path / "a", {"w": np.ones(3)})
+    with servers.static(tmp_path) as port, servers.Proxy(port) as proxy:
+        proxy.fault = lambda method, _: "hang" if method == "GET" else None
+        store = ec.Store(f"{proxy.url}/a", timeout=0.6)
+        for call in (lambda: ec.open(store), lambda: ec.exists(store / "x.zip")):
+            start = time.monotonic()
+            with pytest.raises(ConnectionError, match="0.6 seconds ago.*`timeout` in"):
+                call()
+            assert 0.5 < time.monotonic() - start < 10
+        said = [r.getMessage() for r in caplog.records if "/a` has not" in r.message]
+        assert said == [f"The store of `{store.url}` has not answered for 0.2 s"]
+        proxy.fault = lambda *_: None
+        assert ec.open(store)["w"].read().tolist() == [1, 1, 1]
+    for wrong in (0, -1, "30", float("inf"), True, None):
+        with pytest.raises(ValueError, match="`timeout` is a number of seconds"):
+            ec.Store("s3://bucket/x", timeout=wrong)
 
 
 def test_through_a_proxy_nothing_is_asked(monkeypatch):
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
-    assert _remote._server("http://host/x", {}) == (False, "host", 80)
+    assert _waiting._server("http://host/x", {}) == (False, "host", 80)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "near")
-    assert _remote._server("http://host/x", {}) is None
-    assert _remote._server("http://near:1/x", {}) == (False, "near", 1)
-    assert _remote._server("https://host/x", {}) == (True, "host", 443)
-    assert _remote._server("s3://bucket/x", {}) is None
+    assert _waiting._server("http://host/x", {}) is None
+    assert _waiting._server("http://near:1/x", {}) == (False, "near", 1)
+    assert _waiting._server("https://host/x", {}) == (True, "host", 443)
+    assert _waiting._server("s3://bucket/x", {}) is None

@@ -1,0 +1,155 @@
+"""Waits for what has been asked of a store, and tells a server that is slow from one
+that is not there."""
+
+import json
+import math
+import socket
+import ssl
+import time
+import urllib.parse
+import urllib.request
+from typing import Any, NamedTuple
+
+from .._runtime import _log
+from . import _remote
+
+
+class Server(NamedTuple):
+    is_encrypted: bool
+    host: str
+    port: int
+
+
+# Seconds until it is looked whether the server of a request is there at all; that it is
+# then given to answer; and that it may be away if it has answered before.
+_LOOK, _ANSWER, _AWAY = 2, 10, 30
+# Seconds after which it is logged that there is no answer yet, and how often at most.
+_SAY, _AGAIN = 5, 60
+_answering: set[Server] = set()
+_said: dict[str, float] = {}
+
+
+def result(url: str, options: str, future: Any, answers: bool = False) -> Any:
+    """The result of a request to the store of a URL.
+
+    TensorStore tries for half a minute in silence where there is no server, and for
+    many where one accepts connections and nothing comes. So whatever takes long, the
+    server is asked for any answer, beside TensorStore. Where a request is one that a
+    server `answers` soon, whatever its connection, it is given the `timeout` of the
+    store.
+
+    **Raises:** `ConnectionError` if there is no answer; what the request raises.
+    """
+    given = json.loads(options)
+    server = _server(url, given)
+    is_known = server in _answering
+    start = time.monotonic()
+    timeout = given.get("timeout", _remote.TIMEOUT) if answers else math.inf
+    end, say = start + timeout, start + _SAY if answers else math.inf
+    pause = 5 * _LOOK if is_known else _LOOK
+    look = math.inf if server is None else start + pause
+    failing, why = None, None
+    while True:
+        try:
+            value = _until(min(end, say, look), future)
+            if server is not None:
+                _answering.add(server)
+            return value
+        except TimeoutError:
+            if future.done():
+                return future.result()
+        now = time.monotonic()
+        if now >= end:
+            future.cancel()
+            raise _silent(url, timeout, why)
+        if now >= say:
+            _say(url, f"has not answered for {_SAY} s")
+            say = math.inf
+        if server is None or now < look:
+            continue
+        # What is to be said is not to come late.
+        seconds = max(0.1, min(_ANSWER, end - now, say - now))
+        why = _failure(server, seconds)
+        if why is None:
+            failing, pause = None, min(2 * pause, 60)
+        elif failing is None:
+            failing, pause = now, _LOOK
+            _say(url, f"does not answer: {why}. It is tried again")
+        elif not is_known or time.monotonic() > failing + _AWAY:
+            future.cancel()
+            raise ConnectionError(f"The store of `{url}` does not answer: {why}.")
+        look = time.monotonic() + pause
+
+
+def _until(end: float, future: Any) -> Any:
+    """**Raises:** `TimeoutError` if there is no result by then."""
+    if end == math.inf:
+        return future.result()
+    return future.result(timeout=max(0, end - time.monotonic()))
+
+
+def _silent(url: str, timeout: float, why: str | None) -> ConnectionError:
+    return ConnectionError(
+        f"The store of `{url}` does not answer: it has been asked {timeout:g} seconds "
+        f"ago{why and f', and {why}' or ''}. Try again later, or give it longer: "
+        "`timeout` in an `ec.Store`."
+    )
+
+
+def _say(url: str, what: str) -> None:
+    """Logs what is wrong with a store, once for its many requests."""
+    now = time.monotonic()
+    if now >= _said.get(url, -math.inf) + _AGAIN:
+        _said[url] = now
+        _log.say(_log.WARNING, f"The store of `{url}` {what}", path=url)
+
+
+def _server(url: str, options: dict[str, Any]) -> Server | None:
+    """The server of a URL; None where it is asked through a proxy, or is one of
+    Amazon's, each of which has its own name."""
+    bases = {"s3": options.get("endpoint"), "gs": _remote.google()}
+    base = bases.get(str(_remote.scheme(url)), url)
+    if base is None or _remote.scheme(base) not in ("http", "https"):
+        return None
+    parts = urllib.parse.urlsplit(base)
+    host = parts.hostname or ""
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        return None
+    proxies = urllib.request.getproxies()
+    if parts.scheme in proxies or "all" in proxies:
+        if not urllib.request.proxy_bypass(host):
+            return None
+    return Server(parts.scheme == "https", host, port)
+
+
+def _failure(server: Server, seconds: int | float) -> str | None:
+    """The reason why a server does not answer at all; None if it does."""
+    is_encrypted, host, port = server
+    where = f"`{host}:{port}`"
+    connected = False
+    try:
+        with socket.create_connection((host, port), seconds) as plain:
+            connected = True
+            s = _encrypted(plain, host) if is_encrypted else plain
+            with s:
+                s.sendall(f"HEAD / HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+                s.recv(1)
+    except socket.gaierror as e:
+        return f"the name `{host}` cannot be resolved ({e.strerror})"
+    except TimeoutError:
+        does = "accepts connections, and says nothing" if connected else "is not there"
+        return f"{where} {does} for {seconds:.2g} seconds"
+    except OSError as e:
+        # Whoever breaks off has answered.
+        return None if connected else f"{where} cannot be reached ({e.strerror})"
+    return None
+
+
+def _encrypted(plain: socket.socket, host: str) -> socket.socket:
+    # Who it is does not matter here: nothing is told to it, and nothing believed.
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context.wrap_socket(plain, server_hostname=host)
