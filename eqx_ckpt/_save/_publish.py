@@ -42,6 +42,7 @@ def examine(root: Backend, overwrite: bool) -> Found:
     if not tops:
         if is_file():
             raise _file(root)
+        root.check_bucket()
         return Found(None, None, frozenset())
     for name in ("d", "array_metadatas"):
         if not tops.get(name, True):
