@@ -40,9 +40,9 @@ def examine(root: Backend, overwrite: bool) -> Found:
     keys = () if isinstance(there, dict) else tuple(there)
     tops = there if isinstance(there, dict) else _store.tops_of(keys)
     if not tops:
+        root.check_bucket()
         if is_file():
             raise _file(root)
-        root.check_bucket()
         return Found(None, None, frozenset())
     for name in ("d", "array_metadatas"):
         if not tops.get(name, True):
