@@ -258,7 +258,8 @@ def serve_static(directory: str, port: str) -> None:
 
 def serve_gcs(port: str) -> None:
     """The emulator, with what it lacks and TensorStore relies on: conditional writes,
-    the bounds of a listing, generations and the end of an object in answers."""
+    the bounds of a listing and its errors, generations and the end of an object in
+    answers."""
     from gcp_storage_emulator.exceptions import NotFound
     from gcp_storage_emulator.handlers import objects
 
@@ -285,6 +286,7 @@ def serve_gcs(port: str) -> None:
     def bounded_ls(request, response, storage, *args, **kwargs):
         ls(request, response, storage, *args, **kwargs)
         if response.status != http.HTTPStatus.OK:
+            response.json({"error": {"code": int(response.status)}})
             return
         answer = json.loads(response._content)
         (first,), (stop,) = (
