@@ -66,7 +66,8 @@ class Digests:
             return
         if not is_far:
             self._load(0)
-        elif not (self._data or self._coming):
+        elif not self._data:
+            # What a read before has asked for, and not waited for, may never come.
             self._coming[0] = self._ask(0)
 
     def _ask(self, number: int) -> Callable[[], bytes | None]:
