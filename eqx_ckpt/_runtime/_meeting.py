@@ -5,7 +5,7 @@
 import dataclasses
 import time
 
-from ._messages import Channel, End, Sign, Told, unsigned
+from ._messages import Channel, End, Late, listed, Sign, Told, unsigned
 
 
 # So many calls may a process be behind, and still be found to be.
@@ -68,6 +68,7 @@ class Meeting:
         channel = self.channel
         start = time.monotonic()
         words = {0: own}
+        late = Late(channel.where)
         for said, gone in channel.looks():
             for index, value in gone.items():
                 sign = unsigned(value)[1]
@@ -87,6 +88,7 @@ class Meeting:
             missing = [index for index in range(channel.count) if index not in words]
             if not missing:
                 break
+            late.say(missing)
             if time.monotonic() - start > channel.timeout:
                 raise self._nobody(missing, ignored)
         return [words[index] for index in range(channel.count)]
@@ -122,8 +124,3 @@ _BEHIND = (
     "this call is behind that of other processes, which have made it already, and had "
     "an error, as somebody has left out a call."
 )
-
-
-def listed(indices: list[int]) -> str:
-    text = ", ".join(map(str, indices[:20]))
-    return text + (" and more" if len(indices) > 20 else "")

@@ -14,11 +14,21 @@ import time
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
+from . import _log
+
 
 # Seconds between looks at who has arrived: few at first, as most arrive together.
 _LOOK = (0.001, 0.1)
+# Seconds after which those that have not come are named in the log; then each time
+# after as many again as have passed.
+_LATE = 10.0
 # The most seconds of one wait in the runtime, in which no signal is handled.
 _SLICE = 5.0
+
+
+def listed(indices: Collection[int]) -> str:
+    some = sorted(indices)
+    return ", ".join(map(str, some[:20])) + (" and more" if len(some) > 20 else "")
 
 
 class Told(Exception):
@@ -69,6 +79,23 @@ class End(NamedTuple):
     def decode(word: bytes) -> "End":
         text, signs, silent, is_vague = json.loads(word[1:])
         return End(text, [Sign(*sign) for sign in signs], silent, is_vague)
+
+
+@dataclasses.dataclass
+class Late:
+    """Names in the log those for whom a round waits for long."""
+
+    where: str
+    since: float = dataclasses.field(default_factory=lambda: time.monotonic())
+    said: float = 0.0
+
+    def say(self, missing: Collection[int]) -> None:
+        passed = time.monotonic() - self.since
+        if passed < max(_LATE, 2 * self.said):
+            return
+        self.said = passed
+        text = f"{self.where} has waited {passed:.0f} s for processes {listed(missing)}"
+        _log.say(_log.WARNING, text, seconds=passed)
 
 
 @dataclasses.dataclass

@@ -49,8 +49,8 @@ from typing import Any, NamedTuple
 
 from jax._src import distributed
 
-from ._meeting import Behind, listed, Meeting
-from ._messages import Channel, End, Sign, signed, Told
+from ._meeting import Behind, Meeting
+from ._messages import Channel, End, Late, listed, Sign, signed, Told
 
 
 # Seconds. JAX ends all processes 100 seconds after one has died: see docs/processes.md.
@@ -203,6 +203,7 @@ class Processes:
     def _collect(self, channel: Channel, own: bytes) -> list[bytes]:
         """The words of all. **Raises:** as soon as one of them is an error."""
         words = {0: own}
+        late = Late(channel.where)
         for said, gone in channel.looks():
             for index, word in said.items():
                 if word[:1] != b"+":
@@ -213,6 +214,7 @@ class Processes:
             missing = [index for index in range(self.count) if index not in words]
             if not missing:
                 break
+            late.say(missing)
             now = time.monotonic()
             silent = [
                 i for i in missing if now - self._last(channel, i) > channel.timeout

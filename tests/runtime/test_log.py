@@ -1,6 +1,7 @@
 """What the logger `eqx_ckpt` and `jax.monitoring` are told."""
 
 import logging
+import types
 
 import jax.monitoring
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ from support.helpers import run_python
 from support.processes import good, run_team
 
 import eqx_ckpt as ec
-from eqx_ckpt._runtime import _log, _progress
+from eqx_ckpt._runtime import _log, _messages, _progress
 
 
 @pytest.fixture
@@ -200,3 +201,16 @@ def test_a_count_is_of_all_threads():
     advance(3, 1)
     advance(4, 0)
     assert count.nbytes == 7 and moved == [(3, 1), (4, 0)]
+
+
+def test_stragglers_are_named(told, monkeypatch):
+    now = [100.0]
+    clock = types.SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr(_messages, "time", clock)
+    late = _messages.Late("save, `run/c`")
+    for now[0] in (101, 109.9, 110, 111, 119.9, 121, 139, 142):
+        late.say([7, 2])
+    ends = ("10 s", "21 s", "42 s")
+    assert [text for _, text in told()] == [
+        f"save, `run/c` has waited {end} for processes 2, 7" for end in ends
+    ]
