@@ -89,7 +89,9 @@ def tree_deserialise_leaves(
         every value.
     - `verify`: whether to check the digests of all that is read.
     - `max_bytes`: how much host memory the call may take beyond the tree, 256 MiB by
-        default, but at least a chunk. Leaves larger than it are read in parts.
+        default, but at least a chunk. Leaves larger than it are read in parts. What
+        goes onto devices with memory of their own is in host memory until it is there:
+        so much of all that is being sent, but at least one leaf. See docs/devices.md.
     - `progress`: whether to show a progress bar. This needs `eqx_ckpt[progress]`.
     - `timeout`: where many processes load a tree together, how many seconds they wait
         for one that gives no sign of life. Who reads gives some.

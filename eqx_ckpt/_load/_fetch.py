@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from .._format import _view
@@ -30,6 +31,8 @@ class Want(NamedTuple):
     move: Move | None = None
 
 
+# Smaller arrays are soon on their devices.
+_LARGE = 1 << 16
 # So many leaves of one shape and dtype are worth a compiled function.
 _MANY = 1024
 
@@ -69,12 +72,14 @@ def load_some(
 ) -> list[Any]:
     """As `load`, of a part of what a bar counts."""
     made = _Made(wants)
+    sending = _Sending(_read.BUDGET if max_bytes is None else max_bytes)
     requests = _requests(source, wants)
     results = _read.read(source, requests, verify, max_bytes)
     with contextlib.closing(results):
         for request, arrays in results:
             made.add(request, arrays)
             del arrays  # They are not to live until the next ones have arrived.
+            sending.add(made, request)
             if advance is not None:
                 advance(request.nbytes, 1)
     out = made.finish()
@@ -137,6 +142,27 @@ def _request(want: Want, wants: list[int]) -> Request:
     return Request(record, views, _restore.conversion(record.template, target), wants)
 
 
+class _Sending:
+    """Leaves on their way to devices: what they are made of stays in host memory until
+    they are there. So no more than `budget` bytes are under way."""
+
+    def __init__(self, budget: int):
+        self._budget = budget
+        self._leaves: collections.deque[tuple[int, list[Any]]] = collections.deque()
+        self._size = 0
+
+    def add(self, made: "_Made", request: Request) -> None:
+        nbytes = request.nbytes
+        if nbytes < _LARGE:
+            return
+        self._leaves.append((nbytes, made.of(request)))
+        self._size += nbytes
+        while self._size > self._budget:
+            size, leaves = self._leaves.popleft()
+            jax.block_until_ready(leaves)
+            self._size -= size
+
+
 class _Made:
     """The leaves, made as their arrays arrive. Small ones of which there are many alike
     are made into jax arrays together."""
@@ -162,6 +188,10 @@ class _Made:
                 except (ValueError, TypeError) as e:
                     self.lost[name] = str(e)
                 owned = False  # Other leaves that share the bytes get copies.
+
+    def of(self, request: Request) -> list[Any]:
+        """The leaves that were made of a request."""
+        return [self._out[i] for i in request.wants]
 
     def _leaf(self, i: int, arrays: Fetched, owned: bool) -> Any:
         record, _, target, move = self._wants[i]

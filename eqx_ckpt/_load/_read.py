@@ -18,7 +18,7 @@ from ._source import Source
 _SMALL = 1 << 16
 _RUN, _GAP = 8 * 2**20, 4096
 # The memory for what is under way, unless the caller says so.
-_BUDGET = 256 * 2**20
+BUDGET = 256 * 2**20
 
 
 def read(
@@ -33,7 +33,7 @@ def read(
     **Raises:** at the end, `DamagedError` that names every leaf whose bytes are missing
     or are not those that were saved.
     """
-    budget = _BUDGET if max_bytes is None else max_bytes
+    budget = BUDGET if max_bytes is None else max_bytes
     verify = verify and source.has_digests
     small: list[Request] = []
     large: list[Request] = []

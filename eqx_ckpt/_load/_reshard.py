@@ -78,7 +78,7 @@ def plan(
         if reshard == "auto":
             _keep_worthy(out, stay)
     budget = _BATCH if max_bytes is None else max_bytes
-    return Plan(out, list(_batches(out, budget)), stay)
+    return Plan(out, list(_batches(source, out, budget)), stay)
 
 
 def _move(source: Source, want: Want) -> Move | str:
@@ -134,18 +134,24 @@ def _keep_worthy(wants: list[Want], stay: dict[str, str]) -> None:
                 stay[wants[i].record.name] = "reading it takes less time"
 
 
-def _batches(wants: Sequence[Want], budget: int) -> Iterator[list[int]]:
-    """Leaves that are moved together: of each process has read so many bytes."""
-    batch, size = [], 0
+def _batches(source: Source, wants: Sequence[Want], budget: int) -> Iterator[list[int]]:
+    """Leaves that are moved together: of each process has read so many bytes. Those
+    that share a stored array are, as it is read once."""
+    aliases = source.index.leaves.aliases
+    groups: dict[int, list[int]] = collections.defaultdict(list)
+    shares: dict[int, int] = {}
     for i, want in enumerate(wants):
-        if want.move is None:
-            continue
-        share = want.record.template.nbytes // want.move.route.processes
-        if batch and size + share > budget:
+        if want.move is not None:
+            place = aliases.get(want.record.place, want.record.place)
+            groups[place].append(i)
+            shares[place] = want.record.template.nbytes // want.move.route.processes
+    batch, size = [], 0
+    for place, numbers in groups.items():
+        if batch and size + shares[place] > budget:
             yield batch
             batch, size = [], 0
-        batch.append(i)
-        size += share
+        batch += numbers
+        size += shares[place]
     if batch:
         yield batch
 

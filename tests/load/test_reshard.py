@@ -93,16 +93,22 @@ def test_keys_weak_types_conversions_and_aliases(tmp_path):
 def test_each_byte_is_read_once_and_what_stays_is_said(tmp_path, caplog):
     x = np.arange(2**20, dtype=np.float32).reshape(1024, 1024)
     two = (x[:8, :8] % 2).astype(jnp.int2)
-    ec.tree_serialise_leaves(tmp_path / "c", {"x": x, "two": two}, chunks=2**16)
+    ec.tree_serialise_leaves(
+        tmp_path / "c", {"x": x, "two": two, "tied": x}, chunks=2**16
+    )
     to = NamedSharding(mesh(), P(None, "b"))
     like = {
         "x": jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to),
         "two": jax.ShapeDtypeStruct(two.shape, two.dtype, sharding=to),
+        "tied": jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to),
     }
     caplog.set_level(logging.INFO, "eqx_ckpt")
     with BytesRead() as count:
-        out = ec.tree_deserialise_leaves(tmp_path / "c", like, reshard="devices")
+        out = ec.tree_deserialise_leaves(
+            tmp_path / "c", like, reshard="devices", max_bytes=1
+        )
     assert np.array_equal(out["x"], x) and bits(out["two"]) == bits(two)
+    assert np.array_equal(out["tied"], x)
     assert x.nbytes <= count.total < 1.1 * x.nbytes
     (line,) = [record.message for record in caplog.records]
     assert "`two` (devices cannot be relied on to move int2)" in line
@@ -122,6 +128,18 @@ def test_damage_and_values_that_do_not_fit(tmp_path):
     like = {"x": jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to)}
     with pytest.raises(ec.DamagedError, match="x: its bytes are not"):
         ec.tree_deserialise_leaves(tmp_path / "c", like, reshard="devices")
+
+
+def test_arrays_on_their_way_are_waited_for(tmp_path, monkeypatch):
+    """What is sent to devices stays in host memory until it is there."""
+    tree = {name: np.full(2**18, i, np.float32) for i, name in enumerate("abcd")}
+    ec.tree_serialise_leaves(tmp_path / "c", tree)
+    waited = []
+    monkeypatch.setattr("eqx_ckpt._load._fetch.jax.block_until_ready", waited.append)
+    like = {n: jax.ShapeDtypeStruct(x.shape, x.dtype) for n, x in tree.items()}
+    out = ec.tree_deserialise_leaves(tmp_path / "c", like, max_bytes=2**21)
+    assert len(waited) == 2
+    assert {id(x) for (x,) in waited} < {id(x) for x in out.values()}
 
 
 def test_another_word(tmp_path):
