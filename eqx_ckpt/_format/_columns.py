@@ -17,6 +17,7 @@ MOST_LEAVES, MOST_CHUNKS = 20_000, 200_000
 _FEW = 1000
 
 _SPACE = ord(" ")
+_TWINS = "the index has two leaves of one name"
 
 
 def needed(leaves: int, chunks: int) -> bool:
@@ -101,7 +102,11 @@ class Names(Sequence[str]):
         if low == self._count:
             return None
         place = int(self._order[low])
-        return place if self[place] == name else None
+        if self[place] != name:
+            return None
+        if low + 1 < self._count and self[int(self._order[low + 1])] == name:
+            raise ValueError(_TWINS)
+        return place
 
 
 class Places(Mapping[str, int]):
@@ -143,5 +148,5 @@ def numbered(names: Sequence[str]) -> dict[str, int]:
     """The places of names. **Raises:** `ValueError` for two of one name."""
     out = dict(zip(names, range(len(names))))
     if len(out) != len(names):
-        raise ValueError("the index has two leaves of one name")
+        raise ValueError(_TWINS)
     return out

@@ -84,9 +84,12 @@ class Index:
 
     @ft.cached_property
     def _laid(self) -> Laid | None:
-        if isinstance(self.placement, Packed):
+        if not isinstance(self.placement, Packed):
+            return None
+        try:
             return _packed.lay(self.placement, self.leaves)
-        return None
+        except ValueError as e:
+            raise DamagedError(str(e)) from e
 
     @ft.cached_property
     def _segments(self) -> dict[int, list[Segment]]:

@@ -94,7 +94,9 @@ def verify(
     try:
         source = _open.open_source(root)
         records = list(source.index.leaves.records())
-        source.index.leaves.places
+        list(source.index.leaves.places)
+        if source.has_digests:
+            source.index.pages
     except ValueError as e:
         is_file = root.entry() not in (None, "directory")
         file = root.url.rpartition("/")[2] if is_file else _files.INDEX

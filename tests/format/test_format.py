@@ -1,4 +1,6 @@
+import base64
 import json
+import math
 
 import jax.numpy as jnp
 import jax.random as jr
@@ -56,6 +58,75 @@ def read_checkpoint(path):
         else:
             out[name] = array if kind in ("jax", "numpy", "key") else array.item()
     return index["metadata"], out
+
+
+def read_columns(path):
+    """The names of a checkpoint with columns, and where its chunks lie: rows of a file,
+    a leaf, a chunk, and the bytes from where to where. All of them are verified."""
+    index = json.loads((path / "eqx_ckpt.json").read_bytes())
+    columns, save = index["columns"], path / "d" / index["save"]
+
+    def numbers(name):
+        return np.frombuffer(base64.b64decode(columns[name]), "<u4").tolist()
+
+    names = columns["names"].split(" ")
+    assert [names[i] for i in numbers("order")] == sorted(names)
+    templates = [index["templates"][n] for n in numbers("template")]
+    patterns, pairs = [[]], iter(numbers("patterns"))
+    for count, lane in zip(pairs, pairs):
+        patterns[-1].append((count, lane))
+        patterns += [] if count else [[]]
+    pattern = numbers("pattern") or [0] * len(names)
+    begins = {(row[1], row[2]): tuple(row[3:]) for row in columns["begins"]}
+    lanes, runs = {}, {}
+    for leaf, t in enumerate(templates):
+        at, total = 0, math.prod(-(-n // c) for n, c in zip(t[3], t[5]))
+        for count, lane in patterns[pattern[leaf]]:
+            stop = at + count if count else total
+            cuts = sorted(c for x, c in begins if x == leaf and at < c < stop)
+            cuts = [at, *cuts, stop]
+            if leaf not in dict(index["aliases"]):
+                own = [(leaf, a, b) for a, b in zip(cuts, cuts[1:])]
+                lanes.setdefault(lane, []).extend(own)
+            at = stop
+    for own in lanes.values():
+        place = ()
+        for leaf, first, stop in own:
+            place = begins.get((leaf, first)) or place
+            runs.setdefault(place, []).append((leaf, first, stop))
+    sizes, out = iter(numbers("sizes")), []
+    for (file, at), own in sorted(runs.items()):
+        for leaf, first, stop in own:
+            at = -(-at // 64) * 64
+            for chunk in range(first, stop):
+                t = templates[leaf]
+                size = math.prod(t[5]) * ts.dtype(t[4]).numpy_dtype.itemsize
+                size = next(sizes) if t[8] else size
+                out.append((file, leaf, chunk, at, at + size))
+                at += size
+    digests, start = (save / "digests").read_bytes(), 0
+    for file, good in enumerate(index["files"]):
+        data = (save / good).read_bytes()
+        rows = [row for row in out if row[0] == file]
+        page = digests[start : start + 16 * len(rows)]
+        start += len(page)
+        good = index["digests"][32 * file : 32 * file + 32]
+        assert xxhash.xxh3_128_hexdigest(page) == good
+        for number, (_, leaf, chunk, a, b) in enumerate(rows):
+            t = templates[leaf]
+            if t[8]:
+                # Blosc says itself how long it is.
+                assert int.from_bytes(data[a + 12 : a + 16], "little") == b - a
+                continue
+            array = np.frombuffer(data[a:b], ts.dtype(t[4]).numpy_dtype).reshape(t[5])
+            counts = [-(-n // c) for n, c in zip(t[3], t[5])]
+            at = np.unravel_index(chunk, counts) if counts else ()
+            kept = tuple(slice(n - i * c) for n, c, i in zip(t[3], t[5], at))
+            found = np.ascontiguousarray(array[kept]).tobytes()
+            row = page[16 * number : 16 * number + 16]
+            assert xxhash.xxh3_128_digest(found) == row, names[leaf]
+    assert start == len(digests)
+    return names, out
 
 
 # ----

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support import golden
 from support.helpers import assert_alike, files_of
-from test_format import read_checkpoint
+from test_format import read_checkpoint, read_columns
 
 import eqx_ckpt as ec
 
@@ -68,6 +68,23 @@ def test_compressed_chunks(name):
     assert np.array_equal(weights.read(), golden.compressible())
     assert np.array_equal(weights[7:-3].read(), golden.compressible()[7:-3])
     assert files_of(path) == before
+
+
+def test_columns(tree):
+    for name in ("columns", "lz4-columns"):
+        path = golden.GOLDEN / "2" / name
+        before = files_of(path)
+        assert ec.verify(path) == []
+        ckpt = ec.open(path)
+        columns, _ = read_columns(path)
+        assert list(ckpt) == columns
+        if name == "columns":
+            out = ec.tree_deserialise_leaves(path, tree, golden.storable)
+            assert_alike(out, tree)
+        else:
+            weights = ckpt["weights"][16000:17000].read()
+            assert np.array_equal(weights, golden.compressible()[16000:17000])
+        assert files_of(path) == before
 
 
 def test_a_save_of_two_processes(version):

@@ -3,12 +3,13 @@
 They were written once, by the first release of their format version, and are never
 written again: whatever becomes of the library, it must load them.
 `PYTHONPATH=tests python -m support.golden VERSION` writes those of a new version of the
-format. Version 2 is only written of what is compressed.
+format. Version 2 is only written of what is compressed, or very much.
 """
 
 import pathlib
 import sys
 from typing import Any
+from unittest import mock
 
 import equinox as eqx
 import jax
@@ -18,6 +19,8 @@ import ml_dtypes
 import numpy as np
 
 import eqx_ckpt as ec
+from eqx_ckpt._format import _columns
+from eqx_ckpt._save import _assign
 
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
@@ -102,6 +105,20 @@ def write_compressed(directory: pathlib.Path) -> None:
     ec.tree_serialise_leaves(path, big, compression="lz4", layout="zarr")
 
 
+def write_columns(directory: pathlib.Path) -> None:
+    """As if these were very many leaves, in files that were very large."""
+    few = mock.patch.object(_columns, "MOST_LEAVES", 0)
+    small = mock.patch.object(_assign, "_MIN_FILE", 4096)
+    with few, small:
+        ec.tree_serialise_leaves(
+            directory / "columns", tree(), storable, metadata=METADATA, chunks=_chunks
+        )
+        tree_of_both = {"plain": compressible()[:9000], "weights": compressible()}
+        ec.tree_serialise_leaves(
+            directory / "lz4-columns", tree_of_both, compression="lz4", chunks=16384
+        )
+
+
 def compressible() -> np.ndarray:
     return np.arange(32768, dtype=np.int32) % 7
 
@@ -128,6 +145,7 @@ if __name__ == "__main__":
 
     out = GOLDEN / sys.argv[1]
     write_compressed(out)
+    write_columns(out)
     if sys.argv[1] != "2":
         write(out)
         good(run_team(2, SHARDS, out))
