@@ -34,7 +34,8 @@ def write(save: Save, into: Destination[Backend]) -> Files:
 
     runs = [run for _, runs in save.own(save.index) for run in runs]
     jobs = [ft.partial(write, *run) for run in runs]
-    _threads.gather(jobs, save.threads(), waiting=root.is_far)
+    # A system that syncs several files at a time writes its journal once for them.
+    _threads.gather(jobs, save.threads(), waiting=root.is_far or durable)
     return []
 
 
@@ -72,7 +73,7 @@ def finish(save: Save, files: Files, into: Destination[Backend]) -> Written:
             root.sync_directories(below)
 
     jobs = [ft.partial(write, leaf) for leaf in save.leaves]
-    _threads.gather(jobs, waiting=root.is_far)
+    _threads.gather(jobs, waiting=root.is_far or durable)
     digests = save.data.digests()
     root.write(_files.DIGESTS, [digests], durable)
     return _written(_index.digest(digests))
