@@ -105,6 +105,8 @@ def _move(source: Source, want: Want) -> Move | str:
     if is_local:
         # The others do not move arrays that this process has alone.
         return "" if route.is_short or _processes.count() > 1 else found
+    if route.processes < _processes.count():
+        return "its sharding leaves out some of the processes"
     if route.read < route.wanted:
         return found
     is_more = route.wanted > _MORE * math.prod(t.shape)
