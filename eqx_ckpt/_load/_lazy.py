@@ -148,8 +148,7 @@ class LazyArray(jax.ShapeDtypeStruct):
 
     def __getitem__(self, key: Any) -> "LazyArray":
         self._check_whole()
-        view = (self._view or _view.whole(self._template.shape)).take(key)
-        return self._viewed(view)
+        return self._viewed((self._view or _view.whole(self._template.shape)).take(key))
 
     @property
     def T(self) -> "LazyArray":

@@ -132,7 +132,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", required=True, help="storage that all hosts share")
     parser.add_argument("--near", required=True, help="a disk of this host's own")
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=35)
     parser.add_argument("--tensor", type=int, default=2, help="of the mesh")
     parser.add_argument("--processes", type=int)
     parser.add_argument("--process", type=int)
@@ -150,7 +150,7 @@ def main():
 
     with ec.CheckpointManager(
         args.root,
-        every=30,
+        every=20,
         keep=2,
         near=args.near,
         near_every=5,

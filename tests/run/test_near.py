@@ -98,6 +98,18 @@ def test_damage_moves_to_the_step_before(tmp_path):
     assert step == tree["step"] == 5
 
 
+def test_the_root_may_be_a_store(tmp_path):
+    root, how = "memory://near", {"every": 5, "near": tmp_path, "near_every": 1}
+    for start in (1, 4):
+        manager = ec.CheckpointManager(root, **how)
+        if start > 1:
+            assert manager.restore(tree_at(0))[1] == start - 1
+        for step in range(start, start + 3):
+            manager.save(step, tree_at(step))
+        manager.wait()
+    assert manager.latest() == 6 and manager.steps() == [5]
+
+
 @pytest.mark.parametrize(
     "how, why",
     [

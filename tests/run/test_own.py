@@ -1,11 +1,14 @@
 """States that each process of a run has for itself, as part of its steps."""
 
+import json
+
 import numpy as np
 import pytest
 from support.helpers import tree_at
 from support.processes import good, run_team
 
 import eqx_ckpt as ec
+from eqx_ckpt._format import _index
 
 
 OWN = {"epoch": 3, "cursor": np.arange(4), "reader": b"\x00state", "file": "a.txt"}
@@ -59,6 +62,20 @@ def test_what_is_wrong_with_an_own_state(tmp_path):
     manager.delete(1)
     with pytest.raises(ec.DamagedError, match="own state of process 0 is missing"):
         manager.restore(tree_at(0), own=LIKE)
+
+
+@pytest.mark.parametrize(
+    "rows", [7, [[1]], [[-1, "0"]], [[True, "0"]], [[1, 0]], [[2**61, "0"]], ["ab"]]
+)
+def test_impossible_own_states_are_refused(tmp_path, rows):
+    ec.tree_serialise_leaves(tmp_path / "c", {"x": np.zeros(3)})
+    file = tmp_path / "c/eqx_ckpt.json"
+    value = json.loads(file.read_bytes())
+    del value["digest"]
+    text = json.dumps(value | {"own": rows}, separators=(",", ":"))
+    file.write_bytes(_index.sealed(text.encode()[:-1]))
+    with pytest.raises(ec.DamagedError):
+        ec.open(tmp_path / "c")
 
 
 def test_own_states_of_two_processes(tmp_path):
