@@ -1,5 +1,7 @@
 """Every version of the format that was released loads, for ever."""
 
+import shutil
+
 import equinox as eqx
 import jax
 import numpy as np
@@ -94,6 +96,28 @@ def test_a_save_of_two_processes(version):
     assert out.pop("step") == 3
     for name, x in golden.shards().items():
         assert np.array_equal(np.asarray(out[name]), x)
+
+
+def test_a_part_of_one_process():
+    ckpt = ec.open(golden.GOLDEN / "2/part")
+    assert ec.verify(ckpt) == [] and ckpt["rows"].shape == (32, 16)
+    # Process 1 of two, with two devices each.
+    part = ckpt["rows"]._record.part
+    assert part == ((32, 16), ((16, 0), (24, 0)))
+    assert ckpt["columns"]._record.part == ((4, 64), ((0, 32), (0, 48)))
+    assert np.array_equal(ckpt["copies"].read(), golden.shards()["copies"])
+    rows = np.asarray(ckpt["rows"].store.read().result())
+    assert np.array_equal(rows, golden.shards()["rows"][16:])
+
+
+def test_own_states(tmp_path):
+    ckpt = ec.open(golden.GOLDEN / "2/own")
+    assert ec.verify(ckpt) == []
+    shutil.copytree(golden.GOLDEN / "2/own", tmp_path / "3/default")
+    like = {name: np.zeros_like(x) for name, x in golden.shards().items()}
+    tree, own, step = ec.CheckpointManager(tmp_path).restore(like, own="all")
+    assert step == 3 and np.array_equal(tree["rows"], golden.shards()["rows"])
+    assert own == [{"at": 10 + i, "file": f"{i}.txt"} for i in (0, 1)]
 
 
 @pytest.mark.parametrize("name", ["1/ocdbt", "1/zarr", "1/processes", *_compressed])

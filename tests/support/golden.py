@@ -140,6 +140,23 @@ ec.tree_serialise_leaves(path / "processes", tree | {"step": 3})
 """
 
 
+# One of them saves its part alone; a step with an own state of each.
+OWN = """
+from support import golden
+specs = {"rows": rows, "columns": columns, "copies": copies}
+tree = {name: spread(x, specs[name]) for name, x in golden.shards().items()}
+if rank == 1:
+    ec.tree_serialise_leaves(path / "part", tree, processes="own")
+manager = ec.CheckpointManager(path / "run")
+manager.save(3, tree, own={"at": 10 + rank, "file": f"{rank}.txt"})
+manager.wait()
+if rank == 0:
+    os.rename(path / "run/3/default", path / "own")
+    os.rmdir(path / "run/3")
+    os.rmdir(path / "run")
+"""
+
+
 if __name__ == "__main__":
     from support.processes import good, run_team
 
@@ -149,3 +166,4 @@ if __name__ == "__main__":
     if sys.argv[1] != "2":
         write(out)
         good(run_team(2, SHARDS, out))
+    good(run_team(2, OWN, out))
