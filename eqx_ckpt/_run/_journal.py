@@ -8,6 +8,7 @@ import contextlib
 import functools as ft
 import math
 import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .._format import _files, _journal, _json
@@ -15,7 +16,6 @@ from .._format._heads import Heads
 from .._format._journal import Row
 from .._storage import _store
 from .._storage._backend import Backend
-from . import _clean
 
 
 # Steps that are not in the journal, before it is written anew: so many, or one for so
@@ -33,8 +33,9 @@ def index_of(step: int) -> str:
 class Journal:
     """What is known of the indices of a run, by the stamps of their files."""
 
-    def __init__(self, root: Backend):
+    def __init__(self, root: Backend, list_steps: Callable[[], Iterable[int]]):
         self._root = root
+        self._list_steps = list_steps
         self._heads = Heads()
         self._rows: dict[int, Row] | None = None
         # Steps whose rows are not in the file, and since when that is known.
@@ -53,6 +54,15 @@ class Journal:
             self._missing.setdefault(step, time.monotonic())
             return self._look(step, stamp)
         return row
+
+    def steps(self) -> set[int]:
+        """The steps that it knows, which may be gone."""
+        return set(self._read())
+
+    def row_of(self, step: int, save: str | None) -> Row | None:
+        """What the index of this save says, if the journal knows."""
+        row = self._read().get(step)
+        return row if row is not None and row.save == save else None
 
     def _read(self) -> dict[int, Row]:
         if self._rows is None:
@@ -95,7 +105,7 @@ class Journal:
             self._rows.pop(step, None)
 
     def _list(self, rows: dict[int, Row]) -> None:
-        there = set(_clean.steps_in(self._root.list_top() or {}))
+        there = set(self._list_steps())
         for gone in rows.keys() - there:
             del rows[gone]
         for step in there - rows.keys():

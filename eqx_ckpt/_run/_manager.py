@@ -231,7 +231,7 @@ class CheckpointManager:
         """
         if self._policy.best is None:
             raise ValueError('Pass `best=(metric, "min")` or "max" to the manager.')
-        return self._policy.best_of(_steps.metrics(self._steps))
+        return _steps.best(self._steps, self._policy)
 
     def path(self, step: int) -> str | Store:
         """Where the checkpoint of a step is, or will be."""

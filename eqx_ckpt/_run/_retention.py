@@ -72,11 +72,12 @@ class Retention:
         there = {*before, new}
         if not before:
             self._saves = 0
-        if self._steps.cleans or not before:
+        if self._steps.cleans:
             there = set(self._steps.directories())
         seen = {s: x for s, x in before.items() if s in there and s != new}
         left: list[str] = []
-        looks = self._steps.survey(keeps, there - seen.keys())
+        is_whole = not (self._steps.cleans or before)
+        looks = self._steps.survey(keeps, None if is_whole else there - seen.keys())
         for step, (signature, metrics, error) in looks.items():
             if error is not None:
                 # It is neither counted nor deleted, and may be the next time.

@@ -22,10 +22,12 @@ from .._load import _published
 from .._runtime import _log
 from .._save import _background, _leftovers, _publish
 from .._storage import _root, _store
-from .._storage._backend import Backend, Locks, Renames, Usage
+from .._storage._backend import Backend, Locks, Renames, Sends, Usage
 from .._storage._remote import Store
-from . import _clean
+from . import _clean, _listing
 from ._journal import index_of, Journal
+from ._listing import Listed
+from ._policy import Policy
 
 
 _ITEM = "default"
@@ -69,7 +71,7 @@ class Steps:
         is_path = isinstance(found, Renames)
         self.root = _root.resolve(found.target()) if is_path else found
         self._store = root if isinstance(root, Store) else None
-        self.journal = Journal(self.root)
+        self.journal = Journal(self.root, self.directories)
         self._known: dict[int, tuple[Any, dict[str, Any] | None]] = {}
 
     @property
@@ -92,32 +94,45 @@ class Steps:
                 f"Which steps there are in `{self.root}` cannot be told: over HTTP "
                 "nothing is listed. Restore one that you know, with `step=`."
             )
+        if isinstance(self.root, Sends):
+            return list(self._listed())
         return _clean.steps_in(self.root.list_top() or {})
+
+    def _listed(self) -> dict[int, Listed]:
+        """What a list says of each step, in an object store."""
+        if not isinstance(self.root, Sends) or not self.root.can_list():
+            return dict.fromkeys(self.directories(), Listed())
+        return _listing.read(self.root, self.journal.steps())
 
     def complete(self) -> list[int]:
         """The complete steps, in order."""
-        steps = sorted(self.directories())
-        found = self.each(self.signature, steps)
-        return [step for step, is_there in zip(steps, found) if is_there]
+        listed = self._listed()
+        found = [step for step, at in listed.items() if at.is_complete]
+        left = sorted(listed.keys() - set(found))
+        signatures = zip(left, self.each(self.signature, left))
+        return sorted([*found, *(step for step, there in signatures if there)])
 
     def latest(self) -> int | None:
         """The newest complete step; older ones are not looked at."""
-        for steps in self.listings():
-            for step in steps:
-                if self.signature(step):
+        for listed in self._listings():
+            for step in sorted(listed, reverse=True):
+                if listed[step].is_complete or self.signature(step):
                     return step
         return None
 
     def listings(self) -> Iterator[list[int]]:
         """The steps, the newest first; again, where they have changed meanwhile: what
         another process saves and deletes is then neither complete nor there."""
-        before: list[int] | None = None
+        return (sorted(listed, reverse=True) for listed in self._listings())
+
+    def _listings(self) -> Iterator[dict[int, Listed]]:
+        before: set[int] | None = None
         for _ in range(10):
-            steps = sorted(self.directories(), reverse=True)
-            if steps == before:
+            listed = self._listed()
+            if listed.keys() == before:
                 return
-            yield steps
-            before = steps
+            yield listed
+            before = set(listed)
 
     def signature(self, step: int) -> Signature | None:
         """None of a step that is not complete, or leads through a link."""
@@ -142,8 +157,18 @@ class Steps:
     ) -> dict[int, Known]:
         """What is known of each step, or of some, in order, with or without its
         metrics."""
-        steps = sorted(self.directories() if of is None else of)
-        return dict(zip(steps, self.each(ft.partial(self._know, metrics), steps)))
+        listed = self._listed() if of is None else dict.fromkeys(of, Listed())
+        known = {step: self._journaled(step, listed[step], metrics) for step in listed}
+        left = [step for step, found in known.items() if found is None]
+        known.update(zip(left, self.each(ft.partial(self._know, metrics), left)))
+        return {step: found for step, found in sorted(known.items()) if found}
+
+    def _journaled(self, step: int, at: Listed, metrics: bool) -> Known | None:
+        """What the journal says of a step that a list shows to be still the same."""
+        row = self.journal.row_of(step, at.save) if at.is_complete else None
+        if row is None:
+            return None
+        return Known(Signature(row.stamp), row.metrics if metrics else None)
 
     def _know(self, metrics: bool, step: int) -> Known:
         try:
@@ -310,6 +335,22 @@ def _tops(root: Backend) -> Mapping[str, bool]:
     with contextlib.suppress(NotADirectoryError):
         return root.list_top() or {}
     return {}
+
+
+def best(steps: Steps, policy: Policy) -> int | None:
+    """The step with the best metric. **Raises:** as `metrics`."""
+    known = metrics(steps)
+    while (step := policy.best_of(known)) is not None:
+        # Of the others it does not matter if an index was damaged since a list.
+        looks = steps.survey(of=[step]) if steps.root.is_far else {}
+        now = looks[step] if looks else Known(None, known[step])
+        if now.error is not None:
+            raise now.error
+        if now.metrics == known.pop(step):
+            return step
+        if now.metrics is not None:
+            known[step] = now.metrics
+    return None
 
 
 def metrics(steps: Steps) -> dict[int, dict[str, Any]]:

@@ -319,6 +319,10 @@ class Sends(Backend, Protocol):
         """Starts to write a file."""
         ...
 
+    def list_parts(self, starts: Sequence[str]) -> list[str]:
+        """The keys that begin with any of these, each asked for beside the others."""
+        ...
+
     def delete_files(self, keys: Iterable[str]) -> None:
         """Deletes files that were listed, together."""
         ...

@@ -178,15 +178,30 @@ class _ObjectReads:
 
     def _list(self, start: str) -> list[str]:
         """The keys that begin with `start`."""
+        return self.list_parts([start])
+
+    def list_parts(self, starts: Sequence[str]) -> list[str]:
         # Whole keys are listed and looked at. Not all servers heed the range that they
         # are asked for, and TensorStore cuts as much off the beginning of any key:
         # somebody else's would be taken for ours, and deleted.
         top = dataclasses.replace(self, url=self._bucket())
         path = self.spec()["path"].removeprefix(top.spec()["path"]).encode()
-        first = path + start.encode()
-        stop = first[:-1] + bytes([first[-1] + 1]) if first else b""
+        kv, asked = top.kv(), []
+        for start in starts:
+            first = path + start.encode()
+            stop = first[:-1] + bytes([first[-1] + 1]) if first else b""
+            asked.append((first, kv.list(ts.KvStore.KeyRange(first, stop))))
+        ours = [
+            key[len(path) :]
+            for first, listing in asked
+            for key in self._listed(listing)
+            if key.startswith(first)
+        ]
+        return [key.decode("utf-8", "surrogateescape") for key in ours]
+
+    def _listed(self, listing: Any) -> list[bytes]:
         try:
-            keys = self.wait(top.kv().list(ts.KvStore.KeyRange(first, stop)))
+            return self.wait(listing)
         except ValueError as e:
             # TensorStore before 0.1.86 takes a refusal for a list that it cannot parse.
             if "ListBucketResult" not in str(e):
@@ -194,8 +209,6 @@ class _ObjectReads:
             if self.read(_files.INDEX) is None:  # Or it raises why that is refused.
                 raise _remote.no_bucket(self.url, "it cannot be listed") from e
             raise OSError(f"The store of `{self}` refuses to list what it has.") from e
-        ours = [key[len(path) :] for key in keys if key.startswith(first)]
-        return [key.decode("utf-8", "surrogateescape") for key in ours]
 
     def survey(self, most: int) -> dict[str, int] | None:
         return None

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import random
 import signal
 import textwrap
 
@@ -12,6 +13,8 @@ from support.helpers import fill_run, tree_at
 from support.processes import good, run_team
 
 import eqx_ckpt as ec
+from eqx_ckpt._run import _journal, _listing
+from eqx_ckpt._run._steps import Steps
 from eqx_ckpt._storage import _root
 
 
@@ -175,8 +178,8 @@ def test_nothing_is_deleted_for_a_save_that_fails(far):
         _await(manager)
         with pytest.warns(UserWarning, match="not deleted.*\n.*does not answer"):
             manager.wait()
-        with pytest.raises(ConnectionError):
-            manager.steps()
+        # What a list says is known.
+        assert manager.steps() == [1, 3]
         proxy.fault = lambda *_: 503
         with pytest.raises(ConnectionError):
             manager.restore(tree_at(0))
@@ -355,6 +358,92 @@ def test_requests(far):
             proxy.requests.clear()
     assert counts[-1] - counts[3] <= 6
     assert proxy.count("GET") == 0
+
+
+BEST = {"best": ("loss", "min")}
+
+
+def test_a_run_is_listed_in_parts(far, monkeypatch):
+    """And what the journal says of a step is not read again: a list shows that it is
+    the same save."""
+    proxy, root = far
+    monkeypatch.setattr(_journal, "_FEW", 5)
+    monkeypatch.setattr(_listing, "_PAGE", 30)
+    steps = [1, 2, 9, 10, 11, 12, 19, 100]
+    with ec.CheckpointManager(root) as manager:
+        fill_run(manager, steps, loss=[1 / (1 + step % 10) for step in steps])
+    Steps(root).journal.saved(0)
+    proxy.delay = 0.1
+
+    def count(call):
+        proxy.requests.clear()
+        result = call(ec.CheckpointManager(root, **BEST))
+        return result, len(servers.in_a_row(proxy.requests))
+
+    # The journal; the list, in eleven parts or more; and the best step once more.
+    assert count(lambda m: m.latest()) == (100, 2)
+    assert proxy.count("GET", "list-type") > 9 and proxy.count("HEAD") == 0
+    assert count(lambda m: m.steps()) == (steps, 2)
+    assert count(lambda m: m.best()) == (19, 3)
+    assert proxy.count("HEAD") == 1 and proxy.count("GET", "default/eqx_ckpt.json") == 0
+
+
+_STEPS = [0, 1, 9, 10, 11, 19, 100]
+
+
+def _scan(root):
+    """What there is, by a look at each step and at nothing else."""
+    found = {}
+    for step in _STEPS:
+        try:
+            metadata = ec.open(f"{root}/{step}/default").metadata
+        except (FileNotFoundError, ValueError):
+            continue
+        found[step] = metadata["metrics"]["loss"]
+    best = min(found, key=lambda step: (found[step], -step), default=None)
+    return sorted(found), max(found, default=None), best
+
+
+def _save(root, step, loss):
+    metadata = {"step": step, "metrics": {"loss": loss}}
+    ec.tree_serialise_leaves(
+        f"{root}/{step}/default", {"x": step}, metadata=metadata, filter_spec=True
+    )
+
+
+_seeds = [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 60))]
+
+
+@pytest.mark.parametrize("seed", _seeds)
+def test_any_history_in_a_store(seed, monkeypatch):
+    """Steps that are saved, again, by whomever, or killed or deleted, after they came
+    into the journal, which may be lost or an older one."""
+    monkeypatch.setattr(_journal, "_FEW", 2)
+    monkeypatch.setattr(_listing, "_PAGE", 20)
+    rng = random.Random(seed)
+    root = f"memory://histories/{next(_numbers)}"
+    old = b""
+    for _ in range(15):
+        step = rng.choice(_STEPS)
+        at = f"{step}/default"
+        act = rng.choice(["save", "save", "delete", "half", "left", "journal", "put"])
+        if act == "save":
+            _save(root, step, rng.randrange(9))
+        elif act == "delete":
+            _root.resolve(root).below(str(step)).delete("")
+        elif act == "half":
+            _kv(root).write(f"{at}/eqx_ckpt.json", None).result()
+        elif act == "left":
+            _put(
+                root, f"{at}/d/{rng.randbytes(8).hex()}/0", b"of a save that is killed"
+            )
+        elif act == "journal":
+            old = _kv(root).read("eqx_ckpt.journal").result().value
+            Steps(root).journal.saved(step)
+        else:
+            _put(root, "eqx_ckpt.journal", rng.choice([old, b"", b"{}"]))
+        manager = ec.CheckpointManager(root, **BEST)
+        assert (manager.steps(), manager.latest(), manager.best()) == _scan(root)
 
 
 def test_what_has_not_changed_is_written_again(far):

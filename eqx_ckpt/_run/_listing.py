@@ -1,0 +1,64 @@
+"""What a listing of a run in an object store says of its steps, without a request for
+each of them.
+
+The index of a step is written last, and deleted first. What is in `d/<save id>` is of
+one save, and the index that is committed deletes the data of all others. So a step with
+an index and the data of one save is that save, whatever was read of it earlier.
+"""
+
+import re
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from .._format import _files, _index
+from .._storage._backend import Sends
+
+
+# A store lists so many keys by a request, and most steps have no more than so many.
+_PAGE, _KEYS = 1000, 10
+_key = re.compile(r"(0|[1-9][0-9]*)/(?:default/(?:(d)/([^/]+)/.|(.+)))?")
+
+
+class Listed(NamedTuple):
+    """Whether a step has an index, and the save whose data it has, if that is one."""
+
+    is_complete: bool = False
+    save: str | None = None
+
+
+def read(root: Sends, known: Collection[int]) -> dict[int, Listed]:
+    """The steps below a root. `known`: those that there have been, or any others: by
+    these the store is asked for parts of the list that are about a page long."""
+    complete: set[int] = set()
+    saves: dict[int, set[str]] = {}
+    for key in root.list_parts(_parts(known)):
+        found = _key.match(key)
+        if found is None:
+            continue
+        step = int(found[1])
+        own = saves.setdefault(step, set())
+        if found[4] == _files.INDEX:
+            complete.add(step)
+        elif found[2] and _index.is_save_id(found[3]):
+            own.add(found[3])
+    return {
+        step: Listed(step in complete, next(iter(own)) if len(own) == 1 else None)
+        for step, own in saves.items()
+    }
+
+
+def _parts(known: Collection[int]) -> list[str]:
+    """What keys of steps begin with, each in one part."""
+    if len(known) * _KEYS <= _PAGE:
+        return [""]
+    # Whatever a journal has: nobody counts farther.
+    return _split("", [str(step) for step in known if step < 2**63])
+
+
+def _split(start: str, names: Iterable[str]) -> list[str]:
+    inside = [name for name in names if name.startswith(start)]
+    if start and len(inside) * _KEYS <= _PAGE:
+        return [start]
+    digits = [start + digit for digit in "0123456789"]
+    parts = [part for digit in digits for part in _split(digit, inside)]
+    return [f"{start}/", *parts] if start else parts
