@@ -109,7 +109,7 @@ class Data:
         self.leaves, self.form, self.advance = leaves, form, advance
         self.grids = form.grids
         self._first = form.first_digests
-        self._rows = [b""] * self._first[-1]
+        self._rows = bytearray(_digests.SIZE * self._first[-1])
 
     @property
     def copies(self) -> int:
@@ -118,21 +118,31 @@ class Data:
         return _COPIES * max(grid.full for grid in self.grids)
 
     def digests(self) -> bytes:
-        return b"".join(self._rows)
+        return bytes(self._rows)
 
     def rows(self, place: int, numbers: range) -> bytes:
         """The digests of some chunks of a leaf."""
+        return bytes(self._rows[self._own(place, numbers)])
+
+    def _own(self, place: int, numbers: range) -> slice:
         first, blocks = self._first[place], self.grids[place].blocks
-        rows = slice(first + blocks[numbers.start], first + blocks[numbers.stop])
-        return b"".join(self._rows[rows])
+        rows = first + blocks[numbers.start], first + blocks[numbers.stop]
+        return slice(*(_digests.SIZE * row for row in rows))
 
     def put_rows(self, place: int, numbers: range, digests: Any) -> Any:
-        """Takes the digests of some chunks from the front of many."""
-        first, blocks = self._first[place], self.grids[place].blocks
-        for row in range(first + blocks[numbers.start], first + blocks[numbers.stop]):
-            self._rows[row] = bytes(digests[:16])
-            digests = digests[16:]
-        return digests
+        """Takes the digests of some chunks from the front of many.
+
+        **Raises:** `ValueError` for fewer.
+        """
+        own = self._own(place, numbers)
+        size = own.stop - own.start
+        if len(digests) < size:
+            raise ValueError("it has written something else than was planned")
+        self._rows[own] = digests[:size]
+        return digests[size:]
+
+    def _put(self, row: int, digest: bytes) -> None:
+        self._rows[_digests.SIZE * row : _digests.SIZE * (row + 1)] = digest
 
     def chunks(self, place: int, numbers: range) -> Iterator[Any]:
         """Some chunks of a leaf as they are stored: padded, and compressed if so."""
@@ -160,7 +170,7 @@ class Data:
                     yield bytes(gap)
             return
         for place, digest in zip(places, map(_digests.block_digest, rows)):
-            self._rows[self._first[place]] = digest
+            self._put(self._first[place], digest)
         if gap:
             rows = np.pad(rows, [(0, 0), (0, gap)])
         yield rows.reshape(-1)[: rows.size - gap]
@@ -191,7 +201,7 @@ class Data:
 
     def _digest(self, row: int, data: Any) -> None:
         for digest in _digests.block_digests(data):
-            self._rows[row] = digest
+            self._put(row, digest)
             row += 1
 
 

@@ -207,18 +207,17 @@ def listed(form: Form, files: Files) -> Placement:
 def packed(form: Form, files: Files) -> Packed:
     """Where the chunks lie, by a rule."""
     grids = form.grids
-    rows = [
-        (
-            place,
-            numbers.start,
-            numbers.stop,
-            offset,
-            stretch.stop(grids[place].full) - offset,
-        )
-        for stretch in itertools.chain(*files)
-        for place, numbers, offset, _ in [stretch]
-    ]
-    leaf, first, stop, offset, nbytes = np.asarray(rows, np.int64).reshape(-1, 5).T
+
+    def columns(stretches: Sequence[Stretch]) -> np.ndarray:
+        rows = [
+            (s.place, s.numbers.start, s.numbers.stop, s.offset)
+            + (s.stop(grids[s.place].full) - s.offset,)
+            for s in stretches
+        ]
+        return np.asarray(rows, np.int64).reshape(-1, 5)
+
+    every = np.concatenate(list(map(columns, files)) or [columns([])])
+    leaf, first, stop, offset, nbytes = every.T
     counts = np.asarray(list(map(len, files)), np.int64)
     sizes = [n for stretch in itertools.chain(*files) for n in _steps(stretch)]
     runs = Runs(leaf, first, stop, offset, nbytes, counts)

@@ -8,9 +8,11 @@ import pytest
 from support.helpers import assert_alike
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _columns
+from eqx_ckpt._format import _columns, _packed
+from eqx_ckpt._format._template import Template
 from eqx_ckpt._load import _pages, _source
-from eqx_ckpt._save import _assign, _sidecars
+from eqx_ckpt._save import _assign, _form, _sidecars, _to_ocdbt
+from eqx_ckpt._save._payload import PlannedLeaf
 
 
 def tree(value=1.0):
@@ -86,6 +88,21 @@ def test_other_readers_are_told_of_no_more_chunks(tmp_path, monkeypatch, caplog)
     assert index_of(path)["others"] == {}
     assert ec.verify(path) == []
     assert_alike(ec.tree_deserialise_leaves(path, tree()), tree(2.0))
+
+
+def test_too_many_runs_are_refused_when_they_are_planned(tmp_path, monkeypatch):
+    template = Template("k", "jax", "uint8", (9,), "uint8", (1,))
+    owners = [(range(n, n + 1), n % 2) for n in range(9)]
+    leaves = [PlannedLeaf(name, None, template, 0, None, owners) for name in "abc"]
+    form = _form.form(("a", "b", "c"), (0, 0, 0), (template,), ())
+    monkeypatch.setattr(_columns, "MOST_LEAVES", 0)
+    most = _to_ocdbt.longest(leaves, form, 2).placement
+    # The leaves have one pattern.
+    assert most.patterns[:9].tolist() == [[1, n % 2] for n in range(9)]
+    assert not most.patterns[9:].any()
+    monkeypatch.setattr(_packed, "MAX_RUNS", 26)
+    with pytest.raises(ValueError, match="it has 27 runs of chunks"):
+        _to_ocdbt.longest(leaves, form, 2)
 
 
 @pytest.mark.parametrize("place", ["{}/a.zip", "memory://columns"])
