@@ -125,19 +125,21 @@ class Incoming:
         except OSError as e:
             self.error = self.error or e
 
-    def finish(self) -> str:
-        """Puts it in its place. Returns its digest.
+    def finish(self, wanted: str | None = None) -> str:
+        """Puts it in its place, if it has the digest that is `wanted`. Returns its own.
 
         **Raises:** what has gone wrong.
         """
-        if self.error is not None:
-            if self._beside is not None:
-                self._beside.unlink(missing_ok=True)
-            raise self.error
         if self._beside is None or self._place is None:
             return ""
-        os.replace(self._beside, self._place)
-        return self._digest.hexdigest()
+        found = self._digest.hexdigest()
+        if self.error is not None or wanted not in (None, found):
+            self._beside.unlink(missing_ok=True)
+        else:
+            os.replace(self._beside, self._place)
+        if self.error is not None:
+            raise self.error
+        return found
 
 
 def digest(file: pathlib.Path) -> str:

@@ -114,8 +114,15 @@ class Near:
     def offer(self, offer: Offer) -> None:
         """Saves a state if it is due."""
         if self._options.every and offer.step % self._options.every == 0:
-            with _log.timed("near") as timer:
-                self._save(offer)
+            try:
+                with _log.timed("near") as timer:
+                    self._save(offer)
+            except Exception as e:
+                e.add_note(
+                    f"Step {offer.step} is not saved to near disks. The near step "
+                    "before it stays, and so do the steps at the root."
+                )
+                raise
             steps, seconds = self._saves.steps, timer.seconds
             steps.say(_log.INFO, "Saved to near disks", offer.step, seconds=seconds)
 
@@ -180,7 +187,7 @@ class Near:
             into = Incoming(self._disk.file(part._replace(process=origin)))
             _exchange.exchange(moves, out.read, into.write)
             try:
-                got.append((origin, into.finish()))
+                got.append((origin, into.finish(rows[origin][2])))
             except OSError as e:
                 errors.append(e)
             errors += [] if out.error is None else [out.error]

@@ -98,6 +98,15 @@ def test_damage_moves_to_the_step_before(tmp_path):
     assert step == tree["step"] == 5
 
 
+def test_a_near_disk_that_cannot_be_written_to(tmp_path):
+    (tmp_path / "file").touch()
+    how = {"near": tmp_path / "file", "near_every": 1, "every": 10}
+    manager = ec.CheckpointManager(tmp_path / "run", **how)
+    with pytest.raises(NotADirectoryError, match="Choose another path") as e:
+        manager.save(1, tree_at(1))
+    assert "Step 1 is not saved to near disks." in e.value.__notes__[0]
+
+
 def test_the_root_may_be_a_store(tmp_path):
     root, how = "memory://near", {"every": 5, "near": tmp_path, "near_every": 1}
     for start in (1, 4):
