@@ -175,6 +175,9 @@ def begin(
 
 def _copied(planned: Plan, held: Set[int]) -> int:
     """The bytes of the copies of leaves."""
+    types = {type(leaf.value) for leaf in planned.leaves}
+    if not held and not any(issubclass(cls, _host.Payload) for cls in types):
+        return planned.nbytes
     sizes = [template.nbytes for template in planned.form.templates]
     return planned.nbytes - sum(
         sizes[leaf.number]

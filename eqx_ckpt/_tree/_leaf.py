@@ -144,10 +144,11 @@ def alike(leaves: Sequence[Any]) -> Alike:
     # only then by what they are equal to.
     ids = list(zip(map(id, types), map(id, one), map(id, two)))
     kinds: dict[Any, int] = {}
-    numbers = {
-        i: -1 if id(_UNKNOWN) in i else kinds.setdefault(kind, len(kinds))
-        for i, kind in dict(zip(ids, zip(types, one, two))).items()
-    }
+    numbers: dict[tuple[int, ...], int] = {}
+    for i, place in dict(zip(ids, range(len(ids)))).items():
+        kind = types[place], one[place], two[place]
+        known = id(_UNKNOWN) not in i
+        numbers[i] = kinds.setdefault(kind, len(kinds)) if known else -1
     return Alike(tuple(kinds), tuple(map(numbers.__getitem__, ids)))
 
 
