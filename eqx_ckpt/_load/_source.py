@@ -242,7 +242,8 @@ class Source:
             pages = self.index.pages
         except ValueError as e:
             raise self.lost(str(e)) from e
-        return Digests(pages, self.index.digests, self._start_digests, self.lost)
+        start = ft.partial(_start_digests, self)
+        return Digests(pages, self.index.digests, start, self.lost)
 
     def digests_of(self, record: Record, chunks: range) -> bytes:
         """The digests of some chunks of a leaf that follow each other."""
@@ -257,29 +258,6 @@ class Source:
             out += self.digests.rows(first, first + count)
             chunks = range(stop, chunks.stop)
         return out
-
-    def _start_digests(self, start: int, stop: int) -> Callable[[], bytes | None]:
-        """Asks for bytes of the file of digests. Returns what waits for them."""
-        if self.foreign is not None or not self.root.is_far:
-            return ft.partial(self._read_digests, start, stop)
-        coming = self.root.start_read(self.digests_key, start, stop)
-
-        def arrived() -> bytes | None:
-            got = self.root.wait(coming)
-            return got.value if got.state == "value" else None
-
-        return arrived
-
-    def _read_digests(self, start: int, stop: int) -> bytes | None:
-        if self.foreign is not None:
-            assert self.foreign.digests is not None
-            into = np.empty(stop - start, np.uint8)
-            key, base = self.foreign.files[0], self.foreign.digests[0]
-            return into[: self.directory.read_into(key, base + start, into)].tobytes()
-        if (start, stop) == (0, 16 * self.index.pages[-1]):
-            value = self.root.read(self.digests_key, stop=stop, limit=stop)
-            return None if value is None else value.data
-        return self.root.wait(self.root.start_read(self.digests_key, start, stop)).value
 
     def is_current(self) -> bool:
         """Whether the path still holds the save that was opened."""
@@ -321,6 +299,33 @@ class Source:
             )
         why = _text.escape(why)
         return DamagedError(f"The checkpoint at `{self.root}` cannot be read: {why}.")
+
+
+def _start_digests(source: Source, start: int, stop: int) -> Callable[[], bytes | None]:
+    """Asks for bytes of the file of digests. Returns what waits for them."""
+    if source.foreign is not None or not source.root.is_far:
+        return ft.partial(_read_digests, source, start, stop)
+    coming = source.root.start_read(source.digests_key, start, stop)
+
+    def arrived() -> bytes | None:
+        got = source.root.wait(coming)
+        return got.value if got.state == "value" else None
+
+    return arrived
+
+
+def _read_digests(source: Source, start: int, stop: int) -> bytes | None:
+    if source.foreign is not None:
+        assert source.foreign.digests is not None
+        into = np.empty(stop - start, np.uint8)
+        key, base = source.foreign.files[0], source.foreign.digests[0]
+        return into[: source.directory.read_into(key, base + start, into)].tobytes()
+    if (start, stop) == (0, 16 * source.index.pages[-1]):
+        value = source.root.read(source.digests_key, stop=stop, limit=stop)
+        return None if value is None else value.data
+    return source.root.wait(
+        source.root.start_read(source.digests_key, start, stop)
+    ).value
 
 
 def check_pickles(source: Source) -> None:

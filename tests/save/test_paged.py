@@ -5,7 +5,9 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import golden
 from support.helpers import assert_alike
+from support.processes import good, run_team
 
 import eqx_ckpt as ec
 from eqx_ckpt._format import _columns, _packed
@@ -136,13 +138,13 @@ def test_files_that_are_used_again(tmp_path):
 def ranges(monkeypatch):
     """What is read of files of digests from here on."""
     seen = []
-    read = _source.Source._read_digests
+    read = _source._read_digests
 
-    def noted(self, start, stop):
+    def noted(source, start, stop):
         seen.append((start, stop))
-        return read(self, start, stop)
+        return read(source, start, stop)
 
-    monkeypatch.setattr(_source.Source, "_read_digests", noted)
+    monkeypatch.setattr(_source, "_read_digests", noted)
     return seen
 
 
@@ -202,3 +204,22 @@ def test_a_file_of_digests_that_is_longer(tmp_path):
     damage(path, lambda data: data.append(0))
     (problem,) = ec.verify(path)
     assert "digests" in problem.file and "more bytes" in problem.what
+
+
+_PATCH = """
+from eqx_ckpt._format import _columns
+from eqx_ckpt._save import _assign
+_columns.MOST_LEAVES, _assign._MIN_FILE = 0, 700
+"""
+
+
+@pytest.mark.long
+def test_lanes_of_two_processes(tmp_path):
+    good(run_team(2, _PATCH + golden.SHARDS, tmp_path))
+    path = tmp_path / "processes"
+    begins = index_of(path)["columns"]["begins"]
+    assert {lane for lane, *_ in begins} == {0, 1} and len(begins) > 2
+    assert ec.verify(path) == []
+    ckpt = ec.open(path)
+    for name, x in golden.shards().items():
+        assert np.array_equal(np.asarray(ckpt[name].read()), x)
