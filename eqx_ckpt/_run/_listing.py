@@ -14,8 +14,9 @@ from .._format import _files, _index
 from .._storage._backend import Sends
 
 
-# A store lists so many keys by a request, and most steps have no more than so many.
-_PAGE, _KEYS = 1000, 10
+# A store lists so many keys by a request, and most steps have no more than so many. So
+# many requests one after the other are no worse than many that are nearly empty.
+_PAGE, _KEYS, _PAGES = 1000, 10, 4
 _key = re.compile(r"(0|[1-9][0-9]*)/(?:default/(?:(d)/([^/]+)/.|(.+)))?")
 
 
@@ -28,7 +29,7 @@ class Listed(NamedTuple):
 
 def read(root: Sends, known: Collection[int]) -> dict[int, Listed]:
     """The steps below a root. `known`: those that there have been, or any others: by
-    these the store is asked for parts of the list that are about a page long."""
+    these the store is asked for parts of the list that are a few pages long."""
     complete: set[int] = set()
     saves: dict[int, set[str]] = {}
     for key in root.list_parts(_parts(known)):
@@ -57,7 +58,7 @@ def _parts(known: Collection[int]) -> list[str]:
 
 def _split(start: str, names: Iterable[str]) -> list[str]:
     inside = [name for name in names if name.startswith(start)]
-    if start and len(inside) * _KEYS <= _PAGE:
+    if start and len(inside) * _KEYS <= _PAGES * _PAGE:
         return [start]
     digits = [start + digit for digit in "0123456789"]
     parts = [part for digit in digits for part in _split(digit, inside)]

@@ -368,7 +368,7 @@ def test_a_run_is_listed_in_parts(far, monkeypatch):
     the same save."""
     proxy, root = far
     monkeypatch.setattr(_journal, "_FEW", 5)
-    monkeypatch.setattr(_listing, "_PAGE", 30)
+    monkeypatch.setattr(_listing, "_PAGE", 10)
     steps = [1, 2, 9, 10, 11, 12, 19, 100]
     with ec.CheckpointManager(root) as manager:
         fill_run(manager, steps, loss=[1 / (1 + step % 10) for step in steps])
@@ -419,7 +419,7 @@ def test_any_history_in_a_store(seed, monkeypatch):
     """Steps that are saved, again, by whomever, or killed or deleted, after they came
     into the journal, which may be lost or an older one."""
     monkeypatch.setattr(_journal, "_FEW", 2)
-    monkeypatch.setattr(_listing, "_PAGE", 20)
+    monkeypatch.setattr(_listing, "_PAGE", 5)
     rng = random.Random(seed)
     root = f"memory://histories/{next(_numbers)}"
     old = b""
