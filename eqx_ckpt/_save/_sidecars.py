@@ -53,7 +53,8 @@ _key_impls = ("threefry2x32", "rbg", "unsafe_rbg")
 _MAX_GAP = 10_000
 
 
-# The database of so many chunks is made in about 1 GiB of memory of process 0.
+# The database of so many chunks is made in memory of process 0: about 1 GiB, by an
+# estimate.
 MOST_CHUNKS = 2**20
 
 
