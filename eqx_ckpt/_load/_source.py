@@ -3,6 +3,7 @@
 import bisect
 import dataclasses
 import functools as ft
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -242,8 +243,10 @@ class Source:
             pages = self.index.pages
         except ValueError as e:
             raise self.lost(str(e)) from e
-        start = ft.partial(_start_digests, self)
-        return Digests(pages, self.index.digests, start, self.lost)
+        # A cycle of references would keep files open for longer than anybody has them.
+        own = weakref.proxy(self)
+        start = ft.partial(_start_digests, own)
+        return Digests(pages, self.index.digests, start, lambda why: own.lost(why))
 
     def digests_of(self, record: Record, chunks: range) -> bytes:
         """The digests of some chunks of a leaf that follow each other."""

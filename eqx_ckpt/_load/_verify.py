@@ -108,6 +108,7 @@ def verify(
     problems: list[Problem] = []
     try:
         source.digests.load()
+        problems += _longer_digests(source)
         has_digests = True
     except ReplacedError:
         raise
@@ -115,7 +116,6 @@ def verify(
         # What else there is can still be looked at.
         has_digests = False
         problems.append(Problem(None, None, source.digests_key, str(e)))
-    problems += _longer_digests(source)
     problems += [*_check_functions(source), *_check_own(source)]
     if source.foreign is None:
         problems += [*_settled_files(source), *_zarr_json(source, records)]

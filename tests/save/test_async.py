@@ -2,6 +2,7 @@ import contextlib
 import fcntl
 import gc
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -623,7 +624,10 @@ def test_ctrl_c_in_blocking_saves(tmp_path, layout):
         print(interrupts > 20)
         ec.tree_serialise_leaves(path, {{"z": 0}}, layout={layout!r})
     """
-    assert _ends(tmp_path / "a", code) == (0, "True\n", "")
+    status, out, err = _ends(tmp_path / "a", code)
+    assert (status, out) == (0, "True\n")
+    # Python drops an interrupt that comes while it forgets a thread that has ended.
+    assert not err or re.search("Exception ignored in.*WeakSet", err)
     assert os.listdir(tmp_path) == ["a"]
     if layout == "ocdbt":
         assert len(os.listdir(tmp_path / "a" / "d")) == 1
