@@ -202,14 +202,28 @@ def _run(
 
 
 def say(path: str, plan: Plan, reshard: str) -> None:
-    """Says which leaves have stayed with reading."""
+    """Says which leaves have stayed with reading, and of which of those that were moved
+    some chunks were read again."""
     level = _log.INFO if reshard == "devices" else _log.DEBUG
-    if plan.stay and _log.is_on(level):
-        some = [f"`{_text.escape(n)}` ({why})" for n, why in plan.stay.items()][:5]
-        more = f", and {len(plan.stay) - 5} more" if len(plan.stay) > 5 else ""
-        _log.say(
-            level,
-            f"Loaded from `{_text.escape(path)}`, {len(plan.stay)} leaves without "
-            f"moving them over devices: {', '.join(some)}{more}",
-            path=path,
-        )
+    if not _log.is_on(level):
+        return
+    again = {}
+    for want in plan.wants:
+        if want.move is not None:
+            size = math.prod(want.record.template.shape)
+            if want.move.route.read > _MORE * size:
+                times = want.move.route.read / size
+                again[want.record.name] = f"{times:.2f} times"
+    for what, which in (
+        ("without moving them over devices", plan.stay),
+        ("whose chunks processes have read more than once", again),
+    ):
+        if which:
+            some = [f"`{_text.escape(n)}` ({why})" for n, why in which.items()][:5]
+            more = f", and {len(which) - 5} more" if len(which) > 5 else ""
+            _log.say(
+                level,
+                f"Loaded from `{_text.escape(path)}`, {len(which)} leaves {what}: "
+                f"{', '.join(some)}{more}",
+                path=path,
+            )

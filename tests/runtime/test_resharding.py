@@ -58,7 +58,21 @@ for mesh, spec in [
     for shard in out.addressable_shards:
         data = np.ascontiguousarray(np.asarray(shard.data)).view(np.uint32)
         assert np.array_equal(data, x[shard.index]), spec
+# Chunks that do not divide evenly.
+import logging
+lines, log = [], logging.getLogger("eqx_ckpt")
+handler = logging.Handler()
+handler.emit = lambda record: lines.append(record.getMessage())
+log.addHandler(handler)
+log.setLevel(logging.INFO)
+to = NamedSharding(grid, P())
+like = {{"odd": jax.ShapeDtypeStruct((24, 64), jnp.float32, sharding=to)}}
+out = ec.tree_deserialise_leaves(path / "odd", like, reshard="devices")["odd"]
+assert (np.asarray(out.addressable_data(0)) == 1).all()
+assert rank or any("read more than once: `odd` (" in x for x in lines), lines
 """
+    odd = {"odd": np.ones((24, 64), np.float32)}
+    ec.tree_serialise_leaves(tmp_path / "odd", odd, chunks=lambda *_: (7, 64))
     team = good(run_team(size, code, tmp_path, 2))
     each = [list(map(float, re.findall("read=([0-9.]+);", text))) for text in team]
     assert len(each[0]) == 6
