@@ -36,7 +36,9 @@ def _sweep(directory, layout, *arguments):
     return found["count"]
 
 
-@pytest.mark.parametrize("layout", ["ocdbt", "zip"])
+@pytest.mark.parametrize(
+    "layout", ["ocdbt", pytest.param("zip", marks=pytest.mark.long)]
+)
 def test_a_read_that_fails(tmp_path, layout):
     assert _sweep(tmp_path, layout) > 20
 
