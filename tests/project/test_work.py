@@ -19,7 +19,7 @@ def _check(count):
 
 
 def test_four_times_the_leaves():
-    _check(200)
+    _check(120)
 
 
 @pytest.mark.long

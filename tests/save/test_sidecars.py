@@ -51,7 +51,8 @@ def _wrong(report):
     return {case: wrong for case, wrong in report.items() if wrong}
 
 
-@pytest.mark.parametrize("devices", [8, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("devices", [8, 1])
 def test_orbax_restores_what_it_holds(saved, devices):
     report = _ask_orbax(saved, devices, "restores", "leaves_out")
     assert not _wrong(report)
