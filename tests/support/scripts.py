@@ -16,6 +16,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from concurrent import futures
 from typing import NamedTuple
 
 
@@ -93,14 +94,15 @@ class Script:
             self.returncode = os.waitstatus_to_exitcode(int(self._state.readline()))
         return self.returncode
 
-    def communicate(self, timeout: float = 120) -> Done:
-        """Waits for its end, and kills it if that does not come. What it prints to
-        `stderr` must be little."""
+    def communicate(self, timeout: float = threading.TIMEOUT_MAX) -> Done:
+        """Waits for its end, and kills it if that does not come."""
         timer = threading.Timer(timeout, self.kill)
         timer.start()
-        out, err = self.stdout.read(), self.stderr.read()
+        with futures.ThreadPoolExecutor(1) as pool:
+            err = pool.submit(self.stderr.read)
+            out = self.stdout.read()
         timer.cancel()
-        return Done(self.wait(), out, err)
+        return Done(self.wait(), out, err.result())
 
     def send_signal(self, number: int) -> None:
         is_over = select.select([self._state], [], [], 0)[0]
