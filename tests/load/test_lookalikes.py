@@ -133,6 +133,7 @@ def test_a_manager(tmp_path):
     for step, names in enumerate(_GROUPS[:3]):
         tree = {"model": _tree(random.Random(step), names), "step": step}
         manager.save(step, tree, force=True)
+        manager.wait()
         assert ec.clean(tmp_path) == []
         found, at = manager.restore(tree)
         assert at == step and len(manager.steps()) <= 2

@@ -99,6 +99,9 @@ caught(reshard="devices")
 # The first batch is moved, and then the second one is read.
 caught(reshard="devices", max_bytes=2**20)
 file, = (path / "c" / "d").glob("*/0")
+# The other process may still be reading it.
+from jax._src import distributed
+distributed.global_state.client.wait_at_barrier("read", 30_000)
 if rank == 1:
     file.write_bytes((path / "whole").read_bytes())
 caught(reshard="devices" if rank else "read")
