@@ -85,7 +85,7 @@ _all = [(case, "ocdbt") for case in CASES] + [("first", "zarr")]
 
 @pytest.mark.parametrize(
     "remote, case, layout",
-    [("s3", "overwrite", "ocdbt"), ("gs", "first", "zarr")],
+    [("s3", "overwrite", "ocdbt")],
     indirect=["remote"],
 )
 def test_killed(remote, tmp_path, case, layout):
