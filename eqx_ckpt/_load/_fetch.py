@@ -117,13 +117,14 @@ def _alone(wants: Sequence[Want]) -> list[Request]:
     for i, want in enumerate(wants):
         record, view, target, move = want
         key = id(record.template), id(target)
-        request = known.get(key)
-        if request is None or view is not None or move is not None or record.part:
-            request = _request(want, [i])
-            if view is None and move is None and record.part is None:
-                known[key] = request
-        else:
-            request = Request(record, request.views, request.conversion, [i])
+        is_plain = view is None and move is None and record.part is None
+        alike = known.get(key) if is_plain else None
+        if alike is not None:
+            out.append(Request(record, alike.views, alike.conversion, [i]))
+            continue
+        request = _request(want, [i])
+        if is_plain:
+            known[key] = request
         out.append(request)
     return out
 

@@ -3,7 +3,8 @@
 import functools as ft
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -116,7 +117,7 @@ def verify(
         # What else there is can still be looked at.
         has_digests = False
         problems.append(Problem(None, None, source.digests_key, str(e)))
-    problems += [*_check_functions(source), *_check_own(source)]
+    problems += _check_extras(source)
     if source.foreign is None:
         problems += [*_settled_files(source), *_zarr_json(source, records)]
     stored = [r for r in records if _has_bytes(source, r)]
@@ -197,30 +198,20 @@ def _longer_digests(source: Source) -> Iterator[Problem]:
             yield Problem(None, None, source.digests_key, what)
 
 
-def _check_functions(source: Source) -> list[Problem]:
-    """The faults of the files of functions."""
-    problems = []
+def _check_extras(source: Source) -> Iterator[Problem]:
+    """The faults of the files of functions, and of the processes' own states."""
+    reads: list[tuple[str, Callable[[], Any]]] = []
     for name, stored in source.index.functions.items():
-        try:
-            _source.read_function(source, name)
-        except DamagedError as e:
-            problems.append(
-                Problem(None, None, _source.function_key(source, stored), str(e))
-            )
-    return problems
-
-
-def _check_own(source: Source) -> list[Problem]:
-    """The faults of the files of the processes' own states."""
-    problems = []
+        read = ft.partial(_source.read_function, source, name)
+        reads.append((_source.function_key(source, stored), read))
     for process in range(len(source.index.own)):
+        read = ft.partial(_source.read_own, source, process)
+        reads.append((_source.own_key(source, process), read))
+    for key, read in reads:
         try:
-            _source.read_own(source, process)
+            read()
         except DamagedError as e:
-            problems.append(
-                Problem(None, None, _source.own_key(source, process), str(e))
-            )
-    return problems
+            yield Problem(None, None, key, str(e))
 
 
 def _zarr_json(source: Source, records: Iterable[Record]) -> Iterator[Problem]:

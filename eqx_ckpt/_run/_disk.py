@@ -5,6 +5,7 @@ process has saved alone. Its metadata says what it is a part of; a copy of it, o
 disk of another process, is the same file. What a disk holds is told by looking.
 """
 
+import hashlib
 import os
 import pathlib
 import shutil
@@ -44,7 +45,11 @@ class Disk:
         self.path = pathlib.Path(os.path.abspath(os.path.expanduser(text))) / _PLACE
 
     def file(self, part: NearPart) -> pathlib.Path:
-        return self.path / part.run / part.save / f"{part.process}.zip"
+        return self.place(part.run, part.save, part.process)
+
+    def place(self, run: str, save: str, process: int) -> pathlib.Path:
+        """The file of the part of a process."""
+        return self.path / run / save / f"{process}.zip"
 
     def find(self) -> tuple[list[NearPart], list[str]]:
         """The parts that are here, as far as their indices tell; and what is wrong with
@@ -144,9 +149,5 @@ class Incoming:
 
 def digest(file: pathlib.Path) -> str:
     """That of the bytes of a file."""
-    out = xxhash.xxh3_128()
-    buffer = memoryview(bytearray(2**22))
     with open(file, "rb") as opened:
-        while count := opened.readinto(buffer):
-            out.update(buffer[:count])
-    return out.hexdigest()
+        return hashlib.file_digest(opened, xxhash.xxh3_128).hexdigest()

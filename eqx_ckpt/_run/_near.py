@@ -7,6 +7,7 @@ number nor its host's name does.
 """
 
 import contextlib
+import functools as ft
 import json
 import os
 import pathlib
@@ -231,9 +232,6 @@ class Near:
         order = lambda x: (x.step, x.save != attempt.base)
         return max(whole, key=order, default=None)
 
-    def _file(self, found: NearStep, process: int) -> pathlib.Path:
-        return self._disk.path / found.run / found.save / f"{process}.zip"
-
     def load(
         self, process: int, found: NearStep, asked: Asked
     ) -> tuple[PyTree, bytes | None]:
@@ -241,7 +239,7 @@ class Near:
         load = _deserialise.tree_deserialise_leaves
         options = {k: x for k, x in asked.options.items() if k not in _TOGETHER}
         try:
-            ckpt = _checkpoint.open(self._file(found, process))
+            ckpt = _checkpoint.open(self._disk.place(found.run, found.save, process))
             tree = load(ckpt, asked.like, processes="own", **options)
             if asked.own is None:
                 return tree, None
@@ -255,7 +253,7 @@ class Near:
         wanted = [(i, to) for to, i in enumerate(found.sources) if i != to]
         if not wanted:
             return
-        file = lambda process: self._file(found, process)
+        file = ft.partial(self._disk.place, found.run, found.save)
         sent = [to for source, to in wanted if source == here]
         own = [(to, Outgoing(file(to)).size()) for to in sent]
         words = processes.gather(json.dumps(own).encode())

@@ -1,6 +1,5 @@
 """The plan of a save: what is in the index, checked before a byte is written."""
 
-import collections
 import json
 import time
 from collections.abc import Sequence
@@ -114,9 +113,7 @@ def plan(root: Any, selected: Selected, options: SaveOptions) -> Plan:
 def check_index(plan: Plan) -> None:
     """**Raises:** `ValueError` for what would have a larger index than is read."""
     form = plan.form
-    names = sum(map(len, form.names))
-    counts = collections.Counter(form.numbers)
-    chunks = sum(form.templates[i].chunk_count * n for i, n in counts.items())
+    names, chunks = sum(map(len, form.names)), form.chunk_count
     metadata = len(json.dumps(plan.options.metadata))
     stored = {name: made.stored for name, made in plan.functions.items()}
     metadata += len(json.dumps(_functions.encode(stored)))

@@ -347,7 +347,7 @@ def _most_packed(leaves: Sequence[PlannedLeaf], names: list[str], total: int) ->
             f"{_packed.MAX_RUNS} are read at most"
         )
     # What is linked from another save may be dealt out in another way.
-    last = len(names), len(leaves), 2**16, len(names), total // _packed.ALIGN * 64
+    last = len(names), len(leaves), 2**16, len(names), total - total % _packed.ALIGN
     pattern = np.zeros(len(leaves), np.uint32)
     rows = np.concatenate([*known.values(), np.zeros((256, 2), np.uint32)])
     begins = [Begin(*last)] * (len(names) + 256)

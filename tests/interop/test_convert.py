@@ -157,7 +157,8 @@ def test_memory_is_bounded(tmp_path):
                    durable=False)
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     """)
-    assert int(peak) < 100 * 1024
+    # Of 256 MiB: some chunks of 16 MiB for each thread.
+    assert int(peak) < 160 * 1024
     assert float(ec.open(tmp_path / "b")["w"][-1].read().sum()) == 2**12
 
 

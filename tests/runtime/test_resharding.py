@@ -5,19 +5,10 @@ import re
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.processes import good, run_team
+from support.processes import good, READ, run_team
 
 import eqx_ckpt as ec
 
-
-READ = """
-import tensorstore as ts
-def read():
-    text = pathlib.Path("/proc/self/io").read_text()
-    found = ts.experimental_collect_matching_metrics("/tensorstore/file/mmap_bytes")
-    mapped = sum(v.get("value", 0) for m in found for v in m["values"])
-    return int(text.split("rchar: ")[1].split()[0]) + mapped
-"""
 
 CATCH = """
 def caught(**options):

@@ -45,6 +45,17 @@ def same(array, x):
 """
 
 
+# What a process has read so far, in bytes.
+READ = """
+import tensorstore as ts
+def read():
+    text = pathlib.Path("/proc/self/io").read_text()
+    found = ts.experimental_collect_matching_metrics("/tensorstore/file/mmap_bytes")
+    mapped = sum(v.get("value", 0) for m in found for v in m["values"])
+    return int(text.split("rchar: ")[1].split()[0]) + mapped
+"""
+
+
 class Done(NamedTuple):
     rank: int
     status: int
