@@ -183,7 +183,7 @@ class _Made:
             name = self._wants[i].record.name
             if arrays.lost:
                 self.lost[name] = arrays.lost
-            elif arrays.converted or not self._wait(i, arrays.arrays[0]):
+            elif arrays.converted or not self._wait(i, arrays.arrays):
                 try:
                     self._out[i] = self._leaf(i, arrays, owned)
                 except (ValueError, TypeError) as e:
@@ -202,11 +202,14 @@ class _Made:
         parts = _restore.host_parts(*arguments)
         return _moves.begin(move, record.template.shape, parts)
 
-    def _wait(self, i: int, array: np.ndarray) -> bool:
-        """Whether a leaf is one of many, and is made of `array` with those."""
+    def _wait(self, i: int, arrays: Sequence[np.ndarray]) -> bool:
+        """Whether a leaf is one of many, and is made of one array with those."""
         target = self._wants[i].target
         waiting = self._waiting.get(target)
-        if waiting is None or not _restore.is_plain_small(target, array):
+        if waiting is None or target.sharding is not None:
+            return False
+        (array,) = arrays
+        if not _restore.is_plain_small(target, array):
             return False
         waiting.append((i, array))
         if len(waiting) == _restore.BATCH:

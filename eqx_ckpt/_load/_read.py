@@ -46,7 +46,7 @@ def read(
             is_small = _is_small(source, request, verify)
             if source.foreign is None:
                 known[key] = is_small
-        if is_small:
+        if is_small and request.views != ():
             small.append(request)
         elif request.is_empty:
             dtype = _template.dtype_of(request.record.template.stored)

@@ -44,7 +44,8 @@ class Request(NamedTuple):
         """Whether there are no elements to read."""
         if 0 in self.record.template.shape:
             return True
-        return bool(self.views) and all(0 in view.shape for view in self.views)
+        views = self.views
+        return views is not None and all(0 in view.shape for view in views)
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:

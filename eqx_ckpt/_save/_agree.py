@@ -9,8 +9,9 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._format import _index
+from .._runtime import _processes
 from .._runtime._processes import Processes
-from .._tree import _leaf
+from .._tree import _leaf, _sharding
 from . import _payload
 from ._lazies import Unread
 from ._payload import PlannedLeaf
@@ -80,6 +81,8 @@ def _count(value: Any) -> int | None:
         return None
     if value.shape or value.dtype.kind not in "iu" or not value.is_fully_replicated:
         return None
+    if len(_sharding.processes(value.sharding)) < _processes.count():
+        return None
     return int(np.asarray(value.addressable_data(0)))
 
 
@@ -118,8 +121,9 @@ def _difference(index: int, ours: dict[str, Any], other: dict[str, Any]) -> str:
         f"{what} differs between process 0 and process {index}"
         + (
             ": each has other values, or its shards lie elsewhere. What is not a "
-            "sharded array of all processes has to be the same in each: make it one, "
-            "or leave it out with `filter_spec`."
+            "sharded array of several processes has to be the same in each, and an "
+            "array on devices of one process is taken for such: shard it over "
+            "several, or leave it out with `filter_spec`."
             if same_kind
             else f": {ours[what][0]} and {other[what][0]}."
         )

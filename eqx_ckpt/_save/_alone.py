@@ -23,12 +23,19 @@ class OwnPart(NamedTuple):
     shard: tuple[int, ...] | None
 
 
+def is_spread(value: Any) -> bool:
+    """Whether other processes have parts of a leaf."""
+    return isinstance(value, jax.Array) and not _leaf.is_local(value.sharding)
+
+
 def part_of(value: Any, template: Template) -> OwnPart | None:
     """The part of a leaf that this process has; None if it has all of it."""
-    if not isinstance(value, jax.Array) or _leaf.is_local(value.sharding):
+    if not is_spread(value):
         return None
     shards = _sharding.shards_of(value)
     rest = template.shape[value.ndim :]  # The words of a key.
+    if not shards.parts:
+        return _nothing(value, template)
     size = [s.stop - s.start for s in shards.regions[0]]
     if tuple(size) == value.shape:
         return None
@@ -52,3 +59,19 @@ def part_of(value: Any, template: Template) -> OwnPart | None:
         Part(template.shape, tuple(starts)),
         shape if is_large and len(parts) > 1 else None,
     )
+
+
+def _nothing(value: jax.Array, template: Template) -> OwnPart:
+    """The part of a process without a shard: a region that has no elements.
+
+    **Raises:** `ValueError` for a scalar, of which there is no such region.
+    """
+    if not value.shape:
+        raise ValueError(
+            "this process has no part of it, as it is a scalar on devices of other "
+            "processes. Leave it out with `filter_spec`."
+        )
+    stored = template._replace(shape=(0, *template.shape[1:]))
+    shards = Shards([_host.whole_region(stored)], [np.zeros(stored.shape, np.uint8)])
+    start = (0,) * len(template.shape)
+    return OwnPart(shards, stored, Part(template.shape, (start,)), None)

@@ -15,7 +15,7 @@ import numpy as np
 from .._format import _names
 from .._format._leaves import Part
 from .._format._template import Template
-from .._tree import _leaf, _sharding, _target
+from .._tree import _leaf, _sharding
 from .._tree._flatten import Flat
 from .._tree._leaf import Alike
 from . import _alone, _assign, _chunking, _form, _lazies
@@ -97,7 +97,7 @@ def _key(
 
 def _has_parts(values: Sequence[Any], options: SaveOptions) -> bool:
     """Whether of some leaf only a part is stored."""
-    return options.processes == "own" and any(map(_target.is_spread, values))
+    return options.processes == "own" and any(map(_alone.is_spread, values))
 
 
 # What was made of a template and keys; it is kept with them, as they go by its id.
@@ -156,10 +156,10 @@ def _as_stored(
     name, keys = path
     try:
         value, template = _lazies.as_stored(value, options.dtype)
+        own = _alone.part_of(value, template) if options.processes == "own" else None
     except (ValueError, TypeError) as e:
         raise type(e)(f"The leaf `{name}` cannot be saved: {e}") from None
     shard, part = _leaf.shard_shape(value, template), None
-    own = _alone.part_of(value, template) if options.processes == "own" else None
     if own is not None:
         value, template, part, shard = own
     grain = value.grain if isinstance(value, Unread) else ()

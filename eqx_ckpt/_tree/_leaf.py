@@ -281,8 +281,9 @@ def is_local(sharding: jax.sharding.Sharding) -> bool:
 
 @ft.lru_cache(maxsize=1024)
 def is_whole(sharding: jax.sharding.Sharding) -> bool:
+    """Whether this process has all of an array on each of its devices there."""
     # Nearly all leaves have few shardings, and this takes longer than the rest.
-    return sharding.is_fully_replicated
+    return sharding.is_fully_replicated and bool(sharding.addressable_devices)
 
 
 # These have no array of their own dtype, but one of what is stored.

@@ -102,7 +102,7 @@ def begin(move: Move, shape: tuple[int, ...], parts: Sequence[np.ndarray]) -> ja
         np.ascontiguousarray(part).view(carrier).reshape(*part.shape, *halves)
         for part in parts
     ]
-    return _sharding.assemble(move.first, (*shape, *halves), bits)
+    return _sharding.assemble(move.first, (*shape, *halves), bits, carrier)
 
 
 @ft.lru_cache(maxsize=1024)

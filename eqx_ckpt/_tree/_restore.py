@@ -82,9 +82,12 @@ def from_host(
     if target.kind == "key":
         # Each shard alone: a computation with all of the array takes all processes.
         keys = [_to_key(x, target) for x in arrays]
-        return _sharding.assemble(target.sharding, target.shape, keys)
+        dtype = _leaf.key_dtype(str(target.impl))
+        return _sharding.assemble(target.sharding, target.shape, keys, dtype)
     parts = host_parts(arrays, template, target, owned, converted)
-    return _as_weak(_sharding.assemble(target.sharding, target.shape, parts), target)
+    dtype = _result_dtype(template, target)
+    array = _sharding.assemble(target.sharding, target.shape, parts, dtype)
+    return _as_weak(array, target)
 
 
 def host_parts(

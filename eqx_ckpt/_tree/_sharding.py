@@ -40,6 +40,12 @@ def here(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> DeviceRegio
     return DeviceRegions([_region(ends) for ends in found], list(found.values()))
 
 
+@ft.lru_cache(maxsize=1024)
+def processes(sharding: jax.sharding.Sharding) -> frozenset[int]:
+    """The processes whose devices have parts of an array."""
+    return frozenset(device.process_index for device in sharding.device_set)
+
+
 # Distinct regions of an array, each with the processes that have it, in order.
 Holders = tuple[tuple[Region, tuple[int, ...]], ...]
 
@@ -144,9 +150,13 @@ def pieces(regions: Sequence[Region], wanted: Region) -> list[Piece]:
 
 
 def assemble(
-    sharding: jax.sharding.Sharding, shape: tuple[int, ...], parts: Sequence[Any]
+    sharding: jax.sharding.Sharding,
+    shape: tuple[int, ...],
+    parts: Sequence[Any],
+    dtype: Any,
 ) -> jax.Array:
-    """An array of the regions that this process has of it, in the order of `here`."""
+    """An array of the regions that this process has of it, in the order of `here`:
+    none, if the devices are those of other processes."""
     shards = []
     for part, devices in zip(parts, here(sharding, shape).devices):
         for device in devices:
@@ -154,7 +164,22 @@ def assemble(
                 device, memory_kind=sharding.memory_kind
             )
             shards.append(jax.device_put(part, one))
-    return jax.make_array_from_single_device_arrays(shape, sharding, shards)
+    return jax.make_array_from_single_device_arrays(
+        shape, sharding, shards, dtype=dtype
+    )
+
+
+def check_here(sharding: Any) -> None:
+    """**Raises:** `TypeError` for devices of other processes only, if this version of
+    JAX has no arrays without a shard."""
+    if sharding is None or sharding.addressable_devices:
+        return
+    if not getattr(jax.config, "jax_enable_empty_arrays", True):
+        raise TypeError(
+            "Its sharding has no device of this process. JAX "
+            f"{jax.__version__} has such arrays only after "
+            '`jax.config.update("jax_enable_empty_arrays", True)`: call that first.'
+        )
 
 
 def unreduced(sharding: Any) -> list[str]:

@@ -62,6 +62,7 @@ def _target_of(like: Any) -> Target:
                 f"Its sharding is not reduced over the mesh axes {axes}: give it one "
                 "that is, as what is stored is whole."
             )
+        _sharding.check_here(sharding)
         if _leaf.is_key(like):
             return Target("key", None, like.shape, False, impl_of(like), sharding)
         return _jax_target(like.dtype, like.shape, like.weak_type, sharding)
@@ -203,4 +204,4 @@ def is_spread(leaf: Any) -> bool:
     mesh = getattr(sharding, "mesh", None)
     if isinstance(mesh, jax.sharding.AbstractMesh):
         return not mesh.empty
-    return not _leaf.is_local(sharding)
+    return not _leaf.is_local(sharding) and len(_sharding.processes(sharding)) > 1
