@@ -27,6 +27,8 @@ from workloads import sizes
 
 
 _HERE = pathlib.Path(__file__).parent
+# Programs of their own.
+_OTHERS = {"C": "compressed", "E": "editing", "F": "functions", "D": "stores"}
 # What the lines of growth are drawn of.
 _GROWING = ("eqx_ckpt", "raw, one thread", "Equinox", "safetensors.flax", "Orbax v1")
 _HELP = """
@@ -34,7 +36,9 @@ workloads:
   L  16 x 64 MiB float32          P  parts, in new processes: a leaf of S, a leaf of L,
   M  GPT-2-small with Adam           256 rows of an embedding
   S  10,000 x 256 float32         G  growth: 10 to 10,000 leaves, 1 to 256 MiB
-                                  I  imports
+  C  compression                  E  edits of 2 GiB that is not loaded
+  D  object stores with a delay   F  stored functions
+  I  imports
 Linux only.
 """
 
@@ -78,7 +82,7 @@ def main() -> None:
         "imports": {},
     }
     try:
-        for name in given.workloads or ("LMSP" if given.short else "LMSPGI"):
+        for name in given.workloads or ("LMSP" if given.short else "LMSPGCEFDI"):
             _run(name, given, settings, results)
             if out:
                 out.mkdir(parents=True, exist_ok=True)
@@ -130,6 +134,15 @@ def _run(
             got = {size: measure.whole(t, peers, settings) for size, t in trees.items()}
             results["growth"][per] = got
             _say(tables.growth(title, unit, got, per))
+    elif name in _OTHERS:
+        program = _HERE / f"{_OTHERS[name]}.py"
+        options = ["--short"] if given.short else []
+        if name != "D":  # It saves to a server.
+            options += ["--scratch", str(settings.scratch.parent)]
+        print(f"{program.name}:", flush=True)
+        if subprocess.run([sys.executable, str(program), *options]).returncode:
+            sys.exit(f"{program.name} has failed.")
+        print(flush=True)
     elif name == "I":
         results["imports"] = measure.imports(settings)
         _say(tables.imports(results["imports"]))

@@ -49,21 +49,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", nargs="?")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--short", action="store_true", help="one round, not kept")
     parser.add_argument("--scratch")
     parser.add_argument("--results", type=pathlib.Path, default=RESULTS)
     args = parser.parse_args()
     weights = _weights(args.file)
+    rounds = 1 if args.short else args.rounds
     rows = []
     print("| | | size | durable save | load | cold load | Blosc |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
     with tempfile.TemporaryDirectory(dir=args.scratch) as directory:
         for dtype in (jnp.float32, jnp.bfloat16):
             tree = {name: x.astype(dtype) for name, x in weights.items()}
-            for row in _measure(tree, pathlib.Path(directory), args.rounds):
+            for row in _measure(tree, pathlib.Path(directory), rounds):
                 rows.append({"dtype": jnp.dtype(dtype).name, **row})
                 print(_line(rows[-1]), flush=True)
-    done = {"file": args.file, "rounds": args.rounds, "cores": os.cpu_count()}
-    args.results.write_text(json.dumps({**done, "rows": rows}, indent=1) + "\n")
+    done = {"file": args.file, "rounds": rounds, "cores": os.cpu_count()}
+    if not args.short:
+        args.results.write_text(json.dumps({**done, "rows": rows}, indent=1) + "\n")
 
 
 def _weights(file: str | None) -> _Tree:

@@ -19,7 +19,7 @@ def _check(count):
 
 
 def test_four_times_the_leaves():
-    _check(120)
+    _check(60)
 
 
 @pytest.mark.long

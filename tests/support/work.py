@@ -12,7 +12,9 @@ for four times as many, without the type checks of the tests, which are slow.
 import gc
 import io
 import json
+import pathlib
 import sys
+import tempfile
 import time
 
 import equinox as eqx
@@ -20,6 +22,7 @@ import numpy as np
 import pytest
 
 import eqx_ckpt as ec
+from eqx_ckpt import merging
 
 
 MOST = 2.3**2
@@ -57,6 +60,21 @@ def saved(of):
 def refused(call, *args, **kwargs):
     with pytest.raises(RuntimeError):
         call(*args, **kwargs)
+
+
+def written(write):
+    """Calls what writes to a path."""
+    with tempfile.TemporaryDirectory() as directory:
+        write(pathlib.Path(directory))
+
+
+def save(like, **options):
+    written(lambda path: ec.tree_serialise_leaves(path / "c", like, **options))
+
+
+def merged(like, ckpt):
+    average = merging.average()
+    ec.materialise(ec.merge([ckpt, ckpt], average))
 
 
 load, graft = ec.tree_deserialise_leaves, ec.graft
@@ -180,6 +198,55 @@ CALLS = {
         lambda n: flat(n, 0) | {"x": np.ones(2)},
         lambda like, ckpt: refused(
             graft, like, ckpt, [(lambda m: m["x"], lambda c: c.x)]
+        ),
+    ),
+    "save": (modules, tree, lambda like, ckpt: save(like, durable=False)),
+    "save in the background": (
+        modules,
+        tree,
+        lambda like, ckpt: written(
+            lambda path: ec.async_tree_serialise_leaves(
+                path / "c", like, durable=False
+            ).result()
+        ),
+    ),
+    "save of lazy leaves": (tree, tree, lambda like, ckpt: ec.to_bytes(ckpt.tree)),
+    "open": (
+        lambda n: ec.to_bytes(modules(n)),
+        tree,
+        lambda like, ckpt: ec.open(io.BytesIO(like)),
+    ),
+    "names": (tree, modules, lambda like, ckpt: (list(ckpt.leaves), repr(ckpt.tree))),
+    "leaves by name": (
+        tree,
+        tree,
+        lambda like, ckpt: [ckpt[name].shape for name in ckpt.leaves],
+    ),
+    "materialise": (tree, modules, lambda like, ckpt: ec.materialise(ckpt.tree)),
+    "verify": (tree, tree, lambda like, ckpt: ec.verify(ckpt)),
+    "rebuild": (tree, modules, lambda like, ckpt: ec.rebuild(ckpt, [Layer, print])),
+    "diff": (modules, modules, lambda like, ckpt: ec.diff(like, ckpt)),
+    "diff of names": (
+        lambda n: flat(n, 1),
+        lambda n: flat(n, 0),
+        lambda like, ckpt: repr(ec.diff(like, ckpt)),
+    ),
+    "stats": (tree, tree, lambda like, ckpt: ec.stats(ckpt)),
+    "merge": (tree, tree, merged),
+    "convert": (
+        tree,
+        modules,
+        lambda like, ckpt: written(
+            lambda path: ec.convert(ckpt, path / "c.zip", durable=False)
+        ),
+    ),
+    "export": (
+        tree,
+        tree,
+        lambda like, ckpt: written(
+            lambda path: ec.export_safetensors(
+                path / "c.safetensors", ckpt, durable=False
+            )
         ),
     ),
 }
