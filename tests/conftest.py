@@ -21,8 +21,12 @@ import pytest
 from support import servers
 
 
-# Machines that run the tests are shared: how long an example takes says nothing.
-hypothesis.settings.register_profile("quick", deadline=None, max_examples=16)
+# Machines that run the tests are shared: how long an example takes says nothing. The
+# quick form has the same examples each time, and fails for whoever breaks it. The long
+# form has others each time, unless it is given a `--hypothesis-seed`.
+hypothesis.settings.register_profile(
+    "quick", deadline=None, max_examples=16, derandomize=True
+)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=100)
 
 

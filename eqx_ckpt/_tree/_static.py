@@ -224,8 +224,12 @@ def all_names(statics: Statics, source: str = "") -> Iterator[str]:
 def matches(pattern: str, name: str) -> bool:
     """Whether a name is as a pattern says, in which `*` stands for any text. A leading
     `*.` may stand for nothing: what it is before is at the root then."""
-    if pattern.startswith("*.") and matches(pattern[2:], name):
-        return True
+    return _is_glob(pattern, name) or (
+        pattern.startswith("*.") and _is_glob(pattern[2:], name)
+    )
+
+
+def _is_glob(pattern: str, name: str) -> bool:
     first, *rest = pattern.split("*")
     if not rest:
         return name == pattern

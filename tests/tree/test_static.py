@@ -20,7 +20,7 @@ import jax.random as jr
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 from jax.sharding import PartitionSpec as P
 
 import eqx_ckpt as ec
@@ -457,8 +457,11 @@ def test_whatever_the_file_says(saved, here):
 
 
 @given(
-    st.lists(st.sampled_from(["a", "b", ".", "ab", "*"]), max_size=6), st.text("ab.")
+    st.lists(st.sampled_from(["a", "b", ".", "ab", "*", "*."]), max_size=6),
+    st.text("ab."),
 )
+@example(["*.", "*."], "")
+@example(["*.", "*.", "a"], "a")
 def test_patterns_are_those_of_a_regex(parts, name):
     pattern = "".join(parts)
 
