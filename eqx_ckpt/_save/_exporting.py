@@ -124,7 +124,7 @@ def write(
         key = f"{into.own}/{_files.function(number)}"
         link = links.get(made.stored.digest)
         if link is not None and isinstance(into.work, Links):
-            if into.work.link_from(link, key, into.durable):
+            if into.work.link_from(link, key, into.syncs):
                 continue
         into.write(key, [made.data])
 

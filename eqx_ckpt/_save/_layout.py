@@ -27,25 +27,29 @@ S = TypeVar("S", bound=Sink, covariant=True)
 @dataclasses.dataclass(frozen=True)
 class Destination(Generic[S]):
     """Where the files of a save are written: `own` is the directory in `work` of those
-    whose names are in no other save. `durable`: whether they are synced. `outbox`:
-    sends them to an object store."""
+    whose names are in no other save. `syncs`: whether each is synced as it is written.
+    `sync_all` syncs them together, once they are written. `outbox`: sends them to an
+    object store."""
 
     work: S
     own: str
-    durable: bool
+    syncs: bool
+    sync_all: Callable[[], None] | None = None
     outbox: Outbox | None = None
 
     def write(self, key: str, buffers: Iterable[Any]) -> None:
         """Writes a file, which is there at the latest after `settle`."""
         if self.outbox is None:
-            self.work.write(key, buffers, self.durable)
+            self.work.write(key, buffers, self.syncs)
         else:
             self.outbox.send(key, buffers)
 
     def settle(self) -> None:
-        """Waits until all that was written is there."""
+        """Waits until all that was written is there, and durable if it is to be."""
         if self.outbox is not None:
             self.outbox.wait()
+        if self.sync_all is not None:
+            self.sync_all()
 
 
 class Stretch(NamedTuple):
@@ -214,9 +218,11 @@ class Written(NamedTuple):
 class Layout(NamedTuple):
     """A layout is what it does: each process writes its chunks; process 0 sees that the
     files of the others are there, and finishes. `longest` is what takes as much of an
-    index as what will be written of leaves, by so many processes, or more."""
+    index as what will be written of leaves, by so many processes, or more. `has_many`:
+    whether it writes so many files that they are rather synced together."""
 
     write: Callable[[Save, Destination[Backend]], Files]
     see: Callable[[Save, int, Ends, Destination[Backend]], Files]
     finish: Callable[[Save, Files, Destination[Backend]], Written]
     longest: Callable[[Sequence[PlannedLeaf], Form, int], Written]
+    has_many: Callable[[Form], bool]

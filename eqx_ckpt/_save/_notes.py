@@ -30,7 +30,7 @@ def write_own(own: bytes, save: Save, into: Destination[Sink]) -> SavedState:
     if isinstance(into.work, Backend):
         into.work.make_directories([into.own])
     key = f"{into.own}/{_files.own(save.index)}"
-    into.work.write(key, [own], into.durable)
+    into.work.write(key, [own], into.syncs)
     return SavedState(len(own), _index.digest(own))
 
 

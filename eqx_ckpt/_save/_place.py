@@ -145,6 +145,8 @@ def _advice(error: OSError) -> str:
         return " Make room there, or save elsewhere."
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return " Choose a path that you may write to."
+    if error.errno == errno.EIO:
+        return " The disk may be failing or full: see the system's log (`dmesg`)."
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return " Too many files are open: raise the limit (`ulimit -n`)."
     return ""

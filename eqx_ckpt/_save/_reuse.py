@@ -310,7 +310,7 @@ def _link(
         key = f"{source.database}/{source.index.placement.files[number]}"
         origin = SavedFile(source.root, key, sizes[number], base.held.get(number))
         name = f"{into.own}/{len(linked)}"
-        if into.work.link_from(origin, name, into.durable):
+        if into.work.link_from(origin, name, into.syncs):
             linked.append(number)
     base.close()
     return linked

@@ -18,7 +18,7 @@ from .._runtime._processes import Call, Processes
 from .._runtime._progress import Advance, Count
 from .._storage import _archive, _root
 from .._storage._archive import Writable
-from .._storage._backend import Backend, Sends
+from .._storage._backend import Backend, Renames, Sends
 from .._tree import _leaf
 from .._tree._filters import FilterSpec, IsLeaf
 from . import (
@@ -100,8 +100,9 @@ def tree_serialise_leaves(
         leaves.
     - `overwrite`: whether a checkpoint at `path` may be replaced. Anything else that is
         there is never touched.
-    - `durable`: whether to return only once the checkpoint would survive a power cut.
-
+    - `durable`: whether to return only once the checkpoint would survive a power cut. A
+        save of more than 256 files (`layout="zarr"`) syncs its whole file system, if
+        that is possible, and waits for what other programs have written there too.
     - `max_bytes`: how much host memory the call may take beyond the tree, 1 GiB by
         default, but at least a few chunks. On CPU arrays are written from where they
         are; what is copied (for `dtype`, other orders of memory, `compression`, and
@@ -278,10 +279,7 @@ def _write_directory(
         if not word:
             _agree.explain(plan, processes)
         at = (place.work, place.own) if place else _publish.told(plan.root, word)
-        outbox = None
-        if isinstance(at[0], Sends):
-            outbox = stack.enter_context(Outbox(at[0], plan.room // 2).open())
-        into = Destination(*at, plan.options.durable, outbox)
+        into = _destination(plan, *at, stack)
         kept = _layout.NOTHING
         if base is not None:
             kept = _reuse.keep(base, plan.leaves, into)
@@ -310,7 +308,7 @@ def _write_directory(
                 _write_functions(plan, into, base)
                 into.settle()
             index, side = _plan.index_of(plan, place.save, written, own)
-            _publish.publish(place, index, side, into.durable)
+            _publish.publish(place, index, side, plan.options.durable)
         processes.broadcast()
         return into.own.rpartition("/")[2]
 
@@ -324,6 +322,20 @@ def _begin(plan: Plan, processes: Processes, stack: contextlib.ExitStack) -> Pla
         if processes.count > 1:
             begun.work.make_directories([begun.own])
         return begun
+
+
+def _destination(
+    plan: Plan, work: Backend, own: str, stack: contextlib.ExitStack
+) -> Destination[Backend]:
+    """Where this process writes, until the end of `stack`."""
+    outbox = sync_all = None
+    if isinstance(work, Sends):
+        outbox = stack.enter_context(Outbox(work, plan.room // 2).open())
+    durable = plan.options.durable
+    has_many = _plan.LAYOUTS[plan.options.layout].has_many(plan.form)
+    if durable and has_many and isinstance(work, Renames):
+        sync_all = stack.enter_context(work.synced_together())
+    return Destination(work, own, durable and sync_all is None, sync_all, outbox)
 
 
 def _write_functions(

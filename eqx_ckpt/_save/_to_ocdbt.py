@@ -37,7 +37,7 @@ def write(save: Save, into: Destination[Sink]) -> Files:
         [ft.partial(_write_file, save, into, *file) for file in files.items()],
         save.threads(save.limits.most or 0),
         # While some files are synced, what goes into others is compressed.
-        waiting=into.work.is_far or (form.is_coded and into.durable),
+        waiting=into.work.is_far or (form.is_coded and into.syncs),
     )
 
 
@@ -354,4 +354,4 @@ def _most_packed(leaves: Sequence[PlannedLeaf], names: list[str], total: int) ->
     return Packed(names, rows, pattern, begins, np.zeros(coded, np.uint32))
 
 
-LAYOUT = Layout(write, see, finish, longest)
+LAYOUT = Layout(write, see, finish, longest, has_many=lambda form: False)

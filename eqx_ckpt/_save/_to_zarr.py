@@ -15,9 +15,14 @@ from ._layout import Destination, Ends, Files, Layout, Save, Written
 from ._payload import PlannedLeaf
 
 
+# More files than these take longer to sync one by one than all that others may have
+# written to the same file system.
+_MANY = 256
+
+
 def write(save: Save, into: Destination[Backend]) -> Files:
     """Writes the chunks of this process."""
-    data, root, durable = save.data, into.work, into.durable
+    data, root, syncs = save.data, into.work, into.syncs
 
     def write(place: int, numbers: range) -> None:
         parent = _files.directory(save.leaves[place].name)
@@ -26,8 +31,8 @@ def write(save: Save, into: Destination[Backend]) -> Files:
         parents = {key.rpartition("/")[0] for key in keys}
         root.make_directories(parents or [parent])
         for key, chunk in zip(keys, data.chunks(place, numbers)):
-            root.write(key, [chunk], durable)
-        if durable:
+            root.write(key, [chunk], syncs)
+        if syncs:
             # The directory of the leaf itself has more to come.
             below = {p[:at] for p in parents for at in _cuts(p)} - {parent}
             root.sync_directories(below)
@@ -35,7 +40,7 @@ def write(save: Save, into: Destination[Backend]) -> Files:
     runs = [run for _, runs in save.own(save.index) for run in runs]
     jobs = [ft.partial(write, *run) for run in runs]
     # A system that syncs several files at a time writes its journal once for them.
-    _threads.gather(jobs, save.threads(), waiting=root.is_far or durable)
+    _threads.gather(jobs, save.threads(), waiting=root.is_far or syncs)
     return []
 
 
@@ -51,7 +56,7 @@ def see(save: Save, process: int, ends: Ends, into: Destination[Backend]) -> Fil
 
 def finish(save: Save, files: Files, into: Destination[Backend]) -> Written:
     """Writes the rest of a save whose chunks are all there."""
-    root, durable = into.work, into.durable
+    root, syncs = into.work, into.syncs
     if save.count > 1:
         root.delete("d")  # It had the notes of what processes have written.
 
@@ -59,7 +64,7 @@ def finish(save: Save, files: Files, into: Destination[Backend]) -> Written:
         parent = _files.directory(leaf.name)
         root.make_directories([parent])
         blob = _arrays.zarr_json(leaf.template)
-        root.write(f"{parent}/zarr.json", [blob], durable)
+        root.write(f"{parent}/zarr.json", [blob], syncs)
         parents = set()
         if leaf.alias is not None:
             origin = _files.directory(save.leaves[leaf.alias].name)
@@ -67,16 +72,20 @@ def finish(save: Save, files: Files, into: Destination[Backend]) -> Written:
             parents = {f"{parent}/{key}".rpartition("/")[0] for key in keys}
             root.make_directories(parents)
             for key in keys:
-                root.copy(f"{origin}/{key}", f"{parent}/{key}", durable)
-        if durable:
+                root.copy(f"{origin}/{key}", f"{parent}/{key}", syncs)
+        if syncs:
             below = {p[:at] for p in parents for at in _cuts(p)} | {parent}
             root.sync_directories(below)
 
     jobs = [ft.partial(write, leaf) for leaf in save.leaves]
-    _threads.gather(jobs, waiting=root.is_far or durable)
+    _threads.gather(jobs, waiting=root.is_far or syncs)
     digests = save.data.digests()
-    root.write(_files.DIGESTS, [digests], durable)
+    root.write(_files.DIGESTS, [digests], syncs)
     return _written(_index.digest(digests))
+
+
+def has_many(form: Form) -> bool:
+    return form.chunk_count + len(form.names) > _MANY
 
 
 def longest(leaves: Sequence[PlannedLeaf], form: Form, processes: int) -> Written:
@@ -110,4 +119,4 @@ def check_case(names: Sequence[str], root: Backend) -> None:
             )
 
 
-LAYOUT = Layout(write, see, finish, longest)
+LAYOUT = Layout(write, see, finish, longest, has_many)

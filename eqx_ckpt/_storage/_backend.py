@@ -378,6 +378,15 @@ class Renames(Locks, Protocol):
         """The directories on the way to this one that are not there, the last first."""
         ...
 
+    def synced_together(
+        self,
+    ) -> contextlib.AbstractContextManager[Callable[[], None] | None]:
+        """Yields a function that makes all files and names here durable in one step,
+        together with what others have written to the same file system. It raises an
+        `OSError` if anything that was written since could not be. None: each file and
+        directory has to be synced by itself."""
+        ...
+
     def rename(self, target: "Renames") -> None:
         """Moves this directory to where none is, or an empty one."""
         ...

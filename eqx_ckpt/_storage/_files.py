@@ -7,9 +7,11 @@ import fcntl
 import functools as ft
 import os
 import pathlib
+import re
 import stat
+import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,9 @@ NOWHERE = errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG
 _local_file_systems = frozenset(
     "ext2 ext3 ext4 xfs btrfs zfs f2fs tmpfs ramfs overlay bcachefs apfs hfs".split()
 )
+# Those in which one call syncs all files, and says so if one could not be written. In
+# others it may end here, as in overlays and FUSE.
+_synced_whole = frozenset("ext4 xfs btrfs".split())
 # Bytes that are read here and not by TensorStore.
 # Each thread counts its own: a lock could be left locked by Ctrl-C.
 counts: dict[int, int] = {}
@@ -291,13 +296,51 @@ def folds_case(directory: str) -> bool:
     return swapped != place and os.path.exists(swapped)
 
 
-@ft.lru_cache(maxsize=64)
+@contextlib.contextmanager
+def synced_together(directory: str) -> Iterator[Callable[[], None] | None]:
+    """See `Renames.synced_together`."""
+    if not _reports_all or _type_of(directory) not in _synced_whole:
+        yield None
+        return
+    # It hears of what cannot be written from when it is opened on.
+    with _undo.opened(directory, os.O_RDONLY | os.O_DIRECTORY) as fd:
+        yield lambda: syncfs(fd)
+
+
+def _can_report() -> bool:
+    """Whether `syncfs` says of files that could not be written: Linux, from 5.8 on."""
+    if sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "syncfs"):
+        return False
+    version = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return version is not None and tuple(map(int, version.groups())) >= (5, 8)
+
+
+_reports_all = _can_report()
+
+
+def syncfs(fd: int) -> None:
+    """Syncs all that was written to the file system of an open file, by whomever.
+
+    **Raises:** `OSError` if that fails, or has failed since the file was opened.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syncfs(fd):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
 def is_on_this_machine(directory: str) -> bool:
     """Whether no network can take the files in a directory away."""
+    return _type_of(directory) in _local_file_systems
+
+
+@ft.lru_cache(maxsize=64)
+def _type_of(directory: str) -> str:
+    """The type of the file system that a directory is in: "" if nobody knows."""
     try:
         mounts = pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
     except OSError:
-        return False
+        return ""
     best = ("", "")
     for line in mounts:
         fields, _, rest = line.partition(" - ")
@@ -305,4 +348,4 @@ def is_on_this_machine(directory: str) -> bool:
         if directory == point or directory.startswith(point.rstrip("/") + "/"):
             if len(point) >= len(best[0]):
                 best = (point, rest.split()[0])
-    return best[1] in _local_file_systems
+    return best[1]

@@ -298,6 +298,11 @@ class LocalBackend(_LocalReads):
         for key in keys:  # TensorStore leaves that to us.
             _files.sync(self._at(key), os.O_DIRECTORY)
 
+    def synced_together(
+        self,
+    ) -> contextlib.AbstractContextManager[Callable[[], None] | None]:
+        return _files.synced_together(self.path)
+
     def drop_directory(self, key: str = "") -> None:
         with contextlib.suppress(OSError):
             os.rmdir(self._at(key))

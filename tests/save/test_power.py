@@ -1,12 +1,13 @@
 """`durable=True`: a model of what a power cut leaves on a disk.
 
 Only what was synced is sure to be there: the bytes of a file once the file was synced,
-a name once its directory was. What was not synced may be there all the same, in any
-order. So at every call that a save makes, three disks are checked: one on which nothing
-else has landed, one on which this last change of a name has, and one on which all
-changes of names have.
+a name once its directory was, and all that was written before once the file system was.
+What was not synced may be there all the same, in any order. So at every call that a
+save makes, three disks are checked: one on which nothing else has landed, one on which
+this last change of a name has, and one on which all changes of names have.
 """
 
+import contextlib
 import os
 import pathlib
 import threading
@@ -16,6 +17,7 @@ import pytest
 from support.helpers import assert_alike
 
 import eqx_ckpt as ec
+from eqx_ckpt._save import _to_zarr
 from eqx_ckpt._storage import _files as files_of_storage
 
 
@@ -52,8 +54,9 @@ class _Disk:
         self.one_at_a_time = threading.RLock()
         for name in "open mkdir rename replace link unlink rmdir fsync".split():
             monkeypatch.setattr(os, name, self._wrap(name, getattr(os, name)))
-        exchange = self._wrap("exchange", files_of_storage.exchange)
-        monkeypatch.setattr(files_of_storage, "exchange", exchange)
+        for name in ("exchange", "syncfs"):
+            call = self._wrap(name, getattr(files_of_storage, name))
+            monkeypatch.setattr(files_of_storage, name, call)
 
     def _wrap(self, name, call):
         def wrapped(*args, **kwargs):
@@ -62,6 +65,9 @@ class _Disk:
                 self.calls += 1
                 if name == "fsync":
                     self._sync(os.readlink(f"/proc/self/fd/{args[0]}"))
+                elif name == "syncfs":
+                    self._sync_below(self.root, self.top)
+                    self._note(name)
                 elif name != "open" or args[1] & os.O_CREAT:
                     paths = args if name in _two else args[:1]
                     self._changed(name, [self._find(path) for path in paths])
@@ -88,6 +94,14 @@ class _Disk:
         else:
             node.synced = pathlib.Path(path).read_bytes()
         self._note("fsync")
+
+    def _sync_below(self, node, path):
+        if isinstance(node, _File):
+            node.synced = path.read_bytes()
+            return
+        node.synced = dict(node.names)
+        for name, below in node.names.items():
+            self._sync_below(below, path / name)
 
     def _changed(self, name, places):
         (parent, key), (other, to) = places[0], places[-1]
@@ -153,9 +167,48 @@ def _tree(value):
     return {"w": np.full(6, value), "v": [np.full(3, value)] * 2, "step": value}
 
 
-@pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
+def _sync_together(monkeypatch):
+    """As if a save had many files, on a file system that is synced as a whole."""
+    monkeypatch.setattr(_to_zarr, "_MANY", 0)
+    monkeypatch.setattr(files_of_storage, "_reports_all", True)
+    monkeypatch.setattr(files_of_storage, "_type_of", lambda directory: "ext4")
+
+
+@pytest.mark.parametrize("layout", ["ocdbt", "zarr", "zarr, together"])
 @pytest.mark.parametrize("old", [None, "ocdbt", "zarr"])
 def test_a_power_cut(tmp_path, monkeypatch, layout, old):
+    layout, _, together = layout.partition(", ")
+    if together:
+        _sync_together(monkeypatch)
+    calls = _cut_everywhere(tmp_path, monkeypatch, layout, old)
+    assert any("syncfs" in call for call in calls) == bool(together)
+
+
+@contextlib.contextmanager
+def _never(directory):
+    yield lambda: None
+
+
+@contextlib.contextmanager
+def _too_late(directory):
+    yield lambda: None
+    # The save is published by now.
+    fd = os.open(os.path.dirname(directory), os.O_RDONLY)
+    files_of_storage.syncfs(fd)
+    os.close(fd)
+
+
+@pytest.mark.parametrize("when", [_never, _too_late])
+@pytest.mark.parametrize("old", [None, "zarr"])
+def test_a_power_cut_shows_what_is_not_synced(tmp_path, monkeypatch, old, when):
+    _sync_together(monkeypatch)
+    monkeypatch.setattr(files_of_storage, "synced_together", when)
+    with pytest.raises((ec.DamagedError, FileNotFoundError, AssertionError)):
+        _cut_everywhere(tmp_path, monkeypatch, "zarr", old)
+
+
+def _cut_everywhere(tmp_path, monkeypatch, layout, old):
+    """Checks what is left after a power cut at each call of a save: returns these."""
     top = tmp_path / "disk"
     path = top / "new" / "deep" / "7"
     top.mkdir()
@@ -171,9 +224,10 @@ def test_a_power_cut(tmp_path, monkeypatch, layout, old):
         copy = tmp_path / f"{number}"
         _write(state, copy)
         try:
-            tree = ec.materialise(ec.open(copy / "new" / "deep" / "7").tree)
+            ckpt = ec.open(copy / "new" / "deep" / "7")
         except FileNotFoundError:
             return None
+        tree = ec.materialise(ckpt.tree)
         assert_alike(tree, _tree(tree["step"]))
         return tree["step"]
 
@@ -184,3 +238,4 @@ def test_a_power_cut(tmp_path, monkeypatch, layout, old):
         seen.add(got)
     assert seen == {2, 1 if old else None}
     assert step("end", disk.now()) == 2
+    return disk.states.values()

@@ -1,8 +1,12 @@
+import ctypes
+import errno
 import fcntl
 import os
 import pathlib
 import re
+import sys
 import threading
+import types
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -416,6 +420,38 @@ def test_durable_syncs_files_and_directories(tmp_path, layout, monkeypatch):
         assert str(path / name) in names, name
         assert str((path / name).parent) in names, name
     assert str(path.parent) in names
+
+
+@pytest.mark.parametrize("old", [None, 1])
+def test_a_save_of_many_files_fails_if_one_cannot_be_synced(tmp_path, monkeypatch, old):
+    def fail(fd):
+        raise OSError(errno.EIO, "Input/output error")
+
+    path = tmp_path / "a"
+    if old is not None:
+        ec.tree_serialise_leaves(path, _tree(old), layout="zarr")
+    monkeypatch.setattr(_files, "_reports_all", True)
+    monkeypatch.setattr(_files, "_type_of", lambda directory: "ext4")
+    monkeypatch.setattr(_files, "syncfs", fail)
+    many = [np.full(2, i) for i in range(130)]
+    with pytest.raises(OSError, match="Input/output error, while .* may be failing"):
+        ec.tree_serialise_leaves(path, many, layout="zarr")
+    assert os.listdir(tmp_path) == (["a"] if old else [])
+    assert old is None or _value(path) == old
+    # One of few files syncs them one by one.
+    ec.tree_serialise_leaves(path, _tree(2), layout="zarr")
+    assert _value(path) == 2
+
+
+@pytest.mark.parametrize(
+    "release, reports",
+    [("5.7.19", False), ("5.8.0-63-generic", True), ("6.1", True), ("4.4", False)],
+)
+def test_old_systems_do_not_say_what_was_lost(monkeypatch, release, reports):
+    system = types.SimpleNamespace(release=release)
+    monkeypatch.setattr(os, "uname", lambda: system)
+    can = sys.platform == "linux" and hasattr(ctypes.CDLL(None), "syncfs")
+    assert _files._can_report() == (reports and can)
 
 
 def test_what_a_killed_writer_left_of_its_index_does_not_get_into_ours(tmp_path):

@@ -42,6 +42,7 @@ _x86_64 = {
     264: "renameat",
     265: "linkat",
     296: "pwritev",
+    306: "syncfs",
     316: "renameat2",
 }
 _aarch64 = {
@@ -58,6 +59,7 @@ _aarch64 = {
     70: "pwritev",
     82: "fsync",
     83: "fdatasync",
+    267: "syncfs",
     276: "renameat2",
 }
 _calls = {"x86_64": _x86_64, "aarch64": _aarch64}.get(platform.machine(), {})
