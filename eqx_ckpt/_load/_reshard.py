@@ -193,12 +193,23 @@ def _run(
         programs.append((i, move, _moves.compiled(move, out[i].shape, out[i].dtype)))
     processes.gather()
     processes.broadcast()
+    errors: list[Exception] = []
     for i, move, program in programs:
-        record, target = wants[i].record, wants[i].target
         moved = program(out[i])
         out[i] = None
-        out[i] = _restore.from_bits(move, moved, record.template, target)
-        jax.block_until_ready(out[i])
+        processes.until(moved.is_ready)
+        # Whatever is wrong with one, all take part in the others.
+        try:
+            out[i] = _arrived(wants[i], move, moved)
+        except Exception as e:
+            errors.append(e)
+    if errors:
+        raise errors[0]
+
+
+def _arrived(want: Want, move: Move, moved: jax.Array) -> Any:
+    out = _restore.from_bits(move, moved, want.record.template, want.target)
+    return jax.block_until_ready(out)
 
 
 def say(path: str, plan: Plan, reshard: str) -> None:

@@ -86,7 +86,7 @@ class Outgoing:
     """A file that is read to be sent. Errors are kept: see `_exchange`."""
 
     def __init__(self, file: pathlib.Path | None):
-        self.error: OSError | None = None
+        self.error: Exception | None = None
         self._file = file
 
     def size(self) -> int:
@@ -103,7 +103,7 @@ class Outgoing:
                 file.seek(start)
                 if file.readinto(into.data) != into.size:
                     raise OSError(f"the end of `{self._file}` is missing")
-        except OSError as e:
+        except Exception as e:
             self.error = self.error or e
 
 
@@ -112,7 +112,7 @@ class Incoming:
     Errors are kept."""
 
     def __init__(self, file: pathlib.Path | None):
-        self.error: OSError | None = None
+        self.error: Exception | None = None
         self._place = file
         self._is_begun = False
         self._digest = xxhash.xxh3_128()
@@ -120,14 +120,14 @@ class Incoming:
         self._beside = file and file.with_name(f"{file.name}.{os.getpid()}")
 
     def write(self, data: np.ndarray) -> None:
-        self._digest.update(data.data)
         try:
+            self._digest.update(data.data)
             assert self._beside is not None
             self._beside.parent.mkdir(parents=True, exist_ok=True)
             with open(self._beside, "ab" if self._is_begun else "wb") as file:
                 file.write(data.data)
             self._is_begun = True
-        except OSError as e:
+        except Exception as e:
             self.error = self.error or e
 
     def finish(self, wanted: str | None = None) -> str:

@@ -138,7 +138,7 @@ class Near:
             words = processes.gather(json.dumps(own).encode())
             rows = [json.loads(word) for word in words]
             rows = json.loads(processes.broadcast(json.dumps(rows).encode()))
-            got = self._copy(part, rows)
+            got = self._copy(part, rows, processes)
             words = processes.gather(json.dumps(got).encode())
             for index, word in enumerate(words):
                 _check_copies(index, json.loads(word), rows)
@@ -174,22 +174,24 @@ class Near:
         root = _root.resolve(str(self._disk.file(part)))
         _serialise.write(_plan.plan(root, selected, options), Processes())
 
-    def _copy(self, part: NearPart, rows: list[Any]) -> list[tuple[int, str]]:
+    def _copy(
+        self, part: NearPart, rows: list[Any], processes: Processes
+    ) -> list[tuple[int, str]]:
         """Sends copies of all parts to other disks. Returns the processes of those that
         came here, and the digests of what came."""
         count, here = part.processes, part.process
         got: list[tuple[int, str]] = []
         # Whatever is wrong with one, all take part in the others.
-        errors: list[OSError] = []
+        errors: list[Exception] = []
         for shift in _exchange.shifts([row[0] for row in rows], self._options.copies):
             moves = [Move(i, (i + shift) % count, row[1]) for i, row in enumerate(rows)]
             origin = (here - shift) % count
             out = Outgoing(self._disk.file(part))
             into = Incoming(self._disk.file(part._replace(process=origin)))
-            _exchange.exchange(moves, out.read, into.write)
+            _exchange.exchange(moves, out.read, into.write, processes)
             try:
                 got.append((origin, into.finish(rows[origin][2])))
-            except OSError as e:
+            except Exception as e:
                 errors.append(e)
             errors += [] if out.error is None else [out.error]
         if errors:
@@ -264,9 +266,9 @@ class Near:
             out = next((file(move.to) for move in some if move.source == here), None)
             into = next((file(here) for move in some if move.to == here), None)
             incoming = Incoming(into)
-            _exchange.exchange(some, Outgoing(out).read, incoming.write)
+            _exchange.exchange(some, Outgoing(out).read, incoming.write, processes)
             # What has not come is not whole, which is seen as it is opened.
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(Exception):
                 incoming.finish()
 
     def begin(self, base: str) -> None:

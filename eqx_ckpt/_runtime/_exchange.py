@@ -2,7 +2,8 @@
 there is no server that one of them could ask.
 
 All processes make the same calls, in the same order, from the thread that computes. So
-nothing here raises for what is wrong in one of them: the others would wait for ever.
+what reads and writes the bytes keeps its errors until all have taken part. If one does
+fail in between, the others see that, and do not wait for ever.
 """
 
 import functools as ft
@@ -12,6 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ._processes import Processes
 
 
 # Bytes of a step, on each device. Smaller ones come in powers of two, as each size is
@@ -31,11 +34,13 @@ def exchange(
     moves: Sequence[Move],
     read: Callable[[int, np.ndarray], None],
     write: Callable[[np.ndarray], None],
+    processes: Processes,
 ) -> None:
     """Makes moves together: no two of them have one source, or go to one process.
 
     `read(start, into)` is called for the parts of what this process sends, in their
-    order, and `write` with the parts of what it gets. They must not raise.
+    order, and `write` with the parts of what it gets. They should not raise.
+    **Raises:** `Told` if another process fails meanwhile.
     """
     here = jax.process_index()
     longest = max((move.nbytes for move in moves), default=0)
@@ -47,7 +52,9 @@ def exchange(
         own = np.zeros(size, np.uint8)
         if start < out:
             read(start, own[: out - start])
-        got = permute(own)
+        moved = permute(own)
+        processes.until(moved.is_ready)
+        got = np.asarray(moved.addressable_data(0))
         if start < into:
             write(got[: into - start])
 
@@ -55,7 +62,7 @@ def exchange(
 @ft.lru_cache(maxsize=16)
 def _permute(
     pairs: tuple[tuple[int, int], ...], size: int
-) -> Callable[[np.ndarray], np.ndarray]:
+) -> Callable[[np.ndarray], Any]:
     """A function of all processes that takes bytes of each source to another one."""
     first: dict[int, Any] = {}
     for device in jax.devices():
@@ -73,10 +80,9 @@ def _permute(
     )
     shape = (len(devices) * size,)
 
-    def permute(own: np.ndarray) -> np.ndarray:
+    def permute(own: np.ndarray) -> Any:
         part = jax.device_put(own, first[jax.process_index()])
-        moved = move(jax.make_array_from_single_device_arrays(shape, sharding, [part]))
-        return np.asarray(moved.addressable_data(0))
+        return move(jax.make_array_from_single_device_arrays(shape, sharding, [part]))
 
     return permute
 

@@ -44,7 +44,7 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from jax._src import distributed
@@ -55,6 +55,14 @@ from ._messages import Channel, End, Late, listed, Sign, signed, Told
 
 # Seconds. JAX ends all processes 100 seconds after one has died: see docs/processes.md.
 TIMEOUT = 80
+
+# Seconds between looks at what all do together: few at first. Every so many seconds
+# one looks for those that have failed.
+_WAIT, _LISTEN = (0.0002, 0.002), 0.5
+_STUCK = (
+    " The devices of the others may wait for it for ever: end the program, and start "
+    "it again."
+)
 
 
 @dataclasses.dataclass
@@ -151,6 +159,24 @@ class Processes:
         self._said, self._is_over, self._since = None, False, time.monotonic()
         return word
 
+    def until(self, is_ready: Callable[[], bool]) -> None:
+        """Waits for what all processes do together, such as a collective. It is for the
+        time between two rounds, as no round is to begin before it is ready.
+
+        **Raises:** as soon as one of them has failed, or is silent for too long: it may
+        never take part.
+        """
+        channel = self.channel
+        if channel is None:
+            return
+        wait, next_look = _WAIT[0], time.monotonic() + _LISTEN
+        while not is_ready():
+            time.sleep(wait)
+            wait = min(2 * wait, _WAIT[1])
+            if time.monotonic() > next_look:
+                self._listen(channel)
+                next_look = time.monotonic() + _LISTEN
+
     def decide(self, decide: Callable[[], bytes]) -> bytes:
         """The decision of process 0, once all are there: a call of one round."""
         with self.heard():
@@ -205,32 +231,51 @@ class Processes:
         words = {0: own}
         late = Late(channel.where)
         for said, gone in channel.looks():
-            for index, word in said.items():
-                if word[:1] != b"+":
-                    raise Told(word[1:].decode())
-                words[index] = word[1:]
-            for index in gone:
-                raise Told(f"process {index} has given up waiting, or was stopped.")
+            _check(said, gone)
+            words.update({index: word[1:] for index, word in said.items()})
             missing = [index for index in range(self.count) if index not in words]
             if not missing:
                 break
             late.say(missing)
-            now = time.monotonic()
-            silent = [
-                i for i in missing if now - self._last(channel, i) > channel.timeout
-            ]
-            if silent:
-                raise Told(
-                    f"of {self.count} processes these have been silent for "
-                    f"{channel.timeout:g} seconds: {listed(silent)}. They may have "
-                    "died."
-                )
+            self._check_alive(channel, missing)
         return [words[index] for index in range(self.count)]
+
+    def _listen(self, channel: Channel) -> None:
+        """**Raises:** if it is known by now that a process has failed or died."""
+        said, gone = channel.look(channel.seen)
+        try:
+            if self.leads:
+                _check(said, gone)
+            elif (answer := channel.answered()) is not None:
+                self._is_over = True
+                raise Told(answer[1:].decode())
+            others = range(1, self.count) if self.leads else [0]
+            self._check_alive(channel, others)
+        except Told as e:
+            raise Told(f"{e}{'' if self._is_over else _STUCK}", e.silent) from None
+
+    def _check_alive(self, channel: Channel, missing: Iterable[int]) -> None:
+        now = time.monotonic()
+        silent = [i for i in missing if now - self._last(channel, i) > channel.timeout]
+        if silent:
+            raise Told(
+                f"of {self.count} processes these have been silent for "
+                f"{channel.timeout:g} seconds: {listed(silent)}. They may have died."
+            )
 
     def _last(self, channel: Channel, index: int) -> float:
         """When a process gave its last sign of life, in this round or before it."""
         seen = channel.seen.get(index)
         return self._since if seen is None else max(seen[1], self._since)
+
+
+def _check(said: dict[int, bytes], gone: Iterable[int]) -> None:
+    """**Raises:** for a process that has failed, or has gone."""
+    for word in said.values():
+        if word[:1] != b"+":
+            raise Told(word[1:].decode())
+    for index in gone:
+        raise Told(f"process {index} has given up waiting, or was stopped.")
 
 
 def _text(index: int, error: BaseException) -> str:

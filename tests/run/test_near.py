@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support import near
 from support.helpers import tree_at
+from support.processes import good, run_team
 
 import eqx_ckpt as ec
 from eqx_ckpt._run import _attempts
@@ -105,6 +106,34 @@ def test_a_near_disk_that_cannot_be_written_to(tmp_path):
     with pytest.raises(NotADirectoryError, match="Choose another path") as e:
         manager.save(1, tree_at(1))
     assert "Step 1 is not saved to near disks." in e.value.__notes__[0]
+
+
+def test_a_copy_for_which_there_is_no_memory(tmp_path):
+    """It is an error in both processes, which go on to the next step."""
+    code = """
+from eqx_ckpt._run import _disk
+def fail(file, mode):
+    if "w" in mode:
+        raise MemoryError("no room")
+    return open(file, mode)
+how = {"every": 100, "near": path / f"disk{rank}", "near_every": 1, "timeout": 20}
+manager = ec.CheckpointManager(path / "run", **how)
+tree = {"x": spread(np.arange(8.0, dtype=np.float32), rows)}
+if rank == 1:
+    _disk.open = fail
+try:
+    manager.save(1, tree)
+except Exception as e:
+    print(type(e).__name__, e)
+_disk.open = open
+manager.save(2, tree)
+manager.wait()
+print(manager.latest())
+"""
+    first, second = good(run_team(2, code, tmp_path))
+    assert "process 1 has failed: MemoryError: no room" in first
+    assert "MemoryError no room\n2\n" in second
+    assert first.split()[-1] == second.split()[-1] == "2"
 
 
 def test_the_root_may_be_a_store(tmp_path):

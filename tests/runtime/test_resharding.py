@@ -71,7 +71,8 @@ assert rank or any("read more than once: `odd` (" in x for x in lines), lines
         assert 1 <= sum(shares) <= 1.1 and max(shares) < 1.1 / size, each
 
 
-def test_what_fails_in_one_process_fails_in_all(tmp_path):
+@pytest.mark.parametrize("size", [2, 4])
+def test_what_fails_in_one_process_fails_in_all(tmp_path, size):
     """Nobody waits in a collective for one whose share is damaged."""
     x = np.arange(2**20, dtype=np.float32).reshape(1024, 1024)
     ec.tree_serialise_leaves(tmp_path / "c", {"v": x + 1, "w": x}, chunks=2**16)
@@ -93,20 +94,52 @@ file, = (path / "c" / "d").glob("*/0")
 # The other process may still be reading it.
 from jax._src import distributed
 distributed.global_state.client.wait_at_barrier("read", 30_000)
-if rank == 1:
+if rank == size - 1:
     file.write_bytes((path / "whole").read_bytes())
 caught(reshard="devices" if rank else "read")
 caught(reshard="devices", max_bytes=2 ** (20 + 3 * rank))
 caught(reshard="devices", tag="all good")
 """
-    for rank, text in enumerate(good(run_team(2, code, tmp_path))):
+    last = size - 1
+    for rank, text in enumerate(good(run_team(size, code, tmp_path))):
         lines = re.findall("^(?:loaded|[A-Za-z]*Error: .*)$", text, re.M)
         for line in lines[:2]:
             assert "w: its bytes are not" in line
-            assert rank or "process 1 has failed" in line
+            assert rank == last or f"process {last} has failed" in line
         for line in lines[2:4]:
             assert "would move other arrays over the devices than process 0" in line
         assert lines[4:] == ["loaded"], text
+
+
+def test_errors_among_collectives(tmp_path):
+    """Of one process: those of others end too, and can go on if all have taken part."""
+    x = np.arange(2**18, dtype=np.float32).reshape(512, 512)
+    ec.tree_serialise_leaves(tmp_path / "c", {"v": x + 1, "w": x}, chunks=2**16)
+    code = f"""{CATCH}
+from eqx_ckpt._load import _reshard
+from eqx_ckpt._tree import _moves
+like = {{
+    n: jax.ShapeDtypeStruct((512, 512), jnp.float32, sharding=copies) for n in "vw"
+}}
+def fail(*_):
+    raise MemoryError("no room")
+def fails(module, name, fake):
+    was = getattr(module, name)
+    if rank == 1:
+        setattr(module, name, fake)
+    caught(reshard="devices")
+    setattr(module, name, was)
+fails(_reshard, "_arrived", fail)
+caught(reshard="devices")
+fails(_moves, "compiled", lambda *_: fail)
+"""
+    for rank, text in enumerate(good(run_team(2, code, tmp_path))):
+        after, fine, amid = re.findall("^(?:loaded|[A-Za-z]*Error: .*)$", text, re.M)
+        for line in (after, amid):
+            assert "MemoryError: no room" in line
+            assert rank or "process 1 has failed" in line
+        assert fine == "loaded"
+        assert ("may wait for it for ever: end the program" in amid) is (rank == 0)
 
 
 def test_the_way_is_chosen(tmp_path):
