@@ -4,11 +4,17 @@ by one. See FORMAT.md, "Columns".
 
 import base64
 import binascii
+import bisect
 import functools as ft
+import itertools as it
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
+
+from . import _json
+from ._json import BLOCK, blocks
 
 
 # Checkpoints of more leaves, or of more chunks, have columns.
@@ -30,7 +36,7 @@ def encode(numbers: Sequence[int] | np.ndarray) -> str:
     return base64.b64encode(np.asarray(numbers, "<u4").tobytes()).decode()
 
 
-def decode(text: str) -> np.ndarray:
+def decode(text: str | memoryview) -> np.ndarray:
     """The inverse of `encode`. **Raises:** `ValueError`."""
     try:
         data = binascii.a2b_base64(text, strict_mode=True)
@@ -41,28 +47,83 @@ def decode(text: str) -> np.ndarray:
     return np.frombuffer(data, "<u4").astype(np.uint32, copy=False)
 
 
+# Where columns begin in an index, and one that is a text.
+_START, _FIELD = b'"columns":{', re.compile(rb'"[a-z]+":"')
+# Shorter texts are soon parsed; and there are fewer long ones.
+_LONG, _MOST = 4096, 8
+
+
+def parse(data: bytes) -> dict[str, Any]:
+    """The JSON of an index, in which long columns stay bytes of `data`.
+
+    **Raises:** `ValueError` if it is not JSON.
+    """
+    cuts = _cuts(data)
+    if cuts:
+        value = _json.parse_cut(data, cuts)
+        columns = value.get("columns")
+        texts = columns.values() if type(columns) is dict else ()
+        # Else it is in the metadata that there are such columns.
+        if sum(type(text) is memoryview for text in texts) == len(cuts):
+            return value
+    return _json.parse(data, encoding="ascii")
+
+
+def _cuts(data: bytes) -> list[slice]:
+    """Where long columns are whose letters stand for themselves."""
+    at = data.find(_START) + len(_START)
+    cuts: list[slice] = []
+    while at >= len(_START) and len(cuts) < _MOST:
+        field = _FIELD.match(data, at)
+        stop = -1 if field is None else data.find(b'"', field.end())
+        if field is None or stop < 0:
+            break
+        cut = slice(field.end(), stop)
+        if stop - field.end() >= _LONG:
+            text = np.frombuffer(data, np.uint8)[cut]
+            has_escape = data.find(b"\\", cut.start, cut.stop) >= 0
+            if has_escape or text.min() < _SPACE or text.max() > 126:
+                break
+            cuts.append(cut)
+        at = stop + 2
+    return cuts
+
+
 class Names(Sequence[str]):
     """Names in one text, with spaces between them. `order` has their places in the
     order of their bytes, so that one of them is found without a look at the others."""
 
-    def __init__(self, text: str, order: np.ndarray):
-        if not text.isascii():
+    def __init__(self, text: bytes | memoryview, order: np.ndarray):
+        self._text, self._order = np.frombuffer(text, np.uint8), order
+        if self._text.size and self._text.max() > 127:
             raise ValueError("the index has a malformed column")
-        self._text, self._order = text, order
-        self._count = text.count(" ") + 1 if text else 0
+        counts = [np.count_nonzero(x == _SPACE) for x in blocks(self._text)]
+        # The spaces before each block of the text.
+        self._before = [0, *it.accumulate(counts)]
+        self._spaces: dict[int, np.ndarray] = {}
+        self._count = self._before[-1] + 1 if self._text.size else 0
         if len(order) != self._count:
             raise ValueError("the columns of the index differ in length")
         if self._count and order.max() >= self._count:
             raise ValueError("the index has a malformed column")
 
-    @ft.cached_property
-    def _stops(self) -> np.ndarray:
-        data = np.frombuffer(self._text.encode("ascii"), np.uint8)
-        return np.append(np.flatnonzero(data == _SPACE), len(data))
+    def _stop(self, place: int) -> int:
+        """Where a name ends in the text."""
+        if place == self._count - 1:
+            return self._text.size
+        number = bisect.bisect_right(self._before, place) - 1
+        spaces = self._spaces.get(number)
+        if spaces is None:
+            start = number * BLOCK
+            block = self._text[start : start + BLOCK]
+            spaces = start + np.flatnonzero(block == _SPACE)
+            self._spaces[number] = spaces
+        return spaces.item(place - self._before[number])
 
     @ft.cached_property
     def _all(self) -> list[str]:
-        return self._text.split(" ") if self._text else []
+        text = self._text.tobytes().decode("ascii")
+        return text.split(" ") if text else []
 
     def __len__(self) -> int:
         return self._count
@@ -82,8 +143,8 @@ class Names(Sequence[str]):
         place = index + self._count if index < 0 else index
         if not 0 <= place < self._count:
             raise IndexError("there are fewer names")
-        start = int(self._stops[place - 1]) + 1 if place else 0
-        return self._text[start : int(self._stops[place])]
+        start = self._stop(place - 1) + 1 if place else 0
+        return self._text[start : self._stop(place)].tobytes().decode("ascii")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and self._all == list(other)

@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any, NamedTuple
 
-from . import _index
+from . import _index, _json
 
 
 class Head(NamedTuple):
@@ -38,6 +38,7 @@ class Heads:
         if match is None:
             return _head_of(_index.decode(data))
         _index.check_digest(data)
+        _json.check_cost(data)
         text = data.decode("ascii", "replace")
         try:
             metadata, end = _metadata.raw_decode(text, match.end())

@@ -4,8 +4,8 @@ import functools as ft
 import json
 import math
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -28,20 +28,20 @@ def parse(
     **Raises:** `ValueError` if it is not, or has values that are not JSON, or a key
     twice in an object, or is too much to parse. It says `what`."""
     check_cost(data, what)
-    return parse_checked(data, what, encoding, repeated)
+    return _loads(data, what, encoding, _refuse, repeated)
 
 
-def parse_checked(
+def _loads(
     data: bytes,
-    what: str = "the index",
-    encoding: str = "utf-8",
-    repeated: Callable[[list[tuple[str, Any]]], bool] = lambda _: False,
+    what: str,
+    encoding: str,
+    constant: Callable[[str], Any],
+    repeated: Callable[[list[tuple[str, Any]]], bool],
 ) -> Any:
-    """The same of what `check_cost` has looked at."""
     try:
         return json.loads(
             data.decode(encoding),
-            parse_constant=_refuse,
+            parse_constant=constant,
             parse_float=_finite,
             object_pairs_hook=ft.partial(_object, repeated),
         )
@@ -49,21 +49,59 @@ def parse_checked(
         raise ValueError(f"{what} is not JSON ({e})") from e
 
 
+def parse_cut(data: bytes, cuts: Sequence[slice]) -> Any:
+    """The JSON of an index, but for the texts at `cuts`, between their quotes: they are
+    memory of `data`, which is neither copied nor looked at.
+
+    **Raises:** `ValueError` as `parse`.
+    """
+    memory = memoryview(data)
+    texts = iter([memory[cut] for cut in cuts])
+    starts = [0, *(cut.stop + 1 for cut in cuts)]
+    stops = [*(cut.start - 1 for cut in cuts), len(data)]
+    # A constant that JSON does not have stands for each of them.
+    rest = b"NaN".join([memory[start:stop] for start, stop in zip(starts, stops)])
+
+    def text(constant: str) -> memoryview:
+        found = next(texts, None)
+        return _refuse(constant) if found is None else found
+
+    check_cost(rest)
+    return _loads(rest, "the index", "ascii", text, lambda _: False)
+
+
 def check_cost(data: bytes, what: str = "the index") -> None:
     """**Raises:** `ValueError` for what a reader has no memory to parse."""
-    if len(data) > MAX_INDEX:
-        most = MAX_INDEX >> 20
-        raise ValueError(f"{what} is longer than {most} MiB, the most that is read")
+    check_length(data, what)
     if len(data) > _MAX_PARSED // 128:
         # Nothing in JSON takes more memory than this: lists, dicts and their items.
         text = np.frombuffer(data, np.uint8)
-        counts = [np.count_nonzero(text == ord(sign)) for sign in "[{,:"]
+        counts = [
+            sum(np.count_nonzero(block == ord(sign)) for block in blocks(text))
+            for sign in "[{,:"
+        ]
         containers, items = counts[0] + counts[1], counts[2] + counts[3]
         if 88 * containers + 64 * items > _MAX_PARSED:
             raise ValueError(f"{what} has more values than are read")
 
 
-def _refuse(constant: str) -> None:
+def check_length(data: bytes, what: str = "the index") -> None:
+    """**Raises:** `ValueError` for what is longer than any that is read."""
+    if len(data) > MAX_INDEX:
+        most = MAX_INDEX >> 20
+        raise ValueError(f"{what} is longer than {most} MiB, the most that is read")
+
+
+# Bytes of which NumPy makes no array that is new to the system.
+BLOCK = 2**15
+
+
+def blocks(text: np.ndarray) -> list[np.ndarray]:
+    """An array in parts, of which copies are made faster than of all."""
+    return [text[start : start + BLOCK] for start in range(0, text.size, BLOCK)]
+
+
+def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} in JSON")
 
 

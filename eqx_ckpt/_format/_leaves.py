@@ -176,6 +176,16 @@ def field(
     return got
 
 
+def text(columns: dict[str, Any], name: str) -> memoryview:
+    """A column that is a text. **Raises:** `ValueError` if it is not, or not ASCII."""
+    if type(columns.get(name)) is memoryview:
+        return columns[name]
+    try:
+        return memoryview(field(columns, name, str).encode("ascii"))
+    except UnicodeEncodeError:
+        raise ValueError("the index has a malformed column") from None
+
+
 def pairs(
     value: dict[str, Any], name: str, count: int, item: type
 ) -> Iterator[tuple[int, Any]]:
@@ -293,9 +303,9 @@ def _columns_of(
     many."""
     if "columns" in value:
         columns = field(value, "columns", dict)
-        order = _columns.decode(field(columns, "order", str))
-        names = _columns.Names(field(columns, "names", str), order)
-        template = _columns.decode(field(columns, "template", str))
+        order = _columns.decode(text(columns, "order"))
+        names = _columns.Names(text(columns, "names"), order)
+        template = _columns.decode(text(columns, "template"))
         is_good = not len(template) or template.max() < count
     else:
         names = field(value, "names", list, str)

@@ -7,19 +7,17 @@ where a lane goes on in another place. All else is sums.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _columns, _grid, _template
+from . import _columns, _grid, _laid, _template
+from ._laid import ALIGN, aligned, Laid
 from ._leaves import Leaves
 from ._template import Template
 
 
-# Every run starts at a multiple of this in its file, which is what a memory-mapped read
-# into aligned memory is fastest from.
-ALIGN = 64
 # More than 400 billion parameters have on 512 hosts.
 MAX_RUNS = 2**23
 # An array has fewer chunks.
@@ -77,10 +75,10 @@ def pack(files: list[str], runs: Runs, count: int, sizes: np.ndarray) -> Packed:
     is_begin = is_lane.copy()
     starts = np.cumsum(counts) - counts
     is_begin[starts[counts > 0]] = True
-    ends = _aligned(offset + nbytes)
+    ends = aligned(offset + nbytes)
     is_begin[1:] |= (offset[1:] != ends[:-1]) & (nbytes[1:] > 0)
     file = np.repeat(np.arange(len(counts)), counts)
-    columns = lane, leaf, first, file, np.where(nbytes > 0, offset, _aligned(offset))
+    columns = lane, leaf, first, file, np.where(nbytes > 0, offset, aligned(offset))
     begins = [Begin(*map(int, row)) for row in zip(*(c[is_begin] for c in columns))]
     order = np.argsort(key, kind="stable")
     leaf, first, stop, lane = leaf[order], first[order], stop[order], lane[order]
@@ -118,10 +116,6 @@ def _interned(
     return np.concatenate(kept) if kept else rows[:0], pattern
 
 
-def _aligned(at: np.ndarray) -> np.ndarray:
-    return -(-at // ALIGN) * ALIGN
-
-
 # ---- As JSON.
 
 # The columns that are texts.
@@ -137,7 +131,9 @@ def encode(packed: Packed) -> dict[str, Any]:
     }
 
 
-def parse(columns: dict[str, str], begins: list[Any], files: list[str]) -> Packed:
+def parse(
+    columns: Mapping[str, str | memoryview], begins: list[Any], files: list[str]
+) -> Packed:
     """The inverse of `encode`. Whether chunks can lie so is seen by `lay`.
 
     **Raises:** `ValueError` for columns of other types.
@@ -161,50 +157,6 @@ def parse(columns: dict[str, str], begins: list[Any], files: list[str]) -> Packe
 # ---- What follows from the rule.
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Laid:
-    """The runs of each leaf, one after the other: those of leaf `i` are the rows from
-    `base[i]` to `base[i + 1]`. Each begins with the chunk `first`, at `offset` of a
-    file. `row` is the number of its first digest, and `size` that of the first of its
-    chunks among the sizes of compressed ones. `pages` are the numbers of the first
-    digest of each file, and that of all.
-    """
-
-    base: np.ndarray
-    first: np.ndarray
-    file: np.ndarray
-    offset: np.ndarray
-    row: np.ndarray
-    size: np.ndarray
-    pages: list[int]
-    ends: np.ndarray
-
-    def start(self, leaf: int) -> tuple[int, int]:
-        """The file and the offset of the first chunk of a leaf."""
-        row = self.base.item(leaf)
-        return self.file.item(row), self.offset.item(row)
-
-    def first_digest(self, leaf: int) -> int:
-        return self.row.item(self.base.item(leaf))
-
-    def runs(self, leaf: int) -> slice:
-        return slice(self.base.item(leaf), self.base.item(leaf + 1))
-
-    def find(self, leaf: int, chunk: int) -> int:
-        """The row of the run that a chunk is in."""
-        own = self.runs(leaf)
-        return own.start + int(self.first[own].searchsorted(chunk, "right")) - 1
-
-    def stop(self, leaf: int, row: int, count: int) -> int:
-        """The chunk after the last one of a run of a leaf of so many chunks."""
-        return self.first.item(row + 1) if row + 1 < self.base[leaf + 1] else count
-
-    def extent(self, row: int, first: int, stop: int) -> int:
-        """The bytes of compressed chunks that are in one run."""
-        at = self.size.item(row) - self.first.item(row)
-        return int(self.ends[at + stop] - self.ends[at + first])
-
-
 class _Rows(NamedTuple):
     """Runs of chunks in the order of the leaves."""
 
@@ -225,8 +177,12 @@ class _Forms(NamedTuple):
 
 def lay(packed: Packed, leaves: Leaves) -> Laid:
     """**Raises:** `ValueError` unless every chunk has a place of its own."""
-    forms = _forms(leaves)
     begins = np.asarray(packed.begins, np.int64).reshape(-1, 5)
+    if _is_plain(packed, leaves):
+        laid = _laid.in_order(begins, leaves, packed.files, packed.shift)
+        if laid is not None:
+            return laid
+    forms = _forms(leaves)
     begins = begins[np.lexsort((begins[:, 2], begins[:, 1], begins[:, 0]))]
     rows = _split(_expand(packed, forms, leaves.aliases), begins, forms)
     order, group, begins = _in_files(rows, begins)
@@ -260,6 +216,19 @@ def lay(packed: Packed, leaves: Leaves) -> Laid:
         pages=pages.tolist(),
         ends=ends,
     )
+
+
+def _is_plain(packed: Packed, leaves: Leaves) -> bool:
+    """Whether all leaves are in one lane, each in one run of chunks of one size."""
+    if len(packed.pattern) or len(packed.sizes) or len(packed.patterns) != 1:
+        return False
+    if len(leaves.names) > MAX_RUNS:
+        return False
+    if any(t.codec is not None for t in leaves.templates):
+        return False
+    length, lane = packed.patterns[0].tolist()
+    is_one = length == 0 and lane < 2**31
+    return is_one and all(b.lane == lane for b in packed.begins)
 
 
 def _forms(leaves: Leaves) -> _Forms:
@@ -389,7 +358,7 @@ def _offsets(nbytes: np.ndarray, group: np.ndarray, begins: np.ndarray) -> np.nd
 
     **Raises:** `ValueError` for two at one place.
     """
-    taken = _aligned(nbytes)
+    taken = aligned(nbytes)
     sums = np.append(0, np.cumsum(taken))
     bounds = np.searchsorted(group, np.arange(len(begins) + 1))
     start, stop = sums[bounds[:-1]], sums[bounds[1:]]

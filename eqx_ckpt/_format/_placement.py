@@ -60,7 +60,7 @@ def parse(value: dict[str, Any], leaves: Leaves, layout: str) -> Placement | Pac
         raise ValueError("the index names files that are not of this format")
     if "columns" in value:
         columns = field(value, "columns", dict)
-        texts = {name: field(columns, name, str) for name in _packed.TEXTS}
+        texts = {name: _leaves.text(columns, name) for name in _packed.TEXTS}
         return _packed.parse(texts, field(columns, "begins", list, list), files)
     file, offset = field(value, "file", list, int), field(value, "offset", list, int)
     if layout == "ocdbt":

@@ -90,11 +90,11 @@ class Digests:
                 raise self._lost(f"{_DAMAGED} ({e})") from e
             if data is None:
                 raise self._lost("its file of digests is missing")
-            at = pages[0]
+            at, memory = pages[0], memoryview(data)
             for i, (start, stop) in enumerate(
                 zip(pages, pages[1:]), self._reads[number]
             ):
-                page = data[size * (start - at) : size * (stop - at)]
+                page = memory[size * (start - at) : size * (stop - at)]
                 good = self._good[2 * size * i : 2 * size * (i + 1)]
                 if len(page) != size * (stop - start) or _index.digest(page) != good:
                     raise self._lost(_DAMAGED)

@@ -17,10 +17,11 @@ Entry = Literal["file", "directory", "other", "nothing"]
 
 
 class Value(NamedTuple):
-    """The bytes of a small file, and what tells this version of it from another."""
+    """The bytes of a small file, and what tells this version of it from another, where
+    a store says so."""
 
     data: bytes
-    generation: bytes
+    generation: bytes = b""
 
 
 class Usage(NamedTuple):

@@ -127,9 +127,27 @@ def read_open(fd: int, start: int, into: np.ndarray) -> int:
         if count == 0:
             break
         done += count
-    thread = threading.get_ident()
-    counts[thread] = counts.get(thread, 0) + done
+    _count(done)
     return done
+
+
+def read_bytes(fd: int, size: int) -> bytes:
+    """The first bytes of an open file: so many, unless it has fewer."""
+    parts: list[bytes] = []
+    done = 0
+    while done < size:
+        part = os.pread(fd, size - done, done)
+        if not part:
+            break
+        parts.append(part)
+        done += len(part)
+    _count(done)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _count(nbytes: int) -> None:
+    thread = threading.get_ident()
+    counts[thread] = counts.get(thread, 0) + nbytes
 
 
 @contextlib.contextmanager

@@ -145,9 +145,15 @@ class _LocalReads:
             return None
         if limit is not None and found.st_size > limit:
             raise ValueError(f"`{key}` is longer than {limit} bytes")
-        stop = None if stop is None else min(stop, found.st_size)
-        got = self.wait(self.kv().read(key, byte_range=slice(0, stop)))
-        return Value(got.value, got.stamp.generation) if got.state == "value" else None
+        size = found.st_size if stop is None else min(stop, found.st_size)
+        try:
+            with self._opened(key) as fd:
+                return Value(_files.read_bytes(fd, size))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def _opened(self, key: str) -> contextlib.AbstractContextManager[int]:
+        return _undo.opened(self._at(key), os.O_RDONLY | os.O_NONBLOCK)
 
     def read_some(self, keys: Sequence[str], limit: int) -> list[bytes | None]:
         read = [self.read(key, limit + 1) for key in keys]
@@ -158,7 +164,7 @@ class _LocalReads:
         _context.check_fork()
         if self._look(key) is None:
             raise FileNotFoundError(f"There is no `{key}`.")
-        with _undo.opened(self._at(key), os.O_RDONLY | os.O_NONBLOCK) as fd:
+        with self._opened(key) as fd:
             return _files.read_open(fd, start, into)
 
     def read_tail(self, key: str, count: int) -> bytes:
@@ -213,7 +219,7 @@ class _LocalReads:
             return None
         if found.st_size > limit:
             raise ValueError(f"`{key}` is longer than {limit} bytes")
-        with _undo.opened(self._at(key), os.O_RDONLY | os.O_NONBLOCK) as fd:
+        with self._opened(key) as fd:
             return Glance(os.read(fd, found.st_size), found.st_mtime)
 
     def is_directory(self, key: str) -> bool:
@@ -437,8 +443,7 @@ class FileBackend(LocalBackend):
         found = self.read(key, limit=limit)
         return None if found is None else Glance(found.data, None)
 
-    def read_into(self, key: str, start: int, into: np.ndarray) -> int:
-        if key != self.key:
-            return super().read_into(key, start, into)
-        _context.check_fork()
-        return _files.read_open(self._fd, start, into)
+    def _opened(self, key: str) -> contextlib.AbstractContextManager[int]:
+        if key == self.key:
+            return contextlib.nullcontext(self._fd)
+        return super()._opened(key)

@@ -1,6 +1,7 @@
 """Columns: what is written of many leaves and chunks is what is read of them."""
 
 import dataclasses
+import json
 import math
 
 import numpy as np
@@ -28,7 +29,7 @@ def test_what_is_no_column(text):
 
 def names_of(some):
     order = np.asarray(sorted(range(len(some)), key=some.__getitem__), np.uint32)
-    return Names(" ".join(some), order)
+    return Names(" ".join(some).encode(), order)
 
 
 @given(st.lists(st.text("ab.-%", min_size=1, max_size=4), unique=True))
@@ -56,7 +57,54 @@ def test_places_of_very_many_names(monkeypatch):
 def test_an_order_that_is_none():
     for order in ([0], [0, 2], [0, 1, 2]):
         with pytest.raises(ValueError, match=r"malformed column|differ in length"):
-            Names("a b", np.asarray(order, np.uint32))
+            Names(b"a b", np.asarray(order, np.uint32))
+
+
+# ---- The JSON that columns are in.
+
+
+def _index_text(metadata, columns):
+    value = {"format": "eqx_ckpt", "metadata": metadata, "columns": columns}
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _as_text(value):
+    if isinstance(value, dict):
+        return {key: _as_text(item) for key, item in value.items()}
+    return value.tobytes().decode() if isinstance(value, memoryview) else value
+
+
+_long = "a.b" * 2000
+_column = st.sampled_from(["", "AAAA", _long, 'a"' * 3000, "é" + _long, "\\" + _long])
+_columns_of_any = st.dictionaries(st.sampled_from(["names", "order", "x"]), _column)
+
+
+@given(
+    st.sampled_from([None, {}, {"columns": {"names": _long}}, {"a": [_long]}, _long]),
+    st.one_of(_columns_of_any, st.lists(_column)),
+)
+@examples(100)
+def test_an_index_is_parsed_as_json_is(metadata, columns):
+    data = _index_text(metadata, columns)
+    assert _as_text(_columns.parse(data)) == json.loads(data)
+
+
+def test_long_columns_are_not_parsed():
+    data = _index_text(None, {"names": _long, "order": "AAAA", "template": _long})
+    found = _columns.parse(data)["columns"]
+    assert type(found["names"]) is type(found["template"]) is memoryview
+    assert found["order"] == "AAAA"
+
+
+@pytest.mark.parametrize(
+    "metadata", ["NaN", '{"a":NaN}', '{"a":1,"a":1}', "[[", '"\n"', '"é"']
+)
+def test_what_is_no_json_beside_long_columns(metadata):
+    data = _index_text(0, {"names": _long}).replace(b":0", f":{metadata}".encode())
+    with pytest.raises(ValueError, match="not JSON"):
+        _columns.parse(data)
+    with pytest.raises(ValueError, match="not JSON"):
+        _columns.parse(data.replace(b"}}", b',"x":NaN}}'))
 
 
 # ---- Places.
@@ -160,6 +208,49 @@ def test_where_chunks_lie(save, random):
         assert laid.row[run] + t.block_of(chunk) - t.block_of(first) == row
     moved = _packed.lay(packed.shifted([1000 * i for i in range(len(files))]), leaves)
     assert (moved.offset - laid.offset).tolist() == (1000 * laid.file).tolist()
+
+
+@given(st.data())
+@examples(60)
+def test_leaves_that_lie_in_order(data):
+    """Their places are those that the rule for any leaves gives."""
+    shapes = [(0, 1), (1, 1), (300, 64), (5 * _M, _M + 1)]
+    number = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=6))
+    aliases = {
+        i: number.index(n)
+        for i, n in enumerate(number)
+        if number.index(n) < i and data.draw(st.booleans())
+    }
+    begins, file, at = [], 0, 0
+    for leaf in range(len(number)):
+        if leaf == 0 or (leaf not in aliases and data.draw(st.booleans())):
+            file += data.draw(st.integers(0, 1))
+            at = data.draw(st.sampled_from([0, at + 64 * 10**6, at]))
+            begins.append(Begin(7, leaf, 0, file, at))
+    patterns, none = np.asarray([[0, 7]], np.uint32), np.zeros(0, np.uint32)
+    files = [str(i) for i in range(file + 2)]
+    shift = data.draw(st.sampled_from([(), [3 * i for i in range(len(files))]]))
+    packed = Packed(files, patterns, none, begins, none, shift)
+    table = [template(*shape) for shape in shapes]
+    leaves = Leaves([f"{i}" for i in range(len(number))], table, number, aliases)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_packed, "_is_plain", lambda *_: False)
+        try:
+            slow = _packed.lay(packed, leaves)
+        except ValueError:
+            slow = None
+    if slow is None:
+        with pytest.raises(ValueError, match="at one place"):
+            _packed.lay(packed, leaves)
+        return
+    assert _packed._is_plain(packed, leaves)
+    laid = _packed.lay(packed, leaves)
+    assert laid.pages == slow.pages
+    for leaf in {*range(len(number))} - aliases.keys():
+        assert laid.start(leaf) == slow.start(leaf)
+        assert laid.first_digest(leaf) == slow.first_digest(leaf)
+        run = laid.find(leaf, 0)
+        assert laid.runs(leaf) == slice(run, run + 1) and laid.stop(leaf, run, 9) == 9
 
 
 def good():

@@ -16,8 +16,8 @@ import jax.tree_util as jtu
 import ml_dtypes
 import numpy as np
 import pytest
-import tensorstore as ts
 
+import eqx_ckpt as ec
 from support import scripts
 
 
@@ -47,32 +47,17 @@ def run_python(code: str, *, check: bool = True, **env: str) -> str:
     return done.stdout
 
 
-def _counters() -> dict[str, int]:
-    out = {}
-    for metric in ts.experimental_collect_matching_metrics("/tensorstore/"):
-        name = metric["name"]
-        if name.endswith(("/bytes_read", "/mmap_bytes")):
-            out[name] = sum(v.get("value", 0) for v in metric["values"])
-    return out
-
-
 class BytesRead:
-    """Counts the bytes that TensorStore reads from files in a `with` block.
-
-    Both kinds of read count: `pread` and memory-mapped. `.total` is their sum.
-    """
-
-    _names = ("/tensorstore/kvstore/file/bytes_read", "/tensorstore/file/mmap_bytes")
+    """Counts the bytes that are read from files in a `with` block: `.total`."""
 
     def __enter__(self):
-        self._before = _counters()
+        self._counting = ec.counting()
+        self._count = self._counting.__enter__()
         return self
 
-    def __exit__(self, *_):
-        after = _counters()
-        self.total = sum(
-            after.get(name, 0) - self._before.get(name, 0) for name in self._names
-        )
+    def __exit__(self, *error):
+        self._counting.__exit__(*error)
+        self.total = self._count()
 
 
 def tree_at(step: int) -> dict[str, Any]:
