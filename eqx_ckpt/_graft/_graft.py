@@ -20,6 +20,7 @@ from .._load import (
     _init,
     _lazy,
     _open,
+    _reshard,
 )
 from .._load._checkpoint import Checkpoint
 from .._load._fetch import Want
@@ -52,6 +53,7 @@ def graft(
     progress: bool = False,
     timeout: int | float = _processes.TIMEOUT,
     tag: str | int | None = None,
+    reshard: str = "auto",
 ) -> tuple[PyTree, Report]:
     """Puts parts of a checkpoint into a model whose structure is another one.
 
@@ -87,7 +89,8 @@ def graft(
         computed by it, in a jit, and what is loaded is not. See [`load_or_init`][].
     - `static`: as in [`tree_deserialise_leaves`][]; names are those of the model, or
         those of the checkpoint.
-    - `cast`, `verify`, `max_bytes`, `progress`, `timeout`, `tag`: as there.
+    - `cast`, `verify`, `max_bytes`, `progress`, `timeout`, `tag`, `reshard`: as there.
+        What adapters make, and slices, are read and never moved.
 
     In a run of many processes all of them make the call if the model has arrays that
     are sharded over several of them. If it fails in one process, it is an error in all.
@@ -124,6 +127,7 @@ def graft(
             "`pairs` must be a list of pairs `(where in the model, where in the "
             "checkpoint)`: `[(lambda m: m.encoder, lambda c: c.model.encoder)]`."
         )
+    _reshard.check(reshard)
     if init is not None:
         _leaks.check(model)
     before = _store.bytes_read()
@@ -133,22 +137,26 @@ def graft(
         "graft", [place], ours.flat.leaves, timeout, tag
     )
 
-    def read(wants: Sequence[Want], shows: bool) -> list[Any]:
-        return _fetch.load(stored.source, wants, verify, max_bytes, shows)
-
     with processes.heard():
         stored = Stored(_checkpoint.open(ckpt))
         options = GraftOptions(fresh, drop, scalars, static, cast, init is not None)
-        as_saved = lambda some: read(list(map(_as_saved, some)), False)
+        as_saved = lambda some: _fetch.load(
+            stored.source, list(map(_as_saved, some)), verify, max_bytes
+        )
         plan = _plan.plan(ours, stored, pairs, options, as_saved)
+        wants = [want for x in plan.made for want in _wants(x)]
+        planned = _reshard.plan(stored.source, wants, reshard, max_bytes)
     leaves = list(ours.flat.leaves)
-    wants = [want for x in plan.made for want in _wants(x)]
+    reads = _reshard.Reads(verify, max_bytes, progress)
 
     def make() -> list[Any]:
-        values = read(wants, progress)[::-1]
+        values = _reshard.load(stored.source, planned, reads, processes)[::-1]
         return [_made(x, values, ours.names) for x in plan.made]
 
-    values = _deserialise.in_step(processes, [stored.source.index.save], make)
+    values = _deserialise.in_step(
+        processes, [stored.source.index.save], make, planned.digest
+    )
+    _reshard.say(stored.ckpt.path, planned, reshard)
     for x, value in zip(plan.made, values):
         leaves[x.number] = value
     for number, origin in plan.again.items():

@@ -133,10 +133,7 @@ def tree_deserialise_leaves(
 
         ```
     """
-    if reshard not in _reshard.HOWS:
-        raise ValueError(
-            f'`reshard` must be "auto", "read" or "devices", not {reshard!r}.'
-        )
+    _reshard.check(reshard)
     reshard = "devices" if broadcast else reshard
     place = path.path if isinstance(path, Checkpoint) else path
     alone = is_alone(processes, reshard)
@@ -252,6 +249,7 @@ def materialise(
     progress: bool = False,
     timeout: int | float = _processes.TIMEOUT,
     tag: str | int | None = None,
+    reshard: str = "auto",
     processes: str = "all",
 ) -> PyTree:
     """Reads every lazy leaf of a tree, in one planned read; the rest stays as it is.
@@ -272,8 +270,9 @@ def materialise(
         ec.tree_serialise_leaves("pruned", model)
         ```
     - `verify`: whether to check the digests of all that is read.
-    - `max_bytes`, `progress`, `timeout`, `tag`, `processes`: as in
-        [`tree_deserialise_leaves`][].
+    - `max_bytes`, `progress`, `timeout`, `tag`, `reshard`, `processes`: as in
+        [`tree_deserialise_leaves`][]. Slices, and what [`lazy`][] computes, are read
+        and never moved.
 
     **Returns:** the tree, with the leaves read: as `like` had them if they were spliced
     into one, else as they were saved.
@@ -294,18 +293,37 @@ def materialise(
         raise TypeError(
             "Pass the tree of the checkpoint, `ckpt.tree`, or a part of it."
         )
+    _reshard.check(reshard)
     leaves, structure = jtu.tree_flatten(tree)
     lazies = {id(x): x for x in leaves if isinstance(x, LazyArray)}
     todo = list(lazies.values())
     sources = [source for lazy in todo for source in lazy._sources]
     paths = [source.root.url for source in sources]
-    spread = [] if is_alone(processes, "read") else todo
-    run = processes_of("read", paths, spread, timeout, tag)
+    alone = is_alone(processes, reshard)
+    run = processes_of("read", paths, [] if alone else todo, timeout, tag)
+    how = "read" if alone else reshard
+    with run.heard():
+        stored = _lazy.stored(todo)
+        plans = [_reshard.plan(x.source, x.wants, how, max_bytes) for x in stored]
+    reads = _reshard.Reads(verify, max_bytes, progress)
+
+    def read() -> list[Any]:
+        rest = [i for i, lazy in enumerate(todo) if type(lazy) is not LazyArray]
+        computed = _lazy.fetch([todo[i] for i in rest], verify, max_bytes)
+        out = dict(zip(rest, computed))
+        for (source, numbers, _), plan in zip(stored, plans):
+            source.check_current()
+            out.update(zip(numbers, _reshard.load(source, plan, reads, run)))
+        return [out[i] for i in range(len(todo))]
+
     fetched = in_step(
         run,
         list(dict.fromkeys(source.index.save for source in sources)),
-        lambda: _lazy.fetch(todo, verify, max_bytes, progress),
+        read,
+        " ".join(plan.digest for plan in plans),
     )
+    for x, plan in zip(stored, plans):
+        _reshard.say(str(x.source.root), plan, reshard)
     values = dict(zip(lazies, fetched))
     out = jtu.tree_unflatten(
         structure,

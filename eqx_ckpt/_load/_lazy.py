@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -17,6 +17,7 @@ from .._tree import _html, _leaf, _target
 from .._tree._show import TreeLine
 from .._tree._target import Target
 from . import _fetch, _open, _partial, _source
+from ._fetch import Want
 from ._source import Source
 
 
@@ -314,21 +315,33 @@ def fetch(
 ) -> list[Any]:
     """Reads lazy leaves of any checkpoints: one planned read of each checkpoint."""
     _context.check_fork()
-    groups: dict[int, list[int]] = {}
     out: list[Any] = [None] * len(lazies)
     for i, lazy in enumerate(lazies):
-        if type(lazy) is LazyArray:
-            groups.setdefault(id(lazy._source), []).append(i)
-        else:
+        if type(lazy) is not LazyArray:
             out[i] = lazy._fetched(verify, max_bytes)
-    for members in groups.values():
-        wants = [
-            _fetch.Want(lazies[i]._record, lazies[i]._view, lazies[i]._target)
-            for i in members
-        ]
-        source = lazies[members[0]]._source
+    for source, numbers, wants in stored(lazies):
         source.check_current()
         values = _fetch.load(source, wants, verify, max_bytes, progress)
-        for i, value in zip(members, values):
+        for i, value in zip(numbers, values):
             out[i] = value
     return out
+
+
+class Stored(NamedTuple):
+    """Lazy leaves that one checkpoint has: their numbers, and how they are read."""
+
+    source: Source
+    numbers: list[int]
+    wants: list[Want]
+
+
+def stored(lazies: Sequence[LazyArray]) -> list[Stored]:
+    """The lazy leaves that are not computed, by their checkpoints."""
+    out: dict[int, Stored] = {}
+    for i, lazy in enumerate(lazies):
+        if type(lazy) is LazyArray:
+            source = lazy._source
+            _, numbers, wants = out.setdefault(id(source), Stored(source, [], []))
+            numbers.append(i)
+            wants.append(Want(lazy._record, lazy._view, lazy._target))
+    return list(out.values())

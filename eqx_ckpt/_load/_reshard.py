@@ -20,7 +20,7 @@ from ._fetch import Want
 from ._source import Source
 
 
-HOWS = ("auto", "read", "devices")
+_HOWS = ("auto", "read", "devices")
 
 # Processes are to read this much more than what is wanted, before it is worth a move.
 _MORE = 1.1
@@ -62,6 +62,14 @@ class Plan(NamedTuple):
         return hashlib.sha256(text.encode()).hexdigest() if self.batches else ""
 
 
+def check(reshard: str) -> None:
+    """**Raises:** `ValueError` for what the keyword `reshard` cannot be."""
+    if reshard not in _HOWS:
+        raise ValueError(
+            f'`reshard` must be "auto", "read" or "devices", not {reshard!r}.'
+        )
+
+
 def plan(
     source: Source, wants: Sequence[Want], reshard: str, max_bytes: int | None
 ) -> Plan:
@@ -86,6 +94,8 @@ def _move(source: Source, want: Want) -> Move | str:
     record, view, target, _ = want
     t, sharding = record.template, target.sharding
     if sharding is None or sharding.num_devices == 1 or view is not None:
+        return ""
+    if target.kind not in ("jax", "key"):
         return ""
     if 0 in t.shape or not target.shape or record.part is not None:
         return ""

@@ -49,7 +49,8 @@ class Traced:
     def __call__(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """The result for whole arrays, or for the same block of each if it is
         elementwise. Scalars are always whole."""
-        with _enable_x64(self.x64), jax.default_device(jax.devices("cpu")[0]):
+        cpu = jax.local_devices(backend="cpu")[0]
+        with _enable_x64(self.x64), jax.default_device(cpu):
             if self.elementwise:
                 shape = next((x.shape for x in arrays if x.shape), ())
                 out = self._by_block(*arrays, shape=shape if self.shape else ())

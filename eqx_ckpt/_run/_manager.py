@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, overload
 
 from jaxtyping import PyTree
 
@@ -179,6 +179,16 @@ class CheckpointManager:
         finally:
             # As Ctrl-C may come before the first step of `surely`.
             self._signals.forget()
+
+    @overload
+    def restore(
+        self, like: PyTree, step: int | None = None, *, own: None = None, **options: Any
+    ) -> tuple[PyTree, int]: ...
+
+    @overload
+    def restore(
+        self, like: PyTree, step: int | None = None, *, own: PyTree, **options: Any
+    ) -> tuple[PyTree, PyTree, int]: ...
 
     def restore(
         self, like: PyTree, step: int | None = None, *, own: Any = None, **options: Any

@@ -111,6 +111,38 @@ caught(reshard="devices", tag="all good")
         assert lines[4:] == ["loaded"], text
 
 
+def test_lazy_leaves_and_grafts(tmp_path):
+    x = np.arange(2**20, dtype=np.float32).reshape(1024, 1024)
+    tree = {"v": jnp.asarray(x), "w": jnp.asarray(x + 1)}
+    ec.tree_serialise_leaves(tmp_path / "c", tree, chunks=2**16)
+    code = f"""{READ}
+x = np.arange(2**20, dtype=np.float32).reshape(1024, 1024)
+ckpt = ec.open(path / "c")
+lazy = {{n: ckpt[n].update(sharding=copies) for n in "vw"}}
+lazy["slice"] = ckpt["v"][:2].update(sharding=copies)
+lazy["double"] = ec.lazy(lambda y: 2 * y, elementwise=True)(ckpt["v"][:2])
+like = {{n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=columns) for n in "vw"}}
+pairs = [(lambda m: m["v"], lambda c: c.v), (lambda m: m["w"], lambda c: c.w)]
+calls = [
+    lambda: ec.materialise(lazy, reshard="devices"),
+    lambda: ec.graft(like, ckpt, pairs, reshard="devices")[0],
+]
+for call in calls:
+    call()  # The first one imports and compiles.
+    before = read()
+    out = call()
+    print(f"read={{(read() - before) / x.nbytes}};")
+    assert same(out["v"], x) and same(out["w"], x + 1)
+    assert "slice" not in out or same(out["slice"], x[:2])
+    assert np.array_equal(out.get("double", 2 * x[:2]), 2 * x[:2])
+"""
+    team = good(run_team(2, code, tmp_path))
+    each = [list(map(float, re.findall("read=([0-9.]+);", text))) for text in team]
+    # Two arrays: each process has read half of both.
+    assert [len(shares) for shares in each] == [2, 2]
+    assert all(0.9 < share < 1.2 for shares in each for share in shares), each
+
+
 def test_errors_among_collectives(tmp_path):
     """Of one process: those of others end too, and can go on if all have taken part."""
     x = np.arange(2**18, dtype=np.float32).reshape(512, 512)
