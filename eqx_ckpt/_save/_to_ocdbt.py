@@ -36,8 +36,8 @@ def write(save: Save, into: Destination[Sink]) -> Files:
     return _threads.gather(
         [ft.partial(_write_file, save, into, *file) for file in files.items()],
         save.threads(save.limits.most or 0),
-        # While some files are synced, what goes into others is compressed.
-        waiting=into.work.is_far or (form.is_coded and into.syncs),
+        # Chunks are encoded by threads of TensorStore, for which these wait.
+        waiting=into.work.is_far or form.is_coded,
     )
 
 

@@ -213,25 +213,53 @@ def made(directory: pathlib.Path) -> Iterator[None]:
 
 _MAX_BUFFERS = 512
 _MAX_BATCH = 2**20
+# So many bytes of a file that is to be synced go to the disk while others are made.
+_WRITE_BACK = 8 * 2**20
 
 
 def write(path: str, buffers: Iterable[Any], sync: bool) -> None:
     """Writes a new file of `buffers`, which are drawn one by one."""
     with _undo.opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
-        batch: list[memoryview] = []
-        size = 0
-        for buffer in buffers:
-            view = memoryview(buffer)
-            if not view.nbytes:
-                continue
-            batch.append(view)
-            size += view.nbytes
-            if size >= _MAX_BATCH or len(batch) == _MAX_BUFFERS:
-                _write_all(fd, batch)
-                batch, size = [], 0
-        _write_all(fd, batch)
+        waiting = 0
+        for batch, size in _batches(buffers):
+            _write_all(fd, batch)
+            waiting += size
+            if sync and waiting >= _WRITE_BACK:
+                _start_write_back(fd)
+                waiting = 0
         if sync:
             os.fsync(fd)
+
+
+def _batches(buffers: Iterable[Any]) -> Iterator[tuple[list[memoryview], int]]:
+    """Buffers that are written in one call, and how many bytes they have."""
+    batch: list[memoryview] = []
+    size = 0
+    for buffer in buffers:
+        view = memoryview(buffer)
+        if not view.nbytes:
+            continue
+        batch.append(view)
+        size += view.nbytes
+        if size >= _MAX_BATCH or len(batch) == _MAX_BUFFERS:
+            yield batch, size
+            batch, size = [], 0
+    if batch:
+        yield batch, size
+
+
+_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
+if _sync_file_range is not None:
+    _offset = ctypes.c_int64
+    _sync_file_range.argtypes = [ctypes.c_int, _offset, _offset, ctypes.c_uint]
+_SYNC_FILE_RANGE_WRITE = 2
+
+
+def _start_write_back(fd: int) -> None:
+    """Lets the system begin to write what a file has to the disk, if it can. Whatever
+    comes of it, the file has still to be synced."""
+    if _sync_file_range is not None:
+        _sync_file_range(fd, 0, 0, _SYNC_FILE_RANGE_WRITE)
 
 
 def _write_all(fd: int, views: list[memoryview]) -> None:
