@@ -27,6 +27,7 @@ from ._source import Source
 
 # Parts have about this many bytes, so that some are verified while others arrive.
 _PART = 16 * 2**20
+_THREADS = 8
 # Unverified views up to this size are read to the byte, where their bytes are in a run.
 _RANGES = 64 * 2**20
 
@@ -55,7 +56,10 @@ def read(reading: Reading, requests: list[Request]) -> Results:
     """Reads leaves, the first of them first, and gives those without problems."""
     plans = _plans(reading, requests)
     waiting: collections.deque[_Started] = collections.deque()
-    with cf.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    # Chunks are decoded by threads of TensorStore, for which these wait.
+    is_waiting = any(r.record.template.codec is not None for r in requests)
+    threads = _THREADS if is_waiting else min(_THREADS, os.cpu_count() or 1)
+    with cf.ThreadPoolExecutor(threads) as pool:
         reader = _PartReader(reading, pool)
         for plan in plans:
             waiting.append(reader.start(plan))
