@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import functools as ft
-import itertools as it
 import math
 import os
 import sys
@@ -164,7 +163,7 @@ def begin(
             # The handle may live on.
             planned.leaves.clear()
 
-    is_staged = all(_host.is_staged(leaf.value) for leaf in planned.leaves)
+    is_staged = all(map(_host.is_staged, [leaf.value for leaf in planned.leaves]))
     collect = None if is_staged else ft.partial(_collect, planned.leaves)
     reads = _lazies.places(planned.leaves)
     handle = _background.start(root, collect, write, copied, reads)
@@ -202,7 +201,7 @@ def _stage(planned: Plan, held: Set[int]) -> Plan:
     ]
     names, _, *rest = zip(*leaves)
     return planned._replace(
-        leaves=list(it.starmap(PlannedLeaf, zip(names, values, *rest))),
+        leaves=_payload.planned(names, values, *rest),
         options=planned.options._replace(
             metadata=copy.deepcopy(planned.options.metadata)
         ),

@@ -5,7 +5,6 @@ from all else that is known of them, such as their names and templates, is kept.
 """
 
 import collections
-import itertools as it
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from .._format._template import Template
 from .._tree import _leaf, _sharding
 from .._tree._flatten import Flat
 from .._tree._leaf import Alike
-from . import _alone, _assign, _chunking, _form, _lazies
+from . import _alone, _assign, _chunking, _form, _lazies, _payload
 from ._form import Form
 from ._lazies import Unread
 from ._options import SaveOptions
@@ -56,8 +55,9 @@ def describe(flat: Flat, numbers: Sequence[int], options: SaveOptions) -> Descri
     if options.count > 1:
         owners = _owners(form, values, aliases, options.count)
     templates = map(form.templates.__getitem__, form.numbers)
-    rows = zip(form.names, values, templates, form.numbers, aliases, owners)
-    leaves = list(it.starmap(PlannedLeaf, rows))
+    own = [None] * len(values)
+    rows = form.names, values, templates, form.numbers, aliases, owners, own
+    leaves = _payload.planned(*rows)
     for place, part in parts.items():
         leaves[place] = leaves[place]._replace(part=part)
     return Described(leaves, form, dict(shardings))

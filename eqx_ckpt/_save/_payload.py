@@ -1,6 +1,7 @@
 """The leaves of a save, and their bytes as they are stored, chunk by chunk."""
 
 import dataclasses
+import functools as ft
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -36,6 +37,12 @@ class PlannedLeaf(NamedTuple):
     alias: int | None
     owners: Owners | None = None
     part: Part | None = None
+
+
+def planned(*columns: Iterable[Any]) -> list[PlannedLeaf]:
+    """Leaves of their columns: all fields, in their order."""
+    # Their own constructor takes three times as long.
+    return list(map(ft.partial(tuple.__new__, PlannedLeaf), zip(*columns, strict=True)))
 
 
 class PlannedFunction(NamedTuple):
