@@ -13,7 +13,7 @@ from .._format._leaves import Record
 from .._format._view import View
 from .._runtime import _progress
 from .._runtime._progress import Advance
-from .._tree import _moves, _restore, _sharding
+from .._tree import _moves, _restore
 from .._tree._moves import Move
 from .._tree._target import Target
 from . import _partial, _read
@@ -134,7 +134,7 @@ def _request(want: Want, wants: list[int]) -> Request:
     views = None if view is None else (view,)
     regions = _restore.regions(target)
     if move is not None:
-        regions = _sharding.here(move.first, record.template.shape).regions
+        regions = _moves.regions(move)
     elif record.part is not None:
         regions = _partial.stored_regions(record, view, regions)
     if regions is not None:
@@ -200,7 +200,7 @@ class _Made:
         if move is None:
             return _restore.from_host(*arguments)
         parts = _restore.host_parts(*arguments)
-        return _moves.begin(move, record.template.shape, parts)
+        return _moves.begin(move, parts)
 
     def _wait(self, i: int, arrays: Sequence[np.ndarray]) -> bool:
         """Whether a leaf is one of many, and is made of one array with those."""

@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from .._format import _template
 from . import _routes, _sharding
 from ._routes import Axes, Layout, Route
+from ._sharding import Region
 
 
 class Move(NamedTuple):
@@ -58,6 +59,15 @@ def move(
     return None if route is None else along(route, sharding)
 
 
+def regions(move: Move) -> list[Region]:
+    """The parts that this process reads; some of what is padded are empty."""
+    shape, padded = move.route.sizes
+    return [
+        tuple(slice(min(s.start, n), min(s.stop, n)) for s, n in zip(region, shape))
+        for region in _sharding.here(move.first, padded).regions
+    ]
+
+
 def along(route: Route, sharding: NamedSharding) -> Move:
     """The move along a route on the devices of a sharding, in their order."""
     mesh, sizes = sharding.mesh, route.digits.sizes
@@ -92,9 +102,11 @@ def width(dtype: np.dtype) -> int:
     return 8 * dtype.itemsize
 
 
-def begin(move: Move, shape: tuple[int, ...], parts: Sequence[np.ndarray]) -> jax.Array:
+def begin(move: Move, parts: Sequence[np.ndarray]) -> jax.Array:
     """The bits of an array that is read in these parts; of complex numbers both halves
     of each, along a last axis."""
+    shape = move.route.sizes.padded
+    parts = [_padded(part, move.first.shard_shape(shape)) for part in parts]
     dtype = parts[0].dtype
     halves = (2,) if dtype.kind == "c" else ()
     carrier = np.dtype(f"uint{8 * dtype.itemsize // (2 if halves else 1)}")
@@ -103,6 +115,14 @@ def begin(move: Move, shape: tuple[int, ...], parts: Sequence[np.ndarray]) -> ja
         for part in parts
     ]
     return _sharding.assemble(move.first, (*shape, *halves), bits, carrier)
+
+
+def _padded(part: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    if part.shape == shape:
+        return part
+    out = np.zeros(shape, part.dtype)
+    out[tuple(map(slice, part.shape))] = part
+    return out
 
 
 @ft.lru_cache(maxsize=1024)
@@ -118,7 +138,8 @@ def compiled(move: Move, shape: tuple[int, ...], dtype: np.dtype) -> Any:
             bits = jax.lax.all_to_all(bits, _names(axes), to, fro, tiled=True)
         for axes, dim in route.gathers:
             bits = jax.lax.all_gather(bits, _names(axes), axis=dim, tiled=True)
-        return bits
+        # What is padded is whole by now.
+        return bits[tuple(map(slice, route.sizes.shape))]
 
     mapped = jax.shard_map(
         run,

@@ -14,6 +14,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 
+# Where processes would read more than this many times the array, it may be padded.
+_MORE = 1.1
+
 Axes = tuple[int, ...]
 Layout = tuple[Axes, ...]
 
@@ -105,6 +108,14 @@ class Gather(NamedTuple):
     dim: int
 
 
+class Sizes(NamedTuple):
+    """The shape of an array, and that which it has on its way: it may be longer along
+    an axis that the target does not cut, so that parts end where chunks do."""
+
+    shape: tuple[int, ...]
+    padded: tuple[int, ...]
+
+
 class Route(NamedTuple):
     """How an array is read, and gets from there to where it is asked for.
 
@@ -115,6 +126,7 @@ class Route(NamedTuple):
     """
 
     digits: Digits
+    sizes: Sizes
     first: Layout
     second: Layout
     exchanges: tuple[Exchange, ...]
@@ -142,7 +154,40 @@ def plan(
 ) -> Route | None:
     """The route by which the processes read as little as can be. None where every cut
     of the array leaves some processes with the same part."""
-    last = _without_replicas(digits, shape, target)
+    best = _plan(digits, Sizes(shape, shape), chunk, target)
+    if best is not None and best.read <= _MORE * math.prod(shape):
+        return best
+    for padded in _paddings(digits, shape, chunk, target):
+        found = _plan(digits, Sizes(shape, padded), chunk, target)
+        if found is not None and (best is None or found.read < best.read):
+            best = found
+    return best
+
+
+def _paddings(
+    digits: Digits, shape: tuple[int, ...], chunk: tuple[int, ...], target: Layout
+) -> list[tuple[int, ...]]:
+    """Shapes with an axis that can be cut where chunks end, the smallest first. None
+    has more than twice the elements."""
+    outer = [n for n, is_apart in zip(digits.sizes, digits.apart) if is_apart]
+    counts = {1}
+    for size in outer:
+        counts |= {size * count for count in counts}
+    found = set()
+    for dim, (n, c) in enumerate(zip(shape, chunk)):
+        for count in () if target[dim] else counts:
+            length = -(-n // (c * count)) * c * count
+            if n < length <= 2 * n:
+                found.add((*shape[:dim], length, *shape[dim + 1 :]))
+    return sorted(found, key=math.prod)
+
+
+def _plan(
+    digits: Digits, sizes: Sizes, chunk: tuple[int, ...], target: Layout
+) -> Route | None:
+    """The best route of an array that is padded so."""
+    padded = sizes.padded
+    last = _without_replicas(digits, padded, target)
     used = sorted(digit for axes in last for digit in axes)
     if any(digits.apart[i] for i in range(len(digits.sizes)) if i not in used):
         return None
@@ -151,16 +196,16 @@ def plan(
         for dim, (axes, own) in enumerate(zip(last, target))
         if len(axes) > len(own)
     )
-    wanted = touched(digits, shape, chunk, target)
-    read = touched(digits, shape, chunk, last)
-    best = Route(digits, last, last, (), gathers, target, read, wanted)
+    wanted = touched(digits, sizes, chunk, target)
+    read = touched(digits, sizes, chunk, last)
+    best = Route(digits, sizes, last, last, (), gathers, target, read, wanted)
     outer = [digits.sizes[i] for i in used if digits.apart[i]]
     cuts = []
-    for cut in _splits(outer, len(shape)):
-        if not any(n % parts for n, parts in zip(shape, cut)):
+    for cut in _splits(outer, len(padded)):
+        if not any(n % parts for n, parts in zip(padded, cut)):
             along = (
-                _touched(n, c, ((parts, True),))
-                for n, c, parts in zip(shape, chunk, cut)
+                _touched(n, full, c, ((parts, True),))
+                for n, full, c, parts in zip(*sizes, chunk, cut)
             )
             cuts.append((math.prod(along), cut))
     cuts.sort(key=lambda found: found[0])
@@ -168,9 +213,7 @@ def plan(
         if size >= read:
             break
         found = [
-            route
-            for _, cut in same
-            for route in _by_way_of(best, shape, chunk, cut, size)
+            route for _, cut in same for route in _by_way_of(best, chunk, cut, size)
         ]
         if found:
             return min(found, key=_steps)
@@ -196,7 +239,7 @@ def _without_replicas(digits: Digits, shape: tuple[int, ...], target: Layout) ->
 
 
 def touched(
-    digits: Digits, shape: tuple[int, ...], chunk: tuple[int, ...], layout: Layout
+    digits: Digits, sizes: Sizes, chunk: tuple[int, ...], layout: Layout
 ) -> int:
     """The elements of the chunks that the processes read, all of them together."""
     used = set().union(*layout)
@@ -205,15 +248,18 @@ def touched(
         for digit, size in enumerate(digits.sizes)
         if digits.apart[digit] and digit not in used
     )
-    for n, c, axes in zip(shape, chunk, layout):
-        count *= _touched(n, c, tuple((digits.sizes[d], digits.apart[d]) for d in axes))
+    for n, full, c, axes in zip(*sizes, chunk, layout):
+        own = tuple((digits.sizes[d], digits.apart[d]) for d in axes)
+        count *= _touched(n, full, c, own)
     return count
 
 
 @ft.lru_cache(maxsize=4096)
-def _touched(length: int, chunk: int, axes: tuple[tuple[int, bool], ...]) -> int:
+def _touched(
+    length: int, padded: int, chunk: int, axes: tuple[tuple[int, bool], ...]
+) -> int:
     """The same along one dimension, which is cut by digits of these sizes."""
-    part = length // math.prod(size for size, _ in axes)
+    part = padded // math.prod(size for size, _ in axes)
     ends: dict[tuple[int, ...], int] = {}
     count = 0
     for number, at in enumerate(it.product(*(range(size) for size, _ in axes))):
@@ -251,26 +297,22 @@ def _shares(count: int, dims: int) -> Iterator[tuple[int, ...]]:
 
 
 def _by_way_of(
-    best: Route,
-    shape: tuple[int, ...],
-    chunk: tuple[int, ...],
-    cut: tuple[int, ...],
-    size: int,
+    best: Route, chunk: tuple[int, ...], cut: tuple[int, ...], size: int
 ) -> Iterator[Route]:
     """The routes on which processes read what cutting into these parts gives them."""
-    digits = best.digits
+    digits, padded = best.digits, best.sizes.padded
     used = [digit for axes in best.second for digit in axes]
     inner = [digits.sizes[i] for i in used if not digits.apart[i]]
-    for more in _splits(inner, len(shape)):
+    for more in _splits(inner, len(padded)):
         counts = [a * b for a, b in zip(cut, more)]
-        if any(n % count for n, count in zip(shape, counts)):
+        if any(n % count for n, count in zip(padded, counts)):
             continue
         found = _exchanged(digits, best.second, counts)
         if found is None:
             continue
         second, exchanges = found
         first = second
-        if touched(digits, shape, chunk, second) > size:
+        if touched(digits, best.sizes, chunk, second) > size:
             first = _in_order(digits, used, cut, more)
         yield best._replace(
             first=first, second=second, exchanges=tuple(exchanges), read=size
