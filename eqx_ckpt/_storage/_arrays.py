@@ -223,19 +223,11 @@ def array_url(root: Backend, database: str | None, key: str) -> str:
     return f"{base}/{database}/|ocdbt:{urllib.parse.quote(key)}/|zarr3:"
 
 
-# The system gives new memory several times as fast in pages of this size, where all of
-# one lies in what it was asked for.
-_HUGE_PAGE = 2**21
-
-
 def aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """A new array that starts at a multiple of 64 bytes, as JAX takes it uncopied, or
-    of a huge page, if no more than a little of its last one is not used."""
+    """A new array that starts at a multiple of 64 bytes, as JAX takes it uncopied."""
     size = math.prod(shape) * dtype.itemsize
-    is_huge = size >= _HUGE_PAGE and -size % _HUGE_PAGE <= size // 16
-    step = _HUGE_PAGE if is_huge else 64
-    buffer = np.empty(size + step, np.uint8)
-    start = -buffer.ctypes.data % step
+    buffer = np.empty(size + 64, np.uint8)
+    start = -buffer.ctypes.data % 64
     return buffer[start : start + size].view(dtype).reshape(shape)
 
 
