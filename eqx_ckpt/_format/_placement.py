@@ -66,8 +66,8 @@ def parse(value: dict[str, Any], leaves: Leaves, layout: str) -> Placement | Pac
     if layout == "ocdbt":
         if not len(file) == len(offset) == count:
             raise ValueError("the columns of the index differ in length")
-        at = list(zip(file, offset))
-        if any(at[alias] != at[origin] for alias, origin in leaves.aliases.items()):
+        pairs = leaves.aliases.items()
+        if any((file[a], offset[a]) != (file[b], offset[b]) for a, b in pairs):
             raise ValueError("the index has an impossible alias")
     splits = []
     for row in field(value, "splits", list, list):
