@@ -27,8 +27,8 @@ _MORE = 1.1
 # Assumed for "auto": bytes a second that a process reads and verifies; that a device
 # sends and receives, on a CPU and elsewhere; and seconds to compile the two programs of
 # arrays of one shape.
-_READS, _MOVES_ON_CPU, _MOVES = 0.5e9, 0.8e9, 5e9
-_COMPILES = 0.15
+_READS, _MOVES_ON_CPU, _MOVES = 0.5e9, 0.4e9, 5e9
+_COMPILES = 0.3
 # The bytes of a batch that one process reads, unless the caller says otherwise.
 _BATCH = 256 * 2**20
 
