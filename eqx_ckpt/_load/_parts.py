@@ -283,7 +283,7 @@ class _PartReader:
         if source.root.is_far:
             values = _ranges.start(source.directory, ranges)
         else:
-            values = ft.partial(self._read, ranges)
+            values = ft.partial(self._read, ranges, _template.most_encoded(t.full))
 
         def arrived() -> None:
             keep = _copier(t) if t.codec is None else _codecs.decoder(t)
@@ -293,16 +293,19 @@ class _PartReader:
 
         return arrived
 
-    def _read(self, ranges: Sequence[Range]) -> Iterator[np.ndarray]:
-        """The bytes of ranges of local files, in memory that the next ones take: that
-        of each thread is not new to the system, which would fill it with zeros."""
+    def _read(self, ranges: Sequence[Range], most: int) -> Iterator[np.ndarray]:
+        """The bytes of ranges of local files, of about so many at most, in memory that
+        the next ones take: that of each thread is not new to the system, which would
+        fill it with zeros."""
         for key, start, stop in ranges:
             if stop is None:
                 raise MissingError("a chunk is missing")
             size = stop - start
             buffer = getattr(self._own, "buffer", None)
             if buffer is None or buffer.size < size:
-                buffer = self._own.buffer = np.empty(size, np.uint8)
+                # Chunks differ a little in length.
+                new = _arrays.aligned((max(size, most),), np.dtype(np.uint8))
+                buffer = self._own.buffer = new
             into = buffer[:size]
             if self._source.directory.read_into(key, start, into) < size:
                 raise MissingError("a chunk is missing")
