@@ -27,7 +27,6 @@ from ._source import Source
 
 # Parts have about this many bytes, so that some are verified while others arrive.
 _PART = 16 * 2**20
-_THREADS = 8
 # Unverified views up to this size are read to the byte, where their bytes are in a run.
 _RANGES = 64 * 2**20
 
@@ -58,8 +57,8 @@ def read(reading: Reading, requests: list[Request]) -> Results:
     waiting: collections.deque[_Started] = collections.deque()
     # Chunks are decoded by threads of TensorStore, for which these wait.
     is_waiting = any(r.record.template.codec is not None for r in requests)
-    threads = _THREADS if is_waiting else min(_THREADS, os.cpu_count() or 1)
-    with cf.ThreadPoolExecutor(threads) as pool:
+    threads = (os.cpu_count() or 1) * (2 if is_waiting else 1)
+    with cf.ThreadPoolExecutor(min(8, threads)) as pool:
         reader = _PartReader(reading, pool)
         for plan in plans:
             waiting.append(reader.start(plan))
