@@ -303,7 +303,7 @@ class _PartReader:
             buffer = getattr(self._own, "buffer", None)
             if buffer is None or buffer.size < size:
                 # Chunks differ a little in length.
-                new = _arrays.aligned((max(size, most),), np.dtype(np.uint8))
+                new = np.empty(max(size, most), np.uint8)
                 buffer = self._own.buffer = new
             into = buffer[:size]
             if self._source.directory.read_into(key, start, into) < size:

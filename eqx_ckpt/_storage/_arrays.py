@@ -1,10 +1,8 @@
 """Stored arrays as TensorStore has them: their metadata; opened, viewed and read."""
 
-import contextlib
 import functools as ft
 import json
 import math
-import mmap
 import os
 import urllib.parse
 from collections.abc import Callable, Sequence
@@ -225,30 +223,12 @@ def array_url(root: Backend, database: str | None, key: str) -> str:
     return f"{base}/{database}/|ocdbt:{urllib.parse.quote(key)}/|zarr3:"
 
 
-# Arrays of so many bytes have memory of their own, which goes back to the system.
-_MAPPED = 2**22
-
-
 def aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     """A new array that starts at a multiple of 64 bytes, as JAX takes it uncopied."""
     size = math.prod(shape) * dtype.itemsize
-    if size >= _MAPPED:
-        # Where there is none, NumPy says so.
-        with contextlib.suppress(OSError, OverflowError):
-            return np.frombuffer(_map(size), np.uint8).view(dtype).reshape(shape)
     buffer = np.empty(size + 64, np.uint8)
     start = -buffer.ctypes.data % 64
     return buffer[start : start + size].view(dtype).reshape(shape)
-
-
-def _map(size: int) -> mmap.mmap:
-    """New memory, in huge pages if the system has them: those are made several times
-    as fast as small ones, which take most of the time of a load."""
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
 
 
 class FlatArray(NamedTuple):
