@@ -140,14 +140,15 @@ class _LocalReads:
         self, key: str, stop: int | None = None, limit: int | None = None
     ) -> Value | None:
         _context.check_fork()
-        found = self._look(key)
-        if found is None:
+        if self._look(key) is None:
             return None
-        if limit is not None and found.st_size > limit:
-            raise ValueError(f"`{key}` is longer than {limit} bytes")
-        size = found.st_size if stop is None else min(stop, found.st_size)
         try:
             with self._opened(key) as fd:
+                # Another file may have come in the place of the one that was looked at.
+                size = os.fstat(fd).st_size
+                if limit is not None and size > limit:
+                    raise ValueError(f"`{key}` is longer than {limit} bytes")
+                size = size if stop is None else min(stop, size)
                 return Value(_files.read_bytes(fd, size))
         except (FileNotFoundError, NotADirectoryError):
             return None

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from support import servers
 
-from eqx_ckpt._storage import _archive, _kv, _root
+from eqx_ckpt._storage import _archive, _kv, _local, _root
 from eqx_ckpt._storage._backend import Backend, Links, Locks, Renames, SavedFile
 
 
@@ -299,6 +299,21 @@ def test_a_web_server_takes_nothing(request):
         root.check_writable()
     with pytest.raises(Exception):
         root.write("file", [_FILE])
+
+
+def test_a_file_that_is_replaced_as_it_is_read_is_read_whole(tmp_path, monkeypatch):
+    root = _root.resolve(tmp_path)
+    for name, data in (("a", b"old"), ("new", b"a longer one")):
+        (tmp_path / name).write_bytes(data)
+    look = _local.LocalBackend._look
+
+    def replaced(self, key):
+        found = look(self, key)
+        os.replace(tmp_path / "new", tmp_path / "a")
+        return found
+
+    monkeypatch.setattr(_local.LocalBackend, "_look", replaced)
+    assert root.read("a").data == b"a longer one"
 
 
 # ---- Writes.
