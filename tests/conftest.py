@@ -1,6 +1,7 @@
 import os
 import pathlib
 import sys
+import tempfile
 
 
 # Processes that tests start import the package, and the helpers in `support`.
@@ -16,10 +17,14 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
 import hypothesis
+import jax
 import jax.random as jr
 import pytest
 from support import servers
 
+
+# For this process alone: JAX does not write to it atomically.
+_compiled = tempfile.TemporaryDirectory()
 
 # Machines that run the tests are shared: how long an example takes says nothing. The
 # quick form has the same examples each time, and fails for whoever breaks it. The long
@@ -33,6 +38,10 @@ hypothesis.settings.register_profile("long", deadline=None, max_examples=100)
 def pytest_configure(config):
     is_long = config.option.markexpr == "long"
     hypothesis.settings.load_profile("long" if is_long else "quick")
+    # Tests compile the same small programs again and again, of new functions.
+    jax.config.update("jax_compilation_cache_dir", _compiled.name)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 # The files that take longest are the first ones, so that no worker ends long after the
