@@ -118,6 +118,11 @@ class State:
         self._directory = str(directory)
         self._ignored: list[Any] = []
         sys.unraisablehook = lambda error: self._ignored.append(repr(error))
+        # Threads of TensorStore close files a moment after they were read.
+        end = time.monotonic() + 1
+        while [*_descriptors(self._directory)] and time.monotonic() < end:
+            gc.collect()
+            time.sleep(0.01)
         self._before = self._now()
 
     def _now(self) -> dict[str, Any]:
