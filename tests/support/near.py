@@ -44,6 +44,13 @@ print(json.dumps([int(x) for part in both for x in part.ravel()]))
 {end}
 """
 
+# All have done what comes after a near step by then, such as deleting older ones.
+_KILL = """
+from jax._src import distributed
+distributed.global_state.client.wait_at_barrier("killed", 60_000)
+os._exit(9)
+"""
+
 
 def run(path: pathlib.Path, size: int, until: int, **how: Any) -> list[Done]:
     """Runs to a step; `kill` ends all processes there at once, with an error."""
@@ -51,7 +58,7 @@ def run(path: pathlib.Path, size: int, until: int, **how: Any) -> list[Done]:
     how.setdefault("spec", "rows")
     timeout = how.pop("timeout", 20)
     order = how.pop("order", list(range(size)))
-    how["end"] = "os._exit(9)" if how.pop("kill", False) else ""
+    how["end"] = _KILL if how.pop("kill", False) else ""
     return run_team(
         size, _PROGRAM.format(order=order, until=until, timeout=timeout, **how), path, 1
     )
