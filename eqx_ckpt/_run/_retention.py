@@ -102,7 +102,7 @@ class Retention:
         known = _known(seen, damaged)
         ours = {step for step in known if seen[step].signature.is_ours}
         going = ours - self._policy.stay(known, new)
-        return going - self._steps.pins() if going else going
+        return going - self._steps.pins.steps() if going else going
 
     def _delete(self, going: Iterable[int], seen: dict[int, Seen]) -> list[str]:
         left: list[str] = []

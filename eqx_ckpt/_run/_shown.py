@@ -19,7 +19,7 @@ def run(steps: Steps) -> str:
         return _html.card(f"CheckpointManager {root}", "see .steps()")
     complete = steps.complete()
     newest = complete[: -_MOST - 1 : -1]
-    pins = steps.pins()
+    pins = steps.pins.steps()
     lines = [TreeLine(str(step), _about(steps, step, step in pins)) for step in newest]
     count = len(complete)
     quiet = f"{count:,} {'step' if count == 1 else 'steps'}"

@@ -1,9 +1,8 @@
 """The directory of a run: its steps, what is known of them, and their deletion.
 
 A step is a checkpoint at `<root>/<step>/default`, where Orbax's CheckpointManager has
-one too. A pin is a file `<root>/eqx_ckpt.pins/<step>`. In an object store it is
-the same, by other means: there are no links, locks and renames, and each look at a step
-is a request.
+one too. In an object store it is the same, by other means: there are no links, locks
+and renames, and each look at a step is a request.
 
 No link below the directory of the run is followed: a step that is one is not a step.
 """
@@ -27,11 +26,11 @@ from .._storage._remote import Store
 from . import _clean, _listing
 from ._journal import index_of, Journal
 from ._listing import Listed
+from ._pins import Pins
 from ._policy import Policy
 
 
 _ITEM = "default"
-_PINS = "eqx_ckpt.pins"
 # What Orbax has in each of its trees, and writes last of a step where nothing can be
 # renamed.
 _ORBAX, _ORBAX_DONE = "_METADATA", "commit_success.txt"
@@ -72,6 +71,7 @@ class Steps:
         self.root = _root.resolve(found.target()) if is_path else found
         self._store = root if isinstance(root, Store) else None
         self.journal = Journal(self.root, self.directories)
+        self.pins = Pins(self.root)
         self._known: dict[int, tuple[Any, dict[str, Any] | None]] = {}
 
     @property
@@ -227,31 +227,14 @@ class Steps:
             return Skip(f"Orbax has saved it without an item `{_ITEM}`", True)
         return None
 
-    def pins(self) -> set[int]:
-        self._check_pins()
-        return set(_clean.steps_in(self.root.below(_PINS).list_top() or {}))
-
-    def _check_pins(self) -> None:
-        if self.root.is_link(_PINS):
-            raise ValueError(
-                f"`{_PINS}` in `{self.root}` is a symbolic link, and a manager follows "
-                "none. Which steps are pinned cannot be told, and none is deleted."
-            )
-
     def pin(self, step: int) -> None:
         step = check(step)
-        self._check_pins()
         if self.signature(step) is None:
             raise FileNotFoundError(f"There is no step {step} in `{self.root}`.")
-        self.root.make_directories([_PINS])
-        with contextlib.suppress(FileExistsError):
-            self.root.write(f"{_PINS}/{step}", [b"\n"], sync=True)
-        self.root.sync_directories([_PINS, ""])
+        self.pins.add(step)
 
     def unpin(self, step: int) -> None:
-        step = check(step)
-        self._check_pins()
-        self.root.delete(f"{_PINS}/{step}")
+        self.pins.drop(check(step))
 
     def is_linked(self, step: int) -> bool:
         at = str(step)
@@ -271,7 +254,7 @@ class Steps:
 
     def delete(self, step: int) -> None:
         step = check(step)
-        if step in self.pins():
+        if step in self.pins.steps():
             raise ValueError(f"Step {step} is pinned. Call `unpin({step})` before.")
         if self.is_read(step):
             raise ValueError(

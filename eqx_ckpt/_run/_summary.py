@@ -36,7 +36,7 @@ def summaries(steps: Steps) -> list[Summary]:
     **Raises:** `ValueError` where nobody can tell which steps there are.
     """
     there = sorted(steps.directories())
-    pins = steps.pins() if there else set()
+    pins = steps.pins.steps() if there else set()
     found = steps.each(ft.partial(_summary, steps), there)
     return [x._replace(is_pinned=True) if x.step in pins else x for x in found]
 

@@ -9,13 +9,13 @@ import jax.random as jr
 import numpy as np
 import pytest
 from support import schedules
-from support.helpers import run_python
+from support.helpers import long, run_python
 from support.processes import expected, good, LOAD, READ, run_team, SAVE, X
 
 import eqx_ckpt as ec
 
 
-@pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
+@pytest.mark.parametrize("layout", ["ocdbt", *long("zarr")])
 def test_a_tree_of_two_processes(tmp_path, layout):
     code = f"""{SAVE}
 ec.tree_serialise_leaves(path / "c", tree, layout={layout!r}, metadata={{"n": 1}})

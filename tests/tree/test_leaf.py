@@ -26,7 +26,7 @@ from support.helpers import (
 import eqx_ckpt as ec
 
 
-layouts = pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
+layouts = pytest.mark.parametrize("layout", ["ocdbt", *long("zarr")])
 
 _jax_dtypes = (
     "bool int2 int4 int8 int16 int32 uint2 uint4 uint8 uint16 uint32 bfloat16 float16 "

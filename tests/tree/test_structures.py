@@ -15,12 +15,12 @@ import optax
 import pytest
 from flax.core import FrozenDict
 from jaxtyping import Array
-from support.helpers import assert_alike, facts
+from support.helpers import assert_alike, facts, long
 
 import eqx_ckpt as ec
 
 
-layouts = pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
+layouts = pytest.mark.parametrize("layout", ["ocdbt", *long("zarr")])
 
 
 def _zeros(tree):
