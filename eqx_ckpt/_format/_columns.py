@@ -97,7 +97,7 @@ class Names(Sequence[str]):
         self._text, self._order = np.frombuffer(text, np.uint8), order
         if self._text.size and self._text.max() > 127:
             raise ValueError("the index has a malformed column")
-        counts = [np.count_nonzero(x == _SPACE) for x in blocks(self._text)]
+        counts = [int(np.count_nonzero(x == _SPACE)) for x in blocks(self._text)]
         # The spaces before each block of the text.
         self._before = [0, *it.accumulate(counts)]
         self._spaces: dict[int, np.ndarray] = {}
