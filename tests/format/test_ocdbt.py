@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 import tensorstore as ts
 from hypothesis import given, strategies as st
-from support.helpers import examples
+from support.helpers import examples, long
 
 import eqx_ckpt as ec
 from eqx_ckpt._format import _names, _ocdbt
@@ -108,7 +108,7 @@ def test_several_keys_share_one_range(tmp_path):
 
 
 @pytest.mark.parametrize("per_node, height", [(None, 1), (40, 2), (8, 3)])
-@pytest.mark.parametrize("base", ["", "d/0123456789abcdef/"])
+@pytest.mark.parametrize("base", [*long(""), "d/0123456789abcdef/"])
 def test_thousands_of_keys(tmp_path, monkeypatch, per_node, height, base):
     if per_node is not None:
         monkeypatch.setattr(_ocdbt, "_NODE_ENTRIES", per_node)
@@ -144,7 +144,7 @@ def test_statistics_and_node_sizes_are_what_tensorstore_says(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("per_node, count", [(2048, 3), (2048, 2100), (6, 300)])
-@pytest.mark.parametrize("base", ["", "d/0123456789abcdef/"])
+@pytest.mark.parametrize("base", [*long(""), "d/0123456789abcdef/"])
 def test_tensorstore_writes_into_the_database(
     tmp_path, monkeypatch, per_node, count, base
 ):

@@ -49,7 +49,7 @@ Manager.__exit__ = before(Manager.__exit__, "exit")
 
 TERM, USR1, KILL = signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL
 # A phase, and how the process ends.
-SHORT = [("step", "3", USR1, 0), ("save", "4", KILL, -KILL)]
+SHORT = [("save", "4", KILL, -KILL)]
 # Each in a run of its own.
 LONG = [
     [
@@ -62,7 +62,11 @@ LONG = [
 LONG += [
     [("step", str(n), number, 0)] for n in (1, 9, 10, 11, 49) for number in (TERM, USR1)
 ]
-LONG += [[("exit", "", TERM, 0)], [("import", "optax", TERM, -TERM)]]
+LONG += [
+    [("step", "3", USR1, 0), *SHORT],
+    [("exit", "", TERM, 0)],
+    [("import", "optax", TERM, -TERM)],
+]
 LONG += [[("step", "25", KILL, -KILL)]]
 LONG += [[("step", "3", TERM, 0), ("restore", "", KILL, -KILL)]]
 LONG += [[("save", str(n), KILL, -KILL)] for n in range(1, 8)]

@@ -223,9 +223,9 @@ def test_an_interrupted_wait_is_waited_for_again(root, monkeypatch):
             raise KeyboardInterrupt
         return real(handle, *args)
 
-    monkeypatch.setattr(ec.SaveHandle, "result", result)
     with ec.CheckpointManager(root) as manager:
         manager.save(1, tree_at(1))
+        monkeypatch.setattr(ec.SaveHandle, "result", result)
         with pytest.raises(KeyboardInterrupt):
             manager.wait()
     assert len(calls) == 2 and manager.steps() == [1]

@@ -9,7 +9,7 @@ import textwrap
 import jax.numpy as jnp
 import pytest
 from support import scripts, servers
-from support.helpers import fill_run, tree_at
+from support.helpers import fill_run, long, tree_at
 from support.processes import good, run_team
 
 import eqx_ckpt as ec
@@ -69,6 +69,7 @@ def _holds(manager, step):
     assert at == step == tree["step"] and (tree["x"] == step).all()
 
 
+@pytest.mark.parametrize("root", ["s3", "memory", *long("gs")], indirect=True)
 def test_a_run(root):
     options = dict(keep=2, keep_every=100, best=("accuracy", "max"))
     with ec.CheckpointManager(root, **options) as manager:

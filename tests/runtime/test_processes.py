@@ -168,11 +168,8 @@ caught(ec.tree_serialise_leaves, place, tree, timeout=4 if {name!r} == "path" el
 @pytest.mark.parametrize(
     "who, when",
     [
-        *[(0, "during"), (1, "before"), (1, "after")],
-        *(
-            pytest.param(*case, marks=pytest.mark.long)
-            for case in [(0, "before"), (0, "after"), (1, "during")]
-        ),
+        *[(0, "during"), (1, "before")],
+        *long((0, "before"), (0, "after"), (1, "during"), (1, "after")),
     ],
 )
 def test_a_process_dies(tmp_path, who, when):

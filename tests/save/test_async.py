@@ -164,6 +164,7 @@ def test_what_the_caller_may_change(tmp_path):
     assert ec.tree_deserialise_leaves(path, like)["m"].x == 1
 
 
+@pytest.mark.parametrize("layout", ["ocdbt", *long("zarr")], indirect=True)
 def test_donated_jitted_steps(tmp_path, layout):
     """Every checkpoint is that of its step, while the steps reuse all the memory."""
 
@@ -358,9 +359,9 @@ def test_a_blocking_save_waits_for_its_path_only(tmp_path):
 
 def test_a_save_that_fails_does_not_keep_the_next(tmp_path):
     path = tmp_path / "a"
-    save(path, _tree(1))
-    bad = save(path, _tree(2), overwrite=False)
-    good = save(path, _tree(3))
+    with _busy(tmp_path / "first"):
+        bad = _failing(path)
+        good = save(path, _tree(3))
     good.result()
     assert _value(path) == 3
     with pytest.raises(FileExistsError):

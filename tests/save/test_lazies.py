@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from support.helpers import run_python
+from support.helpers import long, run_python
 
 import eqx_ckpt as ec
 
@@ -60,7 +60,7 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("name", VIEWS)
-@pytest.mark.parametrize("to", ["to", "to.zip", "zarr"])
+@pytest.mark.parametrize("to", ["to", *long("to.zip", "zarr")])
 def test_views_and_functions(tree, tmp_path, name, to):
     lazily, now = VIEWS[name]
     layout = "zarr" if to == "zarr" else "ocdbt"

@@ -14,7 +14,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from support import servers
-from support.helpers import new_orbax
+from support.helpers import long, new_orbax
 from support.processes import good, run_team
 
 import eqx_ckpt as ec
@@ -115,7 +115,11 @@ ROUTES = {
 
 
 @pytest.mark.parametrize(
-    "source", [pytest.param(x, marks=[new_orbax] * (x == "orbax")) for x in SOURCES]
+    "source",
+    [
+        *["ours", "zip", "safetensors", pytest.param("orbax", marks=new_orbax)],
+        *long("zarr", "lz4", "memory", "bytes", "equinox", "flax"),
+    ],
 )
 def test_every_format_to_every_form(source, tmp_path):
     was = SOURCES[source](tmp_path / "source").tree

@@ -16,6 +16,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 from support import servers
+from support.helpers import long
 from support.processes import expected, good, LOAD, run_team, SAVE
 
 import eqx_ckpt as ec
@@ -33,6 +34,10 @@ def remote(request):
     proxy = request.getfixturevalue(request.param)
     with proxy.used():
         yield proxy, f"{request.param}://bucket/{next(_numbers)}"
+
+
+# Google's as well in the long form only.
+_either = pytest.mark.parametrize("remote", ["s3", *long("gs")], indirect=True)
 
 
 @pytest.fixture
@@ -95,6 +100,7 @@ def test_what_is_beside_a_checkpoint_stays(remote):
     assert _value_at(f"{path}/d0/x") == 1
 
 
+@_either
 def test_large_leaves(remote):
     """Of several chunks and files, with padding, compressed and not, and parts."""
     proxy, path = remote
@@ -237,6 +243,7 @@ def _failing(status, times):
 _more = [pytest.param(status, marks=_long) for status in (429, 500)]
 
 
+@_either
 @pytest.mark.parametrize("fault", [503, "drop", "lose", *_more])
 def test_faults_that_pass(remote, fault):
     """Every request fails now and then, also after it has been done."""
@@ -349,6 +356,7 @@ def test_another_server_that_ignores_conditions(gs):
         assert "If-Match" not in str(e.value) and "Store(" not in str(e.value)
 
 
+@_either
 def test_two_writers(remote):
     """Of those that save at once at most one gets its checkpoint published last, and
     others an error; what is there is whole."""

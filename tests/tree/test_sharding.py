@@ -17,7 +17,7 @@ from jax.sharding import (
     PartitionSpec as P,
     SingleDeviceSharding,
 )
-from support.helpers import BytesRead, run_python
+from support.helpers import BytesRead, long, run_python
 
 import eqx_ckpt as ec
 
@@ -61,7 +61,7 @@ def values():
     }
 
 
-@pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
+@pytest.mark.parametrize("layout", ["ocdbt", *long("zarr")])
 @pytest.mark.parametrize("saved", shardings())
 def test_any_sharding_loads_onto_any_other(tmp_path, values, saved, layout):
     sharding = shardings()[saved]

@@ -557,7 +557,7 @@ def _run(first: int, count: int, most: int, directory: pathlib.Path) -> int:
 
 
 def test_any_tree(tmp_path):
-    _run(0, 12, 4, tmp_path)
+    _run(0, 8, 4, tmp_path)
 
 
 def test_children_of_one_name(tmp_path):
