@@ -95,7 +95,7 @@ def look(x: Any) -> Side:
     modules = {
         _flatten.module_name(path, ""): x for path, x in _flatten.modules(tree, None)
     }
-    statics = _static.record(tree, None, flat.structure)
+    statics = _static.record(tree, None, flat)
     return Side(shown, leaves, texts, entries, modules, statics, metadata)
 
 

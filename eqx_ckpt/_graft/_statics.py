@@ -18,7 +18,7 @@ def compare(matching: Matching, static: Static) -> list[tuple[str, str, str]]:
         for path, module in _flatten.modules(matching.model.tree, None)
     }
     model = matching.model
-    own = _static.record(model.tree, None, model.flat.structure)
+    own = _static.record(model.tree, None, model.flat)
     what = f"checkpoint at `{matching.stored.ckpt.path}`"
     passes = _static.passing(static, statics, what, _static.all_names(own))
     out = []

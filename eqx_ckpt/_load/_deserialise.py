@@ -329,4 +329,4 @@ def materialise(
         structure,
         [values[id(x)] if isinstance(x, LazyArray) else x for x in leaves],
     )
-    return _node.plain(out) if Node in _flatten.node_types(structure) else out
+    return _node.plain(out) if Node in _flatten.node_types(structure).all else out

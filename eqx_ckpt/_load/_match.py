@@ -155,7 +155,7 @@ def _passing(
     # Also of a field that is new an error says the name.
     own: Iterable[str] = ()
     if not isinstance(options.static, str):
-        here = _static.record(like, options.is_leaf, flat.structure)
+        here = _static.record(like, options.is_leaf, flat)
         own = _static.all_names(here, options.source)
     return _static.passing(options.static, saved.statics, what, own)
 

@@ -36,9 +36,8 @@ class CheckpointManager:
         deleted once a newer one would survive a power cut.
     - `keep_every`: steps that are multiples of this are kept too.
     - `best`: `(metric, "min")` or `(metric, "max")`: the best step is kept too.
-    - `signals`: signals that mean that the run has to stop, such as
-        `[signal.SIGTERM]`; handlers that were there are called too. Only in the main
-        thread.
+    - `signals`: signals that mean that the run has to stop, as `[signal.SIGTERM]`, in
+        the main thread only. Handlers that were there are called too.
     - `reuse`: whether what has not changed since the step before, such as a frozen
         base, is not written again, as of a save's `reuse`: on local file systems. It
         first is written once more, apart from what changes. From then on jax.Arrays on
@@ -102,7 +101,6 @@ class CheckpointManager:
         self._policy.check()
         self._saves = Saves(self._steps, self._policy, reuse, options)
         self._near = _near.of(self._saves, near, NearOptions(near_every, copies))
-        self._is_stopping = False
         self._signals = Signals(signals)
 
     def __repr__(self) -> str:
@@ -198,8 +196,7 @@ class CheckpointManager:
 
         **Arguments:**
 
-        - `like`: as in [`tree_deserialise_leaves`][], and so are the `options`, as
-            `rename` for steps that a class of other names has saved.
+        - `like`, `options`: as in [`tree_deserialise_leaves`][].
         - `step`: the step, at the root. Without it, newer steps that are incomplete or
             damaged are skipped, with one warning that says which and why; without one
             if another process is saving them, and holds their locks. A tree that does
@@ -220,8 +217,8 @@ class CheckpointManager:
         self.wait()
         self._saves.offered = None
         asked = Asked(like, own, options)
-        found, step = _restore.restore(self._saves, self._near, step, asked)
-        return (found.tree, step) if own is None else (found.tree, found.own, step)
+        found, at = _restore.restore(self._saves, self._near, step, asked)
+        return (found.tree, at) if own is None else (found.tree, found.own, at)
 
     # ---- Which steps there are.
 
@@ -236,11 +233,8 @@ class CheckpointManager:
     def best(self) -> int | None:
         """The step with the best metric, as `best` said; None if none has it.
 
-        Steps that are damaged have none. **Raises:** `OSError` for one that cannot be
-        read now: it might be the best.
+        **Raises:** `OSError` for a step that cannot be read now: it might be the best.
         """
-        if self._policy.best is None:
-            raise ValueError('Pass `best=(metric, "min")` or "max" to the manager.')
         return _steps.best(self._steps, self._policy)
 
     def path(self, step: int) -> str | Store:
@@ -273,6 +267,4 @@ class CheckpointManager:
         All processes of a run have to call this at the same steps, and are told alike:
         it takes a message to process 0 and back.
         """
-        if not self._is_stopping:
-            self._is_stopping = self._saves.is_told_in_any(self._signals.is_told)
-        return self._is_stopping
+        return self._signals.have_come(self._saves.is_told_in_any)

@@ -322,6 +322,8 @@ def _tops(root: Backend) -> Mapping[str, bool]:
 
 def best(steps: Steps, policy: Policy) -> int | None:
     """The step with the best metric. **Raises:** as `metrics`."""
+    if policy.best is None:
+        raise ValueError('Pass `best=(metric, "min")` or "max" to the manager.')
     known = metrics(steps)
     while (step := policy.best_of(known)) is not None:
         # Of the others it does not matter if an index was damaged since a list.

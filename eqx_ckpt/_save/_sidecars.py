@@ -87,7 +87,7 @@ def holes(
     `numbers` are those of the stored leaves, `wholes` the key paths of the nodes that
     are stored. Orbax restores into a target only if it has an entry for each of these.
     """
-    empty = _empty_types(flat.structure)
+    empty = flat.types.empty
     if not empty and len(numbers) == len(flat.leaves):
         return []
     stored, nodes = set(numbers), set(wholes)
@@ -120,22 +120,6 @@ def _positions(
         pytree, is_leaf=lambda x: is_empty(x) or (is_leaf is not None and is_leaf(x))
     )
     return ((path, x, is_empty(x)) for path, x in pairs)
-
-
-def _empty_types(structure: Any) -> set[type]:
-    """The types of the nodes of a tree that have no children."""
-    out: set[type] = set()
-    nodes = [structure]
-    while nodes:
-        node = nodes.pop()
-        # How many nodes it has that are no leaves. If it is itself the only one, all of
-        # its children are leaves.
-        inner = node.num_nodes - node.num_leaves
-        if inner > 1:
-            nodes += node.children()
-        elif inner and not node.num_leaves:
-            out.add(node.node_data()[0])
-    return out
 
 
 def _empty_kind(x: Any) -> str:

@@ -28,7 +28,9 @@ def selected(
     so that `eqx.is_array` is true of them.
     """
     if filter_spec is _leaf.is_storable:
-        return list(map(by_default, leaves))
+        # There are many leaves of few types.
+        types = {cls: _leaf.is_own_type(cls) for cls in {*map(type, leaves)}}
+        return [types[type(leaf)] or by_default(leaf) for leaf in leaves]
     return evaluate(_per_leaf(filter_spec, tree, len(leaves), is_leaf), leaves)
 
 

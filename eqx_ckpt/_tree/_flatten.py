@@ -2,6 +2,8 @@
 
 import collections
 import dataclasses
+import functools as ft
+import itertools as it
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -19,12 +21,24 @@ from ._filters import IsLeaf
 from ._node import Node
 
 
-class Flat(NamedTuple):
+class NodeTypes(NamedTuple):
+    """The types of the nodes of a tree, and those of nodes without children."""
+
+    all: set[type]
+    empty: set[type]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Flat:
     """A flattened tree. `paths[i]` leads to `leaves[i]`."""
 
     paths: list[tuple]
     leaves: list[Any]
     structure: Any
+
+    @ft.cached_property
+    def types(self) -> NodeTypes:
+        return node_types(self.structure)
 
 
 def flatten(tree: PyTree, is_leaf: IsLeaf) -> Flat:
@@ -61,18 +75,20 @@ def modules(tree: PyTree, is_leaf: IsLeaf, path: tuple = ()) -> Iterator[tuple]:
             yield from modules(x, is_leaf, (*path, *below))
 
 
-def node_types(structure: Any) -> set[type]:
-    """The types of the nodes of a tree."""
-    out: set[type] = set()
+def node_types(structure: Any) -> NodeTypes:
+    out = NodeTypes(set(), set())
     nodes = [structure]
     while nodes:
         node = nodes.pop()
-        # If it is one more than its leaves, there are only leaves below it.
+        # How many nodes it has that are no leaves. If it is itself the only one, all of
+        # its children are leaves.
         inner = node.num_nodes - node.num_leaves
         if inner:
-            out.add(node.node_data()[0])
+            out.all.add(node.node_data()[0])
         if inner > 1:
             nodes += node.children()
+        elif inner and not node.num_leaves:
+            out.empty.add(node.node_data()[0])
     return out
 
 
@@ -105,7 +121,7 @@ def state_entries(
         is_node = isinstance(x, Node) and bool(_node.body_of(x).spec().labels)
         return is_node or isinstance(x, (eqx.nn.State, eqx.nn.StateIndex))
 
-    if not any(type(k) is jtu.FlattenedIndexKey for path in paths for k in path):
+    if jtu.FlattenedIndexKey not in {*map(type, it.chain.from_iterable(paths))}:
         return {}
     found = jtu.tree_flatten_with_path(tree, is_leaf=stop)[0]
     states = {path: x for path, x in found if isinstance(x, (eqx.nn.State, Node))}

@@ -43,13 +43,16 @@ def is_storable(x: Any) -> bool:
 
 def is_own(x: Any) -> bool:
     """Whether a leaf is stored by default, and as what it is."""
-    return isinstance(x, jax.Array) or _is_storable_type(type(x))
+    return is_own_type(type(x)) or isinstance(x, jax.Array)
 
 
 @ft.cache
-def _is_storable_type(cls: type) -> bool:
+def is_own_type(cls: type) -> bool:
+    """Whether all leaves of a type are stored by default, and as what they are."""
     if issubclass(cls, (np.str_, np.bytes_)):
         return False
+    if issubclass(cls, jax.Array):
+        return not issubclass(cls, jax_core.Tracer)  # Which of these are, JAX decides.
     numbers = (np.ndarray, np.generic, bool, int, float, complex)
     return issubclass(cls, (*numbers, jax.ShapeDtypeStruct))
 

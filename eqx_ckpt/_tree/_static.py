@@ -16,6 +16,7 @@ from .._format import _json
 from .._format._leaves import Statics
 from . import _encoded, _flatten, _named, _nearest, _node
 from ._filters import IsLeaf
+from ._flatten import Flat
 from ._node import Node
 
 
@@ -57,14 +58,13 @@ def _fields(cls: type) -> list[tuple[str, bool]]:
     return [(field.name, field.metadata.get("static", False)) for field in fields]
 
 
-def record(tree: PyTree, is_leaf: IsLeaf, structure: Any) -> Statics:
+def record(tree: PyTree, is_leaf: IsLeaf, flat: Flat) -> Statics:
     """The static fields of all Modules of a tree, by name ("": the tree itself)."""
     values: list[dict[str, Any]] = []
     others: list[dict[str, Any]] = []
     of: dict[str, int] = {}
     seen: dict[str, int] = {}
-    nodes = _flatten.node_types(structure)
-    if any(issubclass(cls, (eqx.Module, Node)) for cls in nodes):
+    if any(issubclass(cls, (eqx.Module, Node)) for cls in flat.types.all):
         for path, module in _flatten.modules(tree, is_leaf):
             plain, encoded = recorded(module)
             if plain or encoded:

@@ -167,13 +167,17 @@ class _Recorder:
             raise _Unfit
         if self._is_leaf is not None and self._is_leaf(x):
             return self._leaf(x, owner)
-        cls = type(x)
-        kind = self._kinds.get(cls)
-        if kind is None:
-            kind = self._kinds[cls] = _kind(cls, jtu.all_leaves([x]))
+        kind = self._kind_of(type(x), x)
         if kind in ("plain", "leaf"):
             return self._leaf(x, owner)
         return getattr(self, f"_{kind}")(x, depth + 1)
+
+    def _kind_of(self, cls: type, x: Any) -> str:
+        """The kind of all objects of a type, of which `x` is one."""
+        kind = self._kinds.get(cls)
+        if kind is None:
+            kind = self._kinds[cls] = _kind(cls, jtu.all_leaves([x]))
+        return kind
 
     def _below(
         self, children: Sequence[Any], depth: int, owner: type | None = None
@@ -186,7 +190,8 @@ class _Recorder:
     def _are_plain(self, children: Sequence[Any]) -> bool:
         """Whether all are leaves that are stored and come back: most are, and there may
         be many, so that nothing is looked at one by one."""
-        if not all(self._kinds.get(cls) == "plain" for cls in {*map(type, children)}):
+        types = dict(zip(map(type, children), children))
+        if not all(self._kind_of(*example) == "plain" for example in types.items()):
             return False
         here = slice(self.at, self.at + len(children))
         leaves = self._leaves[here]

@@ -521,7 +521,7 @@ def test_a_big_skeleton_costs_little(tmp_path):
             save="0" * 16, layout="ocdbt", metadata=None,
             leaves=_leaves.Leaves(
                 names, unique, [unique.index(t) for t in templates],
-                statics=_static.record(like, None, flat.structure)),
+                statics=_static.record(like, None, flat)),
             placement=_index.Placement(
                 ["0"], [0] * len(names),
                 [0, *it.accumulate(t.nbytes for t in templates[:-1])]),
