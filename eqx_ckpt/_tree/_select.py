@@ -93,19 +93,19 @@ class Tagged:
     """A tree with a tag in the place of every storable leaf, to run a `where` on."""
 
     def __init__(self, flat: Flat, storable: Sequence[bool], is_leaf: IsLeaf):
-        paths, leaves, structure = flat
         self.called = "where"
         self.refusal: TypeError | None = None  # What a tag has raised.
         self._is_leaf = is_leaf
-        self._others = {id(leaf) for leaf, good in zip(leaves, storable) if not good}
+        self._others = {id(x) for x, good in zip(flat.leaves, storable) if not good}
         self._stored: list[tuple] = []
         tagged = []
-        for place, (path, leaf, good) in enumerate(zip(paths, leaves, storable)):
+        rows = zip(flat.paths, flat.leaves, storable)
+        for place, (path, leaf, good) in enumerate(rows):
             if good:
                 leaf = _Tag(path, place, len(self._stored), self)
                 self._stored.append(path)
             tagged.append(leaf)
-        self._tree = jtu.tree_unflatten(structure, tagged)
+        self._tree = jtu.tree_unflatten(flat.structure, tagged)
 
     def select(self, where: Callable[[PyTree], Any], called: str) -> Selection:
         """Runs `where`, which the user knows as `called`."""
