@@ -18,6 +18,7 @@ def _check(count):
     return rows
 
 
+@pytest.mark.long
 def test_four_times_the_leaves():
     _check(60)
 

@@ -335,6 +335,7 @@ def test_lazies_pickle(tree, tmp_path):
     np.testing.assert_array_equal(again.read(), half.read())
 
 
+@pytest.mark.long
 def test_memory_is_bounded(tmp_path):
     """The average of three checkpoints of 256 MiB, in less memory than one has."""
     out = run_python(f"""
