@@ -92,7 +92,8 @@ def rebuild(
     if leaves.structure is None:
         raise RuntimeError(
             f"The checkpoint at `{ckpt.path}` does not say what its nodes were: it is "
-            "of another format, or was saved by an earlier release, or of a tree whose "
+            "of another format, or was saved by an earlier release, or of a tree with "
+            "so many different nodes that they take 4 MiB of text, or of one whose "
             "nodes do not give the same leaves twice. Load it into a `like`, by "
             "`tree_deserialise_leaves`."
         )

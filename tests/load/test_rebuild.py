@@ -21,6 +21,7 @@ from support.helpers import assert_alike
 
 import eqx_ckpt as ec
 from eqx_ckpt._format import _names
+from eqx_ckpt._tree import _structure
 
 
 KNOWN = [trees, eqx, optax, jax, np, flax, print, len, abs, collections.Counter]
@@ -173,6 +174,16 @@ def _layers(key: Any) -> Any:
         "several": eqx.filter_vmap(lambda k: nn.Linear(2, 3, key=k))(jr.split(key)),
         "sequence": nn.Sequential([nn.Lambda(jnp.tanh), nn.Dropout(0.3), nn.PReLU()]),
     }
+
+
+def test_a_tree_of_too_many_nodes_is_loaded_into_a_like(tmp_path, monkeypatch):
+    monkeypatch.setattr(_structure, "_FEW", 0)
+    monkeypatch.setattr(_structure, "_MAX_LENGTH", 100)
+    model = eqx.nn.MLP(2, 2, 3, 2, key=jr.key(0))
+    ec.tree_serialise_leaves(tmp_path / "a", model)
+    with pytest.raises(RuntimeError, match="so many different nodes.*into a `like`"):
+        ec.rebuild(tmp_path / "a", [eqx.nn, jax.nn])
+    assert_alike(ec.tree_deserialise_leaves(tmp_path / "a", model), model)
 
 
 def test_layers(tmp_path):

@@ -46,6 +46,11 @@ def modules(n, step=1):
     return {"layers": [Layer(one, one, i * step, (i, print)) for i in range(n)]}
 
 
+def alike(n):
+    """Nodes of 10 kinds: the index has no nodes of trees with 50,000 kinds."""
+    return {"layers": modules(10)["layers"] * (n // 10)}
+
+
 def flat(n, salt):
     """Names that have little in common."""
     table = str.maketrans("0123456789", "ghijklmnop")
@@ -224,7 +229,7 @@ CALLS = {
     ),
     "materialise": (tree, modules, lambda like, ckpt: ec.materialise(ckpt.tree)),
     "verify": (tree, tree, lambda like, ckpt: ec.verify(ckpt)),
-    "rebuild": (tree, modules, lambda like, ckpt: ec.rebuild(ckpt, [Layer, print])),
+    "rebuild": (tree, alike, lambda like, ckpt: ec.rebuild(ckpt, [Layer, print])),
     "diff": (modules, modules, lambda like, ckpt: ec.diff(like, ckpt)),
     "diff of names": (
         lambda n: flat(n, 1),
