@@ -129,7 +129,7 @@ _without = [(_WithoutRename, case, "ocdbt") for case in CASES]
 _all = [*_with_rename, *_without, (_WithoutRename, "first", "zarr")]
 
 
-@pytest.mark.parametrize("kind, case, layout", _all[::3])
+@pytest.mark.parametrize("kind, case, layout", _all[::2])
 def test_killed(server, tmp_path, kind, case, layout):
     """After SIGKILL the path is whole, old or new. Other leftovers are no checkpoints,
     and are deleted by the next save to the path, and by `clean`."""
