@@ -233,7 +233,7 @@ class CheckpointManager:
     def best(self) -> int | None:
         """The step with the best metric, as `best` said; None if none has it.
 
-        **Raises:** `OSError` for a step that cannot be read now: it might be the best.
+        Damaged steps have none. **Raises:** `OSError` for one that cannot be read now.
         """
         return _steps.best(self._steps, self._policy)
 

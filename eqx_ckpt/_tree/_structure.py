@@ -167,13 +167,13 @@ class _Recorder:
             raise _Unfit
         if self._is_leaf is not None and self._is_leaf(x):
             return self._leaf(x, owner)
-        kind = self._kind_of(type(x), x)
+        kind = self._kind_of(x)
         if kind in ("plain", "leaf"):
             return self._leaf(x, owner)
         return getattr(self, f"_{kind}")(x, depth + 1)
 
-    def _kind_of(self, cls: type, x: Any) -> str:
-        """The kind of all objects of a type, of which `x` is one."""
+    def _kind_of(self, x: Any) -> str:
+        cls = type(x)
         kind = self._kinds.get(cls)
         if kind is None:
             kind = self._kinds[cls] = _kind(cls, jtu.all_leaves([x]))
@@ -190,8 +190,8 @@ class _Recorder:
     def _are_plain(self, children: Sequence[Any]) -> bool:
         """Whether all are leaves that are stored and come back: most are, and there may
         be many, so that nothing is looked at one by one."""
-        types = dict(zip(map(type, children), children))
-        if not all(self._kind_of(*example) == "plain" for example in types.items()):
+        examples = dict(zip(map(type, children), children)).values()
+        if not all(self._kind_of(x) == "plain" for x in examples):
             return False
         here = slice(self.at, self.at + len(children))
         leaves = self._leaves[here]
