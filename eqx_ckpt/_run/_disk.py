@@ -21,6 +21,10 @@ from .._load._checkpoint import Checkpoint
 _PLACE = "eqx_ckpt.near"
 
 
+# Files that are no parts, or cannot be read, and why.
+Problems = dict[pathlib.Path, Exception]
+
+
 class NearPart(NamedTuple):
     """What `process` of `processes` has saved of a step. All that were saved together
     have one `save`, which process 0 has drawn."""
@@ -51,27 +55,38 @@ class Disk:
         """The file of the part of a process."""
         return self.path / run / save / f"{process}.zip"
 
-    def find(self) -> tuple[list[NearPart], list[str]]:
+    def find(self, run: str = "*") -> tuple[list[NearPart], Problems]:
         """The parts that are here, as far as their indices tell; and what is wrong with
-        others."""
-        parts, problems = [], []
-        for file in sorted(self.path.glob("*/*/*.zip")):
+        other files."""
+        parts: list[NearPart] = []
+        problems: Problems = {}
+        for file in sorted(self.path.glob(f"{run}/*/*.zip")):
             try:
                 part = _part_in(_checkpoint.open(file))
             except (OSError, ValueError, RuntimeError) as e:
-                problems.append(str(e))
+                problems[file] = e
                 continue
             if part is None or self.file(part) != file:
-                problems.append(f"`{file}` is no part of a near step, or of another.")
+                text = f"`{file}` is no part of a near step, or of another."
+                problems[file] = ValueError(text)
             else:
                 parts.append(part)
         return parts, problems
 
     def keep(self, part: NearPart) -> None:
-        """Deletes all other saves of the run. What cannot be now may be later."""
+        """Deletes the saves of the run that a step supersedes which is whole: those of
+        no newer step. What cannot be deleted, or not be read, now may be later."""
+        parts, problems = self.find(part.run)
+        stay = {part.save, *(other.save for other in parts if other.step > part.step)}
+        stay |= {file.parent.name for file, e in problems.items() if _may_pass(e)}
         for directory in self.path.glob(f"{part.run}/*"):
-            if directory.name != part.save:
+            if directory.name not in stay:
                 shutil.rmtree(directory, ignore_errors=True)
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether a file that cannot be read now may be read later."""
+    return isinstance(error, OSError)
 
 
 def _part_in(ckpt: Checkpoint) -> NearPart | None:
@@ -79,7 +94,8 @@ def _part_in(ckpt: Checkpoint) -> NearPart | None:
     fields: list[Any] = found if isinstance(found, list) else []
     if list(map(type, fields)) != [str, int, int, str, int, int]:
         return None
-    return NearPart(*fields)
+    part = NearPart(*fields)
+    return part if 0 <= part.process < part.processes else None
 
 
 class Outgoing:

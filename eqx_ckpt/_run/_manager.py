@@ -44,9 +44,9 @@ class CheckpointManager:
         accelerators that are the very same objects as in the step before are not even
         looked at, so say False if another framework writes to their memory, by DLPack.
     - `near`: a directory on this node's own disk, for near steps: multiples of
-        `near_every` that are not saved to the root. Each process saves its own part
-        there, and sends `copies` of it to the disks of others. So a run that loses a
-        node goes on from its newest near step. docs/processes.md has more.
+        `near_every`. Each process saves its own part there, and sends `copies` of it to
+        the disks of others. So a run that loses a node goes on from its newest near
+        step. docs/processes.md has more.
     - `options`: of every save: `filter_spec`, `is_leaf`, `where`, `dtype`, `layout`,
         `chunks`, `compression`, `durable`, `max_bytes`, `progress` and `timeout`, as in
         [`async_tree_serialise_leaves`][].
@@ -152,10 +152,14 @@ class CheckpointManager:
         step = _steps.check(step)
         given = metrics or {}
         offer = Offer(step, tree, given, metadata, force, functions, own)
-        saves = self._saves.offer(offer)
-        if not saves and self._near is not None:
-            self._near.offer(offer)
-        return saves
+        if self._near is not None:
+            try:
+                self._near.offer(offer)
+            except Exception:
+                # Which may go well all the same.
+                self._saves.offer(offer)
+                raise
+        return self._saves.offer(offer)
 
     def wait(self) -> None:
         """Waits until the save that goes on is done, and older steps are deleted.

@@ -13,6 +13,7 @@ import os
 import pathlib
 import secrets
 import socket
+import warnings
 from collections.abc import Iterable, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ from .._save import _plan, _serialise
 from .._save._options import SaveOptions, Selected
 from .._storage import _root
 from . import _attempts, _disk, _own
-from ._attempts import Attempt
+from ._attempts import Attempt, Copy, NearStep, Passed
 from ._disk import Disk, Incoming, NearPart, Outgoing
 from ._offer import Offer
 from ._saves import Saves
@@ -45,20 +46,6 @@ class NearOptions(NamedTuple):
     copies: int
 
 
-class NearStep(NamedTuple):
-    """A near step that is whole. The part of process `i` is read on the disk of process
-    `sources[i]`."""
-
-    step: int
-    save: str
-    run: str
-    sources: list[int]
-
-
-# A copy of a part: its save, the process on whose disk it is, and whose part it is.
-Copy = tuple[str, int, int]
-
-
 class Asked(NamedTuple):
     """What is restored: a tree, with the options of a load, and own states, if `own` is
     not None. See `CheckpointManager.restore`."""
@@ -69,15 +56,36 @@ class Asked(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What a process says that its disk holds, and what of it cannot be used."""
+    """What a process says that its disk holds; of what cannot be used, the run, the
+    save, and why; and where the disk is."""
 
     parts: list[NearPart]
-    problems: list[str]
+    problems: list[tuple[str, str, str]]
+    path: str
 
     @staticmethod
     def decode(word: bytes) -> "Held":
-        parts, problems = json.loads(word)
-        return Held([NearPart(*part) for part in parts], problems)
+        parts, problems, path = json.loads(word)
+        return Held([NearPart(*part) for part in parts], problems, path)
+
+
+class Chosen(NamedTuple):
+    """The near step to restore, if there is one; those that are passed over; and notes
+    on disks and files that should have near steps, and have none that can be read."""
+
+    step: NearStep | None = None
+    passed: list[Passed] = []
+    notes: list[str] = []
+
+    def tell(self, above: int, head: str = "", stacklevel: int = 2) -> None:
+        """Warns, below a head, of near steps that are passed over, and newer than one;
+        and of the notes. Without a head the former are only logged."""
+        for x in self.passed:
+            _log.say(_log.WARNING if x.step > above else _log.INFO, f"Skipped {x}")
+        newer = [str(x) for x in sorted(self.passed) if x.step > above]
+        texts = ["\n  ".join([head, *newer])] if head and newer else []
+        for text in [*texts, *self.notes] if _processes.leads() else []:
+            warnings.warn(text, stacklevel=stacklevel + 1)
 
 
 def of(
@@ -148,10 +156,11 @@ class Near:
 
     def _agreed(self, processes: Processes, step: int) -> NearPart:
         """The part of this process, of a save that process 0 has named."""
-        processes.gather()
+        words = processes.gather(self.held() if self._attempt is None else b"")
         word = b""
         if processes.leads:
             if self._attempt is None:
+                self._tell_unused(self.choose(words), step)
                 self._attempt = _attempts.begin(self._saves.steps.root, "")
             said = [self._attempt, secrets.token_hex(8)]
             word = json.dumps(said).encode()
@@ -202,37 +211,46 @@ class Near:
 
     def held(self) -> bytes:
         """What the disk of this process holds."""
-        return json.dumps(self._disk.find()).encode()
+        parts, problems = self._disk.find()
+        rows = [(f.parts[-3], f.parts[-2], str(e)) for f, e in problems.items()]
+        return json.dumps([parts, rows, str(self._disk.path.parent)]).encode()
 
-    def newest(self, words: Iterable[bytes], bad: Set[Copy]) -> NearStep | None:
+    def choose(self, words: Iterable[bytes], bad: Set[Copy] = frozenset()) -> Chosen:
         """The newest near step that is whole, of what all processes hold, without
         copies that are `bad`."""
         attempt, count = _attempts.last(self._saves.steps.root), _processes.count()
         if attempt is None:
-            return None
-        sources: dict[NearPart, dict[int, int]] = {}
-        for index, word in enumerate(words):
-            held = Held.decode(word)
-            for problem in held.problems:
-                text = f"Skipped on the near disk of process {index}: {problem}"
-                _log.say(_log.WARNING, _text.escape(text))
-            for part in held.parts:
-                if (part.save, index, part.process) in bad:
-                    continue
-                if not attempt.counts(part) or part.processes != count:
-                    continue
-                found = sources.setdefault(part._replace(process=0), {})
-                # What needs not be moved is preferred.
-                if part.process not in found or index == part.process:
-                    found[part.process] = index
-        whole = [
-            NearStep(part.step, part.save, part.run, [found[i] for i in range(count)])
-            for part, found in sources.items()
-            if found.keys() == {*range(count)}
-        ]
-        # Of one step, the later attempt's.
-        order = lambda x: (x.step, x.save != attempt.base)
-        return max(whole, key=order, default=None)
+            return Chosen()
+        disks = list(map(Held.decode, words))
+        known = {part.save for held in disks for part in held.parts}
+        notes = []
+        for index, held in enumerate(disks):
+            where = f"the near disk of process {index}, `{held.path}`,"
+            runs = [*(part.run for part in held.parts), *(x[0] for x in held.problems)]
+            if attempt.run not in runs:
+                notes.append(
+                    f"There is nothing of this run on {where} which is new, or is not "
+                    "mounted, or is not the one of before."
+                )
+            for run, save, why in held.problems:
+                text = _text.escape(f"Skipped on {where} what cannot be read: {why}")
+                _log.say(_log.WARNING, text)
+                if run == attempt.run and save not in known:
+                    notes.append(text)
+        parts = [held.parts for held in disks]
+        return Chosen(*_attempts.choose(attempt, count, parts, bad), notes)
+
+    def _tell_unused(self, chosen: Chosen, step: int) -> None:
+        """Says which near steps a run does not go on from that has restored none."""
+        if chosen.step is not None:
+            own = Passed(chosen.step.step, "it can be restored", True)
+            chosen.passed.append(own)
+        root = self._saves.steps.root
+        head = (
+            f"Step {step} is the first that this attempt at the run in `{root}` saves, "
+            "and it has restored none. Newer near steps stay until one as new is whole:"
+        )
+        chosen.tell(step, head, stacklevel=6)
 
     def load(
         self, process: int, found: NearStep, asked: Asked

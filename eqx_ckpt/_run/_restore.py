@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import warnings
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax.tree_util as jtu
@@ -15,7 +16,8 @@ from .._load._partial import Apart
 from .._runtime import _log, _processes
 from .._runtime._processes import Processes
 from . import _own, _steps
-from ._near import Asked, Copy, Near, NearStep
+from ._attempts import Copy, NearStep, Passed
+from ._near import Asked, Chosen, Near
 from ._saves import Saves
 from ._steps import Skip, Steps
 
@@ -80,14 +82,16 @@ class Found(NamedTuple):
 
 @dataclasses.dataclass
 class _Search:
-    """The search for a step: those that are `skipped`; copies of near parts that are
-    `bad`, of which step, and why; and how often it may look again."""
+    """The search for a step: those that are `skipped`; the near step that is `chosen`;
+    copies of near parts that are `bad`, of which step, and why; and how often it may
+    look again."""
 
     saves: Saves
     near: Near | None
     asked: Asked
     skipped: dict[int, Skip] = dataclasses.field(default_factory=dict)
-    bad: dict[Copy, tuple[int, str]] = dataclasses.field(default_factory=dict)
+    chosen: Chosen = Chosen()
+    bad: dict[Copy, Passed] = dataclasses.field(default_factory=dict)
     left: int = _AGAIN
 
 
@@ -119,10 +123,15 @@ def latest(saves: Saves, near: Near | None) -> int | None:
         words = processes.gather(near.held())
         word = b""
         if processes.leads:
-            at, far = near.newest(words, frozenset()), saves.steps.latest()
-            steps = [far, None if at is None else at.step]
-            word = json.dumps(max((s for s in steps if s is not None), default=None))
-            word = word.encode()
+            chosen, far = near.choose(words), saves.steps.latest()
+            steps = [far, None if chosen.step is None else chosen.step.step]
+            found = max((s for s in steps if s is not None), default=None)
+            head = (
+                f"The latest step of `{saves.steps.root}` is {found}, as newer ones "
+                "cannot be restored:"
+            )
+            chosen.tell(-1 if found is None else found, head, stacklevel=3)
+            word = json.dumps(found).encode()
         return json.loads(processes.broadcast(word))
 
 
@@ -131,16 +140,18 @@ def _tell(search: _Search, step: int) -> None:
     steps = search.saves.steps
     told = {s: skip for s, skip in search.skipped.items() if not skip.is_going}
     for other, skip in told.items():
-        steps.say(_log.WARNING, "Skipped", other, skip.why)
-    for of, why in search.bad.values():
-        _log.say(_log.WARNING if of > step else _log.INFO, f"Skipped {why}")
-    # Where the step is another copy's, or also at the root, nothing is lost.
-    search.bad = {copy: x for copy, x in search.bad.items() if x[0] > step}
+        level = _log.WARNING if other > step else _log.INFO
+        steps.say(level, "Skipped", other, skip.why)
     search.skipped = told
-    if (told or search.bad) and _processes.leads():
+    search.chosen.passed.extend(search.bad.values())
+    search.bad = {}
+    search.chosen.tell(step, stacklevel=5)
+    # Where the step is another copy's, or also at the root, nothing is lost.
+    reasons = _reasons(search, above=step)
+    if reasons and _processes.leads():
         warnings.warn(
             f"Restored step {step} of `{steps.root}`, as newer ones cannot "
-            f"be:{_reasons(search)}",
+            f"be:{reasons}",
             stacklevel=5,
         )
 
@@ -154,7 +165,8 @@ def _try(search: _Search) -> Found | None:
         words = processes.gather(b"" if near is None else near.held())
         word = _choice(search, words) if processes.leads else b""
         # What process 0 has skipped, the others have to know.
-        step, search.skipped, at = _decoded(processes.broadcast(word))
+        step, search.skipped, search.chosen = _decoded(processes.broadcast(word))
+        at = search.chosen.step
         if step is not None:
             if near is not None and at is not None:
                 near.fetch(processes, at)
@@ -194,22 +206,27 @@ def _exclude(search: _Search, at: NearStep, said: "_Said") -> None:
     for process in range(len(at.sources)) if is_apart else said.who:
         source = at.sources[process]
         where = f"part {process} on the disk of process {source}"
-        why = f"near step {at.step}, {where}: {said.why}"
-        search.bad[at.save, source, process] = at.step, why
+        why = f"{where}: {said.why}"
+        search.bad[at.save, source, process] = Passed(at.step, why)
 
 
 def _choice(search: _Search, words: list[bytes]) -> bytes:
     """The newest step, all that are skipped, and where it is if it is a near one."""
     step, skipped = _newest_at_root(search.saves.steps, search.skipped)
-    at = None if search.near is None else search.near.newest(words, search.bad.keys())
-    if at is not None and (step is None or at.step >= step):
-        return json.dumps([at.step, list(skipped.items()), at]).encode()
-    return json.dumps([step, list(skipped.items()), None]).encode()
+    chosen = Chosen()
+    if search.near is not None:
+        chosen = search.near.choose(words, search.bad.keys())
+    if chosen.step is not None and (step is None or chosen.step.step >= step):
+        step = chosen.step.step
+    else:
+        chosen = chosen._replace(step=None)
+    return json.dumps([step, list(skipped.items()), chosen]).encode()
 
 
 def _nothing(steps: Steps, search: _Search) -> Exception:
-    text, root = _reasons(search), steps.root
-    if search.bad or any(skip.is_lost for skip in search.skipped.values()):
+    text, root = _reasons(search, search.chosen.notes), steps.root
+    known = [*search.bad, *(x for x in search.chosen.passed if x.is_whole)]
+    if known or any(skip.is_lost for skip in search.skipped.values()):
         return DamagedError(
             f"No step in `{root}` can be restored as it was saved:{text}\nNothing "
             "was changed or deleted. Load what is left of one with `step=` and "
@@ -284,13 +301,16 @@ def _newest_at_root(
     return None, found
 
 
-def _decoded(word: bytes) -> tuple[int | None, dict[int, Skip], NearStep | None]:
-    step, skipped, at = json.loads(word)
-    where = None if at is None else NearStep(*at)
-    return step, {int(s): Skip(*skip) for s, skip in skipped}, where
+def _decoded(word: bytes) -> tuple[int | None, dict[int, Skip], Chosen]:
+    step, skipped, (at, passed, notes) = json.loads(word)
+    at = None if at is None else NearStep(*at)
+    chosen = Chosen(at, [Passed(*x) for x in passed], notes)
+    return step, {int(s): Skip(*skip) for s, skip in skipped}, chosen
 
 
-def _reasons(search: _Search) -> str:
-    lines = [f"step {s}: {skip.why}" for s, skip in sorted(search.skipped.items())]
-    lines += [why for _, why in search.bad.values()]
+def _reasons(search: _Search, notes: Iterable[str] = (), above: int = -1) -> str:
+    """Why steps above one are not restored, a line for each; "" if there are none."""
+    skipped, near = search.skipped, [*search.chosen.passed, *search.bad.values()]
+    lines = [f"step {s}: {x.why}" for s, x in sorted(skipped.items()) if s > above]
+    lines += [*(str(x) for x in near if x.step > above), *notes]
     return "".join("\n  " + line.replace("\n", "\n    ") for line in lines)

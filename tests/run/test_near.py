@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import warnings
 
 import numpy as np
 import pytest
@@ -76,7 +77,8 @@ def test_one_process_has_a_near_disk_too(tmp_path):
     with manager() as last:
         with pytest.raises(FileNotFoundError, match="There is no step to restore"):
             last.restore(tree_at(0))
-        last.save(20, tree_at(20))
+        with pytest.warns(UserWarning, match="what cannot be read.*0.zip` cannot be"):
+            last.save(20, tree_at(20))
         last.save(22, tree_at(22))
     assert manager().restore(tree_at(0))[1] == 22
 
@@ -93,10 +95,83 @@ def test_damage_moves_to_the_step_before(tmp_path):
     data[at] ^= 1
     file.write_bytes(data)
     manager = ec.CheckpointManager(tmp_path / "run", **how)
-    match = re.compile("Restored step 5 .*near step 6, part 0 on the disk", re.DOTALL)
+    match = re.compile("Restored step 5 .*near step 6: part 0 on the disk", re.DOTALL)
     with pytest.warns(UserWarning, match=match):
         tree, step = manager.restore(tree_at(0))
     assert step == tree["step"] == 5
+
+
+def test_another_count_of_processes_is_told_and_deletes_nothing(tmp_path):
+    near.run(tmp_path, 2, until=5, kill=True)
+    how = {"near": tmp_path / "disk0", "near_every": 1, "every": 100}
+    why = "near step 4: 2 processes have saved it, and this run has 1: start as many"
+    one = ec.CheckpointManager(tmp_path / "run", **how)
+    with pytest.warns(UserWarning, match=f"(?s)The latest step of .* is None.*{why}"):
+        assert one.latest() is None
+    with pytest.raises(ec.DamagedError, match=why):
+        one.restore(tree_at(0))
+    with pytest.warns(UserWarning, match=f"(?s)Step 1 is the first .*{why}"):
+        one.save(1, tree_at(1))
+    for step in (2, 3, 4):
+        here = parts(tmp_path)["disk0"]
+        one.save(step, tree_at(step))
+        assert here == ["0", "0", "1"]
+        void = "near step 4: it is of attempt 1 .* attempt 2 did not go on"
+        if step < 4:
+            other = ec.CheckpointManager(tmp_path / "run", **how)
+            with pytest.warns(UserWarning, match=void):
+                assert other.latest() == step
+    # One that is whole and as new.
+    assert parts(tmp_path)["disk0"] == ["0"] and one.latest() == 4
+
+
+def test_a_near_disk_that_is_not_the_one_of_before(tmp_path):
+    def manager(near):
+        how = {"near": tmp_path / near, "near_every": 2, "every": 5}
+        return ec.CheckpointManager(tmp_path / "run", **how)
+
+    first = manager("disk")
+    for step in range(1, 8):
+        first.save(step, tree_at(step))
+    first.wait()
+    text = "There is nothing of this run on the near disk of process 0, .*dsik`"
+    with pytest.warns(UserWarning, match=text):
+        assert manager("dsik").latest() == 5
+    with pytest.warns(UserWarning, match=text):
+        assert manager("dsik").restore(tree_at(0))[1] == 5
+
+
+def test_a_step_that_is_due_at_both_is_saved_to_both(tmp_path, monkeypatch):
+    """So a root that is slow costs no more than steps since the near one."""
+    how = {"near": tmp_path / "disk", "near_every": 2, "every": 4}
+    manager = ec.CheckpointManager(tmp_path / "run", **how)
+    for step in range(1, 5):
+        assert manager.save(step, tree_at(step)) is (step == 4)
+    manager.wait()
+    assert manager.steps() == [4] and manager.latest() == 4
+    shutil.rmtree(tmp_path / "run/4")
+    assert manager.restore(tree_at(0))[1] == 4
+    # What goes wrong with one does not keep the other from being saved.
+    shutil.rmtree(tmp_path / "disk")
+    (tmp_path / "disk").touch()
+    with pytest.raises(NotADirectoryError, match="Choose another path"):
+        manager.save(8, tree_at(8))
+    manager.wait()
+    assert manager.steps() == [8]
+
+
+def test_a_warning_names_newer_steps_only(tmp_path):
+    how = {"near": tmp_path / "disk", "near_every": 2, "every": 5}
+    with ec.CheckpointManager(tmp_path / "run", **how) as manager:
+        for step in range(1, 7):
+            manager.save(step, tree_at(step))
+        manager._saves.offered = None
+    # An older step, the newest at the root, is not whole.
+    (tmp_path / "run/5/default/eqx_ckpt.json").unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other = ec.CheckpointManager(tmp_path / "run", **how)
+        assert other.restore(tree_at(0))[1] == 6
 
 
 def test_a_near_disk_that_cannot_be_written_to(tmp_path):
