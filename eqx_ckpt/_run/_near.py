@@ -77,15 +77,22 @@ class Chosen(NamedTuple):
     passed: list[Passed] = []
     notes: list[str] = []
 
-    def tell(self, above: int, head: str = "", stacklevel: int = 2) -> None:
+    def warn(self, head: str, above: int, stacklevel: int) -> None:
         """Warns, below a head, of near steps that are passed over, and newer than one;
         and of the notes. Without a head the former are only logged."""
         for x in self.passed:
             _log.say(_log.WARNING if x.step > above else _log.INFO, f"Skipped {x}")
         newer = [str(x) for x in sorted(self.passed) if x.step > above]
-        texts = ["\n  ".join([head, *newer])] if head and newer else []
-        for text in [*texts, *self.notes] if _processes.leads() else []:
-            warnings.warn(text, stacklevel=stacklevel + 1)
+        if not _processes.leads():
+            return
+        if head and newer:
+            warnings.warn("\n  ".join([head, *newer]), stacklevel=stacklevel + 1)
+        if self.notes:
+            notes = "\n  ".join(self.notes)
+            warnings.warn(
+                f"Near disks have less than they had:\n  {notes}",
+                stacklevel=stacklevel + 1,
+            )
 
 
 def of(
@@ -160,7 +167,7 @@ class Near:
         word = b""
         if processes.leads:
             if self._attempt is None:
-                self._tell_unused(self.choose(words), step)
+                self._warn_of_unused(self.choose(words), step)
                 self._attempt = _attempts.begin(self._saves.steps.root, "")
             said = [self._attempt, secrets.token_hex(8)]
             word = json.dumps(said).encode()
@@ -225,32 +232,33 @@ class Near:
         known = {part.save for held in disks for part in held.parts}
         notes = []
         for index, held in enumerate(disks):
-            where = f"the near disk of process {index}, `{held.path}`,"
+            where = f"on the near disk of process {index}, `{held.path}`"
             runs = [*(part.run for part in held.parts), *(x[0] for x in held.problems)]
             if attempt.run not in runs:
                 notes.append(
-                    f"There is nothing of this run on {where} which is new, or is not "
-                    "mounted, or is not the one of before."
+                    f"nothing of this run is {where}: it is new, or not mounted, or "
+                    "not the one of before"
                 )
             for run, save, why in held.problems:
-                text = _text.escape(f"Skipped on {where} what cannot be read: {why}")
-                _log.say(_log.WARNING, text)
+                text = _text.escape(f"a part {where} is of no use: {why}")
+                _log.say(_log.WARNING, f"Skipped {text}")
                 if run == attempt.run and save not in known:
                     notes.append(text)
         parts = [held.parts for held in disks]
         return Chosen(*_attempts.choose(attempt, count, parts, bad), notes)
 
-    def _tell_unused(self, chosen: Chosen, step: int) -> None:
+    def _warn_of_unused(self, chosen: Chosen, step: int) -> None:
         """Says which near steps a run does not go on from that has restored none."""
         if chosen.step is not None:
             own = Passed(chosen.step.step, "it can be restored", True)
             chosen.passed.append(own)
         root = self._saves.steps.root
-        head = (
+        chosen.warn(
             f"Step {step} is the first that this attempt at the run in `{root}` saves, "
-            "and it has restored none. Newer near steps stay until one as new is whole:"
+            "and it has restored none. Newer near steps stay until one is as new:",
+            above=step,
+            stacklevel=6,
         )
-        chosen.tell(step, head, stacklevel=6)
 
     def load(
         self, process: int, found: NearStep, asked: Asked

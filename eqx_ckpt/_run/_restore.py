@@ -126,11 +126,12 @@ def latest(saves: Saves, near: Near | None) -> int | None:
             chosen, far = near.choose(words), saves.steps.latest()
             steps = [far, None if chosen.step is None else chosen.step.step]
             found = max((s for s in steps if s is not None), default=None)
-            head = (
+            chosen.warn(
                 f"The latest step of `{saves.steps.root}` is {found}, as newer ones "
-                "cannot be restored:"
+                "cannot be restored:",
+                above=-1 if found is None else found,
+                stacklevel=3,
             )
-            chosen.tell(-1 if found is None else found, head, stacklevel=3)
             word = json.dumps(found).encode()
         return json.loads(processes.broadcast(word))
 
@@ -145,7 +146,7 @@ def _tell(search: _Search, step: int) -> None:
     search.skipped = told
     search.chosen.passed.extend(search.bad.values())
     search.bad = {}
-    search.chosen.tell(step, stacklevel=5)
+    search.chosen.warn("", above=step, stacklevel=5)
     # Where the step is another copy's, or also at the root, nothing is lost.
     reasons = _reasons(search, above=step)
     if reasons and _processes.leads():

@@ -77,7 +77,7 @@ def test_one_process_has_a_near_disk_too(tmp_path):
     with manager() as last:
         with pytest.raises(FileNotFoundError, match="There is no step to restore"):
             last.restore(tree_at(0))
-        with pytest.warns(UserWarning, match="what cannot be read.*0.zip` cannot be"):
+        with pytest.warns(UserWarning, match="is of no use: .*0.zip` cannot be"):
             last.save(20, tree_at(20))
         last.save(22, tree_at(22))
     assert manager().restore(tree_at(0))[1] == 22
@@ -134,7 +134,7 @@ def test_a_near_disk_that_is_not_the_one_of_before(tmp_path):
     for step in range(1, 8):
         first.save(step, tree_at(step))
     first.wait()
-    text = "There is nothing of this run on the near disk of process 0, .*dsik`"
+    text = "nothing of this run is on the near disk of process 0, .*dsik`: it is new"
     with pytest.warns(UserWarning, match=text):
         assert manager("dsik").latest() == 5
     with pytest.warns(UserWarning, match=text):
