@@ -17,8 +17,8 @@ class Digests:
 
     `pages` are the numbers of the first digest of each page, and of all of them; and
     `good` has the digest of each page. `start` asks for some bytes of the file, and
-    gives what waits for them: None where there is no file. `lost` makes the error of
-    what cannot be read.
+    gives what waits for them: None where there is no file. `twice` looks at what is
+    damaged once more, and `lost` makes the error of what cannot be read.
     """
 
     def __init__(
@@ -26,9 +26,11 @@ class Digests:
         pages: Sequence[int],
         good: str,
         start: Callable[[int, int], Callable[[], bytes | None]],
+        twice: Callable[[Callable[[], bytes]], bytes],
         lost: Callable[[str], RuntimeError],
     ):
         self._pages, self._good, self._start, self._lost = pages, good, start, lost
+        self._twice = twice
         self._lock = threading.Lock()
         # The first page of each read, and the last one's end.
         self._reads = [0]
@@ -79,24 +81,26 @@ class Digests:
         with self._lock:
             if number in self._data:
                 return self._data[number]
-            pages = self._pages[self._reads[number] : self._reads[number + 1] + 1]
-            size = _digests.SIZE
             try:
-                wait = self._coming.pop(number, None) or self._ask(number)
-                data = wait()
-            except FileNotFoundError:
-                data = None
+                data = self._twice(lambda: self._arrived(number))
+            except FileNotFoundError as e:
+                raise self._lost("its file of digests is missing") from e
             except ValueError as e:
-                raise self._lost(f"{_DAMAGED} ({e})") from e
-            if data is None:
-                raise self._lost("its file of digests is missing")
-            at, memory = pages[0], memoryview(data)
-            for i, (start, stop) in enumerate(
-                zip(pages, pages[1:]), self._reads[number]
-            ):
-                page = memory[size * (start - at) : size * (stop - at)]
-                good = self._good[2 * size * i : 2 * size * (i + 1)]
-                if len(page) != size * (stop - start) or _index.digest(page) != good:
-                    raise self._lost(_DAMAGED)
+                raise self._lost(f"{_DAMAGED} ({e})" if str(e) else _DAMAGED) from e
             self._data[number] = data
             return data
+
+    def _arrived(self, number: int) -> bytes:
+        """**Raises:** `FileNotFoundError` if there is no file, `ValueError` unless the
+        bytes are those that were written."""
+        data = (self._coming.pop(number, None) or self._ask(number))()
+        if data is None:
+            raise FileNotFoundError
+        pages = self._pages[self._reads[number] : self._reads[number + 1] + 1]
+        size, at, memory = _digests.SIZE, pages[0], memoryview(data)
+        for i, (start, stop) in enumerate(zip(pages, pages[1:]), self._reads[number]):
+            page = memory[size * (start - at) : size * (stop - at)]
+            good = self._good[2 * size * i : 2 * size * (i + 1)]
+            if len(page) != size * (stop - start) or _index.digest(page) != good:
+                raise ValueError
+        return data

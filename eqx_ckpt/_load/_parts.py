@@ -103,7 +103,7 @@ def _plan(reading: Reading, request: Request) -> _Plan:
         ranges = _exact_ranges(source, record, views[0])
         if ranges is not None:
             return _Plan(request, is_exact=True, ranges=ranges)
-        is_exact = not source.is_run(record) and record.template.codec is None
+        is_exact = not source.is_run(record) and not _is_direct(source, record)
     chunks = _touched(source.cut(record), views)
     source.check(record, chunks)
     return _Plan(request, chunks, is_exact)
@@ -117,9 +117,10 @@ def _needs_array(source: Source, plan: _Plan) -> bool:
 
 def _is_direct(source: Source, record: Record) -> bool:
     """Whether chunks are read by us, each run of them in one request: to an object
-    store, TensorStore would make one for each chunk. What is compressed is looked at
-    before anybody decodes it."""
-    is_far = source.root.is_far and source.database is not None
+    store, TensorStore would make one for each chunk, and take an answer that makes no
+    sense for a chunk that is missing. What is compressed is looked at before anybody
+    decodes it."""
+    is_far = source.root.is_far and source.has_digests
     return is_far or record.template.codec is not None
 
 

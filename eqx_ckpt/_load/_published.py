@@ -6,8 +6,8 @@ from typing import TypeVar
 from .._errors import DamagedError
 from .._format import _files, _index, _json, _text
 from .._format._index import Index, is_save_id, Outline
-from .._storage._backend import Backend
-from .._storage._store import Value
+from .._storage import _store
+from .._storage._backend import Backend, Value
 
 
 T = TypeVar("T")
@@ -28,9 +28,12 @@ def read_outline(root: Backend) -> tuple[Outline, Value] | None:
 
 
 def _read(root: Backend, decode: Callable[[bytes], T]) -> tuple[T, Value] | None:
-    try:
+    def look() -> tuple[T, Value] | None:
         value = root.read(_files.INDEX, limit=_json.MAX_INDEX)
         return None if value is None else (decode(value.data), value)
+
+    try:
+        return _store.look_twice(root, look)
     except _index.Newer as e:
         why = _text.escape(str(e))
         raise _index.Newer(f"The checkpoint at `{root}` cannot be read: {why}.") from e

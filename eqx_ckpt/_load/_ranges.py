@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from .._errors import MissingError
+from .._storage import _store
 from .._storage._backend import Backend
 
 
@@ -34,7 +35,10 @@ def start(root: Backend, ranges: Sequence[Range]) -> Callable[[], Iterator[memor
 
     def values() -> Iterator[memoryview]:
         for run, future in zip(runs, futures):
-            value = memoryview(root.wait(future).value)
+            got = _store.read_answer(root, run[0][0], future)
+            if got.state == "missing":
+                raise MissingError("a chunk is missing")
+            value = memoryview(got.value)
             first = run[0][1]
             for _, at, stop in run:
                 if stop is not None and len(value) < stop - first:

@@ -9,6 +9,7 @@ import xxhash
 
 from .._errors import DamagedError, ReplacedError
 from .._format import _grid, _template
+from .._storage import _store
 from . import _parts, _requests
 from ._requests import Fetched, Reading, Request, Results
 from ._source import Source
@@ -34,6 +35,31 @@ def read(
     or are not those that were saved.
     """
     budget = BUDGET if max_bytes is None else max_bytes
+    problems: dict[str, str] = {}
+    left = {id(request): request for request in requests}
+    # In a store, what is damaged or missing is what a second read finds so too.
+    for _ in range(1 + source.root.is_far):
+        problems.clear()
+        results = _read(source, [*left.values()], verify, budget, problems)
+        for request, fetched in results:
+            del left[id(request)]
+            yield request, fetched
+        if not problems:
+            break
+    if problems:
+        raise _damaged(source, problems)
+    if not source.is_unchanged():
+        raise source.lost("")
+
+
+def _read(
+    source: Source,
+    requests: Sequence[Request],
+    verify: bool,
+    budget: int,
+    problems: dict[str, str],
+) -> Results:
+    """As `read`, once. What has `problems` is not given."""
     verify = verify and source.has_digests
     small: list[Request] = []
     large: list[Request] = []
@@ -59,15 +85,11 @@ def read(
     digests = source.digests if verify and (small or large) else None
     if digests is not None:
         digests.prepare(source.root.is_far)
-    reading = Reading(source, digests, budget, {})
+    reading = Reading(source, digests, budget, problems)
     if small:
         yield from _read_small(reading, small)
     if large:
         yield from _parts.read(reading, large)
-    if reading.problems:
-        raise _damaged(source, reading.problems)
-    if not source.is_unchanged():
-        raise source.lost("")
 
 
 def _is_small(source: Source, request: Request, verify: bool) -> bool:
@@ -153,7 +175,7 @@ def _read_small(reading: Reading, requests: list[Request]) -> Results:
         why = ""
         data = b""
         try:
-            data = source.directory.wait(future).value
+            data = _store.read_answer(source.directory, run.key, future).value
             if len(data) != run.stop - run.start:
                 why = _requests.MISSING
         except Exception as e:

@@ -17,7 +17,7 @@ from .._format._index import Index, SavedState
 from .._format._leaves import Record
 from .._format._ocdbt import Database
 from .._format._template import Template
-from .._storage import _arrays
+from .._storage import _arrays, _store
 from .._storage._arrays import ForeignArray
 from .._storage._backend import Backend
 from ._pages import Digests
@@ -75,6 +75,11 @@ class Source:
     def is_archive(self) -> bool:
         """Whether it is one of ours, in one file."""
         return self.foreign is not None and self.foreign.digests is not None
+
+    @property
+    def is_like_ours(self) -> bool:
+        """Whether there are files of this format beside ours, too."""
+        return self.index.layout == "orbax"
 
     @property
     def has_digests(self) -> bool:
@@ -246,7 +251,9 @@ class Source:
         # A cycle of references would keep files open for longer than anybody has them.
         own = weakref.proxy(self)
         start = ft.partial(_start_digests, own)
-        return Digests(pages, self.index.digests, start, lambda why: own.lost(why))
+        twice = ft.partial(_store.look_twice, self.root)
+        lost = lambda why: own.lost(why)
+        return Digests(pages, self.index.digests, start, twice, lost)
 
     def digests_of(self, record: Record, chunks: range) -> bytes:
         """The digests of some chunks of a leaf that follow each other."""
@@ -264,12 +271,17 @@ class Source:
 
     def is_current(self) -> bool:
         """Whether the path still holds the save that was opened."""
-        if self.foreign is not None:
-            directory = self.directory.unpinned()
-            return self.foreign.stamp(directory) == self.foreign.stamped
-        head = f'{{"format":"{_index.FORMAT}","save":"{self.index.save}"'.encode()
-        value = self.root.read(_files.INDEX, len(head))
-        return value is not None and value.data == head
+        return self._is_still_in(self.directory.unpinned())
+
+    def _is_still_in(self, directory: Backend) -> bool:
+        def look() -> bool:
+            if self.foreign is not None:
+                return self.foreign.stamp(directory) == self.foreign.stamped
+            head = f'{{"format":"{_index.FORMAT}","save":"{self.index.save}"'.encode()
+            value = directory.read(_files.INDEX, len(head))
+            return value is not None and value.data == head
+
+        return _store.look_twice(self.root, look, bool)
 
     def check_current(self) -> None:
         """**Raises:** `ReplacedError` for a file that is open and no more at its path.
@@ -281,9 +293,8 @@ class Source:
     def is_unchanged(self) -> bool:
         """Whether what is read now is what was opened: in a directory of its own it can
         only be gone, and an open file stays what it is, unless it is written to."""
-        if self.foreign is None:
-            return self.database is not None or self.is_current()
-        return self.foreign.stamp(self.directory) == self.foreign.stamped
+        is_apart = self.foreign is None and self.database is not None
+        return is_apart or self._is_still_in(self.directory)
 
     def lost(self, why: str) -> RuntimeError:
         """The error of what cannot be read: that it was replaced, or `why`.
@@ -311,7 +322,7 @@ def _start_digests(source: Source, start: int, stop: int) -> Callable[[], bytes 
     coming = source.root.start_read(source.digests_key, start, stop)
 
     def arrived() -> bytes | None:
-        got = source.root.wait(coming)
+        got = _store.read_answer(source.root, source.digests_key, coming)
         return got.value if got.state == "value" else None
 
     return arrived
@@ -326,9 +337,8 @@ def _read_digests(source: Source, start: int, stop: int) -> bytes | None:
     if (start, stop) == (0, 16 * source.index.pages[-1]):
         value = source.root.read(source.digests_key, stop=stop, limit=stop)
         return None if value is None else value.data
-    return source.root.wait(
-        source.root.start_read(source.digests_key, start, stop)
-    ).value
+    coming = source.root.start_read(source.digests_key, start, stop)
+    return _store.read_answer(source.root, source.digests_key, coming).value
 
 
 def check_pickles(source: Source) -> None:
@@ -372,13 +382,17 @@ def read_own(source: Source, process: int) -> bytes:
 def _read_beside(
     source: Source, key: str, stored: StoredFunction | SavedState, what: str
 ) -> bytes:
+    def is_good(data: bytes | None) -> bool:
+        return data is not None and _index.digest(data) == stored.digest
+
     try:
-        data = _read_file(source, key, stored.nbytes)
+        read = ft.partial(_read_file, source, key, stored.nbytes)
+        data = _store.look_twice(source.root, read, is_good)
     except ValueError as e:
         raise source.lost(f"{what} is damaged ({e})") from e
     if data is None:
         raise source.lost(f"{what} is missing")
-    if len(data) != stored.nbytes or _index.digest(data) != stored.digest:
+    if not is_good(data):
         raise source.lost(f"{what} is damaged")
     return data
 

@@ -12,7 +12,7 @@ from .._errors import DamagedError, ReplacedError
 from .._format import _files, _index, _text
 from .._format._leaves import Record
 from .._runtime import _log, _progress, _threads
-from .._storage import _arrays, _root
+from .._storage import _arrays, _root, _store
 from . import _open, _scan, _source
 from ._checkpoint import Checkpoint
 from ._requests import CHANGED, unreadable
@@ -231,6 +231,9 @@ def _zarr_json(source: Source, records: Iterable[Record]) -> Iterator[Problem]:
         return None
 
     is_far = source.root.is_far
-    jobs = [ft.partial(check, record) for record in records]
+    look = lambda record: _store.look_twice(
+        source.root, ft.partial(check, record), lambda problem: problem is None
+    )
+    jobs = [ft.partial(look, record) for record in records]
     threads = _FAR_THREADS if is_far else 1
     yield from filter(None, _threads.gather(jobs, threads, waiting=is_far))

@@ -15,6 +15,10 @@ class Window:
         self._root, self._key, self._buffer, self._end = root, key, buffer, end
         self._start = self._stop = 0
 
+    def forget(self) -> None:
+        """Has the next call read anew."""
+        self._start = self._stop = 0
+
     def read(self, start: int, stop: int) -> np.ndarray:
         """The bytes `[start, stop)`, or as many of them as there are, until the next
         call."""

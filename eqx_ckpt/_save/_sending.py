@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from .._storage import _store
 from .._storage._backend import Sends
 
 
@@ -15,17 +16,17 @@ class Outbox:
 
     def __init__(self, store: Sends, most: int):
         self._store, self._most = store, most
-        self._sending: collections.deque[tuple[Any, int]] = collections.deque()
+        self._sending: collections.deque[tuple[str, Any, int]] = collections.deque()
         self._size = 0
         self._lock = threading.Lock()
 
     def send(self, key: str, buffers: Iterable[Any]) -> None:
         data = b"".join(buffers)
-        sending = self._store.start_write(key, data), len(data)
+        sending = key, self._store.start_write(key, data), len(data)
         del data
         with self._lock:
             self._sending.append(sending)
-            self._size += sending[1]
+            self._size += sending[2]
         self._wait(self._most)
 
     def wait(self) -> None:
@@ -34,16 +35,16 @@ class Outbox:
 
     def _wait(self, most: int) -> None:
         while (sending := self._first(most)) is not None:
-            self._store.wait(sending)
+            _store.finish_write(self._store, *sending)
 
-    def _first(self, most: int) -> Any:
+    def _first(self, most: int) -> tuple[str, Any] | None:
         """What is waited for until no more than `most` bytes are on their way."""
         with self._lock:
             if not self._sending or (most and self._size <= most):
                 return None
-            sending, size = self._sending.popleft()
+            key, sending, size = self._sending.popleft()
             self._size -= size
-            return sending
+            return key, sending
 
     @contextlib.contextmanager
     def open(self) -> Iterator["Outbox"]:

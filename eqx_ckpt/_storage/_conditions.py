@@ -2,7 +2,7 @@
 
 import json
 
-from . import _kv
+from . import _kv, _store
 from ._backend import Backend
 
 
@@ -21,10 +21,10 @@ def check(backend: Backend, key: str) -> None:
     if not is_asked or store in _heeding:
         return
     kv = _kv.known(backend)
-    found = backend.wait(kv.write(key, b"1")).generation
+    found = _store.finish_write(backend, key, kv.write(key, b"1"))
     wrong = [ABSENT, _another(found)]
     tries = [kv.write(key, b"2", if_equal=generation) for generation in wrong]
-    if any(backend.wait(stamp).generation for stamp in tries):
+    if any(_store.answer(backend, key, stamp).generation for stamp in tries):
         is_s3 = options["driver"] == "s3"
         names = "`If-Match`, `If-None-Match`" if is_s3 else "`ifGenerationMatch`"
         without = (

@@ -83,6 +83,10 @@ class _ObjectReads:
         """As `wait`, for what a server answers soon or never."""
         return self.wait(future)
 
+    def _got(self, key: str, reading: Any, soon: bool = True) -> Any:
+        wait = self._answer if soon else self.wait
+        return _store.read_answer(self, key, reading, wait)
+
     def explain(self, error: Exception) -> Exception:
         return _kv.explain(str(self), error)
 
@@ -98,14 +102,14 @@ class _ObjectReads:
     def check_range(self, key: str, stop: int) -> int | None:
         if stop:
             last = self.kv().read(key, byte_range=slice(stop - 1, stop))
-            if not self._is_there(last):
+            if not self._is_there(key, last):
                 raise MissingError(f"`{key}`, or the end of it, is missing")
         return None
 
-    def _is_there(self, reading: Any) -> bool:
+    def _is_there(self, key: str, reading: Any) -> bool:
         """Whether a range that is being read is within its file."""
         try:
-            return self._answer(reading).state == "value"
+            return self._got(key, reading).state == "value"
         except MissingError:
             return False
 
@@ -118,20 +122,20 @@ class _ObjectReads:
         if stop is None and limit is not None:
             # Nothing else says how long it is before all of it is here.
             self._check_limit(key, limit)
-        got = self._answer(reading)
+        got = self._got(key, reading)
         return Value(got.value, got.stamp.generation) if got.state == "value" else None
 
     def _check_limit(self, key: str, limit: int) -> None:
         beyond = self.kv().read(key, byte_range=slice(limit, limit + 1))
         with contextlib.suppress(MissingError):
-            if self._answer(beyond).state == "value":
+            if self._got(key, beyond).state == "value":
                 raise ValueError(f"`{key}` is longer than {limit} bytes")
 
     def read_some(self, keys: Sequence[str], limit: int) -> list[bytes | None]:
         _context.check_fork()
         kv = self.kv()
         futures = [kv.read(key) for key in keys]
-        found = [self._answer(future) for future in futures]
+        found = [self._got(key, future) for key, future in zip(keys, futures)]
         values = [got.value if got.state == "value" else None for got in found]
         return [None if v is None or len(v) > limit else v for v in values]
 
@@ -139,23 +143,25 @@ class _ObjectReads:
         _context.check_fork()
         # A range that goes on where the file ends is refused; one without an end is
         # not.
-        wait = self._answer if into.nbytes <= _FEW_BYTES else self.wait
+        soon = into.nbytes <= _FEW_BYTES
         for stop in (start + into.nbytes, None):
             try:
-                got = wait(self.kv().read(key, byte_range=slice(start, stop)))
+                reading = self.kv().read(key, byte_range=slice(start, stop))
+                got = self._got(key, reading, soon)
             except MissingError as e:
                 if _remote.is_beyond(e):
                     return 0
                 continue
             if got.state != "value":
                 raise FileNotFoundError(f"There is no `{key}`.")
-            into[: len(got.value)] = np.frombuffer(got.value, np.uint8)
-            return len(got.value)
+            found = got.value[: into.nbytes]
+            into[: len(found)] = np.frombuffer(found, np.uint8)
+            return len(found)
         return 0
 
     def read_tail(self, key: str, count: int) -> bytes:
         _context.check_fork()
-        return self._answer(self.kv().read(key, byte_range=slice(-count, None))).value
+        return self._got(key, self.kv().read(key, byte_range=slice(-count, None))).value
 
     def start_read(self, key: str, start: int, stop: int | None) -> ts.Future:
         return self.kv().read(key, byte_range=slice(start, stop))
@@ -164,7 +170,7 @@ class _ObjectReads:
     _few = slice(0, 0)
 
     def stamp(self, key: str) -> str:
-        got = self._answer(self.kv().read(key, byte_range=self._few))
+        got = self._got(key, self.kv().read(key, byte_range=self._few))
         return got.stamp.generation.hex() if got.state == "value" else ""
 
     def can_list(self) -> bool:
@@ -201,8 +207,8 @@ class _ObjectReads:
 
     def _listed(self, listing: Any) -> list[bytes]:
         try:
-            return self.wait(listing)
-        except ValueError as e:
+            return _store.answer(self, "", listing)
+        except OSError as e:
             # TensorStore before 0.1.86 takes a refusal for a list that it cannot parse.
             if "ListBucketResult" not in str(e):
                 raise
@@ -266,7 +272,7 @@ class MemoryBackend(_ObjectReads):
         pass
 
     def write(self, key: str, buffers: Iterable[Any], sync: bool = False) -> None:
-        self.wait(self.start_write(key, b"".join(buffers)))
+        _store.finish_write(self, key, self.start_write(key, b"".join(buffers)))
 
     def start_write(self, key: str, data: bytes) -> ts.Future:
         return self.kv().write(key, data)
@@ -277,23 +283,26 @@ class MemoryBackend(_ObjectReads):
     def replace(self, aside: str, key: str, data: bytes, found: Value | None) -> bool:
         # The store compares and writes in one step.
         expected = _conditions.ABSENT if found is None else found.generation
-        if self.wait(self.kv().write(key, data, if_equal=expected)).generation:
+        writing = self.kv().write(key, data, if_equal=expected)
+        if _store.answer(self, key, writing).generation:
             return True
         # If the answer to a write was lost it was tried again, and refused: what was
         # there before had been replaced by the first one.
-        now = self.read(key)
-        return now is not None and now.data == data
+        is_ours = lambda now: now is not None and now.data == data
+        is_either = lambda now: now == found or is_ours(now)
+        now = _store.look_twice(self, lambda: self.read(key), is_either)
+        if now == found:
+            raise _store.odd(self, key, "a write was refused on a condition that holds")
+        return is_ours(now)
 
     def swap(self, aside: str, key: str, data: bytes) -> None:
-        self.wait(self.kv().write(key, data))
+        self.write(key, [data])
 
     def writers_lock(self) -> contextlib.AbstractContextManager[bool]:
         return contextlib.nullcontext(False)
 
     def copy(self, source: str, key: str, sync: bool) -> None:
-        value = self.read(source)
-        assert value is not None
-        self.write(key, [value.data], sync)
+        self.write(key, [self._listed_file(source)], sync)
 
     def make_directories(self, keys: Iterable[str]) -> None:
         pass
@@ -312,17 +321,23 @@ class MemoryBackend(_ObjectReads):
 
     def delete_files(self, keys: Iterable[str]) -> None:
         kv = self.kv()
-        for deleting in [kv.write(key, None) for key in keys]:
-            self.wait(deleting)
+        for key, deleting in [(key, kv.write(key, None)) for key in keys]:
+            _store.finish_write(self, key, deleting)
 
     def move(self, key: str, into: str, first: str) -> None:
-        kv = self.kv()
         names = self._list(key + "/")
         for name in names:
-            value = self.wait(kv.read(name)).value
-            self.wait(kv.write(into + name.removeprefix(key), value))
+            self.copy(name, into + name.removeprefix(key), sync=True)
         for name in sorted(names, key=f"{key}/{first}".__ne__):
-            self.wait(kv.write(name, None))
+            self.delete_files([name])
+
+    def _listed_file(self, key: str) -> bytes:
+        """The bytes of a file that is known to be there."""
+        read = lambda: self.read(key)
+        value = _store.look_twice(self, read, lambda value: value is not None)
+        if value is None:
+            raise _store.odd(self, key, "it is in a list, and is not there")
+        return value.data
 
 
 class ObjectBackend(MemoryBackend):
@@ -368,13 +383,13 @@ class HttpBackend(ObjectBackend):
     def _check_limit(self, key: str, limit: int) -> None:
         kv = self.kv()
         try:
-            beyond = self._answer(kv.read(key, byte_range=slice(limit, limit + 1)))
+            beyond = self._got(key, kv.read(key, byte_range=slice(limit, limit + 1)))
             if beyond.state == "value":
                 raise ValueError(f"`{key}` is longer than {limit} bytes")
         except MissingError as e:
             if not _remote.is_beyond(e):
                 # The server may have sent all of it, and not know parts of files.
-                self._is_there(kv.read(key, byte_range=slice(0, 1)))
+                self._is_there(key, kv.read(key, byte_range=slice(0, 1)))
 
     def can_list(self) -> bool:
         return False

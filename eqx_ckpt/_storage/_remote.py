@@ -161,7 +161,7 @@ _away = ("retry attempts failed", "UNAVAILABLE", "DEADLINE_EXCEEDED", "curl_code
 def explain(url: str, error: Exception) -> OSError | None:
     """The error of a store in words of ours; None if TensorStore's says no more."""
     text = str(error)
-    if is_read_only(url) and text.startswith("FAILED_PRECONDITION"):
+    if is_read_only(url) and "ignored by server" in text:
         return OSError(
             f"The server of `{url}` ignores requests for a part of a file, as `python "
             "-m http.server` does, so that to read any leaf would take a whole file. "
@@ -173,6 +173,8 @@ def explain(url: str, error: Exception) -> OSError | None:
     if "OUT_OF_RANGE" in text:
         return None  # The file is shorter.
     said = _detail.sub("", text.splitlines()[0]).strip() if text else "nothing"
+    if status and said.lower() in ("unknown", ""):
+        said = f"status {status}"
     if status == 404:
         return no_bucket(url, said)
     if status == 301 and is_read_only(url):
@@ -199,8 +201,11 @@ def explain(url: str, error: Exception) -> OSError | None:
             "later, or for longer: with other `"
             f"{_DRIVERS[str(scheme(url))]}_request_retries` in an `ec.Store`."
         )
-    if status or text.startswith("INTERNAL"):
-        return OSError(f"The store of `{url}` says: {said}.")
+    if status or text.startswith("INTERNAL") or "in response headers" in text:
+        return OSError(
+            f"The store of `{url}` says: {said}. Try again; if this stays, ask whoever "
+            "runs it, or what is between."
+        )
     return None
 
 

@@ -1,19 +1,88 @@
-"""Reads that all kinds of store do alike."""
+"""What all kinds of store do alike: reads, and what their answers mean."""
 
 import concurrent.futures as cf
+import contextlib
 import functools as ft
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorstore as ts
 
+from .._errors import DamagedError
 from .._runtime import _threads
 from . import _files
 from ._backend import Backend, Value
 
 
+T = TypeVar("T")
+
 # Requests to an object store that are under way at a time.
 _REQUESTS = 16
+
+
+def odd(root: object, key: str, said: str) -> OSError:
+    """The error of an answer that says nothing about what is stored."""
+    what = f"`{key}` in `{root}`" if key else f"`{root}`"
+    return OSError(
+        f"The store gives an answer about {what} that makes no sense: {said}. It says "
+        "nothing about what is stored. Try again. If this stays, something between "
+        "here and the store, such as a proxy or a cache, may change its answers."
+    )
+
+
+def answer(
+    root: Any,
+    key: str,
+    future: Any,
+    wait: Callable[[Any], Any] | None = None,
+) -> Any:
+    """The answer to a request about a file, by `wait` or else `root.wait`.
+
+    **Raises:** `OSError` for what nobody has asked for; a `MissingError` for a file
+    that ends before what was asked for does.
+    """
+    try:
+        return (wait or root.wait)(future)
+    except DamagedError:
+        raise
+    except ValueError as e:
+        raise odd(root, key, str(e).splitlines()[0]) from e
+
+
+def read_answer(
+    root: Any,
+    key: str,
+    future: Any,
+    wait: Callable[[Any], Any] | None = None,
+) -> Any:
+    """What was read of a file: its `value`, unless `state` is "missing"."""
+    got = answer(root, key, future, wait)
+    if got.state == "unspecified":
+        raise odd(root, key, "it is unchanged (304 or 412), which was not asked")
+    return got
+
+
+def finish_write(root: Backend, key: str, future: Any) -> bytes:
+    """Waits until a file is written or deleted, and gives its generation. Each write to
+    a store that is on no condition ends here: TensorStore takes a refusal (304 or 412)
+    for a success."""
+    stamp = answer(root, key, future)
+    if not stamp.generation:
+        raise odd(root, key, "a write on no condition was refused (304 or 412)")
+    return stamp.generation
+
+
+def look_twice(
+    root: Backend, look: Callable[[], T], is_good: Callable[[T], bool] = lambda _: True
+) -> T:
+    """The result of a look at files. In a store, what is damaged or missing is what a
+    second look finds so too: one answer may be wrong."""
+    if root.is_far:
+        with contextlib.suppress(ValueError, FileNotFoundError):
+            found = look()
+            if is_good(found):
+                return found
+    return look()
 
 
 def gather(root: Backend, jobs: Sequence[Callable[[], Any]]) -> list[Any]:

@@ -7,6 +7,7 @@ from typing import Any
 from ..._errors import DamagedError
 from ..._format import _files, _index, _text
 from ..._runtime import _gc
+from ..._storage import _store
 from ..._storage._backend import Backend
 from .._source import Source
 from . import (
@@ -42,8 +43,12 @@ def find(root: Backend, like: Any) -> Source | None:
 
     **Raises:** `ValueError` for one that is damaged, or cannot be read here.
     """
-    found = look(root)
-    return None if found is None else _read(found, like)
+
+    def read() -> Source | None:
+        found = look(root)
+        return None if found is None else _read(found, like)
+
+    return _store.look_twice(root, read)
 
 
 def _read(found: Candidate, like: Any) -> Source | None:
