@@ -67,7 +67,7 @@ def open_source(root: Backend, like: PyTree = None) -> Source:
         )
     got = _published.read_index(root)
     source = formats.find(root, like) if got is None else None
-    if got is None and root.is_far and (source is None or source.is_like_ours):
+    if got is None and source is None and root.is_far:
         # One answer may have been wrong.
         got = _published.read_index(root)
     if got is not None:

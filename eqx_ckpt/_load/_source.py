@@ -77,11 +77,6 @@ class Source:
         return self.foreign is not None and self.foreign.digests is not None
 
     @property
-    def is_like_ours(self) -> bool:
-        """Whether there are files of this format beside ours, too."""
-        return self.index.layout == "orbax"
-
-    @property
     def has_digests(self) -> bool:
         return self.foreign is None or self.is_archive
 

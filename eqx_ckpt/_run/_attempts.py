@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence, Set
 from typing import NamedTuple
 
 from .._runtime import _messages
+from .._storage import _store
 from .._storage._backend import Backend
 from . import _clean
 from ._disk import NearPart
@@ -122,7 +123,8 @@ def last(root: Backend) -> Attempt | None:
     for number in sorted(_numbers(root), reverse=True):
         # Of one that was killed as it began nothing counts.
         with contextlib.suppress(ValueError, TypeError):
-            value = root.read(f"{_PLACE}/{number}", limit=4096)
+            read = lambda: root.read(f"{_PLACE}/{number}", limit=4096)
+            value = _store.look_twice(root, read, lambda value: value is not None)
             if value is not None:
                 return Attempt.decode(value.data)
     return None

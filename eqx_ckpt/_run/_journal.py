@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from .._format import _files, _journal, _json
-from .._format._heads import Heads
+from .._format._heads import Head, Heads
 from .._format._journal import Row
 from .._storage import _store
-from .._storage._backend import Backend
+from .._storage._backend import Backend, Glance
 
 
 # Steps that are not in the journal, before it is written anew: so many, or one for so
@@ -76,10 +76,13 @@ class Journal:
         return self._rows
 
     def _look(self, step: int, stamp: str) -> Row:
-        got = self._root.glance(index_of(step), _json.MAX_INDEX)
-        if got is None:
-            raise FileNotFoundError(f"There is no step {step} in `{self._root}`.")
-        head = self._heads.read(got.data)
+        def look() -> tuple[Glance, Head]:
+            got = self._root.glance(index_of(step), _json.MAX_INDEX)
+            if got is None:
+                raise FileNotFoundError(f"There is no step {step} in `{self._root}`.")
+            return got, self._heads.read(got.data)
+
+        got, head = _store.look_twice(self._root, look)
         metrics = metrics_in(head.metadata)
         save, leaves, nbytes, files = head.save, head.leaves, head.nbytes, head.files
         return Row(step, stamp, save, leaves, nbytes, files, got.time, metrics)

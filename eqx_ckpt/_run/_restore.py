@@ -19,7 +19,7 @@ from . import _own, _steps
 from ._attempts import Copy, NearStep, Passed
 from ._near import Asked, Chosen, Near
 from ._saves import Saves
-from ._steps import Skip, Steps
+from ._steps import Signature, Skip, Steps
 
 
 class Restored(NamedTuple):
@@ -290,15 +290,11 @@ def _newest_at_root(
         for step in listed:
             if step in skipped:
                 continue
-            skip = None
-            if steps.signature(step) is None:
-                skip = steps.skip(step)
-                # Another process may have completed it since.
-                if steps.signature(step) is None:
-                    if skip is not None:
-                        found[step] = skip
-                    continue
-            return step, found
+            there = steps.look(step)
+            if isinstance(there, Signature):
+                return step, found
+            if there is not None:
+                found[step] = there
     return None, found
 
 

@@ -71,7 +71,7 @@ class Saves:
         self._undeleted: list[str] = []
         # The last step that was saved here, or restored: known to be whole.
         self.base: SaveHandle | str | Store | None = None
-        # Damaged steps, which saves may replace.
+        # Damaged steps, which saves move aside.
         self.damaged: set[int] = set()
         # What was last given to `save`, until it is saved.
         self.offered: Offer | None = None
@@ -191,13 +191,13 @@ class Saves:
         self.wait()
         self.steps.check_own(step)
         if step in self.damaged:
-            self.steps.set_aside(step, self._options.get("layout", "ocdbt"))
+            self.steps.set_aside(step, force)
         elif not force and self.steps.signature(step) is not None:
             raise FileExistsError(
                 f"Step {step} exists already, at `{self.steps.path(step)}`. Delete it, "
                 "or replace it with `force=True`."
             )
-        return b"replace" if force or step in self.damaged else b"new"
+        return b"replace" if force else b"new"
 
     def _follow_up(self, going: Saving, retain: bool) -> None:
         """Deletes what need not stay, once a save is over."""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from .._format import _files, _json, _text
 from .._format._journal import Row
-from .._load import _published
+from .._load import _published, _verify
 from .._runtime import _log
 from .._save import _background, _leftovers, _publish
 from .._storage import _root, _store
@@ -160,7 +160,8 @@ class Steps:
         listed = self._listed() if of is None else dict.fromkeys(of, Listed())
         known = {step: self._journaled(step, listed[step], metrics) for step in listed}
         left = [step for step, found in known.items() if found is None]
-        known.update(zip(left, self.each(ft.partial(self._know, metrics), left)))
+        know = lambda step: self._know(step, listed[step], metrics)
+        known.update(zip(left, self.each(know, left)))
         return {step: found for step, found in sorted(known.items()) if found}
 
     def _journaled(self, step: int, at: Listed, metrics: bool) -> Known | None:
@@ -170,9 +171,11 @@ class Steps:
             return None
         return Known(Signature(row.stamp), row.metrics if metrics else None)
 
-    def _know(self, metrics: bool, step: int) -> Known:
+    def _know(self, step: int, at: Listed, metrics: bool) -> Known:
         try:
             signature = self.signature(step)
+            if signature is None and at.is_complete:
+                signature = self.signature(step)
             if signature is None or not metrics:
                 return Known(signature)
             return Known(signature, self._metrics(step, signature))
@@ -229,7 +232,8 @@ class Steps:
 
     def pin(self, step: int) -> None:
         step = check(step)
-        if self.signature(step) is None:
+        find = lambda: self.signature(step)
+        if _store.look_twice(self.root, find, bool) is None:
             raise FileNotFoundError(f"There is no step {step} in `{self.root}`.")
         self.pins.add(step)
 
@@ -295,23 +299,39 @@ class Steps:
                 _clean.clean(self.root.below(str(step)).url)
             self.root.drop_directory(str(step))
 
-    def set_aside(self, step: int, layout: str) -> None:
-        """Moves a complete step away that a save of this layout would not replace."""
-        root = self._at(step)
+    def set_aside(self, step: int, force: bool) -> None:
+        """Moves a damaged step away, whole, so that none is replaced that may be good.
+
+        **Raises:** `FileExistsError` if it is not damaged after all, and not `force`;
+        `OSError` if nobody can tell.
+        """
         if self.signature(step) is None:
             return
+        if not force and self._is_whole(step):
+            raise FileExistsError(
+                f"Step {step} at `{self.path(step)}` could not be read when a step was "
+                "restored, and is whole now. Restore it, or replace it with "
+                "`force=True`."
+            )
+        away = f"{_ITEM}.damaged-{secrets.token_hex(4)}"
+        self.root.below(str(step)).move(_ITEM, away, _files.INDEX)
+        why = f"it is damaged, and is `{away}` now"
+        self.say(_log.WARNING, "Moved aside", step, why)
+
+    def _is_whole(self, step: int) -> bool:
         try:
-            found = _published.read_index(root)
+            return not _verify.verify(self.path(step))
         except ValueError:
-            found = None
-        # What a save would refuse to replace. See `_swapped.check`.
-        has_zarr = "zarr" in (layout, found and found[0].layout)
-        is_fixed = has_zarr and not isinstance(root, Renames)
-        if found is None or is_fixed:
-            away = f"{_ITEM}.damaged-{secrets.token_hex(4)}"
-            self.root.below(str(step)).move(_ITEM, away, _files.INDEX)
-            why = f"what is there cannot be replaced: it is `{away}` now"
-            self.say(_log.WARNING, "Moved aside", step, why)
+            return False  # Of another format, which cannot be verified.
+
+    def look(self, step: int) -> Signature | Skip | None:
+        """What there is of a step. What is not complete is looked at twice: another
+        process may have completed it since, and a store may have erred."""
+        found = self.signature(step)
+        if found is not None:
+            return found
+        skip = self.skip(step)
+        return self.signature(step) or skip
 
 
 def _tops(root: Backend) -> Mapping[str, bool]:

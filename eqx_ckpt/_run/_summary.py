@@ -7,7 +7,7 @@ from .._errors import DamagedError
 from .._format._index import Newer
 from .._load import _checkpoint
 from .._storage._backend import Usage
-from ._steps import Signature, Steps
+from ._steps import Signature, Skip, Steps
 
 
 class Summary(NamedTuple):
@@ -43,8 +43,8 @@ def summaries(steps: Steps) -> list[Summary]:
 
 def _summary(steps: Steps, step: int) -> Summary:
     try:
-        signature = steps.signature(step)
-        if signature is None or not signature.is_ours:
+        signature = steps.look(step)
+        if not isinstance(signature, Signature) or not signature.is_ours:
             return _without(steps, step, signature)
         try:
             row = steps.journal.row(step, signature.stamp)
@@ -69,13 +69,13 @@ def _summary(steps: Steps, step: int) -> Summary:
         return Summary(step, "unread", str(e))
 
 
-def _without(steps: Steps, step: int, signature: Signature | None) -> Summary:
+def _without(steps: Steps, step: int, signature: Signature | Skip | None) -> Summary:
     """Of a step that has no index of ours."""
     if signature is None:
-        skip = steps.skip(step)
-        if skip is None:
-            return Summary(step, "incomplete", "there is no checkpoint in it")
-        return Summary(step, "damaged" if skip.is_lost else "incomplete", skip.why)
+        return Summary(step, "incomplete", "there is no checkpoint in it")
+    if isinstance(signature, Skip):
+        state = "damaged" if signature.is_lost else "incomplete"
+        return Summary(step, state, signature.why)
     ckpt = _checkpoint.open(steps.path(step))
     return Summary(
         step,

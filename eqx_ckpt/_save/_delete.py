@@ -5,7 +5,7 @@ import os
 from .._format import _files
 from .._load import formats
 from .._runtime import _log
-from .._storage import _archive, _root
+from .._storage import _archive, _root, _store
 from .._storage._backend import Backend, Renames
 from . import _background, _publish
 
@@ -37,7 +37,7 @@ def exists(path: str | os.PathLike[str]) -> bool:
         return True
     if isinstance(root, Renames) and _files.is_beside(root.name):
         return False
-    return root.has(_files.INDEX)
+    return _store.look_twice(root, lambda: root.has(_files.INDEX), bool)
 
 
 def _is_file(root: Backend) -> bool:

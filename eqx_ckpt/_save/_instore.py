@@ -92,9 +92,11 @@ def remove(root: Sends) -> bool:
     """
     read = ft.partial(_published.read_outline, root)
     got, listed = (job() for job in _store.ahead(root, [read, root.list_all]))
+    keys = listed or []
+    if got is None and _files.INDEX in keys:
+        got = read()
     if got is None:
         return False
-    keys = listed or []
     inside: dict[str, set[str]] = {}
     for key in keys:
         top, slash, rest = key.partition("/")

@@ -51,7 +51,8 @@ def examine(root: Backend, overwrite: bool) -> Found:
                 "directory, and nothing is written through a link. It is left as it is."
             )
     if _files.INDEX in tops:
-        got = index()
+        # What is in a list and not there is looked for once more.
+        got = index() or read()
         if got is not None:
             if not overwrite:
                 raise FileExistsError(

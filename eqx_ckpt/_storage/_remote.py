@@ -154,6 +154,8 @@ CONTEXT: dict[str, Any] = {
 
 _status = re.compile(r"(?:http_response_code='|HTTP code )(\d+)")
 _detail = re.compile(r" \[(HTTP|http_|x-|curl_code|source)[^]]*\]|^[A-Z_]+: ")
+# An answer that says that it has a range, and has less.
+_cut = re.compile(r"range \[\d+, (\d+)\) was not satisfied .* total size (\d+)")
 _region = ("PermanentRedirect", "AuthorizationHeaderMalformed", "resolve aws_region")
 _away = ("retry attempts failed", "UNAVAILABLE", "DEADLINE_EXCEEDED", "curl_code")
 
@@ -170,7 +172,9 @@ def explain(url: str, error: Exception) -> OSError | None:
         )
     found = _status.search(text)
     status = int(found[1]) if found else None
-    if "OUT_OF_RANGE" in text:
+    cut = _cut.search(text)
+    is_cut = cut is not None and int(cut[1]) <= int(cut[2])
+    if "OUT_OF_RANGE" in text and not is_cut:
         return None  # The file is shorter.
     said = _detail.sub("", text.splitlines()[0]).strip() if text else "nothing"
     if status and said.lower() in ("unknown", ""):
@@ -201,7 +205,8 @@ def explain(url: str, error: Exception) -> OSError | None:
             "later, or for longer: with other `"
             f"{_DRIVERS[str(scheme(url))]}_request_retries` in an `ec.Store`."
         )
-    if status or text.startswith("INTERNAL") or "in response headers" in text:
+    is_wrong = is_cut or "in response headers" in text
+    if status or is_wrong or text.startswith("INTERNAL"):
         return OSError(
             f"The store of `{url}` says: {said}. Try again; if this stays, ask whoever "
             "runs it, or what is between."

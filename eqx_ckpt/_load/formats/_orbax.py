@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._format import _files, _names, _template
+from ..._format._index import is_save_id
 from ..._format._template import Template
 from .. import _published
 from .._source import Source
@@ -87,7 +88,7 @@ class _OrbaxLeaf(NamedTuple):
     key: str
 
 
-def _tree(found: Candidate) -> Source:
+def _tree(found: Candidate) -> Source | None:
     directory = found.directory
     listed, size = _zarr.survey(directory)
     head, value = _found.read_json(directory, _METADATA)
@@ -100,6 +101,9 @@ def _tree(found: Candidate) -> Source:
     database = None
     if _database.MANIFEST in found.names:
         database = _database.read(directory, _zarr.MAX_FILES)
+        saves = [file.removeprefix("d/").partition("/")[0] for file in database.files]
+        if any(map(is_save_id, saves)):
+            return None  # It is ours, without its index.
     count = len(database.entries.keys if database else listed)
     is_full = value.get("store_array_data_equal_to_fill_value") is True
     is_v3 = value.get("use_zarr3") is True
