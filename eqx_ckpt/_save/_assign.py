@@ -110,6 +110,8 @@ def owners(
     `loads` is how many bytes each process has to write so far, and is added to.
     **Raises:** `ValueError` if there is a chunk that no one process holds.
     """
+    if 0 in shape:
+        return []  # There are no chunks, whoever holds which regions.
     counts = _grid.grid(shape, chunk)
     owner = [-1] * math.prod(counts)
     for region, processes in holders:

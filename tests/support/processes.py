@@ -181,6 +181,8 @@ tree = {
     "weak": jax.jit(lambda: 2.5, out_shardings=copies)(),
     "keys": jax.jit(
         lambda: jax.random.split(jax.random.key(0), 8), out_shardings=rows)(),
+    "empty": spread(np.zeros((0, 8), np.float32), rows),
+    "without columns": spread(np.zeros((8, 0), np.int8), rows),
     "numpy": np.arange(10), "step": 7, "local": jnp.arange(3.0),
 }
 """
@@ -194,6 +196,8 @@ def expected():
         "small": np.arange(64.0, dtype=np.float32),
         "weak": jnp.asarray(2.5),
         "keys": jr.split(jr.key(0), 8),
+        "empty": np.zeros((0, 8), np.float32),
+        "without columns": np.zeros((8, 0), np.int8),
         "numpy": np.arange(10),
         "step": 7,
         "local": jnp.arange(3.0),

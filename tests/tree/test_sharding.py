@@ -58,6 +58,8 @@ def values():
         "large": rng.standard_normal((1024, 512), np.float32),
         "small": np.arange(64, dtype=np.float32).reshape(8, 8),
         "half": rng.standard_normal((128, 1024)).astype(jnp.bfloat16),
+        "empty": np.zeros((8, 0), np.float32),
+        "without rows": np.zeros((0, 64), np.int8),
     }
 
 
