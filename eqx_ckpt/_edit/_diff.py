@@ -140,9 +140,8 @@ def static(
     does not let differ."""
     return {
         x.name: (x.saved, x.here)
-        for name, module in two.modules.items()
-        if name in one.statics.of
-        for x in _static.changes(one.statics, module, name, passes)
+        for name in two.statics.of
+        for x in _static.changes(one.statics, name, two.statics, name, passes)
         if not x.may_differ
     }
 

@@ -49,15 +49,14 @@ class Leaf(NamedTuple):
 class Side(NamedTuple):
     """A tree that is compared with another: its leaves and all else that it has.
 
-    `texts` are str and bytes of a tree in memory: configuration, unless the other tree
-    has a leaf of that name.
+    `texts` are str of a tree in memory: configuration, unless the other tree has a leaf
+    of that name.
     """
 
     shown: str
     leaves: dict[str, Leaf]
     texts: dict[str, Leaf]
     entries: dict[str, Entry]
-    modules: dict[str, Any]
     statics: Statics
     metadata: tuple[Any, ...]  # That of a checkpoint. A tree has none.
 
@@ -84,19 +83,16 @@ def look(x: Any) -> Side:
     leaves: dict[str, Leaf] = {}
     texts: dict[str, Leaf] = {}
     for name, value in zip(names, flat.leaves):
-        is_text = isinstance(value, (str, bytes))
-        if not is_text and not _filters.by_default(value):
+        is_stored = _filters.by_default(value)
+        if not is_stored and not isinstance(value, (str, bytes)):
             continue
         if name in leaves or name in texts:
             raise ValueError(f"Two leaves of {shown} are called `{name}`.")
-        (texts if is_text else leaves)[name] = _leaf_of(name, value)
+        (leaves if is_stored else texts)[name] = _leaf_of(name, value)
     found = _flatten.state_entries(tree, flat.paths, "")
     entries = {names[number]: entry for number, entry in found.items()}
-    modules = {
-        _flatten.module_name(path, ""): x for path, x in _flatten.modules(tree, None)
-    }
     statics = _static.record(tree, None, flat)
-    return Side(shown, leaves, texts, entries, modules, statics, metadata)
+    return Side(shown, leaves, texts, entries, statics, metadata)
 
 
 def names_of(flat: Flat) -> list[str]:

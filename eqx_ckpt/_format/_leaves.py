@@ -59,18 +59,24 @@ class Record(NamedTuple):
 
 
 class Statics(NamedTuple):
-    """The static fields of Modules: `values[of[name]]` for the Module at `name`. Those
-    that JSON does not hold are in the same row of `encoded`, if they were recorded."""
+    """The static fields of Modules, and leaves that are not stored: `values[of[name]]`
+    for the node at `name`. Those that JSON does not hold are in the same row of
+    `encoded`, if they were recorded."""
 
     values: list[dict[str, Any]]
     of: dict[str, int]
     encoded: list[dict[str, Any]] | None = None
 
+    def row(self, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Those of one node: as JSON has them, and encoded."""
+        row = self.of.get(name)
+        if row is None:
+            return {}, {}
+        return self.values[row], {} if self.encoded is None else self.encoded[row]
+
     def fields(self, name: str) -> list[str]:
-        """The names of those of one Module."""
-        row = self.of[name]
-        encoded = {} if self.encoded is None else self.encoded[row]
-        return [*self.values[row], *encoded]
+        """The names of those of one node."""
+        return [field for some in self.row(name) for field in some]
 
 
 class Origin(NamedTuple):

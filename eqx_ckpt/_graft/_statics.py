@@ -1,10 +1,10 @@
-"""Static fields of the Modules that stand for each other."""
+"""Static values of the nodes that stand for each other."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from .._format import _names
-from .._tree import _flatten, _static
+from .._format._leaves import Statics
+from .._tree import _static
 from .._tree._static import Static
 from ._matching import Matching
 
@@ -13,22 +13,16 @@ def compare(matching: Matching, static: Static) -> list[tuple[str, str, str]]:
     """Those that differ between Modules that stand for each other, and need not be
     the same: the others are problems."""
     statics = matching.stored.saved.statics
-    modules = {
-        _flatten.module_name(path, ""): module
-        for path, module in _flatten.modules(matching.model.tree, None)
-    }
     model = matching.model
     own = _static.record(model.tree, None, model.flat)
     what = f"checkpoint at `{matching.stored.ckpt.path}`"
     passes = _static.passing(static, statics, what, _static.all_names(own))
     out = []
-    for name, source in dict.fromkeys(_modules(matching, modules)):
-        if source not in statics.of:
-            continue
+    for name, source in dict.fromkeys(_nodes(matching, own)):
         # Of a part that is new, not all that holds it is the same.
         new = any(n in matching.fresh for n in matching.model.below.get(name, []))
         new |= any(p in matching.dropped for p in matching.stored.below.get(source, []))
-        for x in _static.changes(statics, modules[name], source, passes, name):
+        for x in _static.changes(statics, source, own, name, passes):
             if new or x.may_differ:
                 out.append((x.name, x.saved, x.here))
             else:
@@ -37,10 +31,10 @@ def compare(matching: Matching, static: Static) -> list[tuple[str, str, str]]:
     return out
 
 
-def _modules(matching: Matching, modules: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Names of Modules that stand for each other, in the model and as saved."""
-    below = _names.by_prefix(list(modules))
-    names = list(modules)
+def _nodes(matching: Matching, own: Statics) -> Iterator[tuple[str, str]]:
+    """Names of nodes that stand for each other, in the model and as saved."""
+    names = list(own.of)
+    below = _names.by_prefix(names)
     for pair in matching.pairs:
         if pair.renamed:
             continue
@@ -72,5 +66,5 @@ def _modules(matching: Matching, modules: dict[str, Any]) -> Iterator[tuple[str,
                     name = ".".join(a)
                     if root(name) is None:
                         break
-                    if name in modules:
+                    if name in own.of:
                         yield name, ".".join(b)

@@ -9,7 +9,7 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._format import _names
-from .._format._leaves import Leaves, Record
+from .._format._leaves import Leaves, Record, Statics
 from .._tree import (
     _filters,
     _flatten,
@@ -117,8 +117,9 @@ def match(
     """
     what = f"{thing} at `{path}`" if path else thing
     flat = _flatten.flatten(like, options.is_leaf)
-    passes = _passing(saved, like, flat, options, what)
     chosen = _filters.selected(options.filter_spec, like, flat.leaves, options.is_leaf)
+    statics = _statics(saved, like, flat, chosen, options)
+    passes = _passing(saved, statics, options, what)
     places, wholes = _select.select(options.where, flat, chosen, options.is_leaf)
     if not any(chosen):
         raise ValueError(
@@ -134,8 +135,7 @@ def match(
     pairs = list(_pair_up(saved, wanted, report))
     if options.unexpected == "error":
         _find_unexpected(saved, wanted, report)
-    if options.static != "ignore":
-        _find_static(saved, wanted, passes, report)
+    _find_static(saved, wanted, statics, passes, report)
     if report.rows:
         error = _partial.Apart if report.rows.keys() == {"part"} else RuntimeError
         raise error(_mismatches.message(what, saved, source, report))
@@ -149,14 +149,21 @@ def match(
     return _once(saved, Match(flat, pairs, []))
 
 
+def _statics(
+    saved: Leaves, like: PyTree, flat: Flat, chosen: list[bool], options: LoadOptions
+) -> Statics:
+    """The static values of `like`, if they are compared."""
+    is_listed = not isinstance(options.static, str)
+    if is_listed or (saved.statics.of and options.static != "ignore"):
+        return _static.record(like, options.is_leaf, flat, chosen, options.source)
+    return Statics([], {})
+
+
 def _passing(
-    saved: Leaves, like: PyTree, flat: Flat, options: LoadOptions, what: str
+    saved: Leaves, here: Statics, options: LoadOptions, what: str
 ) -> Callable[[str], bool]:
     # Also of a field that is new an error says the name.
-    own: Iterable[str] = ()
-    if not isinstance(options.static, str):
-        here = _static.record(like, options.is_leaf, flat)
-        own = _static.all_names(here, options.source)
+    own = _static.all_names(here)
     return _static.passing(options.static, saved.statics, what, own)
 
 
@@ -330,27 +337,24 @@ def _find_unexpected(saved: Leaves, wanted: _Asked, report: Mismatches) -> None:
 
 
 def _find_static(
-    saved: Leaves, wanted: _Asked, passes: Callable[[str], bool], report: Mismatches
+    saved: Leaves,
+    wanted: _Asked,
+    here: Statics,
+    passes: Callable[[str], bool],
+    report: Mismatches,
 ) -> None:
-    if not saved.statics.of:
-        return
     whole = _names.within(wanted.wholes)
-    for path, module in _flatten.modules(wanted.like, wanted.options.is_leaf):
-        name = _flatten.module_name(path, wanted.options.source)
+    for name in here.of:
         stored = saved.modules(name) if whole(name) is not None else []
-        changes = (
-            (origin, x)
-            for origin in stored
-            for x in _static.changes(saved.statics, module, origin, passes, name)
-        )
-        for origin, x in changes:
-            if x.may_differ:
-                continue
-            field = _names.below(x.name, name)
-            text = f"saved {x.saved}, `like` has {x.here}"
-            report.add("static", x.name, text, f"{origin}.{field}".lstrip("."))
-            report.explain(
-                f"Deserialised leaf at path {path} has changed a static field: "
-                f"`{x.name}` was {x.saved} when it was saved, and is {x.here} in "
-                "`like`."
-            )
+        for origin in stored:
+            for x in _static.changes(saved.statics, origin, here, name, passes):
+                if x.may_differ:
+                    continue
+                field = _names.below(x.name, name)
+                text = f"saved {x.saved}, `like` has {x.here}"
+                report.add("static", x.name, text, f"{origin}.{field}".lstrip("."))
+                report.explain(
+                    f"Deserialised leaf at path {name or 'the root'} has changed a "
+                    f"static field: `{x.name}` was {x.saved} when it was saved, and is "
+                    f"{x.here} in `like`."
+                )

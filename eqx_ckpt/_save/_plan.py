@@ -92,7 +92,7 @@ def plan(root: Any, selected: Selected, options: SaveOptions) -> Plan:
             if (entry := entries.get(number)) is not None and entry.label is not None
         }
     holes = _sidecars.holes(pytree, is_leaf, flat, numbers, selection.wholes)
-    statics = _static.record(pytree, is_leaf, flat)
+    statics = _static.record(pytree, is_leaf, flat, chosen)
     stored = dict(zip(numbers, leaves))
     made = Plan(
         root=root,

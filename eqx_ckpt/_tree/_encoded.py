@@ -6,6 +6,7 @@ An encoded value is JSON, in which an object has one entry, its kind: see FORMAT
 import argparse
 import collections
 import dataclasses
+import datetime
 import decimal
 import enum
 import fractions
@@ -15,6 +16,7 @@ import math
 import pathlib
 import re
 import types
+import uuid
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
@@ -42,7 +44,14 @@ _BY_REPR = (
     pathlib.PurePath,
     re.Pattern,
     types.EllipsisType,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    datetime.tzinfo,
+    uuid.UUID,
 )
+# Before 2026-11-23 these were recorded as what cannot be compared.
+_NEW_REPRS = ("datetime.", "zoneinfo.", "UUID(")
 _MAX_DEPTH, _MAX_NODES, _MAX_LENGTH = 100, 2**18, 2**14
 # Of lists and objects in the JSON of a value of that depth.
 _MAX_NESTED = 4 * _MAX_DEPTH
@@ -191,6 +200,8 @@ def is_alike(a: Any, b: Any) -> bool:
         return True
     if {one, two} == {"other", "name"}:
         return True  # One of them has no name, or nothing recorded it.
+    if {one, two} == {"other", "repr"}:
+        return str(x if one == "repr" else y).startswith(_NEW_REPRS)
     if one == two == "name":
         names = _named.parse(x), _named.parse(y)
         return names[0] is None or names[1] is None or names[0].is_alike(names[1])

@@ -23,32 +23,38 @@ def is_storable(x: Any) -> bool:
     """Whether a leaf is stored by default: the `filter_spec` of saves and loads.
 
     These are the leaves that Equinox stores, JAX and NumPy arrays and scalars and
-    Python's bool, int, float and complex, and typed PRNG keys. On the `like` side it is
-    also true of `jax.ShapeDtypeStruct`. It is false of str and bytes, which are
-    configuration more often than data: a `filter_spec` that is true of them stores
-    them. It is true of types that were given to [`register_leaf`][]. Where it is the
-    `filter_spec`, other arrays, such as a `jax.Ref`, are an error, and not left out.
+    Python's bool, int, float and complex; typed PRNG keys; and bytes, as which data
+    iterators have their states. On the `like` side it is also true of
+    `jax.ShapeDtypeStruct`. It is true of types that were given to [`register_leaf`][].
+
+    It is false of all else. A str is configuration more often than data. It is recorded
+    beside the leaves, as are enums, dates, sets and the like: a load with another value
+    is an error, as it is for a static field. A `filter_spec` that is true of a str
+    stores it. Functions are left out. Where this is the `filter_spec`, other arrays,
+    such as a `jax.Ref`, are an error.
 
     !!! example
 
         ```python
         >>> import eqx_ckpt as ec
-        >>> ec.is_storable(1.0), ec.is_storable("batch"), ec.is_storable(print)
-        (True, False, False)
+        >>> ec.is_storable(1.0), ec.is_storable(b"state"), ec.is_storable("batch")
+        (True, True, False)
 
         ```
     """
+    if isinstance(x, bytes):
+        return not isinstance(x, np.bytes_)
     return is_own(x) or _register.codec_of(type(x)) is not None
 
 
 def is_own(x: Any) -> bool:
-    """Whether a leaf is stored by default, and as what it is."""
+    """Whether a leaf is a number or an array, which Equinox stores as well."""
     return is_own_type(type(x)) or isinstance(x, jax.Array)
 
 
 @ft.cache
 def is_own_type(cls: type) -> bool:
-    """Whether all leaves of a type are stored by default, and as what they are."""
+    """Whether all leaves of a type are numbers or arrays."""
     if issubclass(cls, (np.str_, np.bytes_)):
         return False
     if issubclass(cls, jax.Array):

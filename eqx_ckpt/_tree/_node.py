@@ -242,12 +242,9 @@ def recorded(node: Node) -> tuple[dict[str, Any], dict[str, Any]]:
 def fields_text(statics: Statics, name: str) -> str:
     """The static fields of the Module at `name`, as a node has them: in an order that
     the class does not change."""
-    row = statics.of.get(name)
-    if row is None:
+    if name not in statics.of:
         return ""
-    encoded = {} if statics.encoded is None else statics.encoded[row]
-    both = statics.values[row], encoded
-    return json.dumps([{name: x[name] for name in sorted(x)} for x in both])
+    return json.dumps([{key: x[key] for key in sorted(x)} for x in statics.row(name)])
 
 
 def field_rows(text: str, below: str = "") -> Iterator[tuple[str, str]]:

@@ -1,9 +1,11 @@
-"""Static fields of Modules: how they are recorded, compared, and let pass.
+"""Static values of a tree: how they are recorded, compared, and let pass.
 
+They are the static fields of Modules, and leaves that are not stored, such as strings.
 What JSON holds is recorded as it is. All else is encoded, as FORMAT.md says: so that of
 a tuple with a function in it the rest can be compared.
 """
 
+import contextlib
 import dataclasses
 import functools as ft
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,9 +14,9 @@ from typing import Any, NamedTuple
 import equinox as eqx
 from jaxtyping import PyTree
 
-from .._format import _json
+from .._format import _json, _names
 from .._format._leaves import Statics
-from . import _encoded, _flatten, _named, _nearest, _node
+from . import _encoded, _filters, _flatten, _leaf, _named, _nearest, _node
 from ._filters import IsLeaf
 from ._flatten import Flat
 from ._node import Node
@@ -58,23 +60,57 @@ def _fields(cls: type) -> list[tuple[str, bool]]:
     return [(field.name, field.metadata.get("static", False)) for field in fields]
 
 
-def record(tree: PyTree, is_leaf: IsLeaf, flat: Flat) -> Statics:
-    """The static fields of all Modules of a tree, by name ("": the tree itself)."""
-    values: list[dict[str, Any]] = []
-    others: list[dict[str, Any]] = []
-    of: dict[str, int] = {}
-    seen: dict[str, int] = {}
+def record(
+    tree: PyTree,
+    is_leaf: IsLeaf,
+    flat: Flat,
+    chosen: Sequence[bool] | None = None,
+    source: str = "",
+) -> Statics:
+    """The static values of a tree, by the names of the nodes that have them, of which
+    `source` is that of the tree itself. `chosen`: the leaves that are stored; by
+    default, those that a save stores by default."""
+    nodes: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
     if any(issubclass(cls, (eqx.Module, Node)) for cls in flat.types.all):
         for path, module in _flatten.modules(tree, is_leaf):
             plain, encoded = recorded(module)
             if plain or encoded:
-                key = repr((plain, encoded))
-                if key not in seen:
-                    seen[key] = len(values)
-                    values.append(plain)
-                    others.append(encoded)
-                of[_flatten.module_name(path, "")] = seen[key]
+                nodes[_flatten.module_name(path, source)] = plain, encoded
+    for number in _left_out(flat.leaves, chosen):
+        with contextlib.suppress(ValueError):  # What has no name cannot be compared.
+            path, value = flat.paths[number], flat.leaves[number]
+            name = _names.name_of(path, source)[0]
+            node, _, field = name.rpartition(".")
+            plain, encoded = nodes.setdefault(node, ({}, {}))
+            good, as_json = _json.jsonable(value)
+            if good:
+                plain[field] = as_json
+            else:
+                encoded[field] = _encoded.encode(value)
+    values: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
+    of: dict[str, int] = {}
+    seen: dict[str, int] = {}
+    for name, (plain, encoded) in nodes.items():
+        key = repr((plain, encoded))
+        if key not in seen:
+            seen[key] = len(values)
+            values.append(plain)
+            others.append(encoded)
+        of[name] = seen[key]
     return Statics(values, of, others)
+
+
+def _left_out(leaves: Sequence[Any], chosen: Sequence[bool] | None) -> Iterator[int]:
+    """The numbers of the leaves that are values, and that no save stores by itself:
+    neither arrays and other data, nor functions."""
+    odd = {cls for cls in {*map(type, leaves)} if not _leaf.is_own_type(cls)}
+    if not odd:
+        return
+    for number, leaf in enumerate(leaves):
+        if type(leaf) in odd and not (chosen is not None and chosen[number]):
+            if not callable(leaf) and not _filters.by_default(leaf):
+                yield number
 
 
 # ---- Comparing those of a checkpoint with those that are here.
@@ -96,34 +132,31 @@ class FieldChange(NamedTuple):
 
 
 def changes(
-    statics: Statics,
-    module: eqx.Module | Node,
+    saved: Statics,
     saved_name: str,
+    here: Statics,
+    name: str,
     passes: Callable[[str], bool],
-    name: str | None = None,
 ) -> Iterator[FieldChange]:
-    """The changed fields of the Module that was saved as `saved_name`, and is called
-    `name` here. `passes` says of a name of either side whether it may differ."""
-    row = statics.of[saved_name]
-    plain = statics.values[row]
-    encoded = {} if statics.encoded is None else statics.encoded[row]
-    plain_here, encoded_here = recorded(module)
+    """The values that have changed, and that both sides have, of the node that was
+    saved as `saved_name`, and is called `name` here. `passes` says of a name of either
+    side whether it may differ."""
+    plain, encoded = saved.row(saved_name)
+    plain_here, encoded_here = here.row(name)
     for field in (*plain_here, *encoded_here):
         are_json = field in plain and field in plain_here
         if are_json:
             if _is_same_json(plain[field], plain_here[field]):
                 continue
-        elif statics.encoded is None or not (field in plain or field in encoded):
+        elif saved.encoded is None or not (field in plain or field in encoded):
             continue  # A checkpoint with nothing encoded is compared as it always was.
-        saved = _encoded.encode(plain[field]) if field in plain else encoded[field]
-        here = encoded_here.get(field)
+        was = _encoded.encode(plain[field]) if field in plain else encoded[field]
+        now = encoded_here.get(field)
         if field in plain_here:
-            here = _encoded.encode(plain_here[field])
-        if are_json or not _encoded.is_alike(saved, here):
-            names = [f"{saved_name}.{field}" if saved_name else field]
-            if name is not None:
-                names.append(f"{name}.{field}" if name else field)
-            yield from _changes(names, saved, here, passes)
+            now = _encoded.encode(plain_here[field])
+        if are_json or not _encoded.is_alike(was, now):
+            names = [f"{x}.{field}" if x else field for x in (saved_name, name)]
+            yield from _changes(list(dict.fromkeys(names)), was, now, passes)
 
 
 def _changes(
@@ -207,12 +240,11 @@ def passing(
     return lambda name: any(matches(x, name) for x in patterns)
 
 
-def all_names(statics: Statics, source: str = "") -> Iterator[str]:
-    """The names of static fields, and of parts of those, below `source`."""
-    for module, row in statics.of.items():
-        module = ".".join(x for x in (source, module) if x)
-        encoded = {} if statics.encoded is None else statics.encoded[row]
-        plain = {name: _encoded.encode(x) for name, x in statics.values[row].items()}
+def all_names(statics: Statics) -> Iterator[str]:
+    """The names of static values, and of parts of those."""
+    for module in statics.of:
+        plain, encoded = statics.row(module)
+        plain = {name: _encoded.encode(x) for name, x in plain.items()}
         todo = [(name, x) for name, x in (plain | encoded).items()]
         prefix = module + "." if module else ""
         while todo:

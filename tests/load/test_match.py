@@ -247,7 +247,7 @@ def test_damaged_digests_are_found(tmp_path):
         assert ec.open(path)["x"].read(verify=False).tolist() == [1, 1, 1]
 
 
-@pytest.mark.parametrize("other", ["auto", jnp.tanh, b"x"])
+@pytest.mark.parametrize("other", ["auto", jnp.tanh])
 def test_what_is_no_array_in_like_is_not_kept_in_silence(tmp_path, other):
     """Where an array was saved."""
     saved = {"w": jnp.ones(2), "scale": jnp.full(2, 3.0)}

@@ -3,20 +3,25 @@
 import argparse
 import collections
 import dataclasses
+import datetime
 import decimal
 import enum
+import fractions
 import functools as ft
 import json
 import math
 import pathlib
 import re
 import types
+import typing
+import uuid
 import warnings
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import jax.tree_util as jtu
 import ml_dtypes
 import numpy as np
 import pytest
@@ -144,6 +149,13 @@ KINDS = {
     "slice": (slice(3), slice(3), slice(4)),
     "path": (pathlib.Path("a"), pathlib.Path("a"), pathlib.Path("b")),
     "decimal": (decimal.Decimal(1), decimal.Decimal(1), decimal.Decimal(2)),
+    "fraction": (*[fractions.Fraction(1, 3)] * 2, fractions.Fraction(1, 2)),
+    "date": (*[datetime.date(2026, 1, 2)] * 2, datetime.date(2026, 1, 3)),
+    "time": (
+        *[datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)] * 2,
+        datetime.datetime(2026, 1, 2),
+    ),
+    "uuid": (uuid.UUID(int=1), uuid.UUID(int=1), uuid.UUID(int=2)),
     "pattern": (re.compile("a"), re.compile("a"), re.compile("b")),
     "a function, and none": (print, print, None),
     "none, and a function": (None, None, print),
@@ -233,6 +245,113 @@ def test_every_call(tmp_path, call):
     for wrong in ("maybe", "*.value"):
         with pytest.raises(ValueError, match="`static` must be .*put it into a list"):
             call(tmp_path / "a", like, static=wrong)
+
+
+# Those that are leaves, and that no save stores by itself.
+LEFT_OUT = {
+    kind: values
+    for kind, values in KINDS.items()
+    if all(
+        jtu.all_leaves([x])
+        and x is not None
+        and not (callable(x) or ec.is_storable(x) or hasattr(x, "shape"))
+        for x in values
+    )
+}
+
+
+class Holder(eqx.Module):
+    a: object
+    w: float = 1.0
+
+
+class Field(typing.NamedTuple):
+    a: object
+    w: float = 1.0
+
+
+# Where a leaf may stand, and what it is called there.
+PLACES = {
+    "dict": (lambda x: {"w": 1.0, "a b": x}, "a%20b"),
+    "alone in a dict": (lambda x: {"w": 1.0, "a": {"b": x}}, "a.b"),
+    "list": (lambda x: [1.0, x], "1"),
+    "tuple": (lambda x: {"a": (x, 1.0)}, "a.0"),
+    "namedtuple": (Field, "a"),
+    "Module": (Holder, "a"),
+    "in a Module": (lambda x: Holder([x]), "a.0"),
+    "beside static fields": (lambda x: Net(x, 1.0), "w"),
+}
+
+
+@pytest.mark.parametrize(
+    "place, call", [*((x, "load") for x in PLACES), *(("tuple", x) for x in CALLS)]
+)
+def test_leaves_that_are_left_out(tmp_path, place, call):
+    """A value that no save stores is recorded, and is the same at a load, or passes."""
+    (tree, name), call = PLACES[place], CALLS[call]
+    if place == "beside static fields":
+        tree = lambda x, tree=tree: {"w": 1.0, "net": tree(x)}
+        name = "net." + name
+    kinds = {re.sub(r"\W", "", kind): values for kind, values in LEFT_OUT.items()}
+    assert len(kinds) > 15
+    saved, same, changed = (
+        {kind: tree(values[i]) for kind, values in kinds.items()} for i in range(3)
+    )
+    ec.tree_serialise_leaves(tmp_path / "a", saved)
+    call(tmp_path / "a", same)
+    with pytest.raises(RuntimeError) as info:
+        call(tmp_path / "a", changed)
+    # Of those that have members, these are named.
+    names = {f"{kind}.{name}" for kind in kinds}
+    own = lambda x: next(n for n in names if x == n or x.startswith(n + "."))
+    found = re.findall(r"\n    (\S+)  saved ", str(info.value))
+    assert set(map(own, found)) == names
+    out = call(tmp_path / "a", changed, static=[f"*.{name}"])
+    values = [x[2] for x in kinds.values()]
+    assert all(any(x is y for y in jtu.tree_leaves(out)) for x in values)
+    # A pruned tree carries them, and a difference is one.
+    ec.tree_serialise_leaves(tmp_path / "b", ec.open(tmp_path / "a").tree)
+    assert not ec.diff(tmp_path / "a", tmp_path / "b")
+    assert not ec.diff(tmp_path / "b", same)
+    difference = ec.diff(tmp_path / "b", changed)
+    assert set(map(own, difference.static)) == names
+    # Those that a `filter_spec` stores are leaves.
+    spec = lambda x: ec.is_storable(x) or type(x) is str
+    ec.tree_serialise_leaves(tmp_path / "c", {"w": 1.0, "a": "x"}, spec)
+    loaded = ec.tree_deserialise_leaves(tmp_path / "c", {"w": 0.0, "a": "y"}, spec)
+    assert loaded == {"w": 1.0, "a": "x"}
+
+
+def test_what_is_asked_for_decides(tmp_path):
+    """Of a part, only what is left out of it is compared. Only what both sides have
+    is."""
+    tree = {"model": {"w": 1.0}, "meta": {"phase": "main", "w": 2.0}}
+    like = {"model": {"w": 0.0}, "meta": {"phase": "warmup", "w": 0.0}}
+    ec.tree_serialise_leaves(tmp_path / "a", tree)
+    load(tmp_path / "a", like, where=lambda t: t["model"])
+    load(tmp_path / "a", like["model"], source="model")
+    with pytest.raises(
+        RuntimeError, match="\n    meta.phase  saved 'main', `like` has"
+    ):
+        load(tmp_path / "a", like)
+    with pytest.raises(
+        RuntimeError, match="\n    meta.phase  saved 'main', `like` has"
+    ):
+        load(tmp_path / "a", like["meta"], source="meta")
+    load(tmp_path / "a", {"model": {"w": 0.0}, "meta": {"w": 0.0, "other": "x"}})
+    assert ec.open(tmp_path / "a").tree.meta.phase == "main"
+
+
+def test_the_state_of_an_iterator(tmp_path):
+    """It goes on where it was."""
+    state = {"w": jnp.ones(2), "batches": b'{"next": 7}'}
+    like = {"w": jnp.zeros(2), "batches": b'{"next": 0}'}
+    ec.tree_serialise_leaves(tmp_path / "a", state)
+    assert load(tmp_path / "a", like)["batches"] == state["batches"]
+    with ec.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, state)
+        manager.wait()
+        assert manager.restore(like)[0]["batches"] == state["batches"]
 
 
 def test_bytes_and_managers(tmp_path):
