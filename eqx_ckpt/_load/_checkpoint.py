@@ -104,6 +104,7 @@ class Checkpoint(_Base):
 
     @property
     def functions(self) -> Functions:
+        """The stored functions by name: a mapping to [`Function`][]s."""
         return self._functions
 
     def __getitem__(self, name: str) -> LazyArray:

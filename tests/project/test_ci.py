@@ -1,0 +1,160 @@
+"""Each check of `.ci/run` fails in a copy of the project in which something is wrong.
+
+`.ci/run` itself is the control: there, the same checks pass.
+"""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+
+
+root = pathlib.Path(__file__).parents[2]
+
+
+def add(text):
+    return lambda was: was + text
+
+
+def swap(old, new):
+    def change(was):
+        assert old in was
+        return was.replace(old, new, 1)
+
+    return change
+
+
+def cell(source):
+    def change(was):
+        notebook = json.loads(was)
+        code = next(x for x in notebook["cells"] if x["cell_type"] == "code")
+        code["source"] = [source]
+        return json.dumps(notebook)
+
+    return change
+
+
+# What is broken in which file, the check, and what it says.
+BREAKS = {
+    "an unused import": ("eqx_ckpt/_errors.py", add("import os\n"), "lint", "F401"),
+    "a layout": (
+        "eqx_ckpt/_version.py",
+        add("x  =  1\n"),
+        "lint",
+        "eqx_ckpt/_version.py",
+    ),
+    "a floor": (
+        "eqx_ckpt/_format/_text.py",
+        add("from .._cli import _main as _main\n"),
+        "floors",
+        "eqx_ckpt._format._text -> eqx_ckpt._cli._main",
+    ),
+    "a type": (
+        "eqx_ckpt/_version.py",
+        add('number: int = "text"\n'),
+        "types",
+        "_version.py:.* is not assignable to declared type",
+    ),
+    "a link": (
+        "docs/faq.md",
+        add("\n[nowhere](nowhere.md)\n"),
+        "site",
+        "'nowhere.md', but the target is not found",
+    ),
+    "an anchor": ("docs/faq.md", add("\n[no](saving.md#no)\n"), "site", "not contain an anchor"),
+    "a name of the API": (
+        "docs/faq.md",
+        add("\n[`nothing`][eqx_ckpt.nothing]\n"),
+        "site",
+        "eqx_ckpt.nothing",
+    ),
+    "a docstring without its anchor": (
+        "eqx_ckpt/_load/_checkpoint.py",
+        swap('"""The stored functions by name', '_ = """The stored functions by name'),
+        "site",
+        "eqx_ckpt.Checkpoint.functions",
+    ),
+    "an example of a docstring": (
+        "eqx_ckpt/_tree/_leaf.py",
+        swap("(True, True, False)", "(True, True, True)"),
+        "python -m pytest -n 0 -q tests/project/test_docstrings.py -k is_storable",
+        "1 failed",
+    ),
+    "a block of a page": (
+        "docs/faq.md",
+        add("\n```python\nassert False\n```\n"),
+        "python -m pytest -n 0 -q tests/project/test_site.py -k faq",
+        "1 failed",
+    ),
+    "a warning in a test": (
+        "tests/format/test_view.py",
+        add("\n\ndef test_warns():\n    __import__('warnings').warn('hello')\n"),
+        "python -m pytest -n 0 -q tests/format/test_view.py -k warns",
+        "1 failed",
+    ),
+    "a command of the README": (
+        "README.md",
+        swap("python -m pip install -e . && ", "pip install . && "),
+        "demo",
+        "README.md lacks",
+    ),
+    "the tests of the README": (
+        "README.md",
+        swap("&& python -m pytest", "&& pytest"),
+        "tests",
+        "README.md lacks",
+    ),
+    "the README as text": (
+        "README.md",
+        swap("import equinox as eqx, eqx_ckpt", "import equinox as eqx, eqx_ckptt"),
+        "package",
+        "No module named 'eqx_ckptt'",
+    ),
+    "a limit of the benchmarks": (
+        "benchmarks/limits.py",
+        swap("_SLACK = 32 * _MIB", "_SLACK = -(2**40)"),
+        "limits S",
+        "S, eqx_ckpt",
+    ),
+    "a notebook": (
+        "notebooks/quickstart.ipynb",
+        cell("assert 1 == 2"),
+        "notebooks notebooks/quickstart.ipynb",
+        "AssertionError",
+    ),
+    "the lowest versions": (
+        "pyproject.toml",
+        swap('"numpy>=', '"numpy>=9999.'),
+        "lowest",
+        "ResolutionImpossible",
+    ),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("what", BREAKS)
+def test_a_check_finds(what, tmp_path):
+    path, change, check, said = BREAKS[what]
+    # So that it can be installed: not its tests' own environment, nor what is ignored.
+    copy = tmp_path / "copy"
+    listed = ["git", "-C", root, "ls-files", "-co", "--exclude-standard"]
+    files = subprocess.run(listed, capture_output=True, text=True, check=True).stdout
+    for name in files.splitlines():
+        if (root / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(root / name, copy / name)
+    (copy / path).write_text(change((copy / path).read_text()))
+    # The copy is what is imported, and what its own tests find.
+    env = {**os.environ, "PYTHONPATH": str(copy)}
+    env.pop("PYTEST_ADDOPTS", None)
+    command = ["bash", ".ci/run", *check.split()]
+    run = subprocess.run(
+        command, cwd=copy, env=env, capture_output=True, text=True, errors="replace"
+    )
+    assert run.returncode != 0
+    out = run.stdout + run.stderr
+    assert re.search(said, out), out[-4000:]
