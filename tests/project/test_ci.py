@@ -65,7 +65,12 @@ BREAKS = {
         "site",
         "'nowhere.md', but the target is not found",
     ),
-    "an anchor": ("docs/faq.md", add("\n[no](saving.md#no)\n"), "site", "not contain an anchor"),
+    "an anchor": (
+        "docs/faq.md",
+        add("\n[no](saving.md#no)\n"),
+        "site",
+        "does not contain an anchor",
+    ),
     "a name of the API": (
         "docs/faq.md",
         add("\n[`nothing`][eqx_ckpt.nothing]\n"),
