@@ -30,6 +30,8 @@ DATA = re.compile(
 )
 # What is at the root of a checkpoint besides `d/`, the index and leaves.
 SIDE = frozenset(key.partition("/")[0] for key in OTHERS) | {CLAIM, DIGESTS}
+# A signature of the files of the checkpoint, by OpenSSF's model signing.
+SIGNATURE = "model.sig"
 BESIDE = re.compile(r"(.+)\.eqx_ckpt-[0-9a-f]{16}", re.DOTALL)
 # Of the directory of a leaf.
 _MAX_NAME = 200

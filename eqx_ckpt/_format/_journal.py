@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from . import _index, _json
+from . import _checks, _index, _json
 
 
 KEY = "eqx_ckpt.journal"
@@ -58,10 +58,9 @@ def _is_row(value: Any) -> bool:
         if row.files not in range(_MOST_FILES):
             return False
     return (
-        all(type(x) is int and x >= 0 for x in counts)
+        all(map(_checks.is_number, counts))
         and isinstance(row.stamp, str)
-        and isinstance(row.save, str)
-        and _index.is_save_id(row.save)
+        and _checks.is_id(row.save)
         and (row.time is None or type(row.time) is float)
         and isinstance(row.metrics, dict)
     )

@@ -5,20 +5,22 @@ has the id of the run, and the near save that the attempt began from. So what an
 attempt has left on a near disk is not taken for a step of this one.
 """
 
-import contextlib
 import json
 import secrets
 from collections.abc import Iterable, Sequence, Set
 from typing import NamedTuple
 
+from .._errors import DamagedError
+from .._format import _checks
 from .._runtime import _messages
 from .._storage import _store
 from .._storage._backend import Backend
-from . import _clean
+from . import _numbered
 from ._disk import NearPart
 
 
 _PLACE = "eqx_ckpt.run"
+_MAX_BYTES = 4096
 
 
 # A copy of a part: its save, the process on whose disk it is, and whose part it is.
@@ -64,9 +66,13 @@ class Attempt(NamedTuple):
         return json.dumps(self).encode()
 
     @staticmethod
-    def decode(word: bytes) -> "Attempt":
-        run, number, base = json.loads(word)
-        return Attempt(str(run), int(number), str(base))
+    def decode(word: bytes, what: str = "what process 0 says of it") -> "Attempt":
+        """**Raises:** `DamagedError`."""
+        return Attempt(*_checks.read(word, what, IS_ATTEMPT))
+
+
+_is_base = _checks.either(_checks.is_id, _checks.same(""))
+IS_ATTEMPT = _checks.row(_checks.is_id, _checks.is_number, _is_base)
 
 
 def choose(
@@ -119,30 +125,38 @@ def _why(attempt: Attempt, count: int, part: NearPart, found: list[int]) -> str:
 
 
 def last(root: Backend) -> Attempt | None:
-    """The last attempt of the run at a root."""
-    for number in sorted(_numbers(root), reverse=True):
-        # Of one that was killed as it began nothing counts.
-        with contextlib.suppress(ValueError, TypeError):
-            read = lambda: root.read(f"{_PLACE}/{number}", limit=4096)
-            value = _store.look_twice(root, read, lambda value: value is not None)
-            if value is not None:
-                return Attempt.decode(value.data)
+    """The last attempt of the run at a root.
+
+    **Raises:** `DamagedError` if nobody can tell: if an older one were taken for it,
+    near steps would count that do not.
+    """
+    for number in sorted(_numbered.numbers(root, _PLACE), reverse=True):
+        what = f"`{_PLACE}/{number}`"
+        try:
+            value = root.read(f"{_PLACE}/{number}", limit=_MAX_BYTES)
+            # Of one that was killed as it began nothing counts.
+            if value is None or not value.data:
+                continue
+            found = Attempt.decode(value.data, what)
+            if found.number != number:
+                raise ValueError(f"{what} is that of another attempt")
+            return found
+        except ValueError as e:
+            raise DamagedError(
+                f"Which near steps of `{root}` count cannot be told: {e}. None is "
+                f"read, and nothing was deleted. Delete `{_PLACE}` there to go on "
+                "without them."
+            ) from e
     return None
 
 
 def begin(root: Backend, base: str) -> Attempt:
-    """Begins an attempt, from a near save or without one."""
+    """Begins an attempt, from a near save or without one. **Raises:** as `last`."""
     before = last(root) or Attempt(secrets.token_hex(8))
-    numbers = _numbers(root)
+    numbers = _numbered.numbers(root, _PLACE)
     new = Attempt(before.run, max([0, *numbers]) + 1, base)
-    root.make_directories([_PLACE])
-    root.write(f"{_PLACE}/{new.number}", [new.encode()], sync=True)
-    root.sync_directories([_PLACE, ""])
+    _numbered.write(root, _PLACE, new.number, new.encode())
     for number in numbers:
         if number != before.number:
-            root.delete(f"{_PLACE}/{number}")
+            _numbered.delete(root, _PLACE, number)
     return new
-
-
-def _numbers(root: Backend) -> list[int]:
-    return _clean.steps_in(root.below(_PLACE).list_top() or {})

@@ -5,17 +5,20 @@ process has saved alone. Its metadata says what it is a part of; a copy of it, o
 disk of another process, is the same file. What a disk holds is told by looking.
 """
 
+import contextlib
 import hashlib
 import os
 import pathlib
-import shutil
 from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 
+from .._format import _checks
 from .._load import _checkpoint
 from .._load._checkpoint import Checkpoint
+from .._storage import _root
+from . import _numbered
 
 
 _PLACE = "eqx_ckpt.near"
@@ -37,8 +40,16 @@ class NearPart(NamedTuple):
     process: int
 
 
+def is_part(value: Any) -> bool:
+    return _is_row(value) and value[5] < value[4]
+
+
+_number, _id = _checks.is_number, _checks.is_id
+_is_row = _checks.row(_id, _number, _number, _id, _number, _number)
+
+
 class Disk:
-    """The near disk of this process. Others may share it."""
+    """The near disk of this process. Others may share it. No link in it is followed."""
 
     def __init__(self, path: str | os.PathLike[str]):
         text = os.fspath(path)
@@ -46,23 +57,36 @@ class Disk:
             raise ValueError(
                 f"`near` must be a directory of this node's own disk, not {path!r}."
             )
-        self.path = pathlib.Path(os.path.abspath(os.path.expanduser(text))) / _PLACE
+        self.root = _root.resolve(text)
 
     def file(self, part: NearPart) -> pathlib.Path:
         return self.place(part.run, part.save, part.process)
 
     def place(self, run: str, save: str, process: int) -> pathlib.Path:
         """The file of the part of a process."""
-        return self.path / run / save / f"{process}.zip"
+        return self._path(f"{_PLACE}/{run}/{save}/{process}.zip")
 
-    def find(self, run: str = "*") -> tuple[list[NearPart], Problems]:
+    def _path(self, key: str) -> pathlib.Path:
+        return pathlib.Path(self.root.url, key)
+
+    def make_room(self, file: pathlib.Path) -> None:
+        """Makes the directory of a file that is about to be written, and deletes what
+        is in its place. **Raises:** `OSError` where a link is on the way."""
+        key = str(file.relative_to(self.root.url))
+        self.root.make_directories([os.path.dirname(key)])
+        self.root.delete(key)
+
+    def find(self, run: str | None = None) -> tuple[list[NearPart], Problems]:
         """The parts that are here, as far as their indices tell; and what is wrong with
-        other files."""
+        other files. **Raises:** `ValueError` if all of it is behind a link."""
         parts: list[NearPart] = []
         problems: Problems = {}
-        for file in sorted(self.path.glob(f"{run}/*/*.zip")):
+        _numbered.check(self.root, _PLACE)
+        for key in self._keys(run, problems):
+            file = self._path(key)
             try:
-                part = _part_in(_checkpoint.open(file))
+                is_file = self.root.has(key)
+                part = _part_in(_checkpoint.open(file)) if is_file else None
             except (OSError, ValueError, RuntimeError) as e:
                 problems[file] = e
                 continue
@@ -73,15 +97,35 @@ class Disk:
                 parts.append(part)
         return parts, problems
 
+    def _keys(self, run: str | None, problems: Problems) -> list[str]:
+        """Those of the files of parts, in order: of a run, or of all."""
+        runs = self._names(_PLACE, problems) if run is None else [f"{_PLACE}/{run}"]
+        saves = [x for key in runs for x in self._names(key, problems)]
+        files = [x for key in saves for x in self._names(key, problems, ids=False)]
+        return [key for key in files if key.endswith(".zip")]
+
+    def _names(self, key: str, problems: Problems, ids: bool = True) -> list[str]:
+        """The keys of what is in a directory, in order: of what is called by an id, or
+        of all. Nothing else is ours."""
+        try:
+            inside = self.root.below(key).list_top() or ()
+        except OSError as e:
+            # As the file of a part: the last names of all are of a run and a save.
+            problems[self._path(key + "/?" * (3 - key.count("/")))] = e
+            return []
+        names = sorted(name for name in inside if not ids or _checks.is_id(name))
+        return [f"{key}/{name}" for name in names]
+
     def keep(self, part: NearPart) -> None:
         """Deletes the saves of the run that a step supersedes which is whole: those of
         no newer step. What cannot be deleted, or not be read, now may be later."""
         parts, problems = self.find(part.run)
         stay = {part.save, *(other.save for other in parts if other.step > part.step)}
         stay |= {file.parent.name for file, e in problems.items() if _may_pass(e)}
-        for directory in self.path.glob(f"{part.run}/*"):
-            if directory.name not in stay:
-                shutil.rmtree(directory, ignore_errors=True)
+        for save in self._names(f"{_PLACE}/{part.run}", {}):
+            if save.rpartition("/")[2] not in stay:
+                with contextlib.suppress(OSError):
+                    self.root.delete(save)
 
 
 def _may_pass(error: Exception) -> bool:
@@ -91,11 +135,11 @@ def _may_pass(error: Exception) -> bool:
 
 def _part_in(ckpt: Checkpoint) -> NearPart | None:
     found = ckpt.metadata.get("near") if isinstance(ckpt.metadata, dict) else None
-    fields: list[Any] = found if isinstance(found, list) else []
-    if list(map(type, fields)) != [str, int, int, str, int, int]:
-        return None
-    part = NearPart(*fields)
-    return part if 0 <= part.process < part.processes else None
+    return NearPart(*found) if found is not None and is_part(found) else None
+
+
+def _unlinked(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 class Outgoing:
@@ -115,7 +159,7 @@ class Outgoing:
     def read(self, start: int, into: np.ndarray) -> None:
         try:
             assert self._file is not None
-            with open(self._file, "rb") as file:
+            with open(self._file, "rb", opener=_unlinked) as file:
                 file.seek(start)
                 if file.readinto(into.data) != into.size:
                     raise OSError(f"the end of `{self._file}` is missing")
@@ -127,9 +171,9 @@ class Incoming:
     """A file that is written as it comes: beside its place, until all of it is there.
     Errors are kept."""
 
-    def __init__(self, file: pathlib.Path | None):
+    def __init__(self, disk: Disk, file: pathlib.Path | None):
         self.error: Exception | None = None
-        self._place = file
+        self._disk, self._place = disk, file
         self._is_begun = False
         self._digest = xxhash.xxh3_128()
         # Other processes may share the disk.
@@ -139,8 +183,10 @@ class Incoming:
         try:
             self._digest.update(data.data)
             assert self._beside is not None
-            self._beside.parent.mkdir(parents=True, exist_ok=True)
-            with open(self._beside, "ab" if self._is_begun else "wb") as file:
+            if not self._is_begun:
+                self._disk.make_room(self._beside)
+            mode = "ab" if self._is_begun else "xb"
+            with open(self._beside, mode, opener=_unlinked) as file:
                 file.write(data.data)
             self._is_begun = True
         except Exception as e:
@@ -165,5 +211,5 @@ class Incoming:
 
 def digest(file: pathlib.Path) -> str:
     """That of the bytes of a file."""
-    with open(file, "rb") as opened:
+    with open(file, "rb", opener=_unlinked) as opened:
         return hashlib.file_digest(opened, xxhash.xxh3_128).hexdigest()

@@ -17,7 +17,7 @@ from .._storage._backend import Sends
 # A store lists so many keys by a request, and most steps have no more than so many. So
 # many requests one after the other are no worse than many that are nearly empty.
 _PAGE, _KEYS, _PAGES = 1000, 10, 4
-_key = re.compile(r"(0|[1-9][0-9]*)/(?:default/(?:(d)/([^/]+)/.|(.+)))?")
+_key = re.compile(r"(0|[1-9][0-9]{0,17})/(?:default/(?:(d)/([^/]+)/.|(.+)))?")
 
 
 class Listed(NamedTuple):
@@ -52,8 +52,7 @@ def _parts(known: Collection[int]) -> list[str]:
     """What keys of steps begin with, each in one part."""
     if len(known) * _KEYS <= _PAGE:
         return [""]
-    # Whatever a journal has: nobody counts farther.
-    return _split("", [str(step) for step in known if step < 2**63])
+    return _split("", [str(step) for step in known])
 
 
 def _split(start: str, names: Iterable[str]) -> list[str]:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from jaxtyping import PyTree
 
 from .._errors import DamagedError, ReplacedError
-from .._format import _text
+from .._format import _checks, _text
 from .._load import _checkpoint, _deserialise
 from .._runtime import _exchange, _log, _processes
 from .._runtime._exchange import Move
@@ -35,6 +35,7 @@ from ._offer import Offer
 from ._saves import Saves
 
 
+_OF_PART = "what a process says of its part of a near step"
 # Options of a load that are about what many processes do together.
 _TOGETHER = {"timeout", "tag", "broadcast", "reshard", "processes"}
 
@@ -64,8 +65,9 @@ class Held(NamedTuple):
     path: str
 
     @staticmethod
-    def decode(word: bytes) -> "Held":
-        parts, problems, path = json.loads(word)
+    def decode(word: bytes, index: int) -> "Held":
+        said = f"what process {index} says of its near disk"
+        parts, problems, path = _checks.read(word, said, _IS_HELD)
         return Held([NearPart(*part) for part in parts], problems, path)
 
 
@@ -93,6 +95,26 @@ class Chosen(NamedTuple):
                 f"Near disks have less than they had:\n  {notes}",
                 stacklevel=stacklevel + 1,
             )
+
+
+# What processes say, which is checked before any of it becomes a path.
+_number, _id, _digest = _checks.is_number, _checks.is_id, _checks.is_digest
+_texts = _checks.row(*3 * [_checks.is_text])
+_IS_HELD = _checks.row(
+    _checks.each(_disk.is_part), _checks.each(_texts), _checks.is_text
+)
+_IS_BEGUN = _checks.row(_attempts.IS_ATTEMPT, _id)
+_IS_WRITTEN = _checks.row(_checks.is_text, _number, _digest)
+_IS_GOT = _checks.each(_checks.row(_number, _digest))
+_IS_SIZES = _checks.each(_checks.row(_number, _number))
+_IS_MOVES = _checks.each(_checks.row(_number, _number, _number))
+_is_step = _checks.row(_number, _id, _id, _checks.each(_number))
+_is_passed = _checks.row(_number, _checks.is_text, _checks.is_flag)
+IS_CHOSEN = _checks.row(
+    _checks.either(_is_step, _checks.same(None)),
+    _checks.each(_is_passed),
+    _checks.each(_checks.is_text),
+)
 
 
 def of(
@@ -151,12 +173,13 @@ class Near:
             self._write(offer, part)
             own = [_host(), file.stat().st_size, _disk.digest(file)]
             words = processes.gather(json.dumps(own).encode())
-            rows = [json.loads(word) for word in words]
-            rows = json.loads(processes.broadcast(json.dumps(rows).encode()))
+            rows = [_checks.read(word, _OF_PART, _IS_WRITTEN) for word in words]
+            word = processes.broadcast(json.dumps(rows).encode())
+            rows = _checks.read(word, _OF_PART, _checks.each(_IS_WRITTEN))
             got = self._copy(part, rows, processes)
             words = processes.gather(json.dumps(got).encode())
             for index, word in enumerate(words):
-                _check_copies(index, json.loads(word), rows)
+                _check_copies(index, _checks.read(word, _OF_PART, _IS_GOT), rows)
             processes.broadcast()
         # All have it.
         self._disk.keep(part)
@@ -171,7 +194,8 @@ class Near:
                 self._attempt = _attempts.begin(self._saves.steps.root, "")
             said = [self._attempt, secrets.token_hex(8)]
             word = json.dumps(said).encode()
-        attempt, save = json.loads(processes.broadcast(word))
+        word = processes.broadcast(word)
+        attempt, save = _checks.read(word, _OF_PART, _IS_BEGUN)
         self._attempt = Attempt(*attempt)
         run, number, _ = self._attempt
         return NearPart(run, number, step, save, processes.count, processes.index)
@@ -187,7 +211,10 @@ class Near:
             own=_own.encode(offer.own),
         )
         selected = Selected(offer.tree, **self._saves.chosen(Selected._fields))
-        root = _root.resolve(str(self._disk.file(part)))
+        file = self._disk.file(part)
+        root = _root.resolve(str(file))
+        root.check_writable()
+        self._disk.make_room(file)
         _serialise.write(_plan.plan(root, selected, options), Processes())
 
     def _copy(
@@ -203,7 +230,8 @@ class Near:
             moves = [Move(i, (i + shift) % count, row[1]) for i, row in enumerate(rows)]
             origin = (here - shift) % count
             out = Outgoing(self._disk.file(part))
-            into = Incoming(self._disk.file(part._replace(process=origin)))
+            file = self._disk.file(part._replace(process=origin))
+            into = Incoming(self._disk, file)
             _exchange.exchange(moves, out.read, into.write, processes)
             try:
                 got.append((origin, into.finish(rows[origin][2])))
@@ -220,7 +248,7 @@ class Near:
         """What the disk of this process holds."""
         parts, problems = self._disk.find()
         rows = [(f.parts[-3], f.parts[-2], str(e)) for f, e in problems.items()]
-        return json.dumps([parts, rows, str(self._disk.path.parent)]).encode()
+        return json.dumps([parts, rows, self._disk.root.url]).encode()
 
     def choose(self, words: Iterable[bytes], bad: Set[Copy] = frozenset()) -> Chosen:
         """The newest near step that is whole, of what all processes hold, without
@@ -228,7 +256,7 @@ class Near:
         attempt, count = _attempts.last(self._saves.steps.root), _processes.count()
         if attempt is None:
             return Chosen()
-        disks = list(map(Held.decode, words))
+        disks = [Held.decode(word, index) for index, word in enumerate(words)]
         known = {part.save for held in disks for part in held.parts}
         notes = []
         for index, held in enumerate(disks):
@@ -285,13 +313,15 @@ class Near:
         sent = [to for source, to in wanted if source == here]
         own = [(to, Outgoing(file(to)).size()) for to in sent]
         words = processes.gather(json.dumps(own).encode())
-        sizes = dict(pair for word in words for pair in json.loads(word))
+        said = [_checks.read(word, _OF_PART, _IS_SIZES) for word in words]
+        sizes = dict(pair for pairs in said for pair in pairs)
         word = json.dumps([Move(i, to, sizes.get(to, 0)) for i, to in wanted]).encode()
-        moves = [Move(*move) for move in json.loads(processes.broadcast(word))]
+        word = processes.broadcast(word)
+        moves = [Move(*move) for move in _checks.read(word, _OF_PART, _IS_MOVES)]
         for some in _exchange.in_turns(moves):
             out = next((file(move.to) for move in some if move.source == here), None)
             into = next((file(here) for move in some if move.to == here), None)
-            incoming = Incoming(into)
+            incoming = Incoming(self._disk, into)
             _exchange.exchange(some, Outgoing(out).read, incoming.write, processes)
             # What has not come is not whole, which is seen as it is opened.
             with contextlib.suppress(Exception):

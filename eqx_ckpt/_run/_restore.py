@@ -10,12 +10,12 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._errors import DamagedError, ReplacedError
-from .._format import _index
+from .._format import _checks, _index
 from .._load import _checkpoint, _deserialise
 from .._load._partial import Apart
 from .._runtime import _log, _processes
 from .._runtime._processes import Processes
-from . import _own, _steps
+from . import _near, _own, _steps
 from ._attempts import Copy, NearStep, Passed
 from ._near import Asked, Chosen, Near
 from ._saves import Saves
@@ -28,6 +28,17 @@ class Restored(NamedTuple):
     tree: PyTree
     own: Any = None
 
+
+# What processes say of a restore, which is checked before any of it becomes a path.
+_SAID = "what a process says of a restore"
+_number, _text, _flag = _checks.is_number, _checks.is_text, _checks.is_flag
+_IS_AT = _checks.either(_number, _checks.same(None))
+_IS_SKIPPED = _checks.each(_checks.row(_number, _checks.row(_text, _flag, _flag)))
+_IS_CHOICE = _checks.row(_IS_AT, _IS_SKIPPED, _near.IS_CHOSEN)
+_OUTCOMES = "damaged", "failed", "apart", "replaced", "loaded"
+_IS_OUTCOME = _checks.either(*map(_checks.same, _OUTCOMES))
+_IS_LOADED = _checks.row(_IS_OUTCOME, _text)
+_IS_SAID = _checks.row(_IS_OUTCOME, _text, _checks.each(_number))
 
 # Options with which a restore does not read, or not check, all of a step.
 _IN_PART = {"filter_spec", "where", "source", "unexpected", "verify"}
@@ -133,7 +144,7 @@ def latest(saves: Saves, near: Near | None) -> int | None:
                 stacklevel=3,
             )
             word = json.dumps(found).encode()
-        return json.loads(processes.broadcast(word))
+        return _checks.read(processes.broadcast(word), _SAID, _IS_AT)
 
 
 def _tell(search: _Search, step: int) -> None:
@@ -271,13 +282,15 @@ def _agree(processes: Processes, error: Exception | None) -> _Said:
     own = "loaded" if error is None else next(is_of, "failed")
     text = "" if error is None else str(error)
     words = processes.gather(json.dumps([own, text]).encode())
-    said = [json.loads(word) for word in words]
-    for outcome in ("damaged", "failed", "apart", "replaced", "loaded"):
+    said = [_checks.read(word, _SAID, _IS_LOADED) for word in words]
+    for outcome in _OUTCOMES:
         who = [index for index, x in enumerate(said) if x[0] == outcome]
         if who:
             word = json.dumps(_Said(outcome, said[who[0]][1], who)).encode()
-            return _Said(*json.loads(processes.broadcast(word)))
-    return _Said(*json.loads(processes.broadcast()))
+            break
+    else:
+        word = b""
+    return _Said(*_checks.read(processes.broadcast(word), _SAID, _IS_SAID))
 
 
 def _newest_at_root(
@@ -299,7 +312,7 @@ def _newest_at_root(
 
 
 def _decoded(word: bytes) -> tuple[int | None, dict[int, Skip], Chosen]:
-    step, skipped, (at, passed, notes) = json.loads(word)
+    step, skipped, (at, passed, notes) = _checks.read(word, _SAID, _IS_CHOICE)
     at = None if at is None else NearStep(*at)
     chosen = Chosen(at, [Passed(*x) for x in passed], notes)
     return step, {int(s): Skip(*skip) for s, skip in skipped}, chosen

@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from .._format import _files, _json, _text
+from .._format import _checks, _files, _json, _text
 from .._format._journal import Row
 from .._load import _published, _verify
 from .._runtime import _log
@@ -377,6 +377,9 @@ def check(step: Any) -> int:
         number = operator.index(step)
     except TypeError:
         raise TypeError(f"A step must be an integer, not {step!r}.") from None
-    if number < 0:
-        raise ValueError(f"A step must not be negative: {number}.")
+    if not 0 <= number < _checks.MOST:
+        raise ValueError(
+            "A step must not be negative, nor have more than 18 digits: "
+            f"{number!s:.40}."
+        )
     return number

@@ -6,6 +6,7 @@ that is to undo what was just done, and in the `finally` that undoes it.
 
 import collections
 import contextlib
+import functools as ft
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,10 +31,17 @@ class _Closable:
     # Of one that has not got as far as to be opened.
     _numbers: list[int] = []
 
-    def __init__(self, path: str | os.PathLike[str], flags: int, mode: int = 0o666):
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        flags: int,
+        mode: int = 0o666,
+        above: "Descriptor | None" = None,
+    ):
         self._numbers = []
+        open_it = ft.partial(os.open, dir_fd=above and above.fileno())
         # Python does not interrupt the one call that opens it and notes its number.
-        self._numbers.extend(map(os.open, [path], [flags | os.O_CLOEXEC], [mode]))
+        self._numbers.extend(map(open_it, [path], [flags | os.O_CLOEXEC], [mode]))
 
     def fileno(self) -> int:
         return self._numbers[0]
@@ -59,10 +67,13 @@ class Descriptor(_Closable):
 
 @contextlib.contextmanager
 def opened(
-    path: str | os.PathLike[str], flags: int, mode: int = 0o666
+    path: str | os.PathLike[str],
+    flags: int,
+    mode: int = 0o666,
+    above: Descriptor | None = None,
 ) -> Iterator[int]:
-    """A descriptor for a block."""
+    """A descriptor for a block; of a path in the directory `above`, if that is open."""
     own: list[Descriptor] = []
     with surely(lambda: own and own[0].close()):
-        own.append(Descriptor(path, flags, mode))
+        own.append(Descriptor(path, flags, mode, above))
         yield own[0].fileno()

@@ -62,6 +62,9 @@ class InPlace(Place[Renames]):
         tops = {key.partition("/")[0] for key in side}
         for key in (self.found.entries & _files.SIDE) - tops:
             discard(root, key)
+        # It was of what was there.
+        if not root.is_directory(_files.SIGNATURE):
+            discard(root, _files.SIGNATURE)
         for save in others:
             if save != self.save:
                 # Unless it is being written.

@@ -80,7 +80,8 @@ class InStore(Place[Sends]):
             top, _, inside = key.partition("/")
             save, slash, _ = inside.partition("/")
             is_data = top == "d" and slash and _index.is_save_id(save)
-            if top in gone or (is_data and save != self.save):
+            is_old = is_data and save != self.save
+            if top in gone or is_old or key == _files.SIGNATURE:
                 out.append(key)
         return out
 

@@ -56,7 +56,7 @@ def _beside(
         undo.callback(discard, work)
         with contextlib.ExitStack() as locked:
             with unpublished(root, options.nbytes):
-                locked.enter_context(work.made())
+                locked.enter_context(work.made(is_aside=True))
                 work.write_by("file", write, options.sync)
             try:
                 work.become("file", path, options.overwrite)

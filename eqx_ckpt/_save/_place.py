@@ -40,6 +40,8 @@ class Place(Generic[R]):
     found: Found
     undo: contextlib.ExitStack
     above: list[str] = dataclasses.field(default_factory=list)
+    # Of a directory that is written beside its path: the mode it is to have there.
+    mode: int | None = None
     # Whether what has failed came with the commit, or after it.
     is_committed: bool = False
 
@@ -79,7 +81,7 @@ class Place(Generic[R]):
         made = own.missing()
         self.undo.callback(drop_empty, made)
         self.undo.callback(discard, own)
-        with own.made():
+        with own.made(is_aside=self.work != root) as self.mode:
             try:
                 yield len(made)
             except FileNotFoundError as e:
@@ -154,7 +156,7 @@ def _advice(error: OSError) -> str:
 
 def own_entries(found: Found) -> set[str]:
     """The names that a checkpoint has at its path."""
-    own = {*_files.SIDE, "d", _files.INDEX}
+    own = {*_files.SIDE, _files.SIGNATURE, "d", _files.INDEX}
     if found.outline is not None:
         own.update(map(_files.directory, found.outline.names))
     return own
@@ -177,7 +179,7 @@ def foreign_among(
     leaves: set[str] = set()
     if found.outline is not None:
         leaves.update(map(_files.directory, found.outline.names))
-    for name in {"d"} | leaves:
+    for name in {"d", _files.SIGNATURE} | leaves:
         for entry in inside(name):
             of_leaf = name in leaves and entry in ("zarr.json", "c")
             if not of_leaf and not (name == "d" and _index.is_save_id(entry)):

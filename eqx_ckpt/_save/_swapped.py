@@ -73,7 +73,7 @@ class Swap(Place[Renames]):
         root = self.root
         undo = self.undo.pop_all()
         try:
-            self.work.rename(root)
+            self.work.rename(root, self.mode)
         except OSError as e:
             undo.close()
             if e.errno == errno.EBUSY:

@@ -307,8 +307,11 @@ class Locks(Backend, Protocol):
         file system has no locks."""
         ...
 
-    def made(self) -> contextlib.AbstractContextManager[None]:
-        """Makes the directory and those above it, and holds its lock."""
+    def made(
+        self, is_aside: bool = False
+    ) -> contextlib.AbstractContextManager[int | None]:
+        """Makes the directory and those above it, and holds its lock. What `is_aside`
+        nobody else may look into: yields the mode that it would have otherwise."""
         ...
 
 
@@ -388,8 +391,9 @@ class Renames(Locks, Protocol):
         directory has to be synced by itself."""
         ...
 
-    def rename(self, target: "Renames") -> None:
-        """Moves this directory to where none is, or an empty one."""
+    def rename(self, target: "Renames", mode: int | None = None) -> None:
+        """Moves this directory to where none is, or an empty one, whose mode it gets;
+        else `mode`, if that is said."""
         ...
 
     def exchange(self, target: "Renames") -> None:

@@ -8,6 +8,7 @@ import functools as ft
 import os
 import pathlib
 import re
+import secrets
 import stat
 import sys
 import threading
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from .._runtime import _undo
+from .._runtime._undo import Descriptor
 from ._backend import Usage
 
 
@@ -196,19 +198,36 @@ def _is_at(fd: int, path: str | os.PathLike[str]) -> bool:
 
 
 @contextlib.contextmanager
-def made(directory: pathlib.Path) -> Iterator[None]:
+def made(path: str, depth: int, is_aside: bool) -> Iterator[int | None]:
     """See `Locks.made`."""
+    mode = None
     with contextlib.ExitStack() as locked:
         for attempts_left in reversed(range(100)):
             try:
-                directory.mkdir(parents=True, exist_ok=True)
-                locked.enter_context(lock(directory, wait=True))
+                make_directory(path, depth)
+                locked.enter_context(lock(path, wait=True))
                 break
             except FileNotFoundError:
                 # Before it had its lock another process took it for a leftover.
                 if not attempts_left:
                     raise
-        yield
+        if is_aside:
+            # Before anything is in it. Nobody can ask what the umask is.
+            with _undo.opened(path, _DIRECTORY | os.O_NOFOLLOW) as fd:
+                mode = stat.S_IMODE(os.fstat(fd).st_mode)
+                os.fchmod(fd, mode & ~0o077)
+        yield mode
+
+
+def adopt_mode(path: str, target: str, mode: int | None = None) -> None:
+    """Gives a file or directory the mode of the one whose place it is about to take; or
+    `mode`, if there is none."""
+    with contextlib.suppress(OSError):
+        with contextlib.suppress(FileNotFoundError):
+            mode = stat.S_IMODE(os.stat(target).st_mode)
+        if mode is not None:
+            with _undo.opened(path, os.O_RDONLY | os.O_NOFOLLOW) as fd:
+                os.fchmod(fd, mode)
 
 
 _MAX_BUFFERS = 512
@@ -217,9 +236,13 @@ _MAX_BATCH = 2**20
 _WRITE_BACK = 8 * 2**20
 
 
-def write(path: str, buffers: Iterable[Any], sync: bool) -> None:
-    """Writes a new file of `buffers`, which are drawn one by one."""
-    with _undo.opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+def write(path: str, depth: int, buffers: Iterable[Any], sync: bool) -> None:
+    """Writes a new file of `buffers`, which are drawn one by one. None of the last
+    `depth` parts of its path may be a link: see `open_directory`."""
+    above, _, name = path.rpartition("/")
+    directory = open_directory(above or "/", max(0, depth - 1))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    with _undo.opened(name, flags, above=directory) as fd:
         waiting = 0
         for batch, size in _batches(buffers):
             _write_all(fd, batch)
@@ -298,16 +321,103 @@ def sync(path: str, flags: int = 0) -> None:
         os.fsync(fd)
 
 
-def remove(path: pathlib.Path) -> None:
-    """Deletes a file or a directory, never through a link."""
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
+# Of a directory that is only led through nothing need be readable.
+_WAY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
+# So deep are directories opened one in the other: each takes a descriptor.
+_DEEPEST = 64
+
+
+def open_directory(path: str, depth: int) -> Descriptor:
+    """Opens a directory, to get at what is in it. None of the last `depth` parts of its
+    path may be a link, or become one meanwhile: each is opened in the one before."""
+    top, *inside = path.rsplit("/", depth) if depth else [path]
+    found = Descriptor(top or "/", _WAY)
+    for part in inside:
+        try:
+            found = Descriptor(part, _WAY | os.O_NOFOLLOW, above=found)
+        except OSError as e:
+            is_link = e.errno in (errno.ENOTDIR, errno.ELOOP)
+            number = errno.ENOTDIR if is_link else e.errno
+            why = "Not a directory, or a symbolic link" if is_link else e.strerror
+            raise OSError(number, why, path) from None
+    return found
+
+
+def make_directory(path: str, depth: int) -> Descriptor:
+    """Opens a directory, as `open_directory`, and makes it and those above it where
+    there is none."""
+    try:
+        return open_directory(path, depth)
+    except FileNotFoundError:
+        above, _, name = path.rpartition("/")
+        directory = make_directory(above or "/", max(0, depth - 1))
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, dir_fd=directory.fileno())
+        return open_directory(path, depth)
+
+
+def names_in(path: str, depth: int) -> dict[str, bool]:
+    """The names in a directory, opened as `open_directory` does, and whether each is of
+    a directory."""
+    way = open_directory(path, depth)
+    directory = Descriptor(".", _DIRECTORY, above=way)
+    with os.scandir(directory.fileno()) as entries:
+        return {e.name: e.is_dir(follow_symlinks=False) for e in entries}
+
+
+def drop(path: str, depth: int) -> None:
+    """Deletes an empty directory, as `remove` deletes."""
+    above, _, name = path.rpartition("/")
+    directory = open_directory(above or "/", max(0, depth - 1))
+    os.rmdir(name, dir_fd=directory.fileno())
+
+
+def remove(path: str, depth: int) -> None:
+    """Deletes a file or a directory, never through a link. None of the last `depth`
+    parts of the path may be one: see `open_directory`.
+
+    It is deleted by descriptors: whatever comes to the place of a directory that is
+    being deleted is left alone.
+    """
     # Others may be deleting the same leftovers.
     with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISDIR(path.lstat().st_mode):
-            path.unlink()
+        above, _, name = path.rpartition("/")
+        directory = open_directory(above or "/", max(0, depth - 1))
+        _remove(directory, name, [])
+
+
+def _remove(above: Descriptor, name: str, way: list[Descriptor]) -> None:
+    """`way`: the directories, of the one that is deleted, that this is in."""
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            here = Descriptor(name, _DIRECTORY | os.O_NOFOLLOW, above=above)
+        except OSError as e:
+            if e.errno not in (errno.ENOTDIR, errno.ELOOP):
+                raise
+            os.unlink(name, dir_fd=above.fileno())
             return
-        for child in path.iterdir():
-            remove(child)
-        path.rmdir()
+        # What is deeper is moved up here, so that there is more than was listed.
+        while names := os.listdir(here.fileno()):
+            for inner in names:
+                if len(way) < _DEEPEST:
+                    _remove(here, inner, [*way, here])
+                else:
+                    _lift(here, inner, way[0])
+            if way:
+                break
+        os.rmdir(name, dir_fd=above.fileno())
+
+
+def _lift(above: Descriptor, name: str, top: Descriptor) -> None:
+    """Deletes a file, or moves a directory to the top of what is being deleted."""
+    with contextlib.suppress(FileNotFoundError):
+        found = os.stat(name, dir_fd=above.fileno(), follow_symlinks=False)
+        if stat.S_ISDIR(found.st_mode):
+            places = {"src_dir_fd": above.fileno(), "dst_dir_fd": top.fileno()}
+            os.rename(name, secrets.token_hex(16), **places)
+        else:
+            os.unlink(name, dir_fd=above.fileno())
 
 
 _exchange_flag = 2  # RENAME_EXCHANGE of Linux, RENAME_SWAP of macOS.

@@ -5,7 +5,6 @@ import dataclasses
 import errno
 import os
 import pathlib
-import shutil
 import stat
 import time
 import urllib.parse
@@ -39,11 +38,14 @@ class _LocalReads:
     """Reads of files in a directory. `url` is the path as messages have it.
 
     `follow`: whether what is read in it may be a symbolic link. It itself may be.
+    `depth`: how many last parts of its path are `below` a directory that somebody has
+    named, and no links either, for whoever lists, writes or deletes.
     """
 
     url: str
     path: str
     follow: bool = False
+    depth: int = dataclasses.field(default=0, compare=False, kw_only=True)
 
     is_far = False
 
@@ -65,7 +67,8 @@ class _LocalReads:
         return LocalBackend(self.url, self.target(), self.follow)
 
     def below(self, key: str) -> "LocalBackend":
-        return LocalBackend(f"{self.url}/{key}", self._at(key), self.follow)
+        url, depth = f"{self.url}/{key}", self._depth(key)
+        return LocalBackend(url, self._at(key), self.follow, depth=depth)
 
     def split(self) -> tuple["LocalBackend", str]:
         # A link is one to the file.
@@ -97,6 +100,11 @@ class _LocalReads:
 
     def _at(self, key: str) -> str:
         return os.path.join(self.path, key) if key else self.path
+
+    def _depth(self, key: str) -> int:
+        if self.follow:
+            return 0
+        return self.depth + (1 + key.count("/") if key else 0)
 
     def spec(self, key: str = "") -> dict[str, Any]:
         prefix = key + "/" if key else ""
@@ -200,8 +208,7 @@ class _LocalReads:
 
     def list_top(self) -> dict[str, bool] | None:
         try:
-            with os.scandir(self.path) as entries:
-                return {e.name: e.is_dir(follow_symlinks=False) for e in entries}
+            return _files.names_in(self.path, self.depth)
         except FileNotFoundError:
             return None
 
@@ -248,7 +255,8 @@ class LocalBackend(_LocalReads):
             return self
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
         file = Descriptor(self._at(key), flags)
-        return FileBackend(self.url, self.path, self.follow, key, file)
+        at = self.url, self.path, self.follow
+        return FileBackend(*at, depth=self.depth, key=key, file=file)
 
     def unpinned(self) -> Backend:
         return self
@@ -268,7 +276,7 @@ class LocalBackend(_LocalReads):
         pass
 
     def write(self, key: str, buffers: Iterable[Any], sync: bool = False) -> None:
-        _files.write(self._at(key), buffers, sync)
+        _files.write(self._at(key), self._depth(key), buffers, sync)
 
     def stage(self, aside: str, key: str, data: bytes, sync: bool) -> None:
         self.write(_staged(aside, key), [data], sync)
@@ -281,8 +289,10 @@ class LocalBackend(_LocalReads):
         return True
 
     def swap(self, aside: str, key: str, data: bytes) -> None:
-        pathlib.Path(self.path, key).parent.mkdir(exist_ok=True)
-        os.replace(self._at(_staged(aside, key)), self._at(key))
+        staged, path = self._at(_staged(aside, key)), self._at(key)
+        _files.make_directory(os.path.dirname(path), max(0, self._depth(key) - 1))
+        _files.adopt_mode(staged, path)
+        os.replace(staged, path)
 
     def writers_lock(self) -> contextlib.AbstractContextManager[bool]:
         return self.lock(wait=True)
@@ -299,7 +309,7 @@ class LocalBackend(_LocalReads):
 
     def make_directories(self, keys: Iterable[str]) -> None:
         for key in keys:
-            pathlib.Path(self.path, key).mkdir(parents=True, exist_ok=True)
+            _files.make_directory(self._at(key), self._depth(key))
 
     def sync_directories(self, keys: Iterable[str]) -> None:
         for key in keys:  # TensorStore leaves that to us.
@@ -312,10 +322,10 @@ class LocalBackend(_LocalReads):
 
     def drop_directory(self, key: str = "") -> None:
         with contextlib.suppress(OSError):
-            os.rmdir(self._at(key))
+            _files.drop(self._at(key), self._depth(key))
 
     def delete(self, key: str) -> None:
-        _files.remove(pathlib.Path(self.path, key))
+        _files.remove(self._at(key), self._depth(key))
 
     def move(self, key: str, into: str, first: str) -> None:
         os.rename(self._at(key), self._at(into))
@@ -328,8 +338,10 @@ class LocalBackend(_LocalReads):
     def is_locked(self) -> bool:
         return _files.is_locked(self.path)
 
-    def made(self) -> contextlib.AbstractContextManager[None]:
-        return _files.made(pathlib.Path(self.path))
+    def made(
+        self, is_aside: bool = False
+    ) -> contextlib.AbstractContextManager[int | None]:
+        return _files.made(self.path, self.depth, is_aside)
 
     # ---- Links.
 
@@ -364,25 +376,26 @@ class LocalBackend(_LocalReads):
     # ---- Renames.
 
     def parent(self) -> "LocalBackend":
-        return directory(os.path.dirname(self.path))
+        above, depth = os.path.dirname(self.path), max(0, self.depth - 1)
+        return LocalBackend(above, above, depth=depth)
 
     def missing(self) -> list[Renames]:
         above = pathlib.Path(self.path).parents
         return [directory(path) for path in above if not path.exists()]
 
-    def rename(self, target: Renames) -> None:
+    def rename(self, target: Renames, mode: int | None = None) -> None:
+        _files.adopt_mode(self.path, target.path, mode)
         os.rename(self.path, target.path)
 
     def exchange(self, target: Renames) -> None:
-        with contextlib.suppress(OSError):
-            shutil.copymode(target.path, self.path)
+        _files.adopt_mode(self.path, target.path)
         _files.exchange(self.path, target.path)
 
     def give(self, key: str, target: Renames) -> None:
         os.rename(self._at(key), os.path.join(target.path, key))
 
     def write_by(self, key: str, write: Callable[[BinaryIO], None], sync: bool) -> None:
-        with open(self._at(key), "wb") as file:
+        with open(self._at(key), "xb") as file:
             write(file)
             file.flush()
             if sync:
@@ -390,8 +403,7 @@ class LocalBackend(_LocalReads):
 
     def become(self, key: str, target: Renames, overwrite: bool) -> None:
         file, path = self._at(key), target.path
-        with contextlib.suppress(OSError):
-            shutil.copymode(path, file)
+        _files.adopt_mode(file, path)
         if overwrite:
             os.replace(file, path)
             return
@@ -424,7 +436,7 @@ class FileBackend(LocalBackend):
         return self.file.fileno()
 
     def unpinned(self) -> Backend:
-        return LocalBackend(self.url, self.path, self.follow)
+        return LocalBackend(self.url, self.path, self.follow, depth=self.depth)
 
     def spec(self, key: str = "") -> dict[str, Any]:
         files = super().spec(key)

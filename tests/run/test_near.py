@@ -187,10 +187,10 @@ def test_a_copy_for_which_there_is_no_memory(tmp_path):
     """It is an error in both processes, which go on to the next step."""
     code = """
 from eqx_ckpt._run import _disk
-def fail(file, mode):
-    if "w" in mode:
+def fail(file, mode, **how):
+    if "x" in mode:
         raise MemoryError("no room")
-    return open(file, mode)
+    return open(file, mode, **how)
 how = {"every": 100, "near": path / f"disk{rank}", "near_every": 1, "timeout": 20}
 manager = ec.CheckpointManager(path / "run", **how)
 tree = {"x": spread(np.arange(8.0, dtype=np.float32), rows)}
@@ -252,10 +252,11 @@ def test_attempts(tmp_path):
     root = _root.resolve(tmp_path / "run")
     assert _attempts.last(root) is None
     first = _attempts.begin(root, "")
-    second = _attempts.begin(root, "abc")
-    assert _attempts.last(root) == second == (first.run, 2, "abc")
+    save = "0123456789abcdef"
+    second = _attempts.begin(root, save)
+    assert _attempts.last(root) == second == (first.run, 2, save)
     # One that was killed as it began.
-    (tmp_path / "run/eqx_ckpt.run/3").write_bytes(b"[")
+    (tmp_path / "run/eqx_ckpt.run/3").touch()
     assert _attempts.last(root) == second
     assert _attempts.begin(root, "") == (first.run, 4, "")
     assert ec.CheckpointManager(tmp_path / "run").steps() == []

@@ -1,0 +1,37 @@
+"""Small files that a manager has in a directory of its own at the root of the run, and
+that are called by numbers.
+"""
+
+from .._storage._backend import Backend
+from . import _clean
+
+
+def numbers(root: Backend, place: str) -> list[int]:
+    """**Raises:** `ValueError` if the directory is a symbolic link."""
+    check(root, place)
+    return _clean.steps_in(root.below(place).list_top() or {})
+
+
+def write(root: Backend, place: str, number: int, data: bytes) -> None:
+    """Makes a file, or raises `FileExistsError`."""
+    check(root, place)
+    root.make_directories([place])
+    try:
+        root.write(f"{place}/{number}", [data], sync=True)
+    finally:
+        root.sync_directories([place, ""])
+
+
+def delete(root: Backend, place: str, number: int) -> None:
+    check(root, place)
+    root.delete(f"{place}/{number}")
+
+
+def check(root: Backend, place: str) -> None:
+    """**Raises:** `ValueError` if the directory is a symbolic link."""
+    if root.is_link(place):
+        raise ValueError(
+            f"`{place}` in `{root}` is a symbolic link, and a manager follows none. "
+            "What is in it is not known, and nothing is saved or deleted because of "
+            "it. Put the directory in its place, or delete the link."
+        )
