@@ -66,9 +66,10 @@ class Attempt(NamedTuple):
         return json.dumps(self).encode()
 
     @staticmethod
-    def decode(word: bytes, what: str = "what process 0 says of it") -> "Attempt":
+    def decode(word: bytes) -> "Attempt":
         """**Raises:** `DamagedError`."""
-        return Attempt(*_checks.read(word, what, IS_ATTEMPT))
+        said = "what process 0 says of an attempt"
+        return Attempt(*_checks.read(word, said, IS_ATTEMPT))
 
 
 _is_base = _checks.either(_checks.is_id, _checks.same(""))
@@ -137,10 +138,8 @@ def last(root: Backend) -> Attempt | None:
             # Of one that was killed as it began nothing counts.
             if value is None or not value.data:
                 continue
-            found = Attempt.decode(value.data, what)
-            if found.number != number:
-                raise ValueError(f"{what} is that of another attempt")
-            return found
+            is_own = _checks.row(_checks.is_id, _checks.same(number), _is_base)
+            return Attempt(*_checks.read(value.data, what, is_own))
         except ValueError as e:
             raise DamagedError(
                 f"Which near steps of `{root}` count cannot be told: {e}. None is "

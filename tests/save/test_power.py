@@ -70,7 +70,10 @@ class _Disk:
                     self._note(name)
                 elif name != "open" or args[1] & os.O_CREAT:
                     paths = args if name in _two else args[:1]
-                    self._changed(name, [self._find(path) for path in paths])
+                    ways = [kwargs.get(way) for way in ("src_dir_fd", "dst_dir_fd")]
+                    ways = ways if name in _two else [kwargs.get("dir_fd")]
+                    places = map(_path, paths, ways)
+                    self._changed(name, [self._find(path) for path in places])
             return out
 
         return wrapped
@@ -139,6 +142,11 @@ class _Disk:
 
 
 _two = ("rename", "replace", "link", "exchange")
+
+
+def _path(path, way):
+    """A path in a directory that is open, if one is."""
+    return path if way is None else f"{os.readlink(f'/proc/self/fd/{way}')}/{path}"
 
 
 def _last(path):
