@@ -5,6 +5,7 @@ has the id of the run, and the near save that the attempt began from. So what an
 attempt has left on a near disk is not taken for a step of this one.
 """
 
+import functools as ft
 import json
 import secrets
 from collections.abc import Iterable, Sequence, Set
@@ -132,21 +133,28 @@ def last(root: Backend) -> Attempt | None:
     near steps would count that do not.
     """
     for number in sorted(_numbered.numbers(root, _PLACE), reverse=True):
-        what = f"`{_PLACE}/{number}`"
         try:
-            value = root.read(f"{_PLACE}/{number}", limit=_MAX_BYTES)
-            # Of one that was killed as it began nothing counts.
-            if value is None or not value.data:
-                continue
-            is_own = _checks.row(_checks.is_id, _checks.same(number), _is_base)
-            return Attempt(*_checks.read(value.data, what, is_own))
+            look = ft.partial(_read, root, number)
+            found = _store.look_twice(root, look, lambda found: found is not None)
         except ValueError as e:
             raise DamagedError(
                 f"Which near steps of `{root}` count cannot be told: {e}. None is "
                 f"read, and nothing was deleted. Delete `{_PLACE}` there to go on "
                 "without them."
             ) from e
+        if found is not None:
+            return found
     return None
+
+
+def _read(root: Backend, number: int) -> Attempt | None:
+    key = f"{_PLACE}/{number}"
+    value = root.read(key, limit=_MAX_BYTES)
+    # Of one that was killed as it began nothing counts.
+    if value is None or not value.data:
+        return None
+    is_own = _checks.row(_checks.is_id, _checks.same(number), _is_base)
+    return Attempt(*_checks.read(value.data, f"`{key}`", is_own))
 
 
 def begin(root: Backend, base: str) -> Attempt:
