@@ -1,5 +1,6 @@
 """Near steps: on each node's own disk, with copies on those of others."""
 
+import collections
 import json
 import re
 import shutil
@@ -7,12 +8,12 @@ import warnings
 
 import numpy as np
 import pytest
-from support import near
+from support import near, near_worlds
 from support.helpers import tree_at
 from support.processes import good, run_team
 
 import eqx_ckpt as ec
-from eqx_ckpt._run import _attempts
+from eqx_ckpt._run import _attempts, _disk
 from eqx_ckpt._runtime import _exchange
 from eqx_ckpt._runtime._exchange import Move
 from eqx_ckpt._storage import _root
@@ -260,6 +261,32 @@ def test_attempts(tmp_path):
     assert _attempts.last(root) == second
     assert _attempts.begin(root, "") == (first.run, 4, "")
     assert ec.CheckpointManager(tmp_path / "run").steps() == []
+
+
+def _play(path, seeds, monkeypatch):
+    monkeypatch.setattr(_disk._checkpoint, "open", near_worlds.fake_open)
+    seen = collections.Counter()
+    for seed in seeds:
+        world = near_worlds.World(path / str(seed), seed)
+        try:
+            world.play()
+        except Exception as e:
+            e.add_note(f"seed {seed}")
+            raise
+        shutil.rmtree(path / str(seed))
+        seen.update(world.seen)
+    assert min(seen[name] for name in ("saved", "restored", "passed")) > len(seeds) / 9
+    return seen
+
+
+def test_near_steps_count_and_stay(tmp_path, monkeypatch):
+    """Runs of several attempts, on disks that are permuted, wiped and damaged."""
+    _play(tmp_path, range(60), monkeypatch)
+
+
+@pytest.mark.long
+def test_near_steps_count_and_stay_in_many_runs(tmp_path, monkeypatch):
+    print(_play(tmp_path, range(60, 12_060), monkeypatch))
 
 
 # ---- Four processes: the scenarios that take longer.
