@@ -8,7 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
-from support import near, near_worlds
+from support import near, near_kills, near_worlds
 from support.helpers import tree_at
 from support.processes import good, run_team
 
@@ -287,6 +287,29 @@ def test_near_steps_count_and_stay(tmp_path, monkeypatch):
 @pytest.mark.long
 def test_near_steps_count_and_stay_in_many_runs(tmp_path, monkeypatch):
     print(_play(tmp_path, range(60, 12_060), monkeypatch))
+
+
+def _kill(path, seeds, attempts):
+    seen = collections.Counter()
+    for seed in seeds:
+        campaign = near_kills.Campaign(path / str(seed), seed)
+        try:
+            campaign.play(attempts)
+        except Exception as e:
+            e.add_note(f"seed {seed}, attempt {campaign.attempt}")
+            raise
+        shutil.rmtree(path / str(seed))
+        seen.update(campaign.seen)
+    return seen
+
+
+def test_processes_are_killed_anywhere(tmp_path):
+    _kill(tmp_path, [0], 3)
+
+
+@pytest.mark.long
+def test_processes_are_killed_anywhere_many_times(tmp_path):
+    print(_kill(tmp_path, range(1, 16), 10))
 
 
 # ---- Four processes: the scenarios that take longer.

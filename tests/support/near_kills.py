@@ -1,0 +1,188 @@
+"""A run of real processes with near disks, in attempts of any number of them. They are
+killed one after the other at random instants, and disks are permuted, wiped and left
+out. What each process has done is in logs beside the disks; `Campaign` looks whether
+the next attempt begins from what it has to begin from.
+"""
+
+import collections
+import json
+import pathlib
+import random
+import shutil
+from typing import NamedTuple
+
+import eqx_ckpt as ec
+from eqx_ckpt._run import _attempts
+from eqx_ckpt._storage import _root
+from support import near
+
+
+# A line is one call of the system: what was written is there, whoever is killed.
+_SETUP = """
+import threading
+log = os.open(path / f"log{attempt}-{{rank}}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+say = lambda *words: os.write(log, (json.dumps(words) + chr(10)).encode())
+warnings.showwarning = lambda message, *_: say("warning", str(message))
+from jax._src import distributed
+distributed.global_state.client.wait_at_barrier("begun", 60_000)
+end = threading.Timer({instants}[rank], os.kill, [os.getpid(), 9])
+end.start()
+"""
+_BEGUN = """
+whose = own if isinstance(own, list) else [own]
+parts = [np.asarray(state[name].addressable_data(0)) for name in ("w", "m")]
+say("from", at, whose, [int(x) for part in parts for x in part.ravel()])
+"""
+_BODY = "say('saved', step)"
+
+
+class Found(NamedTuple):
+    """A near save that is on disks, and the files of it."""
+
+    save: str
+    step: int
+    attempt: int
+    processes: int
+    files: dict[pathlib.Path, int]
+
+    def is_whole(self, disks: list[pathlib.Path]) -> bool:
+        there = {i for f, i in self.files.items() if f.parents[3] in disks}
+        return len(there) == self.processes
+
+
+class Campaign:
+    def __init__(self, path: pathlib.Path, seed: int):
+        self.path, self.rng = path, random.Random(seed)
+        path.mkdir()
+        self.disks = [path / f"disk{i}" for i in range(4)]
+        self.size, self.order = self.rng.choice([2, 3, 4]), [0, 1, 2, 3]
+        # Of each attempt, by its noise: the one that it went on from, and the step.
+        self.origin: dict[int, tuple[int, int]] = {}
+        self.reached = self.attempt = 0
+        # Whether a disk has been wiped since the last near step.
+        self.is_wiped = False
+        self.seen: collections.Counter[str] = collections.Counter()
+
+    def play(self, attempts: int) -> None:
+        for _ in range(attempts):
+            self.attempt += 1
+            self._attempt()
+
+    def _attempt(self) -> None:
+        rng = self.rng
+        self._trouble()
+        here = [self.disks[i] for i in self.order[: self.size]]
+        before = self._find()
+        least = self._least(before, here)
+        begin, gap = rng.random() * 1.5, rng.random() * 0.2
+        instants = [begin + gap * rng.random() for _ in range(self.size)]
+        near.run(
+            self.path,
+            self.size,
+            until=1000,
+            order=self.order,
+            every=rng.choice([5, 6, 100]),
+            noise=7 * self.attempt,
+            own='"all"',
+            setup=_SETUP.format(attempt=self.attempt, instants=instants),
+            begun=_BEGUN,
+            body=_BODY,
+            timeout=20,
+        )
+        self._check(before, here, max(least, self.reached))
+
+    def _trouble(self) -> None:
+        """What happens between attempts. Some of it may lose what was reached."""
+        rng = self.rng
+        if rng.random() < 0.2:
+            self.size, self.reached = rng.choice([1, 2, 3, 4]), 0
+        if rng.random() < 0.2:
+            rng.shuffle(self.order)
+            self.reached = 0
+        else:
+            self.order[: self.size] = rng.sample(self.order[: self.size], self.size)
+        if rng.random() < 0.2:
+            shutil.rmtree(self.disks[self.order[0]], ignore_errors=True)
+            # Each part has one copy on another disk, but for a single process.
+            if self.is_wiped or self.size == 1:
+                self.reached = 0
+            self.is_wiped = True
+        self.seen["nothing lost"] += self.reached > 0
+
+    def _find(self) -> dict[str, Found]:
+        found: dict[str, Found] = {}
+        for file in self.path.glob("disk*/*/*/*/*.zip"):
+            _, attempt, step, save, count, process = ec.open(file).metadata["near"]
+            one = found.setdefault(save, Found(save, step, attempt, count, {}))
+            one.files[file] = process
+        return found
+
+    def _least(self, found: dict[str, Found], here: list[pathlib.Path]) -> int:
+        """The newest step that can be restored, as the files say."""
+        root = self.path / "run"
+        last = _attempts.last(_root.resolve(root)) if root.exists() else None
+        steps = ec.CheckpointManager(root).steps() if root.exists() else []
+        for x in found.values():
+            if last is None or x.processes != self.size or not x.is_whole(here):
+                continue
+            if x.attempt == last.number or x.save == last.base:
+                steps.append(x.step)
+        return max(steps, default=0)
+
+    # ---- What came of it.
+
+    def _check(
+        self, before: dict[str, Found], here: list[pathlib.Path], least: int
+    ) -> None:
+        logs = [self._log(rank) for rank in range(self.size)]
+        lines = [line for log in logs for line in log]
+        self.seen["attempts"] += 1
+        begins = [line for line in lines if line[0] == "from"]
+        steps = [line[1] for line in lines if line[0] in ("from", "saved")]
+        # The save that is under way as they are killed may be whole.
+        whole = max(steps, default=-1 - near.NEAR_EVERY)
+        after = self._find()
+        for x in before.values():
+            if x.step > whole + near.NEAR_EVERY:
+                left = after[x.save].files if x.save in after else {}
+                assert x.files.items() <= left.items(), f"{x} was deleted"
+        if not begins:
+            self.seen["killed as they began"] += 1
+            return
+        at = begins[0][1]
+        noises = {own["noise"] for _, _, whose, _ in begins for own in whose}
+        assert {line[1] for line in begins} == {at} and len(noises) == 1
+        assert at >= least, f"began from {at}, and not from {least}"
+        self.seen["went on"] += at > 0
+        (noise,) = noises
+        state = near.parts_of(self._state(noise, at), self.size)
+        for rank, log in enumerate(logs):
+            for word in log:
+                if word[0] == "from":
+                    assert word[3] == state[rank], f"process {rank}: a wrong state"
+                    cursors = [own["cursor"] for own in word[2]]
+                    own = [100 * at + i for i in range(len(cursors))]
+                    assert cursors == own
+        told = " ".join(line[1] for line in lines if line[0] == "warning")
+        for x in before.values():
+            if x.step > at and x.is_whole(here) and logs[0]:
+                self.seen["told"] += 1
+                assert f"near step {x.step}:" in told, f"{x} is passed over in silence"
+        self.origin[7 * self.attempt] = noise, at
+        # The near step of all that was saved.
+        newest = max(steps) // near.NEAR_EVERY * near.NEAR_EVERY
+        self.reached = max(self.reached, newest)
+        self.is_wiped = self.is_wiped and newest <= at
+
+    def _log(self, rank: int) -> list[list]:
+        file = self.path / f"log{self.attempt}-{rank}"
+        return [json.loads(x) for x in file.read_text().splitlines()]
+
+    def _state(self, noise: int, step: int) -> near.State:
+        """What an attempt has at a step."""
+        if noise == 0:
+            return near.fresh()
+        origin, start = self.origin[noise]
+        return near.trained(
+            self._state(origin, start), range(start + 1, step + 1), noise
+        )
