@@ -156,14 +156,14 @@ class World:
             mine[i].keep(part._replace(process=i))
             assert all(file.exists() for file in before), (step, before)
             assert mine[i].file(part._replace(process=i)).exists()
-            for directory in mine[i].path.glob(f"{part.run}/*"):
+            for directory in _path(mine[i]).glob(f"{part.run}/*"):
                 is_old = self.saves[directory.name].step <= step
                 if is_old and directory.name != name:
                     assert any(f.read_text() == _TIRED for f in directory.iterdir())
         return not dies
 
     def _newer_files(self, disk: Disk, step: int) -> list[pathlib.Path]:
-        files = disk.path.glob("*/*/*.zip")
+        files = _path(disk).glob("*/*/*.zip")
         newer = {name for name, part in self.saves.items() if part.step > step}
         return [f for f in files if f.parent.name in newer and _is_part(f)]
 
@@ -178,11 +178,11 @@ class World:
         rng = self.rng
         if rng.random() < 0.3:
             disk = rng.choice(self.disks[2:])  # The others are the neighbour's.
-            shutil.rmtree(disk.path, ignore_errors=True)
+            shutil.rmtree(_path(disk), ignore_errors=True)
         files = [
             file
             for disk in self.disks
-            for file in disk.path.glob("*/*/*.zip")
+            for file in _path(disk).glob("*/*/*.zip")
             if file not in self.neighbours
         ]
         for file in rng.sample(files, min(len(files), rng.choice([0, 0, 0, 1, 2]))):
@@ -194,6 +194,10 @@ class World:
                 file.write_text(json.dumps(data | {"data": "bad"}))
             else:
                 file.write_text(_TIRED if kind == "tired" else "{")
+
+
+def _path(disk: Disk) -> pathlib.Path:
+    return pathlib.Path(disk.root.url, "eqx_ckpt.near")
 
 
 def _counts(part: NearPart, last: Attempt, count: int) -> bool:
