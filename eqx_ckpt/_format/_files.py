@@ -54,6 +54,11 @@ def own(process: int) -> str:
     return f"own-{process}"
 
 
+def staged(own: str, key: str) -> str:
+    """Where a file for the root lies in the directory of its save, until the commit."""
+    return f"{own}/{key.replace('/', '%')}.new"
+
+
 def is_beside(name: str) -> bool:
     """Whether a directory is called as one that is to be swapped in."""
     return BESIDE.fullmatch(name) is not None

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from .._format import _files
 from .._load import _published
 from .._runtime import _log
-from .._save import _leftovers
+from .._save import _inplace, _leftovers
 from .._storage import _root
 from .._storage._backend import Backend, Locks, Renames
 
@@ -25,6 +25,9 @@ def clean(
     where the writers run, or where their locks are seen; and not while something else
     than eqx_ckpt copies checkpoints into the directory. In an object store there are no
     locks, and what a running save has written is listed too.
+
+    A save that was killed right after its commit is finished: the files for other
+    readers are put in their place. So is the last one when a manager is made.
 
     **Arguments:**
 
@@ -103,7 +106,11 @@ def _clean(here: Renames, remove: bool) -> set[str]:
     for work in [*_leftovers.beside(here), *_leftovers.besides(here)]:
         if _leftovers.delete_abandoned(work, remove):
             found.append(work.path)
-    for place in [here, *below]:
+    # What lies beside a path has the lock of its writer, and was looked at.
+    places = [p for p in [here, *below] if not _files.is_beside(p.name)]
+    for place in places:
+        if remove and _may_hold_saves(place):
+            _inplace.finish(place)
         stale = _stale_saves(place, remove)
         found += [place.below("d").below(save).path for save in stale]
         if stale and remove and place != here:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any, overload
 
+from jax._src import distributed
 from jaxtyping import PyTree
 
 from .._runtime import _undo
@@ -97,6 +98,8 @@ class CheckpointManager:
         **options: Any,
     ):
         self._steps = Steps(root)
+        if not distributed.global_state.process_id:
+            self._steps.finish()
         self._policy = Policy(every, every_seconds, keep, keep_every, best)
         self._policy.check()
         self._saves = Saves(self._steps, self._policy, reuse, options)

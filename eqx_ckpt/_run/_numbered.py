@@ -20,6 +20,7 @@ def write(root: Backend, place: str, number: int, data: bytes) -> None:
         root.write(f"{place}/{number}", [data], sync=True)
     finally:
         root.sync_directories([place, ""])
+        root.sync_above()
 
 
 def delete(root: Backend, place: str, number: int) -> None:

@@ -19,7 +19,7 @@ from .._format import _checks, _files, _json, _text
 from .._format._journal import Row
 from .._load import _published, _verify
 from .._runtime import _log
-from .._save import _background, _leftovers, _publish
+from .._save import _background, _inplace, _leftovers, _publish
 from .._storage import _root, _store
 from .._storage._backend import Backend, Locks, Renames, Sends, Usage
 from .._storage._remote import Store
@@ -35,6 +35,7 @@ _ITEM = "default"
 # renamed.
 _ORBAX, _ORBAX_DONE = "_METADATA", "commit_success.txt"
 _MAX_METRICS = 2**20
+_MOST_FINISHED = 1024
 
 
 class Signature(NamedTuple):
@@ -298,6 +299,21 @@ class Steps:
             with contextlib.suppress(FileNotFoundError):
                 _clean.clean(self.root.below(str(step)).url)
             self.root.drop_directory(str(step))
+
+    def finish(self) -> None:
+        """Finishes the save of a step that was killed right after its commit: it was
+        the last one. Of very many steps only newer ones are looked at."""
+        times: dict[int, float] = {}
+        if self.cleans and self.root.entry() == "directory":
+            for step in sorted(self.directories())[-_MOST_FINISHED:]:
+                with contextlib.suppress(OSError):
+                    found = self.root.usage([index_of(step)])
+                    times[step] = found and found.time or 0.0
+        step = max(times, key=times.__getitem__, default=None)
+        if step is not None and not self.is_linked(step):
+            root = self._at(step)
+            assert isinstance(root, Renames)
+            _inplace.finish(root)
 
     def set_aside(self, step: int, force: bool) -> None:
         """Moves a damaged step away, whole, so that none is replaced that may be good.

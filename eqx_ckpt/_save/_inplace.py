@@ -4,11 +4,12 @@ the index that is put in place of the one that was found is its commit.
 
 import contextlib
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 
 from .._format import _files
 from .._load import _published
+from .._runtime import _log
 from .._storage._backend import Renames
 from . import _leftovers
 from ._place import discard, Found, Place, replaced, unpublished
@@ -17,9 +18,7 @@ from ._place import discard, Found, Place, replaced, unpublished
 @contextlib.contextmanager
 def begin(root: Renames, found: Found, undo: ExitStack) -> Iterator["InPlace"]:
     place = InPlace(root, root, secrets.token_hex(8), found, undo)
-    with place.alone(root, root.below("d").below(place.save)) as made:
-        # Two of those are `d` and the root.
-        place.above = ["../" * n for n in range(1, 2 + max(0, made - 2))]
+    with place.alone(root, root.below("d").below(place.save)):
         yield place
 
 
@@ -31,22 +30,18 @@ class InPlace(Place[Renames]):
             for key, value in {**side, _files.INDEX: index}.items():
                 root.stage(own, key, value, sync)
             if sync:
-                root.sync_directories([own, "d", "", *self.above])
+                root.sync_directories([own, "d", ""])
+                root.sync_above(self.made)
         # Whoever replaces what is at the path holds the lock of what is there, until
         # other readers' files are in place too.
-        with root.writers_lock():
+        with self.locked():
             # A save that begins after the commit is not among these.
             others = _published.saves(root)
-            # If this fails, the commit may have been made all the same: nothing is
-            # undone.
-            undo = self.undo.pop_all()
-            with self.noted(
-                f"What is at `{root}` is whole: this save, or what was there."
-            ):
+            with self.commit(index) as undo:
                 is_ours = root.replace(own, _files.INDEX, index, self.found.file)
             if not is_ours:
                 undo.close()
-                raise replaced(root)
+                raise replaced(root, self.found)
             with self.committed():
                 self._follow_up(others, side, sync)
 
@@ -57,18 +52,48 @@ class InPlace(Place[Renames]):
         if sync:
             root.sync_directories([""])
         # Other readers' files follow; what they refer to until then is deleted last.
-        for key, value in side.items():
-            root.swap(self.own, key, value)
-        tops = {key.partition("/")[0] for key in side}
-        for key in (self.found.entries & _files.SIDE) - tops:
-            discard(root, key)
-        # It was of what was there.
-        if not root.is_directory(_files.SIGNATURE):
-            discard(root, _files.SIGNATURE)
+        _swap_in(root, self.own, side, self.found.entries - _tops(side))
         for save in others:
             if save != self.save:
                 # Unless it is being written.
                 _leftovers.delete_abandoned(root.below("d").below(save))
         if sync:
-            inside = {key.rpartition("/")[0] for key in side}
-            root.sync_directories({"", *inside})
+            _sync(root, side)
+
+
+def finish(root: Renames) -> None:
+    """Does what follows a commit, as far as other readers' files go, if the save was
+    killed before that. What cannot be done now may be later."""
+    with contextlib.suppress(OSError, ValueError), root.lock() as held:
+        got = _published.read_index(root) if held else None
+        if got is None or got[0].layout != "ocdbt":
+            return
+        own = f"d/{got[0].save}"
+        side = [key for key in got[0].others if not key.startswith("d/")]
+        staged = [key for key in side if root.has(_files.staged(own, key))]
+        outdated = _files.SIDE.intersection(root.list_top() or ()) - _tops(side)
+        if staged or outdated:
+            _swap_in(root, own, staged, outdated)
+            _sync(root, side)
+            _log.say(_log.INFO, f"Finished the save at `{root}`, which was killed")
+
+
+def _swap_in(
+    root: Renames, own: str, side: Iterable[str], outdated: Iterable[str]
+) -> None:
+    """Puts staged files in their place, and deletes those of another save."""
+    for key in side:
+        root.swap(own, key, b"")
+    for key in _files.SIDE.intersection(outdated):
+        discard(root, key)
+    # It was of what was there.
+    if not root.is_directory(_files.SIGNATURE):
+        discard(root, _files.SIGNATURE)
+
+
+def _tops(keys: Iterable[str]) -> set[str]:
+    return {key.partition("/")[0] for key in keys}
+
+
+def _sync(root: Renames, side: Iterable[str]) -> None:
+    root.sync_directories({"", *(key.rpartition("/")[0] for key in side)})

@@ -57,13 +57,11 @@ def claimed(root: Backend) -> FileExistsError:
 class InStore(Place[Sends]):
     def publish(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
         root = self.root
-        # If this fails, the commit may have been made all the same: nothing is undone.
-        undo = self.undo.pop_all()
-        with self.noted(f"What is at `{root}` is whole: this save, or what was there."):
+        with self.commit(index) as undo:
             is_ours = root.replace(self.own, _files.INDEX, index, self.found.file)
         if not is_ours:
             undo.close()
-            raise replaced(root)
+            raise replaced(root, self.found)
         with self.committed():
             swap = ft.partial(root.swap, self.own)
             _store.gather(root, [ft.partial(swap, *file) for file in side.items()])

@@ -10,7 +10,7 @@ from typing import BinaryIO, NamedTuple
 
 from .._storage._backend import Backend, Renames
 from . import _leftovers
-from ._place import discard, drop_empty, unpublished
+from ._place import discard, Found, Place, unpublished
 
 
 class FileOptions(NamedTuple):
@@ -41,30 +41,46 @@ def publish(
         raise _came(root)
 
 
+class OneFile(Place[Renames]):
+    """The file is `file` in `work`, as of a save that is to be swapped in."""
+
+    def put(self, options: FileOptions) -> None:
+        directory, key = self.root.split()
+        self.last = "file"
+        self.check_there()
+        stamp = self.work.stamp("file")
+        # See `is_saved`.
+        self._is_put = lambda: directory.stamp(key) == stamp
+        with self.commit():
+            self.work.become("file", self.root, options.overwrite)
+        with self.committed():
+            if options.sync:
+                self.root.sync_above(self.made)
+
+    def is_saved(self, index: bytes) -> bool | None:
+        return self._is_put()
+
+
 def _beside(
     root: Renames, write: Callable[[BinaryIO], None], options: FileOptions
 ) -> None:
     path = root.real()
     assert isinstance(path, Renames)
-    for leftover in _leftovers.beside(path):
-        _leftovers.delete_abandoned(leftover)
-    # As a save that is to be swapped in.
-    work = _leftovers.directory_of(path, secrets.token_hex(8))
-    made = path.missing()
-    with contextlib.ExitStack() as undo:
-        undo.callback(drop_empty, made)
-        undo.callback(discard, work)
+    save = secrets.token_hex(8)
+    work = _leftovers.directory_of(path, save)
+    nothing = Found(None, None, frozenset())
+    with contextlib.ExitStack() as stack:
+        undo = stack.enter_context(contextlib.ExitStack())
+        stack.callback(discard, work)
+        place = OneFile(path, work, save, nothing, undo)
         with contextlib.ExitStack() as locked:
             with unpublished(root, options.nbytes):
-                locked.enter_context(work.made(is_aside=True))
+                locked.enter_context(place.alone(path, work))
                 work.write_by("file", write, options.sync)
             try:
-                work.become("file", path, options.overwrite)
+                place.put(options)
             except FileExistsError:
                 raise _came(root) from None
-            if options.sync:
-                levels = range(1 + len(made))
-                path.parent().sync_directories(["../" * n for n in levels])
 
 
 def _came(root: Backend) -> FileExistsError:

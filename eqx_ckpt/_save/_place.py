@@ -9,6 +9,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from .._format import _files, _index, _text
 from .._format._index import Outline
+from .._storage import _store
 from .._storage._backend import Backend, Renames, Value
 from . import _leftovers
 
@@ -30,8 +31,8 @@ R = TypeVar("R", bound=Backend)
 class Place(Generic[R]):
     """Where a save is written, `work`, and where it goes, `root`.
 
-    `above` leads to the directories, from the root, that have new names in them because
-    of the save. `undo` deletes what is written, until the save gets to its commit.
+    `undo` deletes what is written, until the save gets to its commit. `made` are the
+    directories that were not there before; `last` is a file that was written last.
     """
 
     root: R
@@ -39,11 +40,14 @@ class Place(Generic[R]):
     save: str
     found: Found
     undo: contextlib.ExitStack
-    above: list[str] = dataclasses.field(default_factory=list)
+    made: list[Renames] = dataclasses.field(default_factory=list)
+    last: str = ""
     # Of a directory that is written beside its path: the mode it is to have there.
     mode: int | None = None
     # Whether what has failed came with the commit, or after it.
     is_committed: bool = False
+    # Whether its directory is the one that it has made.
+    _is_there: Callable[[], bool] = lambda: True
 
     @property
     def own(self) -> str:
@@ -56,38 +60,91 @@ class Place(Generic[R]):
         raise NotImplementedError
 
     @contextlib.contextmanager
-    def noted(self, note: str) -> Iterator[None]:
-        """Around the commit, and what follows it: says so in an error."""
+    def alone(self, root: Renames, own: Renames) -> Iterator[None]:
+        """Makes the directory `own` to write in, and holds its lock, which tells others
+        that its writer lives."""
+        for leftover in _leftovers.beside(root):
+            _leftovers.delete_abandoned(leftover)
+        self.made = own.missing()
+        self.undo.callback(drop_empty, self.made)
+        self.undo.callback(discard, own)
+        with own.made(is_aside=self.work != root) as (self.mode, self._is_there):
+            try:
+                yield
+            except FileNotFoundError as e:
+                if self.is_committed or own.entry() != "nothing":
+                    raise
+                raise replaced(root, self.found) from e
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the lock of writers at the root, around the commit and what follows."""
+        with contextlib.ExitStack() as locked:
+            with unpublished(self.root):
+                try:
+                    locked.enter_context(self.root.writers_lock())
+                except FileNotFoundError:
+                    raise replaced(self.root, self.found) from None
+                self.check_there()
+            yield
+
+    def check_there(self) -> None:
+        """**Raises:** `RuntimeError` unless what was written is there: before the
+        commit, and under the lock of writers where there is one."""
+        if not self._is_there() or self.last and not self.work.has(self.last):
+            raise replaced(self.root, self.found)
+
+    @contextlib.contextmanager
+    def commit(self, index: bytes = b"") -> Iterator[contextlib.ExitStack]:
+        """Around the one step that commits; yields what undoes the save, which it does
+        if that step has failed. An error says what is at the path now."""
+        undo = self.undo.pop_all()
+        try:
+            yield undo
+        except Exception as e:
+            is_saved = None
+            with contextlib.suppress(OSError, ValueError):
+                is_saved = self.is_saved(index)
+            if is_saved is False:
+                undo.close()
+                with unpublished(self.root):
+                    raise
+            self.is_committed = True
+            if is_saved:
+                raise self._noted(e, self._saved()) from e
+            there = f"What is at `{self.root}`"
+            if self.found.entries:
+                raise self._noted(e, f"{there} is whole: this save, or what was there.")
+            raise self._noted(e, f"{there}, if anything, is whole: this save.")
+
+    def is_saved(self, index: bytes) -> bool | None:
+        """Whether the save is what is at the root. None: nobody knows."""
+        if self.root.is_far:
+            return None  # What has failed may yet be done.
+        return _store.is_still(self.root, _files.INDEX, Value(index))
+
+    @contextlib.contextmanager
+    def committed(self) -> Iterator[None]:
+        """Around what follows the commit."""
         try:
             yield
         except Exception as e:
             self.is_committed = True
-            e.add_note(note)
-            raise
+            raise self._noted(e, self._saved()) from e
 
-    def committed(self) -> contextlib.AbstractContextManager[None]:
-        return self.noted(
+    def _saved(self) -> str:
+        return (
             f"The checkpoint at `{self.root}` is saved and whole all the same. What "
-            "failed is what follows: the files for other readers, and the deletion of "
-            "the checkpoint that was there before."
+            "failed is what follows: to sync it to the disk, the files for other "
+            "readers, or the deletion of the checkpoint that was there before."
         )
 
-    @contextlib.contextmanager
-    def alone(self, root: Renames, own: Renames) -> Iterator[int]:
-        """Makes the directory `own` to write in, and holds its lock, which tells others
-        that its writer lives. Yields how many directories above were not there."""
-        for leftover in _leftovers.beside(root):
-            _leftovers.delete_abandoned(leftover)
-        made = own.missing()
-        self.undo.callback(drop_empty, made)
-        self.undo.callback(discard, own)
-        with own.made(is_aside=self.work != root) as self.mode:
-            try:
-                yield len(made)
-            except FileNotFoundError as e:
-                if self.is_committed or own.entry() != "nothing":
-                    raise
-                raise replaced(root) from e
+    def _noted(self, error: Exception, note: str) -> Exception:
+        if isinstance(error, OSError) and error.errno and not self.root.is_far:
+            when = f"while a save was being put in place at `{self.root}`."
+            error = OSError(error.errno, f"{_text_of(error)}, {when}{_advice(error)}")
+        error.add_note(note)
+        return error
 
 
 def drop_empty(directories: Iterable[Backend]) -> None:
@@ -101,8 +158,14 @@ def discard(root: Backend, key: str = "") -> None:
         root.delete(key)
 
 
-def replaced(root: Backend) -> RuntimeError:
-    if root.read(_files.INDEX) is None:
+def replaced(root: Backend, found: Found) -> RuntimeError:
+    now = root.read(_files.INDEX)
+    if (now and now.data) == (found.file and found.file.data):
+        return RuntimeError(
+            f"What this save had written to `{root}` was deleted while it was being "
+            "written. Nothing was saved, and the path is as it was before: save again."
+        )
+    if now is None:
         return RuntimeError(
             f"What was at `{root}` was deleted while this save was being written, and "
             "so was this save. Nothing is there now: save again."
@@ -137,9 +200,13 @@ def unpublished(root: Backend, nbytes: int = 0) -> Iterator[None]:
         of = f" of {_text.size(nbytes)}" if nbytes else ""
         raise OSError(
             e.errno,
-            f"{os.strerror(e.errno)}, while a save{of} was being written to `{root}`. "
+            f"{_text_of(e)}, while a save{of} was being written to `{root}`. "
             f"Nothing was saved, and the path is as it was before.{_advice(e)}",
         ) from e
+
+
+def _text_of(error: OSError) -> str:
+    return error.strerror or os.strerror(error.errno or 0)
 
 
 def _advice(error: OSError) -> str:

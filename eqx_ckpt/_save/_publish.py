@@ -26,6 +26,22 @@ from ._place import discard, foreign, Found, not_part, Place, unpublished as unp
 
 def examine(root: Backend, overwrite: bool) -> Found:
     """The state of a path. **Raises:** an error when a save may not go there."""
+    found = _look(root, overwrite)
+    for _ in range(2):
+        if isinstance(found, Found):
+            return found
+        # It may be a checkpoint that is being deleted, or was replaced meanwhile.
+        with contextlib.ExitStack() as locked:
+            with contextlib.suppress(OSError):
+                locked.enter_context(root.writers_lock())
+            found = _look(root, overwrite)
+    if isinstance(found, Found):
+        return found
+    raise found
+
+
+def _look(root: Backend, overwrite: bool) -> Found | FileExistsError:
+    """As `examine`. Returns the error that there is something else."""
     if isinstance(root, Renames) and _files.is_beside(root.name):
         raise ValueError(
             f"`{root}` is a name for saves that are being written. Choose another path."
@@ -62,10 +78,10 @@ def examine(root: Backend, overwrite: bool) -> Found:
     elif _is_leftover(root, tops):
         return Found(None, None, frozenset(tops), keys)
     if _files.CLAIM in tops:
-        raise _instore.claimed(root)
+        return _instore.claimed(root)
     some = ", ".join(f"`{_text.escape(name)}`" for name in sorted(tops)[:3])
     other = " (an Orbax checkpoint?)" if "_METADATA" in tops else ""
-    raise FileExistsError(
+    return FileExistsError(
         f"`{root}` is not empty, and not a checkpoint of eqx_ckpt{other}: it has {some}"
         f"{' and more' if len(tops) > 3 else ''}. It is left as it is. Choose another "
         "path."
@@ -137,6 +153,8 @@ def told(root: Backend, word: bytes) -> tuple[Backend, str]:
 
 def publish(place: Place, index: Index, side: Mapping[str, bytes], sync: bool) -> None:
     """Makes a save that is written the checkpoint at its path."""
+    is_zarr = index.layout == "zarr"
+    place.last = _files.DIGESTS if is_zarr else f"{place.own}/digests"
     place.publish(_index.encode(index), side, sync)
 
 
@@ -153,15 +171,18 @@ def remove(root: Backend) -> None:
             raise _nothing(root)
         return
     assert isinstance(root, Renames)
-    with root.writers_lock():
-        got = _published.read_outline(root)
-        if got is None:
-            raise _nothing(root)
-        entries = root.list_top() or {}
-        others = foreign(root, Found(got[0], got[1], frozenset(entries)), entries)
-        if others:
-            raise not_part(root, others[0])
-        _rename_and_delete(root, entries)
+    try:
+        with root.writers_lock():
+            got = _published.read_outline(root)
+            if got is None:
+                raise _nothing(root)
+            entries = root.list_top() or {}
+            others = foreign(root, Found(got[0], got[1], frozenset(entries)), entries)
+            if others:
+                raise not_part(root, others[0])
+            _rename_and_delete(root, entries)
+    except FileNotFoundError:  # Another has deleted it.
+        raise _nothing(root) from None
 
 
 def _rename_and_delete(root: Renames, entries: Iterable[str]) -> None:
@@ -174,9 +195,12 @@ def _rename_and_delete(root: Renames, entries: Iterable[str]) -> None:
             raise
         # At a mount point. What is left of this is a leftover too.
         root.delete(_files.INDEX)
+        root.sync_directories([""])
         for key in entries:
             discard(root, key)
         return
+    # After a power cut it is there with all that is in it, or not at all.
+    root.parent().sync_directories([""])
     discard(work)
 
 

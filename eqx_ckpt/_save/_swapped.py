@@ -20,8 +20,7 @@ def begin(root: Renames, found: Found, undo: contextlib.ExitStack) -> Iterator["
     save = secrets.token_hex(8)
     work = _leftovers.directory_of(root, save)
     place = Swap(root, work, save, found, undo)
-    with place.alone(root, work) as made:
-        place.above = ["../" * n for n in range(1, 2 + made)]
+    with place.alone(root, work):
         yield place
 
 
@@ -41,7 +40,7 @@ def check(root: Backend, found: Found) -> None:
     others = foreign(root, found, entries)
     if others:
         if not _store.is_still(root, _files.INDEX, found.file):
-            raise replaced(root)
+            raise replaced(root, found)
         raise FileExistsError(
             f"`{root}` has `{_text.escape(others[0])}` in it, which is not part of "
             'the checkpoint, and `layout="zarr"` replaces the whole directory. Move it '
@@ -54,9 +53,9 @@ class Swap(Place[Renames]):
         with unpublished(self.root):
             self._complete(index, side, sync)
         if self.found.entries:
-            self._exchange(sync)
+            self._exchange(index, sync)
         else:
-            self._rename(sync)
+            self._rename(index, sync)
 
     def _complete(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
         work = self.work
@@ -69,13 +68,15 @@ class Swap(Place[Renames]):
             inner = [self.own, "d"] if work.is_directory(self.own) else []
             work.sync_directories([*inner, *inside, ""])
 
-    def _rename(self, sync: bool) -> None:
+    def _rename(self, index: bytes, sync: bool) -> None:
         root = self.root
-        undo = self.undo.pop_all()
+        self.check_there()
         try:
-            self.work.rename(root, self.mode)
+            with self.commit(index):
+                self.work.rename(root, self.mode)
         except OSError as e:
-            undo.close()
+            if self.is_committed:
+                raise
             if e.errno == errno.EBUSY:
                 raise _mounted(root) from e
             if e.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
@@ -86,23 +87,24 @@ class Swap(Place[Renames]):
             ) from e
         with self.committed():
             if sync:
-                root.sync_directories(self.above)
+                root.sync_above(self.made)
 
-    def _exchange(self, sync: bool) -> None:
+    def _exchange(self, index: bytes, sync: bool) -> None:
         root, work = self.root, self.work
-        with root.writers_lock():
+        with self.locked():
             if not _store.is_still(root, _files.INDEX, self.found.file):
-                raise replaced(root)
+                raise replaced(root, self.found)
             check(root, self.found)
-            undo = self.undo.pop_all()
             try:
-                work.exchange(root)
+                with self.commit(index):
+                    work.exchange(root)
             except OSError as e:
-                undo.close()
+                if self.is_committed:
+                    raise
                 raise _refused(root, e) from e
             with self.committed():
                 if sync:
-                    root.sync_directories(self.above)
+                    root.sync_above(self.made)
                 # What came in since it was listed is not ours to delete.
                 for name in set(work.list_top() or {}) - own_entries(self.found):
                     work.give(name, root)
@@ -118,9 +120,15 @@ def _mounted(root: Renames) -> OSError:
     )
 
 
+# What the system says of two directories that it cannot exchange.
+_NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOTTY, errno.EXDEV)
+
+
 def _refused(root: Renames, error: OSError) -> OSError:
-    if error.errno is None or error.errno == errno.EBUSY:
+    if error.errno == errno.EBUSY:
         return _mounted(root)
+    if error.errno not in _NO_EXCHANGE:
+        return error
     return OSError(
         error.errno,
         f"The file system of `{root}` cannot exchange two directories atomically "

@@ -276,6 +276,12 @@ class Backend(Sink, Protocol):
         """Makes the names in directories durable."""
         ...
 
+    def sync_above(self, made: "Sequence[Renames]" = ()) -> None:
+        """Makes the name of this directory durable, and of those that lead to it: these
+        once in a process, whoever has made them, and again if they were `made` since.
+        """
+        ...
+
     def drop_directory(self, key: str = "") -> None:
         """Deletes a directory if it is empty."""
         ...
@@ -309,9 +315,10 @@ class Locks(Backend, Protocol):
 
     def made(
         self, is_aside: bool = False
-    ) -> contextlib.AbstractContextManager[int | None]:
+    ) -> contextlib.AbstractContextManager[tuple[int | None, Callable[[], bool]]]:
         """Makes the directory and those above it, and holds its lock. What `is_aside`
-        nobody else may look into: yields the mode that it would have otherwise."""
+        nobody else may look into: yields the mode that it would have otherwise, and a
+        function that says whether it is still what is there."""
         ...
 
 

@@ -12,12 +12,14 @@ import secrets
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from .._runtime import _undo
+from .._format import _text
+from .._runtime import _log, _undo
 from .._runtime._undo import Descriptor
 from ._backend import Usage
 
@@ -26,14 +28,22 @@ from ._backend import Usage
 LONGEST_NAME, LONGEST_PATH = 255, 4096
 # What the system says of names that no file has; some are too long for any.
 NOWHERE = errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG
-# Where a memory-mapped file is one that this machine has: a network file system can
-# lose it while we read, which is a SIGBUS.
-_local_file_systems = frozenset(
-    "ext2 ext3 ext4 xfs btrfs zfs f2fs tmpfs ramfs overlay bcachefs apfs hfs".split()
-)
+# What `statfs` of Linux calls file systems in which a memory-mapped file is one that
+# this machine has: a network file system can lose it while we read, which is a SIGBUS.
+_kinds = {
+    0xEF53: "ext4",
+    0x58465342: "xfs",
+    0x9123683E: "btrfs",
+    0x2FC12FC1: "zfs",
+    0xF2F52010: "f2fs",
+    0xCA451A4E: "bcachefs",
+    0x01021994: "tmpfs",
+    0x858458F6: "ramfs",
+    0x794C7630: "overlay",
+}
 # Those in which one call syncs all files, and says so if one could not be written. In
 # others it may end here, as in overlays and FUSE.
-_synced_whole = frozenset("ext4 xfs btrfs".split())
+_synced_whole = frozenset(("ext4", "xfs", "btrfs"))
 # Bytes that are read here and not by TensorStore.
 # Each thread counts its own: a lock could be left locked by Ctrl-C.
 counts: dict[int, int] = {}
@@ -121,8 +131,9 @@ def usage(path: str, keys: Sequence[str] = ()) -> Usage:
     )
 
 
-def read_open(fd: int, start: int, into: np.ndarray) -> int:
-    """Reads an open file from a byte on, and returns how many bytes it has there."""
+def read_into(fd: int, start: int, into: np.ndarray) -> int:
+    """Reads an open file from a byte on, however few a read gives, and returns how many
+    bytes it has there. Whatever reads a local file does it here."""
     done = 0
     while done < into.nbytes:
         count = os.preadv(fd, [into[done:].data], start + done)
@@ -133,23 +144,19 @@ def read_open(fd: int, start: int, into: np.ndarray) -> int:
     return done
 
 
-def read_bytes(fd: int, size: int) -> bytes:
-    """The first bytes of an open file: so many, unless it has fewer."""
-    parts: list[bytes] = []
-    done = 0
-    while done < size:
-        part = os.pread(fd, size - done, done)
-        if not part:
-            break
-        parts.append(part)
-        done += len(part)
-    _count(done)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+def read_bytes(fd: int, start: int, size: int) -> bytes:
+    """So many bytes of an open file, unless it has fewer."""
+    into = np.empty(size, np.uint8)
+    return into[: read_into(fd, start, into)].tobytes()
 
 
 def _count(nbytes: int) -> None:
     thread = threading.get_ident()
     counts[thread] = counts.get(thread, 0) + nbytes
+
+
+# Seconds that a lock is waited for, until the log says so, and at most.
+_TOLD, _LONGEST = 10, 1800
 
 
 @contextlib.contextmanager
@@ -160,15 +167,55 @@ def lock(directory: str | os.PathLike[str], wait: bool = False) -> Iterator[bool
             # A child that is forked meanwhile has the descriptor too, and would keep
             # the lock of a file that is only closed here.
             with _undo.surely(ft.partial(_unlock, fd)):
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-                except OSError:
+                if not _take(fd, os.fspath(directory), wait):
                     yield False
                     return
                 # While we waited another directory may have come in its place.
-                if _is_at(fd, directory):
+                if _is_same(directory, os.fstat(fd)):
                     yield True
                     return
+
+
+def _take(fd: int, directory: str, wait: bool) -> bool:
+    """Locks an open directory. Returns whether it has."""
+    start, pause, told = time.monotonic(), 0.001, _TOLD
+    since = time.strftime("%H:%M:%S")
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if not wait:
+                return False
+        except OSError:
+            return False  # There are no locks.
+        waited = time.monotonic() - start
+        if waited > min(told, _LONGEST):
+            told *= 4
+            who = f"{_holder(fd)} holds the lock of `{_text.escape(directory)}`"
+            if waited > _LONGEST:
+                raise TimeoutError(
+                    errno.ETIMEDOUT, f"{who}, which this has waited for since {since}"
+                )
+            text = f"{who}: waiting for it since {since}"
+            _log.say(_log.WARNING, text, path=directory)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+
+
+def _holder(fd: int) -> str:
+    """The process that has locked a file, and what it does, as far as that is known."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        found = os.fstat(fd)
+        device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+        for line in pathlib.Path("/proc/locks").read_text().splitlines():
+            fields = line.split()
+            if fields[-3] == f"{device}:{found.st_ino}" and "->" not in fields:
+                process = int(fields[-4])
+                status = pathlib.Path(f"/proc/{process}/status").read_text()
+                facts = dict(re.findall(r"^(Name|State):\t(.*)", status, re.MULTILINE))
+                return f"process {process} ({facts['Name']}, {facts['State']})"
+    return "another process"
 
 
 def is_locked(directory: str | os.PathLike[str]) -> bool:
@@ -190,15 +237,18 @@ def _unlock(fd: int) -> None:
         fcntl.flock(fd, fcntl.LOCK_UN)
 
 
-def _is_at(fd: int, path: str | os.PathLike[str]) -> bool:
+def _is_same(path: str | os.PathLike[str], found: os.stat_result) -> bool:
+    """Whether what was found is still what is at a path."""
     try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
+        return os.path.samestat(os.stat(path), found)
     except FileNotFoundError:
         return False
 
 
 @contextlib.contextmanager
-def made(path: str, depth: int, is_aside: bool) -> Iterator[int | None]:
+def made(
+    path: str, depth: int, is_aside: bool
+) -> Iterator[tuple[int | None, Callable[[], bool]]]:
     """See `Locks.made`."""
     mode = None
     with contextlib.ExitStack() as locked:
@@ -216,7 +266,7 @@ def made(path: str, depth: int, is_aside: bool) -> Iterator[int | None]:
             with _undo.opened(path, _DIRECTORY | os.O_NOFOLLOW) as fd:
                 mode = stat.S_IMODE(os.fstat(fd).st_mode)
                 os.fchmod(fd, mode & ~0o077)
-        yield mode
+        yield mode, ft.partial(_is_same, path, os.stat(path))
 
 
 def adopt_mode(path: str, target: str, mode: int | None = None) -> None:
@@ -311,14 +361,60 @@ def link_held(fd: int, source: str, path: str, sync: bool) -> bool:
 
 
 def parts(fd: int) -> Iterator[bytes]:
-    """The bytes of an open file, a few at a time."""
-    starts = range(0, os.fstat(fd).st_size, _MAX_BATCH)
-    return (os.pread(fd, _MAX_BATCH, start) for start in starts)
+    """The bytes of an open file, a few at a time. **Raises:** `OSError` if it loses
+    some meanwhile."""
+    size = os.fstat(fd).st_size
+    for start in range(0, size, _MAX_BATCH):
+        part = read_bytes(fd, start, min(_MAX_BATCH, size - start))
+        if len(part) < min(_MAX_BATCH, size - start):
+            raise OSError(errno.EIO, "A file that is copied has lost its end")
+        yield part
 
 
-def sync(path: str, flags: int = 0) -> None:
-    with _undo.opened(path, os.O_RDONLY | flags) as fd:
+def sync(path: str) -> None:
+    with _undo.opened(path, os.O_RDONLY) as fd:
         os.fsync(fd)
+
+
+def sync_directory(path: str) -> None:
+    """Makes the names in a directory durable, where the file system can do that."""
+    with _undo.opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
+        try:
+            os.fsync(fd)
+        except OSError as e:
+            if e.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
+            device = os.fstat(fd).st_dev
+            if device not in _unsynced:
+                _unsynced.add(device)
+                where = f"The file system of `{_text.escape(path)}`"
+                what = "cannot sync directories: a power cut may take new names away"
+                _log.say(_log.WARNING, f"{where} {what}", path=path)
+
+
+# File systems that cannot, and of which that was said.
+_unsynced: set[int] = set()
+
+
+# Directories to which names lead that are durable, as far as this process knows.
+_lasting: set[str] = set()
+_MOST_LASTING = 4096
+
+
+def sync_above(path: str, made: Iterable[str]) -> None:
+    """See `Backend.sync_above`."""
+    _lasting.difference_update(made)
+    above, found = os.path.dirname(path), []
+    sync_directory(above)
+    while above not in _lasting and above != "/":
+        found.append(above)
+        above = os.path.dirname(above)
+        # Whoever may not read it has made nothing there.
+        with contextlib.suppress(PermissionError):
+            sync_directory(above)
+    if len(_lasting) > _MOST_LASTING:
+        _lasting.clear()
+    _lasting.update(found)
 
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
@@ -445,11 +541,24 @@ def exchange(a: str, b: str) -> None:
 
 def folds_case(directory: str) -> bool:
     """Whether the file system takes names that differ by case only for one."""
-    place = directory
-    while not os.path.isdir(place):
-        place = os.path.dirname(place)
-    swapped = place.swapcase()
-    return swapped != place and os.path.exists(swapped)
+    while not os.path.isdir(directory):
+        directory = os.path.dirname(directory)
+    # Its own name is in the directory above, which may be in another file system.
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.name.swapcase() != entry.name:
+                return _is_folded(entry.path)
+    return _is_folded(directory)
+
+
+def _is_folded(path: str) -> bool:
+    above, name = os.path.split(path)
+    swapped = os.path.join(above, name.swapcase())
+    with contextlib.suppress(OSError):
+        return name != name.swapcase() and os.path.samestat(
+            os.lstat(path), os.lstat(swapped)
+        )
+    return False
 
 
 @contextlib.contextmanager
@@ -487,21 +596,16 @@ def syncfs(fd: int) -> None:
 
 def is_on_this_machine(directory: str) -> bool:
     """Whether no network can take the files in a directory away."""
-    return _type_of(directory) in _local_file_systems
+    return _type_of(directory) != ""
 
 
-@ft.lru_cache(maxsize=64)
 def _type_of(directory: str) -> str:
-    """The type of the file system that a directory is in: "" if nobody knows."""
-    try:
-        mounts = pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
-    except OSError:
+    """The type of the file system that a directory is in: "" for one that is none of
+    `_kinds`, or that nobody knows."""
+    if sys.platform != "linux":
         return ""
-    best = ("", "")
-    for line in mounts:
-        fields, _, rest = line.partition(" - ")
-        point = fields.split()[4].encode().decode("unicode_escape")
-        if directory == point or directory.startswith(point.rstrip("/") + "/"):
-            if len(point) >= len(best[0]):
-                best = (point, rest.split()[0])
-    return best[1]
+    # The first field is the type; what follows it is no more than this.
+    found = (ctypes.c_ulong * 64)()
+    if ctypes.CDLL(None).statfs(os.fsencode(directory), found):
+        return ""
+    return _kinds.get(found[0] & 0xFFFFFFFF, "")

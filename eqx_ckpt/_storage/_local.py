@@ -16,6 +16,7 @@ import tensorstore as ts
 
 from .._errors import MissingError
 from .._format import _text
+from .._format._files import staged
 from .._runtime import _undo
 from .._runtime._undo import Descriptor
 from . import _context, _files, _kv
@@ -111,7 +112,8 @@ class _LocalReads:
         return {"driver": "file", "path": f"{self.path}/{prefix}"}
 
     def context(self) -> ts.Context:
-        is_mapped = _files.is_on_this_machine(self.path)
+        # A link in it may lead anywhere.
+        is_mapped = not self.follow and _files.is_on_this_machine(self.path)
         return _context.mmap_context() if is_mapped else _context.context()
 
     def kv(self) -> ts.KvStore:
@@ -147,17 +149,21 @@ class _LocalReads:
     def read(
         self, key: str, stop: int | None = None, limit: int | None = None
     ) -> Value | None:
+        found = self._read(key, stop, limit)
+        return None if found is None else Value(found.data)
+
+    def _read(self, key: str, stop: int | None, limit: int | None) -> Glance | None:
         _context.check_fork()
         if self._look(key) is None:
             return None
         try:
             with self._opened(key) as fd:
                 # Another file may have come in the place of the one that was looked at.
-                size = os.fstat(fd).st_size
-                if limit is not None and size > limit:
+                found = os.fstat(fd)
+                if limit is not None and found.st_size > limit:
                     raise ValueError(f"`{key}` is longer than {limit} bytes")
-                size = size if stop is None else min(stop, size)
-                return Value(_files.read_bytes(fd, size))
+                size = found.st_size if stop is None else min(stop, found.st_size)
+                return Glance(_files.read_bytes(fd, 0, size), found.st_mtime)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -174,16 +180,18 @@ class _LocalReads:
         if self._look(key) is None:
             raise FileNotFoundError(f"There is no `{key}`.")
         with self._opened(key) as fd:
-            return _files.read_open(fd, start, into)
+            return _files.read_into(fd, start, into)
 
     def read_tail(self, key: str, count: int) -> bytes:
         _context.check_fork()
         found = self._look(key)
         if found is None or found.st_size < count:
             raise MissingError(f"`{key}` is too short")
-        into = np.empty(count, np.uint8)
-        self.read_into(key, found.st_size - count, into)
-        return into.tobytes()
+        with self._opened(key) as fd:
+            data = _files.read_bytes(fd, found.st_size - count, count)
+        if len(data) < count:
+            raise MissingError(f"`{key}` is too short")
+        return data
 
     def start_read(self, key: str, start: int, stop: int | None) -> ts.Future:
         try:
@@ -222,13 +230,7 @@ class _LocalReads:
         return _files.usage(self.path, keys)
 
     def glance(self, key: str, limit: int) -> Glance | None:
-        found = self._look(key)
-        if found is None:
-            return None
-        if found.st_size > limit:
-            raise ValueError(f"`{key}` is longer than {limit} bytes")
-        with self._opened(key) as fd:
-            return Glance(os.read(fd, found.st_size), found.st_mtime)
+        return self._read(key, None, limit)
 
     def is_directory(self, key: str) -> bool:
         return os.path.isdir(self._at(key))
@@ -279,7 +281,7 @@ class LocalBackend(_LocalReads):
         _files.write(self._at(key), self._depth(key), buffers, sync)
 
     def stage(self, aside: str, key: str, data: bytes, sync: bool) -> None:
-        self.write(_staged(aside, key), [data], sync)
+        self.write(staged(aside, key), [data], sync)
 
     def replace(self, aside: str, key: str, data: bytes, found: Value | None) -> bool:
         now = self.read(key)
@@ -289,10 +291,10 @@ class LocalBackend(_LocalReads):
         return True
 
     def swap(self, aside: str, key: str, data: bytes) -> None:
-        staged, path = self._at(_staged(aside, key)), self._at(key)
+        aside, path = self._at(staged(aside, key)), self._at(key)
         _files.make_directory(os.path.dirname(path), max(0, self._depth(key) - 1))
-        _files.adopt_mode(staged, path)
-        os.replace(staged, path)
+        _files.adopt_mode(aside, path)
+        os.replace(aside, path)
 
     def writers_lock(self) -> contextlib.AbstractContextManager[bool]:
         return self.lock(wait=True)
@@ -303,9 +305,8 @@ class LocalBackend(_LocalReads):
             return
         except OSError:
             pass
-        value = self.read(source)
-        assert value is not None
-        self.write(key, [value.data], sync)
+        with self._opened(source) as fd:
+            self.write(key, _files.parts(fd), sync)
 
     def make_directories(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -313,7 +314,10 @@ class LocalBackend(_LocalReads):
 
     def sync_directories(self, keys: Iterable[str]) -> None:
         for key in keys:  # TensorStore leaves that to us.
-            _files.sync(self._at(key), os.O_DIRECTORY)
+            _files.sync_directory(self._at(key))
+
+    def sync_above(self, made: Sequence[Renames] = ()) -> None:
+        _files.sync_above(self.path, [directory.path for directory in made])
 
     def synced_together(
         self,
@@ -340,7 +344,7 @@ class LocalBackend(_LocalReads):
 
     def made(
         self, is_aside: bool = False
-    ) -> contextlib.AbstractContextManager[int | None]:
+    ) -> contextlib.AbstractContextManager[tuple[int | None, Callable[[], bool]]]:
         return _files.made(self.path, self.depth, is_aside)
 
     # ---- Links.
@@ -417,10 +421,6 @@ class LocalBackend(_LocalReads):
             os.replace(file, path)
 
 
-def _staged(aside: str, key: str) -> str:
-    return f"{aside}/{key.replace('/', '%')}.new"
-
-
 @dataclasses.dataclass(frozen=True)
 class FileBackend(LocalBackend):
     """A directory of which one file, `key`, is open: it is read as it was when it was
@@ -451,10 +451,6 @@ class FileBackend(LocalBackend):
 
     def _look(self, key: str) -> os.stat_result | None:
         return os.fstat(self._fd) if key == self.key else super()._look(key)
-
-    def glance(self, key: str, limit: int) -> Glance | None:
-        found = self.read(key, limit=limit)
-        return None if found is None else Glance(found.data, None)
 
     def _opened(self, key: str) -> contextlib.AbstractContextManager[int]:
         if key == self.key:

@@ -13,7 +13,7 @@ import tensorstore as ts
 from .._errors import MissingError
 from .._format import _files, _text
 from . import _conditions, _context, _kv, _remote, _store, _waiting
-from ._backend import Backend, Entry, Glance, Usage, Value
+from ._backend import Backend, Entry, Glance, Renames, Usage, Value
 
 
 # So many a server sends soon, over whatever connection.
@@ -308,6 +308,9 @@ class MemoryBackend(_ObjectReads):
         pass
 
     def sync_directories(self, keys: Iterable[str]) -> None:
+        pass
+
+    def sync_above(self, made: Sequence[Renames] = ()) -> None:
         pass
 
     def drop_directory(self, key: str = "") -> None:

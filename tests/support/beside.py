@@ -1,0 +1,157 @@
+"""Processes that save, delete and clean beside each other. No test is here.
+
+`python -m support.beside ACTOR PATH ARGUMENTS...` does what one of them does, until its
+input ends, and prints what came of each call.
+"""
+
+import concurrent.futures as cf
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import eqx_ckpt as ec
+from support.faulty import tree, value_at
+
+
+class Done(NamedTuple):
+    """A call: what was saved, when it began and ended, and its error."""
+
+    value: int
+    start: float
+    stop: float
+    error: str | None
+
+
+def _save(path: str, layouts: str, first: str, alone: str) -> Callable[[int], int]:
+    of = layouts.split(",")
+
+    def save(number: int) -> int:
+        value = int(first) + number
+        ec.tree_serialise_leaves(
+            path, tree(value), layout=of[number % len(of)], durable=False
+        )
+        if alone == "alone":
+            assert value_at(path) == value
+        return value
+
+    return save
+
+
+def _clean(path: str) -> Callable[[int], int]:
+    return lambda number: len(ec.clean(os.path.dirname(path) if number % 3 else path))
+
+
+def _delete(path: str) -> Callable[[int], int]:
+    def delete(number: int) -> int:
+        time.sleep(0.005)
+        ec.delete(path)
+        return -1
+
+    return delete
+
+
+def _read(path: str) -> Callable[[int], int]:
+    return lambda number: value_at(path, verify=number % 2 == 0)
+
+
+_ACTORS = {"save": _save, "clean": _clean, "delete": _delete, "read": _read}
+
+
+def _run(over: threading.Event, actor: str, *arguments: Any) -> list[Done]:
+    path, count, *rest = map(str, arguments)
+    act, number, done = _ACTORS[actor](path, *rest), 0, []
+    while not over.is_set() and number < int(count):
+        start, value, error = time.monotonic(), -1, None
+        try:
+            value = act(number)
+        except Exception as e:
+            error = f"{type(e).__name__}: {e}".replace(path, "PATH")
+        done.append(Done(value, start, time.monotonic(), error))
+        number += 1
+    return done
+
+
+def _main(*actor: str) -> None:
+    over = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+    print("ready", flush=True)
+    print(json.dumps(_run(over, *actor)))
+
+
+@contextlib.contextmanager
+def threads(*actors: tuple[Any, ...]) -> Iterator[Callable[..., list[Done]]]:
+    """As `running`, in this process."""
+    over = [threading.Event() for _ in actors]
+    with cf.ThreadPoolExecutor(len(actors)) as pool:
+        jobs = zip(over, actors)
+        futures = [pool.submit(_run, end, *actor) for end, actor in jobs]
+
+        def result(place: int, wait: bool = True) -> list[Done]:
+            if not wait:
+                over[place].set()
+            return futures[place].result()
+
+        try:
+            yield result
+        finally:
+            for end in over:
+                end.set()
+
+
+@contextlib.contextmanager
+def running(*actors: tuple[Any, ...]) -> Iterator[Callable[..., list[Done]]]:
+    """Starts actors, each as a process, and yields a function that waits for one of
+    them, by its place, or tells it to end (`wait=False`)."""
+    command = [sys.executable, "-m", "support.beside"]
+    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    processes = [
+        subprocess.Popen(
+            [*command, *map(str, actor)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for actor in actors
+    ]
+
+    def result(place: int, wait: bool = True) -> list[Done]:
+        process = processes[place]
+        assert process.stdin and process.stdout
+        lines = process.stdout.read() if wait else ""
+        process.stdin.close()
+        lines += process.stdout.read()
+        assert process.wait() == 0
+        return [Done(*row) for row in json.loads(lines.splitlines()[-1])]
+
+    try:
+        for process in processes:
+            assert process.stdout and process.stdout.readline() == "ready\n"
+        yield result
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            for file in (process.stdin, process.stdout):
+                file and file.close()
+
+
+def false_errors(of: list[Done], others: list[list[Done]]) -> list[str]:
+    """The errors of a writer which say that another one was there, when none was."""
+    won = [done for row in others for done in row if done.error is None]
+    return [
+        done.error
+        for done in of
+        if done.error
+        and not any(x.start < done.stop and done.start < x.stop for x in won)
+    ]
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
