@@ -91,6 +91,8 @@ class _Disk:
 
     def _sync(self, path):
         directory, name = self._find(path)
+        if directory is None and path != str(self.top):
+            return  # What is above has been there for long.
         node = directory.names[name] if directory is not None else self.root
         if isinstance(node, _Directory):
             node.synced = dict(node.names)
@@ -215,7 +217,69 @@ def test_a_power_cut_shows_what_is_not_synced(tmp_path, monkeypatch, old, when):
         _cut_everywhere(tmp_path, monkeypatch, "zarr", old)
 
 
-def _cut_everywhere(tmp_path, monkeypatch, layout, old):
+def _killed_before(path):
+    os.makedirs(path / "d" / "0123456789abcdef")
+
+
+def _script(path):
+    os.makedirs(path.parent)
+
+
+@pytest.mark.parametrize("made", [_killed_before, _script])
+@pytest.mark.parametrize("layout", ["ocdbt", "zarr", "zip"])
+def test_directories_that_others_have_made(tmp_path, monkeypatch, layout, made):
+    """The names that lead to a save are durable too, whoever has made them."""
+    if layout != "zip":
+        _cut_everywhere(tmp_path, monkeypatch, layout, None, made)
+        return
+    top = tmp_path / "disk"
+    top.mkdir()
+    path = top / "new" / "deep" / "7.zip"
+    with monkeypatch.context() as patch:
+        disk = _Disk(top, patch)
+        made(path.with_name("8"))
+        ec.tree_serialise_leaves(path, _tree(2))
+    assert f"/{path.relative_to(top)}" in dict(disk.now())
+
+
+def test_a_run_whose_directory_others_have_made(tmp_path, monkeypatch):
+    """An attempt of a run with near steps makes it, and so does a pin."""
+    top = tmp_path / "disk"
+    top.mkdir()
+    root = top / "new" / "run"
+    with monkeypatch.context() as patch:
+        disk = _Disk(top, patch)
+        near = {"near": tmp_path / "near", "near_every": 1}
+        with ec.CheckpointManager(root, **near, every=2) as manager:
+            for step in range(3):
+                manager.save(step, _tree(step))
+            manager.wait()
+            manager.pin(2)
+        names = dict(disk.now())
+    assert f"/{root.relative_to(top)}/eqx_ckpt.pins/2" in names
+    _write(names.items(), tmp_path / "after")
+    after = ec.CheckpointManager(tmp_path / "after" / "new" / "run")
+    assert after.steps() == [0, 2]
+    assert_alike(ec.materialise(ec.open(after.path(2)).tree), _tree(2))
+
+
+@pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
+def test_a_power_cut_while_one_is_deleted(tmp_path, monkeypatch, layout):
+    top = tmp_path / "disk"
+    top.mkdir()
+    ec.tree_serialise_leaves(top / "7", _tree(1), layout=layout)
+    with monkeypatch.context() as patch:
+        disk = _Disk(top, patch)
+        ec.delete(top / "7")
+    for number, (state, when) in enumerate(disk.states.items()):
+        _write(state, tmp_path / f"{number}")
+        with contextlib.suppress(FileNotFoundError):
+            tree = ec.materialise(ec.open(tmp_path / f"{number}" / "7").tree)
+            assert_alike(tree, _tree(1)), when
+    assert "/7/" not in dict(disk.now())
+
+
+def _cut_everywhere(tmp_path, monkeypatch, layout, old, before=None):
     """Checks what is left after a power cut at each call of a save: returns these."""
     top = tmp_path / "disk"
     path = top / "new" / "deep" / "7"
@@ -224,6 +288,8 @@ def _cut_everywhere(tmp_path, monkeypatch, layout, old):
         ec.tree_serialise_leaves(path, _tree(1), layout=old)
     with monkeypatch.context() as patch:
         disk = _Disk(top, patch)
+        if before is not None:
+            before(path)
         ec.tree_serialise_leaves(path, _tree(2), layout=layout)
     # It has followed all that there is: with every name on the disk, it is all there.
     assert _files(disk.root, "names", "") == _files(_read(top), "names", "")
