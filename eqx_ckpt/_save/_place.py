@@ -141,8 +141,11 @@ class Place(Generic[R]):
 
     def _noted(self, error: Exception, note: str) -> Exception:
         if isinstance(error, OSError) and error.errno and not self.root.is_far:
-            when = f"while a save was being put in place at `{self.root}`."
-            error = OSError(error.errno, f"{_text_of(error)}, {when}{_advice(error)}")
+            error = OSError(
+                error.errno,
+                f"{_text_of(error)}, while a save was being put in place at "
+                f"`{self.root}`.{_advice(error)}",
+            )
         error.add_note(note)
         return error
 

@@ -544,20 +544,15 @@ def folds_case(directory: str) -> bool:
     while not os.path.isdir(directory):
         directory = os.path.dirname(directory)
     # Its own name is in the directory above, which may be in another file system.
-    with contextlib.suppress(OSError), os.scandir(directory) as entries:
-        for entry in entries:
-            if entry.name.swapcase() != entry.name:
-                return _is_folded(entry.path)
-    return _is_folded(directory)
-
-
-def _is_folded(path: str) -> bool:
-    above, name = os.path.split(path)
-    swapped = os.path.join(above, name.swapcase())
-    with contextlib.suppress(OSError):
-        return name != name.swapcase() and os.path.samestat(
-            os.lstat(path), os.lstat(swapped)
-        )
+    above, name = os.path.split(directory)
+    for place, names in ((directory, None), (above, [name])):
+        with contextlib.suppress(OSError):
+            listed = frozenset(os.listdir(place))
+            for name in listed if names is None else names:
+                other = name.swapcase()
+                if other != name:
+                    there = os.path.lexists(os.path.join(place, other))
+                    return there and other not in listed
     return False
 
 

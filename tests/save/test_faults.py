@@ -5,20 +5,23 @@ save that returns has saved. See `support.faulty`.
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 
 import pytest
 from support.faulty import tree, value_at
+from support.helpers import files_of
 
 import eqx_ckpt as ec
 from eqx_ckpt._load import _published
-from eqx_ckpt._storage import _root
+from eqx_ckpt._storage import _files as files_of_storage, _root
 from eqx_ckpt._storage._objects import MemoryBackend
 
 
@@ -181,3 +184,106 @@ def test_every_call_of_a_store_fails(monkeypatch, case, before):
             break
     assert number > 10
     assert {(old, False), (2, True)} <= set(outcomes)
+
+
+_COMMITS = {
+    "ocdbt": ("replace",),
+    "zarr": ("rename", "exchange"),
+    "zip": ("replace", "link"),
+}
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("old", [None, 1])
+@pytest.mark.parametrize("layout", _COMMITS)
+def test_an_error_of_the_commit(tmp_path, monkeypatch, layout, old, number, is_done):
+    """The system reports an error of the one call that commits, which it has made or
+    not: the error says which, by what is at the path."""
+    steps = tmp_path / "steps"
+    path = steps / ("7.zip" if layout == "zip" else "7")
+    how = {} if layout == "zip" else {"layout": layout}
+    if old is not None:
+        ec.tree_serialise_leaves(path, tree(old), **how)
+    before = files_of(steps)
+    committed = []
+
+    def failing(module, name):
+        call = getattr(module, name)
+
+        def wrapped(source, target, **kwargs):
+            if os.fspath(target) not in (str(path), str(path / "eqx_ckpt.json")):
+                return call(source, target, **kwargs)
+            committed.append(name)
+            if is_done:
+                call(source, target, **kwargs)
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(module, name, wrapped)
+
+    failing(os, "replace")
+    failing(os, "rename")
+    failing(files_of_storage, "exchange")
+    with pytest.raises(OSError) as caught:
+        ec.tree_serialise_leaves(path, tree(2), **how)
+    monkeypatch.undo()
+    error = caught.value
+    assert len(committed) == 1 and committed[0] in _COMMITS[layout]
+    assert error.errno == number and f"`{path}`" in str(error)
+    assert ("Make room" if number == errno.ENOSPC else "dmesg") in str(error)
+    if is_done:
+        assert value_at(path) == 2
+        assert "is saved and whole" in error.__notes__[0]
+    else:
+        assert files_of(steps) == before and steps.exists() == (old is not None)
+        assert "Nothing was saved, and the path is as it was" in str(error)
+    ec.tree_serialise_leaves(path, tree(3), **how)
+    assert value_at(path) == 3 and os.listdir(steps) == [path.name]
+
+
+@pytest.mark.parametrize("old", [None, 1])
+@pytest.mark.parametrize("layout", _COMMITS)
+def test_an_error_of_what_follows_the_commit(tmp_path, monkeypatch, layout, old):
+    path = tmp_path / ("7.zip" if layout == "zip" else "7")
+    how = {} if layout == "zip" else {"layout": layout}
+    if old is not None:
+        ec.tree_serialise_leaves(path, tree(old), **how)
+    fsync = os.fsync
+
+    def failing(fd):
+        with contextlib.suppress(FileNotFoundError):
+            if value_at(path) == 2:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing)
+        with pytest.raises(OSError) as caught:
+            ec.tree_serialise_leaves(path, tree(2), **how)
+    assert f"`{path}`" in str(caught.value) and "dmesg" in str(caught.value)
+    assert "is saved and whole" in caught.value.__notes__[0]
+    assert value_at(path) == 2
+
+
+def test_a_lock_that_is_not_let_go_of(tmp_path, monkeypatch, caplog):
+    """A save that waits for the lock of a process says whose, and does not for ever."""
+    path = tmp_path / "7"
+    ec.tree_serialise_leaves(path, tree(1))
+    code = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_EX)"
+    code += "; print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, path]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as holder:
+        holder.stdout.readline()
+        holder.send_signal(signal.SIGSTOP)
+        monkeypatch.setattr(files_of_storage, "_TOLD", 0.1)
+        monkeypatch.setattr(files_of_storage, "_LONGEST", 0.5)
+        who = rf"process {holder.pid} \(.*, T \(stopped\)\) holds the lock of `{path}`"
+        with caplog.at_level("WARNING", "eqx_ckpt"):
+            with pytest.raises(TimeoutError, match=f"{who}, which.*Nothing was saved"):
+                ec.tree_serialise_leaves(path, tree(2))
+        assert re.search(f"{who}: waiting for it since", caplog.messages[0])
+        holder.kill()
+    assert value_at(path) == 1
+    ec.tree_serialise_leaves(path, tree(2))
+    assert value_at(path) == 2 and len(os.listdir(path / "d")) == 1

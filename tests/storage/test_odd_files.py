@@ -1,0 +1,120 @@
+"""A file system that can do less than others: see `support.oddfs`."""
+
+import os
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.helpers import assert_alike, long
+from support.oddfs import mounted, SHORT
+
+import eqx_ckpt as ec
+from eqx_ckpt._storage import _files, _root
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory):
+    top = tmp_path_factory.mktemp("odd")
+    with mounted(top / "backing", top / "a ü 'mount'") as place:
+        yield place
+
+
+def _tree(step):
+    """Leaves of less than a read gives, and of more; also in pieces of more."""
+    return {
+        "large": np.arange(3 * 2**18) + step,
+        "some": [jnp.full(SHORT // 3 + step, float(step)) for _ in range(3)],
+        "step": step,
+    }
+
+
+def _check(path, step):
+    tree = _tree(step)
+    for verify in (True, False):
+        assert_alike(ec.tree_deserialise_leaves(path, tree, verify=verify), tree)
+    np.testing.assert_array_equal(
+        ec.open(path)["large"][5:70_000], tree["large"][5:70_000]
+    )
+    assert ec.verify(path) == []
+
+
+@pytest.mark.parametrize("name", ["ocdbt", "zarr", "packed", "a.zip"])
+def test_short_reads(odd, name):
+    path = odd / name
+    how = {"zarr": {"layout": "zarr"}, "packed": {"compression": "zstd"}}.get(name, {})
+    for step in (1, 2):
+        if name == "zarr" and step == 2:
+            with pytest.raises(OSError, match="cannot exchange two directories"):
+                ec.tree_serialise_leaves(path, _tree(2), **how)
+            _check(path, 1)
+            return
+        ec.tree_serialise_leaves(path, _tree(step), **how)
+        _check(path, step)
+    assert ec.clean(odd) == []
+
+
+@pytest.mark.parametrize("layout", ["ocdbt", *long("zarr")])
+def test_a_run(odd, layout, caplog):
+    """Files that each step has from the one before are copied; all steps are seen."""
+    root = odd / f"run-{layout}"
+    tree = {**_tree(0), "kept": jnp.arange(2**20)}
+    options = {"keep": 2, "best": ("loss", "min"), "layout": layout}
+    with caplog.at_level("WARNING", "eqx_ckpt"):
+        with ec.CheckpointManager(root, **options) as manager:
+            for step in range(5):
+                metrics = {"loss": abs(step - 2)}
+                note = {"note": "x" * SHORT}
+                manager.save(step, {**tree, "step": step}, metrics, metadata=note)
+    assert manager.steps() == [2, 3, 4] and manager.best() == 2
+    for step in manager.steps():
+        expected = {**tree, "step": step}
+        got, _ = ec.CheckpointManager(root).restore(expected, step)
+        assert_alike(got, expected)
+        assert ec.verify(manager.path(step)) == []
+    manager.delete(3)
+    assert ec.CheckpointManager(root).steps() == [2, 4]
+    said = [text for text in caplog.messages if "cannot sync directories" in text]
+    assert len(said) <= 1
+
+
+def test_a_file_that_loses_its_end_while_it_is_copied(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(bytes(3 * 2**20))
+    fd = os.open(path, os.O_RDONLY)
+    parts = _files.parts(fd)
+    next(parts)
+    os.truncate(path, 2**20 + 5)
+    with pytest.raises(OSError, match="has lost its end"):
+        next(parts)
+    os.close(fd)
+
+
+def test_names_that_differ_by_case(odd, tmp_path):
+    """Wherever it is mounted, and whatever it is called."""
+    tree = {"a": np.ones(3), "A": np.zeros(3)}
+    for name in ("1/2/3", "x/Y"):
+        with pytest.raises(ValueError, match="differ only by case"):
+            ec.tree_serialise_leaves(odd / name, tree, layout="zarr")
+        ec.tree_serialise_leaves(odd / name, tree)
+        assert_alike(ec.tree_deserialise_leaves(odd / name, tree), tree)
+    ec.tree_serialise_leaves(tmp_path / "x", tree, layout="zarr")
+
+
+def _is_mapped(path):
+    return _root.resolve(path).context() is _root.resolve("/").context()
+
+
+def test_what_may_be_memory_mapped(odd, tmp_path):
+    """Its files may be those of a network, by whatever path they are reached."""
+    if not _files.is_on_this_machine("/") or not _files.is_on_this_machine(tmp_path):
+        pytest.skip("these directories are not on a disk of this machine")
+    ec.tree_serialise_leaves(odd / "far", _tree(1))
+    (tmp_path / "far").symlink_to(odd)
+    (tmp_path / "near").mkdir()
+    (odd.parent / f"{odd.name} beside").mkdir()
+    for path in (odd, odd / "far", tmp_path / "far", tmp_path / "far" / "far"):
+        assert not _is_mapped(path)
+    for path in (tmp_path, tmp_path / "near", odd.parent, f"{odd} beside"):
+        assert _is_mapped(path)
+    near = _root.resolve(tmp_path, True)
+    assert near.follow and near.context() is not _root.resolve("/").context()
