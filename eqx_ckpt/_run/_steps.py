@@ -20,7 +20,7 @@ from .._format._journal import Row
 from .._load import _published, _verify
 from .._runtime import _log
 from .._save import _background, _inplace, _leftovers, _publish
-from .._storage import _root, _store
+from .._storage import _remote, _root, _store
 from .._storage._backend import Backend, Locks, Renames, Sends, Usage
 from .._storage._remote import Store
 from . import _clean, _listing
@@ -70,7 +70,7 @@ class Steps:
         found = _root.resolve(root)
         is_path = isinstance(found, Renames)
         self.root = _root.resolve(found.target()) if is_path else found
-        self._store = root if isinstance(root, Store) else None
+        self._store = _remote.store_of(root)
         self.journal = Journal(self.root, self.directories)
         self.pins = Pins(self.root)
         self._known: dict[int, tuple[Any, dict[str, Any] | None]] = {}

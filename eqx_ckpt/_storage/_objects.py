@@ -25,7 +25,7 @@ class _ObjectReads:
     """Reads of values by keys. `options`: of the store, as JSON."""
 
     url: str
-    options: str = "{}"
+    options: str = dataclasses.field(default="{}", repr=False)
 
     is_far = True
 
@@ -359,6 +359,12 @@ class ObjectBackend(MemoryBackend):
         return self.wait(future, answers=True)
 
     def explain(self, error: Exception) -> Exception:
+        options = json.loads(self.options)
+        # What it comes of is printed too.
+        error.args = tuple(
+            _remote.masked(arg, options) if isinstance(arg, str) else arg
+            for arg in error.args
+        )
         return _kv.explain(str(self), error, _remote.explain(self.url, error))
 
     def check_bucket(self) -> None:

@@ -1,5 +1,6 @@
 """Paths that are URLs: the options of their stores, and what goes wrong, in words."""
 
+import base64
 import http.client
 import json
 import math
@@ -8,6 +9,7 @@ import re
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -33,6 +35,9 @@ class Store(os.PathLike[str]):
         `timeout`: how many seconds a server is given to answer what opens a checkpoint,
         30 by default.
 
+    A user and a password in an `https://` URL become one of the `headers`. What headers
+    say is masked wherever a store is printed.
+
     `store / "7"` is the URL below it, with the same options.
 
     !!! example
@@ -53,13 +58,15 @@ class Store(os.PathLike[str]):
 
     def __init__(self, url: str, **options: Any):
         if scheme(url) in (None, "file", "memory"):
-            raise ValueError(f"{url!r} is not the URL of an object store.")
+            shown = masked(repr(url))
+            raise ValueError(f"{shown} is not the URL of an object store.")
         fixed = sorted({"driver", "bucket", "path", "base_url"} & options.keys())
         if fixed:
             raise ValueError(f"`{fixed[0]}` is in the URL, and cannot be an option.")
         timeout = options.get("timeout", TIMEOUT)
         if type(timeout) not in (int, float) or not 0 < timeout < math.inf:
             raise ValueError(f"`timeout` is a number of seconds, not {timeout!r}.")
+        url, options = _without_user(url, options)
         object.__setattr__(self, "url", url)
         object.__setattr__(self, "_options", json.dumps(options, sort_keys=True))
 
@@ -84,7 +91,7 @@ class Store(os.PathLike[str]):
 
     def __repr__(self) -> str:
         options = "".join(f", {k}={v!r}" for k, v in self.options.items())
-        return f"Store({self.url!r}{options})"
+        return masked(f"Store({self.url!r}{options})", self.options)
 
     def __reduce__(self) -> Any:
         return _unpickle, (self.url, self.options)
@@ -96,6 +103,54 @@ def _key(store: Store) -> tuple[str, str]:
 
 def _unpickle(url: str, options: dict[str, Any]) -> Store:
     return Store(url, **options)
+
+
+# The user and the password in a URL, and options whose texts nobody else is to see.
+_user = re.compile(r"(?<=://)([^/?#\s'\"`]*)@")
+_secret = re.compile("header|secret|password|token|key", re.IGNORECASE)
+
+
+def store_of(path: Any) -> Store | None:
+    """The store that a path is, or that has the user and the password in a URL."""
+    if isinstance(path, Store) or not isinstance(path, str):
+        return path if isinstance(path, Store) else None
+    is_web = scheme(path) in ("http", "https")
+    return Store(path) if is_web and _user.search(path) else None
+
+
+def _without_user(url: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A URL without user and password, which go into a header."""
+    found = _user.search(url)
+    if found is None or scheme(url) not in ("http", "https"):
+        return url, options
+    coded = base64.b64encode(urllib.parse.unquote_to_bytes(found[1])).decode()
+    headers = [*options.get("headers", ()), f"Authorization: Basic {coded}"]
+    return _user.sub("", url), {**options, "headers": headers}
+
+
+def masked(text: str, options: Any = None, url: str = "") -> str:
+    """A text for people, without what only the server may see."""
+    for secret in sorted(_secrets(options, False), key=len, reverse=True):
+        for form in (secret, json.dumps(secret)[1:-1], repr(secret)[1:-1]):
+            text = text.replace(form, "***")
+    # TensorStore says it once more, as the name of a bucket.
+    for user in filter(None, _user.findall(f"{url} {text}")):
+        text = text.replace(f"{user}@", "***@")
+    return text
+
+
+def _secrets(value: Any, is_secret: bool) -> Iterator[str]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _secrets(inner, is_secret or bool(_secret.search(str(name))))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _secrets(inner, is_secret)
+    elif isinstance(value, str) and is_secret:
+        # The name of a header is none.
+        secret = value.partition(":")[2].strip() or value
+        if secret:
+            yield secret
 
 
 def scheme(path: str) -> str | None:

@@ -16,7 +16,6 @@ from ._backend import Backend
 from ._files import LONGEST_NAME, LONGEST_PATH
 from ._local import LocalBackend
 from ._objects import HttpBackend, MemoryBackend, ObjectBackend
-from ._remote import Store
 
 
 LAYOUTS = ("ocdbt", "zarr")
@@ -38,7 +37,8 @@ def resolve(path: Any, follow: bool = False) -> Backend:
         raise ValueError(f"{text!r} is not a path.")
     if re.match(r"[a-z][a-z0-9+.-]*://", text):
         if not text.startswith("file://"):
-            return _resolve_url(text, path.options if isinstance(path, Store) else {})
+            store = _remote.store_of(path)
+            return _resolve_url(*(store.url, store.options) if store else (text, {}))
         text = urllib.parse.unquote(text.removeprefix("file://"))
         text = text.removeprefix("localhost")
         if not text.startswith("/"):
@@ -91,13 +91,15 @@ _kinds = {"memory": MemoryBackend, "http": HttpBackend, "https": HttpBackend}
 def _resolve_url(url: str, given: dict[str, Any]) -> Backend:
     if re.search("[?#]", url):
         raise ValueError(
-            f"{url!r} has a query or a fragment, and files below it have names without "
-            "one. What a server wants to see can be in `headers` of an `ec.Store`."
+            f"{_remote.masked(repr(url))} has a query or a fragment, and files below "
+            "it have names without one. What a server wants to see can be in `headers` "
+            "of an `ec.Store`."
         )
     options = json.dumps(_remote.options_of(url, given), sort_keys=True)
     root = _kinds.get(url.partition(":")[0], ObjectBackend)(url.rstrip("/"), options)
     try:
         ts.KvStore.Spec(root.spec())
     except ValueError as e:
-        raise ValueError(f"{url!r} is not a TensorStore URL: {e}") from e
+        url, why = (_remote.masked(text, given, url) for text in (repr(url), str(e)))
+        raise ValueError(f"{url} is not a TensorStore URL: {why}") from None
     return root

@@ -1,0 +1,149 @@
+"""The modes of files: what is written beside a path is for its owner only until it gets
+the mode of what it replaces.
+"""
+
+import os
+import stat
+import sys
+
+import numpy as np
+import pytest
+
+import eqx_ckpt as ec
+from eqx_ckpt._storage import _root
+
+
+_CALLS = {"open", "os.rename", "os.chmod"}
+_heard = []
+# Hooks cannot be taken away again.
+sys.addaudithook(lambda event, _: event in _CALLS and [f() for f in _heard])
+TREE = {"w": np.ones(3)}
+WAYS = {
+    "a.zip": {},
+    "a.safetensors": {},
+    "zarr": {"layout": "zarr"},
+    "ocdbt": {"layout": "ocdbt"},
+}
+
+
+def save(path, how):
+    if path.suffix == ".safetensors":
+        ec.export_safetensors(path, TREE)
+    else:
+        ec.tree_serialise_leaves(path, TREE, **how)
+
+
+def mode(path):
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+def open_to_others(directory):
+    """The files in a directory that others can read."""
+    found = []
+    for entry in os.scandir(directory):
+        bits = entry.stat(follow_symlinks=False).st_mode
+        if entry.is_dir(follow_symlinks=False):
+            if bits & 0o055:
+                found += open_to_others(entry.path)
+        elif bits & 0o044:
+            found.append(entry.path)
+    return found
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_what_replaces_something_is_private_meanwhile(tmp_path, name):
+    path = tmp_path / name
+    save(path, WAYS[name])
+    private = 0o700 if path.is_dir() else 0o600
+    os.chmod(path, private)
+    wrong, calls = [], []
+
+    def hear():
+        if len(_heard) == 1:
+            _heard.append(lambda: None)  # To list opens directories too.
+            calls.append(0)
+            try:
+                wrong.extend(open_to_others(tmp_path))
+            except FileNotFoundError:
+                pass
+            _heard.pop()
+
+    _heard.append(hear)
+    try:
+        save(path, WAYS[name])
+    finally:
+        _heard.clear()
+    assert calls and not wrong and mode(path) == private
+    # A new one has the mode that any new file has.
+    save(tmp_path / f"new-{name}", WAYS[name])
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "file").touch()
+    like = "directory" if path.is_dir() else "file"
+    assert mode(tmp_path / f"new-{name}") == mode(tmp_path / like)
+
+
+@pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
+def test_the_modes_of_an_empty_directory_and_of_an_index_stay(tmp_path, layout):
+    path = tmp_path / "c"
+    path.mkdir(0o700)
+    os.chmod(path, 0o2750)
+    ec.tree_serialise_leaves(path, TREE, layout=layout)
+    assert mode(path) == 0o2750
+    if layout == "ocdbt":
+        os.chmod(path / "eqx_ckpt.json", 0o600)
+        ec.tree_serialise_leaves(path, TREE, layout=layout)
+        assert mode(path / "eqx_ckpt.json") == 0o600
+
+
+@pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
+def test_a_signature_goes_with_what_is_signed(tmp_path, layout):
+    """OpenSSF's model signing has it as `model.sig` in the directory."""
+    path = tmp_path / "c"
+    ec.tree_serialise_leaves(path, TREE, layout=layout)
+    (path / "model.sig").write_text("{}")
+    assert ec.verify(path) == [] and ec.open(path)["w"].shape == (3,)
+    for other in (layout, "zarr", "ocdbt", "ocdbt"):
+        ec.tree_serialise_leaves(path, TREE, layout=other)
+        assert not (path / "model.sig").exists()
+        assert ec.verify(path) == []
+        (path / "model.sig").write_text("{}")
+    ec.delete(path)
+    assert not path.exists()
+
+
+def test_a_signature_in_a_store():
+    root = _root.resolve("memory://signed")
+    for _ in range(2):
+        ec.tree_serialise_leaves("memory://signed", TREE)
+        assert not root.has("model.sig")
+        root.write("model.sig", [b"{}"])
+        root.write("model.sig/thesis", [b"{}"])
+        with pytest.raises(ValueError, match="model.sig/thesis"):
+            ec.delete("memory://signed")
+        ec.tree_serialise_leaves("memory://signed", TREE)
+        assert root.has("model.sig/thesis") and not root.has("model.sig")
+        root.delete("model.sig/thesis")
+        root.write("model.sig", [b"{}"])
+    ec.delete("memory://signed")
+    assert not root.list_all()
+
+
+@pytest.mark.parametrize("layout", ["ocdbt", "zarr"])
+def test_what_is_only_called_like_a_signature_is_left(tmp_path, layout):
+    path = tmp_path / "c"
+    ec.tree_serialise_leaves(path, TREE, layout=layout)
+    (path / "model.sig").mkdir()
+    (path / "model.sig/thesis").touch()
+    if layout == "zarr":
+        with pytest.raises(FileExistsError, match="model.sig/thesis"):
+            ec.tree_serialise_leaves(path, TREE, layout=layout)
+    else:
+        ec.tree_serialise_leaves(path, TREE, layout=layout)
+    with pytest.raises(ValueError, match="model.sig/thesis"):
+        ec.delete(path)
+    assert (path / "model.sig/thesis").exists()
+    # A leaf may have this name.
+    tree = {"model": {"sig": np.ones(3)}}
+    for _ in range(2):
+        ec.tree_serialise_leaves(tmp_path / "leaf", tree, layout=layout)
+    ec.delete(tmp_path / "leaf")
