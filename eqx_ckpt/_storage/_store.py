@@ -46,6 +46,8 @@ def answer(
     except DamagedError:
         raise
     except ValueError as e:
+        if not root.is_far:
+            raise  # A file here is what it is: a link, or no regular file.
         raise odd(root, key, str(e).splitlines()[0]) from e
 
 
