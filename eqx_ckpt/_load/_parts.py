@@ -103,7 +103,9 @@ def _plan(reading: Reading, request: Request) -> _Plan:
         ranges = _exact_ranges(source, record, views[0])
         if ranges is not None:
             return _Plan(request, is_exact=True, ranges=ranges)
-        is_exact = not source.is_run(record) and not _is_direct(source, record)
+        is_mapped = not (source.root.is_far and source.has_digests)
+        is_exact = not source.is_run(record) and record.template.codec is None
+        is_exact = is_exact and is_mapped
     chunks = _touched(source.cut(record), views)
     source.check(record, chunks)
     return _Plan(request, chunks, is_exact)
@@ -116,12 +118,9 @@ def _needs_array(source: Source, plan: _Plan) -> bool:
 
 
 def _is_direct(source: Source, record: Record) -> bool:
-    """Whether chunks are read by us, each run of them in one request: to an object
-    store, TensorStore would make one for each chunk, and take an answer that makes no
-    sense for a chunk that is missing. What is compressed is looked at before anybody
-    decodes it."""
-    is_far = source.root.is_far and source.has_digests
-    return is_far or record.template.codec is not None
+    """Whether chunks are read here, as bytes of files. TensorStore reads those of other
+    formats that it has to decode."""
+    return not source.is_stored(record) and source.strides(record) is None
 
 
 def _touched(t: Template, views: tuple[View, ...] | None) -> Sequence[int]:
@@ -259,12 +258,12 @@ class _PartReader:
         into = _arrays.aligned(view.picked, _template.dtype_of(record.template.stored))
         self._room.take(into.nbytes)
 
-        def arrived() -> None:
-            if plan.ranges is None:
-                _arrays.start_read(plan.array, into, view.slices()).result()
-            else:
-                _ranges.read_into(self._source.directory, plan.ranges, into)
-
+        if plan.ranges is None:
+            read = lambda: _arrays.start_read(plan.array, into, view.slices())
+            arrived = lambda: read().result()
+        else:
+            directory = self._source.directory
+            arrived = _ranges.start_into(directory, plan.ranges, into)
         part = _Part(range(0), (), into, [], into.nbytes)
         future = self._pool.submit(self._finish, record, part, arrived)
         return _Started(
@@ -278,6 +277,9 @@ class _PartReader:
         if array is not None:
             return _arrays.start_read(array, part.into, part.region).result
         source, t = self._source, record.template
+        ranges = _slabs(source, record, part)
+        if ranges is not None:
+            return _ranges.start_into(source.directory, ranges, part.into)
         grid = _source.grid_of(t)
         ranges = [source.where(record, number) for number in part.chunks]
         if source.root.is_far:
@@ -335,6 +337,33 @@ class _PartReader:
             region = _grid.within(grid.regions[number], part.region)
             found += _digests.block_digests(_digests.as_bytes(part.into[region]))
         return b"".join(found) == digests
+
+
+def _slabs(source: Source, record: Record, part: _Part) -> list[Range] | None:
+    """The ranges of files that are the bytes of a part, one after the other; None where
+    its chunks have to be decoded or cut."""
+    t, into = record.template, part.into
+    if t.codec is not None or not into.flags.c_contiguous:
+        return None
+    if source.is_run(record):
+        file, start = source.index.start(record.place)
+        assert source.files is not None
+        first = 0
+        for s, n in zip(part.region, t.shape):
+            first = first * n + s.start
+        start += first * t.itemsize
+        return [(source.files[file], start, start + into.nbytes)]
+    if not t.shape or t.chunk[1:] != t.shape[1:]:
+        return None
+    # The last chunk may be longer than what is left of the leaf.
+    row = into.nbytes // max(1, part.region[0].stop - part.region[0].start)
+    grid = _source.grid_of(t)
+    out = []
+    for number in part.chunks:
+        key, start, _ = source.where(record, number)
+        rows = grid.regions[number][0]
+        out.append((key, start, start + row * (rows.stop - rows.start)))
+    return out
 
 
 def _output(request: Request, t: Template) -> _Output:

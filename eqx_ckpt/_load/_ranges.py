@@ -13,13 +13,28 @@ from .._storage._backend import Backend
 Range = tuple[str, int, int | None]
 
 
-def read_into(root: Backend, ranges: Sequence[Range], into: np.ndarray) -> None:
-    """Reads ranges of files into an array, one after the other."""
+def start_into(
+    root: Backend, ranges: Sequence[Range], into: np.ndarray
+) -> Callable[[], None]:
+    """Starts to read ranges of files into an array, one after the other: requests to a
+    store are sent now. What it returns waits until all is there."""
     data = into.reshape(-1).view(np.uint8)
-    at = 0
-    for value in start(root, ranges)():
-        data[at : at + len(value)] = np.frombuffer(value, np.uint8)
-        at += len(value)
+    values = start(root, ranges) if root.is_far else None
+
+    def arrived() -> None:
+        at = 0
+        if values is not None:
+            for value in values():
+                data[at : at + len(value)] = np.frombuffer(value, np.uint8)
+                at += len(value)
+            return
+        for key, first, stop in ranges:
+            end = data.size if stop is None else at + stop - first
+            if root.read_into(key, first, data[at:end]) < end - at:
+                raise MissingError("a chunk is missing")
+            at = end
+
+    return arrived
 
 
 def start(root: Backend, ranges: Sequence[Range]) -> Callable[[], Iterator[memoryview]]:

@@ -144,12 +144,11 @@ class Source:
         return [
             next(opened)
             if self.is_stored(r)
-            else _arrays.FlatArray(
+            else _arrays.StridedArray(
                 directory,
                 files[at(r.place)[0]],
                 at(r.place)[1],
-                r.template.shape,
-                self.strides(r),
+                self.foreign.strides[r.place],
             )
             for r, _ in wanted
         ]

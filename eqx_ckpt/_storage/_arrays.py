@@ -231,67 +231,48 @@ def aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     return buffer[start : start + size].view(dtype).reshape(shape)
 
 
-class FlatArray(NamedTuple):
-    """An array whose elements follow each other in a file, from the byte `start` on; or
-    lie so many elements apart along each axis as `strides` says."""
+class StridedArray(NamedTuple):
+    """An array in a file, from the byte `start` on, whose elements lie so many elements
+    apart along each axis."""
 
     root: Backend
     key: str
     start: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None = None
-
-
-class _FlatRead(NamedTuple):
-    """A read of some bytes of a file, which is done when its result is asked for."""
-
-    root: Backend
-    key: str
-    start: int
-    into: np.ndarray
-
-    def result(self) -> None:
-        data = self.into.reshape(-1).view(np.uint8)
-        if self.root.read_into(self.key, self.start, data) < data.nbytes:
-            raise MissingError(f"the end of `{self.key}` is missing")
+    strides: tuple[int, ...]
 
 
 class _StridedRead(NamedTuple):
-    """The same of elements that are these `strides` apart: of all that lies from the
-    first to the last of them."""
+    """A read of all that lies from the first element of a part to the last, which is
+    done when its result is asked for."""
 
-    root: Backend
-    key: str
-    start: int
+    array: StridedArray
+    first: int
     into: np.ndarray
-    strides: tuple[int, ...]
 
     def result(self) -> None:
-        into = self.into
-        whole = np.empty(_grid.span(into.shape, self.strides), into.dtype)
-        _FlatRead(self.root, self.key, self.start, whole).result()
-        steps = [stride * into.itemsize for stride in self.strides]
+        into, (root, key, start, strides) = self.into, self.array
+        whole = np.empty(_grid.span(into.shape, strides), into.dtype)
+        start += self.first * into.itemsize
+        if root.read_into(key, start, whole.view(np.uint8)) < whole.nbytes:
+            raise MissingError(f"the end of `{key}` is missing")
+        steps = [stride * into.itemsize for stride in strides]
         into[...] = np.lib.stride_tricks.as_strided(
             whole, into.shape, steps, writeable=False
         )
 
 
 def start_read(
-    store: ts.TensorStore | FlatArray, into: np.ndarray, picks: tuple[slice | int, ...]
+    store: ts.TensorStore | StridedArray,
+    into: np.ndarray,
+    picks: tuple[slice | int, ...],
 ) -> Any:
-    """Starts to read `store[picks]` into an array of its shape. Of a run, `picks` are
-    slices of elements that follow each other, or of any with its `strides`."""
-    if not isinstance(store, FlatArray):
+    """Starts to read `store[picks]` into an array of its shape. With strides, `picks`
+    are slices."""
+    if not isinstance(store, StridedArray):
         return ts.array(into).write(view(store, picks))
-    if store.strides is not None:
-        starts = [pick.start or 0 for pick in picks if isinstance(pick, slice)]
-        first = sum(at * stride for at, stride in zip(starts, store.strides))
-        start = store.start + first * into.itemsize
-        return _StridedRead(store.root, store.key, start, into, store.strides)
-    first = 0
-    for pick, length in zip(picks, store.shape):
-        first = first * length + (pick if isinstance(pick, int) else pick.start or 0)
-    return _FlatRead(store.root, store.key, store.start + first * into.itemsize, into)
+    starts = [pick.start or 0 for pick in picks if isinstance(pick, slice)]
+    first = sum(at * stride for at, stride in zip(starts, store.strides))
+    return _StridedRead(store, first, into)
 
 
 def open_strided(
