@@ -7,12 +7,14 @@ import binascii
 import bisect
 import functools as ft
 import itertools as it
+import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, overload
 
 import numpy as np
 
+from .._errors import DamagedError
 from . import _json
 from ._json import BLOCK, blocks
 
@@ -104,7 +106,9 @@ class Names(Sequence[str]):
         self._count = self._before[-1] + 1 if self._text.size else 0
         if len(order) != self._count:
             raise ValueError("the columns of the index differ in length")
-        if self._count and order.max() >= self._count:
+        is_there = np.zeros(self._count, bool)
+        is_there[order[order < self._count]] = True
+        if not is_there.all():
             raise ValueError("the index has a malformed column")
 
     def _stop(self, place: int) -> int:
@@ -123,7 +127,11 @@ class Names(Sequence[str]):
     @ft.cached_property
     def _all(self) -> list[str]:
         text = self._text.tobytes().decode("ascii")
-        return text.split(" ") if text else []
+        names = text.split(" ") if text else []
+        ordered = [names[place] for place in self._order.tolist()]
+        if not all(map(operator.le, ordered, ordered[1:])):
+            raise DamagedError("The index has names that are not in their order.")
+        return names
 
     def __len__(self) -> int:
         return self._count

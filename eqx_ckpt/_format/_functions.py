@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from . import _template
-from ._leaves import field
+from ._schema import DIGEST, field, fits
 
 
 class StoredFunction(NamedTuple):
@@ -59,18 +59,21 @@ def encode(functions: dict[str, StoredFunction]) -> dict[str, Any]:
     return {name: function._asdict() for name, function in functions.items()}
 
 
+_NUMBER = range(MAX_BYTES)
+# Of each field but the leaves.
+_KIND = {"file": _NUMBER, "digest": DIGEST, "nbytes": _NUMBER, "names": [str]}
+_KIND |= {"args": dict, "result": Any, "platforms": [str], "order": _NUMBER}
+_KIND |= {"baked": {...: str}, "versions": {...: str}}
+
+
 def parse(value: Any, count: int) -> dict[str, StoredFunction]:
     """The functions of an index that has so many leaves.
 
     **Raises:** `ValueError` for what is never written.
     """
-    if type(value) is not dict:
-        raise ValueError("the index has no 'functions' of the right type")
     out: dict[str, StoredFunction] = {}
-    for name, row in value.items():
+    for name, row in field({"functions": value}, "functions", {...: dict}).items():
         check_name(name)
-        if type(row) is not dict:
-            raise ValueError("the index has a malformed function")
         out[name] = _parsed(row, count)
     if len({f.file for f in out.values()}) < len(out):
         raise ValueError("the index has two functions in one file")
@@ -78,33 +81,17 @@ def parse(value: Any, count: int) -> dict[str, StoredFunction]:
 
 
 def _parsed(row: dict[str, Any], count: int) -> StoredFunction:
-    file, order = field(row, "file", int), field(row, "order", int)
-    nbytes, leaves = field(row, "nbytes", int), field(row, "leaves", list, int)
-    if not all(0 <= n < MAX_BYTES for n in (file, order, nbytes)):
-        raise ValueError("the index has a function with an impossible number")
-    if len({*leaves}) < len(leaves) or not all(0 <= n < count for n in leaves):
-        raise ValueError("the index has a function of leaves that it does not have")
-    names = field(row, "names", list, str)
+    got = {name: field(row, name, kind, "function") for name, kind in _KIND.items()}
+    leaves, names = field(row, "leaves", [range(count)], "function"), got["names"]
+    if len({*leaves}) < len(leaves):
+        raise ValueError("the index has a function of one leaf twice")
     if len({*names}) != len(leaves) or len(names) != len(leaves):
         raise ValueError("the index has a function whose leaves have no names of it")
-    args, result = row.get("args"), row.get("result")
-    if type(args) is not dict or args.keys() != {"tuple"}:
+    if got["args"].keys() != {"tuple"}:
         raise ValueError("the index has a function without arguments")
-    check(args)
-    check(result)
-    return StoredFunction(
-        file,
-        field(row, "digest", str),
-        nbytes,
-        leaves,
-        names,
-        args,
-        result,
-        field(row, "platforms", list, str),
-        order,
-        field(row, "baked", dict, str),
-        field(row, "versions", dict, str),
-    )
+    check(got["args"])
+    check(got["result"])
+    return StoredFunction(leaves=leaves, **got)
 
 
 def check(nest: Any) -> None:
@@ -133,8 +120,7 @@ def _arrays(nest: Any, depth: int) -> Iterator[list[Any]]:
 
 
 def _check_array(array: list[Any]) -> None:
-    good = len(array) == 2 and type(array[0]) is str and type(array[1]) is list
-    if not good or len(array[1]) > _template.MAX_RANK:
+    if not fits(array, (str, [Any])) or len(array[1]) > _template.MAX_RANK:
         raise ValueError("the index has a malformed array of a function")
     for n in array[1]:
         if type(n) is int:

@@ -1,6 +1,5 @@
 """The heads of many indices of one run, which mostly are alike."""
 
-import json
 import re
 from typing import Any, NamedTuple
 
@@ -22,7 +21,6 @@ _start = re.compile(
     rb'\{"format":"eqx_ckpt","save":"([0-9a-f]{16})","version":[12],"reader":"[^"\\]*",'
     rb'"writer":\{[^{}]*\},"layout":"ocdbt","metadata":'
 )
-_metadata = json.JSONDecoder()
 
 
 class Heads:
@@ -41,14 +39,15 @@ class Heads:
         _json.check_cost(data)
         text = data.decode("ascii", "replace")
         try:
-            metadata, end = _metadata.raw_decode(text, match.end())
+            metadata, end = _json.parse_at(text, match.end())
+            _json.check_metadata(metadata)
             # Names are strings, in which quotes are escaped, and between the two are
             # only numbers: the first is the key.
             middle = text.index('"files":', end)
             columns = text[end:middle]
             first = text.index('"aliases":', middle)
             aliases = text[first : text.index('"markers":', first)]
-        except (ValueError, RecursionError):
+        except ValueError:
             return _head_of(_index.decode(data))
         known = self._known.get((columns, aliases))
         if known is None:

@@ -30,9 +30,10 @@ from . import (
     _template,
 )
 from ._functions import StoredFunction
-from ._leaves import field, Leaves, Record
+from ._leaves import Leaves, Record
 from ._packed import Laid, Packed
 from ._placement import Placement
+from ._schema import DIGEST, field, NUMBER
 
 
 FORMAT = "eqx_ckpt"
@@ -365,17 +366,19 @@ def _release(value: Any) -> str:
 
 def _typed(value: dict[str, Any]) -> Index:
     layout = field(value, "layout", str)
+    _json.check_metadata(value.get("metadata"))
     if layout not in ("ocdbt", "zarr"):
         raise ValueError(f"the index has the unknown layout {layout!r}")
     leaves = _leaves.parse(value)
     placement = _placement.parse(value, leaves, layout)
-    digests = field(value, "digests", str)
-    if isinstance(placement, Packed) and len(digests) != 32 * len(placement.files):
+    digests = field(value, "digests", re.compile(f"({DIGEST.pattern})*"))
+    pages = len(placement.files) if isinstance(placement, Packed) else 1
+    if len(digests) != 32 * pages:
         raise ValueError("the index lacks the digests of pages")
     save = field(value, "save", str)
     if not is_save_id(save):
         raise ValueError("the index has a malformed save id")
-    others = field(value, "others", dict, str)
+    others = field(value, "others", {...: DIGEST})
     own = {f"d/{save}/tree", f"d/{save}/manifest.ocdbt"}
     if not others.keys() <= _files.OTHERS | own:
         raise ValueError("the index names files that are not of this format")
@@ -387,29 +390,22 @@ def _typed(value: dict[str, Any]) -> Index:
         placement,
         digests,
         others,
-        field(value, "writer", dict, str),
-        _saved(field(value, "saved", dict)) if "saved" in value else None,
+        field(value, "writer", {...: str}),
+        _saved(field(value, "saved", {...: Any})) if "saved" in value else None,
         _functions.parse(value.get("functions", {}), len(leaves.names)),
-        _own_states(value) if "own" in value else [],
+        [SavedState(*row) for row in field(value, "own", [(NUMBER, DIGEST)])]
+        if "own" in value
+        else [],
     )
 
 
-def _own_states(value: dict[str, Any]) -> list[SavedState]:
-    rows = field(value, "own", list, list)
-    for row in rows:
-        if len(row) != 2 or type(row[0]) is not int or type(row[1]) is not str:
-            raise ValueError("the index has a malformed own state")
-        if not 0 <= row[0] < _template.MAX_BYTES:
-            raise ValueError("the index has an own state of an impossible size")
-    return [SavedState(*row) for row in rows]
-
-
 def _saved(value: dict[str, Any]) -> Saved:
-    numbers = field(value, "time", int), field(value, "processes", int)
     # Later times are no dates.
-    if not all(0 <= n < 2**37 for n in numbers):
-        raise ValueError("the index says that it was saved when it cannot have been")
-    return Saved(*numbers, field(value, "shardings", dict, int))
+    time, processes = field(value, "time", _TIME), field(value, "processes", _TIME)
+    return Saved(time, processes, field(value, "shardings", {...: NUMBER}))
+
+
+_TIME = range(2**37)
 
 
 def _check_places(index: Index, placement: Placement) -> None:

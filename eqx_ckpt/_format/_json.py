@@ -39,14 +39,31 @@ def _loads(
     repeated: Callable[[list[tuple[str, Any]]], bool],
 ) -> Any:
     try:
-        return json.loads(
-            data.decode(encoding),
-            parse_constant=constant,
-            parse_float=_finite,
-            object_pairs_hook=ft.partial(_object, repeated),
-        )
+        return _decoder(constant, repeated).decode(data.decode(encoding))
     except (ValueError, RecursionError) as e:
         raise ValueError(f"{what} is not JSON ({e})") from e
+
+
+def _decoder(
+    constant: Callable[[str], Any],
+    repeated: Callable[[list[tuple[str, Any]]], bool],
+) -> json.JSONDecoder:
+    return json.JSONDecoder(
+        parse_constant=constant,
+        parse_float=_finite,
+        object_pairs_hook=ft.partial(_object, repeated),
+    )
+
+
+def parse_at(text: str, start: int) -> tuple[Any, int]:
+    """The JSON that begins at a place in a text, and where it ends.
+
+    **Raises:** `ValueError` as `parse`.
+    """
+    try:
+        return _decoder(_refuse, lambda _: False).raw_decode(text, start)
+    except RecursionError as e:
+        raise ValueError("it is nested too deeply") from e
 
 
 def parse_cut(data: bytes, cuts: Sequence[slice]) -> Any:
@@ -126,53 +143,79 @@ def check_metadata(metadata: Any) -> Any:
 
     **Raises:** `ValueError` that names the part which JSON would change or refuse.
     """
-    _check_json(metadata, "metadata")
+    _check_json(metadata, ("metadata",))
     return metadata
+
+
+def check_depth(value: Any, what: str, most: int = 450) -> None:
+    """**Raises:** `ValueError` for what a walk that calls itself does not get through.
+    It says `what`."""
+    level = [value]
+    for _ in range(most):
+        some = [x.values() if type(x) is dict else x for x in level if _has_items(x)]
+        if not (level := [y for x in some for y in x]):
+            return
+    raise ValueError(f"the index has {what} that is nested more than {most} deep")
+
+
+def _has_items(x: Any) -> bool:
+    return type(x) in (dict, list)
 
 
 # Far less than what Python's parser can take, wherever it is called from.
 _MAX_DEPTH, MAX_BITS = 100, 2048
 
 
-def _check_json(value: Any, where: str, depth: int = 0) -> None:
-    if depth > _MAX_DEPTH:
-        raise ValueError(
-            f"`{where[:60]}...` is nested more than {_MAX_DEPTH} deep, or contains "
-            "itself."
-        )
+def _check_json(value: Any, path: tuple[Any, ...]) -> None:
+    """`path`: what the value is called, and the keys that lead to it."""
+    why = _why_not(value)
+    if len(path) > _MAX_DEPTH + 1:
+        why = f"is nested more than {_MAX_DEPTH} deep, or contains itself."
+    if why:
+        where = str(path[0]) + "".join(f"[{key!r}]" for key in path[1:])
+        where = where if len(where) <= 100 else where[:60] + "..."
+        raise ValueError(f"`{where}` {why}")
     if type(value) is dict:
         for key, item in value.items():
-            if type(key) is not str:
-                raise ValueError(
-                    f"`{where}` has the key {key!r}, of type `{type(key).__name__}`: "
-                    "JSON would turn it into a string. Use strings as keys."
-                )
-            _check_json(key, f"{where} key")
-            _check_json(item, f"{where}[{key!r}]", depth + 1)
+            _check_json(key, (f"{path[0]} key",))
+            _check_json(item, (*path, key))
     elif type(value) is list:
-        for i, item in enumerate(value):
-            _check_json(item, f"{where}[{i}]", depth + 1)
-    elif type(value) is float:
-        if not math.isfinite(value):
-            raise ValueError(f"`{where}` is {value!r}, which JSON has no number for.")
-    elif type(value) is str:
-        if not is_unicode(value):
-            raise ValueError(f"`{where}` is not Unicode text: {value!r}.")
-    elif type(value) is int:
-        if abs(value) >> MAX_BITS:
-            raise ValueError(
-                f"`{where}` is an integer of more than {MAX_BITS} bits, which parsers "
-                "of JSON refuse. Store it as a leaf, or as a string."
+        for number, item in enumerate(value):
+            _check_json(item, (*path, number))
+
+
+def _why_not(value: Any) -> str:
+    """Why JSON does not hold a value; "" if it does, but for what is in it."""
+    kind = type(value)
+    if kind is dict:
+        key = next((key for key in value if type(key) is not str), "")
+        if key != "":
+            return (
+                f"has the key {key!r}, of type `{type(key).__name__}`: JSON would turn "
+                "it into a string. Use strings as keys."
             )
-    elif value is not None and type(value) is not bool:
+    elif kind is float:
+        if not math.isfinite(value):
+            return f"is {value!r}, which JSON has no number for."
+    elif kind is str:
+        if not is_unicode(value):
+            return f"is not Unicode text: {ascii(value)[:200]}."
+    elif kind is int:
+        if abs(value) >> MAX_BITS:
+            return (
+                f"is an integer of more than {MAX_BITS} bits, which parsers of JSON "
+                "refuse. Store it as a leaf, or as a string."
+            )
+    elif value is not None and kind is not bool and kind is not list:
         advice = {
             tuple: "Use a list.",
             np.ndarray: "Store arrays in the tree.",
-        }.get(type(value), "Use None, bool, int, float, str, list or dict.")
-        raise ValueError(
-            f"`{where}` is of type `{type(value).__name__}`, which JSON would not give "
-            f"back as it was. {advice}"
+        }.get(kind, "Use None, bool, int, float, str, list or dict.")
+        return (
+            f"is of type `{kind.__name__}`, which JSON would not give back as it was. "
+            f"{advice}"
         )
+    return ""
 
 
 def is_unicode(text: str) -> bool:
@@ -184,7 +227,7 @@ def jsonable(value: Any) -> tuple[bool, Any]:
     """A static field as JSON has it, tuples as lists: `(True, value)` if it can be."""
     try:
         out = _listed(value, 0)
-        _check_json(out, "")
+        _check_json(out, ("",))
     except ValueError:
         return False, None
     return True, out

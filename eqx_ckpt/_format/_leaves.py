@@ -7,12 +7,15 @@ touched: both are data from a file, and whoever made the file may mean harm.
 
 import dataclasses
 import functools as ft
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _columns, _names, _structure, _template
+from .._errors import DamagedError
+from . import _columns, _json, _names, _structure, _template
+from ._schema import field, Kind, NUMBER
 from ._structure import Structure
 from ._template import Template
 
@@ -134,7 +137,7 @@ class Leaves:
         """The leaf in this place of the columns, checked. `known`: but for its name,
         which is one that we have made of a key path.
 
-        **Raises:** `ValueError` when what the index says of it cannot be.
+        **Raises:** `DamagedError` when what the index says of it cannot be.
         """
         names = self.names if self.origin is None else self.origin.names
         name, number = names[place], self.template[place]
@@ -146,7 +149,7 @@ class Leaves:
             if not known:
                 _names.keys_of(name, template.keys)
         except ValueError as e:
-            raise ValueError(
+            raise DamagedError(
                 f"The index of the checkpoint has a leaf, {_names.shorten(name)}, that "
                 f"is never saved: {e}."
             ) from e
@@ -165,23 +168,6 @@ class Leaves:
         )
 
 
-def field(
-    value: dict[str, Any], name: str, kind: type, item: type | None = None
-) -> Any:
-    """A field of an index that is of a type, and so are its items.
-
-    **Raises:** `ValueError` if it is not.
-    """
-    got: Any = value.get(name)
-    if type(got) is not kind:
-        raise ValueError(f"the index has no {name!r} of the right type")
-    if item is not None:
-        items: Any = got.values() if kind is dict else got
-        if not set(map(type, items)) <= {item}:
-            raise ValueError(f"the index has something else than {item} in {name!r}")
-    return got
-
-
 def text(columns: dict[str, Any], name: str) -> memoryview:
     """A column that is a text. **Raises:** `ValueError` if it is not, or not ASCII."""
     if type(columns.get(name)) is memoryview:
@@ -192,23 +178,21 @@ def text(columns: dict[str, Any], name: str) -> memoryview:
         raise ValueError("the index has a malformed column") from None
 
 
-def pairs(
-    value: dict[str, Any], name: str, count: int, item: type
-) -> Iterator[tuple[int, Any]]:
+def pairs(value: dict[str, Any], name: str, count: int, item: Kind) -> dict[int, Any]:
     """A field of an index that is a list of pairs: the place of one of `count` leaves,
-    and an item of a type.
+    and what it has of a kind.
 
-    **Raises:** `ValueError` if it is not.
+    **Raises:** `ValueError` if it is not, or one leaf is there twice.
     """
-    for row in field(value, name, list, list):
-        if not (
-            len(row) == 2
-            and type(row[0]) is int
-            and 0 <= row[0] < count
-            and type(row[1]) is item
-        ):
-            raise ValueError("the index has a malformed row")
-        yield row[0], row[1]
+    rows = field(value, name, [(range(count), item)])
+    if len(out := dict(rows)) < len(rows):
+        raise ValueError(f"the index has a leaf twice in {name!r}")
+    return out
+
+
+# Of a template, the fields that are looked at before a leaf of it is.
+_TEMPLATE = Any, Any, Any, [Any], Any, [Any], Any, Any, Any
+_LABEL = re.compile("[=@].*", re.DOTALL)
 
 
 def parse(value: dict[str, Any]) -> Leaves:
@@ -216,23 +200,22 @@ def parse(value: dict[str, Any]) -> Leaves:
 
     **Raises:** `ValueError` for columns of other types, or that do not fit together.
     """
-    templates = list(map(_template_of, field(value, "templates", list, list)))
+    templates = [
+        Template(*row)._replace(shape=tuple(row[3]), chunk=tuple(row[5]))
+        for row in field(value, "templates", [_TEMPLATE])
+    ]
     names, template = _columns_of(value, len(templates))
     if len(template) != len(names):
         raise ValueError("the columns of the index differ in length")
-    aliases: dict[int, int] = {}
-    for alias, origin in pairs(value, "aliases", len(names), int):
+    aliases = pairs(value, "aliases", len(names), NUMBER)
+    for alias, origin in aliases.items():
         if (
-            not 0 <= origin < alias
-            or alias in aliases
+            origin >= alias
             or origin in aliases
             or templates[template[alias]][1:] != templates[template[origin]][1:]
         ):
             raise ValueError("the index has an impossible alias")
-        aliases[alias] = origin
-    markers = dict(pairs(value, "markers", len(names), str))
-    if any(label[:1] not in ("=", "@") for label in markers.values()):
-        raise ValueError("the index has a malformed marker")
+    markers = pairs(value, "markers", len(names), _LABEL)
     structure = None
     if "structure" in value:
         structure = _structure.parse(value["structure"])
@@ -267,24 +250,14 @@ def _parts(
 ) -> dict[int, Part]:
     if "parts" not in value:
         return {}
-    rows = list(map(_part_of, field(value, "parts", list, list)))
-    out: dict[int, Part] = {}
-    for place, number in pairs(value, "part", len(template), int):
-        if not 0 <= number < len(rows) or place in out:
-            raise ValueError("the index has a malformed part")
-        out[place] = rows[number]
+    rows = [
+        Part(tuple(shape), tuple(map(tuple, starts)))
+        for shape, starts in field(value, "parts", [([NUMBER], [[NUMBER]])])
+    ]
+    of = pairs(value, "part", len(template), range(len(rows)))
+    for place, number in of.items():
         _check_part(rows[number], templates[template[place]])
-    return out
-
-
-def _part_of(row: list[Any]) -> Part:
-    good = len(row) == 2 and all(type(x) is list for x in row)
-    if not good or not all(type(start) is list for start in row[1]):
-        raise ValueError("the index has a malformed part")
-    numbers = [*row[0], *(n for start in row[1] for n in start)]
-    if not all(type(n) is int and 0 <= n < _template.MAX_BYTES for n in numbers):
-        raise ValueError("the index has a malformed part")
-    return Part(tuple(row[0]), tuple(map(tuple, row[1])))
+    return {place: rows[number] for place, number in of.items()}
 
 
 def _check_part(part: Part, t: Template) -> None:
@@ -308,15 +281,15 @@ def _columns_of(
     """The name of each leaf, and the number of its template, of which there are so
     many."""
     if "columns" in value:
-        columns = field(value, "columns", dict)
+        columns = field(value, "columns", {...: Any})
         order = _columns.decode(text(columns, "order"))
         names = _columns.Names(text(columns, "names"), order)
         template = _columns.decode(text(columns, "template"))
         is_good = not len(template) or template.max() < count
     else:
-        names = field(value, "names", list, str)
-        template = field(value, "template", list, int)
-        is_good = not template or 0 <= min(template) <= max(template) < count
+        names = field(value, "names", [str])
+        template = field(value, "template", [range(count)])
+        is_good = True
     if not is_good:
         raise ValueError("the index names a template that it does not have")
     return names, template
@@ -332,20 +305,12 @@ def encode(leaves: Leaves) -> dict[str, str]:
     }
 
 
-def _template_of(row: list[Any]) -> Template:
-    if len(row) != len(Template._fields):
-        raise ValueError("the index has a malformed template")
-    made = Template(*row)
-    if type(made.shape) is not list or type(made.chunk) is not list:
-        raise ValueError("the index has a malformed template")
-    return made._replace(shape=tuple(made.shape), chunk=tuple(made.chunk))
-
-
 def _statics(value: dict[str, Any]) -> Statics:
-    values, of = field(value, "statics", list, dict), field(value, "static", dict, int)
-    encoded = field(value, "encoded", list, dict) if "encoded" in value else None
-    if not all(0 <= n < len(values) for n in of.values()) or (
-        encoded is not None and len(encoded) != len(values)
-    ):
+    values = field(value, "statics", [{...: Any}])
+    of = field(value, "static", {...: range(len(values))})
+    encoded = field(value, "encoded", [{...: Any}]) if "encoded" in value else None
+    if encoded is not None and len(encoded) != len(values):
         raise ValueError("the index names static fields that it does not have")
+    for row in (*values, *(encoded or [])):
+        _json.check_depth(row, "a static field")
     return Statics(values, of, encoded)

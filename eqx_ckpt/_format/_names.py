@@ -1,5 +1,6 @@
 """Key paths to dotted names and back: pure, injective, and never trusted as a path."""
 
+import collections
 import functools as ft
 import itertools as it
 import operator
@@ -9,6 +10,7 @@ from typing import Any
 
 import jax.tree_util as jtu
 
+from .._errors import DamagedError
 from . import _files
 
 
@@ -162,6 +164,19 @@ def twins(name: str, path: tuple, other: tuple) -> ValueError:
         f"{other}. Rename one of the keys, or leave one of the leaves out with `where` "
         "or `filter_spec`."
     )
+
+
+# Of the keys of a dict or the members of a set.
+_MOST_ALIKE = 64
+
+
+def check_hashes(keys: Sequence[Any]) -> None:
+    """**Raises:** `DamagedError` for so many keys of one hash that a dict of them would
+    take long: 0 and 2^61 - 1 have one. `TypeError` for what has none."""
+    if len(keys) > _MOST_ALIKE:
+        counts = collections.Counter(map(hash, keys))
+        if max(counts.values()) > _MOST_ALIKE:
+            raise DamagedError("the checkpoint has keys that are made to collide")
 
 
 def shorten(text: str) -> str:

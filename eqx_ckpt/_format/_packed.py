@@ -15,6 +15,7 @@ import numpy as np
 from . import _columns, _grid, _laid, _template
 from ._laid import ALIGN, aligned, Laid
 from ._leaves import Leaves
+from ._schema import field, NUMBER
 from ._template import Template
 
 
@@ -132,26 +133,20 @@ def encode(packed: Packed) -> dict[str, Any]:
 
 
 def parse(
-    columns: Mapping[str, str | memoryview], begins: list[Any], files: list[str]
+    texts: Mapping[str, str | memoryview], columns: dict[str, Any], files: list[str]
 ) -> Packed:
     """The inverse of `encode`. Whether chunks can lie so is seen by `lay`.
 
     **Raises:** `ValueError` for columns of other types.
     """
     flat, pattern, sizes = (
-        _columns.decode(columns[name]) for name in ("patterns", "pattern", "sizes")
+        _columns.decode(texts[name]) for name in ("patterns", "pattern", "sizes")
     )
     if len(flat) % 2:
         raise ValueError("the index has a malformed column")
-    rows = []
-    for row in begins:
-        good = len(row) == 5 and all(
-            type(n) is int and 0 <= n < _template.MAX_BYTES for n in row
-        )
-        if not good or row[3] >= len(files) or row[4] % ALIGN:
-            raise ValueError("the index has a malformed row")
-        rows.append(Begin(*row))
-    return Packed(files, flat.reshape(-1, 2), pattern, rows, sizes)
+    begin = NUMBER, NUMBER, NUMBER, range(len(files)), range(0, NUMBER.stop, ALIGN)
+    begins = [Begin(*row) for row in field(columns, "begins", [begin])]
+    return Packed(files, flat.reshape(-1, 2), pattern, begins, sizes)
 
 
 # ---- What follows from the rule.

@@ -6,9 +6,10 @@ import itertools as it
 from collections.abc import Sequence
 from typing import Any
 
-from . import _leaves, _packed, _template
-from ._leaves import field, Leaves
+from . import _leaves, _packed
+from ._leaves import Leaves
 from ._packed import Packed
+from ._schema import field, NUMBER, POSITIVE
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,32 +56,21 @@ def parse(value: dict[str, Any], leaves: Leaves, layout: str) -> Placement | Pac
     **Raises:** `ValueError` for columns of other types, or that do not fit together.
     """
     count = len(leaves.names)
-    files = field(value, "files", list, str)
+    files = field(value, "files", [str])
     if files != [str(number) for number in range(len(files))]:
         raise ValueError("the index names files that are not of this format")
     if "columns" in value:
-        columns = field(value, "columns", dict)
+        columns = field(value, "columns", {...: Any})
         texts = {name: _leaves.text(columns, name) for name in _packed.TEXTS}
-        return _packed.parse(texts, field(columns, "begins", list, list), files)
-    file, offset = field(value, "file", list, int), field(value, "offset", list, int)
+        return _packed.parse(texts, columns, files)
+    file, offset = field(value, "file", [int]), field(value, "offset", [int])
     if layout == "ocdbt":
         if not len(file) == len(offset) == count:
             raise ValueError("the columns of the index differ in length")
         pairs = leaves.aliases.items()
         if any((file[a], offset[a]) != (file[b], offset[b]) for a, b in pairs):
             raise ValueError("the index has an impossible alias")
-    splits = []
-    for row in field(value, "splits", list, list):
-        if (
-            len(row) != 4
-            or not all(type(n) is int and 0 <= n < _template.MAX_BYTES for n in row)
-            or row[0] >= count
-            or row[2] >= len(files)
-        ):
-            raise ValueError("the index has a malformed split")
-        splits.append(tuple(row))
-    sizes = dict(_leaves.pairs(value, "sizes", count, list))
-    for some in sizes.values():
-        if not all(type(n) is int and 0 < n < _template.MAX_BYTES for n in some):
-            raise ValueError("the index has impossible sizes of chunks")
+    row = range(count), NUMBER, range(len(files)), NUMBER
+    splits = list(map(tuple, field(value, "splits", [row])))
+    sizes = _leaves.pairs(value, "sizes", count, [POSITIVE])
     return Placement(files, file, offset, splits, sizes)

@@ -1,5 +1,7 @@
 """Texts that are safe to print: escaped, bounded; sizes for people."""
 
+from collections.abc import Iterable
+
 
 def escape(text: str) -> str:
     """`text` with control characters and what terminals act on spelt out."""
@@ -15,6 +17,18 @@ def bounded(line: str, most: int = 1000) -> str:
     if len(line) <= most:
         return line
     return f"{line[: most // 2]} ... {line[-(most // 2) :]}"
+
+
+def some(lines: Iterable[str], most: int = 2**14) -> list[str]:
+    """The first lines of a message, each `bounded`, of about so many letters in all,
+    and how many there are more."""
+    out: list[str] = []
+    count = 0
+    for count, line in enumerate(lines, 1):
+        if most > 0:
+            out.append(bounded(line))
+            most -= len(out[-1])
+    return [*out, f"    ... and {count - len(out)} more"] if count > len(out) else out
 
 
 def rate(nbytes: int, seconds: float) -> str:

@@ -5,6 +5,7 @@ import functools as ft
 from collections.abc import Iterator
 from typing import Any
 
+from .._errors import DamagedError
 from .._format import _names
 from .._format._leaves import Record
 from .._storage._backend import Backend
@@ -64,7 +65,7 @@ class _Stored:
             name = names[member] if isinstance(member, int) else member
             if name == self.name:
                 if isinstance(member, int):
-                    raise ValueError(f"The index has a leaf and a node at {name!r}.")
+                    raise DamagedError(f"The index has a leaf and a node at {name!r}.")
                 continue
             end = name.find(".", start)
             component = name[start:] if end < 0 else name[start:end]
@@ -91,10 +92,10 @@ class _Stored:
             if self._depth + 1 >= _names.MAX_DEPTH:
                 # What walks a tree calls itself, and JAX does not recover from that.
                 most = f"at most {_names.MAX_DEPTH} can be stored"
-                raise ValueError(f"The index has more nodes in each other: {most}.")
+                raise DamagedError(f"The index has more nodes in each other: {most}.")
             return Node(_Stored(self.source, name, members, self._gaps))
         if len(leaves) > 1:
-            raise ValueError(f"The index has a leaf and a node at {name!r}.")
+            raise DamagedError(f"The index has a leaf and a node at {name!r}.")
         return _lazy.lazy_of(self.source, index.leaves.record(leaves[0]))
 
     def _kinds(self, members: list[int | str]) -> set[str]:
@@ -105,7 +106,7 @@ class _Stored:
         for i in {number[place] for place in members if isinstance(place, int)}:
             keys = index.leaves.templates[i].keys
             if not isinstance(keys, str):
-                raise ValueError("The index has a malformed template.")
+                raise DamagedError("The index has a malformed template.")
             out.add(keys[self._depth : self._depth + 1])
         return out
 
@@ -113,11 +114,14 @@ class _Stored:
         kinds = self._kinds(self._groups[component])
         if len(kinds) > 1:
             name = f"{self.name}.{component}"
-            raise ValueError(f"The index has keys of two kinds at {name!r}.")
+            raise DamagedError(f"The index has keys of two kinds at {name!r}.")
         if not kinds:
             return self._likely_key(component)
         kind = kinds.pop()
-        return kind, _names.key_of(kind, component, self._depth == 0)
+        try:
+            return kind, _names.key_of(kind, component, self._depth == 0)
+        except ValueError as e:
+            raise DamagedError(f"The index has a name that is never saved: {e}.") from e
 
     def _likely_key(self, component: str) -> tuple[str, str | int]:
         """Of a Module without leaves, whose keys the index does not have: a key as
@@ -125,7 +129,7 @@ class _Stored:
         for kind in [*(kind for kind in "sfiak" if kind in self._all_kinds), *"sioa"]:
             with contextlib.suppress(ValueError):
                 return kind, _names.key_of(kind, component, self._depth == 0)
-        raise ValueError("The index has static fields of what is never saved.")
+        raise DamagedError("The index has static fields of what is never saved.")
 
     @ft.cached_property
     def _all_kinds(self) -> set[str]:
@@ -140,7 +144,7 @@ class _Stored:
             if rows:
                 self._gaps[0] -= int(rows[-1][0][1]) + 1 - len(rows)
         if self._gaps[0] < 0:
-            raise ValueError("The index has sequences that are mostly gaps.")
+            raise DamagedError("The index has sequences that are mostly gaps.")
         return rows
 
     @ft.cached_property
@@ -152,7 +156,7 @@ class _Stored:
     def _labels(self) -> tuple[str | None, ...]:
         """Those of the entries, if the node is an eqx.nn.State: all differ then."""
         markers = self.source.index.leaves.markers
-        if not markers or any(kind not in "sf" for (kind, _), _ in self._rows):
+        if not markers or any(kind != "f" for (kind, _), _ in self._rows):
             return ()
         labels = []
         for _, component in self._rows:
@@ -200,7 +204,7 @@ def node_at(source: Source, name: str) -> Node:
     ]
     for module in index.leaves.statics.of:
         if len(module) > _names.MAX_NAME or module.count(".") >= _names.MAX_DEPTH:
-            raise ValueError("The index has static fields of what is never saved.")
+            raise DamagedError("The index has static fields of what is never saved.")
         if _names.is_under(module, name):
             members.append(module)
     return Node(_Stored(source, name, members, [_MAX_GAPS]))

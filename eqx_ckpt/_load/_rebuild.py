@@ -93,7 +93,8 @@ def rebuild(
         raise RuntimeError(
             f"The checkpoint at `{ckpt.path}` does not say what its nodes were: it is "
             "of another format, or was saved by an earlier release, or of a tree with "
-            "so many different nodes that they take 4 MiB of text, or of one whose "
+            "so many different nodes that they take 4 MiB of text, or so many without "
+            "leaves that they are not made again, or of one whose "
             "nodes do not give the same leaves twice. Load it into a `like`, by "
             "`tree_deserialise_leaves`."
         )
@@ -114,7 +115,7 @@ def rebuild(
     if problems.rows:
         raise RuntimeError(
             f"The checkpoint at `{ckpt.path}` cannot be rebuilt of what is given; "
-            "nothing was loaded.\n" + "\n".join(map(_text.bounded, _lines(problems)))
+            "nothing was loaded.\n" + "\n".join(_lines(problems))
         )
     _check_used(replace, problems)
     return _deserialise.materialise(
@@ -177,10 +178,6 @@ def _check_used(replace: Mapping[str, Any], problems: Problems) -> None:
         )
 
 
-# So many rows of a kind are in the error.
-_MOST = 1000
-
-
 def _lines(problems: Problems) -> list[str]:
     rows = problems.rows
     lines = []
@@ -192,23 +189,23 @@ def _lines(problems: Problems) -> list[str]:
             "  `known` lacks these. Add them, or modules of their package that have "
             "them:"
         )
-        for name, fields in lacks.items():
-            more = f" and {len(fields) - 1} more" if len(fields) > 1 else ""
-            lines.append(f"    {name}  (at `{fields[0]}`{more})")
+        rest = {name: len(fields) - 1 for name, fields in lacks.items()}
+        more = {name: f" and {n} more" if n else "" for name, n in rest.items()}
+        lines += _text.some(
+            f"    {name}  (at `{fields[0]}`{more[name]})"
+            for name, fields in lacks.items()
+        )
     if rows.get("several"):
         lines.append("  `known` has several of these names. Give the one itself:")
-        lines += [
-            f"    {name}  ({text})" for name, text in dict(rows["several"]).items()
-        ]
+        several = dict(rows["several"]).items()
+        lines += _text.some(f"    {name}  ({text})" for name, text in several)
     wanted = [*rows.get("value", []), *rows.get("node", [])]
     if wanted:
         lines.append("  Values that are not in the checkpoint. Give them by `replace`:")
-        lines += [f"    {name!r}: {text}" for name, text in wanted[:_MOST]]
-        if len(wanted) > _MOST:
-            lines.append(f"    ... and {len(wanted) - _MOST} more")
+        lines += _text.some(f"    {name!r}: {text}" for name, text in wanted)
         some = ", ".join(f"{name!r}: ..." for name, _ in wanted[:3])
         more = ", ..." if len(wanted) > 3 else ""
-        lines.append(f"Pass `replace={{{some}{more}}}`.")
+        lines.append(_text.bounded(f"Pass `replace={{{some}{more}}}`."))
     if rows.get("node"):
         lines.append("What is given for a node is a `like`, which its leaves go into.")
     return lines

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._format import _json, _template
+from .._format import _json, _names, _template
 from . import _named
 from ._named import Name
 
@@ -285,7 +285,13 @@ Below = Callable[[Any], Any]
 
 
 def _pairs(x: list[Any], below: Below, resolver: Resolver) -> dict[Any, Any]:
-    return {below(key): below(item) for key, item in x}
+    return dict(zip(_keys([key for key, _ in x], below), (below(y) for _, y in x)))
+
+
+def _keys(x: list[Any], below: Below) -> list[Any]:
+    keys = list(map(below, x))
+    _names.check_hashes(keys)
+    return keys
 
 
 def _scalar(x: list[Any], below: Below, resolver: Resolver) -> Any:
@@ -362,8 +368,8 @@ def made(cls: type, values: dict[str, Any]) -> Any:
 
 _LISTS: dict[str, Callable[[list[Any], Below, Resolver], Any]] = {
     "tuple": lambda x, below, resolver: tuple(map(below, x)),
-    "set": lambda x, below, resolver: set(map(below, x)),
-    "frozenset": lambda x, below, resolver: frozenset(map(below, x)),
+    "set": lambda x, below, resolver: set(_keys(x, below)),
+    "frozenset": lambda x, below, resolver: frozenset(_keys(x, below)),
     "dict": _pairs,
     "complex": lambda x, below, resolver: complex(*map(float.fromhex, x)),
     "range": lambda x, below, resolver: range(*map(below, x)),

@@ -1,6 +1,7 @@
 """`Node`: a node of a tree that was saved, without its class."""
 
 import contextlib
+import dataclasses
 import functools as ft
 import json
 import math
@@ -16,7 +17,8 @@ from . import _encoded, _html, _show
 from ._show import TreeLine
 
 
-class Spec(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Spec:
     """All of a node but its children: what `jax.tree_util` compares."""
 
     # `(kind, key)` for each child, as in `_names.component`.
@@ -31,9 +33,6 @@ class Spec(NamedTuple):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Spec) and self._compared == other._compared
 
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
     def __hash__(self) -> int:
         return hash(self._compared)
 
@@ -41,7 +40,7 @@ class Spec(NamedTuple):
     def _compared(self) -> tuple[Any, ...]:
         return self.keys, _compared(self.fields), self.labels
 
-    @property
+    @ft.cached_property
     def is_sequence(self) -> bool:
         return bool(self.keys) and all(kind in "sf" for kind, _ in self.keys)
 
@@ -153,7 +152,7 @@ class Node:
         if isinstance(key, slice):
             if not body.spec().is_sequence:
                 raise TypeError(_missing(self, "sequence to slice"))
-            return list(self)[key]
+            return [_item(body, i) for i in range(len(self))[key]]
         if type(key) is int and key < 0 and body.spec().is_sequence:
             key += len(self)
         try:
@@ -281,6 +280,14 @@ def _find(body: Body, key: Any) -> Any:
     raise KeyError(key)
 
 
+def _item(body: Body, number: int) -> Any:
+    """The child of a sequence in this place; None where nothing was stored."""
+    try:
+        return body.find(str(number))
+    except KeyError:
+        return None
+
+
 # ---- Nodes in memory.
 
 
@@ -406,6 +413,7 @@ def _plain(top: Node) -> Any:
     for node in reversed(nodes):
         spec = body_of(node).spec()
         rows: dict[Any, Any] = {}
+        _names.check_hashes([key for _, key in spec.keys])
         for (_, key), child in zip(spec.keys, body_of(node).children()):
             if not isinstance(child, Node):
                 rows[key] = child if jtu.all_leaves([child]) else plain(child)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax.tree_util as jtu
 
+from .._errors import DamagedError
 from .._format import _names, _structure
 from .._format._leaves import Leaves
 from .._format._structure import Structure
@@ -66,7 +67,8 @@ def rebuild(leaves: Leaves, source: str, given: Given, makers: Makers) -> Rebuil
     """
     assert leaves.structure is not None
     try:
-        counts = _structure.check(leaves.structure, leaves.names)
+        parts = sum(name.count(".") + 1 for name in leaves.names)
+        counts = _structure.check(leaves.structure, len(leaves.names), parts)
     except ValueError as e:
         raise _exact.Malformed(str(e)) from e
     builder = _Builder(Recorded(leaves, leaves.structure, counts), given, makers)
@@ -74,6 +76,9 @@ def rebuild(leaves: Leaves, source: str, given: Given, makers: Makers) -> Rebuil
     builder.at = at
     out = builder.make(row, source, None)
     return Rebuilt(out, builder.problems)
+
+
+_DICTS = "dict", "ordered", "default"
 
 
 class _Field(NamedTuple):
@@ -98,6 +103,9 @@ class _Builder:
         self._makers = makers
         self._markers: dict[str, Any] = {}
         self._found: dict[Name, list[Any]] = {}
+        # Of rows whose children have names: those, quoted, and the keys of a dict.
+        self._parts: dict[int, list[str]] = {}
+        self._keys: dict[int, list[Any]] = {}
 
     def locate(self, source: str) -> tuple[int, int]:
         """The row of the node of a name, and the place of the first leaf in it."""
@@ -116,16 +124,18 @@ class _Builder:
         """Of each child of a node its row, the last part of its name, and the place of
         its first leaf, if it has some."""
         kind, children, *rest = self._structure.nodes[row]
-        parts: list[str] | None = None
-        if kind in ("namedtuple", "module", "dataclass"):
+        parts = self._parts.get(row)
+        if parts is None and kind in ("namedtuple", "module", "dataclass"):
             parts = list(map(_names.quote, self._structure.types[rest[0]][2]))
-        elif kind in ("dict", "ordered", "default") and rest[0] is not None:
-            parts = list(map(_component, self._keys(rest[0])))
+        elif parts is None and kind in _DICTS and rest[0] is not None:
+            parts = list(map(_component, self._keys_of(row)))
+        if parts is not None:
+            self._parts[row] = parts
         start = len(name) + 1 if name else 0
         for position, child in enumerate(_structure.unpacked(children)):
             if parts is not None:
                 part = parts[position]
-            elif kind in ("dict", "ordered", "default"):
+            elif kind in _DICTS:
                 if at >= len(self._leaves.names):
                     raise _exact.Malformed("its leaves have other names")
                 part = self._leaves.names[at][start:].partition(".")[0]
@@ -134,8 +144,13 @@ class _Builder:
             yield child, part, at
             at += self._counts[child]
 
-    def _keys(self, encoded: Any) -> list[Any]:
-        return _exact.decode(encoded, _Resolver(self, _Field("", None)))
+    def _keys_of(self, row: int) -> list[Any]:
+        """Those of a dict whose row has them."""
+        if row not in self._keys:
+            encoded = self._structure.nodes[row][2]
+            found = _exact.decode(encoded, _Resolver(self, _Field("", None)))
+            self._keys[row] = found
+        return self._keys[row]
 
     def make(self, row: int, name: str, owner: type | None) -> Any:
         """The node or leaf of a row."""
@@ -202,11 +217,14 @@ class _Builder:
         if encoded is None:
             keys = list(self._stored_keys(row, field.name, at))
         else:
-            keys = self._keys(encoded)
+            keys = self._keys_of(row)
         try:
+            _names.check_hashes(keys)
             out = dict(zip(keys, values, strict=True))
         except TypeError as e:
             raise _exact.Malformed("a list is a key") from e
+        except DamagedError as e:
+            raise _exact.Malformed(str(e)) from e
         if len(out) != len(values):
             raise _exact.Malformed("two keys are one")
         return out

@@ -40,12 +40,20 @@ def record(
     except Exception:  # Of the methods of a class that we do not know.
         return None
     made = Structure(recorder.types, recorder.nodes)
+    if recorder.walked > _MANY:
+        parts = sum(len(flat.paths[number]) for number in numbers)
+        try:
+            _structure.check(made, len(numbers), parts)
+        except ValueError:  # Of more nodes than are made again.
+            return None
     is_small = len(made.nodes) < _FEW or len(json.dumps(made)) < _MAX_LENGTH
     return made if recorder.at == len(flat.leaves) and is_small else None
 
 
 # Of the JSON of a structure. It is looked at where there are more rows than a few.
 _MAX_LENGTH, _FEW = 2**22, 1000
+# So many nodes are made again, whatever they are.
+_MANY = 2**14
 
 
 _CONTAINERS: dict[type, str] = {
@@ -132,12 +140,13 @@ def _is_simple(value: Any) -> bool:
 
 
 class _Recorder:
-    """Walks a tree in the order of its leaves, of which it has seen `at`."""
+    """Walks a tree in the order of its leaves, of which it has seen `at`. It has
+    `walked` over so many nodes."""
 
     def __init__(self, is_leaf: IsLeaf, leaves: list[Any], stored: list[bool]):
         self.types: list[list[Any]] = []
         self.nodes: list[list[Any]] = []
-        self.at = 0
+        self.at = self.walked = 0
         self._is_leaf = is_leaf
         self._leaves, self._stored = leaves, stored
         self._kinds: dict[type, str] = {}
@@ -165,6 +174,7 @@ class _Recorder:
         """The row of a node or a leaf. `owner`: the Module that it is a field of."""
         if depth > _names.MAX_DEPTH:
             raise _Unfit
+        self.walked += 1
         if self._is_leaf is not None and self._is_leaf(x):
             return self._leaf(x, owner)
         kind = self._kind_of(x)

@@ -64,7 +64,7 @@ def pages_too_few(path, outside):
     forge(path, lambda v: v.update(digests=v["digests"][32:]))
 
 
-@_attack("open", "malformed row")
+@_attack("open", "no 'begins' of the right type")
 def begin_in_no_file(path, outside):
     """A lane lies in a file that is not named."""
     alter(path, lambda c: c["begins"][0].__setitem__(3, 99))

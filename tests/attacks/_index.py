@@ -126,7 +126,7 @@ def file_that_is_not(path, outside):
     forge(path, lambda v: v["file"].__setitem__(0, -1))
 
 
-@attack("open", "template that it does not have")
+@attack("open", "no 'template' of the right type")
 def template_that_is_not(path, outside):
     """A template by a number beyond 64 bits."""
     forge(path, lambda v: v["template"].__setitem__(0, 2**64))
@@ -138,13 +138,13 @@ def wrong_types(path, outside):
     forge(path, lambda v: v.update(names="".join(n[0] for n in v["names"])))
 
 
-@attack("open", "something else than")
+@attack("open", "no 'file' of the right type")
 def bool_as_integer(path, outside):
     """True, which Python takes for 1."""
     forge(path, lambda v: v["file"].__setitem__(0, False))
 
 
-@attack("open", "something else than")
+@attack("open", "no 'offset' of the right type")
 def float_as_integer(path, outside):
     """An offset that is a float."""
     forge(path, lambda v: v["offset"].__setitem__(0, 64.0))

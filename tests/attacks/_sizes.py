@@ -68,7 +68,7 @@ _template(
 )
 
 
-@attack("open", "malformed template")
+@attack("open", "no 'templates' of the right type")
 def codec(path, outside):
     """A codec that this release does not know, as a field more of a template."""
     forge(path, lambda v: v["templates"][0].append("zstd"))

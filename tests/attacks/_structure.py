@@ -126,7 +126,7 @@ def one_field_twice(path, outside):
     structure(path, lambda v: v["types"][0].__setitem__(2, ["bias", "bias"]))
 
 
-@attack("rebuild", "malformed type")
+@attack("open", "no 'types' of the right type")
 def fields_of_no_name(path, outside):
     """A type whose fields are numbers."""
     structure(path, lambda v: v["types"][0].__setitem__(2, [1, 2]))
@@ -156,7 +156,7 @@ def number_as_a_bool(path, outside):
     add(path, ["tuple", [True]])
 
 
-@attack("rebuild", "more nodes than are made")
+@attack("rebuild", "more nodes and values than are made")
 def billions_of_nodes(path, outside):
     """Nodes of two alike each, forty in each other."""
     start = []
@@ -170,7 +170,7 @@ def billions_of_nodes(path, outside):
     structure(path, alter)
 
 
-@attack("rebuild", "more nodes than are made")
+@attack("rebuild", "more nodes and values than are made")
 def many_children(path, outside):
     """A child that is there a billion times, in a few bytes."""
 

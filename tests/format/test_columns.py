@@ -192,7 +192,7 @@ def test_where_chunks_lie(save, random):
     made = _packed.encode(packed)
     texts = {name: made[name] for name in _packed.TEXTS}
     begins = list(map(list, made["begins"]))
-    packed = _packed.parse(texts, begins, names)
+    packed = _packed.parse(texts, {"begins": begins}, names)
     leaves = Leaves([f"{i}" for i in range(len(number))], table, number, aliases)
     laid = _packed.lay(packed, leaves)
     assert laid.pages == pages

@@ -1,0 +1,76 @@
+"""Whatever the records of a checkpoint say, each call ends in one clear error, or in an
+answer that agrees with those of the other calls. See `attacks.records`.
+"""
+
+import concurrent.futures as cf
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+from attacks import forge
+from attacks.records import MADE
+from support.helpers import run_python
+
+import eqx_ckpt as ec
+
+
+def _records(count, seed, names):
+    code = f"from attacks import records; records.main({count}, {seed}, {names})"
+    out = json.loads(run_python(code))
+    assert out["tried"] == count and not out["wrong"], out["wrong"]
+    return out["ended"]
+
+
+def test_records():
+    ended = _records(60, 0, ["run", "2/columns"])
+    # Some get as far as the data, and some are refused early.
+    assert {"open", "repr"} <= set(ended)
+
+
+@pytest.mark.long
+def test_thirty_thousand_records():
+    with cf.ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda seed: _records(2000, seed, list(MADE)), range(1, 16)))
+
+
+@pytest.mark.parametrize("way", ["forwards", "from the end", "slices", "in"])
+def test_a_loop_over_a_node_does_not_look_at_all_children_again(tmp_path, way):
+    one, two = (_calls_of_a_loop(tmp_path / str(n), n, way) for n in (200, 400))
+    assert two < 2.3 * one
+
+
+def _calls_of_a_loop(path, count, way):
+    ec.tree_serialise_leaves(path, {"l": [np.ones(1)] * count}, durable=False)
+    node = ec.open(path).tree.l
+    events = []
+    sys.setprofile(lambda *event: events.append(event[1]))
+    try:
+        for i in range(count):
+            if way == "in":
+                assert i in node
+            elif way == "slices":
+                assert node[i : i + 1][0].name == f"l.{i}"
+            else:
+                assert node[i if way == "forwards" else i - count].name == f"l.{i}"
+    finally:
+        sys.setprofile(None)
+    return len(events)
+
+
+def test_many_nodes_without_leaves(tmp_path):
+    """So many as can be made again are recorded, and no record makes more."""
+    few, many = {"a": 1.5, "z": [None] * 100_000}, {"a": 1.5, "z": [None] * 200_000}
+    ec.tree_serialise_leaves(tmp_path / "few", few, durable=False)
+    assert ec.rebuild(tmp_path / "few", []) == few
+    ec.tree_serialise_leaves(tmp_path / "many", many, durable=False)
+    with pytest.raises(RuntimeError, match="does not say what its nodes were"):
+        ec.rebuild(tmp_path / "many", [])
+
+    def alter(value):
+        value["structure"]["nodes"][-2][1][1] = -3_999_999
+
+    forge(tmp_path / "few", alter)
+    with pytest.raises(ec.DamagedError, match="more nodes and values than are made"):
+        ec.rebuild(tmp_path / "few", [])
