@@ -13,7 +13,7 @@ from .._format._template import Template
 from .._load import _open
 from .._load._checkpoint import Checkpoint
 from .._runtime import _gc
-from .._tree import _leaf, _static
+from .._tree import _identity, _leaf, _static
 from . import _leaves, _numbers
 from ._difference import Change, Diff
 from ._leaves import Leaf, ReadOptions, Side
@@ -163,7 +163,7 @@ def _json_changes(name: str, a: Any, b: Any) -> Iterator[tuple[str, tuple[str, s
         for key in dict.fromkeys([*a, *b]):
             below = ".".join([*([name] if name else []), _names.quote(key)])
             yield from _json_changes(below, a.get(key, _NOTHING), b.get(key, _NOTHING))
-    elif a is _NOTHING or b is _NOTHING or json.dumps(a) != json.dumps(b):
+    elif not _identity.is_same(a, b):
         yield name or "metadata", (_shown(a), _shown(b))
 
 

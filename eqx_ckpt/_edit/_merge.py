@@ -16,7 +16,7 @@ from .._load._checkpoint import Checkpoint
 from .._load._computed import Formula
 from .._load._lazy import LazyArray
 from .._runtime import _gc
-from .._tree import _filters, _flatten, _select, _show, _static, _target
+from .._tree import _filters, _flatten, _host, _select, _show, _static, _target
 from .._tree._flatten import Flat
 from .._tree._static import Static
 from . import _diff, _leaves, _methods
@@ -51,7 +51,8 @@ def merge(
         [`tree_deserialise_leaves`][].
 
     Floating arrays are merged. All other leaves (integers, bools, Python's numbers,
-    PRNG keys, str) have to be equal, and stay as the first tree has them.
+    PRNG keys, str) have to be equal, and stay as the first tree has them. Those in
+    memory that are merged are copied: changing them later changes nothing.
 
     **Returns:** the first tree, with lazy leaves in the place of floating arrays.
 
@@ -151,7 +152,7 @@ def _lazily(method: Method, sources: list[Leaf], first: Leaf, like: Any) -> Lazy
 
 
 def _part(leaf: Leaf) -> LazyArray | np.ndarray:
-    return leaf.value if isinstance(leaf.value, LazyArray) else np.asarray(leaf.value)
+    return leaf.value if isinstance(leaf.value, LazyArray) else _host.owned(leaf.value)
 
 
 # ---- What does not fit.

@@ -97,6 +97,18 @@ class Index:
     def _segments(self) -> dict[int, list[Segment]]:
         return {}
 
+    def check_leaves(self) -> None:
+        """**Raises:** `ValueError` unless all leaves can be read, as far as the columns
+        tell, and those that functions use are arrays."""
+        for template in self.leaves.templates:
+            _template.check_template(template)
+        for function in self.functions.values():
+            for record in map(self.leaves.record, function.leaves):
+                if record.template.kind not in ("jax", "key"):
+                    raise ValueError(
+                        f"a function uses {record.name!r}, no array of JAX"
+                    )
+
     def _origin(self, place: int) -> int:
         return self.leaves.aliases.get(place, place)
 

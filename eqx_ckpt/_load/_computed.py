@@ -16,7 +16,7 @@ import numpy as np
 from .._format import _grid, _template, _view
 from .._format._view import View
 from .._storage import _arrays
-from .._tree import _leaf, _restore, _show
+from .._tree import _host, _identity, _leaf, _restore, _show
 from .._tree._target import Target
 from . import _lazy, _traced
 from ._lazy import LazyArray
@@ -206,9 +206,17 @@ class Computed(LazyArray):
     url = store
 
     @property
+    def _stored(self) -> list[LazyArray]:
+        """The stored arrays that it is computed of."""
+        out: list[LazyArray] = []
+        for part in self._formula.parts:
+            if isinstance(part, LazyArray):
+                out += part._stored if isinstance(part, Computed) else [part]
+        return out
+
+    @property
     def _sources(self) -> tuple[Source, ...]:
-        parts = [x for x in self._formula.parts if isinstance(x, LazyArray)]
-        found = {id(source): source for part in parts for source in part._sources}
+        found = {id(part._source): part._source for part in self._stored}
         return tuple(found.values())
 
     def _check_whole(self) -> None:
@@ -251,7 +259,7 @@ def lazy(
 
     **Arguments:**
 
-    - `fn`: takes arrays, and returns one.
+    - `fn`: takes arrays, and returns one. It may be any callable, such as a Module.
     - `elementwise`: whether each element of the result is made of those at the same
         place. Then it is computed block by block, and a slice reads and computes the
         blocks that it touches; its bits are those of the whole. This is checked, and
@@ -260,6 +268,8 @@ def lazy(
 
     **Returns:** a function of [`LazyArray`][]s, arrays and numbers. It pickles if `fn`
     does. It is computed on a CPU, with the setting of x64 that it is called under.
+    Arrays in memory that it is given, or that `fn` uses, are copied as it is called:
+    changing them later changes nothing.
 
     **Raises:** the function that is returned raises `TypeError` for leaves that are no
     arrays, such as Python's numbers and PRNG keys, for dtypes of 64 bits that JAX would
@@ -283,7 +293,7 @@ def lazy(
     return _Lazily(fn, elementwise)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Lazily:
     fn: Callable[..., Any]
     elementwise: bool
@@ -315,9 +325,17 @@ class _Lazily:
             traced.dtype,
             traced.weak,
             self.elementwise,
-            key=("lazy", self.fn, numbers, *map(identity, parts)),
+            key=_key(called, traced, parts),
         )
         return computed(formula)
+
+
+def _key(called: "_Called", traced: Traced, parts: Sequence[Part]) -> Any:
+    """Of what is computed: None if nothing is known to be the same."""
+    try:
+        return "lazy", _identity.key(called), traced.settings, *map(identity, parts)
+    except _identity.Unknown:
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -328,7 +346,8 @@ class _Here:
 _HERE = _Here()
 
 
-@dataclasses.dataclass(frozen=True)
+# JAX keeps what it has traced of a callable by its equality.
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Called:
     """A function of the arrays among its arguments: the others are known."""
 
@@ -337,7 +356,7 @@ class _Called:
 
     def __call__(self, *arrays: Any) -> Any:
         rest = iter(arrays)
-        return self.fn(*(next(rest) if x == _HERE else x for x in self.given))
+        return self.fn(*(next(rest) if isinstance(x, _Here) else x for x in self.given))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -378,7 +397,7 @@ def _part(x: Any) -> Part:
             f"{jax.dtypes.canonicalize_dtype(dtype)}. Enable x64 (`jax_enable_x64`), "
             "or cast it first (`.astype`)."
         )
-    return x if isinstance(x, LazyArray) else np.asarray(x)
+    return x if isinstance(x, LazyArray) else _host.owned(x)
 
 
 def _shown(x: Part) -> str:
@@ -393,7 +412,8 @@ def _struct(x: Part) -> jax.ShapeDtypeStruct:
 
 def identity(x: Any) -> Any:
     """What is equal for lazies, and only those, that are one array when they are read:
-    the same of one stored array, or of one computation."""
+    the same of one stored array, or of one computation; and for arrays of the same
+    bits that these are computed of."""
     if isinstance(x, Computed):
         key = x._formula.key
         own = ("formula", id(x._formula)) if key is None else key
@@ -403,4 +423,4 @@ def identity(x: Any) -> Any:
         place = source.index.leaves.aliases.get(place, place)
         own = source.root.url, source.index.save, place
         return (own, x._view, x._target)
-    return ("array", id(x))
+    return "array", _identity.key(x)

@@ -16,6 +16,8 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 
+from .._tree import _host, _leaf
+
 
 # Older releases of JAX have it elsewhere.
 _home: Any = jax if hasattr(jax, "enable_x64") else jax.experimental
@@ -34,17 +36,37 @@ _ELEMENTWISE = frozenset(
 )
 
 
+# What changes how the same function is traced and lowered.
+_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_numpy_dtype_promotion",
+)
+
+
+def settings() -> tuple[Any, ...]:
+    """The settings of JAX that a function is traced under."""
+    return tuple(getattr(jax.config, name, None) for name in _SETTINGS)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Traced:
-    """A function of arrays as JAX has traced it. See [`trace`][]."""
+    """A function of arrays as JAX has traced it, under some `settings`. See
+    [`trace`][]."""
 
     fn: Callable[..., Any]
     jaxpr: Any
     shape: tuple[int, ...]
     dtype: np.dtype
     weak: bool
-    x64: bool
+    settings: tuple[Any, ...]
     elementwise: bool
+
+    @property
+    def x64(self) -> bool:
+        return bool(self.settings[0])
 
     def __call__(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """The result for whole arrays, or for the same block of each if it is
@@ -92,10 +114,36 @@ def trace(
         if problem is not None:
             raise ValueError(f"it is not elementwise: it {problem}")
     (aval,) = jaxpr.out_avals
-    x64 = bool(jax.config.read("jax_enable_x64"))
     weak = bool(getattr(aval, "weak_type", False))
-    dtype = np.dtype(out.dtype)
-    return Traced(fn, jaxpr, out.shape, dtype, weak, x64, elementwise)
+    dtype, jaxpr = np.dtype(out.dtype), _with_own(jaxpr)
+    return Traced(fn, jaxpr, out.shape, dtype, weak, settings(), elementwise)
+
+
+def _with_own(jaxpr: Any) -> Any:
+    """A jaxpr whose constants are its own: those of NumPy are the memory of whoever
+    made the function, and are read when it runs."""
+    if isinstance(jaxpr, (tuple, list)):
+        return (
+            type(jaxpr)(map(_with_own, jaxpr))
+            if type(jaxpr) in (tuple, list)
+            else jaxpr
+        )
+    if isinstance(jaxpr, jex_core.ClosedJaxpr):
+        consts = [_own(x) for x in jaxpr.consts]
+        return jex_core.ClosedJaxpr(_with_own(jaxpr.jaxpr), consts)
+    if not isinstance(jaxpr, jex_core.Jaxpr):
+        return jaxpr
+    eqns = []
+    for eqn in jaxpr.eqns:
+        params = {name: _with_own(value) for name, value in eqn.params.items()}
+        eqns.append(eqn.replace(params=params))
+    return jaxpr.replace(eqns=eqns)
+
+
+def _own(const: Any) -> Any:
+    if isinstance(const, jax.Array) and (_leaf.is_key(const) or _host.on_device(const)):
+        return const
+    return jnp.asarray(_host.owned(const))
 
 
 def _trace_again(

@@ -5,10 +5,12 @@ of them is dropped, and what is left is exported as a function of a flat dict of
 leaves, by name, and of the other arguments. All else in the tree is baked in.
 """
 
+import functools as ft
 import importlib.util
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.export
@@ -18,10 +20,12 @@ import numpy as np
 
 from .._format import _files, _functions, _index
 from .._format._functions import StoredFunction
+from .._load import _computed, _traced
 from .._load._functions import Function
+from .._load._lazy import LazyArray
 from .._runtime import _processes
 from .._storage._backend import Links, SavedFile, Sink
-from .._tree import _nests, _show
+from .._tree import _identity, _nests, _show
 from .._tree._flatten import Flat
 from . import _carrying, _jaxpr, _tracing
 from ._function import Functions, Unexported
@@ -33,14 +37,6 @@ from ._tracing import Traced, Tree
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 # So many trees that are not alike, whose functions are kept.
 _KNOWN = 4
-# What changes how the same function is traced and lowered.
-_SETTINGS = (
-    "jax_enable_x64",
-    "jax_default_matmul_precision",
-    "jax_default_prng_impl",
-    "jax_threefry_partitionable",
-    "jax_numpy_dtype_promotion",
-)
 
 
 def plan(
@@ -61,14 +57,14 @@ def plan(
     checked = _checked(functions)
     arrays = [i for i, leaf in enumerate(flat.leaves) if _tracing.is_array(leaf)]
     tree = Tree(flat, stored, arrays)
-    like = _likeness(tree)
+    likeness = ft.cache(ft.partial(_likeness, tree))
     out: dict[str, PlannedFunction] = {}
     for name, wanted in checked.items():
         if isinstance(wanted, Function):
             out[name] = _carrying.carried(wanted, leaves)
             continue
         try:
-            out[name] = _made(wanted, tree, like)
+            out[name] = _made(wanted, tree, likeness)
         except Exception as e:
             takes = _functions.show(_nests.folded(wanted.nest))
             e.add_note(
@@ -132,16 +128,11 @@ def write(
 # ---- What was exported before, of a tree that was alike.
 
 
-class _Likeness(NamedTuple):
-    """What has to be the same of two trees, besides what is baked in."""
+def _likeness(tree: Tree) -> Any:
+    """Equal for trees that a function is the same of, besides what is baked in.
 
-    structure: Any
-    arrays: tuple[Any, ...]
-    others: list[Any]
-    settings: tuple[Any, ...]
-
-
-def _likeness(tree: Tree) -> _Likeness:
+    **Raises:** `Unknown`.
+    """
     flat = tree.flat
     arrays = tuple(
         (
@@ -156,32 +147,31 @@ def _likeness(tree: Tree) -> _Likeness:
         for x in (flat.leaves[i],)
     )
     known = {*tree.arrays, *tree.stored}
-    others = [x for i, x in enumerate(flat.leaves) if i not in known]
-    settings = tuple(getattr(jax.config, name, None) for name in _SETTINGS)
-    return _Likeness(flat.structure, arrays, others, settings)
+    # A function may look at the type of a number that it does not use.
+    numbers = [
+        (i, type(flat.leaves[i]), leaf.template.dtype, leaf.template.shape)
+        for i, leaf in tree.stored.items()
+        if not _tracing.is_array(flat.leaves[i])
+    ]
+    others = [
+        _computed.identity(x) if isinstance(x, LazyArray) else _identity.key(x)
+        for i, x in enumerate(flat.leaves)
+        if i not in known
+    ]
+    structure = _identity.key(flat.structure, math.inf)
+    return structure, arrays, (*numbers,), (*others,), _traced.settings()
 
 
-_PLAIN = (str, bytes, bool, int, float, complex)
-
-
-def _is_alike(a: _Likeness, b: _Likeness) -> bool:
-    if a.arrays != b.arrays or a.settings != b.settings:
-        return False
-    if len(a.others) != len(b.others):
-        return False
-    for x, y in zip(a.others, b.others):
-        if x is not y and not (type(x) is type(y) in _PLAIN and x == y):
-            return False
-    try:
-        return bool(a.structure == b.structure)
-    except Exception:  # A static field has no equality.
-        return False
-
-
-def _made(wanted: Unexported, tree: Tree, like: _Likeness) -> PlannedFunction:
+def _made(
+    wanted: Unexported, tree: Tree, likeness: Callable[[], Any]
+) -> PlannedFunction:
     """What was made of a function for a tree that was like this one, or is now."""
+    try:
+        like = _identity.key(wanted.fn), likeness()
+    except _identity.Unknown:
+        return _exported(wanted, tree)
     for other, made in wanted.known:
-        if _is_alike(other, like) and _has(tree, made.stored.baked):
+        if other == like and _has(tree, made.stored.baked):
             return made
     made = _exported(wanted, tree)
     wanted.known.insert(0, (like, made))

@@ -41,15 +41,23 @@ def callbacks(jaxpr: Any) -> Iterator[str]:
 
 def captured(closed: Any) -> Iterator[Captured]:
     """The arrays of more than `MOST` bytes that are neither arguments nor computed."""
-    inner = (closed, *(c for _, c in _equations(closed.jaxpr) if c is not None))
     seen: set[int] = set()
-    for one in inner:
+    for one in _closed(closed):
         uses = _uses(one.jaxpr)
         for var, value in zip(one.jaxpr.constvars, one.consts):
             if var in uses and _nbytes(value) > MOST and id(value) not in seen:
                 seen.add(id(value))
                 eqn = uses[var]
                 yield Captured(value, "" if eqn is None else _place(eqn))
+
+
+def constants(closed: Any) -> list[Any]:
+    """All that are neither arguments nor computed."""
+    return [value for one in _closed(closed) for value in one.consts]
+
+
+def _closed(closed: Any) -> list[Any]:
+    return [closed, *(c for _, c in _equations(closed.jaxpr) if c is not None)]
 
 
 def _nbytes(value: Any) -> int:

@@ -176,12 +176,17 @@ class Unread(_host.Payload):
         leaves, place = source.index.leaves, self.lazy._record.place
         return leaves.names[leaves.aliases.get(place, place)]
 
-    def parts_in(self, source: Source) -> list[str]:
+    def parts_in(self, source: Source) -> set[str]:
         """The names of the leaves in a save that it is computed of."""
         if not isinstance(self.lazy, Computed):
-            return []
-        parts = [x for x in self.lazy._formula.parts if type(x) is LazyArray]
-        return [x.name for x in parts if x._source.index.save == source.index.save]
+            return set()
+        leaves = source.index.leaves
+        places = [
+            x._record.place
+            for x in self.lazy._stored
+            if x._source.index.save == source.index.save
+        ]
+        return {leaves.names[leaves.aliases.get(place, place)] for place in places}
 
     def digests(self, chunks: range) -> bytes | None:
         """The digests of some chunks, where those of its source are its own."""

@@ -155,7 +155,23 @@ def publish(place: Place, index: Index, side: Mapping[str, bytes], sync: bool) -
     """Makes a save that is written the checkpoint at its path."""
     is_zarr = index.layout == "zarr"
     place.last = _files.DIGESTS if is_zarr else f"{place.own}/digests"
-    place.publish(_index.encode(index), side, sync)
+    place.publish(encoded(index), side, sync)
+
+
+def encoded(index: Index) -> bytes:
+    """The bytes of an index, which a reader has taken: nothing else is published.
+
+    **Raises:** `RuntimeError` if it does not.
+    """
+    data = _index.encode(index)
+    try:
+        _index.decode(data).check_leaves()
+    except ValueError as e:
+        raise RuntimeError(
+            f"What was written cannot be read: {e}. Nothing was saved, and the path is "
+            "as it was before. This is an error in eqx_ckpt: please report it."
+        ) from e
+    return data
 
 
 def remove(root: Backend) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxtyping import PyTree
 
-from .._format import _files, _index, _text
+from .._format import _files, _text
 from .._format._index import SavedState
 from .._load import formats
 from .._runtime import _gc, _log, _processes, _progress
@@ -373,5 +373,5 @@ def _pack(plan: Plan, advance: Advance, file: Any) -> None:
         if plan.options.own is not None:
             states.append(_notes.write_own(plan.options.own, save, into))
         index, side = _plan.index_of(plan, number, written, states)
-        for key, value in {**side, _files.INDEX: _index.encode(index)}.items():
+        for key, value in {**side, _files.INDEX: _publish.encoded(index)}.items():
             archive.write(key, [value])

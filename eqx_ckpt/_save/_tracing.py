@@ -14,7 +14,7 @@ from .._format import _index, _names
 from .._load._lazy import LazyArray
 from .._tree import _leaf, _nests
 from .._tree._flatten import Flat
-from . import _payload
+from . import _jaxpr, _payload
 from ._function import Unexported
 from ._payload import PlannedLeaf
 
@@ -65,7 +65,7 @@ class Traced(NamedTuple):
     @property
     def text(self) -> str:
         """The same for functions that compute the same."""
-        consts = self.closed.consts
+        consts = _jaxpr.constants(self.closed)
         values = [np.asarray(x).tobytes() for x in consts if not _leaf.is_key(x)]
         return re.sub("0x[0-9a-f]+", "", str(self.closed.jaxpr)) + repr(values)
 
@@ -157,13 +157,14 @@ def baked(
 
     Nothing tells which numbers a function looks at. Those beside arrays that it uses
     are taken to be. Others, such as the step of a run, are not if the function is the
-    same when they are hidden from it.
+    same when they are hidden from it. Nothing hides a bool from `is`.
     """
     baked = {i: leaf for i, leaf in tree.stored.items() if i not in {*tree.arrays}}
     near = {_top(tree, i) for i in used}
     far: dict[str, list[int]] = {}
     for i in baked:
-        if _top(tree, i) not in near:
+        is_bool = tree.stored[i].template.dtype == "bool"
+        if _top(tree, i) not in near and not is_bool:
             far.setdefault(_top(tree, i), []).append(i)
     hidden = [i for group in far.values() for i in group]
     if hidden and not _is_same(wanted, tree, traced, hidden):

@@ -26,7 +26,7 @@ import numpy as np
 import xxhash
 
 from .._format import _json, _names
-from . import _named
+from . import _identity, _named
 
 
 # What cannot be compared: functions without a name, arrays of JAX, and objects of
@@ -210,7 +210,7 @@ def is_alike(a: Any, b: Any) -> bool:
         return bare != (a, b) and is_alike(*bare)
     if type(x) is list and type(y) is list:
         return len(x) == len(y) and all(map(is_alike, x, y))
-    return type(x) is type(y) and x == y
+    return _identity.is_same(x, y)
 
 
 # In the place of what only one side has.

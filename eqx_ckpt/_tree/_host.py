@@ -17,14 +17,24 @@ from . import _leaf, _sharding
 from ._sharding import Shards
 
 
+def owned(array: Any) -> np.ndarray:
+    """The elements of an array, in memory that nobody else writes to.
+
+    That of a jax.Array on CPU may be that of a NumPy array, or of another framework's:
+    nothing tells.
+    """
+    return np.array(array, order="C")
+
+
 def stage(leaf: Any, template: Template) -> Any:
     """A leaf that stays as it is now, whatever becomes of the caller's.
 
     On accelerators its copy to the host has been started, and it stays only once that
-    has arrived: see `is_staged` and `collect`.
+    has arrived: see `is_staged` and `collect`. A lazy leaf has no memory of the
+    caller's: arrays in memory that it is computed of are `owned` since it was made.
     """
     if isinstance(leaf, np.ndarray):
-        return np.array(leaf, order="C")
+        return owned(leaf)
     if isinstance(leaf, Shards):
         return leaf._replace(parts=list(map(_stage_part, leaf.parts)))
     if not isinstance(leaf, jax.Array):
@@ -32,18 +42,14 @@ def stage(leaf: Any, template: Template) -> Any:
     if template.kind == "key":
         leaf = jr.key_data(leaf)
     if _on_cpu(leaf.sharding):
-        # It may share the memory of a NumPy array, or of another framework's, that is
-        # written to again: nothing tells.
         views = _views(leaf)
-        if isinstance(views, Shards):
-            return stage(views, template)
-        return np.array(views, order="C")
+        return stage(views, template)
     return stage(_sharding.shards_of(leaf), template)
 
 
 def _stage_part(part: Any) -> Any:
     if isinstance(part, np.ndarray):
-        return np.array(part, order="C")
+        return owned(part)
     # The copy on the host would stay with the caller's leaf as long as that lives: this
     # is another jax.Array of the same memory.
     own = jax.make_array_from_single_device_arrays(part.shape, part.sharding, [part])

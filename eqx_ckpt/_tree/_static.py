@@ -16,7 +16,7 @@ from jaxtyping import PyTree
 
 from .._format import _json, _names
 from .._format._leaves import Statics
-from . import _encoded, _filters, _flatten, _leaf, _named, _nearest, _node
+from . import _encoded, _filters, _flatten, _identity, _leaf, _named, _nearest, _node
 from ._filters import IsLeaf
 from ._flatten import Flat
 from ._node import Node
@@ -116,12 +116,6 @@ def _left_out(leaves: Sequence[Any], chosen: Sequence[bool] | None) -> Iterator[
 # ---- Comparing those of a checkpoint with those that are here.
 
 
-def _is_same_json(a: Any, b: Any) -> bool:
-    if isinstance(a, (list, dict)):
-        return type(a) is type(b) and repr(a) == repr(b)
-    return type(a) is type(b) and a == b
-
-
 class FieldChange(NamedTuple):
     """A static field that has changed, or a part of one that is an object or a dict."""
 
@@ -146,7 +140,7 @@ def changes(
     for field in (*plain_here, *encoded_here):
         are_json = field in plain and field in plain_here
         if are_json:
-            if _is_same_json(plain[field], plain_here[field]):
+            if _identity.is_same(plain[field], plain_here[field]):
                 continue
         elif saved.encoded is None or not (field in plain or field in encoded):
             continue  # A checkpoint with nothing encoded is compared as it always was.
