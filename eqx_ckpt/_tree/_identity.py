@@ -71,13 +71,12 @@ def key(value: Any, most: float = _MOST) -> Any:
     def walk(x: Any, is_closed_over: bool) -> Any:
         nonlocal count
         count += 1
-        cls = type(x)
-        if cls in _ATOMS:
-            return cls, x
-        if id(x) in above:
-            return "above", above[id(x)]
         if count > most:
             raise Unknown("it is too large to be compared")
+        if type(x) in _ATOMS:
+            return type(x), x
+        if id(x) in above:
+            return "above", above[id(x)]
         above[id(x)] = len(above)
         try:
             if is_closed_over and not _is_data(x):
@@ -106,6 +105,8 @@ def _key(x: Any, below: Callable[[Any], Any], walk: Callable[[Any, bool], Any]) 
         return cls, struct.pack("d", x)
     if cls is complex:
         return cls, struct.pack("dd", x.real, x.imag)
+    if cls is bytearray:
+        return cls, bytes(x)
     if isinstance(x, np.generic):
         return cls, x.dtype, x.tobytes()
     if isinstance(x, np.ndarray) and not x.dtype.hasobject:

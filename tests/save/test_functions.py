@@ -3,6 +3,7 @@
 import json
 import pathlib
 import warnings
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -194,6 +195,51 @@ def test_a_number_that_is_used_is_a_part_of_it(tmp_path):
         f = ec.open(tmp_path / "c").functions["f"]
         assert f._stored.baked.keys() == {"scale"}
         np.testing.assert_array_equal(f(X), scale * X)
+
+
+class Static(eqx.Module):
+    w: jax.Array
+    factor: Any = eqx.field(static=True)
+
+    def __call__(self, x):
+        factor = self.factor[0] if isinstance(self.factor, list) else self.factor
+        return self.w * x / factor
+
+
+def test_what_is_exported_again(tmp_path):
+    """A tree that differs in anything that a function may look at, even if `==` does
+    not tell, or in what has been changed in place."""
+
+    def check(function, tree, *args):
+        ec.tree_serialise_leaves(tmp_path / "c", tree, functions={"f": function})
+        got = ec.open(tmp_path / "c").functions["f"](*args)
+        # What is traced anew knows of nothing that was before.
+        expected = jax.jit(lambda *x: function.fn(tree, *x))(*args)
+        assert got.dtype == expected.dtype
+        np.testing.assert_array_equal(got, expected)
+
+    x = jnp.arange(1, 4)
+    function = ec.function(lambda m, x: m(x), x, platforms=CPU)
+    changed = [2.0]
+    for factor in (1, 1.0, True, 0.0, -0.0, changed):
+        check(function, Static(jnp.ones(3, jnp.int32), factor), x)
+    changed[0] = 4.0
+    check(function, Static(jnp.ones(3, jnp.int32), changed), x)
+    # A number that is not used, but for its type, or its being one object.
+    kinds = ec.function(
+        lambda t, x: t["w"] * x * (2 if type(t["n"]) is float else 1), x, platforms=CPU
+    )
+    flags = ec.function(
+        lambda t, x: t["w"] * x * (2 if t["n"] is True else 1), x, platforms=CPU
+    )
+    for n in (1, 1.0, False, True):
+        check(kinds, {"w": jnp.ones(3), "n": n}, x)
+        check(flags, {"w": jnp.ones(3), "n": n}, x)
+    # What it closes over.
+    scale = [1.0]
+    closed = ec.function(lambda t, x: t["w"] * x * scale[0], x, platforms=CPU)
+    for scale[0] in (1.0, 1, 3.0):
+        check(closed, {"w": jnp.ones(3, jnp.int32)}, x)
 
 
 TABLE = jnp.arange(900.0).reshape(300, 3)

@@ -201,3 +201,93 @@ def test_a_part_of_a_function_that_has_changed(tmp_path):
     both = [ckpt["w"], ec.open(tmp_path / "e")["w"]]
     with pytest.raises(ValueError, match="checkpoints with different functions `f`"):
         ec.tree_serialise_leaves(target, both)
+
+
+def _f(*names):
+    """A function of some leaves at the top of a tree."""
+    fn = lambda t, x: sum((i + 1) * t[n] * x for i, n in enumerate(names))
+    return {"f": ec.function(fn, jnp.ones(3), platforms=["cpu"])}
+
+
+def test_two_leaves_that_were_one(tmp_path):
+    e = jnp.arange(3.0)
+    path = tmp_path / "c"
+    tied = {"embed": e, "head": e}
+    ec.tree_serialise_leaves(path, tied, functions=_f("embed", "head"))
+    t = ec.open(path).tree
+    # Renamed, and tied as they were.
+    ec.tree_serialise_leaves(tmp_path / "r", {"a": t.embed, "b": t.head})
+    assert ec.open(tmp_path / "r").functions["f"].leaves == ("a", "b")
+    with pytest.raises(ValueError, match="`head` besides `a`.*save it under two names"):
+        ec.tree_serialise_leaves(tmp_path / "s", {"a": t.embed})
+    with pytest.raises(
+        ValueError, match="`embed`, which is another one now.* as `old`"
+    ):
+        ec.tree_serialise_leaves(path, {"embed": e, "head": e, "old": t.embed})
+    assert ec.open(path).functions["f"](jnp.ones(3)).tolist() == [0, 3, 6]
+    # No longer one, in place.
+    ec.tree_serialise_leaves(path, {"embed": t.embed, "head": jnp.ones(3)})
+    assert ec.open(path).functions["f"](jnp.ones(3)).tolist() == [2, 3, 4]
+    # And one again.
+    t = ec.open(path).tree
+    ec.tree_serialise_leaves(path, {"embed": t.embed, "head": t.embed})
+    assert ec.open(path).functions["f"](jnp.ones(3)).tolist() == [0, 3, 6]
+
+
+def test_which_leaf_is_meant(tmp_path):
+    path, out = tmp_path / "c", tmp_path / "out"
+    tree = {"body": {"w": jnp.arange(3.0)}, "head": {"w": jnp.ones(3)}, "scale": 2.0}
+    fn = lambda t, x: t["body"]["w"] * x + t["head"]["w"] * t["scale"]
+    functions = {"f": ec.function(fn, jnp.ones(3), platforms=["cpu"])}
+    ec.tree_serialise_leaves(path, tree, functions=functions)
+    t = ec.open(path).tree
+    half = ec.lazy(lambda w: w / 2, elementwise=True)
+    both = ec.lazy(lambda v, w: v + w)(t.head.w, t.body.w)
+    zeros = jnp.zeros(3)
+    rest = {"body": t.body, "scale": 2.0}
+    head = {**rest, "head": t.head}
+    for bad, message in [
+        ({**rest, "head": {"w": zeros}, "old": t.head}, "another one now.*`old.w`"),
+        ({**rest, "head": t.body, "body": t.head}, "another one now, and what it was"),
+        ({**rest, "norms": half(t.head.w)}, "`head.w`, which is not saved"),
+        ({**rest, "norms": {"w": both}}, "`head.w`, which is not saved"),
+        ({**rest, "a": {"w": half(t.head.w)}, "b": {"w": half(t.head.w)}}, "several"),
+        (
+            {"m": {**rest, "head": {"w": half(t.head.w)}}, "body": t.body},
+            "is elsewhere",
+        ),
+        ({**head, "scale": 3.0, "old_scale": t.scale}, "`scale` with the value"),
+        ({**head, "scale": np.float64(2.0)}, "`scale` with the value"),
+    ]:
+        with pytest.raises(ValueError, match=f"cannot be kept: .*{message}"):
+            ec.tree_serialise_leaves(out, bad)
+        assert not out.exists()
+    for good, expected in [
+        (head, [2, 3, 4]),
+        ({"m": head}, [2, 3, 4]),
+        ({**rest, "head": {"w": both}}, [2, 5, 8]),
+        ({**rest, "head": {"w": zeros}}, [0, 1, 2]),
+        ({**rest, "top": t.head, "scale": t.scale}, [2, 3, 4]),
+        ({"m": {"body": {"w": half(t.body.w)}, "head": t.head}}, [2, 2.5, 3]),
+    ]:
+        ec.tree_serialise_leaves(out, good)
+        assert ec.open(out).functions["f"](jnp.ones(3)).tolist() == expected
+        assert ec.verify(out) == []
+
+
+def test_checkpoints_with_one_function(tmp_path):
+    """It is that of the one whose leaves it uses."""
+    functions = _f("w")
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        tree = {"w": jnp.full(3, value), "opt": jnp.zeros(3)}
+        ec.tree_serialise_leaves(tmp_path / name, tree, functions=functions)
+    a, b = (ec.open(tmp_path / name).tree for name in "ab")
+    out = tmp_path / "out"
+    for tree in ({"opt": a.opt, "net": b.w}, {"net": b.w, "opt": a.opt}):
+        ec.tree_serialise_leaves(out, tree)
+        assert ec.open(out).functions["f"](jnp.ones(3)).tolist() == [2, 2, 2]
+    mean = ec.merge([a, b], ec.merging.average())
+    ec.tree_serialise_leaves(out, mean)
+    assert ec.open(out).functions["f"](jnp.ones(3)).tolist() == [1.5, 1.5, 1.5]
+    with pytest.raises(ValueError, match="or with one of different leaves"):
+        ec.tree_serialise_leaves(out, {"x": a.w, "y": b.w})

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
-from support.helpers import long, run_python
+from support.helpers import enable_x64, long, run_python
 
 import eqx_ckpt as ec
 
@@ -158,6 +158,52 @@ def test_one_array_at_two_places_stays_one(tree, tmp_path):
     ec.tree_serialise_leaves(tmp_path / "c", with_others)
     for name, lazy in with_others.items():
         np.testing.assert_array_equal(ec.open(tmp_path / "c")[name].read(), lazy.read())
+
+
+def test_only_the_same_is_one_array(tree, tmp_path):
+    """To `==` these numbers are one, and to a cache so are settings and closures."""
+    w = tree.opt[0]
+    integers = ec.lazy(lambda w, s: w.astype(jnp.int32) * s)
+    lazies = {f"by {s!r}": integers(w, s) for s in (1, 1.0, True, 0.0)}
+    zeros = ec.lazy(lambda w, s: 1 / (w * s))
+    lazies |= {f"over {s!r}": zeros(w, s) for s in (0.0, -0.0)}
+    number = [2.0]
+    closed = ec.lazy(lambda w: w * number[0])
+    for number[0] in (2.0, 3.0):
+        lazies[f"closed {number[0]}"] = closed(w)
+    with enable_x64(True):
+        lazies["wide"] = integers(w, 1.0)
+    ec.tree_serialise_leaves(tmp_path / "b", lazies)
+    ckpt = ec.open(tmp_path / "b").tree
+    for name, lazy in lazies.items():
+        with enable_x64(name == "wide"):
+            got, expected = np.asarray(ckpt[name]), np.asarray(lazy)
+        assert got.dtype == expected.dtype and got.tobytes() == expected.tobytes()
+    assert ckpt["by 1"].dtype == jnp.int32 and ckpt["by 1.0"].dtype == jnp.float32
+    assert ckpt["wide"].dtype == jnp.float64
+    assert np.asarray(ckpt["over 0.0"])[0] == -np.asarray(ckpt["over -0.0"])[0]
+
+
+def test_a_callable_that_has_no_hash(tree, tmp_path):
+    linear = eqx.nn.Linear(3, 2, key=jr.key(0))
+    lazy = ec.lazy(linear)(tree.opt[0])
+    both = {"a": lazy, "b": ec.lazy(linear)(tree.opt[0])}
+    ec.tree_serialise_leaves(tmp_path / "b", both)
+    for name in both:
+        got = ec.open(tmp_path / "b")[name].read()
+        np.testing.assert_array_equal(got, jax.jit(lambda x: linear(x))(jnp.ones(3)))
+
+
+def test_what_is_in_memory_is_copied(tree, tmp_path):
+    """Of arguments and of closures, at the call."""
+    n, m = np.ones(3, np.float32), np.ones(3, np.float32)
+    lazy = ec.lazy(lambda a, b: jax.jit(lambda x: x * m)(a + b))(tree.opt[0], n)
+    merged = ec.merge([[n], [n]], ec.merging.average())[0]
+    n[:] = m[:] = 5
+    for x in (lazy, merged):
+        ec.tree_serialise_leaves(tmp_path / "b", [x, n])
+        expected = [2, 2, 2] if x is lazy else [1, 1, 1]
+        assert np.asarray(ec.open(tmp_path / "b")["0"]).tolist() == expected
 
 
 def _inodes(path):
