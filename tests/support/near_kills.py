@@ -25,15 +25,24 @@ say = lambda *words: os.write(log, (json.dumps(words) + chr(10)).encode())
 warnings.showwarning = lambda message, *_: say("warning", str(message))
 from jax._src import distributed
 distributed.global_state.client.wait_at_barrier("begun", 60_000)
-end = threading.Timer({instants}[rank], os.kill, [os.getpid(), 9])
-end.start()
+ending = path / "ending{attempt}"
+def end():
+    while not ending.exists():
+        time.sleep(0.002)
+    time.sleep({delays}[rank])
+    os.kill(os.getpid(), 9)
+threading.Thread(target=end, daemon=True).start()
+if {after} == 0:
+    ending.touch()
 """
 _BEGUN = """
 whose = own if isinstance(own, list) else [own]
 parts = [np.asarray(state[name].addressable_data(0)) for name in ("w", "m")]
 say("from", at, whose, [int(x) for part in parts for x in part.ravel()])
 """
-_BODY = "say('saved', step)"
+_BODY = """say("saved", step)
+    if step == at + {after}:
+        ending.touch()"""
 
 
 class Found(NamedTuple):
@@ -74,19 +83,21 @@ class Campaign:
         here = [self.disks[i] for i in self.order[: self.size]]
         before = self._find()
         least = self._least(before, here)
-        begin, gap = rng.random() * 1.5, rng.random() * 0.2
-        instants = [begin + gap * rng.random() for _ in range(self.size)]
+        # Seconds after they have begun, or have saved so many steps.
+        after = rng.choice([0, *range(1, 13)])
+        delay, gap = rng.random() * (0.1 if after else 1), rng.random() * 0.1
+        delays = [delay + gap * rng.random() for _ in range(self.size)]
         near.run(
             self.path,
             self.size,
             until=1000,
-            order=self.order,
+            order=[self.order.index(disk) for disk in range(4)],
             every=rng.choice([5, 6, 100]),
             noise=7 * self.attempt,
             own='"all"',
-            setup=_SETUP.format(attempt=self.attempt, instants=instants),
+            setup=_SETUP.format(attempt=self.attempt, delays=delays, after=after),
             begun=_BEGUN,
-            body=_BODY,
+            body=_BODY.format(after=after),
             timeout=20,
         )
         self._check(before, here, max(least, self.reached))
