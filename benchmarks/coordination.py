@@ -34,7 +34,7 @@ TIMEOUT = 300
 
 def barrier(_: str, number: int) -> None:
     """One round: process 0 gathers a word of each, and broadcasts an answer."""
-    call = Call("barrier", "benchmark", number, TIMEOUT, "Measuring")
+    call = Call("barrier", "benchmark", ec.Together(number, TIMEOUT), "Measuring")
     _processes.of_run(call).decide(bytes)
 
 
@@ -42,7 +42,8 @@ def save(path: str, number: int) -> None:
     """The account of all, their notes, and the commit: two rounds."""
     tree = {"x": np.arange(1000.0), "step": number}
     place = pathlib.Path(path, str(number))
-    ec.tree_serialise_leaves(place, tree, tag=number, durable=False, timeout=TIMEOUT)
+    together = ec.Together(number, TIMEOUT)
+    ec.tree_serialise_leaves(place, tree, durable=False, processes=together)
 
 
 CALLS = {"barrier": barrier, "save": save}

@@ -5,12 +5,12 @@ from typing import Any
 
 import griffe
 
-from eqx_ckpt._runtime import _processes
+from eqx_ckpt._runtime import _arguments
 
 
 DEFAULTS = {
     "_leaf.is_storable": "is_storable",
-    "_processes.TIMEOUT": str(_processes.TIMEOUT),
+    "TIMEOUT": str(_arguments.TIMEOUT),
 }
 
 

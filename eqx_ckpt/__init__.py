@@ -32,6 +32,7 @@ from ._load._scan import Problem as Problem
 from ._load._verify import verify as verify
 from ._run._clean import clean as clean
 from ._run._manager import CheckpointManager as CheckpointManager
+from ._runtime._arguments import Together as Together
 from ._save._async import async_tree_serialise_leaves as async_tree_serialise_leaves
 from ._save._background import SaveHandle as SaveHandle
 from ._save._delete import delete as delete, exists as exists

@@ -181,7 +181,7 @@ def of_run(run: Run, best: tuple[str, str] | None = None) -> Said:
     chosen = None
     if best is not None:
         known = {x.step: x.metrics for x in found if x.metrics is not None}
-        chosen = Policy(None, None, None, None, best).best_of(known)
+        chosen = Policy(best=best).best_of(known)
         if chosen is None:
             names = sorted({name for metrics in known.values() for name in metrics})
             some = ", ".join(f"`{name}`" for name in names[:20]) or "none"

@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.random as jr
@@ -20,12 +20,14 @@ from .._load import (
     _init,
     _lazy,
     _open,
+    _options,
     _reshard,
 )
 from .._load._checkpoint import Checkpoint
 from .._load._fetch import Want
 from .._load._lazy import LazyArray
-from .._runtime import _processes
+from .._load._options import LoadOptions, TogetherKeywords
+from .._runtime import _arguments
 from .._storage import _store
 from .._tree import _host, _leaf, _leaks, _restore, _target
 from .._tree._static import Static
@@ -36,6 +38,11 @@ from ._report import Difference, Report, Row
 from ._sides import Model, Stored
 
 
+@_arguments.checked(
+    _options.DEFAULTS,
+    scalars=_arguments.words("error", "load", "keep"),
+    init=_arguments.optional(_arguments.FUNCTION),
+)
 @_open.again(1, "ckpt")
 def graft(
     model: PyTree,
@@ -48,12 +55,7 @@ def graft(
     init: Callable[[], PyTree] | None = None,
     static: Static = "error",
     cast: bool = False,
-    verify: bool = True,
-    max_bytes: int | None = None,
-    progress: bool = False,
-    timeout: int | float = _processes.TIMEOUT,
-    tag: str | int | None = None,
-    reshard: str = "auto",
+    **options: Unpack[TogetherKeywords],
 ) -> tuple[PyTree, Report]:
     """Puts parts of a checkpoint into a model whose structure is another one.
 
@@ -89,8 +91,9 @@ def graft(
         computed by it, in a jit, and what is loaded is not. See [`load_or_init`][].
     - `static`: as in [`tree_deserialise_leaves`][]; names are those of the model, or
         those of the checkpoint.
-    - `cast`, `verify`, `max_bytes`, `progress`, `timeout`, `tag`, `reshard`: as there.
-        What adapters make, and slices, are read and never moved.
+    - `cast`: as there.
+    - `options`: as in [`materialise`][]. What adapters make, and slices, are read and
+        never moved.
 
     In a run of many processes all of them make the call if the model has arrays that
     are sharded over several of them. If it fails in one process, it is an error in all.
@@ -127,36 +130,33 @@ def graft(
             "`pairs` must be a list of pairs `(where in the model, where in the "
             "checkpoint)`: `[(lambda m: m.encoder, lambda c: c.model.encoder)]`."
         )
-    _reshard.check(reshard)
+    given = _options.check(LoadOptions(**options))
     if init is not None:
         _leaks.check(model)
     before = _store.bytes_read()
     ours = Model(model)
     place = ckpt.path if isinstance(ckpt, Checkpoint) else ckpt
-    processes = _deserialise.processes_of(
-        "graft", [place], ours.flat.leaves, timeout, tag
-    )
+    leaves = list(ours.flat.leaves)
+    processes = _deserialise.processes_of("graft", [place], leaves, given)
 
     with processes.heard():
         stored = Stored(_checkpoint.open(ckpt))
-        options = GraftOptions(fresh, drop, scalars, static, cast, init is not None)
+        how = GraftOptions(fresh, drop, scalars, static, cast, init is not None)
         as_saved = lambda some: _fetch.load(
-            stored.source, list(map(_as_saved, some)), verify, max_bytes
+            stored.source, list(map(_as_saved, some)), given.verify, given.max_bytes
         )
-        plan = _plan.plan(ours, stored, pairs, options, as_saved)
+        plan = _plan.plan(ours, stored, pairs, how, as_saved)
         wants = [want for x in plan.made for want in _wants(x)]
-        planned = _reshard.plan(stored.source, wants, reshard, max_bytes)
-    leaves = list(ours.flat.leaves)
-    reads = _reshard.Reads(verify, max_bytes, progress)
+        planned = _reshard.plan(stored.source, wants, given)
 
     def make() -> list[Any]:
-        values = _reshard.load(stored.source, planned, reads, processes)[::-1]
+        values = _reshard.load(stored.source, planned, given, processes)[::-1]
         return [_made(x, values, ours.names) for x in plan.made]
 
     values = _deserialise.in_step(
         processes, [stored.source.index.save], make, planned.digest
     )
-    _reshard.say(stored.ckpt.path, planned, reshard)
+    _reshard.say(stored.ckpt.path, planned, given)
     for x, value in zip(plan.made, values):
         leaves[x.number] = value
     for number, origin in plan.again.items():

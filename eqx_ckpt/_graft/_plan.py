@@ -57,10 +57,6 @@ def plan(
     """**Raises:** one `RuntimeError` that lists all that is wrong, `ValueError` or
     `TypeError` for a pair, a `fresh` or a `drop` that picks no nodes."""
     scalars, cast = options.scalars, options.cast
-    if scalars not in ("error", "load", "keep"):
-        raise ValueError(
-            f'`scalars` must be "error", "load" or "keep", not {scalars!r}.'
-        )
     matching = _match(model, stored, pairs, options)
     problems = matching.problems
     placed: list[Placed] = []

@@ -1,33 +1,30 @@
 """`to_bytes` and `from_bytes`: a checkpoint as bytes, which are a file of ours."""
 
 import io
-from collections.abc import Callable
-from typing import Any
+from typing import Unpack
 
 from jaxtyping import PyTree
 
-from .._load import _deserialise
-from .._load._rename import Renaming
-from .._runtime import _processes
-from .._save import _serialise
-from .._save._function import Functions
+from .._load import _deserialise, _options as _load_options
+from .._load._options import LoadKeywords
+from .._runtime import _arguments
+from .._save import _options, _serialise
+from .._save._options import BytesKeywords
 from .._tree import _leaf
 from .._tree._filters import FilterSpec, IsLeaf
-from .._tree._static import Static
 
 
+_DATA = _arguments.Rule(
+    "bytes", lambda x: isinstance(x, bytes | bytearray | memoryview)
+)
+
+
+@_arguments.checked(_options.DEFAULTS)
 def to_bytes(
     pytree: PyTree,
     filter_spec: FilterSpec = _leaf.is_storable,
     is_leaf: IsLeaf = None,
-    *,
-    where: Callable[[PyTree], Any] | None = None,
-    dtype: Any = None,
-    metadata: Any = None,
-    compression: str | None = None,
-    max_bytes: int | None = None,
-    progress: bool = False,
-    functions: Functions = None,
+    **options: Unpack[BytesKeywords],
 ) -> bytes:
     """A tree as the bytes of a checkpoint in one file, to be sent or kept elsewhere.
 
@@ -36,10 +33,9 @@ def to_bytes(
 
     **Arguments:**
 
-    - `pytree`, `filter_spec`, `is_leaf`, `where`, `dtype`, `metadata`: as in
-        [`tree_serialise_leaves`][].
-    - `compression`, `progress`, `functions`: as there.
-    - `max_bytes`: as there, beyond the bytes that are returned.
+    - `pytree`, `filter_spec`, `is_leaf`, `options`: as in [`tree_serialise_leaves`][],
+        but for those that are about a path. `max_bytes` is beyond the bytes that are
+        returned.
 
     **Returns:** bytes.
 
@@ -61,35 +57,18 @@ def to_bytes(
         pytree,
         filter_spec,
         is_leaf,
-        where=where,
-        dtype=dtype,
-        metadata=metadata,
-        compression=compression,
-        max_bytes=max_bytes,
-        progress=progress,
-        functions=functions,
+        **options,
     )
     return file.getvalue()
 
 
+@_arguments.checked(_load_options.DEFAULTS, data=_DATA)
 def from_bytes(
     data: bytes | bytearray | memoryview,
     like: PyTree,
     filter_spec: FilterSpec = _leaf.is_storable,
     is_leaf: IsLeaf = None,
-    *,
-    where: Callable[[PyTree], Any] | None = None,
-    source: str | Callable[[Any], Any] | None = None,
-    rename: Renaming = None,
-    missing: str = "error",
-    unexpected: str = "error",
-    static: Static = "error",
-    cast: bool = False,
-    verify: bool = True,
-    max_bytes: int | None = None,
-    progress: bool = False,
-    timeout: int | float = _processes.TIMEOUT,
-    tag: str | int | None = None,
+    **options: Unpack[LoadKeywords],
 ) -> PyTree:
     """Loads leaves into a tree from the bytes of [`to_bytes`][], each by its name.
 
@@ -100,10 +79,7 @@ def from_bytes(
     **Arguments:**
 
     - `data`: the bytes. They are copied once.
-    - `like`, `filter_spec`, `is_leaf`, `where`, `source`, `rename`: as in
-        [`tree_deserialise_leaves`][].
-    - `missing`, `unexpected`, `static`, `cast`, `verify`: as there.
-    - `max_bytes`, `progress`, `timeout`, `tag`: as there.
+    - `like`, `filter_spec`, `is_leaf`, `options`: as in [`tree_deserialise_leaves`][].
 
     **Returns:** `like`, with the selected leaves loaded.
 
@@ -120,21 +96,5 @@ def from_bytes(
 
         ```
     """
-    return _deserialise.tree_deserialise_leaves(
-        io.BytesIO(data),
-        like,
-        filter_spec,
-        is_leaf,
-        where=where,
-        source=source,
-        rename=rename,
-        missing=missing,
-        unexpected=unexpected,
-        static=static,
-        cast=cast,
-        verify=verify,
-        max_bytes=max_bytes,
-        progress=progress,
-        timeout=timeout,
-        tag=tag,
-    )
+    load = _deserialise.tree_deserialise_leaves
+    return load(io.BytesIO(data), like, filter_spec, is_leaf, **options)

@@ -2,20 +2,22 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from jaxtyping import PyTree
 
 from .._load import _checkpoint, _open, formats
 from .._load._checkpoint import Checkpoint
+from .._runtime import _arguments
 from .._runtime._processes import Processes
-from .._save import _background, _lazies, _plan, _serialise
+from .._save import _background, _lazies, _options, _plan, _serialise
 from .._save._function import Functions
-from .._save._options import Chunks, SaveOptions, Selected
+from .._save._options import PlaceKeywords, SaveOptions
 from .._storage import _root
 from . import _export
 
 
+@_arguments.checked(_options.DEFAULTS)
 @_open.again(0, "source")
 def convert(
     source: str | os.PathLike[str] | Checkpoint,
@@ -24,15 +26,10 @@ def convert(
     like: PyTree = None,
     skip: Sequence[str] = (),
     metadata: Any = None,
-    layout: str = "ocdbt",
-    chunks: Chunks = None,
-    compression: str | None = None,
     overwrite: bool = True,
-    durable: bool = True,
     verify: bool = True,
-    max_bytes: int | None = None,
-    progress: bool = False,
     functions: Functions = None,
+    **options: Unpack[PlaceKeywords],
 ) -> None:
     """Writes a checkpoint of any format that [`open`][] reads as another one.
 
@@ -48,12 +45,13 @@ def convert(
     - `skip`: as in [`export_safetensors`][], for a target in `.safetensors`, which
         cannot hold all that a checkpoint has. A checkpoint of ours holds all.
     - `metadata`: by default that of the source. For `.safetensors` a dict of strings.
-    - `layout`, `chunks`, `compression`, `overwrite`, `durable`: as in
-        [`tree_serialise_leaves`][]; by default chunks are as in the source, if it has
-        some.
-    - `verify`, `max_bytes`, `progress`: as in [`tree_deserialise_leaves`][].
+    - `overwrite`: as in [`tree_serialise_leaves`][].
+    - `verify`: whether to check the digests of what is read.
     - `functions`: by default, those of the source; `"drop"` leaves them out, which a
         target in `.safetensors` needs, as it holds none.
+    - `options`: `chunks`, `compression`, `layout`, `durable`, `max_bytes` (256 MiB by
+        default) and `progress`, as in [`tree_serialise_leaves`][]. By default chunks
+        are as in the source, if it has some.
 
     **Returns:** None.
 
@@ -74,6 +72,13 @@ def convert(
     """
     ckpt = _checkpoint.open(source, like=like)
     metadata = ckpt.metadata if metadata is None else metadata
+    given = SaveOptions(
+        filter_spec=True,
+        metadata=metadata,
+        overwrite=overwrite,
+        functions=functions,
+        **options,
+    )
     root = _root.resolve(target)
     _background.wait_for(root)
     if root.url.endswith(formats.SUFFIX):
@@ -83,33 +88,28 @@ def convert(
                 f"{len(ckpt.functions)}: nothing was written. Leave them out, with "
                 '`functions="drop"`, or write a checkpoint.'
             )
+        if useless := sorted(options.keys() & {"chunks", "compression", "layout"}):
+            raise ValueError(
+                f"`{useless[0]}` is for a checkpoint, and `{root}` is to be a "
+                "`.safetensors` file: leave it out."
+            )
         _export.export_safetensors(
             target,
             ckpt,
             skip=skip,
             metadata=metadata,
             overwrite=overwrite,
-            durable=durable,
             verify=verify,
-            max_bytes=max_bytes,
-            progress=progress,
+            durable=given.durable,
+            max_bytes=given.max_bytes,
+            progress=given.progress,
         )
         return
     if skip:
         raise ValueError("`skip` is for a `.safetensors` file: this target holds all.")
-    max_bytes = 256 * 2**20 if max_bytes is None else max_bytes
-    options = SaveOptions(
-        metadata=metadata,
-        layout=layout,
-        chunks=chunks,
-        compression=compression,
-        overwrite=overwrite,
-        durable=durable,
-        max_bytes=max_bytes,
-        progress=progress,
-        functions=functions,
-    )
-    plan = _plan.plan(root, Selected(ckpt.tree, filter_spec=True), options)
+    if given.max_bytes is None:
+        given = given._replace(max_bytes=256 * 2**20)
+    plan = _plan.plan(root, ckpt.tree, given)
     leaves = [_lazies.verified(leaf, verify) for leaf in plan.leaves]
     # A node does not know all that the index says of it: such as which release recorded
     # its static fields.

@@ -9,12 +9,15 @@ from jaxtyping import PyTree
 from .._format import _names
 from .._format._leaves import Leaves
 from .._format._template import Template
-from .._load import _match
+from .._load import _match, _options
+from .._load._options import LoadOptions
+from .._runtime import _arguments
 from .._tree import _filters, _flatten, _host, _leaf, _register, _restore
 from .._tree._filters import FilterSpec, IsLeaf
 from .._tree._target import Target
 
 
+@_arguments.checked()
 def to_state_dict(
     pytree: PyTree,
     filter_spec: FilterSpec = _leaf.is_storable,
@@ -99,6 +102,7 @@ def _positions(names: list[str], states: set[str]) -> tuple[list[str], dict[int,
     return out, labels
 
 
+@_arguments.checked()
 def from_state_dict(
     state_dict: Mapping,
     like: PyTree,
@@ -147,7 +151,7 @@ def from_state_dict(
             f"A state dict is nested dicts, and not a `{type(state_dict).__name__}`."
         )
     saved, values = _leaves(state_dict, like, is_leaf)
-    options = _match.LoadOptions(
+    given = LoadOptions(
         filter_spec=filter_spec,
         is_leaf=is_leaf,
         where=where,
@@ -155,7 +159,8 @@ def from_state_dict(
         unexpected=unexpected,
         cast=cast,
     )
-    matched = _match.match(saved, like, options, "state dict")
+    given = _options.check(given)
+    matched = _match.match(saved, like, given, thing="state dict")
     out = []
     for _, record, target in matched.pairs:
         try:

@@ -2,21 +2,21 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TYPE_CHECKING
+from typing import Any, TYPE_CHECKING, Unpack
 
 from jaxtyping import PyTree
 
 from .._format import _names, _text
 from .._format._index import Saved
+from .._runtime import _arguments
 from .._storage._archive import Readable
 from .._storage._backend import Backend
 from .._tree import _html, _leaf, _nearest, _show
 from .._tree._filters import FilterSpec, IsLeaf
-from .._tree._static import Static
-from . import _lazy, _match, _nodes, _open, _renamed, _shown, _source
+from . import _lazy, _match, _nodes, _open, _options, _renamed, _shown, _source
 from ._functions import Functions
 from ._lazy import LazyArray
-from ._rename import Renaming
+from ._options import LoadOptions, SpliceKeywords
 from ._renamed import Renamed
 from ._source import Source
 
@@ -130,19 +130,13 @@ class Checkpoint(_Base):
     def __hash__(self) -> int:
         return id(self)
 
+    @_arguments.checked(_options.DEFAULTS)
     def splice(
         self,
         like: PyTree,
         filter_spec: FilterSpec = _leaf.is_storable,
         is_leaf: IsLeaf = None,
-        *,
-        where: Callable[[PyTree], Any] | None = None,
-        source: str | Callable[[Any], Any] | None = None,
-        rename: Renaming = None,
-        missing: str = "error",
-        unexpected: str = "error",
-        static: Static = "error",
-        cast: bool = False,
+        **options: Unpack[SpliceKeywords],
     ) -> PyTree:
         """`like` with lazy leaves: everything is checked, and nothing is read.
 
@@ -166,18 +160,8 @@ class Checkpoint(_Base):
 
             ```
         """
-        renamed = _renamed.renamed(self._source.index.leaves, rename)
-        options = _match.LoadOptions(
-            filter_spec=filter_spec,
-            is_leaf=is_leaf,
-            where=where,
-            source=resolve_source(self, source, renamed),
-            missing=missing,
-            unexpected=unexpected,
-            static=static,
-            cast=cast,
-        )
-        matched = _match.match(renamed.leaves, like, options, path=self.path)
+        given = _options.check(LoadOptions(filter_spec, is_leaf, **options))
+        matched = match(self, like, given)
         # `eqx.tree_at` does not find leaves by number: it makes one of every `()`.
         return matched.tree(
             _lazy.lazy_of(self._source, pair.record, pair.target)
@@ -285,6 +269,13 @@ def _unknown(name: Any, names: Sequence[str]) -> str:
     near = _nearest.Names(names).nearest(str(name), 3)
     head = "The nearest names are" if near else "It has"
     return f"{text} {head} {_some(near or names)}."
+
+
+def match(ckpt: Checkpoint, like: PyTree, options: LoadOptions) -> _match.Match:
+    """The leaves of `like` and those of a checkpoint that they stand for."""
+    renamed = _renamed.renamed(ckpt._source.index.leaves, options.rename)
+    source = resolve_source(ckpt, options.source, renamed)
+    return _match.match(renamed.leaves, like, options, source, path=ckpt.path)
 
 
 # ---- The checkpoint's own tree.

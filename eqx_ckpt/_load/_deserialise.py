@@ -3,27 +3,27 @@
 import json
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._format import _text
 from .._format._leaves import Record
-from .._runtime import _gc, _log, _processes
+from .._runtime import _arguments, _gc, _log, _processes
 from .._runtime._processes import Call, Processes
 from .._storage import _root
 from .._storage._archive import Readable
 from .._tree import _flatten, _leaf, _node, _target
 from .._tree._filters import FilterSpec, IsLeaf
 from .._tree._node import Node
-from .._tree._static import Static
-from . import _checkpoint, _fetch, _lazy, _match, _open, _renamed, _reshard
+from . import _checkpoint, _fetch, _lazy, _open, _options, _reshard
 from ._checkpoint import Checkpoint
 from ._lazy import LazyArray
-from ._rename import Renaming
+from ._options import LoadKeywords, LoadOptions, TogetherKeywords
 
 
+@_arguments.checked(_options.DEFAULTS)
 @_open.again(0, "path")
 @_gc.paused()
 def tree_deserialise_leaves(
@@ -31,22 +31,7 @@ def tree_deserialise_leaves(
     like: PyTree,
     filter_spec: FilterSpec = _leaf.is_storable,
     is_leaf: IsLeaf = None,
-    *,
-    where: Callable[[PyTree], Any] | None = None,
-    source: str | Callable[[Any], Any] | None = None,
-    rename: Renaming = None,
-    missing: str = "error",
-    unexpected: str = "error",
-    static: Static = "error",
-    cast: bool = False,
-    verify: bool = True,
-    max_bytes: int | None = None,
-    progress: bool = False,
-    timeout: int | float = _processes.TIMEOUT,
-    tag: str | int | None = None,
-    reshard: str = "auto",
-    broadcast: bool = False,
-    processes: str = "all",
+    **options: Unpack[LoadKeywords],
 ) -> PyTree:
     """Loads leaves into a tree, each from the leaf that was saved under its name.
 
@@ -93,18 +78,14 @@ def tree_deserialise_leaves(
         goes onto devices with memory of their own is in host memory until it is there:
         so much of all that is being sent, but at least one leaf. See docs/devices.md.
     - `progress`: whether to show a progress bar. This needs `eqx_ckpt[progress]`.
-    - `timeout`: where many processes load a tree together, how many seconds they wait
-        for one that gives no sign of life. Who reads gives some.
-    - `tag`: there, a short string, the same in all of them: only calls of one path and
-        one tag meet. See docs/processes.md.
     - `reshard`: what becomes of arrays of which several processes need the same chunks.
         `"read"`: each process reads what it needs. `"devices"`: each reads an even
         share, once, and the devices move it to where it is needed. `"auto"` does that
         where it is likely to take less time. See docs/processes.md.
-    - `broadcast`: whether to do as `reshard="devices"` does, which replaces it.
     - `processes`: `"own"` where this process of many loads alone what it needs, at a
         path of its own or not: no other takes part, or is waited for. It is how what
-        was saved with `processes="own"` is loaded. By default `"all"`.
+        was saved with `processes="own"` is loaded. By default `"all"`, or a
+        [`Together`][], which also says how long they wait for each other.
 
     In a run of many processes (`jax.distributed`) all of them make the call if `like`
     has arrays that are sharded over several of them. Each reads what its own devices
@@ -133,40 +114,33 @@ def tree_deserialise_leaves(
 
         ```
     """
-    _reshard.check(reshard)
-    reshard = "devices" if broadcast else reshard
+    given = LoadOptions(filter_spec, is_leaf, **options)
+    return load(path, like, _options.check(given))
+
+
+def load(
+    path: str | os.PathLike[str] | Readable | Checkpoint,
+    like: PyTree,
+    options: LoadOptions,
+) -> PyTree:
+    """See `tree_deserialise_leaves`."""
     place = path.path if isinstance(path, Checkpoint) else path
-    alone = is_alone(processes, reshard)
-    leaves = [] if alone else jtu.tree_leaves(like)
-    run = processes_of("load", [place], leaves, timeout, tag)
+    run = processes_of("load", [place], jtu.tree_leaves(like), options)
     with run.heard():
-        ckpt = _checkpoint.open(path, like=like if source is None else None)
+        ckpt = _checkpoint.open(path, like=like if options.source is None else None)
         pinned = ckpt._source
-        renamed = _renamed.renamed(pinned.index.leaves, rename)
-        options = _match.LoadOptions(
-            filter_spec=filter_spec,
-            is_leaf=is_leaf,
-            where=where,
-            source=_checkpoint.resolve_source(ckpt, source, renamed),
-            missing=missing,
-            unexpected=unexpected,
-            static=static,
-            cast=cast,
-        )
-        matched = _match.match(renamed.leaves, like, options, path=ckpt.path)
+        matched = _checkpoint.match(ckpt, like, options)
         wants = [_fetch.Want(pair.record, None, pair.target) for pair in matched.pairs]
-        how = "read" if alone else reshard
-        plan = _reshard.plan(pinned, wants, how, max_bytes)
-    reads = _reshard.Reads(verify, max_bytes, progress)
+        plan = _reshard.plan(pinned, wants, options)
     with _log.timed("load") as timer:
         values = in_step(
             run,
             [pinned.index.save],
-            lambda: _reshard.load(pinned, plan, reads, run),
+            lambda: _reshard.load(pinned, plan, options, run),
             plan.digest,
         )
     _said(ckpt, [pair.record for pair in matched.pairs], timer.seconds)
-    _reshard.say(ckpt.path, plan, reshard)
+    _reshard.say(ckpt.path, plan, options)
     return matched.tree(values)
 
 
@@ -184,29 +158,21 @@ def _said(ckpt: Checkpoint, records: list[Record], seconds: float) -> None:
         )
 
 
-def is_alone(processes: str, reshard: str) -> bool:
-    """Whether this process loads alone. **Raises:** `ValueError` for what cannot be."""
-    _processes.check(processes)
-    if processes == "own" and reshard == "devices":
-        raise ValueError(
-            '`reshard="devices"`, or `broadcast`, sends what one process reads to '
-            'others, and with `processes="own"` there are none.'
-        )
-    return processes == "own"
-
-
 _doing = {"load": "Loading", "read": "Reading lazy leaves of", "graft": "Grafting"}
 
 
 def processes_of(
-    kind: str, paths: list[Any], leaves: list[Any], timeout: int | float, tag: Any
+    kind: str, paths: list[Any], leaves: list[Any], options: LoadOptions
 ) -> Processes:
     """The processes that have to load these leaves together."""
-    if _processes.count() > 1 and any(map(_target.is_spread, leaves)):
-        places = sorted({_root.place(path) for path in paths})
-        what = f"{_doing[kind]} `{'`, `'.join(places[:3])}`{_processes.tagged(tag)}"
-        return _processes.of_run(Call(kind, places, tag, timeout, what))
-    return Processes()
+    is_one = options.is_alone or _processes.count() == 1
+    if is_one or not any(map(_target.is_spread, leaves)):
+        return Processes()
+    places = sorted({_root.place(path) for path in paths})
+    together = _processes.together(options.processes)
+    tagged = _processes.tagged(together.tag)
+    what = f"{_doing[kind]} `{'`, `'.join(places[:3])}`{tagged}"
+    return _processes.of_run(Call(kind, places, together, what))
 
 
 def in_step(
@@ -240,18 +206,9 @@ def in_step(
     return values
 
 
+@_arguments.checked(_options.DEFAULTS)
 @_gc.paused()
-def materialise(
-    tree: PyTree,
-    *,
-    verify: bool = True,
-    max_bytes: int | None = None,
-    progress: bool = False,
-    timeout: int | float = _processes.TIMEOUT,
-    tag: str | int | None = None,
-    reshard: str = "auto",
-    processes: str = "all",
-) -> PyTree:
+def materialise(tree: PyTree, **options: Unpack[TogetherKeywords]) -> PyTree:
     """Reads every lazy leaf of a tree, in one planned read; the rest stays as it is.
 
     **Arguments:**
@@ -269,8 +226,7 @@ def materialise(
         model = jax.tree.unflatten(structure, ec.materialise(leaves))
         ec.tree_serialise_leaves("pruned", model)
         ```
-    - `verify`: whether to check the digests of all that is read.
-    - `max_bytes`, `progress`, `timeout`, `tag`, `reshard`, `processes`: as in
+    - `options`: `verify`, `max_bytes`, `progress`, `reshard` and `processes`, as in
         [`tree_deserialise_leaves`][]. Slices, and what [`lazy`][] computes, are read
         and never moved.
 
@@ -293,27 +249,24 @@ def materialise(
         raise TypeError(
             "Pass the tree of the checkpoint, `ckpt.tree`, or a part of it."
         )
-    _reshard.check(reshard)
+    given = _options.check(LoadOptions(**options))
     leaves, structure = jtu.tree_flatten(tree)
     lazies = {id(x): x for x in leaves if isinstance(x, LazyArray)}
     todo = list(lazies.values())
     sources = [source for lazy in todo for source in lazy._sources]
     paths = [source.root.url for source in sources]
-    alone = is_alone(processes, reshard)
-    run = processes_of("read", paths, [] if alone else todo, timeout, tag)
-    how = "read" if alone else reshard
+    run = processes_of("read", paths, todo, given)
     with run.heard():
         stored = _lazy.stored(todo)
-        plans = [_reshard.plan(x.source, x.wants, how, max_bytes) for x in stored]
-    reads = _reshard.Reads(verify, max_bytes, progress)
+        plans = [_reshard.plan(x.source, x.wants, given) for x in stored]
 
     def read() -> list[Any]:
         rest = [i for i, lazy in enumerate(todo) if type(lazy) is not LazyArray]
-        computed = _lazy.fetch([todo[i] for i in rest], verify, max_bytes)
+        computed = _lazy.fetch([todo[i] for i in rest], given.verify, given.max_bytes)
         out = dict(zip(rest, computed))
         for (source, numbers, _), plan in zip(stored, plans):
             source.check_current()
-            out.update(zip(numbers, _reshard.load(source, plan, reads, run)))
+            out.update(zip(numbers, _reshard.load(source, plan, given, run)))
         return [out[i] for i in range(len(todo))]
 
     fetched = in_step(
@@ -323,7 +276,7 @@ def materialise(
         " ".join(plan.digest for plan in plans),
     )
     for x, plan in zip(stored, plans):
-        _reshard.say(str(x.source.root), plan, reshard)
+        _reshard.say(str(x.source.root), plan, given)
     values = dict(zip(lazies, fetched))
     out = jtu.tree_unflatten(
         structure,

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import equinox as eqx
 import jax
@@ -11,15 +11,15 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._format import _names
-from .._runtime import _processes
-from .._tree import _flatten, _leaf, _skeleton
-from .._tree._static import Static
-from . import _checkpoint, _deserialise, _match, _open, _renamed
+from .._runtime import _arguments
+from .._tree import _flatten, _skeleton
+from . import _deserialise, _open, _options
 from ._checkpoint import Checkpoint
 from ._lazy import LazyArray
-from ._rename import Renaming
+from ._options import FilteredKeywords, LoadOptions
 
 
+@_arguments.checked(_options.DEFAULTS, init_fn=_arguments.FUNCTION)
 @_open.again(1, "path")
 def load_or_init(
     init_fn: Callable[..., PyTree],
@@ -27,21 +27,8 @@ def load_or_init(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    where: Callable[[PyTree], Any] | None = None,
-    source: str | Callable[[Any], Any] | None = None,
-    rename: Renaming = None,
-    missing: str = "error",
-    unexpected: str = "error",
-    static: Static = "error",
-    cast: bool = False,
-    verify: bool = True,
-    max_bytes: int | None = None,
-    progress: bool = False,
-    timeout: int | float = _processes.TIMEOUT,
-    tag: str | int | None = None,
-    reshard: str = "auto",
-    broadcast: bool = False,
     sharding: Any = None,
+    **options: Unpack[FilteredKeywords],
 ) -> PyTree:
     """`init_fn(*args, **kwargs)`, with a part of it loaded instead of initialised.
 
@@ -54,14 +41,10 @@ def load_or_init(
         one that `jax.jit` takes.
     - `path`: as in [`open`][], or an open [`Checkpoint`][].
     - `args`, `kwargs`: the arguments of `init_fn`: a tuple, and a dict.
-    - `where`: a function from the tree to the nodes to load; the rest of it is
-        initialised. All of it is loaded by default.
-    - `source`, `rename`, `unexpected`, `static`, `cast`, `verify`: as in
-        [`tree_deserialise_leaves`][].
-    - `max_bytes`, `progress`, `timeout`, `tag`, `reshard`, `broadcast`: as there.
-    - `missing`: `"error"`, or `"init"` to initialise also those leaves of `where` that
-        the checkpoint lacks.
     - `sharding`: as in [`skeleton`][], for what is loaded and what is initialised.
+    - `options`: those of [`tree_deserialise_leaves`][]. What `where` and `filter_spec`
+        do not select is initialised; `missing="init"` initialises also what they do,
+        and the checkpoint lacks.
 
     **Returns:** the tree. What is initialised is what a jitted `init_fn` gives.
 
@@ -83,8 +66,7 @@ def load_or_init(
 
         ```
     """
-    if missing not in ("error", "init"):
-        raise ValueError(f'`missing` must be "error" or "init", not {missing!r}.')
+    given = _options.check(LoadOptions(**options), "init")
     if not isinstance(args, (tuple, list)) or not isinstance(kwargs, Mapping | None):
         raise TypeError(
             "`args` must be a tuple, and `kwargs` a dict, of the arguments of "
@@ -93,44 +75,8 @@ def load_or_init(
         )
     kwargs = dict(kwargs or {})
     like = _skeleton.skeleton(init_fn, *args, sharding=sharding, **kwargs)
-    ckpt = _checkpoint.open(path)
-    loaded = _deserialise.tree_deserialise_leaves(
-        ckpt,
-        like,
-        _stored(ckpt, like, source, rename) if missing == "init" else _leaf.is_storable,
-        where=where,
-        source=source,
-        rename=rename,
-        unexpected=unexpected,
-        static=static,
-        cast=cast,
-        verify=verify,
-        max_bytes=max_bytes,
-        progress=progress,
-        timeout=timeout,
-        tag=tag,
-        reshard=reshard,
-        broadcast=broadcast,
-    )
+    loaded = _deserialise.load(path, like, given)
     return initialise(loaded, init_fn, *args, **kwargs)
-
-
-def _stored(ckpt: Checkpoint, like: PyTree, source: Any, rename: Renaming) -> PyTree:
-    """The tree that says of each leaf whether it is there to be loaded."""
-    flat = _flatten.flatten(like, None)
-    renamed = _renamed.renamed(ckpt._source.index.leaves, rename)
-    leaves = renamed.leaves
-    under = _checkpoint.resolve_source(ckpt, source, renamed)
-    names = [_names.name_of(path, under)[0] for path in flat.paths]
-    stored = _match.stored_names(leaves, like, flat, names, under)
-    both = zip(flat.leaves, stored)
-    good = [_leaf.is_storable(x) and n in leaves.places for x, n in both]
-    if names and not any(good):
-        raise RuntimeError(
-            f"None of the leaves, such as `{names[0]}`, is in the checkpoint at "
-            f"`{ckpt.path}`{f' under `{under}`' if under else ''}. Pass its `source`."
-        )
-    return jtu.tree_unflatten(flat.structure, good)
 
 
 def initialise(

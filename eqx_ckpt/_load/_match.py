@@ -1,6 +1,5 @@
 """Which stored leaf stands for which of `like`; and one report if any does not."""
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -19,40 +18,11 @@ from .._tree import (
     _static,
     _target,
 )
-from .._tree._filters import FilterSpec, IsLeaf
 from .._tree._flatten import Flat, StateEntries
-from .._tree._static import Static
 from .._tree._target import Target
 from . import _mismatches, _partial
 from ._mismatches import Mismatches
-
-
-@dataclasses.dataclass(frozen=True)
-class LoadOptions:
-    """The keywords of a load that say which leaves are loaded, and how strictly.
-
-    `source` is the dotted name of the node that `like` stands for ("": the top). See
-    `tree_deserialise_leaves` for the others.
-    """
-
-    filter_spec: FilterSpec = _leaf.is_storable
-    is_leaf: IsLeaf = None
-    where: Callable[[PyTree], Any] | None = None
-    source: str = ""
-    missing: str = "error"
-    unexpected: str = "error"
-    static: Static = "error"
-    cast: bool = False
-
-    def __post_init__(self) -> None:
-        _check_choice("missing", self.missing, "error", "keep")
-        _check_choice("unexpected", self.unexpected, "error", "ignore")
-
-
-def _check_choice(name: str, value: str, *allowed: str) -> None:
-    if value not in allowed:
-        some = " or ".join(f'"{x}"' for x in allowed)
-        raise ValueError(f"`{name}` must be {some}, not {value!r}.")
+from ._options import LoadOptions
 
 
 class Pair(NamedTuple):
@@ -93,6 +63,7 @@ class _Asked(NamedTuple):
     names of the nodes of which all is loaded, `places` those of leaves (None: all)."""
 
     options: LoadOptions
+    source: str
     like: PyTree
     flat: Flat
     names: list[str]
@@ -106,11 +77,14 @@ def match(
     saved: Leaves,
     like: PyTree,
     options: LoadOptions,
+    source: str = "",
     thing: str = "checkpoint",
     path: str = "",
 ) -> Match:
-    """Pairs the selected leaves of `like` with stored ones, by name. Errors call what
-    these are in a `thing`, and say at which `path`, if it has one.
+    """Pairs the selected leaves of `like` with stored ones, by name.
+
+    `source` is the name of the node that `like` stands for ("": the top). Errors call
+    what these are in a `thing`, and say at which `path`, if it has one.
 
     **Raises:** one `RuntimeError` that lists all that does not fit; `ValueError` if two
     of the leaves have one name.
@@ -118,7 +92,7 @@ def match(
     what = f"{thing} at `{path}`" if path else thing
     flat = _flatten.flatten(like, options.is_leaf)
     chosen = _filters.selected(options.filter_spec, like, flat.leaves, options.is_leaf)
-    statics = _statics(saved, like, flat, chosen, options)
+    statics = _statics(saved, like, flat, chosen, options, source)
     passes = _passing(saved, statics, options, what)
     places, wholes = _select.select(options.where, flat, chosen, options.is_leaf)
     if not any(chosen):
@@ -126,11 +100,10 @@ def match(
             "Nothing to load: `filter_spec` selects no leaf of `like`. A skeleton made "
             "with `eqx.filter(..., eqx.is_array)` has none: pass the whole skeleton."
         )
-    source = options.source
     names = _names.names_of(flat.paths, source)
     stored = stored_names(saved, like, flat, names, source)
     nodes = [_flatten.module_name(path, source) for path in wholes]
-    wanted = _Asked(options, like, flat, names, stored, chosen, places, nodes)
+    wanted = _Asked(options, source, like, flat, names, stored, chosen, places, nodes)
     report = Mismatches(thing)
     pairs = list(_pair_up(saved, wanted, report))
     if options.unexpected == "error":
@@ -150,12 +123,17 @@ def match(
 
 
 def _statics(
-    saved: Leaves, like: PyTree, flat: Flat, chosen: list[bool], options: LoadOptions
+    saved: Leaves,
+    like: PyTree,
+    flat: Flat,
+    chosen: list[bool],
+    options: LoadOptions,
+    source: str,
 ) -> Statics:
     """The static values of `like`, if they are compared."""
     is_listed = not isinstance(options.static, str)
     if is_listed or (saved.statics.of and options.static != "ignore"):
-        return _static.record(like, options.is_leaf, flat, chosen, options.source)
+        return _static.record(like, options.is_leaf, flat, chosen, source)
     return Statics([], {})
 
 
@@ -198,7 +176,8 @@ def _pair_up(saved: Leaves, wanted: _Asked, report: Mismatches) -> Iterator[Pair
         stored = wanted.stored[number]
         place = saved.places.get(stored) if isinstance(stored, str) else None
         if place is None:
-            if options.missing == "error" or _is_abstract(leaf):
+            is_kept = options.missing == "keep" and not _is_abstract(leaf)
+            if not (is_kept or options.missing == "init"):
                 _missing(wanted, number, target, report)
             continue
         first = taken.setdefault(place, number)
@@ -314,7 +293,7 @@ def _find_unexpected(saved: Leaves, wanted: _Asked, report: Mismatches) -> None:
     if not extra:
         return
     others = {name: leaf for name, leaf, _ in like}
-    specs: dict[Any, Any] = dict(_filters.prefixes(filter_spec, wanted.options.source))
+    specs: dict[Any, Any] = dict(_filters.prefixes(filter_spec, wanted.source))
     nearest = _names.within(specs)
     chosen = [specs.get(nearest(name), True) for name in extra]
     records = [saved.record(saved.places[name]) for name in extra]

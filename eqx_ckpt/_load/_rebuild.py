@@ -2,22 +2,23 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 from jaxtyping import PyTree
 
 from .._errors import DamagedError
 from .._format import _text
-from .._runtime import _gc, _processes
+from .._runtime import _arguments, _gc
 from .._storage._archive import Readable
 from .._tree import _leaf, _nearest, _rebuild, _register, _sharding, _target
 from .._tree._exact import Malformed
 from .._tree._known import Known
 from .._tree._rebuild import Given, Makers, Problems
-from . import _checkpoint, _deserialise, _lazy, _open, _renamed
+from . import _checkpoint, _deserialise, _lazy, _open, _options, _renamed
 from ._checkpoint import Checkpoint
 from ._lazy import LazyArray
+from ._options import LoadOptions, TogetherKeywords
 
 
 Sharding = (
@@ -26,6 +27,7 @@ Sharding = (
 )
 
 
+@_arguments.checked(_options.DEFAULTS)
 @_open.again(0, "path")
 @_gc.paused()
 def rebuild(
@@ -35,11 +37,7 @@ def rebuild(
     replace: Mapping[str, Any] = {},
     *,
     sharding: Sharding | None = None,
-    verify: bool = True,
-    max_bytes: int | None = None,
-    progress: bool = False,
-    timeout: int | float = _processes.TIMEOUT,
-    tag: str | int | None = None,
+    **options: Unpack[TogetherKeywords],
 ) -> PyTree:
     """Loads a tree without a `like`: its nodes are made of the classes they were of.
 
@@ -64,8 +62,7 @@ def rebuild(
         node is a `like` of it, into which its leaves are loaded.
     - `sharding`: for the arrays of JAX and the typed keys: a `jax.sharding.Sharding`,
         or a function of the name and the abstract leaf, as [`partition_rules`][] makes.
-    - `verify`, `max_bytes`, `progress`, `timeout`, `tag`: as in
-        [`tree_deserialise_leaves`][].
+    - `options`: as in [`materialise`][].
 
     **Returns:** the tree, with its leaves read.
 
@@ -85,6 +82,7 @@ def rebuild(
 
         ```
     """
+    _options.check(LoadOptions(**options))
     allowed = Known(known)
     ckpt = _checkpoint.open(path)
     pinned = ckpt._source
@@ -118,14 +116,7 @@ def rebuild(
             "nothing was loaded.\n" + "\n".join(_lines(problems))
         )
     _check_used(replace, problems)
-    return _deserialise.materialise(
-        tree,
-        verify=verify,
-        max_bytes=max_bytes,
-        progress=progress,
-        timeout=timeout,
-        tag=tag,
-    )
+    return _deserialise.materialise(tree, **options)
 
 
 class _Maker:

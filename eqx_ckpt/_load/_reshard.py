@@ -17,10 +17,9 @@ from .._tree import _leaf, _moves, _restore
 from .._tree._moves import Move
 from . import _fetch
 from ._fetch import Want
+from ._options import LoadOptions
 from ._source import Source
 
-
-_HOWS = ("auto", "read", "devices")
 
 # Processes are to read this much more than what is wanted, before it is worth a move.
 _MORE = 1.1
@@ -31,14 +30,6 @@ _READS, _MOVES_ON_CPU, _MOVES = 0.5e9, 0.4e9, 5e9
 _COMPILES = 0.3
 # The bytes of a batch that one process reads, unless the caller says otherwise.
 _BATCH = 256 * 2**20
-
-
-class Reads(NamedTuple):
-    """How a load reads."""
-
-    verify: bool
-    max_bytes: int | None
-    progress: bool
 
 
 class Plan(NamedTuple):
@@ -62,18 +53,9 @@ class Plan(NamedTuple):
         return hashlib.sha256(text.encode()).hexdigest() if self.batches else ""
 
 
-def check(reshard: str) -> None:
-    """**Raises:** `ValueError` for what the keyword `reshard` cannot be."""
-    if reshard not in _HOWS:
-        raise ValueError(
-            f'`reshard` must be "auto", "read" or "devices", not {reshard!r}.'
-        )
-
-
-def plan(
-    source: Source, wants: Sequence[Want], reshard: str, max_bytes: int | None
-) -> Plan:
+def plan(source: Source, wants: Sequence[Want], options: LoadOptions) -> Plan:
     """Which leaves are moved, by what `reshard` says."""
+    reshard, max_bytes = options.how, options.max_bytes
     out, stay = list(wants), {}
     # One process alone reads nothing twice.
     if reshard == "devices" or (reshard == "auto" and _processes.count() > 1):
@@ -168,7 +150,9 @@ def _batches(source: Source, wants: Sequence[Want], budget: int) -> Iterator[lis
         yield batch
 
 
-def load(source: Source, plan: Plan, reads: Reads, processes: Processes) -> list[Any]:
+def load(
+    source: Source, plan: Plan, options: LoadOptions, processes: Processes
+) -> list[Any]:
     """Reads the leaves of a plan, and moves those that it says.
 
     No collective starts before all processes have read and verified their parts for it:
@@ -176,13 +160,13 @@ def load(source: Source, plan: Plan, reads: Reads, processes: Processes) -> list
     """
     wants, out = plan.wants, [None] * len(plan.wants)
     kept = [i for i, want in enumerate(wants) if want.move is None]
-    with _fetch.bar(source, wants, reads.progress) as advance:
+    with _fetch.bar(source, wants, options.progress) as advance:
         for numbers in (kept, *plan.batches):
             values = _fetch.load_some(
                 source,
                 [wants[i] for i in numbers],
-                reads.verify,
-                reads.max_bytes,
+                options.verify,
+                options.max_bytes,
                 advance,
             )
             for i in reversed(numbers):
@@ -222,10 +206,10 @@ def _arrived(want: Want, move: Move, moved: jax.Array) -> Any:
     return jax.block_until_ready(out)
 
 
-def say(path: str, plan: Plan, reshard: str) -> None:
+def say(path: str, plan: Plan, options: LoadOptions) -> None:
     """Says which leaves have stayed with reading, and of which of those that were moved
     some chunks were read again."""
-    level = _log.INFO if reshard == "devices" else _log.DEBUG
+    level = _log.INFO if options.reshard == "devices" else _log.DEBUG
     if not _log.is_on(level):
         return
     again = {}

@@ -1,22 +1,53 @@
 """`CheckpointManager`: the checkpoints of a run, which to keep, and when to stop."""
 
 import os
-from collections.abc import Iterable, Mapping
-from typing import Any, overload
+import signal
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, overload, Unpack
 
 from jax._src import distributed
 from jaxtyping import PyTree
 
-from .._runtime import _undo
+from .._load import _options as _load_options
+from .._load._options import FilteredKeywords
+from .._runtime import _arguments, _undo
+from .._runtime._arguments import Rule
+from .._save import _options
 from .._save._function import Functions
+from .._save._options import RunKeywords, SaveOptions
 from .._storage._remote import Store
 from . import _near, _restore, _shown, _steps
-from ._near import Asked, NearOptions
+from ._near import Asked
 from ._offer import Offer
 from ._policy import Policy
 from ._saves import Saves
 from ._signals import Signals
 from ._steps import Steps
+
+
+_COUNT = _arguments.optional(_arguments.integer(1))
+_RULES = {
+    "keep": _COUNT,
+    "keep_every": _COUNT,
+    "best": _arguments.optional(
+        Rule(
+            '`(metric, "min")` or `(metric, "max")`',
+            lambda x: isinstance(x, (tuple, list)) and len(x) == 2,
+            lambda x: isinstance(x[0], str) and x[1] in ("min", "max"),
+        )
+    ),
+    "every": _COUNT,
+    "every_seconds": _arguments.optional(_arguments.SECONDS),
+    "signals": Rule(
+        "a list of signals, such as `[signal.SIGTERM]`",
+        lambda x: isinstance(x, Collection) and not isinstance(x, str),
+        lambda x: {*x} <= signal.valid_signals(),
+    ),
+    "reuse": _arguments.FLAG,
+    "near_every": _COUNT,
+    "copies": _arguments.optional(_arguments.integer(0)),
+}
+_MAPPING = Rule("a dict", lambda x: isinstance(x, Mapping | None))
 
 
 class CheckpointManager:
@@ -49,8 +80,8 @@ class CheckpointManager:
         the disks of others. So a run that loses a node goes on from its newest near
         step. docs/processes.md has more.
     - `options`: of every save: `filter_spec`, `is_leaf`, `where`, `dtype`, `layout`,
-        `chunks`, `compression`, `durable`, `max_bytes`, `progress` and `timeout`, as in
-        [`async_tree_serialise_leaves`][].
+        `chunks`, `compression`, `durable`, `max_bytes`, `progress` and `processes` (a
+        [`Together`][] with a `timeout`), as in [`async_tree_serialise_leaves`][].
 
     Use it as a context manager: at the end of the `with` it saves the last state that
     was given to [`save`][] and was not due, waits, and raises what went wrong. So a run
@@ -81,6 +112,7 @@ class CheckpointManager:
         ```
     """
 
+    @_arguments.checked(_options.DEFAULTS, **_RULES)
     def __init__(
         self,
         root: str | os.PathLike[str],
@@ -94,16 +126,27 @@ class CheckpointManager:
         reuse: bool = True,
         near: str | os.PathLike[str] | None = None,
         near_every: int | None = None,
-        copies: int = 1,
-        **options: Any,
+        copies: int | None = None,
+        **options: Unpack[RunKeywords],
     ):
         self._steps = Steps(root)
+        self._policy = Policy(
+            keep=keep,
+            keep_every=keep_every,
+            best=best,
+            every=every,
+            every_seconds=every_seconds,
+            reuse=reuse,
+            near=near,
+            near_every=near_every,
+            copies=copies,
+        )
+        saved = SaveOptions(**options)
+        self._policy.check(saved)
         if not distributed.global_state.process_id:
             self._steps.finish()
-        self._policy = Policy(every, every_seconds, keep, keep_every, best)
-        self._policy.check()
-        self._saves = Saves(self._steps, self._policy, reuse, options)
-        self._near = _near.of(self._saves, near, NearOptions(near_every, copies))
+        self._saves = Saves(self._steps, self._policy, saved)
+        self._near = _near.of(self._saves)
         self._signals = Signals(signals)
 
     def __repr__(self) -> str:
@@ -112,6 +155,7 @@ class CheckpointManager:
     def _repr_html_(self) -> str:
         return _shown.run(self._steps)
 
+    @_arguments.checked(metrics=_MAPPING, metadata=_MAPPING, force=_arguments.FLAG)
     def save(
         self,
         step: int,
@@ -187,16 +231,32 @@ class CheckpointManager:
 
     @overload
     def restore(
-        self, like: PyTree, step: int | None = None, *, own: None = None, **options: Any
+        self,
+        like: PyTree,
+        step: int | None = None,
+        *,
+        own: None = None,
+        **options: Unpack[FilteredKeywords],
     ) -> tuple[PyTree, int]: ...
 
     @overload
     def restore(
-        self, like: PyTree, step: int | None = None, *, own: PyTree, **options: Any
+        self,
+        like: PyTree,
+        step: int | None = None,
+        *,
+        own: PyTree,
+        **options: Unpack[FilteredKeywords],
     ) -> tuple[PyTree, PyTree, int]: ...
 
+    @_arguments.checked(_load_options.DEFAULTS)
     def restore(
-        self, like: PyTree, step: int | None = None, *, own: Any = None, **options: Any
+        self,
+        like: PyTree,
+        step: int | None = None,
+        *,
+        own: Any = None,
+        **options: Unpack[FilteredKeywords],
     ) -> tuple[Any, ...]:
         """Loads a step: by default the newest that is complete and undamaged, near
         steps among them.

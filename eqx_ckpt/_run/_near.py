@@ -9,7 +9,6 @@ number nor its host's name does.
 import contextlib
 import functools as ft
 import json
-import os
 import pathlib
 import secrets
 import socket
@@ -22,11 +21,11 @@ from jaxtyping import PyTree
 from .._errors import DamagedError, ReplacedError
 from .._format import _checks, _text
 from .._load import _checkpoint, _deserialise
+from .._load._options import FilteredKeywords
 from .._runtime import _exchange, _log, _processes
 from .._runtime._exchange import Move
 from .._runtime._processes import Processes
 from .._save import _plan, _serialise
-from .._save._options import SaveOptions, Selected
 from .._storage import _root
 from . import _attempts, _disk, _own
 from ._attempts import Attempt, Copy, NearStep, Passed
@@ -36,15 +35,6 @@ from ._saves import Saves
 
 
 _OF_PART = "what a process says of its part of a near step"
-# Options of a load that are about what many processes do together.
-_TOGETHER = {"timeout", "tag", "broadcast", "reshard", "processes"}
-
-
-class NearOptions(NamedTuple):
-    """The arguments of a manager that are about near disks."""
-
-    every: int | None
-    copies: int
 
 
 class Asked(NamedTuple):
@@ -53,7 +43,7 @@ class Asked(NamedTuple):
 
     like: PyTree
     own: PyTree
-    options: dict[str, Any]
+    options: FilteredKeywords
 
 
 class Held(NamedTuple):
@@ -117,41 +107,24 @@ IS_CHOSEN = _checks.row(
 )
 
 
-def of(
-    saves: Saves, path: str | os.PathLike[str] | None, options: NearOptions
-) -> "Near | None":
+def of(saves: Saves) -> "Near | None":
     """The near steps of a run, if it has a near disk."""
-    if path is not None:
-        return Near(saves, Disk(path), options)
-    if options.every is not None:
-        raise ValueError("`near_every` is for near disks: say where, with `near`.")
-    return None
+    path = saves.policy.near
+    return None if path is None else Near(saves, Disk(path))
 
 
 class Near:
     """The near steps of a run."""
 
-    def __init__(self, saves: Saves, disk: Disk, options: NearOptions):
-        every, copies = options
-        for name, number, least in (("near_every", every, 1), ("copies", copies, 0)):
-            if not isinstance(number, int) or number < least:
-                raise ValueError(
-                    f"With `near`, `{name}` must be an integer >= {least}, not "
-                    f"{number!r}."
-                )
-        if copies >= max(2, _processes.count()):
-            raise ValueError(
-                f"`copies` is {copies}, and there are {_processes.count() - 1} other "
-                "processes whose disks could have one."
-            )
-        self._saves, self._disk, self._options = saves, disk, options
+    def __init__(self, saves: Saves, disk: Disk):
+        self._saves, self._disk = saves, disk
         self._attempt: Attempt | None = None
 
     # ---- Saves.
 
     def offer(self, offer: Offer) -> None:
         """Saves a state if it is due."""
-        if self._options.every and offer.step % self._options.every == 0:
+        if offer.step % (self._saves.policy.near_every or 1) == 0:
             try:
                 with _log.timed("near") as timer:
                     self._save(offer)
@@ -201,8 +174,7 @@ class Near:
         return NearPart(run, number, step, save, processes.count, processes.index)
 
     def _write(self, offer: Offer, part: NearPart) -> None:
-        chosen = self._saves.chosen(SaveOptions._fields)
-        options = SaveOptions(**chosen)._replace(
+        options = self._saves.options._replace(
             metadata={"near": list(part)},
             layout="ocdbt",
             durable=False,
@@ -210,12 +182,11 @@ class Near:
             processes="own",
             own=_own.encode(offer.own),
         )
-        selected = Selected(offer.tree, **self._saves.chosen(Selected._fields))
         file = self._disk.file(part)
         root = _root.resolve(str(file))
         root.check_writable()
         self._disk.make_room(file)
-        _serialise.write(_plan.plan(root, selected, options), Processes())
+        _serialise.write(_plan.plan(root, offer.tree, options), Processes())
 
     def _copy(
         self, part: NearPart, rows: list[Any], processes: Processes
@@ -226,7 +197,9 @@ class Near:
         got: list[tuple[int, str]] = []
         # Whatever is wrong with one, all take part in the others.
         errors: list[Exception] = []
-        for shift in _exchange.shifts([row[0] for row in rows], self._options.copies):
+        for shift in _exchange.shifts(
+            [row[0] for row in rows], self._saves.policy.copied
+        ):
             moves = [Move(i, (i + shift) % count, row[1]) for i, row in enumerate(rows)]
             origin = (here - shift) % count
             out = Outgoing(self._disk.file(part))
@@ -285,7 +258,7 @@ class Near:
             f"Step {step} is the first that this attempt at the run in `{root}` saves, "
             "and it has restored none. Newer near steps stay until one is as new:",
             above=step,
-            stacklevel=6,
+            stacklevel=7,
         )
 
     def load(
@@ -293,10 +266,11 @@ class Near:
     ) -> tuple[PyTree, bytes | None]:
         """The part of this process, and its own state, once it is here."""
         load = _deserialise.tree_deserialise_leaves
-        options = {k: x for k, x in asked.options.items() if k not in _TOGETHER}
+        options: FilteredKeywords = {**asked.options, "processes": "own"}
+        options.pop("reshard", None)
         try:
             ckpt = _checkpoint.open(self._disk.place(found.run, found.save, process))
-            tree = load(ckpt, asked.like, processes="own", **options)
+            tree = load(ckpt, asked.like, **options)
             if asked.own is None:
                 return tree, None
             return tree, _own.bytes_of(ckpt, 0)

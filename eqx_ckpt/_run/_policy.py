@@ -1,37 +1,61 @@
 """Which steps are saved, which is the best, and which stay."""
 
-import numbers
+import os
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from .._runtime import _processes
+from .._save._options import SaveOptions
+
 
 class Policy(NamedTuple):
-    """See `CheckpointManager`."""
+    """The arguments of a `CheckpointManager` that are not those of each save."""
 
-    every: int | None
-    every_seconds: int | float | None
-    keep: int | None
-    keep_every: int | None
-    best: tuple[str, str] | None
+    keep: int | None = None
+    keep_every: int | None = None
+    best: tuple[str, str] | None = None
+    every: int | None = None
+    every_seconds: int | float | None = None
+    reuse: bool = True
+    near: str | os.PathLike[str] | None = None
+    near_every: int | None = None
+    copies: int | None = None
 
-    def check(self) -> None:
-        """**Raises:** `ValueError` for what a policy cannot be."""
-        given = {
-            "keep": self.keep,
-            "keep_every": self.keep_every,
-            "every": self.every,
-        }
-        for name, number in given.items():
-            if number is None:
-                continue
-            if not (isinstance(number, numbers.Integral) and number >= 1):
-                raise ValueError(f"`{name}` must be an integer >= 1, not {number!r}.")
-        best = self.best
-        if best is not None and tuple(best)[1:] not in (("min",), ("max",)):
+    def check(self, options: SaveOptions) -> None:
+        """**Raises:** `ValueError` for what makes no sense together."""
+        if self.keep is None and self.keep_every is not None:
             raise ValueError(
-                f'`best` must be `(metric, "min")` or `(metric, "max")`, not {best!r}.'
+                "`keep_every` is for steps that `keep` would let go, and without it "
+                "all stay: give `keep` too, or leave `keep_every` out."
             )
+        if self.keep is not None and not options.durable:
+            raise ValueError(
+                "`keep` deletes older steps, which is safe only once the new one would "
+                "survive a power cut: leave `durable` as it is, or `keep` out."
+            )
+        for name in ("near_every", "copies"):
+            if self.near is None and getattr(self, name) is not None:
+                raise ValueError(f"`{name}` is for near disks: say where, with `near`.")
+        if self.near is not None and self.near_every is None:
+            raise ValueError("With `near`, `near_every` must be an integer >= 1.")
+        others = _processes.count() - 1
+        if self.near is not None and self.copied > max(1, others):
+            raise ValueError(
+                f"`copies` is {self.copies}, and there are {others} other processes "
+                "whose disks could have one."
+            )
+        tag = _processes.together(options.processes).tag
+        if options.processes == "own" or tag is not None:
+            raise ValueError(
+                '`processes` of a manager is "all", or an `ec.Together` without `tag`: '
+                "all processes of a run save together, and calls meet by the step."
+            )
+
+    @property
+    def copied(self) -> int:
+        """How many copies of a part are on the disks of others."""
+        return 1 if self.copies is None else self.copies
 
     def may_be_due(self, step: int) -> bool:
         """All processes know alike; with `every_seconds` process 0 has to decide."""

@@ -157,14 +157,14 @@ def _tell(search: _Search, step: int) -> None:
     search.skipped = told
     search.chosen.passed.extend(search.bad.values())
     search.bad = {}
-    search.chosen.warn("", above=step, stacklevel=5)
+    search.chosen.warn("", above=step, stacklevel=6)
     # Where the step is another copy's, or also at the root, nothing is lost.
     reasons = _reasons(search, above=step)
     if reasons and _processes.leads():
         warnings.warn(
             f"Restored step {step} of `{steps.root}`, as newer ones cannot "
             f"be:{reasons}",
-            stacklevel=5,
+            stacklevel=6,
         )
 
 

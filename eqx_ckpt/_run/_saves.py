@@ -1,6 +1,6 @@
 """The saves of a run: one goes on at a time, and older steps are deleted after it."""
 
-import inspect
+import dataclasses
 import threading
 import time
 import warnings
@@ -11,7 +11,7 @@ from .._runtime import _log, _processes
 from .._runtime._processes import Call, Processes
 from .._save import _async, _background, _options, _serialise
 from .._save._background import SaveHandle
-from .._save._options import SaveOptions, Selected
+from .._save._options import SaveOptions
 from .._storage import _root
 from .._storage._remote import Store
 from . import _own
@@ -20,17 +20,6 @@ from ._policy import Policy
 from ._retention import Retention
 from ._steps import Steps
 
-
-_OPTIONS = set(inspect.signature(_async.async_tree_serialise_leaves).parameters) - {
-    "path",
-    "pytree",
-    "metadata",
-    "overwrite",
-    "reuse",
-    "tag",
-    "functions",
-    "processes",
-}
 
 _STOPPED = "that was interrupted"
 _DONATED = "its arrays were donated or deleted before it was due"
@@ -47,22 +36,10 @@ class Saving(NamedTuple):
 class Saves:
     """The saves of a manager, and the state that it was given last."""
 
-    def __init__(
-        self, steps: Steps, policy: Policy, reuse: bool, options: dict[str, Any]
-    ):
-        if unknown := sorted(options.keys() - _OPTIONS):
-            raise TypeError(
-                f"`{unknown[0]}` is no option of a save. These are: "
-                f"{', '.join(sorted(_OPTIONS))}."
-            )
-        if policy.keep is not None and not options.get("durable", True):
-            raise ValueError(
-                "`keep` deletes older steps, which is safe only once the new one would "
-                "survive a power cut: leave `durable` as it is, or `keep` out."
-            )
-        self.steps, self.policy = steps, policy
+    def __init__(self, steps: Steps, policy: Policy, options: SaveOptions):
+        self.steps, self.policy, self.options = steps, policy, options
+        self._together = _processes.together(options.processes)
         self._retention = Retention(steps, policy)
-        self._reuses, self._options = reuse, options
         # When the last save began.
         self.last = time.monotonic()
         self.going: Saving | None = None
@@ -79,8 +56,8 @@ class Saves:
     def processes(self, kind: str, what: str, tag: Any = None) -> Processes:
         """The processes of the run, for one call that all of them make."""
         root = self.steps.root
-        timeout = self._options.get("timeout", _processes.TIMEOUT)
-        call = Call(kind, root, tag, timeout, f"{what}, in `{root}`")
+        together = dataclasses.replace(self._together, tag=tag)
+        call = Call(kind, root, together, f"{what}, in `{root}`")
         return _processes.of_run(call)
 
     def first(self, what: str, act: Callable[[], Any]) -> None:
@@ -120,7 +97,7 @@ class Saves:
         return saves
 
     def _keep(self, offer: Offer) -> None:
-        self.offered = offer.copied(self._options.get("is_leaf"))
+        self.offered = offer.copied(self.options.is_leaf)
 
     def _save(self, offer: Offer, retain: bool = True) -> bool:
         """Saves a step if it is due, and deletes older ones then (`retain`)."""
@@ -142,25 +119,22 @@ class Saves:
             return False
         # The others are about to save.
         path = self.steps.path(step)
-        timeout = self._options.get("timeout", _processes.TIMEOUT)
-        nothing = Selected(None), SaveOptions()
-        saving = _serialise.processes_of(path, *nothing, timeout, step)
+        options = self.options._replace(
+            processes=dataclasses.replace(self._together, tag=step),
+            overwrite=how == b"replace",
+            reuse=self.base if self.policy.reuse else None,
+            functions=offer.functions,
+        )
+        saving = _serialise.processes_of(path, None, options)
         with saving.heard():
             self.wait()
             numbers, wrong = offer.numbers()
             own = _own.encode(offer.own)
         self._begun = step
-        selected = Selected(offer.tree, **self.chosen(Selected._fields))
-        options = SaveOptions(
-            metadata={**given, "step": step, "metrics": numbers},
-            overwrite=how == b"replace",
-            functions=offer.functions,
-            own=own,
-            **self.chosen(SaveOptions._fields),
-        )
-        run = _serialise.processes_of(path, selected, options, timeout, step)
-        base = self.base if self._reuses else None
-        handle = _async.begin(path, selected, options, run, base)
+        metadata = {**given, "step": step, "metrics": numbers}
+        options = options._replace(metadata=metadata, own=own)
+        run = _serialise.processes_of(path, offer.tree, options)
+        handle = _async.begin(path, offer.tree, options, run)
         self.last = time.monotonic()
         going = Saving(step, handle, threading.Event())
         handle.add_done_callback(
@@ -179,10 +153,6 @@ class Saves:
                 f"Step {step} is saved without its metrics: {wrong}", stacklevel=4
             )
         return True
-
-    def chosen(self, names: tuple[str, ...]) -> dict[str, Any]:
-        """Those of the options of a save that have these names."""
-        return {name: x for name, x in self._options.items() if name in names}
 
     def _decide(self, offer: Offer) -> bytes:
         step, force = offer.step, offer.force

@@ -49,12 +49,10 @@ from typing import Any, NamedTuple
 
 from jax._src import distributed
 
+from ._arguments import Together, Who
 from ._meeting import Behind, Meeting
 from ._messages import Channel, End, Late, listed, Sign, signed, Told
 
-
-# Seconds. JAX ends all processes 100 seconds after one has died: see docs/processes.md.
-TIMEOUT = 80
 
 # Seconds between looks at what all do together: few at first. Every so many seconds
 # one looks for those that have failed.
@@ -291,14 +289,14 @@ class Call(NamedTuple):
 
     kind: str
     path: Any
-    tag: Any
-    timeout: int | float
+    together: Together
     what: str
 
 
 def of_run(call: Call, mark: Callable[[], str] = str) -> Processes:
     """The processes of this run, for one call; `mark` tells apart calls without tag."""
-    kind, path, tag, timeout, what = call
+    kind, path, together, what = call
+    tag = together.tag
     state = distributed.global_state
     if state.client is None or count() == 1:
         return Processes()
@@ -306,7 +304,7 @@ def of_run(call: Call, mark: Callable[[], str] = str) -> Processes:
     key = f"eqx_ckpt/{hashlib.sha256(line.encode()).hexdigest()[:32]}"
     where = f"{kind}, `{path}`{tagged(tag)}"
     index = state.process_id or 0
-    channel = Channel(index, count(), key, where, timeout, state.client)
+    channel = Channel(index, count(), key, where, together.timeout, state.client)
     own = mark() if tag is None else ""
     return Processes(index, count(), what, own, tag is not None, channel)
 
@@ -315,10 +313,9 @@ def tagged(tag: Any) -> str:
     return "" if tag is None else f" (`tag={tag!r}`)"
 
 
-def check(processes: Any) -> None:
-    """**Raises:** `ValueError` for what the keyword `processes` cannot be."""
-    if processes not in ("all", "own"):
-        raise ValueError(f'`processes` must be "all" or "own", not {processes!r}.')
+def together(processes: Who) -> Together:
+    """How they make a call that is not of one process alone."""
+    return processes if isinstance(processes, Together) else Together()
 
 
 def leads() -> bool:

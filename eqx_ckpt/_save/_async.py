@@ -6,46 +6,40 @@ import functools as ft
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Set
-from typing import Any
+from collections.abc import Iterator, Set
+from typing import Any, Unpack
 
 from jaxtyping import PyTree
 
-from .._runtime import _gc, _log, _processes, _threads, _undo
+from .._runtime import _arguments, _gc, _log, _threads, _undo
 from .._runtime._processes import Processes
 from .._runtime._progress import Count
 from .._storage import _archive, _root
 from .._tree import _host, _leaf
 from .._tree._filters import FilterSpec, IsLeaf
-from . import _background, _lazies, _payload, _plan, _publish, _reuse, _serialise
+from . import (
+    _background,
+    _lazies,
+    _options,
+    _payload,
+    _plan,
+    _publish,
+    _reuse,
+    _serialise,
+)
 from ._background import SaveHandle
-from ._function import Functions
-from ._options import Chunks, SaveOptions, Selected
+from ._options import SaveKeywords, SaveOptions
 from ._payload import PlannedLeaf
 from ._plan import Plan
 
 
+@_arguments.checked(_options.DEFAULTS)
 def async_tree_serialise_leaves(
     path: str | os.PathLike[str],
     pytree: PyTree,
     filter_spec: FilterSpec = _leaf.is_storable,
     is_leaf: IsLeaf = None,
-    *,
-    where: Callable[[PyTree], Any] | None = None,
-    dtype: Any = None,
-    metadata: Any = None,
-    layout: str = "ocdbt",
-    chunks: Chunks = None,
-    compression: str | None = None,
-    overwrite: bool = True,
-    durable: bool = True,
-    max_bytes: int | None = None,
-    progress: bool = False,
-    timeout: int | float = _processes.TIMEOUT,
-    tag: str | int | None = None,
-    reuse: str | os.PathLike[str] | SaveHandle | None = None,
-    functions: Functions = None,
-    processes: str = "all",
+    **options: Unpack[SaveKeywords],
 ) -> SaveHandle:
     """Saves the leaves of a pytree, as
     [`tree_serialise_leaves`][] does, but in the background.
@@ -76,16 +70,12 @@ def async_tree_serialise_leaves(
 
     **Arguments:**
 
-    - `path`, `pytree`, `filter_spec`, `is_leaf`, `where`, `dtype`, `metadata`: as in
+    - `path`, `pytree`, `filter_spec`, `is_leaf`, `options`: as in
         [`tree_serialise_leaves`][]. What the caller does to arrays on CPU and to
-        `metadata` after this returns does not change the save.
-    - `layout`, `chunks`, `compression`, `overwrite`, `durable`, `progress`: as there.
-    - `max_bytes`: as there, beyond the copies described above.
-    - `timeout`, `tag`: as there.
-    - `reuse`: as there; it is looked at when the saves before this one are over. What
-        a handle knows helps if its save is over when this is called.
-    - `functions`: as there. They are exported before this returns.
-    - `processes`: as there.
+        `metadata` after this returns does not change the save. `max_bytes` is beyond
+        the copies described above. `functions` are exported before this returns.
+        `reuse` is looked at when the saves before this one are over. What a handle
+        knows helps if its save is over when this is called.
 
     **Returns:** a [`SaveHandle`][].
 
@@ -107,44 +97,29 @@ def async_tree_serialise_leaves(
 
         ```
     """
-    selected = Selected(pytree, filter_spec, is_leaf, where)
-    options = SaveOptions(
-        dtype=dtype,
-        metadata=metadata,
-        layout=layout,
-        chunks=chunks,
-        compression=compression,
-        overwrite=overwrite,
-        durable=durable,
-        max_bytes=max_bytes,
-        progress=progress,
-        functions=functions,
-        processes=processes,
-    )
-    run = _serialise.processes_of(path, selected, options, timeout, tag)
-    return begin(path, selected, options, run, reuse)
+    given = SaveOptions(filter_spec, is_leaf, **options)
+    return begin(path, pytree, given, _serialise.processes_of(path, pytree, given))
 
 
 @_gc.paused()
 def begin(
     path: str | os.PathLike[str],
-    selected: Selected,
+    tree: PyTree,
     options: SaveOptions,
     run: Processes,
-    reuse: str | os.PathLike[str] | SaveHandle | None,
 ) -> SaveHandle:
     """Begins a save of the processes of `run`."""
     with _log.timed("stage"), run.heard():
         root = _root.resolve(path)
         _background.raise_untold()
-        planned = _plan.plan(root, selected, options)
+        planned = _plan.plan(root, tree, options)
         # In a store that would be requests.
         if not root.is_far and run.leads:
             if _archive.is_archive(root):
                 _serialise.check_archive(root, options.overwrite)
             else:
                 _publish.examine(root, options.overwrite)
-        base = _reuse.find(reuse, planned, run)
+        base = _reuse.find(planned, run)
         written = _reuse.SavedArrays(planned.leaves, planned.form)
         held = _reuse.hold(base, planned.leaves)
         copied = _copied(planned, held)

@@ -1,7 +1,6 @@
 """How a leaf is cut and coded: the shape of its chunks, and their codec."""
 
 import operator
-from typing import Any
 
 from .._format import _blosc, _grid, _template
 from .._format._template import Template
@@ -26,9 +25,7 @@ def chunk_shape(
     chunks = options.chunks
     if not callable(chunks):
         least = -(-template.nbytes * 2 // _template.MAX_CHUNKS)
-        target = (
-            max(_CHUNK[options.layout], least) if chunks is None else _bytes(chunks)
-        )
+        target = max(_CHUNK[options.layout], least) if chunks is None else int(chunks)
         if shard is None:
             chunk = _grid.choose(shape, itemsize, target)
         else:
@@ -48,18 +45,6 @@ def chunk_shape(
         )
     chunk = tuple(min(n, max(1, length)) for n, length in zip(out, shape))
     return _few(name, template, chunk)
-
-
-def _bytes(chunks: Any) -> int:
-    try:
-        count = operator.index(chunks)
-    except TypeError:
-        raise TypeError(
-            f"`chunks` must be a number of bytes, a function, or None, not {chunks!r}."
-        ) from None
-    if count < 1 or isinstance(chunks, bool):
-        raise ValueError(f"`chunks` must be a positive number of bytes: {chunks}.")
-    return count
 
 
 def _few(name: str, template: Template, chunk: tuple[int, ...]) -> tuple[int, ...]:

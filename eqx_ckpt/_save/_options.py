@@ -1,47 +1,88 @@
-"""The arguments of a save, frozen at the public call and handed on as they are."""
+"""The arguments of saves: their keywords, and the record that a call hands on."""
 
+import os
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
 from jaxtyping import PyTree
 
 from .._load import formats
 from .._runtime import _processes
-from .._storage import _archive, _root
+from .._runtime._arguments import Who
+from .._storage import _archive
 from .._storage._backend import Backend
 from .._tree import _leaf
 from .._tree._filters import FilterSpec, IsLeaf
+from ._background import SaveHandle
 from ._function import Functions
 
 
 Chunks = None | int | Callable[[str, tuple[int, ...], np.dtype], Any]
 
 
-class Selected(NamedTuple):
-    """The leaves to save: those of a tree that a call selects."""
+class EncodeKeywords(TypedDict, total=False):
+    """Keywords that say how leaves are stored."""
 
-    tree: PyTree
-    filter_spec: FilterSpec = _leaf.is_storable
-    is_leaf: IsLeaf = None
-    where: Callable[[PyTree], Any] | None = None
+    chunks: Chunks
+    compression: Literal["lz4", "zstd"] | None
+    max_bytes: int | None
+    progress: bool
+
+
+class PlaceKeywords(EncodeKeywords, total=False):
+    """Those, and how they lie on disk."""
+
+    layout: Literal["ocdbt", "zarr"]
+    durable: bool
+
+
+class BytesKeywords(EncodeKeywords, total=False):
+    """Keywords of a save in memory: which leaves, as what, and what is beside them."""
+
+    where: Callable[[PyTree], Any] | None
+    dtype: Any
+    metadata: Any
+    functions: Functions
+
+
+class SaveKeywords(BytesKeywords, PlaceKeywords, total=False):
+    """All keywords of a save."""
+
+    overwrite: bool
+    reuse: str | os.PathLike[str] | SaveHandle | None
+    processes: Who
+
+
+class RunKeywords(PlaceKeywords, total=False):
+    """Those of all saves of a run."""
+
+    filter_spec: FilterSpec
+    is_leaf: IsLeaf
+    where: Callable[[PyTree], Any] | None
+    dtype: Any
+    processes: Who
 
 
 class SaveOptions(NamedTuple):
-    """How they are saved: the keywords of `tree_serialise_leaves` with these names, and
-    the `own` state of this process, as a checkpoint of one file."""
+    """All arguments of `tree_serialise_leaves` but its path and tree; and `own`, the
+    state of this process alone, as a checkpoint of one file."""
 
+    filter_spec: FilterSpec = _leaf.is_storable
+    is_leaf: IsLeaf = None
+    where: Callable[[PyTree], Any] | None = None
     dtype: Any = None
     metadata: Any = None
-    layout: str = "ocdbt"
+    layout: Literal["ocdbt", "zarr"] = "ocdbt"
     chunks: Chunks = None
     compression: str | None = None
     overwrite: bool = True
     durable: bool = True
     max_bytes: int | None = None
     progress: bool = False
+    reuse: str | os.PathLike[str] | SaveHandle | None = None
     functions: Functions = None
-    processes: str = "all"
+    processes: Who = "all"
     own: bytes | None = None
 
     @property
@@ -50,23 +91,18 @@ class SaveOptions(NamedTuple):
         return 1 if self.processes == "own" else _processes.count()
 
 
+DEFAULTS = SaveOptions._field_defaults
+
+
 def check(root: Any, options: SaveOptions) -> None:
     """**Raises:** `ValueError` for what no save to `root` can have."""
-    layout, compression = options.layout, options.compression
-    _processes.check(options.processes)
     if isinstance(root, Backend):
         root.check_writable()
         check_name(root)
     else:
         _archive.check_open(root)
-    if layout not in _root.LAYOUTS:
-        raise ValueError(f'`layout` must be "ocdbt" or "zarr", not {layout!r}.')
-    if layout != "ocdbt" and _archive.is_archive(root):
+    if options.layout != "ocdbt" and _archive.is_archive(root):
         raise ValueError('A checkpoint of one file has `layout="ocdbt"`.')
-    if compression not in (None, "lz4", "zstd"):
-        raise ValueError(
-            f'`compression` must be None, "lz4" or "zstd", not {compression!r}.'
-        )
 
 
 def check_name(root: Backend) -> None:

@@ -5,6 +5,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from jaxtyping import PyTree
+
 from .._format import _functions, _index, _json
 from .._format._index import Index, Saved, SavedState
 from .._format._leaves import Leaves, Statics
@@ -22,7 +24,7 @@ from . import (
 )
 from ._form import Form
 from ._layout import Written
-from ._options import SaveOptions, Selected
+from ._options import SaveOptions
 from ._payload import PlannedFunction, PlannedLeaf
 
 
@@ -58,12 +60,12 @@ class Plan(NamedTuple):
         return _MAX_BYTES if most is None else most
 
 
-def plan(root: Any, selected: Selected, options: SaveOptions) -> Plan:
+def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     """Finds all that is wrong with a tree, before a byte is written."""
     _options.check(root, options)
     _json.check_metadata(options.metadata)
     options = options._replace(dtype=_leaf.check_cast(options.dtype))
-    pytree, filter_spec, is_leaf, where = selected
+    filter_spec, is_leaf, where = options[:3]
     if isinstance(pytree, Checkpoint):
         raise TypeError("An open checkpoint is no tree. Save its `.tree`.")
     flat = _flatten.flatten(pytree, is_leaf)

@@ -16,7 +16,6 @@ has their bytes, so it is held open: what is open is not lost, whoever deletes i
 """
 
 import functools as ft
-import os
 import weakref
 from collections.abc import Callable, Sequence, Set
 from typing import Any
@@ -111,12 +110,9 @@ class Base:
         self.held.clear()
 
 
-def find(
-    reuse: str | os.PathLike[str] | SaveHandle | None,
-    plan: Plan,
-    processes: Processes,
-) -> Base | None:
+def find(plan: Plan, processes: Processes) -> Base | None:
     """The save that the keyword `reuse` leads to; None: all is written anew."""
+    reuse = plan.options.reuse
     if reuse is None or plan.options.layout != "ocdbt" or processes.count > 1:
         return None
     root = reuse._root if isinstance(reuse, SaveHandle) else _root.resolve(reuse)

@@ -5,15 +5,14 @@ import functools as ft
 import json
 import os
 import secrets
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 from jaxtyping import PyTree
 
 from .._format import _files, _text
 from .._format._index import SavedState
 from .._load import formats
-from .._runtime import _gc, _log, _processes, _progress
+from .._runtime import _arguments, _gc, _log, _processes, _progress
 from .._runtime._processes import Call, Processes
 from .._runtime._progress import Advance, Count
 from .._storage import _archive, _root
@@ -29,44 +28,29 @@ from . import (
     _lazies,
     _notes,
     _onefile,
+    _options,
     _plan,
     _publish,
     _reuse,
     _to_ocdbt,
 )
-from ._background import SaveHandle
-from ._function import Functions
 from ._layout import Destination, Save
 from ._notes import Said
-from ._options import Chunks, SaveOptions, Selected
+from ._options import SaveKeywords, SaveOptions
 from ._payload import Data
 from ._plan import Plan
 from ._publish import Place
 from ._sending import Outbox
 
 
+@_arguments.checked(_options.DEFAULTS)
 @_gc.paused()
 def tree_serialise_leaves(
     path: str | os.PathLike[str] | Writable,
     pytree: PyTree,
     filter_spec: FilterSpec = _leaf.is_storable,
     is_leaf: IsLeaf = None,
-    *,
-    where: Callable[[PyTree], Any] | None = None,
-    dtype: Any = None,
-    metadata: Any = None,
-    layout: str = "ocdbt",
-    chunks: Chunks = None,
-    compression: str | None = None,
-    overwrite: bool = True,
-    durable: bool = True,
-    max_bytes: int | None = None,
-    progress: bool = False,
-    timeout: int | float = _processes.TIMEOUT,
-    tag: str | int | None = None,
-    reuse: str | os.PathLike[str] | SaveHandle | None = None,
-    functions: Functions = None,
-    processes: str = "all",
+    **options: Unpack[SaveKeywords],
 ) -> None:
     """Saves the leaves of a pytree, each under the dotted name of its key path.
 
@@ -108,10 +92,6 @@ def tree_serialise_leaves(
         are; what is copied (for `dtype`, other orders of memory, `compression`, and
         from accelerators) is copied chunk by chunk.
     - `progress`: whether to show a progress bar. This needs `eqx_ckpt[progress]`.
-    - `timeout`: where many processes save a tree together, how many seconds they wait
-        for one that gives no sign of life. Who writes gives some.
-    - `tag`: there, a short string, such as the step, the same in all of them: only
-        calls of one path and one tag meet. See docs/processes.md.
     - `reuse`: the path of another checkpoint in the same local file system, such as of
         the step before; or the [`SaveHandle`][] of the save that has written it. Data
         files of it in which nothing has changed are not written again, but get a second
@@ -131,7 +111,8 @@ def tree_serialise_leaves(
     - `processes`: `"own"` for a save that this process of many makes alone, at a path
         of its own: no other takes part, or is waited for. Of an array that is spread
         over processes the parts on its own devices are stored; docs/processes.md says
-        who can load them. By default `"all"`.
+        who can load them. By default `"all"`, or a [`Together`][], which also says how
+        long they wait for each other.
 
     In a run of many processes (`jax.distributed`) all of them make the call, with the
     same `path`, in one place that they share. Each writes shards that it has, replicas
@@ -160,46 +141,27 @@ def tree_serialise_leaves(
 
         ```
     """
-    selected = Selected(pytree, filter_spec, is_leaf, where)
-    options = SaveOptions(
-        dtype=dtype,
-        metadata=metadata,
-        layout=layout,
-        chunks=chunks,
-        compression=compression,
-        overwrite=overwrite,
-        durable=durable,
-        max_bytes=max_bytes,
-        progress=progress,
-        functions=functions,
-        processes=processes,
-    )
-    run = processes_of(path, selected, options, timeout, tag)
+    given = SaveOptions(filter_spec, is_leaf, **options)
+    run = processes_of(path, pytree, given)
     with run.heard():
         root: Any = path
         if not _archive.is_file(path):
             root = _root.resolve(path)
             _background.wait_for(root)
         _background.raise_untold()
-        planned = _plan.plan(root, selected, options)
-    base = _reuse.find(reuse, planned, run)
+        planned = _plan.plan(root, pytree, given)
+    base = _reuse.find(planned, run)
     write(planned, run, base)
 
 
-def processes_of(
-    path: Any,
-    selected: Selected,
-    options: SaveOptions,
-    timeout: int | float,
-    tag: Any,
-) -> Processes:
+def processes_of(path: Any, tree: PyTree, options: SaveOptions) -> Processes:
     """The processes that save a tree together."""
     if options.processes == "own":
         return Processes()
-    what = f"Saving to `{path}`{_processes.tagged(tag)}"
-    mark = ft.partial(_agree.mark, selected.tree, options.metadata)
-    call = Call("save", _root.place(path), tag, timeout, what)
-    return _processes.of_run(call, mark)
+    together = _processes.together(options.processes)
+    what = f"Saving to `{path}`{_processes.tagged(together.tag)}"
+    mark = ft.partial(_agree.mark, tree, options.metadata)
+    return _processes.of_run(Call("save", _root.place(path), together, what), mark)
 
 
 def check_archive(root: Backend, overwrite: bool) -> None:

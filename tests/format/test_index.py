@@ -20,7 +20,7 @@ from eqx_ckpt._format._index import Index, Placement, Saved
 from eqx_ckpt._format._leaves import Leaves, Statics
 from eqx_ckpt._format._template import Template
 from eqx_ckpt._save import _assign, _plan
-from eqx_ckpt._save._options import SaveOptions, Selected
+from eqx_ckpt._save._options import SaveOptions
 from eqx_ckpt._storage import _root
 from eqx_ckpt._storage._local import LocalBackend
 
@@ -720,7 +720,7 @@ def test_how_long_an_index_can_be(tmp_path, monkeypatch, limit):
                     chunks=4096,
                     compression=compression,
                 )
-                plan = _plan.plan(_root.resolve(tmp_path), Selected(tree), options)
+                plan = _plan.plan(_root.resolve(tmp_path), tree, options)
                 most = _plan.LAYOUTS[layout].longest(plan.leaves, plan.form, 1)
                 planned = encode(_plan.index_of(plan, "0" * 16, most)[0])
                 written.clear()

@@ -105,7 +105,7 @@ def test_missing_leaves_are_an_error_or_initialised(tmp_path):
     with pytest.raises(RuntimeError, match="has changed shape"):
         wider = lambda key: eqx.tree_at(lambda m: m.body, Net(key=key), jnp.ones(3))
         ec.load_or_init(wider, tmp_path / "x", (jr.key(1),), missing="init")
-    with pytest.raises(ValueError, match='`missing` must be "error" or "init"'):
+    with pytest.raises(ValueError, match='`missing="keep"` is for'):
         ec.load_or_init(Net, tmp_path / "x", kwargs=KEY, missing="keep")
 
 

@@ -287,7 +287,7 @@ def test_to_keep_everything_is_an_error(tmp_path):
     ):
         with pytest.raises(RuntimeError, match='None of .* pass `source="model"`'):
             ec.tree_deserialise_leaves(tmp_path / "c", tree, **options)
-    with pytest.raises(RuntimeError, match="None of .*`source`"):
+    with pytest.raises(RuntimeError, match='None of .*`source="model"`'):
         ec.load_or_init(
             lambda: tree, tmp_path / "c", missing="init", where=lambda t: t["w"]
         )

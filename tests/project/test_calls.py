@@ -7,10 +7,8 @@ import pytest
 from test_docstrings import public
 
 import eqx_ckpt as ec
-from eqx_ckpt._runtime import _processes
 
 
-# In this order.
 KEYWORDS = {
     "rename": None,
     "static": "error",
@@ -18,8 +16,7 @@ KEYWORDS = {
     "verify": True,
     "max_bytes": None,
     "progress": False,
-    "timeout": _processes.TIMEOUT,
-    "tag": None,
+    "processes": "all",
 }
 
 _WRITES = {
@@ -28,10 +25,7 @@ _WRITES = {
     "cast": "`dtype` is what a save casts to",
     "verify": "nothing is read",
 }
-_ONE = {
-    "timeout": "one process makes it",
-    "tag": "one process makes it",
-}
+_ONE = {"processes": "one process makes it"}
 _WHOLE = {
     "rename": "there is no `like` whose names it could have",
     "static": "there is no `like` to compare with",
@@ -52,8 +46,7 @@ LACKS = {
     "async_tree_serialise_leaves": _WRITES,
     "to_bytes": {
         **_WRITES,
-        "timeout": "the bytes are of one process",
-        "tag": "the bytes are of one process",
+        "processes": "the bytes are of one process",
     },
     "tree_deserialise_leaves": {},
     "load_or_init": {},
@@ -73,8 +66,7 @@ LACKS = {
         **_WHOLE,
         "max_bytes": "`materialise` of a list of one leaf has it",
         "progress": "`materialise` of a list of one leaf has it",
-        "timeout": "`materialise` of a list of one leaf has it",
-        "tag": "`materialise` of a list of one leaf has it",
+        "processes": "`materialise` of a list of one leaf has it",
     },
     "export_safetensors": {
         "static": "there is no `like` to compare with",
@@ -103,8 +95,7 @@ LACKS = {
         "verify": "such dicts have no digests",
         "max_bytes": "all of it is in memory",
         "progress": "all of it is in memory",
-        "timeout": "all of it is in memory",
-        "tag": "all of it is in memory",
+        "processes": "all of it is in memory",
     },
     "open": {**_WHOLE, "verify": "an index is always checked", **_SMALL, **_ONE},
     "exists": {**_WHOLE, "verify": "`verify` says more", **_SMALL, **_ONE},
@@ -147,7 +138,7 @@ def test_each_call_has_the_keywords_or_a_reason():
 def test_keywords_of_a_call(name):
     parameters = inspect.signature(_call(name)).parameters
     has = [x for x in parameters if x in KEYWORDS]
-    assert has == [x for x in KEYWORDS if x not in LACKS[name]]
+    assert set(has) == KEYWORDS.keys() - LACKS[name].keys()
     for keyword in has:
         assert parameters[keyword].kind is inspect.Parameter.KEYWORD_ONLY
         assert parameters[keyword].default == KEYWORDS[keyword], keyword
@@ -155,7 +146,7 @@ def test_keywords_of_a_call(name):
 
 def test_options_of_a_manager(tmp_path):
     """`restore` takes those of a load, and the manager those of its saves."""
-    saves = {x: KEYWORDS[x] for x in ("max_bytes", "progress", "timeout")}
+    saves = {x: KEYWORDS[x] for x in ("max_bytes", "progress", "processes")}
     with ec.CheckpointManager(tmp_path / "run", **saves) as manager:
         manager.save(1, {"w": jnp.ones(3)})
         manager.wait()

@@ -59,9 +59,11 @@ def test_functions_have_examples(name):
 def test_arguments_are_described(name):
     _, section, text = public[name].__doc__.partition("**Arguments:**")
     named = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"- (`.*?):", text))))
+    # `options` may be those of another call, which the signature lists.
+    written = set(inspect.signature(inspect.unwrap(public[name])).parameters)
     parameters = set(inspect.signature(public[name]).parameters)
     # A sentence does for a function of one argument.
-    assert named == parameters or (not section and len(parameters) <= 1)
+    assert named in (parameters, written) or (not section and len(parameters) <= 1)
 
 
 @pytest.mark.parametrize("name", with_examples)

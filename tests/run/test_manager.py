@@ -116,7 +116,7 @@ def test_metrics_are_numbers_or_arrays_of_one(root):
         ({"keep": 0}, "`keep`"),
         ({"every": -1}, "`every`"),
         ({"best": ("loss", "least")}, "`best`"),
-        ({"overwrite": True}, "`overwrite` is no option"),
+        ({"overwrite": True}, "has no argument `overwrite`"),
         ({"keep": 3, "durable": False}, "`durable`"),
     ],
 )
@@ -453,7 +453,8 @@ def test_several_processes(tmp_path):
     like = {"x": jax.ShapeDtypeStruct(X.shape, np.float32, sharding=columns), "step": 0}
     kept = []
     with ec.CheckpointManager(
-        path, every=2, every_seconds=1000, keep=1, signals=[signal.SIGTERM], timeout=60
+        path, every=2, every_seconds=1000, keep=1, signals=[signal.SIGTERM],
+        processes=ec.Together(timeout=60)
     ) as manager:
         for step in range(1, 9):
             if step == 5 and rank == 1:
@@ -492,7 +493,7 @@ def test_several_processes(tmp_path):
         else:
             raise AssertionError
         # Other steps do not meet. That costs this call, and none after it.
-        with ec.CheckpointManager(path, timeout=3) as other:
+        with ec.CheckpointManager(path, processes=ec.Together(timeout=3)) as other:
             try:
                 other.save(7 + rank, tree(0))
             except RuntimeError as e:

@@ -488,7 +488,8 @@ def test_several_processes(far, tmp_path):
     X = np.arange(64.0).reshape(8, 8)
     x = jax.ShapeDtypeStruct(X.shape, np.float32, sharding=columns)
     like = {{"x": x, "step": 0}}
-    with ec.CheckpointManager({root!r}, keep=1, timeout=60) as manager:
+    how = {{"keep": 1, "processes": ec.Together(timeout=60)}}
+    with ec.CheckpointManager({root!r}, **how) as manager:
         for step in (1, 2, 3):
             tree = {{"x": spread(X + step, rows), "step": step}}
             manager.save(step, tree, {{"loss": 1 / step}})

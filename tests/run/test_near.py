@@ -192,7 +192,8 @@ def fail(file, mode, **how):
     if "x" in mode:
         raise MemoryError("no room")
     return open(file, mode, **how)
-how = {"every": 100, "near": path / f"disk{rank}", "near_every": 1, "timeout": 20}
+how = {"every": 100, "near": path / f"disk{rank}", "near_every": 1}
+how["processes"] = ec.Together(timeout=20)
 manager = ec.CheckpointManager(path / "run", **how)
 tree = {"x": spread(np.arange(8.0, dtype=np.float32), rows)}
 if rank == 1:
@@ -227,9 +228,15 @@ def test_the_root_may_be_a_store(tmp_path):
 @pytest.mark.parametrize(
     "how, why",
     [
-        ({"near": "x"}, "`near_every` must be an integer >= 1, not None"),
-        ({"near": "x", "near_every": 0}, "`near_every` must be an integer >= 1, not 0"),
-        ({"near": "x", "near_every": 1, "copies": -1}, "`copies` must be an integer"),
+        ({"near": "x"}, "With `near`, `near_every` must be an integer >= 1"),
+        (
+            {"near": "x", "near_every": 0},
+            "`near_every` must be None or an integer >= 1",
+        ),
+        (
+            {"near": "x", "near_every": 1, "copies": -1},
+            "`copies` must be None or an integer >= 0",
+        ),
         ({"near": "x", "near_every": 1, "copies": 2}, "`copies` is 2, and there are 0"),
         ({"near_every": 1}, "`near_every` is for near disks: say where, with `near`"),
         ({"near": "s3://b", "near_every": 1}, "`near` must be a directory of this no"),

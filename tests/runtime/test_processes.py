@@ -147,7 +147,8 @@ def test_trees_that_differ(tmp_path):
 path, tree = pathlib.Path(sys.argv[4]) / {name!r}, dict(whole)
 place = path if {name!r} == "foreign" else path / "c"
 {change}
-caught(ec.tree_serialise_leaves, place, tree, timeout=4 if {name!r} == "path" else 30)
+together = ec.Together(timeout=4 if {name!r} == "path" else 30)
+caught(ec.tree_serialise_leaves, place, tree, processes=together)
 """
     both = good(run_team(2, code, tmp_path))
     for text in both:
@@ -190,7 +191,7 @@ if rank == {who}:
     if when == "before":
         die()
     LocalBackend.write = write_file
-caught(ec.tree_serialise_leaves, path / "c", tree, timeout=3)
+caught(ec.tree_serialise_leaves, path / "c", tree, processes=ec.Together(timeout=3))
 sys.stdout.flush()
 os._exit(0)  # The runtime waits for all at the end.
 """
@@ -219,7 +220,7 @@ os._exit(0)  # The runtime waits for all at the end.
 def test_a_process_that_never_comes(tmp_path):
     code = f"""{SAVE}{CATCH}
 if rank == 0:
-    caught(ec.tree_serialise_leaves, path / "c", tree, timeout=2)
+    caught(ec.tree_serialise_leaves, path / "c", tree, processes=ec.Together(timeout=2))
 """
     done = run_team(2, code, tmp_path, 1)
     assert "of 2 processes these have not come in 2 seconds: 1." in done[0].out
@@ -239,7 +240,7 @@ lines = accord._lines
 accord._lines = lambda *args: lines(*args) | {{"the path": "same"}}
 from eqx_ckpt._storage import _root
 _root.place = str
-caught(ec.tree_serialise_leaves, "c", tree, timeout=20)
+caught(ec.tree_serialise_leaves, "c", tree, processes=ec.Together(timeout=20))
 """
     out = good(run_team(2, code, tmp_path, 1))
     for text in out:
@@ -256,7 +257,8 @@ caught(ec.tree_deserialise_leaves, path / "0", like)
 from eqx_ckpt._storage import _root
 _root.place = lambda _: "one path"
 like = {{"w": jax.ShapeDtypeStruct((8,), jnp.float32, sharding=rows)}}
-caught(ec.tree_deserialise_leaves, path / str(rank), like, timeout=10)
+together = ec.Together(timeout=10)
+caught(ec.tree_deserialise_leaves, path / str(rank), like, processes=together)
 """
     for text in good(run_team(2, code, tmp_path)):
         first, second = text.splitlines()
@@ -274,7 +276,7 @@ def test_damage_that_one_process_finds(tmp_path):
     file.write_bytes(data)
     code = f"""{CATCH}
 like = {{"w": jax.ShapeDtypeStruct((2048, 1024), jnp.float32, sharding=rows)}}
-caught(ec.tree_deserialise_leaves, path / "c", like, timeout=20)
+caught(ec.tree_deserialise_leaves, path / "c", like, processes=ec.Together(timeout=20))
 """
     first, second = good(run_team(2, code, tmp_path))
     assert "process 1 has failed" in first and "w: its bytes are not" in first
@@ -290,9 +292,9 @@ like = {
     "w": jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=copies),
     "odd": jax.ShapeDtypeStruct((3, 5), x.dtype, sharding=copies),
 }
-for broadcast in (False, True):
+for how in ("auto", "devices"):
     before = read()
-    out = ec.tree_deserialise_leaves(path / "c", like, broadcast=broadcast)
+    out = ec.tree_deserialise_leaves(path / "c", like, reshard=how)
     print(f"read={(read() - before) / x.nbytes};")
     assert same(out["w"], x) and same(out["odd"], x[:3, :5])
     assert out["w"].sharding == copies
@@ -410,11 +412,12 @@ def test_a_graft_of_two_processes(tmp_path):
     code = f"""{SAVE}
 ec.tree_serialise_leaves(path / "c", {{"model": {{"w": tree["rows"], "n": 3}}}})
 model = {{"new": {{"w": spread(0 * X, columns), "n": 0}}, "head": jnp.zeros(2)}}
-def graft(how=(), **options):
+def graft(how=(), tag=None):
     pairs = [(lambda m: m["new"]["w"], lambda c: c.model.w, *how)]
     pairs += [(lambda m: m["new"]["n"], lambda c: c.model.n)]
     return ec.graft(
-        model, path / "c", pairs, fresh=lambda m: m["head"], timeout=20, **options)
+        model, path / "c", pairs, fresh=lambda m: m["head"],
+        processes=ec.Together(tag, 20))
 out, report = graft()
 assert same(out["new"]["w"], X) and out["new"]["n"] == 3
 assert out["new"]["w"].sharding == columns
@@ -423,13 +426,13 @@ def broken(saved, like):
     if rank == 1:
         raise OSError("the disk of process 1")
     return saved
-def fails(how, **options):
+def fails(how, tag):
     try:
-        graft(how, **options)
+        graft(how, tag)
     except (RuntimeError, OSError) as e:
         return str(e)
 start = time.monotonic()
-said = fails([broken], tag="a")
+said = fails([broken], "a")
 assert "the disk of process 1" in said, said
 assert time.monotonic() - start < 10
 out, _ = graft(tag="a")

@@ -11,10 +11,11 @@ import eqx_ckpt as ec
 
 
 CATCH = """
-def caught(**options):
+def caught(tag=None, **options):
     start = time.monotonic()
     try:
-        ec.tree_deserialise_leaves(path / "c", like, timeout=30, **options)
+        options["processes"] = ec.Together(tag, 30)
+        ec.tree_deserialise_leaves(path / "c", like, **options)
     except Exception as e:
         print(f"{type(e).__name__}: {e}".replace(chr(10), " "))
     else:
@@ -69,7 +70,8 @@ log.setLevel(logging.INFO)
 to = NamedSharding(grid, P("b"))
 like = {{"odd": jax.ShapeDtypeStruct((1536,), jnp.float32, sharding=to)}}
 out = ec.tree_deserialise_leaves(
-    path / "odd", like, reshard="devices", unexpected="ignore", tag="log")["odd"]
+    path / "odd", like, reshard="devices", unexpected="ignore",
+    processes=ec.Together("log"))["odd"]
 assert (np.asarray(out.addressable_data(0)) == 1).all()
 assert rank or any("read more than once: `odd` (" in x for x in lines), lines
 """

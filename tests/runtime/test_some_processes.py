@@ -54,7 +54,7 @@ def test_two_of_four(tmp_path):
 ec.tree_serialise_leaves(path / "c", tree)
 check(ec.tree_deserialise_leaves(path / "c", like, reshard="devices"))
 ec.async_tree_serialise_leaves(path / "c", tree).result()
-check(ec.tree_deserialise_leaves(path / "c", tree, tag="real"))
+check(ec.tree_deserialise_leaves(path / "c", tree, processes=ec.Together("real")))
 lazy = ec.open(path / "c")["some"].update(sharding=some)
 check({{"some": ec.materialise([lazy])[0]}})
 out, _ = ec.graft(
@@ -89,7 +89,8 @@ def test_one_of_two(tmp_path):
 tree = {{name: tree[name] for name in ("all", "some")}}
 like = {{name: like[name] for name in tree}}
 for how in ("devices", "read"):
-    check(ec.tree_deserialise_leaves(path / "c", like, reshard=how, tag=how))
+    options = {{"reshard": how, "processes": ec.Together(how)}}
+    check(ec.tree_deserialise_leaves(path / "c", like, **options))
 check(ec.tree_deserialise_leaves(
     path / "c", {{"some": like["some"]}}, unexpected="ignore"))
 def caught(call):
@@ -103,7 +104,8 @@ caught(lambda: ec.tree_serialise_leaves(
     path / "own", {{"a": made(lambda: 1.0, same_on_some)}}, processes="own"))
 if hasattr(jax.config, "jax_enable_empty_arrays"):
     jax.config.update("jax_enable_empty_arrays", False)
-    caught(lambda: ec.tree_deserialise_leaves(path / "c", like, tag="old", timeout=20))
+    old = ec.Together("old", 20)
+    caught(lambda: ec.tree_deserialise_leaves(path / "c", like, processes=old))
 else:
     print("old: its sharding has no device of this process")
 """

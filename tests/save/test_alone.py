@@ -113,10 +113,10 @@ def test_other_words_than_all_and_own(tmp_path):
         lambda: ec.materialise(x, processes="mine"),
     )
     for call in calls:
-        with pytest.raises(ValueError, match='`processes` must be "all" or "own", not'):
+        with pytest.raises(ValueError, match='`processes` must be "all", "own" or an'):
             call()
-    with pytest.raises(ValueError, match="`broadcast`, sends what one process reads"):
-        ec.tree_deserialise_leaves("c", x, processes="own", broadcast=True)
+    with pytest.raises(ValueError, match="sends what one process reads to others"):
+        ec.tree_deserialise_leaves("c", x, processes="own", reshard="devices")
 
 
 PART = [[[4, 6], [[0, 0], [2, 3]]]]

@@ -27,7 +27,7 @@ fresh["n"] = spread(np.int32(0), copies)
 like = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), fresh)
 manager = ec.CheckpointManager(path / "run", every={every}, near=disk,
-    near_every=NEAR_EVERY, copies={copies}, timeout={timeout})
+    near_every=NEAR_EVERY, copies={copies}, processes=ec.Together(timeout={timeout}))
 state, at, own = fresh, 0, {{"cursor": 0, "noise": 0}}
 if manager.latest() is not None:
     state, own, at = manager.restore(like, own={own})

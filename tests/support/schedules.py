@@ -26,6 +26,7 @@ from eqx_ckpt._save import _plan
 
 
 TIMEOUT = 5
+WAIT = ec.Together(timeout=TIMEOUT)
 KINDS = ["save", "save", "async", "load", "manager", "stop", "restore"]
 # What a process does with a call.
 PARTS = ["make"] * 6 + ["skip", "fail", "late", "tree", "path", "break"]
@@ -97,7 +98,7 @@ class Player:
         here = self.path / str(seed)
         here.mkdir(exist_ok=True)
         outcomes: list[list[str]] = []
-        manager = ec.CheckpointManager(here / "run", timeout=TIMEOUT)
+        manager = ec.CheckpointManager(here / "run", processes=WAIT)
         calls = plan(seed, self.size, kills)
         for step, call in enumerate(calls, 1):
             part = call["parts"][self.rank]
@@ -141,19 +142,19 @@ class Player:
         tag = step if call["tag"] else None
         place = here / ("other" if part == "path" else "c")
         tree = self.tree(step, part)
-        how: dict[str, Any] = {"tag": tag, "timeout": TIMEOUT}
+        together = ec.Together(tag, TIMEOUT)
         kind = call["kind"]
         with self._faults(call, part):
             if kind == "save":
-                ec.tree_serialise_leaves(place, tree, **how)
+                ec.tree_serialise_leaves(place, tree, processes=together)
             elif kind == "async":
-                ec.async_tree_serialise_leaves(place, tree, **how).result()
+                ec.async_tree_serialise_leaves(place, tree, processes=together).result()
             elif kind == "load":
                 like = self.like()
                 if part == "fail":
                     like["more"] = 0
                 source = self.path / ("start2" if part == "path" else "start")
-                ec.tree_deserialise_leaves(source, like, **how)
+                ec.tree_deserialise_leaves(source, like, processes=together)
             elif kind == "manager":
                 step += 50 * (part == "path")
                 bad = {"loss": object()} if part == "fail" and step % 2 else {}
@@ -168,7 +169,7 @@ class Player:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     try:
-                        out, at = manager.restore(self.like(), timeout=TIMEOUT)
+                        out, at = manager.restore(self.like(), processes=WAIT)
                     except FileNotFoundError:
                         return
                 assert_of(out, at)

@@ -1,0 +1,224 @@
+"""Checks of what public calls are given, by one table, before anything else is done.
+
+A rule goes by the name of the argument, so that one word means one thing in all calls.
+Keywords that several calls have are listed once, in a `TypedDict` that they unpack, and
+their defaults in the record that is made of them.
+"""
+
+import dataclasses
+import difflib
+import functools as ft
+import inspect
+import math
+import numbers
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
+
+import numpy as np
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Rule(NamedTuple):
+    """What an argument may be: in words, and by its type and its value."""
+
+    text: str
+    has_type: Callable[[Any], bool]
+    has_value: Callable[[Any], bool] = lambda value: True
+
+    def check(self, name: str, value: Any) -> None:
+        """**Raises:** `TypeError` or `ValueError` for an argument that it cannot be."""
+        if not self.has_type(value):
+            raise TypeError(f"`{name}` must be {self.text}, not {_shown(value)}.")
+        if not self.has_value(value):
+            raise ValueError(f"`{name}` must be {self.text}, not {_shown(value)}.")
+
+
+def _shown(value: Any) -> str:
+    plain = bool, str, bytes, int, float, complex, list, tuple, dict, type, type(None)
+    is_plain = isinstance(value, plain)
+    return f"{value!r:.60}" if is_plain else f"a `{type(value).__name__}`"
+
+
+def words(*allowed: str) -> Rule:
+    """One of some words."""
+    *most, last = (f'"{word}"' for word in allowed)
+    text = f"{', '.join(most)} or {last}"
+    return Rule(text, lambda x: isinstance(x, str), lambda x: x in allowed)
+
+
+def integer(least: int) -> Rule:
+    return Rule(f"an integer >= {least}", _is_integer, lambda x: x >= least)
+
+
+def optional(rule: Rule) -> Rule:
+    return Rule(
+        f"None or {rule.text}",
+        lambda x: x is None or rule.has_type(x),
+        lambda x: x is None or rule.has_value(x),
+    )
+
+
+def _is_integer(x: Any) -> bool:
+    return isinstance(x, numbers.Integral) and not isinstance(x, bool)
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, numbers.Real) and not isinstance(x, bool)
+
+
+FLAG = Rule("True or False", lambda x: isinstance(x, (bool, np.bool_)))
+FUNCTION = Rule("a function", callable)
+NODES = optional(Rule("a function from the tree to its nodes", callable))
+SECONDS = Rule("a number of seconds", _is_number, lambda x: 0 < x < math.inf)
+TEXT = Rule("a string", lambda x: isinstance(x, str))
+
+_TAG = Rule("None, a string or a number", lambda x: isinstance(x, str | int | None))
+
+# Seconds. JAX ends all processes 100 seconds after one has died: see docs/processes.md.
+TIMEOUT = 80
+
+
+@dataclasses.dataclass(frozen=True)
+class Together:
+    """Many processes that make a call together: what the argument `processes` of saves
+    and loads takes in a run of `jax.distributed`.
+
+    **Arguments:**
+
+    - `tag`: a short string or a number, such as the step, the same in all of them: only
+        calls of one path and one tag meet. See docs/processes.md.
+    - `timeout`: how many seconds they wait for one that gives no sign of life. Who
+        writes or reads gives some.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec
+        >>> together = ec.Together(tag=7, timeout=300)
+        >>> ec.tree_serialise_leaves("memory://7", {"step": 7}, processes=together)
+
+        ```
+    """
+
+    tag: str | int | None = None
+    timeout: int | float = TIMEOUT
+
+    def __post_init__(self) -> None:
+        _TAG.check("tag", self.tag)
+        SECONDS.check("timeout", self.timeout)
+
+
+# The argument `processes` of calls.
+Who = Literal["all", "own"] | Together
+
+# By the names of arguments, which mean the same in all calls.
+RULES = {
+    "cast": FLAG._replace(
+        text="True or False (a leaf becomes of the dtype that it has in `like`)"
+    ),
+    "chunks": Rule(
+        "None, a number of bytes, or a function",
+        lambda x: x is None or callable(x) or _is_integer(x),
+        lambda x: x is None or callable(x) or x >= 1,
+    ),
+    "compression": optional(words("lz4", "zstd")),
+    "drop": optional(
+        Rule("a name or a function", lambda x: isinstance(x, str) or callable(x))
+    ),
+    "durable": FLAG,
+    "fresh": NODES,
+    "is_leaf": optional(FUNCTION),
+    "layout": words("ocdbt", "zarr"),
+    "max_bytes": optional(integer(1)),
+    "missing": words("error", "keep", "init"),
+    "overwrite": FLAG,
+    "processes": Rule(
+        '"all", "own" or an `ec.Together`',
+        lambda x: isinstance(x, str | Together),
+        lambda x: not isinstance(x, str) or x in ("all", "own"),
+    ),
+    "progress": FLAG,
+    "reshard": words("auto", "read", "devices"),
+    "unexpected": words("error", "ignore"),
+    "verify": FLAG,
+    "where": NODES,
+}
+
+# Names that other releases and Orbax have for an argument.
+_ALSO = {
+    "broadcast": '`reshard="devices"`',
+    "tag": "`processes=ec.Together(tag=...)`",
+    "timeout": "`processes=ec.Together(timeout=...)`",
+    "max_to_keep": "`keep`",
+    "keep_period": "`keep_every`",
+    "save_interval_steps": "`every`",
+    "best_fn": '`best=(metric, "max")`',
+    "best_mode": '`best=(metric, "max")`',
+}
+
+
+def checked(
+    defaults: Mapping[str, Any] = {}, **rules: Rule
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Of a public call: its arguments are checked, by `rules` and else by `RULES`.
+
+    Its signature has the keywords that it unpacks, with `defaults`.
+    """
+
+    def decorate(call: Callable[P, T]) -> Callable[P, T]:
+        signature = _expanded(inspect.signature(call), defaults)
+        names = list(signature.parameters)
+        table = {name: rules.get(name, RULES.get(name)) for name in names}
+        kinds = {x.kind for x in signature.parameters.values()}
+        is_open = inspect.Parameter.VAR_KEYWORD in kinds
+
+        @ft.wraps(call)
+        def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+            for name, value in (*zip(names, args), *kwargs.items()):
+                rule = table.get(name)
+                if rule is not None:
+                    rule.check(name, value)
+                elif name not in table and not is_open:
+                    raise unknown(
+                        name, call.__qualname__.removesuffix(".__init__"), names
+                    )
+            return call(*args, **kwargs)
+
+        vars(wrapped)["__signature__"] = signature
+        return wrapped
+
+    return decorate
+
+
+def _expanded(
+    signature: inspect.Signature, defaults: Mapping[str, Any]
+) -> inspect.Signature:
+    """A signature with the keywords of the `TypedDict` that is unpacked in it."""
+    parameters = list(signature.parameters.values())
+    packed = parameters[-1] if parameters else None
+    if packed is None or typing.get_origin(packed.annotation) is not typing.Unpack:
+        return signature
+    fields = typing.get_args(packed.annotation)[0].__annotations__
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters[-1:] = [
+        inspect.Parameter(name, keyword, default=defaults[name], annotation=annotation)
+        for name, annotation in fields.items()
+        if name not in signature.parameters
+    ]
+    return signature.replace(parameters=parameters)
+
+
+def unknown(name: str, call: str, names: Iterable[str]) -> TypeError:
+    """The error for an argument that a call does not have."""
+    names = [x for x in names if x != "self"]
+    other = _ALSO.get(name, "")
+    if other.strip("`").partition("=")[0] in names:
+        return TypeError(f"`{call}` has no argument `{name}`: here it is {other}.")
+    near = difflib.get_close_matches(name, names, 3, 0.5)
+    hint = f" Is it {' or '.join(f'`{x}`' for x in near)}?" if near else ""
+    some = ", ".join(names)
+    return TypeError(f"`{call}` has no argument `{name}`.{hint} It has {some}.")
