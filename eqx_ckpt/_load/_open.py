@@ -65,15 +65,29 @@ def open_source(root: Backend, like: PyTree = None) -> Source:
             f"There is no checkpoint at `{root}`: it is what a save that was "
             "interrupted has left, or one that is being written."
         )
-    got = _published.read_index(root)
-    source = formats.find(root, like) if got is None else None
-    if got is None and source is None and root.is_far:
-        # One answer may have been wrong.
-        got = _published.read_index(root)
-    if got is not None:
-        return Source(root, got[0])
+    source = _at(root) or _other_at(root, like)
     if source is None:
         raise FileNotFoundError(_nothing(root))
+    return source
+
+
+def _at(root: Backend) -> Source | None:
+    """The checkpoint of ours at a root."""
+    got = _published.read_index(root)
+    return None if got is None else Source(root, got[0])
+
+
+def _other_at(root: Backend, like: PyTree) -> Source | None:
+    """The checkpoint of another format; or ours, which a store has denied to have, and
+    of which it has files for other readers."""
+    try:
+        source = formats.find(root, like)
+    except ValueError:
+        source = _at(root) if root.is_far else None
+        if source is None:
+            raise
+    if source is None and root.is_far:
+        source = _at(root)
     return source
 
 

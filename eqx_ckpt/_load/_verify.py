@@ -184,7 +184,8 @@ def _check_files(source: Source) -> Iterator[Problem]:
         except (OSError, ValueError) as e:
             yield Problem(None, None, key, unreadable(root, e, _MISSING))
     tops = {key.partition("/")[0] for key in [source.digests_key, *index.others]}
-    for top in sorted(_files.SIDE & (root.list_top() or {}).keys() - tops):
+    there = (root.list_top() or {}).keys() - {_files.CLAIM, *tops}
+    for top in sorted(_files.SIDE & there):
         what = "it is of another save, and other readers may take it for one of this"
         yield Problem(None, None, top, what)
 

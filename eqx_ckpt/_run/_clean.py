@@ -179,6 +179,8 @@ def _must_stay(root: Backend, save: str) -> bool:
         got = _published.read_index(root)
     except (OSError, ValueError):
         return True
+    if got is None and _files.INDEX in (root.list_top() or {}):
+        return True  # A store has erred.
     current = got is not None and got[0].save == save
     inside = root.below("d").below(save).list_top() or {}
     return current or not all(map(_files.DATA.fullmatch, inside))

@@ -43,6 +43,10 @@ def answer(
     """
     try:
         return (wait or root.wait)(future)
+    except OSError as e:
+        if key:
+            e.add_note(f"It is about `{key}` in `{root}`.")
+        raise
     except DamagedError:
         raise
     except ValueError as e:

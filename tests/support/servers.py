@@ -10,6 +10,7 @@ import http.client
 import http.server
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -50,8 +51,9 @@ class Proxy(http.server.ThreadingHTTPServer):
     word that a large body may come. `fault(method, path)` says what else happens
     to it: None, nothing; a number, that is the status of its answer; `"drop"`, the
     connection is closed; `"lose"`, the same after the request has been passed on; a
-    function, that is called in between; `"hang"`, nothing for a long time. `without`:
-    headers, and parts of queries, that are not passed on.
+    function, that is called in between; `"hang"`, nothing for a long time; one of
+    `ODD`, its answer is odd. `without`: headers, and parts of queries, that are not
+    passed on.
     """
 
     daemon_threads = True
@@ -89,6 +91,40 @@ class Proxy(http.server.ThreadingHTTPServer):
         self.shutdown()
         self.server_close()
 
+
+# A status, a body, and headers.
+_Answer = tuple[int, bytes, list[tuple[str, str]]]
+
+
+def _without(answer: _Answer, *names: str) -> _Answer:
+    status, data, headers = answer
+    return status, data, [(k, v) for k, v in headers if k.lower() not in names]
+
+
+def _flipped(answer: _Answer) -> _Answer:
+    status, data, headers = answer
+    if status >= 300 or not data:
+        return answer
+    at = random.randrange(len(data))
+    flipped = bytes([data[at] ^ 1 << random.randrange(8)])
+    return status, data[:at] + flipped + data[at + 1 :], headers
+
+
+# Answers that make no sense, or are wrong, of the right ones. `REFUSED`: the request is
+# not passed on.
+ODD: dict[str, Callable[[_Answer], _Answer]] = {
+    "302": lambda _: (302, b"", []),
+    "304": lambda _: (304, b"", []),
+    "404": lambda _: (404, b"", []),
+    "412": lambda _: (412, b"", []),
+    "done, 412": lambda _: (412, b"", []),
+    "no range": lambda a: (206, *_without(a, "content-range")[1:]),
+    "no etag": lambda a: _without(a, "etag", "x-goog-generation"),
+    "short": lambda a: (a[0], a[1][: len(a[1]) // 2], a[2]),
+    "empty": lambda a: (a[0], b"", a[2]),
+    "flip": _flipped,
+}
+REFUSED = {"302", "304", "404", "412"}
 
 _codes = {301: "PermanentRedirect", 403: "AccessDenied", 503: "SlowDown"}
 
@@ -128,6 +164,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             status, data, headers = 0, b"", []
         elif isinstance(fault, int):
             status, data, headers = fault, _error(fault), []
+        elif fault in ODD:
+            status, data, headers = ODD[fault](
+                (0, b"", []) if fault in REFUSED else self._ask(body)
+            )
         else:
             status, data, headers = self._ask(body)
         kept = {k.lower(): v for k, v in self.headers.items()}
