@@ -2,8 +2,9 @@
 
 The plan is the library's own: which chunks there are, which process writes which of
 them into which file, which chunks each process has to read. It is computed for a mesh
-without devices. Times are the bytes of that plan at unit costs that are measured here,
-and at what is assumed of the network. It prints the tables of docs/scale.md.
+without devices. Times are the bytes, the chunks and the leaves of that plan at unit
+costs, which are given, each as a range. So they are ranges too. Without options it
+prints the table of docs/scale.md; `--measure` prints the unit costs of this machine.
 """
 
 import argparse
@@ -17,10 +18,13 @@ from typing import Any, NamedTuple
 
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+if __name__ == "__main__":
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 import eqx_ckpt as ec
 from eqx_ckpt._format import _grid, _index
@@ -234,84 +238,166 @@ def _shares(
     return route.read / hosts, DEVICES * sum(math.prod(shape) / n for n in parts)
 
 
+class Range(NamedTuple):
+    """What is least, and what is most."""
+
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        digits = 1 if self.high < 10 else 0
+        low, high = f"{self.low:,.{digits}f}", f"{self.high:,.{digits}f}"
+        return f"{low} s" if low == high else f"{low} to {high} s"
+
+
 class Costs(NamedTuple):
-    """Measured here: seconds a byte of a durable save and of a verified load, and
-    seconds a leaf and a chunk of what process 0 does alone."""
+    """Unit costs: bytes a second of a durable save and of a verified load of one host;
+    seconds a leaf and device of a load; and seconds a leaf and a chunk of what process
+    0 does alone in a save."""
 
-    save: float
-    load: float
-    leaf: float
-    chunk: float
+    save: Range
+    load: Range
+    device: Range
+    leaf: Range
+    chunk: Range
 
 
-def measure() -> Costs:
+# From an idle machine of our own to a busy virtual one: see docs/scale.md.
+COSTS = Costs(
+    Range(0.2e9, 2e9),
+    Range(0.28e9, 4.6e9),
+    Range(60e-6, 140e-6),
+    Range(20e-6, 45e-6),
+    Range(5e-6, 11e-6),
+)
+
+
+def _least_to_most(rate: Range, most: float) -> list[float]:
+    """Seconds a byte where the network does not carry more than `most`."""
+    return [1 / min(rate.high, most), 1 / min(rate.low, most)]
+
+
+def save_time(p: Plan, hosts: int, costs: Costs) -> Range:
+    """That of the host that writes most, and then of process 0 alone."""
+    each = _least_to_most(costs.save, min(HOST, ALL / hosts))
+    alone = zip(each, costs.leaf, costs.chunk)
+    return Range(
+        *(max(p.written) * x + p.leaves * y + p.chunks * z for x, y, z in alone)
+    )
+
+
+def load_time(p: Plan, nbytes: float, hosts: int, costs: Costs) -> Range:
+    """That of a host which reads so many bytes, and puts a part of each leaf on each of
+    its devices."""
+    each = _least_to_most(costs.load, min(HOST, ALL / hosts))
+    parts = p.leaves * DEVICES
+    return Range(*(nbytes * x + parts * y for x, y in zip(each, costs.device)))
+
+
+def measure() -> str:
+    """The unit costs of this machine, as the options take them."""
     big = {str(i): jnp.ones((4096, 4096), jnp.float32) for i in range(8)}
     many = {str(i): jnp.ones(16, jnp.float32) for i in range(10_000)}
     cut = jnp.ones(2**24, jnp.float32)
+    mesh = jax.make_mesh((DEVICES,), ("local",))
+    sharding = NamedSharding(mesh, P("local"))
+    spread = {str(i): jax.device_put(jnp.ones(16), sharding) for i in range(1000)}
     times: dict[str, list[float]] = {}
 
     def timed(what: str, fn: Callable, *args: Any, **kwargs: Any) -> None:
         start = time.perf_counter()
-        fn(*args, **kwargs)
+        jax.block_until_ready(fn(*args, **kwargs))
         times.setdefault(what, []).append(time.perf_counter() - start)
 
     with tempfile.TemporaryDirectory() as path:
+        ec.tree_serialise_leaves(path + "/spread", spread)
         for _ in range(3):
             timed("save", ec.tree_serialise_leaves, path + "/big", big)
             timed("load", ec.tree_deserialise_leaves, path + "/big", big)
             timed("many", ec.tree_serialise_leaves, path + "/many", many)
             timed("whole", ec.tree_serialise_leaves, path + "/cut", cut)
             timed("cut", ec.tree_serialise_leaves, path + "/cut", cut, chunks=2048)
+            timed("spread", ec.tree_deserialise_leaves, path + "/spread", spread)
     took = {what: float(np.median(t)) for what, t in times.items()}
     size = 8 * 2**26
-    per_chunk = (took["cut"] - took["whole"]) / 2**15
-    leaf = took["many"] / len(many)
-    return Costs(took["save"] / size, took["load"] / size, leaf, per_chunk)
+    leaf = 1e6 * took["many"] / len(many)
+    device = 1e6 * took["spread"] / len(spread) / DEVICES
+    chunk = 1e6 * (took["cut"] - took["whole"]) / 2**15
+    rates = [size / took[what] / 1e9 for what in ("save", "load")]
+    return (
+        f"{rates[0]:.2f} GB/s durable save, {rates[1]:.2f} GB/s verified load, "
+        f"{device:.0f} µs a leaf and device of a load, {leaf:.0f} µs a leaf and "
+        f"{chunk:.1f} µs a chunk in process 0"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--hosts", nargs="+", type=int, default=[8, 64, 512])
+    units = {
+        "save": (1e9, "GB/s of a durable save"),
+        "load": (1e9, "GB/s of a verified load"),
+        "device": (1e-6, "µs a leaf and device of a load"),
+        "leaf": (1e-6, "µs a leaf in process 0"),
+        "chunk": (1e-6, "µs a chunk in process 0"),
+    }
+    for name, (unit, text) in units.items():
+        parser.add_argument(
+            f"--{name}",
+            nargs=2,
+            type=float,
+            metavar=("LEAST", "MOST"),
+            default=[x / unit for x in getattr(COSTS, name)],
+            help=f"{text}, of one host",
+        )
+    parser.add_argument("--measure", action="store_true", help="only that")
     given = parser.parse_args()
-    costs = measure()
+    if given.measure:
+        return print(f"Measured: {measure()}.")
+    pairs = [(getattr(given, name), unit) for name, (unit, _) in units.items()]
+    costs = Costs(*(Range(*(x * unit for x in sorted(pair))) for pair, unit in pairs))
+    words = [
+        f"{pair[0]:.3g} to {pair[1]:.3g} {text}"
+        for (pair, _), (_, text) in zip(pairs, units.values())
+    ]
     print(
-        f"Measured: {1e-9 / costs.save:.2f} GB/s durable save, {1e-9 / costs.load:.2f} "
-        f"GB/s verified load, {1e6 * costs.leaf:.0f} µs a leaf and "
-        f"{1e6 * costs.chunk:.1f} µs a chunk in process 0. Assumed: {HOST / 1e9:g} "
+        f"Given, of one host: {', '.join(words)}. Assumed: {HOST / 1e9:g} "
         f"GB/s a host, {ALL / 1e9:g} GB/s in all, {MOVES / 1e9:g} GB/s over the "
         "devices of a host.\n"
     )
     print(
-        "| model | hosts | in all | chunks | files | a host writes | save | index | "
-        "a host reads | load | resharded, reads | load | on the devices, reads | load |"
+        "| model | hosts | in all | leaves | chunks | files | a host writes | save | "
+        "index | a host reads | load | resharded, reads | load | on the devices, reads "
+        "| load |"
     )
-    print("|" + "---|" * 14)
+    print("|" + "---|" * 15)
     for name in given.models:
         for hosts in given.hosts:
             p = plan(MODELS[name], hosts)
             assert sum(p.written) >= p.total
-            rate = min(HOST, ALL / hosts)
-            alone = p.leaves * costs.leaf + p.chunks * costs.chunk
-            write = max(p.written) * max(costs.save, 1 / rate) + alone
-            reads = p.read, p.resharded, p.shared
-            loads = [b * max(costs.load, 1 / rate) for b in reads]
+            times = [
+                load_time(p, nbytes, hosts, costs)
+                for nbytes in (p.read, p.resharded, p.shared)
+            ]
+            moved = Range(*(x + p.moved / MOVES for x in times[2]))
             cells = [
                 name,
                 str(hosts),
                 f"{p.total / GIB:,.0f} GiB",
+                f"{p.leaves:,}",
                 f"{p.chunks:,}",
                 f"{p.files:,}",
                 f"{max(p.written) / GIB:.2f} GiB "
                 f"({max(p.written) / (sum(p.written) / hosts):.3f} of the mean)",
-                f"{write:.1f} s",
+                str(save_time(p, hosts, costs)),
                 f"{p.index / 2**20:.1f} MiB",
                 f"{p.read / GIB:.2f} GiB",
-                f"{loads[0]:.1f} s",
+                str(times[0]),
                 f"{p.resharded / GIB:.2f} GiB",
-                f"{loads[1]:.1f} s",
+                str(times[1]),
                 f"{p.shared / GIB:.2f} GiB",
-                f"{loads[2] + p.moved / MOVES:.1f} s",
+                str(moved),
             ]
             print("| " + " | ".join(cells) + " |", flush=True)
 

@@ -42,3 +42,19 @@ def test_the_index_that_is_planned_is_read(scale, monkeypatch, has_columns):
     assert sum(length for *_, length in places) == sum(plan.written)
     # What is planned of the largest is far from what is refused.
     assert plan.index < _json.MAX_INDEX
+
+
+def test_times_are_ranges_of_bytes_and_leaves(scale):
+    plan = scale.plan(scale.Model(1, 2048, 4096, 2, 8192), 4)
+    costs = scale.COSTS
+    time = scale.load_time(plan, plan.read, 4, costs)
+    assert 0 < time.low < time.high and str(time).count(" to ") == 1
+    # Each leaf has a part on each device.
+    free = costs._replace(device=scale.Range(0, 0))
+    more = time.high - scale.load_time(plan, plan.read, 4, free).high
+    assert more == pytest.approx(plan.leaves * 8 * costs.device.high)
+    # A rate that is given is what counts, up to what the network carries.
+    slow = costs._replace(load=scale.Range(1e6, 1e12), device=scale.Range(0, 0))
+    time = scale.load_time(plan, 1e9, 4, slow)
+    assert time == pytest.approx((1e9 / scale.HOST, 1000))
+    assert scale.save_time(plan, 4, costs).low < scale.save_time(plan, 4, costs).high
