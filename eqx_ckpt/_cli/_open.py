@@ -12,7 +12,7 @@ from .._errors import DamagedError
 from .._format import _names, _text
 from .._load import _checkpoint, _nodes
 from .._load._checkpoint import Checkpoint
-from .._run import _clean
+from .._run import _numbered
 from .._run._steps import Steps
 from .._tree import _nearest
 from .._tree._node import Node
@@ -56,7 +56,7 @@ def _run_at(path: str) -> Run | None:
 def _step_at(path: str) -> Checkpoint | None:
     """Of the directory of a step."""
     path = path.rstrip("/")
-    if not _clean.is_step(path.rpartition("/")[2]):
+    if not _numbered.is_step(path.rpartition("/")[2]):
         return None
     with contextlib.suppress(FileNotFoundError):
         return _checkpoint.open(f"{path}/default")

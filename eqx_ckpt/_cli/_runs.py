@@ -10,7 +10,8 @@ import click
 from .._errors import DamagedError
 from .._load import _verify
 from .._load._checkpoint import Checkpoint
-from .._run import _clean, _summary
+from .._run import _clean, _over, _summary
+from .._storage import _root
 from . import _demo, _info, _open, _output
 from ._open import PATH, Run
 from ._output import Line, Said, Span
@@ -124,12 +125,22 @@ def _verified(states: dict[int, str], told: dict[int, list[str]]) -> Iterator[Li
 @click.command()
 @click.argument("path", type=PATH)
 @click.option("--list", "lists", is_flag=True, help="Only list it.")
-@click.option("--idle", is_flag=True, help="Nothing is being saved there (for a URL).")
+@click.option(
+    "--idle",
+    is_flag=True,
+    help="Nothing is being saved there (for a URL, and near steps).",
+)
 @_output.command
 def clean(path: str, lists: bool, idle: bool) -> Said:
     """Delete what killed saves have left in a directory."""
     found = _clean.clean(path, remove=not lists, idle=idle)
-    return Said({"leftovers": found, "deleted": not lists}, found)
+    data: dict[str, Any] = {"leftovers": found, "deleted": not lists}
+    near = [] if "://" in path else _over.near_saves(_root.resolve(path))
+    if near:
+        data["near"] = [save._asdict() for save in near]
+    told = {save.path for save in near}
+    lines = [*(path for path in found if path not in told), *map(str, near)]
+    return Said(data, lines)
 
 
 @click.command()

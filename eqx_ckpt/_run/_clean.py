@@ -3,8 +3,6 @@
 import contextlib
 import functools as ft
 import os
-import re
-from collections.abc import Iterable
 
 from .._format import _files
 from .._load import _published
@@ -12,6 +10,7 @@ from .._runtime import _log
 from .._save import _inplace, _leftovers
 from .._storage import _root
 from .._storage._backend import Backend, Locks, Renames
+from . import _numbered, _over
 
 
 def clean(
@@ -36,7 +35,9 @@ def clean(
         those of the steps of a run. Links are not followed.
     - `remove`: whether to delete what is found, or only list it.
     - `idle`: that nothing is being saved below `directory`. For an object store you
-        have to know and say so, or nothing is deleted there.
+        have to know and say so, or nothing is deleted there. Of a near disk
+        (`CheckpointManager(near=)`) it also deletes near steps of runs whose root has
+        got a step as new since. `eqx-ckpt clean --list` says whose the others are.
 
     **Returns:** the paths of the leftovers, sorted.
 
@@ -73,27 +74,21 @@ def _cleaned(root: Backend, remove: bool, idle: bool) -> list[str]:
     here = root.real()
     assert isinstance(here, Renames)
     found = _clean(here, remove)
-    for step in map(here.below, filter(is_step, here.list_top() or ())):
+    for step in map(here.below, filter(_numbered.is_step, here.list_top() or ())):
         # Others may be deleting it.
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             left = set() if step.is_link() else _clean(step, remove)
             found |= left
             if left and remove:
                 step.drop_directory()
+    if idle or not remove:
+        over = [save.path for save in _over.near_saves(here) if not save.stays]
+        found |= set(over)
+        for path in over if remove else []:
+            key = os.path.relpath(path, here.url)
+            here.delete(key)
+            here.below(os.path.dirname(key)).drop_directory()
     return sorted(found)
-
-
-# Nobody counts farther: see `_checks.MOST`.
-_step = re.compile(r"0|[1-9][0-9]{0,17}")
-
-
-def is_step(name: str) -> bool:
-    """Whether a directory of a run is called as that of a step."""
-    return _step.fullmatch(name) is not None
-
-
-def steps_in(names: Iterable[str]) -> list[int]:
-    return [int(name) for name in names if is_step(name)]
 
 
 def _clean(here: Renames, remove: bool) -> set[str]:
@@ -131,7 +126,7 @@ def _clean_far(root: Backend, remove: bool, idle: bool) -> list[str]:
     tops = root.list_top()
     if tops is None:
         raise FileNotFoundError(f"There is no directory at `{root}`.")
-    steps = [root.below(name) for name in tops if is_step(name)]
+    steps = [root.below(name) for name in tops if _numbered.is_step(name)]
     places = [
         *(root.below(name) for name, inside in tops.items() if inside),
         *(

@@ -175,7 +175,7 @@ class Near:
 
     def _write(self, offer: Offer, part: NearPart) -> None:
         options = self._saves.options._replace(
-            metadata={"near": list(part)},
+            metadata={"near": list(part), "root": str(self._saves.steps.root)},
             layout="ocdbt",
             durable=False,
             functions="drop",

@@ -2,14 +2,29 @@
 that are called by numbers.
 """
 
+import re
+from collections.abc import Iterable
+
 from .._storage._backend import Backend
-from . import _clean
+
+
+# Nobody counts farther: see `_checks.MOST`.
+_step = re.compile(r"0|[1-9][0-9]{0,17}")
+
+
+def is_step(name: str) -> bool:
+    """Whether a directory of a run is called as that of a step."""
+    return _step.fullmatch(name) is not None
+
+
+def steps_in(names: Iterable[str]) -> list[int]:
+    return [int(name) for name in names if is_step(name)]
 
 
 def numbers(root: Backend, place: str) -> list[int]:
     """**Raises:** `ValueError` if the directory is a symbolic link."""
     check(root, place)
-    return _clean.steps_in(root.below(place).list_top() or {})
+    return steps_in(root.below(place).list_top() or {})
 
 
 def write(root: Backend, place: str, number: int, data: bytes) -> None:

@@ -23,7 +23,7 @@ from .._save import _background, _inplace, _leftovers, _publish
 from .._storage import _remote, _root, _store
 from .._storage._backend import Backend, Locks, Renames, Sends, Usage
 from .._storage._remote import Store
-from . import _clean, _listing
+from . import _clean, _listing, _numbered
 from ._journal import index_of, Journal
 from ._listing import Listed
 from ._pins import Pins
@@ -97,7 +97,7 @@ class Steps:
             )
         if isinstance(self.root, Sends):
             return list(self._listed())
-        return _clean.steps_in(self.root.list_top() or {})
+        return _numbered.steps_in(self.root.list_top() or {})
 
     def _listed(self) -> dict[int, Listed]:
         """What a list says of each step, in an object store."""

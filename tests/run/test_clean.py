@@ -204,3 +204,32 @@ def test_command_line(tmp_path, capsys):
     assert main(["clean", str(steps)]) == 0 and not capsys.readouterr().out
     assert main(["clean", str(steps / "none")]) == 2
     assert "no directory" in capsys.readouterr().err
+
+
+def test_near_steps_that_their_run_needs_no_more(tmp_path, capsys):
+    disk = tmp_path / "disk"
+    roots = [tmp_path / name for name in ("over", "behind", "gone")]
+    for root, every in zip(roots, (4, 100, 100)):
+        manager = ec.CheckpointManager(root, every=every, near=disk, near_every=2)
+        for step in range(1, 5):
+            manager.save(step, _tree(step))
+        manager.wait()
+    shutil.rmtree(roots[2])
+    before = files_of(disk)
+    (over,) = ec.clean(disk, remove=False)
+    assert main(["clean", "--list", str(disk)]) == 0
+    told = capsys.readouterr().out
+    for root, why in zip(
+        roots, ("it is not needed", "its run has no newer step", "its run is not there")
+    ):
+        assert f"near step 4, attempt 1 at `{root}`: {why}" in told
+    # A run may go on, and nobody has said that it does not.
+    assert ec.clean(disk) == [] and files_of(disk) == before
+    assert ec.clean(disk, idle=True) == [over]
+    left = {name for name in before if not str(disk / name).startswith(over)}
+    assert files_of(disk).keys() == left and len(left) == 2
+    assert not pathlib.Path(over).parent.exists()
+    tree, step = ec.CheckpointManager(roots[1], near=disk, near_every=2).restore(
+        _tree(0)
+    )
+    assert step == 4
