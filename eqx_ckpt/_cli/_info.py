@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from .._format import _functions, _index, _template, _text
+from .._format._leaves import Unreadable
 from .._load._checkpoint import Checkpoint
 from .._load._functions import Function
 from .._run import _summary
@@ -35,9 +36,10 @@ def of(ckpt: Checkpoint) -> Said:
         top = tops.setdefault(record.name.partition(".")[0], [0, 0])
         top[0] += 1
         top[1] += t.nbytes
-        if t.kind in _template.ARRAY_KINDS:
+        kind = "unreadable" if isinstance(record.part, Unreadable) else t.kind
+        if kind in _template.ARRAY_KINDS:
             dtypes[t.dtype] += math.prod(t.logical_shape)
-        kinds[t.kind] += 1
+        kinds[kind] += 1
     fields = sum(len(leaves.statics.values[row]) for row in leaves.statics.of.values())
     data = {
         "path": ckpt.path,

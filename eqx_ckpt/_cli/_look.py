@@ -15,7 +15,8 @@ import numpy as np
 from .._edit import _diff, _stats
 from .._edit._difference import Diff
 from .._format import _text
-from .._format._leaves import Record
+from .._format._leaves import Record, Unreadable
+from .._load import _partial
 from .._tree import _leaf, _node, _show
 from . import _info, _open, _output
 from ._open import PATH, Run
@@ -100,7 +101,9 @@ def _count(leaves: int) -> str:
 
 
 def _as_json(record: Record) -> dict[str, Any]:
-    t = record.template
+    t, part = record.template, record.part
+    if isinstance(part, Unreadable):
+        return {"name": record.name, "kind": "unreadable", **part._asdict()}
     return {
         "name": record.name,
         "kind": t.kind,
@@ -112,9 +115,7 @@ def _as_json(record: Record) -> dict[str, Any]:
 
 def _flat(records: list[Record]) -> list[Line]:
     columns = [Column("size", True), Column("array"), Column("name")]
-    rows = [
-        (_text.size(r.template.nbytes), _leaf.show(r.template), r.name) for r in records
-    ]
+    rows = [(_text.size(r.template.nbytes), _partial.show(r), r.name) for r in records]
     return _output.table(columns, rows)
 
 
@@ -141,7 +142,7 @@ def _rows(
         name = record.name
         parts = name.split(".")
         if depth is None or len(parts) <= depth:
-            rows[name] = _leaf.show(record.template), record.template.nbytes
+            rows[name] = _partial.show(record), record.template.nbytes
             continue
         name = ".".join(parts[:depth])
         counts[name] = counts.get(name, 0) + 1

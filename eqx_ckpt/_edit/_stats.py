@@ -12,6 +12,7 @@ from .._format import _text
 from .._format._template import Template
 from .._load import _open
 from .._load._checkpoint import Checkpoint
+from .._load._lazy import LazyArray
 from .._runtime import _gc
 from .._tree import _leaf
 from . import _leaves, _numbers
@@ -144,6 +145,9 @@ def stats(
     for leaf in side.leaves.values():
         t = leaf.template
         size = math.prod(t.logical_shape)
+        if isinstance(leaf.value, LazyArray) and not leaf.value._is_readable:
+            rows[leaf.name] = LeafStats(leaf.value._shown(), 0)
+            continue
         rows[leaf.name] = LeafStats(_leaf.show(t), size)
         if _numbers.is_number(t) or t.dtype == "int":
             number = numbers.setdefault((leaf.identity, t), len(todo))

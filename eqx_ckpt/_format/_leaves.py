@@ -44,19 +44,28 @@ class Part(NamedTuple):
         return None
 
 
+class Unreadable(NamedTuple):
+    """What a leaf of another format is, in a word, and why it cannot be read. An array
+    of numbers is one that a model may lack."""
+
+    what: str
+    why: str
+    is_array: bool = False
+
+
 class Record(NamedTuple):
-    """One leaf. `place` is its number in the columns; `part` says what is stored of it,
-    if that is not all: the template is that of what is stored."""
+    """One leaf. `place` is its number in the columns; `part` says what is there of it,
+    if that is not all: the template is that of what is there."""
 
     name: str
     place: int
     template: Template
-    part: Part | None = None
+    part: Part | Unreadable | None = None
 
     @property
     def whole(self) -> Template:
         """The template, with the shape of all of the array."""
-        if self.part is None:
+        if not isinstance(self.part, Part):
             return self.template
         return self.template._replace(shape=self.part.shape)
 
@@ -97,7 +106,8 @@ class Leaves:
     A leaf of `aliases` is the same array as the earlier one that it leads to. `markers`
     has the labels of the entries of States. `structure` has the nodes of the tree, if
     they were recorded. With an `origin` the names, and those in labels, are not the
-    ones that are stored. `parts` has the leaves of which one process has saved a part.
+    ones that are stored. `parts` has the leaves that are not all there: those of which
+    one process has saved a part, and those of another format that cannot be read.
     """
 
     names: Sequence[str]
@@ -108,7 +118,7 @@ class Leaves:
     statics: Statics = Statics([], {})
     structure: Structure | None = None
     origin: Origin | None = None
-    parts: dict[int, Part] = dataclasses.field(default_factory=dict)
+    parts: Mapping[int, Part | Unreadable] = dataclasses.field(default_factory=dict)
 
     def renamed(
         self, names: list[str], markers: dict[int, str], modules: dict[str, list[str]]
@@ -234,7 +244,7 @@ def parse(value: dict[str, Any]) -> Leaves:
     return leaves
 
 
-def encode_parts(parts: Mapping[int, Part]) -> dict[str, Any]:
+def encode_parts(parts: Mapping[int, Part | Unreadable]) -> dict[str, Any]:
     """The fields of an index that say of which leaves a part is stored."""
     if not parts:
         return {}

@@ -219,6 +219,10 @@ class Computed(LazyArray):
         found = {id(part._source): part._source for part in self._stored}
         return tuple(found.values())
 
+    @property
+    def _is_readable(self) -> bool:
+        return True
+
     def _check_whole(self) -> None:
         pass  # Each of its parts is looked at as it is read.
 

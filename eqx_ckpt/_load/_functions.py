@@ -186,11 +186,13 @@ class Function:
         weights = dict(zip(self.names, map(self._abstract, self._stored.leaves)))
         try:
             args, result = self.args, self.result
+            jtu.tree_unflatten(exported.in_tree, exported.in_avals)
+            jtu.tree_unflatten(exported.out_tree, exported.out_avals)
         except ValueError as e:
             raise self._bad(str(e)) from e
         wanted = jtu.tree_flatten(((weights, *args), {}))
-        own = jtu.tree_unflatten(exported.in_tree, exported.in_avals), exported.in_tree
-        if own[1] != wanted[1] or exported.out_tree != jtu.tree_structure(result):
+        trees = wanted[1], jtu.tree_structure(result)
+        if (exported.in_tree, exported.out_tree) != trees:
             raise self._bad("it has another signature than the index says")
         pairs = [
             *zip(exported.in_avals, wanted[0]),
@@ -343,18 +345,18 @@ def _refused(exported: jax.export.Exported, order: int) -> str | None:
     them, and not when it reads them.
     """
     for number in range(order + 1):
-        args, kwargs = jtu.tree_unflatten(
-            exported.in_tree, list(map(_struct, exported.in_avals))
-        )
-        again = jax.export.export(jax.jit(exported.call), platforms=exported.platforms)
         try:
-            again(*args, **kwargs)
+            args, kwargs = jtu.tree_unflatten(
+                exported.in_tree, list(map(_struct, exported.in_avals))
+            )
+            call = jax.jit(exported.call)
+            jax.export.export(call, platforms=exported.platforms)(*args, **kwargs)
+            if number < order:
+                if not exported.has_vjp():
+                    return "it has no derivative, against what the index says"
+                exported = exported.vjp()
         except Exception as e:
             return f"`jax.export` refuses it ({e})"
-        if number < order:
-            if not exported.has_vjp():
-                return "it has no derivative, against what the index says"
-            exported = exported.vjp()
     return "it has more derivatives than it says" if exported.has_vjp() else None
 
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from .._format import _template, _view
-from .._format._leaves import Record
+from .._format._leaves import Record, Unreadable
 from .._format._template import Template
 from .._format._view import View
 from .._storage import _arrays, _context
@@ -84,6 +84,10 @@ class LazyArray(jax.ShapeDtypeStruct):
     def _template(self) -> Template:
         return self._record.template
 
+    @property
+    def _is_readable(self) -> bool:
+        return not isinstance(self._record.part, Unreadable)
+
     def _again(self, view: View | None, target: Target) -> "LazyArray":
         """The same array, as another view of it."""
         return LazyArray(self._source, self._record, view, target)
@@ -135,6 +139,8 @@ class LazyArray(jax.ShapeDtypeStruct):
         return fetch([self], verify)[0]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if not self._is_readable:
+            raise _partial.error(self._record)
         if self._target.kind in ("key", "str", "bytes"):
             raise TypeError(
                 f"The leaf `{self.name}` is a {self._target.kind}, which NumPy has no "
@@ -256,7 +262,12 @@ class LazyArray(jax.ShapeDtypeStruct):
         return _html.array(self, _line(self, self.name), self._sources)
 
     def __repr__(self) -> str:
-        return f"LazyArray({self.name}: {_target.show_target(self._target)})"
+        return f"LazyArray({self.name}: {self._shown()})"
+
+    def _shown(self) -> str:
+        if self._is_readable:
+            return _target.show_target(self._target)
+        return _partial.show(self._record)
 
     __str__ = __repr__
 
@@ -278,7 +289,7 @@ def _line(lazy: LazyArray, name: str) -> TreeLine:
     target, nbytes = lazy._target, lazy._template.nbytes
     if target.kind in _template.ARRAY_KINDS:
         nbytes = math.prod(lazy.shape) * lazy.dtype.itemsize
-    text = _target.show_target(target) + _html.sharding(lazy)
+    text = lazy._shown() + _html.sharding(lazy)
     return TreeLine(name, text, nbytes)
 
 

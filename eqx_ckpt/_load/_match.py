@@ -8,7 +8,7 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._format import _names
-from .._format._leaves import Leaves, Record, Statics
+from .._format._leaves import Leaves, Record, Statics, Unreadable
 from .._tree import (
     _filters,
     _flatten,
@@ -190,8 +190,10 @@ def _pair_up(saved: Leaves, wanted: _Asked, report: Mismatches) -> Iterator[Pair
         if key not in fits:
             fits[key] = target, _target.misfit(record.whole, target)
         _, problem = fits[key]
-        if problem is None and _partial.lacks(record, target):
-            report.add("part", name, _partial.show(record), record.name)
+        is_unread = isinstance(record.part, Unreadable)
+        if is_unread or problem is None and _partial.lacks(record, target):
+            kind = "unreadable" if is_unread else "part"
+            report.add(kind, name, _partial.show(record), record.name)
             report.explain(str(_partial.error(record)))
             continue
         if problem is None:
@@ -301,7 +303,7 @@ def _find_unexpected(saved: Leaves, wanted: _Asked, report: Mismatches) -> None:
         _leaf.stand_in(r.template.kind, _leaf.abstract(r.template)) for r in records
     ]
     for name, record, good in zip(extra, records, _filters.evaluate(chosen, leaves)):
-        text = _leaf.show(record.template)
+        text = _partial.show(record)
         if name in others:
             leaf = others[name]
             text += f"  (`like` has a `{type(leaf).__name__}` there"

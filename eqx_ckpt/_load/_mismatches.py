@@ -39,6 +39,7 @@ _titles = {
     "shape": "of another shape",
     "dtype": "of another dtype",
     "part": "saved in part, by one process alone",
+    "unreadable": "that cannot be read from a file of this format",
     "static": "static fields that have changed ({static})",
 }
 

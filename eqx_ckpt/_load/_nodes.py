@@ -9,7 +9,7 @@ from .._errors import DamagedError
 from .._format import _names
 from .._format._leaves import Record
 from .._storage._backend import Backend
-from .._tree import _leaf, _node
+from .._tree import _node
 from .._tree._node import Node, Spec
 from .._tree._show import TreeLine
 from . import _lazy, _open, _partial
@@ -18,8 +18,7 @@ from ._source import Source
 
 
 def line(record: Record) -> TreeLine:
-    shown = _leaf.show(record.whole) if record.part is None else _partial.show(record)
-    return TreeLine(record.name, shown, record.template.nbytes)
+    return TreeLine(record.name, _partial.show(record), record.template.nbytes)
 
 
 # Of sequences with gaps, where functions stood or nothing was stored.

@@ -1,9 +1,10 @@
-"""Leaves of which one process has saved its own part, alone."""
+"""Leaves that are not all there: of which one process has saved its own part, alone, or
+which are of another format and cannot be read."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from .._format._leaves import Record, Region
+from .._format._leaves import Part, Record, Region, Unreadable
 from .._format._view import View
 from .._tree import _leaf, _restore
 from .._tree._target import Target
@@ -15,7 +16,10 @@ class Apart(RuntimeError):
 
 def show(record: Record) -> str:
     """A leaf in a word: what the whole is, and how much of it is there."""
-    assert record.part is not None
+    if record.part is None:
+        return _leaf.show(record.template)
+    if isinstance(record.part, Unreadable):
+        return f"{record.part.what} (unreadable)"
     count, stored = len(record.part.starts), record.template
     region = (stored.shape[0] // count, *stored.shape[1:])
     one = _leaf.show(stored._replace(shape=region))
@@ -24,6 +28,10 @@ def show(record: Record) -> str:
 
 
 def error(record: Record) -> ValueError:
+    if isinstance(record.part, Unreadable):
+        return ValueError(
+            f"The leaf `{record.name}` cannot be read: {record.part.why}."
+        )
     return ValueError(
         f"The leaf `{record.name}` is {show(record)}, saved by one process alone "
         '(`processes="own"`). Only a process whose devices need no more than that can '
@@ -31,8 +39,14 @@ def error(record: Record) -> ValueError:
     )
 
 
+def check_readable(record: Record) -> None:
+    """**Raises:** `ValueError` for a leaf that cannot be read."""
+    if isinstance(record.part, Unreadable):
+        raise error(record)
+
+
 def check_whole(lazy: Any) -> None:
-    """**Raises:** `ValueError` for a lazy leaf of which only a part is stored."""
+    """**Raises:** `ValueError` for a lazy leaf that is not all there."""
     if lazy._record.part is not None:
         raise error(lazy._record)
 
@@ -57,7 +71,8 @@ def stored_regions(
 
 def _found(record: Record, regions: Sequence[Region] | None) -> list[Region] | None:
     part, stored = record.part, record.template.shape
-    assert part is not None
+    if not isinstance(part, Part):
+        return None
     # Without regions it is all of the array.
     all_of_it = tuple(slice(0, n) for n in part.shape)
     found = [

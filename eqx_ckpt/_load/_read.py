@@ -10,7 +10,7 @@ import xxhash
 from .._errors import DamagedError, ReplacedError
 from .._format import _grid, _template
 from .._storage import _store
-from . import _parts, _requests
+from . import _partial, _parts, _requests
 from ._requests import Fetched, Reading, Request, Results
 from ._source import Source
 
@@ -66,6 +66,8 @@ def _read(
     # Leaves of one template are alike where each is one run of bytes of our own files.
     known: dict[tuple[int, bool], bool] = {}
     for request in requests:
+        if request.record.part is not None:
+            _partial.check_readable(request.record)
         key = id(request.record.template), request.views is None
         is_small = known.get(key)
         if is_small is None:

@@ -20,6 +20,7 @@ from .._format._template import Template
 from .._storage import _arrays, _store
 from .._storage._arrays import ForeignArray
 from .._storage._backend import Backend
+from . import _partial
 from ._pages import Digests
 
 
@@ -112,6 +113,7 @@ class Source:
         """The leaf's TensorStore, opened once and without a read."""
         array = self._opened.get(record.place)
         if array is None:
+            _partial.check_readable(record)
             self.check_current()
             try:
                 self.check(record)

@@ -134,11 +134,19 @@ class Saves:
         metadata = {**given, "step": step, "metrics": numbers}
         options = options._replace(metadata=metadata, own=own)
         run = _serialise.processes_of(path, offer.tree, options)
-        handle = _async.begin(path, offer.tree, options, run)
+        marks = how == b"replace" and processes.leads
+        if marks:
+            self.steps.unmark(step)
+        try:
+            handle = _async.begin(path, offer.tree, options, run)
+        except BaseException:
+            if marks:
+                self.steps.mark(step)
+            raise
         self.last = time.monotonic()
         going = Saving(step, handle, threading.Event())
         handle.add_done_callback(
-            lambda _: self._follow_up(going, retain and processes.leads)
+            lambda _: self._follow_up(going, retain, processes.leads)
         )
         # Last: whoever waits for it waits for both.
         self.going = going
@@ -169,13 +177,15 @@ class Saves:
             )
         return b"replace" if force else b"new"
 
-    def _follow_up(self, going: Saving, retain: bool) -> None:
+    def _follow_up(self, going: Saving, retain: bool, leads: bool) -> None:
         """Deletes what need not stay, once a save is over."""
         try:
+            if leads:
+                self.steps.mark(going.step)
             if going.handle._saved.exception() is None:
                 self.damaged.discard(going.step)
                 self.base = going.handle
-                if retain:
+                if leads and retain:
                     left = self._retention.retain(going.step, self.damaged)
                     self._undeleted += left
                     self.steps.journal.saved(going.step)

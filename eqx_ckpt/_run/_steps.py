@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from .._format import _checks, _files, _json, _text
 from .._format._journal import Row
-from .._load import _published, _verify
+from .._load import _published, _verify, formats
 from .._runtime import _log
-from .._save import _background, _inplace, _leftovers, _publish
+from .._save import _background, _inplace, _leftovers, _place, _publish
 from .._storage import _remote, _root, _store
 from .._storage._backend import Backend, Locks, Renames, Sends, Usage
 from .._storage._remote import Store
@@ -31,9 +31,8 @@ from ._policy import Policy
 
 
 _ITEM = "default"
-# What Orbax has in each of its trees, and writes last of a step where nothing can be
-# renamed.
-_ORBAX, _ORBAX_DONE = "_METADATA", "commit_success.txt"
+# What Orbax has in each of its trees.
+_ORBAX = "_METADATA"
 _MAX_METRICS = 2**20
 _MOST_FINISHED = 1024
 
@@ -144,7 +143,9 @@ class Steps:
         if not stamp or self._is_left(step):
             return None
         is_renamed = isinstance(self.root, Renames)
-        if not is_renamed and not self.root.stamp(f"{step}/{_ORBAX_DONE}"):
+        if not is_renamed and not self.root.stamp(f"{step}/{formats.DONE}"):
+            return None
+        if not formats.is_finished(self.root.below(str(step))):
             return None
         return Signature(stamp, is_ours=False)
 
@@ -275,8 +276,24 @@ class Steps:
             )
         self.remove(step)
 
+    def mark(self, step: int) -> None:
+        """Says that a step of ours is whole, to managers of Orbax that write steps in
+        place."""
+        with contextlib.suppress(FileExistsError):
+            if self._is_ours(step):
+                self.root.write(f"{step}/{formats.DONE}", [b"by eqx_ckpt"])
+
+    def unmark(self, step: int) -> None:
+        """Says so no more of a step of ours that is replaced or deleted."""
+        if self._is_ours(step):
+            _place.discard(self.root, f"{step}/{formats.DONE}")
+
+    def _is_ours(self, step: int) -> bool:
+        return not self.is_linked(step) and bool(self.root.stamp(index_of(step)))
+
     def remove(self, step: int) -> None:
         with _log.timed("delete") as timer:
+            self.unmark(step)
             _publish.remove(self._at(step))
             self.root.drop_directory(str(step))
         self._known.pop(step, None)

@@ -207,6 +207,7 @@ CONTEXT: dict[str, Any] = {
 }
 
 
+_MOVED = (301, 302, 303, 307, 308)
 _status = re.compile(r"(?:http_response_code='|HTTP code )(\d+)")
 _detail = re.compile(r" \[(HTTP|http_|x-|curl_code|source)[^]]*\]|^[A-Z_]+: ")
 # An answer that says that it has a range, and has less.
@@ -218,6 +219,14 @@ _away = ("retry attempts failed", "UNAVAILABLE", "DEADLINE_EXCEEDED", "curl_code
 def explain(url: str, error: Exception) -> OSError | None:
     """The error of a store in words of ours; None if TensorStore's says no more."""
     text = str(error)
+    found = _status.search(text)
+    status = int(found[1]) if found else None
+    if status in _MOVED and is_read_only(url):
+        return IsADirectoryError(
+            f"The server of `{url}` sends whoever asks for a file there elsewhere "
+            f"(status {status}). It is a directory, or has moved: give the URL that "
+            "the server leads to."
+        )
     if is_read_only(url) and "ignored by server" in text:
         return OSError(
             f"The server of `{url}` ignores requests for a part of a file, as `python "
@@ -225,8 +234,6 @@ def explain(url: str, error: Exception) -> OSError | None:
             "Publish it on a server that heeds them, such as nginx, or download it and "
             "open the copy."
         )
-    found = _status.search(text)
-    status = int(found[1]) if found else None
     cut = _cut.search(text)
     is_cut = cut is not None and int(cut[1]) <= int(cut[2])
     if "OUT_OF_RANGE" in text and not is_cut:
@@ -236,11 +243,6 @@ def explain(url: str, error: Exception) -> OSError | None:
         said = f"status {status}"
     if status == 404:
         return no_bucket(url, said)
-    if status == 301 and is_read_only(url):
-        return IsADirectoryError(
-            f"The server of `{url}` sends whoever asks for a file there elsewhere. It "
-            "is a directory, or has moved."
-        )
     is_s3 = scheme(url) == "s3"
     if is_s3 and (status == 301 or any(word in text for word in _region)):
         return OSError(

@@ -16,7 +16,12 @@ import sys
 import time
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import jax.random as jr
 import jax.tree_util as jtu
+import numpy as np
+import xxhash
 
 import attacks
 import eqx_ckpt as ec
@@ -42,8 +47,9 @@ def documented(error: Exception) -> str:
     return next(cls.__name__ for cls in types if cls.__module__ == "builtins")
 
 
-def steps(path: str, like: Any) -> dict[str, Any]:
-    """`None` for each step that went well, or the type and the text of its error."""
+def steps(path: str, like: Any, of: Any = None) -> dict[str, Any]:
+    """`None` for each step that went well, or the type and the text of its error. `of`
+    is the tree of a format that has no names. `value`: the digest of what was read."""
     out: dict[str, Any] = {}
 
     def step(name: str, do: Any) -> Any:
@@ -61,16 +67,18 @@ def steps(path: str, like: Any) -> dict[str, Any]:
         return text.getvalue()
 
     step("ls", ls)
-    ckpt = step("open", lambda: ec.open(path))
+    ckpt = step("open", lambda: ec.open(path, like=of))
     if ckpt is None:
         return out
     step("touch", lambda: [repr(leaf) for leaf in ckpt.leaves.values()])
     step("show", lambda: (repr(ckpt), repr(ckpt.leaves)))
     whole = step("tree", lambda: jtu.tree_map(lambda x: x, ckpt.tree))
-    step("read", lambda: ec.materialise(whole))
+    out["value"] = step("read", lambda: _digest(ec.materialise(whole)))
+    step("html", lambda: (ckpt._repr_html_(), ckpt.tree))
     step("unverified", lambda: ec.materialise(whole, verify=False))
     some = lambda: [x for x in jtu.tree_leaves(whole) if viewed(x)][:50]
     step("views", lambda: [x[:1].read() for x in some()])
+    step("functions", lambda: [f.exported for f in ckpt.functions.values()])
     step("store", lambda: [leaf.store for leaf in list(ckpt.leaves.values())[:50]])
     step("verify", lambda: out.update(problems=list(map(str, ec.verify(path)))))
     loaded = step("load", lambda: ec.tree_deserialise_leaves(ckpt, like, everything))
@@ -80,6 +88,19 @@ def steps(path: str, like: Any) -> dict[str, Any]:
     assert not PWNED
     out["right"] = loaded is not None and same(loaded, tree())
     return out
+
+
+def _digest(tree: Any) -> str:
+    rows, structure = jtu.tree_flatten(tree)
+    leaves = [jr.key_data(x) if _is_key(x) else x for x in rows]
+    shown = [(type(x).__name__, getattr(x, "shape", x)) for x in leaves]
+    arrays = [np.asarray(x) for x in leaves if hasattr(x, "shape")]
+    data = repr((structure, shown)).encode() + b"".join(x.tobytes() for x in arrays)
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def _is_key(x: Any) -> bool:
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -94,10 +115,11 @@ def _data_size() -> int:
     return int(found[1]) * 1024
 
 
-def limit_memory() -> None:
+def limit_memory(more: int = MEMORY) -> None:
+    """Limits what is taken from here on. More can be given later on."""
     if sys.platform == "linux":
-        most = _data_size() + MEMORY
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (_data_size() + more, hard))
 
 
 def main() -> None:

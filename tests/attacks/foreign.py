@@ -12,6 +12,7 @@ import struct
 import zipfile
 from typing import Any
 
+import equinox as eqx
 import flax.serialization
 import google_crc32c
 import numpy as np
@@ -19,8 +20,10 @@ import tensorstore as ts
 
 import eqx_ckpt as ec
 from eqx_ckpt._format import _ocdbt
+from eqx_ckpt._load.formats import _database as _database_of
+from eqx_ckpt._storage import _root
 
-from . import pickles
+from . import fields, functions, pickles
 
 
 _written = pathlib.Path(__file__).parent.parent / "foreign"
@@ -140,8 +143,34 @@ def _plain(path: pathlib.Path) -> None:
     (path / "manifest.ocdbt").write_bytes(_ocdbt.manifest(root, "tree"))
 
 
+def _v1(path: pathlib.Path) -> None:
+    path.mkdir()
+    _database(path / "state")
+    (path / "orbax.checkpoint").touch()
+    value = {"item_handlers": {}, "metrics": {}, "commit_timestamp_nsecs": 17}
+    (path / "_CHECKPOINT_METADATA").write_text(json.dumps(value))
+
+
+def _eqx(path: pathlib.Path) -> None:
+    with open(path, "wb") as f:
+        f.write(b'{"width": 3}\n')
+        eqx.tree_serialise_leaves(f, arrays())
+
+
+def _sharded(path: pathlib.Path) -> None:
+    path.mkdir()
+    files = {}
+    for number, tree in enumerate((arrays()["net"], {"step": arrays()["step"]})):
+        file = f"model-0000{number}-of-00002.safetensors"
+        ec.export_safetensors(path / file, tree)
+        files |= dict.fromkeys(tree, file)
+    index = {"metadata": {"total_size": 1}, "weight_map": files}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
 def _copied(name: str) -> Any:
-    return lambda path: shutil.copytree(_written / name, path)
+    copy = shutil.copytree if (_written / name).is_dir() else shutil.copy
+    return lambda path: copy(_written / name, path)
 
 
 # How a good one of each is made. What has a suffix is a file.
@@ -158,41 +187,114 @@ FOREIGN = {
     "levanter": _copied("levanter-1.2.dev1644/step-7"),
     "levanter-ocdbt": _copied("marin-levanter-0.2.20/step-7"),
     "eformer": _copied("eformer-0.0.101/tree"),
+    "f.eqx": _eqx,
+    "v1": _v1,
+    "sharded": _sharded,
+    "training.pt": _copied("torch/training.pt"),
+    "torch-sharded": _copied("torch/sharded"),
+    "functions": functions.make,
 }
 
 
-def mutate_foreign(r: random.Random, path: pathlib.Path) -> str:
-    """Mutates a checkpoint of another format. Returns what it did."""
+def like_of(kind: str) -> Any:
+    """The tree whose leaves the records of a file are of, which has no names."""
+    return arrays() if kind.endswith(".eqx") else None
+
+
+def mutate_foreign(r: random.Random, path: pathlib.Path) -> tuple[str, bool]:
+    """Mutates a checkpoint of another format. Returns what it did, and whether what is
+    read can be nothing else than before: the format has a checksum of what changed."""
     from .mutate import change_file
 
+    if path.name == "functions":
+        return _function(r, path), False
     files = sorted(f for f in path.rglob("*") if f.is_file()) or [path]
-    file = r.choice(files)
+    # Data has the most files, and headers have the most fields.
+    heads = [f for f in files if not f.name[0].isdigit()] or files
+    file = r.choice(heads if r.random() < 0.7 else files)
     name = str(file.relative_to(path.parent))
-    if len(files) > 1 and r.random() < 0.15:
-        return change_file(r, file, files)
+    if len(files) > 1 and r.random() < 0.1:
+        return change_file(r, file, files), False
     data = file.read_bytes()
-    if data[:1] == b"{":
-        file.write_bytes(_json(r, data))
-    elif file.suffix == ".safetensors":
+    found = [x.start() for x in re.finditer(rb"\x0c\xdb(\x3a\x2a|\x20\xde)", data)]
+    if found and r.random() < 0.15:
+        start = r.choice(found)
+        size = int.from_bytes(data[start + 4 : start + 12], "little")
+        if 18 <= size <= len(data) - start:
+            at = start + r.randrange(size)
+            file.write_bytes(
+                data[:at] + bytes([data[at] ^ 1 << r.randrange(8)]) + data[at + 1 :]
+            )
+            return f"a bit of a node in {name}", True
+    how, made = _mutated(r, file, data)
+    file.write_bytes(made)
+    return f"{how} of {name}", False
+
+
+def _mutated(r: random.Random, file: pathlib.Path, data: bytes) -> tuple[str, bytes]:
+    """What is changed of a file, and its bytes then."""
+    suffix = file.suffix
+    if r.random() < 0.1:
+        return "bytes", _bytes(r, data)
+    if data[:1] == b"{" and b"NUMPY" not in data:
+        return "json", _json(r, data)
+    if suffix == ".safetensors":
         size = struct.unpack_from("<Q", data)[0]
         head = _json(r, data[8 : 8 + size])
-        file.write_bytes(struct.pack("<Q", len(head)) + head + data[8 + size :])
-    elif file.suffix in (".npy", ".npz") and r.random() < 0.6:
-        file.write_bytes(_header(r, data))
-    elif file.suffix == ".pt" and r.random() < 0.8:
+        return "header", struct.pack("<Q", len(head)) + head + data[8 + size :]
+    if suffix in (".pt", ".bin") and r.random() < 0.85:
         with zipfile.ZipFile(file) as archive:
-            members = {name: archive.read(name) for name in archive.namelist()}
-        pickle = _bytes(r, members.pop("a/data.pkl"))
-        storages = {name[len("a/data/") :]: x for name, x in members.items()}
-        pickles.write(file, pickle, storages)
-    elif file.suffix in (".zip", ".npz", ".pt"):
-        at = data.index(b"PK\1\2") if r.random() < 0.8 else 0
-        file.write_bytes(data[:at] + _bytes(r, data[at:]))
-    elif b"\x0c\xdb" in data and r.random() < 0.9:
-        file.write_bytes(_nodes(r, data))
-    else:
-        file.write_bytes(_bytes(r, data))
-    return f"content of {name}"
+            (name,) = (n for n in archive.namelist() if n.endswith("/data.pkl"))
+            pickle = archive.read(name)
+        for _ in range(r.choice((1, 1, 1, 2))):
+            pickle = fields.in_pickle(r, pickle)
+        return "pickle", fields.rezipped(data, name, pickle)
+    if suffix in (".npy", ".npz", ".eqx") and r.random() < 0.7:
+        return "array header", _header(r, data)
+    if suffix in (".zip", ".npz", ".pt", ".bin"):
+        return "zip", fields.in_zip(r, data)
+    if suffix == ".msgpack":
+        return "msgpack", fields.in_msgpack(r, data)
+    if file.name == "tree" and r.random() < 0.7:
+        return "entries", _entries(r, file)
+    if b"\x0c\xdb" in data:
+        return "nodes", _nodes(r, data)
+    from .mutate import change_head, head_of
+
+    found = [x.start() for x in head_of.finditer(data)]
+    if found and r.random() < 0.8:
+        change_head(r, file, r.choice(found))
+        return "head of a chunk", file.read_bytes()
+    return "bytes", _bytes(r, data)
+
+
+def _entries(r: random.Random, file: pathlib.Path) -> bytes:
+    """A tree of the entries of a database, one of them changed; and its manifest."""
+    database = _database_of.read(_root.resolve(file.parent), 2**20)
+    entries = fields.in_entries(r, database.entries)
+    names = [*database.files, "tree"]
+    if r.random() < 0.2:
+        names[r.randrange(len(names))] = str(fields.other(r, names[0]))
+    try:
+        nodes, top = _ocdbt.tree(entries, names, "tree", 0)
+    except (ValueError, IndexError, UnicodeError, OverflowError):
+        return b""
+    (file.parent / "manifest.ocdbt").write_bytes(_ocdbt.manifest(top, "tree"))
+    return nodes
+
+
+def _function(r: random.Random, path: pathlib.Path) -> str:
+    """Changes what the index says of a function, or its bytes, with right digests."""
+    held = functions.Held(path)
+    row = r.choice(list(held.index["functions"].values()))
+    if r.random() < 0.5:
+        fields.in_tree(r, row)
+        held.write()
+        return "the index of a function"
+    data = held.file(row).read_bytes()
+    held.put(row, _bytes(r, data))
+    held.write()
+    return "the bytes of a function"
 
 
 def _bytes(r: random.Random, data: bytes) -> bytes:
@@ -212,7 +314,11 @@ def _json(r: random.Random, data: bytes) -> bytes:
         return _bytes(r, data)
     for _ in range(r.choice((1, 1, 2))):
         change_value(r, value)
-    return json.dumps(value).encode()
+    made = json.dumps(value)
+    if r.random() < 0.05 and (names := re.findall(r'"[^"]*": ', made)):
+        old, new = r.choice(names), r.choice(names)
+        made = made.replace(old, new)  # A key twice.
+    return made.encode()
 
 
 def _header(r: random.Random, data: bytes) -> bytes:

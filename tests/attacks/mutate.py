@@ -1,4 +1,5 @@
-"""Random mutations of good checkpoints: `python -m attacks.mutate COUNT SEED`.
+"""Random mutations of good checkpoints: `python -m attacks.mutate COUNT SEED`, or of
+those of some other formats: `python -m attacks.mutate COUNT SEED f.pt orbax`.
 
 It knows what a checkpoint is made of, so that most of what it makes has a right digest
 and gets past the first check. Every outcome must be a documented error, or the leaves
@@ -19,34 +20,21 @@ import struct
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from typing import Any
 
 import xxhash
 
-from . import KINDS, save, seal, skeleton
+from . import fields, KINDS, save, seal, skeleton
 from .__main__ import limit_memory, steps
-from .foreign import FOREIGN, mutate_foreign
+from .foreign import FOREIGN, like_of, mutate_foreign
 
 
 DOCUMENTED = ("DamagedError", "ValueError", "RuntimeError", "FileNotFoundError")
 _limit, _hang = 1.0, 60
 
-_numbers = [0, 1, -1, 2, 3, 7, 63, 64, 2**15, 2**31, 2**32 - 1, 2**38, 2**60, 2**63]
-_numbers += [2**64, 2**200, -(2**31), -(2**63), 10**30]
-_texts = [
-    "",
-    "%",
-    "%root",
-    ".",
-    "..",
-    "a.b",
-    "../a",
-    "/",
-    "\0",
-    "\x1b[2J",
-    "é",
-    "\ud800",
-]
+_numbers = fields.NUMBERS
+_texts = [*fields.TEXTS, "%", "%root", "/"]
 _texts += ["jax", "numpy", "generic", "key", "str", "bytes", "int", "float", "complex"]
 _texts += ["bool", "float0", "uint4", "uint8", "int4", "float64", "bfloat16", "object"]
 _texts += [
@@ -61,7 +49,7 @@ _texts += [
     "fry",
     "rbg",
 ]
-_others = [None, True, False, 0.5, -0.0, 1e308, [], {}, [[]], {"": None}, [0, 0, 0, 0]]
+_others = [*fields.OTHERS, False, [0, 0, 0, 0], fields.deep(300), fields.deep(900)]
 
 
 def places(value: Any, path: tuple = ()) -> list[tuple]:
@@ -85,6 +73,8 @@ def change_value(r: random.Random, value: dict[str, Any]) -> str:
 
     What has many values, as a column, is not chosen more often than what has few.
     """
+    if not value:
+        return "nothing"
     first = r.choice(list(value))
     path = (first, *r.choice(places(value[first])))
     holder, key = at(value, path[:-1]), path[-1]
@@ -185,12 +175,12 @@ def mutate(r: random.Random, path: pathlib.Path) -> tuple[str, bool]:
 
 
 # How chunks begin that Blosc or zstd has compressed.
-_head = re.compile(rb"\x02\x01[$\x91].|\x28\xb5\x2f\xfd", re.DOTALL)
+head_of = re.compile(rb"\x02\x01[$\x91].|\x28\xb5\x2f\xfd", re.DOTALL)
 
 
 def _heads(files: list[pathlib.Path]) -> list[tuple[pathlib.Path, int]]:
     """The places of compressed chunks in the files of a checkpoint."""
-    found = [(f, _head.finditer(f.read_bytes())) for f in files if f.is_file()]
+    found = [(f, head_of.finditer(f.read_bytes())) for f in files if f.is_file()]
     return [(file, match.start()) for file, heads in found for match in heads]
 
 
@@ -234,9 +224,15 @@ def change_file(r: random.Random, file: pathlib.Path, files: list[pathlib.Path])
     return f"{what} {file.name}"
 
 
-def problem(out: dict[str, Any], seconds: float, same_index: bool) -> str:
-    """What is wrong with an outcome; "" if nothing is."""
+def problem(
+    out: dict[str, Any], seconds: float, same_index: bool, good: str | None = None
+) -> str:
+    """What is wrong with an outcome; "" if nothing is. `good` is the digest of what has
+    to be read, if anything is."""
     right = out.pop("right", False)
+    value = out.pop("value", None)
+    if good is not None and value not in (None, good):
+        return "other values than were saved"
     if not all(line.isprintable() for line in out.pop("problems", [])):
         return "verify: characters that act on a terminal"
     for step, error in out.items():
@@ -253,45 +249,55 @@ def problem(out: dict[str, Any], seconds: float, same_index: bool) -> str:
     return f"{seconds:.1f} s" if seconds > _limit else ""
 
 
-def main(count: int, seed: int, foreign: float = 0.5) -> None:
-    """`foreign` is the share of those of other formats."""
+def main(
+    count: int, seed: int, foreign: float = 0.5, only: Collection[str] = ()
+) -> None:
+    """`foreign` is the share of those of other formats, of which `only` some."""
     base = pathlib.Path(tempfile.mkdtemp(prefix="mutate-"))
     like = skeleton()
     for kind in KINDS:
         save(base / kind, kind)
         steps(str(base / kind), like)
-    for kind, make in FOREIGN.items():
+    values = {}
+    chosen = {kind: FOREIGN[kind] for kind in only or FOREIGN}
+    for kind, make in chosen.items():
         make(base / kind)
-        out = steps(str(base / kind), like)
+        out = steps(str(base / kind), like, like_of(kind))
         assert not out["read"] and not out["unverified"], (kind, out)
+        values[kind] = out["value"]
     limit_memory()
     tally: collections.Counter[str] = collections.Counter()
     wrong = []
     for number in range(count):
         r = random.Random(f"{seed} {number}")
         is_foreign = r.random() < foreign
-        kind = r.choice(list(FOREIGN if is_foreign else KINDS))
+        kind = r.choice(list(chosen if is_foreign else KINDS))
         path = base / "bad" / kind
         path.parent.mkdir()
         copy = shutil.copytree if (base / kind).is_dir() else shutil.copy
         copy(base / kind, path)
+        good, of = None, None
         if is_foreign:
-            what, same_index = f"{kind}: {mutate_foreign(r, path)}", False
+            (what, same), same_index, of = mutate_foreign(r, path), False, like_of(kind)
+            what, good = f"{kind}: {what}", values[kind] if same else None
+            sizes = [f.lstat().st_size for f in [path, *path.rglob("*")]]
+            limit_memory(2**26 + min(sum(sizes), 2**26))
         else:
             what, same_index = mutate(r, path)
+            limit_memory()
         signal.alarm(_hang)
         begin = time.process_time()
         try:
-            out = steps(str(path), like)
+            out = steps(str(path), like, of)
         except BaseException as e:
             out = {"all": [type(e).__name__, str(e)]}
         seconds = time.process_time() - begin
         signal.alarm(0)
         failed = next(
-            (name for name, error in out.items() if error and name != "right"), ""
+            (name for name, error in out.items() if error and type(error) is list), ""
         )
-        tally[failed or "loaded"] += 1
-        text = problem(out, seconds, same_index)
+        tally[f"{kind}: {failed or 'loaded'}" if only else failed or "loaded"] += 1
+        text = problem(out, seconds, same_index, good)
         if text:
             wrong.append([number, what, text, str(out)[:600]])
         shutil.rmtree(path.parent)
@@ -300,4 +306,4 @@ def main(count: int, seed: int, foreign: float = 0.5) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), 1.0 if sys.argv[3:] else 0.5, sys.argv[3:])

@@ -179,7 +179,6 @@ PICKLES: dict[str, bytes] = {
     "long": b"\x80\x02\x8a\xff" + b"\xff" * 255 + b".",
     "long4": b"\x80\x02\x8b" + struct.pack("<i", 2**30) + b".",
     "negative long4": b"\x80\x02\x8b" + struct.pack("<i", -1) + b".",
-    "65 bits": state(n=integer(2**64)),
     "decimal": b"\x80\x02I" + b"9" * 10**5 + b"\n.",
     "long decimal": b"\x80\x02L" + b"9" * 10**5 + b"L\n.",
     "huge text": b"\x80\x02X\xff\xff\xff\xff.",

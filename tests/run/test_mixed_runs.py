@@ -1,5 +1,6 @@
 """Runs in which Orbax's manager and ours have both saved steps; and runs with links."""
 
+import json
 import os
 import pathlib
 import shutil
@@ -10,6 +11,7 @@ import pytest
 from support.helpers import files_of, fill_run, tree_at
 
 import eqx_ckpt as ec
+from eqx_ckpt._save import _publish
 
 
 def orbax_saves(root, steps, items=False):
@@ -190,6 +192,7 @@ def _links(tmp_path, layout, every=1):
             if name in ("steps", "latest", "best"):
                 linked = {int(n) for n in place.split("/")[:1] if n.isdecimal()}
                 is_step = place.count("/") < 2 or place.endswith("eqx_ckpt.json")
+                is_step = is_step and not place.endswith(".txt")
                 shown = set(got if isinstance(got, list) else [got])
                 assert not (is_step and linked & shown), what
     return count
@@ -208,3 +211,67 @@ def _twin(out, place):
             part = next(iter(os.listdir(below)), part)
         parts.append(part)
     return out.joinpath(*parts)
+
+
+# ---- Orbax's commits in place, which are its default where nothing can be renamed.
+
+
+def _in_place(root, **options):
+    atomicity = ocp.options.AtomicityOptions(mode=ocp.options.AtomicityMode.COMMIT_FILE)
+    options = ocp.CheckpointManagerOptions(
+        enable_async_checkpointing=False, atomicity_options=atomicity, **options
+    )
+    return ocp.CheckpointManager(root, options=options)
+
+
+def test_a_save_in_place_of_orbax_that_was_killed_is_no_step(root):
+    with _in_place(root) as manager:
+        for step in (10, 20):
+            manager.save(step, args=ocp.args.StandardSave(tree_at(step)))
+    assert ec.CheckpointManager(root).steps() == [10, 20]
+    # As it is before the last two things that Orbax writes.
+    top = root / "20" / "_CHECKPOINT_METADATA"
+    value = {**json.loads(top.read_text()), "commit_timestamp_nsecs": None}
+    top.write_text(json.dumps(value))
+    (root / "20" / "commit_success.txt").unlink()
+    with _in_place(root) as manager:
+        assert manager.all_steps() == [10]
+    shutil.copytree(root / "10", root / "20", dirs_exist_ok=True)
+    top.write_text(json.dumps(value))
+    (root / "20" / "commit_success.txt").unlink()
+    manager = ec.CheckpointManager(root)
+    assert manager.steps() == [10]
+    with pytest.warns(UserWarning, match="step 20: its save was not completed"):
+        assert manager.restore(tree_at(0))[1] == 10
+    with pytest.raises(ValueError, match="Orbax has not finished it"):
+        ec.open(root / "20")
+    (root / "20" / "commit_success.txt").write_text("")
+    assert manager.steps() == [10, 20] and manager.restore(tree_at(0))[1] == 20
+
+
+def test_orbax_sees_our_steps_where_it_writes_in_place(root, monkeypatch):
+    with ec.CheckpointManager(root, keep=2) as manager:
+        fill_run(manager, [10, 20, 30])
+        manager.wait()
+        assert not (root / "10").exists()
+        with _in_place(root, cleanup_tmp_directories=True) as other:
+            assert sorted(other.all_steps()) == [20, 30]
+            args = ocp.args.StandardRestore(tree_at(0))
+            assert other.restore(20, args=args)["step"] == 20
+            other.save(40, args=ocp.args.StandardSave(tree_at(40)))
+        assert manager.steps() == [20, 30, 40]
+        # Not while a step is replaced, and not once it is deleted.
+        file = root / "30" / "commit_success.txt"
+        gone = tree_at(0)["x"]
+        gone.delete()
+        with pytest.raises(ValueError, match="deleted"):
+            manager.save(30, {"x": gone}, force=True)
+        assert file.exists()
+        seen, publish = [], _publish.publish
+        watch = lambda *args: (seen.append(file.exists()), publish(*args))
+        monkeypatch.setattr(_publish, "publish", watch)
+        manager.save(30, tree_at(31), force=True)
+        manager.wait()
+        assert seen == [False] and file.exists()
+        manager.delete(30)
+        assert not (root / "30").exists() and manager.steps() == [40]

@@ -138,3 +138,17 @@ def test_a_server_without_ranges(tmp_path):
         server.kill()
         server.wait()
         server.stdout.close()
+
+
+@pytest.mark.parametrize("status", [302, 303, 307])
+def test_a_server_that_leads_elsewhere(served, monkeypatch, status):
+    def answer(self):
+        self.send_response(status)
+        self.send_header("Location", "/elsewhere")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    monkeypatch.setattr(_Handler, "do_GET", answer)
+    monkeypatch.setattr(_Handler, "do_HEAD", answer, raising=False)
+    with pytest.raises(OSError, match=rf"elsewhere \(status {status}\).*give the URL"):
+        ec.open(f"{served[1]}/a.safetensors")

@@ -116,3 +116,15 @@ def assert_alike(tree: Any, expected: Any) -> None:
     leaves, _ = jtu.tree_flatten_with_path(tree)
     for (path, leaf), other in zip(leaves, jtu.tree_leaves(expected), strict=True):
         assert facts(leaf) == facts(other), jtu.keystr(path)
+
+
+def read_unreadable(path):
+    """Opens a file of another format, where its leaves that cannot be read say why.
+
+    All others are read."""
+    ckpt = ec.open(path)
+    bad = [leaf for leaf in ckpt.values() if repr(leaf).endswith("(unreadable))")]
+    names = {leaf.name for leaf in bad}
+    ec.materialise([leaf for leaf in ckpt.values() if leaf.name not in names])
+    for leaf in bad:
+        leaf.read()

@@ -23,6 +23,7 @@ from . import (
     _zip,
 )
 from ._found import Candidate, flat_name as flat_name, look as look
+from ._orbax import DONE as DONE, is_finished as is_finished
 from ._safetensors import (
     DTYPES as DTYPES,
     is_safetensors as is_safetensors,

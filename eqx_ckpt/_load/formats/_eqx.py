@@ -110,7 +110,9 @@ def _header(window: Window, at: int, name: str, number: int) -> NpyHeader:
 def _other(header: NpyHeader, number: int, wanted: str) -> ValueError:
     try:
         saved = np.dtype(header.dtype)
-        name = saved.name if saved.kind != "V" else f"{8 * saved.itemsize} bits"
+        name = saved.name
+        if saved.kind == "V":
+            name = f"{8 * saved.itemsize} bits" if saved.itemsize else "records"
         was = _show.short_array(name, header.shape)
     except TypeError:
         was = header.dtype

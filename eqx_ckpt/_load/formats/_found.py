@@ -8,14 +8,15 @@ import numpy as np
 import xxhash
 
 from ..._errors import MissingError
-from ..._format import _files, _grid, _json, _names, _template
+from ..._format import _files, _grid, _json, _names, _template, _text
 from ..._format._index import Index, Placement
-from ..._format._leaves import Leaves
+from ..._format._leaves import Leaves, Unreadable
 from ..._format._ocdbt import Database
 from ..._format._template import Template
 from ..._runtime import _threads
 from ..._storage import _store
 from ..._storage._backend import Backend
+from ..._tree import _leaf
 from .._source import Foreign, Source
 
 
@@ -157,8 +158,14 @@ def template(
     return made
 
 
-def scalar(value: Any, keys: str) -> tuple[np.ndarray, Template]:
-    """A number or a text of Python's, as it would be stored, and its template."""
+def scalar(value: Any, keys: str) -> tuple[np.ndarray | Unreadable, Template]:
+    """A number or a text of Python's, as it would be stored, and its template; or one
+    of what cannot be read, which has no bytes."""
+    if isinstance(value, Unreadable):
+        shape, chunk = (0,), (1,)
+        if value.is_array:
+            return value, Template(keys, "numpy", "uint8", shape, "uint8", chunk)
+        return value, Template(keys, "bytes", "bytes", shape, "uint8", chunk)
     if isinstance(value, (str, bytes)):
         kind = type(value).__name__
         data = value.encode() if isinstance(value, str) else value
@@ -167,17 +174,40 @@ def scalar(value: Any, keys: str) -> tuple[np.ndarray, Template]:
         return array, Template(keys, kind, kind, array.shape, "uint8", chunk)
     kind = type(value).__name__
     dtype = _template.SCALAR_KINDS[kind]
-    if kind == "int" and value >= 2**63:
-        array, kind, dtype = np.array(value, np.uint64), "generic", "uint64"
+    if kind == "int" and 2**63 <= value < 2**64:
+        kind, dtype = "generic", "uint64"
+    elif kind == "int" and not -(2**63) <= value < 2**63:
+        array = np.frombuffer(_leaf.int_bytes(value), np.uint8)
+        return array, Template(keys, kind, "int", array.shape, "uint8", array.shape)
     return np.array(value, dtype), Template(keys, kind, dtype, (), dtype, ())
+
+
+def unreadable(what: str, why: str, is_array: bool = False) -> Unreadable:
+    """A leaf that cannot be read: it is listed, and all else of the file is read."""
+    return Unreadable(_text.bounded(what, 100), _text.bounded(why, 1000), is_array)
+
+
+def too_many_axes(what: str, count: int) -> Unreadable:
+    why = f"it has {count} axes, and at most {_template.MAX_RANK} are read"
+    return unreadable(what, why, True)
+
+
+def add(
+    leaves: list[Located], stored: dict[int, Any], name: str, keys: str, value: Any
+) -> None:
+    """Adds a leaf that lies nowhere: a number or a text of Python's, or one that cannot
+    be read."""
+    stored[len(leaves)], t = scalar(value, keys)
+    leaves.append(Located(name, t, 0, 0))
 
 
 class Contents(NamedTuple):
     """What a reader has found: leaves, and the files that they lie in.
 
     `head` is what the files say of them. Leaves whose places `stored` has do not lie
-    there: see `Foreign`. `markers` has the labels of the entries of States. With
-    `shared`, leaves may have bytes in common, and those of the same ones are aliases.
+    there: see `Foreign`; those that cannot be read are among them. `markers` has the
+    labels of the entries of States. With `shared`, leaves may have bytes in common, and
+    those of the same ones are aliases.
     """
 
     format: str
@@ -195,10 +225,14 @@ def source(found: Candidate, contents: Contents) -> Source:
     """A source of what a reader has found.
 
     **Raises:** `ValueError` unless the files have these bytes, each for one leaf if
-    they are not shared.
+    they are not shared; and if none of its leaves can be read.
     """
     directory, files, leaves = found.directory, contents.files, contents.leaves
     stored = dict(contents.stored)
+    parts = {i: x for i, x in stored.items() if isinstance(x, Unreadable)}
+    if parts and len(parts) == len(leaves):
+        raise ValueError(next(iter(parts.values())).why)
+    stored |= dict.fromkeys(parts, np.empty(0, np.uint8))
     runs = [leaf for place, leaf in enumerate(leaves) if place not in stored]
     _check_places(directory, files, runs, contents.shared)
 
@@ -216,6 +250,7 @@ def source(found: Candidate, contents: Contents) -> Source:
         template,
         aliases=_aliases(leaves, stored) if contents.shared else {},
         markers=dict(contents.markers),
+        parts=parts,
     )
     saved.places  # Two leaves of one name are an error.
     stamped = stamp(directory)

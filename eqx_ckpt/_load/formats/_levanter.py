@@ -166,13 +166,13 @@ def _source(
     texts = arrays.metadata(keys)
     for place, ((name, kinds), key, text) in enumerate(zip(names, keys, texts)):
         claim = claims[place] if claims is not None else None
-        make = ft.partial(_template, kinds, claim)
-        t, stored[place] = arrays.read(name, key, text, make)
+        make = ft.partial(_template, claim)
+        stored[place], t = arrays.read(name, key, text, make, kinds)
         leaves.append(Located(name, t, 0, 0))
     return arrays.source(found, contents._replace(leaves=leaves, stored=stored))
 
 
-def _template(keys: str, claim: tuple[Any, Any] | None, what: Zarr) -> Template:
+def _template(claim: tuple[Any, Any] | None, keys: str, what: Zarr) -> Template:
     fill = what.metadata["fill_value"]
     if np.any(fill) or (fill is not None and what.metadata["zarr_format"] == 2):
         raise ValueError(f"unknown fill_value {fill!r:.60}")

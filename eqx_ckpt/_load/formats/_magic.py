@@ -92,6 +92,11 @@ _NAMES = [
 ]
 _MEMBERS = [
     (r"[^/]*\.weights\.h5", f"a zip of Keras, with {_HDF5}"),
+    (
+        r"(.*/)?archive_format",
+        "a program of `torch.export` (`.pt2`): save its tensors alone in PyTorch, "
+        "`torch.save(torch.export.load(path).state_dict, path)`",
+    ),
     (r".*\.npy", _NPZ),
 ]
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._format import _names, _template
+from ..._format._leaves import Unreadable
 from .._source import Source
 from .._window import Window
 from . import _found
@@ -47,20 +48,32 @@ def read(found: Candidate, like: Any) -> Source | None:
     stored: dict[int, Any] = {}
     for (name, keys), (path, item) in zip(named, items):
         if not isinstance(item, _Array):
-            item, template = _found.scalar(item, keys)
-            stored[len(leaves)] = item
-            leaves.append(Located(name, template, 0, 0))
+            _found.add(leaves, stored, name, keys, item)
             continue
         dtype, shape, offset, size, is_scalar = item
         kind = "generic" if is_scalar else _found.kind_of(dtype)
-        try:
-            template = _found.template(kind, dtype, shape, keys)
-        except ValueError as e:
-            raise ValueError(f"`{name}` has the unknown dtype {dtype!r:.40}") from e
+        bad = _unread(dtype, shape)
+        if bad is not None:
+            _found.add(leaves, stored, name, keys, bad)
+            continue
+        template = _found.template(kind, dtype, shape, keys)
         if template.nbytes != size:
             raise ValueError(f"`{name}` is not of the size of its shape")
         leaves.append(Located(name, template, 0, offset))
     return _found.source(found, Contents("msgpack", [key], leaves, stored=stored))
+
+
+def _unread(dtype: str, shape: tuple[int, ...]) -> Unreadable | None:
+    """Why an array cannot be read, if it cannot."""
+    what = f"{dtype}[{','.join(map(str, shape))}]"
+    try:
+        _template.dtype_of(dtype)
+    except ValueError:
+        why = f"it has the unknown dtype {dtype!r:.40}"
+        return _found.unreadable(what, why, dtype != "object")
+    if len(shape) > _template.MAX_RANK:
+        return _found.too_many_axes(f"{dtype}[...]", len(shape))
+    return None
 
 
 class _Array(NamedTuple):
@@ -76,6 +89,7 @@ def _walk(reader: "_Reader", path: list[str], items: list[tuple[list[str], Any]]
     if len(path) > _names.MAX_DEPTH:
         raise ValueError(f"it is nested more than {_names.MAX_DEPTH} deep")
     kind, value = reader.next()
+    first = len(items)
     if kind == "map":
         seen: set[str] = set()
         for _ in range(value):
@@ -84,14 +98,12 @@ def _walk(reader: "_Reader", path: list[str], items: list[tuple[list[str], Any]]
                 name = str(name)
             if what != "value" or type(name) is not str or name in seen:
                 raise ValueError("it has a key that is no string, or a key twice")
-            if name == _CHUNKED:
-                where = ".".join(path)
-                raise ValueError(
-                    f"`{where}` has more than 1 GiB, which flax cuts into pieces that "
-                    "are not read here. Load it with flax"
-                )
             seen.add(name)
             _walk(reader, [*path, name], items)
+        if _CHUNKED in seen:
+            # Instead of what is in it.
+            del items[first:]
+            items.append((path, _IN_PIECES))
     elif kind == "list":
         for number in range(value):
             _walk(reader, [*path, str(number)], items)
@@ -103,6 +115,14 @@ def _walk(reader: "_Reader", path: list[str], items: list[tuple[list[str], Any]]
         items.append((path, value))
     if len(items) > _MAX_ITEMS:
         raise ValueError(f"it has more than {_MAX_ITEMS} leaves")
+
+
+_IN_PIECES = _found.unreadable(
+    "an array in pieces",
+    "it has more than 1 GiB, which flax cuts into pieces that are not read here. Load "
+    "it with flax",
+    True,
+)
 
 
 def _ext(reader: "_Reader", code: int, size: int) -> Any:
@@ -117,7 +137,7 @@ def _ext(reader: "_Reader", code: int, size: int) -> Any:
         if reader.next() != ("list", 3):
             raise ValueError("it has a malformed array")
         kind, rank = reader.next()
-        if kind != "list" or rank > _template.MAX_RANK:
+        if kind != "list" or rank > 2 * _template.MAX_RANK:
             raise ValueError("it has an array of an impossible rank")
         for _ in range(rank):
             kind, length = reader.next()
@@ -132,7 +152,9 @@ def _ext(reader: "_Reader", code: int, size: int) -> Any:
         offset, length = reader.skip()
         value = _Array(dtype, tuple(shape), offset, length, code == _SCALAR)
     else:
-        raise ValueError(f"it has something of the unknown type {code}")
+        reader.pass_over(size)
+        what = f"msgpack type {code}"
+        value = _found.unreadable(what, f"it is something of the unknown type {code}")
     if reader.at != end:
         raise ValueError("it has an array of another size than it says")
     return value
@@ -235,6 +257,12 @@ class _Reader:
             return "value", data if kind == "bin" else data.decode()
         except UnicodeError:
             raise ValueError("it has a text that is not UTF-8") from None
+
+    def pass_over(self, count: int) -> None:
+        """**Raises:** `ValueError` if the file ends before."""
+        self.at += count
+        if count and not self._window.read(self.at - 1, self.at).size:
+            raise ValueError("it ends in the middle of something")
 
     def skip(self) -> tuple[int, int]:
         """Where some bytes lie, and how many: they are not read."""

@@ -15,7 +15,8 @@ from .._window import Window
 MAGIC = b"\x93NUMPY"
 # NumPy writes this, and pads it with spaces to a multiple of 64 bytes.
 _pattern = re.compile(
-    rb"\{ *'descr': *'([<>|=]?[A-Za-z][0-9]*)', *'fortran_order': *(True|False), *"
+    rb"\{ *'descr': *(?:'([<>|=]?[A-Za-z][0-9]*(?:\[[0-9A-Za-z]*\])?)'|(\[[ -~]*\])), *"
+    rb"'fortran_order': *(True|False), *"
     rb"'shape': *\(([0-9, ]*)\) *(?:, *)?\} *\n?"
 )
 _number = re.compile(rb" *[0-9]{1,19} *")
@@ -24,7 +25,8 @@ _MAX = 2**16  # Nobody describes an array in more bytes.
 
 class NpyHeader(NamedTuple):
     """What is before the data of an array, which begin at `stop`. `dtype` is in NumPy's
-    notation, without what says that the order of bytes does not matter."""
+    notation, without what says that the order of bytes does not matter; "<V" for one of
+    records."""
 
     dtype: str
     is_fortran: bool
@@ -42,7 +44,7 @@ class NpyHeader(NamedTuple):
 def read(window: Window, at: int) -> NpyHeader | None:
     """The header at a place in a file; None if nothing begins there as one does.
 
-    **Raises:** `ValueError` for one of another kind of array than of numbers.
+    **Raises:** `ValueError` for one that NumPy does not write.
     """
     head = window.read(at, at + 12).tobytes()
     if len(head) < 10 or not head.startswith(MAGIC) or head[6] not in (1, 2, 3):
@@ -52,11 +54,11 @@ def read(window: Window, at: int) -> NpyHeader | None:
     header = None
     if size <= _MAX:
         header = _pattern.fullmatch(window.read(start, start + size).tobytes())
-    lengths = [] if header is None else header[3].split(b",")
+    lengths = [] if header is None else header[4].split(b",")
     if lengths and not lengths[-1].strip():
         lengths.pop()  # After the comma of a tuple; or there are none.
     if header is None or not all(map(_number.fullmatch, lengths)):
-        raise ValueError("is none of numbers")
+        raise ValueError("has a header that NumPy does not write")
     shape = tuple(map(int, lengths))
-    dtype = header[1].decode().replace("|", "<")
-    return NpyHeader(dtype, header[2] == b"True", shape, start + size)
+    dtype = (header[1] or b"<V").decode().replace("|", "<")
+    return NpyHeader(dtype, header[3] == b"True", shape, start + size)

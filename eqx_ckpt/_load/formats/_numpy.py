@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from ..._format import _template
+from ..._format._leaves import Unreadable
 from ..._storage._backend import Backend
 from .._source import Source
 from .._window import Window
@@ -40,7 +41,9 @@ def read(found: Candidate, like: Any) -> Source | None:
         return None
     header = _header(found.directory, key, 0, "it")
     ((name, keys),) = _found.names_of_paths([[]])
-    leaf = _located(header, name, keys, "it")
+    leaf = _located(header, name, keys)
+    if isinstance(leaf, Unreadable):
+        raise ValueError(leaf.why)
     # Other arrays may follow, as `np.save` to one open file writes them.
     end = leaf.offset + leaf.template.nbytes
     if found.directory.read_into(key, end, np.empty(1, np.uint8)):
@@ -51,7 +54,7 @@ def read(found: Candidate, like: Any) -> Source | None:
 def read_zip(found: Candidate, archive: Zip) -> Source | None:
     """The source of a `.npz` file: a leaf for each array in it."""
     directory, key, members, _ = archive
-    if not members or not all(name.endswith(SUFFIX) for name in members):
+    if not all(name.endswith(SUFFIX) for name in members):
         return None
     packed = [name for name, member in members.items() if not member.is_plain]
     if packed:
@@ -70,13 +73,17 @@ def read_zip(found: Candidate, archive: Zip) -> Source | None:
     # Names are paths, where nobody has dots in them.
     is_path = any("/" in name for name in flat) and not any("." in n for n in flat)
     named = _found.names_of(flat, "/" if is_path else ".")
-    leaves = []
+    leaves: list[Located] = []
+    stored: dict[int, Any] = {}
     for (name, keys), one, (_, stop) in zip(named, headers, places):
-        leaf = _located(one, name, keys, f"`{name}`")
+        leaf = _located(one, name, keys)
+        if isinstance(leaf, Unreadable):
+            _found.add(leaves, stored, name, keys, leaf)
+            continue
         if leaf.offset + leaf.template.nbytes != stop:
             raise ValueError(f"the array `{name}` is not of the size of its shape")
         leaves.append(leaf)
-    return _found.source(found, Contents("npz", [key], leaves))
+    return _found.source(found, Contents("npz", [key], leaves, stored=stored))
 
 
 def _header(directory: Backend, key: str, at: int, which: str) -> NpyHeader:
@@ -84,24 +91,34 @@ def _header(directory: Backend, key: str, at: int, which: str) -> NpyHeader:
     try:
         header = _npy.read(window, at)
     except ValueError as e:
-        raise ValueError(f"{which} {e}, but of records with fields") from e
+        raise ValueError(f"{which} {e}") from e
     if header is None:
         raise ValueError(f"{which} does not begin as an array of NumPy's does")
     return header
 
 
-def _located(header: NpyHeader, name: str, keys: str, which: str) -> Located:
+def _located(header: NpyHeader, name: str, keys: str) -> Located | Unreadable:
     dtype, _, shape, start = header
+    what = f"{dtype.lstrip('<')}[{','.join(map(str, shape))}]"
     if dtype[1:2] not in tuple("biufc"):
         kind = _KINDS.get(dtype[1:2], f"of the dtype {dtype!r}")
-        raise ValueError(f"{which} is an array {kind}. Load it with NumPy, and {_SAVE}")
+        kind = "of records with fields" if dtype == "<V" else kind
+        why = f"it is an array {kind}. Load it with NumPy, and {_SAVE}"
+        return _found.unreadable(what, why, dtype[1:2] not in tuple("OUS"))
     if dtype[0] == ">":
-        raise ValueError(
-            f"{which} has the dtype {dtype!r}, whose bytes are in the order of other "
+        why = (
+            f"it has the dtype {dtype!r}, whose bytes are in the order of other "
             f"machines. Save `x.astype({'<' + dtype[1:]!r})` with NumPy"
         )
-    known = np.dtype(dtype).name
+        return _found.unreadable(what, why, True)
+    try:
+        known = np.dtype(dtype).name
+    except TypeError:
+        known = dtype
     if known not in _template.STORED:
-        raise ValueError(f"{which} has the dtype {known!r}, which is not read here")
+        why = f"it has the dtype {known!r}, which is not read here"
+        return _found.unreadable(what, why, True)
+    if len(shape) > _template.MAX_RANK:
+        return _found.too_many_axes(f"{known}[...]", len(shape))
     template = _found.template(_found.kind_of(known), known, shape, keys)
     return Located(name, template, 0, start, header.strides)

@@ -12,6 +12,7 @@ import numpy as np
 from ..._format import _files, _names, _template
 from ..._format._index import is_save_id
 from ..._format._template import Template
+from ..._storage._backend import Backend
 from .. import _published
 from .._source import Source
 from . import _database, _found, _zarr
@@ -26,6 +27,8 @@ _V1 = "orbax.checkpoint"
 # What marks a directory of Orbax that has its trees in directories below it.
 _MARKS = frozenset({_TOP, _V1, "default", "state", "pytree"})
 _UNFINISHED = ".orbax-checkpoint-tmp"
+# The file that says that a step is finished, and what is None in `_TOP` before.
+DONE, _TIME = "commit_success.txt", "commit_timestamp_nsecs"
 
 
 def read(found: Candidate, like: Any) -> Source | None:
@@ -37,6 +40,8 @@ def read(found: Candidate, like: Any) -> Source | None:
             return None
         if _V1 in found.names and _TOP not in found.names:
             raise ValueError(f"Orbax has not finished it: it has no `{_TOP}`")
+        if _TOP in found.names and not is_finished(found.directory):
+            raise ValueError(f"Orbax has not finished it: it has no `{DONE}`")
         name = _item(found)
         if name is None:
             return None
@@ -50,6 +55,19 @@ def read(found: Candidate, like: Any) -> Source | None:
     if _UNFINISHED in found.directory.url:
         raise ValueError("Orbax has not finished writing it")
     return _tree(found)
+
+
+def is_finished(step: Backend) -> bool:
+    """Whether Orbax has finished a directory with a step. Where it writes in place, it
+    adds a file last; else the directory is renamed once the time is in its metadata.
+    See `CommitFileTemporaryPath` and `AtomicRenameTemporaryPath` in Orbax."""
+    if _found.has(step, DONE):
+        return True
+    try:
+        _, value = _found.read_json(step, _TOP)
+    except ValueError:
+        return True  # Nothing says that it is not.
+    return value.get(_TIME, 0) is not None
 
 
 def _is_step_root(found: Candidate) -> bool:
@@ -126,8 +144,10 @@ def _tree(found: Candidate) -> Source | None:
             t = Template(kinds, "str", "str", data.shape, "uint8", (max(1, data.size),))
             stored[len(leaves)] = data
         else:
-            make = ft.partial(_template_of, array, kinds, impls.get(array.key))
-            t, stored[len(leaves)] = zarr.read(ours, array.key, texts[array.key], make)
+            make = ft.partial(_template_of, array, impls.get(array.key))
+            metadata = texts[array.key]
+            got = zarr.read(ours, array.key, metadata, make, kinds)
+            stored[len(leaves)], t = got
         leaves.append(Located(ours, t, 0, 0))
     files = [_METADATA, *([_database.MANIFEST] if database else [])]
     metadata = value.get("custom_metadata") or None
@@ -189,7 +209,7 @@ def _name(array: _OrbaxLeaf) -> tuple[str, str]:
 
 
 def _template_of(
-    array: _OrbaxLeaf, keys: str, impl: str | None, what: Zarr
+    array: _OrbaxLeaf, impl: str | None, keys: str, what: Zarr
 ) -> Template:
     kind = _found.kind_of(what.dtype)
     if array.kind == "np.ndarray":

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 
-_MAX_INT = 16  # Bytes.
+_MAX_INT = 32  # Bytes.
 _MAX_NAME = 200
 
 
@@ -21,6 +21,15 @@ class Function(NamedTuple):
     call: Callable[[tuple], Any]
 
 
+class Unknown(NamedTuple):
+    """Something of another name, or what is made of it. It is never built: what would
+    be put into it is dropped."""
+
+    what: str
+    why: str
+    is_array: bool = False
+
+
 class Ordered(dict[Any, Any]):
     """An `OrderedDict`. It may have attributes, which are dropped."""
 
@@ -30,10 +39,11 @@ def load(
 ) -> Any:
     """The value of a pickle.
 
-    `names` has what `module name` of an object stands for. `persistent` makes an object
-    of the id of one that lies outside of the pickle.
+    `names` has what `module name` of an object stands for; one of another name is
+    `Unknown`. `persistent` makes an object of the id of one that lies outside of the
+    pickle.
 
-    **Raises:** `ValueError` for anything else, and for a pickle that is malformed.
+    **Raises:** `ValueError` for a pickle that is malformed, or does anything else.
     """
     reader = _Stack(data, names, persistent)
     while True:
@@ -165,12 +175,17 @@ def _recall(format: str) -> Callable[[_Stack], None]:
 
 def _append(reader: _Stack) -> None:
     value = reader.pop()
-    reader.top(list).append(value)
+    _extend(reader, [value])
 
 
 def _appends(reader: _Stack) -> None:
-    items = reader.since_mark()
-    reader.top(list).extend(items)
+    _extend(reader, reader.since_mark())
+
+
+def _extend(reader: _Stack, items: list[Any]) -> None:
+    target = reader.top(list, Unknown)
+    if type(target) is list:
+        target.extend(items)
 
 
 def _set_item(reader: _Stack) -> None:
@@ -183,11 +198,19 @@ def _set_items(reader: _Stack) -> None:
 
 
 def _set(reader: _Stack, items: list[Any]) -> None:
+    target = reader.top(dict, Ordered, Unknown)
+    if len(items) % 2:
+        raise ValueError("its pickle has a key without a value")
+    if type(target) is Unknown:
+        return
     keys = items[::2]
     # The hash of a tuple of tuples may take forever.
-    if len(items) % 2 or not set(map(type, keys)) <= {str, int}:
-        raise ValueError("it has a dict with a key that is no string or integer")
-    reader.top(dict, Ordered).update(zip(keys, items[1::2]))
+    if set(map(type, keys)) <= {str, int}:
+        target.update(zip(keys, items[1::2]))
+    else:
+        target[None] = Unknown(
+            "dict", "it is a dict with a key that is no string or integer"
+        )
 
 
 def _named(reader: _Stack, module: Any, name: Any) -> Any:
@@ -195,12 +218,13 @@ def _named(reader: _Stack, module: Any, name: Any) -> Any:
         raise ValueError("its pickle has a name that is no text")
     text = f"{module} {name}"
     if text not in reader.names:
-        shown = f"{module}.{name}"
-        raise ValueError(
-            f"it has an object of `{shown:.100}`, which is no tensor, container or "
+        shown = f"{module}.{name}"[:100]
+        why = (
+            f"it is an object of `{shown}`, which is no tensor, container or "
             "plain value, and is never built here. Save the tensors alone in PyTorch, "
             "as in `torch.save(model.state_dict(), path)`"
         )
+        return Unknown(shown, why)
     return reader.names[text]
 
 
@@ -211,16 +235,31 @@ def _stack_global(reader: _Stack) -> Any:
 
 def _reduce(reader: _Stack) -> Any:
     args, function = reader.pop(), reader.pop()
+    if type(function) is Unknown:
+        return function
     if type(function) is not Function or type(args) is not tuple:
         raise ValueError("its pickle calls something that is no function")
     return function.call(args)
 
 
+def _new(count: int) -> Callable[[_Stack], None]:
+    """A new object of a class, of so many arguments."""
+
+    def make(reader: _Stack) -> Unknown:
+        for _ in range(count):
+            reader.pop()
+        cls = reader.pop()
+        if type(cls) is not Unknown:
+            raise ValueError("its pickle makes an object of something that is no class")
+        return cls
+
+    return _push(make)
+
+
 def _build(reader: _Stack) -> None:
     state = reader.pop()
-    if type(state) is not dict:
+    if type(reader.top(Ordered, Unknown)) is Ordered and type(state) is not dict:
         raise ValueError("its pickle sets attributes that are no dict")
-    reader.top(Ordered)
 
 
 def _protocol(reader: _Stack) -> None:
@@ -265,6 +304,8 @@ _INSTRUCTIONS: dict[bytes, Callable[[_Stack], Any]] = {
     b"c": _push(lambda reader: _named(reader, reader.line(), reader.line())),
     b"\x93": _push(_stack_global),
     b"R": _push(_reduce),
+    b"\x81": _new(1),
+    b"\x92": _new(2),
     b"b": _build,
     b"Q": _push(lambda reader: reader.persistent(reader.pop())),
 }

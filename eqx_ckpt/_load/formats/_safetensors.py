@@ -6,12 +6,13 @@ A file is the length of its header (8 bytes), the header in JSON, and the tensor
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
 from ..._format import _json, _template
+from ..._format._leaves import Unreadable
 from ..._storage._backend import Backend
 from .._source import Source
 from . import _found
@@ -45,12 +46,16 @@ METADATA = "__metadata__"
 LABELS = "eqx_ckpt.state"
 SUFFIX = ".safetensors"
 _INDEX = ".safetensors.index.json"
+# In the metadata of a file of `torch.distributed`: where its parts of tensors begin.
+_SHARDING = "DCP_SHARDING_INFO"
 # Headers are read whole. That of the largest model there is has some MiB.
 _MAX_HEADER = _json.MAX_INDEX
 _MAX_HEADERS = 4 * _MAX_HEADER
 # A file beside the index: never a path.
 # The name of a file that is one of several.
 _shard = re.compile(r"-\d+-of-0*([2-9]|1\d)\d*\.safetensors$")
+# The name of what one process of many has written.
+_of_process = re.compile(r"shard-\d+-")
 _file = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}\.safetensors")
 
 
@@ -74,6 +79,7 @@ def read(found: Candidate, like: Any) -> Source | None:
     elif not (is_safetensors(found) or found.has_suffix(SUFFIX)):
         return None
     header = read_header(directory, key, _header_size(directory, key))
+    _check_whole(key, header)
     return _source(found, [key], [header], header.metadata)
 
 
@@ -83,6 +89,8 @@ def _choose(names: frozenset[str]) -> str | None:
         some = sorted(name for name in names if name.endswith(suffix))
         if f"model{suffix}" in some:
             return f"model{suffix}"
+        if suffix == SUFFIX and some and _of_process.match(some[0]):
+            raise _in_parts(some[0])
         if len(some) > 1:
             raise ValueError(
                 f"there are {len(some)} files in it that end in `{suffix}`, such as "
@@ -145,6 +153,26 @@ def read_header(directory: Backend, key: str, size: int) -> Header:
     return Header(tensors, metadata, data)
 
 
+def _check_whole(key: str, header: Header) -> None:
+    """**Raises:** `ValueError` for a file of which each tensor may be a part of one,
+    from an offset on."""
+    if _SHARDING in (header.metadata or {}):
+        raise _in_parts(
+            key, f" (`{_SHARDING}` in its metadata)", sorted(header.tensors)
+        )
+
+
+def _in_parts(key: str, where: str = "", names: Sequence[str] = ()) -> ValueError:
+    some = f", such as {names[0]!r:.100}," if names else ""
+    return ValueError(
+        f"`{key}` is what one process of `torch.distributed` has of a checkpoint: its "
+        f"tensors{some} may be parts of larger ones{where}, and such files are not put "
+        "together here. Do it in PyTorch, with `consolidate_safetensors_files` or "
+        "`HuggingFaceStorageWriter(..., enable_consolidation=True)`, and open what "
+        "that writes"
+    )
+
+
 def is_texts(value: Any) -> TypeGuard[dict[str, str]]:
     """Whether a value is a dict of strings that can be written as UTF-8."""
     return type(value) is dict and _are_texts(value.items())
@@ -175,14 +203,15 @@ def _entry(name: str, entry: Any) -> tuple[str, list[int], tuple[int, int]]:
         is_right = is_right and len(numbers) <= 2 * _template.MAX_RANK
         if not is_right or not all(0 <= n < _template.MAX_BYTES for n in numbers):
             raise ValueError(f"the tensor {name!r} has an impossible shape or place")
-    if type(dtype) is not str or dtype not in DTYPES:
-        raise ValueError(
-            f"the tensor {name!r} has the dtype {dtype!r}, which is not read here"
-        )
-    itemsize = _template.dtype_of(DTYPES[dtype]).itemsize
-    if len(span) != 2 or span[1] - span[0] != math.prod(shape) * itemsize:
+    if type(dtype) is not str:
+        raise ValueError(f"the tensor {name!r} is malformed")
+    if len(span) != 2 or span[1] < span[0]:
         raise ValueError(f"the tensor {name!r} is not of the size of its shape")
-    return DTYPES[dtype], shape, (span[0], span[1])
+    if dtype in DTYPES:
+        itemsize = _template.dtype_of(DTYPES[dtype]).itemsize
+        if span[1] - span[0] != math.prod(shape) * itemsize:
+            raise ValueError(f"the tensor {name!r} is not of the size of its shape")
+    return dtype, shape, (span[0], span[1])
 
 
 def _sharded(found: Candidate, key: str) -> Source:
@@ -208,6 +237,8 @@ def _sharded(found: Candidate, key: str) -> Source:
         )
     read = lambda directory, i: read_header(directory, files[i], sizes[i])
     headers: list[Header] = _found.each(found.directory, read, range(len(files)))
+    for file, header in zip(files, headers):
+        _check_whole(file, header)
     held = {name: f for f, h in zip(files, headers) for name in h.tensors}
     if held != of or len(held) != sum(len(h.tensors) for h in headers):
         name = next(iter(held.items() ^ of.items()), ("?",))[0]
@@ -242,8 +273,13 @@ def _source(
     tensors.sort(key=lambda row: _natural(row[0]))
     named = _found.names_of(name for name, _, _ in tensors)
     made: dict[Any, _template.Template] = {}
-    leaves = []
-    for (name, keys), (_, number, (dtype, shape, offset)) in zip(named, tensors):
+    leaves: list[Located] = []
+    stored: dict[int, Any] = {}
+    for (name, keys), (_, number, (text, shape, offset)) in zip(named, tensors):
+        dtype = DTYPES.get(text)
+        if dtype is None or len(shape) > _template.MAX_RANK:
+            _found.add(leaves, stored, name, keys, _unread(text, shape))
+            continue
         what = dtype, tuple(shape), keys
         if what not in made:
             made[what] = _found.template(_found.kind_of(dtype), *what)
@@ -255,8 +291,17 @@ def _source(
     }
     if metadata is not None and LABELS in metadata:
         metadata = {key: metadata[key] for key in metadata if key != LABELS} or None
-    contents = Contents("safetensors", files, leaves, head, metadata, markers)
+    contents = Contents("safetensors", files, leaves, head, metadata, markers, stored)
     return _found.source(found, contents)
+
+
+def _unread(dtype: str, shape: list[int]) -> Unreadable:
+    if dtype in DTYPES:
+        return _found.too_many_axes(f"{dtype}[...]", len(shape))
+    what = f"{dtype}[{','.join(map(str, shape))}]"
+    return _found.unreadable(
+        what, f"it has the dtype {dtype!r:.60}, which is not read here", True
+    )
 
 
 def _labels(metadata: dict[str, str] | None) -> dict[str, str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..._format import _grid, _template
-from ._pickle import Function, Ordered
+from ._pickle import Function, Ordered, Unknown
 
 
 _STORAGES = {
@@ -78,10 +78,12 @@ def _bad(what: str) -> ValueError:
     return ValueError(f"its pickle has {what} that PyTorch does not write")
 
 
-def storage(pid: Any) -> Storage:
+def storage(pid: Any) -> Storage | Unknown:
     if type(pid) is not tuple or len(pid) != 5 or pid[0] != "storage":
         raise _bad("an id of a storage")
     _, kind, key, _, count = pid
+    if type(kind) is Unknown:
+        return kind
     if type(kind) is not TorchClass or kind.dtype is None or type(key) is not str:
         raise _bad("an id of a storage")
     nbytes = _natural(count) * _template.dtype_of(kind.dtype).itemsize
@@ -95,19 +97,19 @@ def _natural(value: Any) -> int:
 
 
 def _naturals(value: Any) -> tuple[int, ...]:
-    if type(value) is not tuple or len(value) > _template.MAX_RANK:
+    if type(value) is not tuple or len(value) > 2 * _template.MAX_RANK:
         raise _bad("a shape")
     return tuple(map(_natural, value))
 
 
-def _tensor_v2(args: tuple) -> Tensor:
+def _tensor_v2(args: tuple) -> Tensor | Unknown:
     """`(storage, offset, shape, strides, requires_grad, hooks[, metadata])`."""
     if not 4 <= len(args) <= 7 or type(args[0]) is not Storage:
         raise _bad("a tensor")
     return _tensor(args[0], args[0].dtype, args[1:4], args[6:])
 
 
-def _tensor_v3(args: tuple) -> Tensor:
+def _tensor_v3(args: tuple) -> Tensor | Unknown:
     """The same with a dtype before the metadata, of a storage of bytes."""
     if not 7 <= len(args) <= 8 or type(args[0]) is not Storage:
         raise _bad("a tensor")
@@ -116,11 +118,15 @@ def _tensor_v3(args: tuple) -> Tensor:
     return _tensor(args[0], args[6].name, args[1:4], args[7:])
 
 
-def _tensor(storage: Storage, dtype: str, where: tuple, metadata: tuple) -> Tensor:
+def _tensor(
+    storage: Storage, dtype: str, where: tuple, metadata: tuple
+) -> Tensor | Unknown:
     if any(metadata):
-        raise ValueError(
-            "it has a tensor that is conjugated or negated when it is used: save "
-            "`x.resolve_conj().resolve_neg()` in PyTorch"
+        return Unknown(
+            f"{dtype} tensor",
+            "it is a tensor that is conjugated or negated when it is used: save "
+            "`x.resolve_conj().resolve_neg()` in PyTorch",
+            True,
         )
     offset = _natural(where[0])
     shape, strides = _naturals(where[1]), _naturals(where[2])
@@ -130,6 +136,9 @@ def _tensor(storage: Storage, dtype: str, where: tuple, metadata: tuple) -> Tens
     stop = (offset + _grid.span(shape, strides)) if size else 0
     if stop * _template.dtype_of(dtype).itemsize > storage.nbytes:
         raise ValueError("it has a tensor that goes over the end of its storage")
+    if len(shape) > _template.MAX_RANK:
+        why = f"it has {len(shape)} axes, and at most {_template.MAX_RANK} are read"
+        return Unknown(f"{dtype} tensor", why, True)
     if not size:
         return Tensor(storage, dtype, 0, shape, None)
     return Tensor(storage, dtype, offset, shape, _apart(shape, strides))
@@ -189,7 +198,7 @@ def _items(kind: type) -> Callable[[tuple], Any]:
 
 def _default(args: tuple) -> dict[Any, Any]:
     """A `defaultdict` of nothing, whose default is never called."""
-    if len(args) > 1 or args and type(args[0]) is not Function:
+    if len(args) > 1 or args and type(args[0]) not in (Function, Unknown):
         raise _bad("a dict")
     return {}
 
@@ -221,13 +230,32 @@ def _device(args: tuple) -> str:
 
 
 def _other(kind: str) -> Callable[[tuple], Any]:
-    def call(args: tuple) -> Any:
-        raise ValueError(
-            f"it has a tensor that is {kind}, which is not read here: make it a plain "
-            "one in PyTorch (`x.dequantize()`, `x.to_dense()`, `x.to('cpu')`)"
+    def call(args: tuple) -> Unknown:
+        return Unknown(
+            f"{kind} tensor",
+            f"it is a tensor that is {kind}, which is not read here: make it a plain "
+            "one in PyTorch (`x.dequantize()`, `x.to_dense()`, `x.to('cpu')`)",
+            True,
         )
 
     return call
+
+
+def _layout(args: tuple) -> str:
+    if len(args) != 1 or type(args[0]) is not str:
+        raise _bad("a layout")
+    return args[0]
+
+
+def _of_known(call: Callable[[tuple], Any]) -> Callable[[tuple], Any]:
+    """What is made of something unknown is as unknown. The default of a `defaultdict`
+    is never called."""
+
+    def made(args: tuple) -> Any:
+        unknown = [x for x in args if type(x) is Unknown]
+        return unknown[0] if unknown else call(args)
+
+    return call if call is _default else made
 
 
 _REBUILD = {"_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3"}
@@ -239,7 +267,7 @@ _functions: Mapping[str, Callable[[tuple], Any]] = {
     "torch._utils _rebuild_parameter_with_state": _first(4),
     "torch._utils _rebuild_qtensor": _other("quantised"),
     "torch._utils _rebuild_sparse_tensor": _other("sparse"),
-    "torch.serialization _get_layout": _other("sparse"),
+    "torch.serialization _get_layout": _layout,
     "torch._utils _rebuild_meta_tensor_no_storage": _other("of no device"),
     "torch._utils _rebuild_nested_tensor": _other("nested"),
     "torch._tensor _rebuild_from_type_v2": _from_type,
@@ -264,7 +292,10 @@ _functions: Mapping[str, Callable[[tuple], Any]] = {
 }
 # All that a pickle can name.
 NAMES: dict[str, Any] = {
-    **{name: Function(name.split()[1], call) for name, call in _functions.items()},
+    **{
+        name: Function(name.split()[1], _of_known(call))
+        for name, call in _functions.items()
+    },
     **{f"torch {name}": Dtype(dtype) for name, dtype in _DTYPES.items()},
     **{f"torch {x}Storage": TorchClass(dtype) for x, dtype in _STORAGES.items()},
     "torch UntypedStorage": TorchClass("uint8"),

@@ -15,7 +15,7 @@ from ..._storage._backend import Backend
 from .._source import Source
 from . import _found, _magic, _pickle, _tensors, _zip
 from ._found import Candidate, Contents, Located
-from ._pickle import Function, Ordered
+from ._pickle import Function, Ordered, Unknown
 from ._tensors import Dtype, Storage, Tensor, TorchClass
 from ._zip import Zip
 
@@ -87,8 +87,10 @@ def _read_archive(archive: Zip) -> _File | None:
     data = _member(archive, above[0])
     stored: dict[str, Storage] = {}
 
-    def persistent(pid: Any) -> Storage:
+    def persistent(pid: Any) -> Storage | Unknown:
         made = _tensors.storage(pid)
+        if isinstance(made, Unknown):
+            return made
         # Others of this key may have other dtypes.
         if stored.setdefault(made.key, made).nbytes != made.nbytes:
             raise ValueError(f"its storage {made.key!r:.40} has two sizes")
@@ -152,8 +154,7 @@ def _source(found: Candidate, files: list[str], contents: Sequence[_File]) -> So
     known: dict[Any, _template.Template] = {}
     for (name, keys), (number, item) in zip(_found.names_of_paths(paths), items):
         if not isinstance(item, Tensor):
-            stored[len(leaves)], template = _found.scalar(item, keys)
-            leaves.append(Located(name, template, 0, 0))
+            _found.add(leaves, stored, name, keys, item)
             continue
         what = item.dtype, item.shape, keys
         if what not in known:
@@ -195,7 +196,7 @@ class _Walk:
         """What is at the ends of containers; None is no leaf."""
         if len(path) > _names.MAX_DEPTH:
             raise ValueError(f"it is nested more than {_names.MAX_DEPTH} deep")
-        if type(value) in (dict, Ordered):
+        if type(value) in (dict, Ordered) and None not in value:
             self._enter(value)
             names = [str(key) for key in value]
             if len(set(names)) < len(names):
@@ -209,7 +210,8 @@ class _Walk:
                 yield from self.leaves([*path, str(number)], item)
         elif value is not None:
             self._spend(path)
-            yield path, _leaf(value)
+            # A dict that has it is none that is read.
+            yield path, _leaf(value[None] if isinstance(value, dict) else value)
 
     def _enter(self, container: Any) -> None:
         if container and id(container) in self._seen:
@@ -234,8 +236,10 @@ class _Walk:
 def _leaf(value: Any) -> Any:
     if isinstance(value, Dtype):
         return f"torch.{value.name}"
-    if isinstance(value, int) and not -(2**63) <= value < 2**64:
-        raise ValueError("it has an integer of more than 64 bits")
+    if isinstance(value, Unknown):
+        return _found.unreadable(*value)
     if isinstance(value, (Storage, TorchClass, Function)):
-        raise ValueError("it has a storage or a function as a value, and no tensor")
+        return _found.unreadable(
+            type(value).__name__.lower(), "it is a storage or a function, and no tensor"
+        )
     return value

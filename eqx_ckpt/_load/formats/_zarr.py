@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..._format import _grid, _json, _template
+from ..._format._leaves import Unreadable
 from ..._format._ocdbt import Database
 from ..._format._template import Template
 from ..._storage import _arrays
@@ -110,12 +111,13 @@ class ZarrArrays(NamedTuple):
         name: str,
         key: str,
         metadata: bytes | None,
-        make: Callable[[Zarr], Template],
-    ) -> tuple[Template, ForeignArray]:
-        """The template of the array of a leaf, as it is made of its metadata; and what
-        it is opened by.
+        make: Callable[[str, Zarr], Template],
+        keys: str,
+    ) -> tuple[ForeignArray | np.ndarray | Unreadable, Template]:
+        """What the array of a leaf is opened by, or why it cannot be read; and its
+        template, as it is made of its keys and the metadata.
 
-        **Raises:** `ValueError` that names the leaf, if the array cannot be.
+        **Raises:** `ValueError` that names the leaf, if it has no metadata.
         """
         if metadata is None:
             raise ValueError(f"the metadata of the array `{name}` are missing")
@@ -125,19 +127,18 @@ class ZarrArrays(NamedTuple):
             if len(what.shape) != len(what.chunk):
                 raise ValueError("impossible chunks")
             self._check_codec(what)
-            t = make(what)
+            t = make(keys, what)
             _template.check_template(t)
         except (ValueError, TypeError, KeyError, AttributeError) as e:
-            raise ValueError(f"the array `{name}` cannot be read: {e}") from e
+            why = f"its metadata are not as they are read here: {e}"
+            return _found.scalar(_found.unreadable("array", why, True), keys)
         size = self.size
         is_thin = self.is_full and size is not None and t.nbytes > size * _MAX_RATIO
         # The list of the chunks in a piece is read whole.
         read = max(what.full, 16 * math.prod(what.per_piece))
         if is_thin or max(t.full, read) > _largest(size):
-            raise ValueError(
-                f"the array `{name}` is larger than what its files can hold, or than "
-                "this machine"
-            )
+            why = "it is larger than what its files can hold, or than this machine"
+            return _found.scalar(_found.unreadable(what.dtype, why, True), keys)
         spec = {
             "driver": "zarr3" if self.is_v3 else "zarr",
             "metadata": what.metadata,
@@ -146,7 +147,7 @@ class ZarrArrays(NamedTuple):
         }
         pieces = ft.partial(_pieces, what)
         check = ft.partial(self._check_pieces, what, key)
-        return t, ForeignArray(key, spec, pieces, check)
+        return ForeignArray(key, spec, pieces, check), t
 
     def source(self, found: Candidate, contents: Contents) -> Source:
         """The source of leaves that are such arrays.

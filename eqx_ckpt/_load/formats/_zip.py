@@ -16,6 +16,7 @@ from ._found import Candidate
 
 
 _LOCAL, _END, _END64, _LOCATOR = b"PK\3\4", b"PK\5\6", b"PK\6\6", b"PK\6\7"
+_NOTHING = _END + bytes(18)
 _ENTRY = struct.Struct("<4s6H3I5H2I")
 _HEAD = 30  # The bytes of a header before the name.
 _MAX_DIRECTORY = 32 * 2**20
@@ -45,6 +46,8 @@ def begins(head: bytes) -> bool:
 
 def read(found: Candidate) -> Zip | None:
     """The files in a zip; None for another file."""
+    if found.key is not None and found.head == _NOTHING:
+        return Zip(found.directory, found.key, {}, 0)
     if found.key is None or not begins(found.head):
         return None
     return read_list(found.directory, found.key)

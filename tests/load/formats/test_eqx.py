@@ -125,10 +125,10 @@ def test_what_is_not_read(tmp_path):
             np.save(f, array)
 
     save(np.array([{}], object))
-    with pytest.raises(ValueError, match="none of numbers|is object"):
+    with pytest.raises(ValueError, match="is object"):
         ec.open(path, like=np.ones(1))
     save(np.zeros(2, [("a", "f4")]))
-    with pytest.raises(ValueError, match="none of numbers"):
+    with pytest.raises(ValueError, match="is records.*of another tree"):
         ec.open(path, like=np.ones(2))
     save(np.ones(2, ">f4"))
     with pytest.raises(ValueError, match="of another tree"):

@@ -61,6 +61,7 @@ FILES = {
     "a.tar": (tarred(), "an archive of tar"),
     "a.parquet": (b"PAR1" + bytes(99), "Parquet"),
     "lfs": (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+    "a.pt2": (zipped("archive_format", "models/model.json"), "torch.export"),
     "html": (b"<!DOCTYPE html><html></html>", "HTML"),
     "empty": (b"", "empty"),
 }

@@ -140,7 +140,6 @@ def test_several_files_with_an_index(tmp_path):
 @pytest.mark.parametrize(
     "name, match",
     [
-        ("args.pt", "`argparse.Namespace`, which is no tensor.*state_dict"),
         ("module.pt", "Sequential`, which is no tensor"),
         ("conjugated.pt", "resolve_conj"),
         ("sparse.pt", "sparse.*to_dense"),
