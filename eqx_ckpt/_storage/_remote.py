@@ -89,6 +89,10 @@ class Store(os.PathLike[str]):
     def __hash__(self) -> int:
         return hash(_key(self))
 
+    def __str__(self) -> str:
+        """For messages."""
+        return masked(self.url, self.options)
+
     def __repr__(self) -> str:
         options = "".join(f", {k}={v!r}" for k, v in self.options.items())
         return masked(f"Store({self.url!r}{options})", self.options)

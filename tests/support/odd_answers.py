@@ -381,7 +381,7 @@ def world_of(kind: str):
             os.environ["TENSORSTORE_GCS_HTTP_URL"] = proxy.url
         enter(hurried())
         # In the context that is made when it is first used.
-        _remote._retries.update(max_retries=1, initial_delay="1ms", max_delay="1ms")
+        _remote._retries.update(max_retries=3, initial_delay="1ms", max_delay="1ms")
         yield World(kind, proxy, directory)
 
 
