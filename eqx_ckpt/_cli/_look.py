@@ -80,10 +80,9 @@ def ls(
     records = [r for r in leaves.records() if is_wanted(r.name)]
     fields: list[tuple[str, str]] = []
     if static and sort == "tree" and not pattern:
-        for module in leaves.statics.of:
-            if not name or is_wanted(module):
-                text = _node.fields_text(leaves.statics, module)
-                fields += _node.field_rows(text, module)
+        modules = [x for x in leaves.statics.of if not name or is_wanted(x)]
+        texts = [(x, _node.fields_text(leaves.statics, x)) for x in modules]
+        fields = list(_node.field_rows(texts))
     if sort == "size":
         records.sort(key=lambda r: -r.template.nbytes)
         lines = _flat(records)

@@ -137,13 +137,26 @@ def static(
     one: Side, two: Side, passes: Callable[[str], bool]
 ) -> dict[str, tuple[str, str]]:
     """The static fields that have changed of Modules that both have, and that `passes`
-    does not let differ."""
-    return {
-        x.name: (x.saved, x.here)
-        for name in two.statics.of
-        for x in _static.changes(one.statics, name, two.statics, name, passes)
-        if not x.may_differ
-    }
+    does not let differ. Where there are very many, how many each Module has."""
+    out: dict[str, tuple[str, str]] = {}
+    # Many Modules may have the same two rows.
+    counts: dict[tuple[int, int], int] = {}
+    for name in filter(one.statics.of.__contains__, two.statics.of):
+        pair = one.statics.of[name], two.statics.of[name]
+        if counts.get(pair) == 0:
+            continue
+        if len(out) >= _MOST and pair in counts:
+            here = f"{name}.*" if name else "*"
+            out[here] = f"{counts[pair]} static fields", "others"
+            continue
+        found = list(_static.changes(one.statics, name, two.statics, name, passes))
+        counts[pair] = len(found)
+        out |= {x.name: (x.saved, x.here) for x in found if not x.may_differ}
+    return out
+
+
+# So many static fields that have changed are told one by one.
+_MOST = 2**12
 
 
 # ---- Metadata.

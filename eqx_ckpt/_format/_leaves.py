@@ -7,6 +7,7 @@ touched: both are data from a file, and whoever made the file may mean harm.
 
 import dataclasses
 import functools as ft
+import itertools as it
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -70,7 +71,8 @@ class Record(NamedTuple):
         return self.template._replace(shape=self.part.shape)
 
 
-class Statics(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Statics:
     """The static fields of Modules, and leaves that are not stored: `values[of[name]]`
     for the node at `name`. Those that JSON does not hold are in the same row of
     `encoded`, if they were recorded."""
@@ -86,9 +88,15 @@ class Statics(NamedTuple):
             return {}, {}
         return self.values[row], {} if self.encoded is None else self.encoded[row]
 
-    def fields(self, name: str) -> list[str]:
+    def fields(self, name: str) -> Iterator[str]:
         """The names of those of one node."""
-        return [field for some in self.row(name) for field in some]
+        return it.chain(*self.row(name))
+
+    @ft.cached_property
+    def texts(self) -> dict[int, str]:
+        """The JSON of rows that were asked for. Many nodes may have one row, which is
+        made a text once."""
+        return {}
 
 
 class Origin(NamedTuple):

@@ -183,14 +183,15 @@ class _Stored:
     def lines(self) -> Iterator[TreeLine]:
         index = self.source.index
         cut = len(self.name) + 1 if self.name else 0
+        modules: list[tuple[str, str]] = []
         for member in self._members:
             if isinstance(member, int):
                 one = line(index.leaves.record(member))
                 yield one._replace(name=one.name[cut:])
             else:
                 fields = _node.fields_text(index.leaves.statics, member)
-                for row in _node.field_rows(fields, member[cut:]):
-                    yield TreeLine(*row)
+                modules.append((member[cut:], fields))
+        yield from (TreeLine(*row) for row in _node.field_rows(modules))
 
     def reduce(self) -> tuple[Any, ...]:
         return reopen_node, (self.source.root, self.source.index.save, self.name)

@@ -13,9 +13,8 @@ def checkpoint(path: str, source: Source) -> str:
     index = source.index
     leaves = index.leaves
     lines = [_nodes.line(record) for record in leaves.records()]
-    for module in leaves.statics.of:
-        fields = _node.fields_text(leaves.statics, module)
-        lines += [TreeLine(*row) for row in _node.field_rows(fields, module)]
+    texts = ((x, _node.fields_text(leaves.statics, x)) for x in leaves.statics.of)
+    lines += [TreeLine(*row) for row in _node.field_rows(texts)]
     count = len(leaves.names)
     what = f"{count:,} {'leaf' if count == 1 else 'leaves'}"
     parts = []

@@ -59,7 +59,7 @@ def _lines(plan: Plan) -> dict[str, Any]:
         "the path": plan.root.url,
         "the layout": plan.options.layout,
         "the metadata": plan.options.metadata,
-        "static fields": list(plan.statics),
+        "static fields": list(vars(plan.statics).values()),
         "whether it has a state of its own (`own`)": plan.options.own is not None,
         "the leaves": [leaf.name for leaf in plan.leaves],
     }

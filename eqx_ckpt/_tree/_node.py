@@ -5,7 +5,7 @@ import dataclasses
 import functools as ft
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax.tree_util as jtu
@@ -227,13 +227,19 @@ def body_of(node: Node) -> Body:
 
 
 def static_fields(node: Node) -> dict[str, Any]:
-    """Those that JSON holds."""
-    return recorded(node)[0]
+    """Those that JSON holds. They are the caller's, who may change them."""
+    text = body_of(node).fields()
+    return json.loads(text)[0] if text else {}
 
 
 def recorded(node: Node) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Those that JSON holds, and the others, encoded: as in `Statics`."""
-    text = body_of(node).fields()
+    """Those that JSON holds, and the others, encoded: as in `Statics`. Those of nodes
+    that have one text are one."""
+    return _parsed(body_of(node).fields())
+
+
+@ft.lru_cache(maxsize=16)
+def _parsed(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
     plain, encoded = json.loads(text) if text else ({}, {})
     return plain, encoded
 
@@ -241,16 +247,36 @@ def recorded(node: Node) -> tuple[dict[str, Any], dict[str, Any]]:
 def fields_text(statics: Statics, name: str) -> str:
     """The static fields of the Module at `name`, as a node has them: in an order that
     the class does not change."""
-    if name not in statics.of:
+    row = statics.of.get(name)
+    if row is None:
         return ""
-    return json.dumps([{key: x[key] for key in sorted(x)} for x in statics.row(name)])
+    if row not in statics.texts:
+        both = [{key: x[key] for key in sorted(x)} for x in statics.row(name)]
+        statics.texts[row] = json.dumps(both)
+    return statics.texts[row]
 
 
-def field_rows(text: str, below: str = "") -> Iterator[tuple[str, str]]:
-    """The static fields of the node at `below`, as they are printed."""
-    for name, value in (json.loads(text)[0] if text else {}).items():
-        name = _names.quote(name)
-        yield f"{below}.{name}" if below else name, f"= {_short(value)}"
+# So many static fields of a tree are printed one by one.
+_MOST_FIELDS = 2**14
+
+
+def field_rows(
+    modules: Iterable[tuple[str, str]], most: int = _MOST_FIELDS
+) -> Iterator[tuple[str, str]]:
+    """The static fields of Modules, each with its `fields_text`, as they are printed;
+    where there are very many, how many each has. Many may have one text."""
+    shown: dict[str, list[tuple[str, str]]] = {}
+    for module, text in modules:
+        if text not in shown:
+            fields = _parsed(text)[0].items()
+            rows = [(_names.quote(name), f"= {_short(x)}") for name, x in fields]
+            shown[text] = rows
+        rows = shown[text]
+        most -= len(rows)
+        if rows and most < 0:
+            rows = [("*", f"= {len(rows)} static fields")]
+        for name, value in rows:
+            yield f"{module}.{name}" if module else name, value
 
 
 def _short(value: Any, most: int = 60) -> str:
@@ -336,7 +362,7 @@ class Held:
                 yield TreeLine(component, array + _html.sharding(child), size)
             else:
                 yield TreeLine(component, _short(child))
-        yield from (TreeLine(*row) for row in field_rows(self._spec.fields))
+        yield from (TreeLine(*row) for row in field_rows([("", self._spec.fields)]))
 
     def reduce(self) -> tuple[Any, ...]:
         return _unflatten, (self._spec, self._children)

@@ -81,18 +81,23 @@ def record(
             path, value = flat.paths[number], flat.leaves[number]
             name = _names.name_of(path, source)[0]
             node, _, field = name.rpartition(".")
-            plain, encoded = nodes.setdefault(node, ({}, {}))
+            plain, encoded = nodes.get(node, ({}, {}))
             good, as_json = _json.jsonable(value)
             if good:
-                plain[field] = as_json
+                nodes[node] = {**plain, field: as_json}, encoded
             else:
-                encoded[field] = _encoded.encode(value)
+                nodes[node] = plain, {**encoded, field: _encoded.encode(value)}
     values: list[dict[str, Any]] = []
     others: list[dict[str, Any]] = []
     of: dict[str, int] = {}
     seen: dict[str, int] = {}
+    # Many nodes of a checkpoint may have one row, which is made a key once.
+    keys: dict[tuple[int, int], str] = {}
     for name, (plain, encoded) in nodes.items():
-        key = repr((plain, encoded))
+        ids = id(plain), id(encoded)
+        if ids not in keys:
+            keys[ids] = repr((plain, encoded))
+        key = keys[ids]
         if key not in seen:
             seen[key] = len(values)
             values.append(plain)

@@ -223,6 +223,71 @@ def ours_parts(path, n):
     _ours(path, ["a." * 200 + f"b{i}" for i in range(n)], "k" * 201)
 
 
+def _with(path: pathlib.Path, alter: Callable[[dict[str, Any]], None]) -> None:
+    """A checkpoint of one leaf, and of None, with another index."""
+    ec.tree_serialise_leaves(path, {"a": np.ones(3), "z": None}, durable=False)
+    forge(path, alter)
+
+
+def _instead(path: pathlib.Path, types: list[Any], *rows: list[Any]) -> None:
+    """Other rows where None is in the structure: their children count from `-1` on."""
+
+    def alter(value: dict[str, Any]) -> None:
+        made = value["structure"]
+        top = made["nodes"].pop()
+        made["types"] += types
+        made["nodes"] += rows
+        top[1] = [0, len(made["nodes"]) - 1]
+        made["nodes"].append(top)
+
+    _with(path, alter)
+
+
+@growth(40_000)
+def ours_nodes(path, n):
+    """Nodes without leaves, which are a row and a number."""
+    _instead(path, [], ["none", []], ["tuple", [2, 1 - n]])
+
+
+@growth(150)
+def ours_fields(path, n):
+    """As many Modules as they have fields, each with a name."""
+    kind = ["a", "B", [f"field{i}" for i in range(n)], [], []]
+    rows = [["none", []], ["dataclass", [2, 1 - n], 0, []], ["tuple", [3, 1 - n]]]
+    _instead(path, [kind], *rows)
+
+
+@growth(20_000)
+def ours_sets(path, n):
+    """Integers of one hash in a set."""
+    _instead(path, [], ["value", [], {"set": [i * (2**61 - 1) for i in range(n)]}])
+
+
+@growth(20_000)
+def ours_keys(path, n):
+    """Integers of one hash as the keys of a dict."""
+    keys = [i * (2**61 - 1) for i in range(n)]
+    _instead(path, [], ["none", []], ["dict", [2, 1 - n], keys])
+
+
+@growth(1000)
+def ours_unknown(path, n):
+    """Values that were not saved, each with a long text."""
+    rows = [["value", [], {"unknown": f"{i}" + "x" * 900}] for i in range(n)]
+    _instead(path, [], *rows, ["tuple", list(range(2, n + 2))])
+
+
+@growth(500)
+def ours_statics(path, n):
+    """As many Modules as there are fields in the one row that all of them have."""
+
+    def alter(value: dict[str, Any]) -> None:
+        value["statics"], value["encoded"] = [{f"f{i}": 0 for i in range(n)}], [{}]
+        value["static"] = {f"m{i}": 0 for i in range(n)}
+
+    _with(path, alter)
+
+
 def _orbax(path: pathlib.Path, tree: dict[str, Any], **more: Any) -> None:
     path.mkdir()
     value = {"tree_metadata": tree, "use_zarr3": True, **more}
@@ -336,10 +401,14 @@ def show(path: pathlib.Path) -> str:
     try:
         ckpt = ec.open(path)
         repr(ckpt), repr(ckpt.leaves), repr(ckpt.tree), list(ckpt.leaves)
+        ckpt._repr_html_()
         for leaf in list(ckpt.leaves.values())[:20]:
             leaf.read()
+        if ckpt._source.has_digests:
+            repr(ec.diff(path, path))
+            ec.rebuild(path, [])
     except (ValueError, RuntimeError) as e:
-        assert len(str(e)) < 5000, str(e)[:200]
+        assert len(str(e)) < 20_000, str(e)[:200]
         return type(e).__name__
     return ""
 
