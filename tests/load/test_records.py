@@ -6,6 +6,7 @@ import concurrent.futures as cf
 import json
 import os
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from attacks.records import MADE
 from support.helpers import run_python
 
 import eqx_ckpt as ec
+import eqx_ckpt._cli._main as command
 
 
 def _records(count, seed, names):
@@ -74,3 +76,30 @@ def test_many_nodes_without_leaves(tmp_path):
     forge(tmp_path / "few", alter)
     with pytest.raises(ec.DamagedError, match="more nodes and values than are made"):
         ec.rebuild(tmp_path / "few", [])
+
+
+def test_a_row_of_static_fields_that_many_modules_have(tmp_path, capsys):
+    """It is shown, and compared, at the cost of the file and not of what it stands for.
+    What is left out is counted."""
+
+    def make(path, number):
+        ec.tree_serialise_leaves(path, {"a": np.ones(1)}, durable=False)
+
+        def alter(value):
+            value["statics"] = [{f"f{i}": number for i in range(1200)}]
+            value["encoded"], value["static"] = [{}], {f"m{i}": 0 for i in range(1200)}
+
+        forge(path, alter)
+
+    make(tmp_path / "a", 0), make(tmp_path / "b", 1)
+    ckpt = ec.open(tmp_path / "a")
+    assert ckpt.tree.m1199.f1199 == 0
+    begin = time.process_time()
+    found = ec.diff(ckpt, tmp_path / "b")
+    assert not ec.diff(ckpt, tmp_path / "a").static
+    assert len(ckpt._repr_html_()) + len(repr(ckpt.tree)) < 400_000
+    assert command.main(["ls", ckpt.path]) == 0
+    assert time.process_time() - begin < 5
+    assert len(capsys.readouterr().out) < 500_000
+    assert found.static["m0.f7"] == ("0", "1") and len(found.static) < 10_000
+    assert found.static["m1199.*"] == ("1200 static fields", "others")
