@@ -318,7 +318,7 @@ def _json(r: random.Random, data: bytes) -> bytes:
     if r.random() < 0.05 and (names := re.findall(r'"[^"]*": ', made)):
         old, new = r.choice(names), r.choice(names)
         made = made.replace(old, new)  # A key twice.
-    return made.encode()
+    return fields.deepened(made.encode())
 
 
 def _header(r: random.Random, data: bytes) -> bytes:

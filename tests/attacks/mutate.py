@@ -49,7 +49,7 @@ _texts += [
     "fry",
     "rbg",
 ]
-_others = [*fields.OTHERS, False, [0, 0, 0, 0], fields.deep(300), fields.deep(900)]
+_others = [*fields.OTHERS, False, [0, 0, 0, 0], *fields.DEEP]
 
 
 def places(value: Any, path: tuple = ()) -> list[tuple]:
@@ -146,7 +146,7 @@ def mutate(r: random.Random, path: pathlib.Path) -> tuple[str, bool]:
         del value["digest"]
         what = [change_value(r, value) for _ in range(r.choice((1, 1, 1, 2, 3)))]
         body = json.dumps(value, separators=(",", ":")).encode()[:-1]
-        index.write_bytes(seal(body))
+        index.write_bytes(seal(fields.deepened(body)))
         return f"values {what}", False
     if kind < 0.75:
         data = index.read_bytes()

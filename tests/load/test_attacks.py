@@ -371,3 +371,13 @@ def test_a_hundred_thousand_mutations():
     with cf.ThreadPoolExecutor(os.cpu_count()) as pool:
         for out in pool.map(lambda seed: _mutations(2000, seed), range(1, 51)):
             assert not out["wrong"], out["wrong"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_ten_thousand_mutations_of_each_format(kind):
+    code = "from attacks import mutate; mutate.main(2000, {seed}, 1.0, [{kind!r}])"
+    run = lambda seed: json.loads(run_python(code.format(seed=seed, kind=kind)))
+    with cf.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for out in pool.map(run, range(5)):
+            assert out["tried"] == 2000 and not out["wrong"], out["wrong"]

@@ -203,6 +203,14 @@ def test_the_attacks_are_made_of_good_parts(tmp_path):
     assert tree["w"].shape == (2, 3) and tree["n"] == 5
 
 
+def test_a_layout_is_a_text(tmp_path):
+    """As a dtype is: it says nothing of a tensor."""
+    call = pickles.name("torch.serialization", "_get_layout")
+    layout = call + b"(" + pickles.text("torch.strided") + b"tR"
+    pickles.write(tmp_path / "a.pt", pickles.state(w=pickles.tensor(), layout=layout))
+    assert ec.open(tmp_path / "a.pt")["layout"].read() == "torch.strided"
+
+
 def test_nothing_that_a_pickle_can_name_is_code_of_others():
     """All that is called is in the module that makes tensors."""
     for value in _tensors.NAMES.values():
