@@ -105,17 +105,30 @@ def name_of(path: tuple, source: str = "") -> tuple[str, str]:
         kinds += kind
         components.append(text)
     name = join(source, components)
+    _check_size(name, len(kinds))
+    return name, kinds
+
+
+def child_name(name: str, key: Any, depth: int) -> str:
+    """The dotted name of the node that an entry of a key path leads to, so many nodes
+    deep, from the one called `name` ("": the top)."""
+    part = component(key)[1]
+    name = f"{name}.{part}" if name else join("", [part])
+    _check_size(name, depth)
+    return name
+
+
+def _check_size(name: str, depth: int) -> None:
     if len(name) > MAX_NAME:
         raise ValueError(
             f"The name `{name[:60]}...` has {len(name)} bytes, and at most {MAX_NAME} "
             "can be stored. Use shorter keys."
         )
-    if len(kinds) > MAX_DEPTH:
+    if depth > MAX_DEPTH:
         raise ValueError(
-            f"The leaf `{name[:60]}...` is {len(kinds)} nodes deep in the tree, and at "
+            f"The leaf `{name[:60]}...` is {depth} nodes deep in the tree, and at "
             f"most {MAX_DEPTH} can be stored."
         )
-    return name, kinds
 
 
 # How an entry of a key path is told from others of its type.

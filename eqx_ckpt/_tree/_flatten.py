@@ -5,7 +5,8 @@ import dataclasses
 import functools as ft
 import itertools as it
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import types
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -46,33 +47,80 @@ def flatten(tree: PyTree, is_leaf: IsLeaf) -> Flat:
     return Flat([path for path, _ in pairs], [leaf for _, leaf in pairs], structure)
 
 
-_ARRAYS = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
-
-
 # ---- Modules, and the nodes of Modules that were saved.
 
 
-def modules(tree: PyTree, is_leaf: IsLeaf, path: tuple = ()) -> Iterator[tuple]:
-    """`(key path, Module)` for every Module in a tree, without those inside leaves."""
+class ModuleFields(NamedTuple):
+    """The names of the fields of a class of Modules."""
 
-    def stop(x: Any) -> bool:
-        return isinstance(x, (eqx.Module, Node)) or (is_leaf is not None and is_leaf(x))
+    dynamic: tuple[str, ...]
+    static: tuple[str, ...]
 
-    is_node = stop(tree) and not (is_leaf is not None and is_leaf(tree))
-    if is_node:
-        yield path, tree
-    if is_node and isinstance(tree, eqx.Module):
-        for field in dataclasses.fields(tree):
-            if not field.metadata.get("static", False) and hasattr(tree, field.name):
-                child = getattr(tree, field.name)
-                if not isinstance(child, _ARRAYS):  # As most are, of many Modules.
-                    below = (*path, jtu.GetAttrKey(field.name))
-                    yield from modules(child, is_leaf, below)
-        return
-    inner = lambda x: stop(x) and not (is_node and x is tree)
-    for below, x in jtu.tree_flatten_with_path(tree, is_leaf=inner)[0]:
-        if isinstance(x, (eqx.Module, Node)) and x is not tree:
-            yield from modules(x, is_leaf, (*path, *below))
+
+@ft.lru_cache(maxsize=4096)
+def module_fields(cls: type) -> ModuleFields:
+    fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
+    is_static = {x.name: x.metadata.get("static", False) for x in fields}
+    return ModuleFields(
+        tuple(name for name, static in is_static.items() if not static),
+        tuple(name for name, static in is_static.items() if static),
+    )
+
+
+def field_values(module: Any, names: Iterable[str]) -> dict[str, Any]:
+    """The fields of these names that a Module has. Equinox looks at each attribute that
+    it gives, and so is slow."""
+    own = object.__getattribute__(module, "__dict__")
+    out = {name: own[name] for name in names if name in own}
+    if len(out) == len(names):  # pyright: ignore[reportArgumentType]
+        return out
+    return {name: getattr(module, name) for name in names if hasattr(module, name)}
+
+
+@ft.lru_cache(maxsize=4096)
+def _is_module(cls: type) -> bool:
+    return issubclass(cls, (eqx.Module, Node))
+
+
+# What has no nodes in it, as most children.
+_BARE = (jax.Array, np.ndarray, jax.ShapeDtypeStruct, types.FunctionType, np.generic)
+_SCALARS = (type(None), bool, int, float, complex, str, bytes)
+
+
+@ft.lru_cache(maxsize=4096)
+def _is_bare(cls: type) -> bool:
+    return cls in _SCALARS or issubclass(cls, _BARE)
+
+
+def modules(
+    tree: PyTree, is_leaf: IsLeaf, source: str = ""
+) -> Iterable[tuple[str, Any]]:
+    """The name and the Module of every Module in a tree, without those inside leaves.
+    `source` is the name of the tree itself."""
+    out: list[tuple[str, Any]] = []
+
+    def add(x: Any, name: str, depth: int) -> None:
+        if is_leaf is not None and is_leaf(x):
+            return
+        cls = type(x)
+        pairs: Iterable[tuple[Any, Any]]
+        if _is_module(cls):
+            out.append((name, x))
+        if cls is list or cls is tuple:
+            pairs = ((jtu.SequenceKey(i), y) for i, y in enumerate(x))
+        elif cls is not Node and _is_module(cls):
+            fields = field_values(x, module_fields(cls).dynamic)
+            pairs = ((jtu.GetAttrKey(key), y) for key, y in fields.items())
+        else:
+            stop = lambda y: y is not x
+            keyed = jtu.tree_flatten_with_path(x, is_leaf=stop)[0]
+            pairs = ((path[0], y) for path, y in keyed if path)
+        for key, child in pairs:
+            if not _is_bare(type(child)):
+                add(child, _names.child_name(name, key, depth + 1), depth + 1)
+
+    add(tree, source, 0)
+    return out
 
 
 def node_types(structure: Any) -> NodeTypes:

@@ -6,8 +6,6 @@ a tuple with a function in it the rest can be compared.
 """
 
 import contextlib
-import dataclasses
-import functools as ft
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -33,31 +31,27 @@ def recorded(module: eqx.Module | Node) -> tuple[dict[str, Any], dict[str, Any]]
     encoded: dict[str, Any] = {}
     if isinstance(module, eqx.nn.StateIndex):
         return plain, encoded  # Its marker is how this process finds an entry.
-    functions: dict[str, Any] = {}
-    for field, is_static in _fields(type(module)):
-        if not hasattr(module, field):
+    dynamic, static = _flatten.module_fields(type(module))
+    for field, value in _flatten.field_values(module, static).items():
+        if type(value) in _SIMPLE:
+            plain[field] = value
             continue
-        value = getattr(module, field)
-        if is_static:
-            good, as_json = _json.jsonable(value)
-            if good:
-                plain[field] = as_json
-            else:
-                encoded[field] = _encoded.encode(value)
-        elif callable(value) and (name := _named.name_of(value)) is not None:
-            functions[field] = {"name": list(name)}
+        good, as_json = _json.jsonable(value)
+        if good:
+            plain[field] = as_json
+        else:
+            encoded[field] = _encoded.encode(value)
     # A leaf that is a function is compared beside static fields, as it stands for one.
     # Alone it makes no node of a Module that has nothing else to be stored.
     if plain or encoded:
-        encoded |= functions
+        for field, value in _flatten.field_values(module, dynamic).items():
+            if callable(value) and (name := _named.name_of(value)) is not None:
+                encoded[field] = {"name": list(name)}
     return plain, encoded
 
 
-@ft.lru_cache(maxsize=4096)
-def _fields(cls: type) -> list[tuple[str, bool]]:
-    """The names of the fields of a Module, and whether they are static."""
-    fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
-    return [(field.name, field.metadata.get("static", False)) for field in fields]
+# What is in the index as it is, whatever its value.
+_SIMPLE = (bool, type(None))
 
 
 def record(
@@ -72,10 +66,10 @@ def record(
     default, those that a save stores by default."""
     nodes: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
     if any(issubclass(cls, (eqx.Module, Node)) for cls in flat.types.all):
-        for path, module in _flatten.modules(tree, is_leaf):
+        for name, module in _flatten.modules(tree, is_leaf, source):
             plain, encoded = recorded(module)
             if plain or encoded:
-                nodes[_flatten.module_name(path, source)] = plain, encoded
+                nodes[name] = plain, encoded
     for number in _left_out(flat.leaves, chosen):
         with contextlib.suppress(ValueError):  # What has no name cannot be compared.
             path, value = flat.paths[number], flat.leaves[number]

@@ -17,7 +17,7 @@ from jaxtyping import PyTree
 
 from .._format import _names, _structure
 from .._format._structure import Structure
-from . import _exact, _named, _register
+from . import _exact, _flatten, _named, _register
 from ._filters import IsLeaf
 from ._flatten import Flat
 from ._node import Node
@@ -261,10 +261,11 @@ class _Recorder:
         return self._row("namedtuple", children, number)
 
     def _module(self, x: Any, depth: int) -> int:
-        fields = _module_fields(type(x), tuple(vars(x)))
+        own = object.__getattribute__(x, "__dict__")
+        fields = _module_fields(type(x), tuple(own))
         if fields is None:
             # Equinox itself adds attributes that stand for nothing.
-            some = tuple(name for name in vars(x) if not _is_missing(vars(x)[name]))
+            some = tuple(name for name in own if not _is_missing(own[name]))
             fields = _module_fields(type(x), some)
         if fields is None:
             return self._other(x, depth)  # Such as what wraps a function.
@@ -287,9 +288,10 @@ class _Recorder:
 
     def _fields(self, kind: str, x: Any, fields: "_Fields", depth: int) -> int:
         cls = type(x)
-        children = self._below([getattr(x, n) for n in fields.dynamic], depth, cls)
+        inside = list(_flatten.field_values(x, fields.dynamic).values())
+        children = self._below(inside, depth, cls)
         number = self._type(cls, fields)
-        values = [getattr(x, name) for name in fields.static]
+        values = list(_flatten.field_values(x, fields.static).values())
         if all(map(_is_simple, values)):
             # Most are those of another Module, and a number is not equal to a bool.
             key = kind, tuple(children), number, *map(type, values), *values
