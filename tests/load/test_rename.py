@@ -1,5 +1,6 @@
 """`rename=`: what was saved under other names loads as if it had those of `like`."""
 
+import dataclasses
 import functools as ft
 import random
 import re
@@ -43,7 +44,7 @@ class _Mover:
             self.move(child, (*old, _text(was)), (*new, _text(now)))
             for was, now, child in rows
         ]
-        return _node.Node(_node.Held(spec._replace(keys=keys), made))
+        return _node.Node(_node.Held(dataclasses.replace(spec, keys=keys), made))
 
     def relabel(self, node):
         """The labels of States, once all names are known."""
@@ -52,7 +53,9 @@ class _Mover:
         body = _node.body_of(node)
         spec, children = body.spec(), list(map(self.relabel, body.children()))
         labels = tuple(map(self._label, spec.labels))
-        return _node.Node(_node.Held(spec._replace(labels=labels), children))
+        return _node.Node(
+            _node.Held(dataclasses.replace(spec, labels=labels), children)
+        )
 
     def _label(self, label):
         if label is None:
