@@ -21,6 +21,11 @@ def read(data: bytes, what: str, check: Check) -> Any:
         value = _json.parse(data, what)
     except ValueError as e:
         raise DamagedError(_text.bounded(str(e))) from e
+    return checked(value, what, check)
+
+
+def checked(value: Any, what: str, check: Check) -> Any:
+    """A value, if it is what it has to be. **Raises:** as `read`."""
     if not check(value):
         raise DamagedError(f"{what} is not as it was written: {_shown(value)}")
     return value

@@ -10,6 +10,7 @@ from typing import Any
 from jax._src import distributed
 from jaxtyping import PyTree
 
+from .._format import _checks
 from .._load import _checkpoint, _deserialise, _source
 from .._load._checkpoint import Checkpoint
 from .._runtime import _processes
@@ -68,7 +69,10 @@ def gathered(processes: Processes, data: bytes, own: PyTree) -> Any:
     if not is_all(own):
         return decode(data, own)
     words = [word.hex() for word in processes.gather(data)]
-    words = json.loads(processes.broadcast(json.dumps(words).encode()))
+    said = json.loads(processes.broadcast(json.dumps(words).encode()))
+    # They may be larger than any record.
+    is_right = _checks.each(_checks.is_text)
+    words = _checks.checked(said, "what is said of own states", is_right)
     return [decode(bytes.fromhex(word), own) for word in words]
 
 

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 from jaxtyping import PyTree
 
-from .._format import _files, _text
+from .._format import _checks, _files, _text
 from .._format._index import SavedState
 from .._load import formats
 from .._runtime import _arguments, _gc, _log, _processes, _progress
@@ -228,6 +228,10 @@ def _write(
         return ""
 
 
+_is_own = _checks.row(_checks.is_number, _checks.is_digest)
+_IS_SAID = _checks.row(_checks.is_text, _checks.either(_checks.same(None), _is_own))
+
+
 def _write_directory(
     plan: Plan, processes: Processes, base: _reuse.Base | None, advance: Advance
 ) -> str:
@@ -260,7 +264,9 @@ def _write_directory(
                 said = said._replace(own=_notes.write_own(plan.options.own, save, into))
         words = processes.gather(json.dumps(said).encode())
         if place is not None:
-            heard = [Said(*json.loads(word)) for word in words]
+            heard = [
+                Said(*_checks.read(word, "what is saved", _IS_SAID)) for word in words
+            ]
             for index in range(1, processes.count):
                 files += _notes.see(save, layout, heard[index], index, into)
             own = [SavedState(*x.own) for x in heard if x.own is not None]

@@ -1,0 +1,110 @@
+"""Runs and near disks that somebody has altered: no text in them becomes a path, and no
+link is followed. `attacks/runs.py` makes many more.
+"""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from attacks import runs
+from support.helpers import files_of
+
+import eqx_ckpt as ec
+from eqx_ckpt._format import _checks
+from eqx_ckpt._save import _publish
+from eqx_ckpt._storage import _root
+
+
+TREE = {"w": np.ones(3)}
+
+
+def manager(path):
+    return ec.CheckpointManager(path / "run", near=path / "disk", near_every=1, every=9)
+
+
+def calls(path):
+    """Errors of calls that would read, write and delete."""
+    own = manager(path)
+    for call in (lambda: own.restore(TREE), lambda: own.save(2, TREE), own.latest):
+        with pytest.raises(ValueError) as e:
+            call()
+        yield e.value
+
+
+@pytest.mark.parametrize("run", ["../../home/thesis", "/", "*", "0" * 15, 1])
+def test_an_attempt_names_no_directory(tmp_path, run):
+    (tmp_path / "home/thesis/chapter").mkdir(parents=True)
+    (tmp_path / "home/thesis/chapter/1").touch()
+    manager(tmp_path).save(1, TREE)
+    before = files_of(tmp_path)
+    attempt = tmp_path / "run/eqx_ckpt.run/1"
+    attempt.write_text(json.dumps([run, 1, ""]))
+    for error in calls(tmp_path):
+        assert isinstance(error, ec.DamagedError)
+        assert "Which near steps" in str(error) and "`eqx_ckpt.run/1`" in str(error)
+    before["run/eqx_ckpt.run/1"] = attempt.read_bytes()
+    assert files_of(tmp_path) == before
+
+
+@pytest.mark.parametrize("place", ["run/eqx_ckpt.run", "disk/eqx_ckpt.near"])
+def test_directories_of_a_manager_are_no_links(tmp_path, place):
+    with ec.CheckpointManager(tmp_path / "other") as other:
+        for step in (1, 2, 3):
+            other.save(step, TREE)
+    manager(tmp_path).save(1, TREE)
+    (tmp_path / place).rename(tmp_path / "away")
+    os.symlink(tmp_path / "other", tmp_path / place)
+    before = files_of(tmp_path / "other")
+    for error in calls(tmp_path):
+        assert "is a symbolic link, and a manager follows none" in str(error)
+    assert files_of(tmp_path / "other") == before
+    # The root itself, and the near disk, may be links.
+    (tmp_path / place).unlink()
+    (tmp_path / "away").rename(tmp_path / place)
+    for name in ("run", "disk"):
+        (tmp_path / name).rename(tmp_path / f"real-{name}")
+        os.symlink(tmp_path / f"real-{name}", tmp_path / name)
+    assert manager(tmp_path).restore(TREE)[1] == 1
+
+
+def test_what_process_0_says_of_a_save_is_checked(tmp_path):
+    root = _root.resolve(tmp_path)
+    for said in (
+        ["../x", False],
+        ["0" * 16, 0],
+        ["0" * 16],
+        "0" * 16,
+        ["*" * 16, True],
+    ):
+        with pytest.raises(ec.DamagedError, match="process 0"):
+            _publish.told(root, json.dumps(said).encode())
+
+
+def test_checks():
+    check = _checks.row(_checks.is_number, _checks.each(_checks.is_id))
+    assert _checks.read(b'[7, ["0123456789abcdef"]]', "it", check) == [
+        7,
+        ["0123456789abcdef"],
+    ]
+    bad = [b"[7]", b"[true, []]", b"[7.0, []]", b"[-1, []]", b"[7, [1]]", b'{"a": 7}']
+    bad += [b"[" * 10**5, b"[1" + b"0" * 5000 + b", []]", b"[7, [NaN]]", b"\xff", b""]
+    for data in bad:
+        with pytest.raises(ec.DamagedError, match="^it is not") as e:
+            _checks.read(data, "it", check)
+        assert len(str(e.value)) < 2000
+
+
+def test_altered_runs():
+    _campaign(60)
+
+
+@pytest.mark.long
+def test_many_altered_runs():
+    print(_campaign(10_000))
+
+
+def _campaign(count):
+    done = runs.main(count, 1)
+    assert done["tried"] == count and done["wrong"] == []
+    return done
