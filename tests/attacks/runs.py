@@ -42,6 +42,7 @@ from . import forge, index_of
 
 DOCUMENTED = (ValueError, RuntimeError, OSError)
 _HANG = 30
+_HEAD = b'{"format":"eqx_ckpt journal","version":1,"steps":'
 _ID = "0123456789abcdef"
 # A number that JSON has and Python refuses to read.
 _LONG = "1" + "0" * 5000
@@ -71,21 +72,34 @@ def alterations(value: Any, outside: str) -> Iterator[Any]:
         yield from (float(value), str(value), -value, value + 0.5)
 
 
-def texts(value: Any, outside: str, path: tuple = ()) -> Iterator[tuple[str, str]]:
-    """JSON that differs from a value in one place, and what was altered."""
-    for new in alterations(_at(value, path), outside):
-        yield f"{path}: {_shown(new)}", _dumped(_replaced(value, path, new))
+class Altered(NamedTuple):
+    """A value that has something else at a path."""
+
+    value: Any
+    path: tuple
+    new: Any
+    how: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.how or _shown(self.new)}"
+
+    def text(self) -> str:
+        return _dumped(_replaced(self.value, self.path, self.new))
+
+
+def altered(value: Any, outside: str, path: tuple = ()) -> Iterator[Altered]:
+    """JSON that differs from a value in one place."""
     inner = _at(value, path)
-    if not isinstance(inner, list):
+    yield from (Altered(value, path, new) for new in alterations(inner, outside))
+    if not isinstance(inner, (list, dict)):
         return
-    for i in range(len(inner)):
-        for what, new in (
-            ("without", inner[:i] + inner[i + 1 :]),
-            ("twice", inner[: i + 1] + inner[i:]),
-            ("swapped", inner[:i] + inner[i : i + 2][::-1] + inner[i + 2 :]),
-        ):
-            yield f"{path}: {what} {i}", _dumped(_replaced(value, path, new))
-        yield from texts(value, outside, (*path, i))
+    for i in range(len(inner)) if isinstance(inner, list) else inner:
+        if isinstance(inner, list):
+            twice, after = inner[: i + 1] + inner[i:], inner[i : i + 2][::-1]
+            yield Altered(value, path, inner[:i] + inner[i + 1 :], f"without {i}")
+            yield Altered(value, path, twice, f"{i} twice")
+            yield Altered(value, path, inner[:i] + after + inner[i + 2 :], f"{i} later")
+        yield from altered(value, outside, (*path, i))
 
 
 def _at(value: Any, path: tuple) -> Any:
@@ -171,26 +185,22 @@ class Case(NamedTuple):
 def cases(pattern: pathlib.Path, outside: str) -> list[Case]:
     out = [Case("nothing", lambda path: None)]
     (attempt,) = (pattern / "run/eqx_ckpt.run").iterdir()
-    value = json.loads(attempt.read_bytes())
-    for what, text in [*texts(value, outside), *_torn(attempt.read_text())]:
-        out.append(Case(f"attempt {what}", _writes(attempt.relative_to(pattern), text)))
+    key, last = attempt.relative_to(pattern), pathlib.Path("run/eqx_ckpt.run/2")
+    for new in altered(json.loads(attempt.read_bytes()), outside):
+        out.append(Case(f"attempt {new}", _writes(key, new.text)))
         # One that would be the last.
-        new = pathlib.Path("run/eqx_ckpt.run/2")
-        out.append(Case(f"last attempt {what}", _writes(new, text)))
+        out.append(Case(f"last attempt {new}", _writes(last, new.text)))
+    for what, data in _torn(attempt.read_text()):
+        out.append(Case(f"attempt {what}", _writes(key, lambda data=data: data)))
     journal = pattern / "run" / _journal.KEY
-    rows = json.loads(journal.read_bytes())["steps"]
-    for what, text in texts(rows, outside):
-        body = b'{"format":"eqx_ckpt journal","version":1,"steps":' + _encoded(text)
-        sealed = _writes(journal.relative_to(pattern), _index.sealed(body))
-        out.append(Case(f"journal {what}", sealed))
-    fields = ec.open(part_of(pattern)).metadata["near"]
-    for what, text in texts(fields, outside):
-        out.append(Case(f"part {what}", _reparts(text)))
-    metadata = index_of(pattern / "run/15/default")["metadata"]
-    for key in ({}, *metadata):
-        path = (key,) if isinstance(key, str) else ()
-        for what, text in texts(metadata, outside, path):
-            out.append(Case(f"metadata {what}", _remetadata(text)))
+    for new in altered(json.loads(journal.read_bytes())["steps"], outside):
+        sealed = lambda new=new: _index.sealed(_HEAD + _encoded(new.text()))
+        key = journal.relative_to(pattern)
+        out.append(Case(f"journal {new}", _writes(key, sealed)))
+    for new in altered(ec.open(part_of(pattern)).metadata, outside):
+        out.append(Case(f"part {new}", _reparts(new.text)))
+    for new in altered(index_of(pattern / "run/15/default")["metadata"], outside):
+        out.append(Case(f"metadata {new}", _remetadata(new.text)))
     out += [*_renamed(pattern), *_linked(pattern)]
     return out
 
@@ -206,20 +216,26 @@ def _torn(text: str) -> Iterator[tuple[str, Any]]:
         yield f"ends at {stop}", text[:stop]
 
 
-def _writes(key: pathlib.Path, text: str | bytes) -> Callable[[pathlib.Path], None]:
-    data = text if isinstance(text, bytes) else _encoded(text)
-    return lambda path: (path / key).write_bytes(data) and None
+Text = Callable[[], str]
 
 
-def _reparts(text: str) -> Callable[[pathlib.Path], None]:
+def _writes(
+    key: pathlib.Path, make: Callable[[], str | bytes]
+) -> Callable[[pathlib.Path], None]:
     def alter(path: pathlib.Path) -> None:
-        file = part_of(path)
-        old = ec.open(file).metadata["near"]
+        data = make()
+        (path / key).write_bytes(data if isinstance(data, bytes) else _encoded(data))
+
+    return alter
+
+
+def _reparts(text: Text) -> Callable[[pathlib.Path], None]:
+    def alter(path: pathlib.Path) -> None:
         # In place of what there is, a zip with another index.
         with tempfile.TemporaryDirectory() as away:
-            ec.tree_serialise_leaves(f"{away}/c", tree(16), metadata={"near": old})
-            _alter_metadata(pathlib.Path(away, "c"), f'{{"near": {text}}}')
-            file.write_bytes(_zipped(pathlib.Path(away, "c")))
+            ec.tree_serialise_leaves(f"{away}/c", tree(16))
+            _alter_metadata(pathlib.Path(away, "c"), text())
+            part_of(path).write_bytes(_zipped(pathlib.Path(away, "c")))
 
     return alter
 
@@ -240,8 +256,8 @@ def _zipped(path: pathlib.Path) -> bytes:
     return out.getvalue()
 
 
-def _remetadata(text: str) -> Callable[[pathlib.Path], None]:
-    return lambda path: _alter_metadata(path / "run/15/default", text)
+def _remetadata(text: Text) -> Callable[[pathlib.Path], None]:
+    return lambda path: _alter_metadata(path / "run/15/default", text())
 
 
 def _alter_metadata(path: pathlib.Path, text: str) -> None:
@@ -362,6 +378,9 @@ def _cleans(path: pathlib.Path) -> Any:
     ec.clean(path / "run")
     ec.clean(path / "disk")
     ec.clean(path / "disk/eqx_ckpt.near")
+    ec.clean(path / "disk", idle=True)
+    with contextlib.redirect_stdout(io.StringIO()):
+        _main.main(["clean", "--list", str(path / "disk")])
 
 
 def _pins(path: pathlib.Path) -> Any:
@@ -424,10 +443,10 @@ def message_cases(base: pathlib.Path, outside: str) -> list[tuple[Case, str]]:
             outcome(path, call)
         for number, word in enumerate(words.heard):
             with contextlib.suppress(ValueError):
-                for what, text in texts(json.loads(word), outside):
-                    alter = lambda _, text=text: _encoded(text)
+                for new in altered(json.loads(word), outside):
+                    alter = lambda _, new=new: _encoded(new.text())
                     case = Case(
-                        f"word {number} of {call}: {what}", None, (number, alter)
+                        f"word {number} of {call}: {new}", None, (number, alter)
                     )
                     out.append((case, call))
     return out
