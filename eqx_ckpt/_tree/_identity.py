@@ -130,7 +130,7 @@ def _key(x: Any, below: Callable[[Any], Any], walk: Callable[[Any, bool], Any]) 
     if isinstance(x, types.FunctionType):
         return _Object(x), *(walk(y, True) for y in _closed_over(x))
     if isinstance(x, types.MethodType):
-        return cls, below(x.__self__), below(x.__func__)
+        return cls, walk(x.__self__, True), below(x.__func__)
     return _of_object(x, below)
 
 

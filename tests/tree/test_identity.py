@@ -27,6 +27,9 @@ class Plain:
     def __init__(self, x):
         self.x = x
 
+    def method(self):
+        return self.x
+
 
 class Module(eqx.Module):
     w: jax.Array
@@ -97,6 +100,14 @@ def test_what_is_changed_in_place():
         elif isinstance(inner, np.ndarray):
             inner[0] = 7
         assert _identity.key(x) != before
+
+
+def test_a_method_is_that_of_an_object():
+    """Whatever that counts: a loop that stores a method of its own exports once."""
+    x = Plain(1)
+    before = _identity.key(x.method)
+    x.x = 2
+    assert _identity.key(x.method) == before != _identity.key(Plain(1).method)
 
 
 def test_what_leads_to_itself_and_what_is_too_large():
