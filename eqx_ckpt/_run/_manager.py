@@ -2,6 +2,7 @@
 
 import os
 import signal
+import weakref
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, overload, Unpack
 
@@ -86,10 +87,11 @@ class CheckpointManager:
     Use it as a context manager: at the end of the `with` it saves the last state that
     was given to [`save`][] and was not due, waits, and raises what went wrong. So a run
     ends with its last state, whatever ends it: its last step, a `break`, one of the
-    `signals`, or an exception. After an exception there are two cases in which the
-    newest state is that of the last save, and the exception has a note that says so:
-    its arrays have been donated meanwhile, or this is one of many processes. What is
-    saved because of an exception lets no older step be deleted.
+    `signals`, or an exception. Without a `with` that state is lost, which a
+    `ResourceWarning` and a line of the log say. After an exception there are two cases
+    in which the newest state is that of the last save, and the exception has a note
+    that says so: its arrays have been donated meanwhile, or this is one of many
+    processes. What is saved because of an exception lets no older step be deleted.
 
     In a run of many processes all of them make the same calls, and process 0 decides
     and deletes. No link below the root is followed. Complete steps that Orbax's
@@ -148,6 +150,7 @@ class CheckpointManager:
         self._saves = Saves(self._steps, self._policy, saved)
         self._near = _near.of(self._saves)
         self._signals = Signals(signals)
+        weakref.finalize(self, self._saves.forget)
 
     def __repr__(self) -> str:
         return f"CheckpointManager({self._steps.root.url!r})"
@@ -181,7 +184,8 @@ class CheckpointManager:
         - `tree`: what to save.
         - `metrics`: numbers, or arrays of one. They become part of the metadata, those
             that are not finite as strings; it is only of saved steps that they are
-            computed.
+            computed. Before a step has the metric of `best`, metrics without it are an
+            error, and no step is deleted.
         - `metadata`: as of a save, a dict. `step` and `metrics` are put into it.
         - `force`: whether to save now, due or not, and to replace the step if it is
             there.

@@ -70,6 +70,10 @@ class Policy(NamedTuple):
         seconds = self.every_seconds
         return seconds is None or time.monotonic() - last >= seconds
 
+    def has_metric(self, known: Mapping[int, dict[str, Any]]) -> bool:
+        """Whether a step has the metric of `best`, if that is given."""
+        return self.best is None or any(self.best[0] in of for of in known.values())
+
     def best_of(self, known: Mapping[int, dict[str, Any]]) -> int | None:
         """The step with the best metric, if one has it."""
         if self.best is None:
@@ -96,4 +100,6 @@ class Policy(NamedTuple):
         """The steps that stay once a new one is saved."""
         found = self.reasons(known, new)
         every = self.keep_every
+        if not self.has_metric(known):
+            return found.union(known)
         return found.union(s for s in known if every is not None and s % every == 0)

@@ -1,5 +1,6 @@
 """`restore`: the newest step of a run that is complete and undamaged."""
 
+import contextlib
 import dataclasses
 import json
 import warnings
@@ -43,6 +44,9 @@ _IS_SAID = _checks.row(_IS_OUTCOME, _text, _checks.each(_number))
 # Options with which a restore does not read, or not check, all of a step.
 _IN_PART = {"filter_spec", "where", "source", "unexpected", "verify"}
 
+# So many steps are listed in an error.
+_SHOWN = 20
+
 # How often a restore looks again for a step that is replaced while it is read.
 _AGAIN = 10
 
@@ -71,10 +75,20 @@ def restore(
 def _of_step(saves: Saves, step: int, asked: Asked) -> Restored:
     path = saves.steps.path(step)
     load = _deserialise.tree_deserialise_leaves
-    if asked.own is None:
-        return Restored(load(path, asked.like, **asked.options))
-    ckpt = _checkpoint.open(path)
-    tree = load(ckpt, asked.like, **asked.options)
+    try:
+        if asked.own is None:
+            return Restored(load(path, asked.like, **asked.options))
+        ckpt = _checkpoint.open(path)
+        tree = load(ckpt, asked.like, **asked.options)
+    except FileNotFoundError as e:
+        there: list[int] = []
+        with contextlib.suppress(OSError, ValueError):  # Such as over HTTP.
+            there = saves.steps.complete()
+        shown = ", ".join(map(str, there[-_SHOWN:])) or "none that can be listed"
+        most = "the newest are" if len(there) > _SHOWN else "there are"
+        raise FileNotFoundError(
+            f"There is no step {step} in `{saves.steps.root}`: {most} {shown}."
+        ) from e
     processes = saves.processes("restore own states", "Restoring own states", step)
     with processes.heard():
         own = _own.load(ckpt, asked.own)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Set
 from typing import Any, NamedTuple
 
+from .._runtime import _log
 from ._policy import Policy
 from ._steps import Signature, Steps
 
@@ -102,6 +103,10 @@ class Retention:
         known = _known(seen, damaged)
         ours = {step for step in known if seen[step].signature.is_ours}
         going = ours - self._policy.stay(known, new)
+        if self._policy.best is not None and not self._policy.has_metric(known):
+            metric, root = self._policy.best[0], self._steps.root
+            text = f"Nothing is deleted in `{root}`: no step has the metric `{metric}`"
+            _log.say(_log.WARNING, text)
         return going - self._steps.pins.steps() if going else going
 
     def _delete(self, going: Iterable[int], seen: dict[int, Seen]) -> list[str]:

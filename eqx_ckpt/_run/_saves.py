@@ -14,7 +14,8 @@ from .._save._background import SaveHandle
 from .._save._options import SaveOptions
 from .._storage import _root
 from .._storage._remote import Store
-from . import _own
+from .._tree import _nearest
+from . import _own, _steps
 from ._offer import Offer
 from ._policy import Policy
 from ._retention import Retention
@@ -22,6 +23,7 @@ from ._steps import Steps
 
 
 _STOPPED = "that was interrupted"
+_NO_WITH = "its manager was used without `with`, at the end of which it is saved"
 _DONATED = "its arrays were donated or deleted before it was due"
 
 
@@ -50,6 +52,8 @@ class Saves:
         self.base: SaveHandle | str | Store | None = None
         # Damaged steps, which saves move aside.
         self.damaged: set[int] = set()
+        # Whether a step is known to have the metric of `best`.
+        self._has_metric = False
         # What was last given to `save`, until it is saved.
         self.offered: Offer | None = None
 
@@ -168,6 +172,7 @@ class Saves:
             return b""
         self.wait()
         self.steps.check_own(step)
+        self._check_metrics(offer)
         if step in self.damaged:
             self.steps.set_aside(step, force)
         elif not force and self.steps.signature(step) is not None:
@@ -176,6 +181,22 @@ class Saves:
                 "or replace it with `force=True`."
             )
         return b"replace" if force else b"new"
+
+    def _check_metrics(self, offer: Offer) -> None:
+        """**Raises:** `ValueError` for metrics without that of `best`, as long as no
+        step has it; but not of a last state, which is worth more than its metrics."""
+        best = self.policy.best
+        if best is None or offer.is_last or not offer.metrics or self._has_metric:
+            return
+        has = self.policy.has_metric
+        self._has_metric = best[0] in offer.metrics or has(_steps.metrics(self.steps))
+        if not self._has_metric:
+            near = _nearest.Names(offer.metrics).nearest(best[0], 3)
+            some = ", ".join(f"`{name}`" for name in near or offer.metrics)
+            raise ValueError(
+                f"`best` is by the metric `{best[0]}`, which no step has, and the "
+                f"`metrics` of step {offer.step} are {some}. Nothing was saved."
+            )
 
     def _follow_up(self, going: Saving, retain: bool, leads: bool) -> None:
         """Deletes what need not stay, once a save is over."""
@@ -268,6 +289,13 @@ class Saves:
         # The save was interrupted as it began, and may go on. `force` saves it again.
         _background.wait_for(_root.resolve(self.steps.path(offer.step)))
         return not offer.force and self.steps.signature(offer.step) is not None
+
+    def forget(self) -> None:
+        """Says what is lost, where a manager ends without the end of a `with`."""
+        if self.offered is not None:
+            text = self._not_saved(self.offered, _NO_WITH)
+            _log.say(_log.WARNING, text)
+            warnings.warn(text, ResourceWarning, stacklevel=2)
 
     def _not_saved(self, offer: Offer, why: str) -> str:
         return (

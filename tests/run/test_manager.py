@@ -1,8 +1,10 @@
 """A run's checkpoints: which are saved, which are restored, and which stay."""
 
+import gc
 import json
 import os
 import pathlib
+import re
 import shutil
 import textwrap
 import threading
@@ -124,6 +126,58 @@ def test_wrong_options(root, options, match):
     with pytest.raises((ValueError, TypeError), match=match):
         ec.CheckpointManager(root, **options)
     assert not root.exists()
+
+
+def test_metrics_without_that_of_best(root):
+    """It is an error until a step has it, and nothing is deleted until then."""
+    with ec.CheckpointManager(root, keep=1, best=("accuracy", "max")) as manager:
+        with pytest.raises(ValueError, match="metric `accuracy`.* are `accurracy`"):
+            manager.save(1, tree_at(1), {"loss": 1.0, "accurracy": 0.5})
+        assert not root.exists()
+        for step in (2, 3):  # Metrics may come later.
+            manager.save(step, tree_at(step))
+        manager.wait()
+        assert manager.steps() == [2, 3] and manager.best() is None
+        manager.save(4, tree_at(4), {"accuracy": 0.9})
+        manager.save(5, tree_at(5), {"loss": 1.0})
+    assert manager.steps() == [4, 5] and manager.best() == 4
+    with ec.CheckpointManager(root, keep=1, best=("accuracy", "max")) as manager:
+        manager.save(6, tree_at(6), {"loss": 1.0})
+    assert manager.steps() == [4, 6]
+
+
+def test_a_last_state_that_nobody_saves(root, caplog):
+    """Without a `with`, it is lost: a warning and the log say so."""
+    manager = ec.CheckpointManager(root, every=10)
+    for step in (10, 11):
+        manager.save(step, tree_at(step))
+    manager.wait()
+    with pytest.warns(ResourceWarning, match="The state of step 11, .*without `with`"):
+        with caplog.at_level("WARNING", "eqx_ckpt"):
+            del manager
+            gc.collect()
+    assert "The state of step 11" in caplog.text
+    code = f"""
+        import eqx_ckpt as ec, warnings
+        warnings.simplefilter("always")
+        manager = ec.CheckpointManager({str(root)!r}, every=10)
+        manager.save(21, {{"x": 1}})
+    """
+    assert "ResourceWarning: The state of step 21" in scripts.run(code).stderr
+    with ec.CheckpointManager(root, every=10) as manager:
+        manager.save(22, tree_at(22))
+    del manager
+    gc.collect()
+
+
+def test_a_step_that_is_not_there(root):
+    with ec.CheckpointManager(root) as manager:
+        fill_run(manager, [1, 5, 9])
+        manager.wait()
+        text = f"There is no step 7 in `{root}`: there are 1, 5, 9."
+        for own in (None, "all"):
+            with pytest.raises(FileNotFoundError, match=re.escape(text)):
+                manager.restore(tree_at(0), 7, own=own)
 
 
 def test_what_stays(root):
