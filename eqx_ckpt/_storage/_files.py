@@ -250,23 +250,26 @@ def made(
     path: str, depth: int, is_aside: bool
 ) -> Iterator[tuple[int | None, Callable[[], bool]]]:
     """See `Locks.made`."""
-    mode = None
+    found = None
     with contextlib.ExitStack() as locked:
         for attempts_left in reversed(range(100)):
             try:
                 make_directory(path, depth)
                 locked.enter_context(lock(path, wait=True))
+                with _undo.opened(path, _DIRECTORY | os.O_NOFOLLOW) as fd:
+                    found = os.fstat(fd)
+                    if is_aside:
+                        # Before anything is in it. Nobody can ask what the umask is.
+                        os.fchmod(fd, stat.S_IMODE(found.st_mode) & ~0o077)
                 break
             except FileNotFoundError:
-                # Before it had its lock another process took it for a leftover.
+                # Before it had its lock another process took it for a leftover; or what
+                # it is in was deleted.
                 if not attempts_left:
                     raise
-        if is_aside:
-            # Before anything is in it. Nobody can ask what the umask is.
-            with _undo.opened(path, _DIRECTORY | os.O_NOFOLLOW) as fd:
-                mode = stat.S_IMODE(os.fstat(fd).st_mode)
-                os.fchmod(fd, mode & ~0o077)
-        yield mode, ft.partial(_is_same, path, os.stat(path))
+        assert found is not None
+        mode = stat.S_IMODE(found.st_mode) if is_aside else None
+        yield mode, ft.partial(_is_same, path, found)
 
 
 def adopt_mode(path: str, target: str, mode: int | None = None) -> None:

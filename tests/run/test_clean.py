@@ -6,11 +6,14 @@ import shutil
 import threading
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
+import tensorstore as ts
 from support.helpers import files_of, run_python
 
 import eqx_ckpt as ec
 from eqx_ckpt._cli._main import main
+from eqx_ckpt._save import _inplace
 from eqx_ckpt._storage import _files
 
 
@@ -233,3 +236,48 @@ def test_near_steps_that_their_run_needs_no_more(tmp_path, capsys):
         _tree(0)
     )
     assert step == 4
+
+
+class _Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("by", ["clean", "clean the run", "manager"])
+@pytest.mark.parametrize("old", [None, "ocdbt"])
+def test_what_follows_a_commit_is_finished(tmp_path, monkeypatch, old, by):
+    """A save was killed right after its commit: other libraries see it once `clean` or
+    a manager has looked, and not before."""
+    root = tmp_path / "run"
+    path = root / "7" / "default"
+    for step in (3, 9):
+        ec.tree_serialise_leaves(root / f"{step}" / "default", _tree(step))
+    if old is not None:
+        ec.tree_serialise_leaves(path, {**_tree(1), "name": "text"}, layout=old)
+
+    def kill(*args):
+        raise _Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_inplace, "_swap_in", kill)
+        with pytest.raises(_Killed):
+            ec.tree_serialise_leaves(path, {"b": np.ones(4), **_tree(2)})
+    assert _value(path) == 2
+    left = {problem.file for problem in ec.verify(path)}
+    assert left >= {"_METADATA", "manifest.ocdbt"}
+    assert ec.clean(path, remove=False) == ec.clean(path, remove=False)
+    assert {problem.file for problem in ec.verify(path)} == left
+    # Whoever is about to finish it holds the lock.
+    before = files_of(root)
+    with _files.lock(path):
+        ec.CheckpointManager(root)
+    assert files_of(root) == before
+    if by == "manager":
+        ec.CheckpointManager(root)
+    else:
+        ec.clean(path if by == "clean" else root)
+    assert ec.verify(path) == []
+    base = {"driver": "ocdbt", "base": f"file://{path}/"}
+    value = ts.KvStore.open(base).result().read("x0/c/0").result().value
+    assert np.frombuffer(value, np.int32)[0] == 2
+    assert not list(path.glob("d/*/*.new")) and _value(path) == 2
+    assert len(os.listdir(path / "d")) == (1 if by != "manager" or old is None else 2)
