@@ -22,7 +22,7 @@ _REQUESTS = 16
 
 def odd(root: object, key: str, said: str) -> OSError:
     """The error of an answer that says nothing about what is stored."""
-    what = f"`{key}` in `{root}`" if key else f"`{root}`"
+    what = f"`{root}/{key}`" if key else f"`{root}`"
     return OSError(
         f"The store gives an answer about {what} that makes no sense: {said}. It says "
         "nothing about what is stored. Try again. If this stays, something between "
@@ -45,7 +45,7 @@ def answer(
         return (wait or root.wait)(future)
     except OSError as e:
         if key:
-            e.add_note(f"It is about `{key}` in `{root}`.")
+            e.add_note(f"It is about `{root}/{key}`.")
         raise
     except DamagedError:
         raise
