@@ -168,54 +168,53 @@ _MAX_DEPTH, MAX_BITS = 100, 2048
 
 def _check_json(value: Any, path: tuple[Any, ...]) -> None:
     """`path`: what the value is called, and the keys that lead to it."""
-    why = _why_not(value)
     if len(path) > _MAX_DEPTH + 1:
-        why = f"is nested more than {_MAX_DEPTH} deep, or contains itself."
-    if why:
-        where = str(path[0]) + "".join(f"[{key!r}]" for key in path[1:])
-        where = where if len(where) <= 100 else where[:60] + "..."
-        raise ValueError(f"`{where}` {why}")
+        raise ValueError(
+            f"`{_where(path)}` is nested more than {_MAX_DEPTH} deep, or contains "
+            "itself."
+        )
     if type(value) is dict:
         for key, item in value.items():
+            if type(key) is not str:
+                raise ValueError(
+                    f"`{_where(path)}` has the key {key!r}, of type "
+                    f"`{type(key).__name__}`: JSON would turn it into a string. Use "
+                    "strings as keys."
+                )
             _check_json(key, (f"{path[0]} key",))
             _check_json(item, (*path, key))
     elif type(value) is list:
         for number, item in enumerate(value):
             _check_json(item, (*path, number))
-
-
-def _why_not(value: Any) -> str:
-    """Why JSON does not hold a value; "" if it does, but for what is in it."""
-    kind = type(value)
-    if kind is dict:
-        key = next((key for key in value if type(key) is not str), "")
-        if key != "":
-            return (
-                f"has the key {key!r}, of type `{type(key).__name__}`: JSON would turn "
-                "it into a string. Use strings as keys."
-            )
-    elif kind is float:
+    elif type(value) is float:
         if not math.isfinite(value):
-            return f"is {value!r}, which JSON has no number for."
-    elif kind is str:
-        if not is_unicode(value):
-            return f"is not Unicode text: {ascii(value)[:200]}."
-    elif kind is int:
-        if abs(value) >> MAX_BITS:
-            return (
-                f"is an integer of more than {MAX_BITS} bits, which parsers of JSON "
-                "refuse. Store it as a leaf, or as a string."
+            raise ValueError(
+                f"`{_where(path)}` is {value!r}, which JSON has no number for."
             )
-    elif value is not None and kind is not bool and kind is not list:
+    elif type(value) is str:
+        if not is_unicode(value):
+            text = ascii(value)[:200]
+            raise ValueError(f"`{_where(path)}` is not Unicode text: {text}.")
+    elif type(value) is int:
+        if abs(value) >> MAX_BITS:
+            raise ValueError(
+                f"`{_where(path)}` is an integer of more than {MAX_BITS} bits, which "
+                "parsers of JSON refuse. Store it as a leaf, or as a string."
+            )
+    elif value is not None and type(value) is not bool:
         advice = {
             tuple: "Use a list.",
             np.ndarray: "Store arrays in the tree.",
-        }.get(kind, "Use None, bool, int, float, str, list or dict.")
-        return (
-            f"is of type `{kind.__name__}`, which JSON would not give back as it was. "
-            f"{advice}"
+        }.get(type(value), "Use None, bool, int, float, str, list or dict.")
+        raise ValueError(
+            f"`{_where(path)}` is of type `{type(value).__name__}`, which JSON would "
+            f"not give back as it was. {advice}"
         )
-    return ""
+
+
+def _where(path: tuple[Any, ...]) -> str:
+    text = str(path[0]) + "".join(f"[{key!r}]" for key in path[1:])
+    return text if len(text) <= 100 else text[:60] + "..."
 
 
 def is_unicode(text: str) -> bool:
