@@ -86,6 +86,8 @@ class _Campaign:
             found = ec.clean(steps, remove=False)
             assert ec.clean(steps) == found and ec.clean(steps) == []
             assert what_is_at(path) == there
+            # The files for other readers are of it too.
+            assert there is None or ec.verify(path) == []
             assert os.listdir(steps) == ["7"] if there else not files_of(steps)
             assert len(list(steps.glob("7/d/*"))) <= 1
         else:
