@@ -12,13 +12,14 @@ from .._format import _names
 from .._format._template import Template
 from .._load import _open
 from .._load._checkpoint import Checkpoint
-from .._runtime import _gc
+from .._runtime import _arguments, _gc
 from .._tree import _identity, _leaf, _static
 from . import _leaves, _numbers
 from ._difference import Change, Diff
 from ._leaves import Leaf, ReadOptions, Side
 
 
+@_arguments.checked(values=_arguments.FLAG)
 @_open.again(0, "a")
 @_open.again(1, "b")
 @_gc.paused()

@@ -13,7 +13,7 @@ from .._format._template import Template
 from .._load import _open
 from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
-from .._runtime import _gc
+from .._runtime import _arguments, _gc
 from .._tree import _leaf
 from . import _leaves, _numbers
 from ._leaves import Leaf, ReadOptions
@@ -81,6 +81,7 @@ def short(x: Any) -> str:
     return f"{x:.4g}"
 
 
+@_arguments.checked()
 @_open.again(0, "tree")
 @_gc.paused()
 def stats(

@@ -14,7 +14,7 @@ from .._format import _digests, _grid, _names, _template, _text
 from .._format._template import Template
 from .._load import _rename, formats
 from .._load._checkpoint import Checkpoint
-from .._runtime import _progress
+from .._runtime import _arguments, _progress
 from .._runtime._progress import Advance
 from .._save import _lazies, _onefile
 from .._save._payload import PlannedLeaf
@@ -23,6 +23,7 @@ from .._tree import _filters, _flatten, _host, _leaf, _show, _static
 from .._tree._filters import FilterSpec
 
 
+@_arguments.checked()
 def export_safetensors(
     path: str | os.PathLike[str],
     pytree: PyTree,

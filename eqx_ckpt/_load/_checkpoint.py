@@ -200,6 +200,7 @@ class Checkpoint(_Base):
         return _unpickle, (self._source.root, self.save_id)
 
 
+@_arguments.checked(follow_symlinks=_arguments.FLAG)
 def open(
     path: str | os.PathLike[str] | Readable | Checkpoint,
     *,

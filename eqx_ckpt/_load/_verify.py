@@ -11,7 +11,7 @@ import numpy as np
 from .._errors import DamagedError, ReplacedError
 from .._format import _files, _index, _text
 from .._format._leaves import Record
-from .._runtime import _log, _progress, _threads
+from .._runtime import _arguments, _log, _progress, _threads
 from .._storage import _arrays, _root, _store
 from . import _open, _scan, _source
 from ._checkpoint import Checkpoint
@@ -39,6 +39,7 @@ _LAGS = (
 )
 
 
+@_arguments.checked()
 @_open.again(0, "path")
 def verify(
     path: str | os.PathLike[str] | Checkpoint,

@@ -6,13 +6,14 @@ import os
 
 from .._format import _files
 from .._load import _published
-from .._runtime import _log
+from .._runtime import _arguments, _log
 from .._save import _inplace, _leftovers
 from .._storage import _root
 from .._storage._backend import Backend, Locks, Renames
 from . import _numbered, _over
 
 
+@_arguments.checked(remove=_arguments.FLAG, idle=_arguments.FLAG)
 def clean(
     directory: str | os.PathLike[str], remove: bool = True, *, idle: bool = False
 ) -> list[str]:

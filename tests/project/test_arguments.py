@@ -1,0 +1,151 @@
+"""Each argument of each public call has a row: what it cannot be is one error, which
+names it, before anything is read or written."""
+
+import inspect
+import re
+
+import jax.numpy as jnp
+import pytest
+from test_docstrings import public
+
+import eqx_ckpt as ec
+
+
+# Of each name of an argument: what it cannot be, of a wrong type and of a wrong value.
+WRONG = {
+    "best": ["loss", ("loss", "least")],
+    "cast": ["yes", jnp.float32, 1],
+    "chunks": ["4 MiB", 0, -1],
+    "compression": [3, "gzip"],
+    "copies": ["1", -1],
+    "drop": [3],
+    "durable": ["no", 0],
+    "every": [2.5, 0],
+    "every_seconds": ["1", -1, float("inf")],
+    "follow_symlinks": ["yes"],
+    "force": ["yes"],
+    "fresh": ["head"],
+    "idle": [1],
+    "init": [3],
+    "init_fn": [3],
+    "is_leaf": [3],
+    "keep": [1.5, 0],
+    "keep_every": ["5", -5],
+    "layout": [3, "hdf5"],
+    "max_bytes": [1e9, "1", True, 0, -1],
+    "missing": [None, "drop"],
+    "near_every": ["1", 0],
+    "overwrite": [None],
+    "processes": [2, "mine"],
+    "progress": ["yes", 1],
+    "remove": ["yes"],
+    "reshard": [None, "broadcast"],
+    "scalars": [None, "drop"],
+    "signals": [15, [0]],
+    "unexpected": [True, "keep"],
+    "values": ["all"],
+    "verify": ["no", None],
+    "where": ["model", 3],
+}
+# Of other types in some of the calls: `reuse` is a flag of a manager alone.
+ONLY = {
+    ("CheckpointManager", "reuse"): ["yes"],
+    ("CheckpointManager.save", "metrics"): [3],
+}
+# Those whose errors are tested with what they are about, or that may be anything.
+FREE = {
+    *("a", "args", "b", "base", "ckpt", "data", "directory", "dtype", "filter_spec"),
+    *("functions", "known", "kwargs", "like", "metadata", "method", "metrics", "model"),
+    *("near", "own", "pairs", "path", "pytree", "rename", "replace", "reuse", "root"),
+    *("self", "sharding", "skip", "source", "state_dict", "static", "step", "target"),
+    *("tree", "trees"),
+}
+# These read no checkpoint, and write none; they check what they are given.
+OTHERS = {
+    *("counting", "function", "inverse", "is_storable", "lazy", "leaf_names", "nest"),
+    *("partition_rules", "register_leaf", "rename", "skeleton", "unloaded", "exists"),
+    *("delete", "merge"),
+}
+CALLS = {
+    name: call
+    for name, call in public.items()
+    if inspect.isfunction(call) and "." not in name and name not in OTHERS
+}
+CALLS |= {
+    "CheckpointManager": ec.CheckpointManager.__init__,
+    "CheckpointManager.save": ec.CheckpointManager.save,
+    "CheckpointManager.restore": ec.CheckpointManager.restore,
+    "Checkpoint.splice": ec.Checkpoint.splice,
+}
+ROWS = [
+    (name, parameter, wrong)
+    for name, call in CALLS.items()
+    for parameter in inspect.signature(call).parameters
+    for wrong in ONLY.get((name, parameter), WRONG.get(parameter, []))
+]
+
+
+def test_each_argument_has_a_row():
+    for name, call in CALLS.items():
+        assert not inspect.signature(call).parameters.keys() - WRONG.keys() - FREE, name
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_an_argument_cannot_be(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    signature = inspect.signature(CALLS[name])
+    for _, parameter, wrong in (row for row in ROWS if row[0] == name):
+        given = {
+            x.name: None
+            for x in signature.parameters.values()
+            if x.default is x.empty and x.name not in (parameter, "init_fn")
+        }
+        if "init_fn" in signature.parameters and parameter != "init_fn":
+            given["init_fn"] = dict
+        if "data" in given:
+            given["data"] = b""
+        match = re.escape(f"`{parameter}` must be ")
+        with pytest.raises((TypeError, ValueError), match=match):
+            CALLS[name](**given, **{parameter: wrong})
+    with pytest.raises(TypeError, match="no argument `broadcast`|unexpected keyword"):
+        CALLS[name](broadcast=True)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    "options, why",
+    [
+        ({"keep_every": 5}, "`keep_every` is for steps that `keep` would let go"),
+        ({"copies": 3}, "`copies` is for near disks"),
+        ({"near_every": 3}, "`near_every` is for near disks"),
+        ({"keep": 1, "durable": False}, "`keep` deletes older steps"),
+        ({"processes": ec.Together(tag=1)}, "`processes` of a manager is"),
+        ({"processes": "own"}, "`processes` of a manager is"),
+        ({"max_to_keep": 3}, "no argument `max_to_keep`: here it is `keep`"),
+        ({"save_interval_steps": 3}, "here it is `every`"),
+        ({"kep": 3}, "Is it `keep`"),
+        ({"timeout": 3}, "ec.Together"),
+    ],
+)
+def test_options_of_a_run_that_make_no_sense(tmp_path, options, why):
+    with pytest.raises((TypeError, ValueError), match=re.escape(why)):
+        ec.CheckpointManager(tmp_path / "run", **options)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_arguments_of_loads_that_make_no_sense(tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "c", {"w": jnp.ones(2)})
+    like = {"w": jnp.zeros(2)}
+    with pytest.raises(ValueError, match='`missing="init"` is for `load_or_init`'):
+        ec.tree_deserialise_leaves(tmp_path / "c", like, missing="init")
+    with pytest.raises(
+        ValueError, match='`missing="keep"` is for a load into a `like`'
+    ):
+        ec.load_or_init(dict, tmp_path / "c", missing="keep")
+    with pytest.raises(ValueError, match="sends what one process reads"):
+        ec.rebuild(tmp_path / "c", [], reshard="devices", processes="own")
+    with pytest.raises(ValueError, match="`layout` is for a checkpoint"):
+        ec.convert(tmp_path / "c", tmp_path / "c.safetensors", layout="zarr")
+    for wrong in ({"timeout": -1}, {"timeout": "1"}, {"tag": 1.5}):
+        with pytest.raises((TypeError, ValueError), match=f"`{[*wrong][0]}` must be"):
+            ec.Together(**wrong)
