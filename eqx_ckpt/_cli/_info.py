@@ -11,6 +11,7 @@ from .._format._leaves import Unreadable
 from .._load._checkpoint import Checkpoint
 from .._load._functions import Function
 from .._run import _summary
+from .._run._journal import metric_text
 from .._run._policy import Policy
 from .._run._summary import Summary
 from .._storage._backend import Usage
@@ -237,7 +238,7 @@ def _table(run: Run, found: list[Summary], best: int | None) -> list[Line]:
                 _moment(x.time)[:19],
                 "" if x.nbytes is None else _text.size(x.nbytes),
                 _text.size(x.data.own) if x.data and shares else "",
-                *(_number(values.get(name)) for name in metrics[:_METRICS]),
+                *(metric_text(values.get(name, "")) for name in metrics[:_METRICS]),
                 _marks(x, x.step == best),
             ]
         )
@@ -246,10 +247,6 @@ def _table(run: Run, found: list[Summary], best: int | None) -> list[Line]:
 
 # As many fit beside the rest.
 _METRICS = 6
-
-
-def _number(x: Any) -> str:
-    return f"{x:.5g}" if isinstance(x, float) else "" if x is None else str(x)
 
 
 def _marks(x: Summary, is_best: bool) -> Span:

@@ -137,6 +137,12 @@ class Journal:
 
 
 def metrics_in(metadata: Any) -> dict[str, Any]:
-    """The metrics in the metadata of a step."""
+    """The metrics in the metadata of a step. A text is a number that is not finite;
+    what is neither was not saved by a manager."""
     found = metadata.get("metrics") if isinstance(metadata, dict) else None
-    return found if isinstance(found, dict) else {}
+    some = found if isinstance(found, dict) else {}
+    return {name: x for name, x in some.items() if type(x) in (int, float, str)}
+
+
+def metric_text(value: int | float | str) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

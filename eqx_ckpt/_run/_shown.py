@@ -5,6 +5,7 @@ from typing import Any
 from .._storage._backend import Backend
 from .._tree import _html
 from .._tree._show import TreeLine
+from ._journal import metric_text
 from ._steps import Steps
 
 
@@ -37,7 +38,7 @@ def _about(steps: Steps, step: int, is_pinned: bool) -> str:
         metrics: dict[str, Any] = {}
         if signature is not None:
             metrics = steps.read_metrics(step, signature)
-        texts += [f"{name} {value:.6g}" for name, value in metrics.items()]
+        texts += [f"{name} {metric_text(x)}" for name, x in metrics.items()]
     except (OSError, ValueError, RuntimeError) as e:
         texts.append(type(e).__name__)
     return ", ".join(texts)
