@@ -46,6 +46,12 @@ class _Closable:
     def fileno(self) -> int:
         return self._numbers[0]
 
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Closes it, if it is open."""
         # One call here too: its number may soon be that of another file.

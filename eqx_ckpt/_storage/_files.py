@@ -293,9 +293,12 @@ def write(path: str, depth: int, buffers: Iterable[Any], sync: bool) -> None:
     """Writes a new file of `buffers`, which are drawn one by one. None of the last
     `depth` parts of its path may be a link: see `open_directory`."""
     above, _, name = path.rpartition("/")
-    directory = open_directory(above or "/", max(0, depth - 1))
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    with _undo.opened(name, flags, above=directory) as fd:
+    with (
+        open_directory(above or "/", max(0, depth - 1)) as directory,
+        _undo.opened(name, flags, above=directory) as fd,
+    ):
+        directory.close()
         waiting = 0
         for batch, size in _batches(buffers):
             _write_all(fd, batch)
@@ -434,7 +437,8 @@ def open_directory(path: str, depth: int) -> Descriptor:
     found = Descriptor(top or "/", _WAY)
     for part in inside:
         try:
-            found = Descriptor(part, _WAY | os.O_NOFOLLOW, above=found)
+            with found as above:
+                found = Descriptor(part, _WAY | os.O_NOFOLLOW, above=above)
         except OSError as e:
             is_link = e.errno in (errno.ENOTDIR, errno.ELOOP)
             number = errno.ENOTDIR if is_link else e.errno
@@ -443,33 +447,36 @@ def open_directory(path: str, depth: int) -> Descriptor:
     return found
 
 
-def make_directory(path: str, depth: int) -> Descriptor:
-    """Opens a directory, as `open_directory`, and makes it and those above it where
-    there is none."""
+def make_directory(path: str, depth: int) -> None:
+    """Makes a directory and those above it where there is none. Links are as
+    `open_directory` takes them."""
     try:
-        return open_directory(path, depth)
+        open_directory(path, depth).close()
     except FileNotFoundError:
         above, _, name = path.rpartition("/")
-        directory = make_directory(above or "/", max(0, depth - 1))
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(name, dir_fd=directory.fileno())
-        return open_directory(path, depth)
+        make_directory(above or "/", max(0, depth - 1))
+        with open_directory(above or "/", max(0, depth - 1)) as directory:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, dir_fd=directory.fileno())
+        open_directory(path, depth).close()
 
 
 def names_in(path: str, depth: int) -> dict[str, bool]:
     """The names in a directory, opened as `open_directory` does, and whether each is of
     a directory."""
-    way = open_directory(path, depth)
-    directory = Descriptor(".", _DIRECTORY, above=way)
-    with os.scandir(directory.fileno()) as entries:
+    with (
+        open_directory(path, depth) as way,
+        Descriptor(".", _DIRECTORY, above=way) as directory,
+        os.scandir(directory.fileno()) as entries,
+    ):
         return {e.name: e.is_dir(follow_symlinks=False) for e in entries}
 
 
 def drop(path: str, depth: int) -> None:
     """Deletes an empty directory, as `remove` deletes."""
     above, _, name = path.rpartition("/")
-    directory = open_directory(above or "/", max(0, depth - 1))
-    os.rmdir(name, dir_fd=directory.fileno())
+    with open_directory(above or "/", max(0, depth - 1)) as directory:
+        os.rmdir(name, dir_fd=directory.fileno())
 
 
 def remove(path: str, depth: int) -> None:
@@ -482,8 +489,8 @@ def remove(path: str, depth: int) -> None:
     # Others may be deleting the same leftovers.
     with contextlib.suppress(FileNotFoundError):
         above, _, name = path.rpartition("/")
-        directory = open_directory(above or "/", max(0, depth - 1))
-        _remove(directory, name, [])
+        with open_directory(above or "/", max(0, depth - 1)) as directory:
+            _remove(directory, name, [])
 
 
 def _remove(above: Descriptor, name: str, way: list[Descriptor]) -> None:
@@ -496,15 +503,16 @@ def _remove(above: Descriptor, name: str, way: list[Descriptor]) -> None:
                 raise
             os.unlink(name, dir_fd=above.fileno())
             return
-        # What is deeper is moved up here, so that there is more than was listed.
-        while names := os.listdir(here.fileno()):
-            for inner in names:
-                if len(way) < _DEEPEST:
-                    _remove(here, inner, [*way, here])
-                else:
-                    _lift(here, inner, way[0])
-            if way:
-                break
+        with here:
+            # What is deeper is moved up here, so that there is more than was listed.
+            while names := os.listdir(here.fileno()):
+                for inner in names:
+                    if len(way) < _DEEPEST:
+                        _remove(here, inner, [*way, here])
+                    else:
+                        _lift(here, inner, way[0])
+                if way:
+                    break
         os.rmdir(name, dir_fd=above.fileno())
 
 
