@@ -56,6 +56,8 @@ class Saves:
         self._has_metric = False
         # What was last given to `save`, until it is saved.
         self.offered: Offer | None = None
+        # Whether its save has failed, so that the caller knows that it is not saved.
+        self._is_told = False
 
     def processes(self, kind: str, what: str, tag: Any = None) -> Processes:
         """The processes of the run, for one call that all of them make."""
@@ -92,7 +94,9 @@ class Saves:
                 is_refused = isinstance(e, (FileExistsError, TypeError, ValueError))
                 if not is_refused and _processes.count() == 1:
                     self._keep(offer)
+                self._is_told = True
                 raise
+        self._is_told = False
         if saves:
             self.offered = None
         else:
@@ -292,7 +296,7 @@ class Saves:
 
     def forget(self) -> None:
         """Says what is lost, where a manager ends without the end of a `with`."""
-        if self.offered is not None:
+        if self.offered is not None and not self._is_told:
             text = self._not_saved(self.offered, _NO_WITH)
             _log.say(_log.WARNING, text)
             warnings.warn(text, ResourceWarning, stacklevel=2)

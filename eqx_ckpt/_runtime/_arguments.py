@@ -55,8 +55,9 @@ def integer(least: int) -> Rule:
 
 
 def optional(rule: Rule) -> Rule:
+    is_list = rule.text.startswith('"')
     return Rule(
-        f"None or {rule.text}",
+        f"None{',' if is_list else ' or'} {rule.text}",
         lambda x: x is None or rule.has_type(x),
         lambda x: x is None or rule.has_value(x),
     )
@@ -72,7 +73,8 @@ def _is_number(x: Any) -> bool:
 
 FLAG = Rule("True or False", lambda x: isinstance(x, (bool, np.bool_)))
 FUNCTION = Rule("a function", callable)
-NODES = optional(Rule("a function from the tree to its nodes", callable))
+_NODES = "a function of the tree, such as `lambda tree: tree.model`"
+NODES = optional(Rule(_NODES, callable))
 SECONDS = Rule("a number of seconds", _is_number, lambda x: 0 < x < math.inf)
 TEXT = Rule("a string", lambda x: isinstance(x, str))
 

@@ -28,7 +28,8 @@ def hook(event, args):
     global made
     if event == "import":
         now("import", args[0])
-    if event == "open" and "/default/d/" in str(args[0]) and args[2] & os.O_CREAT:
+    # A file of a save, in a directory that is open.
+    if event == "open" and args[2] & os.O_CREAT and "/" not in str(args[0]):
         made += 1
         now("save", made)
 sys.addaudithook(hook)

@@ -150,14 +150,15 @@ def test_what_is_the_same_is_not_copied(tmp_path, monkeypatch):
     staged = []
     real = _host.stage
     monkeypatch.setattr(
-        _host, "stage", lambda leaf, t: staged.append(1) or real(leaf, t)
+        _host, "stage", lambda leaf, t: staged.append(leaf) or real(leaf, t)
     )
     with ec.CheckpointManager(tmp_path / "run") as manager:
         for step in range(1, 4):
             staged.clear()
             manager.save(step, {**tree, "large": jnp.full(2**16, step)})
             manager.wait()
-    assert len(staged) == 1
+    # It goes on with the memory of each.
+    assert len([leaf for leaf in staged if isinstance(leaf, jax.Array)]) == 1
 
 
 def test_a_copy_is_not_kept(tmp_path, monkeypatch):

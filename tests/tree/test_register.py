@@ -222,11 +222,11 @@ for call in (
         "TypeError Fraction(1, 1) is not a type. Pass the type, and not a value of it.",
         "TypeError `to_leaf` is not a function, but None.",
         "TypeError A state dict is nested dicts, and not a `list`.",
-        'ValueError `best` must be `(metric, "min")` or `(metric, "max")`, not '
+        'TypeError `best` must be None or `(metric, "min")` or `(metric, "max")`, not '
         "'loss'.",
-        'ValueError `best` must be `(metric, "min")` or `(metric, "max")`, not '
+        'TypeError `best` must be None or `(metric, "min")` or `(metric, "max")`, not '
         "('loss',).",
-        "ValueError `keep` must be an integer >= 1, not 2.5.",
+        "TypeError `keep` must be None or an integer >= 1, not 2.5.",
         "TypeError `metadata` must be a dict, not [1].",
         "TypeError A step must be an integer, not 1.0.",
     ]

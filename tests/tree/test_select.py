@@ -551,7 +551,7 @@ def test_what_is_no_function():
     assert len(lines) == 4
     for line in lines[:2]:
         assert line.startswith(
-            "`where` must be a function of the tree, such as `lambda"
+            "`where` must be None or a function of the tree, such as `lambda"
         )
     for line in lines[2:]:
         assert line.startswith("`source` must be a dotted name or a function")
