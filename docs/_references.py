@@ -1,10 +1,13 @@
 """References of docstrings: [`open`][] means the public name `eqx_ckpt.open`."""
 
+import inspect
+import operator
 import re
 from typing import Any
 
 import griffe
 
+import eqx_ckpt
 from eqx_ckpt._runtime import _arguments
 
 
@@ -30,7 +33,10 @@ class References(griffe.Extension):
                 target.docstring.value,
             )
             target.docstring.value = text
-        for parameter in getattr(target, "parameters", []):
+        parameters = getattr(target, "parameters", [])
+        if any("Unpack" in str(parameter.annotation) for parameter in parameters):
+            _expand(parameters, here)
+        for parameter in parameters:
             # A default that is a private constant: its value says more.
             default = str(parameter.default)
             parameter.default = DEFAULTS.get(default, parameter.default)
@@ -49,3 +55,15 @@ class References(griffe.Extension):
         else:
             return f"[`{name}`][]"
         return f"[`{name}`][{path}]"
+
+
+def _expand(parameters: griffe.Parameters, path: str) -> None:
+    """Lists keywords that are unpacked, as `help` does."""
+    call = operator.attrgetter(path.removeprefix("eqx_ckpt."))(eqx_ckpt)
+    packed = next(x.name for x in parameters if "Unpack" in str(x.annotation))
+    del parameters[packed]
+    kind = griffe.ParameterKind.keyword_only
+    for name, parameter in inspect.signature(call).parameters.items():
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name not in parameters:
+            default = repr(parameter.default)
+            parameters.add(griffe.Parameter(name, kind=kind, default=default))
