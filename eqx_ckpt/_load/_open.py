@@ -78,17 +78,19 @@ def _at(root: Backend) -> Source | None:
 
 
 def _other_at(root: Backend, like: PyTree) -> Source | None:
-    """The checkpoint of another format; or ours, which a store has denied to have, and
-    of which it has files for other readers."""
+    """The checkpoint of another format; or ours, which has come since it was looked
+    for, or which a store has denied to have, and of which it has files for other
+    readers."""
+    source, wrong = None, None
     try:
         source = formats.find(root, like)
-    except ValueError:
-        source = _at(root) if root.is_far else None
-        if source is None:
-            raise
-    if source is None and root.is_far:
-        source = _at(root)
-    return source
+    except (FileNotFoundError, ValueError) as e:
+        wrong = e
+    # What is not there any more was deleted as it was looked at.
+    ours = _at(root) if source is None or not root.is_far else None
+    if ours is None and isinstance(wrong, ValueError):
+        raise wrong
+    return ours or source
 
 
 def _nothing(root: Backend) -> str:

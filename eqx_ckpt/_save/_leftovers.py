@@ -31,7 +31,7 @@ def beside(root: Backend) -> list[Renames]:
     """The directories of such saves to a path."""
     if not isinstance(root, Renames):
         return []
-    prefix = f"{root.name}.eqx_ckpt-"
+    prefix = f"{_stem(root.name)}.eqx_ckpt-"
     return [p for p in besides(root.parent()) if p.name.startswith(prefix)]
 
 

@@ -1,6 +1,7 @@
 import copy
 import os
 import pickle
+import shutil
 import threading
 
 import equinox as eqx
@@ -14,6 +15,7 @@ import tensorstore as ts
 from support.helpers import BytesRead, files_of, run_python
 
 import eqx_ckpt as ec
+from eqx_ckpt._load import formats
 
 
 class Net(eqx.Module):
@@ -84,6 +86,26 @@ def test_nothing_at_the_path(tmp_path):
     (tmp_path / "d").write_bytes(b"x")
     with pytest.raises(FileNotFoundError, match="is a file, and not a checkpoint"):
         ec.open(tmp_path / "d")
+
+
+@pytest.mark.parametrize("comes", [None, "ocdbt", "zarr"])
+def test_what_is_deleted_or_comes_as_it_is_opened(tmp_path, monkeypatch, comes):
+    path, read = tmp_path / "c", formats._read
+    ec.tree_serialise_leaves(path, {"a": 1})
+    (path / "eqx_ckpt.json").unlink()
+
+    def late(found, like):
+        shutil.rmtree(path)
+        if comes:
+            ec.tree_serialise_leaves(path, {"a": 2}, layout=comes)
+        return read(found, like)
+
+    monkeypatch.setattr(formats, "_read", late)
+    if comes:
+        assert ec.materialise(ec.open(path).tree) == {"a": 2}
+    else:
+        with pytest.raises(FileNotFoundError, match="There is no checkpoint at"):
+            ec.open(path)
 
 
 def test_the_tree_needs_no_classes(tmp_path, getkey):

@@ -18,9 +18,16 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 from support import scripts
 
 import eqx_ckpt as ec
+from eqx_ckpt._save import _leftovers
+from eqx_ckpt._storage import _root
 
 
 TREE = {"a": jnp.ones((3, 4)), "b": 1}
+
+
+def _run(path):
+    with ec.CheckpointManager(path) as manager:
+        manager.save(1, TREE)
 
 
 def _calls(path):
@@ -29,7 +36,7 @@ def _calls(path):
         "save": lambda: ec.tree_serialise_leaves(path, TREE),
         "save zarr": lambda: ec.tree_serialise_leaves(path, TREE, layout="zarr"),
         "async": lambda: ec.async_tree_serialise_leaves(path, TREE).result(),
-        "manager": lambda: ec.CheckpointManager(path).save(1, TREE),
+        "manager": lambda: _run(path),
         "convert": lambda: ec.convert("good", path),
         "export": lambda: ec.export_safetensors(path, {"a": TREE["a"]}),
         "load": lambda: ec.tree_deserialise_leaves(path, TREE),
@@ -81,9 +88,16 @@ def test_the_longest_names(tmp_path, name, layout):
         assert ec.tree_deserialise_leaves(path, {"v": 0}) == {"v": value}
     ec.delete(path)
     assert os.listdir(tmp_path) == []
-    # What a killed save to such a path leaves is known as that.
-    ec.tree_serialise_leaves(path, {"v": 3}, **options)
-    assert ec.clean(tmp_path) == [] and os.listdir(tmp_path) == [name]
+    # The next save deletes what a killed one has left beside such a path, as far as
+    # nobody has its lock.
+    root = _root.resolve(path)
+    for save in ("0" * 16, "1" * 16):
+        _leftovers.directory_of(root, save).make_directories(["d"])
+    with _leftovers.directory_of(root, "1" * 16).lock():
+        ec.tree_serialise_leaves(path, {"v": 3}, **options)
+        assert ec.clean(tmp_path) == [] and len(os.listdir(tmp_path)) == 2
+    ec.tree_serialise_leaves(path, {"v": 4}, **options)
+    assert os.listdir(tmp_path) == [name]
 
 
 _on_small_disk = """

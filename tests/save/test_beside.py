@@ -49,6 +49,48 @@ def test_beside_clean_and_delete(tmp_path, name, layouts, count):
     assert set(os.listdir(tmp_path)) - {other.name} == {name}
 
 
+@pytest.mark.parametrize(
+    "name, layouts, count",
+    [
+        ("ck", "ocdbt,zarr", 4),
+        *long(*[("ck", layouts, 500) for layouts in _SETS], ("ck.zip", "ocdbt", 500)),
+    ],
+)
+def test_functions_beside_clean(tmp_path, name, layouts, count):
+    """Each that is read is of the weights that are saved with it."""
+    pytest.importorskip("flatbuffers")
+    path = tmp_path / name
+    with (running if count > 100 else threads)(
+        ("save", path, count, layouts, 0, "alone", "functions"),
+        ("call", path, _FOREVER),
+        ("clean", path, _FOREVER),
+    ) as result:
+        saved, called, cleaned = result(0), result(1, wait=False), result(2, wait=False)
+    assert not _count(saved).keys() - {None}
+    for error in _count(called):
+        known = ("ReplacedError", "There is no checkpoint")
+        assert error is None or any(x in error for x in known), error
+    assert any(x.error is None for x in called) and any(not x.error for x in cleaned)
+    assert not ec.clean(tmp_path) and os.listdir(tmp_path) == [name]
+    assert ec.verify(path) == []
+
+
+@pytest.mark.long
+def test_a_run_beside_clean(tmp_path):
+    pytest.importorskip("flatbuffers")
+    path = tmp_path / "run"
+    with running(
+        ("manage", path, 300, 0), ("follow", path, _FOREVER), ("clean", path, _FOREVER)
+    ) as result:
+        saved, followed = result(0), result(1, wait=False)
+    assert not _count(saved).keys() - {None}
+    for error in _count(followed):
+        known = ("ReplacedError", "There is no checkpoint")
+        assert error is None or any(x in error for x in known), error
+    assert {x.value for x in followed if x.error is None} <= {-1, 0}
+    assert not ec.clean(path) and 3 <= len(ec.CheckpointManager(path).steps()) <= 4
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("layouts", _SETS)
 def test_several_writers(tmp_path, layouts):

@@ -6,6 +6,7 @@ input ends, and prints what came of each call.
 
 import concurrent.futures as cf
 import contextlib
+import functools as ft
 import json
 import os
 import subprocess
@@ -14,6 +15,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+
+import jax
+import numpy as np
 
 import eqx_ckpt as ec
 from support.faulty import tree, value_at
@@ -28,19 +32,74 @@ class Done(NamedTuple):
     error: str | None
 
 
-def _save(path: str, layouts: str, first: str, alone: str) -> Callable[[int], int]:
-    of = layouts.split(",")
+def _save(
+    path: str, layouts: str, first: str, alone: str, functions: str = ""
+) -> Callable[[int], int]:
+    of, stored = layouts.split(","), _functions() if functions else None
 
     def save(number: int) -> int:
         value = int(first) + number
-        ec.tree_serialise_leaves(
-            path, tree(value), layout=of[number % len(of)], durable=False
-        )
+        how = {"layout": of[number % len(of)], "durable": False, "functions": stored}
+        if functions and number % 2:
+            ec.async_tree_serialise_leaves(path, _called(value), **how).result()
+        else:
+            made = _called(value) if functions else tree(value)
+            ec.tree_serialise_leaves(path, made, **how)
         if alone == "alone":
-            assert value_at(path) == value
+            assert (called_at if functions else value_at)(path) == value
         return value
 
     return save
+
+
+def _called(value: int) -> dict[str, Any]:
+    """A tree with a leaf that a function is of."""
+    return {**tree(value), "w": jax.device_put(np.float32([value]))}
+
+
+@ft.cache
+def _functions() -> dict[str, Any]:
+    """Exported once: the trees of all values are alike."""
+    x = np.ones(2, np.float32)
+    return {"f": ec.function(lambda t, x: t["w"] * x, x, platforms=["cpu"])}
+
+
+def called_at(path: Any) -> int:
+    """The value of the one tree that is at a path, and that its function is of."""
+    ckpt = ec.open(path)
+    loaded = ec.tree_deserialise_leaves(ckpt, _called(0))
+    value = loaded["value"]
+    assert (loaded["x"] == value).all() and loaded["w"].tolist() == [value], value
+    got = ckpt.functions["f"](np.float32([1, 3])).tolist()
+    assert got == [value, 3 * value], (got, value)
+    return value
+
+
+def _manage(path: str, first: str) -> Callable[[int], int]:
+    manager = ec.CheckpointManager(path, keep=3, best=("loss", "min"), reuse=True)
+
+    def save(number: int) -> int:
+        value = int(first) + number
+        metrics = {"loss": value % 7}
+        manager.save(value, _called(value), metrics, functions=_functions())
+        if number % 5 == 0:
+            loaded, at = manager.restore(_called(0))
+            assert at == value == loaded["value"]
+            assert called_at(manager.path(at)) == value
+        return value
+
+    return save
+
+
+def _follow(path: str) -> Callable[[int], int]:
+    """Reads whatever is the newest step of a run of another process."""
+    manager = ec.CheckpointManager(path)
+
+    def follow(number: int) -> int:
+        step = manager.latest()
+        return -1 if step is None else called_at(manager.path(step)) - step
+
+    return follow
 
 
 def _clean(path: str) -> Callable[[int], int]:
@@ -60,7 +119,19 @@ def _read(path: str) -> Callable[[int], int]:
     return lambda number: value_at(path, verify=number % 2 == 0)
 
 
-_ACTORS = {"save": _save, "clean": _clean, "delete": _delete, "read": _read}
+def _call(path: str) -> Callable[[int], int]:
+    return lambda number: called_at(path)
+
+
+_ACTORS = {
+    "save": _save,
+    "manage": _manage,
+    "clean": _clean,
+    "delete": _delete,
+    "read": _read,
+    "call": _call,
+    "follow": _follow,
+}
 
 
 def _run(over: threading.Event, actor: str, *arguments: Any) -> list[Done]:
