@@ -121,14 +121,18 @@ class SaveHandle:
         `timeout` seconds, which it then does further.
         """
         _context.check_fork()
-        if not _wait([self], timeout):
-            raise TimeoutError(
-                f"The save to `{self._root}` is still going on after {timeout} seconds."
-            )
-        try:
-            self._saved.result()
-        finally:
-            _tell(self)
+        waiter = object()
+        with _undo.surely(lambda: _asked.pop(waiter, None)):
+            _asked[waiter] = self
+            if not _wait([self], timeout):
+                raise TimeoutError(
+                    f"The save to `{self._root}` is still going on after {timeout} "
+                    "seconds."
+                )
+            try:
+                self._saved.result()
+            finally:
+                _drop(_failed, self)
 
     def add_done_callback(self, fn: Callable[["SaveHandle"], Any]) -> None:
         """Calls `fn(handle)` when the save is over, well or not: now if it is.
@@ -147,6 +151,13 @@ class SaveHandle:
 _pending: list[SaveHandle] = []
 # Those whose error nobody has been told yet.
 _failed: list[SaveHandle] = []
+# Those that somebody waits for, who will be told.
+_asked: dict[object, SaveHandle] = {}
+
+
+def _drop(handles: list[SaveHandle], handle: SaveHandle) -> None:
+    with contextlib.suppress(ValueError):
+        handles.remove(handle)
 
 
 def start(
@@ -175,7 +186,7 @@ def start(
         # By Ctrl-C. If the thread has been started all the same, it goes on.
         if _take(turn):
             _end(handle, [RuntimeError("It was interrupted before it began.")])
-            _tell(handle)
+            _drop(_failed, handle)
         raise
     return handle
 
@@ -274,8 +285,7 @@ def _end(handle: SaveHandle, errors: list[BaseException]) -> None:
     if not handle._saved.done():
         if errors and handle not in _failed:
             _failed.append(handle)
-        with contextlib.suppress(ValueError):
-            _pending.remove(handle)
+        _drop(_pending, handle)
         # Who has given it up may say so at the same time.
         with contextlib.suppress(cf.InvalidStateError):
             if errors:
@@ -292,14 +302,10 @@ def _forget_locals(error: BaseException | None) -> None:
         error = error.__context__
 
 
-def _tell(handle: SaveHandle) -> None:
-    with contextlib.suppress(ValueError):
-        _failed.remove(handle)
-
-
 def raise_untold() -> None:
     """Raises the errors of earlier saves that nobody has asked for, once."""
-    failed = _failed.copy()
+    asked = _asked.copy().values()
+    failed = [handle for handle in _failed.copy() if handle not in asked]
     if not failed:
         return
     errors = [e for handle in failed if (e := handle._saved.exception()) is not None]
@@ -315,7 +321,7 @@ def raise_untold() -> None:
         ) from (errors[0] if len(errors) == 1 else BaseExceptionGroup("", errors))
     finally:
         for handle in failed:
-            _tell(handle)
+            _drop(_failed, handle)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

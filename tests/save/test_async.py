@@ -20,7 +20,7 @@ from support import scripts
 from support.helpers import assert_alike, files_of, long
 
 import eqx_ckpt as ec
-from eqx_ckpt._save import _background
+from eqx_ckpt._save import _background, _publish
 from eqx_ckpt._storage import _root
 
 
@@ -38,6 +38,34 @@ def _value(path):
 
 def _tree(value):
     return {"x": jnp.full(10, value)}
+
+
+def test_an_error_is_told_to_who_waits_for_it(tmp_path, monkeypatch):
+    """And not to another thread, which saves before that one is awake."""
+    waits, over = threading.Event(), threading.Event()
+    came, publish = [], _publish.publish
+
+    def fail(place, *args):
+        if place.root.name == "bad":
+            assert waits.wait(10)
+            time.sleep(0.1)
+            raise OSError("No.")
+        publish(place, *args)
+
+    monkeypatch.setattr(_publish, "publish", fail)
+    handle = save(tmp_path / "bad", _tree(1))
+
+    def meanwhile(_):
+        try:
+            came.append(ec.tree_serialise_leaves(tmp_path / "good", _tree(2)))
+        finally:
+            over.set()
+
+    handle.add_done_callback(meanwhile)
+    with pytest.raises(OSError, match="No"):
+        waits.set()
+        handle.result()
+    assert over.wait(10) and came == [None] and _value(tmp_path / "good") == 2
 
 
 @contextlib.contextmanager
