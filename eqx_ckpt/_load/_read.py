@@ -9,7 +9,7 @@ import xxhash
 
 from .._errors import DamagedError, ReplacedError
 from .._format import _grid, _template
-from .._storage import _store
+from .._storage import _context, _store
 from . import _partial, _parts, _requests
 from ._requests import Fetched, Reading, Request, Results
 from ._source import Source
@@ -34,6 +34,7 @@ def read(
     **Raises:** at the end, `DamagedError` that names every leaf whose bytes are missing
     or are not those that were saved.
     """
+    _context.check_fork()
     budget = BUDGET if max_bytes is None else max_bytes
     problems: dict[str, str] = {}
     left = {id(request): request for request in requests}

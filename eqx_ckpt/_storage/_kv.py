@@ -11,6 +11,7 @@ from ._backend import Backend
 
 
 def open(backend: Backend) -> ts.KvStore:
+    _context.check_fork()
     try:
         spec = backend.spec()
         return ts.KvStore.open(spec, context=_context.context()).result()

@@ -117,6 +117,7 @@ class _LocalReads:
         return _context.mmap_context() if is_mapped else _context.context()
 
     def kv(self) -> ts.KvStore:
+        _context.check_fork()
         return _kv.known(self)
 
     def wait(self, future: Any) -> Any:
@@ -194,13 +195,14 @@ class _LocalReads:
         return data
 
     def start_read(self, key: str, start: int, stop: int | None) -> ts.Future:
+        kv = self.kv()
         try:
             self.check_range(key, start if stop is None else stop)
         except (ValueError, OSError) as e:
             promise, future = ts.Promise.new()
             promise.set_exception(e)
             return future
-        return self.kv().read(key, byte_range=slice(start, stop))
+        return kv.read(key, byte_range=slice(start, stop))
 
     def stamp(self, key: str) -> str:
         try:

@@ -71,6 +71,7 @@ class _ObjectReads:
         return _context.context()
 
     def kv(self) -> ts.KvStore:
+        _context.check_fork()
         return _kv.known(self)
 
     def wait(self, future: Any) -> Any:
@@ -116,7 +117,6 @@ class _ObjectReads:
     def read(
         self, key: str, stop: int | None = None, limit: int | None = None
     ) -> Value | None:
-        _context.check_fork()
         kv = self.kv()
         reading = kv.read(key, byte_range=slice(0, stop))
         if stop is None and limit is not None:
@@ -132,7 +132,6 @@ class _ObjectReads:
                 raise ValueError(f"`{key}` is longer than {limit} bytes")
 
     def read_some(self, keys: Sequence[str], limit: int) -> list[bytes | None]:
-        _context.check_fork()
         kv = self.kv()
         futures = [kv.read(key) for key in keys]
         found = [self._got(key, future) for key, future in zip(keys, futures)]
@@ -140,7 +139,6 @@ class _ObjectReads:
         return [None if v is None or len(v) > limit else v for v in values]
 
     def read_into(self, key: str, start: int, into: np.ndarray) -> int:
-        _context.check_fork()
         # A range that goes on where the file ends is refused; one without an end is
         # not.
         soon = into.nbytes <= _FEW_BYTES
@@ -160,7 +158,6 @@ class _ObjectReads:
         return 0
 
     def read_tail(self, key: str, count: int) -> bytes:
-        _context.check_fork()
         return self._got(key, self.kv().read(key, byte_range=slice(-count, None))).value
 
     def start_read(self, key: str, start: int, stop: int | None) -> ts.Future:

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 import tensorstore as ts
-from support.helpers import BytesRead, files_of, run_python
+from support.helpers import BytesRead, files_of, long, run_python
 
 import eqx_ckpt as ec
 from eqx_ckpt._load import formats
@@ -479,25 +479,39 @@ def test_threads(tmp_path, getkey):
     assert not failed
 
 
-def test_a_forked_child_is_told_to_spawn(tmp_path):
-    ec.tree_serialise_leaves(tmp_path / "a", {"x": jnp.ones(3)})
+@pytest.mark.parametrize("size", [3, *long(10**6)])
+@pytest.mark.parametrize("layout", ["ocdbt", *long("zarr", "memory")])
+def test_a_forked_child_is_told_to_spawn(tmp_path, layout, size):
+    path = "memory://forked" if layout == "memory" else str(tmp_path / "a")
     out = run_python(f"""
         import os, warnings
+        import numpy as np
         import eqx_ckpt as ec
         warnings.simplefilter("ignore")
-        ckpt = ec.open({str(tmp_path / "a")!r})
-        lazy = ckpt["x"]
+        like = {{"x": np.ones({size})}}
+        options = {{}} if {layout!r} == "memory" else {{"layout": {layout!r}}}
+        ec.tree_serialise_leaves({path!r}, like, **options)
+        ckpt = ec.open({path!r})
+        lazy, spliced = ckpt["x"], ckpt.splice(like)
         lazy.read()
-        if (pid := os.fork()) == 0:
-            for use in (lambda: ec.open(ckpt.path), lazy.read, lambda: lazy.store):
+        load = lambda **options: ec.tree_deserialise_leaves(ckpt, like, **options)
+        uses = [
+            lambda: ec.open(ckpt.path), lazy.read, lambda: lazy.store,
+            load, lambda: load(verify=False), lambda: ec.materialise(spliced),
+            lambda: ec.load_or_init(lambda: like, ckpt), lambda: ec.verify(ckpt.path),
+            lambda: ec.tree_serialise_leaves(ckpt.path, like),
+            lambda: ec.graft(like, ckpt, [(lambda t: t, lambda c: c)]),
+        ]
+        for use in uses:
+            if (pid := os.fork()) == 0:
                 try:
                     use()
                 except RuntimeError as e:
-                    print("spawn" in str(e), flush=True)
-            os._exit(0)
-        os.waitpid(pid, 0)
+                    print("spawn" in str(e), type(e).__name__, flush=True)
+                os._exit(0)
+            os.waitpid(pid, 0)
     """)
-    assert out.split() == ["True"] * 3
+    assert out.split() == ["True", "RuntimeError"] * 10
 
 
 def test_a_big_skeleton_costs_little(tmp_path):
