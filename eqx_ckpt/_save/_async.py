@@ -64,9 +64,10 @@ def async_tree_serialise_leaves(
 
     **The end of the process** waits for the saves that are under way, also after an
     exception or Ctrl-C in the main thread. A second Ctrl-C interrupts that wait: then
-    the path holds what it held before, which stderr and the exit status say. In an
-    `atexit` handler the save is done before this returns. A forked child has no part in
-    the saves of its parent, which go on there: start processes with `spawn`.
+    the path holds what it held before, or all of the save if it was at its end. stderr
+    and the exit status say that. In an `atexit` handler the save is done before this
+    returns. A forked child has no part in the saves of its parent, which go on
+    there: start processes with `spawn`.
 
     **Arguments:**
 

@@ -380,9 +380,15 @@ def _report() -> None:
     # A program without a terminal may have none, or have closed it.
     stderr = io.StringIO() if getattr(sys.stderr, "closed", True) else sys.stderr
     for root, error in untold:
-        what = "has failed" if error is not None else "was interrupted"
+        if error is None:
+            print(
+                f"The asynchronous save to `{root}` was interrupted. The path holds "
+                "what it held before, or all of the save if it was at its end.",
+                file=stderr,
+            )
+            continue
         print(
-            f"The asynchronous save to `{root}` {what}, and nobody has asked its "
+            f"The asynchronous save to `{root}` has failed, and nobody has asked its "
             "handle for the error. The path holds what it held before.",
             file=stderr,
         )

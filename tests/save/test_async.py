@@ -618,6 +618,7 @@ def test_ctrl_c_twice(tmp_path):
     """
     status, err = _interrupt(tmp_path / "a", code, 2)
     assert status not in (0, None) and "was interrupted" in err
+    assert "NoneType" not in err
     assert _value(tmp_path / "a") == 0
     ec.tree_serialise_leaves(tmp_path / "a", _tree(2))
     assert _value(tmp_path / "a") == 2 and len(os.listdir(tmp_path / "a" / "d")) == 1
