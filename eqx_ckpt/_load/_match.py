@@ -325,11 +325,13 @@ def _find_static(
     report: Mismatches,
 ) -> None:
     whole = _names.within(wanted.wholes)
+    # A leaf that is picked alone is compared without its neighbours.
+    near = {name.rpartition(".")[0] for name in wanted.wholes}
     for name in here.of:
-        stored = saved.modules(name) if whole(name) is not None else []
-        for origin in stored:
+        is_near = name in near or whole(name) is not None
+        for origin in saved.modules(name) if is_near else []:
             for x in _static.changes(saved.statics, origin, here, name, passes):
-                if x.may_differ:
+                if x.may_differ or whole(x.name) is None:
                     continue
                 field = _names.below(x.name, name)
                 text = f"saved {x.saved}, `like` has {x.here}"

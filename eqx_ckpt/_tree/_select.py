@@ -68,7 +68,8 @@ _iterables = (
 
 class Selection(NamedTuple):
     """The leaves that a `where` picks: their numbers (None: all of them), and the key
-    paths of the nodes that it picks as a whole."""
+    paths of the nodes that it picks as a whole; and of the leaves that are not stored,
+    which may stand at other places too."""
 
     places: set[int] | None
     wholes: list[tuple]
@@ -96,7 +97,8 @@ class Tagged:
         self.called = "where"
         self.refusal: TypeError | None = None  # What a tag has raised.
         self._is_leaf = is_leaf
-        self._others = {id(x) for x, good in zip(flat.leaves, storable) if not good}
+        # What is not stored has no tag: its places are known by what it is.
+        self._others: dict[int, list[tuple]] = {}
         self._stored: list[tuple] = []
         tagged = []
         rows = zip(flat.paths, flat.leaves, storable)
@@ -104,6 +106,8 @@ class Tagged:
             if good:
                 leaf = _Tag(path, place, len(self._stored), self)
                 self._stored.append(path)
+            else:
+                self._others.setdefault(id(leaf), []).append(path)
             tagged.append(leaf)
         self._tree = jtu.tree_unflatten(flat.structure, tagged)
 
@@ -193,6 +197,8 @@ class Tagged:
             children = jtu.tree_leaves(node, is_leaf=lambda x: x is not node)
             some = [self._collect(child, out) for child in children]
             return [x for x in some if x is not None]
+        for _, leaf in below:
+            out.wholes.extend(self._others[id(leaf)])
         return None
 
     def _is_all_below(self, root: tuple, ranks: list[int]) -> bool:
