@@ -13,6 +13,7 @@ from support.helpers import files_of
 from support.killing import (
     CAN_TRACE,
     CASES,
+    make,
     save,
     Server,
     what_is_at,
@@ -23,6 +24,7 @@ import eqx_ckpt as ec
 
 
 _layouts = ["ocdbt", "zarr"]
+_FUNCTIONS = {"with functions": ("A", "B"), "functions come": ("a", "B")}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,7 @@ class _Campaign:
 
     def __init__(self, server, directory, case, layout):
         self.server, self.directory, self.layout = server, directory, layout
-        self.old, self.new = CASES[case]
+        self.old, self.new = {**CASES, **_FUNCTIONS}[case]
         self.saved = self.kept = 0
         for name in {"d", self.old or "d"}:
             self._save(directory / "whole" / name, name, trace=False)
@@ -98,6 +100,21 @@ class _Campaign:
         return there
 
 
+class _WithFunctions(_Campaign):
+    """The same with a function, which is exported once."""
+
+    def __init__(self, server, directory, case, layout):
+        pytest.importorskip("flatbuffers")
+        self.source, tree = directory / "functions", make("A")
+        f = ec.function(lambda tree, x: tree["w"] * x, tree["w"], platforms=["cpu"])
+        ec.tree_serialise_leaves(self.source, tree, functions={"f": f})
+        super().__init__(server, directory, case, layout)
+
+    def _save(self, path, name, **how):
+        functions = self.source if name.isupper() else None
+        return super()._save(path, name, functions=functions, **how)
+
+
 class _WithoutRename(_Campaign):
     """The same on a store that cannot rename."""
 
@@ -128,10 +145,11 @@ class _WithoutRename(_Campaign):
 _with_rename = [(_Campaign, case, layout) for layout in _layouts for case in CASES]
 # What has fixed names cannot be replaced there.
 _without = [(_WithoutRename, case, "ocdbt") for case in CASES]
-_all = [*_with_rename, *_without, (_WithoutRename, "first", "zarr")]
+_functions = [(_WithFunctions, case, x) for case in _FUNCTIONS for x in _layouts]
+_all = [*_with_rename, *_without, (_WithoutRename, "first", "zarr"), *_functions]
 
 
-@pytest.mark.parametrize("kind, case, layout", _all[::2])
+@pytest.mark.parametrize("kind, case, layout", _all[:11:2])
 def test_killed(server, tmp_path, kind, case, layout):
     """After SIGKILL the path is whole, old or new. Other leftovers are no checkpoints,
     and are deleted by the next save to the path, and by `clean`."""

@@ -208,22 +208,31 @@ class Server:
         trace: bool = True,
         rename: bool = True,
         pid_file: str | None = None,
+        functions: str | os.PathLike[str] | None = None,
     ) -> list[str]:
-        """Saves `make(tree)`, and kills it at a stop or after a time.
+        """Saves `make(tree)`, with the functions of a checkpoint if that is given, and
+        kills it at a stop or after a time.
 
         Without both it is traced to its end, or only waited for. Returns its stops.
         """
         assert self._process.stdin and self._process.stdout
-        request = [os.fspath(path), tree, layout, at, seconds, trace, rename, pid_file]
+        job = [os.fspath(path), tree, layout, rename, functions and str(functions)]
+        request = [job, at, seconds, trace, pid_file]
         print(json.dumps(request), file=self._process.stdin, flush=True)
         return json.loads(self._process.stdout.readline())
 
 
 def make(tree: str) -> dict[str, Any]:
-    """The trees that are saved: `a`, `b` like `a`, and `c` unlike both."""
+    """The trees that are saved: `a`, `b` like `a`, and `c` unlike both. What is in
+    capitals has an array that a function is of."""
     import numpy as np
 
     value = ord(tree)
+    if tree.isupper():
+        import jax
+
+        w = jax.device_put(np.full(2, value, np.float32))
+        return {**make(tree.lower()), "step": value, "w": w}
     if tree == "c":
         names = {"bias": np.full((3, 5), value, np.int8), "step": value}
         return {"other": names, "x": np.arange(4000.0) + value}
@@ -235,12 +244,21 @@ def make(tree: str) -> dict[str, Any]:
     }
 
 
-def save(path: str, tree: str, layout: str, rename: bool = True) -> None:
+def save(
+    path: str,
+    tree: str,
+    layout: str,
+    rename: bool = True,
+    functions: str | None = None,
+) -> None:
     import eqx_ckpt as ec
 
+    stored = {**ec.open(functions).functions} if functions else None
     chunks = lambda name, shape, dtype: (4096,) if name == "x" else None
     with contextlib.nullcontext() if rename else without_rename():
-        ec.tree_serialise_leaves(path, make(tree), layout=layout, chunks=chunks)
+        ec.tree_serialise_leaves(
+            path, make(tree), layout=layout, chunks=chunks, functions=stored
+        )
 
 
 # What is at the path before, and what is saved there.
@@ -248,7 +266,8 @@ CASES = {"first": (None, "a"), "overwrite": ("a", "b"), "other": ("a", "c")}
 
 
 def what_is_at(path: Any) -> str | None:
-    """Which of the trees is at a path: all of it, bit for bit. None: no checkpoint."""
+    """Which of the trees is at a path: all of it, bit for bit, and its functions are of
+    it. None: no checkpoint."""
     import eqx_ckpt as ec
     from support.helpers import assert_alike
 
@@ -259,6 +278,9 @@ def what_is_at(path: Any) -> str | None:
     tree = ec.materialise(ckpt.tree)
     name = chr(tree["step"] if "step" in tree else tree["other"]["step"])
     assert_alike(tree, make(name))
+    assert ckpt.functions.keys() == ({"f"} if name.isupper() else set())
+    for function in ckpt.functions.values():
+        assert function(tree["w"]).tolist() == [ord(name) ** 2] * 2
     return name
 
 
@@ -287,8 +309,8 @@ def main() -> None:
 
     assert not jax._src.xla_bridge.backends_are_initialized()
     for line in sys.stdin:
-        path, tree, layout, at, seconds, trace, rename, pid_file = json.loads(line)
-        job = ft.partial(save, path, tree, layout, rename)
+        given, at, seconds, trace, pid_file = json.loads(line)
+        job = ft.partial(save, *given)
         traced = trace and seconds is None
         stops = run_traced(job, at) if traced else run(job, seconds, pid_file)
         print(json.dumps(stops), flush=True)
