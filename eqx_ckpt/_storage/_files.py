@@ -383,8 +383,10 @@ def sync(path: str) -> None:
 
 
 def sync_directory(path: str) -> None:
-    """Makes the names in a directory durable, where the file system can do that."""
-    with _undo.opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
+    """Makes the names in a directory durable, where the file system can do that, and
+    this process may read it."""
+    opened = _undo.opened(path, os.O_RDONLY | os.O_DIRECTORY)
+    with contextlib.suppress(PermissionError), opened as fd:
         try:
             os.fsync(fd)
         except OSError as e:
@@ -415,9 +417,7 @@ def sync_above(path: str, made: Iterable[str]) -> None:
     while above not in _lasting and above != "/":
         found.append(above)
         above = os.path.dirname(above)
-        # Whoever may not read it has made nothing there.
-        with contextlib.suppress(PermissionError):
-            sync_directory(above)
+        sync_directory(above)
     if len(_lasting) > _MOST_LASTING:
         _lasting.clear()
     _lasting.update(found)

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from support.helpers import run_python
 
 import eqx_ckpt as ec
 from eqx_ckpt._storage import _root
@@ -147,3 +148,33 @@ def test_what_is_only_called_like_a_signature_is_left(tmp_path, layout):
     for _ in range(2):
         ec.tree_serialise_leaves(tmp_path / "leaf", tree, layout=layout)
     ec.delete(tmp_path / "leaf")
+
+
+_below_unreadable = """
+    import os, shutil, tempfile
+    import eqx_ckpt as ec
+
+    if os.geteuid() == 0:
+        ec.tree_serialise_leaves(f"{tempfile.mkdtemp()}/imports", {"v": 0})
+        os.setgid(65534)
+        os.setuid(65534)
+    shared = tempfile.mkdtemp()
+    os.mkdir(f"{shared}/ck")
+    os.chmod(shared, 0o311)
+    for layout in ("ocdbt", "ocdbt", "zarr"):
+        ec.tree_serialise_leaves(f"{shared}/ck", {"v": 1}, layout=layout)
+    with ec.CheckpointManager(f"{shared}/run", keep=1) as manager:
+        manager.save(1, {"v": 1})
+        manager.save(2, {"v": 2})
+        manager.pin(2)
+    assert manager.steps() == [2]
+    ec.delete(f"{shared}/ck")
+    os.chmod(shared, 0o700)
+    assert os.listdir(shared) == ["run"]
+    shutil.rmtree(shared)
+"""
+
+
+def test_below_a_directory_that_may_not_be_read():
+    """Its names cannot be synced, and nothing else is amiss."""
+    run_python(_below_unreadable)
