@@ -8,7 +8,8 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from . import _checks, _index, _json
+from . import _index, _json, _schema
+from ._schema import COUNT, Either, ID, NONE
 
 
 KEY = "eqx_ckpt.journal"
@@ -31,6 +32,14 @@ class Row(NamedTuple):
     metrics: dict[str, Any]
 
 
+_ROW = (
+    *(COUNT, str, ID, COUNT, COUNT),
+    Either([NONE, range(_MOST_FILES)]),
+    Either([NONE, float]),
+    dict,
+)
+
+
 def encode(rows: Iterable[Row]) -> bytes:
     """**Raises:** `ValueError` for more than is read."""
     body = json.dumps(sorted(rows), separators=(",", ":"), allow_nan=False)
@@ -43,24 +52,6 @@ def decode(data: bytes) -> list[Row]:
     if not data.startswith(_HEAD):
         raise ValueError("it is not a journal that this release reads")
     found = _json.parse(data, "the journal")["steps"]
-    if not (isinstance(found, list) and all(map(_is_row, found))):
+    if not _schema.fits(found, [_ROW]):
         raise ValueError("it has a malformed row")
     return [Row(*row) for row in found]
-
-
-def _is_row(value: Any) -> bool:
-    if not (isinstance(value, list) and len(value) == len(Row._fields)):
-        return False
-    row = Row(*value)
-    counts = [row.step, row.leaves, row.nbytes]
-    if row.files is not None:
-        counts.append(row.files)
-        if row.files not in range(_MOST_FILES):
-            return False
-    return (
-        all(map(_checks.is_number, counts))
-        and isinstance(row.stamp, str)
-        and _checks.is_id(row.save)
-        and (row.time is None or type(row.time) is float)
-        and isinstance(row.metrics, dict)
-    )

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
-from .._format import _checks, _text
+from .._format import _schema, _text
 from .._format._leaves import Record
 from .._runtime import _arguments, _gc, _log, _processes
 from .._runtime._processes import Call, Processes
@@ -175,7 +175,7 @@ def processes_of(
     return _processes.of_run(Call(kind, places, together, what))
 
 
-_IS_SAID = _checks.row(_checks.each(_checks.is_text), _checks.is_text)
+_SAID = [str], str
 
 
 def in_step(
@@ -189,7 +189,7 @@ def in_step(
 
     with processes.heard():
         words = processes.gather(json.dumps([saves, moves]).encode())
-        said = [_checks.read(word, "what a load says", _IS_SAID) for word in words]
+        said = [_schema.read(word, "what a load says", _SAID) for word in words]
         for index, (own, plan) in enumerate(said):
             if own != said[0][0]:
                 raise RuntimeError(

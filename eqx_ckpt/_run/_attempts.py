@@ -7,12 +7,14 @@ attempt has left on a near disk is not taken for a step of this one.
 
 import functools as ft
 import json
+import re
 import secrets
 from collections.abc import Iterable, Sequence, Set
 from typing import NamedTuple
 
 from .._errors import DamagedError
-from .._format import _checks
+from .._format import _schema
+from .._format._schema import COUNT, ID
 from .._runtime import _messages
 from .._storage import _store
 from .._storage._backend import Backend
@@ -70,11 +72,11 @@ class Attempt(NamedTuple):
     def decode(word: bytes) -> "Attempt":
         """**Raises:** `DamagedError`."""
         said = "what process 0 says of an attempt"
-        return Attempt(*_checks.read(word, said, IS_ATTEMPT))
+        return Attempt(*_schema.read(word, said, ATTEMPT))
 
 
-_is_base = _checks.either(_checks.is_id, _checks.same(""))
-IS_ATTEMPT = _checks.row(_checks.is_id, _checks.is_number, _is_base)
+_BASE = re.compile(f"{ID.pattern}|")
+ATTEMPT = ID, COUNT, _BASE
 
 
 def choose(
@@ -153,8 +155,8 @@ def _read(root: Backend, number: int) -> Attempt | None:
     # Of one that was killed as it began nothing counts.
     if value is None or not value.data:
         return None
-    is_own = _checks.row(_checks.is_id, _checks.same(number), _is_base)
-    return Attempt(*_checks.read(value.data, f"`{key}`", is_own))
+    own = ID, range(number, number + 1), _BASE
+    return Attempt(*_schema.read(value.data, f"`{key}`", own))
 
 
 def begin(root: Backend, base: str) -> Attempt:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from .._format import _checks
+from .._format import _schema
+from .._format._schema import COUNT, ID
 from .._load import _checkpoint
 from .._load._checkpoint import Checkpoint
 from .._storage import _root
@@ -41,11 +42,10 @@ class NearPart(NamedTuple):
 
 
 def is_part(value: Any) -> bool:
-    return _is_row(value) and value[5] < value[4]
+    return _schema.fits(value, _ROW) and value[5] < value[4]
 
 
-_number, _id = _checks.is_number, _checks.is_id
-_is_row = _checks.row(_id, _number, _number, _id, _number, _number)
+_ROW = (ID, COUNT, COUNT, ID, COUNT, COUNT)
 
 
 class Disk:
@@ -113,7 +113,7 @@ class Disk:
             # As the file of a part: the last names of all are of a run and a save.
             problems[self._path(key + "/?" * (3 - key.count("/")))] = e
             return []
-        names = sorted(name for name in inside if not ids or _checks.is_id(name))
+        names = sorted(name for name in inside if not ids or _schema.fits(name, ID))
         return [f"{key}/{name}" for name in names]
 
     def keep(self, part: NearPart) -> None:

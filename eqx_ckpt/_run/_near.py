@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 from jaxtyping import PyTree
 
 from .._errors import DamagedError, ReplacedError
-from .._format import _checks, _text
+from .._format import _schema, _text
+from .._format._schema import COUNT, DIGEST, Either, ID, NONE
 from .._load import _checkpoint, _deserialise
 from .._load._options import FilteredKeywords
 from .._runtime import _exchange, _log, _processes
@@ -57,7 +58,7 @@ class Held(NamedTuple):
     @staticmethod
     def decode(word: bytes, index: int) -> "Held":
         said = f"what process {index} says of its near disk"
-        parts, problems, path = _checks.read(word, said, _IS_HELD)
+        parts, problems, path = _schema.read(word, said, _HELD)
         return Held([NearPart(*part) for part in parts], problems, path)
 
 
@@ -88,23 +89,13 @@ class Chosen(NamedTuple):
 
 
 # What processes say, which is checked before any of it becomes a path.
-_number, _id, _digest = _checks.is_number, _checks.is_id, _checks.is_digest
-_texts = _checks.row(*3 * [_checks.is_text])
-_IS_HELD = _checks.row(
-    _checks.each(_disk.is_part), _checks.each(_texts), _checks.is_text
-)
-_IS_BEGUN = _checks.row(_attempts.IS_ATTEMPT, _id)
-_IS_WRITTEN = _checks.row(_checks.is_text, _number, _digest)
-_IS_GOT = _checks.each(_checks.row(_number, _digest))
-_IS_SIZES = _checks.each(_checks.row(_number, _number))
-_IS_MOVES = _checks.each(_checks.row(_number, _number, _number))
-_is_step = _checks.row(_number, _id, _id, _checks.each(_number))
-_is_passed = _checks.row(_number, _checks.is_text, _checks.is_flag)
-IS_CHOSEN = _checks.row(
-    _checks.either(_is_step, _checks.same(None)),
-    _checks.each(_is_passed),
-    _checks.each(_checks.is_text),
-)
+_HELD = [_disk.is_part], [(str, str, str)], str
+_BEGUN = _attempts.ATTEMPT, ID
+_WRITTEN = str, COUNT, DIGEST
+_GOT = [(COUNT, DIGEST)]
+_SIZES = [(COUNT, COUNT)]
+_MOVES = [(COUNT, COUNT, COUNT)]
+CHOSEN = Either([(COUNT, ID, ID, [COUNT]), NONE]), [(COUNT, str, bool)], [str]
 
 
 def of(saves: Saves) -> "Near | None":
@@ -146,13 +137,13 @@ class Near:
             self._write(offer, part)
             own = [_host(), file.stat().st_size, _disk.digest(file)]
             words = processes.gather(json.dumps(own).encode())
-            rows = [_checks.read(word, _OF_PART, _IS_WRITTEN) for word in words]
+            rows = [_schema.read(word, _OF_PART, _WRITTEN) for word in words]
             word = processes.broadcast(json.dumps(rows).encode())
-            rows = _checks.read(word, _OF_PART, _checks.each(_IS_WRITTEN))
+            rows = _schema.read(word, _OF_PART, [_WRITTEN])
             got = self._copy(part, rows, processes)
             words = processes.gather(json.dumps(got).encode())
             for index, word in enumerate(words):
-                _check_copies(index, _checks.read(word, _OF_PART, _IS_GOT), rows)
+                _check_copies(index, _schema.read(word, _OF_PART, _GOT), rows)
             processes.broadcast()
         # All have it.
         self._disk.keep(part)
@@ -168,7 +159,7 @@ class Near:
             said = [self._attempt, secrets.token_hex(8)]
             word = json.dumps(said).encode()
         word = processes.broadcast(word)
-        attempt, save = _checks.read(word, _OF_PART, _IS_BEGUN)
+        attempt, save = _schema.read(word, _OF_PART, _BEGUN)
         self._attempt = Attempt(*attempt)
         run, number, _ = self._attempt
         return NearPart(run, number, step, save, processes.count, processes.index)
@@ -287,11 +278,11 @@ class Near:
         sent = [to for source, to in wanted if source == here]
         own = [(to, Outgoing(file(to)).size()) for to in sent]
         words = processes.gather(json.dumps(own).encode())
-        said = [_checks.read(word, _OF_PART, _IS_SIZES) for word in words]
+        said = [_schema.read(word, _OF_PART, _SIZES) for word in words]
         sizes = dict(pair for pairs in said for pair in pairs)
         word = json.dumps([Move(i, to, sizes.get(to, 0)) for i, to in wanted]).encode()
         word = processes.broadcast(word)
-        moves = [Move(*move) for move in _checks.read(word, _OF_PART, _IS_MOVES)]
+        moves = [Move(*move) for move in _schema.read(word, _OF_PART, _MOVES)]
         for some in _exchange.in_turns(moves):
             out = next((file(move.to) for move in some if move.source == here), None)
             into = next((file(here) for move in some if move.to == here), None)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from .._storage._backend import Backend
 
 
-# Nobody counts farther: see `_checks.MOST`.
+# Nobody counts farther: see `_schema.COUNT`.
 _step = re.compile(r"0|[1-9][0-9]{0,17}")
 
 

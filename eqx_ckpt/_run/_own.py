@@ -10,7 +10,7 @@ from typing import Any
 from jax._src import distributed
 from jaxtyping import PyTree
 
-from .._format import _checks
+from .._format import _schema
 from .._load import _checkpoint, _deserialise, _source
 from .._load._checkpoint import Checkpoint
 from .._runtime import _processes
@@ -71,8 +71,7 @@ def gathered(processes: Processes, data: bytes, own: PyTree) -> Any:
     words = [word.hex() for word in processes.gather(data)]
     said = json.loads(processes.broadcast(json.dumps(words).encode()))
     # They may be larger than any record.
-    is_right = _checks.each(_checks.is_text)
-    words = _checks.checked(said, "what is said of own states", is_right)
+    words = _schema.checked(said, "what is said of own states", [str])
     return [decode(bytes.fromhex(word), own) for word in words]
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import re
 import warnings
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -11,7 +12,8 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._errors import DamagedError, ReplacedError
-from .._format import _checks, _index
+from .._format import _index, _schema
+from .._format._schema import COUNT, Either, NONE
 from .._load import _checkpoint, _deserialise
 from .._load._partial import Apart
 from .._runtime import _log, _processes
@@ -32,14 +34,12 @@ class Restored(NamedTuple):
 
 # What processes say of a restore, which is checked before any of it becomes a path.
 _SAID = "what a process says of a restore"
-_number, _text, _flag = _checks.is_number, _checks.is_text, _checks.is_flag
-_IS_AT = _checks.either(_number, _checks.same(None))
-_IS_SKIPPED = _checks.each(_checks.row(_number, _checks.row(_text, _flag, _flag)))
-_IS_CHOICE = _checks.row(_IS_AT, _IS_SKIPPED, _near.IS_CHOSEN)
+_AT = Either([COUNT, NONE])
+_CHOICE = _AT, [(COUNT, (str, bool, bool))], _near.CHOSEN
 _OUTCOMES = "damaged", "failed", "apart", "replaced", "loaded"
-_IS_OUTCOME = _checks.either(*map(_checks.same, _OUTCOMES))
-_IS_LOADED = _checks.row(_IS_OUTCOME, _text)
-_IS_SAID = _checks.row(_IS_OUTCOME, _text, _checks.each(_number))
+_OUTCOME = re.compile("|".join(_OUTCOMES))
+_LOADED = _OUTCOME, str
+_KIND = _OUTCOME, str, [COUNT]
 
 # Options with which a restore does not read, or not check, all of a step.
 _IN_PART = {"filter_spec", "where", "source", "unexpected", "verify"}
@@ -158,7 +158,7 @@ def latest(saves: Saves, near: Near | None) -> int | None:
                 stacklevel=3,
             )
             word = json.dumps(found).encode()
-        return _checks.read(processes.broadcast(word), _SAID, _IS_AT)
+        return _schema.read(processes.broadcast(word), _SAID, _AT)
 
 
 def _tell(search: _Search, step: int) -> None:
@@ -296,7 +296,7 @@ def _agree(processes: Processes, error: Exception | None) -> _Said:
     own = "loaded" if error is None else next(is_of, "failed")
     text = "" if error is None else str(error)
     words = processes.gather(json.dumps([own, text]).encode())
-    said = [_checks.read(word, _SAID, _IS_LOADED) for word in words]
+    said = [_schema.read(word, _SAID, _LOADED) for word in words]
     for outcome in _OUTCOMES:
         who = [index for index, x in enumerate(said) if x[0] == outcome]
         if who:
@@ -304,7 +304,7 @@ def _agree(processes: Processes, error: Exception | None) -> _Said:
             break
     else:
         word = b""
-    return _Said(*_checks.read(processes.broadcast(word), _SAID, _IS_SAID))
+    return _Said(*_schema.read(processes.broadcast(word), _SAID, _KIND))
 
 
 def _newest_at_root(
@@ -326,7 +326,7 @@ def _newest_at_root(
 
 
 def _decoded(word: bytes) -> tuple[int | None, dict[int, Skip], Chosen]:
-    step, skipped, (at, passed, notes) = _checks.read(word, _SAID, _IS_CHOICE)
+    step, skipped, (at, passed, notes) = _schema.read(word, _SAID, _CHOICE)
     at = None if at is None else NearStep(*at)
     chosen = Chosen(at, [Passed(*x) for x in passed], notes)
     return step, {int(s): Skip(*skip) for s, skip in skipped}, chosen

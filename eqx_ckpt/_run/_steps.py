@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from .._format import _checks, _files, _json, _text
+from .._format import _files, _json, _schema, _text
 from .._format._journal import Row
 from .._load import _published, _verify, formats
 from .._runtime import _log
@@ -410,7 +410,7 @@ def check(step: Any) -> int:
         number = operator.index(step)
     except TypeError:
         raise TypeError(f"A step must be an integer, not {step!r}.") from None
-    if not 0 <= number < _checks.MOST:
+    if number not in _schema.COUNT:
         raise ValueError(
             "A step must not be negative, nor have more than 18 digits: "
             f"{number!s:.40}."

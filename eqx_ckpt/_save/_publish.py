@@ -15,7 +15,7 @@ import json
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 
-from .._format import _checks, _files, _index, _text
+from .._format import _files, _index, _schema, _text
 from .._format._index import Index
 from .._load import _published
 from .._storage import _store
@@ -136,13 +136,13 @@ def tell(place: Place) -> bytes:
     return json.dumps([place.save, place.work != place.root]).encode()
 
 
-_IS_PLACE = _checks.row(_checks.is_id, _checks.is_flag)
+_PLACE = _schema.ID, bool
 
 
 def told(root: Backend, word: bytes) -> tuple[Backend, str]:
     """Where the others write, once the place is there: the directory, and that of the
     save in it."""
-    save, is_beside = _checks.read(word, "what process 0 says of a save", _IS_PLACE)
+    save, is_beside = _schema.read(word, "what process 0 says of a save", _PLACE)
     work = root.real()
     if is_beside and isinstance(work, Renames):
         work = _leftovers.directory_of(work, save)

@@ -9,8 +9,9 @@ from typing import Any, Unpack
 
 from jaxtyping import PyTree
 
-from .._format import _checks, _files, _text
+from .._format import _files, _schema, _text
 from .._format._index import SavedState
+from .._format._schema import COUNT, DIGEST, Either, NONE
 from .._load import formats
 from .._runtime import _arguments, _gc, _log, _processes, _progress
 from .._runtime._processes import Call, Processes
@@ -228,8 +229,7 @@ def _write(
         return ""
 
 
-_is_own = _checks.row(_checks.is_number, _checks.is_digest)
-_IS_SAID = _checks.row(_checks.is_text, _checks.either(_checks.same(None), _is_own))
+_SAID = str, Either([NONE, (COUNT, DIGEST)])
 
 
 def _write_directory(
@@ -265,7 +265,7 @@ def _write_directory(
         words = processes.gather(json.dumps(said).encode())
         if place is not None:
             heard = [
-                Said(*_checks.read(word, "what is saved", _IS_SAID)) for word in words
+                Said(*_schema.read(word, "what is saved", _SAID)) for word in words
             ]
             for index in range(1, processes.count):
                 files += _notes.see(save, layout, heard[index], index, into)

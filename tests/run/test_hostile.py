@@ -11,7 +11,7 @@ import pytest
 from support.helpers import files_of, run_python
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _checks
+from eqx_ckpt._format import _schema
 from eqx_ckpt._save import _publish
 from eqx_ckpt._storage import _root
 
@@ -86,8 +86,8 @@ def test_what_process_0_says_of_a_save_is_checked(tmp_path):
 
 
 def test_checks():
-    check = _checks.row(_checks.is_number, _checks.each(_checks.is_id))
-    assert _checks.read(b'[7, ["0123456789abcdef"]]', "it", check) == [
+    kind = _schema.COUNT, [_schema.ID]
+    assert _schema.read(b'[7, ["0123456789abcdef"]]', "it", kind) == [
         7,
         ["0123456789abcdef"],
     ]
@@ -95,7 +95,7 @@ def test_checks():
     bad += [b"[" * 10**5, b"[1" + b"0" * 5000 + b", []]", b"[7, [NaN]]", b"\xff", b""]
     for data in bad:
         with pytest.raises(ec.DamagedError, match="^it is not") as e:
-            _checks.read(data, "it", check)
+            _schema.read(data, "it", kind)
         assert len(str(e.value)) < 2000
 
 
