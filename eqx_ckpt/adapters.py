@@ -26,6 +26,7 @@ import numpy as np
 from ._format import _template
 from ._load import _deferred
 from ._load._deferred import Lazy
+from ._runtime import _arguments
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,12 +82,15 @@ def transpose(*axes: int) -> Adapter:
 
         ```
     """
+    for axis in axes:
+        _arguments.RULES["axis"].check("axes", axis)
     text = f"transpose({', '.join(map(str, axes))})"
     undo = lambda: transpose(*np.argsort([axis % len(axes) for axis in axes]).tolist())
     apply = lambda saved, like: _deferred.transpose(saved, axes)
     return Adapter(text, apply, undo=undo)
 
 
+@_arguments.checked()
 def take(index: int | slice, axis: int = 0) -> Adapter:
     """One index or a slice along an axis: one member of an ensemble that was made by
     `eqx.filter_vmap`, one layer of a scanned stack, some rows.
@@ -115,6 +119,7 @@ def take(index: int | slice, axis: int = 0) -> Adapter:
     return Adapter(f"take({index}, axis={axis})", apply)
 
 
+@_arguments.checked()
 def concatenate(axis: int = 0) -> Adapter:
     """Several nodes of the checkpoint as one of the model: separate projections to a
     fused one. The checkpoint's side of the pair gives the list.
@@ -140,6 +145,7 @@ def concatenate(axis: int = 0) -> Adapter:
     return Adapter(text, apply, "saved", undo=lambda: split(axis))
 
 
+@_arguments.checked()
 def split(axis: int = 0) -> Adapter:
     """One node of the checkpoint as several of the model, whose leaves say how much
     each one gets: a fused projection to separate ones. The model's side of the pair
@@ -181,6 +187,7 @@ def split(axis: int = 0) -> Adapter:
     return Adapter(text, apply, "like", undo=lambda: concatenate(axis))
 
 
+@_arguments.checked()
 def stack(axis: int = 0) -> Adapter:
     """Several nodes of the checkpoint, such as the layers of a list, as one node of
     stacked leaves, as `eqx.filter_vmap` makes for `jax.lax.scan`.
@@ -208,6 +215,7 @@ def stack(axis: int = 0) -> Adapter:
     return Adapter(text, apply, "saved", undo=lambda: unstack(axis=axis))
 
 
+@_arguments.checked()
 def unstack(only: Sequence[int] | None = None, axis: int = 0) -> Adapter:
     """One node of stacked leaves as several nodes of the model, such as a list of
     layers: the inverse of [`stack`][].

@@ -15,7 +15,8 @@ from .._load import _computed
 from .._load._checkpoint import Checkpoint
 from .._load._computed import Formula
 from .._load._lazy import LazyArray
-from .._runtime import _gc
+from .._runtime import _arguments, _gc
+from .._runtime._arguments import Rule
 from .._tree import _filters, _flatten, _host, _select, _show, _static, _target
 from .._tree._flatten import Flat
 from .._tree._static import Static
@@ -24,6 +25,13 @@ from ._leaves import Leaf, ReadOptions, Side
 from ._methods import MergedLeaf, Method
 
 
+_METHOD = Rule(
+    "a method of `ec.merging`, such as `ec.merging.average()`",
+    lambda x: isinstance(x, Method),
+)
+
+
+@_arguments.checked(method=_METHOD)
 @_gc.paused()
 def merge(
     trees: Sequence[PyTree | str | os.PathLike[str] | Checkpoint],

@@ -15,6 +15,7 @@ import numpy as np
 
 from .._format import _grid, _template, _view
 from .._format._view import View
+from .._runtime import _arguments
 from .._storage import _arrays
 from .._tree import _host, _identity, _leaf, _restore, _show
 from .._tree._target import Target
@@ -253,6 +254,7 @@ def computed(formula: Formula) -> Computed:
 # ---- Functions of the user.
 
 
+@_arguments.checked()
 def lazy(
     fn: Callable[..., Any], *, elementwise: bool = False
 ) -> Callable[..., LazyArray]:
@@ -292,8 +294,6 @@ def lazy(
 
         ```
     """
-    if not callable(fn):
-        raise TypeError(f"`ec.lazy` takes a function, not a `{type(fn).__name__}`.")
     return _Lazily(fn, elementwise)
 
 

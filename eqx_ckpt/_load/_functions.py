@@ -18,6 +18,7 @@ import numpy as np
 from .._errors import DamagedError
 from .._format import _functions, _text
 from .._format._functions import StoredFunction
+from .._runtime import _arguments
 from .._storage._backend import Backend
 from .._tree import _leaf, _nearest, _nests, _sharding
 from . import _lazy, _open, _source
@@ -124,6 +125,7 @@ class Function:
         self._check(exported)
         return exported
 
+    @_arguments.checked()
     def read(
         self,
         *,

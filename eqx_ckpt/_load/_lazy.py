@@ -11,6 +11,7 @@ from .._format import _template, _view
 from .._format._leaves import Record, Unreadable
 from .._format._template import Template
 from .._format._view import View
+from .._runtime import _arguments
 from .._storage import _arrays, _context
 from .._storage._backend import Backend
 from .._tree import _html, _leaf, _target
@@ -126,6 +127,7 @@ class LazyArray(jax.ShapeDtypeStruct):
             )
         return _arrays.array_url(source.root, source.database, source.key(self._record))
 
+    @_arguments.checked()
     def read(self, *, verify: bool = True) -> Any:
         """Reads the leaf: a jax.Array, or what was saved if that was something else.
 

@@ -119,6 +119,7 @@ Who = Literal["all", "own"] | Together
 
 # By the names of arguments, which mean the same in all calls.
 RULES = {
+    "axis": Rule("an integer", _is_integer),
     "cast": FLAG._replace(
         text="True or False (a leaf becomes of the dtype that it has in `like`)"
     ),
@@ -132,6 +133,8 @@ RULES = {
         Rule("a name or a function", lambda x: isinstance(x, str) or callable(x))
     ),
     "durable": FLAG,
+    "elementwise": FLAG,
+    "fn": FUNCTION,
     "fresh": NODES,
     "is_leaf": optional(FUNCTION),
     "layout": words("ocdbt", "zarr"),
@@ -163,6 +166,9 @@ _ALSO = {
 }
 
 
+_IN_ORDER = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
 def checked(
     defaults: Mapping[str, Any] = {}, **rules: Rule
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
@@ -175,12 +181,13 @@ def checked(
         signature = _expanded(inspect.signature(call), defaults)
         names = list(signature.parameters)
         table = {name: rules.get(name, RULES.get(name)) for name in names}
-        kinds = {x.kind for x in signature.parameters.values()}
-        is_open = inspect.Parameter.VAR_KEYWORD in kinds
+        parameters = signature.parameters.values()
+        is_open = any(x.kind is inspect.Parameter.VAR_KEYWORD for x in parameters)
+        in_order = [x.name for x in parameters if x.kind is _IN_ORDER]
 
         @ft.wraps(call)
         def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
-            for name, value in (*zip(names, args), *kwargs.items()):
+            for name, value in (*zip(in_order, args), *kwargs.items()):
                 rule = table.get(name)
                 if rule is not None:
                     rule.check(name, value)

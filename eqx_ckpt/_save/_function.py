@@ -10,6 +10,7 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._load._functions import Function
+from .._runtime import _arguments
 from .._tree import _nests
 
 
@@ -37,6 +38,7 @@ class Unexported:
 Functions = Mapping[str, Unexported | Function] | str | None
 
 
+@_arguments.checked()
 def function(
     fn: Callable[..., Any],
     *args: PyTree,
@@ -91,8 +93,6 @@ def function(
 
         ```
     """
-    if not callable(fn):
-        raise TypeError(f"`ec.function` takes a function, not a `{type(fn).__name__}`.")
     if isinstance(platforms, str):
         raise TypeError(f"`platforms` is a list of names, such as `[{platforms!r}]`.")
     if platforms is not None and not platforms:

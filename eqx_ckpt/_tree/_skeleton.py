@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from .._format import _names
+from .._runtime import _arguments
 from . import _flatten, _leaks, _sharding, _show
 from ._filters import IsLeaf
 
@@ -23,6 +24,7 @@ class _Host:
         self.leaf = leaf
 
 
+@_arguments.checked()
 def skeleton(
     fn: Callable[..., PyTree], *args: Any, sharding: Any = None, **kwargs: Any
 ) -> PyTree:
@@ -160,6 +162,7 @@ def _rule(
         ) from e
 
 
+@_arguments.checked()
 def leaf_names(tree: PyTree, is_leaf: IsLeaf = None) -> PyTree:
     """The tree of the dotted names of the leaves of `tree`.
 

@@ -13,6 +13,8 @@ import eqx_ckpt as ec
 
 # Of each name of an argument: what it cannot be, of a wrong type and of a wrong value.
 WRONG = {
+    "axes": ["a", 1.5],
+    "axis": ["a", 1.5],
     "best": ["loss", ("loss", "least")],
     "cast": ["yes", jnp.float32, 1],
     "chunks": ["4 MiB", 0, -1],
@@ -20,8 +22,10 @@ WRONG = {
     "copies": ["1", -1],
     "drop": [3],
     "durable": ["no", 0],
+    "elementwise": ["yes"],
     "every": [2.5, 0],
     "every_seconds": ["1", -1, float("inf")],
+    "fn": [3],
     "follow_symlinks": ["yes"],
     "force": ["yes"],
     "fresh": ["head"],
@@ -33,6 +37,7 @@ WRONG = {
     "keep_every": ["5", -5],
     "layout": [3, "hdf5"],
     "max_bytes": [1e9, "1", True, 0, -1],
+    "method": ["average"],
     "missing": [None, "drop"],
     "near_every": ["1", 0],
     "overwrite": [None],
@@ -55,17 +60,18 @@ ONLY = {
 # Those whose errors are tested with what they are about, or that may be anything.
 FREE = {
     *("a", "args", "b", "base", "ckpt", "data", "directory", "dtype", "filter_spec"),
-    *("functions", "known", "kwargs", "like", "metadata", "method", "metrics", "model"),
+    *("functions", "index", "known", "kwargs", "like", "metadata", "metrics", "model"),
+    *("only", "platforms", "vjp_order"),
     *("near", "own", "pairs", "path", "pytree", "rename", "replace", "reuse", "root"),
     *("self", "sharding", "skip", "source", "state_dict", "static", "step", "target"),
     *("tree", "trees"),
 }
-# These read no checkpoint, and write none; they check what they are given.
+# Of these each argument is what they are about.
 OTHERS = {
-    *("counting", "function", "inverse", "is_storable", "lazy", "leaf_names", "nest"),
-    *("partition_rules", "register_leaf", "rename", "skeleton", "unloaded", "exists"),
-    *("delete", "merge"),
+    *("counting", "delete", "exists", "inverse", "is_storable", "nest"),
+    *("partition_rules", "register_leaf", "rename", "unloaded"),
 }
+GOOD = {"data": b"", "fn": dict, "init_fn": dict, "method": ec.merging.average()}
 CALLS = {
     name: call
     for name, call in public.items()
@@ -76,6 +82,12 @@ CALLS |= {
     "CheckpointManager.save": ec.CheckpointManager.save,
     "CheckpointManager.restore": ec.CheckpointManager.restore,
     "Checkpoint.splice": ec.Checkpoint.splice,
+    "Function.read": ec.Function.read,
+    "LazyArray.read": ec.LazyArray.read,
+}
+CALLS |= {
+    name: getattr(ec.adapters, name)
+    for name in ("concatenate", "split", "stack", "take", "transpose", "unstack")
 }
 ROWS = [
     (name, parameter, wrong)
@@ -98,17 +110,19 @@ def test_what_an_argument_cannot_be(name, tmp_path, monkeypatch):
         given = {
             x.name: None
             for x in signature.parameters.values()
-            if x.default is x.empty and x.name not in (parameter, "init_fn")
+            if x.default is x.empty and x.name != parameter
         }
-        if "init_fn" in signature.parameters and parameter != "init_fn":
-            given["init_fn"] = dict
-        if "data" in given:
-            given["data"] = b""
+        given |= {name: GOOD[name] for name in GOOD.keys() & given.keys()}
         match = re.escape(f"`{parameter}` must be ")
         with pytest.raises((TypeError, ValueError), match=match):
-            CALLS[name](**given, **{parameter: wrong})
-    with pytest.raises(TypeError, match="no argument `broadcast`|unexpected keyword"):
-        CALLS[name](broadcast=True)
+            if parameter == "axes":
+                CALLS[name](wrong)
+            else:
+                CALLS[name](**given, **{parameter: wrong})
+    if "kwargs" not in signature.parameters:
+        said = "no argument `broadcast`|unexpected keyword"
+        with pytest.raises(TypeError, match=said):
+            CALLS[name](broadcast=True)
     assert not [*tmp_path.iterdir()]
 
 
