@@ -33,7 +33,7 @@ from ._functions import StoredFunction
 from ._leaves import Leaves, Record
 from ._packed import Laid, Packed
 from ._placement import Placement
-from ._schema import DIGEST, field, NUMBER
+from ._schema import DIGEST, field, ID, NUMBER
 
 
 FORMAT = "eqx_ckpt"
@@ -490,4 +490,4 @@ def _check_sizes(leaves: Leaves, placement: Placement, size: np.ndarray) -> None
 
 
 def is_save_id(text: str) -> bool:
-    return len(text) == 16 and all(c in "0123456789abcdef" for c in text)
+    return ID.fullmatch(text) is not None
