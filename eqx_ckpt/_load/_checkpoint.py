@@ -248,6 +248,10 @@ def open(
         ```
     """
     if isinstance(path, Checkpoint):
+        if follow_symlinks:
+            raise ValueError(
+                "`follow_symlinks` must be False for a checkpoint that is open already."
+            )
         path._source.check_current()
         return path
     return Checkpoint(_open.opened(path, like, follow_symlinks))

@@ -150,6 +150,8 @@ def test_options_of_a_run_that_make_no_sense(tmp_path, options, why):
 def test_arguments_of_loads_that_make_no_sense(tmp_path):
     ec.tree_serialise_leaves(tmp_path / "c", {"w": jnp.ones(2)})
     like = {"w": jnp.zeros(2)}
+    with pytest.raises(ValueError, match="`follow_symlinks` must be False"):
+        ec.open(ec.open(tmp_path / "c"), follow_symlinks=True)
     with pytest.raises(ValueError, match='`missing="init"` is for `load_or_init`'):
         ec.tree_deserialise_leaves(tmp_path / "c", like, missing="init")
     with pytest.raises(
