@@ -68,6 +68,7 @@ def cast() -> Adapter:
     return Adapter("cast()", lambda saved, like: _deferred.astype(saved, like.dtype))
 
 
+@_arguments.checked()
 def transpose(*axes: int) -> Adapter:
     """The axes in another order, as of `numpy.transpose`; reversed by default.
 
@@ -82,8 +83,6 @@ def transpose(*axes: int) -> Adapter:
 
         ```
     """
-    for axis in axes:
-        _arguments.RULES["axis"].check("axes", axis)
     text = f"transpose({', '.join(map(str, axes))})"
     undo = lambda: transpose(*np.argsort([axis % len(axes) for axis in axes]).tolist())
     apply = lambda saved, like: _deferred.transpose(saved, axes)

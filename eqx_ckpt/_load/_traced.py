@@ -128,16 +128,18 @@ def _with_own(jaxpr: Any) -> Any:
             if type(jaxpr) in (tuple, list)
             else jaxpr
         )
-    if isinstance(jaxpr, jex_core.ClosedJaxpr):
-        consts = [_own(x) for x in jaxpr.consts]
-        return jex_core.ClosedJaxpr(_with_own(jaxpr.jaxpr), consts)
-    if not isinstance(jaxpr, jex_core.Jaxpr):
+    if not isinstance(jaxpr, (jex_core.ClosedJaxpr, jex_core.Jaxpr)):
         return jaxpr
+    # From JAX 0.12 on the two are one class.
+    inner: Any = getattr(jaxpr, "jaxpr", jaxpr)
+    consts = [_own(x) for x in getattr(jaxpr, "consts", ())]
+    if inner is not jaxpr:
+        return jex_core.ClosedJaxpr(_with_own(inner), consts)
     eqns = []
-    for eqn in jaxpr.eqns:
+    for eqn in inner.eqns:
         params = {name: _with_own(value) for name, value in eqn.params.items()}
         eqns.append(eqn.replace(params=params))
-    return jaxpr.replace(eqns=eqns)
+    return inner.replace(eqns=eqns, **({"consts": consts} if consts else {}))
 
 
 def _own(const: Any) -> Any:

@@ -17,7 +17,6 @@ import xxhash
 from .._format import _schema
 from .._format._schema import COUNT, ID
 from .._load import _checkpoint
-from .._load._checkpoint import Checkpoint
 from .._storage import _root
 from . import _numbered
 
@@ -86,7 +85,7 @@ class Disk:
             file = self._path(key)
             try:
                 is_file = self.root.has(key)
-                part = _part_in(_checkpoint.open(file)) if is_file else None
+                part = _part_in(_checkpoint.open(file).metadata) if is_file else None
             except (OSError, ValueError, RuntimeError) as e:
                 problems[file] = e
                 continue
@@ -133,8 +132,8 @@ def _may_pass(error: Exception) -> bool:
     return isinstance(error, OSError)
 
 
-def _part_in(ckpt: Checkpoint) -> NearPart | None:
-    found = ckpt.metadata.get("near") if isinstance(ckpt.metadata, dict) else None
+def _part_in(metadata: Any) -> NearPart | None:
+    found = metadata.get("near") if isinstance(metadata, dict) else None
     return NearPart(*found) if found is not None and is_part(found) else None
 
 

@@ -46,11 +46,11 @@ def _near_save(disk: Disk, part: NearPart) -> NearSave:
     return NearSave(str(file.parent), root, part.step, part.attempt, stays)
 
 
-def _time(ckpt: Checkpoint) -> float:
+def _time(ckpt: Checkpoint) -> int | float:
     return 0 if ckpt.saved is None else ckpt.saved.time
 
 
-def _stays(root: str, part: NearPart, time: float) -> str:
+def _stays(root: str, part: NearPart, time: int | float) -> str:
     """Why a part may be needed, that was saved at a time. It is not, if the root of its
     run has got a whole step as new since."""
     # It is a file that says so: nothing is asked over a network because of it.

@@ -119,6 +119,7 @@ Who = Literal["all", "own"] | Together
 
 # By the names of arguments, which mean the same in all calls.
 RULES = {
+    "axes": Rule("integers", _is_integer),
     "axis": Rule("an integer", _is_integer),
     "cast": FLAG._replace(
         text="True or False (a leaf becomes of the dtype that it has in `like`)"
@@ -167,6 +168,7 @@ _ALSO = {
 
 
 _IN_ORDER = inspect.Parameter.POSITIONAL_OR_KEYWORD
+_REST = inspect.Parameter.VAR_POSITIONAL
 
 
 def checked(
@@ -184,10 +186,12 @@ def checked(
         parameters = signature.parameters.values()
         is_open = any(x.kind is inspect.Parameter.VAR_KEYWORD for x in parameters)
         in_order = [x.name for x in parameters if x.kind is _IN_ORDER]
+        rest = [x.name for x in parameters if x.kind is _REST]
 
         @ft.wraps(call)
         def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
-            for name, value in (*zip(in_order, args), *kwargs.items()):
+            order = [*in_order, *rest * (len(args) - len(in_order))]
+            for name, value in (*zip(order, args), *kwargs.items()):
                 rule = table.get(name)
                 if rule is not None:
                     rule.check(name, value)

@@ -209,7 +209,6 @@ def test_command_line(tmp_path, capsys):
     assert "no directory" in capsys.readouterr().err
 
 
-@pytest.mark.filterwarnings("ignore:The state of step:ResourceWarning")
 def test_near_steps_that_their_run_needs_no_more(tmp_path, capsys):
     disk = tmp_path / "disk"
     roots = [tmp_path / name for name in ("over", "behind", "gone")]

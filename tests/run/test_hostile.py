@@ -16,10 +16,6 @@ from eqx_ckpt._save import _publish
 from eqx_ckpt._storage import _root
 
 
-# Managers here end as those of processes that are killed.
-pytestmark = pytest.mark.filterwarnings("ignore:The state of step:ResourceWarning")
-
-
 TREE = {"w": np.ones(3)}
 
 

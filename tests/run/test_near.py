@@ -19,10 +19,6 @@ from eqx_ckpt._runtime._exchange import Move
 from eqx_ckpt._storage import _root
 
 
-# Managers here end as those of processes that are killed.
-pytestmark = pytest.mark.filterwarnings("ignore:The state of step:ResourceWarning")
-
-
 def begun(team):
     """The step and the own state that each process began from."""
     for done, out in zip(team, near.lines(team)):

@@ -106,7 +106,9 @@ def _is_mapped(path):
 
 def test_what_may_be_memory_mapped(odd, tmp_path):
     """Its files may be those of a network, by whatever path they are reached."""
-    if not _files.is_on_this_machine("/") or not _files.is_on_this_machine(tmp_path):
+    if not _files.is_on_this_machine("/") or not _files.is_on_this_machine(
+        str(tmp_path)
+    ):
         pytest.skip("these directories are not on a disk of this machine")
     ec.tree_serialise_leaves(odd / "far", _tree(1))
     (tmp_path / "far").symlink_to(odd)
