@@ -103,9 +103,9 @@ def _plan(reading: Reading, request: Request) -> _Plan:
         ranges = _exact_ranges(source, record, views[0])
         if ranges is not None:
             return _Plan(request, is_exact=True, ranges=ranges)
-        is_mapped = not (source.root.is_far and source.has_digests)
+        in_store = source.root.is_far and source.has_digests
         is_exact = not source.is_run(record) and record.template.codec is None
-        is_exact = is_exact and is_mapped
+        is_exact = is_exact and not in_store
     chunks = _touched(source.cut(record), views)
     source.check(record, chunks)
     return _Plan(request, chunks, is_exact)
@@ -343,9 +343,9 @@ def _slabs(source: Source, record: Record, part: _Part) -> list[Range] | None:
     """The ranges of files that are the bytes of a part, one after the other; None where
     its chunks have to be decoded or cut."""
     t, into = record.template, part.into
-    if t.codec is not None or not into.flags.c_contiguous:
-        return None
     if source.is_run(record):
+        # Its parts are cut so: it has no chunks that could be read instead.
+        assert into.flags.c_contiguous
         file, start = source.index.start(record.place)
         assert source.files is not None
         first = 0
@@ -353,6 +353,8 @@ def _slabs(source: Source, record: Record, part: _Part) -> list[Range] | None:
             first = first * n + s.start
         start += first * t.itemsize
         return [(source.files[file], start, start + into.nbytes)]
+    if t.codec is not None or not into.flags.c_contiguous:
+        return None
     if not t.shape or t.chunk[1:] != t.shape[1:]:
         return None
     # The last chunk may be longer than what is left of the leaf.

@@ -122,12 +122,8 @@ def trace(
 def _with_own(jaxpr: Any) -> Any:
     """A jaxpr whose constants are its own: those of NumPy are the memory of whoever
     made the function, and are read when it runs."""
-    if isinstance(jaxpr, (tuple, list)):
-        return (
-            type(jaxpr)(map(_with_own, jaxpr))
-            if type(jaxpr) in (tuple, list)
-            else jaxpr
-        )
+    if type(jaxpr) in (tuple, list):
+        return type(jaxpr)(map(_with_own, jaxpr))
     if not isinstance(jaxpr, (jex_core.ClosedJaxpr, jex_core.Jaxpr)):
         return jaxpr
     # From JAX 0.12 on the two are one class.

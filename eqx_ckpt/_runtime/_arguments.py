@@ -76,7 +76,6 @@ FUNCTION = Rule("a function", callable)
 _NODES = "a function of the tree, such as `lambda tree: tree.model`"
 NODES = optional(Rule(_NODES, callable))
 SECONDS = Rule("a number of seconds", _is_number, lambda x: 0 < x < math.inf)
-TEXT = Rule("a string", lambda x: isinstance(x, str))
 
 _TAG = Rule("None, a string or a number", lambda x: isinstance(x, str | int | None))
 
