@@ -28,7 +28,13 @@ from workloads import sizes
 
 _HERE = pathlib.Path(__file__).parent
 # Programs of their own.
-_OTHERS = {"C": "compressed", "E": "editing", "F": "functions", "D": "stores"}
+_OTHERS = {
+    "T": "models",
+    "C": "compressed",
+    "E": "editing",
+    "F": "functions",
+    "D": "stores",
+}
 # What the lines of growth are drawn of.
 _GROWING = ("eqx_ckpt", "raw, one thread", "Equinox", "safetensors.flax", "Orbax v1")
 _HELP = """
@@ -38,7 +44,7 @@ workloads:
   S  10,000 x 256 float32         G  growth: 10 to 10,000 leaves, 1 to 256 MiB
   C  compression                  E  edits of 2 GiB that is not loaded
   D  object stores with a delay   F  stored functions
-  I  imports
+  I  imports                      T  Modules in training, with optimiser states
 Linux only.
 """
 
@@ -82,8 +88,9 @@ def main() -> None:
         "imports": {},
     }
     try:
-        for name in given.workloads or ("LMSPCEFD" if given.short else "LMSPGCEFDI"):
-            _run(name, given, settings, results)
+        default = "TLMSPCEFD" if given.short else "TLMSPGCEFDI"
+        for name in given.workloads or default:
+            _run(name, given, settings, results, out)
             if out:
                 out.mkdir(parents=True, exist_ok=True)
                 (out / "results.json").write_text(json.dumps(results, indent=1))
@@ -102,7 +109,11 @@ def main() -> None:
 
 
 def _run(
-    name: str, given: argparse.Namespace, settings: Settings, results: dict[str, Any]
+    name: str,
+    given: argparse.Namespace,
+    settings: Settings,
+    results: dict[str, Any],
+    out: pathlib.Path | None,
 ) -> None:
     """Measures one workload, into the results, and prints its table."""
     of = sizes(given.short, given.big)
@@ -139,6 +150,9 @@ def _run(
         options = ["--short"] if given.short else []
         if name != "D":  # It saves to a server.
             options += ["--scratch", str(settings.scratch.parent)]
+        if name == "T" and out:
+            out.mkdir(parents=True, exist_ok=True)
+            options += ["--out", str(out)]
         print(f"{program.name}:", flush=True)
         if subprocess.run([sys.executable, str(program), *options]).returncode:
             sys.exit(f"{program.name} has failed.")

@@ -31,8 +31,9 @@ from eqx_ckpt._format import _grid, _index
 from eqx_ckpt._format._index import Index
 from eqx_ckpt._format._leaves import Leaves
 from eqx_ckpt._format._template import Template
-from eqx_ckpt._save import _assign, _form, _to_ocdbt
-from eqx_ckpt._tree import _routes, _sharding
+from eqx_ckpt._reshard import _routes
+from eqx_ckpt._save import _assign, _to_ocdbt, _tree_spec
+from eqx_ckpt._tree import _sharding
 from eqx_ckpt._tree._sharding import Holders
 
 
@@ -169,7 +170,7 @@ def plan(model: Model, hosts: int) -> Plan:
         size = math.prod(chunk) * itemsize
         count = math.prod(_grid.grid(shape, chunk))
         owners = _assign.owners(found, shape, chunk, size, loads)
-        works.append(_assign.Work(count, size, owners))
+        works.append((count, size, owners))
         chunks += count
         total += math.prod(shape) * itemsize
         read += same
@@ -188,7 +189,7 @@ def _template_of(leaf: Leaf, chunk: tuple[int, ...]) -> Template:
     return Template("kkak", "jax", dtype, leaf.shape, dtype, chunk)
 
 
-def index_of(templates: list[Template], deal: _assign.Deal) -> bytes:
+def index_of(templates: list[Template], deal: _assign.Assignment) -> bytes:
     """The index of a save of leaves with these templates, as the library writes it."""
     parts = it.cycle(("params", "mu", "nu"))
     names = [
@@ -196,14 +197,14 @@ def index_of(templates: list[Template], deal: _assign.Deal) -> bytes:
     ]
     distinct = {t: number for number, t in enumerate(dict.fromkeys(templates))}
     numbers = [distinct[t] for t in templates]
-    form = _form.form(tuple(names), tuple(numbers), tuple(distinct), ())
+    form = _tree_spec.tree_spec(tuple(names), tuple(numbers), tuple(distinct), ())
     files = [list(_to_ocdbt.lay(form, runs)) for runs in deal.files]
     where = _to_ocdbt.packed if form.has_columns else _to_ocdbt.listed
     digests = "0" * 32 * (len(files) if form.has_columns else 1)
     leaves = Leaves(names, list(distinct), numbers)
-    return _index.encode(
-        Index("0" * 16, "ocdbt", None, leaves, where(form, files), digests)
-    )
+    names, placement = list(map(str, range(len(files)))), where(form, files)
+    index = Index("0" * 16, "ocdbt", None, leaves, names, placement, digests)
+    return _index.encode(index)
 
 
 def _reads(

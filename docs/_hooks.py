@@ -95,4 +95,6 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         # Of a file without a page only the words stay; code is left as it is.
         return text if (root / path).exists() else match[0]
 
+    if source == "README.md":  # Its picture is one by day and another by night.
+        markdown = re.sub(r'(src|srcset)="docs/', r'\1="', markdown)
     return re.sub(r"\[([^\]\n]*)\]\(([^)#\s]+)(#[^)\s]*)?\)", moved, markdown)

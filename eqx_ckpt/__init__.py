@@ -1,11 +1,21 @@
 """Checkpoints for Equinox: save any tree by name, open it lazily, load any part."""
 
-from . import adapters as adapters, merging as merging
+from . import (
+    _formats as _formats,
+    _reshard as _reshard,
+    _show as _show,
+    _view as _view,
+    adapters as adapters,
+    merging as merging,
+)
 from ._edit._diff import diff as diff
 from ._edit._difference import Diff as Diff
 from ._edit._merge import merge as merge
 from ._edit._stats import stats as stats
 from ._errors import DamagedError as DamagedError
+from ._functions._function import function as function
+from ._functions._lazily import lazy as lazy
+from ._functions._stored_function import Function as Function
 from ._graft._graft import graft as graft
 from ._graft._inverse import inverse as inverse
 from ._graft._report import Report as Report
@@ -18,25 +28,23 @@ from ._interop._state_dict import (
     to_state_dict as to_state_dict,
 )
 from ._load._checkpoint import Checkpoint as Checkpoint, open as open
-from ._load._computed import lazy as lazy
 from ._load._deserialise import (
     materialise as materialise,
     tree_deserialise_leaves as tree_deserialise_leaves,
 )
-from ._load._functions import Function as Function
 from ._load._init import load_or_init as load_or_init, unloaded as unloaded
 from ._load._lazy import LazyArray as LazyArray
-from ._load._rebuild import rebuild as rebuild
 from ._load._rename import rename as rename
 from ._load._scan import Problem as Problem
 from ._load._verify import verify as verify
+from ._near import _near_steps as _near_steps
+from ._rebuild._rebuild import rebuild as rebuild
 from ._run._clean import clean as clean
 from ._run._manager import CheckpointManager as CheckpointManager
 from ._runtime._arguments import Together as Together
 from ._save._async import async_tree_serialise_leaves as async_tree_serialise_leaves
 from ._save._background import SaveHandle as SaveHandle
 from ._save._delete import delete as delete, exists as exists
-from ._save._function import function as function
 from ._save._serialise import tree_serialise_leaves as tree_serialise_leaves
 from ._storage._counting import counting as counting
 from ._storage._remote import Store as Store

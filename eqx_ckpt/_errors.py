@@ -2,7 +2,7 @@
 
 
 class DamagedError(RuntimeError, ValueError):
-    """What was saved is there in part only, or its bytes are not what was written.
+    """A save that is there in part only, or has other bytes than were written.
 
     Every call that reads a checkpoint raises it. Nothing else is damage: a file that
     may not be read, a disk that fails or a server that does not answer are an
@@ -29,4 +29,4 @@ class MissingError(DamagedError):
 
 
 class ReplacedError(RuntimeError):
-    """What was opened has been replaced or deleted since, or while it was read."""
+    """A checkpoint that was replaced or deleted after it was opened."""

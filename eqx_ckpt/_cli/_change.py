@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import jax.random as jr
@@ -14,24 +14,25 @@ from .._format import _text
 from .._interop import _convert, _export
 from .._load import _rename
 from .._load._checkpoint import Checkpoint
+from .._run._steps import Steps
 from .._save import _serialise
 from .._storage import _root
-from . import _open, _output
-from ._open import PATH, Run
-from ._output import Said, Span
+from . import _output, _paths
+from ._output import CommandResult, Span
+from ._paths import PATH
 
 
-def _written(path: str) -> Said:
-    """What a command says of the checkpoint that it has written."""
-    ckpt = _open.open_one(path)
+def _written(path: str) -> CommandResult:
+    """Report on the checkpoint that a command has written."""
+    ckpt = _paths.open_one(path)
     data = {"path": ckpt.path, "leaves": len(ckpt), "nbytes": ckpt.nbytes}
     count = f"{len(ckpt):,} {'leaf' if len(ckpt) == 1 else 'leaves'}"
     text = Span(f"  written: {count}, {_text.size(ckpt.nbytes)}")
-    return Said(data, [[Span(ckpt.path, "title"), text]])
+    return CommandResult(data, [[Span(ckpt.path, "title"), text]])
 
 
 def _pair(context: Any, option: Any, given: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Of an option that is given as LEFT=RIGHT."""
+    """Splits an option that is given as LEFT=RIGHT."""
     for text in given:
         if "=" not in text:
             raise click.BadParameter(f"`{text}` has no `=` in it.")
@@ -113,14 +114,14 @@ def edit(
     drop_functions: bool,
     overwrite: bool,
     progress: bool,
-) -> Said:
+) -> CommandResult:
     """Write a checkpoint with other leaves, names, dtypes, metadata.
 
     TARGET may be SOURCE: then it is edited in place, and where only names, metadata or
     some leaves change, no array is written again. A PATTERN is a name of a leaf or a
     node, in which * is any text. The options may be given several times.
     """
-    ckpt = _open.open_one(source)
+    ckpt = _paths.open_one(source)
     is_same = source == target or _root.place(target) == ckpt.path
     target = ckpt.path if is_same else target
     names = _chosen(list(ckpt), keep, drop)
@@ -144,9 +145,9 @@ def edit(
 def _chosen(names: list[str], keep: Sequence[str], drop: Sequence[str]) -> list[str]:
     for option, patterns in (("--keep", keep), ("--drop", drop)):
         for pattern in patterns:
-            if not any(_open.is_match(name, pattern) for name in names):
+            if not any(_paths.is_match(name, pattern) for name in names):
                 raise ValueError(f"`{option} {pattern}` is that of no leaf.")
-    has = lambda name, patterns: any(_open.is_match(name, x) for x in patterns)
+    has = lambda name, patterns: any(_paths.is_match(name, x) for x in patterns)
     kept = [name for name in names if not keep or has(name, keep)]
     kept = [name for name in kept if not has(name, drop)]
     if not kept:
@@ -193,7 +194,7 @@ _static = _several("--static", "PATTERN", "Static fields that may differ.")
 @_output.command
 def average(
     sources: tuple[str, ...], last: int | None, weights: list[float] | None, **rest: Any
-) -> Said:
+) -> CommandResult:
     """Write the average of checkpoints, or of steps of a run.
 
     Floating arrays are averaged. All else has to be equal: --node model takes only
@@ -202,17 +203,17 @@ def average(
     """
     if last is not None:
         sources = _newest(sources, last)
-    return _merged(sources, None, merging.average(weights), _How(**rest))
+    return _write_merged(sources, None, merging.average(weights), **rest)
 
 
 def _newest(sources: tuple[str, ...], count: int) -> tuple[str, ...]:
-    found = _open.open_any(sources[0]) if len(sources) == 1 else None
-    if not isinstance(found, Run):
+    found = _paths.open_any(sources[0]) if len(sources) == 1 else None
+    if not isinstance(found, Steps):
         raise ValueError("`--last` takes one SOURCE, the directory of a run.")
-    steps = found.steps.complete()[-count:]
+    steps = found.complete()[-count:]
     if len(steps) < count:
         raise ValueError(f"The run has only {len(steps)} complete steps.")
-    return tuple(f"{found.steps.root.url}/{step}/default" for step in steps)
+    return tuple(f"{found.root.url}/{step}/default" for step in steps)
 
 
 @click.command()
@@ -242,7 +243,7 @@ def merge(
     density: float,
     seed: int,
     **rest: Any,
-) -> Said:
+) -> CommandResult:
     """Write a merge of checkpoints: slerp, TIES, DARE and others.
 
     See `ec.merging`. task_arithmetic, ties and dare need a --base. Floating arrays are
@@ -257,46 +258,43 @@ def merge(
         "ties": lambda: merging.ties(by_task, density),
         "dare": lambda: merging.dare(by_task, density, jr.key(seed)),
     }
-    return _merged(sources, base, methods[method](), _How(**rest))
+    return _write_merged(sources, base, methods[method](), **rest)
 
 
-class _How(NamedTuple):
-    """The options that `average` and `merge` have in common."""
-
-    target: str
-    node: str
-    static: tuple[str, ...]
-    metadata: list[tuple[str, str]]
-    drop_functions: bool
-    overwrite: bool
-    progress: bool
-
-
-def _merged(
-    sources: tuple[str, ...], base: str | None, method: Method, how: _How
-) -> Said:
-    every = [_open.open_one(path) for path in sources]
+def _write_merged(
+    sources: tuple[str, ...],
+    base: str | None,
+    method: Method,
+    *,
+    target: str,
+    node: str,
+    static: tuple[str, ...],
+    metadata: list[tuple[str, str]],
+    drop_functions: bool,
+    **options: Any,
+) -> CommandResult:
+    every = [_paths.open_one(path) for path in sources]
     merged = _merge.merge(
-        [_tree(ckpt, how.node) for ckpt in every],
+        [_tree(ckpt, node) for ckpt in every],
         method,
-        base=None if base is None else _tree(_open.open_one(base), how.node),
-        static=list(how.static) if how.static else "error",
+        base=None if base is None else _tree(_paths.open_one(base), node),
+        static=list(static) if static else "error",
     )
     common = _common([ckpt.metadata for ckpt in every])
     _serialise.tree_serialise_leaves(
-        how.target,
+        target,
         merged,
         filter_spec=True,
-        metadata=_with(common, how.metadata),
-        overwrite=how.overwrite,
-        progress=how.progress,
-        functions=_functions(how.drop_functions),
+        metadata=_with(common, metadata),
+        functions=_functions(drop_functions),
+        **options,
     )
-    return _written(how.target)
+    return _written(target)
 
 
 def _common(every: list[Any]) -> Any:
-    """What all metadata agree on: hyperparameters, and not the metrics of a step."""
+    """Entries on which all metadata agree: hyperparameters, and not the metrics of a
+    step."""
     first, *others = every
     if isinstance(first, dict) and all(isinstance(other, dict) for other in others):
         is_same = lambda key: all(other.get(key) == first[key] for other in others)
@@ -305,7 +303,7 @@ def _common(every: list[Any]) -> Any:
 
 
 def _tree(ckpt: Checkpoint, node: str) -> Any:
-    return _open.node(ckpt, node) if node else ckpt.tree
+    return _paths.node(ckpt, node) if node else ckpt.tree
 
 
 # ---- Other formats.
@@ -329,13 +327,13 @@ _skip = _several("--skip", "PATTERN", "Leaves that .safetensors cannot hold.")
 @_output.command
 def convert(
     source: str, target: str, skip: tuple[str, ...], drop_functions: bool, **rest: Any
-) -> Said:
+) -> CommandResult:
     """Write a checkpoint of any format as another one.
 
     TARGET is a file if it ends in .zip or .safetensors, else a directory or a URL.
     """
     functions = _functions(drop_functions)
-    ckpt = _open.open_one(source)
+    ckpt = _paths.open_one(source)
     _convert.convert(ckpt, target, skip=skip, functions=functions, **rest)
     return _written(target)
 
@@ -359,7 +357,7 @@ def export(
     metadata: list[tuple[str, str]],
     overwrite: bool,
     progress: bool,
-) -> Said:
+) -> CommandResult:
     """Write the arrays of a checkpoint to a .safetensors file.
 
     Libraries for PyTorch want --metadata format=pt. What the file cannot hold is an
@@ -367,7 +365,7 @@ def export(
     """
     _export.export_safetensors(
         target,
-        _tree(_open.open_one(source), node),
+        _tree(_paths.open_one(source), node),
         skip=skip,
         rename=rename or None,
         metadata=dict(metadata) or None,

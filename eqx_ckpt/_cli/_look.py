@@ -1,7 +1,6 @@
 """`info`, `ls`, `cat`, `stats` and `diff`: what is in checkpoints."""
 
 import dataclasses
-import itertools as it
 import json
 import math
 import shutil
@@ -17,23 +16,28 @@ from .._edit._difference import Diff
 from .._format import _text
 from .._format._leaves import Record, Unreadable
 from .._load import _partial
-from .._tree import _leaf, _node, _show
-from . import _info, _open, _output
-from ._open import PATH, Run
-from ._output import Column, Line, Said, Span
+from .._run._steps import Steps
+from .._show import _model, _terminal
+from .._show._model import Column, Span
+from .._show._terminal import Line
+from .._tree import _folding, _leaf, _node
+from .._tree._folding import TreeLine
+from . import _info, _output, _paths
+from ._output import CommandResult
+from ._paths import PATH
 
 
 @click.command()
 @click.argument("path", type=PATH)
 @_output.command
-def info(path: str) -> Said:
+def info(path: str) -> CommandResult:
     """Say what a checkpoint or a run is.
 
     Of a checkpoint: its format, sizes, parameters, versions and metadata. Of a run: its
     steps, as `steps` prints them. No array is read.
     """
-    found = _open.open_any(path)
-    return _info.of_run(found) if isinstance(found, Run) else _info.of(found)
+    found = _paths.open_any(path)
+    return _info.of_run(found) if isinstance(found, Steps) else _info.of(found)
 
 
 # ---- The tree.
@@ -65,17 +69,17 @@ def ls(
     pattern: str | None,
     sort: str,
     static: bool,
-) -> Said:
+) -> CommandResult:
     """Print the tree of a checkpoint.
 
     With a NAME that of the node, such as model.layers. Layers that are alike are one
     row, as {0..31}. No array is read.
     """
-    ckpt = _open.open_one(path)
+    ckpt = _paths.open_one(path)
     if name and name not in ckpt:
-        _open.node(ckpt, name)
+        _paths.node(ckpt, name)
     wanted = [x for x in (name, pattern) if x]
-    is_wanted = lambda x: all(_open.is_match(x, pattern) for pattern in wanted)
+    is_wanted = lambda x: all(_paths.is_match(x, pattern) for pattern in wanted)
     leaves = ckpt._source.index.leaves
     records = [r for r in leaves.records() if is_wanted(r.name)]
     fields: list[tuple[str, str]] = []
@@ -90,13 +94,9 @@ def ls(
         lines = _tree(_rows(records, depth, leaves.aliases), fields, depth)
     data = lambda: {"path": ckpt.path, "leaves": list(map(_as_json, records))}
     nbytes = sum(_distinct(records, leaves.aliases))
-    what = f"{_count(len(records))}, {_text.size(nbytes)}"
+    what = f"{_model.leaf_count(len(records))}, {_text.size(nbytes)}"
     head = [Span(ckpt.path, "title"), Span(f"  {name}" * bool(name), "name")]
-    return Said(data, [[*head, Span(f"  {what}")], *lines])
-
-
-def _count(leaves: int) -> str:
-    return f"{leaves:,} {'leaf' if leaves == 1 else 'leaves'}"
+    return CommandResult(data, [[*head, Span(f"  {what}")], *lines])
 
 
 def _as_json(record: Record) -> dict[str, Any]:
@@ -112,14 +112,10 @@ def _as_json(record: Record) -> dict[str, Any]:
     }
 
 
-def _flat(records: list[Record]) -> list[Line]:
+def _flat(records: list[Record]) -> Iterator[Line]:
     columns = [Column("size", True), Column("array"), Column("name")]
     rows = [(_text.size(r.template.nbytes), _partial.show(r), r.name) for r in records]
-    return _output.table(columns, rows)
-
-
-# Of the tree: the indented name, the array or the static field, and an array's bytes.
-_Row = tuple[str, str, int | None]
+    return _terminal.table(_model.table(columns, rows))
 
 
 def _distinct(records: list[Record], aliases: Mapping[int, int]) -> Iterator[int]:
@@ -134,7 +130,7 @@ def _distinct(records: list[Record], aliases: Mapping[int, int]) -> Iterator[int
 def _rows(
     records: list[Record], depth: int | None, aliases: Mapping[int, int]
 ) -> dict[str, tuple[str, int]]:
-    """What each leaf is, and its bytes. What lies deeper is added up."""
+    """Rows of leaves: what each is, and its bytes. What lies deeper is added up."""
     rows: dict[str, tuple[str, int]] = {}
     counts: dict[str, int] = {}
     for record, nbytes in zip(records, _distinct(records, aliases)):
@@ -145,63 +141,23 @@ def _rows(
             continue
         name = ".".join(parts[:depth])
         counts[name] = counts.get(name, 0) + 1
-        rows[name] = _count(counts[name]), rows.get(name, ("", 0))[1] + nbytes
+        rows[name] = (
+            _model.leaf_count(counts[name]),
+            rows.get(name, ("", 0))[1] + nbytes,
+        )
     return rows
 
 
 def _tree(
     rows: dict[str, tuple[str, int]], fields: list[tuple[str, str]], depth: int | None
 ) -> Iterator[Line]:
-    """The rows of the tree: name, array, size; and the static fields."""
-    every: list[tuple[str, tuple[str, int | None]]] = list(rows.items())
-    every += [
-        (name, (text, None))
+    lines = [TreeLine(name, *row) for name, row in rows.items()]
+    lines += [
+        TreeLine(name, text)
         for name, text in fields
         if depth is None or name.count(".") < depth
     ]
-    shown: list[_Row] = []
-    for left, right in _show.tree_rows(every):
-        text, nbytes = right or ("", None)
-        shown.append((_text.escape(left), text, nbytes))
-    # Longer ones stand out: else each line would be as long as the longest.
-    width = _width(len(left) for left, _, nbytes in shown if nbytes is not None)
-    middle = _width(len(array) for _, array, nbytes in shown if nbytes is not None)
-    for (is_field, _), run in it.groupby(shown, _kind):
-        if is_field:
-            yield from _fields(list(run))
-            continue
-        for left, array, nbytes in run:
-            if nbytes is None:
-                yield [Span(f"  {left}", "name")]
-                continue
-            size = f"{_text.size(nbytes):>10}"
-            yield f"  {left:{width}}  {array:{middle}}  {size}"
-
-
-def _kind(row: _Row) -> tuple[bool, int]:
-    """Whether a row of the tree is of a static field, and its indent."""
-    left, text, nbytes = row
-    return bool(text) and nbytes is None, len(left) - len(left.lstrip())
-
-
-def _fields(rows: list[_Row]) -> Iterator[Line]:
-    """The static fields of a node, as many in a line as fit."""
-    indent = "  " + " " * _kind(rows[0])[1]
-    line = ""
-    for left, text, _ in rows:
-        text = f"{left.strip()} {text}"
-        if line and len(indent) + len(line) + len(text) > _WIDTH:
-            yield [Span(f"{indent}{line},", "quiet")]
-            line = ""
-        line += f", {text}" if line else text
-    yield [Span(indent + line, "quiet")]
-
-
-_WIDTH = 100
-
-
-def _width(lengths: Iterator[int], most: int = 60) -> int:
-    return max((length for length in lengths if length <= most), default=0)
+    return _terminal.tree(lines)
 
 
 # ---- Values.
@@ -214,37 +170,37 @@ def _width(lengths: Iterator[int], most: int = 60) -> int:
     "--all", "whole", is_flag=True, help="Print all elements of large arrays."
 )
 @_output.command
-def cat(path: str, name: str, whole: bool) -> Said:
+def cat(path: str, name: str, whole: bool) -> CommandResult:
     """Print a leaf, or a slice of it.
 
     Only the chunks that the slice touches are read. NAME is a dotted name, such as
     model.layers.0.weight, and may end in a slice, such as 'w[:8, 0]'; or that of a
     static field. JSON has all elements.
     """
-    ckpt = _open.open_one(path)
-    name, index = _open.split_slice(name)
+    ckpt = _paths.open_one(path)
+    name, index = _paths.split_slice(name)
     parent, _, last = name.rpartition(".")
     statics = ckpt._source.index.leaves.statics
     plain = dict(_static_fields(statics, parent))
     if name not in ckpt and last in plain:
-        return Said(plain[last], [json.dumps(plain[last])])
+        return CommandResult(plain[last], [json.dumps(plain[last])])
     lazy = ckpt[name]
     if index is not None:
         lazy = lazy[index]
     kind = lazy._template.kind
     if kind in ("str", "bytes"):
         value = lazy.read()
-        return Said(value if kind == "str" else value.hex(), [repr(value)])
+        return CommandResult(value if kind == "str" else value.hex(), [repr(value)])
     if kind == "key":
         value = lazy.read()
         data = np.asarray(jr.key_data(value))
         head = [Span(_leaf.show(lazy._template), "quiet")]
-        return Said(data.tolist(), [head, *_printed(data, whole)])
+        return CommandResult(data.tolist(), [head, *_printed(data, whole)])
     value = np.asarray(lazy)
-    head = [Span(_show.short_array(value.dtype.name, value.shape), "quiet")]
+    head = [Span(_folding.short_array(value.dtype.name, value.shape), "quiet")]
     if kind not in ("jax", "numpy"):
         head = [Span(_leaf.show(lazy._template), "quiet")]
-    return Said(value.tolist(), [head, *_printed(value, whole)])
+    return CommandResult(value.tolist(), [head, *_printed(value, whole)])
 
 
 def _static_fields(statics: Any, module: str) -> Iterator[tuple[str, Any]]:
@@ -264,15 +220,15 @@ def _printed(value: np.ndarray, whole: bool) -> Iterator[Line]:
 @click.argument("name", default="")
 @click.option("--progress", is_flag=True, help="Show a progress bar (needs tqdm).")
 @_output.command
-def stats(path: str, name: str, progress: bool) -> Said:
+def stats(path: str, name: str, progress: bool) -> CommandResult:
     """Print ranges, means, norms and NaNs of each leaf.
 
     They are read and verified. With a NAME those of the node or leaf.
     """
-    ckpt = _open.open_one(path)
+    ckpt = _paths.open_one(path)
     tree: Any = ckpt
     if name:
-        tree = {name: ckpt[name]} if name in ckpt else _open.node(ckpt, name)
+        tree = {name: ckpt[name]} if name in ckpt else _paths.node(ckpt, name)
     found = _stats.stats(tree, progress=progress)
     numbers = ("min", "max", "mean", "std", "norm", "nan", "inf", "zero")
     columns = [Column("name"), Column("array")]
@@ -287,7 +243,8 @@ def stats(path: str, name: str, progress: bool) -> Said:
             cells.append(Span(text, "bad" if is_bad else ""))
         rows.append(cells)
     data = {leaf: row._asdict() for leaf, row in found.items()}
-    return Said({"path": ckpt.path, "leaves": data}, _output.table(columns, rows))
+    lines = _terminal.table(_model.table(columns, rows))
+    return CommandResult({"path": ckpt.path, "leaves": data}, lines)
 
 
 # ---- Differences.
@@ -299,20 +256,20 @@ def stats(path: str, name: str, progress: bool) -> Said:
 @click.option("--values", is_flag=True, help="Find how large the differences are.")
 @click.option("--progress", is_flag=True, help="Show a progress bar (needs tqdm).")
 @_output.command
-def diff(a: str, b: str, values: bool, progress: bool) -> Said:
+def diff(a: str, b: str, values: bool, progress: bool) -> CommandResult:
     """Say in what two checkpoints differ.
 
     The exit status is 1 if they do. Digests are compared: arrays are only read where
     those cannot tell, or for --values.
     """
     found = _diff.diff(
-        _open.open_one(a), _open.open_one(b), values=values, progress=progress
+        _paths.open_one(a), _paths.open_one(b), values=values, progress=progress
     )
     data = {
         **dataclasses.asdict(found),
         "changed": {name: x._asdict() for name, x in found.changed.items()},
     }
-    return Said(data, _coloured(found), 1 if found else 0)
+    return CommandResult(data, _coloured(found), 1 if found else 0)
 
 
 _MARKS = {

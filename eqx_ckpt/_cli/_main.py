@@ -13,7 +13,7 @@ import jax
 
 from .._format import _text
 from .._version import __version__
-from . import _change, _look, _runs
+from . import _change, _look, _runs, _viewing
 
 
 class _Commands(click.Group):
@@ -41,7 +41,8 @@ def commands(context: click.Context) -> None:
         context.exit(2)
 
 
-for _command in (*_look.COMMANDS, *_change.COMMANDS, *_runs.COMMANDS):
+_modules = (_look, _viewing, _change, _runs)
+for _command in (command for module in _modules for command in module.COMMANDS):
     commands.add_command(_command)
 
 

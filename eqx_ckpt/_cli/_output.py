@@ -1,4 +1,4 @@
-"""What commands say: data for `--json`, lines for people. All that is printed goes
+"""Results of commands: data for `--json`, lines for people. All that is printed goes
 through here, and is escaped: names and metadata are texts from a file.
 """
 
@@ -7,27 +7,19 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import click
 import numpy as np
 
 from .._format import _text
+from .._show._model import Span
+from .._show._terminal import Line
 
 
-class Span(NamedTuple):
-    """A part of a line. `style` is one of `_STYLES`."""
-
-    text: str
-    style: str = ""
-
-
-Line = str | Sequence[Span]
-
-
-class Said(NamedTuple):
-    """What a command says. `data` is what JSON has, or a function that makes it.
+class CommandResult(NamedTuple):
+    """Result of a command. `data` is what JSON has, or a function that makes it.
     `status` 1: what it was asked about is so, as damage or a difference."""
 
     data: Any
@@ -46,7 +38,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 }
 
 
-def command(call: Callable[..., Said]) -> Callable[..., Callable[[], int]]:
+def command(call: Callable[..., CommandResult]) -> Callable[..., Callable[[], int]]:
     """Gives a command the option `--json`. What it returns then prints what it says."""
 
     @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
@@ -57,7 +49,7 @@ def command(call: Callable[..., Said]) -> Callable[..., Callable[[], int]]:
     return wrapped
 
 
-def _say(said: Said, as_json: bool) -> int:
+def _say(said: CommandResult, as_json: bool) -> int:
     if as_json:
         data = said.data() if callable(said.data) else said.data
         print(json.dumps(jsonable(data), indent=2, allow_nan=False))
@@ -103,51 +95,3 @@ def jsonable(x: Any) -> Any:
     if x is None or isinstance(x, (bool, int, str)):
         return x
     return str(x)
-
-
-# ---- Columns.
-
-
-def fields(rows: Iterable[tuple[str, str]]) -> list[Line]:
-    """Titles and texts in two columns. A text may have several lines."""
-    rows = list(rows)
-    width = max((len(title) for title, _ in rows), default=0)
-    out: list[Line] = []
-    for title, text in rows:
-        for number, part in enumerate(text.split("\n")):
-            head = title if number == 0 else ""
-            out.append([Span(f"  {head:{width}}  ", "quiet"), Span(part)])
-    return out
-
-
-class Column(NamedTuple):
-    title: str
-    is_right: bool = False
-    style: str = ""
-
-
-def table(
-    columns: Sequence[Column], rows: Iterable[Sequence[str | Span]]
-) -> list[Line]:
-    """Rows below their titles. A column in which all is empty is left out."""
-    cells = [
-        [x if isinstance(x, Span) else Span(x, c.style) for x, c in zip(row, columns)]
-        for row in rows
-    ]
-    # Escaped before they are measured.
-    cells = [[Span(_text.escape(text), style) for text, style in row] for row in cells]
-    kept = [i for i in range(len(columns)) if any(row[i].text for row in cells)]
-    widths = {
-        i: max(len(columns[i].title), *(len(row[i].text) for row in cells))
-        for i in kept
-    }
-    out: list[Line] = []
-    for row in [[Span(column.title, "quiet") for column in columns], *cells]:
-        spans = []
-        for i in kept:
-            text, style = row[i]
-            width = widths[i]
-            shown = f"{text:>{width}}" if columns[i].is_right else f"{text:{width}}"
-            spans.append(Span("  " + shown, style))
-        out.append(spans)
-    return out if cells else []

@@ -10,11 +10,15 @@ import click
 from .._errors import DamagedError
 from .._load import _verify
 from .._load._checkpoint import Checkpoint
-from .._run import _clean, _over, _summary
+from .._near import _superseded
+from .._run import _clean, _summary
+from .._run._steps import Steps
+from .._show._model import Span
+from .._show._terminal import Line
 from .._storage import _root
-from . import _demo, _info, _open, _output
-from ._open import PATH, Run
-from ._output import Line, Said, Span
+from . import _demo, _info, _output, _paths
+from ._output import CommandResult
+from ._paths import PATH
 
 
 @click.command()
@@ -36,7 +40,7 @@ def steps(
     unpin: tuple[int, ...],
     delete: tuple[int, ...],
     yes: bool,
-) -> Said:
+) -> CommandResult:
     """Print the steps of a run; pin or delete some.
 
     "own" is what a step has in data files and shares with no other. --pin, --unpin and
@@ -45,13 +49,13 @@ def steps(
     """
     run = _run(path)
     acts = [
-        ("Pin", run.steps.pin, pin),
-        ("Unpin", run.steps.unpin, unpin),
-        ("Delete", run.steps.delete, delete),
+        ("Pin", run.pin, pin),
+        ("Unpin", run.unpin, unpin),
+        ("Delete", run.delete, delete),
     ]
     for what, act, those in acts:
         for step in those:
-            asked = f"{what} step {step} of {run.steps.root.url}?"
+            asked = f"{what} step {step} of {run.root.url}?"
             if not yes:
                 # It is read from the terminal: what is printed there is no answer.
                 click.confirm(_output.drawn(asked, False), abort=True, err=True)
@@ -60,8 +64,8 @@ def steps(
     return _info.of_run(run, way)
 
 
-def _run(path: str) -> Run:
-    found = _open.open_any(path)
+def _run(path: str) -> Steps:
+    found = _paths.open_any(path)
     if isinstance(found, Checkpoint):
         raise ValueError(f"`{found.path}` is a checkpoint, not the directory of a run.")
     return found
@@ -71,22 +75,24 @@ def _run(path: str) -> Run:
 @click.argument("path", type=PATH)
 @click.option("--progress", is_flag=True, help="Show a progress bar (needs tqdm).")
 @_output.command
-def verify(path: str, progress: bool) -> Said:
+def verify(path: str, progress: bool) -> CommandResult:
     """Check every byte of a checkpoint or a run.
 
     It needs no model. The exit status is 1 if there is a problem.
     """
     with contextlib.suppress(DamagedError):  # It is a problem, which `verify` says.
-        found = _open.open_any(path)
-        if isinstance(found, Run):
+        found = _paths.open_any(path)
+        if isinstance(found, Steps):
             return _verify_run(found, progress)
         path = found.path
     problems = list(map(str, _verify.verify(path, progress=progress)))
-    return Said({"path": path, "problems": problems}, problems, 1 if problems else 0)
+    return CommandResult(
+        {"path": path, "problems": problems}, problems, 1 if problems else 0
+    )
 
 
-def _verify_run(run: Run, progress: bool) -> Said:
-    summaries = _summary.summaries(run.steps)
+def _verify_run(run: Steps, progress: bool) -> CommandResult:
+    summaries = _summary.summaries(run)
     told: dict[int, list[str]] = {}
     for number, x in enumerate(summaries, 1):
         if sys.stderr.isatty():
@@ -94,22 +100,22 @@ def _verify_run(run: Run, progress: bool) -> Said:
         told[x.step] = _problems(run, x, progress)
     states = {x.step: x.state for x in summaries}
     data = {
-        "path": run.steps.root.url,
+        "path": run.root.url,
         "steps": [
             {"step": step, "state": states[step], "problems": problems}
             for step, problems in told.items()
         ],
     }
     is_bad = any(told[step] for step in told if states[step] != "incomplete")
-    return Said(data, _verified(states, told), 1 if is_bad else 0)
+    return CommandResult(data, _verified(states, told), 1 if is_bad else 0)
 
 
-def _problems(run: Run, x: _summary.Summary, progress: bool) -> list[str]:
+def _problems(run: Steps, x: _summary.Summary, progress: bool) -> list[str]:
     if x.state != "complete":
         return [x.why]
     if not x.is_ours:
         return []
-    return list(map(str, _verify.verify(run.steps.path(x.step), progress=progress)))
+    return list(map(str, _verify.verify(run.path(x.step), progress=progress)))
 
 
 def _verified(states: dict[int, str], told: dict[int, list[str]]) -> Iterator[Line]:
@@ -131,16 +137,16 @@ def _verified(states: dict[int, str], told: dict[int, list[str]]) -> Iterator[Li
     help="Nothing is being saved there (for a URL, and near steps).",
 )
 @_output.command
-def clean(path: str, lists: bool, idle: bool) -> Said:
+def clean(path: str, lists: bool, idle: bool) -> CommandResult:
     """Delete what killed saves have left in a directory."""
     found = _clean.clean(path, remove=not lists, idle=idle)
     data: dict[str, Any] = {"leftovers": found, "deleted": not lists}
-    near = [] if "://" in path else _over.near_saves(_root.resolve(path))
+    near = [] if "://" in path else _superseded.near_saves(_root.resolve(path))
     if near:
         data["near"] = [save._asdict() for save in near]
     told = {save.path for save in near}
     lines = [*(path for path in found if path not in told), *map(str, near)]
-    return Said(data, lines)
+    return CommandResult(data, lines)
 
 
 @click.command()

@@ -12,11 +12,12 @@ from .._format import _names
 from .._format._template import Template
 from .._load import _open
 from .._load._checkpoint import Checkpoint
+from .._load._load_options import LoadOptions
 from .._runtime import _arguments, _gc
 from .._tree import _identity, _leaf, _static
-from . import _leaves, _numbers
+from . import _elements, _numbers
 from ._difference import Change, Diff
-from ._leaves import Leaf, ReadOptions, Side
+from ._elements import Leaf, Side
 
 
 @_arguments.checked(values=_arguments.FLAG)
@@ -79,10 +80,11 @@ def diff(
 
         ```
     """
-    one, two = _leaves.look(a), _leaves.look(b)
+    one, two = _elements.look(a), _elements.look(b)
     before, after = paired(one, two)
     rows = [(leaf, after[name]) for name, leaf in before.items() if name in after]
-    found = changes(rows, values, ReadOptions(verify, max_bytes, progress))
+    reading = LoadOptions(verify=verify, max_bytes=max_bytes, progress=progress)
+    found = changes(rows, values, reading)
     changed = {
         leaf.name: change
         for (leaf, _), change in zip(rows, found)
@@ -194,9 +196,9 @@ def show(t: Template) -> str:
 
 
 def changes(
-    rows: list[tuple[Leaf, Leaf]], values: bool, reading: ReadOptions
+    rows: list[tuple[Leaf, Leaf]], values: bool, reading: LoadOptions
 ) -> list[Change | None]:
-    """What has changed of each pair of leaves, if anything."""
+    """Per-pair changes of leaves, if there are any."""
     # Two arrays are compared once, whatever the names that they have.
     pairs: dict[Any, _Pair] = {}
     found = []
@@ -208,7 +210,7 @@ def changes(
     todo = [pair for pair in pairs.values() if pair.is_wanted]
     sides = [(pair.a, pair.b) for pair in todo]
     is_wanted = lambda number: todo[number].is_wanted
-    parts = _leaves.stream("diff", sides, reading, is_wanted)
+    parts = _elements.stream("diff", sides, reading, is_wanted)
     for number, (x, y) in parts:
         todo[number].add(x, y)
     return [pair.change() for pair in found]
@@ -253,7 +255,7 @@ class _Pair:
 
 
 def differing(t: Template, u: Template) -> tuple[str, ...]:
-    """What differs of two leaves but for their values."""
+    """Differences of two leaves but for their values."""
     found = {
         "kind": (t.kind, t.impl) != (u.kind, u.impl),
         "shape": t.logical_shape != u.logical_shape,

@@ -4,10 +4,12 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from .. import _extensions
 from .._format import _text
-from .._tree import _html, _show
+from .._show import _html
+from .._tree import _folding
 
 
 class Change(NamedTuple):
@@ -29,7 +31,7 @@ class Change(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Diff:
-    """What [`diff`][] returns. It is false if there is no difference, and prints as a
+    """Result of [`diff`][]. It is false if there is no difference, and prints as a
     report, folded by layer.
 
     **Attributes:**
@@ -76,6 +78,20 @@ class Diff:
             "metadata": [(name, _pair(*x)) for name, x in self.metadata.items()],
         }
 
+    def plot(self, ax: Any = None) -> Any:
+        """Draws how far each leaf that has changed is from what it was, as bars, with
+        matplotlib (`eqx_ckpt[plot]`). The differences are those of `values=True`.
+
+        **Arguments:**
+
+        - `ax`: the axes to draw into; those that are current by default.
+
+        **Returns:** the axes.
+
+        **Raises:** `ValueError` if the differences are not known.
+        """
+        return _extensions.call("plot", self, ax)
+
     def _repr_html_(self) -> str:
         rows = self._rows()
         # One row for each leaf has its own differences, and folds with none.
@@ -94,8 +110,8 @@ class Diff:
                 return ""
             return self._sizes(_folded(name, changed, text))
 
-        lines = _show.sections(rows, _titles, sizes)
-        return "\n".join(map(_text.bounded, [head, *lines]))
+        lines = _folding.sections(rows, _titles, sizes)
+        return _text.message([head, *lines])
 
     def _sizes(self, names: list[str]) -> str:
         """The greatest of the differences of some leaves, which are shown in a line."""

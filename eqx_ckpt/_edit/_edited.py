@@ -1,33 +1,13 @@
 """`edited`: the tree of a checkpoint with other names, or without some leaves."""
 
 import re
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Set
+from typing import Any
 
 from .._format import _names
 from .._load._checkpoint import Checkpoint
 from .._tree import _node
-from .._tree._node import Held, Node, Spec
-
-
-class _Leaf(NamedTuple):
-    """A leaf of the checkpoint, and its name there."""
-
-    old: str
-    value: Any
-
-
-class _Old(NamedTuple):
-    """The tree that was saved. `above`: the names of nodes that have leaves."""
-
-    tree: Any
-    above: frozenset[str]
-
-    def node(self, name: str) -> Any:
-        node = self.tree
-        for part in name.split(".") if name else ():
-            node = _node.body_of(node).find(part)
-        return node
+from .._tree._node import HeldNode, Node, Spec
 
 
 def edited(ckpt: Checkpoint, names: Mapping[str, str]) -> Any:
@@ -43,15 +23,16 @@ def edited(ckpt: Checkpoint, names: Mapping[str, str]) -> Any:
         return ckpt.tree
     top: dict[str, Any] = {}
     for old, new in names.items():
-        _put(top, new, _Leaf(old, ckpt[old]))
+        _put(top, new, old)
     above: set[str] = {""}
     for name in ckpt:
         while (name := name.rpartition(".")[0]) not in above:
             above.add(name)
-    return _made(_Old(ckpt.tree, frozenset(above)), top, "")
+    return _build(ckpt, above, top, "")
 
 
-def _put(top: dict[str, Any], name: str, leaf: _Leaf) -> None:
+def _put(top: dict[str, Any], name: str, old: str) -> None:
+    """Adds a leaf, which is called `old` in the checkpoint, to nested dicts."""
     *parents, last = name.split(".")
     node: Any = top
     for part in parents:
@@ -60,21 +41,28 @@ def _put(top: dict[str, Any], name: str, leaf: _Leaf) -> None:
     if isinstance(there, dict):
         raise ValueError(f"`{name}` would be a leaf, and a node as well.")
     if there is not None:
-        raise ValueError(f"`{there.old}` and `{leaf.old}` would both be `{name}`.")
-    node[last] = leaf
+        raise ValueError(f"`{there}` and `{old}` would both be `{name}`.")
+    node[last] = old
 
 
-def _made(old: _Old, new: dict[str, Any] | _Leaf, name: str) -> Any:
-    """The node of this new name, or the leaf."""
-    if isinstance(new, _Leaf):
-        return new.value
+def _build(
+    ckpt: Checkpoint, above: Set[str], new: dict[str, Any] | str, name: str
+) -> Any:
+    """The node of this new name, or the leaf. `above`: the names of nodes of the
+    checkpoint that have leaves."""
+    if isinstance(new, str):
+        return ckpt[new]
     was = _origin(new, name)
     spec = Spec((), "", ())
     if was is not None:
-        spec = _node.body_of(old.node(was)).spec()
+        spec = _node.body_of(_node_at(ckpt, was)).spec()
     known = dict(zip(_node.components(spec), spec.keys))
     place = {part: number for number, part in enumerate(known)}
-    bare = [part for part in known if part not in new and _is_bare(old, was, part)]
+    bare = [
+        part
+        for part in known
+        if part not in new and _is_bare(ckpt, above, _below(was, part))
+    ]
     parts = [*new, *bare]
     kind = "k" if known or not all(map(_number.fullmatch, new)) else "s"
     key = {part: known.get(part) or _key(kind, part, name) for part in parts}
@@ -85,21 +73,31 @@ def _made(old: _Old, new: dict[str, Any] | _Leaf, name: str) -> Any:
     if spec.labels and all(part in known for part in parts):
         labels = tuple(spec.labels[place[part]] for part in parts)
     children = [
-        _made(old, new[part], f"{name}.{part}" if name else part)
+        _build(ckpt, above, new[part], _below(name, part))
         if part in new
-        else old.node(f"{was}.{part}" if was else part)
+        else _node_at(ckpt, _below(was, part))
         for part in parts
     ]
-    return Node(Held(Spec(keys, spec.fields, labels), children))
+    return Node(HeldNode(Spec(keys, spec.fields, labels), children))
 
 
 _number = re.compile(r"0|[1-9][0-9]*")
 
 
-def _is_bare(old: _Old, node: str | None, part: str) -> bool:
+def _below(node: str | None, part: str) -> str:
+    return f"{node}.{part}" if node else part
+
+
+def _node_at(ckpt: Checkpoint, name: str) -> Any:
+    node = ckpt.tree
+    for part in name.split(".") if name else ():
+        node = _node.body_of(node).find(part)
+    return node
+
+
+def _is_bare(ckpt: Checkpoint, above: Set[str], name: str) -> bool:
     """Whether a child of a node has no leaves, only static fields."""
-    name = f"{node}.{part}" if node else part
-    return name not in old.above and isinstance(old.node(name), Node)
+    return name not in above and isinstance(_node_at(ckpt, name), Node)
 
 
 def _origin(node: dict[str, Any], name: str) -> str | None:
@@ -109,17 +107,16 @@ def _origin(node: dict[str, Any], name: str) -> str | None:
         part, leaf = next(iter(leaf.items()))
         parts.append(part)
     below = ".".join(parts)
-    if _names.is_under(leaf.old, name):
+    if _names.is_under(leaf, name):
         return name
-    if leaf.old == below:
+    if leaf == below:
         return ""
-    is_moved = leaf.old.endswith(f".{below}")
-    return leaf.old[: -len(below) - 1] if is_moved else None
+    is_moved = leaf.endswith(f".{below}")
+    return leaf[: -len(below) - 1] if is_moved else None
 
 
 def _key(kind: str, part: str, node: str) -> tuple[str, str | int]:
     try:
         return kind, _names.key_of(kind, part, not node)
     except ValueError as e:
-        name = f"{node}.{part}" if node else part
-        raise ValueError(f"`{name}` is no name of a leaf: {e}.") from e
+        raise ValueError(f"`{_below(node, part)}` is no name of a leaf: {e}.") from e

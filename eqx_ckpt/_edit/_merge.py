@@ -1,8 +1,7 @@
 """`merge`: one tree of lazy leaves from several, by the names of their leaves."""
 
-import dataclasses
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.tree_util as jtu
@@ -15,13 +14,14 @@ from .._load import _computed
 from .._load._checkpoint import Checkpoint
 from .._load._computed import Formula
 from .._load._lazy import LazyArray
+from .._load._load_options import LoadOptions
 from .._runtime import _arguments, _gc
 from .._runtime._arguments import Rule
-from .._tree import _filters, _flatten, _host, _select, _show, _static, _target
+from .._tree import _filters, _flatten, _folding, _host_copy, _select, _static, _target
 from .._tree._flatten import Flat
 from .._tree._static import Static
-from . import _diff, _leaves, _methods
-from ._leaves import Leaf, ReadOptions, Side
+from . import _diff, _elements
+from ._elements import Leaf, Side
 from ._methods import MergedLeaf, Method
 
 
@@ -85,13 +85,13 @@ def merge(
     if method.has_base != (base is not None):
         wants = "takes a `base`" if method.has_base else "takes no `base`"
         raise ValueError(f"`{method}` {wants}.")
-    trees = [_leaves.tree_of(x) for x in trees]
+    trees = [_elements.tree_of(x) for x in trees]
     if not trees:
         raise ValueError("There are no trees to merge.")
     method.check(len(trees))
     _static.check(static)
-    every = trees if base is None else [*trees, _leaves.tree_of(base)]
-    sides = [_leaves.look(x) for x in every]
+    every = trees if base is None else [*trees, _elements.tree_of(base)]
+    sides = [_elements.look(x) for x in every]
     shown = [f"tree {i}" for i in range(len(trees))] + ["the base"]
     flat = _flatten.flatten(trees[0], None)
     chosen = _chosen(flat, where)
@@ -100,7 +100,7 @@ def merge(
     order = [-1, *range(len(trees))] if method.has_base else range(len(trees))
     merged: dict[Any, Any] = {}
     leaves = list(flat.leaves)
-    for number, name in enumerate(_leaves.names_of(flat)):
+    for number, name in enumerate(_elements.names_of(flat)):
         row = rows.get(name)
         if row is not None and _is_merged(row[0].template):
             sources = [row[i] for i in order]
@@ -121,46 +121,30 @@ def _is_merged(t: Template) -> bool:
 # ---- Leaves.
 
 
-@dataclasses.dataclass(frozen=True)
-class _Combine:
-    method: Method
-    place: MergedLeaf
-
-    def __call__(
-        self, blocks: Sequence[np.ndarray], state: Any, start: tuple[int, ...]
-    ) -> np.ndarray:
-        return _methods.combine(self.method, self.place, blocks, state, start)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Look:
-    method: Method
-    place: MergedLeaf
-
-    def __call__(self, blocks: Iterator[Sequence[np.ndarray]]) -> Any:
-        return _methods.look(self.method, self.place, blocks)
-
-
 def _lazily(method: Method, sources: list[Leaf], first: Leaf, like: Any) -> LazyArray:
     """The merged leaf: of the kind, weak type and sharding that `like` has."""
     t = first.template
-    place = MergedLeaf(first.name, t.shape, _template.dtype_of(t.dtype))
+    place = MergedLeaf(method, first.name, t.shape, _template.dtype_of(t.dtype))
     formula = Formula(
         first.name,
         tuple(_part(leaf) for leaf in sources),
-        _Combine(method, place),
+        place.combine,
         t.shape,
         place.dtype,
         weak=t.weak,
         blockwise=True,
-        prepare=_Look(method, place) if method.looks_first else None,
+        prepare=place.look if method.looks_first else None,
     )
     target = _target.target_of(like)._replace(codec=None)
     return _computed.Computed(formula, None, target)
 
 
 def _part(leaf: Leaf) -> LazyArray | np.ndarray:
-    return leaf.value if isinstance(leaf.value, LazyArray) else _host.owned(leaf.value)
+    return (
+        leaf.value
+        if isinstance(leaf.value, LazyArray)
+        else _host_copy.owned(leaf.value)
+    )
 
 
 # ---- What does not fit.
@@ -172,7 +156,7 @@ def _chosen(flat: Flat, where: Callable[[PyTree], Any] | None) -> list[str]:
         return [""]
     stored = list(map(_filters.by_default, flat.leaves))
     selection = _select.select(where, flat, stored, None)
-    names = _leaves.names_of(flat)
+    names = _elements.names_of(flat)
     wholes = [_flatten.module_name(path, "") for path in selection.wholes]
     return [*wholes, *(names[place] for place in selection.places or ())]
 
@@ -210,7 +194,7 @@ def _rows(
             else:
                 kept.append((before[name], after[name], who))
     pairs = [(leaf, other) for leaf, other, _ in kept]
-    found = _diff.changes(pairs, False, ReadOptions(True, None, False))
+    found = _diff.changes(pairs, False, LoadOptions())
     for (leaf, _, who), change in zip(kept, found):
         if change is not None:
             what = " and ".join(change.what)
@@ -237,4 +221,4 @@ def _message(report: dict[str, list[tuple[str, str]]]) -> str:
     passes = _static.how_to_pass([name for name, _ in report.get("static", [])])
     titles = {kind: title.replace("{}", passes) for kind, title in _titles.items()}
     lines = ["The trees do not fit each other; nothing was merged:"]
-    return "\n".join(map(_text.bounded, [*lines, *_show.sections(report, titles)]))
+    return _text.message([*lines, *_folding.sections(report, titles)])

@@ -20,17 +20,9 @@ from .._tree import _leaf
 Blocks = Sequence[np.ndarray]
 
 
-class MergedLeaf(NamedTuple):
-    """The leaf that is merged."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """How leaves are merged.
+    """A way to merge leaves.
 
     Blocks are in float32, or in float64 if the leaf is. With `has_base` the first of
     them is that of the base.
@@ -42,43 +34,43 @@ class Method:
     def check(self, count: int) -> None:
         """**Raises:** `ValueError` for another number of trees than it merges."""
 
-    def look(self, blocks: Iterable[Blocks], place: MergedLeaf) -> Any:
+    def look(self, blocks: Iterable[Blocks], place: "MergedLeaf") -> Any:
         """The state, of all blocks of a leaf in row-major order."""
 
     def combine(
-        self, blocks: Blocks, state: Any, start: tuple[int, ...], place: MergedLeaf
+        self, blocks: Blocks, state: Any, start: tuple[int, ...], place: "MergedLeaf"
     ) -> np.ndarray:
         """A block of the leaf, which begins at `start`."""
         raise NotImplementedError
 
 
-def look(method: Method, place: MergedLeaf, blocks: Iterable[Blocks]) -> Any:
-    """The state of a method, of blocks of the leaf's own dtype. They have to be cut in
-    one way whenever it is computed, as it may have sums of them."""
-    with np.errstate(all="ignore"):
-        return method.look((_widened(x, place) for x in blocks), place)
+class MergedLeaf(NamedTuple):
+    """A leaf that a method merges, from blocks of the leaf's own dtype."""
 
+    method: Method
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
 
-def combine(
-    method: Method,
-    place: MergedLeaf,
-    blocks: Blocks,
-    state: Any,
-    start: tuple[int, ...],
-) -> np.ndarray:
-    """A block of the merged leaf, of its own dtype."""
-    shape = blocks[0].shape
-    if not shape:
-        place, start = place._replace(shape=(1,)), (0,)
-    with np.errstate(all="ignore"):
-        out = method.combine(_widened(blocks, place), state, start, place)
-        return _leaf.astype(out, place.dtype).reshape(shape)
+    def look(self, blocks: Iterable[Blocks]) -> Any:
+        """The state of the method. The blocks have to be cut in one way whenever it is
+        computed, as it may have sums of them."""
+        with np.errstate(all="ignore"):
+            return self.method.look((self._widened(x) for x in blocks), self)
 
+    def combine(self, blocks: Blocks, state: Any, start: tuple[int, ...]) -> np.ndarray:
+        """A block of the merged leaf."""
+        shape, place = blocks[0].shape, self
+        if not shape:
+            place, start = self._replace(shape=(1,)), (0,)
+        with np.errstate(all="ignore"):
+            out = self.method.combine(self._widened(blocks), state, start, place)
+            return _leaf.astype(out, self.dtype).reshape(shape)
 
-def _widened(blocks: Blocks, place: MergedLeaf) -> list[np.ndarray]:
-    wide = np.dtype(np.float64 if place.dtype == np.float64 else np.float32)
-    # What NumPy computes of arrays without axes are no arrays.
-    return [_leaf.astype(np.atleast_1d(x), wide) for x in blocks]
+    def _widened(self, blocks: Blocks) -> list[np.ndarray]:
+        wide = np.dtype(np.float64 if self.dtype == np.float64 else np.float32)
+        # What NumPy computes of arrays without axes are no arrays.
+        return [_leaf.astype(np.atleast_1d(x), wide) for x in blocks]
 
 
 def _check_weights(weights: float | tuple[float, ...], count: int) -> None:
@@ -91,7 +83,7 @@ def _each(weights: float | tuple[float, ...], count: int) -> tuple[float, ...]:
 
 
 def _sum(weights: Sequence[float], blocks: Iterable[np.ndarray]) -> np.ndarray:
-    """Of blocks times weights, in their order."""
+    """Sum of blocks times weights, in their order."""
     out: np.ndarray | None = None
     for weight, block in zip(weights, blocks):
         part = block * block.dtype.type(weight)
@@ -149,7 +141,7 @@ class Slerp(Method):
             raise ValueError(f"`slerp` is between 2 trees, not {count}.")
 
     def look(self, blocks: Iterable[Blocks], place: MergedLeaf) -> tuple[float, float]:
-        """What the two are multiplied by."""
+        """Factors that the two are multiplied by."""
         parts = [(0.0, 0.0, 0.0)]
         for x, y in blocks:
             a, b = x.astype(float), y.astype(float)

@@ -1,4 +1,4 @@
-"""What is counted and summed of the elements of an array, some at a time, in float64.
+"""Counts and sums of the elements of an array, some at a time, in float64.
 
 Elements come as they are stored. Sums are of `(count, mean, sum of squares about it)`,
 which are joined as by Chan, Golub and LeVeque, and have an exponent of their own, so
@@ -92,8 +92,8 @@ def as_floats(x: np.ndarray) -> np.ndarray:
 
 
 class Sums(NamedTuple):
-    """Of `count` rows, times `2**-exponent`: the mean, and the sum of the squares of
-    what they differ from it."""
+    """Statistics of `count` rows, times `2**-exponent`: the mean, and the sum of the
+    squares of what they differ from it."""
 
     exponent: int
     count: int
@@ -131,7 +131,7 @@ _SAFE, _MOST = 400, 1000
 
 
 def sums(x: np.ndarray) -> Sums:
-    """Of rows of finite numbers."""
+    """Statistics of rows of finite numbers."""
     if len(x) == 0:
         return Sums(0, 0, np.zeros(x.shape[1]), 0.0)
     exponent = math.frexp(float(np.max(np.abs(x))))[1]
@@ -175,7 +175,7 @@ def _gaps(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 class Distance:
-    """How far the numbers of two arrays of one shape are from each other."""
+    """Distance of the numbers of two arrays of one shape from each other."""
 
     def __init__(self, t: Template, u: Template):
         self._templates = t, u

@@ -13,15 +13,16 @@ from .._format._template import Template
 from .._load import _open
 from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
+from .._load._load_options import LoadOptions
 from .._runtime import _arguments, _gc
 from .._tree import _leaf
-from . import _leaves, _numbers
-from ._leaves import Leaf, ReadOptions
+from . import _elements, _numbers
+from ._elements import Leaf
 from ._numbers import Sums
 
 
 class LeafStats(NamedTuple):
-    """What the numbers of one leaf are like: see [`stats`][]."""
+    """Statistics of the numbers of one leaf: see [`stats`][]."""
 
     array: str
     size: int
@@ -36,7 +37,7 @@ class LeafStats(NamedTuple):
 
 
 class Stats(Mapping[str, LeafStats]):
-    """What [`stats`][] returns: a mapping from names, which prints as a table."""
+    """Result of [`stats`][]: a mapping from names, which prints as a table."""
 
     def __init__(self, shown: str, rows: dict[str, LeafStats]):
         self._shown = shown
@@ -91,7 +92,7 @@ def stats(
     max_bytes: int | None = None,
     progress: bool = False,
 ) -> Stats:
-    """What the numbers of each leaf are like: a look for NaNs, dead or huge weights.
+    """Measures the numbers of each leaf: a look for NaNs, dead or huge weights.
 
     Leaves are read some at a time. No more memory is taken than
     `max_bytes`, but at least a chunk.
@@ -137,7 +138,7 @@ def stats(
 
         ```
     """
-    side = _leaves.look(tree)
+    side = _elements.look(tree)
     rows: dict[str, LeafStats] = {}
     todo: list[Leaf] = []
     # Of one array once.
@@ -157,8 +158,8 @@ def stats(
                 todo.append(leaf)
     found = [_Found(leaf.template) for leaf in todo]
     leaves = [[leaf] for leaf in todo]
-    reading = ReadOptions(verify, max_bytes, progress)
-    for number, (array,) in _leaves.stream("stats", leaves, reading):
+    reading = LoadOptions(verify=verify, max_bytes=max_bytes, progress=progress)
+    for number, (array,) in _elements.stream("stats", leaves, reading):
         found[number].add(array)
     for name, number in places.items():
         rows[name] = found[number].row(rows[name])
@@ -166,7 +167,7 @@ def stats(
 
 
 class _Found:
-    """What is known of a leaf so far."""
+    """Statistics of a leaf so far."""
 
     def __init__(self, template: Template):
         self._template = template
@@ -183,7 +184,7 @@ class _Found:
             self._add(_numbers.numbers(part, self._template))
 
     def _add_integer(self, stored: np.ndarray) -> None:
-        """Of Python, of any size."""
+        """Adds an integer of Python, of any size."""
         value = int.from_bytes(stored.tobytes(), "little", signed=True)
         self._ends = [value]
         try:

@@ -4,22 +4,14 @@ https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst
 """
 
 import struct
-from typing import Any, NamedTuple
+from typing import Any
 
 
-class Settings(NamedTuple):
-    """`number` is that of the compressor in a header."""
-
-    compressor: str
-    number: int
-    level: int
-    shuffle: str
-
-
-# Measured on weights: a higher level costs more than it saves.
-CODECS = {
-    "blosc-lz4": Settings("lz4", 1, 5, "bitshuffle"),
-    "blosc-zstd": Settings("zstd", 4, 1, "shuffle"),
+# The number of each compressor in a header, and its settings as Zarr has them. Measured
+# on weights: a higher level costs more than it saves.
+CODECS: dict[str, tuple[int, dict[str, Any]]] = {
+    "blosc-lz4": (1, {"cname": "lz4", "clevel": 5, "shuffle": "bitshuffle"}),
+    "blosc-zstd": (4, {"cname": "zstd", "clevel": 1, "shuffle": "shuffle"}),
 }
 # Blocks of the size that Blosc would choose are too small for a zstd of level 1.
 _BLOCK = 2**20
@@ -30,14 +22,7 @@ _HEADER = 16
 
 def configuration(codec: str, itemsize: int) -> dict[str, Any]:
     """The configuration of Zarr's `blosc` codec."""
-    settings = CODECS[codec]
-    return {
-        "cname": settings.compressor,
-        "clevel": settings.level,
-        "shuffle": settings.shuffle,
-        "typesize": itemsize,
-        "blocksize": _BLOCK,
-    }
+    return {**CODECS[codec][1], "typesize": itemsize, "blocksize": _BLOCK}
 
 
 def check_header(data: Any, codec: str, full: int, itemsize: int) -> None:
@@ -56,7 +41,7 @@ def check_header(data: Any, codec: str, full: int, itemsize: int) -> None:
             f"{nbytes} bytes, stored as {length}"
         )
     if (
-        (version, inner, flags >> 5) != (2, 1, CODECS[codec].number)
+        (version, inner, flags >> 5) != (2, 1, CODECS[codec][0])
         or width != itemsize
         or not 0 < block <= min(full, _BLOCK)
     ):

@@ -28,11 +28,6 @@ _SPACE = ord(" ")
 _TWINS = "the index has two leaves of one name"
 
 
-def needed(leaves: int, chunks: int) -> bool:
-    """Whether the index of a save has columns."""
-    return leaves > MOST_LEAVES or chunks > MOST_CHUNKS
-
-
 def encode(numbers: Sequence[int] | np.ndarray) -> str:
     """The text of numbers below 2^32."""
     return base64.b64encode(np.asarray(numbers, "<u4").tobytes()).decode()
@@ -91,7 +86,7 @@ def _cuts(data: bytes) -> list[slice]:
     return cuts
 
 
-class Names(Sequence[str]):
+class NameTable(Sequence[str]):
     """Names in one text, with spaces between them. `order` has their places in the
     order of their bytes, so that one of them is found without a look at the others."""
 
@@ -184,7 +179,7 @@ class Places(Mapping[str, int]):
     **Raises:** `ValueError`.
     """
 
-    def __init__(self, names: Names):
+    def __init__(self, names: NameTable):
         self._names = names
         self._asked = 0
 

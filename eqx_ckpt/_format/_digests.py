@@ -1,6 +1,6 @@
 """The digests of stored bytes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,18 +13,16 @@ from . import _grid
 SIZE = 16
 
 
-def block_digest(data: Any) -> bytes:
-    """The digest of one block."""
-    return xxhash.xxh3_128_digest(data)
+# The digest of one block.
+block_digest: Callable[[Any], bytes] = xxhash.xxh3_128_digest
 
 
-def block_digests(data: Any) -> Iterator[bytes]:
+def block_digests(data: Any) -> list[bytes]:
     """The digest of each block of the bytes of a chunk."""
     if data.nbytes <= _grid.BLOCK:
-        yield block_digest(data)
-        return
-    for start in range(0, data.nbytes, _grid.BLOCK):
-        yield block_digest(data[start : start + _grid.BLOCK])
+        return [block_digest(data)]
+    starts = range(0, data.nbytes, _grid.BLOCK)
+    return [block_digest(data[start : start + _grid.BLOCK]) for start in starts]
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:

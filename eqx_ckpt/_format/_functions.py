@@ -8,11 +8,11 @@ or `{"tuple": [...]}`.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from . import _template
-from ._schema import DIGEST, field, fits
+from ._schema import DIGEST, fields, fits
 
 
 class StoredFunction(NamedTuple):
@@ -61,9 +61,9 @@ def encode(functions: dict[str, StoredFunction]) -> dict[str, Any]:
 
 _NUMBER = range(MAX_BYTES)
 # Of each field but the leaves.
-_KIND = {"file": _NUMBER, "digest": DIGEST, "nbytes": _NUMBER, "names": [str]}
-_KIND |= {"args": dict, "result": Any, "platforms": [str], "order": _NUMBER}
-_KIND |= {"baked": {...: str}, "versions": {...: str}}
+_FIELDS = {"file": _NUMBER, "digest": DIGEST, "nbytes": _NUMBER, "names": [str]}
+_FIELDS |= {"args": dict, "result": Any, "platforms": [str], "order": _NUMBER}
+_FIELDS |= {"baked": {...: str}, "versions": {...: str}}
 
 
 def parse(value: Any, count: int) -> dict[str, StoredFunction]:
@@ -72,7 +72,8 @@ def parse(value: Any, count: int) -> dict[str, StoredFunction]:
     **Raises:** `ValueError` for what is never written.
     """
     out: dict[str, StoredFunction] = {}
-    for name, row in field({"functions": value}, "functions", {...: dict}).items():
+    (rows,) = fields({"functions": value}, {"functions": {...: dict}})
+    for name, row in rows.items():
         check_name(name)
         out[name] = _parsed(row, count)
     if len({f.file for f in out.values()}) < len(out):
@@ -81,8 +82,9 @@ def parse(value: Any, count: int) -> dict[str, StoredFunction]:
 
 
 def _parsed(row: dict[str, Any], count: int) -> StoredFunction:
-    got = {name: field(row, name, kind, "function") for name, kind in _KIND.items()}
-    leaves, names = field(row, "leaves", [range(count)], "function"), got["names"]
+    kinds = _FIELDS | {"leaves": [range(count)]}
+    got = dict(zip(kinds, fields(row, kinds, "function")))
+    leaves, names = got["leaves"], got["names"]
     if len({*leaves}) < len(leaves):
         raise ValueError("the index has a function of one leaf twice")
     if len({*names}) != len(leaves) or len(names) != len(leaves):
@@ -91,7 +93,7 @@ def _parsed(row: dict[str, Any], count: int) -> StoredFunction:
         raise ValueError("the index has a function without arguments")
     check(got["args"])
     check(got["result"])
-    return StoredFunction(leaves=leaves, **got)
+    return StoredFunction(**got)
 
 
 def check(nest: Any) -> None:
@@ -131,42 +133,3 @@ def _check_array(array: list[Any]) -> None:
             is_good = is_good and not _large_power.search(str(n))
         if not is_good:
             raise ValueError("the index has an array of a function of no such shape")
-
-
-def unfold(nest: Any, leaf: Callable[[str, list[Any]], Any]) -> Any:
-    """A nest as containers of what `leaf` makes of the dtype and shape of an array."""
-    if nest is None:
-        return None
-    if isinstance(nest, list):
-        return leaf(*nest)
-    ((kind, inner),) = nest.items()
-    if kind == "dict":
-        return {key: unfold(child, leaf) for key, child in inner.items()}
-    out = [unfold(child, leaf) for child in inner]
-    return tuple(out) if kind == "tuple" else out
-
-
-def fold(tree: Any, leaf: Callable[[Any], list[Any]]) -> Any:
-    """The inverse of `unfold`."""
-    if tree is None:
-        return None
-    if type(tree) is dict:
-        return {"dict": {key: fold(child, leaf) for key, child in tree.items()}}
-    if type(tree) in (list, tuple):
-        return {type(tree).__name__: [fold(child, leaf) for child in tree]}
-    return leaf(tree)
-
-
-def show(nest: Any) -> str:
-    """A nest in a line: `(float32[b,384], {"mask": bool[b]})`."""
-    if nest is None:
-        return "None"
-    if isinstance(nest, list):
-        return f"{nest[0]}[{','.join(map(str, nest[1]))}]"
-    ((kind, inner),) = nest.items()
-    if kind == "dict":
-        return f"{{{', '.join(f'{key!r}: {show(x)}' for key, x in inner.items())}}}"
-    items = ", ".join(map(show, inner))
-    if kind == "list":
-        return f"[{items}]"
-    return f"({items},)" if len(inner) == 1 else f"({items})"

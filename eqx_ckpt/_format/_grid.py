@@ -38,7 +38,7 @@ def choose(shape: Sequence[int], itemsize: int, target: int) -> Shape:
 
 
 def span(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """How many elements there are from the first to the last one of an array that has
+    """Number of elements from the first to the last one of an array that has
     them so many elements apart along each axis."""
     if 0 in shape:
         return 0
@@ -102,8 +102,8 @@ def _parts(length: int, wanted: int) -> int:
 
 
 def grid(shape: Sequence[int], chunk: Sequence[int]) -> Shape:
-    """How many chunks there are along each axis."""
-    return tuple(-(-n // c) for n, c in zip(shape, chunk))
+    """Number of chunks along each axis."""
+    return tuple([-(-n // c) for n, c in zip(shape, chunk)])
 
 
 def indices(
@@ -127,7 +127,7 @@ def region(
 
 
 def block_counts(shape: Sequence[int], chunk: Sequence[int], itemsize: int) -> int:
-    """How many digests an array has: at least one for each of its chunks."""
+    """Number of digests of an array: at least one for each of its chunks."""
     if math.prod(chunk) * itemsize <= BLOCK:
         return math.prod(grid(shape, chunk))
     # How many chunks there are of each size: an axis has at most two lengths of them.
@@ -221,6 +221,11 @@ def runs(
             run = range(number, number + 1)
     if run:
         yield run
+
+
+def box(regions: Sequence[tuple[slice, ...]]) -> tuple[slice, ...]:
+    """The region that those of a run of chunks are together."""
+    return tuple(slice(a.start, b.stop) for a, b in zip(regions[0], regions[-1]))
 
 
 def spans(

@@ -3,16 +3,14 @@
 Nothing of it is believed before it has been checked: see `_leaves`.
 """
 
-import bisect
 import dataclasses
 import functools as ft
 import importlib.metadata
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import xxhash
 
 from .._errors import DamagedError
@@ -20,45 +18,29 @@ from .._version import __version__
 from . import (
     _blosc,
     _columns,
+    _extents,
     _files,
     _functions,
-    _grid,
     _json,
     _leaves,
     _packed,
-    _placement,
-    _template,
 )
+from ._extents import Extents, Placement
 from ._functions import StoredFunction
-from ._leaves import Leaves, Record
-from ._packed import Laid, Packed
-from ._placement import Placement
-from ._schema import DIGEST, field, ID, NUMBER
+from ._leaves import Leaves
+from ._packed import Packed
+from ._schema import DIGEST, fields, ID, NUMBER, POSITIVE
 
 
 FORMAT = "eqx_ckpt"
 # The versions that are read, and the first release that reads each.
 READERS = {1: "0.1.0", 2: "0.2.0"}
+# Whether a text can be the id of a save.
+is_save_id = ID.fullmatch
 
 
-class Segment(NamedTuple):
-    """Chunks `[first, stop)` of a leaf lie side by side from `offset` of a file on."""
-
-    first: int
-    stop: int
-    file: int
-    offset: int
-
-
-class SavedState(NamedTuple):
-    """A file with the own state of a process: its bytes, and their digest."""
-
-    nbytes: int
-    digest: str
-
-
-class Saved(NamedTuple):
-    """How a checkpoint was saved: when, in seconds since 1970; by how many processes;
+class SaveFacts(NamedTuple):
+    """Facts about a save: when it was, in seconds since 1970; by how many processes;
     and the leaves that were spread over devices, counted by how they were."""
 
     time: int
@@ -70,38 +52,44 @@ class Saved(NamedTuple):
 class Index:
     """A parsed index: what the tree is, and where it lies. `digests` has that of each
     page of the file of digests; `others` those of the files that other readers use;
-    `own` those of the processes' own states, in their order."""
+    `own` those of the processes' own states, in their order, after the number of their
+    bytes. What is in a data file is `shift` further on, if these are members of a zip.
+    """
 
     save: str
     layout: str
     metadata: Any
     leaves: Leaves
+    files: list[str]
     placement: Placement | Packed
     digests: str = ""
     others: dict[str, str] = dataclasses.field(default_factory=dict)
     writer: dict[str, str] = dataclasses.field(default_factory=dict)
-    saved: Saved | None = None
+    saved: SaveFacts | None = None
     functions: dict[str, StoredFunction] = dataclasses.field(default_factory=dict)
-    own: list[SavedState] = dataclasses.field(default_factory=list)
+    own: list[tuple[int, str]] = dataclasses.field(default_factory=list)
+    shift: Sequence[int] = ()
 
     @ft.cached_property
-    def _laid(self) -> Laid | None:
-        if not isinstance(self.placement, Packed):
-            return None
-        try:
-            return _packed.lay(self.placement, self.leaves)
-        except ValueError as e:
-            raise DamagedError(str(e)) from e
-
-    @ft.cached_property
-    def _segments(self) -> dict[int, list[Segment]]:
-        return {}
+    def extents(self) -> Extents:
+        """Where the chunks lie in the files. **Raises:** `DamagedError`."""
+        files, placement = len(self.files), self.placement
+        if isinstance(placement, Packed):
+            try:
+                extents = _packed.lay(placement, files, self.leaves)
+            except ValueError as e:
+                raise DamagedError(str(e)) from e
+        else:
+            if self.layout == "zarr":  # The columns say nothing.
+                nowhere = [0] * len(self.leaves.names)
+                placement = Placement(nowhere, nowhere)
+            extents = _extents.listed(placement, files, self.leaves)
+        return extents.shifted(self.shift) if self.shift else extents
 
     def check_leaves(self) -> None:
         """**Raises:** `ValueError` unless all leaves can be read, as far as the columns
         tell, and those that functions use are arrays."""
-        for template in self.leaves.templates:
-            _template.check_template(template)
+        self.leaves.check_templates()
         for function in self.functions.values():
             for record in map(self.leaves.record, function.leaves):
                 if record.template.kind not in ("jax", "key"):
@@ -109,110 +97,8 @@ class Index:
                         f"a function uses {record.name!r}, no array of JAX"
                     )
 
-    def _origin(self, place: int) -> int:
-        return self.leaves.aliases.get(place, place)
 
-    def start(self, place: int) -> tuple[int, int]:
-        """The file and the offset of the first chunk of a leaf."""
-        if isinstance(self.placement, Placement):
-            return self.placement.file[place], self.placement.offset[place]
-        assert self._laid is not None
-        return self._laid.start(self._origin(place))
-
-    def segments(self, record: Record) -> list[Segment]:
-        """Where the chunks of a leaf lie (`layout="ocdbt"`), in their order."""
-        origin, count = self._origin(record.place), record.template.chunk_count
-        if isinstance(self.placement, Packed):
-            laid = self._laid
-            assert laid is not None
-            own = laid.runs(origin)
-            columns = laid.first[own], laid.file[own], laid.offset[own]
-            return _segments_of(list(zip(*(c.tolist() for c in columns))), count)
-        rest = self.placement.rest.get(origin)
-        if rest is None:
-            return [Segment(0, count, *self.start(origin))]
-        if origin not in self._segments:
-            starts = [(0, *self.start(origin)), *rest]
-            self._segments[origin] = _segments_of(starts, count)
-        return self._segments[origin]
-
-    def segment(self, record: Record, number: int) -> Segment:
-        """The one of them that a chunk is in."""
-        laid = self._laid
-        if laid is None:
-            segments = self.segments(record)
-            return segments[bisect.bisect(segments, number, key=lambda s: s.first) - 1]
-        origin = self._origin(record.place)
-        row = laid.find(origin, number)
-        stop = laid.stop(origin, row, record.template.chunk_count)
-        at = laid.file.item(row), laid.offset.item(row)
-        return Segment(laid.first.item(row), stop, *at)
-
-    def extent(self, record: Record, first: int, stop: int) -> int:
-        """The bytes of chunks `[first, stop)` of a leaf, which are in one segment."""
-        if record.template.codec is None:
-            return (stop - first) * record.template.full
-        origin = self._origin(record.place)
-        if isinstance(self.placement, Placement):
-            starts = self.placement.ends[origin]
-            return starts[stop] - starts[first]
-        assert self._laid is not None
-        return self._laid.extent(self._laid.find(origin, first), first, stop)
-
-    def locate(self, record: Record, number: int) -> tuple[int, int, int]:
-        """Where a chunk lies (`layout="ocdbt"`): its file, offset and length."""
-        found = self.segment(record, number)
-        start = found.offset + self.extent(record, found.first, number)
-        return found.file, start, self.extent(record, number, number + 1)
-
-    @ft.cached_property
-    def _first_digests(self) -> list[int]:
-        leaves = self.leaves
-        counts = [0] * len(leaves.templates)
-        for number in set(leaves.template):
-            t = leaves.templates[number]
-            _template.check_template(t)
-            counts[number] = _grid.block_counts(t.shape, t.chunk, t.itemsize)
-        per_leaf = np.asarray(counts, np.int64)[np.asarray(leaves.template, np.int64)]
-        per_leaf[list(leaves.aliases)] = 0
-        if per_leaf.sum(dtype=float) > _template.MAX_BYTES:
-            raise ValueError("the leaves are of an impossible size")
-        return [0, *np.cumsum(per_leaf).tolist()]
-
-    @property
-    def pages(self) -> list[int]:
-        """The number of the first digest of each page of the file of digests, and how
-        many there are."""
-        if self._laid is not None:
-            return self._laid.pages
-        return [0, self._first_digests[-1]]
-
-    def first_digest(self, place: int) -> int:
-        """The number of the first digest of a leaf in the file of digests."""
-        origin = self._origin(place)
-        if self._laid is not None:
-            return self._laid.first_digest(origin)
-        return self._first_digests[origin]
-
-    def chunk_digest(self, record: Record, number: int) -> int:
-        """The number of the first digest of a chunk in the file of digests."""
-        t, laid = record.template, self._laid
-        if laid is None:
-            return self.first_digest(record.place) + t.block_of(number)
-        row = laid.find(self._origin(record.place), number)
-        before = t.block_of(laid.first.item(row))
-        return laid.row.item(row) + t.block_of(number) - before
-
-
-def _segments_of(starts: list[tuple[int, int, int]], count: int) -> list[Segment]:
-    stops = [first for first, _, _ in starts[1:]] + [count]
-    return [Segment(first, stop, *at) for (first, *at), stop in zip(starts, stops)]
-
-
-def digest(data: Any) -> str:
-    return xxhash.xxh3_128_hexdigest(data)
-
-
+digest: Callable[[Any], str] = xxhash.xxh3_128_hexdigest
 _tail = b',"digest":"'
 
 
@@ -240,8 +126,8 @@ def versions() -> dict[str, str]:
 
 def encode(index: Index) -> bytes:
     """The bytes of `eqx_ckpt.json`."""
-    leaves, placement, statics = index.leaves, index.placement, index.leaves.statics
-    functions = _functions.encode(index.functions)
+    leaves, statics = index.leaves, index.leaves.statics
+    functions = index.functions
     version = _version(index)
     structure = leaves.structure
     body = {
@@ -252,45 +138,45 @@ def encode(index: Index) -> bytes:
         "writer": index.writer,
         "layout": index.layout,
         "metadata": index.metadata,
-        "templates": [list(t) for t in leaves.templates],
-        **_columns_of(leaves, placement),
+        "templates": leaves.templates,
+        **_columns_of(index),
         "aliases": sorted(leaves.aliases.items()),
         "markers": sorted(leaves.markers.items()),
         "statics": statics.values,
         "static": statics.of,
-        **_leaves.encode_parts(leaves.parts),
+        **(_leaves.encode_parts(leaves.parts) if leaves.parts else {}),
         **({} if statics.encoded is None else {"encoded": statics.encoded}),
         **({} if structure is None else {"structure": structure._asdict()}),
         "digests": index.digests,
         "others": index.others,
         **({} if index.saved is None else {"saved": index.saved._asdict()}),
-        **({"functions": functions} if functions else {}),
+        **({"functions": _functions.encode(functions)} if functions else {}),
         **({"own": index.own} if index.own else {}),
     }
     text = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()[:-1]
     return sealed(text)
 
 
-def _columns_of(leaves: Leaves, placement: Placement | Packed) -> dict[str, Any]:
-    """What an index has an entry of for each leaf."""
+def _columns_of(index: Index) -> dict[str, Any]:
+    """The fields with an entry for each leaf."""
+    leaves, placement = index.leaves, index.placement
     if isinstance(placement, Packed):
         columns = {**_leaves.encode(leaves), **_packed.encode(placement)}
-        return {"files": placement.files, "columns": columns}
+        return {"files": index.files, "columns": columns}
     return {
         "names": leaves.names,
         "template": leaves.template,
-        "files": placement.files,
-        "file": placement.file,
-        "offset": placement.offset,
-        "splits": placement.splits,
+        "files": index.files,
+        **placement._asdict(),
         "sizes": sorted(placement.sizes.items()),
     }
 
 
 def _version(index: Index) -> int:
     """The lowest version of the format that has all of it."""
-    has_codec = any(t.codec in _blosc.CODECS for t in index.leaves.templates)
     is_packed = isinstance(index.placement, Packed)
+    codecs = {template.codec for template in index.leaves.templates}
+    has_codec = not codecs.isdisjoint(_blosc.CODECS)
     return 2 if has_codec or is_packed or index.leaves.parts else 1
 
 
@@ -315,35 +201,27 @@ def decode(data: bytes) -> Index:
     _check_version(value.get("version"), value.get("reader"))
     index = _typed(value)
     if index.layout == "ocdbt" and isinstance(index.placement, Placement):
-        _check_places(index, index.placement)
+        _extents.check_listed(index.extents, index.placement)
     return index
-
-
-class Outline(NamedTuple):
-    """What the files of a checkpoint are called: its layout, and the names of leaves
-    that have directories of their own."""
-
-    layout: str
-    names: Sequence[str] = ()
 
 
 # Its first fields, up to the layout.
 _start = re.compile(_head.pattern + rb',"writer":\{[^{}]*\},"layout":"ocdbt",')
 
 
-def outline(data: bytes) -> Outline:
-    """The outline of what `decode` gives. Where leaves have no directories, nothing of
-    an index is parsed that is not damaged.
+def outline(data: bytes) -> tuple[str, Sequence[str]]:
+    """The layout of what `decode` gives, and the names of leaves that have directories
+    of their own. Where none have, nothing of an index is parsed that is not damaged.
 
     **Raises:** as `decode`.
     """
     start = _start.match(data)
     if start is None:
         index = decode(data)
-        return Outline(index.layout, index.leaves.names)
+        return index.layout, index.leaves.names
     _check_version(int(start[1]), start[2].decode("ascii", "replace"))
     check_digest(data)
-    return Outline("ocdbt")
+    return "ocdbt", ()
 
 
 def check_digest(data: bytes) -> None:
@@ -377,20 +255,19 @@ def _release(value: Any) -> str:
 
 
 def _typed(value: dict[str, Any]) -> Index:
-    layout = field(value, "layout", str)
-    _json.check_metadata(value.get("metadata"))
+    layout, files, digests, save, others, writer = fields(value, _FIELDS)
+    _json.check_json(value.get("metadata"))
     if layout not in ("ocdbt", "zarr"):
         raise ValueError(f"the index has the unknown layout {layout!r}")
+    if files != [str(number) for number in range(len(files))]:
+        raise ValueError("the index names files that are not of this format")
     leaves = _leaves.parse(value)
-    placement = _placement.parse(value, leaves, layout)
-    digests = field(value, "digests", re.compile(f"({DIGEST.pattern})*"))
-    pages = len(placement.files) if isinstance(placement, Packed) else 1
+    placement = _placement(value, leaves, len(files), layout)
+    pages = len(files) if isinstance(placement, Packed) else 1
     if len(digests) != 32 * pages:
         raise ValueError("the index lacks the digests of pages")
-    save = field(value, "save", str)
     if not is_save_id(save):
         raise ValueError("the index has a malformed save id")
-    others = field(value, "others", {...: DIGEST})
     own = {f"d/{save}/tree", f"d/{save}/manifest.ocdbt"}
     if not others.keys() <= _files.OTHERS | own:
         raise ValueError("the index names files that are not of this format")
@@ -399,95 +276,66 @@ def _typed(value: dict[str, Any]) -> Index:
         layout,
         value.get("metadata"),
         leaves,
+        files,
         placement,
         digests,
         others,
-        field(value, "writer", {...: str}),
-        _saved(field(value, "saved", {...: Any})) if "saved" in value else None,
-        _functions.parse(value.get("functions", {}), len(leaves.names)),
-        [SavedState(*row) for row in field(value, "own", [(NUMBER, DIGEST)])]
-        if "own" in value
-        else [],
+        writer,
+        _saved(value) if "saved" in value else None,
+        _functions.parse(value["functions"], len(leaves.names))
+        if "functions" in value
+        else {},
+        _own(value) if "own" in value else [],
     )
 
 
-def _saved(value: dict[str, Any]) -> Saved:
-    # Later times are no dates.
-    time, processes = field(value, "time", _TIME), field(value, "processes", _TIME)
-    return Saved(time, processes, field(value, "shardings", {...: NUMBER}))
+# What every index has, but for its leaves and where they are.
+_FIELDS = {
+    "layout": str,
+    "files": [str],
+    "digests": re.compile(f"({DIGEST.pattern})*"),
+    "save": str,
+    "others": {...: DIGEST},
+    "writer": {...: str},
+}
 
 
-_TIME = range(2**37)
+def _placement(
+    value: dict[str, Any], leaves: Leaves, files: int, layout: str
+) -> Placement | Packed:
+    """Where the JSON of an index says that leaves lie in so many data files.
 
-
-def _check_places(index: Index, placement: Placement) -> None:
-    """**Raises:** `ValueError` unless every chunk has a place of its own in the files.
-
-    So the leaves cannot be larger than the files are.
+    **Raises:** `ValueError` for columns of other types, or that do not fit together.
     """
-    leaves = index.leaves
-    full = []
-    for template in leaves.templates:
-        try:
-            _template.check_template(template)
-            full.append(template.chunk_count * template.full)
-        except ValueError:
-            full.append(0)  # It is refused when it is touched.
-    try:
-        number, file, start = (
-            np.asarray(column, np.int64)
-            for column in (leaves.template, placement.file, placement.offset)
-        )
-    except OverflowError:
-        raise ValueError("the index has a place that cannot be") from None
-    bad = (file < 0) | (file >= len(placement.files))
-    bad |= (start < 0) | (start >= _template.MAX_BYTES)
-    if bad.any():
-        name = leaves.names[int(bad.argmax())]
-        raise ValueError(f"leaf {name!r} has no place in the files")
-    size = np.asarray(full, np.int64)[number]
-    size[list(leaves.aliases)] = 0
-    _check_sizes(leaves, placement, size)
-    # Those that lie in one place, and then the others.
-    rows: list[tuple[int, int, int]] = []
-    for leaf in {*placement.rest, *placement.sizes}:
-        if not size[leaf]:
-            raise ValueError("the index has a malformed split")
-        record = leaves.record(leaf, known=True)
-        for segment in index.segments(record):
-            if segment.first >= segment.stop:
-                raise ValueError("the index has a malformed split")
-            nbytes = index.extent(record, segment.first, segment.stop)
-            rows.append((segment.file, segment.offset, nbytes))
-        size[leaf] = 0
-    taken = size > 0
-    more = np.asarray(rows, np.int64).reshape(-1, 3).T
-    file, start, size = (
-        np.concatenate([one[taken], other])
-        for one, other in zip((file, start, size), more)
-    )
-    order = np.lexsort((start, file))
-    file, start, stop = file[order], start[order], (start + size)[order]
-    if ((file[1:] == file[:-1]) & (start[1:] < stop[:-1])).any():
-        raise ValueError("the index has two chunks at one place in the files")
+    count = len(leaves.names)
+    if "columns" in value:
+        columns = value["columns"]
+        texts = {name: _leaves.text(columns, name) for name in _packed.TEXTS}
+        return _packed.parse(texts, columns, files)
+    place = range(count)
+    kinds = {"file": [int], "offset": [int], "sizes": [(place, [POSITIVE])]}
+    kinds["splits"] = [(place, NUMBER, range(files), NUMBER)]
+    file, offset, sizes, splits = fields(value, kinds)
+    if layout == "ocdbt":
+        if not len(file) == len(offset) == count:
+            raise ValueError("the columns of the index differ in length")
+        for a, b in leaves.aliases.items():
+            if (file[a], offset[a]) != (file[b], offset[b]):
+                raise ValueError("the index has an impossible alias")
+    sizes = _leaves.by_place(sizes, "sizes")
+    return Placement(file, offset, list(map(tuple, splits)), sizes)
 
 
-def _check_sizes(leaves: Leaves, placement: Placement, size: np.ndarray) -> None:
-    """**Raises:** `ValueError` unless just the compressed leaves have `sizes`."""
-    sizes = placement.sizes
-    codecs = np.asarray([t.codec is not None for t in leaves.templates], bool)
-    wanted = codecs[np.asarray(leaves.template, np.int64)] & (size > 0)
-    if set(np.flatnonzero(wanted).tolist()) != sizes.keys():
-        raise ValueError("the index lacks the sizes of compressed chunks")
-    for leaf, some in sizes.items():
-        t = leaves.templates[leaves.template[leaf]]
-        if (
-            len(some) != t.chunk_count
-            or max(some) > _template.most_encoded(t.full)
-            or min(some) < _template.least_encoded(t.full)
-        ):
-            raise ValueError("the index has impossible sizes of chunks")
+def _saved(value: dict[str, Any]) -> SaveFacts:
+    (saved,) = fields(value, {"saved": dict})
+    return SaveFacts(*fields(saved, _SAVED))
 
 
-def is_save_id(text: str) -> bool:
-    return ID.fullmatch(text) is not None
+# Later times are no dates.
+_TIME = range(2**37)
+_SAVED = {"time": _TIME, "processes": _TIME, "shardings": {...: NUMBER}}
+
+
+def _own(value: dict[str, Any]) -> list[tuple[int, str]]:
+    (rows,) = fields(value, {"own": [(NUMBER, DIGEST)]})
+    return list(map(tuple, rows))

@@ -18,8 +18,8 @@ _MOST_FILES = 10**6
 _HEAD = b'{"format":"eqx_ckpt journal","version":1,"steps":'
 
 
-class Row(NamedTuple):
-    """What the index of a step says. `stamp`: that of the file of the index, and
+class StepRow(NamedTuple):
+    """Facts in the index of a step. `stamp`: that of the file of the index, and
     `time` when it was written, if that is known. `files`: see `Head`."""
 
     step: int
@@ -40,13 +40,13 @@ _ROW = (
 )
 
 
-def encode(rows: Iterable[Row]) -> bytes:
+def encode(rows: Iterable[StepRow]) -> bytes:
     """**Raises:** `ValueError` for more than is read."""
     body = json.dumps(sorted(rows), separators=(",", ":"), allow_nan=False)
     return _index.sealed(_HEAD + body.encode("ascii"))
 
 
-def decode(data: bytes) -> list[Row]:
+def decode(data: bytes) -> list[StepRow]:
     """**Raises:** `ValueError` for what is torn, damaged or another version."""
     _index.check_digest(data)
     if not data.startswith(_HEAD):
@@ -54,4 +54,4 @@ def decode(data: bytes) -> list[Row]:
     found = _json.parse(data, "the journal")["steps"]
     if not _schema.fits(found, [_ROW]):
         raise ValueError("it has a malformed row")
-    return [Row(*row) for row in found]
+    return [StepRow(*row) for row in found]

@@ -138,36 +138,27 @@ def _object(
     return out
 
 
-def check_metadata(metadata: Any) -> Any:
-    """`metadata` if JSON gives it back exactly.
-
-    **Raises:** `ValueError` that names the part which JSON would change or refuse.
-    """
-    _check_json(metadata, ("metadata",))
-    return metadata
-
-
 def check_depth(value: Any, what: str, most: int = 450) -> None:
     """**Raises:** `ValueError` for what a walk that calls itself does not get through.
     It says `what`."""
     level = [value]
     for _ in range(most):
-        some = [x.values() if type(x) is dict else x for x in level if _has_items(x)]
-        if not (level := [y for x in some for y in x]):
+        below: list[Any] = []
+        for x in level:
+            if type(x) in (dict, list):
+                below.extend(x.values() if type(x) is dict else x)
+        if not (level := below):
             return
     raise ValueError(f"the index has {what} that is nested more than {most} deep")
-
-
-def _has_items(x: Any) -> bool:
-    return type(x) in (dict, list)
 
 
 # Far less than what Python's parser can take, wherever it is called from.
 _MAX_DEPTH, MAX_BITS = 100, 2048
 
 
-def _check_json(value: Any, path: tuple[Any, ...]) -> None:
-    """`path`: what the value is called, and the keys that lead to it."""
+def check_json(value: Any, path: tuple[Any, ...] = ("metadata",)) -> None:
+    """**Raises:** `ValueError` that names the part which JSON would change or refuse.
+    `path`: what the value is called, and the keys that lead to it."""
     if len(path) > _MAX_DEPTH + 1:
         raise ValueError(
             f"`{_where(path)}` is nested more than {_MAX_DEPTH} deep, or contains "
@@ -181,11 +172,11 @@ def _check_json(value: Any, path: tuple[Any, ...]) -> None:
                     f"`{type(key).__name__}`: JSON would turn it into a string. Use "
                     "strings as keys."
                 )
-            _check_json(key, (f"{path[0]} key",))
-            _check_json(item, (*path, key))
+            check_json(key, (f"{path[0]} key",))
+            check_json(item, (*path, key))
     elif type(value) is list:
         for number, item in enumerate(value):
-            _check_json(item, (*path, number))
+            check_json(item, (*path, number))
     elif type(value) is float:
         if not math.isfinite(value):
             raise ValueError(
@@ -226,7 +217,7 @@ def jsonable(value: Any) -> tuple[bool, Any]:
     """A static field as JSON has it, tuples as lists: `(True, value)` if it can be."""
     try:
         out = _listed(value, 0)
-        _check_json(out, ("",))
+        check_json(out, ("",))
     except ValueError:
         return False, None
     return True, out

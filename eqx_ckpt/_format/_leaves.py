@@ -5,6 +5,7 @@ They are checked when they are read, the template and the name of a leaf when it
 touched: both are data from a file, and whoever made the file may mean harm.
 """
 
+import contextlib
 import dataclasses
 import functools as ft
 import itertools as it
@@ -16,7 +17,7 @@ import numpy as np
 
 from .._errors import DamagedError
 from . import _columns, _json, _names, _structure, _template
-from ._schema import field, Kind, NUMBER
+from ._schema import fields, NUMBER
 from ._structure import Structure
 from ._template import Template
 
@@ -46,7 +47,7 @@ class Part(NamedTuple):
 
 
 class Unreadable(NamedTuple):
-    """What a leaf of another format is, in a word, and why it cannot be read. An array
+    """Kind of a leaf of another format, in a word, and why it cannot be read. An array
     of numbers is one that a model may lack."""
 
     what: str
@@ -82,7 +83,7 @@ class Statics:
     encoded: list[dict[str, Any]] | None = None
 
     def row(self, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Those of one node: as JSON has them, and encoded."""
+        """Fields of one node: as JSON has them, and encoded."""
         row = self.of.get(name)
         if row is None:
             return {}, {}
@@ -100,8 +101,8 @@ class Statics:
 
 
 class Origin(NamedTuple):
-    """Of leaves that were renamed: the names that they are stored under, and for the
-    name of a node those of the stored Modules that stand for it."""
+    """Origin of leaves that were renamed: the names that they are stored under, and for
+    the name of a node those of the stored Modules that stand for it."""
 
     names: Sequence[str]
     modules: dict[str, list[str]]
@@ -143,13 +144,28 @@ class Leaves:
 
     @ft.cached_property
     def places(self) -> Mapping[str, int]:
-        if isinstance(self.names, _columns.Names):
+        if isinstance(self.names, _columns.NameTable):
             return _columns.Places(self.names)
         return _columns.numbered(self.names)
 
     @ft.cached_property
-    def _checked(self) -> set[int]:
-        return set()
+    def template_sizes(self) -> tuple[list[int], list[int]]:
+        """Per-template number of chunks and bytes of a chunk. They are 0 of what cannot
+        be, which is refused when it is touched."""
+        chunks, full = [], []
+        for template in self.templates:
+            count = size = 0
+            with contextlib.suppress(ValueError):
+                count, size = _template.check_template(template)
+            chunks.append(count)
+            full.append(size)
+        return chunks, full
+
+    def check_templates(self) -> None:
+        """**Raises:** `ValueError` unless all templates can be."""
+        for template, size in zip(self.templates, self.template_sizes[1]):
+            if not size:
+                _template.check_template(template)
 
     def record(self, place: int, known: bool = False) -> Record:
         """The leaf in this place of the columns, checked. `known`: but for its name,
@@ -161,9 +177,8 @@ class Leaves:
         name, number = names[place], self.template[place]
         template = self.templates[number]
         try:
-            if number not in self._checked:
+            if not self.template_sizes[1][number]:
                 _template.check_template(template)
-                self._checked.add(number)
             if not known:
                 _names.keys_of(name, template.keys)
         except ValueError as e:
@@ -190,20 +205,19 @@ def text(columns: dict[str, Any], name: str) -> memoryview:
     """A column that is a text. **Raises:** `ValueError` if it is not, or not ASCII."""
     if type(columns.get(name)) is memoryview:
         return columns[name]
+    (column,) = fields(columns, {name: str})
     try:
-        return memoryview(field(columns, name, str).encode("ascii"))
+        return memoryview(column.encode("ascii"))
     except UnicodeEncodeError:
         raise ValueError("the index has a malformed column") from None
 
 
-def pairs(value: dict[str, Any], name: str, count: int, item: Kind) -> dict[int, Any]:
-    """A field of an index that is a list of pairs: the place of one of `count` leaves,
-    and what it has of a kind.
+def by_place(pairs: list[Any], name: str) -> dict[int, Any]:
+    """A field of an index: pairs of the place of a leaf, and what it has.
 
-    **Raises:** `ValueError` if it is not, or one leaf is there twice.
+    **Raises:** `ValueError` if one leaf is there twice.
     """
-    rows = field(value, name, [(range(count), item)])
-    if len(out := dict(rows)) < len(rows):
+    if len(out := dict(pairs)) < len(pairs):
         raise ValueError(f"the index has a leaf twice in {name!r}")
     return out
 
@@ -211,6 +225,7 @@ def pairs(value: dict[str, Any], name: str, count: int, item: Kind) -> dict[int,
 # Of a template, the fields that are looked at before a leaf of it is.
 _TEMPLATE = Any, Any, Any, [Any], Any, [Any], Any, Any, Any
 _LABEL = re.compile("[=@].*", re.DOTALL)
+_FIELDS = {"templates": [_TEMPLATE], "statics": [dict], "static": {...: NUMBER}}
 
 
 def parse(value: dict[str, Any]) -> Leaves:
@@ -218,14 +233,17 @@ def parse(value: dict[str, Any]) -> Leaves:
 
     **Raises:** `ValueError` for columns of other types, or that do not fit together.
     """
+    rows, *statics = fields(value, _FIELDS)
     templates = [
         Template(*row)._replace(shape=tuple(row[3]), chunk=tuple(row[5]))
-        for row in field(value, "templates", [_TEMPLATE])
+        for row in rows
     ]
     names, template = _columns_of(value, len(templates))
     if len(template) != len(names):
         raise ValueError("the columns of the index differ in length")
-    aliases = pairs(value, "aliases", len(names), NUMBER)
+    place = range(len(names))
+    kinds = {"aliases": [(place, NUMBER)], "markers": [(place, _LABEL)]}
+    aliases, markers = map(by_place, fields(value, kinds), kinds)
     for alias, origin in aliases.items():
         if (
             origin >= alias
@@ -233,7 +251,6 @@ def parse(value: dict[str, Any]) -> Leaves:
             or templates[template[alias]][1:] != templates[template[origin]][1:]
         ):
             raise ValueError("the index has an impossible alias")
-    markers = pairs(value, "markers", len(names), _LABEL)
     structure = None
     if "structure" in value:
         structure = _structure.parse(value["structure"])
@@ -243,19 +260,18 @@ def parse(value: dict[str, Any]) -> Leaves:
         template,
         aliases,
         markers,
-        _statics(value),
+        _statics(value, *statics),
         structure,
-        parts=_parts(value, templates, template),
+        parts=_parts(value, templates, template) if "parts" in value else {},
     )
-    if any(leaves.parts.get(a) != leaves.parts.get(b) for a, b in aliases.items()):
-        raise ValueError("the index has an impossible alias")
+    for alias, origin in aliases.items():
+        if leaves.parts.get(alias) != leaves.parts.get(origin):
+            raise ValueError("the index has an impossible alias")
     return leaves
 
 
 def encode_parts(parts: Mapping[int, Part | Unreadable]) -> dict[str, Any]:
     """The fields of an index that say of which leaves a part is stored."""
-    if not parts:
-        return {}
     rows = {part: number for number, part in enumerate(dict.fromkeys(parts.values()))}
     of = [[place, rows[part]] for place, part in sorted(parts.items())]
     return {"parts": list(rows), "part": of}
@@ -266,13 +282,10 @@ def _parts(
     templates: list[Template],
     template: list[int] | np.ndarray,
 ) -> dict[int, Part]:
-    if "parts" not in value:
-        return {}
-    rows = [
-        Part(tuple(shape), tuple(map(tuple, starts)))
-        for shape, starts in field(value, "parts", [([NUMBER], [[NUMBER]])])
-    ]
-    of = pairs(value, "part", len(template), range(len(rows)))
+    (parts,) = fields(value, {"parts": [([NUMBER], [[NUMBER]])]})
+    rows = [Part(tuple(shape), tuple(map(tuple, starts))) for shape, starts in parts]
+    (pairs,) = fields(value, {"part": [(range(len(template)), range(len(rows)))]})
+    of = by_place(pairs, "part")
     for place, number in of.items():
         _check_part(rows[number], templates[template[place]])
     return {place: rows[number] for place, number in of.items()}
@@ -299,17 +312,14 @@ def _columns_of(
     """The name of each leaf, and the number of its template, of which there are so
     many."""
     if "columns" in value:
-        columns = field(value, "columns", {...: Any})
+        (columns,) = fields(value, {"columns": dict})
         order = _columns.decode(text(columns, "order"))
-        names = _columns.Names(text(columns, "names"), order)
+        names = _columns.NameTable(text(columns, "names"), order)
         template = _columns.decode(text(columns, "template"))
-        is_good = not len(template) or template.max() < count
-    else:
-        names = field(value, "names", [str])
-        template = field(value, "template", [range(count)])
-        is_good = True
-    if not is_good:
-        raise ValueError("the index names a template that it does not have")
+        if len(template) and template.max() >= count:
+            raise ValueError("the index names a template that it does not have")
+        return names, template
+    names, template = fields(value, {"names": [str], "template": [range(count)]})
     return names, template
 
 
@@ -323,11 +333,14 @@ def encode(leaves: Leaves) -> dict[str, str]:
     }
 
 
-def _statics(value: dict[str, Any]) -> Statics:
-    values = field(value, "statics", [{...: Any}])
-    of = field(value, "static", {...: range(len(values))})
-    encoded = field(value, "encoded", [{...: Any}]) if "encoded" in value else None
-    if encoded is not None and len(encoded) != len(values):
+def _statics(
+    value: dict[str, Any], values: list[dict[str, Any]], of: dict[str, int]
+) -> Statics:
+    encoded = None
+    if "encoded" in value:
+        (encoded,) = fields(value, {"encoded": [dict]})
+    is_short = max(of.values(), default=-1) >= len(values)
+    if is_short or encoded is not None and len(encoded) != len(values):
         raise ValueError("the index names static fields that it does not have")
     for row in (*values, *(encoded or [])):
         _json.check_depth(row, "a static field")

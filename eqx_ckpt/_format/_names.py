@@ -5,7 +5,7 @@ import functools as ft
 import itertools as it
 import operator
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax.tree_util as jtu
@@ -109,10 +109,9 @@ def name_of(path: tuple, source: str = "") -> tuple[str, str]:
     return name, kinds
 
 
-def child_name(name: str, key: Any, depth: int) -> str:
-    """The dotted name of the node that an entry of a key path leads to, so many nodes
-    deep, from the one called `name` ("": the top)."""
-    part = component(key)[1]
+def child_name(name: str, part: str, depth: int) -> str:
+    """The dotted name of the child `part`, so many nodes deep, of the node called
+    `name` ("": the top)."""
     name = f"{name}.{part}" if name else join("", [part])
     _check_size(name, depth)
     return name
@@ -251,6 +250,25 @@ def below(name: str, prefix: str) -> str:
     if "%" in first and unquote(first) in _files.RESERVED:
         first = unquote(first)
     return "" if name == ROOT else first + dot + rest
+
+
+def joined(*names: str) -> str:
+    """Dotted names one below the other; any may be ""."""
+    return ".".join(filter(None, names))
+
+
+def parts(name: str) -> list[str]:
+    """The components of a name."""
+    return [] if name in ("", ROOT) else name.split(".")
+
+
+def node_pairs(name: str, other: str) -> Iterator[tuple[str, str]]:
+    """The nodes that two leaves are in, from below, as long as the names agree that
+    they have there."""
+    a, b = parts(name), parts(other)
+    while a and b and a[-1] == b[-1]:
+        a, b = a[:-1], b[:-1]
+        yield ".".join(a), ".".join(b)
 
 
 def within(nodes: Iterable[str]) -> Callable[[str], str | None]:

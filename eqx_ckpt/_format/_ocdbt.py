@@ -69,20 +69,21 @@ class Subtree(NamedTuple):
     height: int
 
 
-def _varint(n: int) -> bytes:
-    out = bytearray()
-    while n > 0x7F:
-        out.append(n & 0x7F | 0x80)
-        n >>= 7
-    out.append(n)
-    return bytes(out)
+# So many numbers are encoded one by one, which takes less time than an array of them.
+_FEW = 16
 
 
 def _varints(numbers: Sequence[int]) -> bytes:
-    # All together, as there are many: groups of seven bits, the lowest first, with the
-    # top bit set in all but the last of a number.
-    if not numbers:
-        return b""
+    """Numbers in groups of seven bits, the lowest first, the top bit set in all but the
+    last of a number."""
+    if len(numbers) <= _FEW:
+        out = bytearray()
+        for n in numbers:
+            while n > 0x7F:
+                out.append(n & 0x7F | 0x80)
+                n >>= 7
+            out.append(n)
+        return bytes(out)
     array = np.asarray(numbers, np.uint64)
     count = max(1, -(-int(array.max()).bit_length() // 7))
     groups = array[:, None] >> np.arange(0, 7 * count, 7, dtype=np.uint64)
@@ -104,34 +105,25 @@ def _file_table(paths: Sequence[bytes], base: int = 0) -> bytes:
     # No prefix compression; the first `base` bytes of each path also lead to the files
     # that the node it holds refers to.
     count = len(paths)
-    return b"".join(
-        [
-            _varint(count),
-            _varints([0] * (count - 1)),
-            _varints([len(path) for path in paths]),
-            _varints([base] * count),
-            *paths,
-        ]
-    )
+    lengths = map(len, paths)
+    head = _varints([count, *bytes(count - 1), *lengths, *[base] * count])
+    return head + b"".join(paths)
 
 
-def _keys(keys: Sequence[bytes]) -> tuple[bytes, bytes, bytes]:
+def _key_lengths(keys: Sequence[bytes]) -> bytes:
     # No prefix compression: finding the prefixes costs more than they save.
-    return bytes(len(keys) - 1), _varints([len(key) for key in keys]), b"".join(keys)
+    return _varints([len(keys), *bytes(len(keys) - 1), *map(len, keys)])
 
 
 def _leaf(entries: Entries, table: bytes, offset: int) -> tuple[bytes, Subtree]:
     """A node that has keys, to stand at `offset`."""
     keys, files, offsets, lengths = entries
-    prefixes, suffixes, text = _keys(keys)
     body = b"".join(
         [
             b"\0",
             table,
-            _varint(len(keys)),
-            prefixes,
-            suffixes,
-            text,
+            _key_lengths(keys),
+            *keys,
             _varints(lengths),
             b"\1" * len(keys),
             _varints(files),
@@ -147,16 +139,14 @@ def _inner(
 ) -> tuple[bytes, Subtree]:
     """A node that has other nodes, to stand at `offset`."""
     height = below[0].height + 1
-    prefixes, suffixes, text = _keys([node.key for node in below])
+    keys = [node.key for node in below]
     body = b"".join(
         [
             bytes([height]),
             table,
-            _varint(len(below)),
-            prefixes,
-            suffixes,
+            _key_lengths(keys),
             bytes(len(below)),
-            text,
+            *keys,
             bytes(len(below)),
             _varints([node.offset for node in below]),
             _varints([node.length for node in below]),
@@ -209,30 +199,27 @@ def tree(
 def manifest(root: Subtree, name: str, base: str = "") -> bytes:
     """The manifest of a database at the directory from which `base + name` is the path
     of the file that holds the nodes; `base` leads to the values' files too."""
-    path = (base + name).encode()
-    version = b"".join(
-        [
-            _varint(1),  # One version,
-            _varint(1),  # of generation 1.
-            bytes([root.height]),
-            _varint(0),
-            _varint(root.offset),
-            _varint(root.length),
-            _varint(root.keys),
-            _varint(root.tree_bytes),
-            _varint(root.value_bytes),
-            struct.pack("<Q", time.time_ns()),
-        ]
-    )
-    config = b"".join(
-        [
-            secrets.token_bytes(16),
-            _varint(0),  # A single manifest.
-            _varint(_MAX_INLINE_VALUE_BYTES),
-            _varint(_MAX_DECODED_NODE_BYTES),
-            bytes([_VERSION_TREE_ARITY_LOG2]),
-            _varint(0),  # No compression.
-        ]
-    )
-    table = _file_table([path], len(base.encode()))
-    return _frame(MANIFEST, config + table + version + _varint(0))
+    table = _file_table([(base + name).encode()], len(base.encode()))
+    counts = root.keys, root.tree_bytes, root.value_bytes
+    parts = [
+        secrets.token_bytes(16),
+        _config,
+        table,
+        # One version, of generation 1.
+        _varints([1, 1, root.height, 0, root.offset, root.length, *counts]),
+        struct.pack("<Q", time.time_ns()),
+        b"\0",  # None before it.
+    ]
+    return _frame(MANIFEST, b"".join(parts))
+
+
+# A single manifest; and no compression.
+_config = _varints(
+    [
+        0,
+        _MAX_INLINE_VALUE_BYTES,
+        _MAX_DECODED_NODE_BYTES,
+        _VERSION_TREE_ARITY_LOG2,
+        0,
+    ]
+)

@@ -2,74 +2,59 @@
 than one by one. See FORMAT.md, "Columns".
 
 A lane is a sequence of runs of chunks, in the order of the leaves, that lie one after
-the other. A pattern says how the chunks of a leaf are dealt out to lanes, and a `Begin`
-where a lane goes on in another place. All else is sums.
+the other. A pattern says how the chunks of a leaf are dealt out to lanes, and a *begin*
+where a lane goes on in another place: it is a row `(lane, leaf, chunk, file, offset)`,
+of the first chunk that lies there. All else is sums.
 """
 
-import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _columns, _grid, _laid, _template
-from ._laid import ALIGN, aligned, Laid
+from . import _columns, _extents, _template
+from ._extents import Extents
 from ._leaves import Leaves
-from ._schema import field, NUMBER
-from ._template import Template
+from ._schema import fields, NUMBER
 
 
 # More than 400 billion parameters have on 512 hosts.
 MAX_RUNS = 2**23
+# Every run starts at a multiple of this in its file, which is what a memory-mapped read
+# into aligned memory is fastest from.
+ALIGN = 64
 # An array has fewer chunks.
 _BITS = 17
 
 
-class Begin(NamedTuple):
-    """From this chunk of a leaf on, a lane lies at `offset` of a file."""
-
-    lane: int
-    leaf: int
-    chunk: int
-    file: int
-    offset: int
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Packed:
+class Packed(NamedTuple):
     """The places of chunks. A row of `patterns` is a number of chunks and their lane;
     a pattern ends with a row of 0 chunks, which is all that are left. `pattern` has the
     number of that of each leaf; it is empty if there is but one. `sizes` has those of
-    compressed chunks as they lie in the files. What is in a file is `shift` further on.
+    compressed chunks as they lie in the files.
     """
 
-    files: list[str]
     patterns: np.ndarray
     pattern: np.ndarray
-    begins: list[Begin]
+    begins: np.ndarray
     sizes: np.ndarray
-    shift: Sequence[int] = ()
-
-    def shifted(self, by: Sequence[int]) -> "Packed":
-        return dataclasses.replace(self, shift=by)
 
 
-class Runs(NamedTuple):
-    """Runs of chunks in the order of the files: columns of one row a run, but for
-    `counts`, the runs of each file."""
+def pack(
+    runs: np.ndarray, counts: np.ndarray, leaves: int, sizes: np.ndarray
+) -> Packed:
+    """The rule that runs lie by.
 
-    leaf: np.ndarray
-    first: np.ndarray
-    stop: np.ndarray
-    offset: np.ndarray
-    nbytes: np.ndarray
-    counts: np.ndarray
+    **Arguments:**
 
-
-def pack(files: list[str], runs: Runs, count: int, sizes: np.ndarray) -> Packed:
-    """The rule that the runs of `count` leaves lie by."""
-    leaf, first, stop, offset, nbytes, counts = runs
-    key = leaf.astype(np.int64) << _BITS | first
+    - `runs`: a row `(leaf, first, stop, offset, nbytes)` for each, in the order of the
+        files.
+    - `counts`: how many of them each file has.
+    - `leaves`: how many there are.
+    - `sizes`: those of compressed chunks, in the same order.
+    """
+    leaf, first, stop, offset, nbytes = runs.T
+    key = _key(leaf, first)
     is_lane = np.ones(len(key), bool)
     is_lane[1:] = key[1:] <= key[:-1]
     lane = np.cumsum(is_lane) - 1
@@ -80,7 +65,8 @@ def pack(files: list[str], runs: Runs, count: int, sizes: np.ndarray) -> Packed:
     is_begin[1:] |= (offset[1:] != ends[:-1]) & (nbytes[1:] > 0)
     file = np.repeat(np.arange(len(counts)), counts)
     columns = lane, leaf, first, file, np.where(nbytes > 0, offset, aligned(offset))
-    begins = [Begin(*map(int, row)) for row in zip(*(c[is_begin] for c in columns))]
+    begins = np.stack(columns, 1)[is_begin]
+    begins = begins[np.lexsort(begins.T[::-1])]
     order = np.argsort(key, kind="stable")
     leaf, first, stop, lane = leaf[order], first[order], stop[order], lane[order]
     # Where a lane only goes on in another place, its run goes on too.
@@ -91,8 +77,12 @@ def pack(files: list[str], runs: Runs, count: int, sizes: np.ndarray) -> Packed:
     leaf, lane = leaf[is_new], lane[is_new]
     length = stop[is_last] - first[is_new]
     length[np.append(leaf[1:] != leaf[:-1], True)] = 0
-    patterns, pattern = _interned(leaf, np.stack([length, lane], 1), count)
-    return Packed(files, patterns, pattern, sorted(begins), sizes)
+    patterns, pattern = _interned(leaf, np.stack([length, lane], 1), leaves)
+    return Packed(patterns, pattern, begins, sizes)
+
+
+def aligned(at: np.ndarray) -> np.ndarray:
+    return -(-at // ALIGN) * ALIGN
 
 
 def _interned(
@@ -127,126 +117,105 @@ def encode(packed: Packed) -> dict[str, Any]:
     return {
         "patterns": _columns.encode(packed.patterns.reshape(-1)),
         "pattern": _columns.encode(packed.pattern),
-        "begins": packed.begins,
+        "begins": packed.begins.tolist(),
         "sizes": _columns.encode(packed.sizes),
     }
 
 
 def parse(
-    texts: Mapping[str, str | memoryview], columns: dict[str, Any], files: list[str]
+    texts: Mapping[str, str | memoryview], columns: dict[str, Any], files: int
 ) -> Packed:
     """The inverse of `encode`. Whether chunks can lie so is seen by `lay`.
 
     **Raises:** `ValueError` for columns of other types.
     """
-    flat, pattern, sizes = (
-        _columns.decode(texts[name]) for name in ("patterns", "pattern", "sizes")
-    )
+    flat, pattern, sizes = (_columns.decode(texts[name]) for name in TEXTS)
     if len(flat) % 2:
         raise ValueError("the index has a malformed column")
-    begin = NUMBER, NUMBER, NUMBER, range(len(files)), range(0, NUMBER.stop, ALIGN)
-    begins = [Begin(*row) for row in field(columns, "begins", [begin])]
-    return Packed(files, flat.reshape(-1, 2), pattern, begins, sizes)
+    begin = NUMBER, NUMBER, NUMBER, range(files), range(0, NUMBER.stop, ALIGN)
+    (begins,) = fields(columns, {"begins": [begin]})
+    begins = np.asarray(begins, np.int64).reshape(-1, 5)
+    return Packed(flat.reshape(-1, 2), pattern, begins, sizes)
 
 
-# ---- What follows from the rule.
+# ---- As a table.
+
+# Rows in the order of the leaves: the leaf, the first chunk, and the lane.
+_Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-class _Rows(NamedTuple):
-    """Runs of chunks in the order of the leaves."""
-
-    leaf: np.ndarray
-    first: np.ndarray
-    lane: np.ndarray
-
-
-class _Forms(NamedTuple):
-    """Of each leaf: its template, and how many chunks of how many bytes it has."""
-
-    templates: list[Template]
-    template: np.ndarray
-    chunks: np.ndarray
-    full: np.ndarray
-    is_coded: np.ndarray
-
-
-def lay(packed: Packed, leaves: Leaves) -> Laid:
+def lay(packed: Packed, files: int, leaves: Leaves) -> Extents:
     """**Raises:** `ValueError` unless every chunk has a place of its own."""
-    begins = np.asarray(packed.begins, np.int64).reshape(-1, 5)
+    leaves.check_templates()
     if _is_plain(packed, leaves):
-        laid = _laid.in_order(begins, leaves, packed.files, packed.shift)
-        if laid is not None:
-            return laid
-    forms = _forms(leaves)
+        return _lay_plain(packed, files, leaves)
+    chunks, full = _extents.sizes_of(leaves)
+    _extents.check_total((chunks.astype(float) * full).sum())
+    begins = packed.begins
     begins = begins[np.lexsort((begins[:, 2], begins[:, 1], begins[:, 0]))]
-    rows = _split(_expand(packed, forms, leaves.aliases), begins, forms)
-    order, group, begins = _in_files(rows, begins)
-    leaf, first = rows.leaf[order], rows.first[order]
-    count = _counts(rows, forms)[order]
-    sizes, ends = _sizes(packed, forms, leaf, count)
-    nbytes = count * forms.full[leaf]
-    own = np.flatnonzero(forms.is_coded[leaf])
-    nbytes[own] = ends[sizes[own] + count[own]] - ends[sizes[own]]
-    offset = _offsets(nbytes, group, begins)
-    file = begins[group, 3]
-    sums = np.append(0, np.cumsum(_blocks(forms, leaf, first, count)))
-    pages = sums[np.searchsorted(file, np.arange(len(packed.files) + 1))]
-    if len(packed.shift):
-        offset += np.asarray(packed.shift, np.int64)[file]
-
-    runs = np.bincount(rows.leaf, minlength=len(leaves.names))
-
-    def back(column: np.ndarray, dtype: type) -> np.ndarray:
-        out = np.empty(len(column), dtype)
-        out[order] = column
-        return out
-
-    return Laid(
-        base=np.append(0, np.cumsum(runs)),
-        first=rows.first.astype(np.uint32),
-        file=back(file, np.uint32),
-        offset=back(offset, np.int64),
-        row=back(sums[:-1], np.int64),
-        size=back(sizes, np.int64) if len(own) else sizes[:0],
-        pages=pages.tolist(),
-        ends=ends,
-    )
+    leaf, first, lane = _split(_expand(packed, leaves, chunks), begins, chunks)
+    order, group, begins = _in_files(leaf, first, lane, begins)
+    stop = _extents.stops_of(leaf, first, chunks)
+    nbytes = (stop - first) * full[leaf]
+    coded = ends = np.zeros(0, np.int64)
+    is_coded = _extents.is_coded(leaves)[leaf] & (stop > first)
+    if len(packed.sizes) or is_coded.any():
+        own = order[is_coded[order]]
+        coded = np.full(len(leaf), -1, np.int64)
+        coded[own] = _first_sizes(packed.sizes, (stop - first)[own], full[leaf[own]])
+        coded[own] -= first[own]
+        ends = np.append(0, np.cumsum(packed.sizes, dtype=np.int64))
+        nbytes[own] = ends[coded[own] + stop[own]] - ends[coded[own] + first[own]]
+    offset = np.empty(len(leaf), np.int64)
+    bounds = np.searchsorted(group, np.arange(len(begins) + 1))
+    offset[order] = _offsets(aligned(nbytes)[order], bounds, begins)
+    file = np.empty(len(leaf), np.uint32)
+    file[order] = begins[group, 3]
+    base = np.append(0, np.cumsum(np.bincount(leaf, minlength=len(chunks))))
+    first = first.astype(np.uint32)
+    return Extents(leaves, files, base, first, file, offset, coded, ends, True)
 
 
 def _is_plain(packed: Packed, leaves: Leaves) -> bool:
-    """Whether all leaves are in one lane, each in one run of chunks of one size."""
+    """Whether each leaf is one run of chunks of one size, in one lane that goes through
+    the files in their order: most saves of one process are so."""
     if len(packed.pattern) or len(packed.sizes) or len(packed.patterns) != 1:
         return False
-    if len(leaves.names) > MAX_RUNS:
+    count, templates = len(leaves.names), leaves.templates
+    if count > MAX_RUNS or any(t.codec for t in templates):
         return False
-    if any(t.codec is not None for t in leaves.templates):
+    if max(t.chunk_count * t.full for t in templates) * count > _template.MAX_BYTES:
         return False
     length, lane = packed.patterns[0].tolist()
-    is_one = length == 0 and lane < 2**31
-    return is_one and all(b.lane == lane for b in packed.begins)
+    lanes, leaf, chunk, file, offset = packed.begins.T
+    if length or lane >= 2**31 or chunk.any() or (lanes != lane).any():
+        return False
+    if not len(leaf) or leaf[0] != 0 or leaf[-1] >= count:
+        return False
+    if (np.diff(leaf) <= 0).any() or (np.diff(file) < 0).any():
+        return False
+    return leaves.aliases.keys().isdisjoint(leaf.tolist())
 
 
-def _forms(leaves: Leaves) -> _Forms:
-    templates = leaves.templates
-    for template in templates:
-        _template.check_template(template)
-    template = np.asarray(leaves.template, np.int64)
-    chunks = np.asarray([t.chunk_count for t in templates], np.int64)[template]
-    full = np.asarray([t.full for t in templates], np.int64)[template]
-    is_coded = np.asarray([t.codec is not None for t in templates], bool)[template]
-    own = np.ones(len(template), bool)
-    own[list(leaves.aliases)] = False
-    if (own * chunks.astype(float) * full).sum() > _template.MAX_BYTES:
-        raise ValueError("the leaves are of an impossible size")
-    return _Forms(templates, template, chunks, full, is_coded)
+def _lay_plain(packed: Packed, files: int, leaves: Leaves) -> Extents:
+    count, begins = len(leaves.names), packed.begins
+    sizes = aligned(np.multiply(*map(np.asarray, leaves.template_sizes)))
+    taken = sizes.take(leaves.template, mode="clip")
+    taken[list(leaves.aliases)] = 0
+    bounds = np.append(begins[:, 1], count)
+    offset = _offsets(taken, bounds, begins)
+    file = np.repeat(begins[:, 3].astype(np.uint32), np.diff(bounds))
+    base = np.arange(count + 1, dtype=np.uint32)
+    first, none = np.broadcast_to(np.uint32(0), count), np.zeros(0, np.int64)
+    return Extents(leaves, files, base, first, file, offset, none, none, True)
 
 
-def _expand(packed: Packed, forms: _Forms, aliases: Iterable[int]) -> _Rows:
+def _expand(packed: Packed, leaves: Leaves, chunks: np.ndarray) -> _Rows:
     """The runs that the patterns say, but for those of aliases."""
     length, lane = packed.patterns.astype(np.int64).T
     lasts = np.flatnonzero(length == 0)
     starts = np.append(0, lasts[:-1] + 1)
-    count, pattern = len(forms.template), packed.pattern.astype(np.int64)
+    count, pattern = len(chunks), packed.pattern.astype(np.int64)
     if not len(pattern):
         pattern = np.zeros(count, np.int64)
     is_whole = len(lasts) > 0 and lasts[-1] + 1 == len(length)
@@ -254,7 +223,7 @@ def _expand(packed: Packed, forms: _Forms, aliases: Iterable[int]) -> _Rows:
     if len(pattern) != count or not is_whole or pattern.max() >= len(lasts):
         raise ValueError("the index has a malformed pattern")
     own = (lasts - starts + 1)[pattern]
-    own[list(aliases)] = 0
+    own[list(leaves.aliases)] = 0
     total = int(own.sum())
     if total > MAX_RUNS:
         raise ValueError(f"the index has more than {MAX_RUNS} runs of chunks")
@@ -263,54 +232,47 @@ def _expand(packed: Packed, forms: _Forms, aliases: Iterable[int]) -> _Rows:
     sums = np.cumsum(length) - length
     first = (sums - np.repeat(sums[starts], lasts - starts + 1))[row]
     # An array without elements has one run of no chunks.
-    if ((first > 0) & (first >= forms.chunks[leaf])).any():
+    if ((first > 0) & (first >= chunks[leaf])).any():
         raise ValueError("the index has a malformed pattern")
-    return _Rows(*(x.astype(np.int32) for x in (leaf, first, lane[row])))
+    return leaf.astype(np.int32), first.astype(np.int32), lane[row].astype(np.int32)
 
 
 def _key(leaf: np.ndarray, chunk: np.ndarray) -> np.ndarray:
     return leaf.astype(np.int64) << _BITS | chunk
 
 
-def _split(rows: _Rows, begins: np.ndarray, forms: _Forms) -> _Rows:
+def _split(rows: _Rows, begins: np.ndarray, chunks: np.ndarray) -> _Rows:
     """The runs as they are cut where a lane goes on elsewhere."""
-    lanes, leaves, chunks = begins[:, 0], begins[:, 1], begins[:, 2]
+    leaf, first, lane = rows
+    lanes, leaves, cuts = begins[:, 0], begins[:, 1], begins[:, 2]
     malformed = ValueError("the index has a malformed row")
-    if (leaves >= len(forms.chunks)).any():
+    if (leaves >= len(chunks)).any() or ((cuts > 0) & (cuts >= chunks[leaves])).any():
         raise malformed
-    if ((chunks > 0) & (chunks >= forms.chunks[leaves])).any():
-        raise malformed
-    wanted = _key(leaves, chunks)
-    at = np.searchsorted(_key(rows.leaf, rows.first), wanted, "right") - 1
-    good = (at >= 0) & (rows.leaf[at] == leaves) & (rows.lane[at] == lanes)
+    wanted = _key(leaves, cuts)
+    at = np.searchsorted(_key(leaf, first), wanted, "right") - 1
+    good = (at >= 0) & (leaf[at] == leaves) & (lane[at] == lanes)
     if not good.all() or len(np.unique(wanted)) < len(wanted):
         raise malformed
-    cut = np.flatnonzero(rows.first[at] < chunks)
+    cut = np.flatnonzero(first[at] < cuts)
+    if not len(cut):
+        return rows
     cut = cut[np.argsort(wanted[cut])]
-    new = leaves[cut], chunks[cut], lanes[cut]
-    return _Rows(*(np.insert(old, at[cut] + 1, x) for old, x in zip(rows, new)))
-
-
-def _counts(rows: _Rows, forms: _Forms) -> np.ndarray:
-    """How many chunks each run has."""
-    stop = np.append(rows.first[1:], 0)
-    is_last = np.append(rows.leaf[1:] != rows.leaf[:-1], True)
-    stop[is_last] = forms.chunks[rows.leaf[is_last]]
-    return stop - rows.first
+    new = leaves[cut], cuts[cut], lanes[cut]
+    leaf, first, lane = (np.insert(old, at[cut] + 1, x) for old, x in zip(rows, new))
+    return leaf, first, lane
 
 
 def _in_files(
-    rows: _Rows, begins: np.ndarray
+    leaf: np.ndarray, first: np.ndarray, lane: np.ndarray, begins: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The order of the runs in the files, the `begins` in theirs, and for each run the
     number of the one that it follows."""
-    order = np.argsort(rows.lane, kind="stable")
-    lane = rows.lane[order]
-    is_first = np.append(True, lane[1:] != lane[:-1])[: len(lane)]
     is_begin = np.zeros(len(lane), bool)
     wanted = _key(begins[:, 1], begins[:, 2])
-    is_begin[np.searchsorted(_key(rows.leaf, rows.first), wanted)] = True
-    is_begin = is_begin[order]
+    is_begin[np.searchsorted(_key(leaf, first), wanted)] = True
+    order = np.argsort(lane, kind="stable")
+    lane, is_begin = lane[order], is_begin[order]
+    is_first = np.append(True, lane[1:] != lane[:-1])[: len(lane)]
     if (is_first & ~is_begin).any():
         raise ValueError("the index has chunks without a place")
     group = np.cumsum(is_begin) - 1
@@ -324,59 +286,25 @@ def _in_files(
     return order, group, begins[files]
 
 
-def _sizes(
-    packed: Packed, forms: _Forms, leaf: np.ndarray, count: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Of each run, in the order of the files, the number of its first chunk among the
-    compressed ones; and the ends of these, if all of them followed each other."""
-    coded = np.where(forms.is_coded[leaf], count, 0)
-    first = np.cumsum(coded) - coded
-    ends = np.append(0, np.cumsum(packed.sizes, dtype=np.int64))
-    if len(packed.sizes) != coded.sum():
+def _first_sizes(sizes: np.ndarray, count: np.ndarray, full: np.ndarray) -> np.ndarray:
+    """Per-run number of the first of the sizes of its chunks, of compressed runs in the
+    order of the files."""
+    first = np.cumsum(count) - count
+    if len(sizes) != count.sum():
         raise ValueError("the index lacks the sizes of compressed chunks")
-    if len(packed.sizes):
-        some = coded > 0
-        own, starts = leaf[some], first[some]
-        least = np.minimum.reduceat(packed.sizes, starts).tolist()
-        most = np.maximum.reduceat(packed.sizes, starts).tolist()
-        full = forms.full[own].tolist()
-        if any(
-            a < max(1, _template.least_encoded(f)) or b > _template.most_encoded(f)
-            for a, b, f in zip(least, most, full)
-        ):
-            raise ValueError("the index has impossible sizes of chunks")
-    return first, ends
+    least = np.minimum.reduceat(sizes, first)
+    most = np.maximum.reduceat(sizes, first)
+    is_less = least < np.maximum(1, _template.least_encoded(full))
+    if (is_less | (most > _template.most_encoded(full))).any():
+        raise ValueError("the index has impossible sizes of chunks")
+    return first
 
 
-def _offsets(nbytes: np.ndarray, group: np.ndarray, begins: np.ndarray) -> np.ndarray:
-    """Where each run lies in its file.
-
-    **Raises:** `ValueError` for two at one place.
-    """
-    taken = aligned(nbytes)
+def _offsets(taken: np.ndarray, bounds: np.ndarray, begins: np.ndarray) -> np.ndarray:
+    """Where runs lie in their files, by the bytes that they take. Those from each of
+    the `bounds` to the next follow a begin. **Raises:** as `_extents.check_apart`."""
     sums = np.append(0, np.cumsum(taken))
-    bounds = np.searchsorted(group, np.arange(len(begins) + 1))
     start, stop = sums[bounds[:-1]], sums[bounds[1:]]
     file, at = begins[:, 3], begins[:, 4]
-    end = at + stop - start
-    if ((file[1:] == file[:-1]) & (end[:-1] > at[1:])).any():
-        raise ValueError("the index has two chunks at one place in the files")
-    return sums[:-1] + (at - start)[group]
-
-
-def _blocks(
-    forms: _Forms, leaf: np.ndarray, first: np.ndarray, count: np.ndarray
-) -> np.ndarray:
-    """How many digests each run has: one for each chunk, unless these are large."""
-    out = count.copy()
-    large = np.flatnonzero(forms.full[leaf] > _grid.BLOCK)
-    if not len(large):
-        return out
-    numbers = forms.template[leaf[large]]
-    order = np.argsort(numbers, kind="stable")
-    cuts = np.flatnonzero(np.diff(numbers[order])) + 1
-    for own in np.split(large[order], cuts):
-        t = forms.templates[forms.template[leaf[own[0]]]]
-        starts = _grid.block_starts(t.shape, t.chunk, t.itemsize)
-        out[own] = starts[first[own] + count[own]] - starts[first[own]]
-    return out
+    _extents.check_apart(file, at, at + stop - start)
+    return sums[:-1] + np.repeat(at - start, np.diff(bounds))

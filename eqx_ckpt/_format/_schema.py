@@ -5,9 +5,10 @@ any length; a tuple of kinds, for a list of just these; an object `{...: kind}`;
 function that says it; or an `Either`.
 """
 
+import itertools as it
 import re
 import types
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 
 from .._errors import DamagedError
@@ -59,41 +60,54 @@ def _shown(value: Any) -> str:
 
 def fits(value: Any, kind: Kind) -> bool:
     """Whether a value is of a kind."""
-    if kind is Any:
-        return True
-    if isinstance(kind, range):
-        return type(value) is int and value in kind
-    if isinstance(kind, re.Pattern):
-        return type(value) is str and kind.fullmatch(value) is not None
-    if isinstance(kind, Either):
-        return any(fits(value, one) for one in kind)
-    if isinstance(kind, types.FunctionType):
-        return kind(value)
-    if isinstance(kind, tuple):
-        is_list = type(value) is list and len(value) == len(kind)
-        return is_list and all(map(fits, value, kind))
-    if isinstance(kind, list):
-        return type(value) is list and _all_fit(value, kind[0])
-    if isinstance(kind, dict):
-        return type(value) is dict and _all_fit(value.values(), kind[...])
-    return type(value) is kind
+    pending = [(value, kind)]
+    while pending:
+        value, kind = pending.pop()
+        if type(kind) is type:
+            good = type(value) is kind
+        elif kind is Any:
+            good = True
+        elif isinstance(kind, range):
+            good = type(value) is int and value in kind
+        elif isinstance(kind, (list, dict)):
+            good = type(value) is type(kind)
+            of_items = kind[0] if isinstance(kind, list) else kind[...]
+            items = value.values() if type(value) is dict else value
+            if not good or not items or of_items is Any:
+                pass
+            # Columns of many thousands are looked at all together.
+            elif type(of_items) is type:
+                good = {*map(type, items)} == {of_items}
+            elif isinstance(of_items, range):
+                good = {*map(type, items)} == {int}
+                good = good and min(items) in of_items and max(items) in of_items
+            else:
+                pending.extend(zip(items, it.repeat(of_items)))
+        elif isinstance(kind, re.Pattern):
+            good = type(value) is str and kind.fullmatch(value) is not None
+        elif isinstance(kind, Either):
+            good = any(fits(value, one) for one in kind)
+        elif isinstance(kind, types.FunctionType):
+            good = kind(value)
+        else:
+            good = type(value) is list and len(value) == len(kind)
+            if good:
+                pending.extend(zip(value, kind))
+        if not good:
+            return False
+    return True
 
 
-def _all_fit(values: Collection[Any], kind: Kind) -> bool:
-    # Columns of many thousands are looked at without a call for each.
-    if isinstance(kind, type) and kind is not Any:
-        return {*map(type, values)} <= {kind}
-    if isinstance(kind, range) and values:
-        is_int = {*map(type, values)} == {int}
-        return is_int and min(values) in kind and max(values) in kind
-    return all(fits(value, kind) for value in values)
+def fields(
+    record: dict[str, Any], kinds: Mapping[str, Kind], what: str = "index"
+) -> list[Any]:
+    """The fields of a record, each of its kind.
 
-
-def field(record: dict[str, Any], name: str, kind: Kind, what: str = "index") -> Any:
-    """The field of a record, which is of a kind.
-
-    **Raises:** `ValueError` if it is not, or is not there.
+    **Raises:** `ValueError` if one is not, or is not there.
     """
-    if name not in record or not fits(record[name], kind):
-        raise ValueError(f"the {what} has no {name!r} of the right type")
-    return record[name]
+    values = [*map(record.get, kinds)]
+    if not (kinds.keys() <= record.keys() and fits(values, (*kinds.values(),))):
+        for name, kind in kinds.items():
+            if name not in record or not fits(record[name], kind):
+                raise ValueError(f"the {what} has no {name!r} of the right type")
+    return values

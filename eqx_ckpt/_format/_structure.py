@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from . import _json, _names
-from ._schema import field, fits, Kind, NUMBER
+from ._schema import fields, fits, Kind, NUMBER
 
 
 class Structure(NamedTuple):
@@ -80,12 +80,12 @@ def parse(value: Any) -> Structure:
     if type(value) is not dict:
         raise ValueError("the index has a malformed structure")
     _json.check_depth(value, "a structure")
-    kinds = {"types": [_TYPE], "nodes": [[Any]]}
-    return Structure(*(field(value, *row, "structure") for row in kinds.items()))
+    return Structure(*fields(value, _FIELDS, "structure"))
 
 
 # Of a class: its module and its name, and three kinds of fields.
 _TYPE = str, str, [str], [str], [str]
+_FIELDS = {"types": [_TYPE], "nodes": [[Any]]}
 
 
 def check(structure: Structure, count: int, parts: int) -> list[int]:

@@ -4,7 +4,7 @@ import contextlib
 import functools as ft
 import math
 import re
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax.numpy as jnp
 import ml_dtypes
@@ -114,10 +114,12 @@ class Template(NamedTuple):
 _impl = re.compile(r"[ -~]{1,200}")
 
 
-def check_template(template: Template) -> None:
+def check_template(template: Template) -> tuple[int, int]:
+    """The number of chunks, and the bytes of one. **Raises:** `ValueError` for what
+    cannot be."""
     keys, kind, dtype, shape, stored, chunk, weak, impl, codec = template
     texts = (keys, kind, dtype, stored)
-    if not all(type(x) is str for x in texts) or type(weak) is not bool:
+    if {*map(type, texts)} != {str} or type(weak) is not bool:
         raise ValueError("malformed template")
     if type(impl) is not (str if kind == "key" else type(None)):
         raise ValueError("malformed template")
@@ -128,20 +130,24 @@ def check_template(template: Template) -> None:
     if kind not in KINDS:
         raise ValueError(f"unknown kind of leaf {kind!r}")
     for numbers, least in ((shape, 0), (chunk, 1)):
-        if not all(type(n) is int and least <= n < MAX_BYTES for n in numbers):
+        is_possible = map(range(least, MAX_BYTES).__contains__, numbers)
+        if not ({*map(type, numbers)} <= {int} and all(is_possible)):
             raise ValueError(f"impossible shape or chunks {list(numbers)!r}")
     if not len(shape) == len(chunk) <= MAX_RANK:
         raise ValueError(f"impossible rank {len(shape)}")
     if stored not in STORED:
         raise ValueError(f"unknown stored dtype {stored!r}")
-    if max(template.chunk_count, 1) * template.full > MAX_BYTES:
+    count = math.prod(_grid.grid(shape, chunk))
+    full = math.prod(chunk) * dtype_of(stored).itemsize
+    if max(count, 1) * full > MAX_BYTES:
         raise ValueError(f"impossible size {list(shape)!r}")
-    if template.chunk_count > MAX_CHUNKS:
+    if count > MAX_CHUNKS:
         raise ValueError(f"more than {MAX_CHUNKS} chunks of {list(chunk)!r}")
-    if codec in _blosc.CODECS and template.full > _blosc.MAX_BYTES:
+    if codec in _blosc.CODECS and full > _blosc.MAX_BYTES:
         raise ValueError(f"chunks {list(chunk)!r} that are too large for Blosc")
-    if any(c > max(1, n) for c, n in zip(chunk, shape)):
-        raise ValueError(f"chunks {list(chunk)!r} of an array {list(shape)!r}")
+    for n, c in zip(shape, chunk):
+        if c > max(1, n):
+            raise ValueError(f"chunks {list(chunk)!r} of an array {list(shape)!r}")
     if (kind, dtype) in (("str", "str"), ("bytes", "bytes"), ("int", "int")):
         fits = stored == "uint8" and len(shape) == 1
     elif kind == "key":
@@ -158,14 +164,18 @@ def check_template(template: Template) -> None:
         fits = stored == "uint8" and dtype_of(dtype).itemsize == 1
     if not fits:
         raise ValueError(f"{kind} of {dtype!r} cannot be stored as {stored!r}")
+    return count, full
 
 
-def least_encoded(size: int) -> int:
+N = TypeVar("N", int, np.ndarray)
+
+
+def least_encoded(size: N) -> N:
     """The fewest bytes that a codec can make of so many."""
     return -(-size // _MAX_RATIO)
 
 
-def most_encoded(full: int) -> int:
+def most_encoded(full: N) -> N:
     """The most bytes that a codec makes of so many."""
     return full + full // 128 + 2**17
 

@@ -31,8 +31,14 @@ def some(lines: Iterable[str], most: int = 2**14) -> list[str]:
     return [*out, f"    ... and {count - len(out)} more"] if count > len(out) else out
 
 
+def message(lines: Iterable[str]) -> str:
+    """The text of an error or a report: at most some 16,000 letters, however long the
+    names in it are."""
+    return "\n".join(some(lines))
+
+
 def rate(nbytes: int, seconds: float) -> str:
-    """What was done in some time: `1.2 GiB in 0.97 s, 1.2 GiB/s`."""
+    """Amount and time of some work: `1.2 GiB in 0.97 s, 1.2 GiB/s`."""
     took = f"{size(nbytes)} in {seconds:.3g} s"
     return f"{took}, {size(int(nbytes / seconds))}/s" if seconds > 0 else took
 

@@ -134,6 +134,17 @@ def overlap(pick: range, start: int, stop: int) -> tuple[slice, slice] | None:
     )
 
 
+def overlaps(
+    picks: Sequence[range], region: Sequence[slice]
+) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+    """The same along each axis of a region."""
+    found = [overlap(pick, s.start, s.stop) for pick, s in zip(picks, region)]
+    some = [x for x in found if x is not None]
+    if len(some) < len(found):
+        return None
+    return tuple(to for to, _ in some), tuple(fro for _, fro in some)
+
+
 def whole(shape: Sequence[int]) -> View:
     return View(tuple(map(range, shape)), tuple(range(len(shape))))
 

@@ -19,27 +19,26 @@ from .._load import (
     _fetch,
     _init,
     _lazy,
+    _load_options,
     _open,
-    _options,
-    _reshard,
 )
 from .._load._checkpoint import Checkpoint
-from .._load._fetch import Want
+from .._load._fetch import LeafRead
 from .._load._lazy import LazyArray
-from .._load._options import LoadOptions, TogetherKeywords
+from .._load._load_options import LoadOptions, TogetherKeywords
 from .._runtime import _arguments
 from .._storage import _store
-from .._tree import _host, _leaf, _leaks, _restore, _target
+from .._tree import _from_host, _host_copy, _leaf, _leaked_tracers, _target
 from .._tree._static import Static
-from . import _plan
-from ._place import Placed
-from ._plan import GraftOptions, GraftPlan
-from ._report import Difference, Report, Row
-from ._sides import Model, Stored
+from . import _graft_plan
+from ._adapting import Placed
+from ._graft_plan import GraftPlan
+from ._report import Difference, Report, ReportRow
+from ._sides import Model, StoredSide
 
 
 @_arguments.checked(
-    _options.DEFAULTS,
+    _load_options.DEFAULTS,
     scalars=_arguments.words("error", "load", "keep"),
     init=_arguments.optional(_arguments.FUNCTION),
 )
@@ -130,9 +129,9 @@ def graft(
             "`pairs` must be a list of pairs `(where in the model, where in the "
             "checkpoint)`: `[(lambda m: m.encoder, lambda c: c.model.encoder)]`."
         )
-    given = _options.check(LoadOptions(**options))
+    given = _load_options.check(LoadOptions(**options))
     if init is not None:
-        _leaks.check(model)
+        _leaked_tracers.check(model)
     before = _store.bytes_read()
     ours = Model(model)
     place = ckpt.path if isinstance(ckpt, Checkpoint) else ckpt
@@ -140,23 +139,33 @@ def graft(
     processes = _deserialise.processes_of("graft", [place], leaves, given)
 
     with processes.heard():
-        stored = Stored(_checkpoint.open(ckpt))
-        how = GraftOptions(fresh, drop, scalars, static, cast, init is not None)
+        stored = StoredSide(_checkpoint.open(ckpt))
         as_saved = lambda some: _fetch.load(
             stored.source, list(map(_as_saved, some)), given.verify, given.max_bytes
         )
-        plan = _plan.plan(ours, stored, pairs, how, as_saved)
+        plan = _graft_plan.plan(
+            ours,
+            stored,
+            pairs,
+            fresh=fresh,
+            drop=drop,
+            scalars=scalars,
+            static=static,
+            cast=cast,
+            can_init=init is not None,
+            read_scalars=as_saved,
+        )
         wants = [want for x in plan.made for want in _wants(x)]
-        planned = _reshard.plan(stored.source, wants, given)
+        planned = _fetch.plan(stored.source, wants, given)
 
     def make() -> list[Any]:
-        values = _reshard.load(stored.source, planned, given, processes)[::-1]
+        values = planned.load(processes)[::-1]
         return [_made(x, values, ours.names) for x in plan.made]
 
     values = _deserialise.in_step(
         processes, [stored.source.index.save], make, planned.digest
     )
-    _reshard.say(stored.ckpt.path, planned, given)
+    planned.say(stored.ckpt.path)
     for x, value in zip(plan.made, values):
         leaves[x.number] = value
     for number, origin in plan.again.items():
@@ -174,20 +183,20 @@ def graft(
     return tree, report
 
 
-def _as_saved(lazy: LazyArray) -> Want:
+def _as_saved(lazy: LazyArray) -> LeafRead:
     record = lazy._record
-    return Want(record, None, _target.own_target(record.template))
+    return LeafRead(record, None, _target.own_target(record.template))
 
 
-def _wants(placed: Placed) -> list[Want]:
+def _wants(placed: Placed) -> list[LeafRead]:
     """The reads that a leaf is made of."""
     made = placed.made
     if isinstance(made, LazyArray):
-        return [Want(made._record, made._view, placed.target)]
-    if not isinstance(made, _deferred.Later):
+        return [LeafRead(made._record, made._view, placed.target)]
+    if not isinstance(made, _deferred.DeferredArray):
         return []
     hosts = [_lazy.on_host(part) for part in made.parts]
-    return [Want(part._record, part._view, part._target) for part in hosts]
+    return [LeafRead(part._record, part._view, part._target) for part in hosts]
 
 
 def _made(x: Placed, values: list[Any], names: list[str]) -> Any:
@@ -196,14 +205,14 @@ def _made(x: Placed, values: list[Any], names: list[str]) -> Any:
     if isinstance(made, LazyArray):
         return values.pop()
     try:
-        if isinstance(made, _deferred.Later):
+        if isinstance(made, _deferred.DeferredArray):
             # Popped one by one, so that parts live no longer than they are needed.
             made = made.make([values.pop() for _ in made.parts])
             owned = True
         template = _leaf.describe(made)
-        array = _host.to_host(made, template)
-        arrays = [array[region] for region in _restore.regions(x.target) or [...]]
-        return _restore.from_host(arrays, template, x.target, owned)
+        array = _host_copy.to_host(made, template)
+        arrays = [array[region] for region in _from_host.regions(x.target) or [...]]
+        return _from_host.from_host(arrays, template, x.target, owned)
     except ValueError as e:
         raise RuntimeError(
             f"The model's leaf `{names[x.number]}` cannot be made of "
@@ -211,19 +220,21 @@ def _made(x: Placed, values: list[Any], names: list[str]) -> Any:
         ) from e
 
 
-def _rows(model: Model, stored: Stored, plan: GraftPlan) -> list[Row]:
+def _rows(model: Model, stored: StoredSide, plan: GraftPlan) -> list[ReportRow]:
     saved = stored.saved
     sizes = [template.nbytes for template in saved.templates]
-    rows: dict[int, Row] = {}
+    rows: dict[int, ReportRow] = {}
     for x in plan.placed:
         how = "" if x.status == "loaded" else _how(x, saved)
         nbytes = _nbytes(model.flat.leaves[x.number])
-        rows[x.number] = Row(x.status, model.names[x.number], x.saved, how, nbytes)
+        rows[x.number] = ReportRow(
+            x.status, model.names[x.number], x.saved, how, nbytes
+        )
     for number, node in plan.fresh.items():
         nbytes = _nbytes(model.flat.leaves[number])
-        rows[number] = Row("fresh", model.names[number], (), node, nbytes)
+        rows[number] = ReportRow("fresh", model.names[number], (), node, nbytes)
     dropped = [
-        Row("dropped", saved.names[p], (), node, sizes[saved.template[p]])
+        ReportRow("dropped", saved.names[p], (), node, sizes[saved.template[p]])
         for p, node in sorted(plan.dropped.items())
     ]
     return [*(rows[n] for n in sorted(rows)), *dropped]
@@ -240,7 +251,7 @@ def _how(placed: Placed, saved: Leaves) -> str:
 
 
 def _nbytes(leaf: Any) -> int:
-    """Of a leaf of the model, as it is in memory."""
+    """The bytes of a leaf of the model, as it is in memory."""
     if not hasattr(leaf, "dtype"):
         return 0
     if _leaf.is_key(leaf):

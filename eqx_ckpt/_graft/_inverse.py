@@ -10,11 +10,11 @@ from ..adapters import Adapter
 from . import _nested, _pairs
 from ._nested import Nested
 from ._pairs import Steps
-from ._sides import Stored
+from ._sides import StoredSide
 
 
 def inverse(adapters: Any, source: Any = None) -> list[Any]:
-    """What undoes the adapters of a pair of [`graft`][]: for the pair the other way
+    """The adapters that undo those of a pair of [`graft`][]: for the pair the other way
     round, which takes what was grafted back to what it came from.
 
     **Arguments:**
@@ -100,10 +100,10 @@ def _nodes_of(source: Any) -> Nested:
         first = first[0]
     origin = _nodes.origin(first)
     if origin is not None:
-        return Stored(Checkpoint(origin[0])).collect(source, "source")
+        return StoredSide(Checkpoint(origin[0])).collect(source, "source")
     if source is None or isinstance(source, (list, tuple)):
         raise TypeError(
             "`inverse` of a rename needs the `source` of its names: the checkpoint, or "
             "the node of it that the pair's second side gives."
         )
-    return Stored(_checkpoint.open(source)).node("")
+    return StoredSide(_checkpoint.open(source)).node("")

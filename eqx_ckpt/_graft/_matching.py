@@ -1,4 +1,5 @@
-"""Which leaf of the model each pair gives which of the checkpoint, by name."""
+"""The matching of the pairs of a graft: leaves of the model and of the checkpoint, by
+name."""
 
 import collections
 import functools as ft
@@ -6,13 +7,13 @@ from typing import NamedTuple
 
 from .._format import _names
 from .._load._lazy import LazyArray
-from .._tree import _flatten, _leaf, _show, _target
-from .._tree._show import Problems
+from .._tree import _folding, _leaf, _states, _target
+from .._tree._folding import Problems
 from ..adapters import Adapter
 from . import _nested, _pairs
 from ._nested import Nested
 from ._pairs import Group, NodePair, Steps
-from ._sides import Model, Saved, SideNode, Stored, target_of
+from ._sides import Model, SavedLeaf, SideNode, StoredSide, target_of
 
 
 class Job(NamedTuple):
@@ -29,7 +30,7 @@ class Job(NamedTuple):
         return _nested.flat(self.numbers)
 
     @property
-    def all_saved(self) -> list[Saved]:
+    def all_saved(self) -> list[SavedLeaf]:
         return _nested.flat(self.saved)
 
     @property
@@ -49,17 +50,14 @@ class Job(NamedTuple):
         return any(adapter.own for adapter in self.adapters)
 
 
-class Scalar(NamedTuple):
-    """A Python scalar of the model inside of a pair, and the saved one."""
-
-    number: int
-    lazy: LazyArray
+# A Python scalar of the model inside of a pair, and the saved one.
+Scalar = tuple[int, LazyArray]
 
 
 class Matching:
-    """Which leaf of the model each pair gives which of the checkpoint, by name."""
+    """Leaves of the model, by the pairs that give them leaves of the checkpoint."""
 
-    def __init__(self, model: Model, stored: Stored, pairs: list[NodePair]):
+    def __init__(self, model: Model, stored: StoredSide, pairs: list[NodePair]):
         self.model = model
         self.stored = stored
         self.pairs = pairs
@@ -106,10 +104,9 @@ class Matching:
 
     @ft.cached_property
     def _depths(self) -> dict[int, int]:
-        """Of each leaf of the model, how deep the deepest node is that a pair has it
-        by."""
+        """The depth of the deepest node that a pair has each leaf of the model by."""
         out: dict[int, int] = {}
-        for node in (x for pair in self.pairs for g in pair.groups for x in g.lefts):
+        for node in (node for pair in self.pairs for node in pair.lefts):
             for n in node.leaves.values():
                 out[n] = max(out.get(n, 0), _depth(node))
         return out
@@ -130,7 +127,7 @@ class Matching:
         group: Group,
         name: str,
         numbers: list[int | None],
-        saved: list[Saved | None],
+        saved: list[SavedLeaf | None],
     ) -> None:
         model, problems = self.model, self.problems
         whole_numbers = [n for n in numbers if n is not None]
@@ -151,7 +148,7 @@ class Matching:
         scalar = not any(model.is_array(n) for n in whole_numbers)
         if scalar and any(node.leaves.keys() != {""} for node in group.lefts):
             for n in whole_numbers:
-                self.scalars += [Scalar(n, x.lazy) for x in whole_saved]
+                self.scalars += [(n, x.lazy) for x in whole_saved]
             return
         all_numbers = _nested.filled(group.left, iter(whole_numbers))
         all_saved = _nested.filled(group.right, iter(whole_saved))
@@ -162,7 +159,7 @@ class Matching:
         group: Group,
         name: str,
         numbers: list[int | None],
-        saved: list[Saved | None],
+        saved: list[SavedLeaf | None],
     ) -> None:
         for side, nodes, leaves in (
             ("model", group.lefts, numbers),
@@ -170,40 +167,33 @@ class Matching:
         ):
             for node, leaf in zip(nodes, leaves):
                 if leaf is None:
-                    full = ".".join(x for x in (node.name, name) if x)
+                    full = _names.joined(node.name, name)
                     text = f"not in the {side}"
                     if node.leaves.get(name) is not None:
                         text = "in another pair, in `fresh` or in `drop`"
                     self.problems.add("incomplete", full, text)
 
     def _entries(self, group: Group) -> dict[int, str]:
-        """The names, below the node, of leaves of an eqx.nn.State: they have those of
-        positions, and stand for those of the same StateIndex."""
-        lefts = group.lefts
-        root, source = lefts[0].name, group.rights[0].name
-        states: dict[str, dict[int, str | None]] = {}
-        for n in lefts[0].leaves.values():
-            entry = self.model.entries.get(n)
-            if entry is not None and _names.is_under(entry.state, root):
-                label = self._label_there(entry.label)
-                states.setdefault(entry.state, {})[entry.position] = label
-        out: dict[int, str] = {}
-        leaves = self.stored.saved
-        for state, labels in states.items():
-            below = _names.below(state, root) if state else ""
-            there = ".".join(x for x in (source, below) if x)
-            places = self.stored.below.get(there, [])
-            saved = _flatten.stored_entries(leaves, there, places)
-            moves = _flatten.match_entries(there, labels, saved)
-            for n in lefts[0].leaves.values():
-                entry = self.model.entries.get(n)
-                if entry is None or entry.state != state:
-                    continue
-                rest = _names.below(self.model.names[n], state).partition(".")[2]
-                to = moves[entry.position]
-                parts = (below, "(no such entry)" if to is None else str(to), rest)
-                out[n] = ".".join(x for x in parts if x)
-        return out
+        """The names, below the node, that leaves of an eqx.nn.State are stored under:
+        those of positions, of the same StateIndex."""
+        node, source = group.lefts[0], group.rights[0].name
+        own = set(node.leaves.values())
+        entries = {
+            n: entry
+            for n, entry in self.model.entries.items()
+            if n in own and _names.is_under(entry.state, node.name)
+        }
+        found = _states.stored_names(
+            self.stored.saved,
+            entries,
+            self.model.names,
+            lambda x: _names.joined(source, _names.below(x, node.name) if x else ""),
+            lambda labels, _: {at: self._label_there(x) for at, x in labels.items()},
+        )
+        return {
+            n: f"(no such entry) {n}" if name is None else _names.below(name, source)
+            for n, name in found.items()
+        }
 
     def _label_there(self, label: str | None) -> str | None:
         """The label of an entry with the names that its StateIndex has there: where
@@ -215,13 +205,13 @@ class Matching:
             if there is not None:
                 if len(there) != 1:
                     return None
-                names.append(".".join(x for x in (*there, field) if x))
+                names.append(_names.joined(*there, field))
                 continue
             for group in (group for pair in self.pairs for group in pair.groups):
                 for left, right in zip(group.lefts, group.rights):
                     if _names.is_under(name, left.name):
-                        parts = (right.name, _names.below(name, left.name))
-                        names.append(".".join(x for x in parts if x))
+                        below = _names.below(name, left.name)
+                        names.append(_names.joined(right.name, below))
         return "@" + ",".join(sorted(names)) if names else label
 
     @ft.cached_property
@@ -234,23 +224,19 @@ class Matching:
             for name in left.leaves.keys() & right.leaves.keys():
                 if left.leaves[name] in self.model.entries:
                     continue
-                here = ".".join(x for x in (left.name, name) if x).split(".")
-                there = right.leaves[name].lazy.name.split(".")
-                out[".".join(here[:-1])] |= set()
-                for cut in range(1, min(len(here), len(there)) + 1):
-                    if here[-cut] != there[-cut]:
-                        break
-                    out[".".join(here[:-cut])].add(".".join(there[:-cut]))
+                full = _names.joined(left.name, name)
+                out[full.rpartition(".")[0]] |= set()
+                for a, b in _names.node_pairs(full, right.leaves[name].lazy.name):
+                    out[a].add(b)
         return dict(out)
 
     def _nothing(self, pair: NodePair) -> None:
         def some(nodes: list[SideNode]) -> str:
             names = [name or "itself" for node in nodes for name in node.leaves]
-            shown = ", ".join(_show.fold(list(dict.fromkeys(names)))[:4])
+            shown = ", ".join(_folding.fold(list(dict.fromkeys(names)))[:4])
             return f"{_pairs.some(nodes)} has {shown or 'no leaves'}"
 
-        left = [node for group in pair.groups for node in group.lefts]
-        right = [node for group in pair.groups for node in group.rights]
+        left, right = pair.lefts, pair.rights
         text = f"in the model {some(left)}; in the checkpoint {some(right)}"
         if all(n in self.fresh for node in left for n in node.leaves.values()):
             text += ". All of it is in `fresh` as well"
@@ -300,5 +286,5 @@ def _depth(node: SideNode) -> int:
     return node.name.count(".") + 1 if node.name else 0
 
 
-def _saved_of(nodes: list[SideNode]) -> list[Saved]:
+def _saved_of(nodes: list[SideNode]) -> list[SavedLeaf]:
     return [x for node in nodes for x in node.leaves.values()]

@@ -24,7 +24,7 @@ def mapped(fn: Callable[[Any], Any], x: Nested) -> Nested:
 
 
 def depth(x: Nested) -> int:
-    """How many lists each thing is in.
+    """The number of lists that each thing is in.
 
     **Raises:** `ValueError` if that is not the same of all.
     """
@@ -37,7 +37,7 @@ def depth(x: Nested) -> int:
 
 
 def zipped(a: Nested, b: Nested, count: int) -> list[tuple[Nested, Nested]]:
-    """What is at the same place of both, `count` lists deep.
+    """The pairs of what is at the same place of both, `count` lists deep.
 
     **Raises:** `ValueError` if the lists have not as many items.
     """

@@ -9,7 +9,7 @@ from .._tree import _select
 from ..adapters import Adapter
 from . import _nested
 from ._nested import Nested
-from ._sides import Model, said, Saved, SideNode, Stored
+from ._sides import Model, said, SavedLeaf, SideNode, StoredSide
 
 
 class Group(NamedTuple):
@@ -29,7 +29,7 @@ class Group(NamedTuple):
 
 
 # What is done to the leaves of a pair, in this order. At the place of a rename the
-# adapters of its rules come, which are those that each `Saved` has.
+# adapters of its rules come, which are those that each `SavedLeaf` has.
 Step = Adapter | Rename
 Steps = tuple[Step, ...]
 
@@ -40,6 +40,14 @@ class NodePair(NamedTuple):
     steps: Steps
     problems: list[tuple[str, str]]
     renamed: bool
+
+    @property
+    def lefts(self) -> list[SideNode]:
+        return [node for group in self.groups for node in group.lefts]
+
+    @property
+    def rights(self) -> list[SideNode]:
+        return [node for group in self.groups for node in group.rights]
 
 
 # ---- Renames.
@@ -53,7 +61,7 @@ def renamed(
     wrapped: dict[int, Adapter] = {}
     out = []
     for node in nodes:
-        leaves: dict[str, Saved] = {}
+        leaves: dict[str, SavedLeaf] = {}
         for old, saved in node.leaves.items():
             new, given = _rename.apply(how, old, used, label)
             if new in leaves:
@@ -83,7 +91,7 @@ def adapter_of(how: Callable[..., Any]) -> Adapter:
     return Adapter(name, how, own=True)
 
 
-def parse(given: Any, label: str, model: Model, stored: Stored) -> NodePair:
+def parse(given: Any, label: str, model: Model, stored: StoredSide) -> NodePair:
     """One pair as the user wrote it. **Raises:** naming it by `label`."""
     if not isinstance(given, (tuple, list)) or len(given) < 2:
         raise TypeError(
@@ -114,7 +122,7 @@ def parse(given: Any, label: str, model: Model, stored: Stored) -> NodePair:
 
 
 def steps_of(given: Sequence[Any], label: str) -> Steps:
-    """What comes after the two sides of a pair: a rename, adapters, or lists of such.
+    """The steps after the two sides of a pair: a rename, adapters, or lists of such.
 
     **Raises:** `TypeError` for anything else, and for two renames.
     """
@@ -137,7 +145,7 @@ def _unpacked(given: Sequence[Any]) -> Iterator[Any]:
         yield from _unpacked(x) if is_list else [x]
 
 
-def _fits_swapped(where: Any, source: Any, model: Model, stored: Stored) -> bool:
+def _fits_swapped(where: Any, source: Any, model: Model, stored: StoredSide) -> bool:
     try:
         model.nodes(source, "")
         stored.nodes(where, "")

@@ -1,18 +1,21 @@
-"""What a graft has done: a table to look at, and data."""
+"""The report of a graft: a table to look at, and data."""
 
 import collections
 import dataclasses
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from .._format import _text
-from .._tree import _html, _show
-from .._tree._show import TreeLine
+from .._show import _html, _model, _terminal
+from .._show._model import Column, Table
+from .._tree import _folding
 
 
 STATUSES = ("loaded", "adapted", "cast", "fresh", "dropped")
+_ADAPTED, _KEPT = ("adapted", "cast"), "kept, though another value was saved"
 
 
-class Row(NamedTuple):
+class ReportRow(NamedTuple):
     """One leaf of a graft.
 
     `status` is `"loaded"`, `"adapted"`, `"cast"`, `"fresh"` or `"dropped"`; `name` its
@@ -39,7 +42,7 @@ class Difference(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What [`graft`][] has done. It prints as a table.
+    """A report of what [`graft`][] has done. It prints as a table.
 
     **Attributes:**
 
@@ -54,7 +57,7 @@ class Report:
     """
 
     path: str
-    rows: tuple[Row, ...]
+    rows: tuple[ReportRow, ...]
     differences: tuple[Difference, ...]
     bytes_read: int | None
     nbytes: int
@@ -66,65 +69,50 @@ class Report:
         return [row.name for row in self._of(status)]
 
     def __repr__(self) -> str:
-        lines = [f"Graft of {self.path}", f"  {'':8}{'leaves':>8}{'bytes':>12}"]
-        for status in STATUSES:
-            rows = self._of(status)
-            size = _text.size(sum(row.nbytes for row in rows))
-            lines.append(f"  {status:8}{len(rows):8}{size:>12}")
-        if self.bytes_read is not None:
-            read, whole = _text.size(self.bytes_read), _text.size(self.nbytes)
-            lines.append(f"  {'read':8}{'':8}{read:>12}  of {whole}")
-        for status in ("adapted", "cast"):
-            self._list(lines, status, [(x.name, x.how) for x in self._of(status)])
+        table = _terminal.table(self._table(STATUSES, "read"))
+        lines = [f"Graft of {self.path}", *map(_terminal.plain, table)]
+        sections = {x: [(row.name, row.how) for row in self._of(x)] for x in _ADAPTED}
         for status in ("fresh", "dropped"):
             counts = collections.Counter(x.how for x in self._of(status))
-            self._list(
-                lines,
-                status,
-                [
-                    (name or "all", f"{n} {'leaf' if n == 1 else 'leaves'}")
-                    for name, n in counts.items()
-                ],
-            )
-        if self.differences:
-            self._list(
-                lines,
-                "kept, though another value was saved",
-                [
-                    (name, f"{kept}, saved {old}")
-                    for name, old, kept in self.differences
-                ],
-            )
+            sections[status] = [
+                (name or "all", _model.leaf_count(n)) for name, n in counts.items()
+            ]
+        sections[_KEPT] = self._kept()
+        lines += _folding.sections(sections, {title: title for title in sections})
         return "\n".join(map(_text.escape, lines))
 
     def _repr_html_(self) -> str:
-        lines = []
-        for status in STATUSES:
-            rows = self._of(status)
-            if not rows:
-                continue
-            count = f"{len(rows):,} {'leaf' if len(rows) == 1 else 'leaves'}"
-            lines.append(TreeLine(status, count, sum(row.nbytes for row in rows)))
         quiet = _text.size(self.nbytes)
         if self.bytes_read is not None:
             quiet = f"{_text.size(self.bytes_read)} read of {quiet}"
-        kept = [(name, f"{kept}, saved {old}") for name, old, kept in self.differences]
         parts = [
             _html.section(status, [(x.name, x.how) for x in self._of(status)])
             for status in STATUSES[1:]
         ]
-        parts.append(_html.section("kept, though another value was saved", kept))
-        whole = max((line.nbytes or 0 for line in lines), default=0)
-        table = _html.table(lines, whole, copy=False)
+        parts.append(_html.section(_KEPT, self._kept()))
+        table = _html.table(self._table([x for x in STATUSES if self._of(x)]))
         return _html.card(f"Graft of {self.path}", quiet, table, *parts)
 
-    def _of(self, status: str) -> list[Row]:
+    def _table(self, statuses: Iterable[str], read: str = "") -> Table:
+        """Leaves and bytes of some statuses, and what was read if `read` names it."""
+        columns = [
+            Column(""),
+            Column("leaves", True),
+            Column("bytes", True),
+            Column(""),
+        ]
+        rows = []
+        for status in statuses:
+            found = self._of(status)
+            nbytes = sum(row.nbytes for row in found)
+            rows.append((status, str(len(found)), _text.size(nbytes), ""))
+        if read and self.bytes_read is not None:
+            whole = f"of {_text.size(self.nbytes)}"
+            rows.append((read, "", _text.size(self.bytes_read), whole))
+        return _model.table(columns, rows)
+
+    def _of(self, status: str) -> list[ReportRow]:
         return [row for row in self.rows if row.status == status]
 
-    def _list(self, lines: list[str], title: str, rows: list[tuple[str, str]]) -> None:
-        shown = _show.fold_rows(rows)
-        if shown:
-            lines.append(f"  {title}:")
-        lines += [f"    {a}  {b}".rstrip() for a, b in shown[:40]]
-        if len(shown) > 40:
-            lines.append(f"    ... and {len(shown) - 40} more: see `.rows`")
+    def _kept(self) -> list[tuple[str, str]]:
+        return [(name, f"{kept}, saved {old}") for name, old, kept in self.differences]

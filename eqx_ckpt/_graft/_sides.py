@@ -11,7 +11,7 @@ from .._format import _names
 from .._load import _lazy, _match, _nodes
 from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
-from .._tree import _filters, _flatten, _nearest, _select
+from .._tree import _filters, _flatten, _nearest, _select, _states
 from .._tree._node import Node as SavedNode
 from .._tree._target import Target
 from ..adapters import Adapter
@@ -22,14 +22,14 @@ from ._nested import Nested
 class SideNode(NamedTuple):
     """A node of either side: its name, and its leaves by their names below it.
 
-    The leaves are numbers in the model, and `Saved` in the checkpoint.
+    The leaves are numbers in the model, and `SavedLeaf` in the checkpoint.
     """
 
     name: str
     leaves: dict[str, Any]
 
 
-class Saved(NamedTuple):
+class SavedLeaf(NamedTuple):
     """A leaf of the checkpoint, and what a rename says is to be done to it."""
 
     lazy: LazyArray
@@ -51,8 +51,8 @@ class Model:
         self.below = _names.by_prefix(self.names)
         self.tagged = _select.Tagged(self.flat, self.storable, None)
         # Of States: the entries that leaves are of, and the names of their StateIndex.
-        self.entries = _flatten.state_entries(tree, self.flat.paths, "")
-        self.index_names = _flatten.index_names(tree) if self.entries else {}
+        self.entries = _states.state_entries(tree, self.flat, "")
+        self.index_names = _states.index_names(tree) if self.entries else {}
 
     def is_array(self, number: int) -> bool:
         leaf = self.flat.leaves[number]
@@ -80,7 +80,7 @@ class Model:
         return SideNode(name, leaves)
 
 
-class Stored:
+class StoredSide:
     """An open checkpoint, by name and by node."""
 
     def __init__(self, ckpt: Checkpoint):
@@ -93,7 +93,7 @@ class Stored:
         """The nodes that a pair says, in the lists that it gives."""
         if isinstance(where, str):
             if where not in self.below:
-                near = _nearest.Names(self.below).nearest(where, 3)
+                near = _nearest.NameIndex(self.below).nearest(where, 3)
                 names = ", ".join(f"`{x}`" for x in near or self.saved.names[:3])
                 raise ValueError(
                     f"`{called}` is {where!r}, which the checkpoint at "
@@ -130,7 +130,7 @@ class Stored:
                 )
             if isinstance(picked, SavedNode):
                 return self.node(name)
-            return SideNode(name, {"": Saved(picked)})
+            return SideNode(name, {"": SavedLeaf(picked)})
         if isinstance(picked, dict):
             picked = list(picked.values())
         if isinstance(picked, (list, tuple)):
@@ -148,7 +148,7 @@ class Stored:
         return SideNode(
             name,
             {
-                _names.below(self.saved.names[place], name): Saved(
+                _names.below(self.saved.names[place], name): SavedLeaf(
                     _lazy.lazy_of(self.source, self.saved.record(place, known=True))
                 )
                 for place in self.below.get(name, [])

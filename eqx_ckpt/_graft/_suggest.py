@@ -1,16 +1,15 @@
-"""What a graft may have meant, as code to paste."""
+"""A guess at what a graft meant, as code to paste."""
 
 import collections
+import itertools as it
 import keyword
-from collections.abc import Collection, Iterable
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Sequence
 
 import jax.tree_util as jtu
 
-from .._format import _names
-from .._tree import _nearest, _target
-from . import _alike
-from ._sides import Model, Stored
+from .._format import _names, _template
+from .._tree import _folding, _leaf, _nearest, _target
+from ._sides import Model, StoredSide, target_of
 
 
 # Suggestions are for people, who would not read more of them.
@@ -19,10 +18,19 @@ _most = 8
 _MAX_STEPS = 2**17
 # Sequences that are compared with each other.
 _MOST_ALIKE = 64
+# Rows that are listed, and names in each; what is looked at for them; and how many
+# pairs of shapes are.
+_ROWS, _NAMES, _MOST = 8, 3, 64
+_MAX_PAIRS = 2**17
+
+Shape = tuple[int, ...]
+# Code that picks what may stand for a node of the model, with an adapter; and the
+# places of the leaves that the pair would use.
+Twin = tuple[str, set[int]]
 
 
 def lines(
-    model: Model, stored: Stored, numbers: list[int], places: list[int]
+    model: Model, stored: StoredSide, numbers: list[int], places: list[int]
 ) -> list[str]:
     """Pairs for undeclared leaves that fit by names and shapes; `fresh` and `drop` for
     the rest of them."""
@@ -40,15 +48,15 @@ def lines(
             continue
         a = _code(model, prefix)
         if a is not None:
-            out.append(f"    pairs: (lambda m: {a}, lambda c: {twin.code}),")
+            out.append(f"    pairs: (lambda m: {a}, lambda c: {twin[0]}),")
             new -= set(model.below[prefix])
-            old -= twin.places
+            old -= twin[1]
     if stack and old:
         more = [*out, "    ... and more pairs"] if out else []
         return ["  Perhaps, to paste:", *more] if more else []
-    alike = _alike.find(model, stored, new, old)
-    new -= alike.numbers
-    old -= alike.places
+    some_new, some_old, listed = _alike(model, stored, new, old)
+    new -= some_new
+    old -= some_old
     roots = _roots(model.below, new, arrays)
     fresh = [_code(model, x) or _entry_code(model, x) for x in roots]
     if fresh and None not in fresh:
@@ -57,7 +65,7 @@ def lines(
     drop = [_saved_code(stored, x) for x in _roots(stored.below, old, everything)]
     if drop:
         out.append(f"    drop=lambda c: {_listed(drop)},")
-    return [*(["  Perhaps, to paste:", *out] if out else []), *alike.lines]
+    return [*(["  Perhaps, to paste:", *out] if out else []), *listed]
 
 
 def _listed(codes: list[str]) -> str:
@@ -91,18 +99,10 @@ def _children(below: dict[str, list[int]]) -> dict[str, list[str]]:
     return out
 
 
-class _Twin(NamedTuple):
-    """What may stand for a node of the model: code that picks it, with an adapter, and
-    the places of the leaves that the pair would use."""
-
-    code: str
-    places: set[int]
-
-
 class _Twins:
     """The nodes of the checkpoint that may stand for nodes of the model."""
 
-    def __init__(self, model: Model, stored: Stored, new: set[int], old: set[int]):
+    def __init__(self, model: Model, stored: StoredSide, new: set[int], old: set[int]):
         self.left = _MAX_STEPS
         self._model, self._stored = model, stored
         self._new, self._old = new, old
@@ -112,8 +112,32 @@ class _Twins:
             name, shape = stored.saved.names[place], self._saved_shape(place)
             self._places.setdefault((_last(name), shape), []).append(place)
             self._places.setdefault((None, shape), []).append(place)
-        self._named: dict[tuple[int, ...], _nearest.Names] = {}
-        self._stacks = _stacks(stored, old)
+        self._named: dict[tuple[int, ...], _nearest.NameIndex] = {}
+        self._find_stacks()
+
+    def _find_stacks(self) -> None:
+        """Finds leaves that could be stacked, by the name of a sequence and their name
+        below each of its items: the shape of the stack, the places, and the names by
+        that shape."""
+        saved = self._stored.saved
+        groups: dict[tuple[str, str], dict[int, int]] = {}
+        for place in sorted(self._old):
+            record = saved.record(place)
+            parts = record.name.split(".")
+            for i, kind in enumerate(record.template.keys):
+                if kind in "sf":
+                    key = ".".join(parts[:i]), ".".join(parts[i + 1 :])
+                    groups.setdefault(key, {})[int(parts[i])] = place
+        self._stack_shapes: dict[tuple[str, str], Shape] = {}
+        self._stack_places: dict[tuple[str, str], list[int]] = {}
+        self._stacks_of_shape: dict[Shape, list[tuple[str, str]]] = {}
+        for key, places in groups.items():
+            shapes = set(map(self._saved_shape, places.values()))
+            if len(shapes) == 1 and set(places) == set(range(len(places))):
+                shape = (len(places), *shapes.pop())
+                self._stack_shapes[key] = shape
+                self._stack_places[key] = list(places.values())
+                self._stacks_of_shape.setdefault(shape, []).append(key)
 
     def _saved_shape(self, place: int) -> tuple[int, ...]:
         return self._stored.saved.record(place, known=True).template.logical_shape
@@ -128,7 +152,7 @@ class _Twins:
             for n in numbers
         }
 
-    def of(self, prefix: str) -> _Twin | None:
+    def of(self, prefix: str) -> Twin | None:
         """The node with leaves of the same names and shapes. If there are several, that
         with the fewest others, then the highest, the most alike by name."""
         names, here = self._model.names, self._model.below[prefix]
@@ -153,41 +177,39 @@ class _Twins:
                 best = (rank, candidate, both)
         if best is None:
             return None
-        return _Twin(_saved_code(self._stored, best[1]), best[2])
+        return _saved_code(self._stored, best[1]), best[2]
 
-    def stacked(self, prefix: str) -> _Twin | None:
+    def stacked(self, prefix: str) -> Twin | None:
         """The items of a sequence whose leaves, stacked, have these names and shapes;
         none if several have that nothing tells apart."""
         wanted = self._wanted(prefix)
         found: dict[str, tuple[str, str]] = {}
         for below, shape in list(wanted.items())[:1]:
-            for above, rest in self._stacks.by_shape.get(shape, []):
+            for above, rest in self._stacks_of_shape.get(shape, []):
                 self.left -= len(wanted)
                 ends = f".{rest}".endswith(f".{below}") if below else True
                 if self.left <= 0 or not ends:
                     continue
                 inner = rest.removesuffix(below).rstrip(".") if below else rest
-                keys = {(above, _joined(inner, x)): y for x, y in wanted.items()}
+                keys = {(above, _names.joined(inner, x)): y for x, y in wanted.items()}
                 if all(self._is_stack(key, y) for key, y in keys.items()):
-                    found[_joined(above, "*", inner)] = above, inner
+                    found[_names.joined(above, "*", inner)] = above, inner
         name = _only(list(found)[:_MOST_ALIKE], _last(prefix))
         if name is None:
             return None
         above, inner = found[name]
         items = _saved_code(self._stored, above)
         if inner:
-            first = _saved_code(self._stored, _joined(above, "0"))
-            part = _saved_code(self._stored, _joined(above, "0", inner))
+            first = _saved_code(self._stored, _names.joined(above, "0"))
+            part = _saved_code(self._stored, _names.joined(above, "0", inner))
             items = f"[x{part[len(first) :]} for x in {items}]"
-        used = (self._stacks.places[above, _joined(inner, x)] for x in wanted)
-        return _Twin(f"{items}, ec.adapters.stack()", set().union(*used))
+        used = (self._stack_places[above, _names.joined(inner, x)] for x in wanted)
+        return f"{items}, ec.adapters.stack()", set().union(*used)
 
     def _is_stack(self, key: tuple[str, str], shape: tuple[int, ...]) -> bool:
         """Whether leaves that are in no pair yet, stacked, have this shape."""
-        stacks = self._stacks
-        return stacks.shapes.get(key) == shape and self._old.issuperset(
-            stacks.places[key]
-        )
+        is_of_shape = self._stack_shapes.get(key) == shape
+        return is_of_shape and self._old.issuperset(self._stack_places[key])
 
     def _candidates(
         self, prefix: str, wanted: dict[str, tuple[int, ...]]
@@ -200,7 +222,7 @@ class _Twins:
             shape = wanted[""]
             if shape not in self._named:
                 places = self._places.get((None, shape), [])
-                self._named[shape] = _nearest.Names(saved.names[p] for p in places)
+                self._named[shape] = _nearest.NameIndex(saved.names[p] for p in places)
             return self._named[shape].nearest(prefix, most=8)
         # Those that have the rarest of the leaves.
         keys = {below: (_last(below), shape) for below, shape in wanted.items()}
@@ -214,44 +236,13 @@ class _Twins:
     def _fits(self, candidate: str, wanted: dict[str, tuple[int, ...]]) -> bool:
         for below, shape in wanted.items():
             self.left -= 1
-            full = ".".join(x for x in (candidate, below) if x)
+            full = _names.joined(candidate, below)
             place = self._stored.saved.places.get(full)
             if place is None or place not in self._old:
                 return False
             if shape != self._saved_shape(place):
                 return False
         return True
-
-
-class _Stacks(NamedTuple):
-    """Leaves that could be stacked, by the name of a sequence and their name below each
-    of its items: the shape of the stack, the places, and the names by that shape."""
-
-    shapes: dict[tuple[str, str], tuple[int, ...]]
-    places: dict[tuple[str, str], list[int]]
-    by_shape: dict[tuple[int, ...], list[tuple[str, str]]]
-
-
-def _stacks(stored: Stored, old: Collection[int]) -> _Stacks:
-    groups: dict[tuple[str, str], dict[int, int]] = {}
-    for place in sorted(old):
-        record = stored.saved.record(place)
-        parts = record.name.split(".")
-        for i, kind in enumerate(record.template.keys):
-            if kind in "sf":
-                key = ".".join(parts[:i]), ".".join(parts[i + 1 :])
-                groups.setdefault(key, {})[int(parts[i])] = place
-    out = _Stacks({}, {}, {})
-    for key, places in groups.items():
-        templates = [
-            stored.saved.record(x, known=True).template for x in places.values()
-        ]
-        shapes = {template.logical_shape for template in templates}
-        if len(shapes) == 1 and set(places) == set(range(len(places))):
-            shape = (len(places), *shapes.pop())
-            out.shapes[key], out.places[key] = shape, list(places.values())
-            out.by_shape.setdefault(shape, []).append(key)
-    return out
 
 
 def _only(names: list[str], last: str) -> str | None:
@@ -261,10 +252,6 @@ def _only(names: list[str], last: str) -> str | None:
     some = [x for x in names if not any(x != y and x.endswith(tails[y]) for y in names)]
     some = some if len(some) == 1 else [x for x in some if _last(x) == last]
     return some[0] if len(some) == 1 else None
-
-
-def _joined(*names: str) -> str:
-    return ".".join(x for x in names if x)
 
 
 def _last(name: str) -> str:
@@ -303,7 +290,7 @@ def _entry_code(model: Model, prefix: str) -> str | None:
     return None
 
 
-def _saved_code(stored: Stored, prefix: str) -> str:
+def _saved_code(stored: StoredSide, prefix: str) -> str:
     record = stored.saved.record(stored.below[prefix][0])
     keys = _names.keys_of(record.name, record.template.keys)
     out = "c"
@@ -316,3 +303,112 @@ def _saved_code(stored: Stored, prefix: str) -> str:
         else:
             out += f"[{name!r}]"
     return out
+
+
+# ---- Leaves of both sides that are in no pair, and could stand for each other. To take
+# them for new ones and old ones would be to throw away weights that fit.
+
+
+def _alike(
+    model: Model, stored: StoredSide, new: set[int], old: set[int]
+) -> tuple[set[int], set[int], list[str]]:
+    """Leaves of both sides that could stand for each other: of the same shape, or of
+    one that an adapter makes of the other; and the lines that list them."""
+    copies = _copies(stored, old)
+    theirs: dict[tuple[Shape, str], list[int]] = {}
+    for place in sorted(old - copies):
+        t = stored.saved.record(place, known=True).template
+        if t.logical_shape and t.kind not in ("key", "str", "bytes"):
+            key = t.logical_shape, _template.number_type(_template.dtype_of(t.dtype))
+            theirs.setdefault(key, []).append(place)
+    ours: dict[tuple[Shape, str], list[int]] = {}
+    for number in sorted(new):
+        target = target_of(model, number)
+        if target.shape and target.dtype is not None:
+            key = target.shape, _template.number_type(target.dtype)
+            ours.setdefault(key, []).append(number)
+    some_new: set[int] = set()
+    some_old: set[int] = set()
+    rows = []
+    both = it.islice(it.product(ours.items(), theirs.items()), _MAX_PAIRS)
+    for ((shape, kind), numbers), ((other, saved_kind), places) in both:
+        how = None
+        if kind == saved_kind:
+            how = _how(other, len(places), shape, len(numbers))
+        if how is not None:
+            some_new.update(numbers)
+            some_old.update(places)
+            rows += [(n, places, how) for n in numbers]
+    return some_new, some_old, _lines(model, stored, rows)
+
+
+def _copies(stored: StoredSide, old: set[int]) -> set[int]:
+    """Leaves that are called as one that is in use, but for the beginning: what an
+    optimiser keeps of it, or an average."""
+    names = stored.saved.names
+    shape = lambda x: stored.saved.record(x, known=True).template.logical_shape
+    used = {(name, shape(x)) for x, name in enumerate(names) if x not in old}
+    tops = {name.partition(".")[0] for name, _ in used}
+    if (
+        len(tops) == 1
+    ):  # All of it is in one node, and its copy may be called otherwise.
+        used |= {(name.partition(".")[2], x) for name, x in used}
+    out = set()
+    for place in old:
+        parts = names[place].split(".")
+        tails = (".".join(parts[i:]) for i in range(1, len(parts)))
+        if any((tail, shape(place)) in used for tail in tails):
+            out.add(place)
+    return out
+
+
+def _how(
+    saved: Sequence[int], count: int, wanted: Sequence[int], here: int
+) -> list[str] | None:
+    """The adapters that make a leaf of the one shape of those of the other, of which
+    there are so many; None if nothing does."""
+    if saved == wanted:
+        return []
+    if len(saved) > 1 and saved == wanted[::-1]:
+        return ["transpose()"]
+    if len(wanted) - len(saved) == 1 and 1 < wanted[0] <= count:
+        rest = _how(saved, count // wanted[0], wanted[1:], 0)
+        return None if rest is None else [*rest, "stack()"]
+    if len(saved) - len(wanted) == 1 and 1 < saved[0] <= here:
+        rest = _how(saved[1:], 0, wanted, here // saved[0])
+        return None if rest is None else ["unstack()", *rest]
+    differ = [i for i, (a, b) in enumerate(zip(saved, wanted)) if a != b]
+    if len(saved) == len(wanted) and len(differ) == 1 and 0 not in (*saved, *wanted):
+        (axis,) = differ
+        small, large = sorted((saved[axis], wanted[axis]))
+        name, many = ("split", here) if saved[axis] == large else ("concatenate", count)
+        if large % small == 0 and large // small <= many:
+            return [f"{name}({axis or ''})"]
+    return None
+
+
+def _lines(
+    model: Model, stored: StoredSide, rows: Iterable[tuple[int, list[int], list[str]]]
+) -> list[str]:
+    texts = []
+    for number, places, how in rows:
+        name = model.names[number]
+        saved = _folding.fold(stored.saved.names[p] for p in places[:_MOST])
+        near = sorted(saved, key=lambda x: -_nearest.ratio(name, x))[:_NAMES]
+        more = ", ..." if len(saved) > _NAMES else ""
+        shown = ", ".join(f"`{x}`" for x in near) + more
+        template = stored.saved.record(places[0], known=True).template
+        target = _target.show_target(target_of(model, number))
+        by = f" by `{', '.join(how)}`" if how else ""
+        texts.append((name, f"{target}, of {_leaf.show(template)}{by}: {shown}"))
+        if len(texts) == _MOST:
+            break
+    lines = [f"    {name}  {text}" for name, text in _folding.fold_rows(texts)]
+    if not lines:
+        return []
+    return [
+        "  In no code to paste, as these would fit. Write pairs of those that are the "
+        "same weights, and put the others into `fresh` and `drop`:",
+        *lines[:_ROWS],
+        *(["    ... and more"] if len(lines) > _ROWS else []),
+    ]

@@ -5,8 +5,8 @@ from typing import Unpack
 
 from jaxtyping import PyTree
 
-from .._load import _deserialise, _options as _load_options
-from .._load._options import LoadKeywords
+from .._load import _deserialise, _load_options
+from .._load._load_options import LoadKeywords
 from .._runtime import _arguments
 from .._save import _options, _serialise
 from .._save._options import BytesKeywords

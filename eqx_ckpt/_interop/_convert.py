@@ -6,13 +6,13 @@ from typing import Any, Unpack
 
 from jaxtyping import PyTree
 
-from .._load import _checkpoint, _open, formats
+from .._formats import _safetensors
+from .._load import _checkpoint, _open
 from .._load._checkpoint import Checkpoint
 from .._runtime import _arguments
 from .._runtime._processes import Processes
 from .._save import _background, _lazies, _options, _plan, _serialise
-from .._save._function import Functions
-from .._save._options import PlaceKeywords, SaveOptions
+from .._save._options import Functions, PlaceKeywords, SaveOptions
 from .._storage import _root
 from . import _export
 
@@ -81,7 +81,7 @@ def convert(
     )
     root = _root.resolve(target)
     _background.wait_for(root)
-    if root.url.endswith(formats.SUFFIX):
+    if root.url.endswith(_safetensors.SUFFIX):
         if ckpt.functions and functions != "drop":
             raise ValueError(
                 f"A `.safetensors` file holds no functions, and `{ckpt.path}` has "

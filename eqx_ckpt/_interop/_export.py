@@ -12,14 +12,23 @@ from jaxtyping import PyTree
 
 from .._format import _digests, _grid, _names, _template, _text
 from .._format._template import Template
-from .._load import _rename, formats
+from .._formats import _foreign_index, _safetensors
+from .._load import _probe, _rename
 from .._load._checkpoint import Checkpoint
 from .._runtime import _arguments, _progress
 from .._runtime._progress import Advance
 from .._save import _lazies, _onefile
 from .._save._payload import PlannedLeaf
 from .._storage import _root
-from .._tree import _filters, _flatten, _host, _leaf, _show, _static
+from .._tree import (
+    _filters,
+    _flatten,
+    _folding,
+    _host_copy,
+    _leaf,
+    _states,
+    _static,
+)
 from .._tree._filters import FilterSpec
 
 
@@ -87,11 +96,11 @@ def export_safetensors(
     """
     root = _root.resolve(path)
     root.check_writable()
-    found = formats.look(root)
+    found = _probe.look(root)
     if found is None and root.entry() == "directory":
         raise FileExistsError(f"There is a directory at `{root}`. It is left as it is.")
     if found is not None:
-        if not (overwrite and formats.is_safetensors(found)):
+        if not (overwrite and _safetensors.is_safetensors(found)):
             what = "a file" if overwrite else "something, and `overwrite=False`"
             raise FileExistsError(
                 f"There is {what} at `{root}`"
@@ -99,7 +108,7 @@ def export_safetensors(
             )
     if metadata is None and isinstance(pytree, Checkpoint):
         metadata = pytree.metadata
-    if metadata is not None and not formats.is_texts(metadata):
+    if metadata is not None and not _foreign_index.is_texts(metadata):
         raise ValueError(
             "`.safetensors` takes a dict of strings as metadata: pass `metadata=`, for "
             f"instance one of JSON, instead of {metadata!r:.200}."
@@ -109,7 +118,7 @@ def export_safetensors(
     tensors = [_lazies.verified(leaf, verify) for leaf in tensors]
     if labels:
         text = json.dumps(labels, separators=(",", ":"))
-        metadata = {**(metadata or {}), formats.LABELS: text}
+        metadata = {**(metadata or {}), _safetensors.LABELS: text}
     header = _header(tensors, metadata)
     buffers = it.chain.from_iterable(
         _buffers(leaf, room) for leaf in _lazies.read_small(tensors, frozenset(), room)
@@ -117,8 +126,8 @@ def export_safetensors(
     ends = list(it.accumulate(leaf.template.nbytes for leaf in tensors))
     with _progress.bar("save", ends[-1], len(ends), progress) as advance:
         lines = it.chain([header], _counted(buffers, ends, advance))
-        options = _onefile.FileOptions(overwrite, durable)
-        _onefile.publish(root, lambda file: file.writelines(lines), options)
+        write = lambda file: file.writelines(lines)
+        _onefile.publish(root, write, overwrite, durable)
 
 
 def _tensors(
@@ -141,8 +150,8 @@ def _tensors(
             "leaves out all that it selects."
         )
     names, leaves = [all_names[i] for i in numbers], [flat.leaves[i] for i in numbers]
-    entries = _flatten.state_entries(pytree, flat.paths, "")
-    _flatten.check_order(entries, flat, numbers)
+    entries = _states.state_entries(pytree, flat, "")
+    _states.check_order(entries, flat, numbers)
     described = [_describe(name, leaf) for name, leaf in zip(names, leaves)]
     bad = [(x.name, what) for x in described if (what := _refused(x.template))]
     if bad:
@@ -159,8 +168,8 @@ def _tensors(
                 "The tree is one array, which has no name that `.safetensors` could "
                 'hold: write `{"name": array}`.'
             )
-        to = formats.flat_name(to)
-        if not formats.is_texts({"": to}):
+        to = _foreign_index.flat_name(to)
+        if not _foreign_index.is_texts({"": to}):
             raise ValueError(f"The name of the leaf `{name}` is not Unicode text.")
         if to in out:
             raise ValueError(
@@ -171,7 +180,7 @@ def _tensors(
         if label is not None:
             labels[to] = label
     # As the library of the format writes them: the widest first, so all are aligned.
-    order = {ours: -number for number, ours in enumerate(formats.DTYPES.values())}
+    order = {ours: -number for number, ours in enumerate(_safetensors.DTYPES.values())}
     key = lambda leaf: (order[leaf.template.dtype], leaf.name.encode())
     return sorted((leaf for _, leaf in out.values()), key=key), labels
 
@@ -190,7 +199,7 @@ def _skipped(skip: Sequence[str], names: list[str]) -> set[int]:
 
 def _cannot_hold(bad: list[tuple[str, str]], names: list[str]) -> str:
     """The error for leaves of these names and dtypes, among those of all `names`."""
-    rows = _show.fold_rows(bad)
+    rows = _folding.fold_rows(bad)
     lines = [f"  {name}  {what}" for name, what in rows[:_MOST]]
     if len(rows) > _MOST:
         lines.append(f"  ... and {len(rows) - _MOST} more")
@@ -208,7 +217,7 @@ def _cannot_hold(bad: list[tuple[str, str]], names: list[str]) -> str:
         "(`ec.tree_serialise_leaves`, or `ec.convert` to a directory or a `.zip`) "
         "holds them.",
     ]
-    return "\n".join(map(_text.bounded, lines))
+    return _text.message(lines)
 
 
 # Of the leaves that an error lists.
@@ -227,15 +236,17 @@ def _refused(template: Template) -> str | None:
     """The dtype or kind of a leaf that `.safetensors` cannot hold; None if it can."""
     if template.kind not in _template.ARRAY_KINDS:
         return f"({template.kind})"
-    return None if template.dtype in formats.DTYPES.values() else template.dtype
+    return None if template.dtype in _safetensors.DTYPES.values() else template.dtype
 
 
 def _header(tensors: Sequence[PlannedLeaf], metadata: dict[str, str] | None) -> bytes:
-    value: dict[str, Any] = {} if metadata is None else {formats.METADATA: metadata}
-    dtypes = {ours: theirs for theirs, ours in formats.DTYPES.items()}
+    value: dict[str, Any] = (
+        {} if metadata is None else {_safetensors.METADATA: metadata}
+    )
+    dtypes = {ours: theirs for theirs, ours in _safetensors.DTYPES.items()}
     end = 0
     for tensor in tensors:
-        if tensor.name == formats.METADATA:
+        if tensor.name == _safetensors.METADATA:
             raise ValueError(f"A leaf cannot have the name `{tensor.name}`.")
         t = tensor.template
         value[tensor.name] = {
@@ -254,12 +265,14 @@ _ROOM = 256 * 2**20
 
 def _buffers(leaf: PlannedLeaf, room: int) -> Iterator[Any]:
     """The bytes of a leaf, one part after the other."""
-    t, part = leaf.template, room // (4 * _host.PREFETCH)
+    t, part = leaf.template, room // (4 * _host_copy.PREFETCH)
     if t.nbytes <= part:
-        yield _digests.as_bytes(_host.to_host(leaf.value, t))
+        yield _digests.as_bytes(_host_copy.to_host(leaf.value, t))
         return
     regions = _slabs(t.shape, t.itemsize, part)
-    yield from map(_digests.as_bytes, _host.to_host_by_regions(leaf.value, t, regions))
+    yield from map(
+        _digests.as_bytes, _host_copy.to_host_by_regions(leaf.value, t, regions)
+    )
 
 
 def _counted(

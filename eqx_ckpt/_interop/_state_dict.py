@@ -9,10 +9,18 @@ from jaxtyping import PyTree
 from .._format import _names
 from .._format._leaves import Leaves
 from .._format._template import Template
-from .._load import _match, _options
-from .._load._options import LoadOptions
+from .._load import _load_options, _match
+from .._load._load_options import LoadOptions
 from .._runtime import _arguments
-from .._tree import _filters, _flatten, _host, _leaf, _register, _restore
+from .._tree import (
+    _filters,
+    _flatten,
+    _from_host,
+    _host_copy,
+    _leaf,
+    _register,
+    _states,
+)
 from .._tree._filters import FilterSpec, IsLeaf
 from .._tree._target import Target
 
@@ -51,8 +59,8 @@ def to_state_dict(
     """
     flat = _flatten.flatten(pytree, is_leaf)
     chosen = _filters.selected(filter_spec, pytree, flat.leaves, is_leaf)
-    entries = _flatten.state_entries(pytree, flat.paths, "")
-    _flatten.check_order(entries, flat, [i for i, good in enumerate(chosen) if good])
+    entries = _states.state_entries(pytree, flat, "")
+    _states.check_order(entries, flat, [i for i, good in enumerate(chosen) if good])
     out: dict[str, Any] = {}
     for number, (path, leaf) in enumerate(zip(flat.paths, flat.leaves)):
         if not chosen[number]:
@@ -78,7 +86,7 @@ def to_state_dict(
     return out
 
 
-def _labelled(name: str, entry: _flatten.Entry) -> str:
+def _labelled(name: str, entry: _states.Entry) -> str:
     """The name of a leaf of a State, with the entry's label for its position."""
     _, dot, rest = _names.below(name, entry.state).partition(".")
     above = [entry.state] if entry.state else []
@@ -159,7 +167,7 @@ def from_state_dict(
         unexpected=unexpected,
         cast=cast,
     )
-    given = _options.check(given)
+    given = _load_options.check(given)
     matched = _match.match(saved, like, given, thing="state dict")
     out = []
     for _, record, target in matched.pairs:
@@ -178,7 +186,7 @@ def _leaves(
     templates: dict[Template, int] = {}
     numbers: list[int] = []
     rows = list(_walk(state_dict, ()))
-    entries = _flatten.state_entries(like, _flatten.flatten(like, is_leaf).paths, "")
+    entries = _states.state_entries(like, _flatten.flatten(like, is_leaf), "")
     states = {entry.state for entry in entries.values()}
     positions, markers = _positions([name for name, _ in rows], states)
     for name, (_, value) in zip(positions, rows):
@@ -242,6 +250,6 @@ def _as(value: Any, template: Template, target: Target) -> Any:
         same = same and (target.kind == "key" or value.dtype == target.dtype)
         if same and target.sharding in (None, value.sharding):
             return value
-    array = _host.to_host(value, template)
-    parts = [array[region] for region in _restore.regions(target) or [...]]
-    return _restore.from_host(parts, template, target, owned=False)
+    array = _host_copy.to_host(value, template)
+    parts = [array[region] for region in _from_host.regions(target) or [...]]
+    return _from_host.from_host(parts, template, target, owned=False)

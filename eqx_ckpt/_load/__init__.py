@@ -1,4 +1,4 @@
-"""From a path to a `Checkpoint` to arrays; other formats, in `formats/`, as well.
+"""From a path to a `Checkpoint` to arrays.
 
 It imports `_storage`, `_tree` and what is below them. Begin with `_open`, then
 `_match`, then `_read`: a load walks through them in this order.

@@ -6,17 +6,17 @@ from typing import Any, TYPE_CHECKING, Unpack
 
 from jaxtyping import PyTree
 
+from .. import _extensions
 from .._format import _names, _text
-from .._format._index import Saved
+from .._format._index import SaveFacts
 from .._runtime import _arguments
 from .._storage._archive import Readable
 from .._storage._backend import Backend
-from .._tree import _html, _leaf, _nearest, _show
+from .._tree import _leaf, _nearest
 from .._tree._filters import FilterSpec, IsLeaf
-from . import _lazy, _match, _nodes, _open, _options, _renamed, _shown, _source
-from ._functions import Functions
+from . import _lazy, _load_options, _match, _nodes, _open, _renamed, _source
 from ._lazy import LazyArray
-from ._options import LoadOptions, SpliceKeywords
+from ._load_options import LoadOptions, SpliceKeywords
 from ._renamed import Renamed
 from ._source import Source
 
@@ -54,12 +54,12 @@ class Checkpoint(_Base):
 
     __slots__ = ("_functions", "_source", "_tree")
 
-    _functions: Functions
+    _functions: Mapping[str, Any] | None
 
     def __init__(self, source: Source):
         object.__setattr__(self, "_source", source)
         object.__setattr__(self, "_tree", None)
-        object.__setattr__(self, "_functions", Functions(source))
+        object.__setattr__(self, "_functions", None)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError("a Checkpoint is immutable")
@@ -85,7 +85,7 @@ class Checkpoint(_Base):
         return dict(self._source.index.writer)
 
     @property
-    def saved(self) -> Saved | None:
+    def saved(self) -> SaveFacts | None:
         return self._source.index.saved
 
     @property
@@ -103,8 +103,12 @@ class Checkpoint(_Base):
         return self._tree
 
     @property
-    def functions(self) -> Functions:
+    def functions(self) -> Mapping[str, Any]:
         """The stored functions by name: a mapping to [`Function`][]s."""
+        if self._functions is None:
+            functions = _extensions.call("functions_of", self._source)
+            object.__setattr__(self, "_functions", functions)
+            return functions
         return self._functions
 
     def __getitem__(self, name: str) -> LazyArray:
@@ -130,7 +134,7 @@ class Checkpoint(_Base):
     def __hash__(self) -> int:
         return id(self)
 
-    @_arguments.checked(_options.DEFAULTS)
+    @_arguments.checked(_load_options.DEFAULTS)
     def splice(
         self,
         like: PyTree,
@@ -160,7 +164,7 @@ class Checkpoint(_Base):
 
             ```
         """
-        given = _options.check(LoadOptions(filter_spec, is_leaf, **options))
+        given = _load_options.check(LoadOptions(filter_spec, is_leaf, **options))
         matched = match(self, like, given)
         # `eqx.tree_at` does not find leaves by number: it makes one of every `()`.
         return matched.tree(
@@ -173,21 +177,13 @@ class Checkpoint(_Base):
 
     def describe(self, limit: int | None = None) -> str:
         """The checkpoint as a tree, in at most `limit` lines (None: all of them)."""
-        rows = (_nodes.line(r).row for r in self._source.index.leaves.records())
-        count = len(self)
-        head = (
-            f"Checkpoint({_text.escape(self.path)}: {count} "
-            f"{'leaf' if count == 1 else 'leaves'}, {_text.size(self.nbytes)})"
-        )
-        lines = _show.tree_lines(rows, limit)
-        return "\n".join([head, *("  " + line for line in lines)])
+        return _extensions.call("text", self, limit)
 
     def _repr_html_(self) -> str:
-        return _shown.checkpoint(self.path, self._source)
+        return _extensions.call("html", self)
 
     def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
-        items = {"path": self.path, "metadata": self.metadata, "tree": self.tree}
-        return _html.treescope_items(Checkpoint, items, path, subtree_renderer)
+        return _extensions.call("treescope", self, path, subtree_renderer)
 
     def __copy__(self) -> "Checkpoint":
         return self
@@ -271,7 +267,7 @@ def _unknown(name: Any, names: Sequence[str]) -> str:
     below = [n for n in names if isinstance(name, str) and _names.is_under(n, name)]
     if below:
         return f"{text} That is a node, with {_some(below)}: see `.tree`."
-    near = _nearest.Names(names).nearest(str(name), 3)
+    near = _nearest.NameIndex(names).nearest(str(name), 3)
     head = "The nearest names are" if near else "It has"
     return f"{text} {head} {_some(near or names)}."
 

@@ -1,4 +1,4 @@
-"""Lazy arrays that are computed from others when they are read: `ec.lazy`.
+"""Lazy arrays that are computed from others when they are read.
 
 An array that is computed by blocks has blocks that its shape and dtype fix. So what is
 read of it has the same bits, whichever part is asked for, and in how much memory.
@@ -8,53 +8,41 @@ import dataclasses
 import functools as ft
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import numpy as np
 
 from .._format import _grid, _template, _view
 from .._format._view import View
-from .._runtime import _arguments
 from .._storage import _arrays
-from .._tree import _host, _identity, _leaf, _restore, _show
+from .._tree import _from_host, _identity, _leaf
 from .._tree._target import Target
-from . import _lazy, _traced
+from . import _lazy
 from ._lazy import LazyArray
 from ._source import Source
-from ._traced import Traced
 
 
 # Blocks of the part with the widest elements have about so many bytes.
 _BLOCK = 4 * 2**20
+# Arrays whose parts have up to so many bytes are read together.
+_SMALL = 1 << 16
 # Bytes of blocks that are in memory together, unless the caller says so.
 _ROOM = 256 * 2**20
 
 Part = LazyArray | np.ndarray
 
 
-@runtime_checkable
-class Maker(Protocol):
-    """The function that an array is computed with."""
-
-    def __call__(
-        self, blocks: Sequence[np.ndarray], state: Any, start: tuple[int, ...]
-    ) -> np.ndarray:
-        """The block at `start` from the blocks of the parts there, which may be read
-        only; from whole parts if it is not computed by blocks."""
-        ...
-
-
-@runtime_checkable
-class Prepare(Protocol):
-    """A pass over all blocks before any is computed."""
-
-    def __call__(self, blocks: Iterator[Sequence[np.ndarray]]) -> Any: ...
+# Makes a block from those of the parts there, which may be read only, from what
+# `Prepare` has given, and from where it begins; of whole parts without blocks.
+Make = Callable[[Sequence[np.ndarray], Any, tuple[int, ...]], np.ndarray]
+# A pass over the blocks of all parts before any is made.
+Prepare = Callable[[Iterator[Sequence[np.ndarray]]], Any]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Formula:
-    """How an array is computed: all of it but which part of it a lazy array is.
+    """The computation of an array, of which a lazy array is all or a part.
 
     `parts` have its `shape`, or none, if it is computed by blocks (`blockwise`).
     `state` is what `prepare` has made of them, once it has.
@@ -62,7 +50,7 @@ class Formula:
 
     name: str
     parts: tuple[Part, ...]
-    make: Maker
+    make: Make
     shape: tuple[int, ...]
     dtype: np.dtype
     weak: bool = False
@@ -93,13 +81,24 @@ class Formula:
         lazies = [x for x in self.parts if isinstance(x, LazyArray)]
         return max((x._chunk_size for x in lazies), default=1)
 
+    @ft.cached_property
+    def is_at_once(self) -> bool:
+        """Whether all of it is computed at once, and not block by block."""
+        is_one_block = self.chunk == self.shape and 0 not in self.shape
+        return is_one_block or not self.blockwise
+
+    @property
+    def is_small(self) -> bool:
+        """Whether its parts are read together with those of others."""
+        nbytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in self.parts)
+        return nbytes <= _SMALL and self.is_at_once
+
     def compute(self, view: View, verify: bool, room: int) -> np.ndarray:
         """The array, or a view of it."""
+        if self.is_at_once:
+            (parts,) = _read_parts([self.parts], verify, room)
+            return self.compute_at_once(view, parts)
         state = self._state(room)
-        if not self.blockwise:
-            whole = self._read((), verify, room)
-            zeros = (0,) * len(self.shape)
-            return view.apply(self._checked(self.make(whole, state, zeros), self.shape))
         picks = [range(p, p + 1) if isinstance(p, int) else p for p in view.picks]
         out = _arrays.aligned(tuple(map(len, picks)), self.dtype)
         if out.size:
@@ -108,12 +107,17 @@ class Formula:
                 start = tuple(s.start for s in region)
                 shape = tuple(s.stop - s.start for s in region)
                 block = self._checked(self.make(blocks, state, start), shape)
-                overlaps = [
-                    _view.overlap(p, s.start, s.stop) for p, s in zip(picks, region)
-                ]
-                to, fro = zip(*overlaps) if overlaps else ((), ())  # pyright: ignore
+                overlap = _view.overlaps(picks, region)
+                assert overlap is not None
+                to, fro = overlap
                 out[(*to, ...)] = block[(*fro, ...)]
         return view.arrange(out.reshape(view.picked))
+
+    def compute_at_once(self, view: View, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """The array, or a view of it, of all of its parts."""
+        state = self.prepare(iter([parts])) if self.prepare else None
+        whole = self.make(parts, state, (0,) * len(self.shape))
+        return view.apply(self._checked(whole, self.shape))
 
     def _checked(self, block: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         if block.shape != shape or block.dtype != self.dtype:
@@ -146,24 +150,26 @@ class Formula:
         count = max(1, room // (2 * itemsize * block), -(-self.largest // block))
         regions = _grid.lay(self.shape, self.chunk, 1).regions
         for run in _grid.runs(numbers, self.shape, self.chunk, count):
-            first, last = regions[run[0]], regions[run[-1]]
-            box = tuple(slice(a.start, b.stop) for a, b in zip(first, last))
-            parts = self._read(box, verify, room)
-            for region in map(regions.__getitem__, run):
+            some = regions[run.start : run.stop]
+            box = _grid.box(some)
+            cut = [part[box] if part.shape else part for part in self.parts]
+            (parts,) = _read_parts([cut], verify, room)
+            for region in some:
                 own = _grid.within(region, box)
                 yield region, [x[own] if x.shape else x for x in parts]
 
-    def _read(
-        self, region: tuple[slice, ...], verify: bool, room: int
-    ) -> list[np.ndarray]:
-        """The parts in a region, those of one checkpoint read together."""
-        cut = [
-            part[region] if self.blockwise and part.shape else part
-            for part in self.parts
-        ]
-        lazies = [_lazy.on_host(x) for x in cut if isinstance(x, LazyArray)]
-        read = iter(_lazy.fetch(lazies, verify, room))
-        return [next(read) if isinstance(x, LazyArray) else x for x in cut]
+
+def _read_parts(
+    parts: Sequence[Sequence[Part]], verify: bool, room: int
+) -> list[list[np.ndarray]]:
+    """The parts of some arrays, those of one checkpoint read together."""
+    lazies = [
+        _lazy.on_host(x) for own in parts for x in own if isinstance(x, LazyArray)
+    ]
+    read = iter(_lazy.fetch(lazies, verify, room))
+    return [
+        [next(read) if isinstance(x, LazyArray) else x for x in own] for own in parts
+    ]
 
 
 class Computed(LazyArray):
@@ -230,19 +236,67 @@ class Computed(LazyArray):
     def _again(self, view: View | None, target: Target) -> "Computed":
         return Computed(self._formula, view, target)
 
-    def _fetched(self, verify: bool, max_bytes: int | None) -> Any:
-        target, formula = self._target, self._formula
-        view = self._view or _view.whole(formula.shape)
-        regions = _restore.regions(target)
-        views = [view] if regions is None else [view.take((*r, ...)) for r in regions]
+    def _views(self) -> list[View]:
+        """Views of its formula that are computed, each into memory of its own."""
+        view = self._view or _view.whole(self._formula.shape)
+        regions = _from_host.regions(self._target)
+        return [view] if regions is None else [view.take((*r, ...)) for r in regions]
+
+    @staticmethod
+    def _fetch_all(
+        wanted: Sequence["Computed"], verify: bool, max_bytes: int | None
+    ) -> list[Any]:
+        """Reads computed arrays, the parts of small ones together."""
         room = _ROOM if max_bytes is None else max_bytes
-        arrays = [formula.compute(view, verify, room) for view in views]
-        # What is computed has its own dtype, and no other one that it is stored as.
-        template = formula.template._replace(stored=formula.template.dtype)
-        return _restore.from_host(arrays, template, target, True)
+        out: list[Any] = []
+        for group in _groups(wanted, max(1, min(room // 4, _BLOCK) // _SMALL)):
+            formulas = [one._formula for one in group]
+            if formulas[0].is_small:
+                parts = _read_parts([x.parts for x in formulas], verify, room)
+                arrays = [
+                    [formula.compute_at_once(view, own) for view in one._views()]
+                    for one, formula, own in zip(group, formulas, parts)
+                ]
+            else:
+                views = group[0]._views()
+                arrays = [[formulas[0].compute(view, verify, room) for view in views]]
+            out += _leaves(group, arrays)
+        return out
 
     def __reduce__(self) -> Any:
         return Computed, (self._formula, self._view, self._target)
+
+
+def _groups(wanted: Sequence[Computed], most: int) -> Iterator[list[Computed]]:
+    """Small arrays, at most so many together, and others alone."""
+    group: list[Computed] = []
+    for one in wanted:
+        is_small = one._formula.is_small
+        if group and (len(group) == most or not is_small):
+            yield group
+            group = []
+        if is_small:
+            group.append(one)
+        else:
+            yield [one]
+    if group:
+        yield group
+
+
+def _leaves(group: Sequence[Computed], arrays: Sequence[list[np.ndarray]]) -> list[Any]:
+    """Leaves as the targets ask for them, plain jax arrays together."""
+    out: list[Any] = [None] * len(group)
+    plain: list[int] = []
+    for i, (one, own) in enumerate(zip(group, arrays)):
+        if own and _from_host.is_plain(one._target, own[0]):
+            plain.append(i)
+            continue
+        # What is computed has its own dtype, and no other one that it is stored as.
+        template = one._template._replace(stored=one._template.dtype)
+        out[i] = _from_host.from_host(own, template, one._target, True)
+    for i, leaf in zip(plain, jax.device_put([arrays[i][0] for i in plain])):
+        out[i] = leaf
+    return out
 
 
 def computed(formula: Formula) -> Computed:
@@ -251,173 +305,10 @@ def computed(formula: Formula) -> Computed:
     return Computed(formula, None, target)
 
 
-# ---- Functions of the user.
-
-
-@_arguments.checked()
-def lazy(
-    fn: Callable[..., Any], *, elementwise: bool = False
-) -> Callable[..., LazyArray]:
-    """A function of lazy arrays that gives a lazy array: `fn` of them, once it is read.
-
-    `fn` is traced by JAX, as in `jax.jit`, and nothing is read. What it gives can be
-    read, sliced, saved and put into a tree as any other [`LazyArray`][].
-
-    **Arguments:**
-
-    - `fn`: takes arrays, and returns one. It may be any callable, such as a Module.
-    - `elementwise`: whether each element of the result is made of those at the same
-        place. Then it is computed block by block, and a slice reads and computes the
-        blocks that it touches; its bits are those of the whole. This is checked, and
-        all arrays have the shape of the result, or none. Otherwise a slice computes the
-        whole.
-
-    **Returns:** a function of [`LazyArray`][]s, arrays and numbers. It pickles if `fn`
-    does. It is computed on a CPU, with the setting of x64 that it is called under.
-    Arrays in memory that it is given, or that `fn` uses, are copied as it is called:
-    changing them later changes nothing.
-
-    **Raises:** the function that is returned raises `TypeError` for leaves that are no
-    arrays, such as Python's numbers and PRNG keys, for dtypes of 64 bits that JAX would
-    narrow, and for an `fn` that cannot be traced; `ValueError` for one that is not
-    elementwise. Each names the leaf.
-
-    !!! example
-
-        ```python
-        >>> import equinox as eqx, eqx_ckpt as ec, jax.numpy as jnp
-        >>> ec.tree_serialise_leaves("memory://halves", {"w": jnp.arange(4.)})
-        >>> tree = ec.open("memory://halves").tree
-        >>> half = ec.lazy(lambda w: w / 2, elementwise=True)
-        >>> half(tree.w)[1:].read()
-        Array([0.5, 1. , 1.5], dtype=float32)
-
-        ```
-    """
-    return _Lazily(fn, elementwise)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Lazily:
-    fn: Callable[..., Any]
-    elementwise: bool
-
-    def __call__(self, *args: Any) -> LazyArray:
-        parts = tuple(_part(x) for x in args if not _is_number(x))
-        numbers = tuple(x if _is_number(x) else _HERE for x in args)
-        called = _Called(self.fn, numbers)
-        names = [x.name for x in parts if isinstance(x, LazyArray)]
-        structs = [_struct(x) for x in parts]
-        given = ", ".join(map(_shown, parts))
-        try:
-            traced = _traced.trace(called, structs, self.elementwise)
-        except ValueError as e:
-            raise ValueError(
-                f"The function given to `ec.lazy`, of {given}: {e}."
-            ) from e
-        except Exception as e:
-            why = str(e).strip().split("\n")[0]
-            raise TypeError(
-                f"The function given to `ec.lazy` cannot be traced for {given}: {why}"
-            ) from e
-        label = f"{getattr(self.fn, '__name__', 'fn')}({', '.join(names)})"
-        formula = Formula(
-            label,
-            parts,
-            _Make(traced),
-            traced.shape,
-            traced.dtype,
-            traced.weak,
-            self.elementwise,
-            key=_key(called, traced, parts),
-        )
-        return computed(formula)
-
-
-def _key(called: "_Called", traced: Traced, parts: Sequence[Part]) -> Any:
-    """Of what is computed: None if nothing is known to be the same."""
-    try:
-        return "lazy", _identity.key(called), traced.settings, *map(identity, parts)
-    except _identity.Unknown:
-        return None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Here:
-    """Stands for an array among the arguments of a function."""
-
-
-_HERE = _Here()
-
-
-# JAX keeps what it has traced of a callable by its equality.
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Called:
-    """A function of the arrays among its arguments: the others are known."""
-
-    fn: Callable[..., Any]
-    given: tuple[Any, ...]
-
-    def __call__(self, *arrays: Any) -> Any:
-        rest = iter(arrays)
-        return self.fn(*(next(rest) if isinstance(x, _Here) else x for x in self.given))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Make:
-    traced: Traced
-
-    def __call__(
-        self, blocks: Sequence[np.ndarray], state: Any, start: tuple[int, ...]
-    ) -> np.ndarray:
-        return self.traced(blocks)
-
-
-def _is_number(x: Any) -> bool:
-    return isinstance(x, (bool, int, float, complex)) and not isinstance(x, np.generic)
-
-
-def _part(x: Any) -> Part:
-    if isinstance(x, LazyArray):
-        what = f"The leaf `{x.name}`"
-        if x._target.kind not in _template.ARRAY_KINDS:
-            raise TypeError(
-                f"{what} is a {x._target.kind}, and `ec.lazy` takes arrays: read it, "
-                "or leave it out."
-            )
-        dtype = x.dtype
-    elif isinstance(x, (jax.Array, np.ndarray, np.generic)):
-        what, dtype = "An array", x.dtype
-        if _leaf.is_key(x):
-            raise TypeError("A PRNG key is no array that `ec.lazy` takes.")
-    else:
-        raise TypeError(
-            f"`ec.lazy` takes lazy arrays, arrays and numbers, not a "
-            f"`{type(x).__name__}`. For all leaves of a tree: `jax.tree.map`."
-        )
-    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
-        raise TypeError(
-            f"{what} is {np.dtype(dtype)}, which JAX would narrow to "
-            f"{jax.dtypes.canonicalize_dtype(dtype)}. Enable x64 (`jax_enable_x64`), "
-            "or cast it first (`.astype`)."
-        )
-    return x if isinstance(x, LazyArray) else _host.owned(x)
-
-
-def _shown(x: Part) -> str:
-    array = _show.short_array(x.dtype.name, x.shape)
-    return f"the leaf `{x.name}` ({array})" if isinstance(x, LazyArray) else array
-
-
-def _struct(x: Part) -> jax.ShapeDtypeStruct:
-    weak = x.weak_type if isinstance(x, LazyArray) else False
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=weak)
-
-
 def identity(x: Any) -> Any:
-    """What is equal for lazies, and only those, that are one array when they are read:
-    the same of one stored array, or of one computation; and for arrays of the same
-    bits that these are computed of."""
+    """A key that is equal for lazies that are one array when they are read, and for no
+    others: the same of one stored array, or of one computation; and for arrays of the
+    same bits that these are computed of."""
     if isinstance(x, Computed):
         key = x._formula.key
         own = ("formula", id(x._formula)) if key is None else key

@@ -8,13 +8,13 @@ import numpy as np
 
 from .._format import _template
 from .._storage import _arrays
-from .._tree import _restore, _show
+from .._tree import _folding, _from_host
 from ._lazy import LazyArray
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Later:
-    """What `make` gives for the arrays that `parts` are, of this shape and dtype."""
+class DeferredArray:
+    """An array that `make` gives for the arrays that `parts` are."""
 
     parts: tuple[LazyArray, ...]
     make: Callable[[list[np.ndarray]], np.ndarray]
@@ -22,7 +22,7 @@ class Later:
     dtype: np.dtype
 
 
-Lazy = LazyArray | Later
+Lazy = LazyArray | DeferredArray
 
 
 def later(
@@ -30,23 +30,25 @@ def later(
     make: Callable[[list[np.ndarray]], np.ndarray],
     shape: Sequence[int],
     dtype: Any,
-) -> Later:
+) -> DeferredArray:
     """`make` of the arrays that `items` will be."""
-    own = [x.parts if isinstance(x, Later) else (x,) for x in items]
+    own = [x.parts if isinstance(x, DeferredArray) else (x,) for x in items]
 
     def make_all(arrays: list[np.ndarray]) -> np.ndarray:
         rest = iter(arrays)
         given = []
         for item, parts in zip(items, own):
             mine = [next(rest) for _ in parts]
-            given.append(item.make(mine) if isinstance(item, Later) else mine[0])
+            given.append(
+                item.make(mine) if isinstance(item, DeferredArray) else mine[0]
+            )
         return make(given)
 
     parts = tuple(part for parts in own for part in parts)
-    return Later(parts, make_all, tuple(shape), np.dtype(dtype))
+    return DeferredArray(parts, make_all, tuple(shape), np.dtype(dtype))
 
 
-def _map(x: Later, fn: Callable[[np.ndarray], np.ndarray]) -> Later:
+def _map(x: DeferredArray, fn: Callable[[np.ndarray], np.ndarray]) -> DeferredArray:
     # What `fn` makes of an array without memory has the shape that it will have.
     out = fn(np.broadcast_to(np.zeros((), x.dtype), x.shape))
     return later([x], lambda arrays: fn(arrays[0]), out.shape, out.dtype)
@@ -70,7 +72,7 @@ def astype(x: Lazy, dtype: Any) -> Lazy:
         raise ValueError(
             f"{_kinds([x])} is not cast to {wanted}: floats become floats, ints ints"
         )
-    return _map(x, lambda a: _restore.cast(a, wanted))
+    return _map(x, lambda a: _from_host.cast(a, wanted))
 
 
 def axis_of(rank: int, axis: int) -> int:
@@ -81,11 +83,11 @@ def axis_of(rank: int, axis: int) -> int:
 
 
 def _kinds(items: Sequence[Lazy]) -> str:
-    kinds = [_show.short_array(np.dtype(x.dtype).name, x.shape) for x in items]
+    kinds = [_folding.short_array(np.dtype(x.dtype).name, x.shape) for x in items]
     return ", ".join(dict.fromkeys(kinds))
 
 
-def concatenate(items: Sequence[Lazy], axis: int) -> Later:
+def concatenate(items: Sequence[Lazy], axis: int) -> DeferredArray:
     """**Raises:** `ValueError` if dtypes, or shapes but for the axis, differ."""
     axis = axis_of(len(items[0].shape), axis)
     others = {(*x.shape[:axis], -1, *x.shape[axis + 1 :]) for x in items}
@@ -104,7 +106,7 @@ def concatenate(items: Sequence[Lazy], axis: int) -> Later:
     return later(items, make, shape, dtype)
 
 
-def stack(items: Sequence[Lazy], axis: int) -> Later:
+def stack(items: Sequence[Lazy], axis: int) -> DeferredArray:
     """**Raises:** `ValueError` if dtypes or shapes differ."""
     if len({tuple(x.shape) for x in items}) > 1:
         raise ValueError(f"{_kinds(items)} are not of one shape")

@@ -9,21 +9,20 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._format import _schema, _text
-from .._format._leaves import Record
 from .._runtime import _arguments, _gc, _log, _processes
-from .._runtime._processes import Call, Processes
+from .._runtime._processes import Processes
 from .._storage import _root
 from .._storage._archive import Readable
-from .._tree import _flatten, _leaf, _node, _target
+from .._tree import _leaf, _node, _seen, _target
 from .._tree._filters import FilterSpec, IsLeaf
 from .._tree._node import Node
-from . import _checkpoint, _fetch, _lazy, _open, _options, _reshard
+from . import _checkpoint, _fetch, _lazy, _load_options, _open
 from ._checkpoint import Checkpoint
 from ._lazy import LazyArray
-from ._options import LoadKeywords, LoadOptions, TogetherKeywords
+from ._load_options import LoadKeywords, LoadOptions, TogetherKeywords
 
 
-@_arguments.checked(_options.DEFAULTS)
+@_arguments.checked(_load_options.DEFAULTS)
 @_open.again(0, "path")
 @_gc.paused()
 def tree_deserialise_leaves(
@@ -115,7 +114,7 @@ def tree_deserialise_leaves(
         ```
     """
     given = LoadOptions(filter_spec, is_leaf, **options)
-    return load(path, like, _options.check(given))
+    return load(path, like, _load_options.check(given))
 
 
 def load(
@@ -130,32 +129,24 @@ def load(
         ckpt = _checkpoint.open(path, like=like if options.source is None else None)
         pinned = ckpt._source
         matched = _checkpoint.match(ckpt, like, options)
-        wants = [_fetch.Want(pair.record, None, pair.target) for pair in matched.pairs]
-        plan = _reshard.plan(pinned, wants, options)
+        pairs = matched.pairs
+        wanted = [_fetch.LeafRead(x.record, None, x.target) for x in pairs]
+        plan = _fetch.plan(pinned, wanted, options)
     with _log.timed("load") as timer:
-        values = in_step(
-            run,
-            [pinned.index.save],
-            lambda: _reshard.load(pinned, plan, options, run),
-            plan.digest,
-        )
-    _said(ckpt, [pair.record for pair in matched.pairs], timer.seconds)
-    _reshard.say(ckpt.path, plan, options)
-    return matched.tree(values)
-
-
-def _said(ckpt: Checkpoint, records: list[Record], seconds: float) -> None:
-    """Says what was loaded."""
+        read = lambda: plan.load(run)
+        values = in_step(run, [pinned.index.save], read, plan.digest)
     if _log.is_on(_log.DEBUG):
-        nbytes = sum(record.template.nbytes for record in records)
+        nbytes = sum(pair.record.template.nbytes for pair in pairs)
         _log.say(
             _log.DEBUG,
-            f"Loaded from `{_text.escape(ckpt.path)}`, {len(records)} of its leaves: "
-            f"{_text.rate(nbytes, seconds)}",
+            f"Loaded from `{_text.escape(ckpt.path)}`, {len(pairs)} of its leaves: "
+            f"{_text.rate(nbytes, timer.seconds)}",
             path=ckpt.path,
             nbytes=nbytes,
-            seconds=seconds,
+            seconds=timer.seconds,
         )
+    plan.say(ckpt.path)
+    return matched.tree(values)
 
 
 _doing = {"load": "Loading", "read": "Reading lazy leaves of", "graft": "Grafting"}
@@ -172,7 +163,7 @@ def processes_of(
     together = _processes.together(options.processes)
     tagged = _processes.tagged(together.tag)
     what = f"{_doing[kind]} `{'`, `'.join(places[:3])}`{tagged}"
-    return _processes.of_run(Call(kind, places, together, what))
+    return _processes.of_run(kind, places, together, what)
 
 
 _SAID = [str], str
@@ -186,7 +177,8 @@ def in_step(
 ) -> list[Any]:
     """The result of `read`, once all processes have read the same saves, and made the
     same `moves`."""
-
+    if processes.channel is None:
+        return read()
     with processes.heard():
         words = processes.gather(json.dumps([saves, moves]).encode())
         said = [_schema.read(word, "what a load says", _SAID) for word in words]
@@ -209,7 +201,7 @@ def in_step(
     return values
 
 
-@_arguments.checked(_options.DEFAULTS)
+@_arguments.checked(_load_options.DEFAULTS)
 @_gc.paused()
 def materialise(tree: PyTree, **options: Unpack[TogetherKeywords]) -> PyTree:
     """Reads every lazy leaf of a tree, in one planned read; the rest stays as it is.
@@ -252,7 +244,7 @@ def materialise(tree: PyTree, **options: Unpack[TogetherKeywords]) -> PyTree:
         raise TypeError(
             "Pass the tree of the checkpoint, `ckpt.tree`, or a part of it."
         )
-    given = _options.check(LoadOptions(**options))
+    given = _load_options.check(LoadOptions(**options))
     leaves, structure = jtu.tree_flatten(tree)
     lazies = {id(x): x for x in leaves if isinstance(x, LazyArray)}
     todo = list(lazies.values())
@@ -260,8 +252,8 @@ def materialise(tree: PyTree, **options: Unpack[TogetherKeywords]) -> PyTree:
     paths = [source.root.url for source in sources]
     run = processes_of("read", paths, todo, given)
     with run.heard():
-        stored = _lazy.stored(todo)
-        plans = [_reshard.plan(x.source, x.wants, given) for x in stored]
+        stored = _lazy.by_source(todo)
+        plans = [_fetch.plan(x, wanted, given) for x, _, wanted in stored]
 
     def read() -> list[Any]:
         rest = [i for i, lazy in enumerate(todo) if type(lazy) is not LazyArray]
@@ -269,7 +261,7 @@ def materialise(tree: PyTree, **options: Unpack[TogetherKeywords]) -> PyTree:
         out = dict(zip(rest, computed))
         for (source, numbers, _), plan in zip(stored, plans):
             source.check_current()
-            out.update(zip(numbers, _reshard.load(source, plan, given, run)))
+            out.update(zip(numbers, plan.load(run)))
         return [out[i] for i in range(len(todo))]
 
     fetched = in_step(
@@ -278,11 +270,11 @@ def materialise(tree: PyTree, **options: Unpack[TogetherKeywords]) -> PyTree:
         read,
         " ".join(plan.digest for plan in plans),
     )
-    for x, plan in zip(stored, plans):
-        _reshard.say(str(x.source.root), plan, given)
+    for (source, _, _), plan in zip(stored, plans):
+        plan.say(str(source.root))
     values = dict(zip(lazies, fetched))
     out = jtu.tree_unflatten(
         structure,
         [values[id(x)] if isinstance(x, LazyArray) else x for x in leaves],
     )
-    return _node.plain(out) if Node in _flatten.node_types(structure).all else out
+    return _node.plain(out) if Node in _seen.node_types(structure) else out

@@ -2,44 +2,67 @@
 
 import collections
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from .. import _extensions
 from .._format import _view
 from .._format._leaves import Record
 from .._format._view import View
-from .._runtime import _progress
+from .._runtime import _processes, _progress
+from .._runtime._processes import Processes
 from .._runtime._progress import Advance
-from .._tree import _moves, _restore
-from .._tree._moves import Move
+from .._tree import _from_host
 from .._tree._target import Target
 from . import _partial, _read
-from ._requests import Fetched, Request
+from ._load_options import LoadOptions
+from ._reader import ReadResult, StoredRead
 from ._source import Source
 
 
-class Want(NamedTuple):
-    """One leaf to read: what a load and `materialise` have in common. With a `move`, it
-    is read as the bits that are moved."""
+class LeafRead(NamedTuple):
+    """One leaf to read. With a `move`, it is read in the `regions()` of that, as the
+    bits that `begin(parts)` makes of them."""
 
     record: Record
     view: View | None
     target: Target
-    move: Move | None = None
+    move: Any = None
 
 
-# Smaller arrays are soon on their devices.
-_LARGE = 1 << 16
+class ReadPlan(NamedTuple):
+    """A planned read of leaves: `load` does it, with the processes that take part, and
+    `say` logs what was odd for the path of their checkpoint. `digest` is the same in
+    all processes that plan the same moves."""
+
+    load: Callable[[Processes], list[Any]]
+    digest: str = ""
+    say: Callable[[str], None] = lambda path: None
+
+
+def plan(source: Source, wanted: Sequence[LeafRead], options: LoadOptions) -> ReadPlan:
+    """The plan for some leaves of a checkpoint. Each process reads what it needs,
+    unless `reshard` says otherwise."""
+    # One process alone reads nothing twice.
+    how = options.how
+    if how == "read" or (how == "auto" and _processes.count() == 1):
+        keywords = options.verify, options.max_bytes, options.progress
+        return ReadPlan(lambda processes: load(source, wanted, *keywords))
+    return _extensions.call("reshard", source, wanted, options)
+
+
 # So many leaves of one shape and dtype are worth a compiled function.
 _MANY = 1024
+# Leaves are made into jax arrays together: so many, or of so many bytes.
+_COUNT, _BYTES = 128, 16 * 2**20
 
 
 def load(
     source: Source,
-    wants: Sequence[Want],
+    wanted: Sequence[LeafRead],
     verify: bool,
     max_bytes: int | None = None,
     progress: bool = False,
@@ -48,180 +71,175 @@ def load(
 
     **Raises:** `RuntimeError` as `_read.read`, and for values that a conversion loses.
     """
-    with bar(source, wants, progress) as advance:
-        return load_some(source, wants, verify, max_bytes, advance)
-
-
-@contextlib.contextmanager
-def bar(
-    source: Source, wants: Sequence[Want], progress: bool
-) -> Iterator[Advance | None]:
-    """The progress bar of a load, if it is to be shown."""
-    requests = _requests(source, wants) if progress else []
-    nbytes = sum(request.nbytes for request in requests)
-    with _progress.bar("load", nbytes, len(requests), progress) as advance:
-        yield advance if progress else None
+    if not progress:
+        return load_some(source, wanted, verify, max_bytes, None)
+    with bar(source, wanted, progress) as advance:
+        return load_some(source, wanted, verify, max_bytes, advance)
 
 
 def load_some(
     source: Source,
-    wants: Sequence[Want],
+    wanted: Sequence[LeafRead],
     verify: bool,
     max_bytes: int | None,
     advance: Advance | None,
 ) -> list[Any]:
     """As `load`, of a part of what a bar counts."""
-    made = _Made(wants)
-    sending = _Sending(_read.BUDGET if max_bytes is None else max_bytes)
-    requests = _requests(source, wants)
-    results = _read.read(source, requests, verify, max_bytes)
+    leaves = _LeafBuilder(wanted, _read.BUDGET if max_bytes is None else max_bytes)
+    results = _read.read(source, _stored_reads(source, wanted), verify, max_bytes)
     with contextlib.closing(results):
-        for request, arrays in results:
-            made.add(request, arrays)
-            del arrays  # They are not to live until the next ones have arrived.
-            sending.add(made, request)
+        for one, result in results:
+            leaves.add(one, result)
+            del result  # It is not to live until the next ones have arrived.
             if advance is not None:
-                advance(request.nbytes, 1)
-    out = made.finish()
-    if made.lost:
-        lines = [f"  {name}: {why}" for name, why in made.lost.items()]
+                advance(one.nbytes, 1)
+    leaves.flush()
+    if leaves.lost:
+        lines = [f"  {name}: {why}" for name, why in leaves.lost.items()]
         raise RuntimeError(
             f"Values of the checkpoint at `{source.root}` do not survive the "
             "conversion that is asked for; nothing was loaded:\n" + "\n".join(lines)
         )
-    return out
+    return leaves.out
 
 
-def _requests(source: Source, wants: Sequence[Want]) -> list[Request]:
-    """The requests of a load: each stored array is read once."""
+@contextlib.contextmanager
+def bar(
+    source: Source, wanted: Sequence[LeafRead], progress: bool
+) -> Iterator[Advance | None]:
+    """The progress bar of a load, if it is to be shown."""
+    if not progress:
+        yield None
+        return
+    reads = _stored_reads(source, wanted)
+    nbytes = sum(one.nbytes for one in reads)
+    with _progress.bar("load", nbytes, len(reads), True) as advance:
+        yield advance
+
+
+def _stored_reads(source: Source, wanted: Sequence[LeafRead]) -> list[StoredRead]:
+    """The reads of a load: each stored array is read once."""
     aliases = source.index.leaves.aliases
-    if not aliases and len({want.record.place for want in wants}) == len(wants):
-        return _alone(wants)
-    requests: dict[Any, Request] = {}
-    members: dict[Any, list[int]] = {}
-    for i, want in enumerate(wants):
-        request = _request(want, [])
-        dtype = request.conversion and request.conversion.dtype
-        place = want.record.place
-        key = (aliases.get(place, place), request.views, dtype)
-        members.setdefault(key, []).append(i)
-        requests.setdefault(key, request._replace(wants=members[key]))
-    return list(requests.values())
-
-
-def _alone(wants: Sequence[Want]) -> list[Request]:
-    """The requests of leaves of which each has a stored array of its own."""
     # Most leaves are wanted as another one like them, and are asked for as that.
-    known: dict[tuple[int, int], Request] = {}
+    alike: dict[tuple[int, int], StoredRead] = {}
+    shared: dict[Any, list[int]] = {}
     out = []
-    for i, want in enumerate(wants):
-        record, view, target, move = want
-        key = id(record.template), id(target)
+    for i, leaf in enumerate(wanted):
+        record, view, target, move = leaf
+        one = None
         is_plain = view is None and move is None and record.part is None
-        alike = known.get(key) if is_plain else None
-        if alike is not None:
-            out.append(Request(record, alike.views, alike.conversion, [i]))
-            continue
-        request = _request(want, [i])
         if is_plain:
-            known[key] = request
-        out.append(request)
+            one = alike.get((id(record.template), id(target)))
+        if one is None:
+            one = _stored_read(leaf)
+            if is_plain:
+                alike[id(record.template), id(target)] = one
+        _, views, conversion, _ = one
+        place = aliases.get(record.place, record.place)
+        dtype = None if conversion is None else conversion.dtype
+        leaves = shared.setdefault((place, views, dtype), [])
+        if not leaves:
+            out.append(StoredRead(record, views, conversion, leaves))
+        leaves.append(i)
     return out
 
 
-def _request(want: Want, wants: list[int]) -> Request:
-    record, view, target, move = want
+def _stored_read(leaf: LeafRead) -> StoredRead:
+    record, view, target, move = leaf
     views = None if view is None else (view,)
-    regions = _restore.regions(target)
+    regions = _from_host.regions(target)
     if move is not None:
-        regions = _moves.regions(move)
+        regions = move.regions()
     elif record.part is not None:
         regions = _partial.stored_regions(record, view, regions)
     if regions is not None:
         whole = view or _view.whole(record.template.shape)
         views = tuple(whole.take((*region, ...)) for region in regions)
-    return Request(record, views, _restore.conversion(record.template, target), wants)
+    return StoredRead(record, views, _from_host.conversion(record.template, target))
 
 
-class _Sending:
-    """Leaves on their way to devices: what they are made of stays in host memory until
-    they are there. So no more than `budget` bytes are under way."""
+class _LeafBuilder:
+    """The leaves, made as their arrays arrive: plain ones together.
 
-    def __init__(self, budget: int):
-        self._budget = budget
-        self._leaves: collections.deque[tuple[int, list[Any]]] = collections.deque()
+    What they are made of stays in host memory until they are on their devices, so no
+    more than `budget` bytes are under way.
+    """
+
+    def __init__(self, wanted: Sequence[LeafRead], budget: int):
+        self.out: list[Any] = [None] * len(wanted)
+        self.lost: dict[str, str] = {}
+        self._wanted, self._budget = wanted, budget
+        self._plain: list[tuple[int, np.ndarray]] = []
+        self._size = 0
+        # Of small leaves that are many of one kind, by their target.
+        self._alike: dict[int, list[tuple[int, np.ndarray]]] = {}
+        if len(wanted) >= _MANY:
+            counts = collections.Counter([id(leaf.target) for leaf in wanted])
+            self._alike = {x: [] for x, count in counts.items() if count >= _MANY}
+        self._sending: collections.deque[tuple[int, list[Any]]] = collections.deque()
+        self._sent = 0
+
+    def add(self, one: StoredRead, result: ReadResult) -> None:
+        arrays, owned, lost = result
+        converted = one.conversion is not None
+        for i in one.leaves:
+            record, _, target, move = self._wanted[i]
+            if lost:
+                self.lost[record.name] = lost
+                continue
+            is_here = len(arrays) > 0  # A process may have no part of a leaf.
+            if move is None and is_here and _from_host.is_plain(target, arrays[0]):
+                self._add_plain(i, arrays[0], owned)
+            else:
+                arguments = arrays, record.template, target, owned, converted
+                try:
+                    if move is None:
+                        self.out[i] = _from_host.from_host(*arguments)
+                    else:
+                        parts = _from_host.host_parts(*arguments)
+                        self.out[i] = move.begin(parts)
+                except (ValueError, TypeError) as e:
+                    self.lost[record.name] = str(e)
+                self._send(one.nbytes, [self.out[i]])
+            owned = False  # Other leaves that share the bytes get copies.
+
+    def _add_plain(self, i: int, array: np.ndarray, owned: bool) -> None:
+        small = array.nbytes < _from_host.SMALL_BYTES
+        alike = self._alike.get(id(self._wanted[i].target)) if small else None
+        if alike is not None:
+            alike.append((i, array))
+            if len(alike) == _from_host.BATCH:
+                numbers, arrays = zip(*alike)
+                for number, leaf in zip(numbers, _from_host.batch_to_jax(*arrays)):
+                    self.out[number] = leaf
+                alike.clear()
+            return
+        self._plain.append((i, array if owned else array.copy()))
+        self._size += array.nbytes
+        if len(self._plain) >= _COUNT or self._size >= min(_BYTES, self._budget // 4):
+            self._flush_plain()
+
+    def _flush_plain(self) -> None:
+        leaves = jax.device_put([array for _, array in self._plain])
+        for (number, _), leaf in zip(self._plain, leaves):
+            self.out[number] = leaf
+        self._plain.clear()
+        self._send(self._size, leaves)
         self._size = 0
 
-    def add(self, made: "_Made", request: Request) -> None:
-        nbytes = request.nbytes
-        if nbytes < _LARGE:
+    def _send(self, nbytes: int, leaves: list[Any]) -> None:
+        # Small ones are soon on their devices.
+        if nbytes < _from_host.SMALL_BYTES:
             return
-        self._leaves.append((nbytes, made.of(request)))
-        self._size += nbytes
-        while self._size > self._budget:
-            size, leaves = self._leaves.popleft()
+        self._sending.append((nbytes, leaves))
+        self._sent += nbytes
+        while self._sent > self._budget:
+            size, leaves = self._sending.popleft()
             jax.block_until_ready(leaves)
-            self._size -= size
+            self._sent -= size
 
-
-class _Made:
-    """The leaves, made as their arrays arrive. Small ones of which there are many alike
-    are made into jax arrays together."""
-
-    def __init__(self, wants: Sequence[Want]):
-        self.lost: dict[str, str] = {}
-        self._wants = wants
-        self._out: list[Any] = [None] * len(wants)
-        counts = collections.Counter(want.target for want in wants)
-        self._waiting: dict[Target, list[tuple[int, np.ndarray]]] = {
-            target: [] for target, count in counts.items() if count >= _MANY
-        }
-
-    def add(self, request: Request, arrays: Fetched) -> None:
-        owned = arrays.owned
-        for i in request.wants:
-            name = self._wants[i].record.name
-            if arrays.lost:
-                self.lost[name] = arrays.lost
-            elif arrays.converted or not self._wait(i, arrays.arrays):
-                try:
-                    self._out[i] = self._leaf(i, arrays, owned)
-                except (ValueError, TypeError) as e:
-                    self.lost[name] = str(e)
-                owned = False  # Other leaves that share the bytes get copies.
-
-    def of(self, request: Request) -> list[Any]:
-        """The leaves that were made of a request."""
-        return [self._out[i] for i in request.wants]
-
-    def _leaf(self, i: int, arrays: Fetched, owned: bool) -> Any:
-        record, _, target, move = self._wants[i]
-        arguments = arrays.arrays, record.template, target, owned, arrays.converted
-        if move is None:
-            return _restore.from_host(*arguments)
-        parts = _restore.host_parts(*arguments)
-        return _moves.begin(move, parts)
-
-    def _wait(self, i: int, arrays: Sequence[np.ndarray]) -> bool:
-        """Whether a leaf is one of many, and is made of one array with those."""
-        target = self._wants[i].target
-        waiting = self._waiting.get(target)
-        if waiting is None or target.sharding is not None:
-            return False
-        (array,) = arrays
-        if not _restore.is_plain_small(target, array):
-            return False
-        waiting.append((i, array))
-        if len(waiting) == _restore.BATCH:
-            numbers, arrays = zip(*waiting)
-            for number, made in zip(numbers, _restore.batch_to_jax(*arrays)):
-                self._out[number] = made
-            waiting.clear()
-        return True
-
-    def finish(self) -> list[Any]:
-        for target, waiting in self._waiting.items():
-            for i, array in waiting:
-                template = self._wants[i].record.template
-                self._out[i] = _restore.from_host([array], template, target, False)
-        return self._out
+    def flush(self) -> None:
+        for alike in self._alike.values():
+            self._plain += [(i, array.copy()) for i, array in alike]
+        if self._plain:
+            self._flush_plain()

@@ -13,13 +13,13 @@ from jaxtyping import PyTree
 from .._format import _names
 from .._runtime import _arguments
 from .._tree import _flatten, _skeleton
-from . import _deserialise, _open, _options
+from . import _deserialise, _load_options, _open
 from ._checkpoint import Checkpoint
 from ._lazy import LazyArray
-from ._options import FilteredKeywords, LoadOptions
+from ._load_options import FilteredKeywords, LoadOptions
 
 
-@_arguments.checked(_options.DEFAULTS, init_fn=_arguments.FUNCTION)
+@_arguments.checked(_load_options.DEFAULTS, init_fn=_arguments.FUNCTION)
 @_open.again(1, "path")
 def load_or_init(
     init_fn: Callable[..., PyTree],
@@ -66,7 +66,7 @@ def load_or_init(
 
         ```
     """
-    given = _options.check(LoadOptions(**options), "init")
+    given = _load_options.check(LoadOptions(**options), "init")
     if not isinstance(args, (tuple, list)) or not isinstance(kwargs, Mapping | None):
         raise TypeError(
             "`args` must be a tuple, and `kwargs` a dict, of the arguments of "

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 
+from .. import _extensions
 from .._format import _template, _view
 from .._format._leaves import Record, Unreadable
 from .._format._template import Template
@@ -14,11 +15,11 @@ from .._format._view import View
 from .._runtime import _arguments
 from .._storage import _arrays, _context
 from .._storage._backend import Backend
-from .._tree import _html, _leaf, _target
-from .._tree._show import TreeLine
+from .._tree import _leaf, _sharding, _target
+from .._tree._folding import TreeLine
 from .._tree._target import Target
 from . import _fetch, _open, _partial, _source
-from ._fetch import Want
+from ._fetch import LeafRead
 from ._source import Source
 
 
@@ -213,7 +214,7 @@ class LazyArray(jax.ShapeDtypeStruct):
 
     @property
     def _chunk_size(self) -> int:
-        """How many elements are read together, whichever of them are wanted."""
+        """The number of elements that are read together, whichever are wanted."""
         if self._source.is_run(self._record):
             return 1
         return math.prod(self._template.chunk)
@@ -223,9 +224,12 @@ class LazyArray(jax.ShapeDtypeStruct):
         """The checkpoints that it is read from."""
         return (self._source,)
 
-    def _fetched(self, verify: bool, max_bytes: int | None) -> Any:
-        """The leaf, read by itself."""
-        return fetch([self], verify, max_bytes)[0]
+    @staticmethod
+    def _fetch_all(
+        wanted: Sequence[Any], verify: bool, max_bytes: int | None
+    ) -> list[Any]:
+        """Reads leaves that are not simply stored, if this is such a kind."""
+        raise NotImplementedError
 
     # Two leaves of one shape must never pass for one: `filter_jit` would compile the
     # weights of the first into a call with the second.
@@ -260,8 +264,34 @@ class LazyArray(jax.ShapeDtypeStruct):
     def _line(self, name: str) -> TreeLine:
         return _line(self, name)
 
+    def plot(self, ax: Any = None) -> Any:
+        """Reads the leaf and draws it with matplotlib (`eqx_ckpt[plot]`).
+
+        One axis is a line, two are a picture, and all else is a histogram. A leaf of
+        over 64 MiB is drawn as a histogram of a sample.
+
+        **Arguments:**
+
+        - `ax`: the axes to draw into; those that are current by default.
+
+        **Returns:** the axes.
+
+        **Raises:** `ValueError` or `TypeError` if it has no numbers; and as `read`.
+
+        !!! example
+
+            ```python
+            >>> import eqx_ckpt as ec, jax.numpy as jnp
+            >>> ec.tree_serialise_leaves("memory://plot", {"w": jnp.ones((3, 4))})
+            >>> ec.open("memory://plot")["w"].plot().get_title()
+            'w'
+
+            ```
+        """
+        return _extensions.call("plot", self, ax)
+
     def _repr_html_(self) -> str:
-        return _html.array(self, _line(self, self.name), self._sources)
+        return _extensions.call("html", self)
 
     def __repr__(self) -> str:
         return f"LazyArray({self.name}: {self._shown()})"
@@ -287,11 +317,11 @@ class LazyArray(jax.ShapeDtypeStruct):
 
 
 def _line(lazy: LazyArray, name: str) -> TreeLine:
-    """What is shown of a leaf that a node has under a name."""
+    """The line of a leaf that a node has under a name."""
     target, nbytes = lazy._target, lazy._template.nbytes
     if target.kind in _template.ARRAY_KINDS:
         nbytes = math.prod(lazy.shape) * lazy.dtype.itemsize
-    text = lazy._shown() + _html.sharding(lazy)
+    text = lazy._shown() + _sharding.spec_text(lazy)
     return TreeLine(name, text, nbytes)
 
 
@@ -329,32 +359,30 @@ def fetch(
     """Reads lazy leaves of any checkpoints: one planned read of each checkpoint."""
     _context.check_fork()
     out: list[Any] = [None] * len(lazies)
-    for i, lazy in enumerate(lazies):
-        if type(lazy) is not LazyArray:
-            out[i] = lazy._fetched(verify, max_bytes)
-    for source, numbers, wants in stored(lazies):
+    computed = [i for i, lazy in enumerate(lazies) if type(lazy) is not LazyArray]
+    if computed:
+        wanted = [lazies[i] for i in computed]
+        values = wanted[0]._fetch_all(wanted, verify, max_bytes)
+        for i, value in zip(computed, values):
+            out[i] = value
+    for source, numbers, wanted in by_source(lazies):
         source.check_current()
-        values = _fetch.load(source, wants, verify, max_bytes, progress)
+        values = _fetch.load(source, wanted, verify, max_bytes, progress)
         for i, value in zip(numbers, values):
             out[i] = value
     return out
 
 
-class Stored(NamedTuple):
-    """Lazy leaves that one checkpoint has: their numbers, and how they are read."""
-
-    source: Source
-    numbers: list[int]
-    wants: list[Want]
-
-
-def stored(lazies: Sequence[LazyArray]) -> list[Stored]:
-    """The lazy leaves that are not computed, by their checkpoints."""
-    out: dict[int, Stored] = {}
+def by_source(
+    lazies: Sequence[LazyArray],
+) -> list[tuple[Source, list[int], list[LeafRead]]]:
+    """The lazy leaves that are not computed, by their checkpoints: their numbers, and
+    how they are read."""
+    out: dict[int, tuple[Source, list[int], list[LeafRead]]] = {}
     for i, lazy in enumerate(lazies):
         if type(lazy) is LazyArray:
             source = lazy._source
-            _, numbers, wants = out.setdefault(id(source), Stored(source, [], []))
+            _, numbers, wanted = out.setdefault(id(source), (source, [], []))
             numbers.append(i)
-            wants.append(Want(lazy._record, lazy._view, lazy._target))
+            wanted.append(LeafRead(lazy._record, lazy._view, lazy._target))
     return list(out.values())

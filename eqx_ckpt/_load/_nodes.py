@@ -10,8 +10,8 @@ from .._format import _names
 from .._format._leaves import Record
 from .._storage._backend import Backend
 from .._tree import _node
+from .._tree._folding import TreeLine
 from .._tree._node import Node, Spec
-from .._tree._show import TreeLine
 from . import _lazy, _open, _partial
 from ._lazy import LazyArray
 from ._source import Source
@@ -98,7 +98,7 @@ class _Stored:
         return _lazy.lazy_of(self.source, index.leaves.record(leaves[0]))
 
     def _kinds(self, members: list[int | str]) -> set[str]:
-        """Of the keys at which these lie below the node."""
+        """The kinds of keys at which these lie below the node."""
         index = self.source.index
         number = index.leaves.template
         out: set[str] = set()
@@ -123,8 +123,8 @@ class _Stored:
             raise DamagedError(f"The index has a name that is never saved: {e}.") from e
 
     def _likely_key(self, component: str) -> tuple[str, str | int]:
-        """Of a Module without leaves, whose keys the index does not have: a key as
-        those beside it, if it can be one."""
+        """The key of a Module without leaves, which the index does not have: as those
+        beside it, if it can be one."""
         for kind in [*(kind for kind in "sfiak" if kind in self._all_kinds), *"sioa"]:
             with contextlib.suppress(ValueError):
                 return kind, _names.key_of(kind, component, self._depth == 0)
@@ -153,7 +153,7 @@ class _Stored:
 
     @property
     def _labels(self) -> tuple[str | None, ...]:
-        """Those of the entries, if the node is an eqx.nn.State: all differ then."""
+        """The labels of the entries of an eqx.nn.State, which all differ; else none."""
         markers = self.source.index.leaves.markers
         if not markers or any(kind != "f" for (kind, _), _ in self._rows):
             return ()

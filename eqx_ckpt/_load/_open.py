@@ -13,10 +13,10 @@ from jaxtyping import PyTree
 from .._errors import ReplacedError
 from .._format import _files, _text
 from .._runtime import _log, _processes
-from .._storage import _archive, _context, _root
+from .._storage import _archive, _context, _remote, _root, _store
 from .._storage._archive import Readable
 from .._storage._backend import Backend, Renames
-from . import _published, formats
+from . import _probe, _published
 from ._source import Source
 
 
@@ -52,7 +52,7 @@ def opened(
 def open_source(root: Backend, like: PyTree = None) -> Source:
     at = root.entry()
     if at not in (None, "directory"):
-        source = formats.find(root, like)
+        source = _probe.find(root, like)
         if source is None and at != "nothing":
             raise FileNotFoundError(
                 f"`{root}` is a file, and not a checkpoint of a format that is read."
@@ -83,7 +83,7 @@ def _other_at(root: Backend, like: PyTree) -> Source | None:
     readers."""
     source, wrong = None, None
     try:
-        source = formats.find(root, like)
+        source = _probe.find(root, like)
     except (FileNotFoundError, ValueError) as e:
         wrong = e
     # What is not there any more was deleted as it was looked at.
@@ -96,8 +96,8 @@ def _other_at(root: Backend, like: PyTree) -> Source | None:
 def _nothing(root: Backend) -> str:
     """**Raises:** `OSError` for a store that has no such bucket, or is elsewhere."""
     text = f"There is no checkpoint at `{root}`"
-    root.check_bucket()
-    if not root.may_hold("d"):
+    _remote.check_bucket(root.url)
+    if not _store.may_hold(root, "d"):
         return f"{text}."
     return (
         f"{text}: it has no `{_files.INDEX}`, which is written last. A save may have "
@@ -113,8 +113,8 @@ _SECONDS = 30
 
 
 def again(place: int, name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Of a call that is given a path, as argument number `place` or as `name`: it is
-    made again if that is replaced while it is read. An open checkpoint stays as it is.
+    """Makes a call again if the path that it is given, as argument number `place` or as
+    `name`, is replaced while it is read. An open checkpoint stays as it is.
 
     The call raises `ReplacedError` if that happens each time.
     """

@@ -6,12 +6,12 @@ from typing import Any
 
 from .._format._leaves import Part, Record, Region, Unreadable
 from .._format._view import View
-from .._tree import _leaf, _restore
+from .._tree import _from_host, _leaf
 from .._tree._target import Target
 
 
 class Apart(RuntimeError):
-    """What is wanted is another part than what is stored, and nothing else is wrong."""
+    """Another part is wanted than what is stored, and nothing else is wrong."""
 
 
 def show(record: Record) -> str:
@@ -53,7 +53,9 @@ def check_whole(lazy: Any) -> None:
 
 def lacks(record: Record, target: Target) -> bool:
     """Whether the devices of this process need more of a leaf than is stored."""
-    return record.part is not None and _found(record, _restore.regions(target)) is None
+    return (
+        record.part is not None and _found(record, _from_host.regions(target)) is None
+    )
 
 
 def stored_regions(

@@ -4,8 +4,6 @@ import collections
 import concurrent.futures as cf
 import functools as ft
 import math
-import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -17,11 +15,10 @@ from .._format._grid import Grid
 from .._format._leaves import Record
 from .._format._template import Template
 from .._format._view import View
-from .._storage import _arrays, _codecs
-from .._tree._restore import Conversion
-from . import _ranges, _requests, _source
-from ._ranges import Range
-from ._requests import Fetched, Reading, Request, Results
+from .._storage import _arrays, _codecs, _store
+from .._storage._backend import Backend
+from . import _reader, _source
+from ._reader import Reader, ReadResult, Results, StoredRead
 from ._source import Source
 
 
@@ -30,97 +27,117 @@ _PART = 16 * 2**20
 # Unverified views up to this size are read to the byte, where their bytes are in a run.
 _RANGES = 64 * 2**20
 
+# A range of the bytes of a file: its key, from, to (None: its end).
+Range = tuple[str, int, int | None]
 
-class _Plan(NamedTuple):
-    """How a leaf is read: these chunks of it, of the `array` that TensorStore has, if
+
+class _LeafPlan(NamedTuple):
+    """The plan for a leaf: these chunks of it, of the `array` that TensorStore has, if
     that takes part. `is_exact`: of the one view and not more than its bytes, which are
     not verified; they are these `ranges` of files, if those follow each other."""
 
-    request: Request
+    read: StoredRead
     chunks: Sequence[int] = ()
     is_exact: bool = False
     ranges: list[Range] | None = None
     array: Any = None
 
 
-class _Started(NamedTuple):
-    """A leaf on its way: its arrays are there once all parts of it are."""
+class _PendingLeaf(NamedTuple):
+    """A leaf under way: the arrays that it is read into, one for each view, and what
+    each picks of it. They are there once all `parts` are. `lost` says which values the
+    conversion could not keep."""
 
-    request: Request
-    arrays: Callable[[], Fetched]
+    read: StoredRead
+    picks: list[tuple[range, ...]]
+    arrays: list[np.ndarray]
+    lost: list[str]
     parts: list[cf.Future[None]]
 
+    def keep(self, to: np.ndarray, part: np.ndarray) -> None:
+        conversion = self.read.conversion
+        try:
+            to[...] = part if conversion is None else conversion.convert(part)
+        except ValueError as e:
+            self.lost.append(str(e))
 
-def read(reading: Reading, requests: list[Request]) -> Results:
+
+class _Part(NamedTuple):
+    """A run of chunks, the region that they are, and the memory that it is read into.
+    The `keeps` then take what is wanted, where that memory is not what was asked for.
+    Until then `held` bytes are under way: what is compressed may be as long again.
+    """
+
+    chunks: range
+    region: tuple[slice, ...]
+    into: np.ndarray
+    keeps: list[Callable[[], None]]
+    held: int
+
+
+def read_parts(reader: Reader, reads: list[StoredRead]) -> Results:
     """Reads leaves, the first of them first, and gives those without problems."""
-    plans = _plans(reading, requests)
-    waiting: collections.deque[_Started] = collections.deque()
-    # Chunks are decoded by threads of TensorStore, for which these wait.
-    is_waiting = any(r.record.template.codec is not None for r in requests)
-    threads = (os.cpu_count() or 1) * (2 if is_waiting else 1)
-    with cf.ThreadPoolExecutor(min(8, threads)) as pool:
-        reader = _PartReader(reading, pool)
-        for plan in plans:
-            waiting.append(reader.start(plan))
-            while waiting and all(part.done() for part in waiting[0].parts):
-                yield from _finish(reading, waiting.popleft())
-        while waiting:
-            yield from _finish(reading, waiting.popleft())
+    waiting: collections.deque[_PendingLeaf] = collections.deque()
+    for plan in _plans(reader, reads):
+        waiting.append(_start_leaf(reader, plan))
+        while waiting and all(part.done() for part in waiting[0].parts):
+            yield from _finish_leaf(reader, waiting.popleft())
+    while waiting:
+        yield from _finish_leaf(reader, waiting.popleft())
 
 
-def _finish(reading: Reading, started: _Started) -> Results:
-    for part in started.parts:
+def _finish_leaf(reader: Reader, leaf: _PendingLeaf) -> Results:
+    for part in leaf.parts:
         part.result()
-    if started.request.record.name not in reading.problems:
-        yield started.request, started.arrays()
+    one, arrays = leaf.read, leaf.arrays
+    if one.record.name in reader.problems:
+        return
+    if one.views is not None:
+        arrays = [
+            view.arrange(array.reshape(view.picked))
+            for view, array in zip(one.views, arrays)
+        ]
+    yield one, ReadResult(arrays, True, "".join(leaf.lost[:1]))
 
 
 # ---- The plan.
 
 
-def _plans(reading: Reading, requests: list[Request]) -> list[_Plan]:
-    """How each leaf is read; the arrays that TensorStore reads are opened together.
+def _plans(reader: Reader, reads: list[StoredRead]) -> list[_LeafPlan]:
+    """A plan for each leaf; the arrays that TensorStore reads are opened together.
     Their files are known to hold them then."""
-    source = reading.source
-    plans = []
-    for request in requests:
+    source, plans, own = reader.source, [], []
+    for one in reads:
         try:
-            plans.append(_plan(reading, request))
+            plan = _plan(reader, one)
         except Exception as e:
-            reading.problems[request.record.name] = reading.explain(e)
-    own = [i for i, plan in enumerate(plans) if _needs_array(source, plan)]
-    arrays = source.open([(plans[i].request.record, plans[i].chunks) for i in own])
+            reader.problems[one.record.name] = reader.explain(e)
+            continue
+        # It decodes the chunks of other formats. All others are bytes of files.
+        decodes = source.is_stored(one.record) or source.strides(one.record) is not None
+        if plan.ranges is None and (plan.is_exact or decodes):
+            own.append(len(plans))
+        plans.append(plan)
+    arrays = source.open([(plans[i].read.record, plans[i].chunks) for i in own])
     for i, array in zip(own, arrays):
         plans[i] = plans[i]._replace(array=array)
     return plans
 
 
-def _plan(reading: Reading, request: Request) -> _Plan:
+def _plan(reader: Reader, one: StoredRead) -> _LeafPlan:
     """**Raises:** `ValueError` unless the files hold what is read."""
-    source, record = reading.source, request.record
-    views, is_exact = request.views, False
-    if reading.digests is None and views is not None and len(views) == 1:
+    source, record = reader.source, one.record
+    views, is_exact = one.views, False
+    if reader.digests is None and views is not None and len(views) == 1:
         ranges = _exact_ranges(source, record, views[0])
         if ranges is not None:
-            return _Plan(request, is_exact=True, ranges=ranges)
+            return _LeafPlan(one, is_exact=True, ranges=ranges)
         in_store = source.root.is_far and source.has_digests
         is_exact = not source.is_run(record) and record.template.codec is None
         is_exact = is_exact and not in_store
     chunks = _touched(source.cut(record), views)
     source.check(record, chunks)
-    return _Plan(request, chunks, is_exact)
-
-
-def _needs_array(source: Source, plan: _Plan) -> bool:
-    if plan.is_exact:
-        return plan.ranges is None
-    return not _is_direct(source, plan.request.record)
-
-
-def _is_direct(source: Source, record: Record) -> bool:
-    """Whether chunks are read here, as bytes of files. TensorStore reads those of other
-    formats that it has to decode."""
-    return not source.is_stored(record) and source.strides(record) is None
+    return _LeafPlan(one, chunks, is_exact)
 
 
 def _touched(t: Template, views: tuple[View, ...] | None) -> Sequence[int]:
@@ -133,6 +150,147 @@ def _touched(t: Template, views: tuple[View, ...] | None) -> Sequence[int]:
         if 0 not in view.shape
     ]
     return list(sets[0]) if len(sets) == 1 else sorted(set().union(*sets))
+
+
+# ---- The parts.
+
+
+def _start_leaf(reader: Reader, plan: _LeafPlan) -> _PendingLeaf:
+    """Starts to read a leaf, whose parts are verified by threads."""
+    one, source, pool = plan.read, reader.source, reader.pool
+    record, views = one.record, one.views
+    t = source.cut(record)
+    dtype = _template.dtype_of(t.stored)
+    if plan.is_exact:
+        assert views is not None
+        into = _arrays.aligned(views[0].picked, dtype)
+        leaf = _PendingLeaf(one, [], [into], [], [])
+        keeps = []
+        if one.conversion is not None:
+            leaf.arrays[0] = np.empty(into.shape, one.conversion.dtype)
+            keeps = [ft.partial(leaf.keep, leaf.arrays[0], into)]
+        part = _Part(range(0), (), into, keeps, into.nbytes)
+        reader.take_memory(part.held)
+        if plan.ranges is None:
+            # As threads are free for it.
+            start = lambda: _arrays.start_read(plan.array, into, views[0].slices())
+            arrived = lambda: start().result()
+        else:
+            arrived = _start_into(source.directory, plan.ranges, into)
+        leaf.parts.append(pool.submit(_finish_part, reader, record, part, arrived))
+        return leaf
+    if views is None:
+        picks = [tuple(map(range, t.shape))]
+    else:
+        picks = [
+            tuple(range(p, p + 1) if isinstance(p, int) else p for p in view.picks)
+            for view in views
+        ]
+    dtype = dtype if one.conversion is None else one.conversion.dtype
+    arrays = [_arrays.aligned(tuple(map(len, pick)), dtype) for pick in picks]
+    leaf = _PendingLeaf(one, picks, arrays, [], [])
+    grid = _source.grid_of(t)
+    most = max(1, max(1, min(_PART, reader.budget // 4)) // grid.full)
+    if source.strides(record) is not None:
+        most = 1  # Chunks that follow each other may lie anywhere.
+    for run in _grid.runs(plan.chunks, t.shape, t.chunk, most):
+        if leaf.parts and leaf.parts[0].done():
+            leaf.parts[0].result()  # A store that does not answer is not asked again.
+        part = _part(t, grid, run, leaf)
+        reader.take_memory(part.held)
+        arrived = _start_part(reader, record, part, plan.array)
+        leaf.parts.append(pool.submit(_finish_part, reader, record, part, arrived))
+    return leaf
+
+
+def _start_part(
+    reader: Reader, record: Record, part: _Part, array: Any
+) -> Callable[[], None]:
+    """Starts to read a part: what then waits until it has arrived."""
+    if array is not None:
+        return _arrays.start_read(array, part.into, part.region).result
+    source, t = reader.source, record.template
+    ranges = _slabs(source, record, part)
+    if ranges is not None:
+        return _start_into(source.directory, ranges, part.into)
+    grid = _source.grid_of(t)
+    ranges = [source.where(record, number) for number in part.chunks]
+    if source.root.is_far:
+        values = _start_ranges(source.directory, ranges)
+    else:
+        values = ft.partial(
+            _read_ranges, reader, ranges, _template.most_encoded(t.full)
+        )
+
+    def arrived() -> None:
+        keep = _copier(t) if t.codec is None else _codecs.decoder(t)
+        for number, data in zip(part.chunks, values(), strict=True):
+            region = _grid.within(grid.regions[number], part.region)
+            keep(data, part.into[(*region, ...)])
+
+    return arrived
+
+
+def _finish_part(
+    reader: Reader, record: Record, part: _Part, arrived: Callable[[], None]
+) -> None:
+    problems, digests = reader.problems, None
+    try:
+        if reader.digests is not None:
+            digests = reader.source.digests_of(record, part.chunks)
+        try:
+            arrived()
+            if digests is None or _is_good(record, part, digests):
+                for keep in part.keeps:
+                    keep()
+            else:
+                problems.setdefault(record.name, _reader.CHANGED)
+        except Exception as e:
+            problems.setdefault(record.name, reader.explain(e))
+    finally:
+        reader.give_memory(part.held)
+
+
+def _is_good(record: Record, part: _Part, digests: bytes) -> bool:
+    grid = _source.grid_of(record.template)
+    found = []
+    for number in part.chunks:
+        region = _grid.within(grid.regions[number], part.region)
+        found += _digests.block_digests(_digests.as_bytes(part.into[region]))
+    return b"".join(found) == digests
+
+
+def _part(t: Template, grid: Grid, run: range, leaf: _PendingLeaf) -> _Part:
+    region = _grid.box(grid.regions[run.start : run.stop])
+    shape = tuple(s.stop - s.start for s in region)
+    held = math.prod(shape) * t.itemsize * (1 if t.codec is None else 2)
+    wanted = []
+    for pick, array in zip(leaf.picks, leaf.arrays):
+        overlap = _view.overlaps(pick, region)
+        if overlap is not None:
+            to, fro = overlap
+            wanted.append((array[(*to, ...)], fro))
+    if leaf.read.conversion is None and len(wanted) == 1:
+        into, fro = wanted[0]
+        if into.shape == shape and all(s.step in (None, 1) for s in fro):
+            return _Part(run, region, into, [], held)
+    into = _arrays.aligned(shape, _template.dtype_of(t.stored))
+    keeps = [ft.partial(leaf.keep, to, into[(*fro, ...)]) for to, fro in wanted]
+    return _Part(run, region, into, keeps, held)
+
+
+def _copier(t: Template) -> Callable[[Any, np.ndarray], None]:
+    """As `_codecs.decoder`, of chunks that are not compressed."""
+    dtype = _template.dtype_of(t.stored)
+
+    def copy(data: Any, into: np.ndarray) -> None:
+        chunk = np.frombuffer(data, dtype).reshape(t.chunk)
+        into[...] = chunk[tuple(map(slice, into.shape))]
+
+    return copy
+
+
+# ---- Ranges of files.
 
 
 def _exact_ranges(source: Source, record: Record, view: View) -> list[Range] | None:
@@ -154,191 +312,6 @@ def _exact_ranges(source: Source, record: Record, view: View) -> list[Range] | N
     return out
 
 
-# ---- The parts.
-
-
-class _Room:
-    """Memory that a number of reads share: one waits until there is enough for it."""
-
-    def __init__(self, size: int):
-        self._size = size
-        self._used = 0
-        self._changed = threading.Condition()
-
-    def take(self, size: int) -> None:
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._used == 0 or self._used + size <= self._size
-            )
-            self._used += size
-
-    def give(self, size: int) -> None:
-        with self._changed:
-            self._used -= size
-            self._changed.notify()
-
-
-class _Output(NamedTuple):
-    """The arrays that a leaf is read into, one for each view, and what each picks of
-    the leaf. `lost` says which values the conversion could not keep."""
-
-    picks: list[tuple[range, ...]]
-    arrays: list[np.ndarray]
-    conversion: Conversion | None
-    lost: list[str]
-
-    def keep(self, to: np.ndarray, part: np.ndarray) -> None:
-        try:
-            to[...] = part if self.conversion is None else self.conversion.convert(part)
-        except ValueError as e:
-            self.lost.append(str(e))
-
-    def result(self, views: tuple[View, ...] | None) -> Fetched:
-        arrays = self.arrays
-        if views is not None:
-            arrays = [
-                view.arrange(array.reshape(view.picked))
-                for view, array in zip(views, arrays)
-            ]
-        return Fetched(
-            arrays, True, self.conversion is not None, "".join(self.lost[:1])
-        )
-
-
-class _Part(NamedTuple):
-    """A run of chunks, the region that they are, and the memory that it is read into.
-    The `keeps` then take what is wanted, where that memory is not what was asked for.
-    Until then `held` bytes are under way: what is compressed may be as long again.
-    """
-
-    chunks: range
-    region: tuple[slice, ...]
-    into: np.ndarray
-    keeps: list[Callable[[], None]]
-    held: int
-
-
-class _PartReader:
-    """Starts to read leaves, and verifies their parts in a pool of threads."""
-
-    def __init__(self, reading: Reading, pool: cf.ThreadPoolExecutor):
-        self._reading = reading
-        self._source = reading.source
-        self._room = _Room(reading.budget)
-        self._part = max(1, min(_PART, reading.budget // 4))
-        self._pool = pool
-        self._own = threading.local()
-
-    def start(self, plan: _Plan) -> _Started:
-        request = plan.request
-        if plan.is_exact:
-            return self._start_exact(plan)
-        t = self._source.cut(request.record)
-        grid = _source.grid_of(t)
-        output = _output(request, t)
-        futures = []
-        most = max(1, self._part // grid.full)
-        if self._source.strides(request.record) is not None:
-            most = 1  # Chunks that follow each other may lie anywhere.
-        for run in _grid.runs(plan.chunks, t.shape, t.chunk, most):
-            if futures and futures[0].done():
-                futures[0].result()  # A store that does not answer is not asked again.
-            part = _part(t, grid, run, output)
-            self._room.take(part.held)
-            arrived = self._start_part(request.record, part, plan.array)
-            futures.append(
-                self._pool.submit(self._finish, request.record, part, arrived)
-            )
-        return _Started(request, ft.partial(output.result, request.views), futures)
-
-    def _start_exact(self, plan: _Plan) -> _Started:
-        record, views = plan.request.record, plan.request.views
-        assert views is not None
-        view = views[0]
-        into = _arrays.aligned(view.picked, _template.dtype_of(record.template.stored))
-        self._room.take(into.nbytes)
-
-        if plan.ranges is None:
-            read = lambda: _arrays.start_read(plan.array, into, view.slices())
-            arrived = lambda: read().result()
-        else:
-            directory = self._source.directory
-            arrived = _ranges.start_into(directory, plan.ranges, into)
-        part = _Part(range(0), (), into, [], into.nbytes)
-        future = self._pool.submit(self._finish, record, part, arrived)
-        return _Started(
-            plan.request, lambda: Fetched([view.arrange(into)], True), [future]
-        )
-
-    def _start_part(
-        self, record: Record, part: _Part, array: Any
-    ) -> Callable[[], None]:
-        """Starts to read a part: what then waits until it has arrived."""
-        if array is not None:
-            return _arrays.start_read(array, part.into, part.region).result
-        source, t = self._source, record.template
-        ranges = _slabs(source, record, part)
-        if ranges is not None:
-            return _ranges.start_into(source.directory, ranges, part.into)
-        grid = _source.grid_of(t)
-        ranges = [source.where(record, number) for number in part.chunks]
-        if source.root.is_far:
-            values = _ranges.start(source.directory, ranges)
-        else:
-            values = ft.partial(self._read, ranges, _template.most_encoded(t.full))
-
-        def arrived() -> None:
-            keep = _copier(t) if t.codec is None else _codecs.decoder(t)
-            for number, data in zip(part.chunks, values(), strict=True):
-                region = _grid.within(grid.regions[number], part.region)
-                keep(data, part.into[(*region, ...)])
-
-        return arrived
-
-    def _read(self, ranges: Sequence[Range], most: int) -> Iterator[np.ndarray]:
-        """The bytes of ranges of local files, of about so many at most, in memory that
-        the next ones take: that of each thread is not new to the system, which would
-        fill it with zeros."""
-        for key, start, stop in ranges:
-            if stop is None:
-                raise MissingError("a chunk is missing")
-            size = stop - start
-            buffer = getattr(self._own, "buffer", None)
-            if buffer is None or buffer.size < size:
-                # Chunks differ a little in length.
-                new = np.empty(max(size, most), np.uint8)
-                buffer = self._own.buffer = new
-            into = buffer[:size]
-            if self._source.directory.read_into(key, start, into) < size:
-                raise MissingError("a chunk is missing")
-            yield into
-
-    def _finish(self, record: Record, part: _Part, arrived: Callable[[], None]) -> None:
-        problems, digests = self._reading.problems, None
-        try:
-            if self._reading.digests is not None:
-                digests = self._source.digests_of(record, part.chunks)
-            try:
-                arrived()
-                if digests is None or self._is_good(record, part, digests):
-                    for keep in part.keeps:
-                        keep()
-                else:
-                    problems.setdefault(record.name, _requests.CHANGED)
-            except Exception as e:
-                problems.setdefault(record.name, self._reading.explain(e))
-        finally:
-            self._room.give(part.held)
-
-    def _is_good(self, record: Record, part: _Part, digests: bytes) -> bool:
-        grid = _source.grid_of(record.template)
-        found = []
-        for number in part.chunks:
-            region = _grid.within(grid.regions[number], part.region)
-            found += _digests.block_digests(_digests.as_bytes(part.into[region]))
-        return b"".join(found) == digests
-
-
 def _slabs(source: Source, record: Record, part: _Part) -> list[Range] | None:
     """The ranges of files that are the bytes of a part, one after the other; None where
     its chunks have to be decoded or cut."""
@@ -346,7 +319,7 @@ def _slabs(source: Source, record: Record, part: _Part) -> list[Range] | None:
     if source.is_run(record):
         # Its parts are cut so: it has no chunks that could be read instead.
         assert into.flags.c_contiguous
-        file, start = source.index.start(record.place)
+        file, start, _ = source.index.extents.locate(record, 0)
         assert source.files is not None
         first = 0
         for s, n in zip(part.region, t.shape):
@@ -368,47 +341,74 @@ def _slabs(source: Source, record: Record, part: _Part) -> list[Range] | None:
     return out
 
 
-def _output(request: Request, t: Template) -> _Output:
-    conversion = request.conversion
-    dtype = _template.dtype_of(t.stored) if conversion is None else conversion.dtype
-    if request.views is None:
-        picks = [tuple(map(range, t.shape))]
-    else:
-        picks = [tuple(map(_as_range, view.picks)) for view in request.views]
-    arrays = [_arrays.aligned(tuple(map(len, p)), dtype) for p in picks]
-    return _Output(picks, arrays, conversion, [])
+def _start_into(
+    root: Backend, ranges: Sequence[Range], into: np.ndarray
+) -> Callable[[], None]:
+    """Starts to read ranges of files into an array, one after the other: requests to a
+    store are sent now. What it returns waits until all is there."""
+    data = into.reshape(-1).view(np.uint8)
+    values = _start_ranges(root, ranges) if root.is_far else None
+
+    def arrived() -> None:
+        at = 0
+        if values is not None:
+            for value in values():
+                data[at : at + len(value)] = np.frombuffer(value, np.uint8)
+                at += len(value)
+            return
+        for key, first, stop in ranges:
+            end = data.size if stop is None else at + stop - first
+            if root.read_into(key, first, data[at:end]) < end - at:
+                raise MissingError("a chunk is missing")
+            at = end
+
+    return arrived
 
 
-def _part(t: Template, grid: Grid, run: range, output: _Output) -> _Part:
-    first, last = grid.regions[run[0]], grid.regions[run[-1]]
-    region = tuple(slice(a.start, b.stop) for a, b in zip(first, last))
-    shape = tuple(s.stop - s.start for s in region)
-    held = math.prod(shape) * t.itemsize * (1 if t.codec is None else 2)
-    wanted = []
-    for pick, array in zip(output.picks, output.arrays):
-        overlaps = [_view.overlap(p, s.start, s.stop) for p, s in zip(pick, region)]
-        if None not in overlaps:
-            to, fro = zip(*overlaps) if overlaps else ((), ())
-            wanted.append((array[(*to, ...)], fro))
-    if output.conversion is None and len(wanted) == 1:
-        into, fro = wanted[0]
-        if into.shape == shape and all(s.step in (None, 1) for s in fro):
-            return _Part(run, region, into, [], held)
-    into = _arrays.aligned(shape, _template.dtype_of(t.stored))
-    keeps = [ft.partial(output.keep, to, into[(*fro, ...)]) for to, fro in wanted]
-    return _Part(run, region, into, keeps, held)
+def _start_ranges(
+    root: Backend, ranges: Sequence[Range]
+) -> Callable[[], Iterator[memoryview]]:
+    """Starts to read ranges of files, those that follow each other as one. What it
+    returns waits for them, and gives the bytes of each in order."""
+    runs: list[list[Range]] = []
+    for one in ranges:
+        if runs and runs[-1][-1][0] == one[0] and runs[-1][-1][2] == one[1]:
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+    futures = [root.start_read(*run[0][:2], run[-1][2]) for run in runs]
+
+    def values() -> Iterator[memoryview]:
+        for run, future in zip(runs, futures):
+            got = _store.read_answer(root, run[0][0], future)
+            if got.state == "missing":
+                raise MissingError("a chunk is missing")
+            value = memoryview(got.value)
+            first = run[0][1]
+            for _, at, stop in run:
+                if stop is not None and len(value) < stop - first:
+                    raise MissingError("a chunk is missing")
+                yield value[at - first : None if stop is None else stop - first]
+
+    return values
 
 
-def _as_range(pick: range | int) -> range:
-    return range(pick, pick + 1) if isinstance(pick, int) else pick
-
-
-def _copier(t: Template) -> Callable[[Any, np.ndarray], None]:
-    """As `_codecs.decoder`, of chunks that are not compressed."""
-    dtype = _template.dtype_of(t.stored)
-
-    def copy(data: Any, into: np.ndarray) -> None:
-        chunk = np.frombuffer(data, dtype).reshape(t.chunk)
-        into[...] = chunk[tuple(map(slice, into.shape))]
-
-    return copy
+def _read_ranges(
+    reader: Reader, ranges: Sequence[Range], most: int
+) -> Iterator[np.ndarray]:
+    """The bytes of ranges of local files, of about so many at most, in memory that the
+    next ones take: that of each thread is not new to the system, which would fill it
+    with zeros."""
+    own = reader.own
+    for key, start, stop in ranges:
+        if stop is None:
+            raise MissingError("a chunk is missing")
+        size = stop - start
+        buffer = getattr(own, "buffer", None)
+        if buffer is None or buffer.size < size:
+            # Chunks differ a little in length.
+            buffer = own.buffer = np.empty(max(size, most), np.uint8)
+        into = buffer[:size]
+        if reader.source.directory.read_into(key, start, into) < size:
+            raise MissingError("a chunk is missing")
+        yield into

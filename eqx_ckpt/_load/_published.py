@@ -1,13 +1,14 @@
 """The published checkpoint at a root: its index, and the saves below it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from .._errors import DamagedError
 from .._format import _files, _index, _json, _text
-from .._format._index import Index, is_save_id, Outline
+from .._format._index import Index, is_save_id
 from .._storage import _store
 from .._storage._backend import Backend, Value
+from . import _probe
 
 
 T = TypeVar("T")
@@ -22,8 +23,8 @@ def read_index(root: Backend) -> tuple[Index, Value] | None:
     return _read(root, _index.decode)
 
 
-def read_outline(root: Backend) -> tuple[Outline, Value] | None:
-    """The outline of what `read_index` gives. **Raises:** as that."""
+def read_outline(root: Backend) -> tuple[tuple[str, Sequence[str]], Value] | None:
+    """As `read_index`, of what `_index.outline` gives. **Raises:** as that."""
     return _read(root, _index.outline)
 
 
@@ -48,3 +49,22 @@ def saves(root: Backend) -> list[str]:
         return []
     inside = root.below("d").list_top() or {}
     return [s for s, is_directory in inside.items() if is_directory and is_save_id(s)]
+
+
+# In a step of Orbax: its metadata, the file that says that it is finished, and what is
+# None in the metadata before.
+TOP, DONE = "_CHECKPOINT_METADATA", "commit_success.txt"
+_TIME = "commit_timestamp_nsecs"
+
+
+def is_finished(step: Backend) -> bool:
+    """Whether Orbax has finished a directory with a step. Where it writes in place, it
+    adds a file last; else the directory is renamed once the time is in its metadata.
+    See `CommitFileTemporaryPath` and `AtomicRenameTemporaryPath` in Orbax."""
+    if _probe.has(step, DONE):
+        return True
+    try:
+        _, value = _probe.read_json(step, TOP)
+    except ValueError:
+        return True  # Nothing says that it is not.
+    return value.get(_TIME, 0) is not None

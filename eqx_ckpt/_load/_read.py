@@ -1,7 +1,11 @@
 """The planned read: small leaves in runs, large ones in parts, all verified."""
 
 import collections
-from collections.abc import Sequence
+import functools as ft
+import operator
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,42 +13,46 @@ import xxhash
 
 from .._errors import DamagedError, ReplacedError
 from .._format import _grid, _template
-from .._storage import _context, _store
-from . import _partial, _parts, _requests
-from ._requests import Fetched, Reading, Request, Results
+from .._storage import _arrays, _context, _store
+from .._storage._backend import Backend
+from . import _partial, _parts, _reader
+from ._reader import Reader, ReadResult, Results, StoredRead
 from ._source import Source
 
 
-# Leaves of one chunk up to this many bytes are read in runs, where they lie together.
+# Leaves of one block up to this many bytes are read together into one piece of memory,
+# and whole even where a part of them is wanted.
 _SMALL = 1 << 16
-_RUN, _GAP = 8 * 2**20, 4096
+# Leaves that lie together are read as one run: so many bytes, between them at most so
+# many that nobody wants, and, where each is a file of its own, so many.
+_RUN, _GAP, _FILES = 8 * 2**20, 4096, 128
 # The memory for what is under way, unless the caller says so.
 BUDGET = 256 * 2**20
 
 
 def read(
     source: Source,
-    requests: Sequence[Request],
+    reads: Sequence[StoredRead],
     verify: bool,
     max_bytes: int | None = None,
 ) -> Results:
-    """Reads stored arrays, or views of them, each byte once. Gives each request with
-    its arrays as they arrive.
+    """Reads stored arrays, or views of them, each byte once. Gives each read with its
+    arrays as they arrive.
 
     **Raises:** at the end, `DamagedError` that names every leaf whose bytes are missing
     or are not those that were saved.
     """
+    _context.watch_forks()
     _context.check_fork()
     budget = BUDGET if max_bytes is None else max_bytes
     problems: dict[str, str] = {}
-    left = {id(request): request for request in requests}
+    left = {id(one): one for one in reads}
     # In a store, what is damaged or missing is what a second read finds so too.
     for _ in range(1 + source.root.is_far):
         problems.clear()
-        results = _read(source, [*left.values()], verify, budget, problems)
-        for request, fetched in results:
-            del left[id(request)]
-            yield request, fetched
+        for one, result in _read(source, [*left.values()], verify, budget, problems):
+            del left[id(one)]
+            yield one, result
         if not problems:
             break
     if problems:
@@ -55,55 +63,59 @@ def read(
 
 def _read(
     source: Source,
-    requests: Sequence[Request],
+    reads: Sequence[StoredRead],
     verify: bool,
     budget: int,
     problems: dict[str, str],
 ) -> Results:
     """As `read`, once. What has `problems` is not given."""
     verify = verify and source.has_digests
-    small: list[Request] = []
-    large: list[Request] = []
+    small: list[StoredRead] = []
+    large: list[StoredRead] = []
     # Leaves of one template are alike where each is one run of bytes of our own files.
     known: dict[tuple[int, bool], bool] = {}
-    for request in requests:
-        if request.record.part is not None:
-            _partial.check_readable(request.record)
-        key = id(request.record.template), request.views is None
+    for one in reads:
+        if one.record.part is not None:
+            _partial.check_readable(one.record)
+        key = id(one.record.template), one.views is None
         is_small = known.get(key)
         if is_small is None:
-            is_small = _is_small(source, request, verify)
+            is_small = _is_small(source, one, verify)
             if source.foreign is None:
                 known[key] = is_small
-        if is_small and request.views != ():
-            small.append(request)
-        elif request.is_empty:
-            dtype = _template.dtype_of(request.record.template.stored)
+        if is_small and one.views != ():
+            small.append(one)
+        elif 0 in one.record.template.shape or all(0 in x for x in one.shapes):
+            dtype = _template.dtype_of(one.record.template.stored)
+            if one.conversion is not None:
+                dtype = one.conversion.dtype
             yield (
-                request,
-                Fetched([np.empty(shape, dtype) for shape in request.shapes], True),
+                one,
+                ReadResult([np.empty(shape, dtype) for shape in one.shapes], True),
             )
         else:
-            large.append(request)
+            large.append(one)
     digests = source.digests if verify and (small or large) else None
     if digests is not None:
-        digests.prepare(source.root.is_far)
-    reading = Reading(source, digests, budget, problems)
-    if small:
-        yield from _read_small(reading, small)
-    if large:
-        yield from _parts.read(reading, large)
+        digests.prepare()
+    # Chunks are decoded by threads of TensorStore, for which these wait.
+    is_waiting = any(one.record.template.codec is not None for one in large)
+    threads = (os.cpu_count() or 1) * (2 if is_waiting else 1)
+    with ThreadPoolExecutor(min(8, threads)) as pool:
+        reader = Reader(source, digests, budget, problems, pool)
+        if small:
+            yield from _read_runs(reader, small)
+        if large:
+            yield from _parts.read_parts(reader, large)
 
 
-def _is_small(source: Source, request: Request, verify: bool) -> bool:
-    """Whether a leaf is read in a run."""
-    t = request.record.template
-    # From an object store, what is one block is read in runs too.
-    is_far = source.root.is_far
-    most = _grid.BLOCK if is_far and (verify or request.views is None) else _SMALL
+def _is_small(source: Source, one: StoredRead, verify: bool) -> bool:
+    """Whether a leaf is read in a run: what is one block, and is wanted whole."""
+    t = one.record.template
+    most = _grid.BLOCK if verify or one.views is None else _SMALL
     is_one = t.chunk == t.shape and t.nbytes <= most and t.codec is None
-    is_apart = source.strides(request.record) is not None
-    return is_one and not is_apart and not source.is_stored(request.record)
+    is_apart = source.strides(one.record) is not None
+    return is_one and not is_apart and not source.is_stored(one.record)
 
 
 def _damaged(source: Source, problems: dict[str, str]) -> RuntimeError:
@@ -120,95 +132,162 @@ def _damaged(source: Source, problems: dict[str, str]) -> RuntimeError:
     )
 
 
-# ---- Small leaves.
+# ---- Leaves that are one block.
 
 
 class _Run(NamedTuple):
-    """Leaves that lie together in a file, each with its offset there."""
+    """Leaves that lie together in a file, each with its offset there and its bytes."""
 
     key: str
     start: int
     stop: int
-    members: list[tuple[Request, int]]
+    members: list[tuple[StoredRead, int, int]]
 
 
-def _runs(source: Source, requests: list[Request]) -> list[_Run]:
+def _runs(source: Source, reads: list[StoredRead], most: int) -> list[_Run]:
+    """Runs of at most about so many bytes."""
     if source.files is None:
         places = [
             (f"{source.key(r)}/{_grid.key((0,) * len(r.template.shape))}", 0, i)
-            for i, r in enumerate(request.record for request in requests)
+            for i, r in enumerate(one.record for one in reads)
         ]
     else:
-        places = []
-        for i, request in enumerate(requests):
-            file, offset = source.index.start(request.record.place)
-            places.append((source.files[file], offset, i))
+        starts = source.index.extents.starts([one.record.place for one in reads])
+        places = [
+            (source.files[file], offset, i) for i, (file, offset) in enumerate(starts)
+        ]
         places.sort()
     runs: list[_Run] = []
     last, start, stop, members = "", 0, 0, []
     for key, offset, i in places:
-        end = offset + requests[i].record.template.nbytes
-        if key == last and offset - stop <= _GAP and end - start <= _RUN:
-            members.append((requests[i], offset))
-            stop = max(stop, end)
+        size = reads[i].record.template.nbytes
+        end = offset + size
+        if key == last and stop <= offset <= stop + _GAP and end - start <= most:
+            members.append((reads[i], offset, size))
+            stop = end
             continue
         if members:
             runs.append(_Run(last, start, stop, members))
-        last, start, stop, members = key, offset, end, [(requests[i], offset)]
+        last, start, stop, members = key, offset, end, [(reads[i], offset, size)]
     return [*runs, _Run(last, start, stop, members)]
 
 
-def _read_small(reading: Reading, requests: list[Request]) -> Results:
-    source = reading.source
-    waiting: collections.deque[tuple[_Run, Any]] = collections.deque()
+def _jobs(runs: list[_Run], most: int, count: int) -> Iterator[tuple[int, list[_Run]]]:
+    """Runs that are read one after the other, and their bytes."""
+    job, size = [], 0
+    for run in runs:
+        nbytes = run.stop - run.start
+        if job and (size + nbytes > most or len(job) == count):
+            yield size, job
+            job, size = [], 0
+        job.append(run)
+        size += nbytes
+    yield size, job
+
+
+def _read_runs(reader: Reader, reads: list[StoredRead]) -> Results:
+    root, is_far = reader.source.directory, reader.source.root.is_far
+    most = min(_RUN, max(_SMALL, reader.budget // 4))
+    runs = _runs(reader.source, reads, most)
+    jobs = _jobs(runs, most, 1 if is_far else _FILES)
+    waiting: collections.deque[tuple[int, Callable[[], list]]] = collections.deque()
     size = 0
-    runs = iter(_runs(source, requests))
     while True:
-        # Some runs are on their way while the one before them is looked at.
-        for run in runs:
-            args = run.key, run.start, run.stop
-            waiting.append((run, source.directory.start_read(*args)))
-            size += run.stop - run.start
-            if size + _RUN > reading.budget:
+        # Some runs are on their way while those before them are looked at.
+        for nbytes, job in jobs:
+            if is_far:
+                coming = root.start_read(job[0].key, job[0].start, job[0].stop)
+                arrived = ft.partial(_read_job, reader, job, coming)
+            elif len(job) == len(runs):
+                # For so little no thread is started.
+                arrived = ft.partial(_read_job, reader, job)
+            else:
+                arrived = reader.pool.submit(_read_job, reader, job).result
+            waiting.append((nbytes, arrived))
+            size += nbytes
+            if size + most > reader.budget:
                 break
         if not waiting:
             return
-        run, future = waiting.popleft()
-        size -= run.stop - run.start
-        why = ""
-        data = b""
+        nbytes, arrived = waiting.popleft()
+        size -= nbytes
+        yield from arrived()
+
+
+def _read_job(
+    reader: Reader, job: list[_Run], coming: Any = None
+) -> list[tuple[StoredRead, ReadResult]]:
+    """The leaves of some runs that are as they were saved."""
+    out = []
+    for run in job:
         try:
-            data = _store.read_answer(source.directory, run.key, future).value
-            if len(data) != run.stop - run.start:
-                why = _requests.MISSING
+            pieces, is_owned, stop = _read_run(reader.source.directory, run, coming)
         except Exception as e:
-            why = reading.explain(e)
-        if why:
-            reading.problems.update(
-                (request.record.name, why) for request, _ in run.members
-            )
-        else:
-            yield from _unpack(reading, run, data)
+            why = reader.explain(e)
+            reader.problems.update((one.record.name, why) for one, _, _ in run.members)
+            continue
+        _unpack(reader, run, pieces, is_owned, stop, out)
+    return out
 
 
-def _unpack(reading: Reading, run: _Run, data: bytes) -> Results:
-    """The leaves of a run, of its bytes."""
-    first_digest = reading.source.index.first_digest
-    digest, digests = xxhash.xxh3_128_digest, reading.digests
-    memory = memoryview(data)
-    last, nbytes, dtype = None, 0, np.dtype(np.uint8)
-    for request, offset in run.members:
-        record, views = request.record, request.views
+def _read_run(
+    root: Backend, run: _Run, coming: Any
+) -> tuple[list[np.ndarray], bool, int]:
+    """The bytes of each leaf of a run, whether each has memory of its own, and where
+    the file has ended. `coming`: the bytes, if they are in a store."""
+    start, members = run.start, run.members
+    if coming is None and max(members, key=operator.itemgetter(2))[2] > _SMALL:
+        pieces, into, at = [], [], start
+        for _, offset, size in members:
+            if offset > at:
+                into.append(np.empty(offset - at, np.uint8))
+            pieces.append(_arrays.aligned_bytes(size))
+            into.append(pieces[-1])
+            at = offset + size
+        return pieces, True, start + root.read_into(run.key, start, *into)
+    if coming is None:
+        whole = np.empty(run.stop - start, np.uint8)
+        count = root.read_into(run.key, start, whole)
+    else:
+        whole = np.frombuffer(_store.read_answer(root, run.key, coming).value, np.uint8)
+        count = whole.size
+    pieces = [
+        whole[offset - start : offset - start + size] for _, offset, size in members
+    ]
+    return pieces, False, start + count
+
+
+def _unpack(
+    reader: Reader,
+    run: _Run,
+    pieces: list[np.ndarray],
+    is_owned: bool,
+    stop: int,
+    out: list[tuple[StoredRead, ReadResult]],
+) -> None:
+    """Adds the leaves of a run that are there and as they were saved."""
+    digest, digests = xxhash.xxh3_128_digest, reader.digests
+    last, dtype = None, np.dtype(np.uint8)
+    rows = [0] * len(pieces)
+    if digests is not None:
+        leaves = [one.record.place for one, _, _ in run.members]
+        rows = reader.source.index.extents.first_digests(leaves)
+    for (one, offset, size), piece, row in zip(run.members, pieces, rows):
+        record, views, conversion, _ = one
         t = record.template
-        if t is not last:
-            last, nbytes, dtype = t, t.nbytes, _template.dtype_of(t.stored)
-        at = offset - run.start
+        if offset + size > stop:
+            reader.problems[record.name] = _reader.MISSING
+            continue
         if digests is not None:
-            # A small leaf is one block.
-            row = first_digest(record.place)
-            if digests.rows(row, row + 1) != digest(memory[at : at + nbytes]):
-                reading.problems[record.name] = _requests.CHANGED
+            # It is one block.
+            if digests.rows(row, row + 1) != digest(piece.data):
+                reader.problems[record.name] = _reader.CHANGED
                 continue
-        array = np.ndarray(t.shape, dtype, memory, at)
-        arrays = [array] if views is None else [v.apply(array) for v in views]
-        yield request, Fetched(arrays, False)
+        if t is not last:
+            last, dtype = t, _template.dtype_of(t.stored)
+        arrays, owned, lost = [np.ndarray(t.shape, dtype, piece)], is_owned, ""
+        if views is not None:
+            arrays, owned = [v.apply(arrays[0]) for v in views], False
+        if conversion is not None:
+            arrays, owned, lost = _reader.converted(conversion, arrays)
+        out.append((one, ReadResult(arrays, owned, lost)))

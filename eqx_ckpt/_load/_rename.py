@@ -9,7 +9,7 @@ from .._tree import _nearest
 from . import _open
 
 
-class Rule(NamedTuple):
+class RenameRule(NamedTuple):
     """Names in which the `pattern` is found get the `replacement`, if there is one. The
     `adapter`, of a [`graft`][], is for the leaves that have them."""
 
@@ -19,9 +19,9 @@ class Rule(NamedTuple):
 
 
 class Rename(NamedTuple):
-    """How names in a checkpoint become those in a model: [`rename`][]."""
+    """A way from names in a checkpoint to those in a model: [`rename`][]."""
 
-    rules: Callable[[str], str] | tuple[Rule, ...]
+    rules: Callable[[str], str] | tuple[RenameRule, ...]
     # Of a function: those for the leaves of these names.
     adapters: Mapping[str, tuple[Callable[..., Any], ...]] = types.MappingProxyType({})
 
@@ -30,8 +30,8 @@ class Rename(NamedTuple):
         return any(rule.adapter for rule in self.all_rules) or bool(self.adapters)
 
     @property
-    def all_rules(self) -> tuple[Rule, ...]:
-        """Those of a list; a function is none."""
+    def all_rules(self) -> tuple[RenameRule, ...]:
+        """The rules of a list; a function is none."""
         return () if callable(self.rules) else self.rules
 
     def inverse(self, source: Any) -> "Rename":
@@ -69,7 +69,7 @@ class Rename(NamedTuple):
 
         def known(name: str) -> str:
             if name not in back:
-                near = _nearest.Names(back).nearest(name)
+                near = _nearest.NameIndex(back).nearest(name)
                 hint = f" The nearest that it gives is `{near[0]}`." if near else ""
                 raise ValueError(
                     f"`{name}` is none of the names that the rename gives.{hint} "
@@ -131,18 +131,18 @@ def rename(
 
 
 def of(given: Any) -> Rename:
-    """What a call was given as `rename=`: a [`rename`][], or what that takes."""
+    """The rename that a call was given: a [`rename`][], or what that takes."""
     return given if isinstance(given, Rename) else rename(given)
 
 
-def _rule(rule: Any) -> Rule:
+def _rule(rule: Any) -> RenameRule:
     if isinstance(rule, (tuple, list)) and len(rule) in (2, 3):
         pattern, *rest = rule
         replacement = rest.pop(0) if isinstance(rest[0], str) else None
         adapter = rest.pop(0) if rest and callable(rest[0]) else None
         if isinstance(pattern, str) and not rest:
             try:
-                return Rule(re.compile(pattern), replacement, adapter)
+                return RenameRule(re.compile(pattern), replacement, adapter)
             except re.error as e:
                 raise ValueError(f"The pattern {pattern!r} is no regex: {e}.") from None
     raise TypeError(

@@ -9,8 +9,7 @@ import collections
 import functools as ft
 import os
 import re
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from .._format import _names
 from .._format._leaves import Leaves
@@ -18,22 +17,14 @@ from . import _rename
 from ._rename import Rename
 
 
-class Renamed(NamedTuple):
-    """Leaves under other names. `node` gives the names that a stored node has now:
-    several where its leaves went to several."""
-
-    leaves: Leaves
-    node: Callable[[str], list[str]]
-
-
-def renamed(leaves: Leaves, given: Any) -> Renamed:
+def renamed(leaves: Leaves, given: Any) -> "Renamed":
     """The leaves as the `rename=` of a call says.
 
     **Raises:** `ValueError` for two leaves of one name, rules that change nothing, and
     those with adapters.
     """
     if given is None:
-        return Renamed(leaves, lambda name: [name])
+        return Renamed(leaves, None, [], [])
     how = _rename.of(given)
     if how.has_adapters:
         raise ValueError(
@@ -44,16 +35,17 @@ def renamed(leaves: Leaves, given: Any) -> Renamed:
     names = [record.name for record in leaves.records()]  # They are checked by that.
     new = [_rename.apply(how, name, used, "rename=")[0] for name in names]
     _check_collisions(names, new)
-    moves = _Moves(how, used, names, new)
+    out = Renamed(leaves, how, names, new, used)
     nodes: dict[str, list[str]] = {}
     for name in leaves.statics.of:
         if len(name) > _names.MAX_NAME or name.count(".") >= _names.MAX_DEPTH:
             raise ValueError("The index has static fields of what is never saved.")
-        for to in moves.node(name, next(iter(leaves.statics.fields(name)), "")):
+        for to in out.node(name, next(iter(leaves.statics.fields(name)), "")):
             nodes.setdefault(to, []).append(name)
-    markers = _markers(leaves, moves)
+    markers = _markers(leaves, out)
     _check_used(how, used, names)
-    return Renamed(leaves.renamed(new, markers, nodes), moves.node)
+    out.leaves = leaves.renamed(new, markers, nodes)
+    return out
 
 
 def _check_collisions(old: list[str], new: list[str]) -> None:
@@ -86,18 +78,25 @@ def _check_used(how: Rename, used: set[int], names: list[str]) -> None:
         )
 
 
-class _Moves:
-    """Where nodes go: to where the leaves go that keep their names below them."""
+class Renamed:
+    """Leaves under other names. Nodes go to where the leaves go that keep their names
+    below them."""
 
-    def __init__(self, how: Rename, used: set[int], old: list[str], new: list[str]):
+    def __init__(
+        self,
+        leaves: Leaves,
+        how: Rename | None,
+        old: list[str],
+        new: list[str],
+        used: set[int] = set(),
+    ):
+        self.leaves = leaves
         self._how, self._used = how, used
         self._old, self._new = old, new
         self._kept: dict[str, dict[str, None]] = collections.defaultdict(dict)
         for a, b in zip(old, new):
-            here, there = _parts(a), _parts(b)
-            while here and there and here[-1] == there[-1]:
-                here, there = here[:-1], there[:-1]
-                self._kept[".".join(here)][".".join(there)] = None
+            for here, there in _names.node_pairs(a, b):
+                self._kept[here][there] = None
 
     @ft.cached_property
     def below(self) -> dict[str, list[int]]:
@@ -105,21 +104,26 @@ class _Moves:
         return _names.by_prefix(self._old)
 
     def node(self, name: str, field: str = "") -> list[str]:
-        """The names of a stored node in the tree. `field`: of something that it has.
+        """The names of a stored node in the tree: several where its leaves went to
+        several. `field`: of something that it has.
 
         If all leaves below it have other names, it is what holds all of them: if that
         is still below it, the node itself; and what is above the only child that it has
         went to what is above that.
         """
+        if self._how is None:
+            return [name]
         kept = self._kept.get(name)
         if kept:
             return list(kept)
         leaves = self.below.get(name, [])
         if not leaves:
             return self._empty(name, field)
-        if len(leaves) == 1 and _parts(self._old[leaves[0]]) == _parts(name):
+        if len(leaves) == 1 and _names.parts(self._old[leaves[0]]) == _names.parts(
+            name
+        ):
             return [self._new[leaves[0]]]
-        parents = [_parts(self._new[n])[:-1] for n in leaves]
+        parents = [_names.parts(self._new[n])[:-1] for n in leaves]
         common = ".".join(os.path.commonprefix(parents))
         if _names.is_under(common, name):
             return [name]
@@ -127,22 +131,23 @@ class _Moves:
         children = {self._old[n][start:].partition(".")[0] for n in leaves}
         if len(children) > 1:
             return [common]
-        below = self.node(_joined(name, children.pop()))
+        below = self.node(_names.joined(name, children.pop()))
         return list(dict.fromkeys(x.rpartition(".")[0] for x in below if x))
 
     def _empty(self, name: str, field: str) -> list[str]:
-        """Of a node without leaves: as the rules say, or as the node above it."""
-        moved = self.by_rules(_joined(name, field))
-        if field and moved is not None and _parts(moved)[-1:] == [field]:
-            return [".".join(_parts(moved)[:-1])]
+        """The names of a node without leaves: as the rules say, or as that above it."""
+        moved = self.by_rules(_names.joined(name, field))
+        if field and moved is not None and _names.parts(moved)[-1:] == [field]:
+            return [".".join(_names.parts(moved)[:-1])]
         if not name:
             return [""]
         above, _, last = name.rpartition(".")
-        return [_joined(x, last) for x in self.node(above)]
+        return [_names.joined(x, last) for x in self.node(above)]
 
     def by_rules(self, name: str) -> str | None:
-        """What the rename makes of a name that is none of a leaf. None: the same, or it
+        """The new name of what is no leaf. None: the same, or the rename
         is a function that knows the names of leaves only."""
+        assert self._how is not None
         try:
             moved = _rename.apply(self._how, name, self._used, "rename=")[0]
         except (ValueError, TypeError):
@@ -157,21 +162,13 @@ class _Moves:
         if moved is not None:
             return [moved]
         owner, _, last = name.rpartition(".")
-        return [_joined(x, last) for x in self.node(owner, last)]
-
-
-def _parts(name: str) -> list[str]:
-    return [] if name in ("", _names.ROOT) else name.split(".")
-
-
-def _joined(*names: str) -> str:
-    return ".".join(x for x in names if x)
+        return [_names.joined(x, last) for x in self.node(owner, last)]
 
 
 # ---- Labels of the entries of States.
 
 
-def _markers(leaves: Leaves, moves: _Moves) -> dict[int, str]:
+def _markers(leaves: Leaves, moves: Renamed) -> dict[int, str]:
     """The labels with the names that their StateIndex have now.
 
     A label that begins with `=` is a path from the model. Where the model is in the
@@ -182,7 +179,7 @@ def _markers(leaves: Leaves, moves: _Moves) -> dict[int, str]:
         record = leaves.record(place)
         # An entry of a State has no key: its State is what is above that.
         depth = record.template.keys.find("f")
-        state = ".".join(_parts(record.name)[: max(depth, 0)])
+        state = ".".join(_names.parts(record.name)[: max(depth, 0)])
         groups.setdefault(state, {})[place] = label
     out: dict[int, str] = {}
     for labels in groups.values():
@@ -191,7 +188,7 @@ def _markers(leaves: Leaves, moves: _Moves) -> dict[int, str]:
     return out
 
 
-def _labels(labels: list[str], leaves: Leaves, moves: _Moves) -> dict[str, str]:
+def _labels(labels: list[str], leaves: Leaves, moves: Renamed) -> dict[str, str]:
     """The new labels of one State."""
     relative = {x: _path(x) for x in labels if x[0] == "="}
     models = _models(list(relative.values()), leaves, moves)
@@ -204,7 +201,7 @@ def _labels(labels: list[str], leaves: Leaves, moves: _Moves) -> dict[str, str]:
             continue
         names = label[1:].split(",")
         if label in relative:
-            names = [_joined(model, relative[label]) for model in models]
+            names = [_names.joined(model, relative[label]) for model in models]
         old[label] = sorted(names)
         new[label] = "@" + ",".join(sorted({x for y in names for x in moves.field(y)}))
     if all(new[label] == "@" + ",".join(names) for label, names in old.items()):
@@ -216,7 +213,7 @@ def _path(label: str) -> str:
     return ".".join(re.findall(r"\w+", label))
 
 
-def _models(paths: list[str], leaves: Leaves, moves: _Moves) -> list[str]:
+def _models(paths: list[str], leaves: Leaves, moves: Renamed) -> list[str]:
     """The nodes below which there are the owners of all these paths: the model, and
     what has its structure, as an average of it."""
     owners = {x.rpartition(".")[0] for x in paths} - {""}
@@ -227,5 +224,5 @@ def _models(paths: list[str], leaves: Leaves, moves: _Moves) -> list[str]:
     return sorted(
         root
         for root in roots
-        if some and all(_joined(root, owner) in nodes for owner in owners)
+        if some and all(_names.joined(root, owner) in nodes for owner in owners)
     )

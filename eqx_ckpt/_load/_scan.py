@@ -5,7 +5,6 @@ asked for. This reads files from front to back, and so sees padding, gaps and en
 """
 
 import collections
-import concurrent.futures as cf
 import functools as ft
 import itertools as it
 import math
@@ -13,6 +12,7 @@ import operator
 import os
 import queue
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from .._format._leaves import Record
 from .._runtime import _progress
 from .._storage import _codecs, _store
 from . import _source
-from ._requests import CHANGED, unreadable
+from ._reader import CHANGED, unreadable
 from ._source import Source
 from ._window import Window
 
@@ -95,16 +95,16 @@ def _plan(source: Source, records: list[Record]) -> Iterator[_Chunk]:
                 yield _Chunk(record, number, file, 0, 0, stop)
         return
     runs = [
-        (run.file, run.offset, record, range(run.first, run.stop))
+        (file, offset, record, range(first, stop))
         for record in records
-        for run in source.index.segments(record)
+        for first, stop, file, offset in source.index.extents.segments(record)
     ]
     runs.sort(key=operator.itemgetter(0, 1))
     for place, members in it.groupby(runs, key=operator.itemgetter(0)):
         file, before = source.files[place], 0
         for _, start, record, numbers in members:
             for number in numbers:
-                stop = start + source.index.extent(record, number, number + 1)
+                stop = start + source.index.extents.extent(record, number, number + 1)
                 # In a zip there are other files between those of the data.
                 at = start if source.foreign else min(before, start)
                 yield _Chunk(record, number, file, at, start, stop)
@@ -153,7 +153,7 @@ def scan(
     ends: dict[str, tuple[int | None, str | None]] = {}
     if source.files is not None:
         ends = dict.fromkeys(source.files, (0, None))
-    pending: collections.deque[tuple[list[_Chunk], cf.Future[list[Problem]]]]
+    pending: collections.deque[tuple[list[_Chunk], Future[list[Problem]]]]
     pending = collections.deque()
 
     def finish() -> None:
@@ -162,7 +162,7 @@ def scan(
         last = sum(c.number + 1 == len(c.grid.keys) for c in job)
         advance(sum(c.grid.full for c in job), last)
 
-    with cf.ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         for job in _jobs(_plan(source, records), step):
             pending.append((job, pool.submit(check, job)))
             for chunk in job:

@@ -3,6 +3,7 @@
 import bisect
 import dataclasses
 import functools as ft
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._errors import DamagedError, ReplacedError
-from .._format import _files, _grid, _index, _template, _text
+from .._format import _digests, _files, _grid, _index, _template, _text
 from .._format._functions import StoredFunction
 from .._format._grid import Grid
-from .._format._index import Index, SavedState
+from .._format._index import Index
 from .._format._leaves import Record
 from .._format._ocdbt import Database
 from .._format._template import Template
@@ -21,9 +22,11 @@ from .._storage import _arrays, _store
 from .._storage._arrays import ForeignArray
 from .._storage._backend import Backend
 from . import _partial
-from ._pages import Digests
 
 
+# Pages of digests that follow each other are read together, if they have no more bytes.
+_TOGETHER = 2**20
+_DAMAGED = "its file of digests is damaged"
 # In what parts leaves are read that are one run of bytes, where a view wants some.
 _CUT = 4 * 2**20
 # And in how many of them at most.
@@ -36,9 +39,9 @@ class Foreign(NamedTuple):
     Each leaf is one run of bytes in one of `files`, which are in `directory`; or what
     `stored` has for its place, in directories or in a `database`; or is there already.
     `stamp`, of the directory, gives what was `stamped` until something is replaced.
-    With `digests`, the place of those in the first file, it is one of ours in there,
-    with chunks; `place` says there where one of its other files lies. The elements of
-    leaves that `strides` has lie so many elements apart along each axis.
+    With a `place` it is one of ours in the first file, with chunks: that says where one
+    of its other files lies in there. The elements of leaves that `strides` has lie so
+    many elements apart along each axis.
     """
 
     directory: Backend
@@ -46,7 +49,6 @@ class Foreign(NamedTuple):
     stamp: Callable[[Backend], str]
     stamped: str
     stored: dict[int, ForeignArray | np.ndarray]
-    digests: tuple[int, int] | None = None
     database: Database | None = None
     strides: Mapping[int, tuple[int, ...]] = {}
     place: Callable[[str], tuple[int, int]] | None = None
@@ -69,13 +71,13 @@ class Source:
         return not self.has_digests and not self.is_stored(record)
 
     def strides(self, record: Record) -> tuple[int, ...] | None:
-        """How many elements apart those of a leaf lie along each axis, if they do."""
+        """The steps between elements of a leaf along each axis, if they are apart."""
         return None if self.foreign is None else self.foreign.strides.get(record.place)
 
     @property
     def is_archive(self) -> bool:
         """Whether it is one of ours, in one file."""
-        return self.foreign is not None and self.foreign.digests is not None
+        return self.foreign is not None and self.foreign.place is not None
 
     @property
     def has_digests(self) -> bool:
@@ -93,13 +95,13 @@ class Source:
             return self.foreign.files
         if self.database is None:
             return None
-        return [f"{self.database}/{file}" for file in self.index.placement.files]
+        return [f"{self.database}/{file}" for file in self.index.files]
 
     @ft.cached_property
     def _opened(self) -> dict[int, Any]:
         return {}
 
-    @property
+    @ft.cached_property
     def database(self) -> str | None:
         return f"d/{self.index.save}" if self.index.layout == "ocdbt" else None
 
@@ -140,19 +142,15 @@ class Source:
             places = [self._place(*one) for one in wanted]
             return _arrays.open_arrays(self.directory, self.files, places)
         directory, files, stored = self.foreign[0], self.foreign[1], self.foreign.stored
-        at = self.index.start
         those = [(stored[r.place], n) for r, n in wanted if r.place in stored]
         opened = iter(_arrays.open_stored(directory, those, self.foreign.database))
+        starts = self.index.extents.starts(r.place for r, _ in wanted)
+        strides = self.foreign.strides
         return [
             next(opened)
             if self.is_stored(r)
-            else _arrays.StridedArray(
-                directory,
-                files[at(r.place)[0]],
-                at(r.place)[1],
-                self.foreign.strides[r.place],
-            )
-            for r, _ in wanted
+            else _arrays.StridedArray(directory, files[file], offset, strides[r.place])
+            for (r, _), (file, offset) in zip(wanted, starts)
         ]
 
     def cut(self, record: Record) -> Template:
@@ -169,7 +167,7 @@ class Source:
         if self.files is None:
             return _arrays.ArrayPlace(record.template, self.key(record))
         keys = grid_of(record.template).keys
-        locate = self.index.locate
+        locate = self.index.extents.locate
         if numbers is None:
             numbers = range(len(keys))
         chunks = [(keys[n], *locate(record, n)) for n in numbers]
@@ -178,7 +176,7 @@ class Source:
     def where(self, record: Record, number: int) -> tuple[str, int, int | None]:
         """The bytes of a chunk: the key of their file, from, to (None: its end)."""
         if self.files is not None:
-            file, start, length = self.index.locate(record, number)
+            file, start, length = self.index.extents.locate(record, number)
             return self.files[file], start, start + length
         t = record.template
         key = f"{self.key(record)}/{grid_of(t).keys[number]}"
@@ -203,18 +201,18 @@ class Source:
             return
         strides = self.strides(record)
         if strides and self.files:
-            file, start, _ = self.index.locate(record, 0)
+            file, start, _ = self.index.extents.locate(record, 0)
             stop = start + _grid.span(t.shape, strides) * t.itemsize
             self.directory.check_range(self.files[file], stop)
             return
         if numbers is None or self.is_run(record):
             numbers = range(t.chunk_count)
         if self.files is not None:
-            at = 0
+            at, extents = 0, self.index.extents
             while at < len(numbers):
-                first, stop, file, offset = self.index.segment(record, numbers[at])
+                first, stop, file, offset = extents.segment(record, numbers[at])
                 at = bisect.bisect_left(numbers, stop, at)
-                end = offset + self.index.extent(record, first, numbers[at - 1] + 1)
+                end = offset + extents.extent(record, first, numbers[at - 1] + 1)
                 self.directory.check_range(self.files[file], end)
         else:
             size = t.full if t.codec is None else _template.least_encoded(t.full)
@@ -238,28 +236,24 @@ class Source:
         return f"{self.database}/digests" if self.database else _files.DIGESTS
 
     @ft.cached_property
-    def digests(self) -> Digests:
+    def digests(self) -> "Digests":
         """**Raises:** `DamagedError` for what cannot be."""
         try:
-            pages = self.index.pages
+            # A cycle of references would keep files open for longer than anybody has
+            # them.
+            return Digests(weakref.proxy(self))
         except ValueError as e:
             raise self.lost(str(e)) from e
-        # A cycle of references would keep files open for longer than anybody has them.
-        own = weakref.proxy(self)
-        start = ft.partial(_start_digests, own)
-        twice = ft.partial(_store.look_twice, self.root)
-        lost = lambda why: own.lost(why)
-        return Digests(pages, self.index.digests, start, twice, lost)
 
     def digests_of(self, record: Record, chunks: range) -> bytes:
         """The digests of some chunks of a leaf that follow each other."""
-        index, t, out = self.index, record.template, b""
+        extents, t, out = self.index.extents, record.template, b""
         while chunks:
             start, stop = chunks.start, chunks.stop
             if self.database is not None:
                 # What is one run of chunks is in one page.
-                stop = min(stop, index.segment(record, start).stop)
-            first = index.chunk_digest(record, start)
+                stop = min(stop, extents.segment(record, start)[1])
+            first = extents.digest_of(record, start)
             count = t.block_of(stop) - t.block_of(start)
             out += self.digests.rows(first, first + count)
             chunks = range(stop, chunks.stop)
@@ -311,30 +305,110 @@ class Source:
         return DamagedError(f"The checkpoint at `{self.root}` cannot be read: {why}.")
 
 
-def _start_digests(source: Source, start: int, stop: int) -> Callable[[], bytes | None]:
-    """Asks for bytes of the file of digests. Returns what waits for them."""
-    if source.foreign is not None or not source.root.is_far:
-        return ft.partial(_read_digests, source, start, stop)
-    coming = source.root.start_read(source.digests_key, start, stop)
+class Digests:
+    """The file of digests of a save. It may be asked by several threads."""
 
-    def arrived() -> bytes | None:
-        got = _store.read_answer(source.root, source.digests_key, coming)
-        return got.value if got.state == "value" else None
+    def __init__(self, source: Source):
+        self._source = source
+        self._pages = pages = source.index.extents.pages
+        self._lock = threading.Lock()
+        # The first page of each read, and the last one's end.
+        self._reads = [0]
+        for page in range(1, len(pages) - 1):
+            if _digests.SIZE * (pages[page + 1] - pages[self._reads[-1]]) > _TOGETHER:
+                self._reads.append(page)
+        self._reads.append(len(pages) - 1)
+        self._starts = [pages[page] for page in self._reads]
+        self._data: dict[int, bytes] = {}
+        self._coming: Any = None
 
-    return arrived
+    def rows(self, first: int, stop: int) -> bytes:
+        """The digests of these numbers, which are in one page.
+
+        **Raises:** `DamagedError`, `ReplacedError`.
+        """
+        number = bisect.bisect_right(self._starts, first) - 1
+        data = self._data.get(number)
+        if data is None:
+            if first == stop:
+                return b""
+            data = self._load(number)
+        at = self._starts[number]
+        return data[_digests.SIZE * (first - at) : _digests.SIZE * (stop - at)]
+
+    def load(self) -> None:
+        """Reads all of them. **Raises:** as `rows`."""
+        for number in range(len(self._reads) - 1):
+            self._load(number)
+
+    def prepare(self) -> None:
+        """Reads them, if that is one read; or asks a store for them, which answers
+        other requests meanwhile. **Raises:** as `rows`."""
+        if len(self._reads) != 2:
+            return
+        source = self._source
+        if source.foreign is not None or not source.root.is_far:
+            self._load(0)
+        elif not self._data:
+            # What a read before has asked for, and not waited for, may never come.
+            stop = _digests.SIZE * self._pages[-1]
+            self._coming = source.root.start_read(source.digests_key, 0, stop)
+
+    def _load(self, number: int) -> bytes:
+        source = self._source
+        with self._lock:
+            if number in self._data:
+                return self._data[number]
+            try:
+                data = _store.look_twice(source.root, ft.partial(self._arrived, number))
+            except FileNotFoundError as e:
+                raise source.lost("its file of digests is missing") from e
+            except ValueError as e:
+                raise source.lost(f"{_DAMAGED} ({e})" if str(e) else _DAMAGED) from e
+            self._data[number] = data
+            return data
+
+    def _arrived(self, number: int) -> bytes:
+        """**Raises:** `FileNotFoundError` if there is no file, `ValueError` unless the
+        bytes are those that were written."""
+        source, size = self._source, _digests.SIZE
+        pages = self._pages[self._reads[number] : self._reads[number + 1] + 1]
+        coming, self._coming = self._coming, None
+        if coming is not None:
+            got = _store.read_answer(source.root, source.digests_key, coming)
+            data = got.value if got.state == "value" else None
+        else:
+            span = size * pages[0], size * pages[-1], size * self._pages[-1]
+            data = read_beside(source, source.digests_key, *span)
+        if data is None:
+            raise FileNotFoundError
+        at, memory = pages[0], memoryview(data)
+        for i, (start, stop) in enumerate(zip(pages, pages[1:]), self._reads[number]):
+            page = memory[size * (start - at) : size * (stop - at)]
+            good = source.index.digests[2 * size * i : 2 * size * (i + 1)]
+            if len(page) != size * (stop - start) or _index.digest(page) != good:
+                raise ValueError
+        return data
 
 
-def _read_digests(source: Source, start: int, stop: int) -> bytes | None:
-    if source.foreign is not None:
-        assert source.foreign.digests is not None
+def read_beside(
+    source: Source, key: str, start: int, stop: int, size: int
+) -> bytes | None:
+    """Some bytes of a file of a save which has so many; None where there is none."""
+    root, foreign = source.root, source.foreign
+    if foreign is not None:
+        assert foreign.place is not None
+        first, last = foreign.place(key)
+        if last - first != size:
+            return b""
         into = np.empty(stop - start, np.uint8)
-        key, base = source.foreign.files[0], source.foreign.digests[0]
-        return into[: source.directory.read_into(key, base + start, into)].tobytes()
-    if (start, stop) == (0, 16 * source.index.pages[-1]):
-        value = source.root.read(source.digests_key, stop=stop, limit=stop)
+        count = foreign.directory.read_into(foreign.files[0], first + start, into)
+        return into[:count].tobytes()
+    if (start, stop) == (0, size):
+        value = root.read(key, stop=size, limit=size)
         return None if value is None else value.data
-    coming = source.root.start_read(source.digests_key, start, stop)
-    return _store.read_answer(source.root, source.digests_key, coming).value
+    got = _store.read_answer(root, key, root.start_read(key, start, stop))
+    return got.value if got.state == "value" else None
 
 
 def check_pickles(source: Source) -> None:
@@ -358,7 +432,8 @@ def read_function(source: Source, name: str) -> bytes:
     """
     stored = source.index.functions[name]
     what = f"the file of its function `{name}`"
-    return _read_beside(source, function_key(source, stored), stored, what)
+    key, wanted = function_key(source, stored), (stored.nbytes, stored.digest)
+    return _read_extra(source, key, wanted, what)
 
 
 def own_key(source: Source, process: int) -> str:
@@ -371,18 +446,20 @@ def read_own(source: Source, process: int) -> bytes:
     **Raises:** `DamagedError`, `ReplacedError`.
     """
     what = f"the file of the own state of process {process}"
-    stored = source.index.own[process]
-    return _read_beside(source, own_key(source, process), stored, what)
+    return _read_extra(
+        source, own_key(source, process), source.index.own[process], what
+    )
 
 
-def _read_beside(
-    source: Source, key: str, stored: StoredFunction | SavedState, what: str
-) -> bytes:
+def _read_extra(source: Source, key: str, stored: tuple[int, str], what: str) -> bytes:
+    """The bytes of a file, of which the index has the size and the digest."""
+    size, digest = stored
+
     def is_good(data: bytes | None) -> bool:
-        return data is not None and _index.digest(data) == stored.digest
+        return data is not None and _index.digest(data) == digest
 
     try:
-        read = ft.partial(_read_file, source, key, stored.nbytes)
+        read = ft.partial(read_beside, source, key, 0, size, size)
         data = _store.look_twice(source.root, read, is_good)
     except ValueError as e:
         raise source.lost(f"{what} is damaged ({e})") from e
@@ -391,20 +468,6 @@ def _read_beside(
     if not is_good(data):
         raise source.lost(f"{what} is damaged")
     return data
-
-
-def _read_file(source: Source, key: str, nbytes: int) -> bytes | None:
-    foreign = source.foreign
-    if foreign is None:
-        value = source.root.read(key, stop=nbytes, limit=nbytes)
-        return None if value is None else value.data
-    assert foreign.place is not None
-    start, stop = foreign.place(key)
-    if stop - start != nbytes:
-        return b""
-    into = np.empty(stop - start, np.uint8)
-    count = foreign.directory.read_into(foreign.files[0], start, into)
-    return into[:count].tobytes()
 
 
 def _cut(t: Template, strides: tuple[int, ...] | None) -> _grid.Shape:

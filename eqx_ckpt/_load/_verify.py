@@ -15,7 +15,7 @@ from .._runtime import _arguments, _log, _progress, _threads
 from .._storage import _arrays, _root, _store
 from . import _open, _scan, _source
 from ._checkpoint import Checkpoint
-from ._requests import CHANGED, unreadable
+from ._reader import CHANGED, unreadable
 from ._scan import Problem
 from ._source import Source
 
@@ -98,7 +98,7 @@ def verify(
         records = list(source.index.leaves.records())
         list(source.index.leaves.places)
         if source.has_digests:
-            source.index.pages
+            source.index.extents.pages
     except ValueError as e:
         is_file = root.entry() not in (None, "directory")
         file = root.url.rpartition("/")[2] if is_file else _files.INDEX
@@ -164,7 +164,7 @@ def _settled_files(source: Source) -> list[Problem]:
     while problems and time.monotonic() < end:
         if not source.is_current():
             raise source.lost("")
-        with source.root.writers_lock() as held:
+        with source.root.lock(wait=True) as held:
             problems = list(_check_files(source))
         if held:
             break  # Nobody is at it any more.
@@ -195,7 +195,7 @@ def _longer_digests(source: Source) -> Iterator[Problem]:
     """Bytes after the last page of the file of digests."""
     if source.foreign is None:
         size = source.root.size(source.digests_key)
-        if size is not None and size > 16 * source.index.pages[-1]:
+        if size is not None and size > 16 * source.index.extents.pages[-1]:
             what = "it has more bytes than it had"
             yield Problem(None, None, source.digests_key, what)
 

@@ -4,13 +4,14 @@ import contextlib
 import functools as ft
 import os
 
+from .. import _extensions
 from .._format import _files
 from .._load import _published
 from .._runtime import _arguments, _log
 from .._save import _inplace, _leftovers
 from .._storage import _root
-from .._storage._backend import Backend, Locks, Renames
-from . import _numbered, _over
+from .._storage._backend import Backend, Renames
+from . import _numbered
 
 
 @_arguments.checked(remove=_arguments.FLAG, idle=_arguments.FLAG)
@@ -33,7 +34,7 @@ def clean(
 
     - `directory`: a directory with checkpoints in it, such as that of a run, or a
         checkpoint. Looked at are the directory itself, those directly inside it, and
-        those of the steps of a run. Links are not followed.
+        those of the steps of a run. Renames are not followed.
     - `remove`: whether to delete what is found, or only list it.
     - `idle`: that nothing is being saved below `directory`. For an object store you
         have to know and say so, or nothing is deleted there. Of a near disk
@@ -83,7 +84,8 @@ def _cleaned(root: Backend, remove: bool, idle: bool) -> list[str]:
             if left and remove:
                 step.drop_directory()
     if idle or not remove:
-        over = [save.path for save in _over.near_saves(here) if not save.stays]
+        superseded = _extensions.find("superseded")
+        over = superseded(here) if superseded else []
         found |= set(over)
         for path in over if remove else []:
             key = os.path.relpath(path, here.url)
@@ -154,7 +156,7 @@ def _stale_saves(root: Backend, remove: bool) -> list[str]:
 def _is_stale(root: Backend, save: str, remove: bool) -> bool:
     unless = ft.partial(_must_stay, root, save)
     own = root.below("d").below(save)
-    if isinstance(own, Locks):
+    if isinstance(own, Renames):
         return _leftovers.delete_abandoned(own, remove, unless=unless)
     if unless():
         return False

@@ -1,4 +1,4 @@
-"""What a listing of a run in an object store says of its steps, without a request for
+"""Steps of a run in an object store, by one listing of it, without a request for
 each of them.
 
 The index of a step is written last, and deleted first. What is in `d/<save id>` is of
@@ -6,17 +6,22 @@ one save, and the index that is committed deletes the data of all others. So a s
 an index and the data of one save is that save, whatever was read of it earlier.
 """
 
+import functools as ft
+import itertools as it
 import re
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from .._format import _files, _index
+from .._runtime import _threads
 from .._storage._backend import Sends
 
 
 # A store lists so many keys by a request, and most steps have no more than so many. So
 # many requests one after the other are no worse than many that are nearly empty.
 _PAGE, _KEYS, _PAGES = 1000, 10, 4
+# Lists that are asked for at a time.
+_LISTS = 64
 _key = re.compile(r"(0|[1-9][0-9]{0,17})/(?:default/(?:(d)/([^/]+)/.|(.+)))?")
 
 
@@ -32,7 +37,9 @@ def read(root: Sends, known: Collection[int]) -> dict[int, Listed]:
     these the store is asked for parts of the list that are a few pages long."""
     complete: set[int] = set()
     saves: dict[int, set[str]] = {}
-    for key in root.list_parts(_parts(known)):
+    jobs = [ft.partial(root.list_all, start) for start in _parts(known)]
+    lists = _threads.gather_requests(jobs, _LISTS)
+    for key in it.chain.from_iterable(lists):
         found = _key.match(key)
         if found is None:
             continue
@@ -49,7 +56,7 @@ def read(root: Sends, known: Collection[int]) -> dict[int, Listed]:
 
 
 def _parts(known: Collection[int]) -> list[str]:
-    """What keys of steps begin with, each in one part."""
+    """Starts of the keys of steps, each in one part."""
     if len(known) * _KEYS <= _PAGE:
         return [""]
     return _split("", [str(step) for step in known])

@@ -9,17 +9,18 @@ from typing import Any, overload, Unpack
 from jax._src import distributed
 from jaxtyping import PyTree
 
-from .._load import _options as _load_options
-from .._load._options import FilteredKeywords
-from .._runtime import _arguments, _undo
+from .. import _extensions
+from .._load import _load_options
+from .._load._load_options import FilteredKeywords
+from .._runtime import _arguments, _cleanup
 from .._runtime._arguments import Rule
 from .._save import _options
-from .._save._function import Functions
-from .._save._options import RunKeywords, SaveOptions
+from .._save._options import Functions, RunKeywords, SaveOptions
 from .._storage._remote import Store
-from . import _near, _restore, _shown, _steps
-from ._near import Asked
-from ._offer import Offer
+from .._tree import _leaf
+from . import _restore, _steps
+from ._hooks import LoadRequest, NearSteps
+from ._pending import PendingState
 from ._policy import Policy
 from ._saves import Saves
 from ._signals import Signals
@@ -139,16 +140,17 @@ class CheckpointManager:
             every=every,
             every_seconds=every_seconds,
             reuse=reuse,
-            near=near,
-            near_every=near_every,
-            copies=copies,
         )
         saved = SaveOptions(**options)
         self._policy.check(saved)
+        _leaf.check_cast(saved.dtype)
+        self._saves = Saves(self._steps, self._policy, saved)
+        self._near: NearSteps | None = None
+        if (near, near_every, copies) != (None, None, None):
+            given = self._saves, near, near_every, copies
+            self._near = _extensions.call("near_steps", *given)
         if not distributed.global_state.process_id:
             self._steps.finish()
-        self._saves = Saves(self._steps, self._policy, saved)
-        self._near = _near.of(self._saves)
         self._signals = Signals(signals)
         weakref.finalize(self, self._saves.forget)
 
@@ -156,7 +158,7 @@ class CheckpointManager:
         return f"CheckpointManager({self._steps.root.url!r})"
 
     def _repr_html_(self) -> str:
-        return _shown.run(self._steps)
+        return _extensions.call("html", self)
 
     @_arguments.checked(metrics=_MAPPING, metadata=_MAPPING, force=_arguments.FLAG)
     def save(
@@ -202,7 +204,7 @@ class CheckpointManager:
         """
         step = _steps.check(step)
         given = metrics or {}
-        offer = Offer(step, tree, given, metadata, force, functions, own)
+        offer = PendingState(step, tree, given, metadata, force, functions, own)
         if self._near is not None:
             try:
                 self._near.offer(offer)
@@ -224,7 +226,7 @@ class CheckpointManager:
 
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
         try:
-            with _undo.surely(self._signals.forget):
+            with _cleanup.surely(self._signals.forget):
                 if error is None:
                     self._saves.end()
                 else:
@@ -287,9 +289,9 @@ class CheckpointManager:
         """
         self.wait()
         self._saves.offered = None
-        asked = Asked(like, own, options)
-        found, at = _restore.restore(self._saves, self._near, step, asked)
-        return (found.tree, at) if own is None else (found.tree, found.own, at)
+        request = LoadRequest(like, own, options)
+        got, at = _restore.restore(self._saves, self._near, step, request)
+        return (got.tree, at) if own is None else (got.tree, got.own, at)
 
     # ---- Which steps there are.
 
@@ -299,7 +301,7 @@ class CheckpointManager:
 
     def latest(self) -> int | None:
         """The newest complete step, if there is one; near steps count."""
-        return _restore.latest(self._saves, self._near)
+        return self._steps.latest() if self._near is None else self._near.latest()
 
     def best(self) -> int | None:
         """The step with the best metric, as `best` said; None if none has it.
@@ -311,6 +313,17 @@ class CheckpointManager:
     def path(self, step: int) -> str | Store:
         """Where the checkpoint of a step is, or will be."""
         return self._steps.path(step)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draws the metrics of all steps with matplotlib (`eqx_ckpt[plot]`).
+
+        **Arguments:**
+
+        - `ax`: the axes to draw into; those that are current by default.
+
+        **Returns:** the axes.
+        """
+        return _extensions.call("plot", self, ax)
 
     def pin(self, step: int) -> None:
         """Keeps a step until [`unpin`][]: it is not deleted.

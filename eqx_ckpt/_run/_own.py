@@ -4,17 +4,14 @@ Each is a checkpoint of one file, beside the data of the step.
 """
 
 import io
-import json
 from typing import Any
 
 from jax._src import distributed
 from jaxtyping import PyTree
 
-from .._format import _schema
 from .._load import _checkpoint, _deserialise, _source
 from .._load._checkpoint import Checkpoint
 from .._runtime import _processes
-from .._runtime._processes import Processes
 from .._save import _serialise
 from .._tree import _leaf
 
@@ -61,18 +58,6 @@ def bytes_of(ckpt: Checkpoint, process: int) -> bytes:
     if not ckpt._source.index.own:
         raise _without(ckpt)
     return _source.read_own(ckpt._source, process)
-
-
-def gathered(processes: Processes, data: bytes, own: PyTree) -> Any:
-    """The own state of this process, as it is stored, as it is asked for; where those
-    of all are, the processes tell each other."""
-    if not is_all(own):
-        return decode(data, own)
-    words = [word.hex() for word in processes.gather(data)]
-    said = json.loads(processes.broadcast(json.dumps(words).encode()))
-    # They may be larger than any record.
-    words = _schema.checked(said, "what is said of own states", [str])
-    return [decode(bytes.fromhex(word), own) for word in words]
 
 
 def decode(data: bytes, own: PyTree) -> Any:

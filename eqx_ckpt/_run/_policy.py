@@ -1,6 +1,5 @@
-"""Which steps are saved, which is the best, and which stay."""
+"""The policy of a run: steps that are saved, the best one, and steps that stay."""
 
-import os
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -18,9 +17,6 @@ class Policy(NamedTuple):
     every: int | None = None
     every_seconds: int | float | None = None
     reuse: bool = True
-    near: str | os.PathLike[str] | None = None
-    near_every: int | None = None
-    copies: int | None = None
 
     def check(self, options: SaveOptions) -> None:
         """**Raises:** `ValueError` for what makes no sense together."""
@@ -34,28 +30,12 @@ class Policy(NamedTuple):
                 "`keep` deletes older steps, which is safe only once the new one would "
                 "survive a power cut: leave `durable` as it is, or `keep` out."
             )
-        for name in ("near_every", "copies"):
-            if self.near is None and getattr(self, name) is not None:
-                raise ValueError(f"`{name}` is for near disks: say where, with `near`.")
-        if self.near is not None and self.near_every is None:
-            raise ValueError("With `near`, `near_every` must be an integer >= 1.")
-        others = _processes.count() - 1
-        if self.near is not None and self.copied > max(1, others):
-            raise ValueError(
-                f"`copies` is {self.copies}, and there are {others} other processes "
-                "whose disks could have one."
-            )
         tag = _processes.together(options.processes).tag
         if options.processes == "own" or tag is not None:
             raise ValueError(
                 '`processes` of a manager is "all", or an `ec.Together` without `tag`: '
                 "all processes of a run save together, and calls meet by the step."
             )
-
-    @property
-    def copied(self) -> int:
-        """How many copies of a part are on the disks of others."""
-        return 1 if self.copies is None else self.copies
 
     def may_be_due(self, step: int) -> bool:
         """All processes know alike; with `every_seconds` process 0 has to decide."""

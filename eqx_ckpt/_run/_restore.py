@@ -6,10 +6,8 @@ import json
 import re
 import warnings
 from collections.abc import Iterable
-from typing import Any, NamedTuple
 
 import jax.tree_util as jtu
-from jaxtyping import PyTree
 
 from .._errors import DamagedError, ReplacedError
 from .._format import _index, _schema
@@ -18,28 +16,20 @@ from .._load import _checkpoint, _deserialise
 from .._load._partial import Apart
 from .._runtime import _log, _processes
 from .._runtime._processes import Processes
-from . import _near, _own, _steps
-from ._attempts import Copy, NearStep, Passed
-from ._near import Asked, Chosen, Near
+from . import _own, _steps
+from ._hooks import LoadRequest, NearSearch, NearSteps, Outcome, Restored
 from ._saves import Saves
 from ._steps import Signature, Skip, Steps
-
-
-class Restored(NamedTuple):
-    """A tree, and own states, if they were asked for."""
-
-    tree: PyTree
-    own: Any = None
 
 
 # What processes say of a restore, which is checked before any of it becomes a path.
 _SAID = "what a process says of a restore"
 _AT = Either([COUNT, NONE])
-_CHOICE = _AT, [(COUNT, (str, bool, bool))], _near.CHOSEN
-_OUTCOMES = "damaged", "failed", "apart", "replaced", "loaded"
-_OUTCOME = re.compile("|".join(_OUTCOMES))
-_LOADED = _OUTCOME, str
-_KIND = _OUTCOME, str, [COUNT]
+_SKIPPED = [(COUNT, (str, bool, bool))]
+_KINDS = "damaged", "failed", "apart", "replaced", "loaded"
+_KIND = re.compile("|".join(_KINDS))
+_LOADED = _KIND, str
+_OUTCOME = _KIND, str, [COUNT]
 
 # Options with which a restore does not read, or not check, all of a step.
 _IN_PART = {"filter_spec", "where", "source", "unexpected", "verify"}
@@ -52,34 +42,34 @@ _AGAIN = 10
 
 
 def restore(
-    saves: Saves, near: Near | None, step: int | None, asked: Asked
+    saves: Saves, near: NearSteps | None, step: int | None, request: LoadRequest
 ) -> tuple[Restored, int]:
     """A step at the root that is named, or the newest of all."""
     steps = saves.steps
     with _log.timed("restore") as timer:
         if step is None:
-            found, step = _newest(saves, near, asked)
+            restored, step = _newest(saves, near, request)
         else:
             step = _steps.check(step)
             steps.check_own(step)
-            found = _of_step(saves, step, asked)
+            restored = _of_step(saves, step, request)
             if near is not None:
-                near.begin("")
+                near.search().begin()
     if _log.is_on(_log.INFO):
-        arrays = (getattr(x, "nbytes", 0) for x in jtu.tree_leaves(found.tree))
+        arrays = (getattr(x, "nbytes", 0) for x in jtu.tree_leaves(restored.tree))
         facts = {"nbytes": sum(arrays), "seconds": timer.seconds}
         steps.say(_log.INFO, "Restored", step, **facts)
-    return found, step
+    return restored, step
 
 
-def _of_step(saves: Saves, step: int, asked: Asked) -> Restored:
+def _of_step(saves: Saves, step: int, request: LoadRequest) -> Restored:
     path = saves.steps.path(step)
     load = _deserialise.tree_deserialise_leaves
     try:
-        if asked.own is None:
-            return Restored(load(path, asked.like, **asked.options))
+        if request.own is None:
+            return Restored(load(path, request.like, **request.options))
         ckpt = _checkpoint.open(path)
-        tree = load(ckpt, asked.like, **asked.options)
+        tree = load(ckpt, request.like, **request.options)
     except FileNotFoundError as e:
         there: list[int] = []
         with contextlib.suppress(OSError, ValueError):  # Such as over HTTP.
@@ -91,74 +81,49 @@ def _of_step(saves: Saves, step: int, asked: Asked) -> Restored:
         ) from e
     processes = saves.processes("restore own states", "Restoring own states", step)
     with processes.heard():
-        own = _own.load(ckpt, asked.own)
+        own = _own.load(ckpt, request.own)
         processes.gather()
         processes.broadcast()
     return Restored(tree, own)
 
 
-class Found(NamedTuple):
-    """A step that is restored; `near` says where, if not at the root."""
-
-    restored: Restored
-    step: int
-    near: NearStep | None
-
-
 @dataclasses.dataclass
 class _Search:
-    """The search for a step: those that are `skipped`; the near step that is `chosen`;
-    copies of near parts that are `bad`, of which step, and why; and how often it may
-    look again."""
+    """The search for a step: the near steps in it; the steps at the root that are
+    `skipped`; and how often it may look again."""
 
     saves: Saves
-    near: Near | None
-    asked: Asked
+    near: NearSearch | None
+    request: LoadRequest
     skipped: dict[int, Skip] = dataclasses.field(default_factory=dict)
-    chosen: Chosen = Chosen()
-    bad: dict[Copy, Passed] = dataclasses.field(default_factory=dict)
     left: int = _AGAIN
 
+    @property
+    def is_near(self) -> bool:
+        """Whether a near step is chosen."""
+        return self.near is not None and self.near.step is not None
 
-def _newest(saves: Saves, near: Near | None, asked: Asked) -> tuple[Restored, int]:
+
+def _newest(
+    saves: Saves, near: NearSteps | None, request: LoadRequest
+) -> tuple[Restored, int]:
     """The newest step that can be restored, as all processes find it."""
-    search = _Search(saves, near, asked)
+    search = _Search(saves, None if near is None else near.search(), request)
     found = None
     while found is None:
         found = _try(search)
-    if near is not None:
-        near.begin("" if found.near is None else found.near.save)
+    restored, step = found
+    if search.near is not None:
+        search.near.begin()
     # What was not completed may be under way.
     skipped = search.skipped
     saves.damaged |= {step for step, skip in skipped.items() if skip.is_lost}
-    if found.near is not None:
+    if search.is_near:
         saves.base = None
-    elif not _IN_PART & asked.options.keys():
-        saves.base = saves.steps.path(found.step)
-    _tell(search, found.step)
-    return found.restored, found.step
-
-
-def latest(saves: Saves, near: Near | None) -> int | None:
-    """The newest complete step, near ones among them."""
-    if near is None:
-        return saves.steps.latest()
-    processes = saves.processes("latest", "Looking for the latest step")
-    with processes.heard():
-        words = processes.gather(near.held())
-        word = b""
-        if processes.leads:
-            chosen, far = near.choose(words), saves.steps.latest()
-            steps = [far, None if chosen.step is None else chosen.step.step]
-            found = max((s for s in steps if s is not None), default=None)
-            chosen.warn(
-                f"The latest step of `{saves.steps.root}` is {found}, as newer ones "
-                "cannot be restored:",
-                above=-1 if found is None else found,
-                stacklevel=3,
-            )
-            word = json.dumps(found).encode()
-        return _schema.read(processes.broadcast(word), _SAID, _AT)
+    elif not _IN_PART & request.options.keys():
+        saves.base = saves.steps.path(step)
+    _tell(search, step)
+    return restored, step
 
 
 def _tell(search: _Search, step: int) -> None:
@@ -169,9 +134,8 @@ def _tell(search: _Search, step: int) -> None:
         level = _log.WARNING if other > step else _log.INFO
         steps.say(level, "Skipped", other, skip.why)
     search.skipped = told
-    search.chosen.passed.extend(search.bad.values())
-    search.bad = {}
-    search.chosen.warn("", above=step, stacklevel=6)
+    if search.near is not None:
+        search.near.warn(step, stacklevel=6)
     # Where the step is another copy's, or also at the root, nothing is lost.
     reasons = _reasons(search, above=step)
     if reasons and _processes.leads():
@@ -182,77 +146,72 @@ def _tell(search: _Search, step: int) -> None:
         )
 
 
-def _try(search: _Search) -> Found | None:
+def _try(search: _Search) -> tuple[Restored, int] | None:
     """One look for a step, and an attempt to load it. None: look again."""
-    saves, near, asked = search.saves, search.near, search.asked
+    saves, near, request = search.saves, search.near, search.request
     processes = saves.processes("restore", "Restoring")
-    found, error, said = Restored(None), None, _Said("")
+    restored, error, outcome = Restored(None), None, Outcome("")
     with processes.heard():
         words = processes.gather(b"" if near is None else near.held())
         word = _choice(search, words) if processes.leads else b""
         # What process 0 has skipped, the others have to know.
-        step, search.skipped, search.chosen = _decoded(processes.broadcast(word))
-        at = search.chosen.step
+        step = _take(search, processes.broadcast(word))
         if step is not None:
-            if near is not None and at is not None:
-                near.fetch(processes, at)
+            if near is not None and search.is_near:
+                near.fetch(processes)
             try:
-                if near is not None and at is not None:
-                    found = Restored(*near.load(processes.index, at, asked))
+                if near is not None and search.is_near:
+                    restored = near.load(processes.index, request)
                 else:
-                    found = _load(saves.steps, step, asked)
+                    restored = _load(saves.steps, step, request)
             except Exception as e:
                 error = e
-            said = _agree(processes, error)
-            if said.outcome == "loaded" and at is not None and asked.own is not None:
-                own = _own.gathered(processes, found.own, asked.own)
-                found = found._replace(own=own)
+            outcome = _agree(processes, error)
+            if near is not None and search.is_near and outcome.kind == "loaded":
+                restored = near.finish(processes, restored, request)
     if step is None:
         raise _nothing(saves.steps, search)
-    if said.outcome == "loaded":
-        return Found(found, step, at)
-    if said.outcome == "failed" or (said.outcome == "apart" and at is None):
-        what = f"{processes.what}: another process has failed: {said.why}"
+    if outcome.kind == "loaded":
+        return restored, step
+    if outcome.kind == "failed" or (outcome.kind == "apart" and not search.is_near):
+        what = f"{processes.what}: another process has failed: {outcome.why}"
         raise error or RuntimeError(what)
-    if at is not None:
-        _exclude(search, at, said)
-    elif said.outcome == "damaged":
-        search.skipped[step] = Skip(said.why, True)
+    if near is not None and search.is_near:
+        near.exclude(outcome)
+    elif outcome.kind == "damaged":
+        search.skipped[step] = Skip(outcome.why, True)
     elif search.left == 0:
-        raise error or ReplacedError(said.why)
+        raise error or ReplacedError(outcome.why)
     else:
         search.left -= 1
-        saves.steps.say(_log.INFO, "Looking again, without", step, said.why)
+        saves.steps.say(_log.INFO, "Looking again, without", step, outcome.why)
     return None
 
 
-def _exclude(search: _Search, at: NearStep, said: "_Said") -> None:
-    """Takes note of copies of near parts that are of no use."""
-    is_apart = said.outcome == "apart"
-    for process in range(len(at.sources)) if is_apart else said.who:
-        source = at.sources[process]
-        where = f"part {process} on the disk of process {source}"
-        why = f"{where}: {said.why}"
-        search.bad[at.save, source, process] = Passed(at.step, why)
-
-
 def _choice(search: _Search, words: list[bytes]) -> bytes:
-    """The newest step, all that are skipped, and where it is if it is a near one."""
+    """The newest step, all that are skipped, and what near disks add to it."""
     step, skipped = _newest_at_root(search.saves.steps, search.skipped)
-    chosen = Chosen()
-    if search.near is not None:
-        chosen = search.near.choose(words, search.bad.keys())
-    if chosen.step is not None and (step is None or chosen.step.step >= step):
-        step = chosen.step.step
-    else:
-        chosen = chosen._replace(step=None)
-    return json.dumps([step, list(skipped.items()), chosen]).encode()
+    near = None if search.near is None else search.near.choose(words, step)
+    return json.dumps([step, list(skipped.items()), near]).encode()
+
+
+def _take(search: _Search, word: bytes) -> int | None:
+    """Takes the choice of process 0. Returns its step."""
+    schema = NONE if search.near is None else search.near.schema
+    form = _AT, _SKIPPED, schema
+    step, skipped, near = _schema.read(word, _SAID, form)
+    search.skipped = {int(s): Skip(*skip) for s, skip in skipped}
+    if search.near is None:
+        return step
+    search.near.take(near)
+    return step if search.near.step is None else search.near.step
 
 
 def _nothing(steps: Steps, search: _Search) -> Exception:
-    text, root = _reasons(search, search.chosen.notes), steps.root
-    known = [*search.bad, *(x for x in search.chosen.passed if x.is_whole)]
-    if known or any(skip.is_lost for skip in search.skipped.values()):
+    near, root = search.near, steps.root
+    text = _reasons(search, [] if near is None else near.notes())
+    is_lost = any(skip.is_lost for skip in search.skipped.values())
+    if is_lost or (near is not None and near.knows_lost()):
         return DamagedError(
             f"No step in `{root}` can be restored as it was saved:{text}\nNothing "
             "was changed or deleted. Load what is left of one with `step=` and "
@@ -263,7 +222,7 @@ def _nothing(steps: Steps, search: _Search) -> Exception:
     )
 
 
-def _load(steps: Steps, step: int, asked: Asked) -> Restored:
+def _load(steps: Steps, step: int, request: LoadRequest) -> Restored:
     try:
         ckpt = _checkpoint.open(steps.path(step))
     except FileNotFoundError as e:
@@ -274,37 +233,27 @@ def _load(steps: Steps, step: int, asked: Asked) -> Restored:
             raise
         raise DamagedError(str(e)) from e
     load = _deserialise.tree_deserialise_leaves
-    tree = load(ckpt, asked.like, **asked.options)
+    tree = load(ckpt, request.like, **request.options)
     # Last: before it one process alone would leave the others waiting.
-    return Restored(tree, None if asked.own is None else _own.load(ckpt, asked.own))
+    return Restored(tree, None if request.own is None else _own.load(ckpt, request.own))
 
 
-class _Said(NamedTuple):
-    """Whether a step was "loaded", is "damaged", has other parts than are wanted
-    ("apart") or was "replaced", or the load has "failed" for something else in any of
-    the processes; why; and in which."""
-
-    outcome: str
-    why: str = ""
-    who: list[int] = []
-
-
-def _agree(processes: Processes, error: Exception | None) -> _Said:
-    """What all say of a load."""
+def _agree(processes: Processes, error: Exception | None) -> Outcome:
+    """The outcome of a load in all processes."""
     kinds = [(DamagedError, "damaged"), (ReplacedError, "replaced"), (Apart, "apart")]
     is_of = (word for kind, word in kinds if isinstance(error, kind))
     own = "loaded" if error is None else next(is_of, "failed")
     text = "" if error is None else str(error)
     words = processes.gather(json.dumps([own, text]).encode())
     said = [_schema.read(word, _SAID, _LOADED) for word in words]
-    for outcome in _OUTCOMES:
-        who = [index for index, x in enumerate(said) if x[0] == outcome]
+    # The worst of them counts.
+    word = b""
+    for kind in _KINDS:
+        who = [index for index, x in enumerate(said) if x[0] == kind]
         if who:
-            word = json.dumps(_Said(outcome, said[who[0]][1], who)).encode()
+            word = json.dumps(Outcome(kind, said[who[0]][1], who)).encode()
             break
-    else:
-        word = b""
-    return _Said(*_schema.read(processes.broadcast(word), _SAID, _KIND))
+    return Outcome(*_schema.read(processes.broadcast(word), _SAID, _OUTCOME))
 
 
 def _newest_at_root(
@@ -325,16 +274,10 @@ def _newest_at_root(
     return None, found
 
 
-def _decoded(word: bytes) -> tuple[int | None, dict[int, Skip], Chosen]:
-    step, skipped, (at, passed, notes) = _schema.read(word, _SAID, _CHOICE)
-    at = None if at is None else NearStep(*at)
-    chosen = Chosen(at, [Passed(*x) for x in passed], notes)
-    return step, {int(s): Skip(*skip) for s, skip in skipped}, chosen
-
-
 def _reasons(search: _Search, notes: Iterable[str] = (), above: int = -1) -> str:
     """Why steps above one are not restored, a line for each; "" if there are none."""
-    skipped, near = search.skipped, [*search.chosen.passed, *search.bad.values()]
-    lines = [f"step {s}: {x.why}" for s, x in sorted(skipped.items()) if s > above]
-    lines += [*(str(x) for x in near if x.step > above), *notes]
+    skipped = sorted(search.skipped.items())
+    lines = [f"step {s}: {x.why}" for s, x in skipped if s > above]
+    lines += [] if search.near is None else search.near.reasons(above)
+    lines += notes
     return "".join("\n  " + line.replace("\n", "\n    ") for line in lines)

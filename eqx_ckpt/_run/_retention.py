@@ -1,7 +1,7 @@
-"""Which steps go once another is saved, without a look at all of them each time."""
+"""Deletion of old steps once another is saved, without a look at all each time."""
 
 from collections.abc import Iterable, Set
-from typing import Any, NamedTuple
+from typing import Any
 
 from .._runtime import _log
 from ._policy import Policy
@@ -9,15 +9,13 @@ from ._steps import Signature, Steps
 
 
 # All steps are looked at once for so many saves; and where a look is no request, as
-# often as that is no more than so many looks for a save.
-_SAVES, _LOOKS = 64, 256
+# often as that is no more than so many looks for a save. Of a run that keeps all steps
+# that is the only look: for what killed saves have left.
+_SAVES, _LOOKS, _CLEANS = 64, 256, 4
 
 
-class Seen(NamedTuple):
-    """A complete step as it was looked at."""
-
-    signature: Signature
-    metrics: dict[str, Any]
+# The signature of each complete step as it was looked at, and its metrics.
+Seen = dict[int, tuple[Signature, dict[str, Any]]]
 
 
 class Retention:
@@ -32,7 +30,7 @@ class Retention:
     def __init__(self, steps: Steps, policy: Policy):
         self._steps, self._policy = steps, policy
         # The complete steps.
-        self._seen: dict[int, Seen] = {}
+        self._seen: Seen = {}
         # Saves since all of them were looked at.
         self._saves = 0
 
@@ -46,7 +44,10 @@ class Retention:
         if not keeps and not self._steps.cleans:
             return []
         self._saves += 1
-        before = {} if self._is_due() else self._seen
+        is_due = self._is_due()
+        if not keeps and not is_due:
+            return []
+        before = {} if is_due else self._seen
         self._seen = {}  # If anything goes wrong.
         seen, left = self._look(before, new)
         if keeps:
@@ -61,12 +62,12 @@ class Retention:
 
     def _is_due(self) -> bool:
         """Whether all steps are to be looked at."""
+        if self._policy.keep is None:
+            return self._saves * _CLEANS >= len(self._seen)
         is_cheap = self._steps.cleans and self._saves * _LOOKS >= len(self._seen)
         return is_cheap or self._saves >= _SAVES
 
-    def _look(
-        self, before: dict[int, Seen], new: int
-    ) -> tuple[dict[int, Seen], list[str]]:
+    def _look(self, before: Seen, new: int) -> tuple[Seen, list[str]]:
         """The steps that there are, of which those seen `before` are not looked at; and
         which cannot be."""
         keeps = self._policy.keep is not None
@@ -87,29 +88,29 @@ class Retention:
                 if step < new:
                     self._steps.clean(step)
             elif metrics is not None or not keeps:
-                seen[step] = Seen(signature, metrics or {})
+                seen[step] = signature, metrics or {}
         return seen, left
 
-    def _is_still(self, before: dict[int, Seen], steps: set[int]) -> bool:
+    def _is_still(self, before: Seen, steps: set[int]) -> bool:
         """Whether those of the steps that were seen before are what they were."""
         looks = self._steps.survey(False, before.keys() & steps)
-        return all(look.signature == before[s].signature for s, look in looks.items())
+        return all(look.signature == before[s][0] for s, look in looks.items())
 
-    def _reasons(self, seen: dict[int, Seen], new: int, damaged: Set[int]) -> set[int]:
+    def _reasons(self, seen: Seen, new: int, damaged: Set[int]) -> set[int]:
         return self._policy.reasons(_known(seen, damaged), new)
 
-    def _going(self, seen: dict[int, Seen], new: int, damaged: Set[int]) -> set[int]:
+    def _going(self, seen: Seen, new: int, damaged: Set[int]) -> set[int]:
         """The steps that need not stay."""
         known = _known(seen, damaged)
-        ours = {step for step in known if seen[step].signature.is_ours}
+        ours = {step for step in known if seen[step][0].is_ours}
         going = ours - self._policy.stay(known, new)
         if self._policy.best is not None and not self._policy.has_metric(known):
             metric, root = self._policy.best[0], self._steps.root
             text = f"Nothing is deleted in `{root}`: no step has the metric `{metric}`"
             _log.say(_log.WARNING, text)
-        return going - self._steps.pins.steps() if going else going
+        return going - self._steps.pinned() if going else going
 
-    def _delete(self, going: Iterable[int], seen: dict[int, Seen]) -> list[str]:
+    def _delete(self, going: Iterable[int], seen: Seen) -> list[str]:
         left: list[str] = []
         for step in sorted(going):
             if self._steps.is_read(step):
@@ -122,6 +123,6 @@ class Retention:
         return left
 
 
-def _known(seen: dict[int, Seen], damaged: Set[int]) -> dict[int, dict[str, Any]]:
+def _known(seen: Seen, damaged: Set[int]) -> dict[int, dict[str, Any]]:
     """The metrics of steps that count."""
-    return {step: x.metrics for step, x in seen.items() if step not in damaged}
+    return {step: metrics for step, (_, metrics) in seen.items() if step not in damaged}

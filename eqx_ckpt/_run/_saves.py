@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .._runtime import _log, _processes
-from .._runtime._processes import Call, Processes
+from .._runtime._processes import Processes
 from .._save import _async, _background, _options, _serialise
 from .._save._background import SaveHandle
 from .._save._options import SaveOptions
@@ -16,7 +16,7 @@ from .._storage import _root
 from .._storage._remote import Store
 from .._tree import _nearest
 from . import _own, _steps
-from ._offer import Offer
+from ._pending import PendingState
 from ._policy import Policy
 from ._retention import Retention
 from ._steps import Steps
@@ -55,7 +55,7 @@ class Saves:
         # Whether a step is known to have the metric of `best`.
         self._has_metric = False
         # What was last given to `save`, until it is saved.
-        self.offered: Offer | None = None
+        self.offered: PendingState | None = None
         # Whether its save has failed, so that the caller knows that it is not saved.
         self._is_told = False
 
@@ -63,8 +63,8 @@ class Saves:
         """The processes of the run, for one call that all of them make."""
         root = self.steps.root
         together = dataclasses.replace(self._together, tag=tag)
-        call = Call(kind, root, together, f"{what}, in `{root}`")
-        return _processes.of_run(call)
+        what = f"{what}, in `{root}`"
+        return _processes.of_run(kind, root, together, what)
 
     def first(self, what: str, act: Callable[[], Any]) -> None:
         """Process 0 acts; an error of it is one of all processes."""
@@ -82,7 +82,7 @@ class Saves:
             words = processes.gather(b"1" if is_told else b"")
             return bool(processes.broadcast(b"".join(words)))
 
-    def offer(self, offer: Offer) -> bool:
+    def offer(self, offer: PendingState) -> bool:
         """Saves a state if it is due, and keeps it for the end of the run if not."""
         saves = False
         if offer.force or self.policy.may_be_due(offer.step):
@@ -104,10 +104,10 @@ class Saves:
             self._keep(offer)
         return saves
 
-    def _keep(self, offer: Offer) -> None:
+    def _keep(self, offer: PendingState) -> None:
         self.offered = offer.copied(self.options.is_leaf)
 
-    def _save(self, offer: Offer, retain: bool = True) -> bool:
+    def _save(self, offer: PendingState, retain: bool = True) -> bool:
         """Saves a step if it is due, and deletes older ones then (`retain`)."""
         step = offer.step
         _options.check_name(self.steps.root)
@@ -170,7 +170,7 @@ class Saves:
             )
         return True
 
-    def _decide(self, offer: Offer) -> bytes:
+    def _decide(self, offer: PendingState) -> bytes:
         step, force = offer.step, offer.force
         if not (force or offer.is_last or self.policy.is_due(step, self.last)):
             return b""
@@ -186,7 +186,7 @@ class Saves:
             )
         return b"replace" if force else b"new"
 
-    def _check_metrics(self, offer: Offer) -> None:
+    def _check_metrics(self, offer: PendingState) -> None:
         """**Raises:** `ValueError` for metrics without that of `best`, as long as no
         step has it; but not of a last state, which is worth more than its metrics."""
         best = self.policy.best
@@ -195,7 +195,7 @@ class Saves:
         has = self.policy.has_metric
         self._has_metric = best[0] in offer.metrics or has(_steps.metrics(self.steps))
         if not self._has_metric:
-            near = _nearest.Names(offer.metrics).nearest(best[0], 3)
+            near = _nearest.NameIndex(offer.metrics).nearest(best[0], 3)
             some = ", ".join(f"`{name}`" for name in near or offer.metrics)
             raise ValueError(
                 f"`best` is by the metric `{best[0]}`, which no step has, and the "
@@ -284,7 +284,7 @@ class Saves:
                 if not isinstance(e, Exception):
                     raise
 
-    def _is_under_way(self, offer: Offer) -> bool:
+    def _is_under_way(self, offer: PendingState) -> bool:
         """Whether the state is being saved, or is saved."""
         if self.going is not None and self.going.step == offer.step:
             return True
@@ -301,7 +301,7 @@ class Saves:
             _log.say(_log.WARNING, text)
             warnings.warn(text, ResourceWarning, stacklevel=2)
 
-    def _not_saved(self, offer: Offer, why: str) -> str:
+    def _not_saved(self, offer: PendingState, why: str) -> str:
         return (
             f"The state of step {offer.step}, the last that was given to `save`, is "
             f"not saved in `{self.steps.root}`: {why}."

@@ -16,21 +16,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from .._format import _files, _json, _schema, _text
-from .._format._journal import Row
-from .._load import _published, _verify, formats
+from .._format._journal import StepRow
+from .._load import _published, _verify
 from .._runtime import _log
-from .._save import _background, _inplace, _leftovers, _place, _publish
+from .._save import _background, _delete, _inplace, _leftovers, _transaction
 from .._storage import _remote, _root, _store
-from .._storage._backend import Backend, Locks, Renames, Sends, Usage
+from .._storage._backend import Backend, Renames, Sends, Usage
 from .._storage._remote import Store
 from . import _clean, _listing, _numbered
-from ._journal import index_of, Journal
 from ._listing import Listed
-from ._pins import Pins
 from ._policy import Policy
+from ._step_journal import index_of, Journal
 
 
 _ITEM = "default"
+_PINS = "eqx_ckpt.pins"
 # What Orbax has in each of its trees.
 _ORBAX = "_METADATA"
 _MAX_METRICS = 2**20
@@ -44,8 +44,8 @@ class Signature(NamedTuple):
     is_ours: bool = True
 
 
-class Known(NamedTuple):
-    """What is known of a step: its signature, if it is complete; its metrics, if it can
+class StepFacts(NamedTuple):
+    """Facts about a step: its signature, if it is complete; its metrics, if it can
     be opened; or the error because of which nobody knows."""
 
     signature: Signature | None
@@ -71,14 +71,13 @@ class Steps:
         self.root = _root.resolve(found.target()) if is_path else found
         self._store = _remote.store_of(root)
         self.journal = Journal(self.root, self.directories)
-        self.pins = Pins(self.root)
         self._known: dict[int, tuple[Any, dict[str, Any] | None]] = {}
 
     @property
     def cleans(self) -> bool:
         """Whether `clean` does anything: in an object store nobody can tell whether a
         step is still being saved."""
-        return isinstance(self.root, Locks)
+        return isinstance(self.root, Renames)
 
     def path(self, step: int) -> str | Store:
         key = f"{check(step)}/{_ITEM}"
@@ -99,7 +98,7 @@ class Steps:
         return _numbered.steps_in(self.root.list_top() or {})
 
     def _listed(self) -> dict[int, Listed]:
-        """What a list says of each step, in an object store."""
+        """Per-step entries of one listing, in an object store."""
         if not isinstance(self.root, Sends) or not self.root.can_list():
             return dict.fromkeys(self.directories(), Listed())
         return _listing.read(self.root, self.journal.steps())
@@ -143,9 +142,9 @@ class Steps:
         if not stamp or self._is_left(step):
             return None
         is_renamed = isinstance(self.root, Renames)
-        if not is_renamed and not self.root.stamp(f"{step}/{formats.DONE}"):
+        if not is_renamed and not self.root.stamp(f"{step}/{_published.DONE}"):
             return None
-        if not formats.is_finished(self.root.below(str(step))):
+        if not _published.is_finished(self.root.below(str(step))):
             return None
         return Signature(stamp, is_ours=False)
 
@@ -156,8 +155,8 @@ class Steps:
 
     def survey(
         self, metrics: bool = True, of: Iterable[int] | None = None
-    ) -> dict[int, Known]:
-        """What is known of each step, or of some, in order, with or without its
+    ) -> dict[int, StepFacts]:
+        """Facts about each step, or some, in order, with or without its
         metrics."""
         listed = self._listed() if of is None else dict.fromkeys(of, Listed())
         known = {step: self._journaled(step, listed[step], metrics) for step in listed}
@@ -166,23 +165,23 @@ class Steps:
         known.update(zip(left, self.each(know, left)))
         return {step: found for step, found in sorted(known.items()) if found}
 
-    def _journaled(self, step: int, at: Listed, metrics: bool) -> Known | None:
-        """What the journal says of a step that a list shows to be still the same."""
+    def _journaled(self, step: int, at: Listed, metrics: bool) -> StepFacts | None:
+        """Facts of the journal about a step that a list shows to be still the same."""
         row = self.journal.row_of(step, at.save) if at.is_complete else None
         if row is None:
             return None
-        return Known(Signature(row.stamp), row.metrics if metrics else None)
+        return StepFacts(Signature(row.stamp), row.metrics if metrics else None)
 
-    def _know(self, step: int, at: Listed, metrics: bool) -> Known:
+    def _know(self, step: int, at: Listed, metrics: bool) -> StepFacts:
         try:
             signature = self.signature(step)
             if signature is None and at.is_complete:
                 signature = self.signature(step)
             if signature is None or not metrics:
-                return Known(signature)
-            return Known(signature, self._metrics(step, signature))
+                return StepFacts(signature)
+            return StepFacts(signature, self._metrics(step, signature))
         except OSError as e:
-            return Known(None, error=e)
+            return StepFacts(None, error=e)
 
     def _metrics(self, step: int, signature: Signature) -> dict[str, Any] | None:
         was, metrics = self._known.get(step, (None, None))
@@ -202,8 +201,8 @@ class Steps:
         found = _json.parse(value.data, f"`{key}`") if value else None
         return found if isinstance(found, dict) else {}
 
-    def usage(self, row: Row) -> Usage | None:
-        """What the data files of a step take."""
+    def usage(self, row: StepRow) -> Usage | None:
+        """Usage of the data files of a step."""
         if row.files is None:
             return self._at(row.step).usage()
         start = f"{row.step}/{_ITEM}/d/{row.save}"
@@ -213,14 +212,14 @@ class Steps:
         return _store.gather(self.root, [ft.partial(ask, step) for step in steps])
 
     def skip(self, step: int) -> Skip | None:
-        """What there is of a step that is not complete; None if that is nothing."""
+        """State of a step that is not complete; None if that is nothing."""
         if self.is_linked(step):
             return Skip("it is a symbolic link, and a manager follows none", True)
         root = self._at(step)
         tops = _tops(root)
         works: list[Backend] = [*_leftovers.beside(root)]
         works += [root.below("d").below(save) for save in _published.saves(root)]
-        if any(isinstance(work, Locks) and work.is_locked() for work in works):
+        if any(isinstance(work, Renames) and work.is_locked() for work in works):
             return Skip("it is being saved", False, is_going=True)
         if _files.INDEX in tops:
             return Skip(f"its `{_files.INDEX}` is not a file", True)
@@ -237,10 +236,15 @@ class Steps:
         find = lambda: self.signature(step)
         if _store.look_twice(self.root, find, bool) is None:
             raise FileNotFoundError(f"There is no step {step} in `{self.root}`.")
-        self.pins.add(step)
+        with contextlib.suppress(FileExistsError):
+            _numbered.write(self.root, _PINS, step, b"\n")
 
     def unpin(self, step: int) -> None:
-        self.pins.drop(check(step))
+        _numbered.delete(self.root, _PINS, check(step))
+
+    def pinned(self) -> set[int]:
+        """The steps that are never deleted: each has a file in a directory of pins."""
+        return set(_numbered.numbers(self.root, _PINS))
 
     def is_linked(self, step: int) -> bool:
         at = str(step)
@@ -260,7 +264,7 @@ class Steps:
 
     def delete(self, step: int) -> None:
         step = check(step)
-        if step in self.pins.steps():
+        if step in self.pinned():
             raise ValueError(f"Step {step} is pinned. Call `unpin({step})` before.")
         if self.is_read(step):
             raise ValueError(
@@ -281,12 +285,12 @@ class Steps:
         place."""
         with contextlib.suppress(FileExistsError):
             if self._is_ours(step):
-                self.root.write(f"{step}/{formats.DONE}", [b"by eqx_ckpt"])
+                self.root.write(f"{step}/{_published.DONE}", [b"by eqx_ckpt"])
 
     def unmark(self, step: int) -> None:
         """Says so no more of a step of ours that is replaced or deleted."""
         if self._is_ours(step):
-            _place.discard(self.root, f"{step}/{formats.DONE}")
+            _transaction.discard(self.root, f"{step}/{_published.DONE}")
 
     def _is_ours(self, step: int) -> bool:
         return not self.is_linked(step) and bool(self.root.stamp(index_of(step)))
@@ -294,7 +298,7 @@ class Steps:
     def remove(self, step: int) -> None:
         with _log.timed("delete") as timer:
             self.unmark(step)
-            _publish.remove(self._at(step))
+            _delete.remove(self._at(step))
             self.root.drop_directory(str(step))
         self._known.pop(step, None)
         self.journal.deleted(step)
@@ -358,7 +362,7 @@ class Steps:
             return False  # Of another format, which cannot be verified.
 
     def look(self, step: int) -> Signature | Skip | None:
-        """What there is of a step. What is not complete is looked at twice: another
+        """State of a step. What is not complete is looked at twice: another
         process may have completed it since, and a store may have erred."""
         found = self.signature(step)
         if found is not None:
@@ -381,7 +385,7 @@ def best(steps: Steps, policy: Policy) -> int | None:
     while (step := policy.best_of(known)) is not None:
         # Of the others it does not matter if an index was damaged since a list.
         looks = steps.survey(of=[step]) if steps.root.is_far else {}
-        now = looks[step] if looks else Known(None, known[step])
+        now = looks[step] if looks else StepFacts(None, known[step])
         if now.error is not None:
             raise now.error
         if now.metrics == known.pop(step):
@@ -392,7 +396,7 @@ def best(steps: Steps, policy: Policy) -> int | None:
 
 
 def metrics(steps: Steps) -> dict[int, dict[str, Any]]:
-    """Those of the steps that have any.
+    """Metrics of the steps that have any.
 
     **Raises:** `OSError` for a step that cannot be read now.
     """
@@ -409,7 +413,9 @@ def check(step: Any) -> int:
     try:
         number = operator.index(step)
     except TypeError:
-        raise TypeError(f"A step must be an integer, not {step!r}.") from None
+        number = None
+    if number is None or isinstance(step, bool):
+        raise TypeError(f"A step must be an integer, not {step!r}.")
     if number not in _schema.COUNT:
         raise ValueError(
             "A step must not be negative, nor have more than 18 digits: "

@@ -1,4 +1,4 @@
-"""What there is of each step of a run: a table to look at. Nothing is changed."""
+"""Table of the steps of a run, to look at. Nothing is changed."""
 
 import functools as ft
 from typing import Any, NamedTuple
@@ -30,13 +30,14 @@ class Summary(NamedTuple):
     data: Usage | None = None
 
 
-def summaries(steps: Steps) -> list[Summary]:
-    """Of all steps, in order. Of each the journal is read, or its index, and no array.
+def summaries(steps: Steps, newest: int = 0) -> list[Summary]:
+    """Summaries of all steps, or of so many, in order. Of each the journal is read, or
+    its index, and no array.
 
     **Raises:** `ValueError` where nobody can tell which steps there are.
     """
-    there = sorted(steps.directories())
-    pins = steps.pins.steps() if there else set()
+    there = sorted(steps.directories())[-newest:]
+    pins = steps.pinned() if there else set()
     found = steps.each(ft.partial(_summary, steps), there)
     return [x._replace(is_pinned=True) if x.step in pins else x for x in found]
 
@@ -70,7 +71,7 @@ def _summary(steps: Steps, step: int) -> Summary:
 
 
 def _without(steps: Steps, step: int, signature: Signature | Skip | None) -> Summary:
-    """Of a step that has no index of ours."""
+    """Summary of a step that has no index of ours."""
     if signature is None:
         return Summary(step, "incomplete", "there is no checkpoint in it")
     if isinstance(signature, Skip):

@@ -11,6 +11,7 @@ import functools as ft
 import inspect
 import math
 import numbers
+import os
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
@@ -23,7 +24,7 @@ T = TypeVar("T")
 
 
 class Rule(NamedTuple):
-    """What an argument may be: in words, and by its type and its value."""
+    """Rule for an argument: in words, and by its type and its value."""
 
     text: str
     has_type: Callable[[Any], bool]
@@ -71,7 +72,11 @@ def _is_number(x: Any) -> bool:
     return isinstance(x, numbers.Real) and not isinstance(x, bool)
 
 
-FLAG = Rule("True or False", lambda x: isinstance(x, (bool, np.bool_)))
+def _is_flag(x: Any) -> bool:
+    return isinstance(x, (bool, np.bool_))
+
+
+FLAG = Rule("True or False", _is_flag)
 FUNCTION = Rule("a function", callable)
 _NODES = "a function of the tree, such as `lambda tree: tree.model`"
 NODES = optional(Rule(_NODES, callable))
@@ -134,6 +139,10 @@ RULES = {
     ),
     "durable": FLAG,
     "elementwise": FLAG,
+    "filter_spec": Rule(
+        "a bool, a function of a leaf, or a pytree prefix of the tree made of those",
+        lambda x: _is_flag(x) or not isinstance(x, str | bytes | numbers.Number),
+    ),
     "fn": FUNCTION,
     "fresh": NODES,
     "is_leaf": optional(FUNCTION),
@@ -146,8 +155,20 @@ RULES = {
         lambda x: isinstance(x, str | Together),
         lambda x: not isinstance(x, str) or x in ("all", "own"),
     ),
+    "platforms": optional(
+        Rule("names, such as `cpu` and `cuda`", lambda x: isinstance(x, Iterable))
+    ),
     "progress": FLAG,
+    "replace": Rule("a mapping of names to values", lambda x: isinstance(x, Mapping)),
     "reshard": words("auto", "read", "devices"),
+    "reuse": Rule(
+        "None, the path of a checkpoint, or what an asynchronous save has returned",
+        lambda x: x is None or isinstance(x, str | os.PathLike) or hasattr(x, "result"),
+    ),
+    "static": Rule(
+        '"error", "ignore" or a list of names of static fields',
+        lambda x: isinstance(x, Iterable),
+    ),
     "unexpected": words("error", "ignore"),
     "verify": FLAG,
     "where": NODES,
@@ -173,7 +194,8 @@ _REST = inspect.Parameter.VAR_POSITIONAL
 def checked(
     defaults: Mapping[str, Any] = {}, **rules: Rule
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Of a public call: its arguments are checked, by `rules` and else by `RULES`.
+    """Decorator of a public call: its arguments are checked, by `rules` and else by
+    `RULES`.
 
     Its signature has the keywords that it unpacks, with `defaults`.
     """

@@ -4,7 +4,7 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-from . import _undo
+from . import _cleanup
 
 
 @contextlib.contextmanager
@@ -17,6 +17,6 @@ def paused() -> Iterator[None]:
     if not gc.isenabled():
         yield
         return
-    with _undo.surely(gc.enable):
+    with _cleanup.surely(gc.enable):
         gc.disable()
         yield

@@ -1,4 +1,4 @@
-"""What the library says of its work: lines to the logger `eqx_ckpt`, and durations to
+"""Log of the library: lines to the logger `eqx_ckpt`, and durations to
 `jax.monitoring`. See docs/logging.md.
 
 No lock is taken unless somebody listens: a signal or Ctrl-C may come anywhere.
@@ -35,27 +35,17 @@ def say(level: int, text: str, **facts: Any) -> None:
 
 
 class Timer:
-    """Seconds since it was made, until it is stopped."""
+    """Seconds that something took, once it is over."""
 
-    def __init__(self) -> None:
-        self._start = time.monotonic()
-        self._seconds: float | None = None
-
-    @property
-    def seconds(self) -> float:
-        taken = time.monotonic() - self._start
-        return taken if self._seconds is None else self._seconds
-
-    def stop(self) -> None:
-        self._seconds = self.seconds
+    seconds = 0.0
 
 
 @contextlib.contextmanager
 def timed(what: str) -> Iterator[Timer]:
     """Tells `jax.monitoring` how long something took, if it ends well."""
-    timer = Timer()
+    timer, start = Timer(), time.monotonic()
     yield timer
-    timer.stop()
+    timer.seconds = time.monotonic() - start
     try:
         event = f"/eqx_ckpt/{what}/seconds"
         jax.monitoring.record_event_duration_secs(event, timer.seconds)

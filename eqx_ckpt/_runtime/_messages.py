@@ -31,7 +31,7 @@ def listed(indices: Collection[int]) -> str:
     return ", ".join(map(str, some[:20])) + (" and more" if len(some) > 20 else "")
 
 
-class Told(Exception):
+class PeerError(Exception):
     """An error that all processes of a call are told; with those that did not come."""
 
     def __init__(self, text: str, silent: Collection[int] = ()):
@@ -39,35 +39,35 @@ class Told(Exception):
         self.silent = list(silent)
 
 
-class Sign(NamedTuple):
+class CallFingerprint(NamedTuple):
     """The sign by which a call is told from others that it meets."""
 
     mark: str
     account: str | None = None
 
-    def is_like(self, other: "Sign") -> bool:
+    def is_like(self, other: "CallFingerprint") -> bool:
         accounts = self.account, other.account
         return self.mark == other.mark and (None in accounts or len({*accounts}) == 1)
 
 
-def signed(kind: bytes, sign: Sign, word: bytes) -> bytes:
+def signed(kind: bytes, sign: CallFingerprint, word: bytes) -> bytes:
     return kind + json.dumps(sign).encode() + b"\n" + word
 
 
-def unsigned(value: bytes) -> tuple[bytes, Sign, bytes]:
+def unsigned(value: bytes) -> tuple[bytes, CallFingerprint, bytes]:
     head, _, word = value[1:].partition(b"\n")
-    return value[:1], Sign(*json.loads(head)), word
+    return value[:1], CallFingerprint(*json.loads(head)), word
 
 
 class End(NamedTuple):
     """Why a number is closed without an answer: for calls with these signs."""
 
     text: str
-    signs: list[Sign]
+    signs: list[CallFingerprint]
     silent: list[int] = []  # those who did not come
     is_vague: bool = False  # the call before looked the same
 
-    def is_for(self, index: int, sign: Sign) -> bool:
+    def is_for(self, index: int, sign: CallFingerprint) -> bool:
         if self.is_vague and index in self.silent:
             return False
         return any(sign.is_like(other) for other in self.signs)
@@ -78,7 +78,7 @@ class End(NamedTuple):
     @staticmethod
     def decode(word: bytes) -> "End":
         text, signs, silent, is_vague = json.loads(word[1:])
-        return End(text, [Sign(*sign) for sign in signs], silent, is_vague)
+        return End(text, [CallFingerprint(*sign) for sign in signs], silent, is_vague)
 
 
 @dataclasses.dataclass
@@ -99,22 +99,22 @@ class Late:
 
 
 @dataclasses.dataclass
-class CallLine:
+class CallSequence:
     """This process's record of the calls of one kind, path and tag."""
 
     next: int = 0
     # Of process 0: the sign of its call before; those of calls that differed; and the
     # numbers that were ended since the last answer.
-    last: Sign | None = None
-    apart: list[Sign] = dataclasses.field(default_factory=list)
+    last: CallFingerprint | None = None
+    apart: list[CallFingerprint] = dataclasses.field(default_factory=list)
     ended: list[str] = dataclasses.field(default_factory=list)
 
 
-class Book:
+class CallRegistry:
     """A process's record of all lines, and of when old keys may be deleted."""
 
     def __init__(self) -> None:
-        self.lines: dict[str, CallLine] = collections.defaultdict(CallLine)
+        self.lines: dict[str, CallSequence] = collections.defaultdict(CallSequence)
         self.old: dict[str, float] = {}
         self.lock = threading.Lock()
 
@@ -126,7 +126,7 @@ class Book:
                 client.key_value_delete(f"{key}/")
 
 
-_book = Book()
+_book = CallRegistry()
 
 
 @dataclasses.dataclass
@@ -140,7 +140,7 @@ class Channel:
     where: str
     timeout: int | float
     client: Any
-    book: Book = _book
+    book: CallRegistry = _book
     number: int | None = None
     round: int = 0
     # Of processes at work: the last sign of life, and when it was seen.
@@ -149,7 +149,7 @@ class Channel:
     _is_shown: bool = False
 
     @property
-    def line(self) -> CallLine:
+    def line(self) -> CallSequence:
         return self.book.lines[self.key]
 
     @property
@@ -200,12 +200,12 @@ class Channel:
             except Exception as e:
                 now = time.monotonic()
                 if now - before < slept / 2:
-                    raise Told(f"JAX's runtime does not answer: {e}") from e
+                    raise PeerError(f"JAX's runtime does not answer: {e}") from e
                 self._say_where()
                 self.look(seen)
                 last = seen[0][1] if 0 in seen else start
                 if now - last > self.timeout:
-                    raise Told(
+                    raise PeerError(
                         f"process 0 of {self.count} has been silent for "
                         f"{self.timeout:g} seconds. It may have died, be busy for "
                         "longer than `timeout`, or never have made this call."
@@ -287,7 +287,8 @@ class Channel:
                 self.client.key_value_set_bytes(key, said, True)
 
     def elsewhere(self, indices: Collection[int]) -> str:
-        """In which other call one of these processes waits: a sentence, or nothing."""
+        """Names the other call in which one of these processes waits: a sentence, or
+        nothing."""
         with contextlib.suppress(Exception):
             for key, value in self.client.key_value_dir_get_bytes("eqx_ckpt/waits/"):
                 index = int(key.rpartition("/")[2])

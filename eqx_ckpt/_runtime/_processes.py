@@ -45,13 +45,13 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from jax._src import distributed
 
 from ._arguments import Together, Who
-from ._meeting import Behind, Meeting
-from ._messages import Channel, End, Late, listed, Sign, signed, Told
+from ._messages import CallFingerprint, Channel, End, Late, listed, PeerError, signed
+from ._rendezvous import Behind, Rendezvous
 
 
 # Seconds between looks at what all do together: few at first. Every so many seconds
@@ -82,8 +82,8 @@ class Processes:
     _is_over: bool = False
     _since: float = 0.0
     # Of the first round: the sign of this call, and in process 0 the meeting of all.
-    _sign: Sign = Sign("")
-    _meeting: Meeting | None = None
+    _sign: CallFingerprint = CallFingerprint("")
+    _rendezvous: Rendezvous | None = None
 
     @property
     def leads(self) -> bool:
@@ -106,7 +106,7 @@ class Processes:
         except BaseException as e:
             with contextlib.suppress(Exception):
                 self._tell(channel, e)
-            if isinstance(e, Told):
+            if isinstance(e, PeerError):
                 raise RuntimeError(f"{self.what}: {e}") from e.__cause__
             raise
         finally:
@@ -124,10 +124,10 @@ class Processes:
         if channel is None:
             return [word]
         if channel.number is None:
-            self._sign = Sign(self.mark, word.decode() if alike else None)
+            self._sign = CallFingerprint(self.mark, word.decode() if alike else None)
             if self.leads:
-                self._meeting = Meeting.begin(channel, self._sign, self.is_tagged)
-                return self._meeting.words(word)
+                self._rendezvous = Rendezvous.begin(channel, self._sign, self.is_tagged)
+                return self._rendezvous.words(word)
             self._said = signed(b"+", self._sign, b"" if alike else word)
             channel.take_number()
         elif self.leads:
@@ -188,11 +188,11 @@ class Processes:
                 return got[1:]
             if channel.round > 0:
                 self._is_over = True
-                raise Told(got[1:].decode())
+                raise PeerError(got[1:].decode())
             end = End.decode(got)
             if end.is_for(self.index, self._sign):
                 self._is_over = True
-                raise Told(end.text)
+                raise PeerError(end.text)
             assert self._said is not None
             channel.take_number()
             channel.say(f"words/{self.index}", self._said)
@@ -204,11 +204,11 @@ class Processes:
             return
         if channel.number is None:
             channel.take_number()
-            self._sign = Sign(self.mark)
+            self._sign = CallFingerprint(self.mark)
             if self.leads:
                 channel.line.last = self._sign
-                if self._meeting is not None:
-                    self._meeting.sign = self._sign
+                if self._rendezvous is not None:
+                    self._rendezvous.sign = self._sign
             else:
                 said = signed(b"-", self._sign, text.encode())
                 channel.say(f"words/{self.index}", said)
@@ -220,8 +220,8 @@ class Processes:
         elif channel.round > 0:
             channel.say("answer", b"-" + text.encode())
         else:
-            silent = error.silent if isinstance(error, Told) else []
-            meeting = self._meeting or Meeting(channel, self._sign)
+            silent = error.silent if isinstance(error, PeerError) else []
+            meeting = self._rendezvous or Rendezvous(channel, self._sign)
             channel.close(End(text, meeting.signs, silent, meeting.is_vague))
 
     def _collect(self, channel: Channel, own: bytes) -> list[bytes]:
@@ -246,17 +246,17 @@ class Processes:
                 _check(said, gone)
             elif (answer := channel.answered()) is not None:
                 self._is_over = True
-                raise Told(answer[1:].decode())
+                raise PeerError(answer[1:].decode())
             others = range(1, self.count) if self.leads else [0]
             self._check_alive(channel, others)
-        except Told as e:
-            raise Told(f"{e}{'' if self._is_over else _STUCK}", e.silent) from None
+        except PeerError as e:
+            raise PeerError(f"{e}{'' if self._is_over else _STUCK}", e.silent) from None
 
     def _check_alive(self, channel: Channel, missing: Iterable[int]) -> None:
         now = time.monotonic()
         silent = [i for i in missing if now - self._last(channel, i) > channel.timeout]
         if silent:
-            raise Told(
+            raise PeerError(
                 f"of {self.count} processes these have been silent for "
                 f"{channel.timeout:g} seconds: {listed(silent)}. They may have died."
             )
@@ -271,31 +271,28 @@ def _check(said: dict[int, bytes], gone: Iterable[int]) -> None:
     """**Raises:** for a process that has failed, or has gone."""
     for word in said.values():
         if word[:1] != b"+":
-            raise Told(word[1:].decode())
+            raise PeerError(word[1:].decode())
     for index in gone:
-        raise Told(f"process {index} has given up waiting, or was stopped.")
+        raise PeerError(f"process {index} has given up waiting, or was stopped.")
 
 
 def _text(index: int, error: BaseException) -> str:
-    if isinstance(error, Told):
+    if isinstance(error, PeerError):
         return str(error)
     text = f"process {index} has failed: {type(error).__name__}: {error}"
     return "\n".join([text, *getattr(error, "__notes__", ())])
 
 
-class Call(NamedTuple):
-    """A call that all processes of a run make. It meets calls of the same `kind`, path
-    and tag; `what` tells people of it."""
-
-    kind: str
-    path: Any
-    together: Together
-    what: str
-
-
-def of_run(call: Call, mark: Callable[[], str] = str) -> Processes:
-    """The processes of this run, for one call; `mark` tells apart calls without tag."""
-    kind, path, together, what = call
+def of_run(
+    kind: str,
+    path: Any,
+    together: Together,
+    what: str,
+    mark: Callable[[], str] = str,
+) -> Processes:
+    """The processes of this run, for one call that all make. It meets calls of the same
+    `kind`, path and tag; `what` tells people of it, and `mark` tells apart calls
+    without a tag."""
     tag = together.tag
     state = distributed.global_state
     if state.client is None or count() == 1:
@@ -314,7 +311,7 @@ def tagged(tag: Any) -> str:
 
 
 def together(processes: Who) -> Together:
-    """How they make a call that is not of one process alone."""
+    """Options of a call that is not of one process alone."""
     return processes if isinstance(processes, Together) else Together()
 
 
@@ -324,5 +321,5 @@ def leads() -> bool:
 
 
 def count() -> int:
-    """How many processes this run has."""
+    """Number of processes of this run."""
     return distributed.global_state.num_processes or 1

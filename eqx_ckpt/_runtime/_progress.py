@@ -1,4 +1,4 @@
-"""How far a call is: the bar that `progress=True` shows, and what a handle says."""
+"""Progress of a call: the bar that `progress=True` shows, and what a handle says."""
 
 import contextlib
 import threading
@@ -11,24 +11,18 @@ Advance = Callable[[int, int], None]
 
 
 class Count:
-    """Bytes that are done. Threads add to it without a lock, each to a number of its
-    own: Ctrl-C may come anywhere."""
+    """Bytes that are done, and the bar that shows them, if there is one. Threads add to
+    it without a lock, each to a number of its own: Ctrl-C may come anywhere."""
 
     def __init__(self) -> None:
         self._done: dict[int, int] = {}
+        self.bar: Advance | None = None
 
-    def add(self, nbytes: int) -> None:
+    def advance(self, nbytes: int, leaves: int) -> None:
         thread = threading.get_ident()
         self._done[thread] = self._done.get(thread, 0) + nbytes
-
-    def before(self, advance: Advance) -> Advance:
-        """What adds to it, and then moves on a bar."""
-
-        def both(nbytes: int, leaves: int) -> None:
-            self.add(nbytes)
-            advance(nbytes, leaves)
-
-        return both
+        if self.bar is not None:
+            self.bar(nbytes, leaves)
 
     @property
     def nbytes(self) -> int:

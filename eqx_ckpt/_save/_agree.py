@@ -13,7 +13,7 @@ from .._runtime import _processes
 from .._runtime._processes import Processes
 from .._tree import _leaf, _sharding
 from . import _payload
-from ._lazies import Unread
+from ._lazies import LazySource
 from ._payload import PlannedLeaf
 from ._plan import Plan
 
@@ -87,10 +87,10 @@ def _count(value: Any) -> int | None:
 
 
 def _digest(leaf: PlannedLeaf) -> str:
-    """Of a leaf that each process has its own of."""
+    """Digest of a leaf that each process has its own of."""
     if leaf.alias is not None:
         return ""
-    if isinstance(leaf.value, Unread):
+    if isinstance(leaf.value, LazySource):
         return leaf.value.account
     return _index.digest(_payload.whole(leaf))
 

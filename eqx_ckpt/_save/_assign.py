@@ -7,7 +7,6 @@ import dataclasses
 import itertools as it
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from .._format import _grid
 from .._tree._sharding import Holders
@@ -22,16 +21,12 @@ Owners = list[tuple[range, int]]
 Runs = list[tuple[int, range]]
 
 
-class Work(NamedTuple):
-    """A leaf to be written: `count` chunks of `size` bytes."""
-
-    count: int
-    size: int
-    owners: Owners
+# A leaf to be written: the number of its chunks, the bytes of each, and its owners.
+WriteJob = tuple[int, int, Owners]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Deal:
+class Assignment:
     """The files of a save: the runs of chunks that each has, and the process that
     writes it."""
 
@@ -40,22 +35,22 @@ class Deal:
 
 
 def deal(
-    works: Sequence[Work],
+    works: Sequence[WriteJob],
     processes: int,
     most: int = MAX_FILE,
     apart: frozenset[int] = frozenset(),
-) -> Deal:
+) -> Assignment:
     """Deals runs of chunks out to files of about one size, in the order of the tree,
     which is at most `most` bytes unless a chunk has more.
 
     Some leaves are dealt to files of their own, `apart` from the others.
     """
-    target = _target(sum(work.count * work.size for work in works), most)
+    target = _target(sum(count * size for count, size, _ in works), most)
     # Those of each process that are apart, and the others.
     dealt: list[tuple[Runs, Runs]] = [([], []) for _ in range(processes)]
-    for place, work in enumerate(works):
+    for place, (_, _, owners) in enumerate(works):
         which = 0 if place in apart else 1
-        for run, process in work.owners:
+        for run, process in owners:
             dealt[process][which].append((place, run))
     files: list[Runs] = []
     owner: list[int] = []
@@ -64,7 +59,7 @@ def deal(
             own = _pack(works, runs, target)
             files += own
             owner += [process] * len(own)
-    return Deal(files, owner)
+    return Assignment(files, owner)
 
 
 def _target(total: int, most: int = MAX_FILE) -> int:
@@ -76,11 +71,11 @@ def most_files(total: int, processes: int, most: int = MAX_FILE) -> int:
     return 2 * total // _target(total, most) + 2 * processes
 
 
-def _pack(works: Sequence[Work], runs: Runs, target: int) -> list[Runs]:
+def _pack(works: Sequence[WriteJob], runs: Runs, target: int) -> list[Runs]:
     files: list[Runs] = []
     end = 0
     for place, run in runs:
-        size = works[place].size
+        size = works[place][1]
         while True:
             room = (target - end) // size if size else len(run)
             if not files or (room < 1 and run and files[-1]):

@@ -11,19 +11,19 @@ from typing import Any, Unpack
 
 from jaxtyping import PyTree
 
-from .._runtime import _arguments, _gc, _log, _threads, _undo
+from .._runtime import _arguments, _cleanup, _gc, _log, _threads
 from .._runtime._processes import Processes
 from .._runtime._progress import Count
 from .._storage import _archive, _root
-from .._tree import _host, _leaf
+from .._tree import _host_copy, _leaf
 from .._tree._filters import FilterSpec, IsLeaf
 from . import (
     _background,
     _lazies,
     _options,
+    _path_state,
     _payload,
     _plan,
-    _publish,
     _reuse,
     _serialise,
 )
@@ -119,7 +119,7 @@ def begin(
             if _archive.is_archive(root):
                 _serialise.check_archive(root, options.overwrite)
             else:
-                _publish.examine(root, options.overwrite)
+                _path_state.examine(root, options.overwrite)
         base = _reuse.find(planned, run)
         written = _reuse.SavedArrays(planned.leaves, planned.form)
         held = _reuse.hold(base, planned.leaves)
@@ -127,7 +127,7 @@ def begin(
         _background.make_room(copied)
         planned = _stage(planned, held)
 
-    nbytes, count = planned.nbytes, Count()
+    nbytes, count = planned.form.nbytes, Count()
 
     def write() -> None:
         # In an object store it is TensorStore's threads that write.
@@ -139,7 +139,7 @@ def begin(
             # The handle may live on.
             planned.leaves.clear()
 
-    is_staged = all(map(_host.is_staged, [leaf.value for leaf in planned.leaves]))
+    is_staged = all(map(_host_copy.is_staged, [leaf.value for leaf in planned.leaves]))
     collect = None if is_staged else ft.partial(_collect, planned.leaves)
     reads = _lazies.places(planned.leaves)
     handle = _background.start(root, collect, write, copied, reads)
@@ -151,13 +151,13 @@ def begin(
 def _copied(planned: Plan, held: Set[int]) -> int:
     """The bytes of the copies of leaves."""
     types = {type(leaf.value) for leaf in planned.leaves}
-    if not held and not any(issubclass(cls, _host.Payload) for cls in types):
-        return planned.nbytes
+    if not held and not any(issubclass(cls, _host_copy.Payload) for cls in types):
+        return planned.form.nbytes
     sizes = [template.nbytes for template in planned.form.templates]
-    return planned.nbytes - sum(
+    return planned.form.nbytes - sum(
         sizes[leaf.number]
         for place, leaf in enumerate(planned.leaves)
-        if (place in held or isinstance(leaf.value, _host.Payload))
+        if (place in held or isinstance(leaf.value, _host_copy.Payload))
         and leaf.alias is None
     )
 
@@ -186,18 +186,18 @@ def _stage(planned: Plan, held: Set[int]) -> Plan:
 
 
 def _stage_value(leaf: PlannedLeaf) -> Any:
-    leaf = leaf._replace(value=_host.stage(leaf.value, leaf.template))
+    leaf = leaf._replace(value=_host_copy.stage(leaf.value, leaf.template))
     # What is left to do for each of many leaves in the background waits for the main
     # thread again and again.
-    is_staged = _host.is_staged(leaf.value)
+    is_staged = _host_copy.is_staged(leaf.value)
     return _payload.prepare(leaf).value if is_staged else leaf.value
 
 
 def _collect(leaves: list[PlannedLeaf]) -> None:
     """Waits for the copies from devices."""
     for place, leaf in enumerate(leaves):
-        if not _host.is_staged(leaf.value):
-            leaves[place] = leaf._replace(value=_host.collect(leaf.value))
+        if not _host_copy.is_staged(leaf.value):
+            leaves[place] = leaf._replace(value=_host_copy.collect(leaf.value))
 
 
 # Seconds. Python's own is 0.005.
@@ -219,6 +219,6 @@ def _switching_promptly() -> Iterator[None]:
         if math.isclose(sys.getswitchinterval(), ours, abs_tol=1e-6):
             sys.setswitchinterval(was)
 
-    with _undo.surely(undo):
+    with _cleanup.surely(undo):
         sys.setswitchinterval(ours)
         yield

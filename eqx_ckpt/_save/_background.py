@@ -8,7 +8,6 @@ other, in the order of the calls.
 import atexit
 import concurrent.futures as cf
 import contextlib
-import dataclasses
 import functools as ft
 import io
 import math
@@ -19,16 +18,15 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from .._format import _text
-from .._runtime import _log, _undo
+from .. import _extensions
+from .._runtime import _cleanup, _log
 from .._runtime._progress import Count
 from .._storage import _context
 from .._storage._backend import Backend
-from .._tree import _html
 
 
 class Progress(NamedTuple):
-    """How many bytes of a save are written, of how many."""
+    """Bytes of a save that are written, of the total."""
 
     nbytes: int
     total: int
@@ -69,9 +67,7 @@ class SaveHandle:
         return f"<SaveHandle of `{self._root}`: {self._state()}>"
 
     def _repr_html_(self) -> str:
-        done, total = map(_text.size, self.progress)
-        state = f"{self._state()}, {done} of {total}"
-        return _html.card(f"SaveHandle {self._root}", state)
+        return _extensions.call("html", self)
 
     def staged(self) -> None:
         """Waits until the arrays that are saved may be donated, deleted or overwritten.
@@ -102,9 +98,9 @@ class SaveHandle:
 
     @property
     def progress(self) -> Progress:
-        """How far it is: `handle.progress.nbytes` of `handle.progress.total` bytes of
-        the leaves are written, or linked. Of many processes each counts its own part,
-        until the save is over.
+        """Progress of the save: `handle.progress.nbytes` of `handle.progress.total`
+        bytes of the leaves are written, or linked. Of many processes each counts its
+        own part, until the save is over.
         """
         is_saved = self._saved.done() and self._saved.exception() is None
         done = self._nbytes if is_saved else min(self._count.nbytes, self._nbytes)
@@ -122,7 +118,7 @@ class SaveHandle:
         """
         _context.check_fork()
         waiter = object()
-        with _undo.surely(lambda: _asked.pop(waiter, None)):
+        with _cleanup.surely(lambda: _asked.pop(waiter, None)):
             _asked[waiter] = self
             if not _wait([self], timeout):
                 raise TimeoutError(
@@ -257,7 +253,7 @@ def _run(
     write: Callable[[], None],
 ) -> None:
     errors: list[BaseException] = [_ended()]
-    with _undo.surely(ft.partial(_end, handle, errors)):
+    with _cleanup.surely(ft.partial(_end, handle, errors)):
         try:
             if not _take(turn):
                 errors.clear()
@@ -304,8 +300,10 @@ def _forget_locals(error: BaseException | None) -> None:
 
 def raise_untold() -> None:
     """Raises the errors of earlier saves that nobody has asked for, once."""
+    if not (failed := _failed.copy()):
+        return
     asked = _asked.copy().values()
-    failed = [handle for handle in _failed.copy() if handle not in asked]
+    failed = [handle for handle in failed if handle not in asked]
     if not failed:
         return
     errors = [e for handle in failed if (e := handle._saved.exception()) is not None]
@@ -324,27 +322,16 @@ def raise_untold() -> None:
             _drop(_failed, handle)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _LazySave:
-    """A save that goes on, in the background or not, of lazy leaves of checkpoints."""
-
-    places: frozenset[str]
-
-
-_readers: list[_LazySave] = []
+# The places of checkpoints whose lazy leaves are saved, by an object for each save.
+_readers: dict[object, frozenset[str]] = {}
 
 
 @contextlib.contextmanager
 def reading(places: frozenset[str]) -> Iterator[None]:
     """A save of lazy leaves of the checkpoints at these places goes on in the block."""
-    reader = _LazySave(places)
-
-    def end() -> None:
-        with contextlib.suppress(ValueError):
-            _readers.remove(reader)
-
-    with _undo.surely(end):
-        _readers.append(reader)
+    reader = object()
+    with _cleanup.surely(lambda: _readers.pop(reader, None)):
+        _readers[reader] = places
         yield
 
 
@@ -352,15 +339,15 @@ def is_read(root: Backend) -> bool:
     """Whether a save of this process that goes on, or waits, reads the checkpoint
     there."""
     waiting = [handle._reads for handle in _pending.copy()]
-    places = frozenset().union(*waiting, *(x.places for x in _readers.copy()))
+    places = frozenset().union(*waiting, *_readers.copy().values())
     return bool(places) and _place(root) in places
 
 
 def wait_for(root: Backend) -> None:
     """Waits for the asynchronous saves to a path that are under way."""
-    place = _place(root)
-    same = [handle for handle in _pending.copy() if _place(handle._root) == place]
-    _wait(same)
+    if pending := _pending.copy():
+        place = _place(root)
+        _wait([handle for handle in pending if _place(handle._root) == place])
 
 
 def _place(root: Backend) -> str:

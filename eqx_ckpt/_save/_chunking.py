@@ -1,4 +1,4 @@
-"""How a leaf is cut and coded: the shape of its chunks, and their codec."""
+"""The shape of the chunks of a leaf, and their codec."""
 
 import operator
 

@@ -1,13 +1,19 @@
 """`exists` and `delete`: whether there is a checkpoint, and away with it."""
 
+import errno
+import functools as ft
 import os
+import secrets
+from collections.abc import Iterable
 
 from .._format import _files
-from .._load import formats
+from .._load import _probe, _published
 from .._runtime import _log
 from .._storage import _archive, _root, _store
-from .._storage._backend import Backend, Renames
-from . import _background, _publish
+from .._storage._backend import Backend, Renames, Sends
+from . import _background, _leftovers
+from ._path_state import foreign, foreign_among, not_part, PathState
+from ._transaction import discard
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
@@ -45,7 +51,7 @@ def _is_file(root: Backend) -> bool:
     at = root.entry()
     if at not in (None, "file") or at is None and not _archive.is_archive(root):
         return False
-    return formats.is_archive(formats.look(root))
+    return _probe.is_archive(_probe.look(root))
 
 
 def delete(path: str | os.PathLike[str]) -> None:
@@ -86,6 +92,88 @@ def delete(path: str | os.PathLike[str]) -> None:
             directory, key = root.split()
             directory.delete(key)
         else:
-            _publish.remove(root)
+            remove(root)
     text = f"Deleted `{root}` in {timer.seconds:.3g} s"
     _log.say(_log.INFO, text, path=root.url, seconds=timer.seconds)
+
+
+def remove(root: Backend) -> None:
+    """Deletes a checkpoint: atomically where there are renames, else its index first.
+
+    **Raises:** `FileNotFoundError` if there is none, `ValueError` if something else is
+    in its directory, or its index cannot be read; then nothing is deleted.
+    """
+    if root.entry() not in (None, "directory"):
+        raise _nothing(root)
+    if isinstance(root, Sends):
+        if not _remove_in_store(root):
+            raise _nothing(root)
+        return
+    assert isinstance(root, Renames)
+    try:
+        with root.lock(wait=True):
+            got = _published.read_outline(root)
+            if got is None:
+                raise _nothing(root)
+            entries = root.list_top() or {}
+            (layout, names), file = got
+            found = PathState(file, frozenset(entries), (), layout, names)
+            others = foreign(root, found, entries)
+            if others:
+                raise not_part(root, others[0])
+            _rename_and_delete(root, entries)
+    except FileNotFoundError:  # Another has deleted it.
+        raise _nothing(root) from None
+
+
+def _rename_and_delete(root: Renames, entries: Iterable[str]) -> None:
+    # Under this name it is a leftover, if this is killed or cannot be finished.
+    work = _leftovers.directory_of(root, secrets.token_hex(8))
+    try:
+        root.rename(work)
+    except OSError as e:
+        if e.errno != errno.EBUSY:
+            raise
+        # At a mount point. What is left of this is a leftover too.
+        root.delete(_files.INDEX)
+        root.sync_directories([""])
+        for key in entries:
+            discard(root, key)
+        return
+    # After a power cut it is there with all that is in it, or not at all.
+    root.parent().sync_directories([""])
+    discard(work)
+
+
+def _nothing(root: Backend) -> FileNotFoundError:
+    return FileNotFoundError(
+        f"There is no checkpoint of eqx_ckpt at `{root}`, and nothing was deleted."
+    )
+
+
+def _remove_in_store(root: Sends) -> bool:
+    """Deletes a checkpoint, its index first. Returns whether there was one.
+
+    **Raises:** as `remove`.
+    """
+    read = ft.partial(_published.read_outline, root)
+    got, listed = (job() for job in _store.ahead(root, [read, root.list_all]))
+    keys = listed or []
+    if got is None and _files.INDEX in keys:
+        got = read()
+    if got is None:
+        return False
+    inside: dict[str, set[str]] = {}
+    for key in keys:
+        top, slash, rest = key.partition("/")
+        entries = inside.setdefault(top, set())
+        if slash:
+            entries.add(rest.partition("/")[0])
+    (layout, names), file = got
+    found = PathState(file, frozenset(inside), (), layout, names)
+    others = foreign_among(found, inside, lambda name: inside.get(name, ()))
+    if others:
+        raise not_part(root, others[0])
+    root.delete_files([_files.INDEX])
+    root.delete_files(key for key in keys if key != _files.INDEX)
+    return True

@@ -6,7 +6,7 @@ from all else that is known of them, such as their names and templates, is kept.
 
 import collections
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,32 +16,26 @@ from .._format._leaves import Part
 from .._format._template import Template
 from .._tree import _leaf, _sharding
 from .._tree._flatten import Flat
-from .._tree._leaf import Alike
-from . import _alone, _assign, _chunking, _form, _lazies, _payload
-from ._form import Form
-from ._lazies import Unread
+from .._tree._leaf import LeafKinds
+from . import _assign, _chunking, _lazies, _local_parts, _payload, _tree_spec
+from ._lazies import LazySource
 from ._options import SaveOptions
 from ._payload import PlannedLeaf
+from ._tree_spec import TreeSpec
 
 
-class Described(NamedTuple):
-    """The leaves of a save, their form, and how many of them are spread over devices,
-    by the text of their sharding."""
-
-    leaves: list[PlannedLeaf]
-    form: Form
-    shardings: dict[str, int]
-
-
-def describe(flat: Flat, numbers: Sequence[int], options: SaveOptions) -> Described:
-    """The leaves of these numbers.
+def describe(
+    flat: Flat, numbers: Sequence[int], options: SaveOptions
+) -> tuple[list[PlannedLeaf], TreeSpec, dict[str, int]]:
+    """The leaves of these numbers, their spec, and how many of them are spread over
+    devices, by the text of their sharding.
 
     **Raises:** naming the leaf that cannot be stored.
     """
     paths = [flat.paths[number] for number in numbers]
     values = [flat.leaves[number] for number in numbers]
     alike = _leaf.alike(values)
-    key = _key(paths, values, alike, options)
+    key = _key(flat, numbers, values, alike, options)
     kept = [] if key is None else _kept(key)
     parts: dict[int, Part] = {}
     if not kept:
@@ -60,18 +54,22 @@ def describe(flat: Flat, numbers: Sequence[int], options: SaveOptions) -> Descri
     leaves = _payload.planned(*rows)
     for place, part in parts.items():
         leaves[place] = leaves[place]._replace(part=part)
-    return Described(leaves, form, dict(shardings))
+    return leaves, form, dict(shardings)
 
 
-@_form.remembered
-def _kept(key: Any) -> list[tuple[Form, dict[str, int]]]:
+@_tree_spec.remembered
+def _kept(key: Any) -> list[tuple[TreeSpec, dict[str, int]]]:
     """The form of leaves of a key, and their shardings, once somebody has put them in
     here."""
     return []
 
 
 def _key(
-    paths: Sequence[tuple], values: Sequence[Any], alike: Alike, options: SaveOptions
+    flat: Flat,
+    numbers: Sequence[int],
+    values: Sequence[Any],
+    alike: LeafKinds,
+    options: SaveOptions,
 ) -> Any:
     """Equal for leaves of one form. It has all that this follows from, and nothing of
     the caller's that lives or changes: no arrays, nodes or functions. None where that
@@ -80,7 +78,9 @@ def _key(
         return None
     if _has_parts(values, options):
         return None
-    names = _names.identity(paths)
+    names: Any = flat.seen, tuple(numbers)
+    if flat.seen is None:
+        names = _names.identity([flat.paths[number] for number in numbers])
     if names is None:
         return None
     arrays = values
@@ -97,7 +97,7 @@ def _key(
 
 def _has_parts(values: Sequence[Any], options: SaveOptions) -> bool:
     """Whether of some leaf only a part is stored."""
-    return options.processes == "own" and any(map(_alone.is_spread, values))
+    return options.processes == "own" and any(map(_local_parts.is_spread, values))
 
 
 # What was made of a template and keys; it is kept with them, as they go by its id.
@@ -105,9 +105,9 @@ _Made = dict[Any, tuple[Template, Template]]
 
 
 def _described(
-    paths: Sequence[tuple], given: Sequence[Any], alike: Alike, options: SaveOptions
-) -> tuple[list[Any], Form, dict[int, Part]]:
-    """What leaves are written from, their form, and which part of a leaf that is, if
+    paths: Sequence[tuple], given: Sequence[Any], alike: LeafKinds, options: SaveOptions
+) -> tuple[list[Any], TreeSpec, dict[int, Part]]:
+    """The values that leaves are written from, their spec, and the part of a leaf, if
     not all."""
     values: list[Any] = []
     path_of: dict[str, tuple] = {}
@@ -133,8 +133,8 @@ def _described(
                 known[kind, keys] = template
             if part is not None:
                 parts[place] = part
-        if _leaf.is_shared(value) or isinstance(value, Unread) or place in parts:
-            key = value.key if isinstance(value, Unread) else id(value)
+        if _leaf.is_shared(value) or isinstance(value, LazySource) or place in parts:
+            key = value.key if isinstance(value, LazySource) else id(value)
             key = id(leaf) if place in parts else key
             origin = shared.setdefault(key, place)
             if origin != place:
@@ -145,24 +145,28 @@ def _described(
     numbers = tuple([templates.setdefault(t, len(templates)) for t in own])
     _check_nodes(list(zip(path_of, [t.keys for t in own])), path_of)
     names, some = tuple(path_of), tuple(aliases.items())
-    return values, _form.form(names, numbers, tuple(templates), some), parts
+    return values, _tree_spec.tree_spec(names, numbers, tuple(templates), some), parts
 
 
 def _as_stored(
     path: tuple[str, str], value: Any, options: SaveOptions, made: _Made
 ) -> tuple[Any, Template, Part | None]:
-    """What a leaf of a name and kinds of keys is written from, its template, and which
-    part of the leaf that is, if not all."""
+    """The value that a leaf of a name and kinds of keys is written from, its template,
+    and the part of the leaf that it is, if not all."""
     name, keys = path
     try:
         value, template = _lazies.as_stored(value, options.dtype)
-        own = _alone.part_of(value, template) if options.processes == "own" else None
+        own = (
+            _local_parts.part_of(value, template)
+            if options.processes == "own"
+            else None
+        )
     except (ValueError, TypeError) as e:
         raise type(e)(f"The leaf `{name}` cannot be saved: {e}") from None
     shard, part = _leaf.shard_shape(value, template), None
     if own is not None:
         value, template, part, shard = own
-    grain = value.grain if isinstance(value, Unread) else ()
+    grain = value.grain if isinstance(value, LazySource) else ()
     done = made.get((id(template), keys, shard, grain))
     if done is None or callable(options.chunks):
         full = template._replace(keys=keys)
@@ -199,9 +203,9 @@ def _check_nodes(leaves: Sequence[tuple[str, str]], paths: dict[str, tuple]) -> 
 
 
 def _owners(
-    form: Form, values: Sequence[Any], aliases: Sequence[int | None], processes: int
+    form: TreeSpec, values: Sequence[Any], aliases: Sequence[int | None], processes: int
 ) -> list[_assign.Owners | None]:
-    """Of each leaf the processes that write its chunks."""
+    """Processes that write the chunks of each leaf."""
     loads = [0] * processes
     out: list[_assign.Owners | None] = []
     for name, value, number, alias in zip(form.names, values, form.numbers, aliases):
@@ -221,7 +225,7 @@ def _owners(
 
 
 def _shardings(values: Sequence[Any]) -> dict[str, int]:
-    """How many leaves are spread over devices, by the text of their sharding."""
+    """Numbers of leaves that are spread over devices, by the text of their sharding."""
     arrays = (x for x in values if isinstance(x, jax.Array))
     counts = collections.Counter([x.sharding for x in arrays])
     found: dict[str, int] = {}

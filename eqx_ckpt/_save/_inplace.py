@@ -3,62 +3,48 @@ the index that is put in place of the one that was found is its commit.
 """
 
 import contextlib
-import secrets
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+import os
+from collections.abc import Iterable, Mapping
 
 from .._format import _files
 from .._load import _published
 from .._runtime import _log
 from .._storage._backend import Renames
 from . import _leftovers
-from ._place import discard, Found, Place, replaced, unpublished
+from ._transaction import discard, Transaction, unpublished
 
 
-@contextlib.contextmanager
-def begin(root: Renames, found: Found, undo: ExitStack) -> Iterator["InPlace"]:
-    place = InPlace(root, root, secrets.token_hex(8), found, undo)
-    with place.alone(root, root.below("d").below(place.save)):
-        yield place
-
-
-class InPlace(Place[Renames]):
-    def publish(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
-        root, own = self.root, self.own
-        # What follows the commit is to need no more space: it only renames and deletes.
-        with unpublished(root):
-            for key, value in {**side, _files.INDEX: index}.items():
-                root.stage(own, key, value, sync)
+def put(save: Transaction, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
+    root: Renames = save.root
+    own = save.own
+    staged = {key: _files.staged(own, key) for key in (_files.INDEX, *side)}
+    # What follows the commit is to need no more space: it only renames and deletes.
+    with unpublished(root):
+        for key, value in {**side, _files.INDEX: index}.items():
+            root.write(staged[key], [value], sync)
+        if sync:
+            root.sync_directories([own, "d", ""])
+            root.sync_above(save.made)
+    # Whoever replaces what is at the path holds the lock of what is there, until other
+    # readers' files are in place too.
+    with contextlib.ExitStack() as held:
+        save.lock(held)
+        # A save that begins after the commit is not among these.
+        others = [x for x in _published.saves(root) if x != save.save]
+        before = save.found.file
+        what = _files.INDEX, index, before, staged.pop(_files.INDEX)
+        save.commit(lambda: root.replace(*what), index)
+        with save.committed():
             if sync:
-                root.sync_directories([own, "d", ""])
-                root.sync_above(self.made)
-        # Whoever replaces what is at the path holds the lock of what is there, until
-        # other readers' files are in place too.
-        with self.locked():
-            # A save that begins after the commit is not among these.
-            others = _published.saves(root)
-            with self.commit(index) as undo:
-                is_ours = root.replace(own, _files.INDEX, index, self.found.file)
-            if not is_ours:
-                undo.close()
-                raise replaced(root, self.found)
-            with self.committed():
-                self._follow_up(others, side, sync)
-
-    def _follow_up(
-        self, others: list[str], side: Mapping[str, bytes], sync: bool
-    ) -> None:
-        root = self.root
-        if sync:
-            root.sync_directories([""])
-        # Other readers' files follow; what they refer to until then is deleted last.
-        _swap_in(root, self.own, side, self.found.entries - _tops(side))
-        for save in others:
-            if save != self.save:
+                root.sync_directories([""])
+            # Other readers' files follow; what they refer to until then is deleted
+            # last.
+            _swap_in(root, staged, save.found.entries - _tops(side))
+            for other in others:
                 # Unless it is being written.
-                _leftovers.delete_abandoned(root.below("d").below(save))
-        if sync:
-            _sync(root, side)
+                _leftovers.delete_abandoned(root.below(f"d/{other}"))
+            if sync:
+                root.sync_directories({"", *map(os.path.dirname, side)})
 
 
 def finish(root: Renames) -> None:
@@ -70,20 +56,19 @@ def finish(root: Renames) -> None:
             return
         own = f"d/{got[0].save}"
         side = [key for key in got[0].others if not key.startswith("d/")]
-        staged = [key for key in side if root.has(_files.staged(own, key))]
+        staged = {key: _files.staged(own, key) for key in side}
+        staged = {key: new for key, new in staged.items() if root.has(new)}
         outdated = _files.SIDE.intersection(root.list_top() or ()) - _tops(side)
         if staged or outdated:
-            _swap_in(root, own, staged, outdated)
-            _sync(root, side)
+            _swap_in(root, staged, outdated)
+            root.sync_directories({"", *map(os.path.dirname, side)})
             _log.say(_log.INFO, f"Finished the save at `{root}`, which was killed")
 
 
-def _swap_in(
-    root: Renames, own: str, side: Iterable[str], outdated: Iterable[str]
-) -> None:
+def _swap_in(root: Renames, staged: Mapping[str, str], outdated: Iterable[str]) -> None:
     """Puts staged files in their place, and deletes those of another save."""
-    for key in side:
-        root.swap(own, key, b"")
+    for key, new in staged.items():
+        root.swap(new, key)
     for key in _files.SIDE.intersection(outdated):
         discard(root, key)
     # It was of what was there.
@@ -93,7 +78,3 @@ def _swap_in(
 
 def _tops(keys: Iterable[str]) -> set[str]:
     return {key.partition("/")[0] for key in keys}
-
-
-def _sync(root: Renames, side: Iterable[str]) -> None:
-    root.sync_directories({"", *(key.rpartition("/")[0] for key in side)})

@@ -7,15 +7,16 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from .._format._extents import Placement
 from .._format._grid import Grid
-from .._format._index import Placement
 from .._format._packed import Packed
 from .._runtime._processes import Processes
-from .._storage._backend import Backend, Sink
-from . import _assign, _form
-from ._form import Form
+from .._storage._archive import Sink
+from .._storage._backend import Backend
+from . import _assign, _tree_spec
 from ._payload import Data, PlannedLeaf
-from ._sending import Outbox
+from ._sending import UploadQueue
+from ._tree_spec import TreeSpec
 
 
 # To an object store a file is sent whole, from memory, of which it takes twice as much.
@@ -35,7 +36,7 @@ class Destination(Generic[S]):
     own: str
     syncs: bool
     sync_all: Callable[[], None] | None = None
-    outbox: Outbox | None = None
+    outbox: UploadQueue | None = None
 
     def write(self, key: str, buffers: Iterable[Any]) -> None:
         """Writes a file, which is there at the latest after `settle`."""
@@ -94,41 +95,37 @@ class Kept(NamedTuple):
 NOTHING = Kept([], [], frozenset())
 
 
-class Limits(NamedTuple):
-    """How many bytes of memory a save may take, and how many may be in a file, where
-    that is sent from memory."""
-
-    room: int
-    most: int | None = None
-
-
-def limits(root: Backend, room: int) -> Limits:
-    """Those of a save to `root`."""
-    most = min(FAR_FILE, room // (2 * _FAR_COPIES)) if root.is_far else None
-    return Limits(room, most)
+def largest_sent(root: Backend, room: int) -> int | None:
+    """The most bytes of a file of a save to `root`, where it is sent from memory."""
+    return min(FAR_FILE, room // (2 * _FAR_COPIES)) if root.is_far else None
 
 
 class Save:
-    """The writing of the leaves of one save: each process its own part of it."""
+    """The writing of the leaves of one save: each process its own part of it.
+
+    It may take `room` bytes of memory; a file that is sent from there has at most
+    `most` bytes.
+    """
 
     def __init__(
         self,
         data: Data,
         processes: Processes,
-        limits: Limits,
+        room: int,
+        most: int | None = None,
         kept: Kept = NOTHING,
     ):
         self.data, self.leaves, self.form = data, data.leaves, data.form
         self.kept = kept
         self.index, self.count = processes.index, processes.count
-        self.limits = limits
+        self.room, self.most = room, most
         there: dict[int, list[range]] = {}
         for place, run, digests in kept.digests:
             there.setdefault(place, []).append(run)
             self.data.put_rows(place, run, digests)
             grid = self.data.grids[place]
             data.advance(len(run) * grid.full, run.stop == len(grid.keys))
-        most = _assign.MAX_FILE if limits.most is None else limits.most
+        most = _assign.MAX_FILE if most is None else most
         if there or kept.same or processes.count > 1:
             works = [
                 self._work(leaf, grid, there.get(place))
@@ -140,20 +137,21 @@ class Save:
 
     def _work(
         self, leaf: PlannedLeaf, grid: Grid, there: list[range] | None
-    ) -> _assign.Work:
+    ) -> _assign.WriteJob:
         count = len(grid.keys)
         owners = leaf.owners or [(range(count), 0)]
         if leaf.alias is not None:
             owners = []
         elif there is not None:
             owners = [(run, 0) for run in _between(there, count)]
-        return _assign.Work(count, grid.full, owners)
+        return count, grid.full, owners
 
     def threads(self, file: int = 0) -> int:
-        """How many threads may write, each of which holds a file of so many bytes."""
+        """Number of threads that may write, each of which holds a file of so many
+        bytes."""
         copies = self.data.copies + _FAR_COPIES * file
         # The other half is for files that are on their way.
-        room = self.limits.room // 2 if file else self.limits.room
+        room = self.room // 2 if file else self.room
         return min(8, max(1, room // copies))
 
     def own(self, process: int) -> list[tuple[int, _assign.Runs]]:
@@ -185,13 +183,13 @@ class Save:
         return ends
 
 
-@_form.remembered
-def _deal_alone(form: Form, most: int) -> _assign.Deal:
-    """How one process deals all leaves out."""
+@_tree_spec.remembered
+def _deal_alone(form: TreeSpec, most: int) -> _assign.Assignment:
+    """The files of a process that saves all leaves alone."""
     aliases = {place for place, _ in form.aliases}
     rows = [(len(grid.keys), grid.full) for grid in form.grids]
     works = [
-        _assign.Work(*row, [] if place in aliases else [(range(row[0]), 0)])
+        (*row, [] if place in aliases else [(range(row[0]), 0)])
         for place, row in enumerate(rows)
     ]
     return _assign.deal(works, 1, most)
@@ -209,6 +207,7 @@ class Written(NamedTuple):
     the digests of what else it wrote, and the files at the root that other readers
     need."""
 
+    files: list[str]
     placement: Placement | Packed
     digests: str
     others: dict[str, str]
@@ -224,5 +223,5 @@ class Layout(NamedTuple):
     write: Callable[[Save, Destination[Backend]], Files]
     see: Callable[[Save, int, Ends, Destination[Backend]], Files]
     finish: Callable[[Save, Files, Destination[Backend]], Written]
-    longest: Callable[[Sequence[PlannedLeaf], Form, int], Written]
-    has_many: Callable[[Form], bool]
+    longest: Callable[[Sequence[PlannedLeaf], TreeSpec, int], Written]
+    has_many: Callable[[TreeSpec], bool]

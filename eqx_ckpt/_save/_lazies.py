@@ -20,7 +20,7 @@ from .._load import _lazy
 from .._load._computed import Computed, identity
 from .._load._lazy import LazyArray
 from .._load._source import Source
-from .._tree import _host, _leaf, _register, _target
+from .._tree import _host_copy, _leaf, _register, _target
 from ._payload import PlannedLeaf
 
 
@@ -32,14 +32,14 @@ _SMALL = 1 << 16
 
 
 def stand_in(leaf: Any) -> Any:
-    """What a `filter_spec` sees of a leaf: of a lazy one, something of its kind."""
+    """A leaf as a `filter_spec` sees it: for a lazy one something of its kind."""
     if isinstance(leaf, LazyArray):
         return _leaf.stand_in(leaf._target.kind, leaf)
     return leaf
 
 
 def as_stored(value: Any, dtype: np.dtype | None) -> tuple[Any, Template]:
-    """What a leaf is written from, and how it is stored, but for its chunks. A lazy
+    """The value that a leaf is written from, and its template without chunks. A lazy
     leaf has those of its source, if it lies there as it will be stored.
 
     `dtype` is what floating arrays are cast to.
@@ -52,7 +52,7 @@ def as_stored(value: Any, dtype: np.dtype | None) -> tuple[Any, Template]:
     return value, _leaf.describe(value, dtype)
 
 
-def _unread(lazy: LazyArray, dtype: np.dtype | None) -> "Unread":
+def _unread(lazy: LazyArray, dtype: np.dtype | None) -> "LazySource":
     target = lazy._target._replace(codec=None)
     if target.kind in _template.ARRAY_KINDS and dtype is not None:
         if _template.is_floating(lazy.dtype) and dtype != lazy.dtype:
@@ -62,7 +62,7 @@ def _unread(lazy: LazyArray, dtype: np.dtype | None) -> "Unread":
         template = lazy._template._replace(codec=None)
         if lazy._source.is_run(lazy._record):
             template = template._replace(chunk=())
-        return Unread(lazy, template)
+        return LazySource(lazy, template)
     if target.kind == "key" or target.dtype is None:
         # These have no views: what they are read as is small, or as it was stored.
         template = lazy._template._replace(chunk=(), codec=None)
@@ -70,7 +70,7 @@ def _unread(lazy: LazyArray, dtype: np.dtype | None) -> "Unread":
         template = _leaf.array_template(
             target.kind, lazy.shape, lazy.dtype, None, bool(lazy.weak_type)
         )
-    return Unread(lazy, template, _grain(lazy))
+    return LazySource(lazy, template, _grain(lazy))
 
 
 def _grain(lazy: LazyArray) -> tuple[int, ...]:
@@ -121,7 +121,7 @@ class _Whole:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Unread(_host.Payload):
+class LazySource(_host_copy.Payload):
     """A lazy leaf as the value of one that is saved, and how it is stored."""
 
     lazy: LazyArray
@@ -157,13 +157,13 @@ class Unread(_host.Payload):
         for box, inner in _boxes(regions, most):
             lazy = _lazy.on_host(self.lazy[box])
             (value,) = _fetch([lazy], self.verify, 4 * most * t.itemsize)
-            array = _host.to_host(value, t)
+            array = _host_copy.to_host(value, t)
             for region in inner:
                 yield np.ascontiguousarray(array[_grid.within(region, box)])
 
     def _read(self) -> np.ndarray:
         (value,) = _fetch([_on_host(self)], self.verify)
-        return _host.to_host(value, self.template)
+        return _host_copy.to_host(value, self.template)
 
     @ft.cached_property
     def _is_as_stored(self) -> bool:
@@ -220,14 +220,16 @@ def _fetch(
 
 def places(leaves: Sequence[PlannedLeaf]) -> frozenset[str]:
     """Where the checkpoints are whose lazy leaves these are."""
-    lazies = [leaf.value.lazy for leaf in leaves if isinstance(leaf.value, Unread)]
+    lazies = [leaf.value.lazy for leaf in leaves if isinstance(leaf.value, LazySource)]
+    if not lazies:
+        return frozenset()
     roots = {id(x.root): x.root for lazy in lazies for x in lazy._sources}
     return frozenset(root.target() for root in roots.values())
 
 
 def verified(leaf: PlannedLeaf, verify: bool) -> PlannedLeaf:
     """A leaf that is read with digests checked, or without."""
-    if not isinstance(leaf.value, Unread):
+    if not isinstance(leaf.value, LazySource):
         return leaf
     return leaf._replace(value=dataclasses.replace(leaf.value, verify=verify))
 
@@ -274,11 +276,17 @@ def read_small(
     out = list(leaves)
     places: list[int] = []
     for place, leaf in enumerate(leaves):
-        if place in but or leaf.alias is not None or not isinstance(leaf.value, Unread):
+        if (
+            place in but
+            or leaf.alias is not None
+            or not isinstance(leaf.value, LazySource)
+        ):
             continue
         if leaf.template.nbytes <= min(_SMALL, room):
             places.append(place)
             room -= leaf.template.nbytes
+    if not places:
+        return out
     for verify in (True, False):
         own = [place for place in places if leaves[place].value.verify is verify]
         values = [_on_host(leaves[place].value) for place in own]
@@ -287,7 +295,7 @@ def read_small(
     return out
 
 
-def _on_host(value: Unread) -> LazyArray:
+def _on_host(value: LazySource) -> LazyArray:
     is_array = value.template.kind in _template.ARRAY_KINDS
     is_array = is_array and value.template.dtype != "float0"
     return _lazy.on_host(value.lazy) if is_array else value.lazy

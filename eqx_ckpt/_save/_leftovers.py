@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from .._format import _files, _index
-from .._storage._backend import Backend, Locks, Renames
+from .._storage._backend import Backend, Renames
 from .._storage._root import LONGEST_NAME
 
 
@@ -31,19 +31,20 @@ def beside(root: Backend) -> list[Renames]:
     """The directories of such saves to a path."""
     if not isinstance(root, Renames):
         return []
-    prefix = f"{_stem(root.name)}.eqx_ckpt-"
-    return [p for p in besides(root.parent()) if p.name.startswith(prefix)]
+    return besides(root.parent(), f"{_stem(root.name)}.eqx_ckpt-")
 
 
-def besides(directory: Renames) -> list[Renames]:
-    """The directories of such saves to all paths in a directory. In a checkpoint with
-    `layout="zarr"` leaves may have such names."""
-    if directory.below(_files.DIGESTS).entry() != "nothing":
-        return []
+def besides(directory: Renames, prefix: str = "") -> list[Renames]:
+    """The directories of such saves to all paths in a directory, or to one path: their
+    names begin with a `prefix`. In a checkpoint with `layout="zarr"` leaves may have
+    such names."""
+    found: list[Renames] = []
     with contextlib.suppress(OSError):
-        names = filter(_files.is_beside, directory.list_top() or ())
-        found = [directory.below(name) for name in names]
-        return [p for p in found if not p.is_link() and not _is_array(p)]
+        for name in directory.list_top() or ():
+            if name.startswith(prefix) and _files.is_beside(name):
+                found.append(directory.below(name))
+        if found and directory.below(_files.DIGESTS).entry() == "nothing":
+            return [p for p in found if not p.is_link() and not _is_array(p)]
     return []
 
 
@@ -62,7 +63,7 @@ def _is_array(directory: Backend) -> bool:
 
 
 def delete_abandoned(
-    directory: Locks, remove: bool = True, unless: Callable[[], bool] | None = None
+    directory: Renames, remove: bool = True, unless: Callable[[], bool] | None = None
 ) -> bool:
     """Deletes a directory whose writer is gone: nobody holds its lock. Not so where
     there are no locks, nor if it turns out under the lock that it must stay (`unless`).

@@ -1,58 +1,62 @@
-"""What each process of a save tells process 0 of the part that it has written."""
+"""Notes of the processes of a save on their parts, for process 0."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
-from .._format import _files, _index
-from .._format._index import SavedState
-from .._storage._backend import Backend, Sink
+from .._format import _files, _index, _schema
+from .._format._schema import COUNT, DIGEST, Either, NONE
+from .._storage._archive import Sink
+from .._storage._backend import Backend
 from ._layout import Destination, Files, Layout, Save
 
 
-class Said(NamedTuple):
-    """What a process says once it has written its part: the digest of its note, and its
-    own state, if it has one."""
-
-    note: str
-    own: SavedState | None = None
+# The report of a process: the digest of its note, and its own state, if it has one.
+_REPORT = str, Either([NONE, (COUNT, DIGEST)])
 
 
 def tell(save: Save, files: Files, into: Destination) -> str:
-    """Leaves a note of what this process has written. Returns its digest."""
+    """Leaves a note on the files of this process. Returns its digest."""
     note = save.account(files)
     into.work.write(_note(save.index, into), [note])
     return _index.digest(note)
 
 
-def write_own(own: bytes, save: Save, into: Destination[Sink]) -> SavedState:
+def write_own(own: bytes, save: Save, into: Destination[Sink]) -> tuple[int, str]:
     """Writes the own state of this process."""
     if isinstance(into.work, Backend):
         into.work.make_directories([into.own])
     key = f"{into.own}/{_files.own(save.index)}"
     into.work.write(key, [own], into.syncs)
-    return SavedState(len(own), _index.digest(own))
+    return len(own), _index.digest(own)
 
 
-def see_own(own: Sequence[SavedState], into: Destination[Backend]) -> None:
-    for process, state in enumerate(own):
+def see_own(own: Sequence[tuple[int, str]], into: Destination[Backend]) -> None:
+    for process, (nbytes, _) in enumerate(own):
         with _seen(process, into):
             key = f"{into.own}/{_files.own(process)}"
-            into.work.check_range(key, state.nbytes)
+            into.work.check_range(key, nbytes)
 
 
 def see(
-    save: Save, layout: Layout, said: Said, process: int, into: Destination
-) -> Files:
-    """The files of another process, once they have been seen."""
-    key = _note(process, into)
-    note = into.work.read(key)
-    with _seen(process, into):
-        if note is None or _index.digest(note.data) != said.note:
-            raise ValueError(f"`{key}` is not there")
-        files = layout.see(save, process, save.take(process, note.data), into)
-    into.work.delete(key)
-    return files
+    save: Save,
+    layout: Layout,
+    files: Files,
+    words: Sequence[bytes],
+    into: Destination[Backend],
+) -> tuple[Files, list[tuple[int, str]]]:
+    """The files and the own states of all processes, once they have been seen: after
+    the `files` of this one those of others, by their `words`."""
+    reports = [_schema.read(word, "what is saved", _REPORT) for word in words]
+    for process, (digest, _) in enumerate(reports[1:], 1):
+        key = _note(process, into)
+        note = into.work.read(key)
+        with _seen(process, into):
+            if note is None or _index.digest(note.data) != digest:
+                raise ValueError(f"`{key}` is not there")
+            ends = save.take(process, note.data)
+            files = files + layout.see(save, process, ends, into)
+        into.work.delete(key)
+    return files, [tuple(state) for _, state in reports if state is not None]
 
 
 @contextlib.contextmanager

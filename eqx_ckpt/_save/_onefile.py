@@ -6,79 +6,60 @@ import contextlib
 import io
 import secrets
 from collections.abc import Callable
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from .._storage._backend import Backend, Renames
-from . import _leftovers
-from ._place import discard, Found, Place, unpublished
-
-
-class FileOptions(NamedTuple):
-    """`nbytes`: about how large the file will be, for errors."""
-
-    overwrite: bool
-    sync: bool
-    nbytes: int = 0
+from . import _leftovers, _path_state
+from ._transaction import discard, Transaction, unpublished
 
 
 def publish(
-    root: Backend, write: Callable[[BinaryIO], None], options: FileOptions
+    root: Backend,
+    write: Callable[[BinaryIO], None],
+    overwrite: bool,
+    sync: bool,
+    nbytes: int = 0,
 ) -> None:
-    """Lets a file be written, and puts it at its path: in the place of whatever file is
-    there, or, without `overwrite`, if there is none.
+    """Lets a file of about `nbytes` be written, and puts it at its path: in the place
+    of whatever file is there, or, without `overwrite`, if there is none.
 
     **Raises:** `FileExistsError`.
     """
-    if isinstance(root, Renames):
-        _beside(root, write, options)
+    if not isinstance(root, Renames):
+        directory, key = root.split()
+        buffer = io.BytesIO()
+        write(buffer)
+        if overwrite:
+            directory.write(key, [buffer.getbuffer()])
+        elif not directory.replace(key, buffer.getvalue(), None):
+            raise _came(root)
         return
-    directory, key = root.split()
-    buffer = io.BytesIO()
-    write(buffer)
-    if options.overwrite:
-        directory.write(key, [buffer.getbuffer()])
-    elif not directory.replace("", key, buffer.getvalue(), None):
-        raise _came(root)
-
-
-class OneFile(Place[Renames]):
-    """The file is `file` in `work`, as of a save that is to be swapped in."""
-
-    def put(self, options: FileOptions) -> None:
-        directory, key = self.root.split()
-        self.last = "file"
-        self.check_there()
-        stamp = self.work.stamp("file")
-        # See `is_saved`.
-        self._is_put = lambda: directory.stamp(key) == stamp
-        with self.commit():
-            self.work.become("file", self.root, options.overwrite)
-        with self.committed():
-            if options.sync:
-                self.root.sync_above(self.made)
-
-    def is_saved(self, index: bytes) -> bool | None:
-        return self._is_put()
-
-
-def _beside(
-    root: Renames, write: Callable[[BinaryIO], None], options: FileOptions
-) -> None:
     path = root.real()
     assert isinstance(path, Renames)
-    save = secrets.token_hex(8)
-    work = _leftovers.directory_of(path, save)
-    nothing = Found(None, None, frozenset())
+    number = secrets.token_hex(8)
+    work = _leftovers.directory_of(path, number)
+
+    def put(save: Transaction, *_: object) -> None:
+        directory, key = path.split()
+        save.last = "file"
+        save.check_there()
+        stamp = work.stamp("file")
+        save.is_saved = lambda index: directory.stamp(key) == stamp
+        save.commit(lambda: work.become("file", path, overwrite))
+        with save.committed():
+            if sync:
+                path.sync_above(save.made)
+
     with contextlib.ExitStack() as stack:
         undo = stack.enter_context(contextlib.ExitStack())
         stack.callback(discard, work)
-        place = OneFile(path, work, save, nothing, undo)
-        with contextlib.ExitStack() as locked:
-            with unpublished(root, options.nbytes):
-                locked.enter_context(place.alone(path, work))
-                work.write_by("file", write, options.sync)
+        save = Transaction(path, work, number, _path_state.NOTHING, undo, put)
+        with contextlib.ExitStack() as held:
+            with unpublished(root, nbytes):
+                save.make(work, held)
+                work.write_by("file", write, sync)
             try:
-                place.put(options)
+                put(save)
             except FileExistsError:
                 raise _came(root) from None
 

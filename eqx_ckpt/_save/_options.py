@@ -1,13 +1,12 @@
 """The arguments of saves: their keywords, and the record that a call hands on."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
 from jaxtyping import PyTree
 
-from .._load import formats
 from .._runtime import _processes
 from .._runtime._arguments import Who
 from .._storage import _archive
@@ -15,9 +14,10 @@ from .._storage._backend import Backend
 from .._tree import _leaf
 from .._tree._filters import FilterSpec, IsLeaf
 from ._background import SaveHandle
-from ._function import Functions
 
 
+# Functions of the tree by name, made by `ec.function` or of a checkpoint; or "drop".
+Functions = Mapping[str, Any] | str | None
 Chunks = None | int | Callable[[str, tuple[int, ...], np.dtype], Any]
 
 
@@ -31,7 +31,7 @@ class EncodeKeywords(TypedDict, total=False):
 
 
 class PlaceKeywords(EncodeKeywords, total=False):
-    """Those, and how they lie on disk."""
+    """Keywords that say how leaves are stored, and lie on disk."""
 
     layout: Literal["ocdbt", "zarr"]
     durable: bool
@@ -55,7 +55,7 @@ class SaveKeywords(BytesKeywords, PlaceKeywords, total=False):
 
 
 class RunKeywords(PlaceKeywords, total=False):
-    """Those of all saves of a run."""
+    """Keywords of all saves of a run."""
 
     filter_spec: FilterSpec
     is_leaf: IsLeaf
@@ -87,7 +87,7 @@ class SaveOptions(NamedTuple):
 
     @property
     def count(self) -> int:
-        """How many processes make the save together."""
+        """Number of processes that make the save together."""
         return 1 if self.processes == "own" else _processes.count()
 
 
@@ -108,7 +108,7 @@ def check(root: Any, options: SaveOptions) -> None:
 def check_name(root: Backend) -> None:
     """**Raises:** `ValueError` for the name of a file that is no checkpoint of ours,
     `FileExistsError` if there is one."""
-    if root.url.endswith(formats.SUFFIX):
+    if root.url.endswith(".safetensors"):
         error, what = ValueError, "is the name of a file that a save does not write"
         if root.entry() == "file":
             error, what = FileExistsError, "is a file, not a checkpoint"

@@ -13,15 +13,15 @@ from .._format._leaves import Part
 from .._format._template import Template
 from .._runtime._progress import Advance
 from .._storage import _codecs
-from .._tree import _host
-from .._tree._host import Payload
+from .._tree import _host_copy
+from .._tree._host_copy import Payload
 from ._assign import Owners
-from ._form import Form
+from ._tree_spec import TreeSpec
 
 
 # Chunks that a thread may hold copies of: some on their way from a device, and the one
 # that is written as it was, padded and compressed.
-_COPIES = _host.PREFETCH + 4
+_COPIES = _host_copy.PREFETCH + 4
 
 
 class PlannedLeaf(NamedTuple):
@@ -45,21 +45,16 @@ def planned(*columns: Iterable[Any]) -> list[PlannedLeaf]:
     return list(map(ft.partial(tuple.__new__, PlannedLeaf), zip(*columns, strict=True)))
 
 
-class PlannedFunction(NamedTuple):
-    """A function to write: its bytes, and what the index says of it, but for the places
-    of its leaves, which are here by name."""
-
-    data: bytes
-    leaves: list[str]
-    stored: StoredFunction
+# By name what the index says of functions that a save writes, and their bytes.
+PlannedFunctions = dict[str, tuple[StoredFunction, bytes]]
 
 
-# Leaves of so many bytes are made `Small`.
+# Leaves of so many bytes are made `StagedBytes`.
 _SMALL = 1 << 16
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Small(Payload):
+class StagedBytes(Payload):
     """A leaf of one block: its bytes."""
 
     data: np.ndarray
@@ -73,7 +68,7 @@ class Small(Payload):
 
 def copied_together(
     leaves: Sequence[PlannedLeaf], but: Set[int]
-) -> dict[int, Small | None]:
+) -> dict[int, StagedBytes | None]:
     """Copies of small leaves that lie in the memory of the host, `but` some, by their
     places: those of one template in one step, as each alone takes longer than its
     bytes."""
@@ -81,16 +76,16 @@ def copied_together(
     for place, leaf in enumerate(leaves):
         if leaf.owners is None:
             groups[leaf.number].append(place)
-    out: dict[int, Small | None] = {}
+    out: dict[int, StagedBytes | None] = {}
     for places in groups.values():
         if not places or not is_small(leaves[places[0]].template):
             continue
         template = leaves[places[0]].template
         if but:
             places = [place for place in places if place not in but]
-        copies = _host.rows([leaves[place].value for place in places], template)
+        copies = _host_copy.rows([leaves[place].value for place in places], template)
         if copies is not None:
-            out.update(zip(places, map(Small, copies)))
+            out.update(zip(places, map(StagedBytes, copies)))
     return out
 
 
@@ -99,11 +94,25 @@ def is_small(t: Template) -> bool:
     return t.chunk == t.shape and t.nbytes <= _SMALL
 
 
+def small_bytes(leaves: Sequence[PlannedLeaf]) -> list[np.ndarray]:
+    """The bytes of small leaves of one template, in one step: alone each takes longer
+    than its bytes."""
+    values = [leaf.value for leaf in leaves]
+    if all(type(value) is StagedBytes for value in values):
+        return [value.data for value in values]
+    rows = _host_copy.rows(values, leaves[0].template)
+    return list(map(whole, leaves)) if rows is None else list(rows)
+
+
 def prepare(leaf: PlannedLeaf) -> PlannedLeaf:
     """A leaf with most of the work of writing it done, if it is small."""
     if isinstance(leaf.value, Payload) or leaf.owners is not None:
         return leaf
-    return leaf._replace(value=Small(whole(leaf))) if is_small(leaf.template) else leaf
+    return (
+        leaf._replace(value=StagedBytes(whole(leaf)))
+        if is_small(leaf.template)
+        else leaf
+    )
 
 
 class Data:
@@ -112,7 +121,7 @@ class Data:
     Chunks may be asked for in any order, and by several threads.
     """
 
-    def __init__(self, leaves: Sequence[PlannedLeaf], form: Form, advance: Advance):
+    def __init__(self, leaves: Sequence[PlannedLeaf], form: TreeSpec, advance: Advance):
         self.leaves, self.form, self.advance = leaves, form, advance
         self.grids = form.grids
         self._first = form.first_digests
@@ -122,7 +131,7 @@ class Data:
     def copies(self) -> int:
         """The most bytes of copies that a thread which writes chunks holds, where what
         is stored is not how the leaf lies in memory."""
-        return _COPIES * max(grid.full for grid in self.grids)
+        return _COPIES * self.form.largest_chunk
 
     def digests(self) -> bytes:
         return bytes(self._rows)
@@ -148,8 +157,10 @@ class Data:
         self._rows[own] = digests[:size]
         return digests[size:]
 
-    def _put(self, row: int, digest: bytes) -> None:
-        self._rows[_digests.SIZE * row : _digests.SIZE * (row + 1)] = digest
+    def _digest(self, row: int, data: Any) -> None:
+        """Takes the digests of a chunk, of which the first has this number."""
+        digests, start = _digests.block_digests(data), _digests.SIZE * row
+        self._rows[start : start + _digests.SIZE * len(digests)] = b"".join(digests)
 
     def chunks(self, place: int, numbers: range) -> Iterator[Any]:
         """Some chunks of a leaf as they are stored: padded, and compressed if so."""
@@ -160,28 +171,22 @@ class Data:
         data = self._whole(place)
         return iter([data if encode is None else encode(data)])
 
-    def together(self, places: Sequence[int], align: int) -> Iterator[Any]:
-        """The chunks of small leaves of one template, each of one chunk that is not
-        compressed. Each begins at a multiple of `align` in what is given together."""
-        t = self.leaves[places[0]].template
-        values = [self.leaves[place].value for place in places]
-        if all(type(value) is Small for value in values):
-            rows = np.stack([value.data for value in values])
-        else:
-            rows = _host.rows(values, t)
-        gap = -t.nbytes % align
-        if rows is None:
-            for place in places:
-                yield self._whole(place)
-                if gap and place != places[-1]:
-                    yield bytes(gap)
-            return
-        for place, digest in zip(places, map(_digests.block_digest, rows)):
-            self._put(self._first[place], digest)
-        if gap:
-            rows = np.pad(rows, [(0, 0), (0, gap)])
-        yield rows.reshape(-1)[: rows.size - gap]
-        self.advance(t.nbytes * len(places), len(places))
+    def together(self, wanted: Sequence[tuple[int, int]]) -> np.ndarray:
+        """The chunks of small leaves, each of one chunk that is not compressed: of
+        those at some places, each at an offset from the first."""
+        last, offset = wanted[-1]
+        out = np.zeros(offset + self.grids[last].full, np.uint8)
+        groups: dict[int, list[tuple[int, int]]] = {}
+        for place, at in wanted:
+            groups.setdefault(self.leaves[place].number, []).append((place, at))
+        for some in groups.values():
+            rows = small_bytes([self.leaves[place] for place, _ in some])
+            for (place, at), row in zip(some, rows):
+                out[at : at + len(row)] = row
+                start = _digests.SIZE * self._first[place]
+                self._rows[start : start + _digests.SIZE] = _digests.block_digest(row)
+            self.advance(sum(map(len, rows)), len(some))
+        return out
 
     def _cut(
         self, place: int, numbers: range, encode: Callable[[np.ndarray], bytes] | None
@@ -189,7 +194,7 @@ class Data:
         leaf, grid, first = self.leaves[place], self.grids[place], self._first[place]
         t = leaf.template
         regions = grid.regions[numbers.start : numbers.stop]
-        parts = _host.to_host_by_regions(leaf.value, t, regions)
+        parts = _host_copy.to_host_by_regions(leaf.value, t, regions)
         for number, part in zip(numbers, parts):
             data = _digests.as_bytes(part)
             self._digest(first + grid.blocks[number], data)
@@ -202,19 +207,14 @@ class Data:
         """The bytes of a leaf of one chunk."""
         leaf = self.leaves[place]
         self.advance(self.grids[place].full, 1)
-        data = leaf.value.data if isinstance(leaf.value, Small) else whole(leaf)
+        data = leaf.value.data if isinstance(leaf.value, StagedBytes) else whole(leaf)
         self._digest(self._first[place], data)
         return data
-
-    def _digest(self, row: int, data: Any) -> None:
-        for digest in _digests.block_digests(data):
-            self._put(row, digest)
-            row += 1
 
 
 def whole(leaf: PlannedLeaf) -> Any:
     """The bytes of a leaf."""
-    return _host.to_host(leaf.value, leaf.template).reshape(-1).view(np.uint8)
+    return _host_copy.to_host(leaf.value, leaf.template).reshape(-1).view(np.uint8)
 
 
 def _padded(part: np.ndarray, chunk: tuple[int, ...]) -> np.ndarray:

@@ -7,25 +7,28 @@ from typing import Any, NamedTuple
 
 from jaxtyping import PyTree
 
+from .. import _extensions
 from .._format import _functions, _index, _json
-from .._format._index import Index, Saved, SavedState
+from .._format._functions import StoredFunction
+from .._format._index import Index, SaveFacts
 from .._format._leaves import Leaves, Statics
 from .._format._structure import Structure
 from .._load._checkpoint import Checkpoint
-from .._tree import _filters, _flatten, _leaf, _select, _static, _structure
+from .._runtime import _processes
+from .._tree import _filters, _flatten, _leaf, _recorder, _select, _states, _static
 from . import (
     _describe,
-    _exporting,
     _lazies,
     _options,
     _sidecars,
     _to_ocdbt,
     _to_zarr,
 )
-from ._form import Form
 from ._layout import Written
+from ._lazies import LazySource
 from ._options import SaveOptions
-from ._payload import PlannedFunction, PlannedLeaf
+from ._payload import PlannedFunctions, PlannedLeaf
+from ._tree_spec import TreeSpec
 
 
 LAYOUTS = {"ocdbt": _to_ocdbt.LAYOUT, "zarr": _to_zarr.LAYOUT}
@@ -40,18 +43,13 @@ class Plan(NamedTuple):
     root: Any
     options: SaveOptions
     leaves: list[PlannedLeaf]
-    form: Form
+    form: TreeSpec
     holes: list[_sidecars.Hole]
     markers: dict[int, str]
     statics: Statics
     structure: Structure | None
     shardings: dict[str, int]
-    functions: dict[str, PlannedFunction]
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of the leaves, each counted once."""
-        return self.form.nbytes
+    functions: PlannedFunctions
 
     @property
     def room(self) -> int:
@@ -63,7 +61,7 @@ class Plan(NamedTuple):
 def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     """Finds all that is wrong with a tree, before a byte is written."""
     _options.check(root, options)
-    _json.check_metadata(options.metadata)
+    _json.check_json(options.metadata)
     options = options._replace(dtype=_leaf.check_cast(options.dtype))
     filter_spec, is_leaf, where = options[:3]
     if isinstance(pytree, Checkpoint):
@@ -84,16 +82,17 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     leaves, form, shardings = _describe.describe(flat, numbers, options)
     if options.layout == "zarr":
         _to_zarr.check_case(form.names, root)
-    entries = _flatten.state_entries(pytree, flat.paths, "")
+    entries = _states.state_entries(pytree, flat, "")
     markers = {}
     if entries:
-        _flatten.check_order(entries, flat, numbers)
+        _states.check_order(entries, flat, numbers)
         markers = {
             place: entry.label
             for place, number in enumerate(numbers)
             if (entry := entries.get(number)) is not None and entry.label is not None
         }
-    holes = _sidecars.holes(pytree, is_leaf, flat, numbers, selection.wholes)
+    find_holes = lambda: _sidecars.holes(pytree, flat, numbers, selection.wholes)
+    holes = find_holes() if where else flat.once("holes", find_holes, numbers)
     statics = _static.record(pytree, is_leaf, flat, chosen)
     stored = dict(zip(numbers, leaves))
     made = Plan(
@@ -104,9 +103,9 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
         holes=holes,
         markers=markers,
         statics=statics,
-        structure=_structure.record(pytree, is_leaf, flat, numbers),
+        structure=_recorder.record(pytree, is_leaf, flat, numbers),
         shardings=shardings,
-        functions=_exporting.plan(options.functions, flat, stored),
+        functions=_functions_of(options, flat, stored),
     )
     check_index(made)
     return made
@@ -117,8 +116,8 @@ def check_index(plan: Plan) -> None:
     form = plan.form
     names, chunks = sum(map(len, form.names)), form.chunk_count
     metadata = len(json.dumps(plan.options.metadata))
-    stored = {name: made.stored for name, made in plan.functions.items()}
-    metadata += len(json.dumps(_functions.encode(stored)))
+    if plan.functions:
+        metadata += len(json.dumps(_functions.encode(_stored(plan.functions))))
     if names + metadata + 64 * (len(plan.leaves) + chunks) < _json.MAX_INDEX // 16:
         return  # It is far from that.
     layout = LAYOUTS[plan.options.layout]
@@ -134,8 +133,24 @@ def check_index(plan: Plan) -> None:
         ) from None
 
 
+def _functions_of(
+    options: SaveOptions, flat: _flatten.Flat, stored: dict[int, PlannedLeaf]
+) -> PlannedFunctions:
+    """The functions that are stored with a tree: process 0 does that."""
+    if options.functions == "drop" or not _processes.leads():
+        return {}
+    if options.functions is None:
+        if LazySource not in {type(leaf.value) for leaf in stored.values()}:
+            return {}  # None comes along with lazy leaves.
+    return _extensions.call("plan_functions", options.functions, flat, stored)
+
+
+def _stored(functions: PlannedFunctions) -> dict[str, StoredFunction]:
+    return {name: stored for name, (stored, _) in functions.items()}
+
+
 def index_of(
-    plan: Plan, save: str, written: Written, own: Sequence[SavedState] = ()
+    plan: Plan, save: str, written: Written, own: Sequence[tuple[int, str]] = ()
 ) -> tuple[Index, dict[str, bytes]]:
     """The index of a save, and the files for other readers at its root."""
     layout, form = plan.options.layout, plan.form
@@ -158,12 +173,13 @@ def index_of(
             plan.structure,
             parts=parts,
         ),
+        files=written.files,
         placement=written.placement,
         digests=written.digests,
         others={**written.others, **others},
         writer=_index.versions(),
-        saved=Saved(int(time.time()), plan.options.count, plan.shardings),
-        functions=_exporting.placed(plan.functions, plan.leaves),
+        saved=SaveFacts(int(time.time()), plan.options.count, plan.shardings),
+        functions=_stored(plan.functions),
         own=list(own),
     )
     return index, side

@@ -23,22 +23,23 @@ from typing import Any
 import jax
 
 from .._format import _digests, _grid
+from .._format._leaves import Record
 from .._load import _open, _source
 from .._load._source import Source
 from .._runtime import _log
 from .._runtime._processes import Processes
-from .._runtime._undo import Descriptor
 from .._storage import _archive, _root
-from .._storage._backend import Backend, Links, SavedFile
-from .._tree import _host
-from .._tree._host import Payload
+from .._storage._backend import Backend, Renames, SavedFile
+from .._storage._descriptor import Descriptor
+from .._tree import _host_copy
+from .._tree._host_copy import Payload
 from . import _layout, _payload
 from ._background import SaveHandle
-from ._form import Form
 from ._layout import Destination, Kept, Stretch
-from ._lazies import Unread
+from ._lazies import LazySource
 from ._payload import PlannedLeaf
 from ._plan import Plan
+from ._tree_spec import TreeSpec
 
 
 # More files than this are not kept: what is in the smallest is written anew.
@@ -51,7 +52,7 @@ class SavedArrays:
     `save`: its id, once all of it is written, and the arrays are what is in its files.
     """
 
-    def __init__(self, leaves: Sequence[PlannedLeaf], form: Form):
+    def __init__(self, leaves: Sequence[PlannedLeaf], form: TreeSpec):
         self.save = ""
         self._form = form
         values = [leaf.value for leaf in leaves]
@@ -118,14 +119,14 @@ def find(plan: Plan, processes: Processes) -> Base | None:
     root = reuse._root if isinstance(reuse, SaveHandle) else _root.resolve(reuse)
     # Object stores have no links, and what is in an archive no file of its own.
     for place in (root, plan.root):
-        if _archive.is_archive(place) or not isinstance(place, Links):
+        if _archive.is_archive(place) or not isinstance(place, Renames):
             return None
     written = reuse._written if isinstance(reuse, SaveHandle) else None
     if written is None or not written.save:
         return Base(root)
     leaves = plan.leaves
     same = {place for place, leaf in enumerate(leaves) if written.has(leaf)}
-    known = {place for place in same if _host.on_device(leaves[place].value)}
+    known = {place for place in same if _host_copy.on_device(leaves[place].value)}
     return Base(root, written.save, known, same - known)
 
 
@@ -144,8 +145,8 @@ def hold(base: Base | None, leaves: Sequence[PlannedLeaf]) -> Set[int]:
         stretches, _, same = _compare(source, near, base.known)
         sizes = _sizes(leaves, stretches)
         for number in _largest(sizes):
-            key = f"{source.database}/{source.index.placement.files[number]}"
-            assert isinstance(source.root, Links)
+            key = f"{source.database}/{source.index.files[number]}"
+            assert isinstance(source.root, Renames)
             base.held[number] = source.root.hold(key, sizes[number])
     except (OSError, ValueError, RuntimeError):
         base.close()
@@ -165,7 +166,7 @@ def _near(leaf: PlannedLeaf) -> PlannedLeaf:
     """A leaf as `_compare` looks at it without reading much of it."""
     if not isinstance(leaf.value, jax.Array):
         leaf = _payload.prepare(leaf)
-    is_small = isinstance(leaf.value, _payload.Small)
+    is_small = isinstance(leaf.value, _payload.StagedBytes)
     return leaf if is_small else leaf._replace(value=None)
 
 
@@ -208,7 +209,7 @@ def functions(base: Base) -> dict[str, SavedFile]:
 def _sizes(
     leaves: Sequence[PlannedLeaf], files: dict[int, list[Stretch]]
 ) -> dict[int, int]:
-    """How long files are in which these stretches are, and no more."""
+    """Lengths of files in which these stretches are, and no more."""
     return {
         number: max(s.stop(leaves[s.place].template.full) for s in stretches)
         for number, stretches in files.items()
@@ -228,37 +229,86 @@ def _compare(
     """The files in which nothing has changed, with the runs in each; the digests of all
     runs that have not changed; and the leaves that have not."""
     index = source.index
-    places = _places(source, leaves)
+    found = _found(source, leaves)
+    digests = _small_digests(leaves, [p for _, p in found if p not in known])
+    small = [record.place for record, place in found if place in digests]
+    first = dict(zip(small, index.extents.first_digests(small)))
     files: dict[int, list[Stretch]] = {}
     changed: set[int] = set()
     same: set[int] = set()
     rows: _Rows = {}
-    for record in index.leaves.records():
-        if record.place in index.leaves.aliases:
-            continue
-        place = places.get(record.name)
-        leaf = None if place is None else leaves[place]
-        t = record.template
-        # It may have moved to keys of other kinds.
-        if leaf is not None and leaf.template._replace(keys=t.keys) != t:
-            leaf = None
-        is_same = leaf is not None
-        for start, stop, file, offset in index.segments(record):
+    for record, place in found:
+        is_same = place is not None
+        for start, stop, file, offset in index.extents.segments(record):
             run = range(start, stop)
-            own = source.digests_of(record, run)
-            if leaf is None or not (place in known or _is_same(leaf, run, own)):
+            if place in digests:
+                at = first[record.place]
+                own = source.digests.rows(at, at + 1)
+                is_one = digests[place] == own
+            else:
+                own = b"" if place is None else source.digests_of(record, run)
+                is_one = place in known or _is_same(leaves, place, run, own)
+            if place is None or not is_one:
                 changed.add(file)
                 is_same = False
                 continue
-            assert place is not None
             rows[place, run] = own
             ends = None
-            if t.codec is not None:
-                ends = [index.extent(record, start, n + 1) for n in run]
+            if record.template.codec is not None:
+                ends = [index.extents.extent(record, start, n + 1) for n in run]
             files.setdefault(file, []).append(Stretch(place, run, offset, ends))
         if is_same and place is not None:
             same.add(place)
     return {f: runs for f, runs in files.items() if f not in changed}, rows, same
+
+
+def _found(
+    source: Source, leaves: Sequence[PlannedLeaf]
+) -> list[tuple[Record, int | None]]:
+    """The leaves of a save, and for each the place of the one that may be the same."""
+    saved, places = source.index.leaves, _places(source, leaves)
+    alike: dict[tuple[int, int], bool] = {}
+    out: list[tuple[Record, int | None]] = []
+    for at, name in enumerate(saved.names):
+        if at in saved.aliases:
+            continue
+        place = places.get(name)
+        # A name that is none of ours is nothing that we use.
+        record = saved.record(at, known=True)
+        if place is not None:
+            own, t = leaves[place].template, record.template
+            key = id(own), id(t)
+            if key not in alike:
+                # It may have moved to keys of other kinds.
+                alike[key] = own._replace(keys=t.keys) == t
+            place = place if alike[key] else None
+        out.append((record, place))
+    return out
+
+
+# Bytes of small leaves that are looked at together.
+_TOGETHER = 2**20
+
+
+def _small_digests(
+    leaves: Sequence[PlannedLeaf], places: Sequence[int | None]
+) -> dict[int | None, bytes]:
+    """The digests of those of some leaves that are small."""
+    groups: dict[int, list[int]] = {}
+    for place in places:
+        if place is not None:
+            leaf = leaves[place]
+            is_bare = leaf.value is None or isinstance(leaf.value, Payload)
+            if _payload.is_small(leaf.template) and not is_bare and not leaf.owners:
+                groups.setdefault(leaf.number, []).append(place)
+    out: dict[int | None, bytes] = {}
+    for some in groups.values():
+        most = max(1, _TOGETHER // max(1, leaves[some[0]].template.nbytes))
+        for i in range(0, len(some), most):
+            part = some[i : i + most]
+            rows = _payload.small_bytes([leaves[place] for place in part])
+            out.update(zip(part, map(_digests.block_digest, rows)))
+    return out
 
 
 def _places(source: Source, leaves: Sequence[PlannedLeaf]) -> dict[str, int]:
@@ -266,27 +316,29 @@ def _places(source: Source, leaves: Sequence[PlannedLeaf]) -> dict[str, int]:
     those that lazy leaves have there."""
     out = {leaf.name: i for i, leaf in enumerate(leaves) if leaf.alias is None}
     for i, leaf in enumerate(leaves):
-        if leaf.alias is None and isinstance(leaf.value, Unread):
+        if leaf.alias is None and isinstance(leaf.value, LazySource):
             name = leaf.value.name_in(source)
             if name is not None:
                 out[name] = i
     return out
 
 
-def _is_same(leaf: PlannedLeaf, run: range, rows: bytes) -> bool:
+def _is_same(
+    leaves: Sequence[PlannedLeaf], place: int | None, run: range, rows: bytes
+) -> bool:
     """Whether a run of chunks has these digests. It ends at the first that differs."""
-    value, t = leaf.value, leaf.template
-    if value is None:
+    if place is None or leaves[place].value is None:
         return False
+    value, t = leaves[place].value, leaves[place].template
     if isinstance(value, Payload):
         known = value.digests(run)
         if known is not None:
             return known == rows
     if t.chunk == t.shape:
-        parts = iter([_host.to_host(value, t)])
+        parts = iter([_host_copy.to_host(value, t)])
     else:
         regions = _grid.lay(t.shape, t.chunk, t.itemsize).regions
-        parts = _host.to_host_by_regions(value, t, regions[run.start : run.stop])
+        parts = _host_copy.to_host_by_regions(value, t, regions[run.start : run.stop])
     for part in parts:
         for digest in _digests.block_digests(_digests.as_bytes(part)):
             if digest != rows[:16]:
@@ -299,11 +351,11 @@ def _link(
     base: Base, source: Source, sizes: dict[int, int], into: Destination
 ) -> list[int]:
     """Gives files of these sizes second names, from 0 on. Returns which have one."""
-    assert isinstance(into.work, Links)
+    assert isinstance(into.work, Renames)
     linked: list[int] = []
     most = [n for n in _largest(sizes) if n not in base.held][: _MOST - len(base.held)]
     for number in sorted([*base.held, *most]):
-        key = f"{source.database}/{source.index.placement.files[number]}"
+        key = f"{source.database}/{source.index.files[number]}"
         origin = SavedFile(source.root, key, sizes[number], base.held.get(number))
         name = f"{into.own}/{len(linked)}"
         if into.work.link_from(origin, name, into.syncs):

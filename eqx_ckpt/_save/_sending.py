@@ -10,7 +10,7 @@ from .._storage import _store
 from .._storage._backend import Sends
 
 
-class Outbox:
+class UploadQueue:
     """Sends files side by side: one is waited for when they have more than `most` bytes
     altogether, and each in the end."""
 
@@ -38,7 +38,7 @@ class Outbox:
             _store.finish_write(self._store, *sending)
 
     def _first(self, most: int) -> tuple[str, Any] | None:
-        """What is waited for until no more than `most` bytes are on their way."""
+        """The first file on its way, if more than `most` bytes are."""
         with self._lock:
             if not self._sending or (most and self._size <= most):
                 return None
@@ -47,7 +47,7 @@ class Outbox:
             return key, sending
 
     @contextlib.contextmanager
-    def open(self) -> Iterator["Outbox"]:
+    def open(self) -> Iterator["UploadQueue"]:
         """After an error nothing is on its way any more: it can be deleted."""
         try:
             yield self

@@ -5,26 +5,24 @@ import functools as ft
 import json
 import os
 import secrets
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 from jaxtyping import PyTree
 
-from .._format import _files, _schema, _text
-from .._format._index import SavedState
-from .._format._schema import COUNT, DIGEST, Either, NONE
-from .._load import formats
+from .._format import _files, _text
+from .._load import _probe
 from .._runtime import _arguments, _gc, _log, _processes, _progress
-from .._runtime._processes import Call, Processes
+from .._runtime._processes import Processes
 from .._runtime._progress import Advance, Count
 from .._storage import _archive, _root
-from .._storage._archive import Writable
-from .._storage._backend import Backend, Renames, Sends
+from .._storage._archive import Sink, Writable
+from .._storage._backend import Backend, Renames, SavedFile, Sends
 from .._tree import _leaf
 from .._tree._filters import FilterSpec, IsLeaf
 from . import (
     _agree,
     _background,
-    _exporting,
     _layout,
     _lazies,
     _notes,
@@ -36,12 +34,11 @@ from . import (
     _to_ocdbt,
 )
 from ._layout import Destination, Save
-from ._notes import Said
 from ._options import SaveKeywords, SaveOptions
 from ._payload import Data
 from ._plan import Plan
-from ._publish import Place
-from ._sending import Outbox
+from ._sending import UploadQueue
+from ._transaction import unpublished
 
 
 @_arguments.checked(_options.DEFAULTS)
@@ -157,17 +154,17 @@ def tree_serialise_leaves(
 
 def processes_of(path: Any, tree: PyTree, options: SaveOptions) -> Processes:
     """The processes that save a tree together."""
-    if options.processes == "own":
+    if options.processes == "own" or _processes.count() == 1:
         return Processes()
     together = _processes.together(options.processes)
     what = f"Saving to `{path}`{_processes.tagged(together.tag)}"
     mark = ft.partial(_agree.mark, tree, options.metadata)
-    return _processes.of_run(Call("save", _root.place(path), together, what), mark)
+    return _processes.of_run("save", _root.place(path), together, what, mark)
 
 
 def check_archive(root: Backend, overwrite: bool) -> None:
     """**Raises:** `FileExistsError` when a checkpoint of one file may not go there."""
-    found = formats.look(root)
+    found = _probe.look(root)
     if found is None:
         if root.entry() not in (None, "nothing"):
             raise FileExistsError(
@@ -175,7 +172,7 @@ def check_archive(root: Backend, overwrite: bool) -> None:
                 "Choose another path."
             )
         return
-    if not formats.is_archive(found):
+    if not _probe.is_archive(found):
         raise FileExistsError(
             f"There is something else than a checkpoint of one file at `{root}`. It is "
             "left as it is. Choose another path."
@@ -197,99 +194,93 @@ def write(
 
     Returns the id of the save, if that has a directory.
     """
-    with _log.timed("save") as timer:
-        save = _write(plan, processes, base, Count() if count is None else count)
-    metadata = plan.options.metadata
-    step = metadata.get("step") if isinstance(metadata, dict) else None
-    what = f"step {step}, " if isinstance(step, int) else ""
-    _log.say(
-        _log.INFO,
-        f"Saved {what}`{plan.root}`: {_text.rate(plan.nbytes, timer.seconds)}",
-        path=str(plan.root),
-        step=step,
-        nbytes=plan.nbytes,
-        seconds=timer.seconds,
-    )
+    count = count or Count()
+    form, options = plan.form, plan.options
+    with _log.timed("save") as timer, contextlib.ExitStack() as held:
+        if places := _lazies.places(plan.leaves):
+            held.enter_context(_background.reading(places))
+        if options.progress:
+            bar = _progress.bar("save", form.nbytes, sum(form.counts), True)
+            count.bar = held.enter_context(bar)
+        save = ""
+        if not _archive.is_archive(plan.root):
+            with processes.heard():
+                save = _write_directory(plan, processes, base, count.advance, held)
+        elif processes.count > 1:
+            raise ValueError("Several processes cannot write one file: save to a path.")
+        else:
+            _write_file(plan, count.advance)
+    if _log.is_on(_log.INFO):
+        metadata = options.metadata
+        step = metadata.get("step") if isinstance(metadata, dict) else None
+        what = f"step {step}, " if isinstance(step, int) else ""
+        _log.say(
+            _log.INFO,
+            f"Saved {what}`{plan.root}`: {_text.rate(form.nbytes, timer.seconds)}",
+            path=str(plan.root),
+            step=step,
+            nbytes=form.nbytes,
+            seconds=timer.seconds,
+        )
     return save
 
 
-def _write(
-    plan: Plan, processes: Processes, base: _reuse.Base | None, done: Count
-) -> str:
-    count = sum(plan.form.counts)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_background.reading(_lazies.places(plan.leaves)))
-        bar = _progress.bar("save", plan.nbytes, count, plan.options.progress)
-        advance = done.before(stack.enter_context(bar))
-        if not _archive.is_archive(plan.root):
-            return _write_directory(plan, processes, base, advance)
-        if processes.count > 1:
-            raise ValueError("Several processes cannot write one file: save to a path.")
-        _write_file(plan, advance)
-        return ""
-
-
-_SAID = str, Either([NONE, (COUNT, DIGEST)])
-
-
 def _write_directory(
-    plan: Plan, processes: Processes, base: _reuse.Base | None, advance: Advance
+    plan: Plan,
+    processes: Processes,
+    base: _reuse.Base | None,
+    advance: Advance,
+    held: contextlib.ExitStack,
 ) -> str:
-    layout = _plan.LAYOUTS[plan.options.layout]
-    with contextlib.ExitStack() as stack, processes.heard():
-        accounts = processes.gather(_agree.account(plan, processes), alike=True)
-        place = None
-        if processes.leads and len(set(accounts)) == 1:
-            place = _begin(plan, processes, stack)
-        word = processes.broadcast(b"" if place is None else _publish.tell(place))
-        if not word:
-            _agree.explain(plan, processes)
-        at = (place.work, place.own) if place else _publish.told(plan.root, word)
-        into = _destination(plan, *at, stack)
-        kept = _layout.NOTHING
-        if base is not None:
-            kept = _reuse.keep(base, plan.leaves, into)
-        linked = {place for place, *_ in kept.digests}
-        leaves = plan.leaves
-        if processes.leads:
-            leaves = _lazies.read_small(leaves, linked, plan.room)
-        limits = _layout.limits(plan.root, plan.room)
-        save = Save(Data(leaves, plan.form, advance), processes, limits, kept)
-        with _publish.unpublished(plan.root, plan.nbytes):
-            files = layout.write(save, into)
+    """Returns the id of the save, whose writer is seen to live while it is `held`."""
+    root, options, form, room = plan.root, plan.options, plan.form, plan.room
+    layout = _plan.LAYOUTS[options.layout]
+    accounts = processes.gather(_agree.account(plan, processes), alike=True)
+    begun = index = None
+    side = {}
+    leads = processes.leads
+    if leads and len(set(accounts)) == 1:
+        with unpublished(root, form.nbytes):
+            begun = _publish.begin(root, options.layout, options.overwrite, held)
             if processes.count > 1:
-                into.settle()
-            said = Said("" if processes.leads else _notes.tell(save, files, into))
-            if plan.options.own is not None:
-                said = said._replace(own=_notes.write_own(plan.options.own, save, into))
-        words = processes.gather(json.dumps(said).encode())
-        if place is not None:
-            heard = [
-                Said(*_schema.read(word, "what is saved", _SAID)) for word in words
-            ]
-            for index in range(1, processes.count):
-                files += _notes.see(save, layout, heard[index], index, into)
-            own = [SavedState(*x.own) for x in heard if x.own is not None]
-            _notes.see_own(own, into)
-            with _publish.unpublished(plan.root, plan.nbytes):
-                written = layout.finish(save, files, into)
-                _write_functions(plan, into, base)
-                into.settle()
-            index, side = _plan.index_of(plan, place.save, written, own)
-            _publish.publish(place, index, side, plan.options.durable)
-        processes.broadcast()
-        return into.own.rpartition("/")[2]
-
-
-def _begin(plan: Plan, processes: Processes, stack: contextlib.ExitStack) -> Place:
-    """Where the save is written, until the end of `stack`."""
-    options = plan.options
-    place = _publish.begin(plan.root, options.layout, options.overwrite)
-    with _publish.unpublished(plan.root, plan.nbytes):
-        begun = stack.enter_context(place)
+                begun.work.make_directories([begun.own])
+    word = processes.broadcast(b"" if begun is None else _publish.tell(begun))
+    if not word:
+        _agree.explain(plan, processes)
+    at = (begun.work, begun.own) if begun else _publish.told(root, word)
+    into = _destination(plan, *at, held)
+    kept = _layout.NOTHING if base is None else _reuse.keep(base, plan.leaves, into)
+    leaves = plan.leaves
+    if leads:
+        linked = {place for place, *_ in kept.digests}
+        leaves = _lazies.read_small(leaves, linked, room)
+    data = Data(leaves, form, advance)
+    save = Save(data, processes, room, _layout.largest_sent(root, room), kept)
+    with unpublished(root, form.nbytes):
+        files = layout.write(save, into)
         if processes.count > 1:
-            begun.work.make_directories([begun.own])
-        return begun
+            into.settle()
+        note = "" if leads else _notes.tell(save, files, into)
+        state = None
+        if options.own is not None:
+            state = _notes.write_own(options.own, save, into)
+        states = [state] if state else []
+        words = processes.gather(json.dumps([note, state]).encode())
+        if begun is not None:
+            if processes.count > 1:
+                files, states = _notes.see(save, layout, files, words, into)
+            _notes.see_own(states, into)
+            written = layout.finish(save, files, into)
+            index, side = _plan.index_of(plan, begun.save, written, states)
+            if plan.functions:
+                into.work.make_directories([into.own])
+                links = {} if base is None else _reuse.functions(base)
+                _write_functions(plan, into, links)
+            into.settle()
+    if begun is not None and index is not None:
+        _publish.publish(begun, index, side, options.durable)
+    processes.broadcast()
+    return into.own.rpartition("/")[2]
 
 
 def _destination(
@@ -298,7 +289,7 @@ def _destination(
     """Where this process writes, until the end of `stack`."""
     outbox = sync_all = None
     if isinstance(work, Sends):
-        outbox = stack.enter_context(Outbox(work, plan.room // 2).open())
+        outbox = stack.enter_context(UploadQueue(work, plan.room // 2).open())
     durable = plan.options.durable
     has_many = _plan.LAYOUTS[plan.options.layout].has_many(plan.form)
     if durable and has_many and isinstance(work, Renames):
@@ -307,12 +298,17 @@ def _destination(
 
 
 def _write_functions(
-    plan: Plan, into: Destination[Backend], base: _reuse.Base | None
+    plan: Plan, into: Destination[Sink], links: Mapping[str, SavedFile]
 ) -> None:
-    if plan.functions:
-        into.work.make_directories([into.own])
-        links = {} if base is None else _reuse.functions(base)
-        _exporting.write(plan.functions, into, links)
+    """Writes the files of functions. Those whose digests are among the `links` get a
+    second name instead."""
+    for stored, data in plan.functions.values():
+        key = f"{into.own}/{_files.function(stored.file)}"
+        link = links.get(stored.digest)
+        if link is not None and isinstance(into.work, Renames):
+            if into.work.link_from(link, key, into.syncs):
+                continue
+        into.write(key, [data])
 
 
 def _write_file(plan: Plan, advance: Advance) -> None:
@@ -322,21 +318,20 @@ def _write_file(plan: Plan, advance: Advance) -> None:
         pack(root)
         return
     check_archive(root, options.overwrite)
-    how = _onefile.FileOptions(options.overwrite, options.durable, plan.nbytes)
-    _onefile.publish(root, pack, how)
+    _onefile.publish(root, pack, options.overwrite, options.durable, plan.form.nbytes)
 
 
 def _pack(plan: Plan, advance: Advance, file: Any) -> None:
     """Writes a checkpoint as one file. The index comes last, as ever."""
     leaves = _lazies.read_small(plan.leaves, frozenset(), plan.room)
     data = Data(leaves, plan.form, advance)
-    save = Save(data, Processes(), _layout.Limits(plan.room))
+    save = Save(data, Processes(), plan.room)
     number = secrets.token_hex(8)
     with _archive.Archive(file) as archive:
         into = Destination(archive, f"d/{number}", False)
         files = _to_ocdbt.write(save, into)
         written = _to_ocdbt.finish(save, files, into)
-        _exporting.write(plan.functions, into)
+        _write_functions(plan, into, {})
         states = []
         if plan.options.own is not None:
             states.append(_notes.write_own(plan.options.own, save, into))

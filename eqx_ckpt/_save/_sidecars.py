@@ -5,21 +5,21 @@ fail its whole restore. docs/readers.md has the table of who can hold what.
 """
 
 import binascii
+import bisect
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._format import _files, _json, _names
 from .._format._template import Template
 from .._storage import _arrays
-from .._tree._filters import IsLeaf
+from .._tree import _flatten
 from .._tree._flatten import Flat
-from . import _form, _payload
-from ._form import Form
+from . import _payload, _tree_spec
 from ._payload import PlannedLeaf
+from ._tree_spec import TreeSpec
 
 
 # ---- Orbax: the files of a checkpoint of its own, of which it needs no others.
@@ -58,7 +58,7 @@ _MAX_GAP = 10_000
 MOST_CHUNKS = 2**20
 
 
-def has_database(form: Form) -> bool:
+def has_database(form: TreeSpec) -> bool:
     """Whether other readers can read a save in few files: of very many chunks it would
     take process 0 too long, and too much memory, to tell them."""
     return form.chunk_count <= MOST_CHUNKS
@@ -71,55 +71,40 @@ class Hole(NamedTuple):
     """
 
     before: int
-    path: tuple
+    name: str
+    keys: str
     kind: str
 
 
 def holes(
-    pytree: PyTree,
-    is_leaf: IsLeaf,
-    flat: Flat,
-    numbers: Sequence[int],
-    wholes: Iterable[tuple],
+    pytree: PyTree, flat: Flat, numbers: Sequence[int], wholes: Iterable[tuple]
 ) -> list[Hole]:
-    """Where `eqx.filter` of the tree has None, and where the tree has empty nodes.
+    """Places where `eqx.filter` of the tree has None, and empty nodes, by their names.
 
     `numbers` are those of the stored leaves, `wholes` the key paths of the nodes that
     are stored. Orbax restores into a target only if it has an entry for each of these.
     """
-    empty = flat.types.empty
-    if not empty and len(numbers) == len(flat.leaves):
-        return []
-    stored, nodes = set(numbers), set(wholes)
+    # An empty node is in front of the leaf whose number it has here.
+    found = [
+        (before, False, path, _empty_kind(node))
+        for before, path, node in _flatten.empty_nodes(pytree, flat)
+    ]
+    if len(numbers) < len(flat.leaves):
+        rest = {*range(len(flat.leaves))}.difference(numbers)
+        found += [(number, True, flat.paths[number], "None") for number in rest]
+        found.sort(key=lambda x: x[:2])
+    nodes = set(wholes)
     out: list[Hole] = []
-    all_of_it = () in nodes
-    before = number = 0
-    for path, x, is_hole in _positions(pytree, is_leaf, flat, empty):
-        if not is_hole:
-            is_hole, x = number not in stored, None
-            number += 1
-            before += not is_hole
-        if is_hole and (all_of_it or any(path[:i] in nodes for i in range(len(path)))):
-            out.append(Hole(before, path, _empty_kind(x)))
+    for number, _, path, kind in found:
+        if () in nodes or any(path[:i] in nodes for i in range(len(path))):
+            try:
+                name, keys = _names.name_of(path)
+            except ValueError:
+                continue  # A key that has no name.
+            if "%" not in name:
+                before = bisect.bisect_left(numbers, number)
+                out.append(Hole(before, name, keys, kind))
     return out
-
-
-def _positions(
-    pytree: PyTree, is_leaf: IsLeaf, flat: Flat, empty: set[type]
-) -> Iterable[tuple[tuple, Any, bool]]:
-    """The leaves and the empty nodes of a tree, and whether each is an empty node."""
-    if not empty:
-        return ((path, leaf, False) for path, leaf in zip(flat.paths, flat.leaves))
-
-    def is_empty(x: Any) -> bool:
-        if type(x) not in empty or (is_leaf is not None and is_leaf(x)):
-            return False
-        return x is None or not jtu.tree_leaves(x, is_leaf=lambda y: y is not x)
-
-    pairs, _ = jtu.tree_flatten_with_path(
-        pytree, is_leaf=lambda x: is_empty(x) or (is_leaf is not None and is_leaf(x))
-    )
-    return ((path, x, is_empty(x)) for path, x in pairs)
 
 
 def _empty_kind(x: Any) -> str:
@@ -224,18 +209,17 @@ class _Entries:
 
 
 def files(
-    leaves: Sequence[PlannedLeaf], form: Form, holes: Sequence[Hole], layout: str
+    leaves: Sequence[PlannedLeaf], form: TreeSpec, holes: Sequence[Hole], layout: str
 ) -> dict[str, bytes]:
     """All files for other readers that go into the root of a checkpoint."""
     if layout == "ocdbt" and not has_database(form):
         return {}
     texts: list[tuple[int, str]] = []
-    if any(template.kind == "str" for template in form.templates):
+    if "str" in [template.kind for template in form.templates]:
         texts = [
             (i, _text(x)) for i, x in enumerate(leaves) if x.template.kind == "str"
         ]
-    gaps = tuple(gap for gap in map(_named, holes) if gap is not None)
-    out = dict(_orbax_files(form, tuple(texts), gaps, layout))
+    out = dict(_orbax_files(form, tuple(texts), tuple(holes), layout))
     if layout == "zarr":
         out.update(_zarr_files(form))
     return out
@@ -245,28 +229,11 @@ def _text(leaf: PlannedLeaf) -> str:
     return bytes(_payload.whole(leaf)).decode("utf-8", "surrogatepass")
 
 
-class _Gap(NamedTuple):
-    """A hole by its name, as of a leaf."""
-
-    before: int
-    name: str
-    keys: str
-    kind: str
-
-
-def _named(hole: Hole) -> _Gap | None:
-    try:
-        name, keys = _names.name_of(hole.path)
-    except ValueError:
-        return None  # A key that has no name.
-    return None if "%" in name else _Gap(hole.before, name, keys, hole.kind)
-
-
-@_form.remembered
+@_tree_spec.remembered
 def _orbax_files(
-    form: Form,
+    form: TreeSpec,
     texts: tuple[tuple[int, str], ...],
-    gaps: tuple[_Gap, ...],
+    gaps: tuple[Hole, ...],
     layout: str,
 ) -> dict[str, bytes]:
     """The files at the root that Orbax needs; none if it can hold no leaf."""
@@ -339,8 +306,8 @@ def in_zarr_group(template: Template) -> bool:
     return template.stored in _zarr_dtypes
 
 
-@_form.remembered
-def _zarr_files(form: Form) -> dict[str, bytes]:
+@_tree_spec.remembered
+def _zarr_files(form: TreeSpec) -> dict[str, bytes]:
     """The root group, whose consolidated metadata lists what zarr-python can decode."""
     blobs = {
         number: _arrays.zarr_json(template._replace(keys="")).rstrip()

@@ -5,26 +5,16 @@ places with what is there, atomically.
 import contextlib
 import errno
 import os
-import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from .._format import _files, _text
 from .._storage import _store
 from .._storage._backend import Backend, Renames
-from . import _leftovers
-from ._place import discard, foreign, Found, own_entries, Place, replaced, unpublished
+from ._path_state import foreign, own_entries, PathState, replaced
+from ._transaction import discard, Transaction, unpublished
 
 
-@contextlib.contextmanager
-def begin(root: Renames, found: Found, undo: contextlib.ExitStack) -> Iterator["Swap"]:
-    save = secrets.token_hex(8)
-    work = _leftovers.directory_of(root, save)
-    place = Swap(root, work, save, found, undo)
-    with place.alone(root, work):
-        yield place
-
-
-def check(root: Backend, found: Found) -> None:
+def check(root: Backend, found: PathState) -> None:
     """**Raises:** an error when what is at a path cannot be swapped away."""
     # Listed after the index was read, and the index looked at again after that: what is
     # listed is then of the checkpoint that was found.
@@ -48,67 +38,70 @@ def check(root: Backend, found: Found) -> None:
         )
 
 
-class Swap(Place[Renames]):
-    def publish(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
-        with unpublished(self.root):
-            self._complete(index, side, sync)
-        if self.found.entries:
-            self._exchange(index, sync)
-        else:
-            self._rename(index, sync)
+def put(save: Transaction, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
+    with unpublished(save.root):
+        _complete(save, index, side, sync)
+    if save.found.entries:
+        _exchange(save, index, sync)
+    else:
+        _rename(save, index, sync)
 
-    def _complete(self, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
-        work = self.work
-        inside = {key.rpartition("/")[0] for key in side}
-        work.make_directories(inside)
-        for key, value in side.items():
-            work.write(key, [value], sync)
-        work.write(_files.INDEX, [index], sync)
+
+def _complete(
+    save: Transaction, index: bytes, side: Mapping[str, bytes], sync: bool
+) -> None:
+    work: Renames = save.work
+    inside = {key.rpartition("/")[0] for key in side}
+    work.make_directories(inside)
+    for key, value in side.items():
+        work.write(key, [value], sync)
+    work.write(_files.INDEX, [index], sync)
+    if sync:
+        inner = [save.own, "d"] if work.is_directory(save.own) else []
+        work.sync_directories([*inner, *inside, ""])
+
+
+def _rename(save: Transaction, index: bytes, sync: bool) -> None:
+    root: Renames = save.root
+    save.check_there()
+    try:
+        save.commit(lambda: save.work.rename(root, save.mode), index)
+    except OSError as e:
+        if save.is_committed:
+            raise
+        if e.errno == errno.EBUSY:
+            raise _mounted(root) from e
+        if e.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise
+        raise RuntimeError(
+            f"`{root}` was written by another while this save was being written. "
+            "It stands; this save is discarded."
+        ) from e
+    with save.committed():
         if sync:
-            inner = [self.own, "d"] if work.is_directory(self.own) else []
-            work.sync_directories([*inner, *inside, ""])
+            root.sync_above(save.made)
 
-    def _rename(self, index: bytes, sync: bool) -> None:
-        root = self.root
-        self.check_there()
+
+def _exchange(save: Transaction, index: bytes, sync: bool) -> None:
+    root, work = save.root, save.work
+    with contextlib.ExitStack() as held:
+        save.lock(held)
+        if not _store.is_still(root, _files.INDEX, save.found.file):
+            raise replaced(root, save.found)
+        check(root, save.found)
         try:
-            with self.commit(index):
-                self.work.rename(root, self.mode)
+            save.commit(lambda: work.exchange(root), index)
         except OSError as e:
-            if self.is_committed:
+            if save.is_committed:
                 raise
-            if e.errno == errno.EBUSY:
-                raise _mounted(root) from e
-            if e.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise
-            raise RuntimeError(
-                f"`{root}` was written by another while this save was being written. "
-                "It stands; this save is discarded."
-            ) from e
-        with self.committed():
+            raise _refused(root, e) from e
+        with save.committed():
             if sync:
-                root.sync_above(self.made)
-
-    def _exchange(self, index: bytes, sync: bool) -> None:
-        root, work = self.root, self.work
-        with self.locked():
-            if not _store.is_still(root, _files.INDEX, self.found.file):
-                raise replaced(root, self.found)
-            check(root, self.found)
-            try:
-                with self.commit(index):
-                    work.exchange(root)
-            except OSError as e:
-                if self.is_committed:
-                    raise
-                raise _refused(root, e) from e
-            with self.committed():
-                if sync:
-                    root.sync_above(self.made)
-                # What came in since it was listed is not ours to delete.
-                for name in set(work.list_top() or {}) - own_entries(self.found):
-                    work.give(name, root)
-                discard(work)
+                root.sync_above(save.made)
+            # What came in since it was listed is not ours to delete.
+            for name in set(work.list_top() or {}) - own_entries(save.found):
+                work.below(name).rename(root.below(name))
+            discard(work)
 
 
 def _mounted(root: Renames) -> OSError:

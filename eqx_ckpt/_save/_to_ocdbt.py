@@ -5,23 +5,24 @@ values lie in them. See FORMAT.md.
 import functools as ft
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from .._format import _grid, _index, _ocdbt, _packed, _template
-from .._format._index import Placement
-from .._format._packed import Begin, Packed, Runs
+from .._format._extents import Placement
+from .._format._packed import Packed
 from .._runtime import _log, _threads
 from .._storage import _arrays
-from .._storage._backend import Backend, Sink
-from . import _assign, _form, _layout, _payload, _sidecars
-from ._form import Form
+from .._storage._archive import Sink
+from .._storage._backend import Backend
+from . import _assign, _layout, _payload, _sidecars, _tree_spec
 from ._layout import Destination, Ends, Files, Layout, Save, Stretch, Written
 from ._payload import PlannedLeaf
+from ._tree_spec import TreeSpec
 
 
-# Small leaves of one template that follow each other are written together, up to so
-# many bytes.
+# Small leaves that follow each other are written together, up to so many bytes.
 _TOGETHER = 2**20
 
 
@@ -35,7 +36,7 @@ def write(save: Save, into: Destination[Sink]) -> Files:
         files = {number: batches for (number, _), batches in zip(own, laid)}
     return _threads.gather(
         [ft.partial(_write_file, save, into, *file) for file in files.items()],
-        save.threads(save.limits.most or 0),
+        save.threads(save.most or 0),
         # Chunks are encoded by threads of TensorStore, for which these wait.
         waiting=into.work.is_far or form.is_coded,
     )
@@ -45,31 +46,33 @@ def write(save: Save, into: Destination[Sink]) -> Files:
 _Batch = list[Stretch]
 
 
-@_form.remembered
-def _laid(form: Form, deal: _assign.Deal, process: int) -> list[list[_Batch]]:
+@_tree_spec.remembered
+def _laid(form: TreeSpec, deal: _assign.Assignment, process: int) -> list[list[_Batch]]:
     """The batches of the files of a process, where nothing is compressed: there they
     are known before anything is written."""
     own = [runs for runs, owner in zip(deal.files, deal.owner) if owner == process]
     return [list(_batches(form, runs)) for runs in own]
 
 
-def _batches(form: Form, runs: _assign.Runs) -> Iterator[_Batch]:
-    """The stretches of a file: small leaves of one template together, others each by
-    itself. The ends of one by itself may come only after it was taken, and before the
-    next batch is."""
-    most = [_TOGETHER // t.full if t.full else 0 for t in form.templates]
-    alone = [t.codec is not None or not _payload.is_small(t) for t in form.templates]
-    last, batch = -1, []
+def _batches(form: TreeSpec, runs: _assign.Runs) -> Iterator[_Batch]:
+    """The stretches of a file: small leaves together, others each by itself. The ends
+    of one by itself may come only after it was taken, and before the next batch is."""
+    # Bytes of small leaves, by template.
+    small = [
+        t.full if t.codec is None and _payload.is_small(t) else 0
+        for t in form.templates
+    ]
+    batch: _Batch = []
     for stretch in lay(form, runs):
-        number = form.numbers[stretch.place]
-        if batch and (number != last or len(batch) >= most[number]):
+        size = small[form.numbers[stretch.place]]
+        is_full = batch and stretch.offset + size - batch[0].offset > _TOGETHER
+        if batch and (is_full or not size):
             yield batch
             batch = []
-        if alone[number] or not most[number]:
+        if size:
+            batch.append(stretch)
+        else:
             yield [stretch]
-            continue
-        last = number
-        batch.append(stretch)
     if batch:
         yield batch
 
@@ -80,7 +83,7 @@ def _write_file(
     data = save.data
     written: list[Stretch] = []
 
-    def buffers() -> Iterator[bytes]:
+    def buffers() -> Iterator[Any]:
         at = 0
         for batch in batches:
             written.extend(batch)
@@ -88,7 +91,7 @@ def _write_file(
             if offset != at:
                 yield bytes(offset - at)
             if len(batch) > 1:
-                yield from data.together([x.place for x in batch], _packed.ALIGN)
+                yield data.together([(x.place, x.offset - offset) for x in batch])
             elif own is None:
                 yield from data.chunks(place, numbers)
             else:
@@ -97,13 +100,15 @@ def _write_file(
                     yield chunk
                     end += len(chunk)
                     own.append(end)
-            at = batch[-1].stop(data.grids[place].full)
+            at = batch[-1].stop(data.grids[batch[-1].place].full)
 
     into.write(f"{into.own}/{number}", buffers())
     return written
 
 
-def lay(form: Form, runs: _assign.Runs, ends: Ends | None = None) -> Iterator[Stretch]:
+def lay(
+    form: TreeSpec, runs: _assign.Runs, ends: Ends | None = None
+) -> Iterator[Stretch]:
     """Where the runs of a file lie in it. Those of encoded chunks may be given their
     `ends` only after their stretch was taken, and before the next one is."""
     templates = [(t.full, t.codec is None) for t in form.templates]
@@ -150,6 +155,7 @@ def finish(save: Save, files: Files, into: Destination[Sink]) -> Written:
             f"A save has {save.form.chunk_count} chunks, and so none of the files with "
             "which other libraries read it: it is read by this one",
         )
+    names = list(map(str, range(len(files))))
     if save.form.has_columns:
         pages = [b"".join(save.data.rows(*run[:2]) for run in runs) for runs in files]
         placement = packed(save.form, files)
@@ -158,11 +164,11 @@ def finish(save: Save, files: Files, into: Destination[Sink]) -> Written:
         placement = listed(save.form, files)
     into.write(f"{into.own}/digests", pages)
     digests = "".join(map(_index.digest, pages))
-    return Written(placement, digests, others, side)
+    return Written(names, placement, digests, others, side)
 
 
 def _write_database(
-    form: Form, files: Files, into: Destination[Sink]
+    form: TreeSpec, files: Files, into: Destination[Sink]
 ) -> tuple[dict[str, str], dict[str, bytes]]:
     """Returns the digests of its files, and those at the root that lead to it."""
     base = into.own
@@ -180,31 +186,27 @@ def _write_database(
     return {key: _index.digest(value) for key, value in own.items()}, side
 
 
-def listed(form: Form, files: Files) -> Placement:
+def listed(form: TreeSpec, files: Files) -> Placement:
     """Where the chunks lie, one by one."""
-    starts = [(0, 0)] * len(form.names)
+    starts, splits = [(0, 0)] * len(form.names), []
     for number, stretches in enumerate(files):
         for place, numbers, offset, _ in stretches:
             if numbers.start == 0:
                 starts[place] = number, offset
+            else:
+                splits.append((place, numbers.start, number, offset))
     for place, alias in form.aliases:
         starts[place] = starts[alias]
-    splits = [
-        (stretch.place, stretch.numbers.start, number, stretch.offset)
-        for number, stretches in enumerate(files)
-        for stretch in stretches
-        if stretch.numbers.start > 0
-    ]
     sizes: dict[int, list[int]] = {}
-    for stretch in sorted(itertools.chain(*files), key=_by_chunk):
-        sizes.setdefault(stretch.place, []).extend(_steps(stretch))
-    sizes = {place: some for place, some in sizes.items() if some}
+    if form.is_coded:
+        for stretch in sorted(itertools.chain(*files), key=_by_chunk):
+            if stretch.ends:
+                sizes.setdefault(stretch.place, []).extend(_steps(stretch))
     file, offset = map(list, zip(*starts))
-    names = list(map(str, range(len(files))))
-    return Placement(names, file, offset, splits, sizes)
+    return Placement(file, offset, splits, sizes)
 
 
-def packed(form: Form, files: Files) -> Packed:
+def packed(form: TreeSpec, files: Files) -> Packed:
     """Where the chunks lie, by a rule."""
     grids = form.grids
 
@@ -216,13 +218,10 @@ def packed(form: Form, files: Files) -> Packed:
         ]
         return np.asarray(rows, np.int64).reshape(-1, 5)
 
-    every = np.concatenate(list(map(columns, files)) or [columns([])])
-    leaf, first, stop, offset, nbytes = every.T
+    runs = np.concatenate(list(map(columns, files)) or [columns([])])
     counts = np.asarray(list(map(len, files)), np.int64)
     sizes = [n for stretch in itertools.chain(*files) for n in _steps(stretch)]
-    runs = Runs(leaf, first, stop, offset, nbytes, counts)
-    names = list(map(str, range(len(files))))
-    return _packed.pack(names, runs, len(form.names), np.asarray(sizes, np.int64))
+    return _packed.pack(runs, counts, len(form.names), np.asarray(sizes, np.int64))
 
 
 def _steps(stretch: Stretch) -> Iterator[int]:
@@ -236,7 +235,7 @@ def _by_chunk(stretch: Stretch) -> tuple[int, int]:
 
 
 def _make_database(
-    form: Form, files: tuple[tuple[Stretch, ...], ...]
+    form: TreeSpec, files: tuple[tuple[Stretch, ...], ...]
 ) -> tuple[bytes, _ocdbt.Subtree]:
     """The zarr.json files and the nodes of the database, and its root."""
     entries, blobs = _entries(form, files)
@@ -245,11 +244,11 @@ def _make_database(
     return blobs + nodes, top
 
 
-_database = _form.remembered(_make_database)
+_database = _tree_spec.remembered(_make_database)
 
 
 def _entries(
-    form: Form, files: Sequence[Sequence[Stretch]]
+    form: TreeSpec, files: Sequence[Sequence[Stretch]]
 ) -> tuple[_ocdbt.Entries, bytes]:
     """The keys of the database, and the zarr.json files."""
     count = len(form.names)
@@ -290,7 +289,7 @@ def _entries(
     return entries, b"".join(blobs)
 
 
-def longest(leaves: Sequence[PlannedLeaf], form: Form, processes: int) -> Written:
+def longest(leaves: Sequence[PlannedLeaf], form: TreeSpec, processes: int) -> Written:
     """**Raises:** `ValueError` for more runs of chunks than are read."""
     own = zip(form.templates, form.counts)
     total = sum((t.chunk_count * t.full + _packed.ALIGN) * n for t, n in own)
@@ -301,19 +300,17 @@ def longest(leaves: Sequence[PlannedLeaf], form: Form, processes: int) -> Writte
     keys = (f"{base}/tree", f"{base}/manifest.ocdbt") if has_database else ()
     make = _most_packed if form.has_columns else _most_listed
     return Written(
-        placement=make(leaves, names, total),
+        files=names,
+        placement=make(leaves, len(names), total),
         digests="0" * 32 * (len(names) if form.has_columns else 1),
         others=dict.fromkeys(keys, "0" * 32),
         side={"manifest.ocdbt": b""} if has_database else {},
     )
 
 
-def _most_listed(
-    leaves: Sequence[PlannedLeaf], names: list[str], total: int
-) -> Placement:
+def _most_listed(leaves: Sequence[PlannedLeaf], files: int, total: int) -> Placement:
     own = [(i, x.template, x.owners) for i, x in enumerate(leaves) if x.alias is None]
     counts = [t.chunk_count for _, t, _ in own]
-    files = len(names)
     # Wherever one file ends and another begins, and one process and another.
     splits = files + sum(len(owners) - 1 for _, _, owners in own if owners)
     last = len(leaves), max(counts, default=0), files, total
@@ -323,7 +320,6 @@ def _most_listed(
         if t.codec is not None
     }
     return Placement(
-        names,
         [files] * len(leaves),
         [total] * len(leaves),
         [last] * min(splits, sum(counts)),
@@ -331,7 +327,7 @@ def _most_listed(
     )
 
 
-def _most_packed(leaves: Sequence[PlannedLeaf], names: list[str], total: int) -> Packed:
+def _most_packed(leaves: Sequence[PlannedLeaf], files: int, total: int) -> Packed:
     known: dict[bytes, np.ndarray] = {}
     runs = coded = 0
     for leaf in leaves:
@@ -347,11 +343,11 @@ def _most_packed(leaves: Sequence[PlannedLeaf], names: list[str], total: int) ->
             f"{_packed.MAX_RUNS} are read at most"
         )
     # What is linked from another save may be dealt out in another way.
-    last = len(names), len(leaves), 2**16, len(names), total - total % _packed.ALIGN
+    last = files, len(leaves), 2**16, files, total - total % _packed.ALIGN
     pattern = np.zeros(len(leaves), np.uint32)
     rows = np.concatenate([*known.values(), np.zeros((256, 2), np.uint32)])
-    begins = [Begin(*last)] * (len(names) + 256)
-    return Packed(names, rows, pattern, begins, np.zeros(coded, np.uint32))
+    begins = np.tile(np.asarray(last, np.int64), (files + 256, 1))
+    return Packed(rows, pattern, begins, np.zeros(coded, np.uint32))
 
 
 LAYOUT = Layout(write, see, finish, longest, has_many=lambda form: False)

@@ -6,13 +6,13 @@ import functools as ft
 from collections.abc import Sequence
 
 from .._format import _files, _index
-from .._format._index import Placement
+from .._format._extents import Placement
 from .._runtime import _threads
-from .._storage import _arrays
+from .._storage import _arrays, _store
 from .._storage._backend import Backend
-from ._form import Form
 from ._layout import Destination, Ends, Files, Layout, Save, Written
 from ._payload import PlannedLeaf
+from ._tree_spec import TreeSpec
 
 
 # More files than these take longer to sync one by one than all that others may have
@@ -84,16 +84,16 @@ def finish(save: Save, files: Files, into: Destination[Backend]) -> Written:
     return _written(_index.digest(digests))
 
 
-def has_many(form: Form) -> bool:
+def has_many(form: TreeSpec) -> bool:
     return form.chunk_count + len(form.names) > _MANY
 
 
-def longest(leaves: Sequence[PlannedLeaf], form: Form, processes: int) -> Written:
+def longest(leaves: Sequence[PlannedLeaf], form: TreeSpec, processes: int) -> Written:
     return _written("0" * 32)
 
 
 def _written(digests: str) -> Written:
-    return Written(Placement([], [], []), digests, {}, {})
+    return Written([], Placement([], []), digests, {}, {})
 
 
 def _cuts(path: str) -> list[int]:
@@ -112,7 +112,7 @@ def check_case(names: Sequence[str], root: Backend) -> None:
                 'which TensorStore keeps for itself. Use `layout="ocdbt"`.'
             )
         other = seen.setdefault(_files.directory(name).casefold(), name)
-        if other != name and root.folds_case():
+        if other != name and _store.folds_case(root):
             raise ValueError(
                 f"The leaves `{other}` and `{name}` differ only by case, and the file "
                 f'system of `{root}` takes them for one. Use `layout="ocdbt"`.'

@@ -151,3 +151,7 @@ class Archive:
         finally:
             if self._is_raw:
                 self._file.detach()
+
+
+# What files are written to, each of them once and whole.
+Sink = Backend | Archive

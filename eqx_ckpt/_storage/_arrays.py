@@ -4,6 +4,7 @@ import functools as ft
 import json
 import math
 import os
+import types
 import urllib.parse
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,8 +16,9 @@ from .._errors import MissingError
 from .._format import _blosc, _grid, _ocdbt, _view
 from .._format._ocdbt import Database
 from .._format._template import Template
-from . import _context
+from . import _context, _local_files
 from ._backend import Backend
+from ._local import LocalBackend
 
 
 _little = [{"name": "bytes", "configuration": {"endian": "little"}}]
@@ -105,9 +107,18 @@ def largest_chunk() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
+def context(root: Backend) -> ts.Context:
+    """The context in which the arrays of a store are read."""
+    # A link in it may lead anywhere.
+    if isinstance(root, LocalBackend) and not root.follow:
+        if _local_files.is_on_this_machine(root.path):
+            return _context.mmap_context()
+    return _context.context()
+
+
 def context_of(root: Backend) -> ts.Context:
     """For reads of the arrays of one checkpoint, which another may replace."""
-    return _context.with_nodes(root.context())
+    return _context.with_nodes(context(root))
 
 
 def open_arrays(
@@ -217,7 +228,7 @@ def _databases(
 
 
 def array_url(root: Backend, database: str | None, key: str) -> str:
-    base = root.as_url()
+    base = root.url if root.is_far else "file://" + urllib.parse.quote(root.url)
     if database is None:
         return f"{base}/{urllib.parse.quote(key)}/|zarr3:"
     return f"{base}/{database}/|ocdbt:{urllib.parse.quote(key)}/|zarr3:"
@@ -225,10 +236,13 @@ def array_url(root: Backend, database: str | None, key: str) -> str:
 
 def aligned(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     """A new array that starts at a multiple of 64 bytes, as JAX takes it uncopied."""
-    size = math.prod(shape) * dtype.itemsize
+    return aligned_bytes(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+
+
+def aligned_bytes(size: int) -> np.ndarray:
     buffer = np.empty(size + 64, np.uint8)
     start = -buffer.ctypes.data % 64
-    return buffer[start : start + size].view(dtype).reshape(shape)
+    return buffer[start : start + size]
 
 
 class StridedArray(NamedTuple):
@@ -241,24 +255,17 @@ class StridedArray(NamedTuple):
     strides: tuple[int, ...]
 
 
-class _StridedRead(NamedTuple):
-    """A read of all that lies from the first element of a part to the last, which is
-    done when its result is asked for."""
-
-    array: StridedArray
-    first: int
-    into: np.ndarray
-
-    def result(self) -> None:
-        into, (root, key, start, strides) = self.into, self.array
-        whole = np.empty(_grid.span(into.shape, strides), into.dtype)
-        start += self.first * into.itemsize
-        if root.read_into(key, start, whole.view(np.uint8)) < whole.nbytes:
-            raise MissingError(f"the end of `{key}` is missing")
-        steps = [stride * into.itemsize for stride in strides]
-        into[...] = np.lib.stride_tricks.as_strided(
-            whole, into.shape, steps, writeable=False
-        )
+def _read_strided(array: StridedArray, first: int, into: np.ndarray) -> None:
+    """Reads all that lies from the first element of a part to the last."""
+    root, key, start, strides = array
+    whole = np.empty(_grid.span(into.shape, strides), into.dtype)
+    start += first * into.itemsize
+    if root.read_into(key, start, whole.view(np.uint8)) < whole.nbytes:
+        raise MissingError(f"the end of `{key}` is missing")
+    steps = [stride * into.itemsize for stride in strides]
+    into[...] = np.lib.stride_tricks.as_strided(
+        whole, into.shape, steps, writeable=False
+    )
 
 
 def start_read(
@@ -272,7 +279,8 @@ def start_read(
         return ts.array(into).write(view(store, picks))
     starts = [pick.start or 0 for pick in picks if isinstance(pick, slice)]
     first = sum(at * stride for at, stride in zip(starts, store.strides))
-    return _StridedRead(store, first, into)
+    # It is done when its result is asked for.
+    return types.SimpleNamespace(result=ft.partial(_read_strided, store, first, into))
 
 
 def open_strided(

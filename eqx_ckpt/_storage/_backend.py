@@ -1,32 +1,36 @@
-"""The protocols of stores: `Backend` is what every kind can do, and each of the other
-protocols what some kinds can.
+"""The classes of stores: `Backend` is what every kind can do, `Renames` and `Sends`
+what some can.
+
+A new kind is a class of one of these in a module of its own, and a line in the table of
+`_root`.
 """
 
+import abc
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, BinaryIO, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, BinaryIO, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import tensorstore as ts
 
-from .._runtime._undo import Descriptor
+from ._descriptor import Descriptor
 
 
-# What stands at a path.
-Entry = Literal["file", "directory", "other", "nothing"]
+B = TypeVar("B", bound="Backend")
 
 
 class Value(NamedTuple):
-    """The bytes of a small file, and what tells this version of it from another, where
-    a store says so."""
+    """The bytes of a small file; the tag of this version of it, in a store that has
+    tags; and when it was written, if that is known."""
 
     data: bytes
     generation: bytes = b""
+    time: float | None = None
 
 
 class Usage(NamedTuple):
-    """How many files there are, and their bytes; `own`: those of files that have no
-    other name elsewhere; and when the newest was written, in seconds since 1970."""
+    """The number of files, and their bytes; `own`: of those that have no other
+    name elsewhere; and when the newest was written, in seconds since 1970."""
 
     files: int
     nbytes: int
@@ -34,25 +38,7 @@ class Usage(NamedTuple):
     time: float | None
 
 
-class Glance(NamedTuple):
-    """The bytes of a small file, and when it was written, if that is known."""
-
-    data: bytes
-    time: float | None
-
-
-@runtime_checkable
-class Sink(Protocol):
-    """Takes files, each of them once and whole."""
-
-    @property
-    def is_far(self) -> bool: ...
-
-    def write(self, key: str, buffers: Iterable[Any], sync: bool = False) -> None: ...
-
-
-@runtime_checkable
-class Backend(Sink, Protocol):
+class Backend(abc.ABC):
     """A directory in some kind of store. The keys of files are relative to it.
 
     `url` is absolute: a URL, or a path of the local file system. `is_far`: each access
@@ -64,94 +50,89 @@ class Backend(Sink, Protocol):
     from a FIFO or a device may take for ever, or do something.
     """
 
-    @property
-    def url(self) -> str: ...
+    url: str
+    is_far: bool
 
     # ---- The place itself.
 
-    def as_url(self) -> str:
-        """The URL, also of a path."""
-        ...
-
+    @abc.abstractmethod
     def target(self) -> str:
         """The URL, or the path that leads through no link: the same for one place."""
-        ...
 
-    def real(self) -> "Backend":
-        """The same directory, which messages call the same, by its `target`."""
-        ...
-
-    def below(self, key: str) -> "Backend":
+    @abc.abstractmethod
+    def below(self: B, key: str) -> B:
         """The directory `key` in this one."""
-        ...
 
-    def split(self) -> tuple["Backend", str]:
+    @abc.abstractmethod
+    def split(self: B) -> tuple[B, str]:
         """The directory of the file at this place, and its key there: "" for a whole
         bucket, which is no file."""
-        ...
 
-    def pinned(self, key: str) -> "Backend":
+    def real(self: B) -> B:
+        """The same directory, which messages call the same, by its `target`."""
+        return self
+
+    def pinned(self: B, key: str) -> B:
         """This directory, with the file `key` open and read as it is now, where there
         is such a thing. **Raises:** `OSError` if it cannot be opened."""
-        ...
+        return self
 
-    def unpinned(self) -> "Backend": ...
+    def unpinned(self: B) -> B:
+        return self
 
-    def entry(self) -> Entry | None:
+    def entry(self) -> Literal["file", "directory", "other", "nothing"] | None:
         """The kind of entry at this place. None: it would take a request to know."""
-        ...
+        return None
 
-    def is_file(self) -> bool:
-        """Whether there is a file at this place, whatever it takes to know."""
-        ...
-
-    def is_link(self, key: str = "") -> bool: ...
-
-    def check_bucket(self) -> None:
-        """**Raises:** `FileNotFoundError` if there is no bucket of this name."""
-        ...
-
-    def folds_case(self) -> bool:
-        """Whether names that differ by case only are one."""
-        ...
+    def is_link(self, key: str = "") -> bool:
+        return False
 
     # ---- Reads.
 
+    @abc.abstractmethod
     def spec(self, key: str = "") -> dict[str, Any]:
         """The TensorStore spec of the directory `key`."""
-        ...
 
-    def context(self) -> ts.Context:
-        """The context in which arrays are read."""
-        ...
+    @abc.abstractmethod
+    def kv(self) -> ts.KvStore:
+        """The TensorStore of the directory, open."""
 
     def wait(self, future: Any) -> Any:
         """The result of a call to TensorStore. **Raises:** as `explain` says."""
-        ...
+        try:
+            return future.result()
+        except Exception as e:
+            raise self.explain(e) from e
 
+    @abc.abstractmethod
     def explain(self, error: Exception) -> Exception:
-        """What TensorStore's error says; any other as it is.
+        """TensorStore's error, as one of a type that tells it; any other as it is.
 
         It is an `OSError` where the system or the store fails, a `MissingError` for
         what is not there, or shorter than was asked for. What TensorStore cannot make
         sense of stays a `ValueError`. So whoever reads tells damage from everything
         else by types.
         """
-        ...
 
+    @abc.abstractmethod
     def has(self, key: str) -> bool:
         """Whether there is a file, which is not opened."""
-        ...
+
+    @abc.abstractmethod
+    def stamp(self, key: str) -> str:
+        """A text that changes when a file is replaced or written to; "" if it is gone,
+        or is no regular file any more."""
 
     def size(self, key: str) -> int | None:
         """The bytes of a file. None: there is none, or it would take a read to know."""
-        ...
+        return None
 
+    @abc.abstractmethod
     def check_range(self, key: str, stop: int) -> int | None:
         """**Raises:** `MissingError` unless a file has at least `stop` bytes: before
         memory is allocated for them. Returns how many it has, if that is known."""
-        ...
 
+    @abc.abstractmethod
     def read(
         self, key: str, stop: int | None = None, limit: int | None = None
     ) -> Value | None:
@@ -159,41 +140,37 @@ class Backend(Sink, Protocol):
 
         **Raises:** `ValueError` if it is longer than `limit`.
         """
-        ...
 
-    def read_some(self, keys: Sequence[str], limit: int) -> list[bytes | None]:
-        """Some small files, together. None: there is none, or it is longer."""
-        ...
+    @abc.abstractmethod
+    def read_into(self, key: str, start: int, *into: np.ndarray) -> int:
+        """Reads a file from the byte `start` on into arrays of bytes, one after the
+        other, and returns how many bytes it has there.
 
-    def read_into(self, key: str, start: int, into: np.ndarray) -> int:
-        """Reads a file from the byte `start` on, and returns how many bytes it has
-        there. **Raises:** `FileNotFoundError` where there is no file."""
-        ...
+        **Raises:** `FileNotFoundError` where there is no file.
+        """
 
-    def read_tail(self, key: str, count: int) -> bytes:
-        """The last bytes of a file. **Raises:** `MissingError` if it has fewer."""
-        ...
-
+    @abc.abstractmethod
     def start_read(self, key: str, start: int, stop: int | None) -> ts.Future:
-        """Starts to read a range of a file, or all from a byte on: a future with a
-        `.value`."""
-        ...
+        """Starts to read a range of a file, or all from a byte on, or before its end: a
+        future with a `.value`."""
 
-    def stamp(self, key: str) -> str:
-        """A text that changes when a file is replaced or written to; "" if it is gone,
-        or is no regular file any more."""
-        ...
+    # ---- Lists.
 
-    def can_list(self) -> bool: ...
+    def can_list(self) -> bool:
+        return True
 
+    @abc.abstractmethod
     def list_top(self) -> dict[str, bool] | None:
         """The names in the directory, and whether each is of a directory. None: there
         is no directory, or it cannot be listed."""
-        ...
 
-    def list_all(self) -> list[str] | None:
-        """The keys of all files. None: they cannot be listed."""
-        ...
+    @abc.abstractmethod
+    def list_all(self, start: str = "") -> list[str] | None:
+        """The keys of files that begin with `start`. None: they cannot be listed."""
+
+    @abc.abstractmethod
+    def is_directory(self, key: str) -> bool:
+        """Whether there is anything in the directory `key`, or it itself."""
 
     def survey(self, most: int) -> dict[str, int] | None:
         """The keys and sizes of all files. None: it would take requests to know.
@@ -201,142 +178,85 @@ class Backend(Sink, Protocol):
         **Raises:** `ValueError` for anything but files and directories, and for more
         than `most` of them.
         """
-        ...
+        return None
 
     def usage(self, keys: Sequence[str] = ()) -> Usage | None:
         """The space that these files take, or all here. None: it would take requests to
         know."""
-        ...
-
-    def glance(self, key: str, limit: int) -> Glance | None:
-        """As `read`, of files of which there are many."""
-        ...
-
-    def is_directory(self, key: str) -> bool:
-        """Whether there is anything in the directory `key`, or it itself."""
-        ...
-
-    def may_hold(self, key: str) -> bool:
-        """Whether there may be anything in the directory `key`."""
-        ...
-
-    def await_directory(self, key: str) -> None:
-        """Waits until a directory that another process has made is there.
-
-        **Raises:** `RuntimeError` if it does not appear.
-        """
-        ...
+        return None
 
     # ---- Writes.
 
     def check_writable(self) -> None:
         """**Raises:** `ValueError` where files can only be read, `NotADirectoryError`
         below a file."""
-        ...
 
-    def check_conditions(self, key: str) -> None:
-        """Writes a small file, and again on conditions that do not hold.
+    @abc.abstractmethod
+    def write(self, key: str, buffers: Iterable[Any], sync: bool = False) -> None:
+        """Writes a file, once and whole."""
 
-        **Raises:** `RuntimeError` if the store does not heed them, as not all servers
-        of S3 do: of two saves at the same instant one would delete what the other has
-        written.
+    @abc.abstractmethod
+    def replace(
+        self, key: str, data: bytes, found: Value | None, aside: str = ""
+    ) -> bool:
+        """Writes a file, if what is there is what was `found` (None: nothing). Returns
+        whether it was. Where there are renames it has been written already, as the file
+        `aside`, and the caller holds the lock of writers."""
+
+    def lock(self, wait: bool = False) -> contextlib.AbstractContextManager[bool]:
+        """Holds the advisory lock of the directory, which ends with the process: that
+        of its writer, or, at the path of a checkpoint, what writers hold from before
+        their commit until all that follows it is done.
+
+        Yields whether it is held: not if another has it and we do not `wait`, nor
+        where there are no locks.
         """
-        ...
+        return contextlib.nullcontext(False)
 
-    def stage(self, aside: str, key: str, data: bytes, sync: bool) -> None:
-        """Writes what `replace` or `swap` then puts in its place by a rename.
+    def is_locked(self) -> bool:
+        """Whether another holds the lock; False if there is no such directory, or there
+        are no locks."""
+        return False
 
-        `aside` is a directory of the caller's own. Stores that cannot rename write at
-        that time, and do nothing now.
-        """
-        ...
-
-    def replace(self, aside: str, key: str, data: bytes, found: Value | None) -> bool:
-        """Puts a staged file in its place, if what is there is what was `found` (None:
-        nothing). Returns whether it was. Where there are locks, the caller holds that
-        of writers."""
-        ...
-
-    def swap(self, aside: str, key: str, data: bytes) -> None:
-        """Puts a staged file in its place, whatever is there."""
-        ...
-
-    def writers_lock(self) -> contextlib.AbstractContextManager[bool]:
-        """Holds what writers hold from before their commit until all that follows it is
-        done, and says whether there is such a thing."""
-        ...
-
+    @abc.abstractmethod
     def copy(self, source: str, key: str, sync: bool) -> None:
         """Makes `key` another name of the file `source`, or else a copy of it."""
-        ...
 
     def make_directories(self, keys: Iterable[str]) -> None: ...
 
     def sync_directories(self, keys: Iterable[str]) -> None:
         """Makes the names in directories durable."""
-        ...
 
     def sync_above(self, made: "Sequence[Renames]" = ()) -> None:
         """Makes the name of this directory durable, and of those that lead to it: these
         once in a process, whoever has made them, and again if they were `made` since.
         """
-        ...
 
     def drop_directory(self, key: str = "") -> None:
         """Deletes a directory if it is empty."""
-        ...
 
+    @abc.abstractmethod
     def delete(self, key: str) -> None:
         """Deletes the file or directory `key`, never through a link; "": all of it."""
-        ...
 
+    @abc.abstractmethod
     def move(self, key: str, into: str, first: str) -> None:
         """Gives the directory `key` another name. Where there are no renames its files
         are copied and then deleted, beginning with the file `first` in it."""
-        ...
 
 
-@runtime_checkable
-class Locks(Backend, Protocol):
-    """Knows whether the writer of a directory lives: it holds its lock."""
+class Sends(Backend):
+    """A store that takes files by requests, of which many may be under way."""
 
-    def lock(self, wait: bool = False) -> contextlib.AbstractContextManager[bool]:
-        """Holds the advisory lock of the directory, which ends with the process.
+    is_far = True
 
-        Yields whether it is held: not if another has it and we do not `wait`, nor on
-        file systems without locks.
-        """
-        ...
-
-    def is_locked(self) -> bool:
-        """Whether another holds the lock; False if there is no such directory, or the
-        file system has no locks."""
-        ...
-
-    def made(
-        self, is_aside: bool = False
-    ) -> contextlib.AbstractContextManager[tuple[int | None, Callable[[], bool]]]:
-        """Makes the directory and those above it, and holds its lock. What `is_aside`
-        nobody else may look into: yields the mode that it would have otherwise, and a
-        function that says whether it is still what is there."""
-        ...
-
-
-@runtime_checkable
-class Sends(Backend, Protocol):
-    """Takes files by requests, of which many may be under way."""
-
+    @abc.abstractmethod
     def start_write(self, key: str, data: bytes) -> ts.Future:
         """Starts to write a file."""
-        ...
 
-    def list_parts(self, starts: Sequence[str]) -> list[str]:
-        """The keys that begin with any of these, each asked for beside the others."""
-        ...
-
+    @abc.abstractmethod
     def delete_files(self, keys: Iterable[str]) -> None:
         """Deletes files that were listed, together."""
-        ...
 
 
 class SavedFile(NamedTuple):
@@ -349,46 +269,35 @@ class SavedFile(NamedTuple):
     held: Descriptor | None = None
 
 
-@runtime_checkable
-class Links(Backend, Protocol):
-    """Gives one file several names."""
+class Renames(Backend):
+    """A file system: directories have locks, files have several names, and each can be
+    put in the place of another, atomically. `path` is what the system calls it."""
 
-    def hold(self, key: str, size: int) -> Descriptor:
-        """A descriptor of a file. **Raises:** `ValueError` or `OSError` if there is
-        none of `size` bytes."""
-        ...
-
-    def link_from(self, origin: SavedFile, into: str, sync: bool) -> bool:
-        """Gives a file of another directory a second name in this one. Returns whether
-        it has: not in another file system, nor in one without links. A file that is
-        held is copied then."""
-        ...
-
-
-@runtime_checkable
-class Renames(Locks, Protocol):
-    """Puts files and directories in the place of others, atomically."""
+    is_far = False
+    path: str
 
     @property
+    @abc.abstractmethod
     def name(self) -> str:
         """The last part of the path."""
-        ...
 
-    @property
-    def path(self) -> str:
-        """The path that the system knows it by."""
-        ...
-
-    def below(self, key: str) -> "Renames": ...
-
+    @abc.abstractmethod
     def parent(self) -> "Renames":
         """The directory that this one is in."""
-        ...
 
+    @abc.abstractmethod
     def missing(self) -> list["Renames"]:
         """The directories on the way to this one that are not there, the last first."""
-        ...
 
+    @abc.abstractmethod
+    def made(
+        self, is_aside: bool = False
+    ) -> contextlib.AbstractContextManager[tuple[int | None, Callable[[], bool]]]:
+        """Makes the directory and those above it, and holds its lock. What `is_aside`
+        nobody else may look into: yields the mode that it would have otherwise, and a
+        function that says whether it is still what is there."""
+
+    @abc.abstractmethod
     def synced_together(
         self,
     ) -> contextlib.AbstractContextManager[Callable[[], None] | None]:
@@ -396,28 +305,38 @@ class Renames(Locks, Protocol):
         together with what others have written to the same file system. It raises an
         `OSError` if anything that was written since could not be. None: each file and
         directory has to be synced by itself."""
-        ...
 
+    @abc.abstractmethod
+    def hold(self, key: str, size: int) -> Descriptor:
+        """A descriptor of a file. **Raises:** `ValueError` or `OSError` if there is
+        none of `size` bytes."""
+
+    @abc.abstractmethod
+    def link_from(self, origin: SavedFile, into: str, sync: bool) -> bool:
+        """Gives a file of another directory a second name in this one. Returns whether
+        it has: not in another file system, nor in one without links. A file that is
+        held is copied then."""
+
+    @abc.abstractmethod
+    def swap(self, aside: str, key: str) -> None:
+        """Puts the file `aside` in the place of the file `key`, whatever that is."""
+
+    @abc.abstractmethod
     def rename(self, target: "Renames", mode: int | None = None) -> None:
-        """Moves this directory to where none is, or an empty one, whose mode it gets;
+        """Renames this to where nothing is, or an empty directory, whose mode it gets;
         else `mode`, if that is said."""
-        ...
 
+    @abc.abstractmethod
     def exchange(self, target: "Renames") -> None:
         """Lets two directories change places, each with the mode of the other."""
-        ...
 
-    def give(self, key: str, target: "Renames") -> None:
-        """Moves what is at `key` to that key in another directory."""
-        ...
-
+    @abc.abstractmethod
     def write_by(self, key: str, write: Callable[[BinaryIO], None], sync: bool) -> None:
         """Lets a file be written by a function."""
-        ...
 
+    @abc.abstractmethod
     def become(self, key: str, target: "Renames", overwrite: bool) -> None:
         """Puts the file `key` at the path of `target`, with the mode of a file there.
 
         **Raises:** `FileExistsError` if there is one, and not `overwrite`.
         """
-        ...

@@ -13,7 +13,11 @@ _heeding: set[str] = set()
 
 
 def check(backend: Backend, key: str) -> None:
-    """See `Backend.check_conditions`."""
+    """Writes a small file, and again on conditions that do not hold.
+
+    **Raises:** `RuntimeError` if the store does not heed them, as not all servers of S3
+    do: of two saves at the same instant one would delete what the other has written.
+    """
     options = backend.spec()
     del options["path"]
     store = json.dumps(options, sort_keys=True)

@@ -6,7 +6,7 @@ import re
 import tensorstore as ts
 
 from .._errors import DamagedError, MissingError
-from . import _context, _files
+from . import _context, _local_files
 from ._backend import Backend
 
 
@@ -27,7 +27,7 @@ def known(backend: Backend) -> ts.KvStore:
 
 def is_missing(error: Exception) -> bool:
     """Whether an error says that a file, or the end of it, is not there."""
-    if isinstance(error, OSError) and error.errno in _files.NOWHERE:
+    if isinstance(error, OSError) and error.errno in _local_files.NOWHERE:
         return True
     return isinstance(error, (MissingError, FileNotFoundError, IsADirectoryError))
 

@@ -6,25 +6,19 @@ import errno
 import os
 import pathlib
 import stat
-import time
-import urllib.parse
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import tensorstore as ts
 
 from .._errors import MissingError
 from .._format import _text
-from .._format._files import staged
-from .._runtime import _undo
-from .._runtime._undo import Descriptor
-from . import _context, _files, _kv
-from ._backend import Backend, Entry, Glance, Renames, SavedFile, Usage, Value
+from . import _context, _descriptor, _kv, _local_files
+from ._backend import Renames, SavedFile, Usage, Value
+from ._descriptor import Descriptor
 
 
-# Seconds that a file system of the network may take to show what another host has made.
-_SHOWN = 30
 _NOTHING = (errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP)
 # What the system calls the files that a process has open.
 _OPEN_FILES = next((p for p in ("/proc/self/fd", "/dev/fd") if os.path.isdir(p)), None)
@@ -35,8 +29,8 @@ def directory(path: str | os.PathLike[str]) -> "LocalBackend":
 
 
 @dataclasses.dataclass(frozen=True)
-class _LocalReads:
-    """Reads of files in a directory. `url` is the path as messages have it.
+class LocalBackend(Renames):
+    """A directory of a local file system. `url` is the path as messages have it.
 
     `follow`: whether what is read in it may be a symbolic link. It itself may be.
     `depth`: how many last parts of its path are `below` a directory that somebody has
@@ -48,8 +42,6 @@ class _LocalReads:
     follow: bool = False
     depth: int = dataclasses.field(default=0, compare=False, kw_only=True)
 
-    is_far = False
-
     def __str__(self) -> str:
         """For messages: a path may have any characters."""
         return _text.escape(self.url)
@@ -58,9 +50,6 @@ class _LocalReads:
     def name(self) -> str:
         return os.path.basename(self.path)
 
-    def as_url(self) -> str:
-        return "file://" + urllib.parse.quote(self.url)
-
     def target(self) -> str:
         return os.path.realpath(self.path)
 
@@ -68,15 +57,26 @@ class _LocalReads:
         return LocalBackend(self.url, self.target(), self.follow)
 
     def below(self, key: str) -> "LocalBackend":
-        url, depth = f"{self.url}/{key}", self._depth(key)
-        return LocalBackend(url, self._at(key), self.follow, depth=depth)
+        if not key:
+            return self
+        at = f"{self.url}/{key}", f"{self.path}/{key}", self.follow
+        depth = 0 if self.follow else self.depth + 1 + key.count("/")
+        return LocalBackend(*at, depth=depth)
 
     def split(self) -> tuple["LocalBackend", str]:
         # A link is one to the file.
         above, key = os.path.split(self.target())
         return LocalBackend(above, above, self.follow), key
 
-    def entry(self) -> Entry | None:
+    def pinned(self, key: str) -> "LocalBackend":
+        if _OPEN_FILES is None:
+            return self
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
+        file = Descriptor(f"{self.path}/{key}", flags)
+        at = self.url, self.path, self.follow
+        return FileBackend(*at, depth=self.depth, key=key, file=file)
+
+    def entry(self) -> Literal["file", "directory", "other", "nothing"]:
         try:
             mode = os.stat(self.path).st_mode
         except OSError as e:
@@ -87,122 +87,34 @@ class _LocalReads:
             return "directory"
         return "file" if stat.S_ISREG(mode) else "other"
 
-    def is_file(self) -> bool:
-        return self.entry() in ("file", "other")
-
     def is_link(self, key: str = "") -> bool:
-        return pathlib.Path(self.path, key).is_symlink()
+        return os.path.islink(f"{self.path}/{key}" if key else self.path)
 
-    def check_bucket(self) -> None:
-        pass
-
-    def folds_case(self) -> bool:
-        return _files.folds_case(self.path)
-
-    def _at(self, key: str) -> str:
-        return os.path.join(self.path, key) if key else self.path
-
-    def _depth(self, key: str) -> int:
-        if self.follow:
-            return 0
-        return self.depth + (1 + key.count("/") if key else 0)
+    # ---- Reads.
 
     def spec(self, key: str = "") -> dict[str, Any]:
         prefix = key + "/" if key else ""
         return {"driver": "file", "path": f"{self.path}/{prefix}"}
 
-    def context(self) -> ts.Context:
-        # A link in it may lead anywhere.
-        is_mapped = not self.follow and _files.is_on_this_machine(self.path)
-        return _context.mmap_context() if is_mapped else _context.context()
-
     def kv(self) -> ts.KvStore:
         _context.check_fork()
         return _kv.known(self)
-
-    def wait(self, future: Any) -> Any:
-        try:
-            return future.result()
-        except Exception as e:
-            raise self.explain(e) from e
 
     def explain(self, error: Exception) -> Exception:
         return _kv.explain(str(self), error)
 
     def _look(self, key: str) -> os.stat_result | None:
-        return _files.look(self.path, key, self.follow)
+        return _local_files.look(self.path, key, self.follow)
+
+    def _open(self, key: str) -> contextlib.AbstractContextManager[int]:
+        """Opens a regular file. **Raises:** as `look`, and `FileNotFoundError` if there
+        is none."""
+        if _local_files.look(self.path, key, self.follow) is None:
+            raise FileNotFoundError(f"There is no `{key}`.")
+        return Descriptor(f"{self.path}/{key}", os.O_RDONLY | os.O_NONBLOCK)
 
     def has(self, key: str) -> bool:
         return self._look(key) is not None
-
-    def size(self, key: str) -> int | None:
-        found = self._look(key)
-        return None if found is None else found.st_size
-
-    def check_range(self, key: str, stop: int) -> int | None:
-        found = self._look(key)
-        if found is None:
-            raise MissingError(f"`{key}` is missing")
-        if found.st_size < stop:
-            raise MissingError(f"the end of `{key}` is missing")
-        return found.st_size
-
-    def read(
-        self, key: str, stop: int | None = None, limit: int | None = None
-    ) -> Value | None:
-        found = self._read(key, stop, limit)
-        return None if found is None else Value(found.data)
-
-    def _read(self, key: str, stop: int | None, limit: int | None) -> Glance | None:
-        _context.check_fork()
-        if self._look(key) is None:
-            return None
-        try:
-            with self._opened(key) as fd:
-                # Another file may have come in the place of the one that was looked at.
-                found = os.fstat(fd)
-                if limit is not None and found.st_size > limit:
-                    raise ValueError(f"`{key}` is longer than {limit} bytes")
-                size = found.st_size if stop is None else min(stop, found.st_size)
-                return Glance(_files.read_bytes(fd, 0, size), found.st_mtime)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-
-    def _opened(self, key: str) -> contextlib.AbstractContextManager[int]:
-        return _undo.opened(self._at(key), os.O_RDONLY | os.O_NONBLOCK)
-
-    def read_some(self, keys: Sequence[str], limit: int) -> list[bytes | None]:
-        read = [self.read(key, limit + 1) for key in keys]
-        values = [None if found is None else found.data for found in read]
-        return [None if v is None or len(v) > limit else v for v in values]
-
-    def read_into(self, key: str, start: int, into: np.ndarray) -> int:
-        _context.check_fork()
-        if self._look(key) is None:
-            raise FileNotFoundError(f"There is no `{key}`.")
-        with self._opened(key) as fd:
-            return _files.read_into(fd, start, into)
-
-    def read_tail(self, key: str, count: int) -> bytes:
-        _context.check_fork()
-        found = self._look(key)
-        if found is None or found.st_size < count:
-            raise MissingError(f"`{key}` is too short")
-        with self._opened(key) as fd:
-            data = _files.read_bytes(fd, found.st_size - count, count)
-        if len(data) < count:
-            raise MissingError(f"`{key}` is too short")
-        return data
-
-    def start_read(self, key: str, start: int, stop: int | None) -> ts.Future:
-        kv = self.kv()
-        try:
-            self.check_range(key, start if stop is None else stop)
-        except (ValueError, OSError) as e:
-            promise, future = ts.Promise.new()
-            promise.set_exception(e)
-            return future
-        return kv.read(key, byte_range=slice(start, stop))
 
     def stamp(self, key: str) -> str:
         try:
@@ -213,57 +125,73 @@ class _LocalReads:
             return ""
         return f"{found.st_ino}-{found.st_size}-{found.st_mtime_ns}"
 
-    def can_list(self) -> bool:
-        return True
+    def size(self, key: str) -> int | None:
+        found = self._look(key)
+        return None if found is None else found.st_size
+
+    def check_range(self, key: str, stop: int) -> int | None:
+        size = self.size(key)
+        if size is None:
+            raise MissingError(f"`{key}` is missing")
+        if size < stop:
+            raise MissingError(f"the end of `{key}` is missing")
+        return size
+
+    def read(
+        self, key: str, stop: int | None = None, limit: int | None = None
+    ) -> Value | None:
+        _context.check_fork()
+        try:
+            with self._open(key) as fd:
+                # Another file may have come in the place of the one that was looked at.
+                found = os.fstat(fd)
+                if limit is not None and found.st_size > limit:
+                    raise ValueError(f"`{key}` is longer than {limit} bytes")
+                size = found.st_size if stop is None else min(stop, found.st_size)
+                into = np.empty(size, np.uint8)
+                data = into[: _local_files.read_into(fd, 0, into)].tobytes()
+                return Value(data, time=found.st_mtime)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def read_into(self, key: str, start: int, *into: np.ndarray) -> int:
+        _context.check_fork()
+        with self._open(key) as fd:
+            return _local_files.read_into(fd, start, *into)
+
+    def start_read(self, key: str, start: int, stop: int | None) -> ts.Future:
+        kv = self.kv()
+        try:
+            self.check_range(key, abs(start) if stop is None else stop)
+        except (ValueError, OSError) as e:
+            promise, future = ts.Promise.new()
+            promise.set_exception(e)
+            return future
+        return kv.read(key, byte_range=slice(start, stop))
+
+    # ---- Lists.
 
     def list_top(self) -> dict[str, bool] | None:
         try:
-            return _files.names_in(self.path, self.depth)
+            flags = _descriptor.DIRECTORY
+            with _local_files.open_directory(self.path, self.depth, flags) as fd:
+                return _local_files.names_in(fd)
         except FileNotFoundError:
             return None
 
-    def list_all(self) -> list[str] | None:
-        return list(self.survey(2**63))
-
-    def survey(self, most: int) -> dict[str, int]:
-        return _files.survey(self.path, self.follow, most)
-
-    def usage(self, keys: Sequence[str] = ()) -> Usage:
-        return _files.usage(self.path, keys)
-
-    def glance(self, key: str, limit: int) -> Glance | None:
-        return self._read(key, None, limit)
+    def list_all(self, start: str = "") -> list[str]:
+        return [key for key in self.survey(2**63) if key.startswith(start)]
 
     def is_directory(self, key: str) -> bool:
-        return os.path.isdir(self._at(key))
+        return os.path.isdir(f"{self.path}/{key}")
 
-    def may_hold(self, key: str) -> bool:
-        return True
+    def survey(self, most: int) -> dict[str, int]:
+        return _local_files.survey(self.path, self.follow, most)
 
-    def await_directory(self, key: str) -> None:
-        end = time.monotonic() + _SHOWN
-        while not self.is_directory(key):
-            if time.monotonic() > end:
-                raise RuntimeError(
-                    f"`{self._at(key)}`, which process 0 has made, is not there. The "
-                    "path has to be one that all processes share."
-                )
-            time.sleep(0.05)
+    def usage(self, keys: Sequence[str] = ()) -> Usage:
+        return _local_files.usage(self.path, keys)
 
-
-class LocalBackend(_LocalReads):
-    """A directory of a local file system, with locks, links and renames."""
-
-    def pinned(self, key: str) -> Backend:
-        if _OPEN_FILES is None:
-            return self
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
-        file = Descriptor(self._at(key), flags)
-        at = self.url, self.path, self.follow
-        return FileBackend(*at, depth=self.depth, key=key, file=file)
-
-    def unpinned(self) -> Backend:
-        return self
+    # ---- Writes.
 
     def check_writable(self) -> None:
         for parent in pathlib.Path(self.path).parents:
@@ -276,84 +204,75 @@ class LocalBackend(_LocalReads):
                     "Choose another path.",
                 )
 
-    def check_conditions(self, key: str) -> None:
-        pass
-
     def write(self, key: str, buffers: Iterable[Any], sync: bool = False) -> None:
-        _files.write(self._at(key), self._depth(key), buffers, sync)
+        depth = 0 if self.follow else self.depth + 1 + key.count("/")
+        _local_files.write(f"{self.path}/{key}", depth, buffers, sync)
 
-    def stage(self, aside: str, key: str, data: bytes, sync: bool) -> None:
-        self.write(staged(aside, key), [data], sync)
-
-    def replace(self, aside: str, key: str, data: bytes, found: Value | None) -> bool:
+    def replace(
+        self, key: str, data: bytes, found: Value | None, aside: str = ""
+    ) -> bool:
         now = self.read(key)
         if (now and now.data) != (found and found.data):
             return False
-        self.swap(aside, key, data)
+        self.swap(aside, key)
         return True
 
-    def swap(self, aside: str, key: str, data: bytes) -> None:
-        aside, path = self._at(staged(aside, key)), self._at(key)
-        _files.make_directory(os.path.dirname(path), max(0, self._depth(key) - 1))
-        _files.adopt_mode(aside, path)
-        os.replace(aside, path)
+    def swap(self, aside: str, key: str) -> None:
+        above = key.rpartition("/")[0]
+        if above:
+            self.make_directories([above])
+        _local_files.adopt_mode(f"{self.path}/{aside}", f"{self.path}/{key}")
+        os.replace(f"{self.path}/{aside}", f"{self.path}/{key}")
 
-    def writers_lock(self) -> contextlib.AbstractContextManager[bool]:
-        return self.lock(wait=True)
+    def lock(self, wait: bool = False) -> contextlib.AbstractContextManager[bool]:
+        return _descriptor.Lock(self.path, wait)
+
+    def is_locked(self) -> bool:
+        return _descriptor.is_locked(self.path)
 
     def copy(self, source: str, key: str, sync: bool) -> None:
         try:
-            os.link(self._at(source), self._at(key))
+            os.link(f"{self.path}/{source}", f"{self.path}/{key}")
             return
         except OSError:
             pass
-        with self._opened(source) as fd:
-            self.write(key, _files.parts(fd), sync)
+        with self._open(source) as fd:
+            self.write(key, _local_files.parts(fd), sync)
 
     def make_directories(self, keys: Iterable[str]) -> None:
         for key in keys:
-            _files.make_directory(self._at(key), self._depth(key))
+            at = self.below(key)
+            _local_files.open_directory(at.path, at.depth, make=True).close()
 
     def sync_directories(self, keys: Iterable[str]) -> None:
         for key in keys:  # TensorStore leaves that to us.
-            _files.sync_directory(self._at(key))
+            _local_files.sync_directory(f"{self.path}/{key}" if key else self.path)
 
     def sync_above(self, made: Sequence[Renames] = ()) -> None:
-        _files.sync_above(self.path, [directory.path for directory in made])
+        _local_files.sync_above(self.path, [directory.path for directory in made])
 
     def synced_together(
         self,
     ) -> contextlib.AbstractContextManager[Callable[[], None] | None]:
-        return _files.synced_together(self.path)
+        return _local_files.synced_together(self.path)
 
     def drop_directory(self, key: str = "") -> None:
         with contextlib.suppress(OSError):
-            _files.drop(self._at(key), self._depth(key))
+            at = self.below(key)
+            _local_files.drop(at.path, at.depth)
 
     def delete(self, key: str) -> None:
-        _files.remove(self._at(key), self._depth(key))
+        at = self.below(key)
+        _local_files.remove(at.path, at.depth)
 
     def move(self, key: str, into: str, first: str) -> None:
-        os.rename(self._at(key), self._at(into))
-
-    # ---- Locks.
-
-    def lock(self, wait: bool = False) -> contextlib.AbstractContextManager[bool]:
-        return _files.lock(self.path, wait)
-
-    def is_locked(self) -> bool:
-        return _files.is_locked(self.path)
-
-    def made(
-        self, is_aside: bool = False
-    ) -> contextlib.AbstractContextManager[tuple[int | None, Callable[[], bool]]]:
-        return _files.made(self.path, self.depth, is_aside)
+        os.rename(f"{self.path}/{key}", f"{self.path}/{into}")
 
     # ---- Links.
 
     def hold(self, key: str, size: int) -> Descriptor:
         self.check_range(key, size)
-        fd = Descriptor(self._at(key), os.O_RDONLY)
+        fd = Descriptor(f"{self.path}/{key}", os.O_RDONLY)
         if os.fstat(fd.fileno()).st_size != size:
             fd.close()
             raise ValueError(f"`{key}` is not of {size} bytes")
@@ -362,19 +281,19 @@ class LocalBackend(_LocalReads):
     def link_from(self, origin: SavedFile, into: str, sync: bool) -> bool:
         if not isinstance(origin.directory, LocalBackend):
             return False
-        source = origin.directory._at(origin.key)
+        source = f"{origin.directory.path}/{origin.key}"
         if origin.held is not None:
             fd = origin.held.fileno()
-            if not _files.link_held(fd, source, self._at(into), sync):
-                self.write(into, _files.parts(fd), sync)
+            if not _local_files.link_held(fd, source, f"{self.path}/{into}", sync):
+                self.write(into, _local_files.parts(fd), sync)
             return True
         try:
             if origin.directory.check_range(origin.key, origin.size) != origin.size:
                 return False
             if sync:
                 # The other save may not have been durable.
-                _files.sync(source)
-            os.link(source, self._at(into))
+                _local_files.sync(source)
+            os.link(source, f"{self.path}/{into}")
         except (OSError, ValueError):
             return False
         return True
@@ -389,27 +308,29 @@ class LocalBackend(_LocalReads):
         above = pathlib.Path(self.path).parents
         return [directory(path) for path in above if not path.exists()]
 
+    def made(
+        self, is_aside: bool = False
+    ) -> contextlib.AbstractContextManager[tuple[int | None, Callable[[], bool]]]:
+        return _local_files.made(self.path, self.depth, is_aside)
+
     def rename(self, target: Renames, mode: int | None = None) -> None:
-        _files.adopt_mode(self.path, target.path, mode)
+        _local_files.adopt_mode(self.path, target.path, mode)
         os.rename(self.path, target.path)
 
     def exchange(self, target: Renames) -> None:
-        _files.adopt_mode(self.path, target.path)
-        _files.exchange(self.path, target.path)
-
-    def give(self, key: str, target: Renames) -> None:
-        os.rename(self._at(key), os.path.join(target.path, key))
+        _local_files.adopt_mode(self.path, target.path)
+        _local_files.exchange(self.path, target.path)
 
     def write_by(self, key: str, write: Callable[[BinaryIO], None], sync: bool) -> None:
-        with open(self._at(key), "xb") as file:
+        with open(f"{self.path}/{key}", "xb") as file:
             write(file)
             file.flush()
             if sync:
                 os.fsync(file.fileno())
 
     def become(self, key: str, target: Renames, overwrite: bool) -> None:
-        file, path = self._at(key), target.path
-        _files.adopt_mode(file, path)
+        file, path = f"{self.path}/{key}", target.path
+        _local_files.adopt_mode(file, path)
         if overwrite:
             os.replace(file, path)
             return
@@ -437,7 +358,7 @@ class FileBackend(LocalBackend):
         assert self.file is not None
         return self.file.fileno()
 
-    def unpinned(self) -> Backend:
+    def unpinned(self) -> LocalBackend:
         return LocalBackend(self.url, self.path, self.follow, depth=self.depth)
 
     def spec(self, key: str = "") -> dict[str, Any]:
@@ -454,7 +375,7 @@ class FileBackend(LocalBackend):
     def _look(self, key: str) -> os.stat_result | None:
         return os.fstat(self._fd) if key == self.key else super()._look(key)
 
-    def _opened(self, key: str) -> contextlib.AbstractContextManager[int]:
+    def _open(self, key: str) -> contextlib.AbstractContextManager[int]:
         if key == self.key:
             return contextlib.nullcontext(self._fd)
-        return super()._opened(key)
+        return super()._open(key)

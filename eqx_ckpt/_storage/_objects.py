@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import json
 import urllib.parse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import tensorstore as ts
 from .._errors import MissingError
 from .._format import _files, _text
 from . import _conditions, _context, _kv, _remote, _store, _waiting
-from ._backend import Backend, Entry, Glance, Renames, Usage, Value
+from ._backend import Sends, Value
 
 
 # So many a server sends soon, over whatever connection.
@@ -21,20 +21,16 @@ _FEW_BYTES = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
-class _ObjectReads:
-    """Reads of values by keys. `options`: of the store, as JSON."""
+class MemoryBackend(Sends):
+    """Values of this process, by their keys: they are read and written as those of an
+    object store. `options`: of the store, as JSON."""
 
     url: str
     options: str = dataclasses.field(default="{}", repr=False)
 
-    is_far = True
-
     def __str__(self) -> str:
         """For messages: a URL may have any characters."""
         return _text.escape(self.url)
-
-    def as_url(self) -> str:
-        return self.url
 
     def target(self) -> str:
         return self.url
@@ -42,18 +38,6 @@ class _ObjectReads:
     def _bucket(self) -> str:
         """The URL of all of the store."""
         return "memory://"
-
-    def entry(self) -> Entry | None:
-        return None
-
-    def is_link(self, key: str = "") -> bool:
-        return False
-
-    def check_bucket(self) -> None:
-        pass
-
-    def folds_case(self) -> bool:
-        return False
 
     def spec(self, key: str = "") -> dict[str, Any]:
         options = json.loads(self.options)
@@ -67,18 +51,9 @@ class _ObjectReads:
         """The path of all of the store."""
         return ""
 
-    def context(self) -> ts.Context:
-        return _context.context()
-
     def kv(self) -> ts.KvStore:
         _context.check_fork()
         return _kv.known(self)
-
-    def wait(self, future: Any) -> Any:
-        try:
-            return future.result()
-        except Exception as e:
-            raise self.explain(e) from e
 
     def _answer(self, future: Any) -> Any:
         """As `wait`, for what a server answers soon or never."""
@@ -96,9 +71,6 @@ class _ObjectReads:
             return self.read(key, 1) is not None
         except MissingError:
             return True  # It is empty.
-
-    def size(self, key: str) -> int | None:
-        return None
 
     def check_range(self, key: str, stop: int) -> int | None:
         if stop:
@@ -131,14 +103,13 @@ class _ObjectReads:
             if self._got(key, beyond).state == "value":
                 raise ValueError(f"`{key}` is longer than {limit} bytes")
 
-    def read_some(self, keys: Sequence[str], limit: int) -> list[bytes | None]:
-        kv = self.kv()
-        futures = [kv.read(key) for key in keys]
-        found = [self._got(key, future) for key, future in zip(keys, futures)]
-        values = [got.value if got.state == "value" else None for got in found]
-        return [None if v is None or len(v) > limit else v for v in values]
+    def read_into(self, key: str, start: int, *into: np.ndarray) -> int:
+        count = 0
+        for array in into:
+            count += self._read_into(key, start + count, array)
+        return count
 
-    def read_into(self, key: str, start: int, into: np.ndarray) -> int:
+    def _read_into(self, key: str, start: int, into: np.ndarray) -> int:
         # A range that goes on where the file ends is refused; one without an end is
         # not.
         soon = into.nbytes <= _FEW_BYTES
@@ -157,9 +128,6 @@ class _ObjectReads:
             return len(found)
         return 0
 
-    def read_tail(self, key: str, count: int) -> bytes:
-        return self._got(key, self.kv().read(key, byte_range=slice(-count, None))).value
-
     def start_read(self, key: str, start: int, stop: int | None) -> ts.Future:
         return self.kv().read(key, byte_range=slice(start, stop))
 
@@ -170,36 +138,22 @@ class _ObjectReads:
         got = self._got(key, self.kv().read(key, byte_range=self._few))
         return got.stamp.generation.hex() if got.state == "value" else ""
 
-    def can_list(self) -> bool:
-        return True
-
     def list_top(self) -> dict[str, bool] | None:
         return _store.tops_of(self._list("")) or None
 
-    def list_all(self) -> list[str] | None:
-        return self._list("")
+    def list_all(self, start: str = "") -> list[str] | None:
+        return self._list(start)
 
     def _list(self, start: str) -> list[str]:
-        """The keys that begin with `start`."""
-        return self.list_parts([start])
-
-    def list_parts(self, starts: Sequence[str]) -> list[str]:
         # Whole keys are listed and looked at. Not all servers heed the range that they
         # are asked for, and TensorStore cuts as much off the beginning of any key:
         # somebody else's would be taken for ours, and deleted.
         top = dataclasses.replace(self, url=self._bucket())
         path = self.spec()["path"].removeprefix(top.spec()["path"]).encode()
-        kv, asked = top.kv(), []
-        for start in starts:
-            first = path + start.encode()
-            stop = first[:-1] + bytes([first[-1] + 1]) if first else b""
-            asked.append((first, kv.list(ts.KvStore.KeyRange(first, stop))))
-        ours = [
-            key[len(path) :]
-            for first, listing in asked
-            for key in self._listed(listing)
-            if key.startswith(first)
-        ]
+        first = path + start.encode()
+        stop = first[:-1] + bytes([first[-1] + 1]) if first else b""
+        listed = self._listed(top.kv().list(ts.KvStore.KeyRange(first, stop)))
+        ours = [key[len(path) :] for key in listed if key.startswith(first)]
         return [key.decode("utf-8", "surrogateescape") for key in ours]
 
     def _listed(self, listing: Any) -> list[bytes]:
@@ -213,60 +167,19 @@ class _ObjectReads:
                 raise _remote.no_bucket(self.url, "it cannot be listed") from e
             raise OSError(f"The store of `{self}` refuses to list what it has.") from e
 
-    def survey(self, most: int) -> dict[str, int] | None:
-        return None
-
-    def usage(self, keys: Sequence[str] = ()) -> Usage | None:
-        return None
-
-    def glance(self, key: str, limit: int) -> Glance | None:
-        found = self.read(key, limit=limit)
-        return None if found is None else Glance(found.data, None)
-
     def is_directory(self, key: str) -> bool:
         return bool(self._list(key + "/"))
 
-    def may_hold(self, key: str) -> bool:
-        with contextlib.suppress(PermissionError):  # To list may not be allowed.
-            return self.is_directory(key)
-        return True
-
-    def await_directory(self, key: str) -> None:
-        pass
-
-
-class MemoryBackend(_ObjectReads):
-    """Values of this process: they are written as those of an object store."""
-
-    def real(self) -> Backend:
-        return self
-
-    def below(self, key: str) -> Backend:
+    def below(self, key: str) -> "MemoryBackend":
         # In a URL a `%` begins another character.
         url = f"{self.url}/{urllib.parse.quote(key)}"
         return dataclasses.replace(self, url=url)
 
-    def split(self) -> tuple[Backend, str]:
+    def split(self) -> tuple["MemoryBackend", str]:
         if self.url == self._bucket():
             return self, ""
         url, _, key = self.url.rpartition("/")
         return dataclasses.replace(self, url=url), key
-
-    def pinned(self, key: str) -> Backend:
-        return self
-
-    def unpinned(self) -> Backend:
-        return self
-
-    def is_file(self) -> bool:
-        above, key = self.split()
-        return bool(key) and bool(above.stamp(key))
-
-    def check_writable(self) -> None:
-        pass
-
-    def check_conditions(self, key: str) -> None:
-        pass
 
     def write(self, key: str, buffers: Iterable[Any], sync: bool = False) -> None:
         _store.finish_write(self, key, self.start_write(key, b"".join(buffers)))
@@ -274,10 +187,9 @@ class MemoryBackend(_ObjectReads):
     def start_write(self, key: str, data: bytes) -> ts.Future:
         return self.kv().write(key, data)
 
-    def stage(self, aside: str, key: str, data: bytes, sync: bool) -> None:
-        pass
-
-    def replace(self, aside: str, key: str, data: bytes, found: Value | None) -> bool:
+    def replace(
+        self, key: str, data: bytes, found: Value | None, aside: str = ""
+    ) -> bool:
         # The store compares and writes in one step.
         expected = _conditions.ABSENT if found is None else found.generation
         writing = self.kv().write(key, data, if_equal=expected)
@@ -292,26 +204,8 @@ class MemoryBackend(_ObjectReads):
             raise _store.odd(self, key, "a write was refused on a condition that holds")
         return is_ours(now)
 
-    def swap(self, aside: str, key: str, data: bytes) -> None:
-        self.write(key, [data])
-
-    def writers_lock(self) -> contextlib.AbstractContextManager[bool]:
-        return contextlib.nullcontext(False)
-
     def copy(self, source: str, key: str, sync: bool) -> None:
         self.write(key, [self._listed_file(source)], sync)
-
-    def make_directories(self, keys: Iterable[str]) -> None:
-        pass
-
-    def sync_directories(self, keys: Iterable[str]) -> None:
-        pass
-
-    def sync_above(self, made: Sequence[Renames] = ()) -> None:
-        pass
-
-    def drop_directory(self, key: str = "") -> None:
-        pass
 
     def delete(self, key: str) -> None:
         listed = self._list(key)
@@ -364,12 +258,6 @@ class ObjectBackend(MemoryBackend):
         )
         return _kv.explain(str(self), error, _remote.explain(self.url, error))
 
-    def check_bucket(self) -> None:
-        _remote.check_bucket(self.url)
-
-    def check_conditions(self, key: str) -> None:
-        _conditions.check(self, key)
-
 
 class HttpBackend(ObjectBackend):
     """Files of a web server, which can be read, and neither written nor listed."""
@@ -403,11 +291,8 @@ class HttpBackend(ObjectBackend):
     def list_top(self) -> dict[str, bool] | None:
         return None
 
-    def list_all(self) -> list[str] | None:
+    def list_all(self, start: str = "") -> list[str] | None:
         return None
-
-    def may_hold(self, key: str) -> bool:
-        return True
 
     def check_writable(self) -> None:
         raise ValueError(

@@ -66,9 +66,17 @@ class Store(os.PathLike[str]):
         timeout = options.get("timeout", TIMEOUT)
         if type(timeout) not in (int, float) or not 0 < timeout < math.inf:
             raise ValueError(f"`timeout` is a number of seconds, not {timeout!r}.")
+        headers = options.get("headers", [])
+        is_list = isinstance(headers, list | tuple)
+        if not is_list or not all(isinstance(x, str) for x in headers):
+            raise TypeError("`headers` is a list of texts, such as `Name: value`.")
         url, options = _without_user(url, options)
+        try:
+            text = json.dumps(options, sort_keys=True)
+        except (TypeError, ValueError) as e:
+            raise TypeError(f"An option of a store cannot be JSON: {e}.") from None
         object.__setattr__(self, "url", url)
-        object.__setattr__(self, "_options", json.dumps(options, sort_keys=True))
+        object.__setattr__(self, "_options", text)
 
     @property
     def options(self) -> dict[str, Any]:

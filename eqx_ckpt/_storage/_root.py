@@ -13,8 +13,8 @@ import tensorstore as ts
 
 from . import _context, _remote
 from ._backend import Backend
-from ._files import LONGEST_NAME, LONGEST_PATH
 from ._local import LocalBackend
+from ._local_files import LONGEST_NAME, LONGEST_PATH
 from ._objects import HttpBackend, MemoryBackend, ObjectBackend
 
 
@@ -57,14 +57,13 @@ def resolve(path: Any, follow: bool = False) -> Backend:
         raise ValueError(
             f"{text!r} is not Unicode text. Choose another path."
         ) from None
-    if len(os.fsencode(local)) >= LONGEST_PATH or any(
-        len(os.fsencode(part)) > LONGEST_NAME for part in local.parts
-    ):
+    longest = max(map(len, map(os.fsencode, local.parts)))
+    if len(os.fsencode(local)) >= LONGEST_PATH or longest > LONGEST_NAME:
         raise ValueError(
             f"The path `{str(local)[:100]}...` is too long: a name takes at most "
             f"{LONGEST_NAME} bytes, and a path {LONGEST_PATH}. Choose a shorter one."
         )
-    if any(part.endswith(".__lock") for part in local.parts):
+    if ".__lock/" in f"{local}/":
         raise ValueError(
             f"`{local}` has a name in it that ends in `.__lock`, which TensorStore "
             "keeps for itself. Choose another path."

@@ -1,17 +1,19 @@
-"""What all kinds of store do alike: reads, and what their answers mean."""
+"""Reads of all kinds of store alike, and the meaning of their answers."""
 
 import concurrent.futures as cf
 import contextlib
 import functools as ft
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import tensorstore as ts
 
-from .._errors import DamagedError
+from .._errors import DamagedError, MissingError
 from .._runtime import _threads
-from . import _files
-from ._backend import Backend, Value
+from . import _local_files
+from ._backend import Backend, Renames, Value
 
 
 T = TypeVar("T")
@@ -61,7 +63,7 @@ def read_answer(
     future: Any,
     wait: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """What was read of a file: its `value`, unless `state` is "missing"."""
+    """The bytes that were read of a file, as `value`, unless `state` is "missing"."""
     got = answer(root, key, future, wait)
     if got.state == "unspecified":
         raise odd(root, key, "it is unchanged (304 or 412), which was not asked")
@@ -97,6 +99,24 @@ def gather(root: Backend, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
     if root.is_far:
         return _threads.gather_requests(jobs, _REQUESTS)
     return _threads.gather(jobs, 1)
+
+
+def each(
+    root: Backend, call: Callable[[Backend, Any], Any], keys: Iterable[Any]
+) -> Any:
+    """`call(root, key)` for each key, as `gather` does jobs."""
+    return gather(root, [ft.partial(call, root, key) for key in keys])
+
+
+def read_bytes(root: Backend, key: str, start: int, stop: int) -> bytes:
+    """A range of the bytes of a file, which are known to be few.
+
+    **Raises:** `MissingError` if the file ends before.
+    """
+    into = np.empty(stop - start, np.uint8)
+    if root.read_into(key, start, into) < into.nbytes:
+        raise MissingError(f"the end of `{key}` is missing")
+    return into.tobytes()
 
 
 def ahead(
@@ -137,7 +157,7 @@ def is_still(root: Backend, key: str, found: Value | None) -> bool:
 def bytes_read() -> int:
     """The bytes that have been read from files in this process, by `pread` and by
     memory maps of TensorStore."""
-    total = sum(_files.counts.copy().values())
+    total = sum(_local_files.counts.copy().values())
     # By their names: TensorStore leaks a little of each metric that it is asked for.
     for name in (
         "/tensorstore/kvstore/file/bytes_read",
@@ -147,3 +167,42 @@ def bytes_read() -> int:
             if metric["name"] == name:
                 total += sum(value.get("value", 0) for value in metric["values"])
     return total
+
+
+def is_file(root: Backend) -> bool:
+    """Whether there is a file at a place, whatever it takes to know."""
+    above, key = root.split()
+    return bool(key) and bool(above.stamp(key))
+
+
+def may_hold(root: Backend, key: str) -> bool:
+    """Whether there may be anything in the directory `key`."""
+    if not root.is_far or not root.can_list():
+        return True
+    with contextlib.suppress(PermissionError):  # To list may not be allowed.
+        return root.is_directory(key)
+    return True
+
+
+def folds_case(root: Backend) -> bool:
+    """Whether names that differ by case only are one."""
+    return isinstance(root, Renames) and _local_files.folds_case(root.path)
+
+
+# Seconds that a file system of the network may take to show what another host has made.
+_SHOWN = 30
+
+
+def await_directory(root: Backend, key: str) -> None:
+    """Waits until a directory that another process has made is there.
+
+    **Raises:** `RuntimeError` if it does not appear.
+    """
+    end = time.monotonic() + _SHOWN
+    while not root.is_far and not root.is_directory(key):
+        if time.monotonic() > end:
+            raise RuntimeError(
+                f"`{root.url}/{key}`, which process 0 has made, is not there. The path "
+                "has to be one that all processes share."
+            )
+        time.sleep(0.05)

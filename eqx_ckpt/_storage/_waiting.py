@@ -8,18 +8,14 @@ import ssl
 import time
 import urllib.parse
 import urllib.request
-from typing import Any, NamedTuple
+from typing import Any
 
 from .._runtime import _log
 from . import _remote
 
 
-class Server(NamedTuple):
-    is_encrypted: bool
-    host: str
-    port: int
-
-
+# Whether it is encrypted, its host and its port.
+Server = tuple[bool, str, int]
 # Seconds until it is looked whether the server of a request is there at all; that it is
 # then given to answer; and that it may be away if it has answered before.
 _LOOK, _ANSWER, _AWAY = 2, 10, 30
@@ -121,7 +117,7 @@ def _server(url: str, options: dict[str, Any]) -> Server | None:
     if parts.scheme in proxies or "all" in proxies:
         if not urllib.request.proxy_bypass(host):
             return None
-    return Server(parts.scheme == "https", host, port)
+    return parts.scheme == "https", host, port
 
 
 def _failure(server: Server, seconds: int | float) -> str | None:

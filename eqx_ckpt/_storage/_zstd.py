@@ -6,7 +6,6 @@ be gigabytes. https://datatracker.ietf.org/doc/html/rfc8878
 
 import secrets
 import struct
-from typing import NamedTuple
 
 import tensorstore as ts
 
@@ -18,38 +17,27 @@ _RAW, _RLE, _PACKED = 0, 1, 2
 _MAX_RATIO = 1000
 
 
-class _Frame(NamedTuple):
-    """`size` is what it says that it makes, if it does; `last` the place of its last
-    block, `end` where that ends, and `most` what all blocks make at most."""
-
-    size: int | None
-    block: int
-    last: int
-    end: int
-    most: int
-
-
 def decode(data: bytes, most: int) -> bytes:
     """The decoded bytes of a frame, at most `most` of them.
 
     **Raises:** `ValueError` if it could be more, or it is not one whole frame.
     """
-    frame = _walk(data, most)
-    if frame.size is not None:
-        return _decode(data, frame.size)
+    size, block, last, end, total = _walk(data, most)
+    if size is not None:
+        return _decode(data, size)
     # It goes on with a mark and then zeros, and without its checksum: so there are as
     # many bytes as are read, and the mark says how many of them were its own.
     mark = secrets.token_bytes(16)
-    rest = frame.most
+    rest = total
     blocks = [_block(_RAW, len(mark), rest == 0) + mark]
     while rest:
-        size = min(rest, frame.block)
+        size = min(rest, block)
         rest -= size
         blocks.append(_block(_RLE, size, rest == 0) + b"\0")
-    out = bytearray(data[: frame.end])
+    out = bytearray(data[:end])
     out[4] &= ~4
-    out[frame.last] &= ~1
-    made = _decode(bytes(out) + b"".join(blocks), frame.most + len(mark))
+    out[last] &= ~1
+    made = _decode(bytes(out) + b"".join(blocks), total + len(mark))
     body, found, _ = made.partition(mark)
     if not found:
         raise ValueError("a frame of zstd is damaged")
@@ -60,7 +48,10 @@ def _block(kind: int, size: int, is_last: bool) -> bytes:
     return (is_last | kind << 1 | size << 3).to_bytes(3, "little")
 
 
-def _walk(data: bytes, most: int) -> _Frame:
+def _walk(data: bytes, most: int) -> tuple[int | None, int, int, int, int]:
+    """The bytes that a frame says it makes, if it does; the most that one of its blocks
+    makes; the place of the last block, and where that ends; and the most of all.
+    """
     if len(data) < 6 or not data.startswith(_MAGIC) or data[4] & 0b1011:
         raise ValueError("a frame of zstd is damaged, or needs a dictionary")
     is_single, has_checksum = bool(data[4] & 32), bool(data[4] & 4)
@@ -86,7 +77,7 @@ def _walk(data: bytes, most: int) -> _Frame:
         raise ValueError("a frame of zstd makes more than is read")
     if width and size > total:
         raise ValueError("a frame of zstd is damaged")
-    return _Frame(size if width else None, block, last, at, total)
+    return size if width else None, block, last, at, total
 
 
 def _decode(frame: bytes, size: int) -> bytes:

@@ -1,4 +1,4 @@
-"""How the values of static fields are encoded, compared and shown.
+"""Values of static fields: encoded, compared and shown.
 
 An encoded value is JSON, in which an object has one entry, its kind: see FORMAT.md.
 """

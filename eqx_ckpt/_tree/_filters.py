@@ -1,4 +1,4 @@
-"""Which leaves a `filter_spec` selects: as `eqx.filter` would, on skeletons too."""
+"""Selection by a `filter_spec`: as `eqx.filter` would, on skeletons too."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -29,8 +29,11 @@ def selected(
     """
     if filter_spec is _leaf.is_storable:
         # There are many leaves of few types.
-        types = {cls: _leaf.is_own_type(cls) for cls in {*map(type, leaves)}}
-        return [types[type(leaf)] or by_default(leaf) for leaf in leaves]
+        types = {*map(type, leaves)}
+        own = {*filter(_leaf.is_own_type, types)}
+        if types == own:
+            return [True] * len(leaves)
+        return [type(leaf) in own or by_default(leaf) for leaf in leaves]
     return evaluate(_per_leaf(filter_spec, tree, len(leaves), is_leaf), leaves)
 
 

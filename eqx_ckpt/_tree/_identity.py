@@ -42,7 +42,7 @@ _PLAIN: tuple[Any, ...] = (
 _CONTAINERS = (list, tuple, collections.deque, set, frozenset, dict)
 
 
-class Unknown(ValueError):
+class TooLarge(ValueError):
     """For a value that is too large to have a key."""
 
 
@@ -63,7 +63,7 @@ def key(value: Any, most: float = _MOST) -> Any:
     """A key of plain containers, Modules, structures of trees and other objects, with
     all that is in them; and of functions, with the data that they close over.
 
-    **Raises:** `Unknown`.
+    **Raises:** `TooLarge`.
     """
     count = 0
     above: dict[int, int] = {}
@@ -72,7 +72,7 @@ def key(value: Any, most: float = _MOST) -> Any:
         nonlocal count
         count += 1
         if count > most:
-            raise Unknown("it is too large to be compared")
+            raise TooLarge("it is too large to be compared")
         if type(x) in _ATOMS:
             return type(x), x
         if id(x) in above:
@@ -88,14 +88,14 @@ def key(value: Any, most: float = _MOST) -> Any:
     try:
         return walk(value, False)
     except RecursionError as e:
-        raise Unknown("it is too deep to be compared") from e
+        raise TooLarge("it is too deep to be compared") from e
 
 
 def is_same(a: Any, b: Any) -> bool:
     """Whether two values are of the same types and bits."""
     try:
         return key(a, math.inf) == key(b, math.inf)
-    except Unknown:
+    except TooLarge:
         return False
 
 

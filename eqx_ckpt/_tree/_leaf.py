@@ -13,7 +13,7 @@ import numpy as np
 
 from .._format import _grid, _template
 from .._format._template import Template
-from . import _register, _sharding, _show
+from . import _folding, _register, _sharding
 
 
 PYTHON = {"bool": bool, "int": int, "float": float, "complex": complex}
@@ -64,7 +64,7 @@ def is_own_type(cls: type) -> bool:
 
 
 def is_key(x: Any) -> bool:
-    return _is_key_dtype(x.dtype)
+    return is_key_dtype(x.dtype)
 
 
 def is_shared(leaf: Any) -> bool:
@@ -90,7 +90,7 @@ def _stored_as(dtype: np.dtype) -> tuple[str, str] | None:
 
 
 def describe(leaf: Any, dtype: np.dtype | None = None) -> Template:
-    """How a leaf is stored, without its key path and chunks. Copies nothing.
+    """The template of a leaf, without its key path and chunks. Copies nothing.
 
     `dtype` is what floating arrays are cast to. **Raises:** `ValueError` or `TypeError`
     when the leaf cannot be stored, with a sentence that says why.
@@ -125,7 +125,7 @@ def describe(leaf: Any, dtype: np.dtype | None = None) -> Template:
     )
 
 
-class Alike(NamedTuple):
+class LeafKinds(NamedTuple):
     """Leaves in a few `kinds`, and the number of that of each leaf, which is -1 where
     nothing is known. Leaves of a kind have one template and one sharding. Most are like
     some other one."""
@@ -134,23 +134,30 @@ class Alike(NamedTuple):
     numbers: tuple[int, ...]
 
 
-def alike(leaves: Sequence[Any]) -> Alike:
+def alike(leaves: Sequence[Any]) -> LeafKinds:
     types = list(map(type, leaves))
     examples = dict(zip(types, leaves))
-    traits = {cls: _traits(cls, leaf) for cls, leaf in examples.items()}
-    of_jax = {cls for cls, leaf in examples.items() if _is_concrete(leaf)}
+    traits, of_jax = {}, set()
+    for cls, leaf in examples.items():
+        traits[cls] = _traits(cls, leaf)
+        if traits[cls] is _OF_JAX:
+            of_jax.add(cls)
     arrays = leaves
     if len(of_jax) < len(traits):
         arrays = [leaf for cls, leaf in zip(types, leaves) if cls in of_jax]
     if any(map(operator.methodcaller("is_deleted"), arrays)):
-        return Alike((), (-1,) * len(leaves))
+        return LeafKinds((), (-1,) * len(leaves))
     if len(traits) == 1:
-        one, two = ([*map(get, leaves)] for get in traits[types[0]])
+        first, second = traits[types[0]]
+        one, two = [*map(first, leaves)], [*map(second, leaves)]
     else:
         one = [traits[cls][0](leaf) for cls, leaf in zip(types, leaves)]
         two = [traits[cls][1](leaf) for cls, leaf in zip(types, leaves)]
     # There are many leaves and few kinds: so these are compared by what they are, and
-    # only then by what they are equal to.
+    # only then by what they are equal to. Equal shardings may be many objects.
+    if of_jax:
+        first_of: dict[Any, Any] = {}
+        two = list(map(first_of.setdefault, two, two))
     ids = list(zip(map(id, types), map(id, one), map(id, two)))
     kinds: dict[Any, int] = {}
     numbers: dict[tuple[int, ...], int] = {}
@@ -158,14 +165,12 @@ def alike(leaves: Sequence[Any]) -> Alike:
         kind = types[place], one[place], two[place]
         known = id(_UNKNOWN) not in i
         numbers[i] = kinds.setdefault(kind, len(kinds)) if known else -1
-    return Alike(tuple(kinds), tuple(map(numbers.__getitem__, ids)))
+    return LeafKinds(tuple(kinds), tuple(map(numbers.__getitem__, ids)))
 
 
 _UNKNOWN = object()
-
-
-def _is_concrete(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and not isinstance(leaf, jax_core.Tracer)
+# The traits of concrete arrays of JAX.
+_OF_JAX = operator.attrgetter("aval"), operator.attrgetter("sharding")
 
 
 def _traits(cls: type, leaf: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
@@ -174,8 +179,8 @@ def _traits(cls: type, leaf: Any) -> tuple[Callable[[Any], Any], Callable[[Any],
     nothing = operator.attrgetter("__class__")
     if _register.codec_of(cls) is not None:
         return lambda x: _UNKNOWN, nothing
-    if _is_concrete(leaf):
-        return operator.attrgetter("aval"), operator.attrgetter("sharding")
+    if isinstance(leaf, jax.Array) and not isinstance(leaf, jax_core.Tracer):
+        return _OF_JAX
     if cls is np.ndarray or issubclass(cls, np.generic):
         return operator.attrgetter("dtype"), operator.attrgetter("shape")
     if cls in (bool, float, complex):
@@ -186,7 +191,7 @@ def _traits(cls: type, leaf: Any) -> tuple[Callable[[Any], Any], Callable[[Any],
 
 
 def recipe(leaf: Any) -> str:
-    """How the type of a leaf becomes one that is stored: the end of a sentence."""
+    """The way to make the type of a leaf one that is stored: the end of a sentence."""
     if isinstance(leaf, getattr(jax, "Ref", ())):
         return ": `ec.register_leaf(jax.Ref, lambda ref: ref[...], jax.new_ref)`"
     return " with `register_leaf`"
@@ -202,7 +207,7 @@ def _describe_jax(leaf: jax.Array, dtype: np.dtype | None) -> Template:
             f"it is not reduced over the mesh axes {axes}: its shards are parts of "
             "sums. Reduce it first, with `jax.sharding.reshard`."
         )
-    if _is_key_dtype(leaf.dtype):
+    if is_key_dtype(leaf.dtype):
         data = jax.eval_shape(jr.key_data, leaf)
         _check_rank(data.ndim)
         impl = jr.key_impl(leaf)
@@ -213,7 +218,7 @@ def _describe_jax(leaf: jax.Array, dtype: np.dtype | None) -> Template:
 
 
 @ft.cache
-def _is_key_dtype(dtype: Any) -> bool:
+def is_key_dtype(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
@@ -245,7 +250,7 @@ def check_cast(dtype: Any) -> np.dtype | None:
         return None
     try:
         out = np.dtype(dtype)
-    except TypeError:
+    except (TypeError, ValueError):
         raise TypeError(
             f"`dtype` must be a floating dtype, such as `jnp.bfloat16`, not {dtype!r}."
         ) from None
@@ -273,7 +278,7 @@ def shard_shape(leaf: Any, template: Template) -> tuple[int, ...] | None:
 
 
 def holders(leaf: Any, template: Template) -> _sharding.Holders | None:
-    """Which processes have which regions of the stored array of a leaf; None if it is
+    """The processes that have each region of the stored array of a leaf; None if it is
     each process's own."""
     if not isinstance(leaf, jax.Array) or is_local(leaf.sharding):
         return None
@@ -372,5 +377,5 @@ def show(template: Template) -> str:
         return f"key<{template.impl}>[{','.join(map(str, template.logical_shape))}]"
     if template.kind not in _template.ARRAY_KINDS:
         return template.kind
-    text = _show.short_array(template.dtype, template.shape)
+    text = _folding.short_array(template.dtype, template.shape)
     return text + ("(numpy)" if template.kind == "numpy" else "")

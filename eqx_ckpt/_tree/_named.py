@@ -4,13 +4,15 @@ As in pickle a name is one only if it leads to the very same object: what `jax.g
 returns calls itself as the function that it was given. Nothing is imported by a name.
 """
 
+import functools as ft
 import sys
 from typing import Any, NamedTuple
 
+import equinox as eqx
+
 
 class Name(NamedTuple):
-    """Of a function or a class: the module that it says it is of, and its qualified
-    name there."""
+    """The module that a function or a class says it is of, and its qualified name."""
 
     module: str
     qualified: str
@@ -34,7 +36,7 @@ _SCRIPTS = {"__main__", "__mp_main__"}
 
 
 def own(x: Any) -> Name | None:
-    """What a function or a class calls itself, which may be anything."""
+    """The name that a function or a class gives itself, which may be any."""
     module = getattr(x, "__module__", None)
     text = getattr(x, "__qualname__", None) or getattr(x, "__name__", None)
     if isinstance(module, str) and isinstance(text, str) and module and text:
@@ -46,6 +48,12 @@ def name_of(x: Any) -> Name | None:
     """The name of a function or a class, if it leads to it."""
     if not callable(x):
         return None
+    # Equinox looks at each attribute of a Module that is asked for.
+    if (
+        _has_no_name(type(x))
+        and not _NAMES & object.__getattribute__(x, "__dict__").keys()
+    ):
+        return None
     try:
         name = own(x)
         if name is None:
@@ -56,6 +64,20 @@ def name_of(x: Any) -> Name | None:
     except Exception:  # Of the methods of a class that we do not know.
         return None
     return name if found is x else None
+
+
+_NAMES = {"__name__", "__qualname__"}
+
+
+@ft.lru_cache(maxsize=4096)
+def _has_no_name(cls: type) -> bool:
+    """Whether a Module of a class has no name but one of its own."""
+    if not issubclass(cls, eqx.Module):
+        return False
+    if cls.__getattribute__ is not eqx.Module.__getattribute__:
+        return False
+    ways = {*_NAMES, "__getattr__"}
+    return not any(ways & vars(base).keys() for base in cls.__mro__)
 
 
 def parse(value: Any) -> Name | None:

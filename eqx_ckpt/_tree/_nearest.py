@@ -15,7 +15,7 @@ _LETTERS, _CANDIDATES = 160, 8
 _digits = re.compile("[0-9]+")
 
 
-class Names:
+class NameIndex:
     """Names by the pairs of letters that are in them. Those that differ only in their
     numbers, as the names of layers do, are one form."""
 
@@ -71,7 +71,7 @@ class Names:
 
 
 def ratio(a: str, b: str) -> float:
-    """How much two names are alike, from 0 to 1."""
+    """The likeness of two names, from 0 to 1."""
     return difflib.SequenceMatcher(None, a[-_LETTERS:], b[-_LETTERS:]).ratio()
 
 

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax.tree_util as jtu
 from jaxtyping import PyTree
 
+from .. import _extensions
 from .._format import _names, _text
 from .._format._leaves import Statics
-from . import _encoded, _html, _show
-from ._show import TreeLine
+from . import _encoded, _folding, _sharding
+from ._folding import TreeLine
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -25,7 +26,7 @@ class Spec:
     keys: tuple[tuple[str, str | int], ...]
     # The static fields of a Module, as JSON: `fields_text`.
     fields: str
-    # The label of each entry of an eqx.nn.State: `_tree.Entry`. Else none.
+    # The label of each entry of an eqx.nn.State: `_states.Entry`. Else none.
     labels: tuple[str | None, ...]
 
     # Of what cannot be compared old checkpoints say nothing: their nodes and those of
@@ -58,7 +59,7 @@ def _compared(fields: str) -> str:
 
 @runtime_checkable
 class Body(Protocol):
-    """The content of a node: in memory (`Held`), or to be found in an index."""
+    """The content of a node: in memory (`HeldNode`), or to be found in an index."""
 
     def shown(self) -> tuple[str, str]:
         """The name of the node, "" if it has none; and what messages call it."""
@@ -85,19 +86,12 @@ class Body(Protocol):
         ...
 
     def lines(self) -> Iterator[TreeLine]:
-        """What is shown, with the names below the node."""
+        """The lines that are shown, with the names below the node."""
         ...
 
     def reduce(self) -> tuple[Any, ...]:
         """As of `__reduce__`."""
         ...
-
-
-@runtime_checkable
-class _Shown(Protocol):
-    """A leaf that knows how it is printed: a lazy one."""
-
-    def _line(self, name: str) -> TreeLine: ...
 
 
 # Names that everybody asks for: Python, JAX, and notebooks, which call what they find.
@@ -195,21 +189,13 @@ class Node:
         return [x for x in (*keys, *static_fields(self)) if x.isidentifier()]
 
     def __repr__(self) -> str:
-        body = body_of(self)
-        lines = _show.tree_lines((line.row for line in body.lines()), 200)
-        head = f"Node({_text.escape(body.shown()[0]) or '.'})"
-        return "\n".join([head, *("  " + line for line in lines)])
+        return _extensions.call("text", self, 200)
 
     def _repr_html_(self) -> str:
-        body = body_of(self)
-        name = body.shown()[0]
-        return _html.card("Node", name, _html.tree(body.lines()), prefix=name)
+        return _extensions.call("html", self)
 
     def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
-        body = body_of(self)
-        keys = [key for _, key in body.spec().keys]
-        items = {**dict(zip(keys, body.children())), **static_fields(self)}
-        return _html.treescope_items(Node, items, path, subtree_renderer)
+        return _extensions.call("treescope", self, path, subtree_renderer)
 
     def __copy__(self) -> "Node":
         return self
@@ -227,14 +213,14 @@ def body_of(node: Node) -> Body:
 
 
 def static_fields(node: Node) -> dict[str, Any]:
-    """Those that JSON holds. They are the caller's, who may change them."""
+    """The static fields that JSON holds. They are the caller's, who may change them."""
     text = body_of(node).fields()
     return json.loads(text)[0] if text else {}
 
 
 def recorded(node: Node) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Those that JSON holds, and the others, encoded: as in `Statics`. Those of nodes
-    that have one text are one."""
+    """The static fields that JSON holds, and the others, encoded: as in `Statics`. For
+    nodes that have one text they are one object."""
     return _parsed(body_of(node).fields())
 
 
@@ -317,7 +303,7 @@ def _item(body: Body, number: int) -> Any:
 # ---- Nodes in memory.
 
 
-class Held:
+class HeldNode:
     """A node whose children are any trees: what JAX makes of a node."""
 
     __slots__ = ("_spec", "_children", "_places")
@@ -354,12 +340,12 @@ class Held:
             if isinstance(child, Node):
                 for line in body_of(child).lines():
                     yield line._replace(name=f"{component}.{line.name}")
-            elif isinstance(child, _Shown):
+            elif hasattr(child, "_line"):
                 yield child._line(component)
             elif hasattr(child, "shape") and hasattr(child, "dtype"):
                 size = math.prod(child.shape) * child.dtype.itemsize
-                array = _show.short_array(child.dtype.name, child.shape)
-                yield TreeLine(component, array + _html.sharding(child), size)
+                array = _folding.short_array(child.dtype.name, child.shape)
+                yield TreeLine(component, array + _sharding.spec_text(child), size)
             else:
                 yield TreeLine(component, _short(child))
         yield from (TreeLine(*row) for row in field_rows([("", self._spec.fields)]))
@@ -413,7 +399,7 @@ def _flatten(node: Node) -> tuple[list[Any], Spec]:
 
 
 def _unflatten(spec: Spec, children: Any) -> Node:
-    return Node(Held(spec, list(children)))
+    return Node(HeldNode(spec, list(children)))
 
 
 jtu.register_pytree_with_keys(Node, _flatten_with_keys, _unflatten, _flatten)

@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Codec(NamedTuple):
-    """How the values of a type become leaves that are stored, and come back.
+    """The two ways between values of a type and leaves that are stored.
 
     `name`: of the type that was registered; `cls`: that of the values, which may be a
     subclass of it.
@@ -105,7 +105,7 @@ def _set(cls: type, codec: Codec | None) -> None:
 
 @ft.cache
 def codec_of(cls: type) -> Codec | None:
-    """How leaves of a type are stored, if it or a base of it was registered."""
+    """The codec of leaves of a type, if it or a base of it was registered."""
     found = next((_codecs[base] for base in cls.__mro__ if base in _codecs), None)
     return found and found._replace(cls=cls)
 

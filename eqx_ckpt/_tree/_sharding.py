@@ -23,21 +23,16 @@ def _region(ends: _Ends) -> Region:
     return tuple(slice(start, stop) for start, stop in ends)
 
 
-class DeviceRegions(NamedTuple):
-    """The distinct regions that the devices of this process have of an array, each with
-    the devices that have it."""
-
-    regions: list[Region]
-    devices: list[list[Any]]
-
-
 @ft.lru_cache(maxsize=4096)
-def here(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> DeviceRegions:
-    """The regions that this process has of an array of this shape."""
+def here(
+    sharding: jax.sharding.Sharding, shape: tuple[int, ...]
+) -> tuple[list[Region], list[list[Any]]]:
+    """The distinct regions that this process has of an array of this shape, and the
+    devices that have each."""
     found: dict[_Ends, list[Any]] = {}
     for device, index in sharding.addressable_devices_indices_map(shape).items():
         found.setdefault(_ends(index or (), shape), []).append(device)
-    return DeviceRegions([_region(ends) for ends in found], list(found.values()))
+    return [_region(ends) for ends in found], list(found.values())
 
 
 @ft.lru_cache(maxsize=1024)
@@ -52,7 +47,7 @@ Holders = tuple[tuple[Region, tuple[int, ...]], ...]
 
 @ft.lru_cache(maxsize=4096)
 def holders(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> Holders:
-    """Which processes have which regions of an array of this shape."""
+    """The processes that have each region of an array of this shape."""
     found: dict[_Ends, set[int]] = {}
     for device, index in sharding.devices_indices_map(shape).items():
         ends = _ends(index or (), shape)
@@ -119,16 +114,11 @@ def shards_of(array: jax.Array) -> Shards:
     return Shards([_region(ends) for ends in found], list(found.values()))
 
 
-class Piece(NamedTuple):
-    """A region of a part that lies in a wanted region: at `to` in that one."""
-
-    part: int
-    fro: Region
-    to: Region
-
-
-def pieces(regions: Sequence[Region], wanted: Region) -> list[Piece]:
-    """The pieces that make up a wanted region.
+def pieces(
+    regions: Sequence[Region], wanted: Region
+) -> list[tuple[int, Region, Region]]:
+    """The pieces that make up a wanted region: the number of the part that each is of,
+    its region in that part, and its region in the wanted one.
 
     **Raises:** `ValueError` if the regions, which do not overlap, do not hold it all.
     """
@@ -142,7 +132,7 @@ def pieces(regions: Sequence[Region], wanted: Region) -> list[Piece]:
             continue
         fro = tuple(slice(a - s.start, b - s.start) for (a, b), s in zip(both, region))
         to = tuple(slice(a - s.start, b - s.start) for (a, b), s in zip(both, wanted))
-        out.append(Piece(number, fro, to))
+        out.append((number, fro, to))
         count += math.prod(b - a for a, b in both)
     if count != math.prod(s.stop - s.start for s in wanted):
         raise ValueError(f"this process does not have all of the region {wanted}")
@@ -158,7 +148,7 @@ def assemble(
     """An array of the regions that this process has of it, in the order of `here`:
     none, if the devices are those of other processes."""
     shards = []
-    for part, devices in zip(parts, here(sharding, shape).devices):
+    for part, devices in zip(parts, here(sharding, shape)[1]):
         for device in devices:
             one = jax.sharding.SingleDeviceSharding(
                 device, memory_kind=sharding.memory_kind
@@ -227,3 +217,9 @@ def text(sharding: jax.sharding.Sharding) -> str:
 
 def _short(spec: PartitionSpec) -> str:
     return f"P({', '.join(map(repr, spec))})"
+
+
+def spec_text(array: Any) -> str:
+    """The specification of an array's sharding, as it is shown behind the array."""
+    spec = getattr(getattr(array, "sharding", None), "spec", None)
+    return "" if spec is None else f"  {spec}"

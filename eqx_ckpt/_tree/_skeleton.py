@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 
 from .._format import _names
 from .._runtime import _arguments
-from . import _flatten, _leaks, _sharding, _show
+from . import _flatten, _folding, _leaked_tracers, _sharding
 from ._filters import IsLeaf
 
 
@@ -65,7 +65,7 @@ def skeleton(
 
     out = eqx.filter_eval_shape(call, *args, **kwargs)
     out = jtu.tree_map(lambda x: x.leaf if isinstance(x, _Host) else x, out)
-    _leaks.check(out)
+    _leaked_tracers.check(out)
     if sharding is None:
         return out
     return _with_shardings(out, sharding)
@@ -73,7 +73,10 @@ def skeleton(
 
 def _with_shardings(tree: PyTree, sharding: Any) -> PyTree:
     parts, structure = jtu.tree_flatten(sharding, is_leaf=lambda x: x is None)
-    subtrees = structure.flatten_up_to(tree)
+    try:
+        subtrees = structure.flatten_up_to(tree)
+    except ValueError as e:
+        raise ValueError(f"`sharding` is no prefix of the tree. {e}") from e
     flat = _flatten.flatten(tree, None)
     out = []
     specs = [part for part, sub in zip(parts, subtrees) for _ in jtu.tree_leaves(sub)]
@@ -126,16 +129,16 @@ def partition_rules(
         for pattern, sharding in compiled:
             if pattern.search(name):
                 if len(sharding.spec) > leaf.ndim:
+                    array = _folding.short_array(str(leaf.dtype), leaf.shape)
                     raise ValueError(
                         f"The rule {(pattern.pattern, sharding.spec)} has "
                         f"{len(sharding.spec)} axes, and the leaf `{name}`, which it "
-                        f"matches, is {_show.short_array(str(leaf.dtype), leaf.shape)}."
-                        " Put a rule for it first."
+                        f"matches, is {array}. Put a rule for it first."
                     )
                 return sharding
         raise ValueError(
             f"No partition rule matches the leaf `{name}`, "
-            f"{_show.short_array(str(leaf.dtype), leaf.shape)}. Add one, such as "
+            f"{_folding.short_array(str(leaf.dtype), leaf.shape)}. Add one, such as "
             '`(".*", PartitionSpec())` for the rest.'
         )
 

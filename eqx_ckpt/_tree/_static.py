@@ -6,6 +6,7 @@ a tuple with a function in it the rest can be compared.
 """
 
 import contextlib
+import itertools as it
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -23,35 +24,45 @@ from ._node import Node
 Static = str | Sequence[str]
 
 
-def recorded(module: eqx.Module | Node) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The static fields of a Module: those that JSON holds, and the others, encoded."""
-    if isinstance(module, Node):
+Fields = tuple[dict[str, Any], dict[str, Any]]
+
+
+def recorded(module: Any, known: dict[Any, Fields]) -> Fields:
+    """The static fields of a Module: those that JSON holds, and the others, encoded.
+    Modules that are alike have one, which is `known`."""
+    cls = type(module)
+    if cls is Node:
         return _node.recorded(module)
-    plain: dict[str, Any] = {}
-    encoded: dict[str, Any] = {}
-    if isinstance(module, eqx.nn.StateIndex):
-        return plain, encoded  # Its marker is how this process finds an entry.
-    dynamic, static = _flatten.module_fields(type(module))
-    for field, value in _flatten.field_values(module, static).items():
-        if type(value) in _SIMPLE:
-            plain[field] = value
-            continue
-        good, as_json = _json.jsonable(value)
-        if good:
-            plain[field] = as_json
-        else:
-            encoded[field] = _encoded.encode(value)
+    dynamic, static = _flatten.module_fields(cls)
+    if not static or issubclass(cls, eqx.nn.StateIndex):
+        return {}, {}  # The marker of an index is how this process finds an entry.
+    values = _flatten.field_values(module, static)
+    kinds = tuple(map(type, values))
+    key = (cls, kinds, *values) if _ATOMS.issuperset(kinds) else None
+    if key is None or key not in known:
+        plain: dict[str, Any] = {}
+        encoded: dict[str, Any] = {}
+        for field, value in zip(static, values):
+            if value is _flatten.ABSENT:
+                continue
+            good, as_json = _json.jsonable(value)
+            if good:
+                plain[field] = as_json
+            else:
+                encoded[field] = _encoded.encode(value)
+        known[key] = plain, encoded
+    plain, encoded = known[key]
     # A leaf that is a function is compared beside static fields, as it stands for one.
     # Alone it makes no node of a Module that has nothing else to be stored.
     if plain or encoded:
-        for field, value in _flatten.field_values(module, dynamic).items():
+        for field, value in zip(dynamic, _flatten.field_values(module, dynamic)):
             if callable(value) and (name := _named.name_of(value)) is not None:
-                encoded[field] = {"name": list(name)}
+                encoded = {**encoded, field: {"name": list(name)}}
     return plain, encoded
 
 
-# What is in the index as it is, whatever its value.
-_SIMPLE = (bool, type(None))
+# Values of these types are the same if they are of one type and equal.
+_ATOMS = frozenset((bool, int, str, type(None)))
 
 
 def record(
@@ -64,10 +75,25 @@ def record(
     """The static values of a tree, by the names of the nodes that have them, of which
     `source` is that of the tree itself. `chosen`: the leaves that are stored; by
     default, those that a save stores by default."""
-    nodes: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
-    if any(issubclass(cls, (eqx.Module, Node)) for cls in flat.types.all):
+    stored = range(len(flat.leaves))
+    if chosen is not None:
+        stored = it.compress(stored, chosen)
+    make = lambda: _record(tree, is_leaf, flat, chosen, source)
+    return flat.once(("statics", source), make, stored)
+
+
+def _record(
+    tree: PyTree,
+    is_leaf: IsLeaf,
+    flat: Flat,
+    chosen: Sequence[bool] | None,
+    source: str,
+) -> Statics:
+    nodes: dict[str, Fields] = {}
+    if any(map(_flatten.is_module, flat.types)):
+        known: dict[Any, Fields] = {}
         for name, module in _flatten.modules(tree, is_leaf, source):
-            plain, encoded = recorded(module)
+            plain, encoded = recorded(module, known)
             if plain or encoded:
                 nodes[name] = plain, encoded
     for number in _left_out(flat.leaves, chosen):
@@ -103,7 +129,7 @@ def record(
 def _left_out(leaves: Sequence[Any], chosen: Sequence[bool] | None) -> Iterator[int]:
     """The numbers of the leaves that are values, and that no save stores by itself:
     neither arrays and other data, nor functions."""
-    odd = {cls for cls in {*map(type, leaves)} if not _leaf.is_own_type(cls)}
+    odd = {*it.filterfalse(_leaf.is_own_type, {*map(type, leaves)})}
     if not odd:
         return
     for number, leaf in enumerate(leaves):
@@ -195,7 +221,7 @@ def check(static: Any) -> None:
 
 
 def how_to_pass(names: Sequence[str]) -> str:
-    """How to let changed fields pass, as code."""
+    """The argument that lets changed fields pass, as code."""
     last = names[0].rpartition(".")[2] if names else ""
     return f'`static="ignore"` lets them pass, `static=["*.{last}"]` those of that name'
 
@@ -223,7 +249,7 @@ def passing(
             break
     for pattern in patterns:
         if pattern in unused:
-            near = _nearest.Names(names).nearest(pattern, 3)
+            near = _nearest.NameIndex(names).nearest(pattern, 3)
             some = ", ".join(f"`{x}`" for x in near or names[:3])
             head = "The nearest there are" if near else "It has"
             raise ValueError(

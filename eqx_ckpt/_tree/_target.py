@@ -11,11 +11,11 @@ import numpy as np
 from .._format import _template
 from .._format._template import Template
 from .._runtime import _processes
-from . import _leaf, _register, _sharding, _show
+from . import _folding, _leaf, _register, _sharding
 
 
 class Target(NamedTuple):
-    """How a leaf comes back: what `like` says of it."""
+    """The leaf that a stored one comes back as, by what `like` says."""
 
     kind: str
     dtype: np.dtype | None
@@ -57,13 +57,14 @@ def _target_of(like: Any) -> Target:
                 )
         elif not like.committed:
             sharding = None
-        if axes := _sharding.unreduced(sharding):
-            raise TypeError(
-                f"Its sharding is not reduced over the mesh axes {axes}: give it one "
-                "that is, as what is stored is whole."
-            )
-        _sharding.check_here(sharding)
-        if _leaf.is_key(like):
+        if sharding is not None:
+            if axes := _sharding.unreduced(sharding):
+                raise TypeError(
+                    f"Its sharding is not reduced over the mesh axes {axes}: give it "
+                    "one that is, as what is stored is whole."
+                )
+            _sharding.check_here(sharding)
+        if _leaf.is_key_dtype(like.dtype):
             return Target("key", None, like.shape, False, impl_of(like), sharding)
         return _jax_target(like.dtype, like.shape, like.weak_type, sharding)
     if isinstance(like, np.ndarray):
@@ -121,7 +122,7 @@ def impl_of(key: Any) -> str:
 
 
 def own_target(template: Template) -> Target:
-    """How a leaf comes back where no `like` says otherwise: as it was."""
+    """The target of a leaf where no `like` says otherwise: as it was."""
     kind, shape = template.kind, template.logical_shape
     if kind == "key":
         return Target(kind, None, shape, False, template.impl)
@@ -135,26 +136,21 @@ def show_target(target: Target) -> str:
         return f"key<{target.impl}>[{','.join(map(str, target.shape))}]"
     if target.dtype is None:
         return target.kind
-    text = _show.short_array(target.dtype.name, target.shape)
+    text = _folding.short_array(target.dtype.name, target.shape)
     return text + ("(numpy)" if target.kind == "numpy" else "")
 
 
-class Misfit(NamedTuple):
-    """Why a stored leaf cannot stand for one of `like`."""
-
-    what: str  # "kind", "shape", "dtype"
-    hint: str
-
-
-def misfit(template: Template, target: Target) -> Misfit | None:
-    """The reason why a stored leaf cannot come back as `like` has it, or None."""
-    if _family(template.kind) != _family(target.kind):
-        return Misfit("kind", "")
+def misfit(template: Template, target: Target) -> tuple[str, str] | None:
+    """The reason why a stored leaf cannot come back as `like` has it: "kind", "shape"
+    or "dtype", and a hint; or None."""
+    kinds = {template.kind, target.kind}
+    if len(kinds) > 1 and not _NOT_NUMBERS.isdisjoint(kinds):
+        return ("kind", "")
     if template.logical_shape != target.shape:
-        return Misfit("shape", "")
+        return ("shape", "")
     if template.kind == "key":
-        return None if template.impl == target.impl else Misfit("kind", "")
-    if template.kind in ("str", "bytes"):
+        return None if template.impl == target.impl else ("kind", "")
+    if template.kind in ("str", "bytes") or is_as_saved(template, target):
         return None
     saved, wanted = _leaf.saved_dtype(template), wanted_dtype(template, target)
     if wanted != saved:
@@ -162,21 +158,28 @@ def misfit(template: Template, target: Target) -> Misfit | None:
         if template.dtype == "int":
             types = "int", types[1]
         if types[0] != types[1] or types[0] == "none":
-            return Misfit("dtype", "")
+            return ("dtype", "")
         if not (target.cast or _is_other_scalar(template, target)):
-            return Misfit("dtype", "`cast=True` converts it.")
+            return ("dtype", "`cast=True` converts it.")
     if target.kind == "jax" and not target.cast:
         if jax.dtypes.canonicalize_dtype(wanted) != wanted:
             hint = (
                 f"JAX would narrow it to {jax.dtypes.canonicalize_dtype(wanted)}: set "
                 "`jax_enable_x64`, or load into a NumPy array, or pass `cast=True`."
             )
-            return Misfit("dtype", hint)
+            return ("dtype", hint)
     return None
 
 
-def _family(kind: str) -> str:
-    return kind if kind in ("key", "str", "bytes") else "number"
+_NOT_NUMBERS = frozenset(("key", "str", "bytes"))
+
+
+def is_as_saved(template: Template, target: Target) -> bool:
+    """Whether an array has the dtype that is asked for, and JAX does not narrow it."""
+    dtype = target.dtype
+    if dtype is None or dtype.itemsize > 4 or template.dtype in _leaf.NOT_ARRAYS:
+        return False
+    return dtype == _template.dtype_of(template.dtype)
 
 
 def wanted_dtype(template: Template, target: Target) -> np.dtype:

@@ -22,10 +22,10 @@ import jax.random as jr
 import jax.tree_util as jtu
 import numpy as np
 import xxhash
+from support import command
 
 import attacks
 import eqx_ckpt as ec
-import eqx_ckpt._cli._main as command
 
 from . import everything, KINDS, skeleton, tree
 from ._structure import PWNED

@@ -136,7 +136,8 @@ def in_tree(r: random.Random, value: Any) -> Any:
     elif kind == 1 and isinstance(holder, list):
         holder.insert(key, holder[key])
     elif kind == 1:
-        holder[other(r, "a") if r.random() < 0.5 else r.choice(NUMBERS[:8])] = 1
+        new = other(r, "a") if r.random() < 0.5 else r.choice(NUMBERS[:8])
+        holder[new if new.__hash__ else str(new)] = 1
     elif kind == 2 and isinstance(holder, list):
         holder.reverse()
     else:

@@ -20,7 +20,7 @@ import tensorstore as ts
 
 import eqx_ckpt as ec
 from eqx_ckpt._format import _ocdbt
-from eqx_ckpt._load.formats import _database as _database_of
+from eqx_ckpt._formats import _database as _database_of
 from eqx_ckpt._storage import _root
 
 from . import fields, functions, pickles

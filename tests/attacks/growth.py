@@ -20,9 +20,9 @@ from typing import Any
 
 import google_crc32c
 import numpy as np
+from support import command
 
 import eqx_ckpt as ec
-import eqx_ckpt._cli._main as command
 from eqx_ckpt._format import _ocdbt
 
 from . import forge, pickles, save, template
@@ -347,9 +347,27 @@ def shared_prefixes(n: int) -> bytes:
     """A node of `n` keys that share a prefix of `n` bytes: `n * n` bytes of keys."""
     own = [n, *[2] * (n - 1)]
     suffixes = b"a" * n + b"".join(struct.pack(">H", i) for i in range(1, n))
-    fields = [_ocdbt._varint(n), _ocdbt._varints([n] * (n - 1))]
+    fields = [_ocdbt._varints([n]), _ocdbt._varints([n] * (n - 1))]
     fields += [_ocdbt._varints(own), suffixes, _ocdbt._varints([0] * n), bytes(n)]
     return b"\0" + _ocdbt._file_table([b"tree"]) + b"".join(fields)
+
+
+def doubled(path: pathlib.Path, height: int) -> None:
+    """A database of `2**height` keys: each node leads to the one below by two ways."""
+    entries = _ocdbt.Entries([b"zarr.json"], [0], [0], [9])
+    nodes, top = _ocdbt.tree(entries, ["data"], "tree", 0)
+    keys = [b"a", b"b"]
+    for _ in range(height):
+        fields = [[getattr(top, f)] * 2 for f in ("offset", "length", "keys")]
+        body = [bytes([top.height + 1]), _ocdbt._file_table([b"tree"])]
+        body += [_ocdbt._key_lengths(keys), bytes(2), *keys, bytes(2)]
+        body += map(_ocdbt._varints, [*fields, [1, 1], [1, 1]])
+        node = _ocdbt._frame(_ocdbt.NODE, b"".join(body))
+        top = _ocdbt.Subtree(b"a", len(nodes), len(node), 2, 1, 1, top.height + 1)
+        nodes += node
+    (path / "tree").write_bytes(nodes)
+    (path / "data").write_bytes(bytes(9))
+    (path / "manifest.ocdbt").write_bytes(_ocdbt.manifest(top, "tree"))
 
 
 @growth(4000)

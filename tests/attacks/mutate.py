@@ -9,13 +9,13 @@ that `like` asks for. Prints what it tried, and each mutation that ended otherwi
 import base64
 import collections
 import copy
+import faulthandler
 import json
 import os
 import pathlib
 import random
 import re
 import shutil
-import signal
 import struct
 import sys
 import tempfile
@@ -31,7 +31,7 @@ from .foreign import FOREIGN, like_of, mutate_foreign
 
 
 DOCUMENTED = ("DamagedError", "ValueError", "RuntimeError", "FileNotFoundError")
-_limit, _hang = 1.0, 60
+_limit, _hang, _LONG = 1.0, 60, 2**14 + 2000
 
 _numbers = fields.NUMBERS
 _texts = [*fields.TEXTS, "%", "%root", "/"]
@@ -242,7 +242,7 @@ def problem(
             return f"{step}: {error[0]}"
         if not all(line.isprintable() for line in error[1].split("\n")):
             return f"{step}: characters that act on a terminal"
-        if len(error[1]) > 5000:
+        if len(error[1]) > _LONG:
             return f"{step}: a long text"
     if same_index and out.get("load", 0) is None and not right:
         return "other leaves than were saved"
@@ -285,14 +285,16 @@ def main(
         else:
             what, same_index = mutate(r, path)
             limit_memory()
-        signal.alarm(_hang)
+        # Of a case that hangs: which one it is stays in this file.
+        (base / "case").write_text(f"{seed} {number} {what}")
+        faulthandler.dump_traceback_later(_hang, exit=True)
         begin = time.process_time()
         try:
             out = steps(str(path), like, of)
         except BaseException as e:
             out = {"all": [type(e).__name__, str(e)]}
         seconds = time.process_time() - begin
-        signal.alarm(0)
+        faulthandler.cancel_dump_traceback_later()
         failed = next(
             (name for name, error in out.items() if error and type(error) is list), ""
         )

@@ -30,10 +30,9 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from support import golden
+from support import command, golden
 
 import eqx_ckpt as ec
-import eqx_ckpt._cli._main as command
 from eqx_ckpt._format import _columns as _format_columns
 
 from . import seal

@@ -27,12 +27,12 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
+from support import command
 
 import eqx_ckpt as ec
-from eqx_ckpt._cli import _main
 from eqx_ckpt._format import _index, _journal
-from eqx_ckpt._run import _attempts
-from eqx_ckpt._run._journal import Journal
+from eqx_ckpt._near import _attempts
+from eqx_ckpt._run._step_journal import Journal
 from eqx_ckpt._run._steps import Steps
 from eqx_ckpt._runtime._processes import Processes
 from eqx_ckpt._storage import _root
@@ -155,7 +155,7 @@ def make(path: pathlib.Path) -> None:
         own.save(16, tree(16), own={"at": 16})
         own._saves.offered = None
     root = _root.resolve(path / "run")
-    with mock.patch("eqx_ckpt._run._journal._SETTLED", -1):
+    with mock.patch("eqx_ckpt._run._step_journal._SETTLED", -1):
         Journal(root, lambda: [5, 10, 15])._record([5, 10, 15], {})
     assert _attempts.last(root) and (path / "run" / _journal.KEY).exists()
 
@@ -370,7 +370,7 @@ def _looks(path: pathlib.Path) -> Any:
 def _tells(path: pathlib.Path) -> Any:
     for argument in ("--json", "--long"):
         with contextlib.redirect_stdout(io.StringIO()) as out:
-            _main.main(["ls", str(path / "run"), *[argument][: argument == "--json"]])
+            command.main(["ls", str(path / "run"), *[argument][: argument == "--json"]])
     return out.getvalue() and None
 
 
@@ -380,7 +380,7 @@ def _cleans(path: pathlib.Path) -> Any:
     ec.clean(path / "disk/eqx_ckpt.near")
     ec.clean(path / "disk", idle=True)
     with contextlib.redirect_stdout(io.StringIO()):
-        _main.main(["clean", "--list", str(path / "disk")])
+        command.main(["clean", "--list", str(path / "disk")])
 
 
 def _pins(path: pathlib.Path) -> Any:
@@ -388,7 +388,7 @@ def _pins(path: pathlib.Path) -> Any:
     own.unpin(10)
     own.pin(15)
     own.delete(5)
-    return Steps(path / "run").pins.steps()
+    return Steps(path / "run").pinned()
 
 
 CALLS: dict[str, Callable[[pathlib.Path], Any]] = {

@@ -4,9 +4,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
+from support.command import main
 
 import eqx_ckpt as ec
-from eqx_ckpt._cli._main import main
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Trees merged by name into lazy leaves: read, sliced, saved."""
 
 import math
+import os
 import pickle
 
 import equinox as eqx
@@ -11,11 +12,10 @@ import jax.tree_util as jtu
 import ml_dtypes
 import numpy as np
 import pytest
+from support import inside
+from support.helpers import BytesRead
 
 import eqx_ckpt as ec
-from eqx_ckpt._edit import _methods
-from eqx_ckpt._edit._methods import MergedLeaf
-from eqx_ckpt._storage import _store
 
 
 KEY = jr.key(3)
@@ -66,9 +66,7 @@ METHODS = [
 
 def _expected(method, name, arrays):
     """Of whole arrays, in memory."""
-    place = MergedLeaf(name, arrays[0].shape, arrays[0].dtype)
-    state = _methods.look(method, place, [arrays]) if method.looks_first else None
-    return _methods.combine(method, place, arrays, state, (0,) * arrays[0].ndim)
+    return inside.merged(method, name, arrays)
 
 
 @pytest.mark.parametrize("method, count", METHODS)
@@ -112,13 +110,13 @@ def test_nodes_stay_nodes(saved):
 
 
 def test_nothing_is_read_before(saved):
-    before = _store.bytes_read()
-    merged = ec.merge(saved[1:], ec.merging.ties(1, 0.5), base=saved[0])
+    with BytesRead() as read:
+        merged = ec.merge(saved[1:], ec.merging.ties(1, 0.5), base=saved[0])
     # But for the digests, by which other leaves are compared.
-    assert _store.bytes_read() - before < 10_000
-    before = _store.bytes_read()
-    merged.model.layers[0].bias.read()
-    assert _store.bytes_read() - before < 20_000
+    assert read.total < 10_000
+    with BytesRead() as read:
+        merged.model.layers[0].bias.read()
+    assert read.total < 20_000
 
 
 def test_kinds_of_leaves():
@@ -215,3 +213,23 @@ def test_damage_fails_the_save_and_names_the_leaf(tmp_path):
     with pytest.raises(ec.DamagedError, match="w: its bytes are not those"):
         ec.tree_serialise_leaves(tmp_path / "out", merged)
     assert not ec.exists(tmp_path / "out")
+
+
+def test_small_leaves_are_read_together(tmp_path, monkeypatch):
+    opened = []
+    open_it = os.open
+    monkeypatch.setattr(
+        os, "open", lambda *a, **k: opened.append(a) or open_it(*a, **k)
+    )
+    counts = {}
+    for count in (10, 300):
+        tree = {f"w{i}": jnp.full(256, i, jnp.float32) for i in range(count)}
+        for name in "ab":
+            ec.tree_serialise_leaves(tmp_path / f"{name}{count}", tree)
+        paths = [tmp_path / f"{name}{count}" for name in "ab"]
+        for method in (ec.merging.average(), ec.merging.slerp(0.5)):
+            opened.clear()
+            merged = ec.materialise(ec.merge(paths, method))
+            counts.setdefault(str(method), []).append(len(opened))
+            assert eqx.tree_equal(merged, tree)
+    assert all(many <= few + 10 for few, many in counts.values()), counts

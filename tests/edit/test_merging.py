@@ -27,13 +27,11 @@ def _trees(count, dtype, shape=SHAPE, seed=0):
 
 def _merge(method, blocks, name="w", cut=None):
     """Whole, or in blocks of `cut` rows and columns."""
-    place = MergedLeaf(name, blocks[0].shape, blocks[0].dtype)
+    leaf = MergedLeaf(method, name, blocks[0].shape, blocks[0].dtype)
     state = None
     if method.looks_first:
         rows = range(0, len(blocks[0]), 8)
-        state = _methods.look(
-            method, place, ([x[i : i + 8] for x in blocks] for i in rows)
-        )
+        state = leaf.look([x[i : i + 8] for x in blocks] for i in rows)
     if cut is None:
         cut = blocks[0].shape
     out = np.empty_like(blocks[0])
@@ -41,7 +39,7 @@ def _merge(method, blocks, name="w", cut=None):
         for j in range(0, SHAPE[1], cut[1]):
             part = (slice(i, i + cut[0]), slice(j, j + cut[1]))
             some = [x[part] for x in blocks]
-            out[part] = _methods.combine(method, place, some, state, (i, j))
+            out[part] = leaf.combine(some, state, (i, j))
     return out
 
 
@@ -155,11 +153,11 @@ def test_one_element():
         blocks = trees[: COUNTS.get(name, 3) + method.has_base]
         if len(blocks) < 3 + method.has_base and name not in COUNTS:
             blocks = [*blocks, np.array(0.5, np.float32)]
-        place = MergedLeaf("w", (), np.dtype(np.float32))
+        leaf = MergedLeaf(method, "w", (), np.dtype(np.float32))
         state = None
         if method.looks_first:
-            state = _methods.look(method, place, [blocks])
-        out = _methods.combine(method, place, blocks, state, ())
+            state = leaf.look([blocks])
+        out = leaf.combine(blocks, state, ())
         assert out.shape == () and out.dtype == np.float32 and np.isfinite(out)
 
 
@@ -205,11 +203,12 @@ def test_a_nan_stays():
 def test_dare_drops_as_it_should():
     base = np.zeros((100, 1000), np.float32)
     trees = [base + 1, base + 1]
-    place = MergedLeaf("w", base.shape, base.dtype)
     method = merging.dare(1.0, 0.3, KEY)
-    run = lambda method, place=place: _methods.combine(
-        method, place, [base, *trees], None, (0, 0)
-    )
+
+    def run(method, name="w"):
+        leaf = MergedLeaf(method, name, base.shape, base.dtype)
+        return leaf.combine([base, *trees], None, (0, 0))
+
     out = run(method)
     # Two independent masks: 0, 1 or 2 of them are kept.
     shares = [np.mean(np.isclose(out, n / 0.3)) for n in range(3)]
@@ -217,7 +216,7 @@ def test_dare_drops_as_it_should():
     assert (run(method) == out).all()
     for other in (
         run(merging.dare(1.0, 0.3, jr.key(4))),
-        run(method, place._replace(name="v")),
+        run(method, "v"),
     ):
         assert abs(np.corrcoef(other.ravel(), out.ravel())[0, 1]) < 0.02
     rows = np.corrcoef(out[:20])

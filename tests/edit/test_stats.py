@@ -7,23 +7,12 @@ import jax.tree_util as jtu
 import numpy as np
 import pytest
 from support import trees
+from support.helpers import BytesRead
 
 import eqx_ckpt as ec
-from eqx_ckpt._storage import _store
 
 
 SEEDS = [*range(8), *(pytest.param(i, marks=pytest.mark.long) for i in range(8, 200))]
-
-
-class BytesRead:
-    """Counts what is read from files in a `with` block, by TensorStore or by us."""
-
-    def __enter__(self):
-        self._before = _store.bytes_read()
-        return self
-
-    def __exit__(self, *_):
-        self.total = _store.bytes_read() - self._before
 
 
 def _reference(x):

@@ -10,9 +10,9 @@ from hypothesis import given, strategies as st
 from support.helpers import examples
 
 from eqx_ckpt._format import _columns, _packed
-from eqx_ckpt._format._columns import Names, Places
-from eqx_ckpt._format._leaves import Leaves
-from eqx_ckpt._format._packed import Begin, Packed, Runs
+from eqx_ckpt._format._columns import NameTable, Places
+from eqx_ckpt._format._leaves import Leaves, Record
+from eqx_ckpt._format._packed import Packed
 from eqx_ckpt._format._template import Template
 
 
@@ -29,7 +29,7 @@ def test_what_is_no_column(text):
 
 def names_of(some):
     order = np.asarray(sorted(range(len(some)), key=some.__getitem__), np.uint32)
-    return Names(" ".join(some).encode(), order)
+    return NameTable(" ".join(some).encode(), order)
 
 
 @given(st.lists(st.text("ab.-%", min_size=1, max_size=4), unique=True))
@@ -57,7 +57,7 @@ def test_places_of_very_many_names(monkeypatch):
 def test_an_order_that_is_none():
     for order in ([0], [0, 2], [0, 1, 2]):
         with pytest.raises(ValueError, match=r"malformed column|differ in length"):
-            Names(b"a b", np.asarray(order, np.uint32))
+            NameTable(b"a b", np.asarray(order, np.uint32))
 
 
 # ---- The JSON that columns are in.
@@ -183,31 +183,28 @@ def test_where_chunks_lie(save, random):
                 digest += t.block_of(chunk + 1) - t.block_of(chunk)
                 end += size
         pages.append(digest)
-    columns = np.asarray(rows, np.int64).reshape(-1, 5).T
     counts = np.asarray(list(map(len, files)), np.int64)
-    names = [str(i) for i in range(len(files))]
     packed = _packed.pack(
-        names, Runs(*columns, counts), len(number), np.asarray(sizes, np.int64)
+        np.asarray(rows, np.int64).reshape(-1, 5),
+        counts,
+        len(number),
+        np.asarray(sizes, np.int64),
     )
     made = _packed.encode(packed)
     texts = {name: made[name] for name in _packed.TEXTS}
-    begins = list(map(list, made["begins"]))
-    packed = _packed.parse(texts, {"begins": begins}, names)
+    packed = _packed.parse(texts, {"begins": made["begins"]}, len(files))
     leaves = Leaves([f"{i}" for i in range(len(number))], table, number, aliases)
-    laid = _packed.lay(packed, leaves)
+    laid = _packed.lay(packed, len(files), leaves)
     assert laid.pages == pages
+    by = [1000 * i for i in range(len(files))]
+    moved = laid.shifted(by)
     for (leaf, chunk), (file, at, size, row) in expected.items():
-        t = table[number[leaf]]
-        run = laid.find(leaf, chunk)
-        first = int(laid.first[run])
-        assert first <= chunk < laid.stop(leaf, run, t.chunk_count)
-        sums = laid.extent if t.codec else lambda _, a, b, t=t: (b - a) * t.full
-        assert laid.file[run] == file
-        assert laid.offset[run] + sums(run, first, chunk) == at
-        assert sums(run, chunk, chunk + 1) == size
-        assert laid.row[run] + t.block_of(chunk) - t.block_of(first) == row
-    moved = _packed.lay(packed.shifted([1000 * i for i in range(len(files))]), leaves)
-    assert (moved.offset - laid.offset).tolist() == (1000 * laid.file).tolist()
+        record = Record(str(leaf), leaf, table[number[leaf]])
+        first, stop, *_ = laid.segment(record, chunk)
+        assert first <= chunk < stop <= record.template.chunk_count
+        assert laid.locate(record, chunk) == (file, at, size)
+        assert moved.locate(record, chunk) == (file, at + by[file], size)
+        assert laid.digest_of(record, chunk) == row
 
 
 @given(st.data())
@@ -226,40 +223,39 @@ def test_leaves_that_lie_in_order(data):
         if leaf == 0 or (leaf not in aliases and data.draw(st.booleans())):
             file += data.draw(st.integers(0, 1))
             at = data.draw(st.sampled_from([0, at + 64 * 10**6, at]))
-            begins.append(Begin(7, leaf, 0, file, at))
+            begins.append((7, leaf, 0, file, at))
     patterns, none = np.asarray([[0, 7]], np.uint32), np.zeros(0, np.uint32)
-    files = [str(i) for i in range(file + 2)]
-    shift = data.draw(st.sampled_from([(), [3 * i for i in range(len(files))]]))
-    packed = Packed(files, patterns, none, begins, none, shift)
+    packed = Packed(patterns, none, np.asarray(begins), none)
     table = [template(*shape) for shape in shapes]
     leaves = Leaves([f"{i}" for i in range(len(number))], table, number, aliases)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_packed, "_is_plain", lambda *_: False)
         try:
-            slow = _packed.lay(packed, leaves)
+            slow = _packed.lay(packed, file + 2, leaves)
         except ValueError:
             slow = None
     if slow is None:
         with pytest.raises(ValueError, match="at one place"):
-            _packed.lay(packed, leaves)
+            _packed.lay(packed, file + 2, leaves)
         return
     assert _packed._is_plain(packed, leaves)
-    laid = _packed.lay(packed, leaves)
+    laid = _packed.lay(packed, file + 2, leaves)
     assert laid.pages == slow.pages
-    for leaf in {*range(len(number))} - aliases.keys():
-        assert laid.start(leaf) == slow.start(leaf)
-        assert laid.first_digest(leaf) == slow.first_digest(leaf)
-        run = laid.find(leaf, 0)
-        assert laid.runs(leaf) == slice(run, run + 1) and laid.stop(leaf, run, 9) == 9
+    own = sorted({*range(len(number))} - aliases.keys())
+    assert laid.starts(own) == slow.starts(own)
+    assert laid.first_digests(own) == slow.first_digests(own)
+    for leaf in own:
+        record = Record(str(leaf), leaf, table[number[leaf]])
+        assert laid.segments(record) == slow.segments(record)
 
 
 def good():
     """Two leaves of four and of two chunks, in two files."""
     leaves = Leaves(["a", "b"], [template(4, 1), template(2, 1)], [0, 1])
     patterns = np.asarray([[2, 0], [0, 1], [0, 1]], np.uint32)
-    begins = [Begin(0, 0, 0, 0, 0), Begin(1, 0, 2, 1, 0)]
+    begins = np.asarray([(0, 0, 0, 0, 0), (1, 0, 2, 1, 0)])
     numbers = np.asarray([0, 1], np.uint32)
-    return Packed(["0", "1"], patterns, numbers, begins, numbers[:0]), leaves
+    return Packed(patterns, numbers, begins, numbers[:0]), 2, leaves
 
 
 def test_places_that_are_good():
@@ -287,17 +283,23 @@ bad = {
     ),
     "no such pattern": ("pattern", dict(pattern=np.asarray([0, 2], np.uint32))),
     "a leaf too few": ("pattern", dict(pattern=np.asarray([0], np.uint32))),
-    "no begin": ("without a place", dict(begins=[])),
-    "a lane without one": ("without a place", dict(begins=[Begin(0, 0, 0, 0, 0)])),
-    "no such leaf": ("row", dict(begins=[Begin(0, 2, 0, 0, 0)])),
-    "a leaf far beyond": ("row", dict(begins=[Begin(0, 2**60, 0, 0, 0)])),
-    "no such chunk": ("row", dict(begins=[Begin(1, 0, 4, 0, 0)])),
-    "a chunk far beyond": ("row", dict(begins=[Begin(1, 0, 2**60, 0, 0)])),
-    "another lane": ("row", dict(begins=[Begin(1, 0, 0, 0, 0)])),
-    "one twice": ("row", dict(begins=[*good()[0].begins, Begin(1, 0, 2, 0, 64)])),
+    "no begin": ("without a place", dict(begins=np.zeros((0, 5), np.int64))),
+    "a lane without one": (
+        "without a place",
+        dict(begins=np.asarray([(0, 0, 0, 0, 0)])),
+    ),
+    "no such leaf": ("row", dict(begins=np.asarray([(0, 2, 0, 0, 0)]))),
+    "a leaf far beyond": ("row", dict(begins=np.asarray([(0, 2**60, 0, 0, 0)]))),
+    "no such chunk": ("row", dict(begins=np.asarray([(1, 0, 4, 0, 0)]))),
+    "a chunk far beyond": ("row", dict(begins=np.asarray([(1, 0, 2**60, 0, 0)]))),
+    "another lane": ("row", dict(begins=np.asarray([(1, 0, 0, 0, 0)]))),
+    "one twice": (
+        "row",
+        dict(begins=np.asarray([*good()[0].begins, (1, 0, 2, 0, 64)])),
+    ),
     "one place": (
         "at one place",
-        dict(begins=[Begin(0, 0, 0, 0, 0), Begin(1, 0, 2, 0, 0)]),
+        dict(begins=np.asarray([(0, 0, 0, 0, 0), (1, 0, 2, 0, 0)])),
     ),
     "sizes of nothing": ("sizes", dict(sizes=np.asarray([1], np.uint32))),
 }
@@ -305,27 +307,27 @@ bad = {
 
 @pytest.mark.parametrize("what", bad)
 def test_places_that_cannot_be(what):
-    packed, leaves = good()
+    packed, files, leaves = good()
     match, changes = bad[what]
     with pytest.raises(ValueError, match=match):
-        _packed.lay(dataclasses.replace(packed, **changes), leaves)
+        _packed.lay(packed._replace(**changes), files, leaves)
 
 
 def test_sizes_that_cannot_be():
     t = template(4, 2, "blosc-lz4")
     leaves = Leaves(["a"], [t], [0])
     patterns, none = np.asarray([[0, 0]], np.uint32), np.asarray([], np.uint32)
-    begins = [Begin(0, 0, 0, 0, 0)]
+    begins = np.asarray([(0, 0, 0, 0, 0)])
     for sizes, is_good in (([9, 1], True), ([9], False), ([9, 0], False)):
-        packed = Packed(["0"], patterns, none, begins, np.asarray(sizes, np.uint32))
+        packed = Packed(patterns, none, begins, np.asarray(sizes, np.uint32))
         if is_good:
-            assert _packed.lay(packed, leaves).ends.tolist() == [0, 9, 10]
+            assert _packed.lay(packed, 1, leaves).ends.tolist() == [0, 9, 10]
             continue
         with pytest.raises(ValueError, match="sizes"):
-            _packed.lay(packed, leaves)
-    packed = Packed(["0"], patterns, none, begins, np.asarray([9, 2**31], np.uint32))
+            _packed.lay(packed, 1, leaves)
+    packed = Packed(patterns, none, begins, np.asarray([9, 2**31], np.uint32))
     with pytest.raises(ValueError, match="impossible sizes"):
-        _packed.lay(packed, leaves)
+        _packed.lay(packed, 1, leaves)
 
 
 def test_more_runs_than_are_laid_out(monkeypatch):
@@ -337,9 +339,8 @@ def test_more_runs_than_are_laid_out(monkeypatch):
 def test_leaves_that_are_larger_than_any():
     big = template(2**59, 2**44)
     leaves = Leaves(["a", "b"], [big], [0, 0])
-    packed = dataclasses.replace(good()[0], pattern=np.asarray([1, 1], np.uint32))
+    packed = good()[0]._replace(pattern=np.asarray([1, 1], np.uint32))
     assert math.prod(big.shape) < 2**60
     with pytest.raises(ValueError, match="impossible size"):
-        _packed.lay(
-            packed, dataclasses.replace(leaves, template=[0, 0, 0], names="abc")
-        )
+        leaves = dataclasses.replace(leaves, template=[0, 0, 0], names="abc")
+        _packed.lay(packed, 2, leaves)

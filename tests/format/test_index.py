@@ -15,8 +15,17 @@ from hypothesis import given, strategies as st
 from support.helpers import examples, files_of
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _columns, _grid, _index, _json, _names, _template
-from eqx_ckpt._format._index import Index, Placement, Saved
+from eqx_ckpt._format import (
+    _columns,
+    _grid,
+    _index,
+    _json,
+    _names,
+    _schema,
+    _template,
+)
+from eqx_ckpt._format._extents import Placement
+from eqx_ckpt._format._index import Index, SaveFacts
 from eqx_ckpt._format._leaves import Leaves, Statics
 from eqx_ckpt._format._template import Template
 from eqx_ckpt._save import _assign, _plan
@@ -135,11 +144,11 @@ def make(columns):
     columns = dict(columns)
     columns["templates"] = [Template(*row) for row in columns["templates"]]
     columns["statics"] = Statics(*columns["statics"])
-    columns["saved"] = columns["saved"] and Saved(*columns["saved"])
-    own = lambda kind: [f.name for f in dataclasses.fields(kind) if f.name in columns]
+    columns["saved"] = columns["saved"] and SaveFacts(*columns["saved"])
+    fields = [field.name for field in dataclasses.fields(Leaves)], Placement._fields
     parts = [
-        kind(**{name: columns.pop(name) for name in own(kind)})
-        for kind in (Leaves, Placement)
+        kind(**{name: columns.pop(name) for name in own if name in columns})
+        for kind, own in zip((Leaves, Placement), fields)
     ]
     return Index(leaves=parts[0], placement=parts[1], **columns)
 
@@ -159,17 +168,17 @@ def test_decode_is_the_inverse_of_encode(columns):
 @given(columns())
 def test_the_places_of_digests(columns):
     index = make(columns)
-    first = 0
+    first, first_of = 0, {}
     for place, number in enumerate(index.leaves.template):
         template = index.leaves.templates[number]
         if place in index.leaves.aliases:
-            assert index.first_digest(place) == index.first_digest(
-                index.leaves.aliases[place]
-            )
+            origin = index.leaves.aliases[place]
+            assert index.extents.first_digests([place, origin])[0] == first_of[origin]
             continue
-        assert index.first_digest(place) == first
+        assert index.extents.first_digests([place]) == [first]
+        first_of[place] = first
         first += _grid.block_counts(template.shape, template.chunk, template.itemsize)
-    assert index.pages == [0, first]
+    assert index.extents.pages == [0, first]
 
 
 # ---- Bytes that are not what was written.
@@ -553,7 +562,7 @@ def test_two_leaves_of_one_name_are_refused(tmp_path):
 
 @given(json_values)
 def test_metadata_is_given_back_exactly(metadata):
-    assert _json.check_metadata(metadata) is metadata
+    _json.check_json(metadata)
     text = json.dumps(metadata, allow_nan=False)
     assert repr(json.loads(text)) == repr(metadata)
 
@@ -737,3 +746,17 @@ def test_how_long_an_index_can_be(tmp_path, monkeypatch, limit):
                 real = written["index"]
                 spare = 500 if limit > 0 else 20_000
                 assert len(real) <= len(planned) <= 1.3 * len(real) + spare
+
+
+def test_records_are_checked_by_their_kind():
+    kind = _schema.COUNT, [_schema.ID]
+    assert _schema.read(b'[7, ["0123456789abcdef"]]', "it", kind) == [
+        7,
+        ["0123456789abcdef"],
+    ]
+    bad = [b"[7]", b"[true, []]", b"[7.0, []]", b"[-1, []]", b"[7, [1]]", b'{"a": 7}']
+    bad += [b"[" * 10**5, b"[1" + b"0" * 5000 + b", []]", b"[7, [NaN]]", b"\xff", b""]
+    for data in bad:
+        with pytest.raises(ec.DamagedError, match="^it is not") as e:
+            _schema.read(data, "it", kind)
+        assert len(str(e.value)) < 2000

@@ -7,9 +7,9 @@ import os
 
 import pytest
 from attacks.foreign import FOREIGN
+from support import command
 
 import eqx_ckpt as ec
-import eqx_ckpt._cli._main as command
 
 
 EVIL = ["\x1b[2J", "a\nINJECTED", "\u202eb", "\x9b31m"]

@@ -12,10 +12,10 @@ import numpy as np
 import optax
 import pytest
 import tensorstore as ts
+from support import inside
 from support.helpers import BytesRead, files_of, long, run_python
 
 import eqx_ckpt as ec
-from eqx_ckpt._load import formats
 
 
 class Net(eqx.Module):
@@ -90,17 +90,16 @@ def test_nothing_at_the_path(tmp_path):
 
 @pytest.mark.parametrize("comes", [None, "ocdbt", "zarr"])
 def test_what_is_deleted_or_comes_as_it_is_opened(tmp_path, monkeypatch, comes):
-    path, read = tmp_path / "c", formats._read
+    path = tmp_path / "c"
     ec.tree_serialise_leaves(path, {"a": 1})
     (path / "eqx_ckpt.json").unlink()
 
-    def late(found, like):
+    def late(*_):
         shutil.rmtree(path)
         if comes:
             ec.tree_serialise_leaves(path, {"a": 2}, layout=comes)
-        return read(found, like)
 
-    monkeypatch.setattr(formats, "_read", late)
+    inside.watch(monkeypatch, "read as another format", late)
     if comes:
         assert ec.materialise(ec.open(path).tree) == {"a": 2}
     else:
@@ -517,21 +516,19 @@ def test_a_forked_child_is_told_to_spawn(tmp_path, layout, size):
 def test_a_big_skeleton_costs_little(tmp_path):
     """A skeleton of 70 billion parameters with lazy leaves: no data is ever made."""
     out = run_python(f"""
-        import itertools as it, resource, time
+        import itertools as it, math, pathlib, resource, time
         import equinox as eqx, jax, jax.numpy as jnp, jax.random as jr
         import eqx_ckpt as ec
-        from eqx_ckpt._format import _files, _index, _leaves, _names, _template
-        from eqx_ckpt._storage import _root
-        from eqx_ckpt._tree import _flatten, _static
+        from attacks import forge
 
         class Block(eqx.Module):
             attention: list[eqx.nn.Linear]
             mlp: list[eqx.nn.Linear]
             norms: list[eqx.nn.RMSNorm]
-            def __init__(self, key):
-                d, h = 8192, 28672
+            def __init__(self, key, unit):
+                d, h = 8 * unit, 28 * unit
                 make = lambda i, o: eqx.nn.Linear(i, o, use_bias=False, key=key)
-                self.attention = [make(d, d), make(d, 1024), make(d, 1024), make(d, d)]
+                self.attention = [make(d, d), make(d, unit), make(d, unit), make(d, d)]
                 self.mlp = [make(d, h), make(d, h), make(h, d)]
                 self.norms = [eqx.nn.RMSNorm(d), eqx.nn.RMSNorm(d)]
 
@@ -539,36 +536,42 @@ def test_a_big_skeleton_costs_little(tmp_path):
             embedding: eqx.nn.Embedding
             blocks: list[Block]
             head: eqx.nn.Linear
-            def __init__(self, key):
-                self.embedding = eqx.nn.Embedding(128256, 8192, key=key)
-                self.blocks = [Block(key) for _ in range(80)]
-                self.head = eqx.nn.Linear(8192, 128256, use_bias=False, key=key)
+            def __init__(self, key, unit):
+                d, words = 8 * unit, 128 * unit
+                self.embedding = eqx.nn.Embedding(words, d, key=key)
+                self.blocks = [Block(key, unit) for _ in range(80)]
+                self.head = eqx.nn.Linear(d, words, use_bias=False, key=key)
 
-        like = eqx.filter_eval_shape(Llama, jr.key(0))
-        flat = _flatten.flatten(like, None)
-        names, templates = [], []
-        for path, leaf in zip(flat.paths, flat.leaves):
-            name, keys = _names.name_of(path)
-            names.append(name)
-            templates.append(_template.Template(
-                keys, "jax", "float32", leaf.shape, "float32", leaf.shape))
-        unique = list(dict.fromkeys(templates))
-        index = _index.Index(
-            save="0" * 16, layout="ocdbt", metadata=None,
-            leaves=_leaves.Leaves(
-                names, unique, [unique.index(t) for t in templates],
-                statics=_static.record(like, None, flat)),
-            placement=_index.Placement(
-                ["0"], [0] * len(names),
-                [0, *it.accumulate(t.nbytes for t in templates[:-1])]),
-            digests="0" * 32)
-        root = _root.resolve({str(tmp_path)!r})
-        root.write(_files.INDEX, [_index.encode(index)])
+        # The index of a small model, with all its dimensions 1024 times as large.
+        small = eqx.filter_eval_shape(lambda key: Llama(key, 1), jr.key(0))
+        is_shape = lambda x: isinstance(x, jax.ShapeDtypeStruct)
+        fill = lambda x: jnp.zeros(x.shape) if is_shape(x) else x
+        path = pathlib.Path({str(tmp_path)!r})
+        ec.tree_serialise_leaves(path, jax.tree.map(fill, small))
+
+        def scaled(x):
+            if isinstance(x, dict):
+                return {{key: scaled(value) for key, value in x.items()}}
+            if isinstance(x, list):
+                return list(map(scaled, x))
+            return 1024 * x if type(x) is int else x
+
+        def grow(value):
+            for row in value["templates"]:
+                row[3] = row[5] = scaled(row[3])
+            sizes = [4 * math.prod(value["templates"][i][3]) for i in value["template"]]
+            value["offset"] = [0, *it.accumulate(sizes[:-1])]
+            for part in ("statics", "encoded"):
+                value[part] = scaled(value[part])
+            del value["structure"]
+
+        forge(path, grow)
+        like = eqx.filter_eval_shape(lambda key: Llama(key, 1024), jr.key(0))
 
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         start = time.process_time()
         ckpt = ec.open({str(tmp_path)!r})
-        lazy = ckpt.splice(eqx.filter_eval_shape(Llama, jr.key(0)))
+        lazy = ckpt.splice(like)
         seconds = time.process_time() - start
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         leaves = jax.tree.leaves(lazy)

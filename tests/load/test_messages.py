@@ -15,11 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
-from support import scripts
+from support import inside, scripts
+from support.helpers import locked
 
 import eqx_ckpt as ec
-from eqx_ckpt._save import _leftovers
-from eqx_ckpt._storage import _root
 
 
 TREE = {"a": jnp.ones((3, 4)), "b": 1}
@@ -90,10 +89,9 @@ def test_the_longest_names(tmp_path, name, layout):
     assert os.listdir(tmp_path) == []
     # The next save deletes what a killed one has left beside such a path, as far as
     # nobody has its lock.
-    root = _root.resolve(path)
     for save in ("0" * 16, "1" * 16):
-        _leftovers.directory_of(root, save).make_directories(["d"])
-    with _leftovers.directory_of(root, "1" * 16).lock():
+        os.makedirs(f"{inside.leftover(path, save)}/d")
+    with locked(inside.leftover(path, "1" * 16)):
         ec.tree_serialise_leaves(path, {"v": 3}, **options)
         assert ec.clean(tmp_path) == [] and len(os.listdir(tmp_path)) == 2
     ec.tree_serialise_leaves(path, {"v": 4}, **options)
@@ -268,3 +266,16 @@ def test_an_eqx_file_does_not_pickle(tmp_path):
     for opened in (ckpt, ckpt["a"]):
         with pytest.raises(TypeError, match="model.eqx` cannot be pickled.*`like`"):
             pickle.dumps(opened)
+
+
+def test_an_error_with_very_long_names_is_bounded(tmp_path):
+    def named(letter):
+        return {letter * 900 + str(i): {"x": np.ones(i + 1)} for i in range(60)}
+
+    path = tmp_path / "ckpt"
+    ec.tree_serialise_leaves(path, named("a"))
+    with pytest.raises(RuntimeError) as caught:
+        ec.tree_deserialise_leaves(path, named("b"))
+    assert len(str(caught.value)) < 2**14 + 2000
+    assert "60 missing, 60 unexpected" in str(caught.value)
+    assert str(caught.value).endswith(" more")

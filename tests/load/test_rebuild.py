@@ -16,12 +16,11 @@ import jax.tree_util as jtu
 import numpy as np
 import optax
 import pytest
-from support import trees
+from support import inside, trees
 from support.helpers import assert_alike
+from support.renaming import value_at
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _names
-from eqx_ckpt._tree import _structure
 
 
 KNOWN = [trees, eqx, optax, jax, np, flax, print, len, abs, collections.Counter]
@@ -51,18 +50,6 @@ def unmarked(tree: Any) -> Any:
 
     stop = lambda x: isinstance(x, (eqx.nn.State, eqx.nn.StateIndex))
     return jtu.tree_map(plain, tree, is_leaf=stop)
-
-
-def value_at(tree: Any, name: str, here: str = "") -> Any:
-    """The node, leaf or attribute of a name."""
-    if name in (here, "%root"):
-        return tree
-    children = jtu.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)[0]
-    for path, child in children:
-        below = _names.join(here, [_names.component(key)[1] for key in path])
-        if path and _names.is_under(name, below):
-            return value_at(child, name, below)
-    return getattr(tree, name[len(here) + 1 :] if here else name)
 
 
 def asked(error: Exception) -> list[str]:
@@ -177,8 +164,7 @@ def _layers(key: Any) -> Any:
 
 
 def test_a_tree_of_too_many_nodes_is_loaded_into_a_like(tmp_path, monkeypatch):
-    monkeypatch.setattr(_structure, "_FEW", 0)
-    monkeypatch.setattr(_structure, "_MAX_LENGTH", 100)
+    inside.limit(monkeypatch, nodes_of_a_structure=0, length_of_a_structure=100)
     model = eqx.nn.MLP(2, 2, 3, 2, key=jr.key(0))
     ec.tree_serialise_leaves(tmp_path / "a", model)
     with pytest.raises(RuntimeError, match="so many different nodes.*into a `like`"):

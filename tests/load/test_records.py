@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from attacks import forge
 from attacks.records import MADE
+from support import command
 from support.helpers import run_python
 
 import eqx_ckpt as ec
-import eqx_ckpt._cli._main as command
 
 
 def _records(count, seed, names):

@@ -1,6 +1,5 @@
 """`rename=`: what was saved under other names loads as if it had those of `like`."""
 
-import dataclasses
 import functools as ft
 import random
 import re
@@ -13,80 +12,12 @@ import jax.tree_util as jtu
 import pytest
 from support import trees
 from support.helpers import assert_alike, long
+from support.renaming import below, modules_of, Mover, replaced
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _names
-from eqx_ckpt._load import _renamed
-from eqx_ckpt._tree import _flatten, _node
 
 
 # ---- Any tree, each of its nodes and leaves under another name.
-
-
-class _Mover:
-    """A checkpoint's own tree with other keys. `moves`: from each new name to the old
-    one."""
-
-    def __init__(self, tree, choose):
-        self.choose = choose
-        self.moves = {}
-        self.indices = _flatten.index_names(tree)
-
-    def move(self, node, old=(), new=()):
-        self.moves[".".join(new)] = ".".join(old)
-        if not isinstance(node, _node.Node):
-            return node
-        body = _node.body_of(node)
-        spec, children = body.spec(), body.children()
-        keys = spec.keys if spec.is_sequence else self.choose(spec.keys)
-        rows = zip(spec.keys, keys, children, strict=True)
-        made = [
-            self.move(child, (*old, _text(was)), (*new, _text(now)))
-            for was, now, child in rows
-        ]
-        return _node.Node(_node.Held(dataclasses.replace(spec, keys=keys), made))
-
-    def relabel(self, node):
-        """The labels of States, once all names are known."""
-        if not isinstance(node, _node.Node):
-            return node
-        body = _node.body_of(node)
-        spec, children = body.spec(), list(map(self.relabel, body.children()))
-        labels = tuple(map(self._label, spec.labels))
-        return _node.Node(
-            _node.Held(dataclasses.replace(spec, labels=labels), children)
-        )
-
-    def _label(self, label):
-        if label is None:
-            return label
-        if label[0] == "=" and label not in self.indices:
-            # Its model is not in the tree, where another may look like it.
-            pytest.skip("a State without its model")
-        there = {old: new for new, old in self.moves.items()}
-        names = label[1:].split(",") if label[0] == "@" else self.indices[label]
-        moved = [_replaced(name, there) for name in names]
-        if label[0] == "=" and len(moved) == 1:
-            count = len(re.findall(r"\w+", label))
-            return "=." + ".".join(moved[0].split(".")[-count:])
-        return "@" + ",".join(sorted(moved))
-
-
-def _text(key):
-    kind, text = key
-    if kind in "sfi":
-        return str(text)
-    return text if kind == "o" else _names.quote(text)
-
-
-def _replaced(name, moves):
-    """The name with its beginning moved, as far as that is known."""
-    parts = name.split(".")
-    for count in range(len(parts), 0, -1):
-        head = ".".join(parts[:count])
-        if head in moves:
-            return ".".join([moves[head], *parts[count:]])
-    return name
 
 
 def _shuffled(rng, keys):
@@ -109,10 +40,10 @@ def test_any_tree(seed, tmp_path):
     like = trees.changed(tree)
     for how in ("shuffled", "suffixed"):
         choose = _suffixed if how == "suffixed" else ft.partial(_shuffled, rng)
-        mover = _Mover(tree, choose)
+        mover = Mover(tree, choose)
         moved = mover.relabel(mover.move(ec.open(tmp_path / "old").tree))
         ec.tree_serialise_leaves(tmp_path / how, moved, durable=False)
-        rename = ft.partial(_replaced, moves=mover.moves)
+        rename = ft.partial(replaced, moves=mover.moves)
         if how == "suffixed":
             rename = ec.rename([(r"_zz(?=\.|$)", "")])
         ckpt = ec.open(tmp_path / how)
@@ -120,11 +51,10 @@ def test_any_tree(seed, tmp_path):
         assert_alike(ec.materialise(ckpt.splice(like, rename=rename)), tree)
         assert_alike(ec.load_or_init(lambda: like, ckpt, rename=rename), tree)
         # A function that knows the names of leaves, and no others.
-        leaves = {name: _replaced(name, mover.moves) for name in ckpt}
-        stored = ckpt._source.index.leaves
-        modules = _renamed.renamed(stored, leaves.__getitem__).leaves.modules
-        for name in stored.statics.of:
-            if any(_names.is_under(leaf, name) for leaf in ckpt):
+        leaves = {name: replaced(name, mover.moves) for name in ckpt}
+        recorded, modules = modules_of(ckpt, leaves.__getitem__)
+        for name in recorded:
+            if any(below(leaf, name) for leaf in ckpt):
                 assert modules(mover.moves[name]) == [name]
 
 

@@ -1,5 +1,6 @@
 """Functions that are computed by blocks give what they give of the whole."""
 
+import itertools
 import pickle
 
 import jax
@@ -8,12 +9,19 @@ import jax.random as jr
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from support.helpers import enable_x64
 
-from eqx_ckpt._load import _traced
+import eqx_ckpt as ec
 
 
-def struct(shape, dtype=jnp.float32):
-    return jax.ShapeDtypeStruct(shape, dtype)
+_numbers = itertools.count()
+
+
+def computed(fn, *arrays, elementwise=True):
+    """What `ec.lazy` gives of arrays that are saved."""
+    path = f"memory://traced/{next(_numbers)}"
+    ec.tree_serialise_leaves(path, list(arrays))
+    return ec.lazy(fn, elementwise=elementwise)(*ec.open(path).values())
 
 
 ELEMENTWISE = {
@@ -49,12 +57,12 @@ def test_blocks_are_those_of_the_whole(name):
     fn = ELEMENTWISE[name]
     w = np.random.default_rng(0).normal(size=(5, 7)).astype(np.float32)
     w[0, :3] = np.nan, np.inf, -0.0
-    traced = _traced.trace(fn, [struct((5, 7))], True)
+    lazy = computed(fn, w)
     whole = np.asarray(jax.jit(fn)(w))
-    assert (traced.shape, traced.dtype) == (whole.shape, whole.dtype)
+    assert (lazy.shape, lazy.dtype) == (whole.shape, whole.dtype)
     for rows in (slice(0, 2), slice(2, 5)):
         for columns in (slice(0, 7), slice(3, 4)):
-            block = traced([w[rows, columns]])
+            block = np.asarray(lazy[rows, columns].read())
             np.testing.assert_allclose(
                 block.astype(np.float64),
                 whole[rows, columns].astype(np.float64),
@@ -65,11 +73,11 @@ def test_blocks_are_those_of_the_whole(name):
 @pytest.mark.parametrize("name", NOT)
 def test_what_is_not_elementwise_is_refused(name):
     fn, why = NOT[name]
-    with pytest.raises(ValueError, match="it is not elementwise") as e:
-        _traced.trace(fn, [struct((5, 7))], True)
-    assert why in str(e.value)
     w = np.ones((5, 7), np.float32)
-    whole = _traced.trace(fn, [struct((5, 7))], False)([w])
+    with pytest.raises(ValueError, match="it is not elementwise") as e:
+        computed(fn, w)
+    assert why in str(e.value)
+    whole = computed(fn, w, elementwise=False).read()
     np.testing.assert_array_equal(whole, jax.jit(fn)(w))
 
 
@@ -80,19 +88,17 @@ def test_scalars_and_several_arrays(number, dtype):
     a = np.arange(6).astype(dtype).reshape(2, 3)
     fn = lambda a, b, c: (a + b) * c
     scalar = np.asarray(number, np.float32)
-    structs = [struct(x.shape, x.dtype) for x in (a, a, scalar)]
-    traced = _traced.trace(fn, structs, True)
     expected = np.asarray(jax.jit(fn)(a, a, scalar))
-    got = traced([a[1:], a[1:], scalar])
+    got = np.asarray(computed(fn, a, a, scalar)[1:].read())
     assert got.dtype == expected.dtype
     np.testing.assert_array_equal(got, expected[1:])
 
 
 def test_x64_is_that_of_the_trace():
     fn = lambda w: w * 3
-    with _traced._enable_x64(True):
-        traced = _traced.trace(fn, [struct((2,), np.float64)], True)
-    out = traced([np.asarray([1e-300, 2.0])])
+    with enable_x64(True):
+        lazy = computed(fn, np.asarray([1e-300, 2.0]))
+    out = np.asarray(lazy)
     assert out.dtype == np.float64 and out[0] == 3e-300
 
 
@@ -101,12 +107,12 @@ def _twice(w):
 
 
 def test_pickles_if_its_function_does():
-    traced = _traced.trace(_twice, [struct((2,))], True)
-    again = pickle.loads(pickle.dumps(traced))
-    np.testing.assert_array_equal(again([np.ones(2, np.float32)]), [2, 2])
+    lazy = computed(_twice, np.ones(2, np.float32))
+    again = pickle.loads(pickle.dumps(lazy))
+    np.testing.assert_array_equal(again.read(), [2, 2])
 
 
 @pytest.mark.parametrize("fn", [lambda w: (w, w), lambda w: {}, lambda w: None])
 def test_one_array_is_returned(fn):
     with pytest.raises(TypeError, match="and not one array"):
-        _traced.trace(fn, [struct((2,))], False)
+        computed(fn, np.ones(2, np.float32), elementwise=False)

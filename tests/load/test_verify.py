@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xxhash
+from support.command import main
 from support.helpers import files_of, run_python
+from support.stores import StoredFiles
 
 import eqx_ckpt as ec
-from eqx_ckpt._cli._main import main
-from eqx_ckpt._storage import _root
 
 
 @pytest.fixture(params=["ocdbt", "zarr"])
@@ -108,18 +108,18 @@ def test_memory(layout):
     path = f"memory://verify/{layout}"
     ec.tree_serialise_leaves(path, _tree(), layout=layout)
     assert ec.verify(path) == []
-    root = _root.resolve(path)
+    files = StoredFiles(path)
     if layout == "zarr":
         key, names = "w/c/0/0", ["w"]
     else:
         key, names = f"d/{ec.open(path).save_id}/0", ["b", "n", "w"]
-    good = root.read(key).data
+    good = files[key]
 
     def found(data):
         if data is None:
-            root.delete(key)
+            del files[key]
         else:
-            root.write(key, [data])
+            files[key] = data
         return [(p.leaf, p.what) for p in ec.verify(path)]
 
     missing = "it is missing"

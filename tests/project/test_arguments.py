@@ -25,6 +25,7 @@ WRONG = {
     "elementwise": ["yes"],
     "every": [2.5, 0],
     "every_seconds": ["1", -1, float("inf")],
+    "filter_spec": [3, "nope", 1.5],
     "fn": [3],
     "follow_symlinks": ["yes"],
     "force": ["yes"],
@@ -41,12 +42,14 @@ WRONG = {
     "missing": [None, "drop"],
     "near_every": ["1", 0],
     "overwrite": [None],
+    "platforms": [3, True],
     "processes": [2, "mine"],
     "progress": ["yes", 1],
     "remove": ["yes"],
     "reshard": [None, "broadcast"],
     "scalars": [None, "drop"],
     "signals": [15, [0]],
+    "static": [3, 1.5, object(), dict.get],
     "unexpected": [True, "keep"],
     "values": ["all"],
     "verify": ["no", None],
@@ -54,16 +57,18 @@ WRONG = {
 }
 # Of other types in some of the calls: `reuse` is a flag of a manager alone.
 ONLY = {
+    ("tree_serialise_leaves", "reuse"): [3, 1.5, ["x"]],
+    ("async_tree_serialise_leaves", "reuse"): [3, 1.5, ["x"]],
     ("CheckpointManager", "reuse"): ["yes"],
     ("CheckpointManager.save", "metrics"): [3],
 }
 # Those whose errors are tested with what they are about, or that may be anything.
 FREE = {
-    *("a", "args", "b", "base", "ckpt", "data", "directory", "dtype", "filter_spec"),
+    *("a", "args", "b", "base", "ckpt", "data", "directory", "dtype"),
     *("functions", "index", "known", "kwargs", "like", "metadata", "metrics", "model"),
-    *("only", "platforms", "vjp_order"),
+    *("only", "vjp_order"),
     *("near", "own", "pairs", "path", "pytree", "rename", "replace", "reuse", "root"),
-    *("self", "sharding", "skip", "source", "state_dict", "static", "step", "target"),
+    *("self", "sharding", "skip", "source", "state_dict", "step", "target"),
     *("tree", "trees"),
 }
 # Of these each argument is what they are about.
@@ -167,3 +172,70 @@ def test_arguments_of_loads_that_make_no_sense(tmp_path):
         said = f"`{name}` must be|parameter {name}="  # Where types are checked first.
         with pytest.raises((TypeError, ValueError), match=said):
             ec.Together(**wrong)
+
+
+_WRONG_VALUES = {
+    "dtype": [3, "nope", {3: "a"}, "int32"],
+    "functions": [3, "nope", {"f": 3}, {3: "f"}],
+    "metadata": [{3}, {3: "a"}, [("a",)]],
+    "metrics": [3, "nope", {"loss": "low"}],
+    "near": [3, object()],
+    "own": [object()],
+    "rename": [3, "nope", {"n": 3}, [("a",)], [3]],
+    "replace": [3, "nope", [3]],
+    "sharding": [3, "nope", [3], {"n": 3}],
+    "skip": [3, "nope"],
+    "source": [3, 1.5, "nope", [3]],
+    "step": ["nope", 1.5, True, -1],
+    "vjp_order": ["1", -1, 1.5, True],
+}
+
+
+@pytest.mark.parametrize("parameter", _WRONG_VALUES)
+def test_what_only_the_call_can_judge(tmp_path, monkeypatch, parameter):
+    """An error that names the argument or what it is about, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    tree = {"w": jnp.ones(2), "n": 3}
+    ec.tree_serialise_leaves("ckpt", tree)
+    with ec.CheckpointManager("run") as manager:
+        manager.save(1, tree)
+        calls = {
+            ec.tree_serialise_leaves: ["new", tree],
+            ec.async_tree_serialise_leaves: ["new", tree],
+            ec.to_bytes: [tree],
+            ec.convert: ["ckpt", "new"],
+            ec.CheckpointManager: ["new"],
+            manager.restore: [tree],
+            ec.tree_deserialise_leaves: ["ckpt", tree],
+            ec.load_or_init: [lambda: tree, "ckpt"],
+            ec.open("ckpt").splice: [tree],
+            ec.rebuild: ["ckpt", []],
+            ec.skeleton: [lambda: tree],
+            ec.function: [lambda tree: tree],
+            manager.save: [] if parameter == "step" else [2, tree],
+        }
+        asked = 0
+        for call, args in calls.items():
+            here = [*inspect.signature(call).parameters][len(args) :]
+            for wrong in _WRONG_VALUES[parameter] if parameter in here else ():
+                more = {"tree": tree} if parameter == "step" and not args else {}
+                with pytest.raises((TypeError, ValueError, LookupError)) as caught:
+                    call(*args, **{parameter: wrong}, **more)
+                asked += 1
+                notes = getattr(caught.value, "__notes__", ())
+                text = "\n".join([str(caught.value), *notes])
+                # The third where types are checked first.
+                about = [f"`{parameter}", *_ABOUT.get(parameter, ()), " violates type "]
+                assert any(x in text for x in about), (call, wrong, text)
+        assert asked
+    assert [*manager.steps()] == [1]
+    assert {x.name for x in tmp_path.iterdir()} == {"ckpt", "run"}
+
+
+_ABOUT = {
+    "functions": ["name of a function"],
+    "metrics": ["The metric `loss`"],
+    "rename": ["A rule is"],
+    "sharding": ["as its sharding"],
+    "step": ["A step must"],
+}

@@ -7,6 +7,7 @@ import sys
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import inside
 from support.helpers import tree_at
 
 import eqx_ckpt as ec
@@ -97,12 +98,10 @@ def test_going_back_forgets_what_was_given(tmp_path):
 
 @pytest.mark.parametrize("given", [20, 25])
 def test_a_save_that_failed_loses_no_later_state(tmp_path, monkeypatch, given):
-    from eqx_ckpt._save import _publish
-
     with pytest.raises(OSError) as caught:
         with ec.CheckpointManager(tmp_path, every=10) as manager:
             with monkeypatch.context() as patch:
-                patch.setattr(_publish, "publish", _no_space)
+                inside.replace(patch, "publish", _no_space)
                 manager.save(10, tree_at(10))
                 manager._saves.going.over.wait()
             manager.save(given, tree_at(given))

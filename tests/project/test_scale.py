@@ -32,13 +32,13 @@ def test_the_index_that_is_planned_is_read(scale, monkeypatch, has_columns):
     index = _index.decode(kept["index"])
     assert isinstance(index.placement, Packed) is has_columns
     assert len(index.leaves.names) == plan.leaves and plan.index == len(kept["index"])
-    assert len(index.placement.files) == plan.files > 4
+    assert len(index.files) == plan.files > 4
     places = set()
     for record in index.leaves.records():
-        stops = [s.stop for s in index.segments(record)]
+        stops = [stop for _, stop, *_ in index.extents.segments(record)]
         assert stops == sorted(stops) and stops[-1] == record.template.chunk_count
-        places.update(index.locate(record, n) for n in range(stops[-1]))
-    assert len(places) == plan.chunks == index.pages[-1]
+        places.update(index.extents.locate(record, n) for n in range(stops[-1]))
+    assert len(places) == plan.chunks == index.extents.pages[-1]
     assert sum(length for *_, length in places) == sum(plan.written)
     # What is planned of the largest is far from what is refused.
     assert plan.index < _json.MAX_INDEX

@@ -7,10 +7,10 @@ import re
 import runpy
 
 import pytest
+from support import inside
 from support.helpers import new_orbax
 
 import eqx_ckpt as ec
-from eqx_ckpt._tree import _register
 
 
 root = pathlib.Path(__file__).parents[2]
@@ -39,10 +39,8 @@ programs = [
 @pytest.fixture
 def unregistered():
     """The types that a page registers are forgotten."""
-    before = set(_register._codecs)
-    yield
-    for cls in set(_register._codecs) - before:
-        _register._set(cls, None)
+    with inside.registered_types_forgotten():
+        yield
 
 
 @pytest.mark.parametrize("page", programs)

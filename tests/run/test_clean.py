@@ -1,4 +1,3 @@
-import contextlib
 import fcntl
 import os
 import pathlib
@@ -9,12 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorstore as ts
-from support.helpers import files_of, run_python
+from support import inside
+from support.command import main
+from support.helpers import files_of, locked, run_python
 
 import eqx_ckpt as ec
-from eqx_ckpt._cli._main import main
-from eqx_ckpt._save import _inplace
-from eqx_ckpt._storage import _files
 
 
 _id = "0123456789abcdef"
@@ -70,7 +68,7 @@ def test_clean_of_a_checkpoint(tmp_path):
 def test_clean_leaves_what_somebody_writes(tmp_path):
     steps, leftovers = _steps(tmp_path)
     for path in leftovers:
-        with _files.lock(pathlib.Path(path)):
+        with locked(path):
             assert ec.clean(steps, remove=False) == [p for p in leftovers if p != path]
     done = threading.Event()
     going = threading.Event()
@@ -118,19 +116,15 @@ def test_clean_leaves_what_is_committed_meanwhile(tmp_path, monkeypatch):
     ec.tree_serialise_leaves(path, _tree(1))
     other = tmp_path / "b"
     ec.tree_serialise_leaves(other, _tree(2))
-    lock = _files.lock
     save = ec.open(other).save_id
 
-    @contextlib.contextmanager
-    def late(directory, wait=False):
+    def late(directory, *_, **__):
         if os.path.basename(directory) == save and (other / "eqx_ckpt.json").exists():
             (other / "eqx_ckpt.json").replace(path / "eqx_ckpt.json")
-        with lock(directory, wait) as held:
-            yield held
 
     # The data of a save that is about to commit.
     shutil.copytree(other / "d" / save, path / "d" / save)
-    monkeypatch.setattr(_files, "lock", late)
+    inside.watch(monkeypatch, "lock", late)
     ec.clean(path)
     assert _value(path) == 2
 
@@ -258,7 +252,7 @@ def test_what_follows_a_commit_is_finished(tmp_path, monkeypatch, old, by):
         raise _Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(_inplace, "_swap_in", kill)
+        inside.replace(patch, "put the files of other readers in place", kill)
         with pytest.raises(_Killed):
             ec.tree_serialise_leaves(path, {"b": np.ones(4), **_tree(2)})
     assert _value(path) == 2
@@ -268,7 +262,7 @@ def test_what_follows_a_commit_is_finished(tmp_path, monkeypatch, old, by):
     assert {problem.file for problem in ec.verify(path)} == left
     # Whoever is about to finish it holds the lock.
     before = files_of(root)
-    with _files.lock(path):
+    with locked(path):
         ec.CheckpointManager(root)
     assert files_of(root) == before
     if by == "manager":

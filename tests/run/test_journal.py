@@ -12,13 +12,13 @@ import time
 
 import numpy as np
 import pytest
+from attacks import seal
 from hypothesis import given, settings, strategies as st
+from support import inside
+from support.command import main
+from support.stores import StoredFiles
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _index
-from eqx_ckpt._format._heads import Heads
-from eqx_ckpt._run import _journal, _summary
-from eqx_ckpt._run._steps import Steps
 
 
 KEY = "eqx_ckpt.journal"
@@ -28,9 +28,8 @@ BEST = dict(best=("loss", "min"))
 @pytest.fixture(autouse=True)
 def eager(monkeypatch):
     """Each save writes the journal."""
-    monkeypatch.setattr(_journal, "_FEW", 1)
-    monkeypatch.setattr(_journal, "_SHARE", 10**9)
-    monkeypatch.setattr(_journal, "_SETTLED", 0)
+    inside.limit(monkeypatch, steps_without_a_journal=1, share_of_a_journal=10**9)
+    inside.limit(monkeypatch, seconds_until_settled=0)
 
 
 def save(root, step, loss):
@@ -44,7 +43,13 @@ def save(root, step, loss):
 
 
 def write_journal(root):
-    Steps(root).journal.saved(99)
+    inside.write_journal(root, 99)
+
+
+def steps_in_journal(root):
+    """The steps that the journal says something of."""
+    data = StoredFiles(root).get(KEY)
+    return None if data is None else [row[0] for row in json.loads(data)["steps"]]
 
 
 def scan(root):
@@ -66,7 +71,7 @@ def answers(root):
 def resealed(rows):
     """A journal with other rows, which is undamaged."""
     head = b'{"format":"eqx_ckpt journal","version":1,"steps":'
-    return _index.sealed(head + json.dumps(rows).encode())
+    return seal(head + json.dumps(rows).encode())
 
 
 def damage(root, how, rng, old):
@@ -167,13 +172,17 @@ def test_any_history(history):
 def reads(monkeypatch):
     """The indices that are read."""
     found = []
-    read = Heads.read
-    monkeypatch.setattr(Heads, "read", lambda *a: found.append(a) or read(*a))
+    see = lambda *args: found.append(args)
+    inside.watch(monkeypatch, "read the head of an index", see)
     return found
 
 
 @pytest.mark.parametrize("kind", ["local", "memory"])
-def test_only_what_the_journal_does_not_say_is_read(kind, tmp_path, reads):
+def test_only_what_the_journal_does_not_say_is_read(kind, tmp_path, reads, capsys):
+    def rows():
+        assert main(["steps", str(root), "--json"]) == 0
+        return json.loads(capsys.readouterr().out)["steps"]
+
     root = tmp_path if kind == "local" else f"memory://{tmp_path}"
     with ec.CheckpointManager(root, **BEST) as manager:
         for step in range(4):
@@ -184,29 +193,26 @@ def test_only_what_the_journal_does_not_say_is_read(kind, tmp_path, reads):
         (root / KEY).unlink(missing_ok=True)
     write_journal(root)
     reads.clear()
-    steps = Steps(root)
     assert ec.CheckpointManager(root, **BEST).best() == 0 and reads == []
-    rows = _summary.summaries(steps)
-    assert [x.metrics["loss"] for x in rows] == [0, 1, 2, 3] and reads == []
-    assert all(x.leaves == 1 and x.nbytes == 8 for x in rows)
+    losses = [x["metrics"]["loss"] for x in rows()]
+    assert losses == [0, 1, 2, 3] and reads == []
+    assert all(x["leaves"] == 1 and x["nbytes"] == 8 for x in rows())
     ec.tree_serialise_leaves(ec.CheckpointManager(root).path(1), {"x": np.zeros(3)})
     ec.delete(ec.CheckpointManager(root).path(2))
-    rows = [x for x in _summary.summaries(Steps(root)) if x.state == "complete"]
-    assert [x.step for x in rows] == [0, 1, 3] and len(reads) == 1
-    assert [x.nbytes for x in rows] == [8, 24, 8]
+    whole = [x for x in rows() if x["state"] == "complete"]
+    assert [x["step"] for x in whole] == [0, 1, 3] and len(reads) == 1
+    assert [x["nbytes"] for x in whole] == [8, 24, 8]
 
 
 def test_an_index_that_is_just_written_is_not_in_the_journal(tmp_path, monkeypatch):
     # Another one, written at the same tick of a coarse clock, might have its stamp.
-    monkeypatch.setattr(_journal, "_SETTLED", 3)
+    inside.limit(monkeypatch, seconds_until_settled=3)
     ec.tree_serialise_leaves(tmp_path / "1" / "default", {"x": np.zeros(1)})
-    journal = Steps(tmp_path).journal
-    journal.saved(1)
-    assert KEY not in os.listdir(tmp_path) or not journal._rows
+    inside.write_journal(tmp_path, 1)
+    assert not steps_in_journal(tmp_path)
     save(tmp_path, 2, 0)
-    journal = Steps(tmp_path).journal
-    journal.saved(1)
-    assert list(journal._rows) == [2]
+    inside.write_journal(tmp_path, 1)
+    assert steps_in_journal(tmp_path) == [2]
 
 
 @given(st.lists(ACTS.filter(lambda act: act[0] in ("save", "delete", "half"))))

@@ -13,12 +13,11 @@ import time
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import scripts
+from support import inside, scripts
 from support.helpers import files_of, fill_run, long, run_python, tree_at
 from support.processes import good, run_team
 
 import eqx_ckpt as ec
-from eqx_ckpt._save import _async, _publish
 
 
 @pytest.fixture
@@ -298,7 +297,7 @@ def test_an_error_is_told_once(root, monkeypatch):
         manager.wait()
         with monkeypatch.context() as patch:
             patch.setattr(ec.SaveHandle, "staged", staged)
-            patch.setattr(_publish, "publish", lambda *_: 1 / 0)
+            inside.replace(patch, "publish", lambda *_: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 manager.save(2, tree_at(2))
         fill_run(manager, [3])
@@ -570,17 +569,15 @@ def test_several_processes(tmp_path):
 def test_a_step_that_another_writer_completes(root, monkeypatch, layout):
     """`restore` passes over a save that is under way, and takes it for no damage."""
     begun, go_on = threading.Event(), threading.Event()
-    publish = _publish.publish
 
-    def slowly(*args):
+    def slowly(*_):
         begun.set()
         assert go_on.wait(60)
-        publish(*args)
 
     with ec.CheckpointManager(root) as manager:
         manager.save(1, tree_at(1))
         manager.wait()
-        monkeypatch.setattr(_publish, "publish", slowly)
+        inside.watch(monkeypatch, "publish", slowly)
         other = ec.async_tree_serialise_leaves(
             manager.path(2), tree_at(2), layout=layout
         )
@@ -595,15 +592,47 @@ def test_a_step_that_another_writer_completes(root, monkeypatch, layout):
 
 
 def test_a_save_that_is_interrupted_as_it_begins_goes_on(root, monkeypatch):
-    start = _async._background.start
+    def make(start):
+        def interrupted(*args):
+            start(*args)
+            raise KeyboardInterrupt
 
-    def interrupted(*args):
-        start(*args)
-        raise KeyboardInterrupt
+        return interrupted
 
     with pytest.raises(KeyboardInterrupt) as e:
         with ec.CheckpointManager(root) as manager:
-            monkeypatch.setattr(_async._background, "start", interrupted)
+            inside.wrap(monkeypatch, "start in the background", make)
             manager.save(1, tree_at(1))
     assert not getattr(e.value, "__notes__", [])
     assert manager.restore(tree_at(0))[1] == 1
+
+
+def test_a_save_does_not_look_at_all_steps_of_a_long_run(root, monkeypatch):
+    looks = []
+    for name in ("stat", "scandir"):
+        ask = getattr(os, name)
+
+        def count(*args, ask=ask, **keywords):
+            looks.append(args)
+            return ask(*args, **keywords)
+
+        monkeypatch.setattr(os, name, count)
+    with ec.CheckpointManager(root, durable=False) as manager:
+        counts = []
+        for first in (0, 1000):
+            manager.save(first, tree_at(first))
+            manager.wait()
+            if first:
+                for step in range(100, 900):
+                    shutil.copytree(root / "0", root / str(step))
+                # The next look at all finds them.
+                for step in range(first + 1, first + 40):
+                    manager.save(step, tree_at(step))
+                    manager.wait()
+                first += 40
+            looks.clear()
+            for step in range(first + 1, first + 40):
+                manager.save(step, tree_at(step))
+                manager.wait()
+            counts.append(len(looks))
+    assert counts[1] <= 1.5 * counts[0], counts

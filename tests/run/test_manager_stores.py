@@ -8,14 +8,12 @@ import textwrap
 
 import jax.numpy as jnp
 import pytest
-from support import scripts, servers
+from support import inside, scripts, servers
 from support.helpers import fill_run, long, tree_at
 from support.processes import good, run_team
+from support.stores import StoredFiles
 
 import eqx_ckpt as ec
-from eqx_ckpt._run import _journal, _listing
-from eqx_ckpt._run._steps import Steps
-from eqx_ckpt._storage import _root
 
 
 _numbers = itertools.count()
@@ -47,11 +45,11 @@ def _await(manager):
 
 
 def _keys(root):
-    return sorted(_root.resolve(root).list_all())
+    return sorted(StoredFiles(root))
 
 
 def _kv(root):
-    return _root.resolve(root).kv()
+    return StoredFiles(root).kv
 
 
 def _put(root, key, data):
@@ -370,12 +368,11 @@ def test_a_run_is_listed_in_parts(far, monkeypatch):
     """And what the journal says of a step is not read again: a list shows that it is
     the same save."""
     proxy, root = far
-    monkeypatch.setattr(_journal, "_FEW", 5)
-    monkeypatch.setattr(_listing, "_PAGE", 10)
+    inside.limit(monkeypatch, steps_without_a_journal=5, steps_of_a_listing=10)
     steps = [1, 2, 9, 10, 11, 12, 19, 100]
     with ec.CheckpointManager(root) as manager:
         fill_run(manager, steps, loss=[1 / (1 + step % 10) for step in steps])
-    Steps(root).journal.saved(0)
+    inside.write_journal(root, 0)
     proxy.delay = 0.1
 
     def count(call):
@@ -421,8 +418,7 @@ _seeds = [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6
 def test_any_history_in_a_store(seed, monkeypatch):
     """Steps that are saved, again, by whomever, or killed or deleted, after they came
     into the journal, which may be lost or an older one."""
-    monkeypatch.setattr(_journal, "_FEW", 2)
-    monkeypatch.setattr(_listing, "_PAGE", 5)
+    inside.limit(monkeypatch, steps_without_a_journal=2, steps_of_a_listing=5)
     rng = random.Random(seed)
     root = f"memory://histories/{next(_numbers)}"
     old = b""
@@ -433,7 +429,7 @@ def test_any_history_in_a_store(seed, monkeypatch):
         if act == "save":
             _save(root, step, rng.randrange(9))
         elif act == "delete":
-            _root.resolve(root).below(str(step)).delete("")
+            StoredFiles(f"{root}/{step}").clear()
         elif act == "half":
             _kv(root).write(f"{at}/eqx_ckpt.json", None).result()
         elif act == "left":
@@ -442,7 +438,7 @@ def test_any_history_in_a_store(seed, monkeypatch):
             )
         elif act == "journal":
             old = _kv(root).read("eqx_ckpt.journal").result().value
-            Steps(root).journal.saved(step)
+            inside.write_journal(root, step)
         else:
             _put(root, "eqx_ckpt.journal", rng.choice([old, b"", b"{}"]))
         manager = ec.CheckpointManager(root, **BEST)

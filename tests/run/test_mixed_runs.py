@@ -8,10 +8,10 @@ import warnings
 
 import orbax.checkpoint as ocp
 import pytest
+from support import inside
 from support.helpers import files_of, fill_run, tree_at
 
 import eqx_ckpt as ec
-from eqx_ckpt._save import _publish
 
 
 def orbax_saves(root, steps, items=False):
@@ -267,9 +267,8 @@ def test_orbax_sees_our_steps_where_it_writes_in_place(root, monkeypatch):
         with pytest.raises(ValueError, match="deleted"):
             manager.save(30, {"x": gone}, force=True)
         assert file.exists()
-        seen, publish = [], _publish.publish
-        watch = lambda *args: (seen.append(file.exists()), publish(*args))
-        monkeypatch.setattr(_publish, "publish", watch)
+        seen = []
+        inside.watch(monkeypatch, "publish", lambda *_: seen.append(file.exists()))
         manager.save(30, tree_at(31), force=True)
         manager.wait()
         assert seen == [False] and file.exists()

@@ -13,9 +13,8 @@ from support.helpers import tree_at
 from support.processes import good, run_team
 
 import eqx_ckpt as ec
-from eqx_ckpt._run import _attempts, _disk
-from eqx_ckpt._runtime import _exchange
-from eqx_ckpt._runtime._exchange import Move
+from eqx_ckpt._near import _attempts, _disk, _exchange
+from eqx_ckpt._near._exchange import Move
 from eqx_ckpt._storage import _root
 
 
@@ -187,7 +186,7 @@ def test_a_near_disk_that_cannot_be_written_to(tmp_path):
 def test_a_copy_for_which_there_is_no_memory(tmp_path):
     """It is an error in both processes, which go on to the next step."""
     code = """
-from eqx_ckpt._run import _disk
+from eqx_ckpt._near import _disk
 def fail(file, mode, **how):
     if "x" in mode:
         raise MemoryError("no room")
@@ -378,8 +377,8 @@ def test_damage_in_parts_and_copies(tmp_path):
 def test_a_step_that_is_half_written(tmp_path):
     # One of them is killed as it is about to write its part of step 6.
     body = """if step == 5 and rank == 2:
-        from eqx_ckpt._run import _near
-        _near.Near._write = lambda *_: os._exit(9)
+        from eqx_ckpt._near import _near_steps
+        _near_steps.Near._write = lambda *_: os._exit(9)
     elif step == 5:
         import atexit
         atexit.register(os._exit, 9)  # JAX would wait for the one that is dead."""

@@ -4,11 +4,11 @@ import json
 
 import numpy as np
 import pytest
+from attacks import seal
 from support.helpers import tree_at
 from support.processes import good, run_team
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _index
 
 
 OWN = {"epoch": 3, "cursor": np.arange(4), "reader": b"\x00state", "file": "a.txt"}
@@ -73,7 +73,7 @@ def test_impossible_own_states_are_refused(tmp_path, rows):
     value = json.loads(file.read_bytes())
     del value["digest"]
     text = json.dumps(value | {"own": rows}, separators=(",", ":"))
-    file.write_bytes(_index.sealed(text.encode()[:-1]))
+    file.write_bytes(seal(text.encode()[:-1]))
     with pytest.raises(ec.DamagedError):
         ec.open(tmp_path / "c")
 

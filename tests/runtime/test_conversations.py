@@ -1,9 +1,8 @@
 """How calls of many processes meet: schedules that are played through in no time."""
 
 import pytest
+from support import inside
 from support.conversations import Play
-
-from eqx_ckpt._runtime import _messages, _processes
 
 
 def play(monkeypatch, seeds, hows=("tag", "mark", "account")):
@@ -11,8 +10,7 @@ def play(monkeypatch, seeds, hows=("tag", "mark", "account")):
         for how in hows:
             for in_step in (True, False, None)[: 3 if how == "tag" else 2]:
                 made = Play(seed, how, in_step)
-                for module in (_messages, _processes):
-                    monkeypatch.setattr(module, "time", made.world)
+                inside.pass_time_as(monkeypatch, made.world)
                 made.run()
                 assert not made.faults(), (seed, how, in_step)
 

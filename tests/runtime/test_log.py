@@ -5,12 +5,13 @@ import types
 
 import jax.monitoring
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from support import inside
 from support.helpers import run_python
 from support.processes import good, run_team
 
 import eqx_ckpt as ec
-from eqx_ckpt._runtime import _log, _messages, _progress
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ def test_failures_and_fallbacks(tmp_path, told, monkeypatch):
     handle.result()
     told()
     # Somebody has saved there since the call.
-    monkeypatch.setattr("eqx_ckpt._save._serialise._write", _fail)
+    inside.replace(monkeypatch, "write a save", _fail)
     handle = ec.async_tree_serialise_leaves(tmp_path / "d", {"w": jnp.ones(3)})
     with pytest.raises(OSError, match="the disk is full"):
         handle.result()
@@ -144,23 +145,28 @@ def test_nothing_is_printed_unasked(tmp_path):
         import sys
         sys.stderr = sys.stdout
         import eqx_ckpt as ec
-        from eqx_ckpt._runtime import _log
+        import jax.monitoring
+        def fail(event, *_, **__):
+            assert not event.startswith("/eqx_ckpt/")
+        # That it fails is a warning.
+        jax.monitoring.register_event_duration_secs_listener(fail)
         ec.tree_serialise_leaves({str(tmp_path / "a")!r}, {{"step": 1}})
-        _log.say(_log.WARNING, "nobody listens")
     """)
     assert out == ""
 
 
-def test_no_lock_is_taken_unless_somebody_listens(monkeypatch):
+def test_no_lock_is_taken_unless_somebody_listens(tmp_path, monkeypatch):
     def refuse(*_):
         raise AssertionError("a lock")
 
     logger = logging.getLogger("eqx_ckpt")
     monkeypatch.setattr(logger, "isEnabledFor", refuse)
     monkeypatch.setattr(logger, "level", logging.WARNING)
-    _log.say(_log.INFO, "x")
+    ec.tree_serialise_leaves(tmp_path / "a", {"x": 1})  # An INFO.
     monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
-    _log.say(_log.ERROR, "x")
+    inside.replace(monkeypatch, "write a save", _fail)
+    with pytest.raises(OSError, match="the disk is full"):
+        ec.async_tree_serialise_leaves(tmp_path / "b", {"x": 1}).result()  # An ERROR.
 
 
 def test_process_0_speaks(tmp_path):
@@ -194,22 +200,44 @@ def test_how_far_a_save_is(tmp_path):
     assert again.progress.nbytes == again.progress.total == total
 
 
-def test_a_count_is_of_all_threads():
-    count = _progress.Count()
-    moved = []
-    advance = count.before(lambda nbytes, leaves: moved.append((nbytes, leaves)))
-    advance(3, 1)
-    advance(4, 0)
-    assert count.nbytes == 7 and moved == [(3, 1), (4, 0)]
+class _Bar:
+    """In the place of tqdm's."""
+
+    moves: list[int]
+
+    def __init__(self, total, **_):
+        self.total, _Bar.moves, _Bar.texts = total, [], []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        assert sum(self.moves) == self.total
+
+    def set_postfix_str(self, text, refresh):
+        self.texts.append(text)
+
+    def update(self, nbytes):
+        self.moves.append(nbytes)
+
+
+def test_a_bar_and_a_handle_count_the_bytes_of_all_threads(tmp_path, monkeypatch):
+    monkeypatch.setattr("tqdm.auto.tqdm", _Bar)
+    inside.limit(monkeypatch, file_bytes=2**18)
+    tree = {f"{i}": np.full(2**16, i, np.float64) for i in range(8)}
+    handle = ec.async_tree_serialise_leaves(tmp_path / "a", tree, progress=True)
+    handle.result()
+    assert handle.progress == (2**22, 2**22) and len(_Bar.moves) > 8
+    assert _Bar.texts[0] == "0/8 leaves" and _Bar.texts[-1] == "8/8 leaves"
 
 
 def test_stragglers_are_named(told, monkeypatch):
     now = [100.0]
     clock = types.SimpleNamespace(monotonic=lambda: now[0])
-    monkeypatch.setattr(_messages, "time", clock)
-    late = _messages.Late("save, `run/c`")
+    inside.pass_time_as(monkeypatch, clock)
+    say = inside.say_stragglers("save, `run/c`")
     for now[0] in (101, 109.9, 110, 111, 119.9, 121, 139, 142):
-        late.say([7, 2])
+        say([7, 2])
     ends = ("10 s", "21 s", "42 s")
     assert [text for _, text in told()] == [
         f"save, `run/c` has waited {end} for processes 2, 7" for end in ends

@@ -177,20 +177,22 @@ def test_a_process_dies(tmp_path, who, when):
     """Nothing is published, and the other has an error in time."""
     code = f"""{SAVE}{CATCH}
 ec.tree_serialise_leaves(path / "c", {{"old": 1}})
-from eqx_ckpt._storage._local import LocalBackend
+import pytest
+from support import inside
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
-when, was = {when!r}, LocalBackend.write
-def write_file(root, key, *args, **kwargs):
-    if when == "during" and key.rpartition("/")[2].isdigit():
+when = {when!r}
+def before(change, key):
+    if (when, change) == ("during", "write") and key.rpartition("/")[2].isdigit():
         die()
-    was(root, key, *args, **kwargs)
-    if when == "after" and ("part-" in key or key.endswith("tree")):
+def after(change, key):
+    is_last = "part-" in key or key.endswith("tree")
+    if (when, change) == ("after", "write") and is_last:
         die()
 if rank == {who}:
     if when == "before":
         die()
-    LocalBackend.write = write_file
+    inside.watch_store(pytest.MonkeyPatch(), path, before, after)
 caught(ec.tree_serialise_leaves, path / "c", tree, processes=ec.Together(timeout=3))
 sys.stdout.flush()
 os._exit(0)  # The runtime waits for all at the end.
@@ -229,17 +231,17 @@ if rank == 0:
 
 def test_a_path_that_is_not_shared(tmp_path):
     code = f"""{SAVE}{CATCH}
-from eqx_ckpt._storage import _local
-_local._SHOWN = 1
+import pytest
+from support import inside
+patch = pytest.MonkeyPatch()
+inside.limit(patch, seconds_until_a_directory_shows=1)
 # Each has a directory of its own, under one name, as on hosts without a shared disk.
 mine = path / str(rank)
 mine.mkdir()
 os.chdir(mine)
-import eqx_ckpt._save._agree as accord
-lines = accord._lines
-accord._lines = lambda *args: lines(*args) | {{"the path": "same"}}
-from eqx_ckpt._storage import _root
-_root.place = str
+make = lambda lines: lambda *args: lines(*args) | {{"the path": "same"}}
+inside.wrap(patch, "lines that processes agree on", make)
+inside.replace(patch, "URL of a place", str)
 caught(ec.tree_serialise_leaves, "c", tree, processes=ec.Together(timeout=20))
 """
     out = good(run_team(2, code, tmp_path, 1))
@@ -254,8 +256,9 @@ def test_leaves_without_a_sharding_and_saves_that_differ(tmp_path):
     code = f"""{CATCH}
 like = {{"w": jax.ShapeDtypeStruct((8,), jnp.float32)}}
 caught(ec.tree_deserialise_leaves, path / "0", like)
-from eqx_ckpt._storage import _root
-_root.place = lambda _: "one path"
+import pytest
+from support import inside
+inside.replace(pytest.MonkeyPatch(), "URL of a place", lambda _: "one path")
 like = {{"w": jax.ShapeDtypeStruct((8,), jnp.float32, sharding=rows)}}
 together = ec.Together(timeout=10)
 caught(ec.tree_deserialise_leaves, path / str(rank), like, processes=together)

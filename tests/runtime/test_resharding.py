@@ -169,22 +169,21 @@ def test_errors_among_collectives(tmp_path):
     x = np.arange(2**18, dtype=np.float32).reshape(512, 512)
     ec.tree_serialise_leaves(tmp_path / "c", {"v": x + 1, "w": x}, chunks=2**16)
     code = f"""{CATCH}
-from eqx_ckpt._load import _reshard
-from eqx_ckpt._tree import _moves
+import pytest
+from support import inside
 like = {{
     n: jax.ShapeDtypeStruct((512, 512), jnp.float32, sharding=copies) for n in "vw"
 }}
 def fail(*_):
     raise MemoryError("no room")
-def fails(module, name, fake):
-    was = getattr(module, name)
-    if rank == 1:
-        setattr(module, name, fake)
-    caught(reshard="devices")
-    setattr(module, name, was)
-fails(_reshard, "_arrived", fail)
+def fails(call, fake):
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            inside.replace(patch, call, fake)
+        caught(reshard="devices")
+fails("end of a reshard", fail)
 caught(reshard="devices")
-fails(_moves, "compiled", lambda *_: fail)
+fails("program of a reshard", lambda *_: fail)
 """
     for rank, text in enumerate(good(run_team(2, code, tmp_path))):
         after, fine, amid = re.findall("^(?:loaded|[A-Za-z]*Error: .*)$", text, re.M)
@@ -202,10 +201,13 @@ def test_the_way_is_chosen(tmp_path):
     code = """
     import logging
     logging.basicConfig(level=logging.DEBUG, stream=sys.stdout, force=True)
-    from eqx_ckpt._load import _reshard
+    import pytest
+    from support import inside
+    patch = pytest.MonkeyPatch()
     like = {"w": jax.ShapeDtypeStruct((512, 512), jnp.float32, sharding=copies)}
-    for rate in (_reshard._READS, 1):
-        _reshard._READS = rate
+    for rate in (None, 1):
+        if rate:
+            inside.limit(patch, bytes_read_in_a_second=rate)
         out = ec.tree_deserialise_leaves(path / "c", like)
         assert same(out["w"], np.arange(2**18, dtype=np.float32).reshape(512, 512))
         print("next")

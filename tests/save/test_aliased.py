@@ -8,9 +8,9 @@ import jax.dlpack
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import inside
 
 import eqx_ckpt as ec
-from eqx_ckpt._tree import _host
 
 
 # Bytes: of small leaves, and of one with some blocks of digests.
@@ -148,10 +148,7 @@ def test_what_is_the_same_is_not_copied(tmp_path, monkeypatch):
     """A look at it takes less than a copy, and no memory."""
     tree, _ = _aliased(tmp_path)
     staged = []
-    real = _host.stage
-    monkeypatch.setattr(
-        _host, "stage", lambda leaf, t: staged.append(leaf) or real(leaf, t)
-    )
+    inside.watch(monkeypatch, "stage", lambda leaf, _: staged.append(leaf))
     with ec.CheckpointManager(tmp_path / "run") as manager:
         for step in range(1, 4):
             staged.clear()
@@ -163,14 +160,16 @@ def test_what_is_the_same_is_not_copied(tmp_path, monkeypatch):
 
 def test_a_copy_is_not_kept(tmp_path, monkeypatch):
     copies = []
-    real = _host.stage
 
-    def stage(leaf, template):
-        out = real(leaf, template)
-        copies.append(weakref.ref(out))
-        return out
+    def make(stage):
+        def staged(leaf, template):
+            out = stage(leaf, template)
+            copies.append(weakref.ref(out))
+            return out
 
-    monkeypatch.setattr(_host, "stage", stage)
+        return staged
+
+    inside.wrap(monkeypatch, "stage", make)
     tree = {"x": jnp.ones(2**20)}
     handle = ec.async_tree_serialise_leaves(tmp_path / "a", tree)
     handle.result()

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attacks import seal
 from support.processes import good, run_team
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _index
 
 
 TREE = """
@@ -150,7 +150,7 @@ def test_impossible_parts_are_refused(tmp_path, parts, part):
 
     def write(**more):
         text = json.dumps(value | {"version": 2} | more, separators=(",", ":"))
-        file.write_bytes(_index.sealed(text.encode()[:-1]))
+        file.write_bytes(seal(text.encode()[:-1]))
 
     write(parts=PART, part=[[0, 0]])
     assert ec.open(tmp_path / "c")["x"].shape == (4, 6)

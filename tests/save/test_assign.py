@@ -10,8 +10,10 @@ from hypothesis import given, strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from support.helpers import examples
 
-from eqx_ckpt._format import _grid
-from eqx_ckpt._save import _assign
+from eqx_ckpt._format import _columns, _grid, _packed
+from eqx_ckpt._format._template import Template
+from eqx_ckpt._save import _assign, _to_ocdbt, _tree_spec
+from eqx_ckpt._save._payload import PlannedLeaf
 from eqx_ckpt._tree import _sharding
 
 
@@ -73,7 +75,7 @@ def test_every_chunk_is_written_once(sharded, target, least):
         for number in run:
             assert has[process][regions[number]].all()
     assert sum(loads) == len(regions)
-    work = _assign.Work(len(regions), 100, owners)
+    work = len(regions), 100, owners
     deal = _assign.deal([work, work], processes)
     dealt = [(place, n) for file in deal.files for place, run in file for n in run]
     assert sorted(dealt) == list(it.product(range(2), range(len(regions))))
@@ -101,3 +103,18 @@ def test_chunks_that_no_process_has_all_of():
         _assign.owners(tuple(halves), (8,), (3,), 12, [0, 0])
     with pytest.raises(ValueError, match="no process holds all"):
         _assign.owners(tuple(halves[:1]), (8,), (4,), 16, [0, 0])
+
+
+def test_too_many_runs_are_refused_when_they_are_planned(monkeypatch):
+    template = Template("k", "jax", "uint8", (9,), "uint8", (1,))
+    owners = [(range(n, n + 1), n % 2) for n in range(9)]
+    leaves = [PlannedLeaf(name, None, template, 0, None, owners) for name in "abc"]
+    form = _tree_spec.tree_spec(("a", "b", "c"), (0, 0, 0), (template,), ())
+    monkeypatch.setattr(_columns, "MOST_LEAVES", 0)
+    most = _to_ocdbt.longest(leaves, form, 2).placement
+    # The leaves have one pattern.
+    assert most.patterns[:9].tolist() == [[1, n % 2] for n in range(9)]
+    assert not most.patterns[9:].any()
+    monkeypatch.setattr(_packed, "MAX_RUNS", 26)
+    with pytest.raises(ValueError, match="it has 27 runs of chunks"):
+        _to_ocdbt.longest(leaves, form, 2)

@@ -6,6 +6,7 @@ save that returns has saved. See `support.faulty`.
 
 import contextlib
 import errno
+import functools as ft
 import json
 import os
 import re
@@ -16,13 +17,12 @@ import sys
 import tempfile
 
 import pytest
+from support import inside
 from support.faulty import tree, value_at
 from support.helpers import files_of
+from support.stores import ids_of_saves
 
 import eqx_ckpt as ec
-from eqx_ckpt._load import _published
-from eqx_ckpt._storage import _files as files_of_storage, _root
-from eqx_ckpt._storage._objects import MemoryBackend
 
 
 _script = ["-m", "support.faulty"]
@@ -143,7 +143,6 @@ def test_every_call_of_a_store_fails(monkeypatch, case, before):
     """A store that cannot rename, and of which one call after the other fails."""
     clock = {"left": 0, "before": before}
     layout = "zarr" if case == "zarr" else "ocdbt"
-    real = MemoryBackend.kv
     outcomes = []
     for number in range(1, 100):
         path = f"memory://{case}{before}{number}/7"
@@ -153,8 +152,10 @@ def test_every_call_of_a_store_fails(monkeypatch, case, before):
             ec.tree_serialise_leaves(path, tree(1))
         clock["left"] = number
         with monkeypatch.context() as patch:
-            patch.setattr(
-                MemoryBackend, "kv", lambda *args: _Failing(real(*args), clock)
+            inside.wrap(
+                patch,
+                "keys of a store in memory",
+                lambda real: lambda *args: _Failing(real(*args), clock),
             )
             try:
                 ec.tree_serialise_leaves(path, tree(2), layout=layout)
@@ -173,8 +174,7 @@ def test_every_call_of_a_store_fails(monkeypatch, case, before):
         if layout == "ocdbt":
             ec.tree_serialise_leaves(path, tree(3))
             assert value_at(path) == 3
-            root = _root.resolve(path)
-            assert len(_published.saves(root)) == 1
+            assert len(ids_of_saves(path)) == 1
         elif there is None:
             # What failed while it was being undone blocks the path.
             with contextlib.suppress(FileExistsError):
@@ -208,9 +208,7 @@ def test_an_error_of_the_commit(tmp_path, monkeypatch, layout, old, number, is_d
     before = files_of(steps)
     committed = []
 
-    def failing(module, name):
-        call = getattr(module, name)
-
+    def failing(name, call):
         def wrapped(source, target, **kwargs):
             if os.fspath(target) not in (str(path), str(path / "eqx_ckpt.json")):
                 return call(source, target, **kwargs)
@@ -219,11 +217,11 @@ def test_an_error_of_the_commit(tmp_path, monkeypatch, layout, old, number, is_d
                 call(source, target, **kwargs)
             raise OSError(number, os.strerror(number))
 
-        monkeypatch.setattr(module, name, wrapped)
+        return wrapped
 
-    failing(os, "replace")
-    failing(os, "rename")
-    failing(files_of_storage, "exchange")
+    for name in ("replace", "rename"):
+        monkeypatch.setattr(os, name, failing(name, getattr(os, name)))
+    inside.wrap(monkeypatch, "exchange", ft.partial(failing, "exchange"))
     with pytest.raises(OSError) as caught:
         ec.tree_serialise_leaves(path, tree(2), **how)
     monkeypatch.undo()
@@ -276,8 +274,8 @@ def test_a_lock_that_is_not_let_go_of(tmp_path, monkeypatch, caplog):
     with subprocess.Popen(command, **pipes) as holder:
         holder.stdout.readline()
         holder.send_signal(signal.SIGSTOP)
-        monkeypatch.setattr(files_of_storage, "_TOLD", 0.1)
-        monkeypatch.setattr(files_of_storage, "_LONGEST", 0.5)
+        inside.limit(monkeypatch, seconds_until_a_lock_is_told=0.1)
+        inside.limit(monkeypatch, seconds_until_a_lock_is_given_up=0.5)
         who = rf"process {holder.pid} \(.*, T \(stopped\)\) holds the lock of `{path}`"
         with caplog.at_level("WARNING", "eqx_ckpt"):
             with pytest.raises(TimeoutError, match=f"{who}, which.*Nothing was saved"):

@@ -10,9 +10,9 @@ import jax.random as jr
 import numpy as np
 import pytest
 from support import servers
+from support.command import main
 
 import eqx_ckpt as ec
-from eqx_ckpt._cli._main import main
 
 
 pytest.importorskip("flatbuffers")

@@ -13,7 +13,7 @@ import jax.random as jr
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from support import servers
+from support import inside, servers
 from support.helpers import long, new_orbax
 from support.processes import good, run_team
 
@@ -209,7 +209,7 @@ def test_a_disk_that_fails_is_not_that_of_the_target(tmp_path, monkeypatch):
     def fetch(*args):
         raise OSError(28, "Input/output error")
 
-    monkeypatch.setattr("eqx_ckpt._load._lazy._fetch.load", fetch)
+    inside.replace(monkeypatch, "read leaves", fetch)
     with pytest.raises(OSError, match="`layers.0` cannot be saved: .*output err"):
         ec.tree_serialise_leaves(tmp_path / "b", tree)
 

@@ -9,9 +9,9 @@ import sys
 import numpy as np
 import pytest
 from support.helpers import run_python
+from support.stores import StoredFiles
 
 import eqx_ckpt as ec
-from eqx_ckpt._storage import _root
 
 
 _CALLS = {"open", "os.rename", "os.chmod"}
@@ -113,20 +113,19 @@ def test_a_signature_goes_with_what_is_signed(tmp_path, layout):
 
 
 def test_a_signature_in_a_store():
-    root = _root.resolve("memory://signed")
+    files = StoredFiles("memory://signed")
     for _ in range(2):
         ec.tree_serialise_leaves("memory://signed", TREE)
-        assert not root.has("model.sig")
-        root.write("model.sig", [b"{}"])
-        root.write("model.sig/thesis", [b"{}"])
+        assert "model.sig" not in files
+        files.update({"model.sig": b"{}", "model.sig/thesis": b"{}"})
         with pytest.raises(ValueError, match="model.sig/thesis"):
             ec.delete("memory://signed")
         ec.tree_serialise_leaves("memory://signed", TREE)
-        assert root.has("model.sig/thesis") and not root.has("model.sig")
-        root.delete("model.sig/thesis")
-        root.write("model.sig", [b"{}"])
+        assert "model.sig/thesis" in files and "model.sig" not in files
+        del files["model.sig/thesis"]
+        files["model.sig"] = b"{}"
     ec.delete("memory://signed")
-    assert not root.list_all()
+    assert not files
 
 
 @pytest.mark.parametrize("layout", ["ocdbt", "zarr"])

@@ -5,16 +5,11 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import golden
+from support import golden, inside
 from support.helpers import assert_alike
 from support.processes import good, run_team
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _columns, _packed
-from eqx_ckpt._format._template import Template
-from eqx_ckpt._load import _pages, _source
-from eqx_ckpt._save import _assign, _form, _sidecars, _to_ocdbt
-from eqx_ckpt._save._payload import PlannedLeaf
 
 
 def tree(value=1.0):
@@ -31,9 +26,8 @@ def tree(value=1.0):
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
     """Few leaves are many here, and small files and pages large."""
-    monkeypatch.setattr(_columns, "MOST_LEAVES", 5)
-    monkeypatch.setattr(_assign, "_MIN_FILE", 2**20)
-    monkeypatch.setattr(_pages, "_TOGETHER", 64)
+    inside.limit(monkeypatch, plain_leaves=5, file_bytes=2**20)
+    inside.limit(monkeypatch, digests_read_together=64)
 
 
 def index_of(path):
@@ -63,7 +57,7 @@ def test_a_round_trip(tmp_path, chunks, compression):
 
 
 def test_where_they_begin(tmp_path, monkeypatch):
-    monkeypatch.setattr(_columns, "MOST_CHUNKS", 6)
+    inside.limit(monkeypatch, plain_chunks=6)
     for tree, version in (
         ([np.float32(i) for i in range(5)], 1),
         ([np.float32(i) for i in range(6)], 2),
@@ -82,7 +76,7 @@ def test_other_readers_are_told_of_no_more_chunks(tmp_path, monkeypatch, caplog)
     path = tmp_path / "a"
     ec.tree_serialise_leaves(path, tree())
     assert (path / "_METADATA").exists() and (path / "manifest.ocdbt").exists()
-    monkeypatch.setattr(_sidecars, "MOST_CHUNKS", 10)
+    inside.limit(monkeypatch, chunks_for_other_readers=10)
     with caplog.at_level("WARNING", "eqx_ckpt"):
         ec.tree_serialise_leaves(path, tree(2.0))
     assert "none of the files with which other libraries read it" in caplog.text
@@ -90,21 +84,6 @@ def test_other_readers_are_told_of_no_more_chunks(tmp_path, monkeypatch, caplog)
     assert index_of(path)["others"] == {}
     assert ec.verify(path) == []
     assert_alike(ec.tree_deserialise_leaves(path, tree()), tree(2.0))
-
-
-def test_too_many_runs_are_refused_when_they_are_planned(tmp_path, monkeypatch):
-    template = Template("k", "jax", "uint8", (9,), "uint8", (1,))
-    owners = [(range(n, n + 1), n % 2) for n in range(9)]
-    leaves = [PlannedLeaf(name, None, template, 0, None, owners) for name in "abc"]
-    form = _form.form(("a", "b", "c"), (0, 0, 0), (template,), ())
-    monkeypatch.setattr(_columns, "MOST_LEAVES", 0)
-    most = _to_ocdbt.longest(leaves, form, 2).placement
-    # The leaves have one pattern.
-    assert most.patterns[:9].tolist() == [[1, n % 2] for n in range(9)]
-    assert not most.patterns[9:].any()
-    monkeypatch.setattr(_packed, "MAX_RUNS", 26)
-    with pytest.raises(ValueError, match="it has 27 runs of chunks"):
-        _to_ocdbt.longest(leaves, form, 2)
 
 
 @pytest.mark.parametrize("place", ["{}/a.zip", "memory://columns"])
@@ -138,13 +117,8 @@ def test_files_that_are_used_again(tmp_path):
 def ranges(monkeypatch):
     """What is read of files of digests from here on."""
     seen = []
-    read = _source._read_digests
-
-    def noted(source, start, stop):
-        seen.append((start, stop))
-        return read(source, start, stop)
-
-    monkeypatch.setattr(_source, "_read_digests", noted)
+    see = lambda source, key, start, stop, size: seen.append((start, stop))
+    inside.watch(monkeypatch, "read digests", see)
     return seen
 
 
@@ -207,9 +181,9 @@ def test_a_file_of_digests_that_is_longer(tmp_path):
 
 
 _PATCH = """
-from eqx_ckpt._format import _columns
-from eqx_ckpt._save import _assign
-_columns.MOST_LEAVES, _assign._MIN_FILE = 0, 700
+import pytest
+from support import inside
+inside.limit(pytest.MonkeyPatch(), plain_leaves=0, file_bytes=700)
 """
 
 

@@ -8,17 +8,17 @@ this last change of a name has, and one on which all changes of names have.
 """
 
 import contextlib
+import functools as ft
 import os
 import pathlib
 import threading
 
 import numpy as np
 import pytest
+from support import inside
 from support.helpers import assert_alike
 
 import eqx_ckpt as ec
-from eqx_ckpt._save import _to_zarr
-from eqx_ckpt._storage import _files as files_of_storage, _local
 
 
 class _File:
@@ -54,11 +54,10 @@ class _Disk:
         self.one_at_a_time = threading.RLock()
         for name in "open mkdir rename replace link unlink rmdir fsync".split():
             monkeypatch.setattr(os, name, self._wrap(name, getattr(os, name)))
-        for name in ("exchange", "syncfs"):
-            call = self._wrap(name, getattr(files_of_storage, name))
-            monkeypatch.setattr(files_of_storage, name, call)
+        for name, call in (("exchange", "exchange"), ("syncfs", "sync a file system")):
+            inside.wrap(monkeypatch, call, ft.partial(self._wrap, name))
         # A file that is written by others is opened by Python's own call.
-        monkeypatch.setattr(_local, "open", self._open, raising=False)
+        inside.open_files_by(monkeypatch, "store", self._open)
 
     def _open(self, path, mode):
         with self.one_at_a_time:
@@ -189,9 +188,8 @@ def _tree(value):
 
 def _sync_together(monkeypatch):
     """As if a save had many files, on a file system that is synced as a whole."""
-    monkeypatch.setattr(_to_zarr, "_MANY", 0)
-    monkeypatch.setattr(files_of_storage, "_reports_all", True)
-    monkeypatch.setattr(files_of_storage, "_type_of", lambda directory: "ext4")
+    inside.limit(monkeypatch, files_synced_one_by_one=0)
+    inside.sync_as_a_whole(monkeypatch)
 
 
 @pytest.mark.parametrize("layout", ["ocdbt", "zarr", "zarr, together"])
@@ -214,7 +212,7 @@ def _too_late(directory):
     yield lambda: None
     # The save is published by now.
     fd = os.open(os.path.dirname(directory), os.O_RDONLY)
-    files_of_storage.syncfs(fd)
+    inside.sync_file_system(fd)
     os.close(fd)
 
 
@@ -222,7 +220,7 @@ def _too_late(directory):
 @pytest.mark.parametrize("old", [None, "zarr"])
 def test_a_power_cut_shows_what_is_not_synced(tmp_path, monkeypatch, old, when):
     _sync_together(monkeypatch)
-    monkeypatch.setattr(files_of_storage, "synced_together", when)
+    inside.replace(monkeypatch, "sync together", when)
     with pytest.raises((ec.DamagedError, FileNotFoundError, AssertionError)):
         _cut_everywhere(tmp_path, monkeypatch, "zarr", old)
 

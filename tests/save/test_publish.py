@@ -12,10 +12,10 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.helpers import files_of, run_python
+from support import inside
+from support.helpers import files_of, is_locked, run_python
 
 import eqx_ckpt as ec
-from eqx_ckpt._storage import _files, _root
 
 
 @pytest.fixture(params=["ocdbt", "zarr"])
@@ -179,17 +179,8 @@ def test_two_writers(tmp_path, layout, monkeypatch):
     """Another save lands while ours is being written: ours is refused, its stands."""
     path = tmp_path / "a"
     ec.tree_serialise_leaves(path, _tree(1), layout=layout)
-    kind = type(_root.resolve(path))
-    write = kind.write
-    landed = []
-
-    def interrupted(root, key, buffers, sync=False):
-        if not landed:
-            landed.append(True)
-            ec.tree_serialise_leaves(path, _tree(2), layout=layout)
-        write(root, key, buffers, sync)
-
-    monkeypatch.setattr(kind, "write", interrupted)
+    other = lambda: ec.tree_serialise_leaves(path, _tree(2), layout=layout)
+    landed = _at_first_write(path, monkeypatch, before=other)
     with pytest.raises(RuntimeError, match="another writer.*The other one stands"):
         ec.tree_serialise_leaves(path, _tree(3), layout=layout)
     assert landed and _value(path) == 2
@@ -200,23 +191,18 @@ def test_two_writers(tmp_path, layout, monkeypatch):
 
 def _at_first_write(path, monkeypatch, before=None, after=None):
     """Does something before or after the first file that a save writes there."""
-    kind = type(_root.resolve(path))
-    name = "start_write" if "memory:" in str(path) else "write"
-    write = getattr(kind, name)
-    done = []
+    begun, done = [], []
 
-    def interrupted(*args):
-        is_first = not done
-        if is_first:
-            done.append(True)
-            before() if before else None
-        out = write(*args)
-        if is_first and after:
-            after()
-        return out
+    def once(seen, do):
+        def see(change, key):
+            if change == "write" and do and not seen:
+                seen.append(key)
+                do()
 
-    monkeypatch.setattr(kind, name, interrupted)
-    return done
+        return see
+
+    inside.watch_store(monkeypatch, path, once(begun, before), once(done, after))
+    return begun if before else done
 
 
 @pytest.mark.parametrize("old", [None, 1])
@@ -264,8 +250,6 @@ def test_a_writer_that_begins_while_another_cleans_up(tmp_path, where, monkeypat
     """It has read the index of the other, so its data is not what that deletes."""
     path = tmp_path / "a" if where == "local" else "memory://begins/a"
     ec.tree_serialise_leaves(path, _tree(1))
-    kind = type(_root.resolve(path))
-    replace, swap = kind.replace, kind.swap
     written, may_commit = threading.Event(), threading.Event()
     errors, once = [], threading.Lock()
 
@@ -279,23 +263,19 @@ def test_a_writer_that_begins_while_another_cleans_up(tmp_path, where, monkeypat
 
     thread = threading.Thread(target=second, daemon=True)
 
-    def slow_replace(*args):
-        if threading.current_thread() is thread:
+    def slow(change, key):
+        if change == "commit" and threading.current_thread() is thread:
             written.set()
             may_commit.wait()
-        return replace(*args)
-
-    def slow_swap(root, aside, key, data):
-        if key != "eqx_ckpt.json" and once.acquire(blocking=False):
+        is_other = change == "swap" and key != "eqx_ckpt.json"
+        if is_other and once.acquire(blocking=False):
             # The first has committed, and the second begins.
             thread.start()
             written.wait()
-        swap(root, aside, key, data)
 
     # No lock is what a store, and a network file system, may have.
     monkeypatch.setattr(fcntl, "flock", lambda fd, flags: None)
-    monkeypatch.setattr(kind, "replace", slow_replace)
-    monkeypatch.setattr(kind, "swap", slow_swap)
+    inside.watch_store(monkeypatch, path, slow)
     ec.tree_serialise_leaves(path, _tree(2))
     assert _value(path) == 2
     may_commit.set()
@@ -308,17 +288,14 @@ def test_nobody_commits_before_the_files_of_other_readers(tmp_path, monkeypatch)
     """Those of two saves would be mixed."""
     path = tmp_path / "a"
     ec.tree_serialise_leaves(path, _tree(1))
-    kind = type(_root.resolve(path))
-    swap = kind.swap
     keys = []
 
-    def watched(root, aside, key, data):
-        keys.append(key)
-        with _files.lock(path) as held:
-            assert not held
-        swap(root, aside, key, data)
+    def watched(change, key):
+        if change == "swap":
+            keys.append(key)
+            assert is_locked(path)
 
-    monkeypatch.setattr(kind, "swap", watched)
+    inside.watch_store(monkeypatch, path, watched)
     ec.tree_serialise_leaves(path, _tree(2))
     assert keys[0] == "eqx_ckpt.json" and "_METADATA" in keys and _value(path) == 2
 
@@ -343,13 +320,8 @@ def test_what_comes_into_a_checkpoint_that_is_replaced(tmp_path, monkeypatch):
     """A nested checkpoint that lands just before two directories change places."""
     path = tmp_path / "a"
     ec.tree_serialise_leaves(path, _tree(1), layout="zarr")
-    exchange = _files.exchange
-
-    def late(a, b):
-        ec.tree_serialise_leaves(path / "nested", _tree(7))
-        exchange(a, b)
-
-    monkeypatch.setattr(_files, "exchange", late)
+    late = lambda *_: ec.tree_serialise_leaves(path / "nested", _tree(7))
+    inside.watch(monkeypatch, "exchange", late)
     ec.tree_serialise_leaves(path, _tree(2), layout="zarr")
     assert _value(path) == 2 and _value(path / "nested") == 7
     monkeypatch.undo()
@@ -363,23 +335,10 @@ def test_three_writers_by_exchange(tmp_path, monkeypatch):
     """One that is refused never has the checkpoint of another in its hands."""
     path = tmp_path / "a"
     ec.tree_serialise_leaves(path, _tree(1), layout="zarr")
-    kind = type(_root.resolve(path))
-    write = kind.write
-    landed, exchanged = [], []
-    exchange = _files.exchange
-
-    def interrupted(root, key, buffers, sync=False):
-        if not landed:
-            landed.append(True)
-            ec.tree_serialise_leaves(path, _tree(2), layout="zarr")
-        write(root, key, buffers, sync)
-
-    def counted(a, b):
-        exchanged.append(_value(b))
-        exchange(a, b)
-
-    monkeypatch.setattr(kind, "write", interrupted)
-    monkeypatch.setattr(_files, "exchange", counted)
+    exchanged = []
+    other = lambda: ec.tree_serialise_leaves(path, _tree(2), layout="zarr")
+    _at_first_write(path, monkeypatch, before=other)
+    inside.watch(monkeypatch, "exchange", lambda _, b: exchanged.append(_value(b)))
     with pytest.raises(RuntimeError, match="another writer"):
         ec.tree_serialise_leaves(path, _tree(3), layout="zarr")
     assert exchanged == [1] and _value(path) == 2
@@ -430,9 +389,8 @@ def test_a_save_of_many_files_fails_if_one_cannot_be_synced(tmp_path, monkeypatc
     path = tmp_path / "a"
     if old is not None:
         ec.tree_serialise_leaves(path, _tree(old), layout="zarr")
-    monkeypatch.setattr(_files, "_reports_all", True)
-    monkeypatch.setattr(_files, "_type_of", lambda directory: "ext4")
-    monkeypatch.setattr(_files, "syncfs", fail)
+    inside.sync_as_a_whole(monkeypatch)
+    inside.replace(monkeypatch, "sync a file system", fail)
     many = [np.full(2, i) for i in range(130)]
     with pytest.raises(OSError, match="Input/output error, while .* may be failing"):
         ec.tree_serialise_leaves(path, many, layout="zarr")
@@ -451,7 +409,7 @@ def test_old_systems_do_not_say_what_was_lost(monkeypatch, release, reports):
     system = types.SimpleNamespace(release=release)
     monkeypatch.setattr(os, "uname", lambda: system)
     can = sys.platform == "linux" and hasattr(ctypes.CDLL(None), "syncfs")
-    assert _files._can_report() == (reports and can)
+    assert inside.can_report_syncs() == (reports and can)
 
 
 def test_what_a_killed_writer_left_of_its_index_does_not_get_into_ours(tmp_path):

@@ -10,10 +10,12 @@ import time
 
 import numpy as np
 import pytest
+from support import inside
 
 import eqx_ckpt as ec
-from eqx_ckpt._errors import ReplacedError
-from eqx_ckpt._load import _open
+
+
+ReplacedError = inside.replaced_error()
 
 
 def _tree(step):
@@ -202,7 +204,7 @@ def test_a_file_that_is_written_to_in_place(tmp_path):
 
 def test_what_is_replaced_each_time(tmp_path, monkeypatch):
     """A call begins again a few times, and then says so."""
-    monkeypatch.setattr(_open, "_SECONDS", 0)
+    inside.limit(monkeypatch, seconds_until_opened_anew=0)
     calls = []
 
     def load(path):
@@ -210,11 +212,11 @@ def test_what_is_replaced_each_time(tmp_path, monkeypatch):
         raise ReplacedError("it was replaced")
 
     with pytest.raises(ReplacedError, match="was replaced 3 times while"):
-        _open.again(0, "path")(load)("a")
+        inside.begin_anew(load)("a")
     assert calls == ["a"] * 3
     _save(tmp_path / "a", 1)
     with pytest.raises(ReplacedError, match="it was replaced"):
-        _open.again(0, "path")(load)(ec.open(tmp_path / "a"))
+        inside.begin_anew(load)(ec.open(tmp_path / "a"))
     assert len(calls) == 4
 
 

@@ -1,10 +1,15 @@
 """What a save keeps from the one before it never shows: files are those of a first
 save, whatever has changed between the two."""
 
+import concurrent.futures as cf
+import enum
+import functools as ft
 import gc
 import json
+import math
 import pathlib
 import tempfile
+import types
 import weakref
 from typing import Any, NamedTuple
 
@@ -15,25 +20,12 @@ import jax.random as jr
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from support import inside
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _names
-from eqx_ckpt._save import _describe, _form, _layout, _sidecars, _to_ocdbt
 
 
-def forget():
-    """As in a new process."""
-    for function in (
-        _describe._kept,
-        _names._kept,
-        _form.form,
-        _layout._deal_alone,
-        _to_ocdbt._laid,
-        _sidecars._orbax_files,
-        _sidecars._zarr_files,
-        _to_ocdbt._database,
-    ):
-        function.cache_clear()
+pytestmark = pytest.mark.filterwarnings("ignore:A JAX array is being set as static")
 
 
 def files(root):
@@ -64,6 +56,29 @@ class Point(eqx.Module):
     n: Any
 
 
+class Model(eqx.Module):
+    w: Any
+    n: Any = eqx.field(static=True)
+    f: Any = jax.nn.relu
+
+
+def closed(x):
+    return lambda: x
+
+
+# Of static fields, and of leaves that are functions. Some are equal, and not the same.
+PARTIAL = ft.partial(jnp.add, 1)
+STATICS = [
+    *(1, True, 1.0, 0.0, -0.0, math.nan, None, "a", b"a", 2**70, 1j, ..., range(3)),
+    *((1, 2), (1, True), (1, 2.0), [1, 2], {1: 2}, {True: 2}, {1, 2}, frozenset([1])),
+    *(np.float32(1), np.dtype("f4"), jnp.float32, jnp.bfloat16),
+    *(jax.nn.relu, jax.nn.gelu, jnp.sin, jax.jit(jnp.sin), np.sin, math.sin, len),
+    *(PARTIAL, ft.partial(jnp.add, 2), closed(1), closed(2), lambda: 1, lambda: 2),
+    *(int, Point, Pair(1, 2), Pair(1, 2.0), Point(1), Point(2), object(), "a".join),
+    *(enum.Enum("E", "A B").A, jax.sharding.PartitionSpec("a"), pathlib.Path("a")),
+]
+
+
 SHARED = jnp.arange(3.0)
 LEAVES = [
     *(SHARED, SHARED + 1, np.asarray(SHARED), SHARED.astype(jnp.bfloat16)),
@@ -80,11 +95,18 @@ NODES = [
     *(lambda x: {1: x}, lambda x: {"n": x, "m": x}),
     *(lambda x: Pair(x, x), lambda x: Point(x), lambda x: [x] * 40),
 ]
+MODELS = st.builds(
+    Model,
+    st.sampled_from(LEAVES),
+    st.sampled_from(STATICS),
+    st.sampled_from([*STATICS, np.zeros(2)]),
+)
 TREES = st.dictionaries(
     st.sampled_from(KEYS),
     st.one_of(
         st.sampled_from(LEAVES),
         st.builds(lambda f, x: f(x), st.sampled_from(NODES), st.sampled_from(LEAVES)),
+        MODELS,
     ),
     min_size=1,
     max_size=4,
@@ -140,13 +162,14 @@ def test_saves_are_what_first_ones_are(saves):
 def _check(saves):
     with tempfile.TemporaryDirectory() as directory:
         root = pathlib.Path(directory)
-        forget()
+        inside.forget()
         after = [_saved(root / "a" / str(i), *x) for i, x in enumerate(saves)]
         again = [_saved(root / "b" / str(i), *x) for i, x in enumerate(saves)]
         for i, save in enumerate(saves):
-            forget()
+            inside.forget()
             alone = _saved(root / "c" / str(i), *save)
-            assert after[i] == alone and again[i] == alone
+            # To `==` 1 and True are one.
+            assert repr(after[i]) == repr(again[i]) == repr(alone)
 
 
 def _loaded(path, like):
@@ -164,25 +187,102 @@ def test_a_load_is_what_a_first_one_is_whatever_was_loaded_before(trees):
     """Keys that are equal have other names: 1, True and 1.0."""
     with tempfile.TemporaryDirectory() as directory:
         path = pathlib.Path(directory) / "c"
-        forget()
+        inside.forget()
         for tree in trees:
             if isinstance(_saved(path, [tree, 0], {}, "sync")[0], type):
                 continue  # JAX does not sort these keys.
             after = [_loaded(path, [like, 0]) for like in trees]
             for like, found in zip(trees, after):
-                _names._kept.cache_clear()
+                inside.forget_names()
                 assert _loaded(path, [like, 0]) == found
 
 
+def _recorded(path, tree):
+    """The static fields and the structure of a save."""
+    index, _ = _saved(path, tree, {}, "sync")
+    return [index[x] for x in ("statics", "static", "encoded", "structure")]
+
+
+@pytest.mark.parametrize("change", ["list", "dict", "object", "partial", "name"])
+def test_what_is_changed_in_place_is_recorded_anew(tmp_path, monkeypatch, change):
+    value: Any = {
+        "list": lambda: [1],
+        "dict": lambda: {"a": 1},
+        "object": lambda: types.SimpleNamespace(a=1),
+        "partial": lambda: ft.partial(closed, x=1),
+        "name": lambda: closed,
+    }[change]()
+    tree = {"m": Model(jnp.zeros(2), (value,), value), "b": jnp.zeros(2)}
+    spare = Model(jnp.zeros(2), 1), jnp.zeros(2)
+    before = [_recorded(tmp_path / "c", tree) for _ in range(2)]
+    assert before[0] == before[1]
+    _recorded(tmp_path / "c", spare)
+    if change == "list":
+        value.append(2)
+    elif change == "dict":
+        value["a"] = 2
+    elif change == "object":
+        value.a = 2
+    elif change == "partial":
+        value.keywords["x"] = 2
+    else:
+        monkeypatch.setitem(globals(), "closed", lambda x: x)
+    after = _recorded(tmp_path / "c", tree)
+    inside.forget()
+    assert _recorded(tmp_path / "c", tree) == after != before[0]
+
+
+def test_what_is_kept_of_a_structure_holds_no_arrays(tmp_path):
+    array = jnp.ones(100)
+    alive = weakref.ref(array)
+
+    def default(x=array):
+        return x
+
+    def attribute():
+        pass
+
+    setattr(attribute, "array", array)
+    functions = [closed(array), jax.jit(closed(array)), ft.partial(closed, array)]
+    for f in [*functions, default, attribute, jax.jit(default), (default,)]:
+        for _ in range(2):
+            ec.tree_serialise_leaves(tmp_path / "c", Model(jnp.zeros(2), f, f))
+    del array, f, functions, default, attribute
+    gc.collect()
+    assert alive() is None
+
+
+def test_what_is_kept_of_a_structure_knows_registered_types(tmp_path):
+    tree = Model({"a": np.float32(1), "b": jnp.ones(2)}, 1)
+    before = [_recorded(tmp_path / "c", tree) for _ in range(2)]
+    with ec.register_leaf(np.float32, str, np.float32):
+        registered = _recorded(tmp_path / "c", tree)
+        inside.forget()
+        assert registered == _recorded(tmp_path / "c", tree) != before[0]
+    assert _recorded(tmp_path / "c", tree) == before[0] == before[1]
+
+
+def test_threads_save_and_load_many_structures_at_once(tmp_path):
+    trees = [Model(jnp.full(2, n), n, [jnp.zeros(n)] * n) for n in range(1, 9)]
+
+    def work(number):
+        for _ in range(10):
+            path, tree = tmp_path / str(number), trees[number]
+            ec.tree_serialise_leaves(path, tree, durable=False)
+            assert eqx.tree_equal(ec.tree_deserialise_leaves(path, tree), tree)
+
+    with cf.ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(len(trees))))
+
+
 def test_a_second_save_of_a_structure_makes_its_files_once(tmp_path):
-    forget()
+    inside.forget()
     tree = {"a": jnp.zeros(3), "b": [jnp.zeros(3), 1.0]}
     for value in range(3):
         now = jax.tree.map(lambda x, v=value: x + v, tree)
         ec.tree_serialise_leaves(tmp_path / str(value), now)
-    for function in (_layout._deal_alone, _sidecars._orbax_files, _to_ocdbt._database):
-        found = function.cache_info()
-        assert (found.misses, found.hits) == (1, 2)
+    counts = inside.made_and_kept()
+    assert len(counts) == 3 and set(counts.values()) == {(1, 2)}
     assert ec.open(tmp_path / "2")["b.1"].read() == 3.0
 
 

@@ -13,10 +13,9 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from support import inside
 
 import eqx_ckpt as ec
-from eqx_ckpt._save import _assign, _reuse
-from eqx_ckpt._tree import _host
 
 
 def _written() -> int:
@@ -120,7 +119,7 @@ def test_damage_of_a_file_is_of_all_that_share_it(tmp_path):
 @pytest.mark.parametrize("seed", range(2))
 def test_any_leaves_may_change(tmp_path, seed, compression, monkeypatch):
     # Many files, over which leaves are split.
-    monkeypatch.setattr(_assign, "_MIN_FILE", 1 << 16)
+    inside.limit(monkeypatch, file_bytes=1 << 16)
     rng = np.random.default_rng(seed)
 
     def fresh(i):
@@ -222,14 +221,9 @@ def test_what_only_looks_alike_is_written(tmp_path):
 def looked_at(monkeypatch):
     """The shapes of the arrays of which bytes have been asked for, to hash or write."""
     shapes = []
-    for name in ("to_host", "to_host_by_regions"):
-        real = getattr(_host, name)
-
-        def look(leaf, template, *rest, real=real):
-            shapes.append(template.shape)
-            return real(leaf, template, *rest)
-
-        monkeypatch.setattr(_host, name, look)
+    look = lambda leaf, template, *_: shapes.append(template.shape)
+    for call in ("bytes of an array", "bytes of regions"):
+        inside.watch(monkeypatch, call, look)
     return shapes
 
 
@@ -238,14 +232,8 @@ def device(monkeypatch):
     """The arrays are taken for those of an accelerator. Whatever is copied from there
     is counted."""
     copied = []
-    real = _host._stage_part
-
-    def alike(part):
-        copied.append(part.shape)
-        return real(part)
-
-    monkeypatch.setattr(_host, "_on_cpu", lambda sharding: False)
-    monkeypatch.setattr(_host, "_stage_part", alike)
+    inside.replace(monkeypatch, "is on the CPU", lambda sharding: False)
+    inside.watch(monkeypatch, "stage a part", lambda part: copied.append(part.shape))
     return copied
 
 
@@ -293,13 +281,7 @@ def test_what_is_held_is_not_lost(tmp_path, device, lost, monkeypatch):
     second = ec.async_tree_serialise_leaves(a, {**tree, "step": 1}, reuse=first)
     second.result()
     begin = threading.Event()
-    real = _reuse.keep
-
-    def keep(*args):
-        begin.wait()
-        return real(*args)
-
-    monkeypatch.setattr(_reuse, "keep", keep)
+    inside.watch(monkeypatch, "keep files of the last save", lambda *_: begin.wait())
     device.clear()
     handle = ec.async_tree_serialise_leaves(b, {**tree, "step": 2}, reuse=second)
     handle.staged()

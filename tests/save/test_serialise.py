@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorstore as ts
+from support import inside
 from support.helpers import assert_alike, files_of, run_python
 
 import eqx_ckpt as ec
-from eqx_ckpt._save import _assign
-from eqx_ckpt._storage import _files
 
 
 @pytest.fixture(params=["ocdbt", "zarr"])
@@ -72,8 +71,7 @@ def test_chunks(tmp_path, layout):
 
 
 def test_large_leaves_span_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(_assign, "_MIN_FILE", 2**20)
-    monkeypatch.setattr(_assign, "_FILES", 1000)
+    inside.limit(monkeypatch, file_bytes=2**20, files=1000)
     rng = np.random.default_rng(0)
     tree = {f"x{i}": rng.standard_normal((900, 177)) for i in range(5)}
     tree["s"] = np.arange(3)
@@ -181,7 +179,7 @@ def test_names_that_differ_by_case(tmp_path, monkeypatch):
     tree = {"a": jnp.ones(2), "A": jnp.zeros(2)}
     ec.tree_serialise_leaves(tmp_path / "a", tree, layout="zarr")
     assert ec.open(tmp_path / "a")["A"].read().tolist() == [0, 0]
-    monkeypatch.setattr(_files, "folds_case", lambda _: True)
+    inside.replace(monkeypatch, "names are folded", lambda _: True)
     with pytest.raises(ValueError, match='differ only by case.*layout="ocdbt"'):
         ec.tree_serialise_leaves(tmp_path / "b", tree, layout="zarr")
     assert not (tmp_path / "b").exists()

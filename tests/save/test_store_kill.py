@@ -7,10 +7,9 @@ import signal
 
 import pytest
 from support.killing import CASES, make, Server, what_is_at
+from support.stores import ids_of_saves, StoredFiles
 
 import eqx_ckpt as ec
-from eqx_ckpt._load import _published
-from eqx_ckpt._storage import _root
 
 
 @pytest.fixture(scope="module")
@@ -65,18 +64,18 @@ def _campaign(remote, tmp_path, case, layout, pick):
             problems = [p for p in ec.verify(path) if p.leaf or p.file[:2] == "d/"]
             assert problems == []
         if layout == "zarr":
-            if there is None and _root.resolve(path).list_top():
+            if there is None and StoredFiles(path):
                 with pytest.raises(FileExistsError, match="running or was interrupted"):
                     ec.tree_serialise_leaves(path, make("b"), layout=layout)
             continue
-        if number % 2 and _root.resolve(path).list_top():
+        if number % 2 and StoredFiles(path):
             found = ec.clean(path, remove=False)
             assert ec.clean(path, idle=True) == found
             assert what_is_at(path) == there
             assert there is None or ec.clean(path, remove=False) == []
         ec.tree_serialise_leaves(path, make("b"))
         assert what_is_at(path) == "b" and ec.verify(path) == []
-        assert len(_published.saves(_root.resolve(path))) == 1
+        assert len(ids_of_saves(path)) == 1
     return count, outcomes
 
 

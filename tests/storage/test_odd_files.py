@@ -5,11 +5,11 @@ import os
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import inside
 from support.helpers import assert_alike, long
 from support.oddfs import mounted, SHORT
 
 import eqx_ckpt as ec
-from eqx_ckpt._storage import _files, _root
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_a_file_that_loses_its_end_while_it_is_copied(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(bytes(3 * 2**20))
     fd = os.open(path, os.O_RDONLY)
-    parts = _files.parts(fd)
+    parts = inside.parts_of_a_copy(fd)
     next(parts)
     os.truncate(path, 2**20 + 5)
     with pytest.raises(OSError, match="has lost its end"):
@@ -100,23 +100,16 @@ def test_names_that_differ_by_case(odd, tmp_path):
     ec.tree_serialise_leaves(tmp_path / "x", tree, layout="zarr")
 
 
-def _is_mapped(path):
-    return _root.resolve(path).context() is _root.resolve("/").context()
-
-
 def test_what_may_be_memory_mapped(odd, tmp_path):
     """Its files may be those of a network, by whatever path they are reached."""
-    if not _files.is_on_this_machine("/") or not _files.is_on_this_machine(
-        str(tmp_path)
-    ):
+    if not all(map(inside.is_on_this_machine, ("/", tmp_path))):
         pytest.skip("these directories are not on a disk of this machine")
     ec.tree_serialise_leaves(odd / "far", _tree(1))
     (tmp_path / "far").symlink_to(odd)
     (tmp_path / "near").mkdir()
     (odd.parent / f"{odd.name} beside").mkdir()
     for path in (odd, odd / "far", tmp_path / "far", tmp_path / "far" / "far"):
-        assert not _is_mapped(path)
+        assert not inside.is_mapped(path)
     for path in (tmp_path, tmp_path / "near", odd.parent, f"{odd} beside"):
-        assert _is_mapped(path)
-    near = _root.resolve(tmp_path, True)
-    assert near.follow and near.context() is not _root.resolve("/").context()
+        assert inside.is_mapped(path)
+    assert not inside.is_mapped_through_links(tmp_path)

@@ -8,7 +8,7 @@ import sys
 import pytest
 from support.helpers import files_of
 
-from eqx_ckpt._storage import _files, _root
+from eqx_ckpt._storage import _local_files, _root
 
 
 _CALLS = {"open", "os.listdir", "os.scandir", "os.remove", "os.rmdir", "os.rename"}
@@ -36,7 +36,7 @@ def race(tmp_path, number):
         nonlocal count
         count += 1
         if count == number + 1:
-            _files.exchange(str(directory / "1"), str(tmp_path / f"link{number}"))
+            _local_files.exchange(str(directory / "1"), str(tmp_path / f"link{number}"))
 
     _heard.append(hear)
     try:

@@ -150,3 +150,16 @@ def test_a_store_shows_the_names_of_headers():
     coded = base64.b64encode(b"me:p@w").decode()
     assert user.options == {"headers": [f"Authorization: Basic {coded}"]}
     assert user / "7" == ec.Store("https://host/x/7", **user.options)
+
+
+@pytest.mark.parametrize(
+    "wrong", [3, "X-Key: abc", {"X-Key": "abc"}, [3], [("a", "b")]]
+)
+def test_headers_that_are_no_list_of_texts(wrong):
+    with pytest.raises(TypeError, match="`headers` is a list of texts"):
+        ec.Store("https://host/x", headers=wrong)
+
+
+def test_an_option_that_cannot_be_written(tmp_path):
+    with pytest.raises(TypeError, match="option of a store cannot be JSON"):
+        ec.Store("s3://bucket/x", endpoint=object())

@@ -15,7 +15,7 @@ import time
 import jax.random as jr
 import numpy as np
 import pytest
-from support import servers
+from support import inside, servers
 from support.helpers import long
 from support.processes import expected, good, LOAD, run_team, SAVE
 
@@ -448,11 +448,9 @@ def test_options(bucket, monkeypatch):
 
 
 def test_an_index_that_is_too_long(bucket, monkeypatch):
-    from eqx_ckpt._format import _json
-
     proxy, path = bucket
     ec.tree_serialise_leaves(path, _tree())
-    monkeypatch.setattr(_json, "MAX_INDEX", 100)
+    inside.limit(monkeypatch, index_bytes=100)
     with pytest.raises(ValueError, match="longer than"):
         ec.open(path)
 

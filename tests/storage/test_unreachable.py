@@ -7,10 +7,9 @@ import time
 
 import numpy as np
 import pytest
-from support import helpers, servers
+from support import helpers, inside, servers
 
 import eqx_ckpt as ec
-from eqx_ckpt._storage import _waiting
 
 
 _long = pytest.mark.long
@@ -42,6 +41,12 @@ _places = {
 }
 
 
+_QUICK = {
+    "seconds_until_a_server_is_looked_at": 0.05,
+    "seconds_until_a_server_has_answered": 0.3,
+}
+
+
 def _calls(server):
     """What opens something there, or saves it."""
     s3 = ec.Store(
@@ -61,8 +66,7 @@ def _calls(server):
 @pytest.mark.parametrize("kind", _places)
 def test_a_server_that_was_never_there(kind, is_quick, monkeypatch):
     if is_quick:
-        monkeypatch.setattr(_waiting, "_LOOK", 0.05)
-        monkeypatch.setattr(_waiting, "_ANSWER", 0.3)
+        inside.limit(monkeypatch, **_QUICK)
     place, said = _places[kind]
     most = (5 if is_quick else 30) if kind == "silent" else 5
     with place() as port:
@@ -81,10 +85,10 @@ def test_google(monkeypatch):
     """Where it is asked is known to TensorStore once for a process."""
     with _silent() as port:
         helpers.run_python(
-            """
-            import eqx_ckpt as ec
-            from eqx_ckpt._storage import _waiting
-            _waiting._LOOK, _waiting._ANSWER = 0.05, 0.3
+            f"""
+            import eqx_ckpt as ec, pytest
+            from support import inside
+            inside.limit(pytest.MonkeyPatch(), **{_QUICK!r})
             try:
                 ec.open("gs://bucket/x")
             except ConnectionError as e:
@@ -98,9 +102,7 @@ def test_google(monkeypatch):
 
 def test_a_server_that_goes_away(tmp_path, monkeypatch):
     """One that has answered is waited for longer: it may come back."""
-    monkeypatch.setattr(_waiting, "_LOOK", 0.05)
-    monkeypatch.setattr(_waiting, "_ANSWER", 0.3)
-    monkeypatch.setattr(_waiting, "_AWAY", 1)
+    inside.limit(monkeypatch, **_QUICK, seconds_until_a_server_is_back=1)
     ec.tree_serialise_leaves(tmp_path / "a", {"w": np.ones(3)})
     with servers.static(tmp_path) as port, servers.Proxy(port) as proxy:
         ckpt = ec.open(f"{proxy.url}/a")
@@ -113,7 +115,7 @@ def test_a_server_that_goes_away(tmp_path, monkeypatch):
         proxy.fault = lambda method, _: "hang" if method == "HEAD" else None
         assert ckpt["w"].read().tolist() == [1, 1, 1]
         proxy.fault, proxy.delay = lambda *_: None, 1.0
-        monkeypatch.setattr(_waiting, "_ANSWER", 2)
+        inside.limit(monkeypatch, seconds_until_a_server_has_answered=2)
         assert ec.open(f"{proxy.url}/a")["w"].read().tolist() == [1, 1, 1]
 
 
@@ -123,9 +125,9 @@ def test_a_server_that_does_not_answer_what_opens(
 ):
     """It answers others, or nobody knows: there may be a proxy before it."""
     if not is_looked_at:
-        monkeypatch.setattr(_waiting, "_server", lambda *_: None)
-    monkeypatch.setattr(_waiting, "_LOOK", 0.05)
-    monkeypatch.setattr(_waiting, "_SAY", 0.2)
+        inside.replace(monkeypatch, "where a server is", lambda *_: None)
+    inside.limit(monkeypatch, seconds_until_a_server_is_looked_at=0.05)
+    inside.limit(monkeypatch, seconds_until_a_server_is_told=0.2)
     ec.tree_serialise_leaves(tmp_path / "a", {"w": np.ones(3)})
     with servers.static(tmp_path) as port, servers.Proxy(port) as proxy:
         proxy.fault = lambda method, _: "hang" if method == "GET" else None
@@ -147,10 +149,10 @@ def test_a_server_that_does_not_answer_what_opens(
 def test_through_a_proxy_nothing_is_asked(monkeypatch):
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
-    assert _waiting._server("http://host/x", {}) == (False, "host", 80)
+    assert inside.server_of("http://host/x") == (False, "host", 80)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "near")
-    assert _waiting._server("http://host/x", {}) is None
-    assert _waiting._server("http://near:1/x", {}) == (False, "near", 1)
-    assert _waiting._server("https://host/x", {}) == (True, "host", 443)
-    assert _waiting._server("s3://bucket/x", {}) is None
+    assert inside.server_of("http://host/x") is None
+    assert inside.server_of("http://near:1/x") == (False, "near", 1)
+    assert inside.server_of("https://host/x") == (True, "host", 443)
+    assert inside.server_of("s3://bucket/x") is None

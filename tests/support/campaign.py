@@ -24,8 +24,8 @@ import pytest
 import tensorstore as ts
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _files, _ocdbt
-from eqx_ckpt._save import _assign
+from eqx_ckpt._format import _files
+from support import inside
 from support.helpers import facts, files_of
 
 
@@ -99,8 +99,7 @@ def save(path: pathlib.Path, tree: Any, layout: str, compression: str | None) ->
         return own or [max(1, min(n, 6) if i == 0 else n) for i, n in enumerate(shape)]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_assign, "_MIN_FILE", 1500)
-        patch.setattr(_ocdbt, "_NODE_ENTRIES", 64)
+        inside.limit(patch, file_bytes=1500, entries_of_a_node=64)
         ec.tree_serialise_leaves(
             path,
             tree,

@@ -108,10 +108,10 @@ class Makers:
             y = jnp.asarray(x)
             return Value(y, facts(y), Token())
         if kind == "lazy":
-            return Value(DOUBLE(x), facts(jitted(DOUBLE.fn, x)), Token())
+            return Value(DOUBLE(x), facts(jitted(double, x)), Token())
         if kind == "lazy of jax":
             y = jnp.asarray(x)
-            return Value(DOUBLE(y), facts(jitted(DOUBLE.fn, x)), Token())
+            return Value(DOUBLE(y), facts(jitted(double, x)), Token())
         if kind == "lazy of lazy":
             fn = lambda w: w - w.max()
             lazy = ec.lazy(fn)(DOUBLE(x))[::-1]
@@ -135,9 +135,19 @@ KINDS = [
     *("numpy", "turned", "strided", "zero", "scalar", "jax", "alias", "lazy", "key"),
     *("lazy of jax", "lazy of lazy", "closure", "merged", "number"),
 ]
-DOUBLE = ec.lazy(lambda w: w * 2, elementwise=True)
+
+
+def double(w: Any) -> Any:
+    return w * 2
+
+
+def scale(w: Any, s: Any) -> Any:
+    return (w * s).astype(jnp.float32)
+
+
+DOUBLE = ec.lazy(double, elementwise=True)
 ADD = ec.lazy(operator.add, elementwise=True)
-SCALE = ec.lazy(lambda w, s: (w * s).astype(jnp.float32))
+SCALE = ec.lazy(scale)
 
 
 # ---- The checkpoints.
@@ -486,7 +496,7 @@ class Campaign:
         name = self.rng.choice(self.floats(new))
         number = self.rng.choice([1, 1.0, True, -0.0, 0.0, 2])
         x = new[name]
-        made = jax.jit(lambda w: SCALE.fn(w, number))(array_of(x))
+        made = jax.jit(lambda w: scale(w, number))(array_of(x))
         value = Value(SCALE(x.leaf, number), facts(made), Token(), self.of(x))
         to = self.rng.choice([name, name, self.rng.choice(NAMES)])
         if self.rng.random() < 0.5:

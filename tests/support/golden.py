@@ -9,7 +9,6 @@ format. Version 2 is only written of what is compressed, or very much.
 import pathlib
 import sys
 from typing import Any
-from unittest import mock
 
 import equinox as eqx
 import jax
@@ -17,10 +16,10 @@ import jax.numpy as jnp
 import jax.random as jr
 import ml_dtypes
 import numpy as np
+import pytest
 
 import eqx_ckpt as ec
-from eqx_ckpt._format import _columns
-from eqx_ckpt._save import _assign
+from support import inside
 
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
@@ -107,9 +106,8 @@ def write_compressed(directory: pathlib.Path) -> None:
 
 def write_columns(directory: pathlib.Path) -> None:
     """As if these were very many leaves, in files that were very large."""
-    few = mock.patch.object(_columns, "MOST_LEAVES", 0)
-    small = mock.patch.object(_assign, "_MIN_FILE", 4096)
-    with few, small:
+    with pytest.MonkeyPatch.context() as patch:
+        inside.limit(patch, plain_leaves=0, file_bytes=4096)
         ec.tree_serialise_leaves(
             directory / "columns", tree(), storable, metadata=METADATA, chunks=_chunks
         )

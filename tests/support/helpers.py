@@ -1,9 +1,11 @@
 """What several tests use. No test is here."""
 
+import contextlib
+import fcntl
 import os
 import pathlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -80,6 +82,26 @@ def files_of(path: str | os.PathLike[str]) -> dict[str, bytes]:
         for file in sorted(root.rglob("*"))
         if file.is_file()
     }
+
+
+@contextlib.contextmanager
+def locked(directory: str | os.PathLike[str]) -> Iterator[None]:
+    """Holds the advisory lock of a directory, as a process that saves there does."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_locked(directory: str | os.PathLike[str]) -> bool:
+    """Whether somebody holds that lock."""
+    try:
+        with locked(directory):
+            return False
+    except BlockingIOError:
+        return True
 
 
 def _bits(array: np.ndarray) -> bytes:

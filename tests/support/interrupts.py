@@ -35,7 +35,9 @@ _PACKAGE = str(pathlib.Path(ec.__file__).parent) + os.sep
 Line = tuple[str, int]
 
 
-def _traced(at: int | None, lines: list[Line], thread: str) -> Callable[..., Any]:
+def _traced(
+    at: int | None, lines: list[Line], thread: str, finals: list[str]
+) -> Callable[..., Any]:
     def trace_line(frame: Any, event: str, arg: Any) -> Any:
         if event == "line":
             lines.append((frame.f_code.co_filename, frame.f_lineno))
@@ -50,7 +52,10 @@ def _traced(at: int | None, lines: list[Line], thread: str) -> Callable[..., Any
     def trace(frame: Any, event: str, arg: Any) -> Any:
         if not frame.f_code.co_filename.startswith(_PACKAGE):
             return None
-        if threading.current_thread().name != thread or _is_final(frame):
+        if threading.current_thread().name != thread:
+            return None
+        if _is_final(frame):
+            finals.append(frame.f_code.co_qualname)
             return None
         # What comes before the first line of one of these, comes before it is called:
         # Python then does not enter the block, or does not leave it by another call.
@@ -85,17 +90,25 @@ def _trace(call: Callable[[], Any], trace: Callable[..., Any]) -> None:
 
 
 def lines_of(call: Callable[[], Any], thread: str) -> list[Line]:
-    """The lines of the package that a call runs in the threads of a name, in order."""
+    """The lines of the package that a call runs in the threads of a name, in order,
+    but those of finalisers."""
     lines: list[Line] = []
-    _trace(call, _traced(None, lines, thread))
+    _trace(call, _traced(None, lines, thread, []))
     return lines
+
+
+def finals_of(call: Callable[[], Any]) -> list[str]:
+    """The finalisers that a call runs: Ctrl-C in one is lost."""
+    finals: list[str] = []
+    _trace(call, _traced(None, [], MAIN, finals))
+    return finals
 
 
 def interrupt(call: Callable[[], Any], at: int, thread: str) -> bool:
     """Makes a call, in which the line number `at` raises. Returns whether it did, and
     the call did not."""
     lines: list[Line] = []
-    _trace(call, _traced(at, lines, thread))
+    _trace(call, _traced(at, lines, thread, []))
     return len(lines) >= at
 
 
@@ -319,7 +332,13 @@ def _thread(name: str) -> str:
 # Of these also the short form raises at each line: nearly all that changes the state of
 # the process is there.
 _WINDOWS = {
-    "save later": ("_undo.py", "_gc.py", "_background.py", "_threads.py"),
+    "save later": (
+        "_cleanup.py",
+        "_descriptor.py",
+        "_gc.py",
+        "_background.py",
+        "_threads.py",
+    ),
     "helper of a save": ("_threads.py",),
 }
 
@@ -358,6 +377,10 @@ def interrupt_call(
         call(path)
     _put(path, 1, layout)
     thread = _thread(name)
+    if call in (save, _save_durably, _save_zarr):
+        # Files that a zip was read from are open until nobody has the reader any more.
+        assert layout == "zip" or not finals_of(lambda: call(path))
+        _put(path, 1, layout)
     lines = lines_of(lambda: call(path), thread)
     _next_calls(path, layout)
     state = State(directory)

@@ -11,9 +11,9 @@ import random
 import shutil
 from typing import Any
 
-from eqx_ckpt._run import _attempts
-from eqx_ckpt._run._attempts import Attempt, Copy, NearStep
-from eqx_ckpt._run._disk import Disk, NearPart
+from eqx_ckpt._near import _attempts
+from eqx_ckpt._near._attempts import Attempt, Copy, NearStep
+from eqx_ckpt._near._disk import Disk, NearPart
 from eqx_ckpt._storage import _root
 
 

@@ -28,8 +28,9 @@ import numpy as np
 import eqx_ckpt as ec
 from eqx_ckpt._format import _files
 from eqx_ckpt._load import _open, _verify
-from eqx_ckpt._storage import _conditions, _remote, _root
+from eqx_ckpt._storage import _conditions, _remote
 from support import servers
+from support.stores import StoredFiles
 
 
 # Once; for ever where it was first; for ever from then on.
@@ -182,9 +183,7 @@ class World:
         if self.kind == "http":
             return f"{self.base}/{before}"
         url = f"{self.base}/{self._own}/{next(self._number)}"
-        kv = _root.resolve(url).kv()
-        for writing in [kv.write(k, v) for k, v in self._files[before].items()]:
-            writing.result()
+        StoredFiles(url).update(self._files[before])
         return url
 
     def odd(self, answer: str, number: int, mode: str) -> Callable[[str, str], Any]:
@@ -352,7 +351,7 @@ def _state_of_run(case: Case, path: str, error: Any) -> str | None:
         return f"steps {gone} are gone, after {error!r}"
     if case.call == "save a step" and error is None and 40 not in there:
         return "the step is not there"
-    keys = _root.resolve(path).list_all() or []
+    keys = list(StoredFiles(path))
     moved = sorted({key.split("/")[1] for key in keys if ".damaged-" in key})
     if moved and case.mode == "once":
         return f"moved aside: {moved}"

@@ -10,9 +10,9 @@ import jax.tree_util as jtu
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from support import inside
 
 import eqx_ckpt as ec
-from eqx_ckpt._tree import _filters
 
 
 class Net(eqx.Module):
@@ -48,7 +48,7 @@ class Net(eqx.Module):
 
 def selected(spec, tree, is_leaf=None):
     leaves = jtu.tree_leaves(tree, is_leaf=is_leaf)
-    return _filters.selected(spec, tree, leaves, is_leaf)
+    return inside.selected(spec, tree, leaves, is_leaf)
 
 
 def by_equinox(spec, tree):

@@ -1,6 +1,8 @@
 """What notebooks show: HTML that stands by itself. What was stored is no markup."""
 
+import functools as ft
 import html.parser
+import itertools
 import json
 import re
 import shutil
@@ -14,8 +16,6 @@ import numpy as np
 import pytest
 
 import eqx_ckpt as ec
-from eqx_ckpt._tree import _html
-from eqx_ckpt._tree._show import TreeLine
 
 
 MOST = 200_000
@@ -23,8 +23,25 @@ HOSTILE = (
     "<script>pwned=1</script>\"'><img src=x onerror='pwned=1'>&amp;</section>\x1b[31m"
 )
 _TAGS = {"div", "style", "p", "b", "i", "u", "s", "section", "details", "summary"}
-_TAGS |= {"button", "pre"}
+_TAGS |= {"button", "pre", "table", "tr", "th", "td"}
 _ATTRIBUTES = {"class", "data-k", "onclick", "style", "open", "aria-label"}
+
+
+def _opened(tree):
+    path = f"memory://html/{next(_numbers)}"
+    ec.tree_serialise_leaves(path, tree)
+    return ec.open(path)
+
+
+_numbers = itertools.count()
+
+
+@ft.cache
+def _script():
+    """What a click does, on any page: nothing of it is of a checkpoint."""
+    text = _opened({"a": 1})._repr_html_()
+    (code,) = re.findall('onclick="([^"]*)"', text)
+    return html.unescape(code)
 
 
 class _Page(html.parser.HTMLParser):
@@ -40,7 +57,7 @@ class _Page(html.parser.HTMLParser):
     def handle_starttag(self, tag, attrs):
         assert tag in _TAGS and {name for name, _ in attrs} <= _ATTRIBUTES, (tag, attrs)
         for name, value in attrs:
-            assert name != "onclick" or value == html.unescape(_html._COPY)
+            assert name != "onclick" or value == _script()
             assert name != "style" or re.fullmatch(r"--s:\d+", value)
             if name == "data-k":
                 self.keys.append(value)
@@ -100,7 +117,9 @@ def test_every_class(ckpt, tmp_path):
         manager.save(5, {"x": jnp.ones(2)}, {"loss": 0.5})
         manager.wait()
         manager.pin(5)
-        assert "pinned, loss 0.5" in _page(manager).text
+        page = _page(manager)
+        for text in ("step", "loss", "0.5", "pinned", "8 B"):
+            assert text in page.text
     handle = ec.async_tree_serialise_leaves(tmp_path / "async", {"x": jnp.ones(2)})
     handle.result()
     assert "saved, 8 B of 8 B" in _page(handle).text
@@ -110,45 +129,52 @@ def test_shardings_are_shown():
     mesh = jax.make_mesh((1,), ("x",))
     spec = jax.sharding.PartitionSpec("x")
     array = jax.device_put(jnp.ones(4), jax.sharding.NamedSharding(mesh, spec))
-    assert "'x'" in _html.sharding(array)
     node = jax.tree.map(lambda x: array, ec.nest({"a": 1, "b": 2}))
     ec.tree_serialise_leaves("memory://sharded", node)
     assert "'x'" in _page(ec.open("memory://sharded").splice(node)["a"]).text
 
 
+def _empty(*shape):
+    return np.zeros((*shape, 0), np.float32)
+
+
+class _Field(eqx.Module):
+    w: np.ndarray
+    y: str = eqx.field(static=True)
+
+
+_ALL = range(10_000)
 _MANY = {
-    "wide": [TreeLine(f"x.w{i}", f"f32[{i % 97}]", i % 97) for i in range(10_000)],
-    "deep": [TreeLine(f"x.{i // 10}.w{i % 10}", f"f32[{i}]", i) for i in range(10_000)],
-    "alike": [TreeLine(f"x.{i}", "f32[256]", 1024) for i in range(10_000)],
-    "long": [TreeLine(f"x.{'&' * 100}{i}", "<" * 99, i) for i in range(10_000)],
-    "fields": [TreeLine(f"x{i}.y", "<" * 99) for i in range(10_000)],
+    "wide": lambda: {"x": {f"w{i}": _empty(i % 97) for i in _ALL}},
+    "deep": lambda: {"x": [{f"w{i % 10}": _empty(i)} for i in _ALL]},
+    "alike": lambda: {"x": [_empty(256) for _ in _ALL]},
+    "long": lambda: {"x": {f"{'&<' * 99}{i}": _empty(i) for i in _ALL}},
+    "fields": lambda: {f"x{i}": _Field(_empty(), "<" * 99) for i in range(2000)},
 }
 
 
 @pytest.mark.parametrize("name", _MANY)
 def test_ten_thousand_leaves(name):
-    text = _html.card("x", "", _html.tree(_MANY[name]))
-    assert text.isascii() and len(text) < MOST
-    page = _Page(text)
+    page = _page(_opened(_MANY[name]()))
     assert name != "alike" or page.keys == ["x", "0"] and "10,000 x" in page.text
     assert name == "alike" or " more leaves" in page.text
 
 
 def test_a_checkpoint_of_ten_thousand_leaves():
     tree = {f"w{i}": np.zeros(i % 97 + 1, np.float32) for i in range(10_000)}
-    ec.tree_serialise_leaves("memory://html", tree)
-    page = _page(ec.open("memory://html"))
+    page = _page(_opened(tree))
     assert len(page.keys) > 900 and "more leaves" in page.text
 
 
-def test_names_and_values_are_text():
+def test_names_and_values_are_text(tmp_path):
     tree = {HOSTILE: jnp.ones(2), "a": {HOSTILE: {"b" * 20_000: 1}}}
     ec.tree_serialise_leaves("memory://hostile", tree, metadata={HOSTILE: [HOSTILE]})
     ckpt = ec.open("memory://hostile")
     assert "pwned" in _page(ckpt).text and "pwned" in _page(ckpt.tree).text
     _page(ckpt.tree[HOSTILE])
     _page(ec.diff(ckpt, {HOSTILE: jnp.zeros(2)}))
-    assert _html._safe("é\n<") == "&#233;\\n&lt;"
+    ec.tree_serialise_leaves(tmp_path / "é\n<", {"a": 1})
+    assert "/&#233;\\n&lt;" in ec.open(tmp_path / "é\n<")._repr_html_()
 
 
 def test_stored_names_do_not_stand_for_methods():

@@ -11,11 +11,10 @@ import jax.random as jr
 import jax.tree_util as jtu
 import numpy as np
 import pytest
+from support import inside
 from support.helpers import assert_alike
 
 import eqx_ckpt as ec
-from eqx_ckpt._load import _checkpoint
-from eqx_ckpt._tree._node import Node
 
 
 class _Net(eqx.Module):
@@ -179,12 +178,13 @@ def test_static_fields_are_attributes(ckpt):
 
 
 def test_nodes_stay_nodes_and_only_materialise_makes_plain_containers(ckpt):
+    kind = type(ckpt.tree)
     for node in (
         jax.tree.map(lambda x: x, ckpt.tree),
         eqx.filter(ckpt.tree, lambda x: x.ndim == 1),
         eqx.tree_at(lambda t: t.odd, ckpt.tree, None),
     ):
-        assert type(node) is Node and type(node.model.attention) is Node
+        assert type(node) is kind and type(node.model.attention) is kind
     out = ec.materialise({"a": [ckpt.tree.odd], "b": _read(ckpt.tree.keys)})
     assert list(map(type, (out["a"][0], out["b"]))) == [dict, dict]
     assert [x if x is None else x.shape for x in out["a"][0]["%=False"]] == [
@@ -207,6 +207,7 @@ def test_fields_that_are_called_as_attributes_of_nodes(tmp_path):
     saved = {name: float(i) for i, name in enumerate(_NAMES)}
     ec.tree_serialise_leaves(tmp_path / "c", {"a": saved, **saved})
     tree = ec.open(tmp_path / "c").tree
+    kind = type(tree)
     for node in (tree, tree.a, _read(tree), _read(tree.a)):
         value = lambda x: x if isinstance(x, float) else x.read()
         assert {name: value(node[name]) for name in _NAMES} == saved
@@ -214,7 +215,7 @@ def test_fields_that_are_called_as_attributes_of_nodes(tmp_path):
         for name in _NAMES:
             if not name.startswith("__"):
                 assert value(getattr(node, name)) == saved[name]
-        assert isinstance(node, Node) and callable(node.__len__)
+        assert isinstance(node, kind) and callable(node.__len__)
         with pytest.raises(AttributeError, match=r"is reached by `\['__array__'\]`"):
             node.__array__
         assert "_children" in repr(node) and "__len__" in dir(node)
@@ -247,9 +248,7 @@ def test_one_leaf_of_many_is_found_without_the_others(tmp_path, monkeypatch):
     }
     ec.tree_serialise_leaves(tmp_path / "c", tree)
     made = []
-    make = _checkpoint._lazy.lazy_of
-    count = lambda *args: made.append(args) or make(*args)
-    monkeypatch.setattr(_checkpoint._lazy, "lazy_of", count)
+    inside.watch(monkeypatch, "make a lazy leaf", lambda *args: made.append(args))
     ckpt = ec.open(tmp_path / "c")
     assert ckpt.tree.a.w7.name == "a.w7" and ckpt.tree.b[2999].w.name == "b.2999.w"
     assert ckpt.tree.b[-1].w is ckpt.tree.b[2999].w

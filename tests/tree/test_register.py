@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from support import inside
 from support.helpers import run_python
 
 import eqx_ckpt as ec
@@ -129,20 +130,16 @@ def test_what_fails_in_the_functions(tmp_path):
 
 def test_for_a_block_and_for_the_process(tmp_path):
     assert not ec.is_storable(Fraction(1))
-    ec.register_leaf(Fraction, str, Fraction)
-    try:
+    with inside.registered_types_forgotten():
+        ec.register_leaf(Fraction, str, Fraction)
         assert ec.is_storable(Fraction(1))
         with ec.register_leaf(Fraction, float, Fraction):
             ec.tree_serialise_leaves(tmp_path / "c", Fraction(1, 2))
         assert ec.open(tmp_path / "c").tree.read() == 0.5
         ec.tree_serialise_leaves(tmp_path / "c", Fraction(1, 2))
         assert ec.open(tmp_path / "c").tree.read() == "1/2"
-    finally:
         with ec.register_leaf(Fraction, str, Fraction):
             pass
-        from eqx_ckpt._tree import _register
-
-        _register._set(Fraction, None)
     with pytest.raises(ValueError, match="selects no leaf"):
         ec.tree_serialise_leaves(tmp_path / "c", Fraction(1, 2))
     with pytest.raises(TypeError, match="`Fraction` cannot be stored.*`register_leaf`"):

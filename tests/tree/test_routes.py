@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
-from eqx_ckpt._tree import _moves, _routes
+from eqx_ckpt._reshard import _moves, _routes
 
 
 SHAPE = (64, 48, 32)
@@ -81,11 +81,11 @@ def test_every_bit_arrives_and_no_array_is_whole(case):
         return
     _, processes, chunk, _ = case
     move = _moves.along(route, sharding)
-    assert route.read == _read(move.first, route.sizes.padded, processes, chunk)
+    assert route.read == _read(move.first, route.padded, processes, chunk)
     assert route.wanted == _read(sharding, SHAPE, processes, chunk)
     x = np.random.default_rng(0).integers(0, 2**32, SHAPE, np.uint32)
     x = x.view(np.float32)
-    bits = _moves.begin(move, [x[region] for region in _moves.regions(move)])
+    bits = move.begin([x[region] for region in move.regions()])
     program = _moves.compiled(move, bits.shape, bits.dtype)
     out = _moves.end(move, program(bits), x.dtype)
     assert out.sharding == sharding
@@ -126,7 +126,7 @@ def test_lengths_that_no_mesh_divides():
         route = _routes.plan(digits, shape, chunk, ((),) * len(shape))
         assert route is not None and route.read == math.prod(shape)
         assert route.wanted == 4 * route.read
-        assert math.prod(route.sizes.padded) <= 2 * math.prod(shape)
+        assert math.prod(route.padded) <= 2 * math.prod(shape)
 
 
 def test_an_array_that_cannot_be_cut():

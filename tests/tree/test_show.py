@@ -10,7 +10,13 @@ from hypothesis import given, strategies as st
 
 import eqx_ckpt as ec
 from eqx_ckpt._format import _text
-from eqx_ckpt._tree import _show
+from eqx_ckpt._show import _terminal
+from eqx_ckpt._tree import _folding
+from eqx_ckpt._tree._folding import TreeLine
+
+
+def drawn(rows, limit=None):
+    return _terminal.text([TreeLine(*row) for row in rows], limit)
 
 
 part = st.one_of(
@@ -38,29 +44,29 @@ def split(folded):
 
 @given(st.lists(name, max_size=30))
 def test_fold_stands_for_exactly_these_names(names):
-    out = [x for folded in _show.fold(names) for x in unfolded(split(folded))]
+    out = [x for folded in _folding.fold(names) for x in unfolded(split(folded))]
     assert sorted(out) == sorted(set(names))
 
 
 def test_fold():
     layers = [f"layers.{i}.{x}" for i in range(32) for x in ("weight", "bias")]
-    assert _show.fold(layers) == ["layers.{0..31}.weight", "layers.{0..31}.bias"]
-    assert _show.fold(["a.0", "a.2", "a.3", "b"]) == ["a.0", "a.{2..3}", "b"]
+    assert _folding.fold(layers) == ["layers.{0..31}.weight", "layers.{0..31}.bias"]
+    assert _folding.fold(["a.0", "a.2", "a.3", "b"]) == ["a.0", "a.{2..3}", "b"]
     grid = [f"{i}.{j}" for i in range(3) for j in range(2)]
-    assert _show.fold(grid) == ["{0..2}.{0..1}"]
-    assert _show.fold(["0", "1"]) == ["{0..1}"]
-    assert _show.fold([]) == []
+    assert _folding.fold(grid) == ["{0..2}.{0..1}"]
+    assert _folding.fold(["0", "1"]) == ["{0..1}"]
+    assert _folding.fold([]) == []
 
 
 def test_folded_rows_are_in_the_order_of_their_first():
     rows = [("a.0.w", "x"), ("b", "y"), ("a.1.w", "x"), ("c.0", "z"), ("d", "y")]
     folded = [("a.{0..1}.w", "x"), ("b", "y"), ("c.0", "z"), ("d", "y")]
-    assert _show.fold_rows(rows) == folded
+    assert _folding.fold_rows(rows) == folded
 
 
 def test_fold_takes_only_indices_for_numbers():
     for names in (["a.007", "a.008"], ["a.٣", "a.٤"], ["9" * 5000], ["x1", "x2"]):
-        assert _show.fold(names) == names
+        assert _folding.fold(names) == names
 
 
 def test_a_report_folds_the_layers_that_are_missing(tmp_path):
@@ -83,7 +89,7 @@ def test_tree_lines():
         ("layers.4.w", "f32[5]  20 B"),
         ("zz", "int"),
     ]
-    assert _show.tree_lines(rows) == [
+    assert drawn(rows) == [
         "a",
         "  w    f32[2]",
         "layers",
@@ -95,15 +101,15 @@ def test_tree_lines():
         "    w  f32[5]  20 B",
         "zz     int",
     ]
-    assert _show.tree_lines([("%root", "int")]) == ["%root  int"]
-    assert _show.tree_lines([]) == []
+    assert drawn([("%root", "int")]) == ["%root  int"]
+    assert drawn([]) == []
 
 
 def test_tree_lines_fold_whole_subtrees_and_nothing_that_differs():
     rows = [
         (f"blocks.{i}.heads.{j}.w", "f32[]") for i in range(64) for j in range(8)
     ] + [("blocks.64.heads.0.w", "f32[1]")]
-    assert _show.tree_lines(rows) == [
+    assert drawn(rows) == [
         "blocks",
         "  {0..63}",
         "    heads",
@@ -116,21 +122,21 @@ def test_tree_lines_fold_whole_subtrees_and_nothing_that_differs():
     ]
     # Not in order, with leading zeros, or too long to be an index: each on its own.
     for parts in (["1", "0"], ["00", "01"], ["9" * 5000, "1" + "0" * 5000]):
-        assert len(_show.tree_lines([(part, "x") for part in parts])) == 2
+        assert len(drawn([(part, "x") for part in parts])) == 2
 
 
 @given(st.lists(name, max_size=30, unique=True))
 def test_tree_lines_draw_every_leaf(names):
     # Texts that all differ, so that nothing is folded.
     rows = [(name, f"<{i}>") for i, name in enumerate(names)]
-    drawn = [line.split("<")[1] for line in _show.tree_lines(rows) if "<" in line]
-    assert sorted(drawn) == sorted(text[1:] for _, text in rows)
+    shown = [line.split("<")[1] for line in drawn(rows) if "<" in line]
+    assert sorted(shown) == sorted(text[1:] for _, text in rows)
 
 
 @given(st.lists(name, max_size=30, unique=True), st.integers(1, 10))
 def test_tree_lines_are_limited(names, limit):
     rows = [(name, f"<{i}>") for i, name in enumerate(names)]
-    whole, some = _show.tree_lines(rows), _show.tree_lines(rows, limit)
+    whole, some = drawn(rows), drawn(rows, limit)
     if len(whole) <= limit:
         assert some == whole
     else:
@@ -204,9 +210,9 @@ def test_short_dtype():
         "int": "int",
         "str": "str",
     }
-    assert {x: _show.short_dtype(x) for x in dtypes} == dtypes
-    assert _show.short_array("float32", (64, 3)) == "f32[64,3]"
-    assert _show.short_array("bool", ()) == "bool[]"
+    assert {x: _folding.short_dtype(x) for x in dtypes} == dtypes
+    assert _folding.short_array("float32", (64, 3)) == "f32[64,3]"
+    assert _folding.short_array("bool", ()) == "bool[]"
 
 
 def test_the_command_line_in_pipes_and_on_terminals(tmp_path):

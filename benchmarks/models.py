@@ -1,0 +1,382 @@
+"""Saves and loads of the trees that people have: Modules with the states of optimisers.
+
+    python benchmarks/models.py [NAME...] [--short] [--rounds N] [--scratch DIRECTORY]
+                                [--out DIRECTORY]
+
+Each peer has the same arrays, and saves them to the page cache. Widths are small: the
+table is about what a leaf costs, and large leaves are in `python benchmarks L M`.
+`flat` is a dict of the leaves by name, which is made before the clock starts; so is
+what safetensors is given. Figures are medians of milliseconds of CPU of the process
+and, in brackets, by the clock: of a first call in a new process, in which JAX has made
+arrays, and of later calls in turns in one process.
+"""
+
+import argparse
+import functools as ft
+import itertools
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+import optax
+from peers import PEERS
+
+import eqx_ckpt as ec
+
+
+# ---- The models.
+
+
+class Block(eqx.Module):
+    """Attention and an MLP, before each of which is a norm, as in GPT-2."""
+
+    attention: eqx.nn.MultiheadAttention
+    norms: list[eqx.nn.LayerNorm]
+    mlp: eqx.nn.MLP
+    dropout: eqx.nn.Dropout
+
+    def __init__(self, width: int, key: jax.Array):
+        a, b = jr.split(key)
+        self.attention = eqx.nn.MultiheadAttention(
+            4,
+            width,
+            use_query_bias=True,
+            use_key_bias=True,
+            use_value_bias=True,
+            use_output_bias=True,
+            key=a,
+        )
+        self.norms = [eqx.nn.LayerNorm(width) for _ in range(2)]
+        self.mlp = eqx.nn.MLP(width, width, 4 * width, 1, jax.nn.gelu, key=b)
+        self.dropout = eqx.nn.Dropout(0.1)
+
+
+class GPT2(eqx.Module):
+    words: eqx.nn.Embedding
+    places: eqx.nn.Embedding
+    blocks: list[Block]
+    norm: eqx.nn.LayerNorm
+
+    def __init__(self, depth: int, width: int, key: jax.Array):
+        a, b, *keys = jr.split(key, depth + 2)
+        self.words = eqx.nn.Embedding(1000, width, key=a)
+        self.places = eqx.nn.Embedding(128, width, key=b)
+        self.blocks = [Block(width, key) for key in keys]
+        self.norm = eqx.nn.LayerNorm(width)
+
+
+class Gated(eqx.Module):
+    """The MLP of Llama."""
+
+    gate: eqx.nn.Linear
+    up: eqx.nn.Linear
+    down: eqx.nn.Linear
+
+    def __init__(self, width: int, hidden: int, key: jax.Array):
+        linear = ft.partial(eqx.nn.Linear, use_bias=False)
+        a, b, c = jr.split(key, 3)
+        self.gate = linear(width, hidden, key=a)
+        self.up = linear(width, hidden, key=b)
+        self.down = linear(hidden, width, key=c)
+
+
+class LlamaBlock(eqx.Module):
+    attention: eqx.nn.MultiheadAttention
+    norms: list[eqx.nn.RMSNorm]
+    mlp: Gated
+
+    def __init__(self, width: int, key: jax.Array):
+        a, b = jr.split(key)
+        self.attention = eqx.nn.MultiheadAttention(4, width, key=a)
+        self.norms = [eqx.nn.RMSNorm(width, use_bias=False) for _ in range(2)]
+        self.mlp = Gated(width, 3 * width, b)
+
+
+class Llama(eqx.Module):
+    words: eqx.nn.Embedding
+    blocks: list[LlamaBlock]
+    norm: eqx.nn.RMSNorm
+    head: eqx.nn.Linear
+
+    def __init__(self, depth: int, width: int, key: jax.Array):
+        a, b, *keys = jr.split(key, depth + 2)
+        self.words = eqx.nn.Embedding(1000, width, key=a)
+        self.blocks = [LlamaBlock(width, key) for key in keys]
+        self.norm = eqx.nn.RMSNorm(width, use_bias=False)
+        self.head = eqx.nn.Linear(width, 1000, use_bias=False, key=b)
+
+
+class Experts(eqx.Module):
+    attention: eqx.nn.MultiheadAttention
+    router: eqx.nn.Linear
+    experts: list[Gated]
+
+    def __init__(self, width: int, count: int, key: jax.Array):
+        a, b, *keys = jr.split(key, count + 2)
+        self.attention = eqx.nn.MultiheadAttention(4, width, key=a)
+        self.router = eqx.nn.Linear(width, count, key=b)
+        self.experts = [Gated(width, width, key) for key in keys]
+
+
+class ViT(eqx.Module):
+    patches: eqx.nn.Conv2d
+    places: jax.Array
+    blocks: list[Block]
+    head: eqx.nn.Linear
+
+    def __init__(self, depth: int, width: int, key: jax.Array):
+        a, b, c, *keys = jr.split(key, depth + 3)
+        self.patches = eqx.nn.Conv2d(3, width, 16, 16, key=a)
+        self.places = jr.normal(b, (197, width))
+        self.blocks = [Block(width, key) for key in keys]
+        self.head = eqx.nn.Linear(width, 1000, key=c)
+
+
+class ResNet(eqx.Module):
+    """Convolutions with BatchNorm, whose means are in a State."""
+
+    convolutions: list[eqx.nn.Conv2d]
+    norms: list[eqx.nn.BatchNorm]
+    head: eqx.nn.Linear
+
+    def __init__(self, depth: int, width: int, key: jax.Array):
+        a, *keys = jr.split(key, depth + 1)
+        conv = ft.partial(eqx.nn.Conv2d, width, width, 3, use_bias=False)
+        self.convolutions = [conv(key=key) for key in keys]
+        self.norms = [eqx.nn.BatchNorm(width, "batch", mode="ema") for _ in keys]
+        self.head = eqx.nn.Linear(width, 1000, key=a)
+
+
+def _train(model: Any, optimiser: Any) -> dict[str, Any]:
+    params = eqx.filter(model, eqx.is_array)
+    step = jnp.asarray(100)
+    return {"model": model, "optimiser": optimiser.init(params), "step": step}
+
+
+def _gpt2(short: bool) -> Any:
+    return _train(GPT2(2 if short else 12, 32, jr.key(0)), optax.adam(1e-3))
+
+
+def _llama(short: bool) -> Any:
+    model = Llama(2 if short else 75, 16, jr.key(0))
+    average = jax.tree.map(lambda x: x + 1 if eqx.is_array(x) else x, model)
+    return _train(model, optax.adamw(1e-3)) | {"average": average}
+
+
+def _experts(short: bool) -> Any:
+    keys = jr.split(jr.key(0), 1 if short else 10)
+    return _train([Experts(16, 33, key) for key in keys], optax.adam(1e-3))
+
+
+def _vit(short: bool) -> Any:
+    return _train(ViT(2 if short else 12, 64, jr.key(0)), optax.adamw(1e-3))
+
+
+def _resnet(short: bool) -> Any:
+    model, state = eqx.nn.make_with_state(ResNet)(2 if short else 50, 16, jr.key(0))
+    return _train(model, optax.sgd(1e-3, momentum=0.9)) | {"state": state}
+
+
+MODELS: dict[str, Callable[[bool], Any]] = {
+    "GPT-2-like with Adam": _gpt2,
+    "Llama-like with AdamW and EMA": _llama,
+    "MoE with Adam": _experts,
+    "ViT with AdamW": _vit,
+    "ResNet with State and momentum": _resnet,
+}
+
+
+def make(model: str, short: bool) -> Any:
+    """A tree for which nothing is compiled: its leaves are parts of a random pool."""
+    skeleton = eqx.filter_eval_shape(MODELS[model], short)
+    pool = np.random.default_rng(0).standard_normal(2**20, np.float32)
+    starts = itertools.count(0, 4099)
+
+    def fill(x: Any) -> Any:
+        if not isinstance(x, jax.ShapeDtypeStruct):
+            return x
+        start = next(starts) % 2**19
+        return jnp.asarray(pool[start : start + x.size].reshape(x.shape), x.dtype)
+
+    return jax.block_until_ready(jax.tree.map(fill, skeleton))
+
+
+# ---- The peers.
+
+Path = pathlib.Path
+
+
+class Peer(NamedTuple):
+    """`of` makes, of a tree, what is saved, and `like` what is told to a load."""
+
+    save: Callable[[Path, Any], Any]
+    load: Callable[[Path, Any], Any]
+    of: Callable[[Any], Any]
+    like: Callable[[Any], Any]
+
+
+def _flat(tree: Any) -> dict[str, jax.Array]:
+    leaves = jax.tree_util.tree_leaves_with_path(eqx.filter(tree, eqx.is_array))
+    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+
+
+def _skeleton(tree: Any) -> Any:
+    return eqx.filter_eval_shape(lambda: tree)
+
+
+def _ours(path: Path, tree: Any) -> None:
+    ec.tree_serialise_leaves(path, tree, durable=False)
+
+
+def _same(tree: Any) -> Any:
+    return tree
+
+
+def _flat_peer(name: str) -> Peer:
+    peer = next(peer for peer in PEERS if peer.name == name)
+    return Peer(
+        lambda path, tree: peer.save(path, tree, False),
+        peer.load,
+        _flat,
+        lambda tree: peer.like(_flat(tree)),
+    )
+
+
+OURS, BESIDE = "eqx_ckpt", "safetensors.flax, flat"
+ALL: dict[str, Peer] = {
+    OURS: Peer(_ours, ec.tree_deserialise_leaves, _same, _skeleton),
+    "eqx_ckpt, flat": Peer(
+        _ours,
+        ec.tree_deserialise_leaves,
+        _flat,
+        lambda tree: _skeleton(_flat(tree)),
+    ),
+    "Equinox": Peer(
+        eqx.tree_serialise_leaves, eqx.tree_deserialise_leaves, _same, _skeleton
+    ),
+    BESIDE: _flat_peer("safetensors.flax"),
+}
+
+
+# ---- The clock.
+
+
+def _timed(call: Callable[[], Any]) -> tuple[float, float]:
+    """Milliseconds of CPU, and by the clock."""
+    clock, cpu = time.perf_counter(), time.process_time()
+    jax.block_until_ready(call())
+    return 1e3 * (time.process_time() - cpu), 1e3 * (time.perf_counter() - clock)
+
+
+def _clear(path: Path) -> None:
+    """Nothing is at the path. A save over another one deletes that as well."""
+    ec.delete(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def later(tree: Any, rounds: int, scratch: Path) -> dict[str, dict[str, Any]]:
+    out: dict[str, dict[str, Any]] = {x: {"save": [], "load": []} for x in ALL}
+    given = {name: (peer.of(tree), peer.like(tree)) for name, peer in ALL.items()}
+    for turn in range(rounds + 1):
+        for name, peer in [*ALL.items()][:: -1 if turn % 2 else 1]:
+            saved, like = given[name]
+            path = scratch / f"{name}.eqx"
+            _clear(path)
+            save = _timed(lambda: peer.save(path, saved))
+            load = _timed(lambda: peer.load(path, like))
+            if turn:  # The first one is measured in a process of its own.
+                out[name]["save"].append(save)
+                out[name]["load"].append(load)
+    return out
+
+
+def first(model: str, rounds: int, scratch: Path) -> dict[str, Any]:
+    out: dict[str, Any] = {x: {"first save": [], "first load": []} for x in ALL}
+    for _ in range(rounds):
+        for name in ALL:
+            for call in ("save", "load"):
+                got = subprocess.run(
+                    [sys.executable, __file__, model, "--scratch", str(scratch)]
+                    + ["--once", name, call],
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                )
+                out[name][f"first {call}"].append(json.loads(got.stdout))
+    return out
+
+
+def _once(model: str, name: str, call: str, scratch: Path) -> None:
+    tree = make(model, False)
+    peer, path = ALL[name], scratch / f"first {name}.eqx"
+    if call == "save":
+        _clear(path)
+        saved = peer.of(tree)
+        print(json.dumps(_timed(lambda: peer.save(path, saved))))
+    else:
+        like = peer.like(tree)
+        print(json.dumps(_timed(lambda: peer.load(path, like))))
+
+
+def table(model: str, result: dict[str, Any]) -> str:
+    rows = result["peers"]
+    kinds = {kind: len(samples) for kind, samples in rows[OURS].items()}
+    heads = [f"{kind}, {count} times" for kind, count in kinds.items()]
+    lines = [
+        f"{model}: {result['leaves']} leaves, {result['bytes'] / 2**20:.1f} MiB",
+        f"{'ms of CPU (by the clock)':26}" + "".join(f"{x:>22}" for x in heads),
+    ]
+    for name, row in rows.items():
+        cells = []
+        for kind in kinds:
+            cpu, clock = (statistics.median(x) for x in zip(*row[kind]))
+            cells.append(f"{cpu:.1f} ({clock:.1f})".rjust(22))
+        lines.append(f"{name:26}" + "".join(cells))
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("models", nargs="*", default=[*MODELS], metavar="NAME")
+    parser.add_argument("--short", action="store_true", help="few layers, one round")
+    parser.add_argument("--out", type=pathlib.Path, help="where models.json goes")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--scratch", type=pathlib.Path)
+    parser.add_argument("--once", nargs=2, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.once:
+        _once(given.models[0], *given.once, given.scratch)
+        return
+    rounds = given.rounds or (1 if given.short else 7)
+    results: dict[str, Any] = {}
+    for model in given.models:
+        with tempfile.TemporaryDirectory(dir=given.scratch) as scratch:
+            tree = make(model, given.short)
+            rows = later(tree, rounds, Path(scratch))
+            if not given.short:  # Each takes a new process.
+                for name, row in first(model, min(5, rounds), Path(scratch)).items():
+                    rows[name] |= row
+        leaves = jax.tree.leaves(eqx.filter(tree, eqx.is_array))
+        size = sum(x.nbytes for x in leaves)
+        results[model] = {"leaves": len(leaves), "bytes": size, "peers": rows}
+        print(table(model, results[model]), end="\n\n", flush=True)
+    if given.out:
+        (given.out / "models.json").write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

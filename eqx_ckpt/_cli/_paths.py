@@ -1,0 +1,122 @@
+"""From the arguments PATH and NAME to what is meant by them."""
+
+import contextlib
+import fnmatch
+import re
+from collections.abc import Iterator
+
+import click
+
+from .._errors import DamagedError
+from .._format import _names, _text
+from .._load import _checkpoint, _nodes
+from .._load._checkpoint import Checkpoint
+from .._run import _numbered
+from .._run._steps import Steps
+from .._tree import _nearest
+from .._tree._node import Node
+
+
+# A path or a URL: the shell completes the names of files.
+PATH = click.Path(path_type=str)
+
+
+def open_any(path: str) -> Checkpoint | Steps:
+    """The checkpoint at a path, or in that of a step; or the steps of a run.
+
+    **Raises:** what `ec.open` raises for the path, if there is neither.
+    """
+    try:
+        return _checkpoint.open(path)
+    except DamagedError:
+        raise
+    except (FileNotFoundError, ValueError):
+        found = _run_at(path) or _step_at(path)
+        if found is None:
+            raise
+        return found
+
+
+def _run_at(path: str) -> Steps | None:
+    try:
+        steps = Steps(path)
+        return steps if steps.directories() else None
+    except (OSError, ValueError):  # It cannot be listed: it is what `open` says.
+        return None
+
+
+def _step_at(path: str) -> Checkpoint | None:
+    """Number of the step in a directory."""
+    path = path.rstrip("/")
+    if not _numbered.is_step(path.rpartition("/")[2]):
+        return None
+    with contextlib.suppress(FileNotFoundError):
+        return _checkpoint.open(f"{path}/default")
+    return None
+
+
+def open_one(path: str) -> Checkpoint:
+    """A checkpoint; of a run that of the newest step."""
+    found = open_any(path)
+    if isinstance(found, Checkpoint):
+        return found
+    step = found.latest()
+    if step is None:
+        raise FileNotFoundError(
+            f"No step of the run at `{path}` is complete. `eqx-ckpt steps` says more."
+        )
+    return _checkpoint.open(found.path(step))
+
+
+def node(ckpt: Checkpoint, name: str) -> Node:
+    """A node of a checkpoint's own tree, by its dotted name.
+
+    **Raises:** `KeyError` that names the nearest, if there is none.
+    """
+    if not any(_names.is_under(leaf, name) for leaf in ckpt):
+        nodes = {above for leaf in ckpt for above in _above(leaf)}
+        near = _nearest.NameIndex(sorted(nodes)).nearest(name, 3)
+        some = ", ".join(f"`{_text.bounded(x, 200)}`" for x in near)
+        raise KeyError(
+            f"The checkpoint has no node or leaf `{_text.bounded(name, 200)}`. "
+            f"{f'The nearest nodes are {some}.' if some else ''}".rstrip()
+        )
+    return _nodes.node_at(ckpt._source, name)
+
+
+def _above(name: str) -> Iterator[str]:
+    while name := name.rpartition(".")[0]:
+        yield name
+
+
+_SLICE = re.compile(r"(.*?)\[([^\[\]]*)\]", re.DOTALL)
+
+
+def split_slice(name: str) -> tuple[str, tuple[int | slice, ...] | None]:
+    """`w[:8, 0]` as the name and what it is indexed with; None if that is nothing."""
+    match = _SLICE.fullmatch(name)
+    if match is None:
+        return name, None
+    try:
+        return match[1], tuple(map(_index, match[2].split(",")))
+    except ValueError:
+        raise click.BadParameter(
+            f"`[{match[2]}]` is no index: integers and slices, as in `[0, :8]`."
+        ) from None
+
+
+def _index(text: str) -> int | slice:
+    parts = [int(part) if part.strip() else None for part in text.split(":")]
+    if len(parts) > 3 or parts == [None]:
+        raise ValueError(text)
+    if len(parts) == 1 and parts[0] is not None:
+        return parts[0]
+    return slice(*parts)
+
+
+def is_match(name: str, pattern: str) -> bool:
+    """Whether a leaf is meant by a pattern, in which `*` stands for any text: by its
+    name, or that of a node above it."""
+    if not re.search(r"[*?\[]", pattern):
+        return _names.is_under(name, pattern)
+    return fnmatch.fnmatchcase(name, pattern)

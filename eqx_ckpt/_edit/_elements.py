@@ -1,0 +1,271 @@
+"""The leaves of a tree or a checkpoint by name, and their elements block by block."""
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from .._format import _grid, _names, _template
+from .._format._leaves import Statics
+from .._format._template import Template
+from .._load import _checkpoint, _computed, _lazy
+from .._load._checkpoint import Checkpoint
+from .._load._computed import Computed
+from .._load._lazy import LazyArray
+from .._load._load_options import LoadOptions
+from .._runtime import _progress
+from .._tree import (
+    _filters,
+    _flatten,
+    _host_copy,
+    _leaf,
+    _register,
+    _states,
+    _static,
+)
+from .._tree._flatten import Flat
+from .._tree._states import Entry
+from .._tree._target import Target
+
+
+Region = tuple[slice, ...]
+
+# The memory that a call takes by default; how much it reads at a time, and at least.
+_MAX_BYTES = 2**28
+_ROOM, _LEAST = 2**26, 2**18
+
+
+class Leaf(NamedTuple):
+    """A leaf of a tree: what is stored of it, and the value or the lazy leaf.
+
+    `digests` are those of the stored bytes, where there are any. Leaves of one
+    `identity` are one array.
+    """
+
+    name: str
+    template: Template
+    value: Any
+    digests: Callable[[], bytes] | None = None
+    identity: Any = None
+
+    @property
+    def is_array(self) -> bool:
+        return self.template.kind in _template.ARRAY_KINDS
+
+
+class Side(NamedTuple):
+    """A tree that is compared with another: its leaves and all else that it has.
+
+    `texts` are str of a tree in memory: configuration, unless the other tree has a leaf
+    of that name.
+    """
+
+    shown: str
+    leaves: dict[str, Leaf]
+    texts: dict[str, Leaf]
+    entries: dict[str, Entry]
+    statics: Statics
+    metadata: tuple[Any, ...]  # That of a checkpoint. A tree has none.
+
+
+def tree_of(x: Any) -> Any:
+    """The tree of a path or an open checkpoint, or the tree itself."""
+    if isinstance(x, (str, os.PathLike, Checkpoint)):
+        return _checkpoint.open(x).tree
+    return x
+
+
+def look(x: Any) -> Side:
+    """A path, an open checkpoint or a tree, of which no array is read.
+
+    **Raises:** `ValueError` or `TypeError` that names a leaf that has no value, or two
+    leaves of one name.
+    """
+    shown, metadata, tree = "a tree", (), x
+    if isinstance(x, (str, os.PathLike, Checkpoint)):
+        ckpt = _checkpoint.open(x)
+        shown, metadata, tree = f"`{ckpt.path}`", (ckpt.metadata,), ckpt.tree
+    flat = _flatten.flatten(tree, None)
+    names = names_of(flat)
+    leaves: dict[str, Leaf] = {}
+    texts: dict[str, Leaf] = {}
+    for name, value in zip(names, flat.leaves):
+        is_stored = _filters.by_default(value)
+        if not is_stored and not isinstance(value, (str, bytes)):
+            continue
+        if name in leaves or name in texts:
+            raise ValueError(f"Two leaves of {shown} are called `{name}`.")
+        (leaves if is_stored else texts)[name] = _leaf_of(name, value)
+    found = _states.state_entries(tree, flat, "")
+    entries = {names[number]: entry for number, entry in found.items()}
+    statics = _static.record(tree, None, flat)
+    return Side(shown, leaves, texts, entries, statics, metadata)
+
+
+def names_of(flat: Flat) -> list[str]:
+    return [_names.name_of(path)[0] for path in flat.paths]
+
+
+def _leaf_of(name: str, value: Any) -> Leaf:
+    if isinstance(value, LazyArray):
+        target = value._target._replace(codec=None, python=None)
+        plain = _aimed(value, target)
+        template = template_of(plain)
+        anywhere = _aimed(plain, target._replace(sharding=None))
+        identity = _computed.identity(anywhere)
+        return Leaf(name, template, plain, _digests_of(plain, template), identity)
+    try:
+        stored = _register.to_leaf(value)
+        if isinstance(stored, LazyArray):
+            return _leaf_of(name, stored)
+        template = _leaf.describe(stored)
+    except (TypeError, ValueError) as e:
+        raise type(e)(f"Leaf `{name}`: {e}") from e
+    if isinstance(stored, jax.Array) and not stored.is_fully_addressable:
+        raise ValueError(
+            f"Leaf `{name}`: other processes have parts of it. Save it, and open what "
+            "was saved."
+        )
+    return Leaf(name, template, stored, None, id(value))
+
+
+# ---- Lazy leaves.
+
+
+def _aimed(lazy: LazyArray, target: Target) -> LazyArray:
+    """The same with another target, if it is another."""
+    return lazy if target == lazy._target else lazy._again(lazy._view, target)
+
+
+def template_of(lazy: LazyArray) -> Template:
+    """The template that a lazy leaf would be stored with, as it is read."""
+    t, target = lazy._template, lazy._target
+    if target.kind not in _template.ARRAY_KINDS:
+        if target.kind in ("key", "str", "bytes") or t.dtype == "int":
+            return t
+        dtype = _template.SCALAR_KINDS[target.kind]
+        return Template(t.keys, target.kind, dtype, (), dtype, ())
+    made = _leaf.array_template("numpy", target.shape, target.dtype, None, False)
+    chunk = t.chunk if (made.shape, made.stored) == (t.shape, t.stored) else ()
+    return made._replace(kind=target.kind, weak=target.weak, chunk=chunk)
+
+
+def _digests_of(lazy: LazyArray, template: Template) -> Callable[[], bytes] | None:
+    """Digests of a stored array that is read as it is, without a view or a cast."""
+    if isinstance(lazy, Computed):
+        return None
+    source, t = lazy._source, lazy._template
+    same = (template.dtype, template.shape) == (t.dtype, t.shape)
+    if lazy._view is not None or not same or not source.has_digests:
+        return None
+    return lambda: source.digests_of(lazy._record, range(t.chunk_count))
+
+
+# ---- Reading.
+
+
+def stream(
+    what: str,
+    rows: Sequence[Sequence[Leaf]],
+    reading: LoadOptions,
+    is_wanted: Callable[[int], bool] = lambda number: True,
+) -> Iterator[tuple[int, list[np.ndarray]]]:
+    """The elements of rows of leaves: for each row its number and a region of each of
+    its leaves, the same one, as it is stored; then the next region, in row-major order.
+    `what` is said by the progress bar.
+
+    The leaves of a row are of one shape, if there are several of over a block. A row
+    that is not wanted any more is not read further.
+    """
+    budget = _MAX_BYTES if reading.max_bytes is None else reading.max_bytes
+    room = max(_LEAST, min(budget // 2, _ROOM))
+    reading = reading._replace(max_bytes=budget // 4)
+    total = sum(leaf.template.nbytes for row in rows for leaf in row)
+    group: list[tuple[int, Region | None]] = []
+    size = 0
+    with _progress.bar(what, total, len(rows), reading.progress) as advance:
+        for number, row in enumerate(rows):
+            for region, nbytes in _pieces(row, room):
+                if group and size + nbytes > room:
+                    yield from _read(rows, group, reading)
+                    advance(size, 0)
+                    group, size = [], 0
+                if not is_wanted(number):
+                    break
+                group.append((number, region))
+                size += nbytes
+            advance(0, 1)
+        yield from _read(rows, group, reading)
+        advance(size, 0)
+
+
+def _pieces(row: Sequence[Leaf], room: int) -> Iterator[tuple[Region | None, int]]:
+    """The regions of each of the leaves of a row, and their bytes; None: all of it."""
+    nbytes = sum(leaf.template.nbytes for leaf in row)
+    # Keys, str and bytes have no parts that are read.
+    if nbytes <= room or not all(leaf.is_array for leaf in row):
+        yield None, nbytes
+        return
+    shape = row[0].template.shape
+    itemsize = sum(leaf.template.itemsize for leaf in row)
+    grains = [_grain(leaf) for leaf in row]
+    block = blocks(shape, max(grains, key=math.prod), room // itemsize)
+    for index in _grid.indices(shape, block):
+        region = _grid.region(shape, block, index)
+        yield region, math.prod(s.stop - s.start for s in region) * itemsize
+
+
+def _grain(leaf: Leaf) -> tuple[int, ...]:
+    """The chunks that are read as one."""
+    lazy, t = leaf.value, leaf.template
+    if isinstance(lazy, LazyArray) and not isinstance(lazy, Computed) and t.chunk:
+        if not lazy._source.is_run(lazy._record):
+            return t.chunk
+    return (1,) * len(t.shape)
+
+
+def blocks(shape: tuple[int, ...], grain: tuple[int, ...], count: int) -> _grid.Shape:
+    """The shape of blocks of about so many elements, each of whole grains."""
+    block = list(grain)
+    for axis in reversed(range(len(shape))):
+        times = max(1, count // math.prod(block))
+        block[axis] = min(shape[axis], block[axis] * times)
+        if block[axis] < shape[axis]:
+            break
+    return tuple(block)
+
+
+def _read(
+    rows: Sequence[Sequence[Leaf]],
+    group: list[tuple[int, Region | None]],
+    reading: LoadOptions,
+) -> Iterator[tuple[int, list[np.ndarray]]]:
+    parts = [(leaf, region) for number, region in group for leaf in rows[number]]
+    lazies = [
+        _part(leaf.value, region) if leaf.is_array else leaf.value
+        for leaf, region in parts
+        if isinstance(leaf.value, LazyArray)
+    ]
+    fetched = iter(_lazy.fetch(lazies, reading.verify, reading.max_bytes))
+    arrays = []
+    for leaf, region in parts:
+        t = leaf.template
+        if isinstance(leaf.value, LazyArray):
+            value = next(fetched)
+            if leaf.is_array:
+                t = t._replace(shape=value.shape)
+            arrays.append(_host_copy.to_host(value, t))
+        elif region is None:
+            arrays.append(_host_copy.to_host(leaf.value, t))
+        else:
+            arrays += _host_copy.to_host_by_regions(leaf.value, t, [region])
+    rest = iter(arrays)
+    for number, _ in group:
+        yield number, [next(rest) for _ in rows[number]]
+
+
+def _part(lazy: LazyArray, region: Region | None) -> LazyArray:
+    return _lazy.on_host(lazy if region is None else lazy[region])

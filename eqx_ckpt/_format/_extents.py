@@ -1,0 +1,308 @@
+"""Where the chunks of leaves lie: one table, whatever form an index has it in.
+
+An index says it leaf by leaf (`Placement`), or for very many leaves by a rule
+(`_packed`).
+"""
+
+import dataclasses
+import functools as ft
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from . import _grid, _template
+from ._leaves import Leaves, Record
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Extents:
+    """Runs of chunks that lie side by side, in the order of the leaves: those of leaf
+    `i` are the rows from `base[i]` to `base[i + 1]`. Each begins with the chunk
+    `first`, at `offset` of a file.
+
+    `ends` are those of the compressed chunks, if all of them followed each other: that
+    of chunk `n` of a row is `ends[coded + n + 1]`. An alias lies where its origin does,
+    whatever is in rows of its own. Digests are in the order of the leaves, in one page,
+    or in that of the files, in a page for each (`is_paged`).
+    """
+
+    leaves: Leaves
+    files: int
+    base: np.ndarray
+    first: np.ndarray
+    file: np.ndarray
+    offset: np.ndarray
+    coded: np.ndarray
+    ends: np.ndarray
+    is_paged: bool = False
+
+    def shifted(self, by: Sequence[int]) -> "Extents":
+        """The same where what is in a file lies so far further on."""
+        offset = self.offset + np.asarray(by, np.int64)[self.file]
+        return dataclasses.replace(self, offset=offset)
+
+    def _rows(self, leaf: int) -> slice:
+        leaf = self.leaves.aliases.get(leaf, leaf)
+        return slice(self.base.item(leaf), self.base.item(leaf + 1))
+
+    def _row(self, leaf: int, chunk: int) -> int:
+        """The row of a chunk."""
+        rows = self._rows(leaf)
+        if rows.stop - rows.start == 1:
+            return rows.start
+        return rows.start + int(self.first[rows].searchsorted(chunk, "right")) - 1
+
+    def starts(self, leaves: Iterable[int]) -> list[tuple[int, int]]:
+        """The file and the offset of the first chunk of each of some leaves."""
+        rows = self._first_rows(leaves)
+        return list(zip(self.file[rows].tolist(), self.offset[rows].tolist()))
+
+    def _first_rows(self, leaves: Iterable[int]) -> np.ndarray:
+        aliases = self.leaves.aliases
+        if aliases:
+            leaves = [aliases.get(leaf, leaf) for leaf in leaves]
+        return self.base[np.fromiter(leaves, np.intp)]
+
+    def segments(self, record: Record) -> list[tuple[int, int, int, int]]:
+        """The runs of a leaf: chunks `[first, stop)` from an offset of a file on, as
+        `(first, stop, file, offset)`."""
+        rows = self._rows(record.place)
+        first = self.first[rows].tolist()
+        stops = [*first[1:], record.template.chunk_count]
+        return list(
+            zip(first, stops, self.file[rows].tolist(), self.offset[rows].tolist())
+        )
+
+    def segment(self, record: Record, chunk: int) -> tuple[int, int, int, int]:
+        """The run of a leaf that a chunk is in."""
+        row, rows = self._row(record.place, chunk), self._rows(record.place)
+        is_last = row + 1 == rows.stop
+        stop = record.template.chunk_count if is_last else self.first.item(row + 1)
+        return self.first.item(row), stop, self.file.item(row), self.offset.item(row)
+
+    def extent(self, record: Record, first: int, stop: int) -> int:
+        """The bytes of chunks `[first, stop)` of a leaf, which are in one run."""
+        if record.template.codec is None:
+            return (stop - first) * record.template.full
+        at = self.coded.item(self._row(record.place, first))
+        return self.ends.item(at + stop) - self.ends.item(at + first)
+
+    def locate(self, record: Record, chunk: int) -> tuple[int, int, int]:
+        """Where a chunk lies: its file, offset and length."""
+        first, _, file, offset = self.segment(record, chunk)
+        start = offset + self.extent(record, first, chunk)
+        return file, start, self.extent(record, chunk, chunk + 1)
+
+    # ---- The file of digests.
+
+    @ft.cached_property
+    def _digests(self) -> tuple[np.ndarray, list[int]]:
+        """The number of the first digest of each row, and `pages`."""
+        file, offset = self.file, self.offset
+        self.leaves.check_templates()
+        blocks = self._blocks()
+        check_total(blocks.sum(dtype=float))
+        if not self.is_paged:
+            sums = np.append(0, np.cumsum(blocks))
+            return sums[:-1], [0, sums.item(-1)]
+        is_next = (file[1:] > file[:-1]) | (offset[1:] >= offset[:-1])
+        if is_next.all() and (file[1:] >= file[:-1]).all():
+            order = slice(None)
+        else:
+            # What has no chunks has no digests, wherever it lies.
+            order = np.lexsort((offset, file))
+        sums = np.append(0, np.cumsum(blocks[order]))
+        pages = np.searchsorted(file[order], np.arange(self.files + 1))
+        numbers = np.empty_like(blocks)
+        numbers[order] = sums[:-1]
+        return numbers, sums[pages].tolist()
+
+    def _blocks(self) -> np.ndarray:
+        """Per-row number of digests: one for each chunk, unless these are large. A row
+        of an alias has none."""
+        leaves, first = self.leaves, self.first
+        chunks, full = sizes_of(leaves)
+        leaf, count = np.arange(len(chunks)), chunks
+        rows = np.diff(self.base)
+        if (rows != 1).any():
+            leaf = np.repeat(leaf, rows)
+            count = stops_of(leaf, first, chunks) - first
+        is_large = full > _grid.BLOCK
+        if not is_large.any():
+            return count
+        blocks = count.copy()
+        number = np.asarray(leaves.template, np.intp)[leaf]
+        for large in np.unique(number[is_large[leaf] & (count > 0)]).tolist():
+            t = leaves.templates[large]
+            rows = np.flatnonzero((number == large) & (count > 0))
+            if (count[rows] == t.chunk_count).all():
+                blocks[rows] = _grid.block_counts(t.shape, t.chunk, t.itemsize)
+                continue
+            starts = _grid.block_starts(t.shape, t.chunk, t.itemsize)
+            blocks[rows] = starts[first[rows] + count[rows]] - starts[first[rows]]
+        return blocks
+
+    @property
+    def pages(self) -> list[int]:
+        """The number of the first digest of each page of the file of digests, and how
+        many there are."""
+        return self._digests[1]
+
+    def first_digests(self, leaves: Iterable[int]) -> list[int]:
+        """The number of the first digest of each of some leaves."""
+        return self._digests[0][self._first_rows(leaves)].tolist()
+
+    def digest_of(self, record: Record, chunk: int) -> int:
+        """The number of the first digest of a chunk."""
+        row, block_of = self._row(record.place, chunk), record.template.block_of
+        before = block_of(self.first.item(row))
+        return self._digests[0].item(row) + block_of(chunk) - before
+
+
+def check_total(size: float) -> None:
+    if size > _template.MAX_BYTES:
+        raise ValueError("the leaves are of an impossible size")
+
+
+def sizes_of(leaves: Leaves) -> tuple[np.ndarray, np.ndarray]:
+    """Per-leaf number of chunks and bytes of a chunk. An alias has no chunks."""
+    number = np.asarray(leaves.template, np.intp)
+    sizes = np.asarray(leaves.template_sizes, np.int64)
+    chunks, full = sizes.take(number, axis=1, mode="clip")
+    chunks[list(leaves.aliases)] = 0
+    return chunks, full
+
+
+def is_coded(leaves: Leaves) -> np.ndarray:
+    """Per-leaf whether it is compressed."""
+    codecs = np.asarray([t.codec is not None for t in leaves.templates], bool)
+    return codecs[np.asarray(leaves.template, np.intp)]
+
+
+def stops_of(leaf: np.ndarray, first: np.ndarray, chunks: np.ndarray) -> np.ndarray:
+    """Per-row number of the chunk after the last one."""
+    stop = np.append(first[1:], 0).astype(np.int64)[: len(leaf)]
+    is_last = np.append(leaf[1:] != leaf[:-1], True)[: len(leaf)]
+    stop[is_last] = chunks[leaf[is_last]]
+    return stop
+
+
+def check_apart(file: np.ndarray, start: np.ndarray, stop: np.ndarray) -> None:
+    """**Raises:** `ValueError` for two that are at one place in the files."""
+    order = np.lexsort((start, file))
+    file, start, stop = file[order], start[order], stop[order]
+    if ((file[1:] == file[:-1]) & (start[1:] < stop[:-1])).any():
+        raise ValueError("the index has two chunks at one place in the files")
+
+
+# ---- Leaf by leaf.
+
+
+class Placement(NamedTuple):
+    """The chunks of leaf `i` lie one after the other, from `offset[i]` of `file[i]` on.
+    A `(leaf, chunk, file, offset)` of `splits` says from which chunk on they lie
+    elsewhere. `sizes` has those of the chunks of compressed leaves. With
+    `layout="zarr"` there are no such files, and the columns say nothing.
+    """
+
+    file: list[int]
+    offset: list[int]
+    splits: list[tuple[int, int, int, int]] = []
+    sizes: dict[int, list[int]] = {}
+
+
+def listed(placement: Placement, files: int, leaves: Leaves) -> Extents:
+    """The table of what is said leaf by leaf.
+
+    **Raises:** `ValueError` for splits and places that cannot be.
+    """
+    try:
+        file = np.asarray(placement.file, np.int64)
+        offset = np.asarray(placement.offset, np.int64)
+    except OverflowError:
+        raise ValueError("the index has a place that cannot be") from None
+    count, none = len(file), np.zeros(0, np.int64)
+    base, first = np.arange(count + 1), np.broadcast_to(np.uint32(0), count)
+    if placement.splits:
+        chunks, _ = sizes_of(leaves)
+        base, first, file, offset = _split(placement.splits, chunks, file, offset)
+    coded, ends = none, none
+    if placement.sizes:
+        coded, ends = _coded(placement.sizes, np.diff(base))
+    return Extents(leaves, files, base, first, file, offset, coded, ends)
+
+
+def check_listed(extents: Extents, placement: Placement) -> None:
+    """**Raises:** `ValueError` unless every chunk has a place of its own in the files.
+
+    So the leaves cannot be larger than the files are.
+    """
+    leaves, file, offset = extents.leaves, extents.file, extents.offset
+    chunks, full = sizes_of(leaves)
+    leaf = np.repeat(np.arange(len(chunks)), np.diff(extents.base))
+    bad = (file < 0) | (file >= extents.files)
+    bad |= (offset < 0) | (offset >= _template.MAX_BYTES)
+    if bad.any():
+        name = leaves.names[leaf.item(bad.argmax())]
+        raise ValueError(f"leaf {name!r} has no place in the files")
+    first = extents.first.astype(np.int64)
+    stop = stops_of(leaf, first, chunks)
+    nbytes = (stop - first) * full[leaf]
+    compressed = np.flatnonzero(is_coded(leaves)[leaf] & (stop > first))
+    _check_sizes(placement.sizes, leaves, leaf[compressed])
+    if len(compressed):
+        at, ends = extents.coded[compressed], extents.ends
+        nbytes[compressed] = ends[at + stop[compressed]] - ends[at + first[compressed]]
+    taken = nbytes > 0
+    start = offset[taken]
+    check_apart(file[taken], start, start + nbytes[taken])
+
+
+def _split(
+    splits: Sequence[tuple[int, ...]],
+    chunks: np.ndarray,
+    file: np.ndarray,
+    offset: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The columns with the runs but the first of leaves that are split."""
+    rows = np.asarray(splits, np.int64)
+    leaf, chunk, *places = rows[np.lexsort((rows[:, 1], rows[:, 0]))].T
+    is_first = np.append(True, leaf[1:] != leaf[:-1])
+    stop = stops_of(leaf, chunk, chunks)
+    if (chunk >= stop).any() or (chunk[is_first] < 1).any():
+        raise ValueError("the index has a malformed split")
+    counts = 1 + np.bincount(leaf, minlength=len(chunks))
+    first = np.insert(np.zeros(len(chunks), np.uint32), leaf + 1, chunk)
+    file, offset = (
+        np.insert(old, leaf + 1, new) for old, new in zip((file, offset), places)
+    )
+    return np.append(0, np.cumsum(counts)), first, file, offset
+
+
+def _coded(
+    sizes: dict[int, list[int]], rows: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """`coded` and `ends`, by how many rows each leaf has."""
+    coded, every = np.full(len(rows), -1, np.int64), []
+    for leaf, some in sorted(sizes.items()):
+        coded[leaf] = len(every)
+        every += some
+    ends = np.append(0, np.cumsum(np.asarray(every, np.int64)))
+    return np.repeat(coded, rows), ends
+
+
+def _check_sizes(
+    sizes: dict[int, list[int]], leaves: Leaves, compressed: np.ndarray
+) -> None:
+    """**Raises:** `ValueError` unless just the compressed leaves have `sizes`."""
+    if set(compressed.tolist()) != sizes.keys():
+        raise ValueError("the index lacks the sizes of compressed chunks")
+    for leaf, some in sizes.items():
+        t = leaves.templates[leaves.template[leaf]]
+        if (
+            len(some) != t.chunk_count
+            or max(some) > _template.most_encoded(t.full)
+            or min(some) < _template.least_encoded(t.full)
+        ):
+            raise ValueError("the index has impossible sizes of chunks")

@@ -1,0 +1,65 @@
+"""The heads of many indices of one run, which mostly are alike."""
+
+import re
+from typing import Any, NamedTuple
+
+from . import _index, _json
+
+
+class IndexSummary(NamedTuple):
+    """Summary of one index. `files`: how many data files its layout has, or None
+    where each leaf has its own."""
+
+    save: str
+    metadata: Any
+    leaves: int
+    nbytes: int
+    files: int | None
+
+
+_start = re.compile(
+    rb'\{"format":"eqx_ckpt","save":"([0-9a-f]{16})","version":[12],"reader":"[^"\\]*",'
+    rb'"writer":\{[^{}]*\},"layout":"ocdbt","metadata":'
+)
+
+
+class SummaryReader:
+    """Reads the heads of indices. One whose columns are those of an index that was read
+    before, as most in a run are, is not parsed again, but for its metadata."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], IndexSummary] = {}
+
+    def read(self, data: bytes) -> IndexSummary:
+        """**Raises:** as `_index.decode`."""
+        match = _start.match(data)
+        if match is None:
+            return _summary_of(_index.decode(data))
+        _index.check_digest(data)
+        _json.check_cost(data)
+        text = data.decode("ascii", "replace")
+        try:
+            metadata, end = _json.parse_at(text, match.end())
+            _json.check_json(metadata)
+            # Names are strings, in which quotes are escaped, and between the two are
+            # only numbers: the first is the key.
+            middle = text.index('"files":', end)
+            columns = text[end:middle]
+            first = text.index('"aliases":', middle)
+            aliases = text[first : text.index('"markers":', first)]
+        except ValueError:
+            return _summary_of(_index.decode(data))
+        known = self._known.get((columns, aliases))
+        if known is None:
+            known = _summary_of(_index.decode(data))
+            self._known[columns, aliases] = known
+        files = text.count('"', middle + len('"files":'), text.index("]", middle)) // 2
+        return known._replace(save=match[1].decode(), metadata=metadata, files=files)
+
+
+def _summary_of(index: _index.Index) -> IndexSummary:
+    files = len(index.files) if index.layout == "ocdbt" else None
+    leaves = index.leaves
+    return IndexSummary(
+        index.save, index.metadata, len(leaves.names), leaves.nbytes, files
+    )

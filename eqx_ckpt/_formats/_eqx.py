@@ -1,0 +1,124 @@
+"""`.eqx` files of Equinox: `.npy` records in the order of a tree, and no names.
+
+Before them there may be a line of JSON, as in the recipe of Equinox's documentation for
+hyperparameters.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from .._format import _json, _names, _template
+from .._load._probe import Probe
+from .._load._source import Source
+from .._load._window import Window
+from .._tree import _flatten, _folding, _leaf, _states, _target
+from . import _foreign_index, _numpy
+from ._foreign_index import ForeignLeaf
+from ._numpy import NpyHeader
+
+
+_MAGIC = _numpy.MAGIC + b"\x01\x00"
+_MAX_LINE = 2**20
+_WINDOW = 2**12  # Small leaves share one.
+
+
+def read(probe: Probe, like: Any) -> Source | None:
+    """The source of a `.eqx` file, whose records are those of the leaves of `like`."""
+    key = probe.key
+    if key is None:
+        return None
+    line = _line(probe, key)
+    if line is None and not probe.has_suffix(".eqx"):
+        return None
+    if like is None:
+        raise ValueError(
+            "it is a `.eqx` file, whose leaves have no names: their order is all there "
+            "is. Pass `like=`, a tree of the structure that was saved"
+        )
+    if line is None:
+        raise ValueError("it has no records of arrays: it is no `.eqx` file")
+    metadata = _json.parse(line, "its first line") if line else None
+    flat = _flatten.flatten(like, None)
+    window = Window(probe.directory, key, np.empty(_WINDOW, np.uint8))
+    leaves: list[ForeignLeaf] = []
+    places: dict[int, int] = {}
+    at = len(line) + 1 if line else 0
+    for number, (path, leaf) in enumerate(zip(flat.paths, flat.leaves)):
+        if not _leaf.is_own(leaf):
+            continue
+        name, keys = _names.name_of(path)
+        target = _target.target_of(leaf)
+        if target.kind == "key":
+            raise ValueError(
+                f"`like` has a typed PRNG key, `{name}`, which Equinox does not save"
+            )
+        # `like` says what a record of unnamed bytes is, and no more than that.
+        dtype = target.dtype or np.dtype(_template.SCALAR_KINDS[target.kind])
+        header = _header(window, at, name, len(leaves))
+        known, wanted = _template.dtype_of(dtype.name), target.shape
+        if header.dtype != known.str.replace("|", "<") or header.shape != wanted:
+            shown = f"{_folding.short_array(dtype.name, wanted)}, `{name}`"
+            raise _other(header, len(leaves), shown)
+        t = _foreign_index.template(target.kind, dtype.name, wanted, keys)
+        at = header.stop
+        places[number] = len(leaves)
+        leaves.append(ForeignLeaf(name, t, 0, at, header.strides))
+        at += t.nbytes
+    if window.read(at, at + 1).size:
+        raise ValueError(
+            f"it has more than the {len(leaves)} records that `like` has leaves: it is "
+            "of another tree, and none of its leaves can be told"
+        )
+    entries = _states.state_entries(like, flat, "")
+    markers = {
+        places[number]: entry.label
+        for number, entry in entries.items()
+        if number in places and entry.label is not None
+    }
+    return _foreign_index.source(
+        probe, "eqx", [key], leaves, metadata=metadata, markers=markers
+    )
+
+
+def _line(probe: Probe, key: str) -> bytes | None:
+    """The bytes before the records: b"" or a line of JSON. None: there are none."""
+    if probe.head.startswith(_MAGIC):
+        return b""
+    if probe.head[:1] not in (b"{", b"["):
+        return None
+    into = np.empty(_MAX_LINE, np.uint8)
+    data = into[: probe.directory.read_into(key, 0, into)].tobytes()
+    line, end, rest = data.partition(b"\n")
+    return line if end and (rest.startswith(_MAGIC) or not rest) else None
+
+
+def _header(window: Window, at: int, name: str, number: int) -> NpyHeader:
+    which = f"the record {number} of it, which should be `{name}`,"
+    if not window.read(at, at + 1).size:
+        raise ValueError(
+            f"it has {number} records, and `like` has more leaves, from `{name}` on: "
+            "it is of another tree, and none of its leaves can be told"
+        )
+    try:
+        header = _numpy.read_header(window, at)
+    except ValueError as e:
+        raise ValueError(f"{which} {e}") from e
+    if header is None:
+        raise ValueError(f"{which} is none that Equinox writes")
+    return header
+
+
+def _other(header: NpyHeader, number: int, wanted: str) -> ValueError:
+    try:
+        saved = np.dtype(header.dtype)
+        name = saved.name
+        if saved.kind == "V":
+            name = f"{8 * saved.itemsize} bits" if saved.itemsize else "records"
+        was = _folding.short_array(name, header.shape)
+    except TypeError:
+        was = header.dtype
+    return ValueError(
+        f"the record {number} of it is {was}, where `like` has {wanted}: it is of "
+        "another tree, or in another order, and none of its leaves can be told"
+    )

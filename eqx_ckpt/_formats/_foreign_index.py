@@ -1,0 +1,303 @@
+"""An index made of what a reader has found in the files of another format."""
+
+import functools as ft
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard
+
+import numpy as np
+import xxhash
+
+from .._format import _grid, _json, _names, _template, _text
+from .._format._extents import Placement
+from .._format._index import Index
+from .._format._leaves import Leaves, Unreadable
+from .._format._ocdbt import Database
+from .._format._template import Template
+from .._load import _probe
+from .._load._probe import Probe
+from .._load._source import Foreign, Source
+from .._storage import _store
+from .._storage._backend import Backend
+from .._tree import _leaf
+
+
+# Of all names of a checkpoint. Each is an object here, and a node of its tree.
+MAX_COMPONENTS = 2**21
+
+
+class ForeignLeaf(NamedTuple):
+    """A leaf that is one run of bytes of the file of this number; or, with `strides`,
+    elements of it that lie so many elements apart along each axis; or, with a `value`,
+    what that is: an array, what opens one, or why it cannot be read."""
+
+    name: str
+    template: Template
+    file: int = 0
+    offset: int = 0
+    strides: tuple[int, ...] | None = None
+    value: Any = None
+
+    @property
+    def stop(self) -> int:
+        t = self.template
+        if self.strides is None:
+            return self.offset + t.nbytes
+        return self.offset + _grid.span(t.shape, self.strides) * t.itemsize
+
+
+@ft.lru_cache(maxsize=4096)
+def template(kind: str, dtype: str, shape: tuple[int, ...], keys: str) -> Template:
+    """The template of an array that is one run of bytes.
+
+    **Raises:** `ValueError` if there is no such array.
+    """
+    stored = dtype if dtype in _template.STORED else "uint8"
+    chunk = tuple(max(1, n) for n in shape)
+    made = Template(keys, kind, dtype, shape, stored, chunk)
+    _template.check_template(made)
+    return made
+
+
+def scalar(value: Any, keys: str) -> tuple[np.ndarray | Unreadable, Template]:
+    """A number or a text of Python's, as it would be stored, and its template; or one
+    of what cannot be read, which has no bytes."""
+    if isinstance(value, Unreadable):
+        shape, chunk = (0,), (1,)
+        if value.is_array:
+            return value, Template(keys, "numpy", "uint8", shape, "uint8", chunk)
+        return value, Template(keys, "bytes", "bytes", shape, "uint8", chunk)
+    if isinstance(value, (str, bytes)):
+        kind = type(value).__name__
+        data = value.encode() if isinstance(value, str) else value
+        array = np.frombuffer(data, np.uint8)
+        chunk = (max(1, array.size),)
+        return array, Template(keys, kind, kind, array.shape, "uint8", chunk)
+    kind = type(value).__name__
+    dtype = _template.SCALAR_KINDS[kind]
+    if kind == "int" and 2**63 <= value < 2**64:
+        kind, dtype = "generic", "uint64"
+    elif kind == "int" and not -(2**63) <= value < 2**63:
+        array = np.frombuffer(_leaf.int_bytes(value), np.uint8)
+        return array, Template(keys, kind, "int", array.shape, "uint8", array.shape)
+    return np.array(value, dtype), Template(keys, kind, dtype, (), dtype, ())
+
+
+def unreadable(what: str, why: str, is_array: bool = False) -> Unreadable:
+    """A leaf that cannot be read: it is listed, and all else of the file is read."""
+    return Unreadable(_text.bounded(what, 100), _text.bounded(why, 1000), is_array)
+
+
+def too_many_axes(what: str, count: int) -> Unreadable:
+    why = f"it has {count} axes, and at most {_template.MAX_RANK} are read"
+    return unreadable(what, why, True)
+
+
+def leaf_of(name: str, keys: str, value: Any) -> ForeignLeaf:
+    """A leaf that lies nowhere: a number or a text of Python's, or one that cannot be
+    read."""
+    value, t = scalar(value, keys)
+    return ForeignLeaf(name, t, value=value)
+
+
+def source(
+    probe: Probe,
+    format: str,
+    files: list[str],
+    leaves: Sequence[ForeignLeaf],
+    head: bytes = b"",
+    metadata: Any = None,
+    markers: Mapping[int, str] = {},
+    database: Database | None = None,
+    shared: bool = False,
+) -> Source:
+    """A source of leaves, and of the files that they lie in.
+
+    `head` is what the files say of them. `markers` has the labels of the entries of
+    States. With `shared`, leaves may have bytes in common, and those of the same ones
+    are aliases.
+
+    **Raises:** `ValueError` unless the files have these bytes, each for one leaf if
+    they are not shared; and if none of its leaves can be read.
+    """
+    directory = probe.directory
+    stored = {i: x.value for i, x in enumerate(leaves) if x.value is not None}
+    parts = {i: x for i, x in stored.items() if isinstance(x, Unreadable)}
+    if parts and len(parts) == len(leaves):
+        raise ValueError(next(iter(parts.values())).why)
+    stored |= dict.fromkeys(parts, np.empty(0, np.uint8))
+    runs = [leaf for place, leaf in enumerate(leaves) if place not in stored]
+    _check_places(directory, files, runs, shared)
+
+    def stamp(directory: Backend) -> str:
+        parts = _store.each(
+            directory, lambda directory, key: directory.stamp(key), files
+        )
+        return xxhash.xxh3_64_hexdigest("/".join(parts).encode() + head)
+
+    numbers: dict[Template, int] = {}
+    template = [numbers.setdefault(x.template, len(numbers)) for x in leaves]
+    saved = Leaves(
+        [leaf.name for leaf in leaves],
+        list(numbers),
+        template,
+        aliases=_aliases(leaves) if shared else {},
+        markers=dict(markers),
+        parts=parts,
+    )
+    saved.places  # Two leaves of one name are an error.
+    stamped = stamp(directory)
+    index = Index(
+        save=stamped,
+        layout=format,
+        metadata=metadata,
+        leaves=saved,
+        files=files,
+        placement=Placement(
+            [leaf.file for leaf in leaves], [leaf.offset for leaf in leaves]
+        ),
+    )
+    strides = {i: x.strides for i, x in enumerate(leaves) if x.strides is not None}
+    foreign = Foreign(directory, files, stamp, stamped, stored, database, strides)
+    return Source(probe.root, index, foreign)
+
+
+def weight_map(
+    probe: Probe, key: str, file: re.Pattern[str]
+) -> tuple[dict[str, str], list[str]]:
+    """The file that each tensor is in, by an index in JSON; and these files.
+
+    **Raises:** `ValueError` unless they are beside it, with names of this pattern.
+    """
+    _, index = _probe.read_json(probe.directory, key)
+    of = index.get("weight_map")
+    if not is_texts(of):
+        raise ValueError(f"`{key}` has no `weight_map` of names to files")
+    files = sorted(set(of.values()))
+    bad = [name for name in files if not file.fullmatch(name)]
+    if bad:
+        raise ValueError(f"`{key}` names {bad[0]!r}, which is no file beside it")
+    return of, files
+
+
+def is_texts(value: Any) -> TypeGuard[dict[str, str]]:
+    """Whether a value is a dict of strings that can be written as UTF-8."""
+    return type(value) is dict and are_texts(value.items())
+
+
+def are_texts(pairs: Iterable[tuple[Any, Any]]) -> bool:
+    texts = [x for pair in pairs for x in pair]
+    return all(type(x) is str and _json.is_unicode(x) for x in texts)
+
+
+def kind_of(dtype: str) -> str:
+    """The kind of an array of which nobody says whose it was: JAX's, or NumPy's for
+    numbers of 64 bits, which JAX narrows unless it is told not to."""
+    return "numpy" if dtype in ("float64", "int64", "uint64", "complex128") else "jax"
+
+
+def _aliases(leaves: Sequence[ForeignLeaf]) -> dict[int, int]:
+    """Leaves that are the same bytes as an earlier one, and which one that is."""
+    first: dict[Any, int] = {}
+    aliases = {}
+    for place, leaf in enumerate(leaves):
+        if leaf.value is not None or not leaf.template.nbytes:
+            continue
+        origin = first.setdefault((*leaf[2:5], leaf.template[1:]), place)
+        if origin != place:
+            aliases[place] = origin
+    return aliases
+
+
+def _check_places(
+    directory: Backend, files: list[str], leaves: Sequence[ForeignLeaf], shared: bool
+) -> None:
+    ends = [0] * len(files)
+    order = sorted(leaves, key=lambda leaf: (leaf.file, leaf.offset))
+    for leaf in order:
+        if leaf.offset < ends[leaf.file] and leaf.template.nbytes and not shared:
+            raise ValueError(f"the leaf `{leaf.name}` lies where another one does")
+        ends[leaf.file] = max(ends[leaf.file], leaf.stop)
+    check = lambda directory, number: directory.check_range(files[number], ends[number])
+    _store.each(directory, check, range(len(files)))
+
+
+def names_of(flat: Iterable[str], separator: str = ".") -> list[tuple[str, str]]:
+    """Joined names as dotted names of ours, with the kinds of their keys.
+
+    **Raises:** `ValueError` for names that are too long or too many.
+    """
+    return names_of_paths([_split(name, separator) for name in flat], separator)
+
+
+def names_of_paths(
+    paths: list[list[str]], separator: str = "."
+) -> list[tuple[str, str]]:
+    """Paths of string keys as dotted names of ours, with the kinds of their keys.
+
+    A node whose children are 0, 1, 2, ... is a sequence. Where a path goes on after one
+    that is a leaf, as `weight.absmax` beside `weight`, the rest of it is one key.
+
+    **Raises:** `ValueError` for paths that are too many.
+    """
+    if sum(map(len, paths)) > MAX_COMPONENTS:
+        raise ValueError("its names have more components than are read")
+    top, ends = _trie(paths)
+    if any(ends.values()):
+        paths = [_glued(path, separator, top, ends) for path in paths]
+        top, _ = _trie(paths)
+    known: dict[int, bool] = {}
+    out = []
+    for path in paths:
+        node, keys = top, ""
+        for component in path:
+            is_sequence = known.get(id(node))
+            if is_sequence is None:
+                is_sequence = all(str(i) in node for i in range(len(node)))
+                known[id(node)] = is_sequence
+            keys += "s" if is_sequence else "k"
+            node = node[component]
+        out.append((_names.join("", list(map(_names.quote, path))), keys))
+    return out
+
+
+def _split(name: str, separator: str) -> list[str]:
+    parts = name.split(separator, _names.MAX_DEPTH)
+    if len(parts) > _names.MAX_DEPTH:
+        raise ValueError(
+            f"the name {_names.shorten(name)} has more than {_names.MAX_DEPTH} parts"
+        )
+    if 3 * len(name) > _names.MAX_NAME:
+        raise ValueError(f"the name {_names.shorten(name)} is too long")
+    return parts
+
+
+def _trie(paths: list[list[str]]) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
+    """All paths as nested dicts; and those dicts that a path ends at, by their id."""
+    top: dict[str, Any] = {}
+    ends: dict[int, dict[str, Any]] = {}
+    for path in paths:
+        node = top
+        for component in path:
+            below = node.get(component)
+            if below is None:
+                below = node[component] = {}
+            node = below
+        ends[id(node)] = node
+    return top, ends
+
+
+def _glued(
+    path: list[str], separator: str, top: dict[str, Any], ends: dict[int, Any]
+) -> list[str]:
+    node = top
+    for count, component in enumerate(path, 1):
+        node = node[component]
+        if id(node) in ends:
+            return [*path[: count - 1], separator.join(path[count - 1 :])]
+    return path
+
+
+def flat_name(name: str, separator: str = ".") -> str:
+    """The inverse of `names_of`."""
+    return separator.join(map(_names.unquote, name.split(".")))

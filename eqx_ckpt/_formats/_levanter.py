@@ -1,0 +1,182 @@
+"""Directories of levanter and of eformer: an array of Zarr for each leaf, at its path.
+
+JAX's array serialisation writes the arrays for both of them: in directories (Zarr v2),
+with all chunks, so that one that is missing is an error; or, for the levanter of today,
+in a database (OCDBT, Zarr v3), where chunks of zeros are left out.
+"""
+
+import functools as ft
+import re
+from typing import Any
+
+import numpy as np
+
+from .._format import _names
+from .._format._template import Template
+from .._load import _probe
+from .._load._probe import Probe
+from .._load._source import Source
+from . import _database, _zarr
+from ._foreign_index import ForeignLeaf, kind_of, names_of_paths
+from ._zarr import Zarr
+
+
+# What levanter writes last, and what eformer's arrays are listed in.
+_METADATA, _INDEX = "metadata.json", "tensorstore_index.json"
+_MORE = "checkpoint_metadata.json"
+# So many directories down an array is looked for.
+_DEEP = 32
+
+
+def read(probe: Probe, like: Any) -> Source | None:
+    """The source of a directory that levanter or eformer has written."""
+    if probe.key is not None:
+        return None
+    if _INDEX in probe.names:
+        return _eformer(probe)
+    if _METADATA in probe.names:
+        head, value = _probe.read_json(probe.directory, _METADATA)
+        # Many a file has this name.
+        if type(value.get("step")) is int and type(value.get("timestamp")) is str:
+            return _levanter(probe, head, value)
+    _check_steps(probe)
+    if _has_array(probe):
+        raise ValueError(
+            f"it has arrays, but no `{_METADATA}` of levanter, which is written last, "
+            f"and no `{_INDEX}` of eformer. It is not finished, or a part of a "
+            "checkpoint: open all of it, and select a part of that"
+        )
+    return None
+
+
+def _check_steps(probe: Probe) -> None:
+    steps = [n for n in probe.names if re.fullmatch(r"(step|run)-[0-9]{1,18}", n)]
+    steps.sort(key=lambda name: int(name.partition("-")[2]))
+    for name in reversed(steps[-100:]):
+        if _probe.has(probe.directory, f"{name}/{_METADATA}"):
+            raise ValueError(f"it is a directory of steps: open one, such as `{name}`")
+
+
+def _has_array(probe: Probe) -> bool:
+    """Whether an array is found soon, in the first directories of directories."""
+    directory, key = probe.directory, ""
+    if directory.is_far:
+        return False
+    for _ in range(_DEEP):
+        tops = directory.below(key).list_top() or {}
+        names = [name for name, is_directory in tops.items() if is_directory]
+        if not names:
+            return False
+        key = f"{key}/{min(names)}" if key else min(names)
+        if _probe.has(probe.directory, f"{key}/{_zarr.name_of(False)}"):
+            return True
+    return False
+
+
+def _levanter(probe: Probe, head: bytes, metadata: dict[str, Any]) -> Source | None:
+    keys, size = _zarr.survey(probe.directory)
+    is_ocdbt = _database.MANIFEST in probe.names
+    files, database = [_METADATA], None
+    if is_ocdbt:
+        files.append(_database.MANIFEST)
+        database = _database.read(probe.directory, _zarr.MAX_FILES)
+        decode = lambda key: key.decode("utf-8", "surrogateescape")
+        keys = list(map(decode, database.entries.keys))
+    elif size is None:
+        keys = probe.directory.list_all()
+        if keys is None:
+            raise ValueError(
+                "the arrays of this checkpoint of levanter have to be listed, which "
+                "cannot be done over HTTP"
+            )
+    end = "/" + _zarr.name_of(is_ocdbt)
+    paths = [_path(key.removesuffix(end)) for key in keys if key.endswith(end)]
+    if not paths:
+        return None
+    paths.sort(key=lambda path: [_order(part) for part in path])
+    arrays = _zarr.ZarrArrays(
+        probe.directory, is_ocdbt, database, not is_ocdbt, size, len(keys)
+    )
+    leaves = _leaves(arrays, paths)
+    return arrays.source(probe, "levanter", files, leaves, head, metadata)
+
+
+def _order(part: str) -> tuple[bool, int, str]:
+    is_number = re.fullmatch("[0-9]{1,18}", part) is not None
+    return not is_number, int(part) if is_number else 0, part
+
+
+def _eformer(probe: Probe) -> Source:
+    listed, size = _zarr.survey(probe.directory)
+    head, value = _probe.read_json(probe.directory, _INDEX)
+    if value.get("format") != "tensorstore":
+        raise ValueError(f"`{_INDEX}` is of the format {value.get('format')!r:.60}")
+    lists = value.get("prefixes", {})
+    if type(lists) is not dict:
+        raise ValueError(f"`{_INDEX}` has malformed prefixes")
+    said: dict[tuple[str, ...], tuple[Any, Any]] = {}
+    for rows in [*lists.values(), value.get("arrays", [])]:
+        if type(rows) is not list:
+            raise ValueError(f"`{_INDEX}` has a malformed list of arrays")
+        for row in rows:
+            if type(row) is not dict or type(row.get("path")) is not str:
+                raise ValueError(f"`{_INDEX}` has a malformed array, {row!r:.60}")
+            path = tuple(_path(row["path"]))
+            if path in said:
+                raise ValueError(f"`{_INDEX}` has the array {row['path']!r:.60} twice")
+            said[path] = row.get("shape"), row.get("dtype")
+    files = [_INDEX]
+    metadata = None  # What was given with the save, or else its step.
+    for key in (_METADATA, _MORE):
+        if key in probe.names or _probe.has(probe.directory, key):
+            data, more = _probe.read_json(probe.directory, key)
+            files.append(key)
+            head += data
+            given = more.get("custom_metadata") if key == _MORE else more
+            metadata = given or metadata
+    paths = [list(path) for path in said]
+    claims = list(said.values())
+    arrays = _zarr.ZarrArrays(probe.directory, False, None, True, size, len(listed))
+    leaves = _leaves(arrays, paths, claims)
+    return arrays.source(probe, "eformer", files, leaves, head, metadata)
+
+
+def _path(key: str) -> list[str]:
+    """The parts of the path of an array. **Raises:** `ValueError` if it leads out."""
+    parts = key.split("/", _names.MAX_DEPTH)
+    is_name = lambda part: part.isprintable() and part not in ("", ".", "..")
+    if not all(map(is_name, parts)) or "\\" in key:
+        raise ValueError(f"it has an array of the impossible name {key!r:.60}")
+    if len(parts) > _names.MAX_DEPTH or 3 * len(key) > _names.MAX_NAME:
+        raise ValueError(f"the name {_names.shorten(key)} is too long")
+    return parts
+
+
+def _leaves(
+    arrays: _zarr.ZarrArrays,
+    paths: list[list[str]],
+    claims: list[tuple[Any, Any]] | None = None,
+) -> list[ForeignLeaf]:
+    """The arrays at some paths. `claims`: the shapes and dtypes that an index has,
+    which are to be true."""
+    keys = ["/".join(path) for path in paths]
+    leaves: list[ForeignLeaf] = []
+    names = names_of_paths(paths)
+    texts = arrays.metadata(keys)
+    for place, ((name, kinds), key, text) in enumerate(zip(names, keys, texts)):
+        claim = claims[place] if claims is not None else None
+        make = ft.partial(_template, claim)
+        leaves.append(arrays.read(name, key, text, make, kinds))
+    return leaves
+
+
+def _template(claim: tuple[Any, Any] | None, keys: str, what: Zarr) -> Template:
+    fill = what.metadata["fill_value"]
+    if np.any(fill) or (fill is not None and what.metadata["zarr_format"] == 2):
+        raise ValueError(f"unknown fill_value {fill!r:.60}")
+    if claim is not None and claim != (list(what.shape), what.dtype):
+        raise ValueError(
+            f"it is {what.dtype}{list(what.shape)}, and `{_INDEX}` has it as "
+            f"{claim[1]!r:.30}, {claim[0]!r:.60}"
+        )
+    return _zarr.template(what, kind_of(what.dtype), keys)

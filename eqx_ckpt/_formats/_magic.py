@@ -1,0 +1,128 @@
+"""Files of other libraries that are not read: what each is, and what to do instead."""
+
+import re
+from collections.abc import Iterable
+
+from .._load._probe import Probe
+from . import _safetensors
+
+
+OLD_TORCH = (
+    "a file of PyTorch from before version 1.6, which is a pickle that may run code as "
+    "it is read: load it there with `torch.load(path, weights_only=True)`, and "
+    "`torch.save` that again"
+)
+_TORCH = (
+    "a directory with files of PyTorch and no `pytorch_model.bin.index.json` that says "
+    "what is in which: give the path of one of them"
+)
+_NPZ = (
+    "a zip with arrays of NumPy and other files: unpack it, and save `ec.nest` of a "
+    "dict of the arrays with `ec.tree_serialise_leaves`"
+)
+_HDF5 = (
+    "a file of HDF5, as Keras and h5py write it: read it with `h5py`, and give a dict "
+    "of its arrays to `ec.from_state_dict`"
+)
+_UNPACK = "unpack it, and open what was in it"
+_TENSORFLOW = (
+    "of TensorFlow: read it there, with `tf.train.load_checkpoint`, and give a dict of "
+    "its arrays to `ec.from_state_dict`"
+)
+
+# The first bytes of a file, and what it is.
+_MAGIC: list[tuple[bytes, str]] = [
+    (rb"\x89HDF\r\n\x1a\n", _HDF5),
+    (
+        rb"GGUF",
+        "a file of GGUF, as llama.cpp reads it: read it with the package `gguf`, or "
+        "open the `.safetensors` that it was made of",
+    ),
+    # Pickles of old versions of PyTorch have a number of their own.
+    (rb"\x80[\x02-\x05]\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19", OLD_TORCH),
+    (
+        rb"\x80[\x02-\x05][\x95(}\]c\x8a]",
+        "a pickle, which may run code as it is read: if you trust it, load it with the "
+        "library that wrote it (`torch.load`, `joblib.load`, `pickle.load`), and save "
+        "its arrays with `ec.tree_serialise_leaves`",
+    ),
+    (rb"\x1f\x8b", f"compressed with gzip: {_UNPACK}"),
+    (rb"\x28\xb5\x2f\xfd", f"compressed with zstd: {_UNPACK}"),
+    (rb"\xfd7zXZ\0", f"compressed with xz: {_UNPACK}"),
+    (rb"BZh[1-9]", f"compressed with bzip2: {_UNPACK}"),
+    (rb"7z\xbc\xaf\x27\x1c", f"an archive of 7-Zip: {_UNPACK}"),
+    (rb"(?s:.{257})ustar", f"an archive of tar: {_UNPACK}"),
+    (
+        rb"(?s:.{4})TFL3",
+        "a model of TensorFlow Lite, which is a program: open the checkpoint that it "
+        "was made of",
+    ),
+    (
+        rb"\x08[\x01-\x20][\x12\x3a]",
+        "a model of ONNX, which is a program: read its `graph.initializer` with the "
+        "package `onnx`, and give a dict of the arrays to `ec.from_state_dict`",
+    ),
+    (rb"PAR1|ARROW1", "a table of Arrow or Parquet, and no checkpoint"),
+    (
+        rb"version https://git-lfs",
+        "a pointer of Git LFS to a file that is not here: `git lfs pull` fetches it",
+    ),
+    (
+        rb"(?i:\s*<(!doctype )?html)",
+        "a page of HTML: what was downloaded is an answer of the server, such as an "
+        "error, and not the file",
+    ),
+]
+_patterns = [(re.compile(magic), text) for magic, text in _MAGIC]
+
+# Names in a directory, or in a zip, and what it is.
+_NAMES = [
+    (r"saved_model\.pb", f"a SavedModel {_TENSORFLOW}"),
+    (r".*\.data-\d{5}-of-\d{5}", f"a checkpoint {_TENSORFLOW}"),
+    (
+        r"pytorch_model.*\.bin(\.index\.json)?|consolidated.*\.pth",
+        _TORCH,
+    ),
+    (
+        r".*\.distcp",
+        "a checkpoint of `torch.distributed`: make one file of it with "
+        "`torch.distributed.checkpoint.format_utils`, and load that",
+    ),
+    (r"tf_model\.h5|.*\.weights\.h5", f"a directory with {_HDF5}"),
+]
+_MEMBERS = [
+    (r"[^/]*\.weights\.h5", f"a zip of Keras, with {_HDF5}"),
+    (
+        r"(.*/)?archive_format",
+        "a program of `torch.export` (`.pt2`): save its tensors alone in PyTorch, "
+        "`torch.save(torch.export.load(path).state_dict, path)`",
+    ),
+    (r".*\.npy", _NPZ),
+]
+
+
+def name(probe: Probe) -> str | None:
+    """The name of a known format that is not read here, of what is at a path."""
+    if probe.key is None:
+        return _named(_NAMES, probe.names)
+    if not probe.head:
+        return "empty: what wrote or copied it may not have come to its end"
+    if _safetensors.is_safetensors(probe):
+        return None  # It begins with a length, which may be any bytes.
+    for pattern, text in _patterns:
+        if pattern.match(probe.head):
+            return text
+    return None
+
+
+def name_of_zip(members: Iterable[str]) -> str | None:
+    """The name of a known format that is not read here, of a zip of these files."""
+    return _named(_MEMBERS, members)
+
+
+def _named(table: list[tuple[str, str]], names: Iterable[str]) -> str | None:
+    names = sorted(names)
+    for pattern, text in table:
+        if any(re.fullmatch(pattern, name) for name in names):
+            return text
+    return None

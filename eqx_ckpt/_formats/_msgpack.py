@@ -1,0 +1,280 @@
+"""Files of `flax.serialization.to_bytes`: nested maps in msgpack, with arrays in them.
+
+Only what says where the arrays lie is read; the arrays are runs of bytes.
+https://github.com/msgpack/msgpack/blob/master/spec.md
+"""
+
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._format import _names, _template
+from .._format._leaves import Unreadable
+from .._load._probe import Probe
+from .._load._source import Source
+from .._load._window import Window
+from . import _foreign_index
+from ._foreign_index import (
+    ForeignLeaf,
+    kind_of,
+    names_of_paths,
+    too_many_axes,
+    unreadable,
+)
+
+
+_ARRAY, _COMPLEX, _SCALAR = 1, 2, 3  # Types of flax's own.
+_CHUNKED = "__msgpack_chunked_array__"
+_MAX_ITEMS = 2**20
+_MAX_TEXT = 2**20
+_WINDOW = 2**12
+# Of the names of all leaves: so many letters, and so many for each byte of the file.
+_LETTERS, _LETTERS_OF_ONE = 2**22, 64
+
+
+def read(probe: Probe, like: Any) -> Source | None:
+    """The source of a file that is a map with strings as keys."""
+    key, head = probe.key, probe.head
+    if key is None or len(head) < 2:
+        return None
+    is_map = head[0] >> 4 == 8 or head[0] in (0xDE, 0xDF)
+    at = {0xDE: 3, 0xDF: 5}.get(head[0], 1)
+    is_named = (
+        is_map and len(head) > at and (head[at] >> 5 == 5 or head[at] in (0xD9, 0xDA))
+    )
+    if not is_named and not probe.has_suffix(".msgpack"):
+        return None
+    reader = _Reader(probe, key)
+    items: list[tuple[list[str], Any]] = []
+    _walk(reader, [], items)
+    if reader.more():
+        raise ValueError("it has more bytes than its map says")
+    named = names_of_paths([path for path, _ in items])
+    leaves: list[ForeignLeaf] = []
+    for (name, keys), (path, item) in zip(named, items):
+        if not isinstance(item, _PackedArray):
+            leaves.append(_foreign_index.leaf_of(name, keys, item))
+            continue
+        dtype, shape, offset, size, is_scalar = item
+        kind = "generic" if is_scalar else kind_of(dtype)
+        bad = _unread(dtype, shape)
+        if bad is not None:
+            leaves.append(_foreign_index.leaf_of(name, keys, bad))
+            continue
+        template = _foreign_index.template(kind, dtype, shape, keys)
+        if template.nbytes != size:
+            raise ValueError(f"`{name}` is not of the size of its shape")
+        leaves.append(ForeignLeaf(name, template, 0, offset))
+    return _foreign_index.source(probe, "msgpack", [key], leaves)
+
+
+def _unread(dtype: str, shape: tuple[int, ...]) -> Unreadable | None:
+    """Why an array cannot be read, if it cannot."""
+    what = f"{dtype}[{','.join(map(str, shape))}]"
+    try:
+        _template.dtype_of(dtype)
+    except ValueError:
+        why = f"it has the unknown dtype {dtype!r:.40}"
+        return unreadable(what, why, dtype != "object")
+    if len(shape) > _template.MAX_RANK:
+        return too_many_axes(f"{dtype}[...]", len(shape))
+    return None
+
+
+class _PackedArray(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+    is_scalar: bool
+
+
+def _walk(reader: "_Reader", path: list[str], items: list[tuple[list[str], Any]]):
+    """Collects what is at the ends of nested maps; None is no leaf."""
+    if len(path) > _names.MAX_DEPTH:
+        raise ValueError(f"it is nested more than {_names.MAX_DEPTH} deep")
+    kind, value = reader.next()
+    first = len(items)
+    if kind == "map":
+        seen: set[str] = set()
+        for _ in range(value):
+            what, name = reader.next()
+            if what == "value" and type(name) is int:
+                name = str(name)
+            if what != "value" or type(name) is not str or name in seen:
+                raise ValueError("it has a key that is no string, or a key twice")
+            seen.add(name)
+            _walk(reader, [*path, name], items)
+        if _CHUNKED in seen:
+            # Instead of what is in it.
+            del items[first:]
+            items.append((path, _IN_PIECES))
+    elif kind == "list":
+        for number in range(value):
+            _walk(reader, [*path, str(number)], items)
+    elif kind == "ext":
+        reader.spend(path)
+        items.append((path, _ext(reader, *value)))
+    elif value is not None:
+        reader.spend(path)
+        items.append((path, value))
+    if len(items) > _MAX_ITEMS:
+        raise ValueError(f"it has more than {_MAX_ITEMS} leaves")
+
+
+_IN_PIECES = unreadable(
+    "an array in pieces",
+    "it has more than 1 GiB, which flax cuts into pieces that are not read here. Load "
+    "it with flax",
+    True,
+)
+
+
+def _ext(reader: "_Reader", code: int, size: int) -> Any:
+    end = reader.at + size
+    if code == _COMPLEX:
+        parts = [reader.next(), reader.next(), reader.next()]
+        if parts[0] != ("list", 2) or {type(x) for _, x in parts[1:]} != {float}:
+            raise ValueError("it has a malformed complex number")
+        value: Any = complex(parts[1][1], parts[2][1])
+    elif code in (_ARRAY, _SCALAR):
+        shape = []
+        if reader.next() != ("list", 3):
+            raise ValueError("it has a malformed array")
+        kind, rank = reader.next()
+        if kind != "list" or rank > 2 * _template.MAX_RANK:
+            raise ValueError("it has an array of an impossible rank")
+        for _ in range(rank):
+            kind, length = reader.next()
+            if kind != "value" or type(length) is not int or not 0 <= length < 2**60:
+                raise ValueError("it has an array of an impossible shape")
+            shape.append(length)
+        _, dtype = reader.next()
+        if isinstance(dtype, bytes):
+            dtype = dtype.decode("ascii", "replace")
+        if type(dtype) is not str:
+            raise ValueError("it has an array without a dtype")
+        offset, length = reader.skip()
+        value = _PackedArray(dtype, tuple(shape), offset, length, code == _SCALAR)
+    else:
+        reader.pass_over(size)
+        what = f"msgpack type {code}"
+        value = unreadable(what, f"it is something of the unknown type {code}")
+    if reader.at != end:
+        raise ValueError("it has an array of another size than it says")
+    return value
+
+
+# Marks with a number after them: its format, and what it is of.
+_SIZED = {
+    0xC4: (">B", "bin"),
+    0xC5: (">H", "bin"),
+    0xC6: (">I", "bin"),
+    0xC7: (">B", "ext"),
+    0xC8: (">H", "ext"),
+    0xC9: (">I", "ext"),
+    0xD9: (">B", "str"),
+    0xDA: (">H", "str"),
+    0xDB: (">I", "str"),
+    0xDC: (">H", "list"),
+    0xDD: (">I", "list"),
+    0xDE: (">H", "map"),
+    0xDF: (">I", "map"),
+}
+_NUMBERS = {
+    0xCA: ">f",
+    0xCB: ">d",
+    0xCC: ">B",
+    0xCD: ">H",
+    0xCE: ">I",
+    0xCF: ">Q",
+    0xD0: ">b",
+    0xD1: ">h",
+    0xD2: ">i",
+    0xD3: ">q",
+}
+_CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
+
+
+class _Reader:
+    """The objects of a file, one after the other, without what is skipped."""
+
+    def __init__(self, probe: Probe, key: str):
+        self._window = Window(probe.directory, key, np.empty(_WINDOW, np.uint8))
+        self.at = 0
+        self._parts = self._letters = 0
+
+    def spend(self, path: list[str]) -> None:
+        """**Raises:** `ValueError` where the names of leaves become much longer than
+        what they are made of: each repeats those of the nodes above it."""
+        self._parts += len(path)
+        self._letters += sum(map(len, path))
+        if self._parts > _foreign_index.MAX_COMPONENTS:
+            raise ValueError("its names have more components than are read")
+        if self._letters > _LETTERS + _LETTERS_OF_ONE * self.at:
+            raise ValueError("its names are much longer than the file")
+
+    def _take(self, count: int) -> bytes:
+        data = self._window.read(self.at, self.at + count).tobytes()
+        if len(data) < count:
+            raise ValueError("it ends in the middle of something")
+        self.at += count
+        return data
+
+    def _number(self, format: str) -> Any:
+        return struct.unpack(format, self._take(struct.calcsize(format)))[0]
+
+    def more(self) -> bool:
+        return self._window.read(self.at, self.at + 1).size > 0
+
+    def _head(self) -> tuple[str, Any]:
+        """The next object: ("value", it), or its kind and how large it is."""
+        mark = self._take(1)[0]
+        if mark < 0x80:
+            return "value", mark
+        if mark >= 0xE0:
+            return "value", mark - 0x100
+        if mark in _CONSTANTS:
+            return "value", _CONSTANTS[mark]
+        if mark in _NUMBERS:
+            return "value", self._number(_NUMBERS[mark])
+        if mark < 0xC0:
+            kind = {8: "map", 9: "list"}.get(mark >> 4, "str")
+            return kind, mark & (0x1F if kind == "str" else 0x0F)
+        if 0xD4 <= mark <= 0xD8:
+            return "ext", (self._number(">b"), 1 << (mark - 0xD4))
+        if mark not in _SIZED:
+            raise ValueError(f"it has the byte {mark:#x}, which is nothing")
+        format, kind = _SIZED[mark]
+        size = self._number(format)
+        return kind, (self._number(">b"), size) if kind == "ext" else size
+
+    def next(self) -> tuple[str, Any]:
+        """("value", it), ("map", its size), ("list", its size), or ("ext", (type,
+        size)), whose bytes come next."""
+        kind, value = self._head()
+        if kind not in ("str", "bin"):
+            return kind, value
+        if value > _MAX_TEXT:
+            raise ValueError(f"it has a text of {value} bytes")
+        data = self._take(value)
+        try:
+            return "value", data if kind == "bin" else data.decode()
+        except UnicodeError:
+            raise ValueError("it has a text that is not UTF-8") from None
+
+    def pass_over(self, count: int) -> None:
+        """**Raises:** `ValueError` if the file ends before."""
+        self.at += count
+        if count and not self._window.read(self.at - 1, self.at).size:
+            raise ValueError("it ends in the middle of something")
+
+    def skip(self) -> tuple[int, int]:
+        """Where some bytes lie, and how many: they are not read."""
+        kind, size = self._head()
+        if kind not in ("bin", "str"):
+            raise ValueError("it has an array without bytes")
+        start = self.at
+        self.at += size
+        return start, size

@@ -1,0 +1,188 @@
+"""`.npy`, one array of NumPy's; and `.npz`, a zip of them.
+
+https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+"""
+
+import itertools as it
+import math
+import operator
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._format import _template
+from .._format._leaves import Unreadable
+from .._load._probe import Probe
+from .._load._source import Source
+from .._load._window import Window
+from .._storage import _store, _zip
+from .._storage._backend import Backend
+from .._storage._zip import Zip
+from . import _foreign_index
+from ._foreign_index import (
+    ForeignLeaf,
+    kind_of,
+    names_of,
+    names_of_paths,
+    too_many_axes,
+    unreadable,
+)
+
+
+MAGIC = b"\x93NUMPY"
+# NumPy writes this, and pads it with spaces to a multiple of 64 bytes.
+_pattern = re.compile(
+    rb"\{ *'descr': *(?:'([<>|=]?[A-Za-z][0-9]*(?:\[[0-9A-Za-z]*\])?)'|(\[[ -~]*\])), *"
+    rb"'fortran_order': *(True|False), *"
+    rb"'shape': *\(([0-9, ]*)\) *(?:, *)?\} *\n?"
+)
+_number = re.compile(rb" *[0-9]{1,19} *")
+_MAX = 2**16  # Nobody describes an array in more bytes.
+SUFFIX = ".npy"
+_WINDOW = 2**8  # Of a header, which mostly has 128 bytes.
+_SAVE = (
+    "save `ec.nest(dict(np.load(path)))`, without what is no array of numbers, with "
+    "`ec.tree_serialise_leaves`"
+)
+# Kinds of dtypes of NumPy's that are none of numbers.
+_KINDS = {
+    "O": "of Python's objects, which NumPy pickles: reading it may run code",
+    "U": "of texts",
+    "S": "of texts",
+    "M": "of dates",
+    "m": "of times",
+    "V": "of bytes that NumPy knows no dtype of, as it records none of `ml_dtypes`, "
+    "such as bfloat16 (`x.view(ml_dtypes.bfloat16)` has it again)",
+}
+
+
+class NpyHeader(NamedTuple):
+    """The header of an array, whose data begin at `stop`. `dtype` is in NumPy's
+    notation, without what says that the order of bytes does not matter; "<V" for one of
+    records."""
+
+    dtype: str
+    is_fortran: bool
+    shape: tuple[int, ...]
+    stop: int
+
+    @property
+    def strides(self) -> tuple[int, ...] | None:
+        """The steps along each axis, in elements; None: in the order of C."""
+        if not self.is_fortran or len(self.shape) < 2 or not math.prod(self.shape):
+            return None
+        return tuple(it.accumulate(self.shape[:-1], operator.mul, initial=1))
+
+
+def read_header(window: Window, at: int) -> NpyHeader | None:
+    """The header at a place in a file; None if nothing begins there as one does.
+
+    **Raises:** `ValueError` for one that NumPy does not write.
+    """
+    head = window.read(at, at + 12).tobytes()
+    if len(head) < 10 or not head.startswith(MAGIC) or head[6] not in (1, 2, 3):
+        return None
+    start = at + (10 if head[6] == 1 else 12)
+    size = int.from_bytes(head[8 : start - at], "little")
+    header = None
+    if size <= _MAX:
+        header = _pattern.fullmatch(window.read(start, start + size).tobytes())
+    lengths = [] if header is None else header[4].split(b",")
+    if lengths and not lengths[-1].strip():
+        lengths.pop()  # After the comma of a tuple; or there are none.
+    if header is None or not all(map(_number.fullmatch, lengths)):
+        raise ValueError("has a header that NumPy does not write")
+    shape = tuple(map(int, lengths))
+    dtype = (header[1] or b"<V").decode().replace("|", "<")
+    return NpyHeader(dtype, header[3] == b"True", shape, start + size)
+
+
+def read(probe: Probe, like: Any) -> Source | None:
+    """The source of a `.npy` file: a tree that is one leaf."""
+    key = probe.key
+    is_array = probe.head.startswith(MAGIC) and not probe.has_suffix(".eqx")
+    if key is None or not (is_array or probe.has_suffix(SUFFIX)):
+        return None
+    header = _header(probe.directory, key, 0, "it")
+    ((name, keys),) = names_of_paths([[]])
+    leaf = _located(header, name, keys)
+    if isinstance(leaf, Unreadable):
+        raise ValueError(leaf.why)
+    # Other arrays may follow, as `np.save` to one open file writes them.
+    end = leaf.offset + leaf.template.nbytes
+    if probe.directory.read_into(key, end, np.empty(1, np.uint8)):
+        raise ValueError("it has more bytes than its array")
+    return _foreign_index.source(probe, "npy", [key], [leaf])
+
+
+def read_zip(probe: Probe, archive: Zip) -> Source | None:
+    """The source of a `.npz` file: a leaf for each array in it."""
+    directory, key, members, _ = archive
+    if not all(name.endswith(SUFFIX) for name in members):
+        return None
+    packed = [name for name, member in members.items() if not member.is_plain]
+    if packed:
+        raise ValueError(
+            f"`{packed[0]}` in it is compressed, as `np.savez_compressed` does it, and "
+            f"no part of it can be read alone. Write it with `np.savez`, or {_SAVE}"
+        )
+    files = list(members)
+    places = _zip.places(archive, files)
+    flat = [name.removesuffix(SUFFIX) for name in files]
+
+    def header(directory: Backend, i: int) -> NpyHeader:
+        return _header(directory, key, places[i][0], f"the array {flat[i]!r:.60}")
+
+    headers = _store.each(directory, header, range(len(files)))
+    # Names are paths, where nobody has dots in them.
+    is_path = any("/" in name for name in flat) and not any("." in n for n in flat)
+    named = names_of(flat, "/" if is_path else ".")
+    leaves: list[ForeignLeaf] = []
+    for (name, keys), one, (_, stop) in zip(named, headers, places):
+        leaf = _located(one, name, keys)
+        if isinstance(leaf, Unreadable):
+            leaves.append(_foreign_index.leaf_of(name, keys, leaf))
+            continue
+        if leaf.offset + leaf.template.nbytes != stop:
+            raise ValueError(f"the array `{name}` is not of the size of its shape")
+        leaves.append(leaf)
+    return _foreign_index.source(probe, "npz", [key], leaves)
+
+
+def _header(directory: Backend, key: str, at: int, which: str) -> NpyHeader:
+    window = Window(directory, key, np.empty(_WINDOW, np.uint8))
+    try:
+        header = read_header(window, at)
+    except ValueError as e:
+        raise ValueError(f"{which} {e}") from e
+    if header is None:
+        raise ValueError(f"{which} does not begin as an array of NumPy's does")
+    return header
+
+
+def _located(header: NpyHeader, name: str, keys: str) -> ForeignLeaf | Unreadable:
+    dtype, _, shape, start = header
+    what = f"{dtype.lstrip('<')}[{','.join(map(str, shape))}]"
+    if dtype[1:2] not in tuple("biufc"):
+        kind = _KINDS.get(dtype[1:2], f"of the dtype {dtype!r}")
+        kind = "of records with fields" if dtype == "<V" else kind
+        why = f"it is an array {kind}. Load it with NumPy, and {_SAVE}"
+        return unreadable(what, why, dtype[1:2] not in tuple("OUS"))
+    if dtype[0] == ">":
+        why = (
+            f"it has the dtype {dtype!r}, whose bytes are in the order of other "
+            f"machines. Save `x.astype({'<' + dtype[1:]!r})` with NumPy"
+        )
+        return unreadable(what, why, True)
+    try:
+        known = np.dtype(dtype).name
+    except TypeError:
+        known = dtype
+    if known not in _template.STORED:
+        why = f"it has the dtype {known!r}, which is not read here"
+        return unreadable(what, why, True)
+    if len(shape) > _template.MAX_RANK:
+        return too_many_axes(f"{known}[...]", len(shape))
+    template = _foreign_index.template(kind_of(known), known, shape, keys)
+    return ForeignLeaf(name, template, 0, start, header.strides)

@@ -1,0 +1,212 @@
+"""Directories of Orbax, v0 and v1: Zarr arrays that TensorStore reads.
+
+Orbax's own files are read for names and kinds, and the metadata of every array.
+"""
+
+import functools as ft
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._format import _files, _names, _template
+from .._format._index import is_save_id
+from .._format._template import Template
+from .._load import _probe, _published
+from .._load._probe import Probe
+from .._load._source import Source
+from . import _database, _zarr
+from ._foreign_index import ForeignLeaf, kind_of
+from ._zarr import Zarr
+
+
+_METADATA, _TOP = "_METADATA", _published.TOP
+_ARRAYS, _STRINGS = "array_metadatas/process_0", "_strings.json"
+# What every directory of v1 has, beside `_TOP`.
+_V1 = "orbax.checkpoint"
+# What marks a directory of Orbax that has its trees in directories below it.
+_MARKS = frozenset({_TOP, _V1, "default", "state", "pytree"})
+_UNFINISHED = ".orbax-checkpoint-tmp"
+
+
+def read(probe: Probe, like: Any) -> Source | None:
+    """The source of a directory that Orbax has written, or of a step of its manager."""
+    if probe.key is not None:
+        return None
+    if _METADATA not in probe.names:
+        if not probe.names & _MARKS and not _is_step_root(probe):
+            return None
+        if _V1 in probe.names and _TOP not in probe.names:
+            raise ValueError(f"Orbax has not finished it: it has no `{_TOP}`")
+        if _TOP in probe.names and not _published.is_finished(probe.directory):
+            raise ValueError(
+                f"Orbax has not finished it: it has no `{_published.DONE}`"
+            )
+        name = _item(probe)
+        if name is None:
+            return None
+        below = probe.directory.below(name)
+        got = _published.read_index(below)
+        if got is not None:
+            return Source(below, got[0])
+        probe = Probe(probe.root, below, None, b"", _probe.names_in(below))
+    elif _published.saves(probe.directory) or _files.DIGESTS in probe.names:
+        return None  # It is ours, without its index.
+    if _UNFINISHED in probe.directory.url:
+        raise ValueError("Orbax has not finished writing it")
+    return _tree(probe)
+
+
+def _is_step_root(probe: Probe) -> bool:
+    return any(name.isdecimal() for name in probe.names)
+
+
+def _item(probe: Probe) -> str | None:
+    """The one directory with a tree in it. **Raises:** `ValueError` for several."""
+    directory = probe.directory
+    some = [
+        name
+        for name in sorted(probe.names)[:1000]
+        if name.isprintable() and (directory.is_far or directory.is_directory(name))
+    ]
+    items = [n for n in some if _probe.has(probe.directory, f"{n}/{_METADATA}")]
+    if len(items) == 1 and not items[0].isdecimal():
+        return items[0]
+    if items:
+        raise ValueError(f"it has several trees in it: open one, such as `{items[-1]}`")
+    steps = [
+        n
+        for n in some
+        if n.isdecimal()
+        and any(
+            _probe.has(probe.directory, f"{n}/{mark}")
+            for mark in (_TOP, "default/" + _METADATA)
+        )
+    ]
+    if steps:
+        last = max(steps, key=int)
+        raise ValueError(f"it is a directory of steps: open one, such as `{last}`")
+    return None
+
+
+class _OrbaxLeaf(NamedTuple):
+    """Orbax's entry for a leaf: its key path, what it was, and where it lies."""
+
+    keys: list[tuple[str, int]]
+    kind: str
+    key: str
+
+
+def _tree(probe: Probe) -> Source | None:
+    directory = probe.directory
+    listed, size = _zarr.survey(directory)
+    head, value = _probe.read_json(directory, _METADATA)
+    entries = value.get("tree_metadata")
+    if type(entries) is not dict:
+        raise ValueError(f"`{_METADATA}` has no `tree_metadata`")
+    arrays = [x for x in (_entry(k, e) for k, e in entries.items()) if x is not None]
+    strings = _optional(probe, _STRINGS)
+    impls = _impls(_optional(probe, _ARRAYS))
+    database = None
+    if _database.MANIFEST in probe.names:
+        database = _database.read(directory, _zarr.MAX_FILES)
+        saves = [file.removeprefix("d/").partition("/")[0] for file in database.files]
+        if any(map(is_save_id, saves)):
+            return None  # It is ours, without its index.
+    count = len(database.entries.keys if database else listed)
+    is_full = value.get("store_array_data_equal_to_fill_value") is True
+    is_v3 = value.get("use_zarr3") is True
+    zarr = _zarr.ZarrArrays(directory, is_v3, database, is_full, size, count)
+    keys = [x.key for x in arrays if x.kind != "string"]
+    texts = dict(zip(keys, zarr.metadata(keys)))
+    leaves: list[ForeignLeaf] = []
+    places: set[str] = set()
+    for array in arrays:
+        ours, kinds = _name(array)
+        if array.key in places:
+            raise ValueError(f"two leaves of it lie at one place, `{array.key}`")
+        places.add(array.key)
+        if array.kind == "string":
+            text = strings.get(array.key)
+            if type(text) is not str:
+                raise ValueError(f"the string `{ours}` is missing")
+            data = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+            t = Template(kinds, "str", "str", data.shape, "uint8", (max(1, data.size),))
+            leaves.append(ForeignLeaf(ours, t, value=data))
+        else:
+            make = ft.partial(_template_of, array, impls.get(array.key))
+            metadata = texts[array.key]
+            leaves.append(zarr.read(ours, array.key, metadata, make, kinds))
+    files = [_METADATA, *([_database.MANIFEST] if database else [])]
+    metadata = value.get("custom_metadata") or None
+    if metadata is None and probe.directory != probe.root:
+        top = probe._replace(directory=probe.root, names=frozenset([_TOP]))
+        metadata = _optional(top, _TOP).get("custom_metadata") or None
+    return zarr.source(probe, "orbax", files, leaves, head, metadata)
+
+
+def _optional(probe: Probe, key: str) -> dict[str, Any]:
+    if key.partition("/")[0] not in probe.names or not _probe.has(probe.directory, key):
+        return {}
+    return _probe.read_json(probe.directory, key)[1]
+
+
+def _impls(value: dict[str, Any]) -> dict[str, str]:
+    """The PRNG implementations of typed keys."""
+    out = {}
+    rows = value.get("array_metadatas")
+    for row in rows if type(rows) is list else ():
+        array = row.get("array_metadata") if type(row) is dict else None
+        more = array.get("ext_metadata") if type(array) is dict else None
+        if type(array) is dict and type(more) is dict:
+            impl, name = more.get("random_key_impl"), array.get("param_name")
+            if type(impl) is type(name) is str:
+                out[name] = impl
+    return out
+
+
+def _entry(name: str, entry: Any) -> _OrbaxLeaf | None:
+    """A leaf; None for an empty node, which has no array."""
+    try:
+        value = entry["value_metadata"]
+        keys = [(x["key"], x["key_type"]) for x in entry["key_metadata"]]
+        kind, skip = value["value_type"], value.get("skip_deserialize")
+    except (TypeError, KeyError, AttributeError):
+        raise ValueError(f"`{_METADATA}` has a malformed leaf, {name!r:.60}") from None
+    if (
+        not all(type(k) is str and t in (1, 2) for k, t in keys)
+        or type(kind) is not str
+    ):
+        raise ValueError(f"`{_METADATA}` has a malformed leaf, {name!r:.60}")
+    if skip:
+        return None
+    key = ".".join(key for key, _ in keys)
+    # It becomes a path.
+    parts = key.split("/")
+    if re.search(r"[\\\0]", key) or not {"", ".", ".."}.isdisjoint(parts):
+        raise ValueError(f"`{_METADATA}` has a leaf of the impossible name {key!r:.60}")
+    return _OrbaxLeaf(keys, kind, key)
+
+
+def _name(array: _OrbaxLeaf) -> tuple[str, str]:
+    kinds = "".join("s" if kind == 1 else "k" for _, kind in array.keys)
+    name = _names.join("", [_names.quote(key) for key, _ in array.keys])
+    _names.keys_of(name, kinds)
+    return name, kinds
+
+
+def _template_of(
+    array: _OrbaxLeaf, impl: str | None, keys: str, what: Zarr
+) -> Template:
+    kind = kind_of(what.dtype)
+    if array.kind == "np.ndarray":
+        kind = "numpy"
+    elif array.kind == "scalar" and what.shape == ():
+        python = {dtype: kind for kind, dtype in _template.SCALAR_KINDS.items()}
+        kind = python.get(what.dtype, "generic")
+    elif array.kind not in ("jax.Array", "scalar"):
+        raise ValueError(f"it is of the unknown type {array.kind!r:.60}")
+    t = _zarr.template(what, kind, keys)
+    if impl is not None:
+        t = t._replace(kind="key", dtype="key", impl=impl)
+    return t

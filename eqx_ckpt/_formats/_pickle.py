@@ -1,0 +1,308 @@
+"""An interpreter of the pickles that PyTorch writes. It builds plain values, containers
+and what a table of a few names makes of them, and has no way to do anything else.
+
+https://github.com/python/cpython/blob/main/Lib/pickletools.py
+"""
+
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from .._format._leaves import Unreadable
+
+
+_MAX_INT = 32  # Bytes.
+_MAX_NAME = 200
+
+
+class Global(NamedTuple):
+    """The meaning of a name in a pickle: a class, of storages or tensors, or a dtype
+    (`kind`); or a function, which is called with the tuple of its arguments: these are
+    anything that a pickle builds."""
+
+    kind: str
+    name: str | None
+    call: Callable[[tuple], Any] | None = None
+
+
+class Ordered(dict[Any, Any]):
+    """An `OrderedDict`. It may have attributes, which are dropped."""
+
+
+def load(
+    data: bytes, names: Mapping[str, Any], persistent: Callable[[Any], Any]
+) -> Any:
+    """The value of a pickle.
+
+    `names` has what `module name` of an object stands for; one of another name is
+    `Unreadable`, which is never built: what would be put into it is dropped.
+    `persistent` makes an object of the id of one that lies outside of the
+    pickle.
+
+    **Raises:** `ValueError` for a pickle that is malformed, or does anything else.
+    """
+    reader = _Stack(data, names, persistent)
+    while True:
+        code = reader.take(1)
+        if code == b".":
+            break
+        do = _INSTRUCTIONS.get(code)
+        if do is None:
+            raise ValueError(
+                f"its pickle has the instruction {code!r}, which builds no tensor, "
+                "container or plain value"
+            )
+        do(reader)
+    value = reader.pop()
+    if reader.stack or reader.marks:
+        raise ValueError("its pickle does not end where it says")
+    return value
+
+
+class _Stack:
+    """A pickle, how far it has been read, and what has been built: the items since the
+    last mark, and before each mark."""
+
+    def __init__(
+        self, data: bytes, names: Mapping[str, Any], persistent: Callable[[Any], Any]
+    ):
+        self.names, self.persistent = names, persistent
+        self.stack: list[Any] = []
+        self.marks: list[list[Any]] = []
+        self.memo: dict[int, Any] = {}
+        self._data, self._at = data, 0
+
+    def take(self, count: int) -> bytes:
+        stop = self._at + count
+        if stop > len(self._data):
+            raise ValueError("its pickle ends in the middle of something")
+        out = self._data[self._at : stop]
+        self._at = stop
+        return out
+
+    def number(self, format: str) -> Any:
+        return struct.unpack(format, self.take(struct.calcsize(format)))[0]
+
+    def line(self) -> str:
+        stop = self._data.find(b"\n", self._at, self._at + _MAX_NAME)
+        if stop < 0:
+            raise ValueError("its pickle has a name that is too long")
+        return _text(self.take(stop + 1 - self._at)[:-1])
+
+    def pop(self) -> Any:
+        if not self.stack:
+            raise ValueError("its pickle takes what it has not built")
+        return self.stack.pop()
+
+    def top(self, *kinds: type) -> Any:
+        """The value that was built last, which has to be of one of some types."""
+        if not self.stack or type(self.stack[-1]) not in kinds:
+            raise ValueError("its pickle changes what cannot be changed")
+        return self.stack[-1]
+
+    def since_mark(self) -> list[Any]:
+        if not self.marks:
+            raise ValueError("its pickle has a mark less than it uses")
+        items, self.stack = self.stack, self.marks.pop()
+        return items
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeError:
+        raise ValueError("its pickle has a text that is not UTF-8") from None
+
+
+def _push(make: Callable[[_Stack], Any]) -> Callable[[_Stack], None]:
+    def push(reader: _Stack) -> None:
+        value = make(reader)
+        reader.stack.append(value)
+
+    return push
+
+
+def _integer(reader: _Stack) -> int:
+    size = reader.number("<B")
+    if size > _MAX_INT:
+        raise ValueError(f"its pickle has a number of {size} bytes")
+    return int.from_bytes(reader.take(size), "little", signed=True)
+
+
+def _sized(format: str, of: Callable[[bytes], Any]) -> Callable[[_Stack], None]:
+    return _push(lambda reader: of(reader.take(reader.number(format))))
+
+
+def _tuple(count: int) -> Callable[[_Stack], None]:
+    def make(reader: _Stack) -> tuple:
+        items = [reader.pop() for _ in range(count)]
+        return tuple(reversed(items))
+
+    return _push(make)
+
+
+def _mark(reader: _Stack) -> None:
+    reader.marks.append(reader.stack)
+    reader.stack = []
+
+
+def _remember(format: str) -> Callable[[_Stack], None]:
+    def put(reader: _Stack) -> None:
+        reader.memo[reader.number(format)] = value = reader.pop()
+        reader.stack.append(value)
+
+    return put
+
+
+def _memoize(reader: _Stack) -> None:
+    reader.memo[len(reader.memo)] = value = reader.pop()
+    reader.stack.append(value)
+
+
+def _recall(format: str) -> Callable[[_Stack], None]:
+    def get(reader: _Stack) -> Any:
+        number = reader.number(format)
+        if number not in reader.memo:
+            raise ValueError("its pickle recalls what it has not built")
+        return reader.memo[number]
+
+    return _push(get)
+
+
+def _append(reader: _Stack) -> None:
+    value = reader.pop()
+    _extend(reader, [value])
+
+
+def _appends(reader: _Stack) -> None:
+    _extend(reader, reader.since_mark())
+
+
+def _extend(reader: _Stack, items: list[Any]) -> None:
+    target = reader.top(list, Unreadable)
+    if type(target) is list:
+        target.extend(items)
+
+
+def _set_item(reader: _Stack) -> None:
+    value, key = reader.pop(), reader.pop()
+    _set(reader, [key, value])
+
+
+def _set_items(reader: _Stack) -> None:
+    _set(reader, reader.since_mark())
+
+
+def _set(reader: _Stack, items: list[Any]) -> None:
+    target = reader.top(dict, Ordered, Unreadable)
+    if len(items) % 2:
+        raise ValueError("its pickle has a key without a value")
+    if type(target) is Unreadable:
+        return
+    keys = items[::2]
+    # The hash of a tuple of tuples may take forever.
+    if set(map(type, keys)) <= {str, int}:
+        target.update(zip(keys, items[1::2]))
+    else:
+        target[None] = Unreadable(
+            "dict", "it is a dict with a key that is no string or integer"
+        )
+
+
+def _named(reader: _Stack, module: Any, name: Any) -> Any:
+    if type(module) is not str or type(name) is not str:
+        raise ValueError("its pickle has a name that is no text")
+    text = f"{module} {name}"
+    if text not in reader.names:
+        shown = f"{module}.{name}"[:100]
+        why = (
+            f"it is an object of `{shown}`, which is no tensor, container or "
+            "plain value, and is never built here. Save the tensors alone in PyTorch, "
+            "as in `torch.save(model.state_dict(), path)`"
+        )
+        return Unreadable(shown, why)
+    return reader.names[text]
+
+
+def _stack_global(reader: _Stack) -> Any:
+    name, module = reader.pop(), reader.pop()
+    return _named(reader, module, name)
+
+
+def _reduce(reader: _Stack) -> Any:
+    args, function = reader.pop(), reader.pop()
+    if type(function) is Unreadable:
+        return function
+    call = function.call if type(function) is Global else None
+    if call is None or type(args) is not tuple:
+        raise ValueError("its pickle calls something that is no function")
+    return call(args)
+
+
+def _new(count: int) -> Callable[[_Stack], None]:
+    """A new object of a class, of so many arguments."""
+
+    def make(reader: _Stack) -> Unreadable:
+        for _ in range(count):
+            reader.pop()
+        cls = reader.pop()
+        if type(cls) is not Unreadable:
+            raise ValueError("its pickle makes an object of something that is no class")
+        return cls
+
+    return _push(make)
+
+
+def _build(reader: _Stack) -> None:
+    state = reader.pop()
+    if type(reader.top(Ordered, Unreadable)) is Ordered and type(state) is not dict:
+        raise ValueError("its pickle sets attributes that are no dict")
+
+
+def _protocol(reader: _Stack) -> None:
+    if reader.number("<B") > 5:
+        raise ValueError("its pickle is of a newer protocol")
+
+
+_INSTRUCTIONS: dict[bytes, Callable[[_Stack], Any]] = {
+    b"\x80": _protocol,
+    b"\x95": lambda reader: reader.number("<Q"),  # A frame is nothing by itself.
+    b"(": _mark,
+    b"N": _push(lambda _: None),
+    b"\x88": _push(lambda _: True),
+    b"\x89": _push(lambda _: False),
+    b"K": _push(lambda reader: reader.number("<B")),
+    b"M": _push(lambda reader: reader.number("<H")),
+    b"J": _push(lambda reader: reader.number("<i")),
+    b"\x8a": _push(_integer),
+    b"G": _push(lambda reader: reader.number(">d")),
+    b"X": _sized("<I", _text),
+    b"\x8c": _sized("<B", _text),
+    b"\x8d": _sized("<Q", _text),
+    b"B": _sized("<I", bytes),
+    b"C": _sized("<B", bytes),
+    b"\x8e": _sized("<Q", bytes),
+    b"}": _push(lambda _: {}),
+    b"]": _push(lambda _: []),
+    b")": _push(lambda _: ()),
+    b"\x85": _tuple(1),
+    b"\x86": _tuple(2),
+    b"\x87": _tuple(3),
+    b"t": _push(lambda reader: tuple(reader.since_mark())),
+    b"a": _append,
+    b"e": _appends,
+    b"s": _set_item,
+    b"u": _set_items,
+    b"q": _remember("<B"),
+    b"r": _remember("<I"),
+    b"\x94": _memoize,
+    b"h": _recall("<B"),
+    b"j": _recall("<I"),
+    b"c": _push(lambda reader: _named(reader, reader.line(), reader.line())),
+    b"\x93": _push(_stack_global),
+    b"R": _push(_reduce),
+    b"\x81": _new(1),
+    b"\x92": _new(2),
+    b"b": _build,
+    b"Q": _push(lambda reader: reader.persistent(reader.pop())),
+}

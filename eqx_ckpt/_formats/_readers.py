@@ -1,0 +1,56 @@
+"""The readers of all formats, in the order in which they are asked."""
+
+from typing import Any
+
+from .._load import _probe
+from .._load._probe import Probe
+from .._load._source import Source
+from .._storage._zip import Zip
+from . import (
+    _eqx,
+    _levanter,
+    _magic,
+    _msgpack,
+    _numpy,
+    _orbax,
+    _safetensors,
+    _torch,
+)
+
+
+_FORMATS = (_numpy, _safetensors, _torch, _eqx, _orbax, _levanter, _msgpack)
+_ZIPS = (_torch, _numpy)
+
+
+def read(probe: Probe, archive: Zip | None, like: Any) -> Source | None:
+    """The source of a checkpoint of another library; None for what is none.
+
+    **Raises:** `ValueError` for one that is damaged, or is not read here.
+    """
+    # Files have numbers that say what they are; a directory may be one of ours as well.
+    other = _magic.name(probe) if archive is None else None
+    if other is None or probe.key is None:
+        try:
+            source = _read(probe, archive, like)
+        except ValueError as e:
+            raise _probe.refusal(probe.root, e) from e
+        if source is not None:
+            return source
+    if other is not None:
+        raise ValueError(
+            f"`{probe.root}` is no checkpoint that is read here. It is {other}."
+        )
+    return None
+
+
+def _read(probe: Probe, archive: Zip | None, like: Any) -> Source | None:
+    if archive is None:
+        sources = (format.read(probe, like) for format in _FORMATS)
+    else:
+        sources = (format.read_zip(probe, archive) for format in _ZIPS)
+    source = next((source for source in sources if source is not None), None)
+    if source is None and archive is not None:
+        other = _magic.name_of_zip(archive.members)
+        if other is not None:
+            raise ValueError(f"it is no checkpoint of ours, but {other}")
+    return source

@@ -1,0 +1,236 @@
+"""PyTorch's files: a zip of a pickle, which says what there is, and the storages of the
+tensors; or several of them with an index in JSON, as on Hugging Face.
+
+The pickle is interpreted: see `_pickle` and `_tensors`. PyTorch is not needed.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._format import _json, _names
+from .._format._leaves import Unreadable
+from .._load._probe import Probe
+from .._load._source import Source
+from .._storage import _store, _zip
+from .._storage._backend import Backend
+from .._storage._zip import Zip
+from . import _foreign_index, _magic, _pickle, _torch_globals
+from ._foreign_index import ForeignLeaf, kind_of, names_of_paths, unreadable
+from ._pickle import Global, Ordered
+from ._torch_globals import Storage, Tensor
+
+
+_FILE, _INDEX = "pytorch_model.bin", ".bin.index.json"
+_PICKLE = "data.pkl"
+_MAX_PICKLES = 4 * _json.MAX_INDEX  # Of several files.
+_MAX_LEAVES = 2**20
+# Of the names of all leaves: so many letters, and so many for each byte of the pickle.
+_LETTERS, _LETTERS_OF_ONE = 2**22, 64
+# Of items of containers that are in more than one place, and as many for each byte.
+_REPEATED = 2**14
+# What tensors that share their storages may have more bytes than those.
+_MADE, _MADE_OF_ONE = 2**24, 16
+_file = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}")
+
+
+def read(probe: Probe, like: Any) -> Source | None:
+    """The source of an index, or of a directory with a file or an index in it."""
+    if probe.key is not None:
+        return _sharded(probe, probe.key) if probe.has_suffix(_INDEX) else None
+    if "pytorch_model" + _INDEX in probe.names:
+        return _sharded(probe, "pytorch_model" + _INDEX)
+    if _FILE not in probe.names:
+        return None
+    return _source(probe, [_FILE], [_read_file(probe.directory, _FILE)])
+
+
+def read_zip(probe: Probe, archive: Zip) -> Source | None:
+    """The source of a zip with a pickle in it."""
+    contents = _read_archive(archive)
+    return None if contents is None else _source(probe, [archive.key], [contents])
+
+
+class _File(NamedTuple):
+    """The value of the pickle of a file, its bytes, and where the storages lie."""
+
+    value: Any
+    data: bytes
+    places: dict[str, tuple[int, int]]
+
+
+def _read_file(directory: Backend, key: str) -> _File:
+    head = np.empty(4, np.uint8)
+    size = directory.read_into(key, 0, head)
+    contents = None
+    if _zip.begins(head[:size].tobytes()):
+        contents = _read_archive(_zip.read_list(directory, key))
+    if contents is None:
+        raise ValueError(
+            f"`{key}` is no zip of PyTorch's. It may be {_magic.OLD_TORCH}"
+        )
+    return contents
+
+
+def _read_archive(archive: Zip) -> _File | None:
+    above = [n for n in archive.members if n.partition("/")[2] == _PICKLE]
+    if len(above) != 1:
+        return None
+    prefix = above[0].removesuffix(_PICKLE)
+    if f"{prefix}constants.pkl" in archive.members:
+        raise ValueError(
+            "it is a program of TorchScript. Save its tensors alone in PyTorch: "
+            "`torch.save(torch.jit.load(path).state_dict(), path)`"
+        )
+    order = _member(archive, f"{prefix}byteorder", b"little")
+    if order != b"little":
+        raise ValueError(f"its bytes are in the order {order!r:.20}")
+    data = _member(archive, above[0])
+    stored: dict[str, Storage] = {}
+
+    def persistent(pid: Any) -> Storage | Unreadable:
+        made = _torch_globals.storage(pid)
+        if isinstance(made, Unreadable):
+            return made
+        # Others of this key may have other dtypes.
+        if stored.setdefault(made.key, made).nbytes != made.nbytes:
+            raise ValueError(f"its storage {made.key!r:.40} has two sizes")
+        return made
+
+    value = _pickle.load(data, _torch_globals.NAMES, persistent)
+    files = [f"{prefix}data/{key}" for key in stored]
+    places = dict(zip(stored, _zip.places(archive, files)))
+    for key, (start, stop) in places.items():
+        if stop - start != stored[key].nbytes:
+            raise ValueError(f"its storage {key!r:.40} is not of the size that it says")
+    return _File(value, data, places)
+
+
+def _member(archive: Zip, name: str, default: bytes | None = None) -> bytes:
+    """The bytes of a small file in a zip."""
+    if default is not None and name not in archive.members:
+        return default
+    start, stop = _zip.place(archive, name)
+    if stop - start > _json.MAX_INDEX:
+        raise ValueError(f"`{name}` in it has {stop - start} bytes")
+    return _store.read_bytes(archive.directory, archive.key, start, stop)
+
+
+def _sharded(probe: Probe, key: str) -> Source:
+    of, files = _foreign_index.weight_map(probe, key, _file)
+    contents = []
+    for file in files:
+        try:
+            contents.append(_read_file(probe.directory, file))
+        except FileNotFoundError as e:
+            raise ValueError(f"a file that `{key}` names is missing: {e}") from e
+        if sum(len(one.data) for one in contents) > _MAX_PICKLES:
+            raise ValueError("the pickles of its files are longer than is read")
+    for file, one in zip(files, contents):
+        names = {name for name, of_file in of.items() if of_file == file}
+        if not isinstance(one.value, dict) or set(one.value) != names:
+            raise ValueError(f"`{key}` and `{file}` do not agree on what is in that")
+    return _source(probe, files, contents)
+
+
+# ---- From a value to leaves.
+
+
+def _source(probe: Probe, files: list[str], contents: Sequence[_File]) -> Source:
+    paths: list[list[str]] = []
+    items: list[tuple[int, Any]] = []
+    for number, one in enumerate(contents):
+        for path, item in _Walk(len(one.data)).leaves([], one.value):
+            paths.append(path)
+            items.append((number, item))
+    leaves: list[ForeignLeaf] = []
+    for (name, keys), (number, item) in zip(names_of_paths(paths), items):
+        if not isinstance(item, Tensor):
+            leaves.append(_foreign_index.leaf_of(name, keys, item))
+            continue
+        kind = kind_of(item.dtype)
+        t = _foreign_index.template(kind, item.dtype, item.shape, keys)
+        start = contents[number].places[item.storage.key][0]
+        at = start + item.offset * item.itemsize
+        leaves.append(ForeignLeaf(name, t, number, at, item.strides))
+    _check_sizes(contents, items)
+    head = b"".join(one.data for one in contents)
+    return _foreign_index.source(probe, "torch", files, leaves, head, shared=True)
+
+
+def _check_sizes(contents: Sequence[_File], items: list[tuple[int, Any]]) -> None:
+    """**Raises:** `ValueError` where tensors would be much larger than the file, as one
+    that repeats an element is."""
+    there = sum(b - a for one in contents for a, b in one.places.values())
+    tensors = {item for item in items if isinstance(item[1], Tensor)}
+    made = sum(tensor.nbytes for _, tensor in tensors)
+    if made > _MADE + _MADE_OF_ONE * there:
+        raise ValueError(
+            f"its tensors have {made} bytes, and are views of {there} bytes that are "
+            "stored: save copies (`x.clone()`) of those that repeat elements"
+        )
+
+
+class _Walk:
+    """A walk through the containers of a pickle of so many bytes. Each may be in many
+    places, so that what is found is counted."""
+
+    def __init__(self, size: int):
+        self._letters = _LETTERS + _LETTERS_OF_ONE * size
+        self._repeated = _REPEATED + size
+        self._parts = self._leaves = 0
+        self._seen: set[int] = set()
+
+    def leaves(self, path: list[str], value: Any) -> Iterator[tuple[list[str], Any]]:
+        """The values at the ends of containers; None is no leaf."""
+        if len(path) > _names.MAX_DEPTH:
+            raise ValueError(f"it is nested more than {_names.MAX_DEPTH} deep")
+        if type(value) in (dict, Ordered) and None not in value:
+            self._enter(value)
+            names = [str(key) for key in value]
+            if len(set(names)) < len(names):
+                raise ValueError("it has a dict with one key as a number and as a text")
+            for name, item in zip(names, value.values()):
+                parts = name.split(".", _names.MAX_DEPTH)
+                yield from self.leaves([*path, *parts], item)
+        elif type(value) in (list, tuple):
+            self._enter(value)
+            for number, item in enumerate(value):
+                yield from self.leaves([*path, str(number)], item)
+        elif value is not None:
+            self._spend(path)
+            # A dict that has it is none that is read.
+            yield path, _leaf(value[None] if isinstance(value, dict) else value)
+
+    def _enter(self, container: Any) -> None:
+        if container and id(container) in self._seen:
+            self._repeated -= len(container)
+        self._seen.add(id(container))
+        if self._repeated < 0:
+            raise ValueError("its containers are many times in each other")
+
+    def _spend(self, path: list[str]) -> None:
+        letters = sum(map(len, path))
+        if 3 * letters > _names.MAX_NAME:
+            raise ValueError(f"the name {_names.shorten('.'.join(path))} is too long")
+        self._letters -= letters
+        self._parts += len(path)
+        self._leaves += 1
+        if self._letters < 0 or self._parts > _foreign_index.MAX_COMPONENTS:
+            raise ValueError("the names of its leaves are longer than is read")
+        if self._leaves > _MAX_LEAVES:
+            raise ValueError(f"it has more than {_MAX_LEAVES} leaves")
+
+
+def _leaf(value: Any) -> Any:
+    if isinstance(value, Unreadable):
+        return unreadable(*value)
+    if isinstance(value, Global) and value.kind == "dtype":
+        return f"torch.{value.name}"
+    if isinstance(value, (Storage, Global)):
+        is_class = isinstance(value, Storage) or value.kind != "function"
+        what = "storage" if is_class else "function"
+        return unreadable(what, "it is a storage or a function, and no tensor")
+    return value

@@ -1,0 +1,300 @@
+"""The meaning of the names in PyTorch's pickles: dtypes, storages, and functions of
+this module that make tensors and containers. There is nothing else that one can call.
+"""
+
+import itertools as it
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .._format import _grid, _template
+from .._format._leaves import Unreadable
+from ._pickle import Global, Ordered
+
+
+_STORAGES = {
+    "Bool": "bool",
+    "Byte": "uint8",
+    "Char": "int8",
+    "Short": "int16",
+    "Int": "int32",
+    "Long": "int64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Float": "float32",
+    "Double": "float64",
+    "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128",
+}
+_DTYPES = {name: name for name in _STORAGES.values()} | {
+    "uint16": "uint16",
+    "uint32": "uint32",
+    "uint64": "uint64",
+    "float8_e4m3fn": "float8_e4m3fn",
+    "float8_e4m3fnuz": "float8_e4m3fnuz",
+    "float8_e5m2": "float8_e5m2",
+    "float8_e5m2fnuz": "float8_e5m2fnuz",
+    "float8_e8m0fnu": "float8_e8m0fnu",
+}
+
+
+class Storage(NamedTuple):
+    """A file of the zip, and the dtype that its class has."""
+
+    key: str
+    nbytes: int
+    dtype: str
+
+
+class Tensor(NamedTuple):
+    """Elements of a storage, from the one number `offset` on."""
+
+    storage: Storage
+    dtype: str
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+
+    @property
+    def itemsize(self) -> int:
+        return _template.dtype_of(self.dtype).itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.itemsize
+
+
+def _bad(what: str) -> ValueError:
+    return ValueError(f"its pickle has {what} that PyTorch does not write")
+
+
+def storage(pid: Any) -> Storage | Unreadable:
+    if type(pid) is not tuple or len(pid) != 5 or pid[0] != "storage":
+        raise _bad("an id of a storage")
+    _, kind, key, _, count = pid
+    if type(kind) is Unreadable:
+        return kind
+    dtype = kind.name if type(kind) is Global and kind.kind == "storage" else None
+    if dtype is None or type(key) is not str:
+        raise _bad("an id of a storage")
+    return Storage(key, _natural(count) * _template.dtype_of(dtype).itemsize, dtype)
+
+
+def _natural(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _template.MAX_BYTES:
+        raise _bad("a size or an offset")
+    return value
+
+
+def _naturals(value: Any) -> tuple[int, ...]:
+    if type(value) is not tuple or len(value) > 2 * _template.MAX_RANK:
+        raise _bad("a shape")
+    return tuple(map(_natural, value))
+
+
+def _tensor_v2(args: tuple) -> Tensor | Unreadable:
+    """`(storage, offset, shape, strides, requires_grad, hooks[, metadata])`."""
+    if not 4 <= len(args) <= 7 or type(args[0]) is not Storage:
+        raise _bad("a tensor")
+    return _tensor(args[0], args[0].dtype, args[1:4], args[6:])
+
+
+def _tensor_v3(args: tuple) -> Tensor | Unreadable:
+    """The same with a dtype before the metadata, of a storage of bytes."""
+    if not 7 <= len(args) <= 8 or type(args[0]) is not Storage:
+        raise _bad("a tensor")
+    dtype = args[6].name if type(args[6]) is Global else None
+    if dtype is None or args[6].kind != "dtype":
+        raise _bad("a dtype")
+    return _tensor(args[0], dtype, args[1:4], args[7:])
+
+
+def _tensor(
+    storage: Storage, dtype: str, where: tuple, metadata: tuple
+) -> Tensor | Unreadable:
+    if any(metadata):
+        return Unreadable(
+            f"{dtype} tensor",
+            "it is a tensor that is conjugated or negated when it is used: save "
+            "`x.resolve_conj().resolve_neg()` in PyTorch",
+            True,
+        )
+    offset = _natural(where[0])
+    shape, strides = _naturals(where[1]), _naturals(where[2])
+    if len(shape) != len(strides):
+        raise _bad("a shape")
+    size = math.prod(shape)
+    stop = (offset + _grid.span(shape, strides)) if size else 0
+    if stop * _template.dtype_of(dtype).itemsize > storage.nbytes:
+        raise ValueError("it has a tensor that goes over the end of its storage")
+    if len(shape) > _template.MAX_RANK:
+        why = f"it has {len(shape)} axes, and at most {_template.MAX_RANK} are read"
+        return Unreadable(f"{dtype} tensor", why, True)
+    if not size:
+        return Tensor(storage, dtype, 0, shape, None)
+    return Tensor(storage, dtype, offset, shape, _apart(shape, strides))
+
+
+def _apart(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
+    """The strides of an array, if its elements do not follow each other."""
+    rows = list(it.accumulate(reversed(shape[1:]), operator.mul, initial=1))[::-1]
+    wrong = any(n > 1 and s != row for n, s, row in zip(shape, strides, rows))
+    return tuple(strides) if wrong else None
+
+
+def _first(most: int) -> Callable[[tuple], Any]:
+    """A function that adds nothing which is kept to a tensor."""
+
+    def call(args: tuple) -> Tensor:
+        if not 1 <= len(args) <= most or type(args[0]) is not Tensor:
+            raise _bad("a parameter")
+        return args[0]
+
+    return call
+
+
+def _from_type(args: tuple) -> Tensor:
+    """`(function, class, arguments, attributes)`."""
+    if len(args) != 4 or type(args[0]) is not Global or type(args[2]) is not tuple:
+        raise _bad("a tensor")
+    function = args[0]
+    if args[1] != _TENSOR or function.name not in _REBUILD or function.call is None:
+        raise _bad("a tensor")
+    return function.call(args[2])
+
+
+def _ordered(args: tuple) -> Ordered:
+    """An `OrderedDict` of nothing, or of pairs."""
+    made = Ordered()
+    for pair in args[0] if args and type(args[0]) is list else ():
+        if (
+            type(pair) not in (tuple, list)
+            or len(pair) != 2
+            or type(pair[0]) is not str
+        ):
+            raise _bad("a dict")
+        made[pair[0]] = pair[1]
+    return made
+
+
+def _items(kind: type) -> Callable[[tuple], Any]:
+    """A function that makes a container of one."""
+
+    def call(args: tuple) -> Any:
+        if len(args) != 1 or type(args[0]) not in (list, tuple):
+            raise _bad("a container")
+        return kind(args[0])
+
+    return call
+
+
+def _default(args: tuple) -> dict[Any, Any]:
+    """A `defaultdict` of nothing, whose default is never called."""
+    if len(args) > 1 or args and type(args[0]) not in (Global, Unreadable):
+        raise _bad("a dict")
+    return {}
+
+
+def _never(args: tuple) -> Any:
+    raise _bad("a call")
+
+
+def _complex(args: tuple) -> complex:
+    if len(args) != 2 or set(map(type, args)) != {float}:
+        raise _bad("a complex number")
+    return complex(*args)
+
+
+def _encode(args: tuple) -> bytes:
+    """Bytes, which old protocols have as texts."""
+    if len(args) != 2 or type(args[0]) is not str or args[1] != "latin1":
+        raise _bad("a run of bytes")
+    try:
+        return args[0].encode("latin1")
+    except UnicodeError:
+        raise _bad("a run of bytes") from None
+
+
+def _device(args: tuple) -> str:
+    if not args or type(args[0]) is not str:
+        raise _bad("a device")
+    return args[0]
+
+
+def _other(kind: str) -> Callable[[tuple], Any]:
+    def call(args: tuple) -> Unreadable:
+        return Unreadable(
+            f"{kind} tensor",
+            f"it is a tensor that is {kind}, which is not read here: make it a plain "
+            "one in PyTorch (`x.dequantize()`, `x.to_dense()`, `x.to('cpu')`)",
+            True,
+        )
+
+    return call
+
+
+def _layout(args: tuple) -> str:
+    if len(args) != 1 or type(args[0]) is not str:
+        raise _bad("a layout")
+    return args[0]
+
+
+def _of_known(call: Callable[[tuple], Any]) -> Callable[[tuple], Any]:
+    """A function whose result is as unreadable as its arguments. The default of a
+    `defaultdict` is never called."""
+
+    def made(args: tuple) -> Any:
+        unknown = [x for x in args if type(x) is Unreadable]
+        return unknown[0] if unknown else call(args)
+
+    return call if call is _default else made
+
+
+_TENSOR = Global("tensor", None)
+_REBUILD = {"_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3"}
+_functions: Mapping[str, Callable[[tuple], Any]] = {
+    "torch._utils _rebuild_tensor": _tensor_v2,
+    "torch._utils _rebuild_tensor_v2": _tensor_v2,
+    "torch._utils _rebuild_tensor_v3": _tensor_v3,
+    "torch._utils _rebuild_parameter": _first(3),
+    "torch._utils _rebuild_parameter_with_state": _first(4),
+    "torch._utils _rebuild_qtensor": _other("quantised"),
+    "torch._utils _rebuild_sparse_tensor": _other("sparse"),
+    "torch.serialization _get_layout": _layout,
+    "torch._utils _rebuild_meta_tensor_no_storage": _other("of no device"),
+    "torch._utils _rebuild_nested_tensor": _other("nested"),
+    "torch._tensor _rebuild_from_type_v2": _from_type,
+    "torch Size": _items(tuple),
+    "torch device": _device,
+    "collections OrderedDict": _ordered,
+    "collections defaultdict": _default,
+    "_codecs encode": _encode,
+    **{
+        f"{module} {name}": call
+        for module in ("builtins", "__builtin__")
+        for name, call in {
+            "set": _items(list),
+            "frozenset": _items(list),
+            "complex": _complex,
+            "list": _items(list),
+            "dict": _never,
+            "int": _never,
+            "float": _never,
+        }.items()
+    },
+}
+# All that a pickle can name.
+NAMES: dict[str, Any] = {
+    **{
+        name: Global("function", name.split()[1], _of_known(call))
+        for name, call in _functions.items()
+    },
+    **{f"torch {name}": Global("dtype", dtype) for name, dtype in _DTYPES.items()},
+    **{f"torch {x}Storage": Global("storage", y) for x, y in _STORAGES.items()},
+    "torch UntypedStorage": Global("storage", "uint8"),
+    "torch.storage UntypedStorage": Global("storage", "uint8"),
+    "torch Tensor": _TENSOR,
+    "torch.nn.parameter Parameter": _TENSOR,
+    "torch.nn.parameter Buffer": _TENSOR,
+}

@@ -1,0 +1,392 @@
+"""Zarr arrays of other formats, v2 and v3: their metadata, checked.
+
+Of the metadata a spec for TensorStore is made here, which has nothing but what is known
+and has been checked.
+"""
+
+import functools as ft
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._format import _grid, _json, _template
+from .._format._ocdbt import Database
+from .._format._template import Template
+from .._load._probe import Probe
+from .._load._source import Source
+from .._storage import _arrays, _store
+from .._storage._arrays import ForeignArray
+from .._storage._backend import Backend
+from . import _database, _foreign_index
+from ._foreign_index import ForeignLeaf, leaf_of, unreadable
+
+
+MAX_FILES = 2**20
+_MAX_METADATA = 2**16  # The bytes of the metadata of one array.
+# What zstd makes of one byte at most.
+_MAX_RATIO = 2**15
+# Chunks that are not there, as they are zeros: in all arrays, and for each file.
+_MAX_EMPTY, _EMPTY = 2**16, 2**8
+# In the list of the chunks in a piece: one that is not there.
+_NONE = 2**64 - 1
+_COMPRESSORS = ("zstd", "gzip", "zlib", "blosc")
+
+
+def survey(root: Backend) -> tuple[list[str], int | None]:
+    """The keys of the files below a local root, and how many bytes all of them have;
+    none and None in a store.
+
+    **Raises:** `ValueError` for links, what is not a file, and too many files.
+    """
+    sizes = root.survey(MAX_FILES)
+    return ([], None) if sizes is None else (list(sizes), sum(sizes.values()))
+
+
+def name_of(is_v3: bool) -> str:
+    """The name of the file that has the metadata of an array."""
+    return "zarr.json" if is_v3 else ".zarray"
+
+
+def _small(directory: Backend, key: str) -> bytes | None:
+    """The bytes of a small file; None: there is none, or it is longer."""
+    value = directory.read(key, None if directory.is_far else _MAX_METADATA + 1)
+    data = value and value.data
+    return None if data is None or len(data) > _MAX_METADATA else data
+
+
+class Zarr(NamedTuple):
+    """The metadata of an array."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    chunk: tuple[int, ...]  # what is read as one
+    prefix: str  # of the keys of its pieces
+    separator: str
+    is_encoded: bool
+    metadata: dict[str, Any]  # made of nothing but what is known
+    # The shape of a piece that holds chunks, and a list of where each of them lies;
+    # where that list is; and the bytes after it.
+    piece: tuple[int, ...] | None = None
+    is_list_first: bool = False
+    after_list: int = 0
+
+    @property
+    def full(self) -> int:
+        return math.prod(self.chunk) * _template.dtype_of(self.dtype).itemsize
+
+    @property
+    def most(self) -> int:
+        """The most bytes that a chunk is stored in."""
+        return _template.most_encoded(self.full) if self.is_encoded else self.full
+
+    @property
+    def per_piece(self) -> tuple[int, ...]:
+        """The number of chunks that a piece has along each axis."""
+        if self.piece is None:
+            return (1,) * len(self.chunk)
+        return tuple(o // i for o, i in zip(self.piece, self.chunk))
+
+
+class ZarrArrays(NamedTuple):
+    """Where arrays lie: in directories, or in the database at the root. `size` is that
+    of all files, if it is known, and `count` how many pieces there can be; `is_full`:
+    whether no chunk was left out as zeros."""
+
+    directory: Backend
+    is_v3: bool
+    database: Database | None
+    is_full: bool
+    size: int | None
+    count: int
+
+    def metadata(self, keys: Sequence[str]) -> list[bytes | None]:
+        """The metadata of the arrays at some keys; None where there are none."""
+        files = [f"{key}/{name_of(self.is_v3)}" for key in keys]
+        if self.database is None:
+            return _store.each(self.directory, _small, files)
+        return _database.values(self.directory, self.database, files, _MAX_METADATA)
+
+    def read(
+        self,
+        name: str,
+        key: str,
+        metadata: bytes | None,
+        make: Callable[[str, Zarr], Template],
+        keys: str,
+    ) -> ForeignLeaf:
+        """A leaf that is an array, by the template that is made of its keys and the
+        metadata.
+
+        **Raises:** `ValueError` that names the leaf, if it has no metadata.
+        """
+        if metadata is None:
+            raise ValueError(f"the metadata of the array `{name}` are missing")
+        try:
+            parse = _v3 if self.is_v3 else _v2
+            what = parse(_json.parse(metadata, "its metadata"))
+            if len(what.shape) != len(what.chunk):
+                raise ValueError("impossible chunks")
+            self._check_codec(what)
+            t = make(keys, what)
+            _template.check_template(t)
+        except (ValueError, TypeError, KeyError, AttributeError) as e:
+            why = f"its metadata are not as they are read here: {e}"
+            return leaf_of(name, keys, unreadable("array", why, True))
+        size = self.size
+        is_thin = self.is_full and size is not None and t.nbytes > size * _MAX_RATIO
+        # The list of the chunks in a piece is read whole.
+        read = max(what.full, 16 * math.prod(what.per_piece))
+        if is_thin or max(t.full, read) > _largest(size):
+            why = "it is larger than what its files can hold, or than this machine"
+            return leaf_of(name, keys, unreadable(what.dtype, why, True))
+        spec = {
+            "driver": "zarr3" if self.is_v3 else "zarr",
+            "metadata": what.metadata,
+            # Where zeros were not written, what is missing are zeros.
+            "fill_missing_data_reads": not self.is_full,
+        }
+        pieces = ft.partial(_pieces, what)
+        check = ft.partial(self._check_pieces, what, key)
+        return ForeignLeaf(name, t, value=ForeignArray(key, spec, pieces, check))
+
+    def source(
+        self,
+        probe: Probe,
+        format: str,
+        files: list[str],
+        leaves: Sequence[ForeignLeaf],
+        head: bytes,
+        metadata: Any,
+    ) -> Source:
+        """The source of leaves that are such arrays.
+
+        **Raises:** `ValueError` for many more chunks than there are pieces: to look for
+        each takes time, and zeros that are not there can have any number of them.
+        """
+        chunks = sum(leaf.template.chunk_count for leaf in leaves)
+        if self.size is not None and chunks > _MAX_EMPTY + _EMPTY * self.count:
+            raise ValueError(f"its arrays have {chunks} chunks, most of which are none")
+        what = format, files, leaves, head, metadata
+        return _foreign_index.source(probe, *what, database=self.database)
+
+    def _check_codec(self, what: Zarr) -> None:
+        compressor = what.metadata.get("compressor")
+        if self.database is not None and compressor and compressor["id"] == "blosc":
+            # Its chunks are looked at before they are decoded.
+            raise ValueError("unknown compressor 'blosc' in a database")
+
+    def _check_pieces(self, what: Zarr, key: str, numbers: Sequence[int]) -> None:
+        """**Raises:** `ValueError` for a piece that is longer than any can be: all of
+        it would be read."""
+        most = what.most
+        if what.piece is not None:
+            most = math.prod(what.per_piece) * (most + 16) + what.after_list
+        is_blosc = (what.metadata.get("compressor") or {}).get("id") == "blosc"
+        for piece in _pieces(what, numbers):
+            name = f"{key}/{piece}"
+            size = self._size(name)
+            if size is not None and size > most:
+                raise ValueError(f"`{name}` is not a chunk of it")
+            if is_blosc:
+                # TensorStore would allocate what it says, up to 2 GiB.
+                head = self._read(name, 0, 16)
+                if int.from_bytes(head[4:8], "little") > what.full:
+                    raise ValueError(f"`{name}` is not a chunk of it")
+            if size is not None and what.piece is not None:
+                self._check_list(what, name, size)
+
+    def _check_list(self, what: Zarr, name: str, size: int) -> None:
+        count = 16 * math.prod(what.per_piece)
+        start = 0 if what.is_list_first else size - count - what.after_list
+        if start < 0:
+            return  # It is too short, as whoever reads it will say.
+        places = np.frombuffer(self._read(name, start, count), "<u8")
+        lengths = places[1::2][places[1::2] != _NONE]
+        if (lengths > what.most).any():
+            raise ValueError(f"`{name}` has something else than chunks of it")
+
+    def _size(self, name: str) -> int | None:
+        """The bytes of a piece; None if there is none, or it is not known."""
+        if self.database is not None:
+            place = self.database.find(name)
+            return place and place[2]
+        return self.directory.size(name)
+
+    def _read(self, name: str, start: int, count: int) -> bytes:
+        """Some bytes of a piece; none if there is no such piece."""
+        into = np.zeros(count, np.uint8)
+        try:
+            if self.database is None:
+                self.directory.read_into(name, start, into)
+            elif (place := self.database.find(name)) is not None:
+                return _database.value(
+                    self.directory, self.database, place, start, count
+                )
+        except FileNotFoundError:
+            pass  # Whoever reads it will say so.
+        return into.tobytes()
+
+
+def _pieces(what: Zarr, numbers: Sequence[int]) -> list[str]:
+    """The keys of the pieces that chunks of some numbers are in, each once."""
+    counts = _grid.grid(what.shape, what.chunk)
+    if not counts:
+        return [what.prefix.rstrip("/.") or "0"] if numbers else []
+    places = np.stack(np.unravel_index(np.asarray(numbers, np.int64), counts), 1)
+    rows = dict.fromkeys(map(tuple, (places // what.per_piece).tolist()))
+    return [what.prefix + what.separator.join(map(str, row)) for row in rows]
+
+
+def template(what: Zarr, kind: str, keys: str) -> Template:
+    chunk = tuple(min(c, max(1, n)) for c, n in zip(what.chunk, what.shape))
+    return Template(keys, kind, what.dtype, what.shape, what.dtype, chunk)
+
+
+def _largest(size: int | None) -> int:
+    """The most bytes that a chunk can have, as all of them are made of the files."""
+    memory = _arrays.largest_chunk()
+    return memory if size is None else min(memory, size * _MAX_RATIO)
+
+
+def _numbers(value: Any, least: int) -> tuple[int, ...]:
+    if (
+        type(value) is not list
+        or len(value) > _template.MAX_RANK
+        or not all(type(n) is int and least <= n < 2**60 for n in value)
+    ):
+        raise ValueError(f"impossible shape or chunks {value!r:.60}")
+    return tuple(value)
+
+
+def _only(value: dict[str, Any], **known: Any) -> None:
+    """**Raises:** `ValueError` where a field is there and is not as it is known."""
+    for field, good in known.items():
+        if field in value and value[field] not in good:
+            raise ValueError(f"unknown {field} {value[field]!r:.60}")
+
+
+def _v2(value: dict[str, Any]) -> Zarr:
+    _only(value, zarr_format=[2], order=["C"], filters=[None, []])
+    _only(value, dimension_separator=[".", "/"], fill_value=[None, 0, False])
+    shape, chunk = _numbers(value["shape"], 0), _numbers(value["chunks"], 1)
+    text = value["dtype"]
+    if type(text) is not str:
+        raise ValueError("unknown dtype")
+    dtype = text
+    if re.fullmatch(r"[<|][biufc][0-9]{1,2}", text):
+        dtype = np.dtype(text).name
+    if dtype not in _template.STORED:
+        raise ValueError(f"unknown dtype {text!r:.60}")
+    zero = False if dtype == "bool" else 0
+    compressor = value.get("compressor")
+    if compressor is not None:
+        _only(compressor, id=_COMPRESSORS)
+        # The level, and the codec within Blosc, are no matter of decoding.
+        compressor = {"id": compressor["id"]}
+    metadata = {
+        "zarr_format": 2,
+        "shape": list(shape),
+        "chunks": list(chunk),
+        "dtype": text,
+        "order": "C",
+        "compressor": compressor,
+        "fill_value": None if value.get("fill_value") is None else zero,
+        "filters": None,
+        "dimension_separator": value.get("dimension_separator", "."),
+    }
+    separator = metadata["dimension_separator"]
+    return Zarr(dtype, shape, chunk, "", separator, compressor is not None, metadata)
+
+
+def _v3(value: dict[str, Any]) -> Zarr:
+    _only(value, zarr_format=[3], node_type=["array"], storage_transformers=[[]])
+    _only(value["chunk_grid"], name=["regular"])
+    shape = _numbers(value["shape"], 0)
+    outer = _numbers(value["chunk_grid"]["configuration"]["chunk_shape"], 1)
+    dtype = value["data_type"]
+    if type(dtype) is not str or dtype not in _template.STORED:
+        raise ValueError(f"unknown dtype {dtype!r:.60}")
+    encoding = {"name": None, **value["chunk_key_encoding"]}
+    keys = encoding.get("configuration") or {}
+    _only(encoding, name=["default"])
+    _only(keys, separator=["/", "."])
+    separator = keys.get("separator", "/")
+    codecs = _codecs(value["codecs"], _OF_CHUNK | {"sharding_indexed"})
+    inner, within, sharding = outer, codecs, None
+    if codecs and codecs[0]["name"] == "sharding_indexed":
+        sharding = codecs[0]["configuration"]
+        inner, within = tuple(sharding["chunk_shape"]), sharding["codecs"]
+    if len(inner) != len(outer) or any(o % i for o, i in zip(outer, inner)):
+        raise ValueError("impossible chunks in chunks")
+    fill = value.get("fill_value")
+    _check_fill(fill, dtype)
+    metadata = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(shape),
+        "data_type": dtype,
+        "chunk_grid": {
+            "name": "regular",
+            "configuration": {"chunk_shape": list(outer)},
+        },
+        "chunk_key_encoding": {
+            "name": "default",
+            "configuration": {"separator": separator},
+        },
+        "fill_value": fill,
+        "codecs": codecs,
+    }
+    is_encoded = len(within) > 1
+    prefix = f"c{separator}"
+    what = dtype, shape, inner, prefix, separator, is_encoded, metadata
+    if sharding is None:
+        return Zarr(*what)
+    checksums = len(sharding["index_codecs"]) - 1
+    return Zarr(*what, outer, sharding["index_location"] == "start", 4 * checksums)
+
+
+def _check_fill(fill: Any, dtype: str) -> None:
+    """**Raises:** `ValueError` for what is no value of the dtype, as Zarr has it."""
+    kind = _template.number_type(_template.dtype_of(dtype))
+    numbers = fill if kind == "complex" and type(fill) is list else [fill]
+    known = {"bool": (bool,), "int": (int,)}.get(kind, (int, float))
+    is_good = all(type(x) in known and -(2**63) <= x < 2**64 for x in numbers)
+    if fill is not None and not (is_good and len(numbers) in (1, 2)):
+        raise ValueError(f"unknown fill value {fill!r:.60}")
+
+
+_OF_LIST = frozenset({"bytes", "crc32c"})
+_OF_CHUNK = _OF_LIST | {"zstd", "gzip"}
+
+
+def _codecs(value: Any, known: frozenset[str]) -> list[dict[str, Any]]:
+    """The codecs, all known ones: `bytes` is the first of them, or that of pieces."""
+    if type(value) is not list or not 1 <= len(value) <= 4:
+        raise ValueError("unknown codecs")
+    out = []
+    for place, codec in enumerate(value):
+        name, given = codec["name"], codec.get("configuration") or {}
+        made: dict[str, Any] = {}
+        is_first = name in ("bytes", "sharding_indexed")
+        if type(name) is not str or name not in known or is_first != (place == 0):
+            raise ValueError(f"unknown codec {name!r:.60}")
+        if name == "bytes":
+            _only(given, endian=["little"])
+            made = {k: given[k] for k in ("endian",) if k in given}
+        elif name in ("zstd", "gzip"):
+            made = {"level": 1}  # That it has is no matter of decoding.
+        elif name == "sharding_indexed":
+            if len(value) > 1:
+                raise ValueError(f"unknown codec {value[1]!r:.60}")
+            _only(given, index_location=["start", "end"])
+            made = {
+                "chunk_shape": list(_numbers(given["chunk_shape"], 1)),
+                "codecs": _codecs(given["codecs"], _OF_CHUNK),
+                "index_codecs": _codecs(given["index_codecs"], _OF_LIST),
+                "index_location": given.get("index_location", "end"),
+            }
+        out.append({"name": name, **({"configuration": made} if made else {})})
+    return out

@@ -1,0 +1,277 @@
+"""Functions of the tree of a save, exported with `jax.export` as it is planned.
+
+A function is traced with all arrays of the tree as its arguments. What it does not use
+of them is dropped, and what is left is exported as a function of a flat dict of stored
+leaves, by name, and of the other arguments. All else in the tree is baked in.
+"""
+
+import functools as ft
+import importlib.util
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.export
+import jax.extend.core as jex_core
+import jax.tree_util as jtu
+import numpy as np
+
+from .._format import _functions, _index
+from .._format._functions import StoredFunction
+from .._load import _computed
+from .._load._lazy import LazyArray
+from .._save._options import Functions
+from .._save._payload import PlannedFunctions, PlannedLeaf
+from .._tree import _folding, _identity
+from .._tree._flatten import Flat
+from . import _jaxpr, _keep_functions, _signature, _traced, _tracing
+from ._function import Unexported
+from ._stored_function import Function
+from ._tracing import SavedTree, TracedFunction
+
+
+_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+# So many trees that are not alike, whose functions are kept.
+_KNOWN = 4
+
+
+def plan(
+    functions: Functions, flat: Flat, stored: dict[int, PlannedLeaf]
+) -> PlannedFunctions:
+    """Exports functions of a tree, or keeps those of the checkpoints that its lazy
+    leaves are of.
+
+    **Raises:** an error that names the function which cannot be.
+    """
+    leaves = list(stored.values())
+    if functions is None:
+        return _numbered(_keep_functions.keep_all(leaves))
+    checked = _checked(functions)
+    arrays = [i for i, leaf in enumerate(flat.leaves) if _tracing.is_array(leaf)]
+    tree = SavedTree(flat, stored, arrays)
+    likeness = ft.cache(ft.partial(_likeness, tree))
+    out: PlannedFunctions = {}
+    for name, wanted in checked.items():
+        if isinstance(wanted, Function):
+            out[name] = _keep_functions.keep(wanted, leaves)
+            continue
+        try:
+            out[name] = _export_once(wanted, tree, likeness)
+        except Exception as e:
+            takes = _signature.show(_signature.fold(wanted.nest))
+            e.add_note(
+                f"This is of `functions[{name!r}]`, a function of the tree and of "
+                f"{takes}. Nothing was saved."
+            )
+            raise
+    return _numbered(out)
+
+
+def _numbered(functions: PlannedFunctions) -> PlannedFunctions:
+    """Functions with the numbers of their files."""
+    return {
+        name: (stored._replace(file=file), data)
+        for file, (name, (stored, data)) in enumerate(functions.items())
+    }
+
+
+def _checked(functions: Any) -> Mapping[str, Unexported | Function]:
+    if not isinstance(functions, Mapping):
+        raise TypeError(
+            '`functions` must be a dict of names to `ec.function(...)`, or "drop", not '
+            f"{functions!r}."
+        )
+    for name, wanted in functions.items():
+        _functions.check_name(name)
+        if not isinstance(wanted, (Function, Unexported)):
+            raise TypeError(
+                f"`functions[{name!r}]` must be made by `ec.function`, and is a "
+                f"`{type(wanted).__name__}`."
+            )
+    if importlib.util.find_spec("flatbuffers") is None:
+        raise ImportError(
+            "`functions` are stored by `jax.export`, which needs flatbuffers. Install "
+            "it: `pip install 'eqx_ckpt[functions]'`."
+        )
+    return functions
+
+
+# ---- Exports of trees that were alike.
+
+
+def _likeness(tree: SavedTree) -> Any:
+    """Equal for trees that a function is the same of, besides what is baked in.
+
+    **Raises:** `Unknown`.
+    """
+    flat = tree.flat
+    arrays = tuple(
+        (
+            i,
+            tree.name(i),
+            x.shape,
+            x.dtype,
+            _tracing.is_weak(x),
+            tree.stored_dtype(i),
+        )
+        for i in tree.arrays
+        for x in (flat.leaves[i],)
+    )
+    known = {*tree.arrays, *tree.stored}
+    # A function may look at the type of a number that it does not use.
+    numbers = [
+        (i, type(flat.leaves[i]), leaf.template.dtype, leaf.template.shape)
+        for i, leaf in tree.stored.items()
+        if not _tracing.is_array(flat.leaves[i])
+    ]
+    others = [
+        _computed.identity(x) if isinstance(x, LazyArray) else _identity.key(x)
+        for i, x in enumerate(flat.leaves)
+        if i not in known
+    ]
+    structure = _identity.key(flat.structure, math.inf)
+    return structure, arrays, (*numbers,), (*others,), _traced.settings()
+
+
+def _export_once(
+    wanted: Unexported, tree: SavedTree, likeness: Callable[[], Any]
+) -> tuple[StoredFunction, bytes]:
+    """The export of a function for a tree that was like this one, or for this one."""
+    try:
+        like = _identity.key(wanted.fn), likeness()
+    except _identity.TooLarge:
+        return _exported(wanted, tree)
+    for other, exported in wanted.known:
+        if other == like and _has(tree, exported[0].baked):
+            return exported
+    exported = _exported(wanted, tree)
+    wanted.known.insert(0, (like, exported))
+    del wanted.known[_KNOWN:]
+    return exported
+
+
+def _has(tree: SavedTree, baked: dict[str, str]) -> bool:
+    own = {leaf.name: leaf for leaf in tree.stored.values() if leaf.name in baked}
+    return own.keys() == baked.keys() and all(
+        _tracing.digest(leaf) == baked[name] for name, leaf in own.items()
+    )
+
+
+# ---- Exporting.
+
+
+def _exported(wanted: Unexported, tree: SavedTree) -> tuple[StoredFunction, bytes]:
+    traced = _tracing.trace(wanted, tree)
+    count = len(tree.arrays)
+    used = [i for i, is_used in zip(tree.arrays, traced.used) if is_used]
+    _check_traced(wanted, tree, traced, used)
+    names = [tree.stored[i].name for i in used]
+    avals = {tree.stored[i].name: _strong(_tracing.weight(tree, i)) for i in used}
+    fun = jex_core.jaxpr_as_fun(traced.closed)
+
+    def kept(weights: dict[str, Any], *args: Any) -> Any:
+        rest = zip(jtu.tree_leaves(args), traced.used[count:])
+        own = [weights[name] for name in names]
+        out = fun(*own, *(x for x, is_used in rest if is_used))
+        return jtu.tree_unflatten(traced.result, out)
+
+    exported = _lowered(kept, (avals, *wanted.nest), wanted.platforms)
+    data = bytes(exported.serialize(vjp_order=wanted.order))
+    args = _signature.fold(wanted.nest)
+    result = jtu.tree_unflatten(exported.out_tree, exported.out_avals)
+    result = _signature.fold(result)
+    # What would not be read is not written.
+    for nest in (args, result):
+        _functions.check(nest)
+    stored = StoredFunction(
+        file=0,
+        digest=_index.digest(data),
+        nbytes=len(data),
+        leaves=[place for place, i in enumerate(tree.stored) if i in {*used}],
+        names=names,
+        args=args,
+        result=result,
+        platforms=list(exported.platforms),
+        order=wanted.order,
+        baked=_tracing.baked(wanted, tree, traced, used),
+        versions={"jax": jax.__version__},
+    )
+    return stored, data
+
+
+def _strong(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def _check_traced(
+    wanted: Unexported, tree: SavedTree, traced: TracedFunction, used: Sequence[int]
+) -> None:
+    """**Raises:** `ValueError` for what cannot be stored beside the leaves."""
+    lost = [tree.name(i) for i in used if i not in tree.stored]
+    if lost:
+        raise ValueError(
+            f"The function uses the leaf `{lost[0]}`, which is not saved"
+            f"{f', and {len(lost) - 1} more' if lost[1:] else ''}. Save what it uses, "
+            "with another `filter_spec` or `where`, or leave the function out."
+        )
+    calls = list(dict.fromkeys(_jaxpr.callbacks(traced.closed.jaxpr)))
+    if calls:
+        raise ValueError(
+            f"The function calls back into Python: {', '.join(calls[:3])}. What is "
+            "stored has no Python. Take out `jax.debug` and other callbacks; those of "
+            "`eqx.error_if` are left out if the environment variable "
+            "EQX_ON_ERROR=off is set before Equinox is imported."
+        )
+    for value, place in _jaxpr.captured(traced.closed):
+        raise _captured(wanted, tree, value, place)
+
+
+def _captured(
+    wanted: Unexported, tree: SavedTree, value: Any, place: str
+) -> ValueError:
+    what = _folding.short_array(str(value.dtype), np.shape(value))
+    for i, leaf in enumerate(tree.flat.leaves):
+        if _jaxpr.is_same(leaf, value):
+            return ValueError(
+                f"The function uses the leaf `{tree.name(i)}`, {what}, which is no "
+                "jax.Array, so that its values would be stored once more, in the "
+                f"function. Make it one, with `jnp.asarray`. It is used{place}."
+            )
+    name = _jaxpr.name_of(wanted.fn, value)
+    return ValueError(
+        f"The function closes over an array that is no leaf of the tree, {what}"
+        f"{f', {name}' if name else ''}. Arrays of over {_jaxpr.MOST} bytes are not "
+        "stored in a function: put it into the tree, or make it an argument. It is "
+        f"used{place}."
+    )
+
+
+def _lowered(
+    fn: Callable[..., Any], args: tuple[Any, ...], platforms: Sequence[str] | None
+) -> jax.export.Exported:
+    def export(platforms: Sequence[str]) -> jax.export.Exported:
+        return jax.export.export(jax.jit(fn), platforms=platforms)(*args)
+
+    if platforms is not None:
+        return export(platforms)
+    try:
+        return export(_PLATFORMS)
+    except Exception:
+        good, errors = [], []
+        for platform in _PLATFORMS:
+            try:
+                export([platform])
+                good.append(platform)
+            except Exception as e:
+                errors.append((platform, e))
+        if not good:
+            raise
+        for platform, error in errors:
+            why = str(error).strip().partition("\n")[0]
+            warnings.warn(
+                f"A function is stored without the platform {platform!r}, for which it "
+                f"cannot be lowered: {why}. Pass `platforms={good!r}` to `ec.function`."
+            )
+        return export(good)

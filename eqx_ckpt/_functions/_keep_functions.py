@@ -1,0 +1,235 @@
+"""Functions of a checkpoint in a save of its lazy leaves: those are kept as they are.
+
+A function needs its leaves, of the same shapes and dtypes. A leaf of the same name
+stands for each, unless the array that was there has moved elsewhere: then nothing says
+which is meant. Without that name it is the array itself, wherever it is now; or what is
+computed of it alone, as an average of models, at the same place of a node that has
+moved. The leaves that are baked into it have to be as they were, if they are there.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from .._format import _index
+from .._format._functions import StoredFunction
+from .._format._leaves import Leaves, Record
+from .._load import _source
+from .._load._source import Source
+from .._save import _payload
+from .._save._lazies import LazySource
+from .._save._payload import PlannedFunctions, PlannedLeaf
+from .._tree import _leaf
+from ._stored_function import Function
+
+
+class _Leaves(NamedTuple):
+    """The leaves of a save: their places by name; all by name; and by their name in a
+    checkpoint, those that are leaves there, and those computed of one of them alone."""
+
+    places: dict[str, int]
+    named: dict[str, PlannedLeaf]
+    moved: dict[str, list[PlannedLeaf]]
+    made: dict[str, list[PlannedLeaf]]
+
+
+def keep_all(leaves: Sequence[PlannedLeaf]) -> PlannedFunctions:
+    """The functions of the checkpoints that lazy leaves are of.
+
+    **Raises:** `ValueError` for one that cannot be kept.
+    """
+    found: dict[str, list[tuple[Function, _Leaves]]] = {}
+    for source in _sources(leaves):
+        new = _new(leaves, source)
+        for name in source.index.functions:
+            found.setdefault(name, []).append((Function(source, name), new))
+    return {name: _one_of(functions) for name, functions in found.items()}
+
+
+def _one_of(found: Sequence[tuple[Function, _Leaves]]) -> tuple[StoredFunction, bytes]:
+    """The function that checkpoints have under one name. Those say which are its leaves
+    now that have given some."""
+    found = [pair for pair in found if _has_some(*pair)] or found
+    functions = [function for function, _ in found]
+    kept = [_kept(*pair) for pair in found]
+    first = kept[0][0]
+    for function, (stored, _) in zip(functions, kept):
+        if (stored.digest, stored.leaves) != (first.digest, first.leaves):
+            raise ValueError(
+                f"The lazy leaves are of checkpoints with different functions "
+                f"`{function.name}`, or with one of different leaves: "
+                f"`{functions[0].path}` and `{function.path}`. Say which is to be "
+                'kept, `functions={**ckpt.functions}`, or `functions="drop"`.'
+            )
+    return kept[0]
+
+
+def _has_some(function: Function, new: _Leaves) -> bool:
+    """Whether some leaves of a function are saved, or what is computed of them."""
+    old = function._source.index.leaves
+    origins = {_origin(old, place) for place in function._stored.leaves}
+    return not origins.isdisjoint({*new.moved, *new.made})
+
+
+def _sources(leaves: Iterable[PlannedLeaf]) -> list[Source]:
+    lazies = [leaf.value.lazy for leaf in leaves if isinstance(leaf.value, LazySource)]
+    found = {source.index.save: source for x in lazies for source in x._sources}
+    return [source for source in found.values() if source.index.functions]
+
+
+def _origin(old: Leaves, place: int) -> str:
+    """The name of the first leaf of a checkpoint that is the array in a place."""
+    return old.names[old.aliases.get(place, place)]
+
+
+def keep(
+    function: Function, leaves: Sequence[PlannedLeaf]
+) -> tuple[StoredFunction, bytes]:
+    """A function of a checkpoint, beside other leaves.
+
+    **Raises:** `ValueError` if it is not one of these.
+    """
+    return _kept(function, _new(leaves, function._source))
+
+
+def _kept(function: Function, new: _Leaves) -> tuple[StoredFunction, bytes]:
+    source, stored = function._source, function._stored
+    old = source.index.leaves
+    records = list(map(old.record, stored.leaves))
+    own = [_at_name(function, new, record) for record in records]
+    taken = {leaf.name for leaf in own if leaf is not None}
+    for i, record in enumerate(records):
+        own[i] = leaf = own[i] or _elsewhere(function, new, record, taken)
+        taken.add(leaf.name)
+        if not _fits(leaf, record):
+            raise _lost(
+                function,
+                f"the leaf `{record.name}` as {_leaf.show(record.template)}, which is "
+                f"saved as {_leaf.show(leaf.template)}",
+            )
+    names = [leaf.name for leaf in own if leaf is not None]
+    _check_nodes(function, new, dict(zip(function.leaves, names)))
+    places = [new.places[name] for name in names]
+    stored = stored._replace(leaves=places, baked=_baked(function, new))
+    return stored, _source.read_function(source, function.name)
+
+
+def _at_name(function: Function, new: _Leaves, record: Record) -> PlannedLeaf | None:
+    """The leaf of the name of one that a function uses, if there is one.
+
+    **Raises:** `ValueError` if that is another, and the array is elsewhere: but what
+    was one array at several names, and is not any more, is as it is at each of them.
+    """
+    leaf, old = new.named.get(record.name), function._source.index.leaves
+    origin = _origin(old, record.place)
+    moved = [x.name for x in new.moved.get(origin, ())]
+    if leaf is None or leaf.name in moved:
+        return leaf
+    places = {name: old.places[name] for name in moved if name in old.places}
+    for name in moved:
+        if name not in places or _origin(old, places[name]) != origin:
+            raise _lost(
+                function,
+                f"the leaf `{record.name}`, which is another one now, and what it was "
+                f"is saved as `{name}`: one of these is meant",
+            )
+    return leaf
+
+
+def _elsewhere(
+    function: Function, new: _Leaves, record: Record, taken: set[str]
+) -> PlannedLeaf:
+    """The leaf that one which a function uses has become, but those that are `taken`.
+
+    **Raises:** `ValueError` if there is none.
+    """
+    origin = _origin(function._source.index.leaves, record.place)
+    moved, made = new.moved.get(origin, []), new.made.get(origin, [])
+    last = record.name.rpartition(".")[2]
+    some = moved or [x for x in made if x.name.rpartition(".")[2] == last]
+    free = [x for x in some if x.name not in taken]
+    if not free and some:
+        raise _lost(
+            function,
+            f"the leaf `{record.name}` besides `{some[0].name}`, which stands for "
+            "another of its leaves: save it under two names",
+        )
+    if not free or (not moved and len(free) > 1):
+        several = ", and several leaves are computed of it" if free else ""
+        raise _lost(function, f"the leaf `{record.name}`, which is not saved{several}")
+    return free[0]
+
+
+def _check_nodes(function: Function, new: _Leaves, became: dict[str, str]) -> None:
+    """**Raises:** `ValueError` for a leaf that is computed of one that a function uses,
+    and has another name, unless all that it uses of that node is where this is."""
+    made = {x.name for some in new.made.values() for x in some}
+    for old, name in became.items():
+        if name == old or name not in made:
+            continue
+        before, after = old.split("."), name.split(".")
+        while before and after and before[-1] == after[-1]:
+            before, after = before[:-1], after[:-1]
+        for other, now in became.items():
+            parts = other.split(".")
+            if parts[: len(before)] == before:
+                if now.split(".") != [*after, *parts[len(before) :]]:
+                    raise _lost(
+                        function,
+                        f"the leaf `{old}`, which is not saved; `{name}` is computed "
+                        f"of it, and `{now}` is elsewhere",
+                    )
+
+
+def _baked(function: Function, new: _Leaves) -> dict[str, str]:
+    """The digests of leaves that are a part of a function, by their names now.
+
+    **Raises:** `ValueError` for one that has changed.
+    """
+    old, out = function._source.index.leaves, {}
+    for name, digest in function._stored.baked.items():
+        place = old.places.get(name)
+        if place is None:
+            continue
+        moved = new.moved.get(_origin(old, place), [])
+        leaf = new.named.get(name) or next(iter(moved), None)
+        if leaf is None:
+            continue
+        if not any(leaf is x for x in moved):
+            same = _fits(leaf, old.record(place))
+            if not same or _index.digest(_payload.whole(leaf)) != digest:
+                raise _lost(
+                    function,
+                    f"the leaf `{name}` with the value that it had, which is a part of "
+                    "the function",
+                )
+        out[leaf.name] = digest
+    return out
+
+
+def _new(leaves: Sequence[PlannedLeaf], source: Source) -> _Leaves:
+    places = {leaf.name: place for place, leaf in enumerate(leaves)}
+    new = _Leaves(places, {leaf.name: leaf for leaf in leaves}, {}, {})
+    for leaf in leaves:
+        if not isinstance(leaf.value, LazySource):
+            continue
+        name = leaf.value.name_in(source)
+        if name is not None:
+            new.moved.setdefault(name, []).append(leaf)
+        of = leaf.value.parts_in(source)
+        for name in of if len(of) == 1 else ():
+            new.made.setdefault(name, []).append(leaf)
+    return new
+
+
+def _fits(leaf: PlannedLeaf, record: Record) -> bool:
+    a, b = leaf.template, record.template
+    same = (a.kind, a.dtype, a.logical_shape, a.impl)
+    return same == (b.kind, b.dtype, b.logical_shape, b.impl)
+
+
+def _lost(function: Function, what: str) -> ValueError:
+    return ValueError(
+        f"The function `{function.name}` of the checkpoint at `{function.path}` cannot "
+        f"be kept: it needs {what}. Nothing was saved. Leave functions out with "
+        '`functions="drop"`, or say which there are to be, `functions={...}`.'
+    )

@@ -1,0 +1,369 @@
+"""`Function`: a function stored beside the leaves, that runs without their classes.
+
+Nothing of it is believed: its bytes have the digest that the index says before
+`jax.export` sees them, what that makes of them has the signature that the index says,
+and it calls nothing that `jax.export` would not have stored.
+"""
+
+import functools as ft
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TYPE_CHECKING
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from .._errors import DamagedError
+from .._format import _text
+from .._format._functions import StoredFunction
+from .._load import _lazy, _open, _source
+from .._load._lazy import LazyArray
+from .._load._source import Source
+from .._runtime import _arguments
+from .._storage._backend import Backend
+from .._tree import _leaf, _nearest, _sharding
+from . import _signature
+
+
+class Function:
+    """A function that is stored in a checkpoint: [`Checkpoint.functions`][] has them.
+
+    It is called with the arguments that it was stored for, arrays in dicts, lists and
+    tuples; Modules and States among them are taken as dicts of their arrays by name. It
+    reads its weights when it is first called, only those that it uses, and keeps them.
+    It can be used in `jax.jit`, and be differentiated if it was stored with a
+    `vjp_order`; `jax.vmap` of it is an error of JAX.
+
+    **Attributes:**
+
+    - `name`: its name.
+    - `args`, `result`: nests of `jax.ShapeDtypeStruct`s: a tuple of the arguments, and
+        what it returns.
+    - `leaves`: the names of the leaves that it uses.
+    - `names`: the names that it has for them itself: those that they had when it was
+        made, before an edit.
+    - `platforms`: those that it runs on, such as `("cpu", "cuda")`.
+    - `nbytes`: its own bytes, without the leaves.
+    - `exported`: the `jax.export.Exported` of `(weights, *args)`, where `weights` is a
+        dict of arrays by `names`.
+    - `path`: that of the checkpoint.
+    - `digest`: of its bytes.
+
+    !!! example
+
+        ```python
+        >>> import jax, jax.numpy as jnp, eqx_ckpt as ec
+        >>> double = ec.function(lambda t, x: 2 * t["w"] * x, jnp.ones(3))
+        >>> tree = {"w": jnp.ones(3), "opt": jnp.zeros(9)}
+        >>> ec.tree_serialise_leaves("double", tree, functions={"double": double})
+        >>> double = ec.open("double").functions["double"]
+        >>> double
+        Function(double: (float32[3],) -> float32[3], of 1 leaf)
+        >>> double(jnp.arange(3.))
+        Array([0., 2., 4.], dtype=float32)
+
+        ```
+    """
+
+    def __init__(self, source: Source, name: str):
+        self._source = source
+        self._stored: StoredFunction = source.index.functions[name]
+        self.name = name
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        names = self._source.index.leaves.names
+        return tuple(names[place] for place in self._stored.leaves)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._stored.names)
+
+    @property
+    def path(self) -> str:
+        return self._source.root.url
+
+    @property
+    def digest(self) -> str:
+        return self._stored.digest
+
+    @property
+    def platforms(self) -> tuple[str, ...]:
+        return tuple(self._stored.platforms)
+
+    @property
+    def nbytes(self) -> int:
+        return self._stored.nbytes
+
+    @ft.cached_property
+    def args(self) -> tuple[Any, ...]:
+        return self._structs(self._stored.args)
+
+    @ft.cached_property
+    def result(self) -> Any:
+        return self._structs(self._stored.result)
+
+    def _structs(self, folded: Any) -> Any:
+        try:
+            return _signature.unfold(folded)
+        except Exception as e:
+            raise self._bad(f"its signature is of no such arrays ({e})") from e
+
+    @ft.cached_property
+    def exported(self) -> jax.export.Exported:
+        data = _source.read_function(self._source, self.name)
+        try:
+            exported = jax.export.deserialize(bytearray(data))
+        except ImportError:
+            raise ImportError(
+                "Functions are read by `jax.export`, which needs flatbuffers. Install "
+                "it: `pip install 'eqx_ckpt[functions]'`."
+            ) from None
+        except Exception as e:
+            raise self._unreadable(e) from e
+        self._check(exported)
+        return exported
+
+    @_arguments.checked()
+    def read(
+        self,
+        *,
+        sharding: Any = None,
+        verify: bool = True,
+        max_bytes: int | None = None,
+    ) -> dict[str, jax.Array]:
+        """Reads the leaves that it uses.
+
+        **Arguments:**
+
+        - `sharding`: None; a `jax.sharding.Sharding` for all of them; or a function
+            `(name, jax.ShapeDtypeStruct) -> sharding or None`, as
+            [`partition_rules`][] gives.
+        - `verify`, `max_bytes`: as in [`tree_deserialise_leaves`][].
+
+        **Returns:** a dict of arrays by `names`: the first argument of `exported.call`.
+
+        **Raises:** as [`LazyArray.read`][].
+        """
+        lazies = [self._lazy(place, sharding) for place in self._stored.leaves]
+        # Under `jit` these are values, and no part of what is traced.
+        with jax.ensure_compile_time_eval():
+            values = _lazy.fetch(lazies, verify, max_bytes)
+        return dict(zip(self.names, values))
+
+    def _lazy(self, place: int, sharding: Any) -> LazyArray:
+        lazy = _lazy.lazy_of(self._source, self._source.index.leaves.record(place))
+        chosen = _sharding.of_leaf(sharding, lazy.name, lazy)
+        return lazy if chosen is None else lazy.update(sharding=chosen)
+
+    def __call__(self, *args: Any) -> Any:
+        given = _fitted(self._what, self._takes, self.args, args)
+        call, weights = self._call, self._weights
+        try:
+            return call(weights, *given)
+        except NotImplementedError as e:
+            raise NotImplementedError(
+                f"{self._what} is fixed to its shapes, and JAX cannot transform it so "
+                f"({e}). Instead of `jax.vmap`, store it with a symbolic dimension, or "
+                "use `jax.lax.map`."
+            ) from e
+        except ValueError as e:
+            e.add_note(f"{self._what} takes {self._takes}.")
+            raise
+
+    @ft.cached_property
+    def _weights(self) -> dict[str, jax.Array]:
+        return self.read()
+
+    @ft.cached_property
+    def _call(self) -> Callable[..., Any]:
+        return jax.jit(self.exported.call)
+
+    # ---- What is not believed.
+
+    def _check(self, exported: jax.export.Exported) -> None:
+        """**Raises:** `DamagedError` for what is another function than the index says,
+        or does what no function does that `jax.export` stores."""
+        weights = dict(zip(self.names, map(self._abstract, self._stored.leaves)))
+        try:
+            args, result = self.args, self.result
+            jtu.tree_unflatten(exported.in_tree, exported.in_avals)
+            jtu.tree_unflatten(exported.out_tree, exported.out_avals)
+        except ValueError as e:
+            raise self._bad(str(e)) from e
+        wanted = jtu.tree_flatten(((weights, *args), {}))
+        trees = wanted[1], jtu.tree_structure(result)
+        if (exported.in_tree, exported.out_tree) != trees:
+            raise self._bad("it has another signature than the index says")
+        pairs = [
+            *zip(exported.in_avals, wanted[0]),
+            *zip(exported.out_avals, jtu.tree_leaves(result)),
+        ]
+        if any(_signature.fold(a) != _signature.fold(b) for a, b in pairs):
+            raise self._bad("it has another signature than the index says")
+        if list(exported.platforms) != self._stored.platforms:
+            raise self._bad("it is for other platforms than the index says")
+        if exported.ordered_effects or exported.unordered_effects:
+            raise self._bad("it has effects")
+        if exported.disabled_safety_checks:
+            raise self._bad("checks of `jax.export` are disabled in it")
+        why = _refused(exported, self._stored.order)
+        if why is not None:
+            raise self._bad(why)
+
+    def _abstract(self, place: int) -> jax.ShapeDtypeStruct:
+        record = self._source.index.leaves.record(place)
+        name, template = record.name, record.whole
+        if template.kind not in ("jax", "key"):
+            raise self._bad(f"the leaf `{name}` that it uses is no array")
+        abstract = _leaf.abstract(template)
+        if jax.dtypes.canonicalize_dtype(abstract.dtype, allow_extended_dtype=True) != (
+            abstract.dtype
+        ):
+            raise TypeError(
+                f"{self._what} uses the leaf `{name}`, which is {abstract.dtype}. "
+                "Enable x64 (`jax_enable_x64`), as it was when it was stored."
+            )
+        return abstract
+
+    @property
+    def _what(self) -> str:
+        return f"The function `{_text.escape(self.name)}`"
+
+    def _bad(self, why: str) -> DamagedError:
+        name, path = _text.escape(self.name), self._source.root
+        return DamagedError(
+            f"The function `{name}` of the checkpoint at `{path}` cannot be run: "
+            f"{_text.escape(_text.bounded(why, 1000))}. The leaves are not affected."
+        )
+
+    def _unreadable(self, error: Exception) -> ValueError:
+        # Its digest is right: it is what was written.
+        name, path = _text.escape(self.name), self._source.root
+        by = _text.escape(_text.bounded(self._stored.versions.get("jax", "?"), 20))
+        why = _text.escape(_text.bounded(f"{type(error).__name__}: {error}", 1000))
+        return ValueError(
+            f"The function `{name}` of the checkpoint at `{path}` cannot be read by "
+            f"JAX {jax.__version__}, as JAX {by} has written it ({why}). JAX reads "
+            "functions of releases up to 6 months older than itself. Run it with such "
+            "a release, or load the tree with its class, and save it again. The leaves "
+            "are not affected."
+        )
+
+    # ---- As a value.
+
+    def __repr__(self) -> str:
+        count = len(self._stored.leaves)
+        return (
+            f"Function({_text.escape(self.name)}: {self._takes} "
+            f"-> {_signature.short(self._stored.result)}, of {count} "
+            f"{'leaf' if count == 1 else 'leaves'})"
+        )
+
+    @property
+    def _takes(self) -> str:
+        return _signature.short(self._stored.args)
+
+    def __reduce__(self) -> Any:
+        _source.check_pickles(self._source)
+        return _unpickle, (self._source.root, self._source.index.save, self.name)
+
+
+# Who checks types as the code runs looks at an item of a mapping of known types.
+_Base = Mapping[str, Function] if TYPE_CHECKING else Mapping
+
+
+class Functions(_Base):
+    """The functions of a checkpoint by name. Each is made once."""
+
+    def __init__(self, source: Source):
+        self._all = {name: Function(source, name) for name in source.index.functions}
+
+    def __getitem__(self, name: str) -> Function:
+        if name not in self._all:
+            near = _nearest.NameIndex(list(self._all)).nearest(str(name), 3)
+            some = ", ".join(f"`{x}`" for x in near or list(self._all)[:8])
+            has = f"It has {some}." if some else "It has none."
+            raise KeyError(f"The checkpoint has no function {name!r}. {has}")
+        return self._all[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __repr__(self) -> str:
+        lines = [repr(function) for function in self._all.values()]
+        return "\n".join(["Functions", *("  " + line for line in lines)])
+
+
+def _unpickle(root: Backend, save: str, name: str) -> Function:
+    return Function(_open.reopen(root, save), name)
+
+
+def _fitted(what: str, takes: str, wanted: Any, args: tuple[Any, ...]) -> Any:
+    """Arguments as arrays of a signature: of its dtypes, ranks and fixed dimensions.
+    JAX solves for symbolic ones.
+
+    **Raises:** `TypeError` for others than it takes.
+    """
+    nest = _signature.nest(args, "The argument")
+    structs, structure = jtu.tree_flatten(wanted)
+    given, own = jtu.tree_flatten(nest)
+    if own != structure:
+        raise TypeError(f"{what} takes {takes}, and was given {_short(nest)}.")
+    out = [_converted(x, struct.dtype) for x, struct in zip(given, structs)]
+    for x, struct in zip(out, structs):
+        if (
+            x.dtype != struct.dtype
+            or len(x.shape) != len(struct.shape)
+            or any(
+                not jax.export.is_symbolic_dim(m) and m != n
+                for m, n in zip(struct.shape, x.shape)
+            )
+        ):
+            raise TypeError(
+                f"{what} takes {takes}, and was given {_short(nest)}: there is "
+                f"{_short(x)} for {_short(struct)}."
+            )
+    return jtu.tree_unflatten(structure, out)
+
+
+def _refused(exported: jax.export.Exported, order: int) -> str | None:
+    """Why a function, or a derivative of it, is not run; None if it is.
+
+    They are exported once more: `jax.export` checks all that they call when it stores
+    them, and not when it reads them.
+    """
+    for number in range(order + 1):
+        try:
+            args, kwargs = jtu.tree_unflatten(
+                exported.in_tree, list(map(_struct, exported.in_avals))
+            )
+            call = jax.jit(exported.call)
+            jax.export.export(call, platforms=exported.platforms)(*args, **kwargs)
+            if number < order:
+                if not exported.has_vjp():
+                    return "it has no derivative, against what the index says"
+                exported = exported.vjp()
+        except Exception as e:
+            return f"`jax.export` refuses it ({e})"
+    return "it has more derivatives than it says" if exported.has_vjp() else None
+
+
+def _converted(x: Any, dtype: Any) -> Any:
+    """An argument as a jax.Array; a number has the dtype that is asked for."""
+    if isinstance(x, (bool, int, float, complex)):
+        same = jnp.result_type(x, dtype) == dtype
+        return jnp.asarray(x, dtype if same else None)
+    return x if isinstance(x, jax.Array) else jnp.asarray(x)
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def _short(nest: Any) -> str:
+    return _signature.short(_signature.fold(nest))

@@ -1,0 +1,185 @@
+"""A function of the tree of a save, traced with all arrays of the tree as arguments."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex_core
+import jax.interpreters.partial_eval as pe
+import jax.tree_util as jtu
+import numpy as np
+
+from .._format import _index, _names
+from .._load._lazy import LazyArray
+from .._save import _payload
+from .._save._payload import PlannedLeaf
+from .._tree import _leaf
+from .._tree._flatten import Flat
+from . import _jaxpr, _signature
+from ._function import Unexported
+
+
+# A lazy leaf of so many bytes is read if its value is a part of a function.
+_SMALL = 1024
+
+
+class SavedTree(NamedTuple):
+    """The tree of a save. `stored` are the leaves that are saved, by their numbers, and
+    `arrays` the numbers of the arrays."""
+
+    flat: Flat
+    stored: dict[int, PlannedLeaf]
+    arrays: list[int]
+
+    def name(self, i: int) -> str:
+        return _names.name_of(self.flat.paths[i])[0]
+
+    def stored_dtype(self, i: int) -> Any:
+        """The dtype that an array is saved as; None if it is not saved."""
+        leaf = self.stored.get(i)
+        return None if leaf is None else _leaf.abstract_dtype(leaf.template)
+
+
+def is_array(leaf: Any) -> bool:
+    if isinstance(leaf, LazyArray):
+        return leaf._target.kind in ("jax", "key")
+    return isinstance(leaf, jax.Array)
+
+
+def digest(leaf: PlannedLeaf) -> str:
+    return _index.digest(_payload.whole(leaf))
+
+
+def is_weak(x: Any) -> bool:
+    return bool(getattr(x, "weak_type", False))
+
+
+class TracedFunction(NamedTuple):
+    """The jaxpr of a function without its unused arguments, the structure of its
+    result, and which of its arguments are used."""
+
+    closed: Any
+    result: Any
+    used: list[bool]
+
+    @property
+    def text(self) -> str:
+        """The same for functions that compute the same."""
+        consts = _jaxpr.constants(self.closed)
+        values = [np.asarray(x).tobytes() for x in consts if not _leaf.is_key(x)]
+        return re.sub("0x[0-9a-f]+", "", str(self.closed.jaxpr)) + repr(values)
+
+
+def trace(
+    wanted: Unexported, tree: SavedTree, hidden: Iterable[int] = frozenset()
+) -> TracedFunction:
+    """Traces a function, of a tree in which the values of some leaves are hidden."""
+    leaves = list(map(_value, tree.flat.leaves))
+    for i in hidden:
+        leaves[i] = _Hidden()
+    rebuilt = _rebuild(wanted)
+
+    def run(weights: list[Any], nest: Any) -> Any:
+        own = list(leaves)
+        for i, weight in zip(tree.arrays, weights):
+            dtype = tree.flat.leaves[i].dtype
+            own[i] = weight if weight.dtype == dtype else weight.astype(dtype)
+        out = wanted.fn(jtu.tree_unflatten(tree.flat.structure, own), *rebuilt(nest))
+        return _signature.nest(out, "The result")
+
+    weights = [weight(tree, i) for i in tree.arrays]
+    traced = jax.jit(run).trace(weights, wanted.nest)
+    closed = traced.jaxpr
+    jaxpr, used = pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
+    closed = jex_core.ClosedJaxpr(jaxpr, closed.consts)
+    return TracedFunction(closed, jtu.tree_structure(traced.out_info), list(used))
+
+
+def _value(leaf: Any) -> Any:
+    """A leaf as functions see it: a small lazy one that is no array is read."""
+    if isinstance(leaf, LazyArray) and not is_array(leaf):
+        if leaf._template.nbytes <= _SMALL:
+            return leaf.read()
+    return leaf
+
+
+def weight(tree: SavedTree, i: int) -> jax.ShapeDtypeStruct:
+    """An array of the tree, as it is stored if it is."""
+    x, dtype = tree.flat.leaves[i], tree.stored_dtype(i)
+    weak = is_weak(x) and dtype in (None, x.dtype)
+    return jax.ShapeDtypeStruct(
+        x.shape, x.dtype if dtype is None else dtype, weak_type=weak
+    )
+
+
+def _rebuild(wanted: Unexported) -> Callable[[Any], tuple[Any, ...]]:
+    """A function from the nest of the arguments to the arguments."""
+    leaves, structure = jtu.tree_flatten(wanted.args)
+    place = {id(x): i for i, x in enumerate(jtu.tree_leaves(wanted.nest))}
+
+    def rebuilt(nest: Any) -> tuple[Any, ...]:
+        values = jtu.tree_leaves(nest)
+        own = [values[place[id(x)]] if id(x) in place else x for x in leaves]
+        return jtu.tree_unflatten(structure, own)
+
+    return rebuilt
+
+
+class _Hidden:
+    """Stands for the value of a leaf, to see whether a function does without it."""
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError
+
+    __getattr__ = _refuse
+
+
+for _operator in (
+    "eq ne lt le gt ge bool len iter getitem contains int float complex index array "
+    "add radd sub rsub mul rmul matmul rmatmul truediv rtruediv floordiv rfloordiv "
+    "mod rmod divmod rdivmod pow rpow neg pos abs round trunc floor ceil invert call "
+    "and rand or ror xor rxor lshift rlshift rshift rrshift str format hash"
+).split():
+    setattr(_Hidden, f"__{_operator}__", _Hidden._refuse)
+
+
+# ---- Values that are baked in.
+
+
+def baked(
+    wanted: Unexported, tree: SavedTree, traced: TracedFunction, used: Sequence[int]
+) -> dict[str, str]:
+    """The digests of the stored leaves whose values are a part of the function.
+
+    Nothing tells which numbers a function looks at. Those beside arrays that it uses
+    are taken to be. Others, such as the step of a run, are not if the function is the
+    same when they are hidden from it. Nothing hides a bool from `is`.
+    """
+    baked = {i: leaf for i, leaf in tree.stored.items() if i not in {*tree.arrays}}
+    near = {_top(tree, i) for i in used}
+    far: dict[str, list[int]] = {}
+    for i in baked:
+        is_bool = tree.stored[i].template.dtype == "bool"
+        if _top(tree, i) not in near and not is_bool:
+            far.setdefault(_top(tree, i), []).append(i)
+    hidden = [i for group in far.values() for i in group]
+    if hidden and not _is_same(wanted, tree, traced, hidden):
+        alone = (g for g in far.values() if len(g) < len(hidden))
+        good = [g for g in alone if _is_same(wanted, tree, traced, g)]
+        hidden = [i for group in good for i in group]
+    return {leaf.name: digest(leaf) for i, leaf in baked.items() if i not in hidden}
+
+
+def _top(tree: SavedTree, i: int) -> str:
+    return tree.name(i).partition(".")[0]
+
+
+def _is_same(
+    wanted: Unexported, tree: SavedTree, traced: TracedFunction, hidden: Sequence[int]
+) -> bool:
+    """Whether a function is the same without the values of some leaves."""
+    try:
+        return trace(wanted, tree, hidden).text == traced.text
+    except Exception:
+        return False

@@ -1,0 +1,295 @@
+"""The value of a leaf of the model, or of those that an adapter makes together."""
+
+import functools as ft
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from .._format._template import Template
+from .._load._deferred import DeferredArray
+from .._load._lazy import LazyArray
+from .._load._rename import Rename
+from .._tree import _folding, _leaf, _target
+from .._tree._folding import Problems
+from .._tree._target import Target
+from ..adapters import Adapter
+from . import _nested
+from ._matching import Job
+from ._nested import Nested
+from ._pairs import Step
+from ._sides import Model, SavedLeaf, StoredSide, target_of
+
+
+class Placed(NamedTuple):
+    """A leaf of the model, and its new value: lazy, deferred, or an array."""
+
+    number: int
+    made: Any
+    target: Target
+    saved: tuple[str, ...]
+    status: str  # "loaded", "cast" or "adapted".
+    how: str
+    adapters: tuple[Adapter, ...]
+
+
+# ---- One leaf, or those that an adapter makes together.
+
+
+def place(job: Job, model: Model, cast: bool, problems: Problems) -> list[Placed]:
+    numbers = job.all_numbers
+    targets = [target_of(model, n)._replace(cast=cast) for n in numbers]
+    names = [model.names[n] for n in numbers]
+    how = ", ".join(dict.fromkeys(map(repr, job.adapters)))
+    try:
+        if job.adapters:
+            for x in job.all_saved:
+                _check_array(x.lazy)
+        likes = _nested.mapped(model.flat.leaves.__getitem__, job.numbers)
+        results = _nested.flat(_adapted(job, likes))
+    except RuntimeError:
+        raise  # Of a read: damage is damage.
+    except Exception as e:
+        said = f"{e}" if isinstance(e, (ValueError, TypeError)) else f"{e!r}"
+        shown = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
+        text = f"{job.label}, `{how}`: {said}; saved {_all(job.all_saved)}"
+        problems.add("adapter", shown, text)
+        return []
+    wanted = zip(numbers, names, targets, results)
+    placed = [_fit(*x, job, how, problems) for x in wanted]
+    return [x for x in placed if x is not None]
+
+
+def _adapted(job: Job, likes: Nested) -> Nested:
+    """The results of the adapters, in the lists that the model's leaves are in."""
+    of_rules = [saved.adapters for saved in job.all_saved]
+    lazies = _nested.mapped(lambda saved: saved.lazy, job.saved)
+    return _run(job.steps, lazies, likes, of_rules)
+
+
+def _run(
+    steps: Sequence[Step],
+    value: Nested,
+    likes: Nested,
+    of_rules: list[tuple[Adapter, ...]],
+) -> Nested:
+    """`of_rules`: the adapters that the rules of a rename have, for each of the values;
+    once those are not as many any more, for all of them those of the first."""
+    if not steps:
+        made, count = len(_nested.flat(value)), len(_nested.flat(likes))
+        if made != count:
+            raise ValueError(f"it gives {made} arrays, and the model has {count}")
+        return value
+    step, *rest = steps
+    first = _nested.flat(likes)[0]
+    if isinstance(step, Rename):
+        values = _nested.flat(value)
+        if len(values) != len(of_rules):
+            of_rules = [of_rules[0]] * len(values)
+        made = [
+            ft.reduce(lambda x, adapter: adapter(x, first), adapters, x)
+            for x, adapters in zip(values, of_rules)
+        ]
+        value = _nested.filled(value, iter(made))
+    elif step.many == "like":
+        before = [_before(rest, like, of_rules[0]) for like in likes]
+        some = _items(step(value, before), likes)
+        return [_run(rest, x, like, of_rules) for x, like in zip(some, likes)]
+    elif step.many == "saved":
+        value = _innermost(step, value, first)
+    elif _makes_one_of_the_other(step, rest, value, likes):
+        value = step(value, likes)
+        if isinstance(likes, list):
+            value = _items(value, likes)
+    else:
+        value = _nested.mapped(lambda x: step(x, first), value)
+    return _run(rest, value, likes, of_rules)
+
+
+def _makes_one_of_the_other(
+    step: Adapter, rest: Sequence[Step], value: Nested, likes: Nested
+) -> bool:
+    """Whether a function of the user's has to make one leaf of several, or several of
+    one, as no other adapter does."""
+    others = any(isinstance(x, Adapter) and x.many for x in rest)
+    return (
+        step.own and isinstance(value, list) != isinstance(likes, list) and not others
+    )
+
+
+def _before(
+    steps: Sequence[Step], like: Nested, of_rules: Sequence[Adapter]
+) -> DeferredArray:
+    """An array of the shape of a leaf before these steps: that it has to have
+    where an adapter makes several of one by the shapes of those."""
+
+    def empty(x: Any) -> DeferredArray:
+        return DeferredArray(
+            (), lambda _: np.zeros(0), tuple(np.shape(x)), np.dtype(np.uint8)
+        )
+
+    value = _nested.mapped(empty, like)
+    for step in reversed(steps):
+        adapters = of_rules if isinstance(step, Rename) else [step]
+        for adapter in reversed(adapters):
+            undo = adapter.undo and adapter.undo()
+            if undo and undo.many == "saved":
+                value = _innermost(undo, value, like)
+            elif undo and undo.many is None:
+                value = _nested.mapped(lambda x, undo=undo: undo(x, x), value)
+    return value
+
+
+def _innermost(step: Adapter, value: Nested, like: Any) -> Nested:
+    if _nested.depth(value) > 1:
+        return [_innermost(step, x, like) for x in value]
+    return step(value, like)
+
+
+def _items(out: Any, likes: list[Any]) -> list[Any]:
+    if not isinstance(out, (list, tuple)) or len(out) != len(likes):
+        raise ValueError(f"it must give a list of {len(likes)} arrays")
+    return list(out)
+
+
+def _check_array(lazy: LazyArray) -> None:
+    kind = lazy._record.template.kind
+    if kind in ("key", "str", "bytes"):
+        raise TypeError(f"does not take a {kind}")
+
+
+def _all(saved: Sequence[SavedLeaf]) -> str:
+    return ", ".join(dict.fromkeys(_shown(x.lazy) for x in saved))
+
+
+def _shown(made: Any) -> str:
+    if isinstance(made, LazyArray):
+        if made._view is None:
+            return _leaf.show(made._record.template)
+    return _folding.short_array(np.dtype(made.dtype).name, made.shape)
+
+
+def _fit(
+    number: int,
+    name: str,
+    target: Target,
+    made: Any,
+    job: Job,
+    how: str,
+    problems: Problems,
+) -> Placed | None:
+    """The leaf with what is made for it, if that is as the model has it."""
+    if isinstance(made, LazyArray) and made._target.cast:
+        if made.dtype == target.dtype:
+            target = target._replace(cast=True)
+        else:  # To another dtype first: its numbers are those of that one.
+            made = DeferredArray(
+                (made,), lambda arrays: arrays[0], made.shape, made.dtype
+            )
+    try:
+        _check_source(made, job)
+        template = _template_of(made)
+    except (ValueError, TypeError) as e:
+        problems.add(
+            "adapter", name, f"{job.label}: `{how}` gave a leaf that is none: {e}"
+        )
+        return None
+    misfit = _target.misfit(template, target)
+    if misfit is not None:
+        (what, hint), text = misfit, f"saved {_all(job.all_saved)}"
+        if any(made is x.lazy for x in job.all_saved):
+            hint = hint or _hint(template.shape, target.shape, what)
+        else:
+            text += f", made {_leaf.show(template)} by {how or 'the view'}"
+        text += f", the model has {_target.show_target(target)}"
+        problems.add(what, name, text + (f"  ({hint})" if hint else ""))
+        return None
+    status = "adapted"
+    if isinstance(made, LazyArray) and made._view is None:
+        same = target.dtype is None or template.dtype == target.dtype.name
+        status = "loaded" if same or template.kind == "key" else "cast"
+    saved = tuple(x.lazy.name for x in job.all_saved)
+    adapters = tuple(job.adapters)
+    return Placed(number, made, target, saved, status, how or "a view", adapters)
+
+
+def _check_source(made: Any, job: Job) -> None:
+    parts = made.parts if isinstance(made, DeferredArray) else [made]
+    for part in parts:
+        if (
+            isinstance(part, LazyArray)
+            and part._source is not job.all_saved[0].lazy._source
+        ):
+            raise ValueError(
+                f"`{part.name}` is of another checkpoint, `{part._source.root}`. Read "
+                "it in the function, or graft twice."
+            )
+
+
+def _template_of(made: Any) -> Template:
+    """**Raises:** `ValueError` or `TypeError` for what is no leaf."""
+    if isinstance(made, DeferredArray):
+        return _leaf.describe(np.broadcast_to(np.zeros((), made.dtype), made.shape))
+    if not isinstance(made, LazyArray):
+        return _leaf.describe(made)
+    template = made._record.template
+    return template if made._view is None else template._replace(shape=made.shape)
+
+
+def _hint(saved: tuple[int, ...], wanted: tuple[int, ...], what: str) -> str:
+    if what != "shape" or len(saved) != len(wanted):
+        return ""
+    if saved == wanted[::-1]:
+        return "`ec.adapters.transpose()` turns it"
+    if saved[1:] == wanted[1:]:
+        return "`ec.adapters.rows(fill)` takes fewer rows, or more"
+    return ""
+
+
+# ---- Leaves that are one object in the model.
+
+
+def tied(
+    model: Model,
+    stored: StoredSide,
+    placed: list[Placed],
+    problems: Problems,
+) -> dict[int, int]:
+    objects: dict[int, list[int]] = {}
+    for number, leaf in enumerate(model.flat.leaves):
+        if _leaf.is_shared(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
+            objects.setdefault(id(leaf), []).append(number)
+    by_number = {x.number: x for x in placed}
+    again: dict[int, int] = {}
+    for numbers in objects.values():
+        first = by_number.get(numbers[0])
+        if len(numbers) == 1:
+            continue
+        origins = {_origin(by_number.get(n), stored) for n in numbers}
+        if len(origins) == 1:
+            if first is not None:
+                again.update(dict.fromkeys(numbers[1:], numbers[0]))
+            continue
+        for n in numbers:
+            x = by_number.get(n)
+            text = "fresh" if x is None else f"from {', '.join(x.saved)}"
+            others = ", ".join(model.names[m] for m in numbers if m != n)
+            problems.add("tied", model.names[n], f"{text}; one array with {others}")
+    return again
+
+
+def _origin(placed: Placed | None, stored: StoredSide) -> Any:
+    """The same for two leaves that are made of the same bytes in the same way."""
+    if placed is None:
+        return None
+    made = placed.made
+    if not isinstance(made, (LazyArray, DeferredArray)):
+        return id(made)
+    parts = (made,) if isinstance(made, LazyArray) else made.parts
+    aliases = stored.saved.aliases
+    places = [x._record.place for x in parts]
+    views = [(x._view, x.dtype, x._target.kind) for x in parts]
+    # Two adapters may be shown alike.
+    adapters = tuple(map(id, placed.adapters))
+    return adapters, *((aliases.get(p, p), v) for p, v in zip(places, views))

@@ -1,0 +1,305 @@
+"""The plan of a graft: which leaf is made of what, and one error for all that is wrong.
+All of it is made and checked before an array is read."""
+
+import collections
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from .._format import _names, _text
+from .._format._leaves import Statics
+from .._format._template import Template
+from .._load._lazy import LazyArray
+from .._tree import _folding, _leaf, _register, _static, _target
+from .._tree._folding import Problems
+from .._tree._static import Static
+from . import _adapting, _nested, _pairs, _suggest
+from ._adapting import Placed
+from ._matching import Matching, Scalar
+from ._sides import Model, StoredSide, target_of
+
+
+class GraftPlan(NamedTuple):
+    """The leaves that a graft makes, keeps and drops.
+
+    Leaves that are one object in the model are made once: `again` leads to the first.
+    `fresh` (by number) and `dropped` (by place) have the names of the nodes that were
+    said to be so, and `differences` rows of `(name, in the checkpoint, in the model)`
+    of what differs and need not be the same.
+    """
+
+    placed: list[Placed]
+    again: dict[int, int]
+    fresh: dict[int, str]
+    dropped: dict[int, str]
+    differences: list[tuple[str, str, str]]
+
+    @property
+    def made(self) -> list[Placed]:
+        """The placed leaves, one for each object of the model."""
+        return [x for x in self.placed if x.number not in self.again]
+
+
+def plan(
+    model: Model,
+    stored: StoredSide,
+    pairs: Sequence[Any],
+    *,
+    fresh: Any,
+    drop: Any,
+    scalars: str,
+    static: Static,
+    cast: bool,
+    can_init: bool,
+    read_scalars: Callable[[Sequence[LazyArray]], list[Any]],
+) -> GraftPlan:
+    """The plan of a graft, of the arguments of that. `can_init`: it has an `init`.
+
+    **Raises:** one `RuntimeError` that lists all that is wrong, `ValueError` or
+    `TypeError` for a pair, a `fresh` or a `drop` that picks no nodes.
+    """
+    matching = _match(model, stored, pairs, fresh, drop)
+    problems = matching.problems
+    placed: list[Placed] = []
+    for job in matching.jobs:
+        if not job.own:
+            placed += _adapting.place(job, model, cast, problems)
+    differences = _compare_statics(matching, static)
+    if scalars == "load":
+        placed += _load_scalars(matching.scalars, model, problems)
+    if not can_init:
+        _find_abstract(matching)
+    undeclared = matching.undeclared()
+    _check(problems, model, stored, undeclared)
+    if inside := matching.scalars:
+        differences += _compare_scalars(inside, scalars, read_scalars, model, problems)
+    _check(problems, model, stored)
+    # Functions of the user's come last, when all that is known without them is right:
+    # they may read.
+    for job in matching.jobs:
+        if job.own:
+            placed += _adapting.place(job, model, cast, problems)
+    again = _adapting.tied(model, stored, placed, problems)
+    _check(problems, model, stored)
+    kept = {n: x for n, x in matching.fresh.items() if model.is_array(n)}
+    return GraftPlan(placed, again, kept, matching.dropped, differences)
+
+
+def _match(
+    model: Model, stored: StoredSide, pairs: Sequence[Any], fresh: Any, drop: Any
+) -> Matching:
+    parsed = [
+        _pairs.parse(given, f"pairs[{i}]", model, stored)
+        for i, given in enumerate(pairs)
+    ]
+    new = [] if fresh is None else _nested.flat(model.nodes(fresh, "fresh"))
+    out = [] if drop is None else _nested.flat(stored.nodes(drop, "drop"))
+    matching = Matching(model, stored, parsed)
+    matching.fresh = {n: a.name for a in new for n in a.leaves.values()}
+    matching.dropped = {x.place: b.name for b in out for x in b.leaves.values()}
+    matching.find()
+    return matching
+
+
+def _find_abstract(matching: Matching) -> None:
+    model = matching.model
+    for number in sorted(matching.fresh):
+        leaf = model.flat.leaves[number]
+        if type(leaf) is not LazyArray and isinstance(leaf, jax.ShapeDtypeStruct):
+            text = _target.show_target(_target.target_of(leaf))
+            matching.problems.add("abstract", model.names[number], text)
+
+
+# ---- Static values of the nodes that stand for each other.
+
+
+def _compare_statics(matching: Matching, static: Static) -> list[tuple[str, str, str]]:
+    """The static values that differ between Modules that stand for each other, and need
+    not be the same: the others are problems."""
+    statics = matching.stored.saved.statics
+    model = matching.model
+    own = _static.record(model.tree, None, model.flat)
+    what = f"checkpoint at `{matching.stored.ckpt.path}`"
+    passes = _static.passing(static, statics, what, _static.all_names(own))
+    out = []
+    for name, source in dict.fromkeys(_node_pairs(matching, own)):
+        # Of a part that is new, not all that holds it is the same.
+        new = any(n in matching.fresh for n in matching.model.below.get(name, []))
+        new |= any(p in matching.dropped for p in matching.stored.below.get(source, []))
+        for x in _static.changes(statics, source, own, name, passes):
+            if new or x.may_differ:
+                out.append((x.name, x.saved, x.here))
+            else:
+                text = f"saved {x.saved}, the model has {x.here}"
+                matching.problems.add("static", x.name, text)
+    return out
+
+
+def _node_pairs(matching: Matching, own: Statics) -> Iterator[tuple[str, str]]:
+    """Names of nodes that stand for each other, in the model and as saved."""
+    names = list(own.of)
+    below = _names.by_prefix(names)
+    for pair in matching.pairs:
+        if pair.renamed:
+            continue
+        for left, right in (
+            (a, b) for g in pair.groups for a in g.lefts for b in g.rights
+        ):
+            for number in below.get(left.name, []):
+                name = names[number]
+                if matching.is_elsewhere(name, pair.label):
+                    continue
+                rest = _names.below(name, left.name) if name else ""
+                yield name, _names.joined(right.name, rest)
+    roots = {
+        pair.label: _names.within(node.name for node in pair.lefts)
+        for pair in matching.pairs
+        if pair.renamed
+    }
+    for job in matching.jobs:
+        if job.label not in roots:
+            continue
+        root = roots[job.label]
+        for number in job.all_numbers:
+            for saved in job.all_saved:
+                here = matching.model.names[number]
+                for name, origin in _names.node_pairs(here, saved.lazy.name):
+                    if root(name) is None:
+                        break
+                    if name in own.of:
+                        yield name, origin
+
+
+# ---- Python scalars inside of pairs.
+
+
+def _load_scalars(
+    scalars: Sequence[Scalar], model: Model, problems: Problems
+) -> list[Placed]:
+    out = {}
+    for number, lazy in scalars:
+        target, template = target_of(model, number), lazy._record.template
+        misfit = _target.misfit(template, target)
+        if misfit is not None:
+            wanted = _target.show_target(target)
+            text = f"saved {_leaf.show(template)}, the model has {wanted}"
+            problems.add(misfit[0], model.names[number], text)
+        out[number] = Placed(number, lazy, target, (lazy.name,), "loaded", "", ())
+    return list(out.values())
+
+
+def _compare_scalars(
+    scalars: Sequence[Scalar],
+    what: str,
+    read: Callable[[Sequence[LazyArray]], list[Any]],
+    model: Model,
+    problems: Problems,
+) -> list[tuple[str, str, str]]:
+    """`(name, as saved, in the model)` of those that the model keeps. Others that
+    differ are problems: of one that is loaded, several that were saved."""
+    if what == "load":  # One that is made of several, as by `stack`.
+        counts = collections.Counter(number for number, _ in scalars)
+        scalars = [x for x in scalars if counts[x[0]] > 1]
+    # An array is another value without being read.
+    few = [x for x in scalars if _is_one_number(x[1]._record.template)]
+    values = dict(zip(few, read([lazy for _, lazy in few])))
+    first: dict[int, Any] = {}
+    out = []
+    for x in scalars:
+        number, lazy = x
+        kept = _register.to_leaf(model.flat.leaves[number])
+        value = values.get(x, lazy)
+        if what == "load":
+            kept = first.setdefault(number, value)
+        if x in values and _is_same_number(value, kept):
+            continue
+        name = model.names[number]
+        shown = repr(value) if x in values else _leaf.show(lazy._record.template)
+        if what == "keep":
+            out.append((name, shown, repr(kept)))
+        elif what == "load":
+            problems.add("scalar", name, f"saved {kept!r} and {shown}")
+        else:
+            problems.add("scalar", name, f"saved {shown}, the model has {kept!r}")
+    return out
+
+
+def _is_one_number(template: Template) -> bool:
+    return template.kind != "key" and template.logical_shape == ()
+
+
+def _is_same_number(saved: Any, kept: Any) -> bool:
+    saved, kept = (
+        x.item() if isinstance(x, (np.ndarray, jax.Array, np.generic)) else x
+        for x in (saved, kept)
+    )
+    both_bools = isinstance(saved, bool) == isinstance(kept, bool)
+    return both_bools and bool(saved == kept or (saved != saved and kept != kept))
+
+
+# ---- The report of all that is wrong.
+
+
+_titles = {
+    "nothing": "pairs that match nothing",
+    "rule": "rules of a rename that find nothing",
+    "overlap": "in more than one pair: leave each leaf to one of them",
+    "incomplete": "not in all of the nodes that the pair puts together",
+    "kind": "of another kind",
+    "shape": "of another shape: an adapter may make it fit; a new head is `fresh`, and "
+    "the old one goes into `drop`",
+    "dtype": "of another dtype",
+    "adapter": "what an adapter cannot do",
+    "scalar": "Python scalars that were saved with another value",
+    "tied": "one array in the model, and would be two (`eqx.nn.Shared` ties for good)",
+    "static": "static fields that have changed ({static}; a pair of the arrays "
+    "themselves, `lambda m: m.linear.weight`, lets all pass)",
+    "abstract": "`fresh`, and without a value: make them with `init=` or "
+    "`load_or_init`, or graft into a model that has values",
+    "model": "in the model, in no pair and not in `fresh`",
+    "checkpoint": "in the checkpoint, in no pair and not in `drop`",
+}
+
+
+def _check(
+    problems: Problems,
+    model: Model,
+    stored: StoredSide,
+    undeclared: tuple[list[int], list[int]] = ([], []),
+) -> None:
+    """**Raises:** one `RuntimeError` that lists the problems, if there are any, with
+    code to paste for leaves that are in no pair."""
+    if problems.rows:
+        raise RuntimeError(_message(problems, model, stored, undeclared))
+
+
+def _message(
+    problems: Problems,
+    model: Model,
+    stored: StoredSide,
+    undeclared: tuple[list[int], list[int]],
+) -> str:
+    lines = [
+        f"The graft of `{stored.ckpt.path}` does not fit the model "
+        f"({problems.count()}); nothing was loaded."
+    ]
+    static = _static.how_to_pass(problems.names("static"))
+    titles = {kind: x.replace("{static}", static) for kind, x in _titles.items()}
+    lines += _folding.sections(problems.rows, titles)
+    dotted = [stored.saved.names[p] for p in undeclared[1]]
+    dotted = [name for name in dotted if "%2E" in name]
+    if dotted:
+        lines.append(
+            f"  Keys of the checkpoint have dots in them (`{dotted[0]}`). Save "
+            "`ec.nest(...)` of the dict, and they are nodes."
+        )
+    if "scalar" in problems.rows:
+        lines += [
+            "  To paste, one of these two (of what is in `fresh` and `drop`, neither):",
+            '    scalars="load",  # the saved values',
+            '    scalars="keep",  # those of the model',
+        ]
+    lines += _suggest.lines(model, stored, *undeclared)
+    return _text.message(lines)

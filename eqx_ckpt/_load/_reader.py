@@ -1,0 +1,128 @@
+"""One planned read of a checkpoint: what is asked of it, and what it gives."""
+
+import concurrent.futures as cf
+import math
+import threading
+from collections.abc import Generator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .._format import _text
+from .._format._leaves import Record
+from .._format._view import View
+from .._storage import _kv
+from .._storage._backend import Backend
+from .._tree._from_host import Conversion
+from ._source import Digests, Source
+
+
+CHANGED = "its bytes are not those that were saved"
+MISSING = "a chunk of it is missing"
+
+
+class StoredRead(NamedTuple):
+    """A stored array to read, or views of it, each into an array of its own.
+
+    The numbers of the arrays become those of the `conversion`. `leaves` are the numbers
+    of the leaves that the arrays are for.
+    """
+
+    record: Record
+    views: tuple[View, ...] | None = None
+    conversion: Conversion | None = None
+    leaves: Sequence[int] = ()
+
+    @property
+    def nbytes(self) -> int:
+        template = self.record.template
+        if self.views is None:
+            return template.nbytes
+        return sum(math.prod(view.shape) for view in self.views) * template.itemsize
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        if self.views is None:
+            return [self.record.template.shape]
+        return [view.shape for view in self.views]
+
+
+class ReadResult(NamedTuple):
+    """The arrays of a read.
+
+    `owned`: the memory is the caller's alone, and may be written to. `lost`: why the
+    conversion failed.
+    """
+
+    arrays: list[np.ndarray]
+    owned: bool
+    lost: str = ""
+
+
+Results = Generator[tuple[StoredRead, ReadResult], None, None]
+
+
+class Reader:
+    """The state of one planned read, which its threads share.
+
+    `digests` are None if nothing is verified. `budget` is the memory for what is under
+    way. `problems` gets the fault of each leaf that cannot be had.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        digests: Digests | None,
+        budget: int,
+        problems: dict[str, str],
+        pool: cf.Executor,
+    ):
+        self.source, self.digests, self.budget = source, digests, budget
+        self.problems, self.pool = problems, pool
+        # Of each thread, for what is read and then decoded.
+        self.own = threading.local()
+        self._used = 0
+        self._changed = threading.Condition()
+
+    def take_memory(self, size: int) -> None:
+        """Waits until so many bytes of the budget are free, and takes them."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._used == 0 or self._used + size <= self.budget
+            )
+            self._used += size
+
+    def give_memory(self, size: int) -> None:
+        with self._changed:
+            self._used -= size
+            self._changed.notify()
+
+    def explain(self, error: Exception) -> str:
+        """The fault in bytes that could not be read.
+
+        **Raises:** the error, unless it says that they are missing or damaged.
+        """
+        return _text.escape(unreadable(self.source.root, error, MISSING))
+
+
+def converted(
+    conversion: Conversion, arrays: list[np.ndarray]
+) -> tuple[list[np.ndarray], bool, str]:
+    """The converted arrays, whether their memory is new, and why that failed."""
+    try:
+        return [conversion.convert(array) for array in arrays], True, ""
+    except ValueError as e:
+        return arrays, False, str(e)
+
+
+def unreadable(root: Backend, error: Exception, missing: str) -> str:
+    """The fault in bytes that could not be read.
+
+    **Raises:** the error, unless it says that they are missing or damaged.
+    """
+    found = root.explain(error)
+    if _kv.is_missing(found):
+        return missing
+    if not isinstance(found, ValueError):
+        raise found from error
+    return f"it cannot be read ({str(found).splitlines()[0]})"

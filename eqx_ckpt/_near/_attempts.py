@@ -1,0 +1,171 @@
+"""The attempts of a run: which near steps count.
+
+Each start of a run is an attempt, with a file `eqx_ckpt.run/<attempt>` at the root. It
+has the id of the run, and the near save that the attempt began from. So what an older
+attempt has left on a near disk is not taken for a step of this one.
+"""
+
+import functools as ft
+import json
+import re
+import secrets
+from collections.abc import Iterable, Sequence, Set
+from typing import NamedTuple
+
+from .._errors import DamagedError
+from .._format import _schema
+from .._format._schema import COUNT, ID
+from .._run import _numbered
+from .._runtime import _messages
+from .._storage import _store
+from .._storage._backend import Backend
+from ._disk import NearPart
+
+
+_PLACE = "eqx_ckpt.run"
+_MAX_BYTES = 4096
+
+
+# A copy of a part: its save, the process on whose disk it is, and whose part it is.
+Copy = tuple[str, int, int]
+
+
+class NearStep(NamedTuple):
+    """A near step that is whole. The part of process `i` is read on the disk of process
+    `sources[i]`."""
+
+    step: int
+    save: str
+    run: str
+    sources: list[int]
+
+
+class Passed(NamedTuple):
+    """A near step that is passed over, and why. `is_whole`: other processes could
+    restore it."""
+
+    step: int
+    why: str
+    is_whole: bool = False
+
+    def __str__(self) -> str:
+        return f"near step {self.step}: {self.why}"
+
+
+class Attempt(NamedTuple):
+    """`base`: the near save that it began from; "" for none."""
+
+    run: str
+    number: int = 0
+    base: str = ""
+
+    def counts(self, part: NearPart) -> bool:
+        """Whether what a disk holds is of this attempt, or what it began from."""
+        if part.run != self.run:
+            return False
+        return part.attempt == self.number or part.save == self.base
+
+    def encode(self) -> bytes:
+        return json.dumps(self).encode()
+
+    @staticmethod
+    def decode(word: bytes) -> "Attempt":
+        """**Raises:** `DamagedError`."""
+        said = "what process 0 says of an attempt"
+        return Attempt(*_schema.read(word, said, ATTEMPT))
+
+
+_BASE = re.compile(f"{ID.pattern}|")
+ATTEMPT = ID, COUNT, _BASE
+
+
+def choose(
+    attempt: Attempt, count: int, disks: Iterable[Sequence[NearPart]], bad: Set[Copy]
+) -> tuple[NearStep | None, list[Passed]]:
+    """The newest near step that `count` processes can restore, of the parts on the disk
+    of each, without copies that are `bad`; and those that they cannot restore."""
+    # Of each part the disk that it is read on; None if all copies are bad.
+    saves: dict[NearPart, dict[int, int | None]] = {}
+    for index, parts in enumerate(disks):
+        for part in parts:
+            if part.run != attempt.run:
+                continue
+            found = saves.setdefault(part._replace(process=0), {})
+            if (part.save, index, part.process) in bad:
+                found.setdefault(part.process, None)
+            # What needs not be moved is preferred.
+            elif found.get(part.process) is None or index == part.process:
+                found[part.process] = index
+    whole, passed = [], []
+    for part, found in saves.items():
+        sources = [found[process] for process in sorted(found)]
+        is_whole = len(sources) == part.processes
+        if is_whole and part.processes == count and attempt.counts(part):
+            # Which copies are bad is told elsewhere.
+            good = [disk for disk in sources if disk is not None]
+            if len(good) == count:
+                whole.append(NearStep(part.step, part.save, part.run, good))
+        elif is_whole or attempt.counts(part):
+            why = _why(attempt, count, part, sorted(found))
+            passed.append(Passed(part.step, why, is_whole and attempt.counts(part)))
+    # Of one step, the later attempt's.
+    order = lambda x: (x.step, x.save != attempt.base)
+    return max(whole, key=order, default=None), passed
+
+
+def _why(attempt: Attempt, count: int, part: NearPart, found: list[int]) -> str:
+    if not attempt.counts(part):
+        return (
+            f"it is of attempt {part.attempt} at this run, and attempt "
+            f"{attempt.number} did not go on from it"
+        )
+    if part.processes != count:
+        why = f"{part.processes} processes have saved it, and this run has {count}"
+        if len(found) == part.processes:
+            return f"{why}: start as many to restore it"
+    else:
+        why = f"{part.processes} processes have saved it"
+    return f"{why}; near disks have only the parts of {_messages.listed(found)}"
+
+
+def last(root: Backend) -> Attempt | None:
+    """The last attempt of the run at a root.
+
+    **Raises:** `DamagedError` if nobody can tell: if an older one were taken for it,
+    near steps would count that do not.
+    """
+    for number in sorted(_numbered.numbers(root, _PLACE), reverse=True):
+        try:
+            look = ft.partial(_read, root, number)
+            found = _store.look_twice(root, look, lambda found: found is not None)
+        except ValueError as e:
+            raise DamagedError(
+                f"Which near steps of `{root}` count cannot be told: {e}. None is "
+                f"read, and nothing was deleted. Delete `{_PLACE}` there to go on "
+                "without them."
+            ) from e
+        if found is not None:
+            return found
+    return None
+
+
+def _read(root: Backend, number: int) -> Attempt | None:
+    key = f"{_PLACE}/{number}"
+    value = root.read(key, limit=_MAX_BYTES)
+    # Of one that was killed as it began nothing counts.
+    if value is None or not value.data:
+        return None
+    own = ID, range(number, number + 1), _BASE
+    return Attempt(*_schema.read(value.data, f"`{key}`", own))
+
+
+def begin(root: Backend, base: str) -> Attempt:
+    """Begins an attempt, from a near save or without one. **Raises:** as `last`."""
+    before = last(root) or Attempt(secrets.token_hex(8))
+    numbers = _numbered.numbers(root, _PLACE)
+    new = Attempt(before.run, max([0, *numbers]) + 1, base)
+    _numbered.write(root, _PLACE, new.number, new.encode())
+    for number in numbers:
+        if number != before.number:
+            _numbered.delete(root, _PLACE, number)
+    return new

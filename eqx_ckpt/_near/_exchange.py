@@ -1,0 +1,111 @@
+"""Bytes that move between the processes of a run: by a collective of their devices, as
+there is no server that one of them could ask.
+
+All processes make the same calls, in the same order, from the thread that computes. So
+what reads and writes the bytes keeps its errors until all have taken part. If one does
+fail in between, the others see that, and do not wait for ever.
+"""
+
+import functools as ft
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from .._runtime._processes import Processes
+
+
+# Bytes of a step, on each device. Smaller ones come in powers of two, as each size is
+# a program that is compiled.
+_MOST, _LEAST = 2**25, 2**16
+
+
+class Move(NamedTuple):
+    """So many bytes go from one process to another."""
+
+    source: int
+    to: int
+    nbytes: int
+
+
+def exchange(
+    moves: Sequence[Move],
+    read: Callable[[int, np.ndarray], None],
+    write: Callable[[np.ndarray], None],
+    processes: Processes,
+) -> None:
+    """Makes moves together: no two of them have one source, or go to one process.
+
+    `read(start, into)` is called for the parts of what this process sends, in their
+    order, and `write` with the parts of what it gets. They should not raise.
+    **Raises:** `PeerError` if another process fails meanwhile.
+    """
+    here = jax.process_index()
+    longest = max((move.nbytes for move in moves), default=0)
+    size = min(_MOST, max(_LEAST, 1 << (longest - 1).bit_length())) if longest else 1
+    out = next((move.nbytes for move in moves if move.source == here), 0)
+    into = next((move.nbytes for move in moves if move.to == here), 0)
+    permute = _permute(tuple((move.source, move.to) for move in moves), size)
+    for start in range(0, longest, size):
+        own = np.zeros(size, np.uint8)
+        if start < out:
+            read(start, own[: out - start])
+        moved = permute(own)
+        processes.until(moved.is_ready)
+        got = np.asarray(moved.addressable_data(0))
+        if start < into:
+            write(got[: into - start])
+
+
+@ft.lru_cache(maxsize=16)
+def _permute(
+    pairs: tuple[tuple[int, int], ...], size: int
+) -> Callable[[np.ndarray], Any]:
+    """A function of all processes that takes bytes of each source to another one."""
+    first: dict[int, Any] = {}
+    for device in jax.devices():
+        first.setdefault(device.process_index, device)
+    devices = [first[process] for process in sorted(first)]
+    mesh = Mesh(np.asarray(devices), ("process",))
+    sharding = NamedSharding(mesh, PartitionSpec("process"))
+    move = jax.jit(
+        jax.shard_map(
+            lambda x: jax.lax.ppermute(x, "process", pairs),
+            mesh=mesh,
+            in_specs=sharding.spec,
+            out_specs=sharding.spec,
+        )
+    )
+    shape = (len(devices) * size,)
+
+    def permute(own: np.ndarray) -> Any:
+        part = jax.device_put(own, first[jax.process_index()])
+        return move(jax.make_array_from_single_device_arrays(shape, sharding, [part]))
+
+    return permute
+
+
+def in_turns(moves: Sequence[Move]) -> list[list[Move]]:
+    """Moves as lists of such as can be made together."""
+    out: list[list[Move]] = []
+    for move in moves:
+        for some in out:
+            if all(x.source != move.source and x.to != move.to for x in some):
+                some.append(move)
+                break
+        else:
+            out.append([move])
+    return out
+
+
+def shifts(hosts: Sequence[str], copies: int) -> list[int]:
+    """By how many places the processes send copies of what they have: such that few of
+    them go to a process of the same host."""
+    count = len(hosts)
+
+    def same(shift: int) -> int:
+        return sum(hosts[i] == hosts[(i + shift) % count] for i in range(count))
+
+    return sorted(range(1, count), key=lambda shift: (same(shift), shift))[:copies]

@@ -1,0 +1,102 @@
+"""The classes and functions that names out of a checkpoint may stand for."""
+
+import sys
+import types
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from .._tree import _named
+from .._tree._named import Name
+
+
+class Allowlist:
+    """Classes and functions that a caller allows. Nothing else is found by any name,
+    and nothing is imported.
+
+    A module stands for itself and those below it that have been imported, and of each
+    for what is of its own package: `from os import system` allows no `system`.
+    """
+
+    def __init__(self, known: Any):
+        if isinstance(known, str) or not isinstance(known, Iterable):
+            raise TypeError(f"`known` is a list of {_KINDS}, not {known!r}.")
+        self._direct: list[Any] = []
+        self._modules: list[types.ModuleType] = []
+        for x in known:
+            if isinstance(x, types.ModuleType):
+                self._modules += _submodules(x)
+            elif callable(x) and _named.own(x) is not None:
+                self._direct.append(x)
+            else:
+                raise TypeError(
+                    f"`known` has {x!r}. It is a list of {_KINDS}, so that nothing is "
+                    "imported by the name of a thing."
+                )
+
+    def find(self, name: Name) -> list[Any]:
+        """The objects that a name may stand for: one, if all is well.
+
+        A class or a function in `known` itself may be of any package, as they move. Of
+        several, those count that are of the package, and then of the module.
+        """
+        direct = _distinct(_among(self._direct, name))
+        in_modules = _distinct(_within(self._modules, name))
+        found = [x for x in _distinct([*direct, *in_modules]) if _is_alike(x, name)]
+        found = found or direct
+        if len(found) > 1:
+            same = [x for x in found if _named.own(x) == name]
+            found = same or found
+        return found
+
+
+_KINDS = "classes, functions and modules"
+
+
+def _submodules(module: types.ModuleType) -> list[types.ModuleType]:
+    below = module.__name__ + "."
+    some = [x for name, x in list(sys.modules.items()) if name.startswith(below)]
+    return [module, *(x for x in some if isinstance(x, types.ModuleType))]
+
+
+def _is_alike(x: Any, name: Name) -> bool:
+    own = _named.own(x)
+    return own is not None and own.is_alike(name)
+
+
+def _distinct(found: Iterable[Any]) -> list[Any]:
+    return list({id(x): x for x in found}.values())
+
+
+def _among(known: Sequence[Any], name: Name) -> Iterator[Any]:
+    """The objects of the name, and what is in a class of its first parts."""
+    for x in known:
+        own = _named.own(x)
+        if own is None:
+            continue
+        if own.qualified == name.qualified:
+            yield x
+        elif isinstance(x, type) and name.qualified.startswith(own.qualified + "."):
+            rest = name.qualified[len(own.qualified) + 1 :]
+            yield from _inside(x, rest.split("."), name)
+
+
+def _within(modules: Sequence[types.ModuleType], name: Name) -> Iterator[Any]:
+    first, *rest = name.qualified.split(".")
+    for module in modules:
+        x = vars(module).get(first)
+        own = _named.own(x) if callable(x) else None
+        package = module.__name__.partition(".")[0]
+        if own is not None and own.package == package:
+            yield from _inside(x, rest, name)
+
+
+def _inside(x: Any, rest: Sequence[str], name: Name) -> Iterator[Any]:
+    """The object that these parts of the name lead to, through classes only. Its own
+    name has to be the whole: no attribute is found that only happens to be there."""
+    for part in rest:
+        if not isinstance(x, type) or not any(part in vars(y) for y in x.__mro__):
+            return
+        x = type.__getattribute__(x, part)
+    own = _named.own(x) if callable(x) else None
+    if own is not None and own.qualified == name.qualified:
+        yield x

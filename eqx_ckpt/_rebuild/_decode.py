@@ -1,0 +1,198 @@
+"""Values of the JSON that `_tree._value_codec` has made of them."""
+
+import dataclasses
+import enum
+import functools as ft
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._format import _names, _template
+from .._tree import _named, _value_codec
+from .._tree._named import Name
+
+
+class Malformed(ValueError):
+    """For what is never recorded."""
+
+
+def decode(value: Any, resolver: Any) -> Any:
+    """The value that was encoded. For what is not in the JSON it asks `find(name)`,
+    `unknown(text)` and `default(parameter)` of the `resolver`, which says what it lacks
+    by itself, and returns anything then.
+
+    **Raises:** `Malformed` for what is never encoded.
+    """
+    try:
+        return _decode(value, resolver, 0)
+    except _WRONG as e:
+        raise Malformed(str(e)) from e
+
+
+_WRONG = (
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    OverflowError,
+    AssertionError,
+)
+
+
+def _decode(value: Any, resolver: Any, depth: int) -> Any:
+    if depth > 2 * _value_codec.MAX_DEPTH:
+        raise Malformed("too deep")
+    below = ft.partial(_decode, resolver=resolver, depth=depth + 1)
+    if type(value) is list:
+        return list(map(below, value))
+    if type(value) is not dict:
+        return value
+    if len(value) != 1:
+        raise Malformed("an object has one kind")
+    kind, content = next(iter(value.items()))
+    if kind in ("unknown", "default") and type(content) is str:
+        return getattr(resolver, kind)(content)
+    if kind in _TEXTS and type(content) is str:
+        return _TEXTS[kind](content)
+    if kind in _LISTS and type(content) is list:
+        return _LISTS[kind](content, below, resolver)
+    raise Malformed(f"{kind!r} is no kind")
+
+
+def _dtype(name: str) -> np.dtype:
+    dtype = _template.dtype_of(name)
+    if dtype.hasobject or dtype.names:
+        raise Malformed(name)
+    return dtype
+
+
+def _jax_type(name: str) -> Any:
+    found = getattr(jnp, _dtype(name).name)
+    if getattr(found, "dtype", None) != _dtype(name):
+        raise Malformed(name)
+    return found
+
+
+def _integer(text: str) -> int:
+    return int(text, 16)
+
+
+def _float(text: str) -> float:
+    return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[text]
+
+
+_TEXTS: dict[str, Callable[[str], Any]] = {
+    "float": _float,
+    "int": _integer,
+    "str": lambda x: bytes.fromhex(x).decode("utf-8", "surrogatepass"),
+    "bytes": bytes.fromhex,
+    "dtype": _dtype,
+    "builtin": _value_codec.BUILTINS.__getitem__,
+    "numpy": lambda x: _dtype(x).type,
+    "jax": _jax_type,
+}
+
+
+Below = Callable[[Any], Any]
+
+
+def _pairs(x: list[Any], below: Below, resolver: Any) -> dict[Any, Any]:
+    return dict(zip(_keys([key for key, _ in x], below), (below(y) for _, y in x)))
+
+
+def _keys(x: list[Any], below: Below) -> list[Any]:
+    keys = list(map(below, x))
+    _names.check_hashes(keys)
+    return keys
+
+
+def _scalar(x: list[Any], below: Below, resolver: Any) -> Any:
+    name, data = x
+    return np.frombuffer(bytes.fromhex(data), _dtype(name), 1)[0]
+
+
+def _name(x: list[Any], below: Below, resolver: Any) -> Any:
+    return resolver.find(_parsed(x))
+
+
+def _parsed(x: Sequence[Any]) -> Name:
+    name = _named.parse(list(x))
+    if name is None:
+        raise Malformed("no name")
+    return name
+
+
+def _partial(x: list[Any], below: Below, resolver: Any) -> Any:
+    function, arguments, keywords = x
+    function = below(function)
+    arguments = list(map(below, arguments))
+    keywords = {str.__str__(name): below(y) for name, y in keywords}
+    return ft.partial(function, *arguments, **keywords) if callable(function) else None
+
+
+def _enum(x: list[Any], below: Below, resolver: Any) -> Any:
+    module, qualified, member = x
+    cls = resolver.find(_parsed((module, qualified)))
+    if not isinstance(cls, type):
+        return None
+    if not issubclass(cls, enum.Enum) or member not in cls.__members__:
+        return resolver.unknown(
+            f"`{member}` of `{qualified}`, which has no such member"
+        )
+    return cls.__members__[member]
+
+
+def _namedtuple(x: list[Any], below: Below, resolver: Any) -> Any:
+    module, qualified, items = x
+    cls, values = resolver.find(_parsed((module, qualified))), below(items)
+    if not isinstance(cls, type):
+        return None
+    if not _value_codec.is_namedtuple(cls) or len(cls._fields) != len(values):  # pyright: ignore
+        return resolver.unknown(f"a `{qualified}`, which has other fields now")
+    return tuple.__new__(cls, values)
+
+
+def _object(x: list[Any], below: Below, resolver: Any) -> Any:
+    module, qualified, items = x
+    cls = resolver.find(_parsed((module, qualified)))
+    values = {name: below(item) for name, item in items}
+    if not isinstance(cls, type):
+        return None
+    names: set[str] = set()
+    if dataclasses.is_dataclass(cls):
+        names = {field.name for field in dataclasses.fields(cls)}
+    if names != values.keys():
+        return resolver.unknown(f"a `{qualified}`, which has other fields now")
+    return made(cls, values)
+
+
+def made(cls: type, values: dict[str, Any]) -> Any:
+    """An object with these attributes, whose `__init__` has not run."""
+    out = object.__new__(cls)
+    for name, value in values.items():
+        object.__setattr__(out, name, value)
+    return out
+
+
+_LISTS: dict[str, Callable[[list[Any], Below, Any], Any]] = {
+    "tuple": lambda x, below, resolver: tuple(map(below, x)),
+    "set": lambda x, below, resolver: set(_keys(x, below)),
+    "frozenset": lambda x, below, resolver: frozenset(_keys(x, below)),
+    "dict": _pairs,
+    "complex": lambda x, below, resolver: complex(*map(float.fromhex, x)),
+    "range": lambda x, below, resolver: range(*map(below, x)),
+    "slice": lambda x, below, resolver: slice(*map(below, x)),
+    "ellipsis": lambda x, below, resolver: ...,
+    "shared": lambda x, below, resolver: _value_codec.shared_node()(),
+    "spec": lambda x, below, resolver: jax.sharding.PartitionSpec(*map(below, x)),
+    "scalar": _scalar,
+    "name": _name,
+    "partial": _partial,
+    "enum": _enum,
+    "namedtuple": _namedtuple,
+    "object": _object,
+}

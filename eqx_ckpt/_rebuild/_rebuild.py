@@ -1,0 +1,150 @@
+"""`rebuild`: a tree of its own classes, without a `like`."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Unpack
+
+from jaxtyping import PyTree
+
+from .._errors import DamagedError
+from .._format import _text
+from .._load import _checkpoint, _deserialise, _load_options, _open, _renamed
+from .._load._checkpoint import Checkpoint
+from .._load._load_options import LoadOptions, TogetherKeywords
+from .._runtime import _arguments, _gc
+from .._storage._archive import Readable
+from .._tree import _nearest
+from ._allowlist import Allowlist
+from ._builder import Builder, Sharding
+from ._decode import Malformed
+
+
+@_arguments.checked(_load_options.DEFAULTS)
+@_open.again(0, "path")
+@_gc.paused()
+def rebuild(
+    path: str | os.PathLike[str] | Readable | Checkpoint,
+    known: Sequence[Any],
+    source: str | Callable[[Any], Any] | None = None,
+    replace: Mapping[str, Any] = {},
+    *,
+    sharding: Sharding | None = None,
+    **options: Unpack[TogetherKeywords],
+) -> PyTree:
+    """Loads a tree without a `like`: its nodes are made of the classes they were of.
+
+    A checkpoint has the type of every node, static fields, and the names of functions.
+    So the code of the classes is needed, and not the hyperparameters. What comes back
+    is what a load into the tree that was saved gives. No `__init__` is called.
+
+    **Arguments:**
+
+    - `path`: as in [`open`][], or an open [`Checkpoint`][].
+    - `known`: the classes and functions that names in the checkpoint may stand for, and
+        modules, as in `[MyNet, eqx.nn, jax.nn, optax]`. A module stands for the classes
+        and functions of its package that are in it, or in those of its submodules that
+        have been imported. No other is found, and nothing is imported by its name.
+        Arrays, numbers, containers of Python, `eqx.nn.State` and
+        `jax.tree_util.Partial` are always known.
+    - `source`: the node to make: a dotted name, or a function of the checkpoint's own
+        tree. All of it by default. A model and its `eqx.nn.State` belong together if
+        they are made in one call.
+    - `replace`: values by dotted name, as the error asks for them: for functions
+        without a name, such as lambdas, and for what was not saved. What is given for a
+        node is a `like` of it, into which its leaves are loaded.
+    - `sharding`: for the arrays of JAX and the typed keys: a `jax.sharding.Sharding`,
+        or a function of the name and the abstract leaf, as [`partition_rules`][] makes.
+    - `options`: as in [`materialise`][].
+
+    **Returns:** the tree, with its leaves read.
+
+    **Raises:** one `RuntimeError` that lists all that `known` lacks and `replace` has
+    to give; `ValueError` for a key of `replace` that names nothing; [`DamagedError`][];
+    otherwise as `tree_deserialise_leaves`.
+
+    !!! example
+
+        ```python
+        >>> import equinox as eqx, jax, jax.random as jr, eqx_ckpt as ec
+        >>> model = eqx.nn.MLP(2, 2, 8, 1, activation=jax.nn.gelu, key=jr.key(0))
+        >>> ec.tree_serialise_leaves("memory://rebuild", {"model": model, "step": 3})
+        >>> again = ec.rebuild("memory://rebuild", [eqx.nn, jax.nn], source="model")
+        >>> bool(eqx.tree_equal(again, model))
+        True
+
+        ```
+    """
+    _load_options.check(LoadOptions(**options))
+    allowed = Allowlist(known)
+    ckpt = _checkpoint.open(path)
+    pinned = ckpt._source
+    leaves = pinned.index.leaves
+    if leaves.structure is None:
+        raise RuntimeError(
+            f"The checkpoint at `{ckpt.path}` does not say what its nodes were: it is "
+            "of another format, or was saved by an earlier release, or of a tree with "
+            "so many different nodes that they take 4 MiB of text, or so many without "
+            "leaves that they are not made again, or of one whose "
+            "nodes do not give the same leaves twice. Load it into a `like`, by "
+            "`tree_deserialise_leaves`."
+        )
+    below = _checkpoint.resolve_source(ckpt, source, _renamed.renamed(leaves, None))
+    try:
+        builder = Builder(ckpt, allowed, replace, sharding)
+        tree = builder.build(below)
+    except Malformed as e:
+        raise DamagedError(
+            f"The structure in the index of the checkpoint at `{ckpt.path}` is never "
+            f"saved: {_text.escape(str(e))}. Nothing was loaded."
+        ) from e
+    if builder.problems.rows:
+        raise RuntimeError(
+            f"The checkpoint at `{ckpt.path}` cannot be rebuilt of what is given; "
+            "nothing was loaded.\n" + "\n".join(_lines(builder.problems.rows))
+        )
+    _check_used(replace, builder)
+    return _deserialise.materialise(tree, **options)
+
+
+def _check_used(replace: Mapping[str, Any], builder: Builder) -> None:
+    unused = [key for key in replace if key not in builder.used]
+    if unused:
+        near = _nearest.NameIndex(builder.could).nearest(str(unused[0]), 3)
+        some = ", ".join(f"`{x}`" for x in near)
+        hint = f" The nearest there are {some}." if near else ""
+        raise ValueError(
+            f"`replace` has {unused[0]!r}, which names no value or node that is made: "
+            f"leaves that are stored are loaded.{hint}"
+        )
+
+
+def _lines(rows: Mapping[str, list[tuple[str, str]]]) -> list[str]:
+    lines = []
+    lacks: dict[str, list[str]] = {}
+    for name, field in rows.get("lacks", []):
+        lacks.setdefault(name, []).append(field)
+    if lacks:
+        lines.append(
+            "  `known` lacks these. Add them, or modules of their package that have "
+            "them:"
+        )
+        rest = {name: len(fields) - 1 for name, fields in lacks.items()}
+        more = {name: f" and {n} more" if n else "" for name, n in rest.items()}
+        lines += _text.some(
+            f"    {name}  (at `{fields[0]}`{more[name]})"
+            for name, fields in lacks.items()
+        )
+    if rows.get("several"):
+        lines.append("  `known` has several of these names. Give the one itself:")
+        several = dict(rows["several"]).items()
+        lines += _text.some(f"    {name}  ({text})" for name, text in several)
+    wanted = [*rows.get("value", []), *rows.get("node", [])]
+    if wanted:
+        lines.append("  Values that are not in the checkpoint. Give them by `replace`:")
+        lines += _text.some(f"    {name!r}: {text}" for name, text in wanted)
+        some = ", ".join(f"{name!r}: ..." for name, _ in wanted[:3])
+        more = ", ..." if len(wanted) > 3 else ""
+        lines.append(_text.bounded(f"Pass `replace={{{some}{more}}}`."))
+    if rows.get("node"):
+        lines.append("What is given for a node is a `like`, which its leaves go into.")
+    return lines

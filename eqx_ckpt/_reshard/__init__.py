@@ -1,0 +1,10 @@
+"""Loads in which each process reads a share, and the devices move it: `reshard=`.
+
+It imports `_load` and what is below it. Begin with `_loads`.
+"""
+
+from .. import _extensions
+from . import _loads
+
+
+_extensions.add("reshard", _loads.plan)

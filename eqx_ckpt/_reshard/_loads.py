@@ -1,0 +1,239 @@
+"""Loads in which each process reads a share of an array, and the devices do the rest:
+`reshard=`."""
+
+import collections
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from .._format import _text
+from .._load import _fetch
+from .._load._fetch import LeafRead, ReadPlan
+from .._load._load_options import LoadOptions
+from .._load._source import Source
+from .._runtime import _log, _processes
+from .._runtime._processes import Processes
+from .._tree import _from_host, _leaf
+from . import _moves
+from ._moves import ArrayMove
+
+
+# Processes are to read this much more than what is wanted, before it is worth a move.
+_MORE = 1.1
+# Assumed for "auto": bytes a second that a process reads and verifies; that a device
+# sends and receives, on a CPU and elsewhere; and seconds to compile the two programs of
+# arrays of one shape.
+_READS, _MOVES_ON_CPU, _MOVES = 0.5e9, 0.4e9, 5e9
+_COMPILES = 0.3
+# The bytes of a batch that one process reads, unless the caller says otherwise.
+_BATCH = 256 * 2**20
+
+
+def plan(source: Source, wants: Sequence[LeafRead], options: LoadOptions) -> ReadPlan:
+    """The plan of a load with `reshard`: which leaves are moved, in which batches; and
+    why others stay with reading, though many processes read the same parts of them."""
+    out, stay = list(wants), {}
+    for i, want in enumerate(wants):
+        found = _move(source, want)
+        if isinstance(found, ArrayMove):
+            out[i] = want._replace(move=found)
+        elif found:
+            stay[want.record.name] = found
+    if options.how == "auto":
+        _keep_worthy(out, stay)
+    budget = _BATCH if options.max_bytes is None else options.max_bytes
+    batches = list(_batches(source, out, budget))
+    return ReadPlan(
+        lambda processes: _load(source, out, batches, options, processes),
+        _digest(out, batches) if batches else "",
+        lambda path: _say(path, out, stay, options),
+    )
+
+
+def _digest(wants: list[LeafRead], batches: list[list[int]]) -> str:
+    """The same in all processes that will make the same moves."""
+    numbers = [i for batch in batches for i in batch]
+    moves = [(wants[i].record.name, str(wants[i].move)) for i in numbers]
+    text = repr([list(map(len, batches)), moves])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _move(source: Source, want: LeafRead) -> ArrayMove | str:
+    """The move of a leaf; or else why it has none, if that is to be said."""
+    record, view, target, _ = want
+    t, sharding = record.template, target.sharding
+    if sharding is None or sharding.num_devices == 1 or view is not None:
+        return ""
+    if target.kind not in ("jax", "key"):
+        return ""
+    if 0 in t.shape or not target.shape or record.part is not None:
+        return ""
+    is_local = _leaf.is_local(sharding)
+    if not isinstance(sharding, NamedSharding):
+        return "" if is_local else f"its sharding is a `{type(sharding).__name__}`"
+    if target.codec is not None:
+        return "" if is_local else "it is of a registered type"
+    if not _moves.is_default_memory(sharding):
+        return f"it goes into `{sharding.memory_kind}` memory"
+    if target.dtype is not None and _moves.width(target.dtype) < 4:
+        return f"devices cannot be relied on to move {target.dtype}"
+    found = _moves.move(sharding, t.shape, source.cut(record).chunk)
+    if found is None:
+        return "it cannot be cut into a part for each process"
+    route = found.route
+    if is_local:
+        # The others do not move arrays that this process has alone.
+        return "" if route.is_short or _processes.count() > 1 else found
+    if route.processes < _processes.count():
+        return "its sharding leaves out some of the processes"
+    if route.read < route.wanted:
+        return found
+    is_more = route.wanted > _MORE * math.prod(t.shape)
+    return "its chunks cannot be dealt out to processes" if is_more else ""
+
+
+def _keep_worthy(wants: list[LeafRead], stay: dict[str, str]) -> None:
+    """Leaves to reading what is not worth to be moved."""
+    alike: dict[Any, list[int]] = collections.defaultdict(list)
+    for i, want in enumerate(wants):
+        if want.move is not None:
+            t = want.record.template
+            alike[want.move, t.shape, t.itemsize].append(i)
+    for (move, shape, itemsize), numbers in alike.items():
+        route, size = move.route, math.prod(shape)
+        devices, count = move.mesh.devices.flat, route.processes
+        saved = (route.wanted - route.read) / count * itemsize * len(numbers) / _READS
+        rate = _MOVES_ON_CPU if devices[0].platform == "cpu" else _MOVES
+        parts = [route.digits.count(sum(x, ())) for x in (route.first, route.target)]
+        local = len(devices) / count
+        moved = local * sum(size / n for n in parts) * itemsize * len(numbers) / rate
+        if route.wanted > _MORE * size and saved > moved + _COMPILES:
+            continue
+        for i in numbers:
+            wants[i] = wants[i]._replace(move=None)
+            if route.wanted > _MORE * size:
+                stay[wants[i].record.name] = "reading it takes less time"
+
+
+def _batches(
+    source: Source, wants: Sequence[LeafRead], budget: int
+) -> Iterator[list[int]]:
+    """Leaves that are moved together: of each process has read so many bytes. Those
+    that share a stored array are, as it is read once."""
+    aliases = source.index.leaves.aliases
+    groups: dict[int, list[int]] = collections.defaultdict(list)
+    shares: dict[int, int] = {}
+    for i, want in enumerate(wants):
+        if want.move is not None:
+            place = aliases.get(want.record.place, want.record.place)
+            groups[place].append(i)
+            shares[place] = want.record.template.nbytes // want.move.route.processes
+    batch, size = [], 0
+    for place, numbers in groups.items():
+        if batch and size + shares[place] > budget:
+            yield batch
+            batch, size = [], 0
+        batch += numbers
+        size += shares[place]
+    if batch:
+        yield batch
+
+
+def _load(
+    source: Source,
+    wants: list[LeafRead],
+    batches: list[list[int]],
+    options: LoadOptions,
+    processes: Processes,
+) -> list[Any]:
+    """Reads leaves, and moves the batches of them.
+
+    No collective starts before all processes have read and verified their parts for it:
+    one that has failed would leave the others waiting in there.
+    """
+    out: list[Any] = [None] * len(wants)
+    kept = [i for i, want in enumerate(wants) if want.move is None]
+    with _fetch.bar(source, wants, options.progress) as advance:
+        for numbers in (kept, *batches):
+            values = _fetch.load_some(
+                source,
+                [wants[i] for i in numbers],
+                options.verify,
+                options.max_bytes,
+                advance,
+            )
+            for i in reversed(numbers):
+                out[i] = values.pop()
+            if numbers is not kept:
+                _run(wants, numbers, out, processes)
+    return out
+
+
+def _run(
+    wants: list[LeafRead], numbers: list[int], out: list[Any], processes: Processes
+) -> None:
+    """Moves the arrays of a batch, whose bits each process has a share of."""
+    programs = []
+    for i in numbers:
+        move = wants[i].move
+        assert move is not None
+        programs.append((i, move, _moves.compiled(move, out[i].shape, out[i].dtype)))
+    processes.gather()
+    processes.broadcast()
+    errors: list[Exception] = []
+    for i, move, program in programs:
+        moved = program(out[i])
+        out[i] = None
+        processes.until(moved.is_ready)
+        # Whatever is wrong with one, all take part in the others.
+        try:
+            out[i] = _arrived(wants[i], move, moved)
+        except Exception as e:
+            errors.append(e)
+    if errors:
+        raise errors[0]
+
+
+def _arrived(want: LeafRead, move: ArrayMove, moved: jax.Array) -> Any:
+    target = want.target
+    if target.kind == "key":
+        data = _moves.end(move, moved, moved.dtype)
+        out = jax.random.wrap_key_data(data, impl=target.impl)
+    else:
+        dtype = _from_host.result_dtype(want.record.template, target)
+        out = _from_host.as_weak(_moves.end(move, moved, dtype), target)
+    return jax.block_until_ready(out)
+
+
+def _say(
+    path: str, wants: list[LeafRead], stay: dict[str, str], options: LoadOptions
+) -> None:
+    """Says which leaves have stayed with reading, and of which of those that were moved
+    some chunks were read again."""
+    level = _log.INFO if options.reshard == "devices" else _log.DEBUG
+    if not _log.is_on(level):
+        return
+    again = {}
+    for want in wants:
+        if want.move is not None:
+            size = math.prod(want.record.template.shape)
+            if want.move.route.read > _MORE * size:
+                times = want.move.route.read / size
+                again[want.record.name] = f"{times:.2f} times"
+    for what, which in (
+        ("without moving them over devices", stay),
+        ("whose chunks processes have read more than once", again),
+    ):
+        if which:
+            some = [f"`{_text.escape(n)}` ({why})" for n, why in which.items()][:5]
+            more = f", and {len(which) - 5} more" if len(which) > 5 else ""
+            _log.say(
+                level,
+                f"Loaded from `{_text.escape(path)}`, {len(which)} leaves {what}: "
+                f"{', '.join(some)}{more}",
+                path=path,
+            )

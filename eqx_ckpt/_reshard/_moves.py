@@ -1,0 +1,176 @@
+"""Arrays that move over devices, along their routes, as unsigned integers.
+
+XLA's collectives do not keep the bits of small floats that are NaN, and end the process
+for some numbers of less than a byte.
+"""
+
+import functools as ft
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from .._format import _template
+from .._tree import _sharding
+from .._tree._sharding import Region
+from . import _routes
+from ._routes import Axes, Layout, Route
+
+
+class ArrayMove(NamedTuple):
+    """The route of an array to its sharding, and the mesh of that with an axis for each
+    digit of the route."""
+
+    route: Route
+    sharding: NamedSharding
+    mesh: Mesh
+
+    @property
+    def first(self) -> NamedSharding:
+        """The sharding that it is read with."""
+        return NamedSharding(self.mesh, _spec(self.route.first))
+
+    def regions(self) -> list[Region]:
+        """The parts that this process reads; some of what is padded are empty."""
+        shape, padded = self.route.shape, self.route.padded
+        return [
+            tuple(slice(min(s.start, n), min(s.stop, n)) for s, n in zip(region, shape))
+            for region in _sharding.here(self.first, padded)[0]
+        ]
+
+    def begin(self, parts: Sequence[np.ndarray]) -> jax.Array:
+        """The bits of an array that is read in these parts; of complex numbers both
+        halves of each, along a last axis."""
+        shape = self.route.padded
+        parts = [_padded(part, self.first.shard_shape(shape)) for part in parts]
+        dtype = parts[0].dtype
+        halves = (2,) if dtype.kind == "c" else ()
+        carrier = np.dtype(f"uint{8 * dtype.itemsize // (2 if halves else 1)}")
+        bits = [
+            np.ascontiguousarray(part).view(carrier).reshape(*part.shape, *halves)
+            for part in parts
+        ]
+        return _sharding.assemble(self.first, (*shape, *halves), bits, carrier)
+
+
+@ft.lru_cache(maxsize=4096)
+def move(
+    sharding: NamedSharding, shape: tuple[int, ...], chunk: tuple[int, ...]
+) -> ArrayMove | None:
+    """The move of an array of such chunks to a sharding; None if there is no way."""
+    mesh = sharding.mesh
+    assert isinstance(mesh, Mesh)
+    processes = tuple(device.process_index for device in mesh.devices.flat)
+    digits = _routes.digits(mesh.devices.shape, processes)
+    if digits is None:
+        return None
+    entries = [*sharding.spec, *[None] * (len(shape) - len(sharding.spec))]
+    target = tuple(
+        tuple(
+            digit
+            for name in (entry if isinstance(entry, tuple) else (entry,))
+            if name is not None
+            for digit in digits.axes[mesh.axis_names.index(name)]
+        )
+        for entry in entries
+    )
+    route = _routes.plan(digits, shape, chunk, target)
+    return None if route is None else along(route, sharding)
+
+
+def along(route: Route, sharding: NamedSharding) -> ArrayMove:
+    """The move along a route on the devices of a sharding, in their order."""
+    mesh, sizes = sharding.mesh, route.digits.sizes
+    assert isinstance(mesh, Mesh)
+    names = _names(tuple(range(len(sizes))))
+    return ArrayMove(route, sharding, Mesh(mesh.devices.reshape(sizes), names))
+
+
+def is_default_memory(sharding: NamedSharding) -> bool:
+    """Whether arrays of a sharding are where those of its devices are by default."""
+    assert isinstance(sharding.mesh, Mesh)
+    device = sharding.mesh.devices.flat[0]
+    return sharding.memory_kind in (None, device.default_memory().kind)
+
+
+def _names(axes: Axes) -> tuple[str, ...]:
+    return tuple(f"digit{digit}" for digit in axes)
+
+
+def _spec(layout: Layout) -> PartitionSpec:
+    return PartitionSpec(*(_names(axes) or None for axes in layout))
+
+
+# ---- Bits.
+
+
+def width(dtype: np.dtype) -> int:
+    """The bits of a number of this dtype, where a byte holds one number."""
+    kind = _template.number_type(dtype)
+    if dtype.itemsize == 1 and kind in ("int", "float"):
+        return (ml_dtypes.iinfo if kind == "int" else ml_dtypes.finfo)(dtype).bits
+    return 8 * dtype.itemsize
+
+
+def _padded(part: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    if part.shape == shape:
+        return part
+    out = np.zeros(shape, part.dtype)
+    out[tuple(map(slice, part.shape))] = part
+    return out
+
+
+@ft.lru_cache(maxsize=1024)
+def compiled(move: ArrayMove, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    """The program that moves bits of this shape and dtype."""
+    route = move.route
+
+    def run(bits: jax.Array) -> jax.Array:
+        if route.first != route.second:
+            used, pairs = _routes.handed_on(route)
+            bits = jax.lax.ppermute(bits, _names(used), pairs)
+        for axes, fro, to in route.exchanges:
+            bits = jax.lax.all_to_all(bits, _names(axes), to, fro, tiled=True)
+        for axes, dim in route.gathers:
+            bits = jax.lax.all_gather(bits, _names(axes), axis=dim, tiled=True)
+        # What is padded is whole by now.
+        return bits[tuple(map(slice, route.shape))]
+
+    mapped = jax.shard_map(
+        run,
+        mesh=move.mesh,
+        in_specs=_spec(route.first),
+        out_specs=_spec(route.target),
+        check_vma=False,
+    )
+    bits = jax.ShapeDtypeStruct(shape, dtype, sharding=move.first)
+    return jax.jit(mapped).lower(bits).compile()
+
+
+def end(move: ArrayMove, bits: jax.Array, dtype: np.dtype) -> jax.Array:
+    """The array of bits that have arrived, with the sharding that was asked for."""
+    if dtype != bits.dtype:
+        bits = _seen_as(dtype)(bits)
+    return jax.make_array_from_single_device_arrays(
+        bits.shape, move.sharding, [shard.data for shard in bits.addressable_shards]
+    )
+
+
+@ft.lru_cache(maxsize=256)
+def _seen_as(dtype: np.dtype) -> Any:
+    return jax.jit(ft.partial(_from_bits, dtype=dtype))
+
+
+def _from_bits(bits: jax.Array, dtype: np.dtype) -> jax.Array:
+    if dtype == np.bool_:
+        return bits != 0
+    if dtype.kind == "c":
+        halves = jax.lax.bitcast_convert_type(bits, f"float{4 * dtype.itemsize}")
+        return jax.lax.complex(halves[..., 0], halves[..., 1])
+    if width(dtype) == 4:
+        bits = bits.astype(jnp.uint4)
+    return jax.lax.bitcast_convert_type(bits, dtype)

@@ -1,0 +1,108 @@
+"""Near disks, as a run asks them: the room of near disks has these classes."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from jaxtyping import PyTree
+
+from .._load._load_options import FilteredKeywords
+from .._runtime._processes import Processes
+from ._pending import PendingState
+
+
+class LoadRequest(NamedTuple):
+    """Arguments of a restore: a tree, with the options of a load, and own states, if
+    `own` is not None. See `CheckpointManager.restore`."""
+
+    like: PyTree
+    own: PyTree
+    options: FilteredKeywords
+
+
+class Restored(NamedTuple):
+    """A tree, and own states, if they were asked for."""
+
+    tree: PyTree
+    own: Any = None
+
+
+class Outcome(NamedTuple):
+    """Whether a step was "loaded", is "damaged", has other parts than are wanted
+    ("apart") or was "replaced", or the load has "failed" for something else in any of
+    the processes; why; and in which."""
+
+    kind: str
+    why: str = ""
+    who: list[int] = []
+
+
+@runtime_checkable
+class NearSearch(Protocol):
+    """The near steps in one search for the newest step of a run. All processes take the
+    same calls, but `choose`."""
+
+    # The schema of a choice.
+    schema: Any
+
+    @property
+    def step(self) -> int | None:
+        """The near step that is chosen, if one is."""
+        ...
+
+    def held(self) -> bytes:
+        """Report on the disk of this process, for process 0."""
+        ...
+
+    def choose(self, words: Sequence[bytes], at_root: int | None) -> Any:
+        """Choice that process 0 sends to all: a near step that is not older than the
+        one at the root, or none."""
+        ...
+
+    def take(self, choice: Any) -> None: ...
+
+    def fetch(self, processes: Processes) -> None:
+        """Moves the parts of the chosen step to the processes that they are of."""
+        ...
+
+    def load(self, process: int, request: LoadRequest) -> Restored: ...
+
+    def finish(
+        self, processes: Processes, restored: Restored, request: LoadRequest
+    ) -> Restored:
+        """Own states as they are asked for, once all processes have loaded theirs."""
+        ...
+
+    def exclude(self, outcome: Outcome) -> None:
+        """Excludes copies of the chosen step, which could not be loaded."""
+        ...
+
+    def knows_lost(self) -> bool:
+        """Whether there is a near step, though none can be restored."""
+        ...
+
+    def reasons(self, above: int) -> list[str]:
+        """Why near steps above one are not restored."""
+        ...
+
+    def notes(self) -> list[str]: ...
+
+    def warn(self, above: int, stacklevel: int) -> None: ...
+
+    def begin(self) -> None:
+        """Begins an attempt at the run, from what is chosen."""
+        ...
+
+
+@runtime_checkable
+class NearSteps(Protocol):
+    """The near steps of a run."""
+
+    def offer(self, offer: PendingState) -> None:
+        """Saves a state if it is due."""
+        ...
+
+    def latest(self) -> int | None:
+        """The newest complete step, of those at the root too."""
+        ...
+
+    def search(self) -> NearSearch: ...

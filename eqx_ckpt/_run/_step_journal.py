@@ -1,0 +1,148 @@
+"""The journal of a run, which saves the reading of the index of each step.
+
+A file says what the indices of most steps say. It is a cache: a row of it counts only
+while the index has the stamp that it had when it was read; any other index is read.
+"""
+
+import contextlib
+import functools as ft
+import math
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from .._format import _files, _journal, _json
+from .._format._index_summary import IndexSummary, SummaryReader
+from .._format._journal import StepRow
+from .._storage import _store
+from .._storage._backend import Backend, Value
+
+
+# Steps that are not in the journal, before it is written anew: so many, or one for so
+# many that are. And the most that are read for that after one save.
+_FEW, _SHARE, _MOST = 64, 16, 1024
+# Seconds after which another index has another stamp, however coarse the clock of the
+# file system: sooner one may be taken for the other.
+_SETTLED = 3
+
+
+def index_of(step: int) -> str:
+    return f"{step}/default/{_files.INDEX}"
+
+
+class Journal:
+    """Cache of the indices of a run, by the stamps of their files."""
+
+    def __init__(self, root: Backend, list_steps: Callable[[], Iterable[int]]):
+        self._root = root
+        self._list_steps = list_steps
+        self._summaries = SummaryReader()
+        self._rows: dict[int, StepRow] | None = None
+        # Steps whose rows are not in the file, and since when that is known.
+        self._missing: dict[int, float] = {}
+        self._is_listed = False
+
+    def row(self, step: int, stamp: str) -> StepRow:
+        """StepRow of an index with a stamp.
+
+        **Raises:** `FileNotFoundError` if it is gone; `ValueError` as
+        [`SummaryReader.read`][], or for what is no file.
+        """
+        rows = self._read()
+        row = rows.get(step)
+        if row is None or row.stamp != stamp:
+            self._missing.setdefault(step, time.monotonic())
+            return self._look(step, stamp)
+        return row
+
+    def steps(self) -> set[int]:
+        """The steps that it knows, which may be gone."""
+        return set(self._read())
+
+    def row_of(self, step: int, save: str | None) -> StepRow | None:
+        """StepRow of the index of this save, if it is in the journal."""
+        row = self._read().get(step)
+        return row if row is not None and row.save == save else None
+
+    def _read(self) -> dict[int, StepRow]:
+        if self._rows is None:
+            rows: list[StepRow] = []
+            # Whatever is wrong with it, the indices are right.
+            with contextlib.suppress(OSError, ValueError):
+                found = self._root.read(_journal.KEY, limit=_json.MAX_INDEX)
+                if found is not None:
+                    rows = _journal.decode(found.data)
+            self._rows = {row.step: row for row in rows}
+        return self._rows
+
+    def _look(self, step: int, stamp: str) -> StepRow:
+        def look() -> tuple[Value, IndexSummary]:
+            got = self._root.read(index_of(step), limit=_json.MAX_INDEX)
+            if got is None:
+                raise FileNotFoundError(f"There is no step {step} in `{self._root}`.")
+            return got, self._summaries.read(got.data)
+
+        got, head = _store.look_twice(self._root, look)
+        metrics = metrics_in(head.metadata)
+        save, leaves, nbytes, files = head.save, head.leaves, head.nbytes, head.files
+        return StepRow(step, stamp, save, leaves, nbytes, files, got.time, metrics)
+
+    # ---- Writing it.
+
+    def saved(self, step: int) -> None:
+        """Is told of each step that is saved, and writes the journal once there is
+        enough that it does not say. That it cannot is no error: it is a cache."""
+        with contextlib.suppress(OSError, ValueError):
+            rows = self._read()
+            if not self._is_listed:
+                self._list(rows)
+            self._missing[step] = now = time.monotonic()
+            missing = list(self._missing.items())
+            settled = sorted(s for s, since in missing if now - since > _SETTLED)
+            if len(settled) >= max(_FEW, len(rows) // _SHARE):
+                self._record(settled[:_MOST], rows)
+
+    def deleted(self, step: int) -> None:
+        self._missing.pop(step, None)
+        if self._rows is not None:
+            self._rows.pop(step, None)
+
+    def _list(self, rows: dict[int, StepRow]) -> None:
+        there = set(self._list_steps())
+        for gone in rows.keys() - there:
+            del rows[gone]
+        for step in there - rows.keys():
+            self._missing.setdefault(step, -math.inf)
+        self._is_listed = True
+
+    def _record(self, steps: list[int], rows: dict[int, StepRow]) -> None:
+        jobs = [ft.partial(self._settled, step) for step in steps]
+        for step, row in zip(steps, _store.gather(self._root, jobs)):
+            self._missing.pop(step, None)
+            if row is not None:
+                rows[step] = row
+        data = _journal.encode(list(rows.values()))
+        if self._root.has(_journal.KEY):
+            self._root.delete(_journal.KEY)
+        self._root.write(_journal.KEY, [data])
+
+    def _settled(self, step: int) -> StepRow | None:
+        """The row of a step, if another index there would have another stamp."""
+        with contextlib.suppress(OSError, ValueError):
+            stamp = self._root.stamp(index_of(step))
+            row = self._look(step, stamp) if stamp else None
+            if row and (row.time is None or time.time() - row.time > _SETTLED):
+                return row
+        return None
+
+
+def metrics_in(metadata: Any) -> dict[str, Any]:
+    """The metrics in the metadata of a step. A text is a number that is not finite;
+    what is neither was not saved by a manager."""
+    found = metadata.get("metrics") if isinstance(metadata, dict) else None
+    some = found if isinstance(found, dict) else {}
+    return {name: x for name, x in some.items() if type(x) in (int, float, str)}
+
+
+def metric_text(value: int | float | str) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

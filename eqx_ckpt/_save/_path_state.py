@@ -1,0 +1,176 @@
+"""The state of a path before a save, and whether a save may go there."""
+
+import contextlib
+import functools as ft
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from .._format import _files, _index, _text
+from .._load import _published
+from .._storage import _remote, _store
+from .._storage._backend import Backend, Renames, Sends, Value
+
+
+class PathState(NamedTuple):
+    """The names at a path: `entries`, and in an object store the `keys` of all files.
+    If there is a checkpoint, its index, a `file`; its layout; and the `names` of leaves
+    that have directories of their own."""
+
+    file: Value | None
+    entries: frozenset[str]
+    keys: tuple[str, ...] = ()
+    layout: str = ""
+    names: Sequence[str] = ()
+
+
+NOTHING = PathState(None, frozenset())
+
+
+def examine(root: Backend, overwrite: bool) -> PathState:
+    """The state of a path. **Raises:** an error when a save may not go there."""
+    found = _look(root, overwrite)
+    for _ in range(2):
+        if isinstance(found, PathState):
+            return found
+        # It may be a checkpoint that is being deleted, or was replaced meanwhile.
+        with contextlib.ExitStack() as locked:
+            with contextlib.suppress(OSError):
+                locked.enter_context(root.lock(wait=True))
+            found = _look(root, overwrite)
+    if isinstance(found, PathState):
+        return found
+    raise found
+
+
+def _look(root: Backend, overwrite: bool) -> PathState | FileExistsError:
+    """As `examine`. Returns the error that there is something else."""
+    if isinstance(root, Renames) and _files.is_beside(root.name):
+        raise ValueError(
+            f"`{root}` is a name for saves that are being written. Choose another path."
+        )
+    if root.entry() in ("file", "other"):
+        raise _file(root)
+    list_it = root.list_all if isinstance(root, Sends) else root.list_top
+    read = ft.partial(_published.read_outline, root)
+    # An object store may have a file too.
+    is_file = ft.partial(_store.is_file, root)
+    listed, is_file, index = _store.ahead(root, [list_it, is_file, read])
+    there = listed() or {}
+    keys = () if isinstance(there, dict) else tuple(there)
+    tops = there if isinstance(there, dict) else _store.tops_of(keys)
+    if not tops:
+        _remote.check_bucket(root.url)
+        if is_file():
+            raise _file(root)
+        return NOTHING
+    for name in ("d", "array_metadatas"):
+        if not tops.get(name, True):
+            raise FileExistsError(
+                f"`{name}` in `{root}` is a file or a link, where a checkpoint has a "
+                "directory, and nothing is written through a link. It is left as it is."
+            )
+    if _files.INDEX in tops:
+        # What is in a list and not there is looked for once more.
+        got = index() or read()
+        if got is not None:
+            if not overwrite:
+                raise FileExistsError(
+                    f"There is a checkpoint at `{root}`, and `overwrite=False`."
+                )
+            (layout, names), file = got
+            return PathState(file, frozenset(tops), keys, layout, names)
+    elif _is_leftover(root, tops):
+        return PathState(None, frozenset(tops), keys)
+    if _files.CLAIM in tops:
+        return claimed(root)
+    some = ", ".join(f"`{_text.escape(name)}`" for name in sorted(tops)[:3])
+    other = " (an Orbax checkpoint?)" if "_METADATA" in tops else ""
+    return FileExistsError(
+        f"`{root}` is not empty, and not a checkpoint of eqx_ckpt{other}: it has {some}"
+        f"{' and more' if len(tops) > 3 else ''}. It is left as it is. Choose another "
+        "path."
+    )
+
+
+def _file(root: Backend) -> FileExistsError:
+    hint = (
+        "To convert a `.eqx` file, load it with `ec.tree_deserialise_leaves` into "
+        "a model of the right structure, and save that to a new path."
+        if root.url.endswith(".eqx")
+        else "Choose a path that does not exist, or an empty directory."
+    )
+    return FileExistsError(
+        f"`{root}` is a file, not a checkpoint, and is left as it is. {hint}"
+    )
+
+
+def _is_leftover(root: Backend, tops: Mapping[str, bool]) -> bool:
+    # A killed first save leaves its data and no index.
+    if not tops.get("d") or set(tops) - _files.SIDE - {"d"}:
+        return False
+    inside = root.below("d").list_top() or {}
+    ours = all(is_dir and _index.is_save_id(name) for name, is_dir in inside.items())
+    return ours and bool(inside or len(tops) == 1)
+
+
+def claimed(root: Backend) -> FileExistsError:
+    return FileExistsError(
+        f'A save to `{root}` with `layout="zarr"` is running or was interrupted; in '
+        "this store nothing tells which. It is left as it is. Delete all of it when "
+        "you know that nothing writes there, or choose another path."
+    )
+
+
+def replaced(root: Backend, found: PathState) -> RuntimeError:
+    now = root.read(_files.INDEX)
+    if (now and now.data) == (found.file and found.file.data):
+        return RuntimeError(
+            f"What this save had written to `{root}` was deleted while it was being "
+            "written. Nothing was saved, and the path is as it was before: save again."
+        )
+    if now is None:
+        return RuntimeError(
+            f"What was at `{root}` was deleted while this save was being written, and "
+            "so was this save. Nothing is there now: save again."
+        )
+    return RuntimeError(
+        f"The checkpoint at `{root}` was replaced by another writer while this save "
+        "was being written. The other one stands; this one is discarded."
+    )
+
+
+def not_part(root: Backend, name: str) -> ValueError:
+    return ValueError(
+        f"`{root}` has `{_text.escape(name)}` in it, which is not part of the "
+        "checkpoint. Nothing was deleted. Move it elsewhere."
+    )
+
+
+def own_entries(found: PathState) -> set[str]:
+    """The names that a checkpoint has at its path."""
+    own = {*_files.SIDE, _files.SIGNATURE, "d", _files.INDEX}
+    own.update(map(_files.directory, found.names))
+    return own
+
+
+def foreign(root: Renames, found: PathState, entries: Mapping[str, bool]) -> list[str]:
+    """The names in a directory that are no part of the checkpoint there."""
+
+    def inside(name: str) -> Iterable[str]:
+        return (root.below(name).list_top() if entries.get(name) else None) or ()
+
+    return foreign_among(found, entries, inside)
+
+
+def foreign_among(
+    found: PathState, entries: Iterable[str], inside: Callable[[str], Iterable[str]]
+) -> list[str]:
+    """As `foreign`, of names and of what is in the directories of these names."""
+    out = set(entries) - own_entries(found)
+    leaves = {*map(_files.directory, found.names)}
+    for name in {"d", _files.SIGNATURE} | leaves:
+        for entry in inside(name):
+            of_leaf = name in leaves and entry in ("zarr.json", "c")
+            if not of_leaf and not (name == "d" and _index.is_save_id(entry)):
+                out.add(f"{name}/{entry}")
+    return sorted(out)

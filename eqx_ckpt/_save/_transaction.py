@@ -1,0 +1,186 @@
+"""A transaction: what a save has written, and nobody reads before its commit."""
+
+import contextlib
+import dataclasses
+import errno
+import functools as ft
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from .._format import _files, _text
+from .._storage import _store
+from .._storage._backend import Backend, Renames, Value
+from . import _leftovers
+from ._path_state import PathState, replaced
+
+
+@dataclasses.dataclass
+class Transaction:
+    """Where a save is written, `work`, and where it goes, `root`: a `Backend` each.
+
+    `put` commits it in one step: see the modules of the strategies. `undo` deletes what
+    is written, until the save gets to that step. `made` are the directories that were
+    not there before; `last` is a file that was written last.
+    """
+
+    root: Any
+    work: Any
+    save: str
+    found: PathState
+    undo: contextlib.ExitStack
+    put: Callable[["Transaction", bytes, Mapping[str, bytes], bool], None]
+    made: list[Renames] = dataclasses.field(default_factory=list)
+    last: str = ""
+    # Of a directory that is written beside its path: the mode it is to have there.
+    mode: int | None = None
+    # Whether what has failed came with the commit, or after it.
+    is_committed: bool = False
+    # Whether its directory is the one that it has made.
+    is_there: Callable[[], bool] = lambda: True
+
+    @ft.cached_property
+    def own(self) -> str:
+        """The directory of the save in `work`."""
+        return f"d/{self.save}"
+
+    def make(self, own: Renames, held: contextlib.ExitStack) -> None:
+        """Makes the directory `own` to write in, and holds its lock until the end of
+        `held`, which tells others that its writer lives."""
+        for leftover in _leftovers.beside(self.root):
+            _leftovers.delete_abandoned(leftover)
+        self.made = own.missing()
+        self.undo.callback(_drop_empty, self.made)
+        self.undo.callback(discard, own)
+        made = own.made(is_aside=self.work != self.root)
+        self.mode, self.is_there = held.enter_context(made)
+
+        def explain(_: Any, error: BaseException | None, *traceback: Any) -> None:
+            if isinstance(error, FileNotFoundError) and not self.is_committed:
+                if own.entry() == "nothing":
+                    raise replaced(self.root, self.found) from error
+
+        held.push(explain)
+
+    def lock(self, held: contextlib.ExitStack) -> None:
+        """Holds the lock of writers at the root until the end of `held`, around the
+        commit and what follows."""
+        with unpublished(self.root):
+            try:
+                held.enter_context(self.root.lock(wait=True))
+            except FileNotFoundError:
+                raise replaced(self.root, self.found) from None
+            self.check_there()
+
+    def check_there(self) -> None:
+        """**Raises:** `RuntimeError` unless what was written is there: before the
+        commit, and under the lock of writers where there is one."""
+        if not self.is_there() or self.last and not self.work.has(self.last):
+            raise replaced(self.root, self.found)
+
+    def commit(self, step: Callable[[], bool | None], index: bytes = b"") -> None:
+        """Takes the one step that commits, and undoes the save if that has failed. An
+        error says what is at the path now. The step returns False if another writer has
+        come first."""
+        undo = self.undo.pop_all()
+        try:
+            is_ours = step()
+        except Exception as e:
+            is_saved = None
+            with contextlib.suppress(OSError, ValueError):
+                is_saved = self.is_saved(index)
+            if is_saved is False:
+                undo.close()
+                with unpublished(self.root):
+                    raise
+            self.is_committed = True
+            if is_saved:
+                raise self._noted(e, self._saved()) from e
+            there = f"What is at `{self.root}`"
+            if self.found.entries:
+                raise self._noted(e, f"{there} is whole: this save, or what was there.")
+            raise self._noted(e, f"{there}, if anything, is whole: this save.")
+        if is_ours is False:
+            undo.close()
+            raise replaced(self.root, self.found)
+
+    def is_saved(self, index: bytes) -> bool | None:
+        """Whether the save is what is at the root. None: nobody knows."""
+        if self.root.is_far:
+            return None  # What has failed may yet be done.
+        return _store.is_still(self.root, _files.INDEX, Value(index))
+
+    @contextlib.contextmanager
+    def committed(self) -> Iterator[None]:
+        """Around what follows the commit."""
+        try:
+            yield
+        except Exception as e:
+            self.is_committed = True
+            raise self._noted(e, self._saved()) from e
+
+    def _saved(self) -> str:
+        return (
+            f"The checkpoint at `{self.root}` is saved and whole all the same. What "
+            "failed is what follows: to sync it to the disk, the files for other "
+            "readers, or the deletion of the checkpoint that was there before."
+        )
+
+    def _noted(self, error: Exception, note: str) -> Exception:
+        if isinstance(error, OSError) and error.errno and not self.root.is_far:
+            error = OSError(
+                error.errno,
+                f"{_text_of(error)}, while a save was being put in place at "
+                f"`{self.root}`.{_advice(error)}",
+            )
+        error.add_note(note)
+        return error
+
+
+def _drop_empty(directories: Iterable[Backend]) -> None:
+    for directory in directories:
+        directory.drop_directory()
+
+
+def discard(root: Backend, key: str = "") -> None:
+    """Deletes what is of no use any more, if that can be done."""
+    with contextlib.suppress(OSError, ValueError):
+        root.delete(key)
+
+
+@contextlib.contextmanager
+def unpublished(root: Backend, nbytes: int = 0) -> Iterator[None]:
+    """Around what a save of so many bytes does before its commit.
+
+    **Raises:** an error of the system as one that names the path, and says that nothing
+    is lost.
+    """
+    try:
+        yield
+    except OSError as e:
+        # What is not there was deleted by another writer. A store says itself what it
+        # refuses.
+        if e.errno is None or e.errno == errno.ENOENT or root.is_far:
+            raise
+        of = f" of {_text.size(nbytes)}" if nbytes else ""
+        raise OSError(
+            e.errno,
+            f"{_text_of(e)}, while a save{of} was being written to `{root}`. "
+            f"Nothing was saved, and the path is as it was before.{_advice(e)}",
+        ) from e
+
+
+def _text_of(error: OSError) -> str:
+    return error.strerror or os.strerror(error.errno or 0)
+
+
+def _advice(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return " Make room there, or save elsewhere."
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return " Choose a path that you may write to."
+    if error.errno == errno.EIO:
+        return " The disk may be failing or full: see the system's log (`dmesg`)."
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return " Too many files are open: raise the limit (`ulimit -n`)."
+    return ""

@@ -1,0 +1,97 @@
+"""The spec of the tree of a save: all of it but the values.
+
+A training loop saves one form again and again. What follows from it alone, such as
+the files for other readers, is made once: by functions that are given a form and
+nothing that it lacks, and remember their last few results.
+"""
+
+import collections
+import dataclasses
+import functools as ft
+import itertools as it
+from collections.abc import Callable
+from typing import TypeVar
+
+from .._format import _columns, _grid
+from .._format._grid import Grid
+from .._format._template import Template
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TreeSpec:
+    """The leaves of a save in their order: their names, the numbers of their templates,
+    and those that share the bytes of another, with its place.
+
+    The last few are kept: what is equal to one of those is that very object.
+    """
+
+    names: tuple[str, ...]
+    numbers: tuple[int, ...]
+    templates: tuple[Template, ...]
+    aliases: tuple[tuple[int, int], ...]
+
+    @ft.cached_property
+    def is_coded(self) -> bool:
+        """Whether there are chunks that are encoded."""
+        return any(template.codec is not None for template in self.templates)
+
+    @ft.cached_property
+    def counts(self) -> list[int]:
+        """Numbers of leaves by template, without those that share another's bytes."""
+        found = collections.Counter(self.numbers)
+        found.subtract(self.numbers[place] for place, _ in self.aliases)
+        return [found[number] for number in range(len(self.templates))]
+
+    @ft.cached_property
+    def chunk_count(self) -> int:
+        """The chunks of the leaves, each counted once."""
+        return sum(t.chunk_count * n for t, n in zip(self.templates, self.counts))
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether the index of a save in few files has columns."""
+        is_large = len(self.names) > _columns.MOST_LEAVES
+        return is_large or self.chunk_count > _columns.MOST_CHUNKS
+
+    @ft.cached_property
+    def nbytes(self) -> int:
+        """The bytes of the leaves, each counted once."""
+        return sum(t.nbytes * n for t, n in zip(self.templates, self.counts))
+
+    @ft.cached_property
+    def largest_chunk(self) -> int:
+        """The bytes of a chunk of the leaf that has the largest ones."""
+        return max(template.full for template in self.templates)
+
+    @ft.cached_property
+    def grids(self) -> list[Grid]:
+        """The grid of each leaf."""
+        grids = [_grid.lay(t.shape, t.chunk, t.itemsize) for t in self.templates]
+        return [grids[number] for number in self.numbers]
+
+    @ft.cached_property
+    def first_digests(self) -> list[int]:
+        """The number of the first digest of each leaf, and that of all digests."""
+        counts = [grid.blocks[-1] for grid in self.grids]
+        for place, _ in self.aliases:
+            counts[place] = 0
+        return list(it.accumulate(counts, initial=0))
+
+
+F = TypeVar("F", bound=Callable)
+
+
+def remembered(function: F) -> F:
+    """A function whose results for its last four arguments are kept: it must do nothing
+    else than compute a result, which nobody changes."""
+    return ft.lru_cache(maxsize=4)(function)  # pyright: ignore[reportReturnType]
+
+
+@remembered
+def tree_spec(
+    names: tuple[str, ...],
+    numbers: tuple[int, ...],
+    templates: tuple[Template, ...],
+    aliases: tuple[tuple[int, int], ...],
+) -> TreeSpec:
+    return TreeSpec(names, numbers, templates, aliases)

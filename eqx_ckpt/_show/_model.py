@@ -1,0 +1,294 @@
+"""What people look at: trees, tables and facts. `_terminal` draws them as text, `_html`
+for notebooks, and `_view` as a page.
+
+All of it is in the index, or in the journal of a run: no array is read.
+"""
+
+import collections
+import datetime
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from .._format import _template, _text
+from .._format._leaves import Unreadable
+from .._load import _nodes
+from .._load._checkpoint import Checkpoint
+from .._run._step_journal import metric_text
+from .._run._summary import Summary
+from .._tree import _folding
+from .._tree._folding import TreeLine
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def leaf_count(count: int) -> str:
+    return counted(count, "leaf", "leaves")
+
+
+def moment(time: float | int | None, digits: str = "seconds") -> str:
+    """Seconds since 1970, in the zone of the machine."""
+    if time is None:
+        return ""
+    when = datetime.datetime.fromtimestamp(time).astimezone()
+    return when.isoformat(" ", digits)
+
+
+# ---- Trees.
+
+
+class Branch(NamedTuple):
+    """A node or a leaf, and what is below it. It stands for `times` siblings, which are
+    numbered and alike: `nbytes` and `leaves` are those of all of them together. `leaf`
+    is the number of a leaf, where lines are told apart."""
+
+    part: str
+    text: str
+    nbytes: int | None
+    leaves: int
+    below: tuple["Branch", ...] = ()
+    leaf: int | None = None
+    times: int = 1
+
+    @property
+    def title(self) -> str:
+        if self.times == 1:
+            return self.part
+        return f"{{{self.part}..{int(self.part) + self.times - 1}}}"
+
+    @property
+    def what(self) -> str:
+        """What a leaf is, or how many leaves a node has."""
+        text = self.text
+        if self.below:
+            text = leaf_count(self.leaves // self.times)
+        return text if self.times == 1 else f"{self.times:,} x {text}"
+
+
+def branches(lines: Iterable[TreeLine], folds: bool = True) -> tuple[Branch, ...]:
+    """The top of the tree that lines make by the parts of their names. Siblings that
+    are alike are one, or else each leaf has the number of its line."""
+    top: dict[str, Any] = {}
+    for number, line in enumerate(lines):
+        node = top
+        *parents, last = line.name.split(".")
+        for part in parents:
+            child = node.setdefault(part, {})
+            if not isinstance(child, dict):  # A leaf and a node of one name.
+                child = node.setdefault(part + ".", {})
+            node = child
+        leaves = int(line.nbytes is not None)
+        leaf = Branch(
+            last, line.text, line.nbytes, leaves, (), None if folds else number
+        )
+        node[last if last not in node else last + "."] = leaf
+    return _folded(top)
+
+
+def _folded(node: dict[str, Any]) -> tuple[Branch, ...]:
+    out: list[Branch] = []
+    for part, child in node.items():
+        branch = child
+        if isinstance(child, dict):
+            below = _folded(child)
+            leaves = sum(x.leaves for x in below)
+            branch = Branch(part.removesuffix("."), "", total(below), leaves, below)
+        if out and _continues(out[-1], branch):
+            out[-1] = out[-1]._replace(times=out[-1].times + 1)
+        else:
+            out.append(branch)
+    return tuple(map(_multiplied, out))
+
+
+def total(some: Sequence[Branch]) -> int | None:
+    """The bytes of some branches together; None if there are no leaves in them."""
+    sizes = [x.nbytes for x in some if x.nbytes is not None]
+    return sum(sizes) if sizes else None
+
+
+def _continues(last: Branch, branch: Branch) -> bool:
+    """Whether a branch is the next of some that are numbered and alike."""
+    if not (_folding.is_number(last.part) and _folding.is_number(branch.part)):
+        return False
+    if int(branch.part) != int(last.part) + last.times:
+        return False
+    return last[1:6] == branch[1:6]
+
+
+def _multiplied(branch: Branch) -> Branch:
+    nbytes = None if branch.nbytes is None else branch.nbytes * branch.times
+    return branch._replace(nbytes=nbytes, leaves=branch.leaves * branch.times)
+
+
+def rows(some: Iterable[Branch], indent: str = "") -> Iterator[TreeLine]:
+    """The lines of a tree: names are indented, and nodes have no text and no bytes."""
+    for x in some:
+        is_node = bool(x.below)
+        nbytes = None if is_node or x.nbytes is None else x.nbytes // x.times
+        yield TreeLine(indent + x.title, x.text, nbytes)
+        yield from rows(x.below, indent + "  ")
+
+
+def leaf_lines(ckpt: Checkpoint) -> Iterator[TreeLine]:
+    """A line of each leaf. What is shared has its bytes at its first name alone."""
+    leaves = ckpt._source.index.leaves
+    for number, line in enumerate(map(_nodes.line, leaves.records())):
+        if number in leaves.aliases:
+            line = TreeLine(line.name, f"{line.text}, shared", 0)
+        yield line
+
+
+# ---- Tables.
+
+
+class Span(NamedTuple):
+    """A part of a line, or of a row. `style` is one of "title", "quiet", "name",
+    "good", "bad", "odd"."""
+
+    text: str
+    style: str = ""
+
+
+class Column(NamedTuple):
+    title: str
+    is_right: bool = False
+    style: str = ""
+
+
+class Table(NamedTuple):
+    """Rows below their titles. None of its columns is empty in all rows."""
+
+    columns: list[Column]
+    rows: list[list[Span]]
+
+
+def table(columns: Sequence[Column], rows: Iterable[Sequence[str | Span]]) -> Table:
+    cells = [
+        [x if isinstance(x, Span) else Span(x, c.style) for x, c in zip(row, columns)]
+        for row in rows
+    ]
+    kept = [i for i in range(len(columns)) if any(row[i].text for row in cells)]
+    return Table([columns[i] for i in kept], [[row[i] for i in kept] for row in cells])
+
+
+def steps(
+    found: Sequence[Summary], best: int | None = None, most_metrics: int | None = None
+) -> Table:
+    """Steps of a run: when each was saved, its sizes, its metrics, its marks."""
+    shares = any(x.data and x.data.own < x.data.nbytes for x in found)
+    names = list(dict.fromkeys(name for x in found for name in x.metrics or ()))
+    names = names[:most_metrics]
+    columns = [
+        Column("step", True, "name"),
+        Column("time", style="quiet"),
+        Column("size", True),
+        Column("own", True),
+        *(Column(name, True) for name in names),
+        Column(""),
+    ]
+    rows = []
+    for x in found:
+        values = x.metrics or {}
+        row = [str(x.step), moment(x.time)[:19]]
+        row.append("" if x.nbytes is None else _text.size(x.nbytes))
+        row.append(_text.size(x.data.own) if x.data and shares else "")
+        row += [metric_text(values.get(name, "")) for name in names]
+        rows.append([*row, _marks(x, x.step == best)])
+    return table(columns, rows)
+
+
+def curves(found: Sequence[Summary]) -> dict[str, list[tuple[int, Any]]]:
+    """Steps and numbers of each metric that has any."""
+    out: dict[str, list[tuple[int, Any]]] = {}
+    for x in found:
+        for name, value in (x.metrics or {}).items():
+            if isinstance(value, (int, float)):
+                out.setdefault(name, []).append((x.step, value))
+    return out
+
+
+def _marks(x: Summary, is_best: bool) -> Span:
+    said = ["best"] * is_best + ["pinned"] * x.is_pinned
+    said += ["by Orbax"] * (not x.is_ours)
+    if x.state == "complete":
+        return Span(", ".join(said), "good")
+    why = _text.bounded(" ".join(x.why.split()), 120)
+    text = ", ".join([*said, f"{x.state}: {why}"])
+    return Span(text, "odd" if x.state == "incomplete" else "bad")
+
+
+# ---- Facts.
+
+
+class Contents(NamedTuple):
+    """A checkpoint, counted: its leaves by kind, the elements of its arrays by dtype,
+    leaves and bytes by the first part of their names. What is shared counts once."""
+
+    kinds: dict[str, int]
+    numbers: dict[str, int]
+    tops: dict[str, tuple[int, int]]
+    static_fields: int
+
+
+def contents(ckpt: Checkpoint) -> Contents:
+    kinds: collections.Counter[str] = collections.Counter()
+    numbers: collections.Counter[str] = collections.Counter()
+    tops: dict[str, tuple[int, int]] = {}
+    leaves = ckpt._source.index.leaves
+    for record in leaves.records():
+        t = record.template
+        if record.place in leaves.aliases:
+            continue
+        top = record.name.partition(".")[0]
+        count, nbytes = tops.get(top, (0, 0))
+        tops[top] = count + 1, nbytes + t.nbytes
+        kind = "unreadable" if isinstance(record.part, Unreadable) else t.kind
+        if kind in _template.ARRAY_KINDS:
+            numbers[t.dtype] += math.prod(t.logical_shape)
+        kinds[kind] += 1
+    statics = leaves.statics
+    fields = sum(len(statics.values[row]) for row in statics.of.values())
+    return Contents(dict(kinds), dict(numbers.most_common()), tops, fields)
+
+
+def metadata(ckpt: Checkpoint, most: int = 20_000) -> str:
+    if ckpt.metadata is None:
+        return ""
+    text = json.dumps(ckpt.metadata, indent=1, ensure_ascii=False, default=repr)
+    return text[:most] + "..." * (len(text) > most)
+
+
+def headline(ckpt: Checkpoint) -> str:
+    return f"{leaf_count(len(ckpt))}, {_text.size(ckpt.nbytes)}, {ckpt.layout}"
+
+
+_KINDS = {"jax": "jax.Array", "numpy": "np.ndarray", "generic": "np.generic"}
+
+
+def facts(ckpt: Checkpoint, found: Contents) -> dict[str, str]:
+    """Titles, and texts that may have several lines."""
+    saved = ckpt.saved
+    is_ours = ckpt._source.has_digests
+    kinds = ", ".join(f"{n:,} {_KINDS.get(x, x)}" for x, n in found.kinds.items())
+    aliases = ckpt._source.index.leaves.aliases
+    shared = f", and {len(aliases):,} more names of these" * bool(aliases)
+    numbers = [f"{_folding.short_dtype(x)}  {n:,}" for x, n in found.numbers.items()]
+    out = {
+        "format": f"eqx_ckpt, layout {ckpt.layout}" if is_ours else ckpt.layout,
+        "save": ckpt.save_id if is_ours else "",
+        "time": moment(saved.time if saved else None),
+        "written by": ", ".join(f"{k} {v}" for k, v in ckpt.writer.items()),
+        "saved by": counted(saved.processes, "process", "processes") if saved else "",
+        "shardings": "\n".join(f"{x}: {n:,}" for x, n in saved.shardings.items())
+        if saved
+        else "",
+        "in memory": _text.size(ckpt.nbytes),
+        "leaves": f"{len(ckpt):,}: {kinds}{shared}",
+        "numbers": "\n".join(numbers),
+        "functions": ", ".join(ckpt.functions),
+        "static": counted(found.static_fields, "field") if found.static_fields else "",
+    }
+    return {title: text for title, text in out.items() if text}

@@ -1,0 +1,105 @@
+"""Checkpoints, nodes, lazy leaves, saves and runs as text, as HTML and in Treescope.
+
+All that is shown is in the index: no array is read.
+"""
+
+import functools as ft
+import importlib
+import itertools as it
+from typing import Any
+
+from .._format import _text
+from .._load._checkpoint import Checkpoint
+from .._load._lazy import LazyArray
+from .._run import _manager, _summary
+from .._save._background import SaveHandle
+from .._tree import _node
+from .._tree._folding import TreeLine
+from .._tree._node import Node
+from . import _html, _model, _terminal
+
+
+def text(x: Checkpoint | Node, limit: int | None) -> str:
+    """A tree in at most so many lines (None: all of them) below its title."""
+    if isinstance(x, Node):
+        body = _node.body_of(x)
+        head = f"Node({_text.escape(body.shown()[0]) or '.'})"
+        lines = body.lines()
+    else:
+        leaves = _model.leaf_count(len(x))
+        head = f"Checkpoint({_text.escape(x.path)}: {leaves}, {_text.size(x.nbytes)})"
+        lines = _model.leaf_lines(x)
+    return "\n".join([head, *("  " + line for line in _terminal.text(lines, limit))])
+
+
+@ft.singledispatch
+def html(x: Any) -> str:
+    """An object as a notebook shows it."""
+    raise NotImplementedError(type(x))
+
+
+@html.register
+def _checkpoint(x: Checkpoint) -> str:
+    statics = x._source.index.leaves.statics
+    texts = ((name, _node.fields_text(statics, name)) for name in statics.of)
+    fields = (TreeLine(*row) for row in _node.field_rows(texts))
+    facts = _model.facts(x, _model.contents(x))
+    about = [(title, text.replace("\n", ", ")) for title, text in facts.items()]
+    metadata = _html.text("metadata", _model.metadata(x))
+    about = _html.section("about", about, folds=True)
+    tree = _html.tree(it.chain(_model.leaf_lines(x), fields))
+    return _html.card(x.path, _model.headline(x), metadata, about, tree)
+
+
+@html.register
+def _of_node(x: Node) -> str:
+    body = _node.body_of(x)
+    name = body.shown()[0]
+    return _html.card("Node", name, _html.tree(body.lines()), prefix=name)
+
+
+@html.register
+def _lazy(x: LazyArray) -> str:
+    line = x._line(x.name)
+    of = ", ".join(str(source.root) for source in x._sources)
+    return _html.card(type(x).__name__, f"not read, of {of}", _html.row(line))
+
+
+@html.register
+def _save(x: SaveHandle) -> str:
+    done, total = map(_text.size, x.progress)
+    state = f"{x._state()}, {done} of {total}"
+    return _html.card(f"SaveHandle {x._root}", state)
+
+
+# Of a run, the newest steps.
+_MOST = 20
+
+
+@html.register
+def _run(x: _manager.CheckpointManager) -> str:
+    steps = x._steps
+    title = f"CheckpointManager {steps.root}"
+    if steps.root.is_far:
+        # It would take requests to know.
+        return _html.card(title, "see .steps()")
+    found = _summary.summaries(steps, _MOST)
+    count = len(steps.directories())
+    quiet = _model.counted(count, "step")
+    if count > _MOST:
+        quiet += f", of which the newest {_MOST} are shown"
+    return _html.card(title, quiet, _html.table(_model.steps(found[::-1])))
+
+
+def treescope(x: Checkpoint | Node, path: Any, render: Any) -> Any:
+    """The value of `__treescope_repr__`, whose modules are there when it is called."""
+    if isinstance(x, Node):
+        body = _node.body_of(x)
+        keys = [key for _, key in body.spec().keys]
+        items = {**dict(zip(keys, body.children())), **_node.static_fields(x)}
+    else:
+        items = {"path": x.path, "metadata": x.metadata, "tree": x.tree}
+    lib = importlib.import_module("treescope.repr_lib")
+    return lib.render_dictionary_wrapper(
+        object_type=type(x), wrapped_dict=items, path=path, subtree_renderer=render
+    )

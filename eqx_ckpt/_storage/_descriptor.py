@@ -1,0 +1,200 @@
+"""Descriptors of open files and directories, and the locks of these.
+
+Ctrl-C raises `KeyboardInterrupt` between any two steps of Python. So a file is opened,
+and closed, by one call that Python does not interrupt; and what is left open all the
+same is closed when nobody has it any more.
+"""
+
+import collections
+import contextlib
+import errno
+import fcntl
+import functools as ft
+import os
+import pathlib
+import re
+import time
+from collections.abc import Callable
+
+from .._format import _text
+from .._runtime import _log
+
+
+class _Closed:
+    """A file that is closed. It has no `__del__`: Ctrl-C in one would be lost."""
+
+    # Of one that has not got as far as to be opened.
+    _numbers: list[int] = []
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Descriptor(_Closed):
+    """An open file, which is closed at the end of a block, or when nobody has it any
+    more. In the block it is its number."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        flags: int,
+        above: "Descriptor | int | None" = None,
+    ):
+        self._numbers = []
+        if isinstance(above, Descriptor):
+            above = above._numbers[0]
+        open_it = ft.partial(os.open, dir_fd=above)
+        # Python does not interrupt the one call that opens it and notes its number.
+        try:
+            self._numbers.extend(
+                map(open_it, (path,), (flags | os.O_CLOEXEC,), (0o666,))
+            )
+        except BaseException:
+            if not self._numbers:
+                # Nothing is left to do in `__del__`, where Python drops interrupts.
+                setattr(self, "__class__", _Closed)
+            raise
+
+    def fileno(self) -> int:
+        return self._numbers[0]
+
+    def __enter__(self) -> int:
+        return self._numbers[0]
+
+    def __exit__(self, *error: object) -> None:
+        numbers = self._numbers
+        try:
+            # One call here too: its number may soon be that of another file.
+            closing = map(os.close, map(numbers.pop, [-1] * len(numbers)))
+            collections.deque(closing, maxlen=0)
+        finally:
+            closing = map(os.close, map(numbers.pop, [-1] * len(numbers)))
+            collections.deque(closing, maxlen=0)
+            setattr(self, "__class__", _Closed)
+
+    close = __exit__
+
+    def __del__(self):
+        # At the end of the process modules go first, and the system closes all files.
+        if os is not None:
+            self.close()
+
+
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
+# Seconds that a lock is waited for, until the log says so, and at most.
+_TOLD, _LONGEST = 10, 1800
+
+
+class Lock:
+    """The advisory lock of a directory, for a block, which is given whether it is held:
+    not if another has it and we do not `wait`, nor on file systems without locks. It
+    ends with the process. `open_it` opens the directory, if it is to be made too."""
+
+    descriptor: Descriptor
+
+    def __init__(
+        self,
+        directory: str,
+        wait: bool = False,
+        open_it: Callable[[], Descriptor] | None = None,
+    ):
+        self._directory, self._wait = directory, wait
+        self._open = open_it or ft.partial(Descriptor, directory, DIRECTORY)
+
+    def __enter__(self) -> bool:
+        while True:
+            self.descriptor = self._open()
+            try:
+                (fd,) = self.descriptor._numbers
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if not (self._wait and _await(fd, self._directory)):
+                        return False
+                except OSError:
+                    return False  # There are no locks.
+                # While we waited another directory may have come in its place.
+                if is_same(self._directory, os.fstat(fd)):
+                    return True
+            except BaseException:
+                self.__exit__()
+                raise
+            self.__exit__()
+
+    def __exit__(self, *error: object) -> None:
+        # A child that is forked meanwhile has the descriptor too, and would keep the
+        # lock of a file that is only closed here.
+        try:
+            if self.descriptor._numbers:
+                with contextlib.suppress(OSError):
+                    fcntl.flock(self.descriptor._numbers[0], fcntl.LOCK_UN)
+        finally:
+            self.descriptor.close()
+
+
+def _await(fd: int, directory: str) -> bool:
+    """Locks an open directory that another has locked, once it can. Returns whether it
+    has."""
+    start, pause, told = time.monotonic(), 0.001, _TOLD
+    since = time.strftime("%H:%M:%S")
+    while True:
+        waited = time.monotonic() - start
+        if waited > min(told, _LONGEST):
+            told *= 4
+            who = f"{_holder(fd)} holds the lock of `{_text.escape(directory)}`"
+            if waited > _LONGEST:
+                raise TimeoutError(
+                    errno.ETIMEDOUT, f"{who}, which this has waited for since {since}"
+                )
+            text = f"{who}: waiting for it since {since}"
+            _log.say(_log.WARNING, text, path=directory)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            continue
+        except OSError:
+            return False
+
+
+def _holder(fd: int) -> str:
+    """The process that has locked a file, and what it does, as far as that is known."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        found = os.fstat(fd)
+        device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+        for line in pathlib.Path("/proc/locks").read_text().splitlines():
+            fields = line.split()
+            if fields[-3] == f"{device}:{found.st_ino}" and "->" not in fields:
+                process = int(fields[-4])
+                status = pathlib.Path(f"/proc/{process}/status").read_text()
+                facts = dict(re.findall(r"^(Name|State):\t(.*)", status, re.MULTILINE))
+                return f"process {process} ({facts['Name']}, {facts['State']})"
+    return "another process"
+
+
+def is_locked(directory: str) -> bool:
+    """Whether another holds the lock of a directory; False if there is none, or the
+    file system has no locks."""
+    try:
+        with Descriptor(directory, DIRECTORY) as fd:
+            # Two that ask at the same time do not see one another.
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_UN)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def is_same(path: str | os.PathLike[str], found: os.stat_result) -> bool:
+    """Whether what was found is still what is at a path."""
+    try:
+        return os.path.samestat(os.stat(path), found)
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,529 @@
+"""Files of a local file system: their locks, writes, renames and mounts."""
+
+import contextlib
+import ctypes
+import errno
+import functools as ft
+import os
+import re
+import secrets
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from .._format import _text
+from .._runtime import _log
+from . import _descriptor
+from ._backend import Usage
+from ._descriptor import Descriptor, DIRECTORY, is_same
+
+
+# What file systems take, in bytes.
+LONGEST_NAME, LONGEST_PATH = 255, 4096
+# What the system says of names that no file has; some are too long for any.
+NOWHERE = errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG
+# What `statfs` of Linux calls file systems in which a memory-mapped file is one that
+# this machine has: a network file system can lose it while we read, which is a SIGBUS.
+_kinds = {
+    0xEF53: "ext4",
+    0x58465342: "xfs",
+    0x9123683E: "btrfs",
+    0x2FC12FC1: "zfs",
+    0xF2F52010: "f2fs",
+    0xCA451A4E: "bcachefs",
+    0x01021994: "tmpfs",
+    0x858458F6: "ramfs",
+    0x794C7630: "overlay",
+}
+# Those in which one call syncs all files, and says so if one could not be written. In
+# others it may end here, as in overlays and FUSE.
+_synced_whole = frozenset(("ext4", "xfs", "btrfs"))
+# The buffers that one system call reads into.
+_MOST_BUFFERS = 1024
+# Bytes that are read here and not by TensorStore.
+# Each thread counts its own: a lock could be left locked by Ctrl-C.
+counts: dict[int, int] = {}
+
+
+def look(directory: str, key: str, follow: bool) -> os.stat_result | None:
+    """A regular file in a directory; None where there is none.
+
+    **Raises:** `ValueError` for anything else that is there, and, unless `follow`, for
+    a link on the way to it.
+    """
+    path = directory
+    parts = key.split("/")
+    found = None
+    for number, part in enumerate(parts, 1):
+        path = f"{path}/{part}"
+        try:
+            found = os.stat(path, follow_symlinks=follow)
+        except OSError as e:
+            if e.errno in NOWHERE:
+                return None
+            raise
+        is_right = stat.S_ISREG if number == len(parts) else stat.S_ISDIR
+        if not is_right(found.st_mode):
+            here = "/".join(parts[:number])
+            if stat.S_ISLNK(found.st_mode):
+                raise ValueError(
+                    f"`{here}` in it is a symbolic link, which may lead anywhere. If "
+                    "you trust it, open it with `follow_symlinks=True`"
+                )
+            what = "file" if number == len(parts) else "directory"
+            raise ValueError(f"`{here}` in it is not a {what}")
+    return found
+
+
+def survey(directory: str, follow: bool, most: int) -> dict[str, int]:
+    """The keys and sizes of all files in a directory. **Raises:** as `look`, and for
+    more than `most` of them."""
+    sizes: dict[str, int] = {}
+    count = 0
+    above = [""]
+    while above:
+        key = above.pop()
+        with os.scandir(f"{directory}/{key}" if key else directory) as entries:
+            for entry in entries:
+                count += 1
+                below = f"{key}{entry.name}"
+                if entry.is_dir(follow_symlinks=follow):
+                    above.append(below + "/")
+                elif entry.is_file(follow_symlinks=follow):
+                    sizes[below] = entry.stat(follow_symlinks=follow).st_size
+                else:
+                    look(directory, below, follow)
+                    raise ValueError(f"`{below}` in it is not a file")
+                if count > most:
+                    raise ValueError(f"it has more than {most} files")
+    return sizes
+
+
+def usage(path: str, keys: Sequence[str] = ()) -> Usage:
+    """The space that a file, or these or all files in a directory, take. Links count
+    as nothing.
+
+    **Raises:** `FileNotFoundError` if there is nothing.
+    """
+    above = []
+    found = [os.lstat(f"{path}/{key}") for key in keys]
+    if not keys and os.path.isdir(path):
+        above.append(path)
+    elif not keys:
+        found.append(os.lstat(path))
+    while above:
+        # Whoever saves there deletes what was there before.
+        with contextlib.suppress(FileNotFoundError), os.scandir(above.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    above.append(entry.path)
+                elif entry.is_file(follow_symlinks=False):
+                    found.append(entry.stat(follow_symlinks=False))
+    return Usage(
+        len(found),
+        sum(x.st_size for x in found),
+        sum(x.st_size for x in found if x.st_nlink == 1),
+        max((x.st_mtime for x in found), default=None),
+    )
+
+
+def read_into(fd: int, start: int, *into: np.ndarray) -> int:
+    """Reads an open file from a byte on into arrays of bytes, one after the other,
+    however few a read gives, and returns how many bytes it has there. Whatever reads a
+    local file does it here."""
+    done, left = 0, [array.data for array in into if array.size]
+    left.reverse()
+    while left:
+        count = os.preadv(fd, left[: -_MOST_BUFFERS - 1 : -1], start + done)
+        if count == 0:
+            break
+        done += count
+        while left and count >= len(left[-1]):
+            count -= len(left.pop())
+        if count:
+            left[-1] = left[-1][count:]
+    thread = threading.get_ident()
+    counts[thread] = counts.get(thread, 0) + done
+    return done
+
+
+def read_bytes(fd: int, start: int, size: int) -> bytes:
+    """So many bytes of an open file, unless it has fewer."""
+    into = np.empty(size, np.uint8)
+    return into[: read_into(fd, start, into)].tobytes()
+
+
+# Of a directory that is only led through nothing need be readable.
+_WAY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
+# So deep are directories opened one in the other: each takes a descriptor.
+_DEEPEST = 64
+# Directories that this process has made and locked, by their paths.
+_locked: dict[str, Descriptor] = {}
+
+
+@contextlib.contextmanager
+def made(
+    path: str, depth: int, is_aside: bool
+) -> Iterator[tuple[int | None, Callable[[], bool]]]:
+    """See `Renames.made`."""
+    lock = _descriptor.Lock(path, True, ft.partial(_make, path, depth))
+    with lock:
+        fd = lock.descriptor.fileno()
+        found = os.fstat(fd)
+        mode = stat.S_IMODE(found.st_mode)
+        if is_aside:
+            # Before anything is in it. Nobody can ask what the umask is.
+            os.fchmod(fd, mode & ~0o077)
+        _locked[path] = lock.descriptor
+        try:
+            yield mode if is_aside else None, ft.partial(is_same, path, found)
+        finally:
+            _locked.pop(path, None)
+
+
+def _make(path: str, depth: int) -> Descriptor:
+    """Makes a directory, unless it is there, and opens it."""
+    for attempts_left in reversed(range(100)):
+        try:
+            return open_directory(path, depth, DIRECTORY | os.O_NOFOLLOW, make=True)
+        except FileNotFoundError:
+            # Before it had its lock another process took it for a leftover; or what it
+            # is in was deleted.
+            if not attempts_left:
+                raise
+    raise AssertionError
+
+
+def adopt_mode(path: str, target: str, mode: int | None = None) -> None:
+    """Gives a file or directory the mode of the one whose place it is about to take; or
+    `mode`, if there is none."""
+    with contextlib.suppress(OSError):
+        with contextlib.suppress(FileNotFoundError):
+            mode = stat.S_IMODE(os.stat(target).st_mode)
+        if mode not in (None, stat.S_IMODE(os.lstat(path).st_mode)):
+            with Descriptor(path, os.O_RDONLY | os.O_NOFOLLOW) as fd:
+                os.fchmod(fd, mode)
+
+
+_MAX_BUFFERS = 512
+_MAX_BATCH = 2**20
+# So many bytes of a file that is to be synced go to the disk while others are made.
+_WRITE_BACK = 8 * 2**20
+
+
+def write(path: str, depth: int, buffers: Iterable[Any], sync: bool) -> None:
+    """Writes a new file of `buffers`, which are drawn one by one. None of the last
+    `depth` parts of its path may be a link: see `open_directory`."""
+    above, _, name = path.rpartition("/")
+    locked = _locked.get(above)
+    way = locked or open_directory(above or "/", max(0, depth - 1))
+    with Descriptor(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, way) as fd:
+        if way is not locked:
+            way.close()
+        waiting, left, is_more = 0, iter(buffers), True
+        while is_more:
+            size, batch = 0, []
+            is_more = False
+            for buffer in left:
+                batch.append(memoryview(buffer))
+                size += batch[-1].nbytes
+                if size >= _MAX_BATCH or len(batch) >= _MAX_BUFFERS:
+                    is_more = True
+                    break
+            if size and (written := os.writev(fd, batch)) < size:
+                _write_rest(fd, batch, written)
+            waiting += size
+            if sync and waiting >= _WRITE_BACK:
+                _start_write_back(fd)
+                waiting = 0
+        if sync:
+            os.fsync(fd)
+
+
+_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
+if _sync_file_range is not None:
+    _offset = ctypes.c_int64
+    _sync_file_range.argtypes = [ctypes.c_int, _offset, _offset, ctypes.c_uint]
+_SYNC_FILE_RANGE_WRITE = 2
+
+
+def _start_write_back(fd: int) -> None:
+    """Lets the system begin to write what a file has to the disk, if it can. Whatever
+    comes of it, the file has still to be synced."""
+    if _sync_file_range is not None:
+        _sync_file_range(fd, 0, 0, _SYNC_FILE_RANGE_WRITE)
+
+
+def _write_rest(fd: int, views: list[memoryview], written: int) -> None:
+    """Writes what a write of buffers has left, however few bytes a write takes."""
+    while True:
+        done = 0
+        while done < len(views) and written >= views[done].nbytes:
+            written -= views[done].nbytes
+            done += 1
+        views = views[done:]
+        if not views:
+            return
+        if written:
+            views[0] = views[0].cast("B")[written:]
+        written = os.writev(fd, views)
+
+
+def link_held(fd: int, source: str, path: str, sync: bool) -> bool:
+    """Gives an open file, which was called `source`, another name. Returns whether it
+    has: not where it has lost that name, nor where there are no links."""
+    with contextlib.suppress(OSError):
+        os.link(source, path)
+        if os.path.samestat(os.stat(path), os.fstat(fd)):
+            if sync:
+                os.fsync(fd)
+            return True
+        os.unlink(path)
+    return False
+
+
+def parts(fd: int) -> Iterator[bytes]:
+    """The bytes of an open file, a few at a time. **Raises:** `OSError` if it loses
+    some meanwhile."""
+    size = os.fstat(fd).st_size
+    for start in range(0, size, _MAX_BATCH):
+        part = read_bytes(fd, start, min(_MAX_BATCH, size - start))
+        if len(part) < min(_MAX_BATCH, size - start):
+            raise OSError(errno.EIO, "A file that is copied has lost its end")
+        yield part
+
+
+def sync(path: str) -> None:
+    with Descriptor(path, os.O_RDONLY) as fd:
+        os.fsync(fd)
+
+
+def sync_directory(path: str) -> None:
+    """Makes the names in a directory durable, where the file system can do that, and
+    this process may read it."""
+    with contextlib.suppress(PermissionError), Descriptor(path, DIRECTORY) as fd:
+        try:
+            os.fsync(fd)
+        except OSError as e:
+            if e.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
+            device = os.fstat(fd).st_dev
+            if device not in _unsynced:
+                _unsynced.add(device)
+                where = f"The file system of `{_text.escape(path)}`"
+                what = "cannot sync directories: a power cut may take new names away"
+                _log.say(_log.WARNING, f"{where} {what}", path=path)
+
+
+# File systems that cannot, and of which that was said.
+_unsynced: set[int] = set()
+
+
+# Directories to which names lead that are durable, as far as this process knows.
+_lasting: set[str] = set()
+_MOST_LASTING = 4096
+
+
+def sync_above(path: str, made: Iterable[str]) -> None:
+    """See `Backend.sync_above`."""
+    _lasting.difference_update(made)
+    above, found = os.path.dirname(path), []
+    sync_directory(above)
+    while above not in _lasting and above != "/":
+        found.append(above)
+        above = os.path.dirname(above)
+        sync_directory(above)
+    if len(_lasting) > _MOST_LASTING:
+        _lasting.clear()
+    _lasting.update(found)
+
+
+def open_directory(
+    path: str, depth: int, flags: int = _WAY, make: bool = False
+) -> Descriptor:
+    """Opens a directory, to get at what is in it; it is made where there is none, if
+    that is said. None of the last `depth` parts of its path may be a link, or become
+    one meanwhile: each is opened in the one before."""
+    top, *inside = path.rsplit("/", depth) if depth else [path]
+    if make and not os.path.isdir(top):
+        with contextlib.suppress(FileExistsError):
+            os.makedirs(top)
+    way = Descriptor(top or "/", _WAY if inside else flags)
+    for left, part in enumerate(inside, 1 - len(inside)):
+        own = os.O_NOFOLLOW | (_WAY if left else flags)
+        try:
+            try:
+                below = Descriptor(part, own, way)
+            except FileNotFoundError:
+                if not make:
+                    raise
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=way.fileno())
+                below = Descriptor(part, own, way)
+        except OSError as e:
+            is_link = e.errno in (errno.ENOTDIR, errno.ELOOP)
+            number = errno.ENOTDIR if is_link else e.errno
+            why = "Not a directory, or a symbolic link" if is_link else e.strerror
+            raise OSError(number, why, path) from None
+        way.close()
+        way = below
+    return way
+
+
+def names_in(fd: int) -> dict[str, bool]:
+    """The names in an open directory, and whether each is of a directory."""
+    names: dict[str, bool] = {}
+    with os.scandir(fd) as entries:
+        for entry in entries:
+            names[entry.name] = entry.is_dir(follow_symlinks=False)
+    return names
+
+
+def drop(path: str, depth: int) -> None:
+    """Deletes an empty directory, as `remove` deletes."""
+    above, _, name = path.rpartition("/")
+    with open_directory(above or "/", max(0, depth - 1)) as fd:
+        os.rmdir(name, dir_fd=fd)
+
+
+def remove(path: str, depth: int) -> None:
+    """Deletes a file or a directory, never through a link. None of the last `depth`
+    parts of the path may be one: see `open_directory`.
+
+    It is deleted by descriptors: whatever comes to the place of a directory that is
+    being deleted is left alone.
+    """
+    # Others may be deleting the same leftovers.
+    with contextlib.suppress(FileNotFoundError):
+        os.lstat(path)  # Mostly there is nothing.
+        above, _, name = path.rpartition("/")
+        with open_directory(above or "/", max(0, depth - 1)) as fd:
+            _remove(fd, name, [])
+
+
+def _remove(above: int, name: str, way: list[int]) -> None:
+    """`way`: the directories, of the one that is deleted, that this is in."""
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            here = Descriptor(name, DIRECTORY | os.O_NOFOLLOW, above)
+        except OSError as e:
+            if e.errno not in (errno.ENOTDIR, errno.ELOOP):
+                raise
+            os.unlink(name, dir_fd=above)
+            return
+        with here as fd:
+            while True:
+                names = names_in(fd)
+                for inner, is_directory in names.items():
+                    if is_directory and len(way) < _DEEPEST:
+                        _remove(fd, inner, [*way, fd])
+                        continue
+                    # What has become a directory is one in the next list.
+                    with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                        if is_directory:
+                            to = secrets.token_hex(16)
+                            os.rename(inner, to, src_dir_fd=fd, dst_dir_fd=way[0])
+                        else:
+                            os.unlink(inner, dir_fd=fd)
+                try:
+                    os.rmdir(name, dir_fd=above)
+                    return
+                except OSError as e:
+                    # What is deeper was moved up here, after the names were listed.
+                    is_full = e.errno in (errno.ENOTEMPTY, errno.EEXIST)
+                    if way or not names or not is_full:
+                        raise
+
+
+_exchange_flag = 2  # RENAME_EXCHANGE of Linux, RENAME_SWAP of macOS.
+_at_cwd = -100
+
+
+def exchange(a: str, b: str) -> None:
+    """Lets two directories change places, atomically.
+
+    **Raises:** `OSError` with the error of the system, and no text of its own.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    x, y = os.fsencode(a), os.fsencode(b)
+    if hasattr(libc, "renameat2"):
+        failed = libc.renameat2(_at_cwd, x, _at_cwd, y, _exchange_flag)
+    elif hasattr(libc, "renamex_np"):
+        failed = libc.renamex_np(x, y, _exchange_flag)
+    else:
+        ctypes.set_errno(errno.ENOSYS)
+        failed = -1
+    if failed:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def folds_case(directory: str) -> bool:
+    """Whether the file system takes names that differ by case only for one."""
+    while not os.path.isdir(directory):
+        directory = os.path.dirname(directory)
+    # Its own name is in the directory above, which may be in another file system.
+    above, name = os.path.split(directory)
+    for place, names in ((directory, None), (above, [name])):
+        with contextlib.suppress(OSError):
+            listed = frozenset(os.listdir(place))
+            for name in listed if names is None else names:
+                other = name.swapcase()
+                if other != name:
+                    there = os.path.lexists(os.path.join(place, other))
+                    return there and other not in listed
+    return False
+
+
+@contextlib.contextmanager
+def synced_together(directory: str) -> Iterator[Callable[[], None] | None]:
+    """See `Renames.synced_together`."""
+    if not _reports_all or _type_of(directory) not in _synced_whole:
+        yield None
+        return
+    # It hears of what cannot be written from when it is opened on.
+    with Descriptor(directory, DIRECTORY) as fd:
+        yield lambda: syncfs(fd)
+
+
+def _can_report() -> bool:
+    """Whether `syncfs` says of files that could not be written: Linux, from 5.8 on."""
+    if sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "syncfs"):
+        return False
+    version = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return version is not None and tuple(map(int, version.groups())) >= (5, 8)
+
+
+_reports_all = _can_report()
+
+
+def syncfs(fd: int) -> None:
+    """Syncs all that was written to the file system of an open file, by whomever.
+
+    **Raises:** `OSError` if that fails, or has failed since the file was opened.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syncfs(fd):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def is_on_this_machine(directory: str) -> bool:
+    """Whether no network can take the files in a directory away."""
+    return _type_of(directory) != ""
+
+
+def _type_of(directory: str) -> str:
+    """The type of the file system that a directory is in: "" for one that is none of
+    `_kinds`, or that nobody knows."""
+    if sys.platform != "linux":
+        return ""
+    # The first field is the type; what follows it is no more than this.
+    found = (ctypes.c_ulong * 64)()
+    if ctypes.CDLL(None).statfs(os.fsencode(directory), found):
+        return ""
+    return _kinds.get(found[0] & 0xFFFFFFFF, "")

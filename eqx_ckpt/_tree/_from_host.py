@@ -1,0 +1,231 @@
+"""The making of a leaf from its stored array."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import ml_dtypes
+import numpy as np
+
+from .._format import _template
+from .._format._template import Template
+from . import _leaf, _register, _sharding, _target
+from ._target import Target
+
+
+def result_dtype(template: Template, target: Target) -> np.dtype:
+    """The dtype that a leaf gets, which JAX may have narrowed."""
+    wanted = _target.wanted_dtype(template, target)
+    if target.kind == "jax":
+        wanted = jax.dtypes.canonicalize_dtype(wanted)
+    return wanted
+
+
+def regions(target: Target) -> list[tuple[slice, ...]] | None:
+    """The parts of a leaf that are read each into memory of its own, for the devices of
+    this process; None if it is read as one."""
+    if target.sharding is None or target.kind not in ("jax", "key"):
+        return None
+    if target.kind == "key" and _leaf.is_local(target.sharding):
+        return None
+    if _leaf.is_local(target.sharding) and (
+        target.weak or _leaf.is_whole(target.sharding)
+    ):
+        return None
+    return _sharding.here(target.sharding, target.shape)[0]
+
+
+class Conversion(NamedTuple):
+    """A conversion of the numbers of an array, all of it or some at a time."""
+
+    dtype: np.dtype
+    convert: Callable[[np.ndarray], np.ndarray]
+
+
+def conversion(template: Template, target: Target) -> Conversion | None:
+    """The conversion that `from_host` would do, if there is one."""
+    if template.dtype in _leaf.NOT_ARRAYS or target.kind not in _template.ARRAY_KINDS:
+        return None
+    if _target.is_as_saved(template, target):
+        return None
+    dtype, wanted = _template.dtype_of(template.dtype), result_dtype(template, target)
+    if dtype == wanted:
+        return None
+
+    def convert(part: np.ndarray) -> np.ndarray:
+        return _convert(part.view(dtype), target, wanted)
+
+    return Conversion(wanted, convert)
+
+
+def from_host(
+    arrays: Sequence[np.ndarray],
+    template: Template,
+    target: Target,
+    owned: bool,
+    converted: bool = False,
+) -> Any:
+    """The leaf that `target` asks for, of the stored array, or of its `regions`.
+
+    `owned` says that nobody else has their memory: it may become the leaf's;
+    `converted` that they come out of the leaf's `conversion`.
+    **Raises:** `ValueError` when the value does not survive the conversion.
+    """
+    if target.codec is not None:
+        plain = target._replace(codec=None)
+        leaf = from_host(arrays, template, plain, owned, converted)
+        return _register.from_leaf(target.codec, leaf)
+    if target.sharding is None or regions(target) is None:
+        return _from_host(arrays[0], template, target, owned, converted)
+    if target.kind == "key":
+        # Each shard alone: a computation with all of the array takes all processes.
+        keys = [_to_key(x, target) for x in arrays]
+        dtype = _leaf.key_dtype(str(target.impl))
+        return _sharding.assemble(target.sharding, target.shape, keys, dtype)
+    parts = host_parts(arrays, template, target, owned, converted)
+    dtype = result_dtype(template, target)
+    array = _sharding.assemble(target.sharding, target.shape, parts, dtype)
+    return as_weak(array, target)
+
+
+def host_parts(
+    arrays: Sequence[np.ndarray],
+    template: Template,
+    target: Target,
+    owned: bool,
+    converted: bool,
+) -> list[np.ndarray]:
+    """The parts of a leaf on devices, as their numbers will be; of keys, their data."""
+    if target.kind == "key":
+        return list(arrays)
+    host = target._replace(kind="numpy", dtype=result_dtype(template, target))
+    return [_from_host(x, template, host, owned, converted) for x in arrays]
+
+
+def as_weak(array: jax.Array, target: Target) -> jax.Array:
+    """An array with the weak type that `target` asks for, where its dtype has one."""
+    if not target.weak:
+        return array
+    weak = jax.jit(_weak_like, out_shardings=target.sharding)(array)
+    return weak if weak.dtype == array.dtype else array
+
+
+def _from_host(
+    array: np.ndarray,
+    template: Template,
+    target: Target,
+    owned: bool,
+    converted: bool = False,
+) -> Any:
+    if target.kind in ("str", "bytes"):
+        data = array.tobytes()
+        out = data if target.kind == "bytes" else data.decode("utf-8", "surrogatepass")
+        return out if target.python in (None, str, bytes) else target.python(out)
+    if target.kind == "key":
+        key = _to_key(array, target)
+        return key if target.sharding is None else jax.device_put(key, target.sharding)
+    if template.dtype == "float0":
+        array = np.zeros(template.shape, jax.dtypes.float0)
+        return array[()] if target.kind == "generic" else array
+    if template.dtype == "int":
+        value = int.from_bytes(array.tobytes(), "little", signed=True)
+        array, owned = np.asarray(value, object), True
+    elif template.stored != template.dtype and not converted:
+        array = array.view(_template.dtype_of(template.dtype))
+    # Nearly all leaves skip this. Numbers of 64 bits are those that JAX may narrow.
+    if not converted and (array.dtype != target.dtype or array.dtype.itemsize > 4):
+        wanted = result_dtype(template, target)
+        if array.dtype != wanted:
+            array, owned = _convert(array, target, wanted), True
+    if target.kind == "jax":
+        return _to_jax(array, target, owned)
+    if target.kind == "numpy":
+        assert target.dtype is not None
+        array = array.astype(target.dtype, copy=not owned)
+        return array
+    if target.kind == "generic":
+        return array.astype(target.dtype)[()]
+    value = array.item()
+    python = target.python or _leaf.PYTHON[target.kind]
+    return value if type(value) is python else python(value)
+
+
+def _to_key(array: np.ndarray, target: Target) -> jax.Array:
+    return jr.wrap_key_data(jax.device_put(array.copy()), impl=target.impl)
+
+
+# JAX takes the memory of larger leaves as it is, on CPU and if it is aligned. So many
+# that are smaller are made together.
+SMALL_BYTES = 1 << 16
+BATCH = 128
+
+
+def is_plain(target: Target, array: np.ndarray) -> bool:
+    """Whether the leaf that `target` asks for is `array` as JAX has it."""
+    return (
+        target.kind == "jax"
+        and not target.weak
+        and target.sharding is None
+        and target.codec is None
+        and array.dtype == target.dtype
+        and array.dtype.itemsize <= 4
+    )
+
+
+@jax.jit
+def batch_to_jax(*arrays: np.ndarray) -> tuple[jax.Array, ...]:
+    """New jax arrays, which are uncommitted. A compiled function takes and returns many
+    at a third of what it costs to make each alone."""
+    return arrays  # pyright: ignore[reportReturnType]
+
+
+def _weak_like(x: Any) -> jax.Array:
+    """The same numbers, weakly typed where JAX has such a dtype."""
+    # There is no public function for this. Numbers of Python are weakly typed, and an
+    # array stays so while it is only updated.
+    zero = {"bool": False, "int": 0, "float": 0.0, "complex": 0j}
+    weak = jnp.full(x.shape, zero[_template.number_type(x.dtype)])
+    return weak.at[...].set(x) if weak.dtype == x.dtype else weak
+
+
+def _to_jax(array: np.ndarray, target: Target, owned: bool) -> jax.Array:
+    if target.weak:
+        out = _weak_like(array)
+        if out.dtype == array.dtype and out.weak_type:
+            return jax.device_put(out, target.sharding) if target.sharding else out
+    # Unlike `jnp.array` this compiles no program for each shape.
+    return jax.device_put(array if owned else array.copy(), target.sharding)
+
+
+def cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Floats as other floats, and ints as ints that hold every value.
+
+    **Raises:** `ValueError` for a value that they do not hold.
+    """
+    return _convert(array, Target("numpy", dtype, array.shape, cast=True), dtype)
+
+
+def _convert(array: np.ndarray, target: Target, wanted: np.dtype) -> np.ndarray:
+    if target.kind == "jax" and target.dtype != wanted and not target.cast:
+        raise ValueError(
+            f"JAX would narrow {target.dtype} to {wanted}: set `jax_enable_x64`, or "
+            "read it into NumPy, as `np.asarray` does"
+        )
+    kind = _template.number_type(wanted)
+    if kind == "int" and array.size:
+        low, high = int(array.min()), int(array.max())
+        info = ml_dtypes.iinfo(wanted)
+        if low < info.min or high > info.max:
+            value = low if low < info.min else high
+            raise ValueError(f"{value} does not fit into {wanted}")
+    out = _leaf.astype(array, wanted)
+    if kind != "int" and not target.cast:
+        # One scalar as another kind of scalar: it has to be the same number.
+        value, back = complex(array.item()), complex(out.item())
+        for x, y in ((value.real, back.real), (value.imag, back.imag)):
+            if x != y and not (math.isnan(x) and math.isnan(y)):
+                raise ValueError(f"{array.item()} is not a {wanted} exactly")
+    return out

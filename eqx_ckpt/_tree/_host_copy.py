@@ -1,0 +1,244 @@
+"""The numbers of a leaf on the host, bit for bit: all of them, or by regions."""
+
+import collections
+import contextlib
+import functools as ft
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.random as jr
+import numpy as np
+
+from .._format import _template
+from .._format._template import Template
+from . import _leaf, _sharding
+from ._sharding import Shards
+
+
+def owned(array: Any) -> np.ndarray:
+    """The elements of an array, in memory that nobody else writes to.
+
+    That of a jax.Array on CPU may be that of a NumPy array, or of another framework's:
+    nothing tells.
+    """
+    return np.array(array, order="C")
+
+
+def stage(leaf: Any, template: Template) -> Any:
+    """A leaf that stays as it is now, whatever becomes of the caller's.
+
+    On accelerators its copy to the host has been started, and it stays only once that
+    has arrived: see `is_staged` and `collect`. A lazy leaf has no memory of the
+    caller's: arrays in memory that it is computed of are `owned` since it was made.
+    """
+    if isinstance(leaf, np.ndarray):
+        return owned(leaf)
+    if isinstance(leaf, Shards):
+        return leaf._replace(parts=list(map(_stage_part, leaf.parts)))
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    if template.kind == "key":
+        leaf = jr.key_data(leaf)
+    if _on_cpu(leaf.sharding):
+        views = _views(leaf)
+        return stage(views, template)
+    return stage(_sharding.shards_of(leaf), template)
+
+
+def _stage_part(part: Any) -> Any:
+    if isinstance(part, np.ndarray):
+        return owned(part)
+    # The copy on the host would stay with the caller's leaf as long as that lives: this
+    # is another jax.Array of the same memory.
+    own = jax.make_array_from_single_device_arrays(part.shape, part.sharding, [part])
+    own.copy_to_host_async()
+    return own
+
+
+def _views(leaf: jax.Array) -> Any:
+    """An array on CPU as NumPy has it: without a copy, so in parts if it has some."""
+    if _leaf.is_whole(leaf.sharding):
+        return np.asarray(leaf)
+    shards = _sharding.shards_of(leaf)
+    return shards._replace(parts=[np.asarray(part) for part in shards.parts])
+
+
+def on_device(leaf: Any) -> bool:
+    """Whether a copy to the host takes a leaf's values over from an accelerator."""
+    return isinstance(leaf, jax.Array) and not _on_cpu(leaf.sharding)
+
+
+def is_staged(value: Any) -> bool:
+    if not isinstance(value, Shards):
+        return True
+    return not any(isinstance(part, jax.Array) for part in value.parts)
+
+
+def collect(value: Shards) -> Shards:
+    """A staged leaf whose copies have arrived: waits for them."""
+    return value._replace(parts=[np.asarray(part) for part in value.parts])
+
+
+class Payload:
+    """A stand-in for the value of a leaf, which gives the bytes that are stored."""
+
+    __slots__ = ()
+
+    def read(self, regions: Iterable[tuple[slice, ...]]) -> Iterator[np.ndarray]:
+        """The elements that are stored, for each of some regions in turn."""
+        raise NotImplementedError
+
+    def digests(self, chunks: range) -> bytes | None:
+        """The digests of some of its blocks, where they are known without a read."""
+        raise NotImplementedError
+
+
+def to_host(leaf: Any, template: Template) -> np.ndarray:
+    """The elements that are stored for a leaf: row-major and little-endian.
+
+    A view of the leaf's memory where it can be: of every jax.Array on CPU that is not
+    cut into shards.
+    """
+    found = view(leaf, template)
+    if found is not None:
+        return found
+    if isinstance(leaf, (jax.Array, Payload, Shards)):
+        return next(to_host_by_regions(leaf, template, [whole_region(template)]))
+    return _stored(_on_host(leaf, template), template)
+
+
+def view(leaf: Any, template: Template) -> np.ndarray | None:
+    """The same of a jax.Array in the memory of the host, in one part; else None."""
+    if isinstance(leaf, jax.Array):
+        if _on_cpu(leaf.sharding) and _leaf.is_whole(leaf.sharding):
+            is_plain = template.kind == "jax" and template.dtype != "float0"
+            array = np.asarray(leaf) if is_plain else _on_host(leaf, template)
+            return _stored(array, template)
+    return None
+
+
+def rows(leaves: Sequence[Any], template: Template) -> np.ndarray | None:
+    """The bytes that are stored for leaves of one template, copied: a row for each.
+    None unless they are arrays in the memory of the host, each in one part."""
+    if template.dtype in _leaf.NOT_ARRAYS or len({*map(type, leaves)}) != 1:
+        return None
+    if isinstance(leaves[0], jax.Array):
+        shardings = {leaf.sharding for leaf in leaves}
+        if not all(_on_cpu(x) and _leaf.is_whole(x) for x in shardings):
+            return None
+    elif type(leaves[0]) is not np.ndarray:
+        return None
+    dtypes = {*map(operator.attrgetter("dtype"), leaves)}
+    if len(dtypes) > 1:
+        return None  # They may have no dtype in common.
+    stored = _stored(_together(leaves, dtypes.pop()), template)
+    return stored.view(np.uint8).reshape(len(leaves), -1)
+
+
+def _together(arrays: Sequence[Any], dtype: np.dtype) -> np.ndarray:
+    """A copy of the elements of arrays in the memory of the host, in one axis."""
+    if isinstance(arrays[0], jax.Array):
+        # Half of the time goes without an object of NumPy for each.
+        with contextlib.suppress(TypeError):  # Buffers have none of JAX's own dtypes.
+            return np.frombuffer(b"".join(arrays), dtype)
+    return np.concatenate(list(map(np.asarray, arrays)), axis=None)
+
+
+def whole_region(template: Template) -> tuple[slice, ...]:
+    return tuple(slice(0, n) for n in template.shape)
+
+
+# Copies from a device that are under way while the one before them is written.
+PREFETCH = 4
+
+
+def to_host_by_regions(
+    leaf: Any, template: Template, regions: Iterable[tuple[slice, ...]]
+) -> Iterator[np.ndarray]:
+    """The same of some regions in turn, copying no more than a few at a time."""
+    if isinstance(leaf, Payload):
+        yield from map(np.ascontiguousarray, leaf.read(regions))
+        return
+    if isinstance(leaf, jax.Array):
+        if template.kind == "key":
+            leaf = jr.key_data(leaf)
+        on_cpu = _on_cpu(leaf.sharding)
+        leaf = _views(leaf) if on_cpu else _sharding.shards_of(leaf)
+    if not isinstance(leaf, Shards):
+        array = _on_host(leaf, template)
+        for region in regions:
+            yield _stored(array[region], template)
+        return
+    dtype = leaf.parts[0].dtype
+    ahead = 0 if isinstance(leaf.parts[0], np.ndarray) else PREFETCH
+    waiting: collections.deque[tuple[tuple[slice, ...], list]] = collections.deque()
+    for region in regions:
+        begun = [
+            (to, _begin(leaf.parts[part], fro))
+            for part, fro, to in _sharding.pieces(leaf.regions, region)
+        ]
+        waiting.append((region, begun))
+        if len(waiting) > ahead:
+            yield _stored(_join(*waiting.popleft(), dtype), template)
+    while waiting:
+        yield _stored(_join(*waiting.popleft(), dtype), template)
+
+
+def _begin(part: Any, region: tuple[slice, ...]) -> Any:
+    """A region of a part; the copy to the host is started if it is on a device."""
+    if isinstance(part, np.ndarray):
+        return part[region]
+    starts = [s.start for s in region]
+    # One compiled program for all regions of a size.
+    sizes = [s.stop - s.start for s in region]
+    out = jax.lax.dynamic_slice(part, starts, sizes)
+    out.copy_to_host_async()
+    return out
+
+
+def _join(
+    region: tuple[slice, ...], begun: list[tuple[tuple[slice, ...], Any]], dtype: Any
+) -> np.ndarray:
+    if len(begun) == 1:
+        return np.asarray(begun[0][1])
+    out = np.empty([s.stop - s.start for s in region], dtype)
+    for to, part in begun:
+        out[to] = np.asarray(part)
+    return out
+
+
+@ft.lru_cache(maxsize=1024)
+def _on_cpu(sharding: jax.sharding.Sharding) -> bool:
+    return all(device.platform == "cpu" for device in sharding.device_set)
+
+
+def _on_host(leaf: Any, template: Template) -> np.ndarray:
+    """The numbers of a leaf as it has them: in any order and of any dtype."""
+    if template.dtype == "float0":
+        return np.zeros(template.shape, np.bool_)
+    if template.kind == "jax":
+        return np.asarray(leaf)
+    if isinstance(leaf, np.ndarray):
+        return np.asarray(leaf)  # A matrix keeps its axes when it is flattened.
+    if template.kind in ("str", "bytes"):
+        return np.frombuffer(_leaf.encoded(leaf), np.uint8)
+    if template.dtype == "int":
+        return np.frombuffer(_leaf.int_bytes(leaf), np.uint8)
+    if template.kind == "key":
+        leaf = jr.key_data(leaf)
+    return np.asarray(leaf)
+
+
+def _stored(array: np.ndarray, template: Template) -> np.ndarray:
+    name = template.stored if template.dtype in _leaf.NOT_ARRAYS else template.dtype
+    dtype = _template.dtype_of(name)
+    if array.dtype != dtype:
+        # Either the cast that was asked for, or big-endian numbers.
+        array = _leaf.astype(array, dtype)
+    if not array.flags.c_contiguous:
+        array = np.ascontiguousarray(array)
+    if dtype == np.bool_ and array.size and array.view(np.uint8).max() > 1:
+        array = array.view(np.uint8) != 0  # Readers refuse other bytes than 0 and 1.
+    return array if name == template.stored else array.view(np.uint8)

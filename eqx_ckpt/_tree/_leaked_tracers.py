@@ -1,0 +1,108 @@
+"""Tracers that a traced function has left where no array is: in functions and such."""
+
+import contextlib
+import dataclasses
+import functools as ft
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.core as jax_core
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import PyTree
+
+from .._format import _names
+from . import _folding
+
+
+def check(tree: PyTree) -> None:
+    """**Raises:** `ValueError` naming the field of what was made by a traced function
+    that keeps an array of it out of JAX's sight, as a function does in its closure."""
+    seen: dict[int, Any] = {}
+    for path, value in _not_arrays(tree):
+        tracer = _find(value, seen)
+        if tracer is not None:
+            name = _names.name_of(path)[0]
+            shape = _folding.short_array(str(tracer.dtype), tracer.shape)
+            raise ValueError(
+                f"`{name}` is {_what(value)}, which holds an array of {shape} that is "
+                "no leaf of the tree. The function that makes the tree is traced here, "
+                "so that this array has no value, and none can be loaded into it: it "
+                "has no name. Call that function yourself and load into what it "
+                "returns, with `ec.tree_deserialise_leaves`; or keep the array in a "
+                "field that is a leaf."
+            )
+
+
+def _what(value: Any) -> str:
+    return "a function" if callable(value) else f"a `{type(value).__name__}`"
+
+
+def _not_arrays(tree: PyTree) -> Iterator[tuple[tuple, Any]]:
+    """`(key path, value)` of all that a tree holds and JAX does not look into: leaves
+    of any type, static fields, and what else its nodes keep."""
+    nodes: list[tuple[tuple, Any]] = [((), tree)]
+    while nodes:
+        path, node = nodes.pop()
+        pairs, structure = jtu.tree_flatten_with_path(
+            node, is_leaf=lambda x: x is not node
+        )
+        if structure.num_nodes == structure.num_leaves:
+            yield path, node
+            continue
+        nodes += [((*path, *key), child) for key, child in pairs]
+        if not dataclasses.is_dataclass(node):
+            yield path, structure.node_data()[1]
+            continue
+        children = {id(child) for _, child in pairs}
+        for field in dataclasses.fields(node):
+            value = getattr(node, field.name, None)
+            if id(value) not in children:
+                yield (*path, jtu.GetAttrKey(field.name)), value
+
+
+# So many objects are looked at for one tree: functions can lead anywhere.
+_MOST = 100_000
+
+_ENDS = (
+    *(type, types.ModuleType, str, bytes, int, float, complex, type(None)),
+    *(np.ndarray, np.generic, jax.Array, jax.ShapeDtypeStruct),
+)
+
+
+def _find(value: Any, seen: dict[int, Any]) -> Any:
+    """A tracer that a value leads to, without the names that functions look up."""
+    todo = [value]
+    while todo and len(seen) < _MOST:
+        x = todo.pop()
+        if isinstance(x, jax_core.Tracer):
+            return x
+        if not isinstance(x, _ENDS) and id(x) not in seen:
+            seen[id(x)] = x
+            todo += _held(x)
+    return None
+
+
+def _held(x: Any) -> list[Any]:
+    """The objects that an object refers to."""
+    if isinstance(x, Mapping):
+        return [*x.keys(), *x.values()]
+    if isinstance(x, (list, tuple, set, frozenset)):
+        return list(x)
+    out = list(getattr(x, "__dict__", {}).values())
+    for cls in type(x).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        names = (slots,) if isinstance(slots, str) else slots
+        out += [getattr(x, name, None) for name in names]
+    if isinstance(x, ft.partial):
+        out += [x.func, x.args, x.keywords]
+    if isinstance(x, (types.MethodType, types.BuiltinMethodType)):
+        out += [x.__self__, getattr(x, "__func__", None)]
+    if isinstance(x, types.FunctionType):
+        out += [x.__defaults__, x.__kwdefaults__]
+        for cell in x.__closure__ or ():
+            with contextlib.suppress(ValueError):  # It is empty.
+                out.append(cell.cell_contents)
+    return out

@@ -1,0 +1,306 @@
+"""The numbers of one leaf as data to draw: figures, a histogram, a picture, a spectrum.
+
+All of it is JSON: numbers, texts, lists and dicts. A page and a report draw the same.
+"""
+
+import base64
+import functools as ft
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.random as jr
+import numpy as np
+
+from .._edit import _elements, _stats
+from .._edit._stats import LeafStats
+from .._format import _grid, _text
+from .._load import _lazy
+from .._load._lazy import LazyArray
+
+
+# A leaf of more bytes is read by a sample of about so many, in so many places.
+WHOLE, _SAMPLE, _PLACES = 2**26, 2**25, 64
+_BINS = 64
+# Elements within so many deviations of the mean are drawn; the others are counted.
+_DEVIATIONS = 5
+# The side of a picture; the points of a curve; the work for which a spectrum is cheap.
+_SIDE, _POINTS, _CHEAP = 256, 256, 2**34
+
+
+class Sample(NamedTuple):
+    """What was read of a leaf: an array, or the value of what is none. `said` is a
+    sentence, where that is not all of the leaf."""
+
+    value: Any
+    said: str = ""
+    size: int = 0
+
+
+def read(lazy: LazyArray, like: LazyArray | None = None) -> Sample:
+    """The leaf; of a large one elements of chunks that are spread over it, or over
+    another leaf of its shape, which it is compared with.
+
+    **Raises:** what reading raises.
+    """
+    kind, nbytes = lazy._template.kind, lazy._template.nbytes
+    size = math.prod(lazy.shape)
+    if kind in ("str", "bytes", "key") or lazy._template.dtype == "int":
+        if nbytes > WHOLE:
+            return Sample(None, f"It has {_text.size(nbytes)}, and was not read.")
+        value = lazy.read()
+        is_key = kind == "key"
+        return Sample(np.asarray(jr.key_data(value)) if is_key else value, size=size)
+    if nbytes <= WHOLE:
+        return Sample(np.asarray(lazy), size=size)
+    parts = [lazy[region] for region in _spread(lazy if like is None else like)]
+    if not parts:
+        return Sample(None, f"A chunk of it is over {_text.size(WHOLE)}.")
+    found = _lazy.fetch([_lazy.on_host(part) for part in parts], True)
+    value = np.concatenate([np.asarray(x).reshape(-1) for x in found])
+    share = f"{value.nbytes / nbytes:.2%}"
+    return Sample(
+        value,
+        f"A sample: {share} of its {_text.size(nbytes)}, read in {len(parts)} places "
+        "that are spread evenly. Counts and the norm are estimates.",
+        size,
+    )
+
+
+def _spread(lazy: LazyArray) -> list[tuple[slice, ...]]:
+    """Regions of whole chunks, evenly over a leaf; none if its chunks are huge."""
+    shape, itemsize = lazy.shape, lazy.dtype.itemsize
+    grain = (1,) * len(shape) if lazy._chunk_size == 1 else lazy._template.chunk
+    if math.prod(grain) * itemsize > WHOLE:
+        return []
+    block = _elements.blocks(shape, grain, _SAMPLE // _PLACES // itemsize)
+    grid = _grid.grid(shape, block)
+    count = max(1, min(_PLACES, _SAMPLE // (math.prod(block) * itemsize)))
+    flat = np.unique(np.linspace(0, math.prod(grid) - 1, count).astype(np.int64))
+    places = zip(*np.unravel_index(flat, grid))
+    return [_grid.region(shape, block, tuple(map(int, place))) for place in places]
+
+
+def floats(value: Any) -> np.ndarray | None:
+    """Numbers as floats, complex ones by their absolute value; None if it has none."""
+    if isinstance(value, (str, bytes)) or value is None:
+        return None
+    array = np.asarray(value)
+    if array.dtype == object:
+        return None
+    if array.dtype.kind == "c":
+        return np.asarray(np.abs(array))
+    is_small = array.dtype.itemsize < 4 or array.dtype == np.float32
+    try:
+        return array.astype(np.float32 if is_small else np.float64)
+    except (TypeError, ValueError):
+        return None
+
+
+# ---- Figures and histograms.
+
+
+def _measured(sample: Sample) -> tuple[LeafStats, float] | None:
+    """What `stats` says of what was read, and how many times as large the leaf is."""
+    if floats(sample.value) is None:
+        return None
+    row = _stats.stats({"x": sample.value})["x"]
+    return row, sample.size / row.size if sample.said and row.size else 1.0
+
+
+def figures(sample: Sample) -> dict[str, str]:
+    """Titles and texts: the range, the mean, what is zero, NaN or infinite."""
+    found = _measured(sample)
+    if found is None:
+        return {}
+    row, times = found
+    about = "about " if times != 1 else ""
+    names = ("min", "max", "mean", "std")
+    out = {name: _stats.short(getattr(row, name)) for name in names if row.size}
+    if row.norm is not None:
+        out["norm"] = about + _stats.short(row.norm * math.sqrt(times))
+    for name, title in (("zero", "zeros"), ("nan", "NaN"), ("inf", "infinite")):
+        count = getattr(row, name)
+        if count is not None:
+            share = f" ({count / row.size:.2%})" if count and row.size else ""
+            out[title] = f"{about * bool(count)}{round(count * times):,}{share}"
+    return {name: text for name, text in out.items() if text}
+
+
+def norm(sample: Sample) -> float | None:
+    """That of the finite elements; of a sample what the whole has about."""
+    found = _measured(sample)
+    if found is None or found[0].norm is None:
+        return None
+    return found[0].norm * math.sqrt(found[1])
+
+
+def histogram(samples: Sequence[Sample]) -> dict[str, Any] | None:
+    """Counts of one array, or of two in the same bins: `lo` and `hi` of the bins, rows
+    of `counts`, and how many lie outside of them."""
+    arrays = [x for x in (floats(sample.value) for sample in samples) if x is not None]
+    if not arrays or sum(x.size for x in arrays) < 2:
+        return None
+    is_whole = all(np.asarray(s.value).dtype.kind in "iub" for s in samples)
+    finite = [x[np.isfinite(x)] for x in map(np.ravel, arrays)]
+    ends = [end for x in finite if x.size for end in _ends(x)]
+    if not ends:
+        return None
+    lo, hi = min(ends), max(ends)
+    if is_whole and hi - lo < _BINS:
+        lo, hi = math.floor(lo) - 0.5, math.ceil(hi) + 0.5
+    elif not hi > lo:
+        half = abs(lo) / 2 or 0.5
+        lo, hi = lo - half, hi + half
+    if not math.isfinite(hi - lo):
+        return None
+    bins = round(hi - lo) if is_whole and hi - lo <= _BINS else _BINS
+    counts = [_counted(x, lo, hi, bins) for x in finite]
+    outside = [x.size - sum(row) for x, row in zip(finite, counts)]
+    return {"lo": short(lo), "hi": short(hi), "counts": counts, "outside": outside}
+
+
+def _counted(x: np.ndarray, lo: float, hi: float, bins: int) -> list[int]:
+    """As `np.histogram`, in a part of the time."""
+    counts = np.zeros(bins, np.int64)
+    for start in range(0, x.size, 2**17):
+        part = x[start : start + 2**17]
+        part = part[(part >= lo) & (part <= hi)]
+        places = ((part - lo) * (bins / (hi - lo))).astype(np.intp)
+        counts += np.bincount(np.minimum(places, bins - 1), minlength=bins)
+    return counts.tolist()
+
+
+def _ends(x: np.ndarray) -> tuple[float, float]:
+    least, most = float(x.min()), float(x.max())
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, deviation = float(x.mean(dtype=np.float64)), float(x.std())
+    if not math.isfinite(deviation):
+        return least, most
+    reach = _DEVIATIONS * deviation
+    return max(least, mean - reach), min(most, mean + reach)
+
+
+def short(x: float) -> float:
+    """A number in few digits."""
+    return float(f"{x:.5g}")
+
+
+# ---- Pictures.
+
+
+def default_index(shape: Sequence[int], nbytes: int = 0) -> str:
+    """The slice that is drawn at first, in NumPy's notation: the last two axes, and of
+    a large leaf a corner of them."""
+    axes = ["0:512" if nbytes > WHOLE else ":"] * min(2, len(shape))
+    return ", ".join(["0"] * (len(shape) - 2) + axes)
+
+
+def parse_index(text: str) -> tuple[int | slice, ...]:
+    """**Raises:** `ValueError` if it is not integers and slices."""
+    out: list[int | slice] = []
+    for part in filter(None, (x.strip() for x in text.split(","))):
+        ends = [int(x) if x.strip() else None for x in part.split(":")]
+        if len(ends) > 3:
+            raise ValueError(f"`{part}` is no slice.")
+        out.append(ends[0] if len(ends) == 1 and ends[0] is not None else slice(*ends))
+    return tuple(out)
+
+
+def picture(
+    arrays: Sequence[np.ndarray], side: int = _SIDE, points: int = _POINTS
+) -> dict[str, Any] | None:
+    """A slice of an array to look at, or what the second one has more than the first:
+    of two axes a `grid` of bytes, of one a `curve`. None where there are no numbers."""
+    found = [x for x in map(floats, arrays) if x is not None]
+    if len(found) < len(arrays) or found[0].ndim not in (1, 2) or not found[0].size:
+        return None
+    with np.errstate(invalid="ignore", over="ignore"):
+        x = found[1] - found[0] if len(found) == 2 else found[0]
+    return _grid_of(x, side) if x.ndim == 2 else _curve(x, points)
+
+
+def _grid_of(x: np.ndarray, side: int) -> dict[str, Any]:
+    """Each dot is the element of the largest magnitude of a block. The byte 255 is
+    what is not finite; 0 to 254 lie between `lo` and `hi`."""
+    rows, columns = x.shape
+    steps = [math.ceil(n / side) for n in x.shape]
+    x = _extremes(_extremes(x, steps[0], 0), steps[1], 1)
+    good = np.isfinite(x)
+    values = x[good]
+    lo, hi = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
+    if lo < 0 < hi:
+        # White is zero. A few outliers do not take the colours of all others.
+        reach = float(np.quantile(np.abs(values[values != 0]), 0.999))
+        lo, hi = -reach, reach
+    width = hi - lo or 1.0
+    levels = np.clip((np.where(good, x, lo) - lo) / width, 0, 1) * 254
+    levels = np.where(good, np.round(levels), 255).astype(np.uint8)
+    return {
+        "shape": [rows, columns],
+        "steps": steps,
+        "lo": short(lo),
+        "hi": short(hi),
+        "is_signed": lo < 0 < hi,
+        "size": [*levels.shape],
+        "grid": base64.b64encode(levels.tobytes()).decode(),
+    }
+
+
+def _extremes(x: np.ndarray, step: int, axis: int) -> np.ndarray:
+    if step == 1:
+        return x
+    starts = np.arange(0, x.shape[axis], step)
+    most = np.maximum.reduceat(x, starts, axis)
+    least = np.minimum.reduceat(x, starts, axis)
+    return np.where(np.abs(least) > np.abs(most), least, most)
+
+
+def _curve(x: np.ndarray, points: int) -> dict[str, Any]:
+    """The least and the greatest of runs of elements."""
+    step = math.ceil(x.size / points)
+    x = np.where(np.isfinite(x), x, 0.0)
+    starts = np.arange(0, x.size, step)
+    least, most = np.minimum.reduceat(x, starts), np.maximum.reduceat(x, starts)
+    rows = [[short(float(value)) for value in row] for row in (least, most)]
+    return {"shape": [x.size], "step": step, "curve": rows[:1] if step == 1 else rows}
+
+
+def spectrum(sample: Sample, points: int = _POINTS) -> dict[str, Any] | None:
+    """The singular values of a matrix, where they are cheap."""
+    x = floats(sample.value)
+    if x is None or sample.said or x.ndim != 2 or min(x.shape) < 2:
+        return None
+    few, many = sorted(x.shape)
+    if few * few * (many + 8 * few) > _CHEAP or not np.isfinite(x).all():
+        return None
+    wide = (x if x.shape[0] == few else x.T).astype(np.float64)
+    squares = np.linalg.eigvalsh(wide @ wide.T)[::-1]
+    values = np.sqrt(np.maximum(squares, 0.0))
+    chosen = np.unique(np.linspace(0, few - 1, min(points, few)).astype(int))
+    total = float(np.sum(values**2))
+    rank = float(np.sum(values)) ** 2 / total if total else 0.0
+    return {
+        "count": few,
+        "values": [float(f"{values[i]:.3g}") for i in chosen],
+        "at": chosen.tolist(),
+        "largest": short(float(values[0])),
+        # How many of one size would have the same sums.
+        "effective": short(rank),
+    }
+
+
+@ft.singledispatch
+def words(value: Any) -> str:
+    """A value that is no array of many elements, as text."""
+    return _text.bounded(repr(value), 4000)
+
+
+@words.register
+def _(value: np.ndarray) -> str:
+    return words(value.tolist()) if value.size <= 64 else ""
+
+
+@words.register
+def _(value: str) -> str:
+    return value[:4000] + "..." * (len(value) > 4000)

@@ -1,0 +1,317 @@
+"""What a page shows of a checkpoint, of two or of a run, and what it asks for.
+
+A page is a dict of JSON that is made of an index alone: `kind`, `title`, `facts`
+(titles and texts), `rows`: for each leaf its name, what it is, and its bytes, and the
+`tree` that they make. Rows have numbers, by which the page then asks for the rest: see
+`Site.answer`.
+"""
+
+import collections
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._edit import _diff, _elements
+from .._format import _text
+from .._load import _checkpoint
+from .._load._checkpoint import Checkpoint
+from .._load._lazy import LazyArray
+from .._run import _summary
+from .._run._steps import Steps
+from .._show import _model
+from .._show._model import Branch
+from . import _charts
+from ._charts import Sample
+
+
+Pair = tuple[Checkpoint, Checkpoint]
+# What reading raises, which the page then shows in the place of what it asked for.
+ERRORS = (OSError, ValueError, TypeError, RuntimeError, LookupError, MemoryError)
+# Leaves that were read and are kept, for what is asked of them next.
+_KEPT = 4
+# Steps of a run at which the norm of a leaf is drawn.
+_NORM_STEPS = 60
+# Steps of a run in its table.
+_TABLE = 1000
+
+
+class Shown(NamedTuple):
+    """A page, and its leaves: each by its number, on one side or on both."""
+
+    page: dict[str, Any]
+    sides: Callable[[int], Sequence[LazyArray | None]]
+
+
+class _Slot:
+    """A leaf that is read once, by whoever asks first."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.sample: Sample | None = None
+
+
+class Site:
+    """Pages of a checkpoint, of two, or of a run and its steps. Threads share it."""
+
+    def __init__(self, subject: Checkpoint | Pair | Steps):
+        self._subject = subject
+        self._lock = threading.RLock()
+        self._shown: dict[str, Shown] = {}
+        self._opened: dict[str, Checkpoint] = {}
+        self._slots: collections.OrderedDict[Any, _Slot] = collections.OrderedDict()
+
+    def answer(self, what: str, query: Mapping[str, str]) -> dict[str, Any]:
+        """What a page asks for. `at` is a step, or two with a comma, of a run.
+
+        - `page`: the page itself;
+        - `leaf`: figures and a histogram of the leaf `n`; `picture`: a slice of it, at
+            `index`; `spectrum`: its singular values;
+        - `change`: how far the leaf `n` of one checkpoint is from that of the other;
+        - `norm`: that of the leaf called `name` at one step.
+
+        What cannot be read is `{"error": ...}`.
+
+        **Raises:** `KeyError` for what no page asks for.
+        """
+        call = {
+            "page": lambda: self._now(query).page,
+            "leaf": lambda: self._leaf(query),
+            "picture": lambda: self._picture(query),
+            "spectrum": lambda: self._spectrum(query),
+            "change": lambda: self._change(query),
+            "norm": lambda: self._norm(query),
+        }[what]
+        try:
+            return call()
+        except ERRORS as e:
+            text = str(e.args[0]) if isinstance(e, KeyError) else str(e)
+            return {"error": _text.message((text or type(e).__name__).split("\n"))}
+
+    def _now(self, query: Mapping[str, str]) -> Shown:
+        """What there is when a page is loaded: a run goes on while it is looked at."""
+        with self._lock:
+            if self._shown and isinstance(self._subject, Checkpoint):
+                self._subject = _checkpoint.open(self._subject.path)
+            for kept in (self._shown, self._opened, self._slots):
+                kept.clear()
+            return self._at(query)
+
+    def _at(self, query: Mapping[str, str]) -> Shown:
+        at = query.get("at", "")
+        with self._lock:
+            if at not in self._shown:
+                self._shown[at] = self._show(at)
+            return self._shown[at]
+
+    def _show(self, at: str) -> Shown:
+        subject = self._subject
+        if isinstance(subject, Steps):
+            if not at:
+                return of_run(subject)
+            found = [self._step(subject, x) for x in at.split(",")]
+            return of_pair(found[0], found[1]) if len(found) == 2 else of_one(found[0])
+        return of_one(subject) if isinstance(subject, Checkpoint) else of_pair(*subject)
+
+    def _step(self, steps: Steps, number: str) -> Checkpoint:
+        if number not in self._opened:
+            self._opened[number] = _checkpoint.open(steps.path(int(number)))
+        return self._opened[number]
+
+    # ---- Leaves.
+
+    def _lazies(self, query: Mapping[str, str]) -> Sequence[LazyArray | None]:
+        return self._at(query).sides(int(query["n"]))
+
+    def _samples(self, query: Mapping[str, str]) -> list[Sample | None]:
+        lazies = self._lazies(query)
+        return [
+            None if x is None else self._read(query, i, lazies)
+            for i, x in enumerate(lazies)
+        ]
+
+    def _read(
+        self, query: Mapping[str, str], side: int, lazies: Sequence[LazyArray | None]
+    ) -> Sample:
+        key = query.get("at", ""), query["n"], side
+        with self._lock:
+            slot = self._slots.setdefault(key, _Slot())
+            self._slots.move_to_end(key)
+            while len(self._slots) > _KEPT:
+                self._slots.popitem(last=False)
+        lazy, first = lazies[side], lazies[0]
+        assert lazy is not None
+        is_like = first is not None and first.shape == lazy.shape
+        with slot.lock:
+            if slot.sample is None:
+                slot.sample = _charts.read(lazy, first if is_like else None)
+            return slot.sample
+
+    def _leaf(self, query: Mapping[str, str]) -> dict[str, Any]:
+        lazies, samples = self._lazies(query), self._samples(query)
+        found = [x for x in samples if x is not None]
+        one = next(x for x in lazies if x is not None)
+        values = [_charts.words(x.value) for x in found if x.value is not None]
+        return {
+            "said": next((x.said for x in found if x.said), ""),
+            "shape": list(one.shape),
+            "figures": [{} if x is None else _charts.figures(x) for x in samples],
+            "histogram": _charts.histogram(found),
+            "words": [text for text in values if text],
+        }
+
+    def _picture(self, query: Mapping[str, str]) -> dict[str, Any]:
+        """Of two checkpoints the difference, where both have the leaf."""
+        lazies = self._lazies(query)
+        here = [i for i, x in enumerate(lazies) if x is not None]
+        shapes = {x.shape for x in lazies if x is not None}
+        if len(shapes) > 1:
+            return {"error": "The two have other shapes."}
+        (shape,) = shapes
+        nbytes = max(x._template.nbytes for x in lazies if x is not None)
+        text = query.get("index") or _charts.default_index(shape, nbytes)
+        index = _charts.parse_index(text)
+        arrays = [self._slice(query, i, lazies, index) for i in here]
+        sizes = [int(query.get(name) or 256) for name in ("side", "points")]
+        found = _charts.picture(arrays, *sizes)
+        if found is None:
+            of = "x".join(map(str, arrays[0].shape))
+            return {"error": f"There is no picture of `[{text}]`, which is [{of}]."}
+        return {**found, "index": text, "is_difference": len(arrays) == 2}
+
+    def _slice(
+        self,
+        query: Mapping[str, str],
+        side: int,
+        lazies: Sequence[LazyArray | None],
+        index: tuple[int | slice, ...],
+    ) -> np.ndarray:
+        lazy = lazies[side]
+        assert lazy is not None
+        if lazy._template.nbytes <= _charts.WHOLE:
+            value = np.asarray(self._read(query, side, lazies).value)
+            return np.asarray(value[index]) if value.shape else value
+        part = lazy[index]
+        nbytes = math.prod(part.shape) * lazy.dtype.itemsize
+        if nbytes > _charts.WHOLE:
+            most = _text.size(_charts.WHOLE)
+            raise ValueError(f"This is {_text.size(nbytes)}: at most {most} are drawn.")
+        return np.asarray(part)
+
+    def _spectrum(self, query: Mapping[str, str]) -> dict[str, Any]:
+        points = int(query.get("points") or 256)
+        found = [_charts.spectrum(x, points) for x in self._samples(query) if x]
+        return {"spectra": [x for x in found if x is not None]}
+
+    def _change(self, query: Mapping[str, str]) -> dict[str, Any]:
+        a, b = self._samples(query)
+        if a is None or b is None or a.value is None or b.value is None:
+            return {}
+        change = _diff.diff({"x": a.value}, {"x": b.value}, values=True).changed.get(
+            "x"
+        )
+        if change is None:
+            return {"relative": 0.0, "largest": 0.0, "is_sample": bool(a.said)}
+        sizes = {"relative": change.relative, "largest": change.largest}
+        return {**{k: finite(x) for k, x in sizes.items()}, "is_sample": bool(a.said)}
+
+    def _norm(self, query: Mapping[str, str]) -> dict[str, Any]:
+        assert isinstance(self._subject, Steps)
+        ckpt = self._step(self._subject, query["step"])
+        if query["name"] not in ckpt:
+            return {"norm": None}
+        return {"norm": finite(_charts.norm(_charts.read(ckpt[query["name"]])))}
+
+
+def finite(x: float | None) -> float | str | None:
+    """A number as JSON has it."""
+    return x if x is None or math.isfinite(x) else str(x)
+
+
+# ---- Pages.
+
+
+def of_one(ckpt: Checkpoint) -> Shown:
+    names = list(ckpt)
+    page = {"kind": "checkpoint", "title": ckpt.path, **_contents(ckpt)}
+    return Shown(page, lambda n: [ckpt[names[n]]])
+
+
+def _contents(ckpt: Checkpoint) -> dict[str, Any]:
+    lines = list(_model.leaf_lines(ckpt))
+    return {
+        "quiet": _model.headline(ckpt),
+        "facts": list(_model.facts(ckpt, _model.contents(ckpt)).items()),
+        "metadata": _model.metadata(ckpt),
+        "rows": lines,
+        "tree": [_node(x) for x in _model.branches(lines, folds=False)],
+    }
+
+
+def _node(branch: Branch) -> Any:
+    """A leaf as its number; a node as its name, text, bytes, and what is below it."""
+    if branch.leaf is not None:
+        return branch.leaf
+    return [branch.part, branch.what, branch.nbytes, [_node(x) for x in branch.below]]
+
+
+def of_pair(a: Checkpoint, b: Checkpoint) -> Shown:
+    """Rows have a fourth column: `changed`, `same`, `unknown` (it must be read to
+    know), or `a` or `b`, the only one that has the leaf."""
+    before, after = _diff.paired(_elements.look(a), _elements.look(b))
+    rows: list[list[Any]] = []
+    sides: list[tuple[LazyArray | None, LazyArray | None]] = []
+    for name in dict.fromkeys([*before, *after]):
+        x, y = before.get(name), after.get(name)
+        shown = [_diff.show(leaf.template) for leaf in (x, y) if leaf is not None]
+        leaf = y if x is None else x
+        assert leaf is not None
+        state = "b" if x is None else "a"
+        if x is not None and y is not None:
+            same = _diff.is_same(x, y)
+            state = {True: "same", False: "changed", None: "unknown"}[same]
+        text = " → ".join(dict.fromkeys(shown))
+        rows.append([name, text, leaf.template.nbytes, state])
+        sides.append((None if x is None else x.value, None if y is None else y.value))
+    page = {"kind": "pair", "title": a.path, "other": b.path, "rows": rows}
+    page |= {"quiet": _model.headline(a), "other_quiet": _model.headline(b)}
+    page["metadata_differ"] = _model.metadata(a) != _model.metadata(b)
+    return Shown(page, sides.__getitem__)
+
+
+def of_run(steps: Steps) -> Shown:
+    found = _summary.summaries(steps)
+    newest = max((x.step for x in found if x.state == "complete"), default=None)
+    ckpt = None if newest is None else _checkpoint.open(steps.path(newest))
+    complete = [x.step for x in found if x.state == "complete"]
+    quiet = _model.counted(len(found), "step")
+    contents = {"facts": [], "metadata": "", "rows": [], "tree": []}
+    if ckpt is not None:
+        contents = _contents(ckpt)
+        quiet = f"{quiet} · the newest: {contents['quiet']}"
+    page = {
+        **contents,
+        "kind": "run",
+        "title": str(steps.root),
+        "quiet": quiet,
+        # The newest first, and as many as there is a use for.
+        "steps": [[x.step, x.state == "complete"] for x in found[: -_TABLE - 1 : -1]],
+        "table": _model.steps(found[: -_TABLE - 1 : -1]),
+        "curves": {
+            name: [(step, finite(float(x))) for step, x in points]
+            for name, points in _model.curves(found).items()
+        },
+        "newest": newest,
+        "norm_steps": spread(complete, _NORM_STEPS),
+    }
+    names = [] if ckpt is None else list(ckpt)
+    return Shown(page, lambda n: [] if ckpt is None else [ckpt[names[n]]])
+
+
+def spread(steps: list[int], most: int) -> list[int]:
+    """So many of some steps at most, with the first and the last one."""
+    if len(steps) <= most:
+        return steps
+    return [steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)]

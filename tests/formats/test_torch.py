@@ -1,0 +1,310 @@
+"""PyTorch's files, which PyTorch has written: see `foreign/write_torch.py`."""
+
+import io
+import json
+import pathlib
+import pickle
+import shutil
+import sys
+import zipfile
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attacks import pickles
+from attacks.pickles import PICKLES
+from support import inside, scripts, servers
+from support.command import main
+
+import eqx_ckpt as ec
+
+
+HERE = pathlib.Path(__file__).parents[1] / "foreign" / "torch"
+FILES = "state.pt dtypes.pth views.bin training.pt protocol.pt".split()
+
+
+def _expected(name):
+    return dict(np.load(HERE / f"{name}.npz"))
+
+
+def _same(read, array):
+    read = np.asarray(read)
+    if read.dtype != array.dtype:
+        read = np.ascontiguousarray(read).view(np.uint8)  # NumPy lacks the dtype.
+        read = read.reshape(array.shape)
+    return read.dtype == array.dtype and np.array_equal(read, array)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_tensor_is_what_torch_wrote(name):
+    ckpt = ec.open(HERE / name)
+    arrays = _expected(name)
+    assert ckpt.layout == "torch" and arrays
+    for key, array in arrays.items():
+        assert _same(ckpt[key].read(), array), key
+
+
+def test_dtypes():
+    for name, leaf in ec.open(HERE / "dtypes.pth").leaves.items():
+        assert leaf.dtype.name == name
+
+
+def test_views_are_read_lazily_and_sliced():
+    ckpt = ec.open(HERE / "views.bin")
+    arrays = _expected("views.bin")
+    for name, array in arrays.items():
+        lazy = ckpt[name]
+        part = (slice(1, None), ...) if array.ndim else ()
+        assert np.array_equal(lazy[part].read(), array[part])
+        if array.ndim:
+            assert np.array_equal(lazy.T[::-1].read(), array.T[::-1])
+        assert np.array_equal(lazy.store.read().result(), array), name
+    again = pickle.loads(pickle.dumps(ckpt["step"]))
+    assert np.array_equal(again.read(), arrays["step"])
+
+
+def test_a_tensor_that_is_in_two_places_is_an_alias():
+    index = ec.open(HERE / "views.bin")._source.index
+    assert {index.leaves.names[i] for i in index.leaves.aliases} == {"again"}
+
+
+def test_values_of_a_training_run():
+    tree = ec.materialise(ec.open(HERE / "training.pt").tree)
+    assert (tree["epoch"], tree["best"], tree["name"]) == (3, 0.125, "é")
+    assert tree["large"] == 2**63 + 1 and tree["negative"] == -5
+    assert tree["bytes"] == b"\0\xff" and tree["flag"] is True
+    assert tree["complex"] == 1 - 2j and tree["size"] == [1, 2] and tree["set"] == [3]
+    assert tree["defaults"]["losses"] == [0.5, 0.25]
+    assert (tree["dtype"], tree["device"]) == ("torch.bfloat16", "cpu")
+    assert "nothing" not in tree
+    group = tree["optimiser"]["param_groups"][0]
+    assert group["lr"] == 1e-3 and group["betas"] == [0.9, 0.999]
+    assert group["params"] == list(range(8))
+    assert tree["pair"][1][1]["deep"].tolist() == [0]
+
+
+def test_loads_grafts_converts_and_lists(tmp_path, capsys):
+    path = HERE / "training.pt"
+    arrays = _expected("training.pt")
+    like = eqx.nn.Linear(4, 8, key=jnp.zeros(2, jnp.uint32))
+    out = ec.tree_deserialise_leaves(path, like, source="model.0")
+    assert np.array_equal(out.weight, arrays["model.0.weight"])
+    for name in FILES:
+        ec.convert(HERE / name, tmp_path / name)
+        assert ec.verify(tmp_path / name) == []
+        assert ec.diff(HERE / name, tmp_path / name).same
+    assert not main(["ls", str(path)])
+    assert "exp_avg_sq" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="has no digests"):
+        ec.verify(path)
+    shutil.copy(path, tmp_path / "copy.pt")
+    with pytest.raises(FileExistsError):
+        ec.tree_serialise_leaves(tmp_path / "copy.pt", {"a": 1})
+
+
+def test_one_tensor():
+    assert ec.open(HERE / "tensor.pt").tree.read().tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_several_files_with_an_index(tmp_path):
+    expected = _expected("state.pt")
+    index = "pytorch_model.bin.index.json"
+    for path in (HERE / "sharded", HERE / "sharded" / index):
+        ckpt = ec.open(path)
+        assert set(ckpt.leaves) == set(expected)
+        assert all(_same(ckpt[name].read(), x) for name, x in expected.items())
+    (tmp_path / "model").mkdir()
+    shutil.copy(HERE / "state.pt", tmp_path / "model" / "pytorch_model.bin")
+    assert set(ec.open(tmp_path / "model").leaves) == set(expected)
+    for alter, match in [
+        (lambda of: of.pop("0.bias"), "do not agree"),
+        (lambda of: of.update(more=next(iter(of.values()))), "do not agree"),
+        (lambda of: of.update({"0.bias": "../state.pt"}), "no file beside it"),
+        (lambda of: of.update({"0.bias": "gone.bin"}), "is missing"),
+        (lambda of: of.update({"0.bias": index}), "no zip of PyTorch"),
+        (lambda of: of.update({"0.bias": 1}), "no `weight_map`"),
+    ]:
+        copy = tmp_path / "copy"
+        shutil.copytree(HERE / "sharded", copy)
+        value = json.loads((copy / index).read_text())
+        alter(value["weight_map"])
+        (copy / index).write_text(json.dumps(value))
+        with pytest.raises(ValueError, match=match):
+            ec.open(copy)
+        shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize(
+    "name, match",
+    [
+        ("module.pt", "Sequential`, which is no tensor"),
+        ("conjugated.pt", "resolve_conj"),
+        ("sparse.pt", "sparse.*to_dense"),
+        ("expanded.pt", "clone"),
+        ("script.pt", "TorchScript.*state_dict"),
+        ("legacy.pt", "before version 1.6.*weights_only=True"),
+    ],
+)
+def test_what_is_not_read(name, match):
+    with pytest.raises(ValueError, match=match) as info:
+        ec.open(HERE / name)
+    assert "\n" not in str(info.value)
+
+
+@pytest.fixture
+def calls():
+    """What the interpreter's process imports and runs meanwhile."""
+    seen = []
+
+    def hook(event, args):
+        if event in (
+            "import",
+            "exec",
+            "os.system",
+            "subprocess.Popen",
+            "marshal.loads",
+        ):
+            seen.append((event, args))
+
+    _hooks.append(hook)
+    yield seen
+    _hooks.remove(hook)
+
+
+_hooks = []
+
+
+def _audit(event, args):
+    for hook in _hooks:
+        hook(event, args)
+
+
+sys.addaudithook(_audit)
+
+
+@pytest.mark.parametrize("name", PICKLES)
+def test_attacks_are_refused(tmp_path, name, calls):
+    pickles.write(tmp_path / "a.pt", PICKLES[name])
+    with pytest.raises(ValueError) as info:
+        ec.open(tmp_path / "a.pt")
+    assert len(str(info.value)) < 1000 and "\n" not in str(info.value)
+    assert [p.name for p in tmp_path.iterdir()] == ["a.pt"]
+    assert not calls
+
+
+def test_the_attacks_are_made_of_good_parts(tmp_path):
+    """Only what each attack changes is wrong with it."""
+    pickle = pickles.state(w=pickles.tensor((2, 3), (1, 2), 4), n=pickles.integer(5))
+    pickles.write(tmp_path / "a.pt", pickle)
+    tree = ec.materialise(ec.open(tmp_path / "a.pt").tree)
+    assert tree["w"].shape == (2, 3) and tree["n"] == 5
+
+
+def test_a_layout_is_a_text(tmp_path):
+    """As a dtype is: it says nothing of a tensor."""
+    call = pickles.name("torch.serialization", "_get_layout")
+    layout = call + b"(" + pickles.text("torch.strided") + b"tR"
+    pickles.write(tmp_path / "a.pt", pickles.state(w=pickles.tensor(), layout=layout))
+    assert ec.open(tmp_path / "a.pt")["layout"].read() == "torch.strided"
+
+
+def test_nothing_that_a_pickle_can_name_is_code_of_others():
+    """All that is called is in the module that makes tensors."""
+    module, calls = inside.called_by_pickles()
+    assert len(calls) > 20
+    assert all(call is None or call.__module__ == module for call in calls)
+    files = inside.files_that_unpickle()
+    source = "".join(pathlib.Path(file).read_text() for file in files)
+    words = "import pickle\n", "eval(", "exec(", "getattr(", "__import__", "importlib"
+    assert not [word for word in words if word in source]
+
+
+def test_files_of_torch_over_http():
+    """The places of storages follow from the list of files: no header is read."""
+    arrays = _expected("state.pt")
+    with servers.static(HERE) as port, servers.Proxy(port) as proxy:
+        ckpt = ec.open(f"{proxy.url}/state.pt")
+        assert len(proxy.requests) <= 14
+        for name, array in arrays.items():
+            assert _same(ckpt[name].read(), array)
+        sharded = ec.open(f"{proxy.url}/sharded/pytorch_model.bin.index.json")
+        assert all(_same(sharded[name].read(), x) for name, x in arrays.items())
+
+
+def _zip(members, **more):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, data in members:
+            archive.writestr(name, data, **more)
+    return file.getvalue()
+
+
+GOOD = pickles.state(w=pickles.tensor((16,)))
+ZIPS = {
+    "compressed": (
+        _zip([("a/data.pkl", GOOD), ("a/data/0", bytes(64))], compress_type=8),
+        "compressed or encrypted",
+    ),
+    "big-endian": (
+        _zip([("a/data.pkl", GOOD), ("a/data/0", bytes(64)), ("a/byteorder", b"big")]),
+        "in the order",
+    ),
+    "two pickles": (_zip([("a/data.pkl", GOOD), ("b/data.pkl", GOOD)]), "with no"),
+    "no storage": (_zip([("a/data.pkl", GOOD)]), "is missing in it"),
+    "huge pickle": (
+        _zip([("a/data.pkl", bytes(33 * 2**20)), ("a/data/0", bytes(64))]),
+        "has 34603008 bytes",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ZIPS)
+def test_zips_that_are_refused(tmp_path, name):
+    data, match = ZIPS[name]
+    (tmp_path / "a.pt").write_bytes(data)
+    with pytest.raises(ValueError, match=match):
+        ec.open(tmp_path / "a.pt")
+
+
+def test_storages_that_overlap_are_refused(tmp_path):
+    """Of two names, the place of one is set to that of the other."""
+    pickle = pickles.state(
+        a=pickles.tensor(), b=pickles.tensor(of=pickles.storage("1"))
+    )
+    data = bytearray(pickles.archive(pickle, {"0": bytes(64), "1": bytes(64)}))
+    rows = [i for i in range(len(data)) if data[i : i + 4] == b"PK\1\2"]
+    data[rows[2] + 42 : rows[2] + 46] = data[rows[1] + 42 : rows[1] + 46]
+    (tmp_path / "a.pt").write_bytes(data)
+    with pytest.raises(ValueError, match="lie at one place"):
+        ec.open(tmp_path / "a.pt")
+
+
+def test_every_truncation_and_many_changed_bytes(tmp_path):
+    """One error, or what is there: nothing else is raised, and nothing is called."""
+    data = (HERE / "views.bin").read_bytes()
+    rng = np.random.default_rng(0)
+    path = tmp_path / "a.pt"
+    cases = [data[:size] for size in range(0, len(data), len(data) // 20)]
+    for _ in range(60):
+        changed = bytearray(data)
+        for _ in range(rng.integers(1, 4)):
+            changed[rng.integers(len(data))] = rng.integers(256)
+        cases.append(bytes(changed))
+    for case in cases:
+        path.write_bytes(case)
+        try:
+            for leaf in ec.open(path).leaves.values():
+                leaf.read()
+        except (ValueError, RuntimeError):
+            pass
+
+
+def test_torch_is_not_imported(tmp_path):
+    code = f"""
+import sys
+import eqx_ckpt as ec
+ec.materialise(ec.open({str(HERE / "training.pt")!r}).tree)
+assert "torch" not in sys.modules and "pickle" not in dir(ec)
+"""
+    assert scripts.run(code).returncode == 0

@@ -1,0 +1,132 @@
+"""The kernel passes its own tests in a copy in which the rooms around it are deleted:
+`python tests/project/kernel.py [ARGUMENT OF PYTEST...]`.
+
+A test that needs one of those rooms is skipped, by the error that names it. The program
+fails if a test fails, or if fewer than three quarters are left to pass.
+"""
+
+import ast
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+
+import pytest
+
+
+_ROOMS = "format storage tree load save run runtime".split()
+# Those of minutes, which ask the system and not the layout of the package.
+_SLOW = "save/test_kill save/test_store_kill save/test_power save/test_beside".split()
+# Those that open files of other libraries in the midst of something else.
+_OTHERS = (
+    "save/test_lazy_routes.py::test_every_format_to_every_form[orbax]",
+    "save/test_lazy_routes.py::test_a_source_that_is_gone_is_named[flax]",
+    "storage/test_http.py::test_directories_of_other_formats",
+    "storage/test_zip.py::test_open_files",
+    "tree/test_register.py::test_equinox_files_do_not_have_them",
+    "load/test_checkpoint.py::test_nothing_at_the_path",
+    "load/test_checkpoint.py::test_a_forked_child_is_told_to_spawn",
+    "load/test_messages.py::test_an_eqx_file_does_not_pickle",
+    "run/test_mixed_runs.py",
+)
+# How many of the tests have to pass in the copy.
+_SHARE = 0.75
+
+_missing = re.compile(
+    r"No module named 'eqx_ckpt\._\w+|Without its room|Without `eqx_ckpt\._\w+`"
+    r"|cannot import name '\w+' from 'eqx_ckpt|module 'eqx_ckpt\S*' has no attribute"
+)
+
+
+def main(arguments: list[str]) -> int:
+    root = pathlib.Path(__file__).parents[2]
+    with tempfile.TemporaryDirectory() as copy:
+        around = _copy(root, pathlib.Path(copy))
+        tests = [f"tests/{room}" for room in _ROOMS]
+        tests += [f"--ignore=tests/{name}.py" for name in _SLOW]
+        tests += [f"--deselect=tests/{name}" for name in _OTHERS]
+        plugin = pathlib.Path(__file__).stem
+        print(f"Without {', '.join(around)}:")
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", plugin, *tests, *arguments],
+            cwd=copy,
+            env={**os.environ, "PYTHONPATH": f"{copy}:{copy}/tests/project"},
+        ).returncode
+
+
+def _copy(root: pathlib.Path, copy: pathlib.Path) -> list[str]:
+    """Copies the project without the rooms that the kernel must not import."""
+    ignored = shutil.ignore_patterns(".git", "__pycache__", ".*_cache", "site", "build")
+    shutil.copytree(root, copy, ignore=ignored, dirs_exist_ok=True)
+    settings = tomllib.loads((root / "pyproject.toml").read_text())
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    kernel = next(x for x in contracts if "kernel" in x["name"].lower())
+    around = sorted(kernel["forbidden_modules"])
+    for room in around:
+        path = copy.joinpath(*room.split("."))
+        shutil.rmtree(path) if path.is_dir() else path.with_suffix(".py").unlink()
+    init = copy / "eqx_ckpt" / "__init__.py"
+    tree = ast.parse(init.read_text())
+    names = {room.rpartition(".")[2] for room in around}
+    tree.body = [x for x in map(lambda x: _without(x, names), tree.body) if x]
+    init.write_text(ast.unparse(tree))
+    return around
+
+
+def _without(line: ast.stmt, rooms: set[str]) -> ast.stmt | None:
+    """A line of the package's `__init__`, without what it imports from some rooms."""
+    if not isinstance(line, ast.ImportFrom):
+        return line
+    if line.module is not None:
+        return None if line.module.split(".")[0] in rooms else line
+    line.names = [x for x in line.names if x.name not in rooms]
+    return line if line.names else None
+
+
+# ---- As a plugin of pytest, in the copy.
+
+
+def _is_missing(error: BaseException | None) -> bool:
+    while error is not None:
+        if _missing.search(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
+    report = yield
+    if report.failed and _is_missing(call.excinfo and call.excinfo.value):
+        report.outcome = "skipped"
+        report.longrepr = (str(item.path), 0, "needs a room around the kernel")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector):
+    report = yield
+    if report.failed and _missing.search(str(report.longrepr)):
+        report.outcome = "skipped"
+        report.longrepr = (str(collector.path), 0, "needs a room around the kernel")
+    return report
+
+
+def pytest_terminal_summary(terminalreporter, exitstatus, config):
+    if hasattr(config, "workerinput"):
+        return
+    passed = len(terminalreporter.stats.get("passed", ()))
+    skipped = len(terminalreporter.stats.get("skipped", ()))
+    text = f"{passed} tests of the kernel pass alone, and {skipped} are skipped."
+    terminalreporter.write_line(text)
+    if passed < _SHARE * (passed + skipped):
+        terminalreporter.write_line("Too few of them pass alone.")
+        terminalreporter._session.exitstatus = 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,32 @@
+"""What ARCHITECTURE.md and CONTRIBUTING.md name is there."""
+
+import pathlib
+import re
+
+import pytest
+
+
+ROOT = pathlib.Path(__file__).parents[2]
+_module = re.compile(
+    r"`((?:_\w+/)+_\w+\.py|(?:tests|benchmarks|docs|examples)/[\w/.]+)`"
+)
+_room = re.compile(r"(?<![\w/`.])_[a-z]+\b")
+
+
+@pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_the_files_that_a_page_names_are_there(name):
+    found = _module.findall((ROOT / name).read_text())
+    assert found
+    places = [ROOT, ROOT / "eqx_ckpt"]
+    missing = [x for x in found if not any((place / x).exists() for place in places)]
+    assert not missing
+
+
+def test_the_architecture_is_one_screen_and_has_every_room():
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    assert len(text.splitlines()) <= 80
+    rooms = {
+        x.name for x in (ROOT / "eqx_ckpt").iterdir() if (x / "__init__.py").exists()
+    }
+    drawn = "".join(text.partition("## Rooms")[2].split("```")[1::2])
+    assert {x for x in _room.findall(drawn)} == rooms

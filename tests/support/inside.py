@@ -1,0 +1,359 @@
+"""The names of insides that tests change or watch, in one place.
+
+Each is looked up when it is used, so one that has moved fails in the tests that use it.
+`patch` is a `pytest.MonkeyPatch`.
+"""
+
+import contextlib
+import importlib
+import os
+import pathlib
+import pkgutil
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+LIMITS = {
+    "file_bytes": "_save._assign._MIN_FILE",
+    "files": "_save._assign._FILES",
+    "entries_of_a_node": "_format._ocdbt._NODE_ENTRIES",
+    # An index with more than these is made of columns.
+    "plain_leaves": "_format._columns.MOST_LEAVES",
+    "plain_chunks": "_format._columns.MOST_CHUNKS",
+    "chunks_for_other_readers": "_save._sidecars.MOST_CHUNKS",
+    "digests_read_together": "_load._source._TOGETHER",
+    "index_bytes": "_format._json.MAX_INDEX",
+    "formats_read": "_format._index.READERS",
+    "files_synced_one_by_one": "_save._to_zarr._MANY",
+    "bytes_that_wait": "_save._background._ROOM",
+    "prng_kinds_of_orbax": "_save._sidecars._key_impls",
+    "nodes_of_a_static_value": "_tree._encoded._MAX_NODES",
+    "nodes_of_a_structure": "_tree._recorder._FEW",
+    "length_of_a_structure": "_tree._recorder._MAX_LENGTH",
+    "steps_without_a_journal": "_run._step_journal._FEW",
+    "share_of_a_journal": "_run._step_journal._SHARE",
+    "seconds_until_settled": "_run._step_journal._SETTLED",
+    "steps_of_a_listing": "_run._listing._PAGE",
+    "seconds_until_opened_anew": "_load._open._SECONDS",
+    "seconds_until_a_lock_is_told": "_storage._descriptor._TOLD",
+    "seconds_until_a_lock_is_given_up": "_storage._descriptor._LONGEST",
+    "seconds_until_a_server_is_looked_at": "_storage._waiting._LOOK",
+    "seconds_until_a_server_has_answered": "_storage._waiting._ANSWER",
+    "seconds_until_a_server_is_back": "_storage._waiting._AWAY",
+    "seconds_until_a_server_is_told": "_storage._waiting._SAY",
+    "seconds_until_a_directory_shows": "_storage._store._SHOWN",
+    "bytes_read_in_a_second": "_reshard._loads._READS",
+}
+
+CALLS = {
+    "write a save": "_save._serialise.write",
+    "publish": "_save._publish.publish",
+    "call a room around the kernel": "_extensions.call",
+    "put the files of other readers in place": "_save._inplace._swap_in",
+    "keep files of the last save": "_save._reuse.keep",
+    "start in the background": "_save._background.start",
+    "run in the background": "_save._background._run",
+    "stage": "_tree._host_copy.stage",
+    "stage a part": "_tree._host_copy._stage_part",
+    "is on the CPU": "_tree._host_copy._on_cpu",
+    "bytes of an array": "_tree._host_copy.to_host",
+    "bytes of regions": "_tree._host_copy.to_host_by_regions",
+    "read as another format": "_load._probe._read",
+    "read digests": "_load._source.read_beside",
+    "read leaves": "_load._fetch.load",
+    "make a lazy leaf": "_load._lazy.lazy_of",
+    "read the head of an index": "_format._index_summary.SummaryReader.read",
+    "exchange": "_storage._local_files.exchange",
+    "lock": "_storage._descriptor.Lock",
+    "sync a file system": "_storage._local_files.syncfs",
+    "sync together": "_storage._local_files.synced_together",
+    "syncs report errors": "_storage._local_files._reports_all",
+    "type of a file system": "_storage._local_files._type_of",
+    "names are folded": "_storage._local_files.folds_case",
+    "where a server is": "_storage._waiting._server",
+    "keys of a store in memory": "_storage._objects.MemoryBackend.kv",
+    "URL of a place": "_storage._root.place",
+    "lines that processes agree on": "_save._agree._lines",
+    "end of a reshard": "_reshard._loads._arrived",
+    "program of a reshard": "_reshard._moves.compiled",
+    "read a leaf to draw": "_view._charts.read",
+    "write to a near disk": "_near._near_steps.Near._write",
+}
+
+
+def _found(name: str) -> Any:
+    return pkgutil.resolve_name(f"eqx_ckpt.{name}")
+
+
+def lost() -> list[str]:
+    """The names in this module that are not there any more."""
+    text, out = pathlib.Path(__file__).read_text(), []
+    for name in sorted({*re.findall(r'"(_[a-z_]+(?:\.\w+)+)"', text)}):
+        try:
+            _found(name)
+        except (ImportError, AttributeError):
+            out.append(name)
+    return out
+
+
+def limit(patch: pytest.MonkeyPatch, **values: Any) -> None:
+    """Changes constants, so that a little is much."""
+    for name, value in values.items():
+        patch.setattr(f"eqx_ckpt.{LIMITS[name]}", value)
+
+
+def wrap(patch: pytest.MonkeyPatch, call: str, make: Callable[[Any], Any]) -> None:
+    """Puts what `make` makes of one of `CALLS` in its place."""
+    patch.setattr(f"eqx_ckpt.{CALLS[call]}", make(_found(CALLS[call])))
+
+
+def replace(patch: pytest.MonkeyPatch, call: str, new: Any) -> None:
+    wrap(patch, call, lambda old: new)
+
+
+def watch(patch: pytest.MonkeyPatch, call: str, see: Callable[..., Any]) -> None:
+    """Lets `see` have the arguments of each call before it is made."""
+
+    def make(old: Any) -> Any:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            see(*args, **kwargs)
+            return old(*args, **kwargs)
+
+        return watched
+
+    wrap(patch, call, make)
+
+
+def sync_as_a_whole(patch: pytest.MonkeyPatch) -> None:
+    """As on a file system that is synced as a whole, and says what it has lost."""
+    replace(patch, "syncs report errors", True)
+    replace(patch, "type of a file system", lambda directory: "ext4")
+
+
+def open_files_by(patch: pytest.MonkeyPatch, room: str, new: Any) -> None:
+    """Python's `open`, as the `store` or the `near disk` calls it."""
+    module = {"store": "_storage._local", "near disk": "_near._disk"}[room]
+    patch.setattr(f"eqx_ckpt.{module}.open", new, raising=False)
+
+
+# ---- Stores.
+
+
+def _root(path: Any) -> Any:
+    return _found("_storage._root.resolve")(path)
+
+
+Change = Callable[[str, str], Any]
+
+
+def watch_store(
+    patch: pytest.MonkeyPatch,
+    path: Any,
+    before: Change = lambda change, key: None,
+    after: Change = lambda change, key: None,
+) -> None:
+    """Calls `before` and `after` with each change that is made to a store of the kind
+    of `path`, and the key of the file: "write" makes it, "commit" puts an index in the
+    place of the one that was found, and "swap" puts any other file in its place.
+    """
+    kind = type(_root(path))
+    write = "start_write" if hasattr(kind, "start_write") else "write"
+    for change, name, place in (
+        ("write", write, 0),
+        ("commit", "replace", 0),
+        ("swap", *(("swap", 1) if hasattr(kind, "swap") else ("write", 0))),
+    ):
+        patch.setattr(
+            kind, name, _between(getattr(kind, name), change, place, before, after)
+        )
+
+
+def _between(call: Any, change: str, place: int, before: Change, after: Change) -> Any:
+    def made(root: Any, *args: Any) -> Any:
+        before(change, args[place])
+        out = call(root, *args)
+        after(change, args[place])
+        return out
+
+    return made
+
+
+def leftover(path: Any, save: str) -> str:
+    """The directory in which the save of this id writes what it then moves."""
+    return _found("_save._leftovers.directory_of")(_root(path), save).path
+
+
+def _context(root: Any) -> Any:
+    return _found("_storage._arrays.context")(root)
+
+
+def is_mapped(path: Any) -> bool:
+    """Whether arrays there are read from memory maps."""
+    return _context(_root(path)) is _context(_root("/"))
+
+
+def is_mapped_through_links(path: Any) -> bool:
+    root = _found("_storage._root.resolve")(path, True)
+    assert root.follow
+    return _context(root) is _context(_root("/"))
+
+
+def is_on_this_machine(path: Any) -> bool:
+    return _found("_storage._local_files.is_on_this_machine")(os.fspath(path))
+
+
+def parts_of_a_copy(fd: int) -> Iterator[bytes]:
+    """The bytes of an open file, as they are copied."""
+    return _found("_storage._local_files.parts")(fd)
+
+
+def can_report_syncs() -> bool:
+    return _found("_storage._local_files._can_report")()
+
+
+def sync_file_system(fd: int) -> None:
+    _found(CALLS["sync a file system"])(fd)
+
+
+def exchange(a: Any, b: Any) -> None:
+    """Lets two files or directories change places, atomically."""
+    _found(CALLS["exchange"])(os.fspath(a), os.fspath(b))
+
+
+def server_of(url: str) -> tuple[bool, str, int] | None:
+    """The server that is asked about a URL: whether by TLS, its name, its port."""
+    return _found("_storage._waiting._server")(url, {})
+
+
+# ---- What is kept from call to call.
+
+
+def forget() -> None:
+    """As in a new process."""
+    for name in (
+        "_save._describe._kept",
+        "_save._tree_spec.tree_spec",
+        "_save._layout._deal_alone",
+        "_save._to_ocdbt._laid",
+        "_save._sidecars._orbax_files",
+        "_save._sidecars._zarr_files",
+        "_save._to_ocdbt._database",
+    ):
+        _found(name).cache_clear()
+    forget_names()
+
+
+def forget_names() -> None:
+    _found("_format._names._kept").cache_clear()
+    importlib.import_module("eqx_ckpt._tree._seen")._last = []
+
+
+def made_and_kept() -> dict[str, tuple[int, int]]:
+    """How often parts of saves were made, and how often those of before were taken."""
+    out = {}
+    for name, cache in (
+        ("deal", "_save._layout._deal_alone"),
+        ("files for Orbax", "_save._sidecars._orbax_files"),
+        ("database", "_save._to_ocdbt._database"),
+    ):
+        found = _found(cache).cache_info()
+        out[name] = found.misses, found.hits
+    return out
+
+
+@contextlib.contextmanager
+def registered_types_forgotten() -> Iterator[None]:
+    """Types that are registered meanwhile are not, afterwards."""
+    module = importlib.import_module("eqx_ckpt._tree._register")
+    before = set(module._codecs)
+    try:
+        yield
+    finally:
+        for cls in set(module._codecs) - before:
+            module._set(cls, None)
+
+
+# ---- Single steps of a call.
+
+
+def start_in_background(url: str, stage: Any, write: Any) -> Any:
+    """Begins a save of two functions: the handle."""
+    return _found(CALLS["start in the background"])(_root(url), stage, write)
+
+
+def read_told(path: Any, data: bytes) -> Any:
+    """What process 0 tells the others of a save."""
+    return _found("_save._publish.told")(_root(path), data)
+
+
+def replaced_error() -> type[Exception]:
+    """The error of what has been replaced since it was opened."""
+    return _found("_errors.ReplacedError")
+
+
+def begin_anew(load: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A load that begins again if what it reads is replaced."""
+    return _found("_load._open.again")(0, "path")(load)
+
+
+def write_journal(root: Any, step: int) -> None:
+    """As a manager does when it has saved a step."""
+    _found("_run._steps.Steps")(root).journal.saved(step)
+
+
+def pass_time_as(patch: pytest.MonkeyPatch, clock: Any) -> None:
+    """Lets the time that processes wait for each other be that of a clock."""
+    for module in ("_messages", "_processes"):
+        patch.setattr(f"eqx_ckpt._runtime.{module}.time", clock)
+
+
+def say_stragglers(call: str) -> Callable[[list[int]], None]:
+    """What warns of processes that a call waits for."""
+    return _found("_runtime._messages.Late")(call).say
+
+
+def merged(method: Any, name: str, arrays: list[np.ndarray]) -> np.ndarray:
+    """Whole arrays in memory, merged in one step."""
+    first = arrays[0]
+    make = _found("_edit._methods.MergedLeaf")
+    leaf = make(method, name, first.shape, first.dtype)
+    state = leaf.look([arrays]) if method.looks_first else None
+    return leaf.combine(arrays, state, (0,) * first.ndim)
+
+
+def check_blosc_header(data: bytes, codec: str, nbytes: int, itemsize: int) -> None:
+    """Refuses the header of a chunk that is not of so many bytes."""
+    _found("_format._blosc.check_header")(data, codec, nbytes, itemsize)
+
+
+def selected(spec: Any, tree: Any, leaves: list[Any], is_leaf: Any) -> list[bool]:
+    """Whether a filter selects each leaf."""
+    return _found("_tree._filters.selected")(spec, tree, leaves, is_leaf)
+
+
+def jsonable(data: Any) -> Any:
+    """What a command prints with `--json`."""
+    return _found("_cli._output.jsonable")(data)
+
+
+def table(columns: list[tuple[str, bool]], rows: list[tuple[str, ...]]) -> list[str]:
+    """The lines of a table of titles, some of which are to the right."""
+    model = importlib.import_module("eqx_ckpt._show._model")
+    made = model.table([model.Column(*column) for column in columns], rows)
+    drawn = _found("_cli._output.drawn")
+    return [drawn(line, False) for line in _found("_show._terminal.table")(made)]
+
+
+def called_by_pickles() -> tuple[str, list[Any]]:
+    """The module that makes tensors, and all that it calls for a pickle."""
+    module = importlib.import_module("eqx_ckpt._formats._torch_globals")
+    return module.__name__, [getattr(x, "call", None) for x in module.NAMES.values()]
+
+
+def files_that_unpickle() -> list[str]:
+    names = ("_formats._pickle", "_formats._torch_globals")
+    return [importlib.import_module(f"eqx_ckpt.{name}").__file__ for name in names]

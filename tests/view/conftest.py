@@ -1,0 +1,130 @@
+import contextlib
+import shutil
+import threading
+import time
+import urllib.request
+
+import pytest
+
+import eqx_ckpt as ec
+from eqx_ckpt._cli._viewing import subject_of
+from eqx_ckpt._view._server import Server
+from eqx_ckpt._view._site import Site
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+DRIVER = shutil.which("chromedriver")
+_FLAGS = (
+    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run "
+    "--disable-background-networking --disable-component-update --disable-sync "
+    "--disable-dev-shm-usage"
+)
+
+
+@pytest.fixture
+def serve():
+    """Serves the page of some paths: a function that returns the server."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*paths):
+            server = stack.enter_context(Server(Site(subject_of([*map(str, paths)]))))
+            thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(server.shutdown)
+            return server
+
+        yield start
+
+
+@pytest.fixture
+def get():
+    """The status, the headers and the body of a page."""
+
+    def call(url, method="GET", **headers):
+        request = urllib.request.Request(url, method=method, headers=headers)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=60) as found:
+                return found.status, found.headers, found.read()
+        except urllib.error.HTTPError as e:
+            with e:
+                return e.code, e.headers, e.read()
+
+    return call
+
+
+class Browser:
+    """A real Chromium, of which a test has one page."""
+
+    def __init__(self, driver):
+        self.driver = driver
+
+    def open(self, url, width=1440, height=900, dark=False):
+        self.resize(width, height, dark)
+        self.driver.get("about:blank")
+        self.driver.get_log("browser")
+        self.driver.get(url)
+
+    def resize(self, width, height=900, dark=False):
+        said = {"width": width, "height": height, "deviceScaleFactor": 1}
+        do = self.driver.execute_cdp_cmd
+        said["mobile"] = width < 500
+        do("Emulation.setDeviceMetricsOverride", said)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        do("Emulation.setEmulatedMedia", {"features": [scheme]})
+
+    def run(self, script, *args):
+        return self.driver.execute_script(script, *args)
+
+    def until(self, script, *args):
+        """What a script returns, once that is true."""
+        end = time.monotonic() + 60
+        while not (found := self.run(script, *args)):
+            assert time.monotonic() < end, (script, self.text(), self.problems())
+            time.sleep(0.02)
+        return found
+
+    def press(self, *keys):
+        from selenium.webdriver import ActionChains
+
+        ActionChains(self.driver, duration=1).send_keys(*keys).perform()
+
+    def text(self):
+        return self.run("return document.body.innerText")
+
+    def problems(self):
+        return [row["message"] for row in self.driver.get_log("browser")]
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory):
+    if CHROMIUM is None or DRIVER is None:
+        pytest.skip("Chromium and its driver are not here")
+    webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    profile = tmp_path_factory.mktemp("chromium")
+    for flag in (*_FLAGS.split(), f"--user-data-dir={profile}"):
+        options.add_argument(flag)
+    driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+    yield Browser(driver)
+    driver.quit()
+
+
+@pytest.fixture
+def browser(chromium):
+    yield chromium
+    problems = chromium.problems()
+    assert not problems, problems
+
+
+@pytest.fixture
+def save(tmp_path):
+    def call(name, tree, **options):
+        path = tmp_path / name
+        ec.tree_serialise_leaves(path, tree, **options)
+        return path
+
+    return call
