@@ -80,7 +80,7 @@ def held(disk: Disk) -> bytes:
 
 def _read_held(
     word: bytes, index: int
-) -> tuple[list[NearPart], list[tuple[str, str, str]], str]:
+) -> tuple[list[NearPart], list[list[str]], str]:
     what = f"what process {index} says of its near disk"
     parts, problems, path = _schema.read(word, what, _HELD)
     return [NearPart(*part) for part in parts], problems, path
