@@ -78,9 +78,7 @@ def held(disk: Disk) -> bytes:
     return json.dumps([parts, rows, disk.root.url]).encode()
 
 
-def _read_held(
-    word: bytes, index: int
-) -> tuple[list[NearPart], list[list[str]], str]:
+def _read_held(word: bytes, index: int) -> tuple[list[NearPart], list[list[str]], str]:
     what = f"what process {index} says of its near disk"
     parts, problems, path = _schema.read(word, what, _HELD)
     return [NearPart(*part) for part in parts], problems, path
