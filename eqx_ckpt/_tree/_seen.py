@@ -114,6 +114,14 @@ def node_types(structure: Any) -> set[type]:
     return out
 
 
+class _Field(eqx.Module):
+    field: Any
+
+
+# The types of what Equinox puts where a Module lacks a field, if it does.
+_ABSENT = {
+    x.node_data()[0] for x in jax.tree.structure(object.__new__(_Field)).children()
+}
 _NODES = (
     type(None),
     tuple,
@@ -129,10 +137,21 @@ def _is_known_node(cls: type) -> bool:
     """Whether key paths and children of nodes of a type follow from the structure."""
     return (
         cls in _NODES
-        or _value_codec.is_namedtuple(cls)
+        or cls in _ABSENT
         or issubclass(cls, eqx.Module)
-        or cls.__name__ == "_Missing"  # Of Equinox, for fields that are not there.
+        or _value_codec.is_namedtuple(cls)
+        and not _has_own_way(cls)
     )
+
+
+def _has_own_way(cls: Any) -> bool:
+    """Whether somebody registered a type of named tuples, which JAX knows without: with
+    keys and children of their own, which may follow from the content."""
+    try:
+        one = jax.tree.structure(tuple.__new__(cls, cls._fields))
+    except Exception:
+        return True
+    return not str(one).startswith("PyTreeDef(namedtuple[")
 
 
 _ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
@@ -158,7 +177,7 @@ def _is_fixed(x: Any, callables: dict[int, Any]) -> bool:
         return True
     if cls is tuple:
         return all(_is_fixed(y, callables) for y in x)
-    if isinstance(x, np.dtype) or cls.__name__ == "_Missing":
+    if cls in _ABSENT or isinstance(x, np.dtype) and x.names is None:
         return True
     if isinstance(x, enum.Enum):
         return type(x.value) in _ATOMS
@@ -186,15 +205,16 @@ def _is_of_jax(cls: type) -> bool:
 
 
 def _is_plain(cls: type) -> bool:
-    is_own = _leaf.is_own_type(cls) or cls in (str, bytes)
-    return is_own and _register.codec_of(cls) is None
+    return _leaf.is_own_type(cls) or cls in (str, bytes)
 
 
 def key_of(leaves: Sequence[Any], numbers: Iterable[int]) -> tuple[Any, Any] | None:
     """A key of leaves, and the objects by whose `id` it goes. Of the leaves of these
     `numbers` only types are looked at, of the others also the values. None where one
-    may change unseen."""
+    may change unseen, or is stored as somebody registered."""
     kinds = tuple(map(type, leaves))
+    if any(_register.codec_of(cls) is not None for cls in {*kinds}):
+        return None
     own = set(filter(_is_plain, {*kinds}))
     numbers = tuple(numbers)
     if len(numbers) == len(leaves) and own.issuperset(kinds):

@@ -75,9 +75,9 @@ def record(
     """The static values of a tree, by the names of the nodes that have them, of which
     `source` is that of the tree itself. `chosen`: the leaves that are stored; by
     default, those that a save stores by default."""
-    stored = range(len(flat.leaves))
-    if chosen is not None:
-        stored = it.compress(stored, chosen)
+    if chosen is None:
+        chosen = [_filters.by_default(x) for x in flat.leaves]
+    stored = it.compress(range(len(flat.leaves)), chosen)
     make = lambda: _record(tree, is_leaf, flat, chosen, source)
     return flat.once(("statics", source), make, stored)
 
@@ -86,7 +86,7 @@ def _record(
     tree: PyTree,
     is_leaf: IsLeaf,
     flat: Flat,
-    chosen: Sequence[bool] | None,
+    chosen: Sequence[bool],
     source: str,
 ) -> Statics:
     nodes: dict[str, Fields] = {}
@@ -126,14 +126,14 @@ def _record(
     return Statics(values, of, others)
 
 
-def _left_out(leaves: Sequence[Any], chosen: Sequence[bool] | None) -> Iterator[int]:
+def _left_out(leaves: Sequence[Any], chosen: Sequence[bool]) -> Iterator[int]:
     """The numbers of the leaves that are values, and that no save stores by itself:
     neither arrays and other data, nor functions."""
     odd = {*it.filterfalse(_leaf.is_own_type, {*map(type, leaves)})}
     if not odd:
         return
     for number, leaf in enumerate(leaves):
-        if type(leaf) in odd and not (chosen is not None and chosen[number]):
+        if type(leaf) in odd and not chosen[number]:
             if not callable(leaf) and not _filters.by_default(leaf):
                 yield number
 

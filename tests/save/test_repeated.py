@@ -68,6 +68,27 @@ def closed(x):
 
 # Of static fields, and of leaves that are functions. Some are equal, and not the same.
 PARTIAL = ft.partial(jnp.add, 1)
+
+
+class Own(NamedTuple):
+    """Whose keys and children follow from its content."""
+
+    n: Any
+    m: Any
+
+
+jax.tree_util.register_pytree_with_keys(
+    Own,
+    lambda x: (((jax.tree_util.DictKey(f"{x.n}"), x.m),), None),
+    lambda _, children: Own("0", *children),
+)
+
+
+class Mode(enum.Enum):
+    A = "a"
+    B = "b"
+
+
 STATICS = [
     *(1, True, 1.0, 0.0, -0.0, math.nan, None, "a", b"a", 2**70, 1j, ..., range(3)),
     *((1, 2), (1, True), (1, 2.0), [1, 2], {1: 2}, {True: 2}, {1, 2}, frozenset([1])),
@@ -84,6 +105,7 @@ LEAVES = [
     *(SHARED, SHARED + 1, np.asarray(SHARED), SHARED.astype(jnp.bfloat16)),
     *(jnp.asarray(1.0), jnp.ones(()), jnp.float32(1), np.float32(1), 1.0, 1, True),
     *(2**40, 2**70, 1j, "a", "ab", "\ud800", b"a", None, {}, [], ()),
+    *(Mode.A, Mode.B, np.dtype([("a", "f4")]), np.dtype([("b", "f4")])),
     *(jr.key(0), jr.key(0, impl="rbg"), jr.split(jr.key(0)), np.zeros((0, 2))),
     *(jnp.zeros((2, 3)), jnp.zeros((3, 2)), np.zeros(2, ">i4"), np.ones(40_000)),
     *(2**62, 2**63, -(2**63), -(2**63) - 1, np.float64(1), np.bool_(True)),
@@ -94,6 +116,7 @@ NODES = [
     *(lambda x: {"n": x}, lambda x: [x], lambda x: (x,), lambda x: [0.0, x]),
     *(lambda x: {1: x}, lambda x: {"n": x, "m": x}),
     *(lambda x: Pair(x, x), lambda x: Point(x), lambda x: [x] * 40),
+    *(lambda x: Own("a", x), lambda x: Own("b", x)),
 ]
 MODELS = st.builds(
     Model,
@@ -172,29 +195,92 @@ def _check(saves):
             assert repr(after[i]) == repr(again[i]) == repr(alone)
 
 
-def _loaded(path, like):
-    """What a load gives, leaf by leaf, or its error."""
+def _loaded(path, like, root):
+    return ec.tree_deserialise_leaves(path, like)
+
+
+def _grafted(path, like, root):
+    tree, report = ec.graft(like, path, [], fresh=lambda x: [])
+    return tree, str(report)
+
+
+def _saved_and_loaded(path, like, root):
+    """With types that are registered only here."""
+    encode = lambda x: x.value
+    with (
+        ec.register_leaf(Mode, encode, Mode),
+        ec.register_leaf(np.float32, str, np.float32),
+    ):
+        return ec.tree_deserialise_leaves(path, like), _saved(root, like, {}, "sync")
+
+
+ROUTES = {
+    "load": _loaded,
+    "graft": _grafted,
+    "diff": lambda path, like, root: ec.diff(path, like),
+    "diff of trees": lambda path, like, root: ec.diff([like, 0], like),
+    "merge": lambda path, like, root: ec.merge([path, like], lambda x, y: x),
+    "registered": _saved_and_loaded,
+}
+
+
+def _given(route, path, like, root):
+    """What a call gives, leaf by leaf, or its error."""
     try:
-        values = jax.tree.leaves(ec.tree_deserialise_leaves(path, like))
+        found = ROUTES[route](path, like, root)
     except (ValueError, TypeError, RuntimeError) as e:
+        assert not isinstance(e, RecursionError)
         return type(e), str(e)
-    return [(type(x), repr(x)) for x in values]
+    leaves = jax.tree.leaves(found)
+    return [(type(x), repr(x)) for x in leaves]
 
 
-@given(st.lists(TREES, min_size=2, max_size=4))
-@settings(max_examples=10)
-def test_a_load_is_what_a_first_one_is_whatever_was_loaded_before(trees):
-    """Keys that are equal have other names: 1, True and 1.0."""
+# What stands at one place of trees that are alike else.
+ALIKE = [
+    ["a", "ab", "\ud800", b"a"],
+    [Mode.A, Mode.B, np.float32(1), np.float32(2), 1.0, True, 1],
+    [np.dtype([("a", "f4")]), np.dtype([("b", "f4")]), np.dtype("f4")],
+    [Own("a", 1.0), Own("b", 1.0), Own("b", "a"), Pair(1.0, "a"), Pair(1.0, "b")],
+    [jax.nn.relu, jax.nn.gelu, PARTIAL, len, None],
+    [SHARED, np.asarray(SHARED), SHARED.astype(jnp.bfloat16), SHARED[:2]],
+]
+AROUND = [*NODES, lambda x: Model(x, 1), lambda x: Model(jnp.zeros(2), 1, x)]
+CALLS = st.builds(
+    lambda alike, around, calls: [
+        (route, around(alike[number % len(alike)])) for route, number in calls
+    ],
+    st.sampled_from(ALIKE),
+    st.sampled_from(AROUND),
+    st.lists(
+        st.tuples(st.sampled_from(list(ROUTES)), st.integers(0, 6)),
+        min_size=3,
+        max_size=6,
+    ),
+)
+
+
+@given(CALLS)
+@settings(max_examples=25)
+def test_a_call_gives_what_it_gives_at_first_whatever_was_called_before(calls):
+    _check_calls(calls)
+
+
+@pytest.mark.long
+@given(CALLS)
+@settings(max_examples=2000)
+def test_calls_give_what_first_ones_give(calls):
+    _check_calls(calls)
+
+
+def _check_calls(calls):
     with tempfile.TemporaryDirectory() as directory:
-        path = pathlib.Path(directory) / "c"
+        path, root = pathlib.Path(directory) / "c", pathlib.Path(directory) / "d"
         inside.forget()
-        for tree in trees:
-            if isinstance(_saved(path, [tree, 0], {}, "sync")[0], type):
-                continue  # JAX does not sort these keys.
-            after = [_loaded(path, [like, 0]) for like in trees]
-            for like, found in zip(trees, after):
-                inside.forget_names()
-                assert _loaded(path, [like, 0]) == found
+        _saved(path, [calls[0][1], 0], {}, "sync")
+        after = [_given(route, path, [like, 0], root) for route, like in calls]
+        for (route, like), found in zip(calls, after):
+            inside.forget()
+            assert _given(route, path, [like, 0], root) == found
 
 
 def _recorded(path, tree):
