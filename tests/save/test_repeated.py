@@ -200,18 +200,26 @@ def _loaded(path, like, root):
 
 
 def _grafted(path, like, root):
-    tree, report = ec.graft(like, path, [], fresh=lambda x: [])
+    tree, report = ec.graft(like, path, [(lambda x: x, lambda x: x)])
     return tree, str(report)
 
 
-def _saved_and_loaded(path, like, root):
-    """With types that are registered only here."""
-    encode = lambda x: x.value
-    with (
-        ec.register_leaf(Mode, encode, Mode),
-        ec.register_leaf(np.float32, str, np.float32),
-    ):
-        return ec.tree_deserialise_leaves(path, like), _saved(root, like, {}, "sync")
+def _saved_arrays(path, like, root):
+    return _saved(root, like, {"filter_spec": eqx.is_array}, "sync")
+
+
+def _registered(route):
+    """A route with types that are registered only there."""
+
+    def call(*args):
+        encode = lambda x: x.value
+        with (
+            ec.register_leaf(Mode, encode, Mode),
+            ec.register_leaf(np.float32, str, np.float32),
+        ):
+            return ROUTES[route](*args)
+
+    return call
 
 
 ROUTES = {
@@ -219,9 +227,11 @@ ROUTES = {
     "graft": _grafted,
     "diff": lambda path, like, root: ec.diff(path, like),
     "diff of trees": lambda path, like, root: ec.diff([like, 0], like),
-    "merge": lambda path, like, root: ec.merge([path, like], lambda x, y: x),
-    "registered": _saved_and_loaded,
+    "merge": lambda path, like, root: ec.merge([path, like], ec.merging.average()),
+    "save": lambda path, like, root: _saved(root, like, {}, "sync"),
+    "save of arrays": _saved_arrays,
 }
+ROUTES |= {f"{name}, registered": _registered(name) for name in ROUTES}
 
 
 def _given(route, path, like, root):
@@ -276,11 +286,11 @@ def _check_calls(calls):
     with tempfile.TemporaryDirectory() as directory:
         path, root = pathlib.Path(directory) / "c", pathlib.Path(directory) / "d"
         inside.forget()
-        _saved(path, [calls[0][1], 0], {}, "sync")
-        after = [_given(route, path, [like, 0], root) for route, like in calls]
+        _saved(path, [calls[0][1], SHARED], {}, "sync")
+        after = [_given(route, path, [like, SHARED], root) for route, like in calls]
         for (route, like), found in zip(calls, after):
             inside.forget()
-            assert _given(route, path, [like, 0], root) == found
+            assert _given(route, path, [like, SHARED], root) == found
 
 
 def _recorded(path, tree):
@@ -289,7 +299,9 @@ def _recorded(path, tree):
     return [index[x] for x in ("statics", "static", "encoded", "structure")]
 
 
-@pytest.mark.parametrize("change", ["list", "dict", "object", "partial", "name"])
+@pytest.mark.parametrize(
+    "change", ["list", "dict", "object", "partial", "name", "dtype"]
+)
 def test_what_is_changed_in_place_is_recorded_anew(tmp_path, monkeypatch, change):
     value: Any = {
         "list": lambda: [1],
@@ -297,6 +309,7 @@ def test_what_is_changed_in_place_is_recorded_anew(tmp_path, monkeypatch, change
         "object": lambda: types.SimpleNamespace(a=1),
         "partial": lambda: ft.partial(closed, x=1),
         "name": lambda: closed,
+        "dtype": lambda: np.dtype([("a", "f4")]),
     }[change]()
     tree = {"m": Model(jnp.zeros(2), (value,), value), "b": jnp.zeros(2)}
     spare = Model(jnp.zeros(2), 1), jnp.zeros(2)
@@ -309,6 +322,8 @@ def test_what_is_changed_in_place_is_recorded_anew(tmp_path, monkeypatch, change
         value["a"] = 2
     elif change == "object":
         value.a = 2
+    elif change == "dtype":
+        value.names = ("b",)
     elif change == "partial":
         value.keywords["x"] = 2
     else:
