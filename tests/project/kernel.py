@@ -20,7 +20,11 @@ import pytest
 
 _ROOMS = "format storage tree load save run runtime".split()
 # Those of minutes, which ask the system and not the layout of the package.
-_SLOW = "save/test_kill save/test_store_kill save/test_power save/test_beside".split()
+_SLOW = (
+    "save/test_kill save/test_store_kill save/test_power save/test_beside "
+    "save/test_faults runtime/test_interrupts storage/test_odd_answers "
+    "load/test_attacks load/test_records"
+).split()
 # Those that open files of other libraries in the midst of something else.
 _OTHERS = (
     "save/test_lazy_routes.py::test_every_format_to_every_form[orbax]",
