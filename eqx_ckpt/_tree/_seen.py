@@ -151,7 +151,7 @@ def _has_own_way(cls: Any) -> bool:
         one = jax.tree.structure(tuple.__new__(cls, cls._fields))
     except Exception:
         return True
-    return not str(one).startswith("PyTreeDef(namedtuple[")
+    return f"namedtuple[{cls.__name__}]" not in str(one)
 
 
 _ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))

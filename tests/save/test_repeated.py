@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import optax
 import pytest
 from hypothesis import given, settings, strategies as st
 from support import inside
@@ -361,6 +362,15 @@ def test_what_is_kept_of_a_structure_knows_registered_types(tmp_path):
         inside.forget()
         assert registered == _recorded(tmp_path / "c", tree) != before[0]
     assert _recorded(tmp_path / "c", tree) == before[0] == before[1]
+
+
+def test_models_in_training_are_remembered():
+    params, static = eqx.partition(Model(jnp.ones(2), (1, "a", jnp.sin)), eqx.is_array)
+    model, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "batch", mode="batch")
+    states = optax.adamw(1e-3).init(params), optax.sgd(1e-3, momentum=0.9).init(params)
+    for tree in (params, static, model, state, *states, [1, (None, {"a": Pair(1, 2)})]):
+        assert inside.is_remembered([tree, 1.0])
+    assert not inside.is_remembered(Own("a", 1))
 
 
 def test_threads_save_and_load_many_structures_at_once(tmp_path):

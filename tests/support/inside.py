@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -250,6 +251,12 @@ def forget() -> None:
 def forget_names() -> None:
     _found("_format._names._kept").cache_clear()
     importlib.import_module("eqx_ckpt._tree._seen")._last = []
+
+
+def is_remembered(tree) -> bool:
+    """Whether what follows from the structure of a tree is made once."""
+    seen = importlib.import_module("eqx_ckpt._tree._seen").seen
+    return seen(jax.tree.structure(tree)) is not None
 
 
 def made_and_kept() -> dict[str, tuple[int, int]]:
