@@ -365,6 +365,8 @@ def test_what_is_kept_of_a_structure_knows_registered_types(tmp_path):
 
 
 def test_models_in_training_are_remembered():
+    if not isinstance(jax.tree.structure(Point(1)).node_data()[1], tuple):
+        pytest.skip("This Equinox keeps static fields in an object of its own.")
     params, static = eqx.partition(Model(jnp.ones(2), (1, "a")), eqx.is_array)
     model, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "batch", mode="batch")
     states = optax.adamw(1e-3).init(params), optax.sgd(1e-3, momentum=0.9).init(params)
