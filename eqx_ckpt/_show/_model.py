@@ -1,4 +1,4 @@
-"""What people look at: trees, tables and facts. `_terminal` draws them as text, `_html`
+"""The things that people look at: trees, tables and facts. `_terminal` draws them as text, `_html`
 for notebooks, and `_view` as a page.
 
 All of it is in the index, or in the journal of a run: no array is read.
@@ -61,7 +61,7 @@ class Branch(NamedTuple):
 
     @property
     def what(self) -> str:
-        """What a leaf is, or how many leaves a node has."""
+        """The kind of a leaf, or the number of leaves of a node."""
         text = self.text
         if self.below:
             text = leaf_count(self.leaves // self.times)

@@ -114,13 +114,13 @@ def node_types(structure: Any) -> set[type]:
     return out
 
 
-class _Field(eqx.Module):
+class _Partial(eqx.Module):
     field: Any
 
 
 # The types of what Equinox puts where a Module lacks a field, if it does.
 _ABSENT = {
-    x.node_data()[0] for x in jax.tree.structure(object.__new__(_Field)).children()
+    x.node_data()[0] for x in jax.tree.structure(object.__new__(_Partial)).children()
 }
 _NODES = (
     type(None),

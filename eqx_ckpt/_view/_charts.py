@@ -29,7 +29,7 @@ _SIDE, _POINTS, _CHEAP = 256, 256, 2**34
 
 
 class Sample(NamedTuple):
-    """What was read of a leaf: an array, or the value of what is none. `said` is a
+    """A leaf as it was read: an array, or the value of what is none. `said` is a
     sentence, where that is not all of the leaf."""
 
     value: Any
@@ -101,7 +101,7 @@ def floats(value: Any) -> np.ndarray | None:
 
 
 def _measured(sample: Sample) -> tuple[LeafStats, float] | None:
-    """What `stats` says of what was read, and how many times as large the leaf is."""
+    """Statistics of a leaf as it was read, and how many times as large it is."""
     if floats(sample.value) is None:
         return None
     row = _stats.stats({"x": sample.value})["x"]
@@ -128,7 +128,7 @@ def figures(sample: Sample) -> dict[str, str]:
 
 
 def norm(sample: Sample) -> float | None:
-    """That of the finite elements; of a sample what the whole has about."""
+    """The norm of the finite elements; of a sample about that of the whole."""
     found = _measured(sample)
     if found is None or found[0].norm is None:
         return None

@@ -1,4 +1,4 @@
-"""What a page shows of a checkpoint, of two or of a run, and what it asks for.
+"""The pages of a checkpoint, of two or of a run, and the answers to their requests.
 
 A page is a dict of JSON that is made of an index alone: `kind`, `title`, `facts`
 (titles and texts), `rows`: for each leaf its name, what it is, and its bytes, and the
@@ -64,7 +64,7 @@ class Site:
         self._slots: collections.OrderedDict[Any, _Slot] = collections.OrderedDict()
 
     def answer(self, what: str, query: Mapping[str, str]) -> dict[str, Any]:
-        """What a page asks for. `at` is a step, or two with a comma, of a run.
+        """The answer to a request of a page. `at` is a step, or two with a comma, of a run.
 
         - `page`: the page itself;
         - `leaf`: figures and a histogram of the leaf `n`; `picture`: a slice of it, at
@@ -91,7 +91,7 @@ class Site:
             return {"error": _text.message((text or type(e).__name__).split("\n"))}
 
     def _now(self, query: Mapping[str, str]) -> Shown:
-        """What there is when a page is loaded: a run goes on while it is looked at."""
+        """The source when a page is loaded: a run goes on while it is looked at."""
         with self._lock:
             if self._shown and isinstance(self._subject, Checkpoint):
                 self._subject = _checkpoint.open(self._subject.path)
@@ -163,7 +163,7 @@ class Site:
         }
 
     def _picture(self, query: Mapping[str, str]) -> dict[str, Any]:
-        """Of two checkpoints the difference, where both have the leaf."""
+        """The difference of two checkpoints, where both have the leaf."""
         lazies = self._lazies(query)
         here = [i for i, x in enumerate(lazies) if x is not None]
         shapes = {x.shape for x in lazies if x is not None}
