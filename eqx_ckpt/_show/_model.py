@@ -1,5 +1,5 @@
-"""The things that people look at: trees, tables and facts. `_terminal` draws them as text, `_html`
-for notebooks, and `_view` as a page.
+"""The things that people look at: trees, tables and facts. `_terminal` draws them as
+text, `_html` for notebooks, and `_view` as a page.
 
 All of it is in the index, or in the journal of a run: no array is read.
 """

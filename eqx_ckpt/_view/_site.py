@@ -64,7 +64,7 @@ class Site:
         self._slots: collections.OrderedDict[Any, _Slot] = collections.OrderedDict()
 
     def answer(self, what: str, query: Mapping[str, str]) -> dict[str, Any]:
-        """The answer to a request of a page. `at` is a step, or two with a comma, of a run.
+        """The answer to a request of a page. `at` is a step, or two with a comma.
 
         - `page`: the page itself;
         - `leaf`: figures and a histogram of the leaf `n`; `picture`: a slice of it, at
