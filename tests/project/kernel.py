@@ -96,6 +96,8 @@ def _without(line: ast.stmt, rooms: set[str]) -> ast.stmt | None:
 
 def _is_missing(error: BaseException | None) -> bool:
     while error is not None:
+        if isinstance(error, BaseExceptionGroup):  # Of Hypothesis.
+            return all(map(_is_missing, error.exceptions))
         if _missing.search(str(error)):
             return True
         error = error.__cause__ or error.__context__
