@@ -39,6 +39,7 @@ def of(ckpt: Checkpoint) -> CommandResult:
         "kinds": found.kinds,
         "shared": len(source.index.leaves.aliases),
         "nbytes": ckpt.nbytes,
+        "base": ckpt.base and ckpt.base._asdict(),
         "files": _as_json(usage),
         "numbers": found.numbers,
         "tops": {
@@ -72,7 +73,7 @@ def of(ckpt: Checkpoint) -> CommandResult:
 
 _TITLES = (
     *("format", "save", "time", "written by", "saved by", "shardings", "in memory"),
-    *("on disk", "leaves", "numbers", "static", "functions", "metadata"),
+    *("on disk", "base", "leaves", "numbers", "static", "functions", "metadata"),
 )
 
 

@@ -92,11 +92,17 @@ def ls(
         lines = _flat(records)
     else:
         lines = _tree(_rows(records, depth, leaves.aliases), fields, depth)
-    data = lambda: {"path": ckpt.path, "leaves": list(map(_as_json, records))}
+    base = ckpt.base and ckpt.base._asdict()
+    data = lambda: {
+        "path": ckpt.path,
+        "base": base,
+        "leaves": list(map(_as_json, records)),
+    }
     nbytes = sum(_distinct(records, leaves.aliases))
     what = f"{_model.leaf_count(len(records))}, {_text.size(nbytes)}"
     head = [Span(ckpt.path, "title"), Span(f"  {name}" * bool(name), "name")]
-    return CommandResult(data, [[*head, Span(f"  {what}")], *lines])
+    on = [Span(f"  on {_model.base(ckpt)}", "quiet")] * (base is not None)
+    return CommandResult(data, [[*head, Span(f"  {what}"), *on], *lines])
 
 
 def _as_json(record: Record) -> dict[str, Any]:

@@ -48,12 +48,22 @@ class SaveFacts(NamedTuple):
     shardings: dict[str, int]
 
 
+class BaseFacts(NamedTuple):
+    """The checkpoint that another one was made on, such as that of an adapter: its path
+    as it was given, the id of its save, and the digest of its index."""
+
+    path: str
+    save_id: str
+    digest: str
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Index:
     """A parsed index: what the tree is, and where it lies. `digests` has that of each
     page of the file of digests; `others` those of the files that other readers use;
     `own` those of the processes' own states, in their order, after the number of their
     bytes. What is in a data file is `shift` further on, if these are members of a zip.
+    `seal` is the digest that it ends in.
     """
 
     save: str
@@ -69,6 +79,8 @@ class Index:
     functions: dict[str, StoredFunction] = dataclasses.field(default_factory=dict)
     own: list[tuple[int, str]] = dataclasses.field(default_factory=list)
     shift: Sequence[int] = ()
+    base: BaseFacts | None = None
+    seal: str = ""
 
     @ft.cached_property
     def extents(self) -> Extents:
@@ -152,6 +164,7 @@ def encode(index: Index) -> bytes:
         **({} if index.saved is None else {"saved": index.saved._asdict()}),
         **({"functions": _functions.encode(functions)} if functions else {}),
         **({"own": index.own} if index.own else {}),
+        **({} if index.base is None else {"base": index.base}),
     }
     text = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()[:-1]
     return sealed(text)
@@ -199,7 +212,7 @@ def decode(data: bytes) -> Index:
     check_digest(data)
     value = _columns.parse(data)
     _check_version(value.get("version"), value.get("reader"))
-    index = _typed(value)
+    index = _typed(value, data[-34:-2].decode())
     if index.layout == "ocdbt" and isinstance(index.placement, Placement):
         _extents.check_listed(index.extents, index.placement)
     return index
@@ -254,7 +267,7 @@ def _release(value: Any) -> str:
     return value if good else "?"
 
 
-def _typed(value: dict[str, Any]) -> Index:
+def _typed(value: dict[str, Any], seal: str) -> Index:
     layout, files, digests, save, others, writer = fields(value, _FIELDS)
     _json.check_json(value.get("metadata"))
     if layout not in ("ocdbt", "zarr"):
@@ -286,6 +299,8 @@ def _typed(value: dict[str, Any]) -> Index:
         if "functions" in value
         else {},
         _own(value) if "own" in value else [],
+        base=_base(value) if "base" in value else None,
+        seal=seal,
     )
 
 
@@ -334,6 +349,11 @@ def _saved(value: dict[str, Any]) -> SaveFacts:
 # Later times are no dates.
 _TIME = range(2**37)
 _SAVED = {"time": _TIME, "processes": _TIME, "shardings": {...: NUMBER}}
+
+
+def _base(value: dict[str, Any]) -> BaseFacts:
+    (row,) = fields(value, {"base": (str, ID, DIGEST)})
+    return BaseFacts(*row)
 
 
 def _own(value: dict[str, Any]) -> list[tuple[int, str]]:

@@ -12,7 +12,7 @@ from .._load._checkpoint import Checkpoint
 from .._runtime import _arguments
 from .._runtime._processes import Processes
 from .._save import _background, _lazies, _options, _plan, _serialise
-from .._save._options import Functions, PlaceKeywords, SaveOptions
+from .._save._options import Base, Functions, PlaceKeywords, SaveOptions
 from .._storage import _root
 from . import _export
 
@@ -29,6 +29,7 @@ def convert(
     overwrite: bool = True,
     verify: bool = True,
     functions: Functions = None,
+    base: Base = None,
     **options: Unpack[PlaceKeywords],
 ) -> None:
     """Writes a checkpoint of any format that [`open`][] reads as another one.
@@ -49,6 +50,8 @@ def convert(
     - `verify`: whether to check the digests of what is read.
     - `functions`: by default, those of the source; `"drop"` leaves them out, which a
         target in `.safetensors` needs, as it holds none.
+    - `base`: as in [`tree_serialise_leaves`][], by default that of the source. A target
+        in `.safetensors` cannot say it.
     - `options`: `chunks`, `compression`, `layout`, `durable`, `max_bytes` (256 MiB by
         default) and `progress`, as in [`tree_serialise_leaves`][]. By default chunks
         are as in the source, if it has some.
@@ -77,6 +80,7 @@ def convert(
         metadata=metadata,
         overwrite=overwrite,
         functions=functions,
+        base=ckpt.base if base is None else base,
         **options,
     )
     root = _root.resolve(target)
@@ -87,6 +91,11 @@ def convert(
                 f"A `.safetensors` file holds no functions, and `{ckpt.path}` has "
                 f"{len(ckpt.functions)}: nothing was written. Leave them out, with "
                 '`functions="drop"`, or write a checkpoint.'
+            )
+        if base is not None:
+            raise ValueError(
+                f"`base` is for a checkpoint, and `{root}` is to be a `.safetensors` "
+                "file: leave it out."
             )
         if useless := sorted(options.keys() & {"chunks", "compression", "layout"}):
             raise ValueError(

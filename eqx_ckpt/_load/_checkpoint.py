@@ -8,13 +8,13 @@ from jaxtyping import PyTree
 
 from .. import _extensions
 from .._format import _names, _text
-from .._format._index import SaveFacts
+from .._format._index import BaseFacts, SaveFacts
 from .._runtime import _arguments
 from .._storage._archive import Readable
 from .._storage._backend import Backend
 from .._tree import _leaf, _nearest
 from .._tree._filters import FilterSpec, IsLeaf
-from . import _lazy, _load_options, _match, _nodes, _open, _renamed, _source
+from . import _base, _lazy, _load_options, _match, _nodes, _open, _renamed, _source
 from ._lazy import LazyArray
 from ._load_options import LoadOptions, SpliceKeywords
 from ._renamed import Renamed
@@ -50,6 +50,8 @@ class Checkpoint(_Base):
     - `saved`: its `time`, in seconds since 1970; how many `processes` saved it; and its
         `shardings`: how many leaves were spread over devices, and how, such as
         `{"P('x', None) on x=8": 12}`. None where the format does not say.
+    - `base`: the `path`, `save_id` and `digest` of the checkpoint that was given as
+        `base=` of the save. None if there was none.
     """
 
     __slots__ = ("_functions", "_source", "_tree")
@@ -87,6 +89,10 @@ class Checkpoint(_Base):
     @property
     def saved(self) -> SaveFacts | None:
         return self._source.index.saved
+
+    @property
+    def base(self) -> BaseFacts | None:
+        return self._source.index.base
 
     @property
     def leaves(self) -> Mapping[str, LazyArray]:
@@ -171,6 +177,43 @@ class Checkpoint(_Base):
             _lazy.lazy_of(self._source, pair.record, pair.target)
             for pair in matched.pairs
         )
+
+    @_arguments.checked()
+    def check_base(
+        self, path: "str | os.PathLike[str] | Readable | Checkpoint"
+    ) -> "Checkpoint":
+        """Checks that a checkpoint is the one that was `base=` of this save.
+
+        That is told by the digest of its index, in which the digests of all data are;
+        no array is read. So a copy of its files is the base too. Files of other formats
+        have no digests: their metadata are compared, the names, dtypes and shapes of
+        all leaves, and the first 1024 bytes of up to 256 leaves.
+
+        **Arguments:**
+
+        - `path`: the path of the base, or an open [`Checkpoint`][]. That in `base.path`
+            is as whoever saved has given it, and is never opened by itself.
+
+        **Returns:** the base, as an open [`Checkpoint`][].
+
+        **Raises:** `ValueError` if it is another one, or if this checkpoint was saved
+        without `base=`; and as [`open`][].
+
+        !!! example
+
+            ```python
+            >>> import eqx_ckpt as ec, jax.numpy as jnp
+            >>> ec.tree_serialise_leaves("base", {"w": jnp.ones((4, 4))})
+            >>> lora = {"a": jnp.ones((4, 1)), "b": jnp.zeros((1, 4))}
+            >>> ec.tree_serialise_leaves("lora", lora, base="base")
+            >>> ec.open("lora").check_base("base")["w"]
+            LazyArray(w: f32[4,4])
+
+            ```
+        """
+        base = open(path)
+        _base.check(self._source, base._source)
+        return base
 
     def __repr__(self) -> str:
         return self.describe(200)

@@ -82,8 +82,9 @@ class CheckpointManager:
         the disks of others. So a run that loses a node goes on from its newest near
         step. docs/processes.md has more.
     - `options`: of every save: `filter_spec`, `is_leaf`, `where`, `dtype`, `layout`,
-        `chunks`, `compression`, `durable`, `max_bytes`, `progress` and `processes` (a
-        [`Together`][] with a `timeout`), as in [`async_tree_serialise_leaves`][].
+        `chunks`, `compression`, `durable`, `max_bytes`, `progress`, `base` and
+        `processes` (a [`Together`][] with a `timeout`), as in
+        [`async_tree_serialise_leaves`][].
 
     Use it as a context manager: at the end of the `with` it saves the last state that
     was given to [`save`][] and was not due, waits, and raises what went wrong. So a run
@@ -144,6 +145,7 @@ class CheckpointManager:
         saved = SaveOptions(**options)
         self._policy.check(saved)
         _leaf.check_cast(saved.dtype)
+        saved = saved._replace(base=_options.base_facts(saved.base))
         self._saves = Saves(self._steps, self._policy, saved)
         self._near: NearSteps | None = None
         if (near, near_every, copies) != (None, None, None):

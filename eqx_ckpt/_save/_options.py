@@ -7,6 +7,9 @@ from typing import Any, Literal, NamedTuple, TypedDict
 import numpy as np
 from jaxtyping import PyTree
 
+from .._format._index import BaseFacts
+from .._load import _base, _checkpoint
+from .._load._checkpoint import Checkpoint
 from .._runtime import _processes
 from .._runtime._arguments import Who
 from .._storage import _archive
@@ -18,6 +21,8 @@ from ._background import SaveHandle
 
 # Functions of the tree by name, made by `ec.function` or of a checkpoint; or "drop".
 Functions = Mapping[str, Any] | str | None
+# A checkpoint that a tree belongs to; or what another one says of it.
+Base = str | os.PathLike[str] | Checkpoint | BaseFacts | None
 Chunks = None | int | Callable[[str, tuple[int, ...], np.dtype], Any]
 
 
@@ -44,6 +49,7 @@ class BytesKeywords(EncodeKeywords, total=False):
     dtype: Any
     metadata: Any
     functions: Functions
+    base: Base
 
 
 class SaveKeywords(BytesKeywords, PlaceKeywords, total=False):
@@ -62,6 +68,7 @@ class RunKeywords(PlaceKeywords, total=False):
     where: Callable[[PyTree], Any] | None
     dtype: Any
     processes: Who
+    base: Base
 
 
 class SaveOptions(NamedTuple):
@@ -84,6 +91,7 @@ class SaveOptions(NamedTuple):
     functions: Functions = None
     processes: Who = "all"
     own: bytes | None = None
+    base: Base = None
 
     @property
     def count(self) -> int:
@@ -92,6 +100,20 @@ class SaveOptions(NamedTuple):
 
 
 DEFAULTS = SaveOptions._field_defaults
+
+
+def base_facts(base: Base) -> BaseFacts | None:
+    """**Raises:** as `open`; `TypeError` for what is no path."""
+    if base is None or isinstance(base, BaseFacts):
+        return base
+    if not isinstance(base, str | os.PathLike | Checkpoint):
+        raise TypeError(
+            "`base` must be the path of a checkpoint, one that is open, or the `base` "
+            f"of one, not {base!r:.80}."
+        )
+    ckpt = _checkpoint.open(base)
+    path = os.fspath(base) if isinstance(base, str | os.PathLike) else ckpt.path
+    return _base.facts(ckpt._source, path)
 
 
 def check(root: Any, options: SaveOptions) -> None:

@@ -62,7 +62,9 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     """Finds all that is wrong with a tree, before a byte is written."""
     _options.check(root, options)
     _json.check_json(options.metadata)
-    options = options._replace(dtype=_leaf.check_cast(options.dtype))
+    options = options._replace(
+        dtype=_leaf.check_cast(options.dtype), base=_options.base_facts(options.base)
+    )
     filter_spec, is_leaf, where = options[:3]
     if isinstance(pytree, Checkpoint):
         raise TypeError("An open checkpoint is no tree. Save its `.tree`.")
@@ -181,5 +183,6 @@ def index_of(
         saved=SaveFacts(int(time.time()), plan.options.count, plan.shardings),
         functions=_stored(plan.functions),
         own=list(own),
+        base=_options.base_facts(plan.options.base),
     )
     return index, side

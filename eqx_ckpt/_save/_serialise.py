@@ -106,6 +106,11 @@ def tree_serialise_leaves(
         docs/portable.md. Those of a checkpoint, in its `functions`, can be given too.
         By default, lazy leaves bring the functions of their checkpoint along, which is
         an error if leaves that they need are not among them; `"drop"` leaves them out.
+    - `base`: the checkpoint that this one is worth nothing without, such as the model
+        of an adapter: a path, an open [`Checkpoint`][], or the `base` of one. The index
+        gets the path as given, its save id and its digest, and
+        [`Checkpoint.check_base`][] tells later whether another path has it. A query and
+        a password in a URL are left out.
     - `processes`: `"own"` for a save that this process of many makes alone, at a path
         of its own: no other takes part, or is waited for. Of an array that is spread
         over processes the parts on its own devices are stored; docs/processes.md says

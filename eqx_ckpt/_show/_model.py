@@ -268,6 +268,14 @@ def headline(ckpt: Checkpoint) -> str:
 _KINDS = {"jax": "jax.Array", "numpy": "np.ndarray", "generic": "np.generic"}
 
 
+def base(ckpt: Checkpoint) -> str:
+    """The base of an adapter, in a line."""
+    given = ckpt.base
+    if given is None:
+        return ""
+    return f"{_text.bounded(given.path, 200)}, save {given.save_id}"
+
+
 def facts(ckpt: Checkpoint, found: Contents) -> dict[str, str]:
     """Titles, and texts that may have several lines."""
     saved = ckpt.saved
@@ -289,6 +297,7 @@ def facts(ckpt: Checkpoint, found: Contents) -> dict[str, str]:
         "leaves": f"{len(ckpt):,}: {kinds}{shared}",
         "numbers": "\n".join(numbers),
         "functions": ", ".join(ckpt.functions),
+        "base": base(ckpt),
         "static": counted(found.static_fields, "field") if found.static_fields else "",
     }
     return {title: text for title, text in out.items() if text}

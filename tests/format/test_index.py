@@ -25,7 +25,7 @@ from eqx_ckpt._format import (
     _template,
 )
 from eqx_ckpt._format._extents import Placement
-from eqx_ckpt._format._index import Index, SaveFacts
+from eqx_ckpt._format._index import BaseFacts, Index, SaveFacts
 from eqx_ckpt._format._leaves import Leaves, Statics
 from eqx_ckpt._format._template import Template
 from eqx_ckpt._save import _assign, _plan
@@ -137,6 +137,7 @@ def columns(draw):
         others={"_METADATA": "1" * 32},
         writer={"eqx_ckpt": "0.1.0", "jax": "0.0"},
         saved=draw(st.sampled_from([None, (0, 1, {}), (2**36, 512, {"P('x')": 3})])),
+        base=draw(st.sampled_from([None, ("s3://b/é", "0" * 16, "1" * 32)])),
     )
 
 
@@ -145,6 +146,7 @@ def make(columns):
     columns["templates"] = [Template(*row) for row in columns["templates"]]
     columns["statics"] = Statics(*columns["statics"])
     columns["saved"] = columns["saved"] and SaveFacts(*columns["saved"])
+    columns["base"] = columns["base"] and BaseFacts(*columns["base"])
     fields = [field.name for field in dataclasses.fields(Leaves)], Placement._fields
     parts = [
         kind(**{name: columns.pop(name) for name in own if name in columns})
@@ -161,7 +163,8 @@ def fields(index):
 def test_decode_is_the_inverse_of_encode(columns):
     index = make(columns)
     data = _index.encode(index)
-    assert fields(_index.decode(data)) == fields(index)
+    seal = json.loads(data)["digest"]
+    assert fields(_index.decode(data)) == {**fields(index), "seal": seal}
     assert _index.encode(_index.decode(data)) == data
 
 
@@ -319,6 +322,7 @@ _fields = (
         *(put("saved", "time", bad) for bad in (-1, 2**37, 0.5, True, "0")),
         *(put("saved", "processes", bad) for bad in (-1, 2**64, None)),
         *(put("saved", "shardings", bad) for bad in ([], {"x": "y"}, {"x": True})),
+        *(put("base", bad) for bad in (7, None, ["p", "0" * 16], ["p", "x", "1" * 32])),
         # Chunks that lie elsewhere: (leaf, chunk, file, offset).
         put("splits", [[0, 1, 0]]),
         put("splits", [[0, 1, 0, 64, 0]]),

@@ -175,6 +175,7 @@ def test_arguments_of_loads_that_make_no_sense(tmp_path):
 
 
 _WRONG_VALUES = {
+    "base": [3, b"base", {"w": 3}],
     "dtype": [3, "nope", {3: "a"}, "int32"],
     "functions": [3, "nope", {"f": 3}, {3: "f"}],
     "metadata": [{3}, {3: "a"}, [("a",)]],
