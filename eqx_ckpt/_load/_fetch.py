@@ -121,19 +121,20 @@ def _stored_reads(source: Source, wanted: Sequence[LeafRead]) -> list[StoredRead
     """The reads of a load: each stored array is read once."""
     aliases = source.index.leaves.aliases
     # Most leaves are wanted as another one like them, and are asked for as that.
-    alike: dict[tuple[int, int], StoredRead] = {}
+    alike: dict[tuple[int, int, int], StoredRead] = {}
     shared: dict[Any, list[int]] = {}
     out = []
     for i, leaf in enumerate(wanted):
         record, view, target, move = leaf
         one = None
-        is_plain = view is None and move is None and record.part is None
-        if is_plain:
-            one = alike.get((id(record.template), id(target)))
+        is_whole = view is None and record.part is None
+        key = id(record.template), id(target), id(move)
+        if is_whole:
+            one = alike.get(key)
         if one is None:
             one = _stored_read(leaf)
-            if is_plain:
-                alike[id(record.template), id(target)] = one
+            if is_whole:
+                alike[key] = one
         _, views, conversion, _ = one
         place = aliases.get(record.place, record.place)
         dtype = None if conversion is None else conversion.dtype

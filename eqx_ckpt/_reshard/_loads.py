@@ -25,10 +25,12 @@ from ._moves import ArrayMove
 # Processes are to read this much more than what is wanted, before it is worth a move.
 _MORE = 1.1
 # Assumed for "auto": bytes a second that a process reads and verifies; that a device
-# sends and receives, on a CPU and elsewhere; and seconds to compile the two programs of
-# arrays of one shape.
+# sends and receives, on a CPU and elsewhere; seconds to compile the programs of arrays
+# of one shape, and those that an array takes whatever its size.
 _READS, _MOVES_ON_CPU, _MOVES = 0.5e9, 0.4e9, 5e9
-_COMPILES = 0.3
+_COMPILES, _STARTS = 0.3, 2e-4
+# So many small arrays of one kind are moved by one program.
+_TOGETHER = 32
 # The bytes of a batch that one process reads, unless the caller says otherwise.
 _BATCH = 256 * 2**20
 
@@ -111,7 +113,8 @@ def _keep_worthy(wants: list[LeafRead], stay: dict[str, str]) -> None:
         parts = [route.digits.count(sum(x, ())) for x in (route.first, route.target)]
         local = len(devices) / count
         moved = local * sum(size / n for n in parts) * itemsize * len(numbers) / rate
-        if route.wanted > _MORE * size and saved > moved + _COMPILES:
+        spent = moved + _COMPILES + _STARTS * len(numbers)
+        if route.wanted > _MORE * size and saved > spent:
             continue
         for i in numbers:
             wants[i] = wants[i]._replace(move=None)
@@ -178,35 +181,54 @@ def _run(
 ) -> None:
     """Moves the arrays of a batch, whose bits each process has a share of."""
     programs = []
-    for i in numbers:
-        move = wants[i].move
-        assert move is not None
-        programs.append((i, move, _moves.compiled(move, out[i].shape, out[i].dtype)))
+    for key, some in _alike(wants, numbers, out):
+        programs.append((some, _moves.compiled(*key, len(some))))
     processes.gather()
     processes.broadcast()
     errors: list[Exception] = []
-    for i, move, program in programs:
-        moved = program(out[i])
-        out[i] = None
-        processes.until(moved.is_ready)
+    for some, program in programs:
+        moved = program(*[out[i] for i in some])
+        for i in some:
+            out[i] = None
+        processes.until(lambda moved=moved: all(x.is_ready() for x in moved))
         # Whatever is wrong with one, all take part in the others.
-        try:
-            out[i] = _arrived(wants[i], move, moved)
-        except Exception as e:
-            errors.append(e)
+        for i, array in zip(some, moved):
+            try:
+                out[i] = _arrived(wants[i], array)
+            except Exception as e:
+                errors.append(e)
     if errors:
         raise errors[0]
 
 
-def _arrived(want: LeafRead, move: ArrayMove, moved: jax.Array) -> Any:
+def _alike(
+    wants: list[LeafRead], numbers: list[int], out: list[Any]
+) -> Iterator[tuple[Any, list[int]]]:
+    """The arrays that one program moves: small ones of one kind together, in powers of
+    two, so that few programs are compiled."""
+    groups: dict[Any, list[int]] = collections.defaultdict(list)
+    for i in numbers:
+        record, _, target, move = wants[i]
+        is_key = target.kind == "key"
+        dtype = (
+            out[i].dtype if is_key else _from_host.result_dtype(record.template, target)
+        )
+        groups[move, out[i].shape, out[i].dtype, dtype].append(i)
+    for key, some in groups.items():
+        is_small = out[some[0]].nbytes < _from_host.SMALL_BYTES
+        count = _TOGETHER if is_small else 1
+        while some:
+            while count > len(some):
+                count //= 2
+            yield key, some[:count]
+            some = some[count:]
+
+
+def _arrived(want: LeafRead, moved: jax.Array) -> Any:
     target = want.target
     if target.kind == "key":
-        data = _moves.end(move, moved, moved.dtype)
-        out = jax.random.wrap_key_data(data, impl=target.impl)
-    else:
-        dtype = _from_host.result_dtype(want.record.template, target)
-        out = _from_host.as_weak(_moves.end(move, moved, dtype), target)
-    return jax.block_until_ready(out)
+        moved = jax.random.wrap_key_data(moved, impl=target.impl)
+    return jax.block_until_ready(_from_host.as_weak(moved, target))
 
 
 def _say(

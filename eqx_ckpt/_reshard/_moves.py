@@ -32,7 +32,7 @@ class ArrayMove(NamedTuple):
     @property
     def first(self) -> NamedSharding:
         """The sharding that it is read with."""
-        return NamedSharding(self.mesh, _spec(self.route.first))
+        return _sharding_of(self.mesh, self.route.first)
 
     def regions(self) -> list[Region]:
         """The parts that this process reads; some of what is padded are empty."""
@@ -46,7 +46,8 @@ class ArrayMove(NamedTuple):
         """The bits of an array that is read in these parts; of complex numbers both
         halves of each, along a last axis."""
         shape = self.route.padded
-        parts = [_padded(part, self.first.shard_shape(shape)) for part in parts]
+        padded = self.first.shard_shape(shape)
+        parts = [_padded(part, padded) for part in parts]
         dtype = parts[0].dtype
         halves = (2,) if dtype.kind == "c" else ()
         carrier = np.dtype(f"uint{8 * dtype.itemsize // (2 if halves else 1)}")
@@ -101,6 +102,11 @@ def _names(axes: Axes) -> tuple[str, ...]:
     return tuple(f"digit{digit}" for digit in axes)
 
 
+@ft.lru_cache(maxsize=4096)
+def _sharding_of(mesh: Mesh, layout: Layout) -> NamedSharding:
+    return NamedSharding(mesh, _spec(layout))
+
+
 def _spec(layout: Layout) -> PartitionSpec:
     return PartitionSpec(*(_names(axes) or None for axes in layout))
 
@@ -125,47 +131,45 @@ def _padded(part: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 @ft.lru_cache(maxsize=1024)
-def compiled(move: ArrayMove, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    """The program that moves bits of this shape and dtype."""
+def compiled(
+    move: ArrayMove,
+    shape: tuple[int, ...],
+    carrier: np.dtype,
+    dtype: np.dtype,
+    count: int,
+) -> Any:
+    """The program that moves the bits of so many arrays together, of this shape and of
+    the dtype `carrier`, and gives arrays of `dtype`, sharded as was asked for."""
     route = move.route
 
-    def run(bits: jax.Array) -> jax.Array:
+    def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+        bits = jnp.stack(arrays)
         if route.first != route.second:
             used, pairs = _routes.handed_on(route)
             bits = jax.lax.ppermute(bits, _names(used), pairs)
         for axes, fro, to in route.exchanges:
-            bits = jax.lax.all_to_all(bits, _names(axes), to, fro, tiled=True)
+            bits = jax.lax.all_to_all(bits, _names(axes), to + 1, fro + 1, tiled=True)
         for axes, dim in route.gathers:
-            bits = jax.lax.all_gather(bits, _names(axes), axis=dim, tiled=True)
+            bits = jax.lax.all_gather(bits, _names(axes), axis=dim + 1, tiled=True)
         # What is padded is whole by now.
-        return bits[tuple(map(slice, route.shape))]
+        whole = tuple(map(slice, route.shape))
+        return tuple(_from_bits(one[whole], dtype) for one in bits)
 
     mapped = jax.shard_map(
         run,
         mesh=move.mesh,
-        in_specs=_spec(route.first),
-        out_specs=_spec(route.target),
+        in_specs=(_spec(route.first),) * count,
+        out_specs=(_spec(route.target),) * count,
         check_vma=False,
     )
-    bits = jax.ShapeDtypeStruct(shape, dtype, sharding=move.first)
-    return jax.jit(mapped).lower(bits).compile()
-
-
-def end(move: ArrayMove, bits: jax.Array, dtype: np.dtype) -> jax.Array:
-    """The array of bits that have arrived, with the sharding that was asked for."""
-    if dtype != bits.dtype:
-        bits = _seen_as(dtype)(bits)
-    return jax.make_array_from_single_device_arrays(
-        bits.shape, move.sharding, [shard.data for shard in bits.addressable_shards]
-    )
-
-
-@ft.lru_cache(maxsize=256)
-def _seen_as(dtype: np.dtype) -> Any:
-    return jax.jit(ft.partial(_from_bits, dtype=dtype))
+    bits = jax.ShapeDtypeStruct(shape, carrier, sharding=move.first)
+    shardings = (move.sharding,) * count
+    return jax.jit(mapped, out_shardings=shardings).lower(*[bits] * count).compile()
 
 
 def _from_bits(bits: jax.Array, dtype: np.dtype) -> jax.Array:
+    if bits.dtype == dtype:
+        return bits
     if dtype == np.bool_:
         return bits != 0
     if dtype.kind == "c":
