@@ -4,6 +4,7 @@ from . import (
     _formats as _formats,
     _reshard as _reshard,
     _show as _show,
+    _stores as _stores,
     _view as _view,
     adapters as adapters,
     merging as merging,

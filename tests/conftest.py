@@ -94,3 +94,17 @@ def gs():
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TENSORSTORE_GCS_HTTP_URL", proxy.url)
             yield proxy
+
+
+@pytest.fixture(scope="session")
+def az():
+    """A proxy before Azurite, to whose container `servers.BUCKETS["az"]` leads."""
+    pytest.importorskip("obstore")
+    with servers.az() as port, servers.Proxy(port) as proxy:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in os.environ:
+                if name.startswith("AZURE_"):
+                    patch.delenv(name)
+            for name, value in servers.azure_settings(proxy.url).items():
+                patch.setenv(name, value)
+            yield proxy

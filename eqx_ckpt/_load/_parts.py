@@ -27,6 +27,10 @@ _PART = 16 * 2**20
 # Unverified views up to this size are read to the byte, where their bytes are in a run.
 _RANGES = 64 * 2**20
 
+# Instead of an array: what TensorStore has no driver for is read part by part, into
+# memory from which it decodes.
+_LATER = object()
+
 # A range of the bytes of a file: its key, from, to (None: its end).
 Range = tuple[str, int, int | None]
 
@@ -118,7 +122,10 @@ def _plans(reader: Reader, reads: list[StoredRead]) -> list[_LeafPlan]:
         if plan.ranges is None and (plan.is_exact or decodes):
             own.append(len(plans))
         plans.append(plan)
-    arrays = source.open([(plans[i].read.record, plans[i].chunks) for i in own])
+    if source.directory.has_driver():
+        arrays = source.open([(plans[i].read.record, plans[i].chunks) for i in own])
+    else:
+        arrays = [_LATER] * len(own)
     for i, array in zip(own, arrays):
         plans[i] = plans[i]._replace(array=array)
     return plans
@@ -134,7 +141,7 @@ def _plan(reader: Reader, one: StoredRead) -> _LeafPlan:
             return _LeafPlan(one, is_exact=True, ranges=ranges)
         in_store = source.root.is_far and source.has_digests
         is_exact = not source.is_run(record) and record.template.codec is None
-        is_exact = is_exact and not in_store
+        is_exact = is_exact and not in_store and source.directory.has_driver()
     chunks = _touched(source.cut(record), views)
     source.check(record, chunks)
     return _LeafPlan(one, chunks, is_exact)
@@ -207,6 +214,13 @@ def _start_part(
     reader: Reader, record: Record, part: _Part, array: Any
 ) -> Callable[[], None]:
     """Starts to read a part: what then waits until it has arrived."""
+    if array is _LATER:
+
+        def decode() -> None:
+            (opened,) = reader.source.open([(record, part.chunks)])
+            _arrays.start_read(opened, part.into, part.region).result()
+
+        return decode
     if array is not None:
         return _arrays.start_read(array, part.into, part.region).result
     source, t = reader.source, record.template

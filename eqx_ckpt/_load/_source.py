@@ -116,6 +116,10 @@ class Source:
         array = self._opened.get(record.place)
         if array is None:
             _partial.check_readable(record)
+            if not self.directory.has_driver():
+                raise ValueError(
+                    f"TensorStore cannot read what is in `{self.root}`. Use `.read`."
+                )
             self.check_current()
             try:
                 self.check(record)

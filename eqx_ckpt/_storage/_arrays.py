@@ -16,7 +16,7 @@ from .._errors import MissingError
 from .._format import _blosc, _grid, _ocdbt, _view
 from .._format._ocdbt import Database
 from .._format._template import Template
-from . import _context, _local_files
+from . import _context, _local_files, _store
 from ._backend import Backend
 from ._local import LocalBackend
 
@@ -159,8 +159,12 @@ def open_stored(
     _context.check_fork()
     context = context_of(root)
     stored = [(x, n) for x, n in wanted if isinstance(x, ForeignArray)]
-    kvstores = [root.spec(x.key) for x, _ in stored]
-    if database is not None:
+    if not root.has_driver():
+        context = ts.Context({_nodes: {}}, parent=context)
+        kvstores = _copies(root, stored, database, context)
+    elif database is None:
+        kvstores = [root.spec(x.key) for x, _ in stored]
+    else:
         context = ts.Context({_nodes: {}}, parent=context)
         find, files = database.find, database.files
         chunks = [
@@ -225,6 +229,38 @@ def _databases(
         "cache_pool": "cache_pool#nodes",
     }
     return [{**base, "path": f"{number}/"} for number in range(len(arrays))]
+
+
+def _copies(
+    root: Backend,
+    stored: Sequence[tuple[ForeignArray, Sequence[int]]],
+    database: Database | None,
+    context: ts.Context,
+) -> list[dict[str, Any]]:
+    """Directories in memory with chunks of some arrays, which are read now."""
+    memory = {"driver": "memory", "memory_key_value_store": _nodes}
+    kv = ts.KvStore.open(memory, context=context).result()
+    reading = []
+    for number, (array, numbers) in enumerate(stored):
+        for piece in array.pieces(numbers):
+            key, start, stop = f"{array.key}/{piece}", 0, None
+            if database is not None:
+                at = database.find(key)
+                if at is None:
+                    continue
+                file, start, size = at
+                stop = start + size
+                if file == len(database.files):
+                    kv.write(f"{number}/{piece}", database.inline[start:stop]).result()
+                    continue
+                key = database.files[file]
+            future = root.start_read(key, start, stop)
+            reading.append((f"{number}/{piece}", key, future))
+    for name, key, future in reading:
+        got = _store.read_answer(root, key, future)
+        if got.state == "value":
+            kv.write(name, got.value).result()
+    return [{**memory, "path": f"{number}/"} for number in range(len(stored))]
 
 
 def array_url(root: Backend, database: str | None, key: str) -> str:

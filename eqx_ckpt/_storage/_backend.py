@@ -91,11 +91,18 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def spec(self, key: str = "") -> dict[str, Any]:
-        """The TensorStore spec of the directory `key`."""
+        """The TensorStore spec of the directory `key`.
+
+        **Raises:** `ValueError` where it has no driver.
+        """
 
     @abc.abstractmethod
     def kv(self) -> ts.KvStore:
         """The TensorStore of the directory, open."""
+
+    def has_driver(self) -> bool:
+        """Whether TensorStore can read the directory by itself."""
+        return True
 
     def wait(self, future: Any) -> Any:
         """The result of a call to TensorStore. **Raises:** as `explain` says."""
@@ -251,8 +258,16 @@ class Sends(Backend):
     is_far = True
 
     @abc.abstractmethod
-    def start_write(self, key: str, data: bytes) -> ts.Future:
-        """Starts to write a file."""
+    def start_write(
+        self, key: str, data: bytes | None, expected: bytes | None = None
+    ) -> ts.Future:
+        """Starts to write a file, or to delete it (None). With `expected` this is done
+        if the file has that generation; the answer has no generation if it was not."""
+
+    @abc.abstractmethod
+    def conditions(self) -> tuple[str, str]:
+        """A text that is the same for one server, and what its conditions of a write
+        are called; "" where writes have none."""
 
     @abc.abstractmethod
     def delete_files(self, keys: Iterable[str]) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools as ft
 import json
 import urllib.parse
 from collections.abc import Iterable
@@ -12,7 +13,16 @@ import tensorstore as ts
 
 from .._errors import MissingError
 from .._format import _files, _text
-from . import _conditions, _context, _kv, _remote, _store, _waiting
+from . import (
+    _conditions,
+    _context,
+    _kv,
+    _redirects,
+    _remote,
+    _requests,
+    _store,
+    _waiting,
+)
 from ._backend import Sends, Value
 
 
@@ -38,6 +48,10 @@ class MemoryBackend(Sends):
     def _bucket(self) -> str:
         """The URL of all of the store."""
         return "memory://"
+
+    def check_url(self) -> None:
+        """**Raises:** `ValueError` if nothing can be at such a URL."""
+        ts.KvStore.Spec(self.spec())
 
     def spec(self, key: str = "") -> dict[str, Any]:
         options = json.loads(self.options)
@@ -74,7 +88,7 @@ class MemoryBackend(Sends):
 
     def check_range(self, key: str, stop: int) -> int | None:
         if stop:
-            last = self.kv().read(key, byte_range=slice(stop - 1, stop))
+            last = self.start_read(key, stop - 1, stop)
             if not self._is_there(key, last):
                 raise MissingError(f"`{key}`, or the end of it, is missing")
         return None
@@ -89,8 +103,7 @@ class MemoryBackend(Sends):
     def read(
         self, key: str, stop: int | None = None, limit: int | None = None
     ) -> Value | None:
-        kv = self.kv()
-        reading = kv.read(key, byte_range=slice(0, stop))
+        reading = self.start_read(key, 0, stop)
         if stop is None and limit is not None:
             # Nothing else says how long it is before all of it is here.
             self._check_limit(key, limit)
@@ -98,7 +111,7 @@ class MemoryBackend(Sends):
         return Value(got.value, got.stamp.generation) if got.state == "value" else None
 
     def _check_limit(self, key: str, limit: int) -> None:
-        beyond = self.kv().read(key, byte_range=slice(limit, limit + 1))
+        beyond = self.start_read(key, limit, limit + 1)
         with contextlib.suppress(MissingError):
             if self._got(key, beyond).state == "value":
                 raise ValueError(f"`{key}` is longer than {limit} bytes")
@@ -115,7 +128,7 @@ class MemoryBackend(Sends):
         soon = into.nbytes <= _FEW_BYTES
         for stop in (start + into.nbytes, None):
             try:
-                reading = self.kv().read(key, byte_range=slice(start, stop))
+                reading = self.start_read(key, start, stop)
                 got = self._got(key, reading, soon)
             except MissingError as e:
                 if _remote.is_beyond(e):
@@ -132,10 +145,10 @@ class MemoryBackend(Sends):
         return self.kv().read(key, byte_range=slice(start, stop))
 
     # Of no bytes TensorStore asks for what is known of a file.
-    _few = slice(0, 0)
+    _few = 0
 
     def stamp(self, key: str) -> str:
-        got = self._got(key, self.kv().read(key, byte_range=self._few))
+        got = self._got(key, self.start_read(key, 0, self._few))
         return got.stamp.generation.hex() if got.state == "value" else ""
 
     def list_top(self) -> dict[str, bool] | None:
@@ -149,12 +162,20 @@ class MemoryBackend(Sends):
         # are asked for, and TensorStore cuts as much off the beginning of any key:
         # somebody else's would be taken for ours, and deleted.
         top = dataclasses.replace(self, url=self._bucket())
-        path = self.spec()["path"].removeprefix(top.spec()["path"]).encode()
+        path = self._path().removeprefix(top._path()).encode()
         first = path + start.encode()
-        stop = first[:-1] + bytes([first[-1] + 1]) if first else b""
-        listed = self._listed(top.kv().list(ts.KvStore.KeyRange(first, stop)))
+        listed = self._listed(top.start_list(first))
         ours = [key[len(path) :] for key in listed if key.startswith(first)]
         return [key.decode("utf-8", "surrogateescape") for key in ours]
+
+    def _path(self) -> str:
+        """What the keys in this directory begin with."""
+        return self.spec()["path"]
+
+    def start_list(self, first: bytes) -> Any:
+        """Starts to list the keys of files that begin so."""
+        stop = first[:-1] + bytes([first[-1] + 1]) if first else b""
+        return self.kv().list(ts.KvStore.KeyRange(first, stop))
 
     def _listed(self, listing: Any) -> list[bytes]:
         try:
@@ -184,15 +205,25 @@ class MemoryBackend(Sends):
     def write(self, key: str, buffers: Iterable[Any], sync: bool = False) -> None:
         _store.finish_write(self, key, self.start_write(key, b"".join(buffers)))
 
-    def start_write(self, key: str, data: bytes) -> ts.Future:
-        return self.kv().write(key, data)
+    def start_write(
+        self, key: str, data: bytes | None, expected: bytes | None = None
+    ) -> ts.Future:
+        return self.kv().write(key, data, if_equal=expected)
+
+    def conditions(self) -> tuple[str, str]:
+        options = self.spec()
+        del options["path"]
+        heeded = {"s3": "`If-Match`, `If-None-Match`", "gcs": "`ifGenerationMatch`"}
+        is_asked = options.get("use_conditional_write", options["driver"] == "gcs")
+        name = heeded.get(options["driver"], "") if is_asked else ""
+        return json.dumps(options, sort_keys=True), name
 
     def replace(
         self, key: str, data: bytes, found: Value | None, aside: str = ""
     ) -> bool:
         # The store compares and writes in one step.
         expected = _conditions.ABSENT if found is None else found.generation
-        writing = self.kv().write(key, data, if_equal=expected)
+        writing = self.start_write(key, data, expected)
         if _store.answer(self, key, writing).generation:
             return True
         # If the answer to a write was lost it was tried again, and refused: what was
@@ -214,8 +245,7 @@ class MemoryBackend(Sends):
         )
 
     def delete_files(self, keys: Iterable[str]) -> None:
-        kv = self.kv()
-        for key, deleting in [(key, kv.write(key, None)) for key in keys]:
+        for key, deleting in [(key, self.start_write(key, None)) for key in keys]:
             _store.finish_write(self, key, deleting)
 
     def move(self, key: str, into: str, first: str) -> None:
@@ -263,7 +293,7 @@ class HttpBackend(ObjectBackend):
     """Files of a web server, which can be read, and neither written nor listed."""
 
     # What is known of a page it may not be.
-    _few = slice(0, 1)
+    _few = 1
 
     def stamp(self, key: str) -> str:
         try:
@@ -274,16 +304,31 @@ class HttpBackend(ObjectBackend):
     def _top(self) -> str:
         return "/"
 
+    def has_driver(self) -> bool:
+        # TensorStore follows no redirects.
+        return not _redirects.is_leading(self.url)
+
+    def start_read(self, key: str, start: int, stop: int | None) -> Any:
+        spec = self.spec()
+        path = urllib.parse.quote(spec.pop("path") + key, safe="/")
+        url = spec.pop("base_url") + path
+        if _redirects.is_leading(url):
+            return _requests.start(_redirects.read, url, spec, start, stop)
+        reading = super().start_read(key, start, stop)
+        follow = ft.partial(_redirects.read, url, spec, start, stop)
+        if _redirects.is_new(url):
+            return _requests.start(_redirects.look, url, spec, reading, follow)
+        return _requests.start_after(reading, _remote.is_moved, follow)
+
     def _check_limit(self, key: str, limit: int) -> None:
-        kv = self.kv()
         try:
-            beyond = self._got(key, kv.read(key, byte_range=slice(limit, limit + 1)))
+            beyond = self._got(key, self.start_read(key, limit, limit + 1))
             if beyond.state == "value":
                 raise ValueError(f"`{key}` is longer than {limit} bytes")
         except MissingError as e:
             if not _remote.is_beyond(e):
                 # The server may have sent all of it, and not know parts of files.
-                self._is_there(key, kv.read(key, byte_range=slice(0, 1)))
+                self._is_there(key, self.start_read(key, 0, 1))
 
     def can_list(self) -> bool:
         return False

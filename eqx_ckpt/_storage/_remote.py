@@ -118,7 +118,9 @@ def _unpickle(url: str, options: dict[str, Any]) -> Store:
 
 
 # The user and the password in a URL, and options whose texts nobody else is to see.
-_user = re.compile(r"(?<=://)([^/?#\s'\"`]*)@")
+# Before an `@` others than web servers may have what is no user.
+_web = r"(?:(?<=http://)|(?<=https://))[^/?#\s'\"`]*"
+_user = re.compile(rf"(?<=://)({_web}|[^/?#\s'\"`:]*:[^/?#\s'\"`]*)@")
 _secret = re.compile("header|secret|password|token|key", re.IGNORECASE)
 
 
@@ -209,17 +211,17 @@ def _first(*names: str) -> str | None:
 
 # How long to go on trying: about half a minute altogether. TensorStore's own are
 # a quarter of an hour.
-_retries = {"max_retries": 8, "initial_delay": "250ms", "max_delay": "6s"}
+RETRIES = {"max_retries": 8, "initial_delay": "250ms", "max_delay": "6s"}
 _concurrency = {"limit": 64}
 _DRIVERS = {"s3": "s3", "gs": "gcs", "http": "http", "https": "http"}
 CONTEXT: dict[str, Any] = {
     f"{driver}_request_{what}": value
     for driver in sorted({*_DRIVERS.values()})
-    for what, value in (("retries", _retries), ("concurrency", _concurrency))
+    for what, value in (("retries", RETRIES), ("concurrency", _concurrency))
 }
 
 
-_MOVED = (301, 302, 303, 307, 308)
+MOVED = (301, 302, 303, 307, 308)
 _status = re.compile(r"(?:http_response_code='|HTTP code )(\d+)")
 _detail = re.compile(r" \[(HTTP|http_|x-|curl_code|source)[^]]*\]|^[A-Z_]+: ")
 # An answer that says that it has a range, and has less.
@@ -233,12 +235,6 @@ def explain(url: str, error: Exception) -> OSError | None:
     text = str(error)
     found = _status.search(text)
     status = int(found[1]) if found else None
-    if status in _MOVED and is_read_only(url):
-        return IsADirectoryError(
-            f"The server of `{url}` sends whoever asks for a file there elsewhere "
-            f"(status {status}). It is a directory, or has moved: give the URL that "
-            "the server leads to."
-        )
     if is_read_only(url) and "ignored by server" in text:
         return OSError(
             f"The server of `{url}` ignores requests for a part of a file, as `python "
@@ -281,6 +277,12 @@ def explain(url: str, error: Exception) -> OSError | None:
             "runs it, or what is between."
         )
     return None
+
+
+def is_moved(error: Exception) -> bool:
+    """Whether a server has answered with a redirect."""
+    found = _status.search(str(error))
+    return found is not None and int(found[1]) in MOVED
 
 
 def is_beyond(error: Exception) -> bool:

@@ -9,8 +9,6 @@ import re
 import urllib.parse
 from typing import Any
 
-import tensorstore as ts
-
 from . import _context, _remote
 from ._backend import Backend
 from ._local import LocalBackend
@@ -84,7 +82,12 @@ def place(path: Any) -> str:
         return str(path)
 
 
-_kinds = {"memory": MemoryBackend, "http": HttpBackend, "https": HttpBackend}
+# The kinds of store by their schemes, to which rooms around the kernel add theirs.
+KINDS: dict[str, type[MemoryBackend]] = {
+    "memory": MemoryBackend,
+    "http": HttpBackend,
+    "https": HttpBackend,
+}
 
 
 def _resolve_url(url: str, given: dict[str, Any]) -> Backend:
@@ -95,10 +98,10 @@ def _resolve_url(url: str, given: dict[str, Any]) -> Backend:
             "of an `ec.Store`."
         )
     options = json.dumps(_remote.options_of(url, given), sort_keys=True)
-    root = _kinds.get(url.partition(":")[0], ObjectBackend)(url.rstrip("/"), options)
+    root = KINDS.get(url.partition(":")[0], ObjectBackend)(url.rstrip("/"), options)
     try:
-        ts.KvStore.Spec(root.spec())
+        root.check_url()
     except ValueError as e:
         url, why = (_remote.masked(text, given, url) for text in (repr(url), str(e)))
-        raise ValueError(f"{url} is not a TensorStore URL: {why}") from None
+        raise ValueError(f"{url} is not a URL of a store: {why}") from None
     return root

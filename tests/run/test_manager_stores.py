@@ -17,7 +17,7 @@ import eqx_ckpt as ec
 
 
 _numbers = itertools.count()
-_stores = ["s3", "gs", "memory"]
+_stores = [*servers.BUCKETS, "memory"]
 
 
 @pytest.fixture(params=_stores)
@@ -28,7 +28,7 @@ def root(request):
         return
     proxy = request.getfixturevalue(request.param)
     with proxy.used():
-        yield f"{request.param}://bucket/runs/{next(_numbers)}"
+        yield f"{servers.BUCKETS[request.param]}/runs/{next(_numbers)}"
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import random
 import signal
 
 import pytest
+from support import servers
 from support.killing import CASES, make, Server, what_is_at
 from support.stores import ids_of_saves, StoredFiles
 
@@ -17,7 +18,7 @@ def remote(request):
     """A proxy, the store behind it, and a server that saves there and is killed."""
     proxy = request.getfixturevalue(request.param)
     with Server() as server:
-        yield proxy, f"{request.param}://bucket", server
+        yield proxy, servers.BUCKETS[request.param], server
 
 
 def _campaign(remote, tmp_path, case, layout, pick):
@@ -84,7 +85,7 @@ _all = [(case, "ocdbt") for case in CASES] + [("first", "zarr")]
 
 @pytest.mark.parametrize(
     "remote, case, layout",
-    [("s3", "overwrite", "ocdbt")],
+    [("s3", "overwrite", "ocdbt"), ("az", "overwrite", "ocdbt")],
     indirect=["remote"],
 )
 def test_killed(remote, tmp_path, case, layout):
@@ -94,7 +95,7 @@ def test_killed(remote, tmp_path, case, layout):
 
 @pytest.mark.long
 @pytest.mark.parametrize("case, layout", _all)
-@pytest.mark.parametrize("remote", ["s3", "gs"], indirect=True, scope="module")
+@pytest.mark.parametrize("remote", servers.BUCKETS, indirect=True, scope="module")
 def test_killed_at_every_request(remote, tmp_path, case, layout, capsys):
     count, outcomes = _campaign(remote, tmp_path, case, layout, lambda points: points)
     old, new = CASES[case]

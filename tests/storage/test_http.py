@@ -8,11 +8,13 @@ import shutil
 import subprocess
 import sys
 import threading
+import traceback
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import servers
 
 import eqx_ckpt as ec
 
@@ -140,15 +142,172 @@ def test_a_server_without_ranges(tmp_path):
         server.stdout.close()
 
 
-@pytest.mark.parametrize("status", [302, 303, 307])
-def test_a_server_that_leads_elsewhere(served, monkeypatch, status):
-    def answer(self):
-        self.send_response(status)
-        self.send_header("Location", "/elsewhere")
+# ---- Servers that lead elsewhere.
+
+
+class _Leading(http.server.BaseHTTPRequestHandler):
+    """Leads to what `lead(path)` says; None: to nowhere."""
+
+    lead = staticmethod(lambda path: None)
+    status = 302
+    asked: list[tuple[str, str | None]] = []
+
+    def do_GET(self):
+        self.asked.append((self.path, self.headers.get("X-Key")))
+        self.send_response(self.status)
+        if (to := self.lead(self.path)) is not None:
+            self.send_header("Location", to)
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    monkeypatch.setattr(_Handler, "do_GET", answer)
-    monkeypatch.setattr(_Handler, "do_HEAD", answer, raising=False)
-    with pytest.raises(OSError, match=rf"elsewhere \(status {status}\).*give the URL"):
-        ec.open(f"{served[1]}/a.safetensors")
+    do_HEAD = do_GET
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def leading():
+    """A new server on another port, and its handler."""
+    handler = type("Leads", (_Leading,), {"asked": []})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield handler, f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("status", [302, 307, 308])
+def test_redirects_are_followed_for_each_read(served, leading, monkeypatch, status):
+    """To a signed URL on another port, which is given neither headers nor kept."""
+    path, url = served
+    handler, start = leading
+    handler.status = status
+    signed, given = [], []
+
+    def lead(place):
+        signed.append(f"{url}{place}?signature={len(signed)}")
+        return signed[-1]
+
+    def seen(self):
+        given.append((self.path.rpartition("=")[2], self.headers.get("X-Key")))
+        return get(self)
+
+    handler.lead = staticmethod(lead)
+    get = _Handler.do_GET
+    monkeypatch.setattr(_Handler, "do_GET", seen)
+    tree = {"w": np.arange(2.0**20).reshape(1024, 1024), "b": np.ones(3)}
+    ec.export_safetensors(path / "m.safetensors", tree)
+    ec.tree_serialise_leaves(path / "ours", tree)
+    for name in ("m.safetensors", "ours"):
+        ckpt = ec.open(ec.Store(f"{start}/{name}", headers=["X-Key: s3cr3t"]))
+        _Handler.sent = 0
+        assert np.array_equal(ckpt["w"][7].read(verify=False), tree["w"][7])
+        assert _Handler.sent < 100_000
+        got = ec.materialise(ckpt.tree)
+        assert np.array_equal(got["w"], tree["w"]) and got["b"].tolist() == [1, 1, 1]
+    assert {key for _, key in given} == {None}
+    assert {key for _, key in handler.asked} == {"s3cr3t"}
+    # Each signature is used once.
+    numbers = [number for number, _ in given]
+    assert len(numbers) == len(set(numbers)) > 10
+
+
+def test_arrays_that_tensorstore_decodes_come_by_redirects(served, leading):
+    path, url = served
+    handler, start = leading
+    handler.lead = staticmethod(lambda place: url + place)
+    foreign = pathlib.Path(__file__).parents[1] / "foreign"
+    for name in ("marin-levanter-0.2.20/step-7", "eformer-0.0.101/tree"):
+        shutil.copytree(foreign / name, path / name)
+        ckpt = ec.open(f"{start}/{name}")
+        assert ckpt["model.big"][1, 0].read() == 64
+        here = ec.materialise(ec.open(path / name).tree)
+        there = ec.materialise(ckpt.tree)
+        assert str(here) == str(there)
+        with pytest.raises(ValueError, match="TensorStore cannot read .*`.read`"):
+            ckpt["model.big"].store
+
+
+@pytest.mark.parametrize("count", [5, 6])
+def test_so_many_redirects(served, leading, count):
+    path, url = served
+    handler, start = leading
+
+    def lead(place):
+        number, _, name = place[1:].partition("/")
+        if int(number) == count:
+            return f"{url}/{name}"
+        return f"/{int(number) + 1}/{name}"  # Relative ones are as good.
+
+    handler.lead = staticmethod(lead)
+    ec.export_safetensors(path / "m.safetensors", {"w": jnp.ones(3)})
+    if count == 5:
+        assert (ec.open(f"{start}/1/m.safetensors")["w"].read() == 1).all()
+        return
+    with pytest.raises(OSError, match="on and on: 5 redirects"):
+        ec.open(f"{start}/1/m.safetensors")
+
+
+@pytest.mark.parametrize(
+    "to, why",
+    [
+        ("/elsewhere?token=s3cr3t", "in a circle"),
+        (None, "does not say where"),
+        ("file:///etc/passwd?token=s3cr3t", "`file:///etc/passwd`, which is on no web"),
+        ("ftp://127.0.0.1/x", "is on no web server"),
+    ],
+)
+def test_redirects_that_are_not_followed(leading, to, why):
+    handler, start = leading
+    handler.lead = staticmethod(lambda _: to)
+    with pytest.raises(OSError, match=f"m.safetensors.*{why}") as caught:
+        ec.open(f"{start}/m.safetensors")
+    assert "s3cr3t" not in "".join(traceback.format_exception(caught.value))
+
+
+_ENCRYPTED = """
+import http.server, ssl, sys, threading
+import eqx_ckpt as ec
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_GET(self):
+        self.send_response(302)
+        self.send_header("Location", sys.argv[2] + self.path)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+    def log_message(self, *_):
+        pass
+
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain(sys.argv[1])
+server.socket = context.wrap_socket(server.socket, server_side=True)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+try:
+    ec.open(f"https://localhost:{server.server_port}/m.safetensors")
+except OSError as e:
+    print(e)
+"""
+
+
+def test_no_redirect_leads_out_of_encryption(served, tmp_path):
+    path, url = served
+    ec.export_safetensors(path / "m.safetensors", {"w": jnp.ones(3)})
+    pem = tmp_path / "pem"
+    pem.write_bytes(servers.certificate())
+    done = subprocess.run(
+        [sys.executable, "-c", _ENCRYPTED, str(pem), url],
+        env={
+            **os.environ,
+            "SSL_CERT_FILE": str(pem),
+            "TENSORSTORE_CA_BUNDLE": str(pem),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert f"leads to `{url}/" in done.stdout, done.stderr
+    assert "is not encrypted" in done.stdout

@@ -36,7 +36,7 @@ def _each_once(world, call, answers, part, method="PUT"):
     return [Case(call, a, n, "once") for n, a in itertools.product(hit, answers)]
 
 
-@pytest.mark.parametrize("world", ["s3"], indirect=True)
+@pytest.mark.parametrize("world", ["s3", "az"], indirect=True)
 def test_a_write_that_is_refused(world):
     """TensorStore takes that for a success."""
     for case in _each_once(world, "overwrite", ("304", "412"), "/d/"):
@@ -54,7 +54,7 @@ def test_one_wrong_answer_is_no_damage(world):
         assert odd_answers.run(world, case._replace(mode="there")) is None, case
 
 
-@pytest.mark.parametrize("world", ["s3"], indirect=True)
+@pytest.mark.parametrize("world", ["s3", "az"], indirect=True)
 def test_some_odd_answers(world):
     rng = random.Random(0)
     for case in odd_answers.cases(world, rng, 16):
@@ -78,7 +78,7 @@ def test_a_damaged_step_is_moved_aside_whole(world):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["s3", "gs", "http"])
+@pytest.mark.parametrize("kind", ["s3", "gs", "az", "http"])
 def test_every_odd_answer(kind, capsys):
     """At every request of each call, once and for ever."""
     seed = random.SystemRandom().randrange(2**32)

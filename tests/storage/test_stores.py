@@ -28,16 +28,16 @@ _quick = {"max_retries": 2, "initial_delay": "10ms", "max_delay": "50ms"}
 _numbers = itertools.count()
 
 
-@pytest.fixture(params=["s3", "gs"])
+@pytest.fixture(params=servers.BUCKETS)
 def remote(request):
     """A proxy, and a new URL in the store behind it."""
     proxy = request.getfixturevalue(request.param)
     with proxy.used():
-        yield proxy, f"{request.param}://bucket/{next(_numbers)}"
+        yield proxy, f"{servers.BUCKETS[request.param]}/{next(_numbers)}"
 
 
 # Google's as well in the long form only.
-_either = pytest.mark.parametrize("remote", ["s3", *long("gs")], indirect=True)
+_either = pytest.mark.parametrize("remote", ["s3", *long("gs", "az")], indirect=True)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Calls whose stores answer oddly, at each of their requests. No test is here.
 
 `python -m support.odd_answers KIND SEED COUNT` runs some cases, or all with COUNT 0, of
-the kind "s3", "gs" or "http", and prints what came of them.
+the kind "s3", "gs", "az" or "http", and prints what came of them.
 
 A call gives the right result, or an `OSError` that names the path. What was there
 before is whole and loads. Nothing is called damaged for one odd answer.
@@ -158,7 +158,7 @@ class World:
 
     def __init__(self, kind: str, proxy: servers.Proxy, directory: str):
         self.kind, self.proxy = kind, proxy
-        self.base = f"{kind}://bucket" if kind != "http" else proxy.url
+        self.base = proxy.url if kind == "http" else servers.BUCKETS[kind]
         self._own, self._number = secrets.token_hex(4), itertools.count()
         self._files: dict[str, dict[str, bytes]] = {"": {}}
         fills = {
@@ -281,7 +281,7 @@ def _judge(case: Case, call: Call, path: str, result: Any, error: Any) -> str | 
         believed = persists and case.answer in _BELIEVED
         if not (believed and isinstance(error, (ec.DamagedError, RuntimeError))):
             return f"raises {says}"
-    place = re.sub("^(s3|gs)://bucket/", "", path)
+    place = re.sub("^(s3://|gs://|az://devstoreaccount1/)bucket/", "", path)
     said = " ".join([says, *getattr(error, "__notes__", [])])
     return None if place in said else f"the error names no path: {said}"
 
@@ -377,18 +377,20 @@ def world_of(kind: str):
     with contextlib.ExitStack() as stack:
         enter = stack.enter_context
         directory = enter(tempfile.TemporaryDirectory())
-        start = {"s3": servers.s3, "gs": servers.gcs}.get(kind)
+        start = {"s3": servers.s3, "gs": servers.gcs, "az": servers.az}.get(kind)
         port = enter(start() if start else servers.static(directory))
         proxy = enter(servers.Proxy(port))
         if kind == "s3":
             os.environ["AWS_ENDPOINT_URL"] = proxy.url
             os.environ.update(AWS_ACCESS_KEY_ID="me", AWS_SECRET_ACCESS_KEY="secret")
             os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+        if kind == "az":
+            os.environ.update(servers.azure_settings(proxy.url))
         if kind == "gs":
             os.environ["TENSORSTORE_GCS_HTTP_URL"] = proxy.url
         enter(hurried())
         # In the context that is made when it is first used.
-        _remote._retries.update(max_retries=3, initial_delay="1ms", max_delay="1ms")
+        _remote.RETRIES.update(max_retries=3, initial_delay="1ms", max_delay="1ms")
         yield World(kind, proxy, directory)
 
 

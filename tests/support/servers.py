@@ -5,12 +5,16 @@ them that counts, delays and spoils what passes. No test is here.
 is Google's store.
 """
 
+import base64
 import contextlib
+import email.utils
+import hmac
 import http.client
 import http.server
 import json
 import os
 import random
+import shutil
 import socket
 import subprocess
 import sys
@@ -18,6 +22,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
+
+import pytest
 
 
 class Request(NamedTuple):
@@ -229,8 +235,14 @@ def _free_port() -> int:
 
 @contextlib.contextmanager
 def _running(port: int, *arguments: str) -> Iterator[int]:
+    with _running_program(port, sys.executable, *arguments):
+        yield port
+
+
+@contextlib.contextmanager
+def _running_program(port: int, *arguments: str) -> Iterator[int]:
     process = subprocess.Popen(
-        [sys.executable, *arguments],
+        arguments,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -274,6 +286,68 @@ def gcs() -> Iterator[int]:
     with _running(port, "-m", "support.servers", "gcs", str(port)):
         assert ask(port, "POST", "/storage/v1/b?project=p", b'{"name": "bucket"}') < 300
         yield port
+
+
+# Azurite's own account, which is the same everywhere.
+ACCOUNT = "devstoreaccount1"
+KEY = (
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeks"
+    "oGMGw=="
+)
+
+
+@contextlib.contextmanager
+def az() -> Iterator[int]:
+    """Azurite, Azure's own emulator, with the container `bucket`. Skips the test where
+    it is not installed."""
+    program = shutil.which("azurite-blob")
+    if program is None:
+        pytest.skip("Azurite is not here: `npm install --global azurite`")
+    port = _free_port()
+    options = "--inMemoryPersistence --silent --skipApiVersionCheck --disableTelemetry"
+    with _running_program(port, program, *options.split(), "--blobPort", str(port)):
+        _make_container(port)
+        yield port
+
+
+def _make_container(port: int) -> None:
+    path = f"/{ACCOUNT}/bucket"
+    date, version = email.utils.formatdate(usegmt=True), "2021-08-06"
+    signed = [
+        "PUT" + "\n" * 12 + f"x-ms-date:{date}",
+        f"x-ms-version:{version}",
+        f"/{ACCOUNT}{path}",
+        "restype:container",
+    ]
+    key, text = base64.b64decode(KEY), "\n".join(signed).encode()
+    signature = base64.b64encode(hmac.digest(key, text, "sha256")).decode()
+    headers = {
+        "x-ms-date": date,
+        "x-ms-version": version,
+        "Authorization": f"SharedKey {ACCOUNT}:{signature}",
+        "Content-Length": "0",
+    }
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    with contextlib.closing(connection):
+        connection.request("PUT", f"{path}?restype=container", headers=headers)
+        assert connection.getresponse().status == 201
+
+
+def azure_settings(url: str) -> dict[str, str]:
+    """What the environment says of Azurite behind a URL."""
+    return {
+        "AZURE_STORAGE_ACCOUNT_KEY": KEY,
+        "AZURE_STORAGE_ENDPOINT": f"{url}/{ACCOUNT}",
+        "AZURE_STORAGE_ALLOW_HTTP": "true",
+    }
+
+
+# Where the tests of a kind of store write.
+BUCKETS = {
+    "s3": "s3://bucket",
+    "gs": "gs://bucket",
+    "az": f"az://{ACCOUNT}/bucket",
+}
 
 
 @contextlib.contextmanager
@@ -354,6 +428,30 @@ def serve_gcs(port: str) -> None:
     from gcp_storage_emulator.__main__ import main
 
     main(["start", "--host=127.0.0.1", f"--port={port}", "--in-memory"])
+
+
+def certificate() -> bytes:
+    """A new key, and the certificate of `localhost` that it has signed itself."""
+    import datetime
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    signed = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1)
+        .not_valid_before(now - datetime.timedelta(1))
+        .not_valid_after(now + datetime.timedelta(1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    form = serialization.PrivateFormat.PKCS8
+    private = key.private_bytes(pem, form, serialization.NoEncryption())
+    return private + signed.public_bytes(pem)
 
 
 if __name__ == "__main__":

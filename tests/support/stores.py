@@ -1,11 +1,48 @@
 """The files of a store as TensorStore itself has them, whatever wrote them."""
 
 import os
+import types
 from collections.abc import Iterator, MutableMapping
 
 import tensorstore as ts
 
 from eqx_ckpt._storage import _context
+
+
+class _Blobs:
+    """Azure's container, of which TensorStore knows nothing, by obstore itself."""
+
+    def __init__(self, url: str):
+        from obstore.store import AzureStore
+
+        _, _, account, container, *path = url.split("/")
+        # The endpoint and the key it finds in the environment.
+        self._store = AzureStore(
+            container,
+            account_name=account,
+            prefix="/".join(path),
+            client_options={"allow_http": True},
+        )
+
+    def read(self, key):
+        try:
+            return _done(state="value", value=bytes(self._store.get(key).bytes()))
+        except FileNotFoundError:
+            return _done(state="missing")
+
+    def write(self, key, data):
+        if data is None:
+            return _done(self._store.delete(key))
+        return _done(self._store.put(key, data))
+
+    def list(self):
+        keys = [blob["path"] for part in self._store.list() for blob in part]
+        return _done([key.encode() for key in keys])
+
+
+def _done(result=None, **fields):
+    result = types.SimpleNamespace(**fields) if fields else result
+    return types.SimpleNamespace(result=lambda: result)
 
 
 class StoredFiles(MutableMapping[str, bytes]):
@@ -16,6 +53,9 @@ class StoredFiles(MutableMapping[str, bytes]):
 
     def __init__(self, url: str | os.PathLike[str]):
         text = os.fspath(url)
+        if text.startswith("az://"):
+            self.kv = _Blobs(text)
+            return
         is_url = "://" in text
         spec = ts.KvStore.Spec(
             f"{text}/" if is_url else f"file://{os.path.abspath(text)}/"

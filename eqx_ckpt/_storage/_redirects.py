@@ -1,0 +1,157 @@
+"""Reads over HTTP from servers that lead elsewhere, as those of large files do.
+
+TensorStore follows no redirects. Where it leads is asked anew for each read, and not
+kept: such URLs are often signed, and last for minutes.
+"""
+
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import tensorstore as ts
+
+from . import _context, _remote
+
+
+# How many redirects are followed, as in most programs a few.
+_MOST = 5
+_SECONDS = 30
+# Servers that have been asked where they lead, and those that have answered with a
+# redirect: those are asked before each read.
+_asked: set[str] = set()
+_leading: set[str] = set()
+
+
+def is_leading(url: str) -> bool:
+    return _origin(url) in _leading
+
+
+def is_new(url: str) -> bool:
+    return _origin(url) not in _asked
+
+
+def look(
+    url: str, spec: dict[str, Any], reading: Any, follow: Callable[[], Any]
+) -> Any:
+    """The result of a first read of a server, which is asked beside it where it leads:
+    TensorStore takes some redirects for errors that pass, and tries for half a minute.
+    """
+    try:
+        is_led = _target(url, spec.get("headers", [])) is not None
+        _asked.add(_origin(url))
+    except OSError:
+        is_led = False  # The read says what is wrong.
+    if is_led:
+        return follow()
+    try:
+        return reading.result()
+    except Exception as e:
+        if not _remote.is_moved(e):
+            raise
+    return follow()
+
+
+def read(url: str, spec: dict[str, Any], start: int, stop: int | None) -> Any:
+    """Reads a range of the file at a URL, wherever its server leads. `spec`: that of
+    the store, whose headers only the server of the URL is given.
+
+    **Raises:** `IsADirectoryError` if that is the directory of the name; `OSError` for
+    a redirect that is not followed; what TensorStore raises.
+    """
+    seen = [url]
+    while True:
+        url = seen[-1]
+        headers = spec.get("headers", []) if _origin(url) == _origin(seen[0]) else []
+        given = {**spec, "headers": headers}
+        if len(seen) > 1 and not is_leading(url):
+            try:
+                return _read(url, given, start, stop)
+            except Exception as e:
+                if not _remote.is_moved(e):
+                    raise
+        target = _target(url, headers)
+        if target is None:
+            return _read(url, given, start, stop)
+        _check(seen, target)
+        _leading.add(_origin(url))
+        seen.append(target)
+
+
+def _read(url: str, spec: dict[str, Any], start: int, stop: int | None) -> Any:
+    store = ts.KvStore.open({**spec, "base_url": url}, context=_context.context())
+    try:
+        reading = store.result().read("", byte_range=slice(start, stop))
+        return reading.result()
+    except Exception as e:
+        # The target may be signed, and whoever has it may read.
+        text = str(e).replace(url, _shown(url))
+        query = urllib.parse.urlsplit(url).query
+        e.args = (text.replace(query, "***") if query else text,)
+        raise
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def _target(url: str, headers: list[str]) -> str | None:
+    """Where a server leads that is asked for a file; None if it answers itself, be it
+    with an error."""
+    given = dict(line.split(":", 1) for line in headers if ":" in line)
+    given = {name.strip(): value.strip() for name, value in given.items()}
+    request = urllib.request.Request(url, headers={**given, "Range": "bytes=0-0"})
+    try:
+        with urllib.request.build_opener(_NoRedirect).open(request, timeout=_SECONDS):
+            return None
+    except urllib.error.HTTPError as e:
+        with e:
+            to = e.headers.get("Location")
+        if e.code not in _remote.MOVED:
+            return None
+        if not to:
+            raise OSError(
+                f"The server of `{_shown(url)}` sends whoever asks for a file there "
+                f"elsewhere (status {e.code}), and does not say where. Try again."
+            ) from None
+        return urllib.parse.urljoin(url, to)
+    except OSError as e:
+        why = getattr(e, "reason", e)
+        raise ConnectionError(
+            f"The server of `{_shown(url)}` does not answer: {why}."
+        ) from None
+
+
+def _check(seen: list[str], target: str) -> None:
+    """**Raises:** as `read`, for a redirect from the last URL that is not followed."""
+    shown, url = _shown(seen[0]), seen[-1]
+    if target in seen:
+        raise OSError(
+            f"The server of `{shown}` leads in a circle: after {len(seen)} redirects "
+            "one leads back. Ask whoever runs it."
+        )
+    if len(seen) > _MOST:
+        raise OSError(
+            f"The server of `{shown}` leads on and on: {_MOST} redirects are followed, "
+            "and it has more. Give a URL that is nearer to the file."
+        )
+    if target.rstrip("/") == url.rstrip("/") and target.endswith("/"):
+        raise IsADirectoryError(f"`{shown}` is a directory of its server.")
+    to = _remote.scheme(target)
+    if to not in ("http", "https") or (to == "http" and _remote.scheme(url) == "https"):
+        raise OSError(
+            f"The server of `{shown}` leads to `{_shown(target)}`, which "
+            f"{'is not encrypted' if to == 'http' else 'is on no web server'}: that is "
+            "not followed. Give that URL itself, if you trust it."
+        )
+
+
+def _shown(url: str) -> str:
+    """A URL without what may be secret in it."""
+    return _remote.masked(url.partition("?")[0])
+
+
+def _origin(url: str) -> str:
+    return "/".join(url.split("/")[:3])

@@ -1,0 +1,273 @@
+"""Azure's Blob Storage, by obstore: `az://account/container/path`, and `abfss://` as
+Spark and Azure's own tools write it.
+
+Requests are made by threads, of which each waits for one. A tag is the ETag.
+"""
+
+import base64
+import binascii
+import datetime
+import functools as ft
+import json
+import os
+import re
+import time
+import urllib.parse
+from typing import Any, NoReturn
+
+from .._errors import MissingError
+from .._storage import _conditions, _remote, _requests, _store
+from .._storage._objects import ObjectBackend
+from .._storage._requests import Answer, Stamp
+
+
+_abfss = re.compile(r"abfss://([^/@]+)@([^/.]+)\.dfs\.([^/]+)(/.*)?")
+_az = re.compile(r"az://([^/@]+)/([^/]+)(/.*)?")
+
+
+class AzureBackend(ObjectBackend):
+    """Blobs in a container."""
+
+    def _parts(self) -> tuple[str, str, str, str]:
+        """The account, the container, the domain of another cloud, and the path."""
+        if found := _az.fullmatch(self.url):
+            return found[1], found[2], "", found[3] or ""
+        if found := _abfss.fullmatch(self.url):
+            return found[2], found[1], found[3], found[4] or ""
+        raise ValueError(
+            f"`{self}` is not a URL of Azure: it is `az://account/container/path`, or "
+            "`abfss://container@account.dfs.core.windows.net/path`."
+        )
+
+    def check_url(self) -> None:
+        self._parts()
+
+    def _bucket(self) -> str:
+        path = self._parts()[3]
+        return self.url[: len(self.url) - len(path)]
+
+    def _path(self) -> str:
+        path = urllib.parse.unquote(self._parts()[3]).strip("/")
+        return path and path + "/"
+
+    def has_driver(self) -> bool:
+        return False
+
+    def kv(self) -> NoReturn:
+        raise ValueError(f"TensorStore has no driver for `{self}`.")
+
+    def spec(self, key: str = "") -> NoReturn:
+        self.kv()
+
+    def conditions(self) -> tuple[str, str]:
+        return self._bucket() + self.options, "`If-Match`, `If-None-Match`"
+
+    def explain(self, error: Exception) -> Exception:
+        if not type(error).__module__.startswith("obstore"):
+            return super().explain(error)
+        # What it says first; a URL in it may be signed.
+        said = re.sub(r"\?[^\s`]*", "", str(error).partition("\n\nDebug")[0])
+        said = _remote.masked(" ".join(said.split()), json.loads(self.options))
+        if type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
+            return PermissionError(
+                f"The store refuses access to `{self}` ({said}). Set "
+                "`AZURE_STORAGE_ACCOUNT_KEY`, `AZURE_STORAGE_SAS_TOKEN` or what else "
+                "docs/stores.md lists, and check that it allows this."
+            )
+        if "builder error" in said:
+            return ValueError(
+                f"The endpoint of `{self}` is not encrypted, or no URL. For a server "
+                "of your own set `AZURE_STORAGE_ALLOW_HTTP=true`."
+            )
+        if "error sending request" in said or "after " in said and "retries" in said:
+            return ConnectionError(
+                f"The store of `{self}` does not answer as it should ({said}). Try "
+                "again later, or for longer: with other `azure_request_retries` in an "
+                "`ec.Store`."
+            )
+        return OSError(
+            f"The store of `{self}` says: {said}. Try again; if this stays, ask "
+            "whoever runs it, or what is between."
+        )
+
+    # ---- Requests.
+
+    def _store(self) -> Any:
+        account, container, domain, _ = self._parts()
+        settings = {k: v for k, v in os.environ.items() if k.startswith("AZURE_")}
+        return _open(account, container, domain, self.options, _frozen(settings))
+
+    def start_read(self, key: str, start: int, stop: int | None) -> Any:
+        return _requests.start(self._read, self._path() + key, start, stop)
+
+    def start_write(
+        self, key: str, data: bytes | None, expected: bytes | None = None
+    ) -> Any:
+        return _requests.start(self._write, self._path() + key, data, expected)
+
+    def start_list(self, first: bytes) -> Any:
+        return _requests.start(self._list_blobs, first.decode("utf-8", "replace"))
+
+    def _read(self, path: str, start: int, stop: int | None) -> Answer:
+        import obstore
+        from obstore.exceptions import GenericError, NotModifiedError, PreconditionError
+
+        store = self._store()
+        try:
+            if start < 0 or start == stop:  # Azure knows no ranges from the end.
+                known = obstore.head(store, path)
+                if start == stop:
+                    return Answer(b"", Stamp((known["e_tag"] or "").encode()))
+                start = max(0, known["size"] + start)
+            span = {"offset": start} if stop is None else (start, stop)
+            options = {} if (start, stop) == (0, None) else {"range": span}
+            got = obstore.get(store, path, options=options)
+            first, end = got.range
+            data = bytes(got.bytes())
+        except FileNotFoundError as e:
+            if "ContainerNotFound" in str(e):
+                raise _remote.no_bucket(self.url, "ContainerNotFound") from None
+            return _requests.MISSING
+        except (NotModifiedError, PreconditionError):
+            return _requests.UNSPECIFIED
+        except GenericError as e:
+            # Azurite says so of what is empty.
+            if re.search(r"Wanted range starting at|416 |bytes 0--1/0", str(e)):
+                raise MissingError(f"`{path}` ends before {start} (HTTP code 416)")
+            raise
+        if len(data) != end - first or first != start:
+            said = f"{len(data)} bytes, and a range of {end - first}"
+            raise _store.odd(self, path, said)
+        if stop is not None and end < stop:
+            raise MissingError(f"`{path}` has {end} bytes, and {stop} were asked for")
+        return Answer(data, Stamp((got.meta["e_tag"] or "").encode()))
+
+    def _write(self, path: str, data: bytes | None, expected: bytes | None) -> Stamp:
+        import obstore
+        from obstore.exceptions import (
+            AlreadyExistsError,
+            NotModifiedError,
+            PreconditionError,
+        )
+
+        store = self._store()
+        mode: Any = "overwrite"
+        if expected == _conditions.ABSENT:
+            mode = "create"
+        elif expected is not None:
+            mode = {"e_tag": expected.decode("latin-1")}
+        try:
+            if data is None:
+                _again(lambda: obstore.delete(store, path))
+                return Stamp(_conditions.ABSENT)
+            put = ft.partial(obstore.put, store, path, data, mode=mode)
+            done = _again(lambda: put(use_multipart=False))
+            return Stamp((done["e_tag"] or "").encode())
+        except FileNotFoundError as e:
+            if "ContainerNotFound" in str(e):
+                raise _remote.no_bucket(self.url, "ContainerNotFound") from None
+            if data is None:
+                return Stamp(_conditions.ABSENT)
+            raise _store.odd(self, path, "a write was answered with 404") from e
+        except (AlreadyExistsError, NotModifiedError, PreconditionError):
+            return Stamp(b"")
+
+    def _list_blobs(self, first: str) -> list[bytes]:
+        import obstore
+
+        above = first.rpartition("/")[0]
+        try:
+            listed = obstore.list(self._store(), above or None, chunk_size=1000)
+            paths = [blob["path"] for part in listed for blob in part]
+        except FileNotFoundError as e:
+            raise _remote.no_bucket(self.url, "it cannot be listed") from e
+        return [path.encode() for path in paths if path.startswith(first)]
+
+
+def _again(call: Any) -> Any:
+    """Makes a call once more if its answer was lost. obstore does so for reads; to
+    write the same once more changes nothing."""
+    from obstore.exceptions import GenericError
+
+    try:
+        return call()
+    except GenericError as e:
+        if "HTTP error" not in str(e):
+            raise
+    time.sleep(0.1)
+    return call()
+
+
+def _frozen(settings: dict[str, Any]) -> str:
+    return json.dumps(settings, sort_keys=True)
+
+
+@ft.lru_cache(maxsize=64)
+def _open(account: str, container: str, domain: str, options: str, env: str) -> Any:
+    try:
+        from obstore.store import AzureStore
+    except ImportError:
+        raise ImportError(
+            "Azure's stores need obstore: `pip install 'eqx_ckpt[azure]'`."
+        ) from None
+    config = _settings(account, json.loads(env)) | json.loads(options)
+    config.pop("timeout", None)
+    if domain not in ("", "core.windows.net"):
+        config.setdefault("endpoint", f"https://{account}.blob.{domain}")
+    is_open = str(config.pop("allow_http", "")).lower() in ("1", "true", "yes", "on")
+    retries = {**_remote.RETRIES, **config.pop("azure_request_retries", {})}
+    client = {"allow_http": is_open, **config.pop("client_options", {})}
+    return AzureStore(
+        container,
+        account_name=account,
+        config=config,
+        client_options=client,
+        retry_config={
+            "max_retries": retries["max_retries"],
+            "retry_timeout": _duration("30s"),
+            "backoff": {
+                "init_backoff": _duration(retries["initial_delay"]),
+                "max_backoff": _duration(retries["max_delay"]),
+                "base": 2,
+            },
+        },
+    )
+
+
+def _duration(text: str) -> datetime.timedelta:
+    """As TensorStore writes them."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m)", text)
+    if found is None:
+        raise ValueError(f"`{text}` is no duration, such as `250ms` or `6s`.")
+    unit = {"ms": "milliseconds", "s": "seconds", "m": "minutes"}[found[2]]
+    return datetime.timedelta(**{unit: float(found[1])})
+
+
+def _settings(account: str, env: dict[str, str]) -> dict[str, Any]:
+    """What the environment says, under the names that obstore does not look at itself:
+    those of `az storage`."""
+    out: dict[str, Any] = {}
+    if key := env.get("AZURE_STORAGE_KEY"):
+        out["account_key"] = key
+    if endpoint := env.get("AZURE_STORAGE_SERVICE_ENDPOINT"):
+        out["endpoint"] = endpoint
+    if text := env.get("AZURE_STORAGE_CONNECTION_STRING"):
+        said = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
+        if said.get("AccountName", account) == account:
+            names = {
+                "AccountKey": "account_key",
+                "BlobEndpoint": "endpoint",
+                "SharedAccessSignature": "sas_key",
+            }
+            out |= {names[k]: v for k, v in said.items() if k in names}
+    if "AZURE_STORAGE_ALLOW_HTTP" in env:
+        out["allow_http"] = env["AZURE_STORAGE_ALLOW_HTTP"]
+    if key := out.get("account_key"):
+        try:
+            base64.b64decode(key, validate=True)
+        except binascii.Error:
+            raise ValueError(
+                "The key of the storage account is not in base64: look at "
+                "`AZURE_STORAGE_KEY` or `AZURE_STORAGE_CONNECTION_STRING`."
+            ) from None
+    return out
