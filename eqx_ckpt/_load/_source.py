@@ -118,7 +118,7 @@ class Source:
             _partial.check_readable(record)
             if not self.directory.has_driver():
                 raise ValueError(
-                    f"TensorStore cannot read what is in `{self.root}`. Use `.read`."
+                    f"TensorStore has no driver for `{self.root}`. Use `.read`."
                 )
             self.check_current()
             try:

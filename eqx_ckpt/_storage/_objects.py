@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools as ft
 import json
 import urllib.parse
 from collections.abc import Iterable
@@ -315,10 +314,7 @@ class HttpBackend(ObjectBackend):
         if _redirects.is_leading(url):
             return _requests.start(_redirects.read, url, spec, start, stop)
         reading = super().start_read(key, start, stop)
-        follow = ft.partial(_redirects.read, url, spec, start, stop)
-        if _redirects.is_new(url):
-            return _requests.start(_redirects.look, url, spec, reading, follow)
-        return _requests.start_after(reading, _remote.is_moved, follow)
+        return _requests.start(_redirects.follow, reading, url, spec, start, stop)
 
     def _check_limit(self, key: str, limit: int) -> None:
         try:

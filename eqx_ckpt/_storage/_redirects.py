@@ -4,10 +4,10 @@ TensorStore follows no redirects. Where it leads is asked anew for each read, an
 kept: such URLs are often signed, and last for minutes.
 """
 
+import contextlib
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
 from typing import Any
 
 import tensorstore as ts
@@ -18,39 +18,32 @@ from . import _context, _remote
 # How many redirects are followed, as in most programs a few.
 _MOST = 5
 _SECONDS = 30
-# Servers that have been asked where they lead, and those that have answered with a
-# redirect: those are asked before each read.
-_asked: set[str] = set()
+# Servers that have answered with a redirect: they are asked before each read.
 _leading: set[str] = set()
+# Seconds until a server is asked where it leads, beside TensorStore, which takes some
+# redirects for errors that pass, and tries for half a minute.
+_PATIENCE = 1
 
 
 def is_leading(url: str) -> bool:
     return _origin(url) in _leading
 
 
-def is_new(url: str) -> bool:
-    return _origin(url) not in _asked
-
-
-def look(
-    url: str, spec: dict[str, Any], reading: Any, follow: Callable[[], Any]
+def follow(
+    reading: Any, url: str, spec: dict[str, Any], start: int, stop: int | None
 ) -> Any:
-    """The result of a first read of a server, which is asked beside it where it leads:
-    TensorStore takes some redirects for errors that pass, and tries for half a minute.
-    """
+    """The result of a read that TensorStore has started, or as of `read`."""
     try:
-        is_led = _target(url, spec.get("headers", [])) is not None
-        _asked.add(_origin(url))
-    except OSError:
-        is_led = False  # The read says what is wrong.
-    if is_led:
-        return follow()
-    try:
+        return reading.result(timeout=_PATIENCE)
+    except TimeoutError:
+        with contextlib.suppress(OSError):  # The read says what is wrong.
+            if _target(url, spec.get("headers", [])) is not None:
+                return read(url, spec, start, stop)
         return reading.result()
     except Exception as e:
         if not _remote.is_moved(e):
             raise
-    return follow()
+    return read(url, spec, start, stop)
 
 
 def read(url: str, spec: dict[str, Any], start: int, stop: int | None) -> Any:

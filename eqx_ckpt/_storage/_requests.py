@@ -36,31 +36,9 @@ def start(call: Callable[..., Any], *args: Any) -> cf.Future[Any]:
     _context.check_fork()
     _context.watch_forks()
     future: cf.Future[Any] = cf.Future()
-    _run(future, call, *args)
-    return future
+    # Who gives it up does not end it.
+    future.set_running_or_notify_cancel()
 
-
-def start_after(
-    first: Any, is_wrong: Callable[[Exception], bool], call: Callable[[], Any]
-) -> cf.Future[Any]:
-    """The result of a call to TensorStore; or of another call, which a thread makes, if
-    the first one fails with such an error."""
-    future: cf.Future[Any] = cf.Future()
-
-    def done(reading: Any) -> None:
-        try:
-            future.set_result(reading.result())
-        except Exception as e:
-            if is_wrong(e):
-                _run(future, call)
-            else:
-                future.set_exception(e)
-
-    first.add_done_callback(done)
-    return future
-
-
-def _run(future: cf.Future[Any], call: Callable[..., Any], *args: Any) -> None:
     def run() -> None:
         with _LIMIT:
             try:
@@ -69,3 +47,4 @@ def _run(future: cf.Future[Any], call: Callable[..., Any], *args: Any) -> None:
                 future.set_exception(e)
 
     threading.Thread(target=run, name="eqx_ckpt", daemon=True).start()
+    return future

@@ -4,8 +4,6 @@ Spark and Azure's own tools write it.
 Requests are made by threads, of which each waits for one. A tag is the ETag.
 """
 
-import base64
-import binascii
 import datetime
 import functools as ft
 import json
@@ -13,6 +11,7 @@ import os
 import re
 import time
 import urllib.parse
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from .._errors import MissingError
@@ -40,7 +39,14 @@ class AzureBackend(ObjectBackend):
         )
 
     def check_url(self) -> None:
-        self._parts()
+        try:
+            self._store()
+        except ValueError:
+            raise
+        except Exception as e:
+            if not type(e).__module__.startswith("obstore"):
+                raise
+            raise ValueError(_said(e)) from None
 
     def _bucket(self) -> str:
         path = self._parts()[3]
@@ -54,7 +60,7 @@ class AzureBackend(ObjectBackend):
         return False
 
     def kv(self) -> NoReturn:
-        raise ValueError(f"TensorStore has no driver for `{self}`.")
+        raise ValueError(f"TensorStore has no driver for `{self}`. Use `.read`.")
 
     def spec(self, key: str = "") -> NoReturn:
         self.kv()
@@ -65,9 +71,9 @@ class AzureBackend(ObjectBackend):
     def explain(self, error: Exception) -> Exception:
         if not type(error).__module__.startswith("obstore"):
             return super().explain(error)
-        # What it says first; a URL in it may be signed.
-        said = re.sub(r"\?[^\s`]*", "", str(error).partition("\n\nDebug")[0])
-        said = _remote.masked(" ".join(said.split()), json.loads(self.options))
+        said = _remote.masked(_said(error), json.loads(self.options))
+        if "ContainerNotFound" in said:
+            return _remote.no_bucket(self.url, "ContainerNotFound")
         if type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
             return PermissionError(
                 f"The store refuses access to `{self}` ({said}). Set "
@@ -105,6 +111,12 @@ class AzureBackend(ObjectBackend):
     ) -> Any:
         return _requests.start(self._write, self._path() + key, data, expected)
 
+    def delete_files(self, keys: Iterable[str]) -> None:
+        # All in one request, unless one of them is gone.
+        paths = [self._path() + key for key in keys]
+        deleting = _requests.start(self._write, paths, None, None)
+        _store.finish_write(self, "", deleting)
+
     def start_list(self, first: bytes) -> Any:
         return _requests.start(self._list_blobs, first.decode("utf-8", "replace"))
 
@@ -120,7 +132,7 @@ class AzureBackend(ObjectBackend):
                     return Answer(b"", Stamp((known["e_tag"] or "").encode()))
                 start = max(0, known["size"] + start)
             span = {"offset": start} if stop is None else (start, stop)
-            options = {} if (start, stop) == (0, None) else {"range": span}
+            options: Any = {} if (start, stop) == (0, None) else {"range": span}
             got = obstore.get(store, path, options=options)
             first, end = got.range
             data = bytes(got.bytes())
@@ -133,16 +145,18 @@ class AzureBackend(ObjectBackend):
         except GenericError as e:
             # Azurite says so of what is empty.
             if re.search(r"Wanted range starting at|416 |bytes 0--1/0", str(e)):
-                raise MissingError(f"`{path}` ends before {start} (HTTP code 416)")
+                raise MissingError(f"the end of `{path}` is missing (HTTP code 416)")
             raise
         if len(data) != end - first or first != start:
             said = f"{len(data)} bytes, and a range of {end - first}"
             raise _store.odd(self, path, said)
         if stop is not None and end < stop:
-            raise MissingError(f"`{path}` has {end} bytes, and {stop} were asked for")
+            raise MissingError(f"the end of `{path}` is missing")
         return Answer(data, Stamp((got.meta["e_tag"] or "").encode()))
 
-    def _write(self, path: str, data: bytes | None, expected: bytes | None) -> Stamp:
+    def _write(
+        self, path: str | list[str], data: bytes | None, expected: bytes | None
+    ) -> Stamp:
         import obstore
         from obstore.exceptions import (
             AlreadyExistsError,
@@ -160,15 +174,17 @@ class AzureBackend(ObjectBackend):
             if data is None:
                 _again(lambda: obstore.delete(store, path))
                 return Stamp(_conditions.ABSENT)
-            put = ft.partial(obstore.put, store, path, data, mode=mode)
+            put = ft.partial(obstore.put, store, str(path), data, mode=mode)
             done = _again(lambda: put(use_multipart=False))
             return Stamp((done["e_tag"] or "").encode())
         except FileNotFoundError as e:
             if "ContainerNotFound" in str(e):
                 raise _remote.no_bucket(self.url, "ContainerNotFound") from None
             if data is None:
+                for one in [] if isinstance(path, str) else path:
+                    self._write(one, None, None)
                 return Stamp(_conditions.ABSENT)
-            raise _store.odd(self, path, "a write was answered with 404") from e
+            raise _store.odd(self, str(path), "a write was answered with 404") from e
         except (AlreadyExistsError, NotModifiedError, PreconditionError):
             return Stamp(b"")
 
@@ -182,6 +198,17 @@ class AzureBackend(ObjectBackend):
         except FileNotFoundError as e:
             raise _remote.no_bucket(self.url, "it cannot be listed") from e
         return [path.encode() for path in paths if path.startswith(first)]
+
+
+def _said(error: Exception) -> str:
+    """What an error of obstore says, in a line, without what may be signed."""
+    text = str(error).partition("\n\nDebug")[0]
+    found = re.search("<Code>(.*?)</Code>.*?<Message>(.*?)(\n|</Message>)", text, re.S)
+    if found:
+        text = f"{text.partition(': <?xml')[0]}: {found[1]}, {found[2]}"
+    text = re.sub(r"https?://[^\s`]*\?[^\s`]*", "its URL", text)
+    text = re.sub(r"^Generic \w+ error: |Object at location .*? not found: ", "", text)
+    return " ".join(text.split()).rstrip(".")
 
 
 def _again(call: Any) -> Any:
@@ -216,7 +243,7 @@ def _open(account: str, container: str, domain: str, options: str, env: str) -> 
         config.setdefault("endpoint", f"https://{account}.blob.{domain}")
     is_open = str(config.pop("allow_http", "")).lower() in ("1", "true", "yes", "on")
     retries = {**_remote.RETRIES, **config.pop("azure_request_retries", {})}
-    client = {"allow_http": is_open, **config.pop("client_options", {})}
+    client: Any = {"allow_http": is_open, **config.pop("client_options", {})}
     return AzureStore(
         container,
         account_name=account,
@@ -262,12 +289,4 @@ def _settings(account: str, env: dict[str, str]) -> dict[str, Any]:
             out |= {names[k]: v for k, v in said.items() if k in names}
     if "AZURE_STORAGE_ALLOW_HTTP" in env:
         out["allow_http"] = env["AZURE_STORAGE_ALLOW_HTTP"]
-    if key := out.get("account_key"):
-        try:
-            base64.b64decode(key, validate=True)
-        except binascii.Error:
-            raise ValueError(
-                "The key of the storage account is not in base64: look at "
-                "`AZURE_STORAGE_KEY` or `AZURE_STORAGE_CONNECTION_STRING`."
-            ) from None
     return out
