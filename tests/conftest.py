@@ -99,6 +99,8 @@ def gs():
 @pytest.fixture(scope="session")
 def az():
     """A proxy before Azurite, to whose container `servers.BUCKETS["az"]` leads."""
+    import eqx_ckpt._stores  # noqa: F401  The room around the kernel.
+
     pytest.importorskip("obstore")
     with servers.az() as port, servers.Proxy(port) as proxy:
         with pytest.MonkeyPatch.context() as patch:
