@@ -22,11 +22,11 @@ from .._tree._flatten import Flat
 from .._tree._static import Static
 from . import _diff, _elements
 from ._elements import Leaf, Side
-from ._methods import MergedLeaf, Method
+from ._methods import MergedLeaf, Merging, Method
 
 
 _METHOD = Rule(
-    "a method of `ec.merging`, such as `ec.merging.average()`",
+    "a method that `ec.merging` gives, such as `ec.merging.average()`",
     lambda x: isinstance(x, Method),
 )
 
@@ -50,7 +50,8 @@ def merge(
 
     - `trees`: each a path, an open [`Checkpoint`][], a node of its tree, such as
         `ckpt.tree.model`, or any tree of lazy leaves and of values.
-    - `method`: one of `ec.merging`.
+    - `method`: what a function of `ec.merging` gives, or an `ec.merging.Method` of your
+        own.
     - `base`: for methods that take one, the tree that the others were trained from.
     - `where`: a function from the first tree to the nodes to merge. The rest is as in
         the first tree, and not compared. By default all is merged.
@@ -65,7 +66,8 @@ def merge(
     **Returns:** the first tree, with lazy leaves in the place of floating arrays.
 
     **Raises:** one `ValueError` that lists by name all leaves and static fields that
-    differ; `ValueError` if the method merges another number of trees, or wants a base.
+    differ; `ValueError` if the method merges another number of trees, or wants a base,
+    or if a number or a pattern of it fits no leaf.
 
     !!! example
 
@@ -82,32 +84,38 @@ def merge(
 
         ```
     """
-    if method.has_base != (base is not None):
-        wants = "takes a `base`" if method.has_base else "takes no `base`"
-        raise ValueError(f"`{method}` {wants}.")
-    trees = [_elements.tree_of(x) for x in trees]
+    if method.base != (base is not None):
+        wants = "takes a `base`" if method.base else "takes no `base`"
+        raise ValueError(f"`{method.name}` {wants}.")
     if not trees:
         raise ValueError("There are no trees to merge.")
-    method.check(len(trees))
     _static.check(static)
+    trees = [_elements.tree_of(x) for x in trees]
     every = trees if base is None else [*trees, _elements.tree_of(base)]
     sides = [_elements.look(x) for x in every]
     shown = [f"tree {i}" for i in range(len(trees))] + ["the base"]
     flat = _flatten.flatten(trees[0], None)
     chosen = _chosen(flat, where)
-    rows = _rows(sides, shown, chosen, static)
+    rows = {
+        name: row
+        for name, row in _rows(sides, shown, chosen, static).items()
+        if _is_merged(row[0].template)
+    }
+    shapes = {name: row[0].template.shape for name, row in rows.items()}
+    places = method.leaves(shapes, len(trees))
     # The base is the first of the sources.
-    order = [-1, *range(len(trees))] if method.has_base else range(len(trees))
+    order = [-1, *range(len(trees))] if method.base else range(len(trees))
     merged: dict[Any, Any] = {}
     leaves = list(flat.leaves)
     for number, name in enumerate(_elements.names_of(flat)):
         row = rows.get(name)
-        if row is not None and _is_merged(row[0].template):
+        if row is not None:
             sources = [row[i] for i in order]
             # What is one array in all of the trees stays one.
             key = tuple(leaf.identity for leaf in sources)
             if key not in merged:
-                merged[key] = _lazily(method, sources, row[0], flat.leaves[number])
+                like = flat.leaves[number]
+                merged[key] = _lazily(method, places[name], sources, row[0], like)
             leaves[number] = merged[key]
     return jtu.tree_unflatten(flat.structure, leaves)
 
@@ -121,19 +129,21 @@ def _is_merged(t: Template) -> bool:
 # ---- Leaves.
 
 
-def _lazily(method: Method, sources: list[Leaf], first: Leaf, like: Any) -> LazyArray:
+def _lazily(
+    method: Method, leaf: MergedLeaf, sources: list[Leaf], first: Leaf, like: Any
+) -> LazyArray:
     """The merged leaf: of the kind, weak type and sharding that `like` has."""
     t = first.template
-    place = MergedLeaf(method, first.name, t.shape, _template.dtype_of(t.dtype))
+    merging = Merging(method, leaf, _template.dtype_of(t.dtype))
     formula = Formula(
         first.name,
         tuple(_part(leaf) for leaf in sources),
-        place.combine,
+        merging.combine,
         t.shape,
-        place.dtype,
+        merging.dtype,
         weak=t.weak,
-        blockwise=True,
-        prepare=place.look if method.looks_first else None,
+        blockwise=not method.whole,
+        prepare=merging.look if method.look else None,
     )
     target = _target.target_of(like)._replace(codec=None)
     return _computed.Computed(formula, None, target)
@@ -205,8 +215,19 @@ def _rows(
             if is_chosen(name):
                 add("static", name, f"{pair[0]}, in {who} {pair[1]}")
     if report:
-        raise ValueError(_message(report))
+        raise ValueError(_message(report, dict(zip(shown, sides))))
     return rows
+
+
+def _paths(sides: dict[str, Side]) -> list[str]:
+    """Lines that say which checkpoint each tree is of."""
+    lines: list[str] = []
+    for who, side in sides.items():
+        values = (leaf.value for leaf in side.leaves.values())
+        lazies = [x for x in values if isinstance(x, LazyArray)]
+        paths = dict.fromkeys(x.root.url for lazy in lazies[:1] for x in lazy._sources)
+        lines += [f"  {who} is of `{path}`" for path in paths]
+    return lines
 
 
 _titles = {
@@ -217,8 +238,8 @@ _titles = {
 }
 
 
-def _message(report: dict[str, list[tuple[str, str]]]) -> str:
+def _message(report: dict[str, list[tuple[str, str]]], sides: dict[str, Side]) -> str:
     passes = _static.how_to_pass([name for name, _ in report.get("static", [])])
     titles = {kind: title.replace("{}", passes) for kind, title in _titles.items()}
     lines = ["The trees do not fit each other; nothing was merged:"]
-    return _text.message([*lines, *_folding.sections(report, titles)])
+    return _text.message([*lines, *_paths(sides), *_folding.sections(report, titles)])

@@ -2,95 +2,235 @@
 
 A method computes an element of what its sources have there, of where that is, and of a
 state, for which it has looked at the whole leaf. So what it gives does not depend on
-how the leaf is cut into blocks.
+how the leaf is read.
 """
 
 import dataclasses
 import functools as ft
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
 
-from .._tree import _leaf
+from .._format import _names
+from .._tree import _leaf, _static
 
 
 Blocks = Sequence[np.ndarray]
+# Of each tree, and of the base if there is one.
+Sides = tuple[Blocks, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class MergedLeaf:
+    """A leaf that is merged, as `merging.Method` describes it to its functions."""
+
+    name: str
+    shape: tuple[int, ...]
+    count: int
+    options: Mapping[str, Any]
+    start: tuple[int, ...] = ()
+    state: Any = None
+
+    def each(self, option: str) -> tuple[Any, ...]:
+        """An option for each of the trees."""
+        value = self.options[option]
+        return value if isinstance(value, tuple) else (value,) * self.count
 
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A way to merge leaves.
+    """A way to merge leaves: a function of blocks of NumPy arrays, and what it needs.
 
-    Blocks are in float32, or in float64 if the leaf is. With `has_base` the first of
-    them is that of the base.
+    Floating leaves go through it block by block as they are read, in float32, or in
+    float64 if the leaf is. The result gets the dtype of the leaf. All else that
+    [`merge`][eqx_ckpt.merge] does is the same for every method.
+
+    **Arguments:**
+
+    - `name`: for errors.
+    - `combine`: `combine(trees, base, leaf)` gives a block of the merged leaf. `trees`
+        has the block of each tree, and `base` that of the base, or None. They are of
+        one shape, of at least one axis, and not to be written to. `leaf` has the `name`
+        and the `shape` of the whole leaf, the `count` of trees, the `options` for it,
+        the index at which the block begins (`start`), and the `state`.
+    - `look`: `look(blocks, leaf)` gives that `state`. It goes once over all blocks of
+        the leaf, in row-major order, as pairs of `trees` and `base`; a leaf is read
+        twice then.
+    - `options`: numbers by their names. For one each leaf may have its own: a mapping
+        of patterns to numbers, of which the first that matches counts; or a list that
+        is spread over the layers; or a tuple with one of all these for each tree. What
+        is none of these is passed as it is. `leaf.options` has the numbers for the
+        leaf, and `leaf.each(option)` a tuple of them, one for each tree.
+    - `base`: whether it takes a base.
+    - `least`, `most`: how many trees it merges; with None any number.
+    - `whole`: whether a block has to be a whole leaf. Then so much is in memory.
+
+    A pattern is the name of a leaf or of a node above it; `*` stands for any text. A
+    layer is the first number in a name in which others differ, as in `blocks.3.weight`.
+    The first number of a list is for the first layer and for what comes before it, and
+    the last for the last and for what comes after; others lie evenly between them.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp, numpy as np
+        >>> def furthest(trees, base, leaf):
+        ...     tasks = np.stack(trees) - base
+        ...     index = np.abs(tasks).argmax(0)[None]
+        ...     found = np.take_along_axis(tasks, index, 0)[0]
+        ...     return base + leaf.options["scale"] * found
+        >>> options = {"scale": {"w": 1, "*": 0.5}}
+        >>> method = ec.merging.Method("furthest", furthest, options=options, base=True)
+        >>> trees = [{"w": jnp.array([1., -3.]), "b": jnp.array([x])} for x in (4., 8.)]
+        >>> ec.materialise(ec.merge(trees, method, base=trees[0]))
+        {'b': Array([6.], dtype=float32), 'w': Array([ 1., -3.], dtype=float32)}
+
+        ```
     """
 
-    has_base: ClassVar[bool] = False
-    looks_first: ClassVar[bool] = False
+    name: str
+    combine: Callable[[Blocks, Any, MergedLeaf], np.ndarray]
+    look: Callable[[Iterable[Sides], MergedLeaf], Any] | None = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    base: bool = False
+    least: int = 1
+    most: int | None = None
+    whole: bool = False
 
-    def check(self, count: int) -> None:
-        """**Raises:** `ValueError` for another number of trees than it merges."""
+    def __post_init__(self) -> None:
+        if not callable(self.combine) or not callable(self.look or self.combine):
+            raise TypeError(f"`{self.name}`: `combine` and `look` must be functions.")
 
-    def look(self, blocks: Iterable[Blocks], place: "MergedLeaf") -> Any:
-        """The state, of all blocks of a leaf in row-major order."""
+    def leaves(
+        self, shapes: Mapping[str, tuple[int, ...]], count: int
+    ) -> dict[str, MergedLeaf]:
+        """The leaves of these names, with their options, of so many trees.
 
-    def combine(
-        self, blocks: Blocks, state: Any, start: tuple[int, ...], place: "MergedLeaf"
-    ) -> np.ndarray:
-        """A block of the leaf, which begins at `start`."""
-        raise NotImplementedError
+        **Raises:** `ValueError` for options that do not fit them.
+        """
+        if count < self.least or count > (self.most or count):
+            more = " or more" if self.most is None else f" to {self.most}"
+            wants = f"{self.least}{more if self.least != self.most else ''}"
+            raise ValueError(f"`{self.name}` merges {wants} trees, not {count}.")
+        positions = dict(zip(shapes, _along_layers(list(shapes))))
+        unused: set[tuple[str, str]] = set()
+        for option, value in self.options.items():
+            unused |= {(option, x) for x in _patterns(option, value, count)}
+
+        def number(option: str, value: Any, name: str) -> Any:
+            if isinstance(value, tuple):
+                return tuple(number(option, x, name) for x in value)
+            if isinstance(value, list):
+                at = positions[name] * (len(value) - 1)
+                return float(np.interp(at, range(len(value)), value))
+            if not isinstance(value, Mapping):
+                return value
+            for pattern, x in value.items():
+                if _names.is_under(name, pattern) or _static.matches(pattern, name):
+                    unused.discard((option, pattern))
+                    return number(option, x, name)
+            raise ValueError(
+                f"`{option}` has no pattern of the leaf `{name}`. End it with "
+                '`"*": ...`, for the rest.'
+            )
+
+        out = {
+            name: MergedLeaf(
+                name,
+                shape or (1,),
+                count,
+                {key: number(key, x, name) for key, x in self.options.items()},
+            )
+            for name, shape in shapes.items()
+        }
+        for option, pattern in sorted(unused):
+            if pattern != "*":
+                raise ValueError(f"`{option}` has {pattern!r}, which names no leaf.")
+        return out
 
 
-class MergedLeaf(NamedTuple):
-    """A leaf that a method merges, from blocks of the leaf's own dtype."""
+def _patterns(option: str, value: Any, count: int) -> Iterator[str]:
+    if isinstance(value, tuple):
+        if len(value) != count:
+            raise ValueError(f"There are {len(value)} {option} for {count} trees.")
+        for x in value:
+            yield from _patterns(option, x, count)
+    elif isinstance(value, Mapping):
+        yield from value
+
+
+def _along_layers(names: Sequence[str]) -> Iterator[float]:
+    """Where each leaf is on the way from the first layer (0) to the last (1)."""
+    layers: dict[str, set[int]] = {}
+    numbered: list[list[tuple[str, int]]] = []
+    for name in names:
+        parts = name.split(".")
+        numbers = [i for i, part in enumerate(parts) if part.isdecimal()]
+        numbered.append([(".".join(parts[:i]), int(parts[i])) for i in numbers])
+        for above, number in numbered[-1]:
+            layers.setdefault(above, set()).add(number)
+    places = {
+        above: dict(zip(sorted(some), np.linspace(0, 1, len(some))))
+        for above, some in layers.items()
+        if len(some) > 1
+    }
+    position = 0.0
+    for own in numbered:
+        some = [places[above][number] for above, number in own if above in places]
+        position = some[0] if some else position
+        yield position
+
+
+class Merging(NamedTuple):
+    """A leaf that a method merges, from blocks of the leaf's own dtype: that of the
+    base is the first, if there is one."""
 
     method: Method
-    name: str
-    shape: tuple[int, ...]
+    leaf: MergedLeaf
     dtype: np.dtype
 
     def look(self, blocks: Iterable[Blocks]) -> Any:
         """The state of the method. The blocks have to be cut in one way whenever it is
         computed, as it may have sums of them."""
+        assert self.method.look is not None
         with np.errstate(all="ignore"):
-            return self.method.look((self._widened(x) for x in blocks), self)
+            return self.method.look(map(self._sides, blocks), self.leaf)
 
     def combine(self, blocks: Blocks, state: Any, start: tuple[int, ...]) -> np.ndarray:
         """A block of the merged leaf."""
-        shape, place = blocks[0].shape, self
-        if not shape:
-            place, start = self._replace(shape=(1,)), (0,)
+        shape = blocks[0].shape
+        leaf = dataclasses.replace(self.leaf, start=start or (0,), state=state)
         with np.errstate(all="ignore"):
-            out = self.method.combine(self._widened(blocks), state, start, place)
-            return _leaf.astype(out, self.dtype).reshape(shape)
+            out = np.asarray(self.method.combine(*self._sides(blocks), leaf))
+        if out.shape != (shape or (1,)):
+            raise ValueError(
+                f"Leaf `{leaf.name}`: `{self.method.name}` gave {list(out.shape)} for "
+                f"a block of {list(shape or (1,))}."
+            )
+        return _cast(out, self.dtype).reshape(shape)
 
-    def _widened(self, blocks: Blocks) -> list[np.ndarray]:
+    def _sides(self, blocks: Blocks) -> Sides:
         wide = np.dtype(np.float64 if self.dtype == np.float64 else np.float32)
         # What NumPy computes of arrays without axes are no arrays.
-        return [_leaf.astype(np.atleast_1d(x), wide) for x in blocks]
+        every = [_cast(np.atleast_1d(x), wide) for x in blocks]
+        return (every[1:], every[0]) if self.method.base else (every, None)
 
 
-def _check_weights(weights: float | tuple[float, ...], count: int) -> None:
-    if isinstance(weights, tuple) and len(weights) != count:
-        raise ValueError(f"There are {len(weights)} weights for {count} trees.")
+def _cast(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    return x if x.dtype == dtype else _leaf.astype(x, dtype)
 
 
-def _each(weights: float | tuple[float, ...], count: int) -> tuple[float, ...]:
-    return weights if isinstance(weights, tuple) else (weights,) * count
-
-
-def _sum(weights: Sequence[float], blocks: Iterable[np.ndarray]) -> np.ndarray:
+def _sum(weights: Iterable[float], blocks: Iterable[np.ndarray]) -> np.ndarray:
     """Sum of blocks times weights, in their order."""
     out: np.ndarray | None = None
     for weight, block in zip(weights, blocks):
-        part = block * block.dtype.type(weight)
         if out is None:
-            out = part
+            out = block * block.dtype.type(weight)
         else:
-            out += part
+            out += block if weight == 1 else block * block.dtype.type(weight)
     assert out is not None
     return out
 
@@ -98,93 +238,130 @@ def _sum(weights: Sequence[float], blocks: Iterable[np.ndarray]) -> np.ndarray:
 # ---- Averages.
 
 
-@dataclasses.dataclass(frozen=True)
-class Average(Method):
-    weights: tuple[float, ...] | None
-
-    def check(self, count: int) -> None:
-        _check_weights(self.weights or 1.0, count)
-
-    def combine(
-        self, blocks: Blocks, state: Any, start: tuple[int, ...], place: MergedLeaf
-    ) -> np.ndarray:
-        weights = self.weights or (1.0,) * len(blocks)
-        return _sum(weights, blocks) / blocks[0].dtype.type(math.fsum(weights))
+def average(trees: Blocks, base: None, leaf: MergedLeaf) -> np.ndarray:
+    weights = leaf.each("weights")
+    whole = math.fsum(weights)
+    if not whole:
+        raise ValueError(f"Leaf `{leaf.name}`: the sum of its weights is 0.")
+    out = _sum(weights, trees)
+    out /= out.dtype.type(whole)
+    return out
 
 
-@dataclasses.dataclass(frozen=True)
-class Ema(Method):
-    decay: float
+def ema(trees: Blocks, base: None, leaf: MergedLeaf) -> np.ndarray:
+    decay, number = leaf.options["decay"], trees[0].dtype.type
+    out = trees[0].copy()
+    for block in trees[1:]:
+        out *= number(decay)
+        out += block * number(1 - decay)
+    return out
 
-    def combine(
-        self, blocks: Blocks, state: Any, start: tuple[int, ...], place: MergedLeaf
-    ) -> np.ndarray:
-        number = blocks[0].dtype.type
-        out = blocks[0].copy()
-        for block in blocks[1:]:
-            out *= number(self.decay)
-            out += block * number(1 - self.decay)
+
+# Elements that are multiplied and added in float32, before their sum is in float64.
+_RUN = 8192
+
+
+def _dot(a: np.ndarray, b: np.ndarray) -> float:
+    """The product of two vectors."""
+    cut = a.size // _RUN * _RUN
+    runs = np.vecdot(a[:cut].reshape(-1, _RUN), b[:cut].reshape(-1, _RUN))
+    out = float(np.sum(runs, dtype=float)) + float(np.vecdot(a[cut:], b[cut:]))
+    if 1e-30 < abs(out) < 1e30:
         return out
+    return float(np.sum(np.multiply(a, b, dtype=float)))
+
+
+def _products(vectors: Iterable[Blocks], count: int) -> np.ndarray:
+    """The products of all pairs of so many vectors, which come in blocks."""
+    out = np.zeros((count, count))
+    for blocks in vectors:
+        flat = [x.reshape(-1) for x in blocks]
+        for i in range(count):
+            for j in range(i + 1):
+                out[i, j] += _dot(flat[i], flat[j])
+    return out + np.tril(out, -1).T
 
 
 # Of the angle between two leaves: beyond it they are on one line.
 _LINE = 0.9995
 
 
-@dataclasses.dataclass(frozen=True)
-class Slerp(Method):
-    t: float
-    looks_first: ClassVar[bool] = True
+def look_at_angle(blocks: Iterable[Sides], leaf: MergedLeaf) -> tuple[float, float]:
+    """Factors that the two are multiplied by in `slerp`."""
+    products, t = _products((trees for trees, _ in blocks), 2), leaf.options["t"]
+    lengths = math.sqrt(products[0, 0]) * math.sqrt(products[1, 1])
+    cosine = products[0, 1] / lengths if lengths else 1.0
+    if not abs(cosine) <= _LINE:
+        return 1 - t, t
+    angle = math.acos(cosine)
+    sine = math.sin(angle)
+    return math.sin((1 - t) * angle) / sine, math.sin(t * angle) / sine
 
-    def check(self, count: int) -> None:
-        if count != 2:
-            raise ValueError(f"`slerp` is between 2 trees, not {count}.")
 
-    def look(self, blocks: Iterable[Blocks], place: MergedLeaf) -> tuple[float, float]:
-        """Factors that the two are multiplied by."""
-        parts = [(0.0, 0.0, 0.0)]
-        for x, y in blocks:
-            a, b = x.astype(float), y.astype(float)
-            one, two = float(np.sum(a * a)), float(np.sum(b * b))
-            parts.append((float(np.sum(a * b)), one, two))
-        dot, one, two = (math.fsum(column) for column in zip(*parts))
-        lengths = math.sqrt(one) * math.sqrt(two)
-        cosine = dot / lengths if lengths else 1.0
-        if not abs(cosine) <= _LINE:
-            return 1 - self.t, self.t
-        angle = math.acos(cosine)
-        sine = math.sin(angle)
-        return (
-            math.sin((1 - self.t) * angle) / sine,
-            math.sin(self.t * angle) / sine,
-        )
+def by_state(trees: Blocks, base: np.ndarray | None, leaf: MergedLeaf) -> np.ndarray:
+    """The sum of all, times the factors that are the state."""
+    return _sum(leaf.state, trees if base is None else [base, *trees])
 
-    def combine(
-        self, blocks: Blocks, state: Any, start: tuple[int, ...], place: MergedLeaf
-    ) -> np.ndarray:
-        return _sum(state, blocks)
+
+def look_at_stock(blocks: Iterable[Sides], leaf: MergedLeaf) -> list[float]:
+    """Factors of the base and the trees in `model_stock`."""
+    tasks = ([tree - base for tree in trees] for trees, base in blocks)
+    count, products = leaf.count, _products(tasks, leaf.count)
+    lengths = np.sqrt(np.diag(products))
+    pairs = np.tril_indices(count, -1)
+    within = np.outer(lengths, lengths)[pairs]
+    cosines = np.divide(
+        products[pairs], within, np.zeros_like(within), where=within != 0
+    )
+    cosine = float(np.mean(np.clip(cosines, -1, 1)))
+    whole = 1 + (count - 1) * cosine
+    ratio = count * cosine / whole if abs(whole) > 1e-6 else 0.0
+    return [1 - ratio, *[ratio / count] * count]
 
 
 # ---- Sums of task vectors: of what each tree differs from the base.
 
 
-@dataclasses.dataclass(frozen=True)
-class TaskArithmetic(Method):
-    weights: float | tuple[float, ...]
-    has_base: ClassVar[bool] = True
-
-    def check(self, count: int) -> None:
-        _check_weights(self.weights, count)
-
-    def combine(
-        self, blocks: Blocks, state: Any, start: tuple[int, ...], place: MergedLeaf
-    ) -> np.ndarray:
-        base, *trees = blocks
-        return base + _sum(_each(self.weights, len(trees)), (x - base for x in trees))
+def _added(base: np.ndarray, tasks: Iterable[np.ndarray], leaf: MergedLeaf) -> Any:
+    """The base, and the weighted sum of the task vectors."""
+    weights = leaf.each("weights")
+    divisor = {"count": leaf.count, "weights": math.fsum(weights)}
+    scale = leaf.options["lambda_"] / (divisor.get(leaf.options["normalize"], 1) or 1)
+    out = _sum(weights, tasks)
+    if scale != 1:
+        out *= out.dtype.type(scale)
+    out += base
+    return out
 
 
-# Magnitudes are counted by the first bits of them in float32: all of the exponent, and
-# 12 of the mantissa.
+def _elected(base: np.ndarray, tasks: Iterable[np.ndarray], leaf: MergedLeaf) -> Any:
+    """The base, and the sum of those elements that have the sign of the sum of all."""
+    number, weights = base.dtype.type, leaf.each("weights")
+    by = leaf.options["normalize"]
+    parts = [x if w == 1 else x * number(w) for w, x in zip(weights, tasks)]
+    mass = ft.reduce(np.add, parts)
+    sign = np.sign(mass)
+    total, divisor = np.zeros_like(base), np.zeros_like(base)
+    for part, weight in zip(parts, weights):
+        agrees = part * sign > 0
+        total += np.where(agrees, part, number(0))
+        if by is not None:
+            divisor += agrees if by == "count" else agrees * number(weight)
+    if by is not None:
+        divisor[divisor == 0] = 1
+        total /= divisor
+    total *= number(leaf.options["lambda_"])
+    total += base
+    np.copyto(total, mass, where=np.isnan(mass))
+    return total
+
+
+def task_arithmetic(trees: Blocks, base: np.ndarray, leaf: MergedLeaf) -> np.ndarray:
+    return _added(base, (tree - base for tree in trees), leaf)
+
+
+# Magnitudes in leaves of many blocks are counted by the first bits of them in float32:
+# all of the exponent, and 12 of the mantissa.
 _BITS = 20
 _REST = 31 - _BITS
 _INFINITE = np.uint32(0x7F800000)
@@ -192,84 +369,102 @@ _INFINITE = np.uint32(0x7F800000)
 
 def magnitudes(x: np.ndarray) -> np.ndarray:
     """The absolute values in float32."""
-    return np.abs(x).astype(np.float32)
+    return np.abs(x).astype(np.float32, copy=False)
 
 
-@dataclasses.dataclass(frozen=True)
-class Ties(Method):
-    weights: float | tuple[float, ...]
-    density: float
-    has_base: ClassVar[bool] = True
-    looks_first: ClassVar[bool] = True
-
-    def check(self, count: int) -> None:
-        _check_weights(self.weights, count)
-
-    def look(self, blocks: Iterable[Blocks], place: MergedLeaf) -> list[np.float32]:
-        """The least magnitude that is kept of each tree."""
-        counts: list[np.ndarray] = []
-        for base, *trees in blocks:
-            for number, tree in enumerate(trees):
-                bits = magnitudes(tree - base).reshape(-1).view(np.uint32) >> _REST
-                found = np.bincount(bits, minlength=2**_BITS)
-                if number == len(counts):
-                    counts.append(found)
-                else:
-                    counts[number] += found
-        kept = max(1, round(self.density * math.prod(place.shape)))
-        return [_threshold(x, kept) for x in counts]
-
-    def combine(
-        self, blocks: Blocks, state: Any, start: tuple[int, ...], place: MergedLeaf
-    ) -> np.ndarray:
-        base, *trees = blocks
-        number = base.dtype.type
-        parts = []
-        for tree, least, weight in zip(trees, state, _each(self.weights, len(trees))):
-            task = tree - base
-            is_trimmed = magnitudes(task) < least  # A NaN is not.
-            parts.append(np.where(is_trimmed, number(0), task * number(weight)))
-        mass = ft.reduce(np.add, parts)
-        sign = np.sign(mass)
-        total, count = np.zeros_like(base), np.zeros_like(base)
-        for part in parts:
-            agrees = (np.sign(part) == sign) & (part != 0)
-            total += np.where(agrees, part, number(0))
-            count += agrees
-        merged = base + total / np.maximum(count, number(1))
-        return np.where(np.isnan(mass), mass, merged)
+Limits = tuple[np.float32, np.float32]
 
 
-def _threshold(counts: np.ndarray, kept: int) -> np.float32:
-    """The magnitude from which on at least so many were counted."""
-    above = np.cumsum(counts[::-1])
-    number = len(counts) - 1 - int(np.searchsorted(above, kept))
-    bits = min(np.uint32(max(0, number) << _REST), _INFINITE)
-    return bits.view(np.float32)
-
-
-@dataclasses.dataclass(frozen=True)
-class Dare(Method):
-    weights: float | tuple[float, ...]
-    density: float
-    key: bytes
-    has_base: ClassVar[bool] = True
-
-    def check(self, count: int) -> None:
-        _check_weights(self.weights, count)
-
-    def combine(
-        self, blocks: Blocks, state: Any, start: tuple[int, ...], place: MergedLeaf
-    ) -> np.ndarray:
-        base, *trees = blocks
-        positions = _positions(start, base.shape, place.shape)
-        zero = base.dtype.type(0)
-        tasks = []
+def look_at_magnitudes(blocks: Iterable[Sides], leaf: MergedLeaf) -> list[Limits]:
+    """Of each tree the least magnitude that is kept, and the least one above those that
+    are: NaN, if there is none."""
+    size = math.prod(leaf.shape)
+    tops = [int(x * size) for x in leaf.each("gamma")]
+    kept = [max(1, round(x * size)) for x in leaf.each("density")]
+    counts: list[np.ndarray] = []
+    for trees, base in blocks:
         for number, tree in enumerate(trees):
-            random = uniform(self.key, place.name, number, positions)
-            kept = (tree - base) / base.dtype.type(self.density)
-            tasks.append(np.where(random < self.density, kept, zero))
-        return base + _sum(_each(self.weights, len(trees)), tasks)
+            bits = magnitudes(tree - base).reshape(-1).view(np.uint32)
+            if bits.size == size:
+                counts.append(bits)
+                continue
+            found = np.bincount(bits >> _REST, minlength=2**_BITS)
+            if number == len(counts):
+                counts.append(found)
+            else:
+                counts[number] += found
+    return [
+        (
+            _least(x, size, top + some),
+            _least(x, size, top) if top else np.float32("nan"),
+        )
+        for x, top, some in zip(counts, tops, kept)
+    ]
+
+
+def _least(counts: np.ndarray, size: int, wanted: int) -> np.float32:
+    """The least of so many of the largest magnitudes, of their bits or their counts."""
+    wanted = min(wanted, size)
+    if counts.dtype == np.uint32:
+        bits = np.partition(counts, size - wanted)[size - wanted]
+    else:
+        above = np.cumsum(counts[::-1])
+        number = len(counts) - 1 - int(np.searchsorted(above, wanted))
+        bits = np.uint32(max(0, number) << _REST)
+    return min(bits, _INFINITE).view(np.float32)
+
+
+def _trimmed(trees: Blocks, base: np.ndarray, leaf: MergedLeaf) -> Iterator[np.ndarray]:
+    for tree, (least, above) in zip(trees, leaf.state):
+        task = tree - base
+        sizes = magnitudes(task)
+        is_trimmed = sizes < least  # A NaN is not.
+        if not np.isnan(above):
+            is_trimmed |= sizes >= above
+        task[is_trimmed] = 0
+        yield task
+
+
+def ties(trees: Blocks, base: np.ndarray, leaf: MergedLeaf) -> np.ndarray:
+    return _elected(base, _trimmed(trees, base, leaf), leaf)
+
+
+def breadcrumbs(trees: Blocks, base: np.ndarray, leaf: MergedLeaf) -> np.ndarray:
+    return _added(base, _trimmed(trees, base, leaf), leaf)
+
+
+def _dropped(trees: Blocks, base: np.ndarray, leaf: MergedLeaf) -> Iterator[np.ndarray]:
+    """Task vectors of which elements are dropped at random: all with the chance that
+    `density` is, or with `epsilon` the larger ones of a row with a smaller chance."""
+    positions = _positions(leaf.start, base.shape, leaf.shape)
+    key, rescale = leaf.options["key"], leaf.options["rescale"]
+    widths = leaf.each("epsilon")
+    for number, tree in enumerate(trees):
+        task, chance = tree - base, leaf.each("density")[number]
+        if widths[number]:
+            chance = chance + widths[number] * (_ranks(task) - 0.5)
+        is_dropped = uniform(key, leaf.name, number, positions) >= chance
+        if rescale:
+            task /= np.asarray(chance, task.dtype)
+        task[is_dropped] = 0
+        yield task
+
+
+def _ranks(task: np.ndarray) -> np.ndarray:
+    """The rank of each magnitude in its row: 0 of the least, and 1 of the largest."""
+    rows = np.abs(task).reshape(len(task) if task.ndim > 1 else 1, -1)
+    order, count = np.argsort(rows, axis=1, kind="stable"), rows.shape[1]
+    out = np.empty(rows.shape)
+    np.put_along_axis(out, order, np.linspace(0, 1, count)[None], axis=1)
+    return out.reshape(task.shape)
+
+
+def dare(trees: Blocks, base: np.ndarray, leaf: MergedLeaf) -> np.ndarray:
+    return _added(base, _dropped(trees, base, leaf), leaf)
+
+
+def dare_ties(trees: Blocks, base: np.ndarray, leaf: MergedLeaf) -> np.ndarray:
+    return _elected(base, _dropped(trees, base, leaf), leaf)
 
 
 def _positions(

@@ -54,6 +54,28 @@ def saved(trees, tmp_path_factory):
     return out
 
 
+def _median(trees, base, leaf):
+    assert leaf.count == 3 and leaf.name.startswith("model.")
+    return base + np.median([tree - base for tree in trees], 0)
+
+
+def _ranked(trees, base, leaf):
+    """Of the whole leaf: as the first tree, in the order of the second."""
+    assert base is None and trees[0].shape == leaf.shape
+    order = trees[1].ravel().argsort().argsort()
+    return np.sort(trees[0].ravel())[order].reshape(leaf.shape)
+
+
+def _distances(blocks, leaf):
+    every = [[np.sum(np.abs(x - base), dtype=float) for x in t] for t, base in blocks]
+    return np.sum(every, 0)
+
+
+def _nearest(trees, base, leaf):
+    near, far = trees[leaf.state.argmin()], trees[leaf.state.argmax()]
+    return near + np.float32(leaf.options["far"]) * (far - near)
+
+
 METHODS = [
     (ec.merging.average([1, 2, 3]), 3),
     (ec.merging.ema(0.9), 3),
@@ -61,26 +83,48 @@ METHODS = [
     (ec.merging.task_arithmetic([0.5, -0.5, 1]), 3),
     (ec.merging.ties(1.0, 0.2), 3),
     (ec.merging.dare(0.5, 0.4, KEY), 3),
+    (ec.merging.dare_ties([1, [0, 0.5, 1], {"model": 2, "*": 1}], 0.4, KEY), 3),
+    (ec.merging.della({"*.bias": 0, "*": [0.5, 1]}, 0.5, 0.2, KEY), 3),
+    (ec.merging.breadcrumbs(1.0, (0.2, 0.3, 0.4), normalize="count"), 3),
+    (ec.merging.model_stock(), 3),
+    (ec.merging.Method("own", _median, base=True), 3),
+    (ec.merging.Method("own", _ranked, whole=True, least=3), 3),
+    (ec.merging.Method("own", _nearest, _distances, {"far": 0.5}, base=True), 3),
 ]
 
 
-def _expected(method, name, arrays):
-    """Of whole arrays, in memory."""
-    return inside.merged(method, name, arrays)
+def test_methods_of_your_own_are_as_those_that_are_here(saved):
+    own = ec.merging.Method("own", lambda trees, base, leaf: trees[0][:1], least=2)
+    merged = ec.merge(saved, own)
+    with pytest.raises(
+        ValueError, match=r"`own` gave \[1, 6\] for a block of \[40, 6\]"
+    ):
+        merged.model.layers[0].weight.read()
+    one, two = saved[1].tree, {"model": saved[2].tree.model}
+    with pytest.raises(ValueError, match="not in all of the trees"):
+        ec.merge([one, two], own)
+    with pytest.raises(ValueError, match="`own` merges 2 or more trees, not 1"):
+        ec.merge([one], own)
+    with pytest.raises(ValueError, match="`lambda_` has 'x', which names no leaf"):
+        ec.merge(
+            [one], ec.merging.task_arithmetic(1, lambda_={"x": 1, "*": 2}), base=one
+        )
 
 
 @pytest.mark.parametrize("method, count", METHODS)
 def test_methods(method, count, trees, saved, tmp_path):
-    base = saved[0] if method.has_base else None
+    base = saved[0] if method.base else None
     merged = ec.merge(saved[1 : 1 + count], method, base=base)
     ec.tree_serialise_leaves(tmp_path / "out", merged, max_bytes=2**20)
     out = ec.tree_deserialise_leaves(tmp_path / "out", trees[0])
-    some = trees[0 if method.has_base else 1 : 1 + count]
+    some = trees[0 if method.base else 1 : 1 + count]
     names = jtu.tree_leaves(ec.leaf_names(trees[0]))
-    rows = zip(names, jtu.tree_leaves(out), *map(jtu.tree_leaves, some))
+    rows = list(zip(names, jtu.tree_leaves(out), *map(jtu.tree_leaves, some)))
+    shapes = {name: x.shape for name, x, *_ in rows if eqx.is_inexact_array(x)}
     for name, found, *leaves in rows:
         if eqx.is_inexact_array(found):
-            expected = _expected(method, name, [np.asarray(x) for x in leaves])
+            arrays = [np.asarray(x) for x in leaves]
+            expected = inside.merged(method, name, arrays, shapes)
             assert found.dtype == expected.dtype
             assert np.asarray(found).tobytes() == expected.tobytes(), name
     assert not ec.diff(tmp_path / "out", merged)
@@ -193,7 +237,7 @@ def test_what_is_refused(saved):
         "no trees": lambda: ec.merge([], average),
         "takes a `base`": lambda: ec.merge(saved, ties),
         "takes no `base`": lambda: ec.merge(saved, average, base=saved[0]),
-        "between 2 trees": lambda: ec.merge(saved, ec.merging.slerp(0.5)),
+        "`slerp` merges 2 trees, not 4": lambda: ec.merge(saved, ec.merging.slerp(0.5)),
         "2 weights for 4": lambda: ec.merge(saved, ec.merging.average([1, 2])),
         "`static` must be": lambda: ec.merge(saved, average, static="no"),
         "it is abstract": lambda: ec.merge(

@@ -323,13 +323,23 @@ def say_stragglers(call: str) -> Callable[[list[int]], None]:
     return _found("_runtime._messages.Late")(call).say
 
 
-def merged(method: Any, name: str, arrays: list[np.ndarray]) -> np.ndarray:
+def merging(
+    method: Any, name: str, arrays: list[np.ndarray], shapes: Any = None
+) -> Any:
+    """A leaf that is merged, of which blocks are asked for. `shapes` are those of all
+    leaves."""
+    shapes, count = shapes or {name: arrays[0].shape}, len(arrays) - method.base
+    leaf = method.leaves(shapes, count)[name]
+    return _found("_edit._methods.Merging")(method, leaf, arrays[0].dtype)
+
+
+def merged(
+    method: Any, name: str, arrays: list[np.ndarray], shapes: Any = None
+) -> np.ndarray:
     """Whole arrays in memory, merged in one step."""
-    first = arrays[0]
-    make = _found("_edit._methods.MergedLeaf")
-    leaf = make(method, name, first.shape, first.dtype)
-    state = leaf.look([arrays]) if method.looks_first else None
-    return leaf.combine(arrays, state, (0,) * first.ndim)
+    leaf = merging(method, name, arrays, shapes)
+    state = leaf.look([arrays]) if method.look else None
+    return leaf.combine(arrays, state, (0,) * arrays[0].ndim)
 
 
 def check_blosc_header(data: bytes, codec: str, nbytes: int, itemsize: int) -> None:
