@@ -1,6 +1,10 @@
 """`edit`, `average`, `merge`, `convert` and `export`: checkpoints from checkpoints."""
 
+import importlib
+import inspect
 import json
+import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +14,7 @@ import jax.random as jr
 from .. import merging
 from .._edit import _edited, _merge
 from .._edit._methods import Method
-from .._format import _text
+from .._format import _names, _text
 from .._interop import _convert, _export
 from .._load import _rename
 from .._load._checkpoint import Checkpoint
@@ -39,11 +43,19 @@ def _pair(context: Any, option: Any, given: tuple[str, ...]) -> list[tuple[str, 
     return [(left, right) for left, _, right in (x.partition("=") for x in given)]
 
 
-def _numbers(context: Any, option: Any, given: str | None) -> list[float] | None:
+def _numbers(context: Any, option: Any, given: str | None) -> Any:
+    """A number, or several with commas; or in JSON what has one for each leaf."""
+    if given is None:
+        return None
     try:
-        return None if given is None else [float(x) for x in given.split(",")]
+        if given.lstrip()[:1] in ("[", "{"):
+            return json.loads(given)
+        parts = [float(x) for x in given.split(",")]
     except ValueError:
-        raise click.BadParameter(f"`{given}` are no numbers with commas.") from None
+        raise click.BadParameter(
+            f"`{given}` are no numbers with commas, and no JSON."
+        ) from None
+    return parts[0] if len(parts) == 1 else parts
 
 
 def _several(
@@ -167,7 +179,15 @@ def _renamed(names: list[str], rules: list[tuple[str, str]]) -> list[str]:
 # ---- Several.
 
 
-_METHODS = ("average", "ema", "slerp", "task_arithmetic", "ties", "dare")
+_METHODS = (
+    *("average", "ema", "slerp", "model_stock", "task_arithmetic", "ties"),
+    *("breadcrumbs", "dare", "dare_ties", "della"),
+)
+# Of what a method has to be given, on the command line.
+_DEFAULTS = {"t": 0.5, "decay": 0.9, "density": 0.2, "epsilon": 0.1}
+_DEFAULTS |= {"weights": 1.0, "seed": 0}
+# Arguments of methods that options have another name for.
+_OPTIONS = {"key": "seed", "lambda_": "lambda"}
 _sources = click.argument("sources", type=PATH, nargs=-1, required=True)
 _to = click.option("--to", "target", required=True, type=PATH, help="Where to write.")
 _node = click.option("--node", default="", metavar="NAME", help="Only this node.")
@@ -178,6 +198,10 @@ _weights = click.option(
     "--weights", callback=_numbers, metavar="W,W,...", help="One for each source."
 )
 _static = _several("--static", "PATTERN", "Static fields that may differ.")
+
+
+def _number(what: str, text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option(what, callback=_numbers, metavar="NUMBER", help=text)
 
 
 @click.command()
@@ -219,14 +243,24 @@ def _newest(sources: tuple[str, ...], count: int) -> tuple[str, ...]:
 @click.command()
 @_sources
 @_to
-@click.option("--method", type=click.Choice(_METHODS), required=True)
+@click.option(
+    "--method",
+    required=True,
+    metavar="METHOD",
+    help=f"{', '.join(_METHODS)}; or module:name, your own.",
+)
 @click.option("--base", type=PATH, help="What the sources were trained from.")
 @_node
 @_weights
-@click.option("--t", type=float, default=0.5, help="slerp: the part of the way.")
-@click.option("--decay", type=float, default=0.9, help="ema: of what came before.")
-@click.option("--density", type=float, default=0.2, help="ties, dare: what is kept.")
-@click.option("--seed", type=int, default=0, help="dare: of what is dropped.")
+@_number("--t", "slerp: the part of the way; 0.5.")
+@_number("--decay", "ema: of what came before; 0.9.")
+@_number("--density", "ties, breadcrumbs, dare, della: what is kept; 0.2.")
+@_number("--gamma", "breadcrumbs: the largest, which go; 0.01.")
+@_number("--epsilon", "della: the chances from least to greatest; 0.1.")
+@_number("--lambda", "The sum of task vectors times this; 1.")
+@click.option("--normalize", type=click.Choice(["count", "weights", "none"]))
+@click.option("--rescale/--no-rescale", default=None, help="dare, della: what is kept.")
+@click.option("--seed", type=int, help="dare, della: of what is dropped; 0.")
 @_static
 @_metadata
 @_drop_functions
@@ -234,31 +268,63 @@ def _newest(sources: tuple[str, ...], count: int) -> tuple[str, ...]:
 @_progress
 @_output.command
 def merge(
-    sources: tuple[str, ...],
-    method: str,
-    base: str | None,
-    weights: list[float] | None,
-    t: float,
-    decay: float,
-    density: float,
-    seed: int,
-    **rest: Any,
+    sources: tuple[str, ...], method: str, base: str | None, **rest: Any
 ) -> CommandResult:
     """Write a merge of checkpoints: slerp, TIES, DARE and others.
 
-    See `ec.merging`. task_arithmetic, ties and dare need a --base. Floating arrays are
-    merged. All else has to be equal.
+    See `ec.merging`. Those that add task vectors, and model_stock, need a --base.
+    Floating arrays are merged. All else has to be equal. Numbers may be JSON: a list
+    that is spread over the layers, or patterns and numbers, as {"*.attn.*": 1, "*": 0}.
     """
-    by_task = 1.0 if weights is None else weights[0] if len(weights) == 1 else weights
-    methods: dict[str, Callable[[], Method]] = {
-        "average": lambda: merging.average(weights),
-        "ema": lambda: merging.ema(decay),
-        "slerp": lambda: merging.slerp(t),
-        "task_arithmetic": lambda: merging.task_arithmetic(by_task),
-        "ties": lambda: merging.ties(by_task, density),
-        "dare": lambda: merging.dare(by_task, density, jr.key(seed)),
-    }
-    return _write_merged(sources, base, methods[method](), **rest)
+    names = ("weights", "t", "decay", "density", "gamma", "epsilon", "normalize")
+    given = {name: rest.pop(name) for name in (*names, "rescale", "seed", "lambda")}
+    return _write_merged(sources, base, _method(method, given), **rest)
+
+
+def _method(name: str, options: dict[str, Any]) -> Method:
+    """The method of a name, with the options that were given.
+
+    **Raises:** `ValueError` for an option that it does not have.
+    """
+    make = _named(name)
+    parameters = {} if isinstance(make, Method) else inspect.signature(make).parameters
+    given = {key: value for key, value in options.items() if value is not None}
+    arguments: dict[str, Any] = {}
+    for argument, parameter in parameters.items():
+        option = _OPTIONS.get(argument, argument)
+        is_needed = parameter.default is parameter.empty and option in _DEFAULTS
+        if option in given or is_needed:
+            arguments[argument] = given.pop(option, _DEFAULTS.get(option))
+    for option in given:
+        raise ValueError(f"`--{option}` is no option of the method `{name}`.")
+    if "key" in arguments:
+        arguments["key"] = jr.key(arguments["key"])
+    if arguments.get("normalize") == "none":
+        arguments["normalize"] = None
+    found = make if isinstance(make, Method) else make(**arguments)
+    if not isinstance(found, Method):
+        raise ValueError(
+            f"`--method {name}` is no `ec.merging.Method`, and gives none when it is "
+            "called."
+        )
+    return found
+
+
+def _named(name: str) -> Any:
+    """What is called so in `merging`, or is at `module:name`."""
+    if name in _METHODS:
+        return getattr(merging, name)
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise ValueError(
+            f"`--method {name}` is none of {', '.join(_METHODS)}, and no `module:name`."
+        )
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # As `python -m` does.
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as e:
+        raise ValueError(f"`--method {name}`: {e}.") from e
 
 
 def _write_merged(
@@ -277,7 +343,7 @@ def _write_merged(
     merged = _merge.merge(
         [_tree(ckpt, node) for ckpt in every],
         method,
-        base=None if base is None else _tree(_paths.open_one(base), node),
+        base=None if base is None else _base(_paths.open_one(base), node),
         static=list(static) if static else "error",
     )
     common = _common([ckpt.metadata for ckpt in every])
@@ -300,6 +366,12 @@ def _common(every: list[Any]) -> Any:
         is_same = lambda key: all(other.get(key) == first[key] for other in others)
         return {key: first[key] for key in first if is_same(key)}
     return first if all(other == first for other in others) else None
+
+
+def _base(ckpt: Checkpoint, node: str) -> Any:
+    """The node of a base, or the whole of one that is only what the node is."""
+    has_it = any(_names.is_under(name, node) for name in ckpt)
+    return _tree(ckpt, node if has_it else "")
 
 
 def _tree(ckpt: Checkpoint, node: str) -> Any:

@@ -78,7 +78,8 @@ def node(ckpt: Checkpoint, name: str) -> Node:
         near = _nearest.NameIndex(sorted(nodes)).nearest(name, 3)
         some = ", ".join(f"`{_text.bounded(x, 200)}`" for x in near)
         raise KeyError(
-            f"The checkpoint has no node or leaf `{_text.bounded(name, 200)}`. "
+            f"The checkpoint at `{ckpt.path}` has no node or leaf "
+            f"`{_text.bounded(name, 200)}`. "
             f"{f'The nearest nodes are {some}.' if some else ''}".rstrip()
         )
     return _nodes.node_at(ckpt._source, name)

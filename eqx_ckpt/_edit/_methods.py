@@ -325,11 +325,13 @@ def look_at_stock(blocks: Iterable[Sides], leaf: MergedLeaf) -> list[float]:
 def _added(base: np.ndarray, tasks: Iterable[np.ndarray], leaf: MergedLeaf) -> Any:
     """The base, and the weighted sum of the task vectors."""
     weights = leaf.each("weights")
-    divisor = {"count": leaf.count, "weights": math.fsum(weights)}
-    scale = leaf.options["lambda_"] / (divisor.get(leaf.options["normalize"], 1) or 1)
+    divisors = {"count": leaf.count, "weights": math.fsum(weights)}
+    divisor = divisors.get(leaf.options["normalize"]) or 1
     out = _sum(weights, tasks)
-    if scale != 1:
-        out *= out.dtype.type(scale)
+    if divisor != 1:
+        out /= out.dtype.type(divisor)
+    if leaf.options["lambda_"] != 1:
+        out *= out.dtype.type(leaf.options["lambda_"])
     out += base
     return out
 

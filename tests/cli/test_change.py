@@ -126,9 +126,17 @@ def test_average(steps, tmp_path, run):
         (["--method", "task_arithmetic", "--base", 0, "--weights", "1,-1"], -2),
         (["--method", "ties", "--base", 0, "--density", "1"], 2),
         (["--method", "dare", "--base", 0, "--density", "1", "--seed", "3"], 4),
+        (["--method", "ties", "--base", 0, "--normalize", "none", "--lambda", 0.5], 2),
+        (["--method", "model_stock", "--base", 0], 2),
+        (["--method", "average", "--weights", '[{"w": 3, "*": 1}, [1, 1]]'], 1.5),
+        (["--method", "own:furthest", "--base", 0], 3),
+        (["--method", "own:shifted", "--t", "5"], 6),
     ],
 )
-def test_merge(tmp_path, run, options, value):
+def test_merge(tmp_path, run, monkeypatch, options, value):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own.py").write_text(OWN)
     paths = []
     for number in (0, 1, 3):
         tree = {"w": jnp.full(4, number, jnp.float32)}
@@ -138,6 +146,50 @@ def test_merge(tmp_path, run, options, value):
     code, _, err = run("merge", *paths[1:], "--to", tmp_path / "m", *options)
     assert code == 0, err
     assert ec.open(tmp_path / "m")["w"].read().tolist() == pytest.approx([value] * 4)
+
+
+OWN = """
+import numpy as np
+from eqx_ckpt.merging import Method
+furthest = Method("furthest", lambda trees, base, leaf: np.max(trees, 0), base=True)
+def shifted(t, other=0):
+    add = lambda trees, base, leaf: trees[0] + leaf.options["t"]
+    return Method("shifted", add, options={"t": t})
+def nothing():
+    return 3
+"""
+
+
+def test_merge_says_what_and_where(tmp_path, run, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own2.py").write_text(OWN)
+    model = {"w": jnp.ones(4)}
+    for name, tree in {
+        "a": {"model": model, "step": 1},
+        "b": {"model": model, "step": 2},
+        "base": model,
+        "other": {"v": jnp.ones(4)},
+    }.items():
+        ec.tree_serialise_leaves(tmp_path / name, tree)
+    both = ["merge", "a", "b", "--to", "m", "--method"]
+    # A base that is only the model.
+    assert run(*both, "ties", "--node", "model", "--base", "base")[0] == 0
+    assert list(ec.open("m")) == ["w"]
+    for options, text in {
+        ("ties", "--node", "model", "--base", "other"): f"of `{tmp_path / 'other'}`",
+        ("average", "--node", "modle"): f"at `{tmp_path / 'a'}` has no node or leaf",
+        ("average",): f"tree 1 is of `{tmp_path / 'b'}`",
+        ("slerp", "--density", "1"): "`--density` is no option of the method `slerp`",
+        ("soup",): "`--method soup` is none of average, ",
+        ("own2:none",): "has no attribute 'none'",
+        ("none:own",): "No module named 'none'",
+        ("own2:nothing",): "no `ec.merging.Method`",
+        ("slerp", "--t", "a"): "no numbers",
+        ("slerp", "--t", "{a"): "no JSON",
+    }.items():
+        code, _, err = run(*both, *options, "--overwrite")
+        assert code == 2 and text in err, err
 
 
 def test_convert_and_export(ckpt, tmp_path, run):
