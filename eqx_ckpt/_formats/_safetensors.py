@@ -3,19 +3,21 @@
 A file is the length of its header (8 bytes), the header in JSON, and the tensors.
 """
 
+import collections
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._format import _json, _template
+from .._format import _grid, _json, _schema, _template
 from .._format._leaves import Unreadable
 from .._load._probe import Probe
 from .._load._source import Source
 from .._storage import _store
+from .._storage._arrays import Piece, PiecedArray
 from .._storage._backend import Backend
 from . import _foreign_index
 from ._foreign_index import (
@@ -50,6 +52,8 @@ DTYPES = {
     "I64": "int64",
     "U64": "uint64",
 }
+# Of four bits, two in a byte. Nobody has said how those of six bits are packed.
+_PACKED = {"F4": "float4_e2m1fn"}
 METADATA = "__metadata__"
 # In the metadata: which entry of an `eqx.nn.State` a tensor is of, as in an index of
 # ours, in JSON. Positions would not say it.
@@ -69,6 +73,9 @@ _of_process = re.compile(r"shard-\d+-")
 _file = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}\.safetensors")
 
 
+_READ = DTYPES | _PACKED
+
+
 class Header(NamedTuple):
     tensors: dict[str, tuple[str, list[int], int]]  # dtype, shape, offset in the file
     metadata: dict[str, str] | None
@@ -84,6 +91,9 @@ def read(probe: Probe, like: Any) -> Source | None:
             return None
         if key.endswith(_INDEX):
             return _sharded(probe, key)
+        if _of_process.match(key):
+            files = [x for x in probe.names if x.endswith(SUFFIX)]
+            return _pieced(probe, sorted(files))
     elif probe.has_suffix(_INDEX):
         return _sharded(probe, key)
     elif not (is_safetensors(probe) or probe.has_suffix(SUFFIX)):
@@ -94,13 +104,13 @@ def read(probe: Probe, like: Any) -> Source | None:
 
 
 def _choose(names: frozenset[str]) -> str | None:
-    """The one file of a directory that says what is in it."""
+    """The one file of a directory that says what is in it; or one of many processes."""
     for suffix in (_INDEX, SUFFIX):
         some = sorted(name for name in names if name.endswith(suffix))
         if f"model{suffix}" in some:
             return f"model{suffix}"
-        if suffix == SUFFIX and some and _of_process.match(some[0]):
-            raise _in_parts(some[0])
+        if suffix == SUFFIX and some and all(map(_of_process.match, some)):
+            return some[0]
         if len(some) > 1:
             raise ValueError(
                 f"there are {len(some)} files in it that end in `{suffix}`, such as "
@@ -167,20 +177,123 @@ def _check_whole(key: str, header: Header) -> None:
     """**Raises:** `ValueError` for a file of which each tensor may be a part of one,
     from an offset on."""
     if _SHARDING in (header.metadata or {}):
-        raise _in_parts(
-            key, f" (`{_SHARDING}` in its metadata)", sorted(header.tensors)
+        some = f", such as {min(header.tensors)!r:.100}," if header.tensors else ""
+        raise ValueError(
+            f"`{key}` is what one process of `torch.distributed` has of a checkpoint: "
+            f"its tensors{some} may be parts of larger ones (`{_SHARDING}` in its "
+            "metadata). Open the directory, with the files of all processes"
         )
 
 
-def _in_parts(key: str, where: str = "", names: Sequence[str] = ()) -> ValueError:
-    some = f", such as {names[0]!r:.100}," if names else ""
-    return ValueError(
-        f"`{key}` is what one process of `torch.distributed` has of a checkpoint: its "
-        f"tensors{some} may be parts of larger ones{where}, and such files are not put "
-        "together here. Do it in PyTorch, with `consolidate_safetensors_files` or "
-        "`HuggingFaceStorageWriter(..., enable_consolidation=True)`, and open what "
-        "that writes"
-    )
+def _starts(key: str, header: Header) -> dict[str, tuple[int, ...]]:
+    """The first elements of what a file of one process has of its tensors.
+
+    **Raises:** `ValueError` unless it says that of each.
+    """
+    given = (header.metadata or {}).get(_SHARDING)
+    if given is None:
+        return {name: (0,) * len(x[1]) for name, x in header.tensors.items()}
+    value = _json.parse(given.encode(), f"`{_SHARDING}` in `{key}`")
+    out = {}
+    for name, (_, shape, _) in header.tensors.items():
+        row = value.get(name) if type(value) is dict else None
+        start: Any = row.get("saved_offsets") if type(row) is dict else None
+        if not _schema.fits(start, [int]) or len(start) != len(shape):
+            raise ValueError(
+                f"`{_SHARDING}` in `{key}` does not say where its {name!r:.100} begins"
+            )
+        if not all(0 <= n < _template.MAX_BYTES for n in start):
+            raise ValueError(f"the part of {name!r:.100} in `{key}` begins nowhere")
+        out[name] = tuple(start)
+    return out
+
+
+def _pieced(probe: Probe, files: list[str]) -> Source:
+    """The source of the files of all processes of `torch.distributed`."""
+    headers = _headers(probe, files, "the directory")
+    parts: dict[str, list[tuple[int, tuple[int, ...]]]] = collections.defaultdict(list)
+    for number, (file, header) in enumerate(zip(files, headers)):
+        for name, start in _starts(file, header).items():
+            parts[name].append((number, start))
+    tensors: list[tuple[str, int, Any]] = []
+    pieces: dict[str, PiecedArray] = {}
+    for name, rows in parts.items():
+        found = [headers[number].tensors[name] for number, _ in rows]
+        shapes = [tuple(x[1]) for x in found]
+        if len({(x[0], len(x[1])) for x in found}) > 1:
+            raise ValueError(
+                f"the parts of {name!r:.100} are not of one dtype and rank"
+            )
+        shape = _whole(name, [start for _, start in rows], shapes)
+        tensors.append((name, rows[0][0], (found[0][0], list(shape), found[0][2])))
+        if len(rows) > 1 and found[0][0] in _READ and len(shape) <= _template.MAX_RANK:
+            some = [
+                Piece(files[number], x[2], start, tuple(x[1]))
+                for (number, start), x in zip(rows, found)
+                if math.prod(x[1])
+            ]
+            pieces[name] = _of_pieces(found[0][0], shape, some)
+    metadata = [_without(x.metadata, _SHARDING, _VERSION) for x in headers]
+    return _source(probe, files, headers, _one(metadata), tensors, pieces)
+
+
+def _of_pieces(dtype: str, shape: tuple[int, ...], pieces: list[Piece]) -> PiecedArray:
+    t = _foreign_index.template("numpy", _READ[dtype], shape, "")
+    chunk = _grid.choose(shape, t.itemsize, _CUT)
+    return PiecedArray(t._replace(chunk=chunk), pieces, dtype in _PACKED)
+
+
+def _whole(
+    name: str, starts: Sequence[tuple[int, ...]], shapes: Sequence[tuple[int, ...]]
+) -> tuple[int, ...]:
+    """The shape of a tensor, of its parts.
+
+    **Raises:** `ValueError` unless each of its elements is in one of them.
+    """
+    stops = [tuple(map(sum, zip(*x))) for x in zip(starts, shapes)]
+    shape = tuple(map(max, zip(*stops)))
+    have, wants = sum(map(math.prod, shapes)), math.prod(shape)
+    # The elements between two borders of parts are in the same ones.
+    borders = [sorted({*a, *b} | {0}) for a, b in zip(zip(*starts), zip(*stops))]
+    places = [{x: i for i, x in enumerate(axis)} for axis in borders]
+    cells = [max(0, len(axis) - 1) for axis in borders]
+    if math.prod(cells) > _CELLS:
+        raise ValueError(f"{name!r:.100} is cut into more parts than are read")
+    seen = np.zeros(cells, bool)
+    for start, stop in zip(starts, stops):
+        region = tuple(
+            slice(place[a], place[b]) for place, a, b in zip(places, start, stop)
+        )
+        if seen[region].any():
+            raise ValueError(
+                f"two parts of {name!r:.100} overlap, at {list(start)}: the files are "
+                "not those of one save"
+            )
+        seen[region] = True
+    if have != wants:
+        raise ValueError(
+            f"parts of {name!r:.100} are missing: the files have {have} of its {wants} "
+            "elements. The files of all processes have to be there"
+        )
+    return shape
+
+
+# Of the parts of one tensor.
+_CELLS = 2**22
+# The bytes that are read of a tensor in pieces at a time.
+_CUT = 4 * 2**20
+_VERSION = "DCP_VERSION"
+
+
+def _without(metadata: dict[str, str] | None, *keys: str) -> dict[str, str] | None:
+    return metadata and {k: x for k, x in metadata.items() if k not in keys}
+
+
+def _one(metadata: Sequence[dict[str, str] | None]) -> dict[str, str] | None:
+    """The metadata that all files have. **Raises:** `ValueError` if they differ."""
+    if any(x != metadata[0] for x in metadata):
+        raise ValueError("its files differ in their metadata: open them one by one")
+    return metadata[0] if metadata else None
 
 
 def _entry(name: str, entry: Any) -> tuple[str, list[int], tuple[int, int]]:
@@ -207,9 +320,10 @@ def _entry(name: str, entry: Any) -> tuple[str, list[int], tuple[int, int]]:
         raise ValueError(f"the tensor {name!r} is malformed")
     if len(span) != 2 or span[1] < span[0]:
         raise ValueError(f"the tensor {name!r} is not of the size of its shape")
-    if dtype in DTYPES:
-        itemsize = _template.dtype_of(DTYPES[dtype]).itemsize
-        if span[1] - span[0] != math.prod(shape) * itemsize:
+    if dtype in _READ:
+        itemsize = _template.dtype_of(_READ[dtype]).itemsize
+        nbytes = math.prod(shape) * itemsize
+        if (span[1] - span[0]) * (1 + (dtype in _PACKED)) != nbytes:
             raise ValueError(f"the tensor {name!r} is not of the size of its shape")
     return dtype, shape, (span[0], span[1])
 
@@ -217,28 +331,32 @@ def _entry(name: str, entry: Any) -> tuple[str, list[int], tuple[int, int]]:
 def _sharded(probe: Probe, key: str) -> Source:
     of, files = _foreign_index.weight_map(probe, key, _file)
     try:
-        sizes = _store.each(probe.directory, _header_size, files)
+        headers = _headers(probe, files, f"the files that `{key}` names")
     except FileNotFoundError as e:
         raise ValueError(f"a file that `{key}` names is missing: {e}") from e
-    if sum(sizes) > _MAX_HEADERS:
-        raise ValueError(
-            f"the headers of the files that `{key}` names would have {sum(sizes)} "
-            f"bytes, and at most {_MAX_HEADERS} are read"
-        )
-    read = lambda directory, i: read_header(directory, files[i], sizes[i])
-    headers: list[Header] = _store.each(probe.directory, read, range(len(files)))
     for file, header in zip(files, headers):
-        _check_whole(file, header)
+        # An index leads to whole tensors alone.
+        if any(map(any, _starts(file, header).values())):
+            _check_whole(file, header)
     held = {name: f for f, h in zip(files, headers) for name in h.tensors}
     if held != of or len(held) != sum(len(h.tensors) for h in headers):
         name = next(iter(held.items() ^ of.items()), ("?",))[0]
         raise ValueError(
             f"`{key}` and the files beside it do not agree on where {name!r} is"
         )
-    metadata = headers[0].metadata if headers else None
-    if any(header.metadata != metadata for header in headers):
-        raise ValueError("its files differ in their metadata: open them one by one")
-    return _source(probe, files, headers, metadata)
+    metadata = [_without(x.metadata, _SHARDING, _VERSION) for x in headers]
+    return _source(probe, files, headers, _one(metadata))
+
+
+def _headers(probe: Probe, files: list[str], what: str) -> list[Header]:
+    sizes = _store.each(probe.directory, _header_size, files)
+    if sum(sizes) > _MAX_HEADERS:
+        raise ValueError(
+            f"the headers of {what} would have {sum(sizes)} bytes, and at most "
+            f"{_MAX_HEADERS} are read"
+        )
+    read = lambda directory, i: read_header(directory, files[i], sizes[i])
+    return _store.each(probe.directory, read, range(len(files)))
 
 
 _digits = re.compile(r"([0-9]+)")
@@ -254,22 +372,31 @@ def _source(
     files: list[str],
     headers: list[Header],
     metadata: dict[str, str] | None,
+    tensors: list[tuple[str, int, Any]] | None = None,
+    pieces: Mapping[str, PiecedArray] = {},
 ) -> Source:
-    tensors = [
-        (name, number, tensor)
-        for number, header in enumerate(headers)
-        for name, tensor in header.tensors.items()
-    ]
+    if tensors is None:
+        tensors = [
+            (name, number, tensor)
+            for number, header in enumerate(headers)
+            for name, tensor in header.tensors.items()
+        ]
     tensors.sort(key=lambda row: _natural(row[0]))
     named = names_of(name for name, _, _ in tensors)
     leaves: list[ForeignLeaf] = []
-    for (name, keys), (_, number, (text, shape, offset)) in zip(named, tensors):
-        dtype = DTYPES.get(text)
+    for (name, keys), (their, number, (text, shape, offset)) in zip(named, tensors):
+        dtype = _READ.get(text)
         if dtype is None or len(shape) > _template.MAX_RANK:
             leaves.append(_foreign_index.leaf_of(name, keys, _unread(text, shape)))
             continue
         t = _foreign_index.template(kind_of(dtype), dtype, tuple(shape), keys)
-        leaves.append(ForeignLeaf(name, t, number, offset))
+        value = pieces.get(their)
+        if value is None and text in _PACKED:
+            piece = Piece(files[number], offset, (0,) * len(shape), t.shape)
+            value = _of_pieces(text, t.shape, [piece])
+        if value is not None:
+            t = t._replace(chunk=value.template.chunk)
+        leaves.append(ForeignLeaf(name, t, number, offset, value=value))
     head = b"".join(header.data for header in headers)
     labels = _labels(metadata)
     markers = {
@@ -282,7 +409,7 @@ def _source(
 
 
 def _unread(dtype: str, shape: list[int]) -> Unreadable:
-    if dtype in DTYPES:
+    if dtype in _READ:
         return too_many_axes(f"{dtype}[...]", len(shape))
     what = f"{dtype}[{','.join(map(str, shape))}]"
     return unreadable(

@@ -19,7 +19,7 @@ from .._format._leaves import Record
 from .._format._ocdbt import Database
 from .._format._template import Template
 from .._storage import _arrays, _store
-from .._storage._arrays import ForeignArray
+from .._storage._arrays import ForeignArray, PiecedArray, Stored
 from .._storage._backend import Backend
 from . import _partial
 
@@ -48,7 +48,7 @@ class Foreign(NamedTuple):
     files: list[str]
     stamp: Callable[[Backend], str]
     stamped: str
-    stored: dict[int, ForeignArray | np.ndarray]
+    stored: dict[int, Stored]
     database: Database | None = None
     strides: Mapping[int, tuple[int, ...]] = {}
     place: Callable[[str], tuple[int, int]] | None = None
@@ -127,6 +127,8 @@ class Source:
                 raise self.lost(str(e)) from e
             if self.is_stored(record):
                 (array,) = self.open([(record, range(record.template.chunk_count))])
+                if isinstance(array, PiecedArray):
+                    array = _arrays.open_pieces(array)
             else:
                 places = [self._place(record)]
                 # It may live for longer than this, and a descriptor with it.
@@ -234,6 +236,9 @@ class Source:
         if isinstance(stored, ForeignArray):
             count = record.template.chunk_count
             stored.check(range(count) if numbers is None else numbers)
+        elif isinstance(stored, PiecedArray) and not self.root.is_far:
+            for piece in stored.pieces:
+                self.directory.check_range(piece.key, stored.stop(piece))
 
     @property
     def digests_key(self) -> str:

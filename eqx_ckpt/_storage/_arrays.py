@@ -101,6 +101,31 @@ class ForeignArray(NamedTuple):
     check: Callable[[Sequence[int]], None]
 
 
+class Piece(NamedTuple):
+    """A part of an array that is one run of bytes: the key of its file, from which byte
+    on, its first element, and its shape."""
+
+    key: str
+    offset: int
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+class PiecedArray(NamedTuple):
+    """An array that lies in pieces, each element in one of them; with `is_packed` two
+    elements have a byte. `root` has the files, once it is open."""
+
+    template: Template
+    pieces: list[Piece]
+    is_packed: bool = False
+    root: Backend | None = None
+
+    def stop(self, piece: Piece) -> int:
+        """The byte that a piece ends at."""
+        nbytes = math.prod(piece.shape) * self.template.itemsize
+        return piece.offset + (nbytes // 2 if self.is_packed else nbytes)
+
+
 def largest_chunk() -> int:
     """The most bytes that TensorStore is to decode together: where it cannot have them,
     it ends the process."""
@@ -149,11 +174,15 @@ def open_arrays(
     return [future.result() for future in opened]
 
 
+# What an array of another format is read from.
+Stored = ForeignArray | PiecedArray | np.ndarray
+
+
 def open_stored(
     root: Backend,
-    wanted: Sequence[tuple[ForeignArray | np.ndarray, Sequence[int]]],
+    wanted: Sequence[tuple[Stored, Sequence[int]]],
     database: Database | None,
-) -> list[ts.TensorStore]:
+) -> list[Any]:
     """Arrays of other formats, opened without a read, for chunks of some numbers; or
     what has been read before. They lie in directories of the root, or in a database."""
     _context.check_fork()
@@ -185,10 +214,14 @@ def open_stored(
             for (x, _), kvstore in zip(stored, kvstores)
         ]
     )
-    return [
-        next(opened).result() if isinstance(x, ForeignArray) else ts.array(x)
-        for x, _ in wanted
-    ]
+    out: list[Any] = []
+    for x, _ in wanted:
+        if isinstance(x, PiecedArray):
+            out.append(x._replace(root=root))
+        else:
+            is_apart = isinstance(x, ForeignArray)
+            out.append(next(opened).result() if is_apart else ts.array(x))
+    return out
 
 
 # The store in memory for the nodes of one database.
@@ -283,34 +316,135 @@ def aligned_bytes(size: int) -> np.ndarray:
 
 class StridedArray(NamedTuple):
     """An array in a file, from the byte `start` on, whose elements lie so many elements
-    apart along each axis."""
+    apart along each axis. With `is_packed` two elements have a byte, of which the lower
+    half is the first."""
 
     root: Backend
     key: str
     start: int
     strides: tuple[int, ...]
+    is_packed: bool = False
 
 
 def _read_strided(array: StridedArray, first: int, into: np.ndarray) -> None:
     """Reads all that lies from the first element of a part to the last."""
-    root, key, start, strides = array
-    whole = np.empty(_grid.span(into.shape, strides), into.dtype)
-    start += first * into.itemsize
-    if root.read_into(key, start, whole.view(np.uint8)) < whole.nbytes:
-        raise MissingError(f"the end of `{key}` is missing")
+    root, key, start, strides, is_packed = array
+    count = _grid.span(into.shape, strides)
+    if is_packed:
+        stop = start + (first + count + 1) // 2
+        data = _store.read_bytes(root, key, start + first // 2, stop)
+        both = np.frombuffer(data, np.uint8)[:, None] >> np.array([0, 4], np.uint8) & 15
+        whole = both.reshape(-1)[first % 2 :][:count].view(into.dtype)
+    else:
+        whole = np.empty(count, into.dtype)
+        start += first * into.itemsize
+        if root.read_into(key, start, whole.view(np.uint8)) < whole.nbytes:
+            raise MissingError(f"the end of `{key}` is missing")
     steps = [stride * into.itemsize for stride in strides]
     into[...] = np.lib.stride_tricks.as_strided(
         whole, into.shape, steps, writeable=False
     )
 
 
+# Of a piece so many bytes are read together.
+_TOGETHER = 2**22
+
+
+def _read_pieces(
+    array: PiecedArray, into: np.ndarray, picks: tuple[slice | int, ...]
+) -> None:
+    """Reads `array[picks]`: of each piece all from the first of its elements that are
+    picked to the last, and not much more of it at a time."""
+    t = array.template
+    axes = [
+        range(n)[p] if isinstance(p, slice) else range(p, p + 1)
+        for n, p in zip(t.shape, picks)
+    ]
+    into = into.reshape([len(axis) for axis in axes])
+    for piece in array.pieces:
+        # The numbers of the picks that are in this piece, and the picks in it.
+        there = [
+            [i for i, x in enumerate(axis) if a <= x < a + n]
+            if axis.step != 1
+            else range(
+                min(max(a - axis.start, 0), len(axis)),
+                max(min(a + n - axis.start, len(axis)), 0),
+            )
+            for axis, a, n in zip(axes, piece.start, piece.shape)
+        ]
+        if not all(there):
+            continue
+        to = into[tuple(slice(x[0], x[-1] + 1) for x in there)]
+        first = [axis[x[0]] - a for axis, x, a in zip(axes, there, piece.start)]
+        steps = [axis.step for axis in axes]
+        _read_piece(array, piece, first, steps, to)
+
+
+def _read_piece(
+    array: PiecedArray,
+    piece: Piece,
+    first: Sequence[int],
+    steps: Sequence[int],
+    into: np.ndarray,
+) -> None:
+    """Reads the elements of a piece from `first` on, in these steps along each axis."""
+    strides = [math.prod(piece.shape[axis + 1 :]) for axis in range(len(piece.shape))]
+    root = array.root
+    assert root is not None
+    # From the lowest element on, as NumPy would have it after `flip`.
+    down = tuple(axis for axis, step in enumerate(steps) if step < 0)
+    lowest = [
+        a + min(0, (n - 1) * step) for a, n, step in zip(first, into.shape, steps)
+    ]
+    apart = [abs(step) * stride for step, stride in zip(steps, strides)]
+    into = np.flip(into, down)
+    block = _grid.choose_strided(into.shape, apart, into.itemsize, _TOGETHER)
+    for index in _grid.indices(into.shape, block):
+        part = _grid.region(into.shape, block, index)
+        begin = sum(
+            (low + s.start * abs(step)) * stride
+            for low, s, step, stride in zip(lowest, part, steps, strides)
+        )
+        where = root, piece.key, piece.offset
+        strided = StridedArray(*where, tuple(apart), array.is_packed)
+        _read_strided(strided, begin, into[part])
+
+
+def open_pieces(array: PiecedArray) -> ts.TensorStore:
+    """A view of all pieces, opened without a read; or what they are, if TensorStore
+    cannot read them."""
+    assert array.root is not None
+    if array.is_packed:
+        t = array.template
+        whole = np.empty(t.shape, np.uint8)
+        _read_pieces(array, whole, (slice(None),) * len(t.shape))
+        return ts.array(whole)
+    places, files = [], []
+    for piece in array.pieces:
+        chunk = tuple(max(1, n) for n in piece.shape)
+        t = array.template._replace(shape=piece.shape, chunk=chunk)
+        size = math.prod(piece.shape) * t.itemsize
+        row = _grid.key((0,) * len(chunk)), len(files), piece.offset, size
+        places.append(ArrayPlace(t, "", [row]))
+        files.append(piece.key)
+    stores = open_arrays(array.root, files, places)
+    whole = [
+        store[ts.d[:].mark_bounds_implicit[False]][ts.d[:].translate_to[piece.start]]
+        for store, piece in zip(stores, array.pieces)
+    ]
+    return ts.overlay(whole)
+
+
 def start_read(
-    store: ts.TensorStore | StridedArray,
+    store: ts.TensorStore | StridedArray | PiecedArray,
     into: np.ndarray,
     picks: tuple[slice | int, ...],
 ) -> Any:
     """Starts to read `store[picks]` into an array of its shape. With strides, `picks`
     are slices."""
+    if isinstance(store, PiecedArray):
+        result = ft.partial(_read_pieces, store, into, picks)
+        return types.SimpleNamespace(result=result)
     if not isinstance(store, StridedArray):
         return ts.array(into).write(view(store, picks))
     starts = [pick.start or 0 for pick in picks if isinstance(pick, slice)]

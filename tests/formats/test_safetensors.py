@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import safetensors.flax
 import safetensors.numpy
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from support import scripts
 from support.stores import StoredFiles
 
@@ -622,18 +622,72 @@ def test_an_open_checkpoint_at_the_end_of_a_process(tmp_path):
     assert done.returncode == 0 and "w" in done.stdout and not done.stderr, done.stderr
 
 
+def _process(path, number, tensors, starts, **metadata):
+    """The file of a process, as `torch.distributed.checkpoint` writes it."""
+    info = {name: {"saved_offsets": list(start)} for name, start in starts.items()}
+    metadata |= {"format": "pt", "DCP_VERSION": "1.0"}
+    metadata["DCP_SHARDING_INFO"] = json.dumps(info)
+    path.mkdir(exist_ok=True)
+    file = path / f"shard-{number:05}-model-00001-of-00001.safetensors"
+    safetensors.numpy.save_file(tensors, file, metadata)
+    return file
+
+
+def _processes(path, whole, rows, columns):
+    """Files of a grid of processes, with borders along two axes."""
+    number = 0
+    for a, b in zip([0, *rows], [*rows, len(whole)]):
+        for c, d in zip([0, *columns], [*columns, len(whole[0])]):
+            number += 1
+            tensors = {"a.w": np.ascontiguousarray(whole[a:b, c:d])}
+            starts = {"a.w": (a, c)}
+            if number == 1:
+                tensors["b"], starts["b"] = np.arange(3), (0,)
+            _process(path, number, tensors, starts)
+
+
+_cuts = st.lists(st.integers(0, 9), max_size=3).map(sorted)
+_slices = st.slices(9)
+
+
+@settings(max_examples=25)
+@given(_cuts, _cuts, _slices, _slices)
+def test_files_of_processes_are_one_checkpoint(rows, columns, i, j):
+    whole = np.arange(81, dtype="f4").reshape(9, 9)
+    with tempfile.TemporaryDirectory() as path:
+        path = pathlib.Path(path)
+        _processes(path, whole, rows, columns)
+        ckpt = ec.open(path)
+        assert [*ckpt] == ["a.w", "b"] and ckpt.metadata == {"format": "pt"}
+        assert np.array_equal(ckpt["a.w"].read(), whole)
+        assert np.array_equal(ckpt["a.w"][i, j].read(), whole[i, j])
+        assert np.array_equal(ckpt["a.w"][4, j].read(), whole[4, j])
+        assert np.array_equal(ckpt["a.w"].store.read().result(), whole)
+        assert ckpt["b"].read().tolist() == [0, 1, 2]
+        ec.convert(path, path / "out")
+        assert np.array_equal(ec.open(path / "out")["a.w"].read(), whole)
+
+
+def test_only_what_is_needed_is_read_of_files_of_processes(tmp_path):
+    whole = np.arange(2**20, dtype="f4").reshape(1024, 1024)
+    _processes(tmp_path / "c", whole, [256, 512, 768], [])
+    lazy = ec.open(tmp_path / "c")["a.w"]
+    with ec.counting() as count:
+        assert np.array_equal(lazy[510:514].read(), whole[510:514])
+    assert count() == 4 * 1024 * 4
+    with ec.counting() as count:
+        loaded = ec.tree_deserialise_leaves(
+            tmp_path / "c", {"a": {"w": lazy[:]}}, max_bytes=2**20, unexpected="ignore"
+        )
+    assert np.array_equal(loaded["a"]["w"], whole) and count() < 1.1 * whole.nbytes
+
+
 def test_parts_of_tensors_are_never_whole_ones(tmp_path):
-    """As `torch.distributed.checkpoint` writes them: a file for each process."""
-    for process in range(2):
-        name = f"shard-0000{process + 1}-model-00001-of-00001.safetensors"
-        offsets = {"w": {"saved_offsets": [2 * process, 0]}}
-        metadata = {"format": "pt", "DCP_SHARDING_INFO": json.dumps(offsets)}
-        data = {"w": np.ones((2, 4), "f4")}
-        safetensors.numpy.save_file(data, tmp_path / name, metadata)
-    match = r"one process of `torch.distributed`.*consolidat"
-    with pytest.raises(ValueError, match=match):
-        ec.open(tmp_path)
-    for file in list(tmp_path.iterdir()):
+    one, path = np.ones((2, 4), "f4"), tmp_path / "c"
+    first = _process(path, 1, {"w": one}, {"w": (0, 0)})
+    second = _process(path, 2, {"w": one}, {"w": (2, 0)})
+    assert ec.open(path)["w"].shape == (4, 4)
+    for file in (first, second):
         with pytest.raises(ValueError, match=r"'w'.*parts of larger ones.*DCP_SHARD"):
             ec.open(file)
         with pytest.raises(ValueError, match="DCP_SHARDING_INFO"):
@@ -641,12 +695,70 @@ def test_parts_of_tensors_are_never_whole_ones(tmp_path):
     # Under any name, alone in a directory, or in an index.
     for name in ("a.safetensors", "model.safetensors"):
         (tmp_path / name).mkdir()
-        shutil.copy(file, tmp_path / name / name)
+        shutil.copy(second, tmp_path / name / name)
         with pytest.raises(ValueError, match="DCP_SHARDING_INFO"):
             ec.open(tmp_path / name)
-    index = tmp_path / "b" / "model.safetensors.index.json"
-    index.parent.mkdir()
-    shutil.copy(file, index.parent / "a.safetensors")
-    index.write_text(json.dumps({"weight_map": {"w": "a.safetensors"}}))
-    with pytest.raises(ValueError, match="DCP_SHARDING_INFO"):
-        ec.open(index)
+    for file in (first, second):
+        index = tmp_path / "b" / "model.safetensors.index.json"
+        index.parent.mkdir(exist_ok=True)
+        shutil.copy(file, index.parent / "a.safetensors")
+        index.write_text(json.dumps({"weight_map": {"w": "a.safetensors"}}))
+        if file == second:
+            with pytest.raises(ValueError, match="DCP_SHARDING_INFO"):
+                ec.open(index)
+        else:  # As one process writes it for all.
+            assert ec.open(index)["w"].shape == (2, 4)
+
+
+def test_numbers_of_four_bits(tmp_path):
+    """Two in a byte, the first in its lower half, as PyTorch has them."""
+    data = bytes(range(0, 252, 21))
+    entry = {"dtype": "F4", "shape": [3, 8], "data_offsets": [0, 12]}
+    header = json.dumps({"w": entry}).encode()
+    file = tmp_path / "a.safetensors"
+    file.write_bytes(struct.pack("<Q", len(header)) + header + data)
+    halves = [half for byte in data for half in (byte & 15, byte >> 4)]
+    want = np.array(halves, "u1").reshape(3, 8).view(ml_dtypes.float4_e2m1fn)
+    lazy = ec.open(file)["w"]
+    for pick in (np.s_[:], np.s_[1], np.s_[:, 3:6], np.s_[::-2, 5], np.s_[1:, ::-3]):
+        got = np.asarray(lazy[pick].read())
+        assert got.dtype == want.dtype and got.tobytes() == want[pick].tobytes()
+    assert lazy.store.read().result().tobytes() == want.tobytes()
+    ec.convert(file, tmp_path / "out")
+    assert np.asarray(ec.open(tmp_path / "out")["w"].read()).tobytes() == want.tobytes()
+    entry["data_offsets"] = [0, 11]
+    header = json.dumps({"w": entry}).encode()
+    file.write_bytes(struct.pack("<Q", len(header)) + header + data[:11])
+    with pytest.raises(ValueError, match="not of the size of its shape"):
+        ec.open(file)
+
+
+@pytest.mark.parametrize(
+    "start, tensor, why",
+    [
+        ((4, 0), np.ones((2, 4), "f4"), "'w' are missing: the files have 16 of its 24"),
+        ((2, 4), np.ones((2, 4), "f4"), "'w' are missing: the files have 16 of its 32"),
+        ((1, 0), np.ones((2, 4), "f4"), "parts of 'w' overlap"),
+        ((0, 0), np.ones((2, 4), "f4"), "parts of 'w' overlap"),
+        ((0, 2), np.ones((4, 4), "f4"), "parts of 'w' overlap"),
+        ((2, 0), np.ones((2, 4), "f2"), "'w' are not of one dtype"),
+        ((2,), np.ones(2, "f4"), "'w' are not of one dtype"),
+        ((2, -1), np.ones((2, 4), "f4"), "'w' in .* begins nowhere"),
+        ((2, 2**62), np.ones((2, 4), "f4"), "'w' in .* begins nowhere"),
+        ((2,), np.ones((2, 4), "f4"), "does not say where"),
+        (("2", 0), np.ones((2, 4), "f4"), "does not say where"),
+    ],
+)
+def test_parts_that_do_not_fit_together(tmp_path, start, tensor, why):
+    path = tmp_path / "c"
+    _process(path, 1, {"w": np.ones((2, 4), "f4")}, {"w": (0, 0)})
+    _process(path, 2, {"w": tensor}, {"w": start})
+    with pytest.raises(ValueError, match=why):
+        ec.open(path)
+    _process(path, 2, {"w": np.ones((2, 4), "f4")}, {"w": (2, 0)})
+    lazy = ec.open(path)["w"]
+    _process(path, 2, {"w": np.zeros((2, 4), "f4")}, {"w": (2, 0)}, other="x")
+    with pytest.raises(RuntimeError, match="replaced or deleted"):
+        lazy.read()
+    with pytest.raises(ValueError, match="differ in their metadata"):
+        ec.open(path)

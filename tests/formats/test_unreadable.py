@@ -20,7 +20,7 @@ import eqx_ckpt as ec
 
 
 def _safetensors(path):
-    rows = {"w": ("F32", [2], 8), "bad": ("F4", [4, 2], 4), "z": ("U8", [1], 1)}
+    rows = {"w": ("F32", [2], 8), "bad": ("F6_E3M2", [4, 2], 6), "z": ("U8", [1], 1)}
     head, at = {}, 0
     for name, (dtype, shape, size) in rows.items():
         offsets = [at, at + size]
@@ -78,7 +78,7 @@ class _New(dict):
 
 
 FILES = {
-    "a.safetensors": (_safetensors, r"F4\[4,2\]", "the dtype 'F4'"),
+    "a.safetensors": (_safetensors, r"F6_E3M2\[4,2\]", "the dtype 'F6_E3M2'"),
     "text.npz": (_npz(np.array(["a"])), r"U1\[1\]", "of texts"),
     "object.npz": (_npz(np.array([{}], object)), r"O\[1\]", "Python's objects"),
     "date.npz": (_npz(np.zeros(2, "M8[s]")), r"M8\[s\]\[2\]", "of dates"),
