@@ -31,6 +31,8 @@ _COUNT = _arguments.optional(_arguments.integer(1))
 _RULES = {
     "keep": _COUNT,
     "keep_every": _COUNT,
+    "keep_nearest": _COUNT,
+    "keep_seconds": _arguments.optional(_arguments.SECONDS),
     "best": _arguments.optional(
         Rule(
             '`(metric, "min")` or `(metric, "max")`',
@@ -69,6 +71,10 @@ class CheckpointManager:
     - `keep`: how many of the newest steps to keep; by default all. An older step is
         deleted once a newer one would survive a power cut.
     - `keep_every`: steps that are multiples of this are kept too.
+    - `keep_nearest`: of each multiple of this the nearest step is kept too, for runs
+        whose steps are saved by the clock.
+    - `keep_seconds`: steps that are no older than the new one by more than this are
+        kept too.
     - `best`: `(metric, "min")` or `(metric, "max")`: the best step is kept too.
     - `signals`: signals that mean that the run has to stop, as `[signal.SIGTERM]`, in
         the main thread only. Handlers that were there are called too.
@@ -123,6 +129,8 @@ class CheckpointManager:
         *,
         keep: int | None = None,
         keep_every: int | None = None,
+        keep_nearest: int | None = None,
+        keep_seconds: int | float | None = None,
         best: tuple[str, str] | None = None,
         every: int | None = None,
         every_seconds: int | float | None = None,
@@ -137,6 +145,8 @@ class CheckpointManager:
         self._policy = Policy(
             keep=keep,
             keep_every=keep_every,
+            keep_nearest=keep_nearest,
+            keep_seconds=keep_seconds,
             best=best,
             every=every,
             every_seconds=every_seconds,

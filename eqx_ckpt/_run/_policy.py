@@ -1,7 +1,7 @@
 """The policy of a run: steps that are saved, the best one, and steps that stay."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from .._runtime import _processes
@@ -13,6 +13,8 @@ class Policy(NamedTuple):
 
     keep: int | None = None
     keep_every: int | None = None
+    keep_nearest: int | None = None
+    keep_seconds: int | float | None = None
     best: tuple[str, str] | None = None
     every: int | None = None
     every_seconds: int | float | None = None
@@ -20,11 +22,13 @@ class Policy(NamedTuple):
 
     def check(self, options: SaveOptions) -> None:
         """**Raises:** `ValueError` for what makes no sense together."""
-        if self.keep is None and self.keep_every is not None:
-            raise ValueError(
-                "`keep_every` is for steps that `keep` would let go, and without it "
-                "all stay: give `keep` too, or leave `keep_every` out."
-            )
+        others = "keep_every", "keep_nearest", "keep_seconds"
+        for name in others if self.keep is None else ():
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"`{name}` is for steps that `keep` would let go, and without it "
+                    f"all stay: give `keep` too, or leave `{name}` out."
+                )
         if self.keep is not None and not options.durable:
             raise ValueError(
                 "`keep` deletes older steps, which is safe only once the new one would "
@@ -76,10 +80,33 @@ class Policy(NamedTuple):
         best = self.best_of(known)
         return found if best is None else found | {best}
 
-    def stay(self, known: Mapping[int, dict[str, Any]], new: int) -> set[int]:
-        """The steps that stay once a new one is saved."""
+    def stay(
+        self,
+        known: Mapping[int, dict[str, Any]],
+        new: int,
+        times: Mapping[int, float | None],
+    ) -> set[int]:
+        """The steps that stay once a new one is saved, at these times in seconds, which
+        count for `keep_seconds`: those without one stay."""
         found = self.reasons(known, new)
-        every = self.keep_every
         if not self.has_metric(known):
             return found.union(known)
-        return found.union(s for s in known if every is not None and s % every == 0)
+        if self.keep_every is not None:
+            found |= {step for step in known if step % self.keep_every == 0}
+        if self.keep_nearest is not None:
+            found |= _nearest(known, self.keep_nearest)
+        if self.keep_seconds is not None:
+            since = (times[new] or 0) - self.keep_seconds
+            found |= {s for s in known if (time := times[s]) is None or time >= since}
+        return found
+
+
+def _nearest(steps: Iterable[int], every: int) -> set[int]:
+    """The step that is nearest to each multiple but 0, of two the first."""
+    out: dict[int, int] = {}
+    for step in sorted(steps):
+        multiple = max(1, (step + every // 2) // every) * every
+        other = out.setdefault(multiple, step)
+        if abs(step - multiple) < abs(other - multiple):
+            out[multiple] = step
+    return {*out.values()}

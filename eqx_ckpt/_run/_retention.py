@@ -31,6 +31,8 @@ class Retention:
         self._steps, self._policy = steps, policy
         # The complete steps.
         self._seen: Seen = {}
+        # When each was saved, in seconds, if that counts.
+        self._times: dict[tuple[int, Signature], float | None] = {}
         # Saves since all of them were looked at.
         self._saves = 0
 
@@ -103,12 +105,21 @@ class Retention:
         """The steps that need not stay."""
         known = _known(seen, damaged)
         ours = {step for step in known if seen[step][0].is_ours}
-        going = ours - self._policy.stay(known, new)
+        times = {} if self._policy.keep_seconds is None else self._saved(seen)
+        going = ours - self._policy.stay(known, new, times)
         if self._policy.best is not None and not self._policy.has_metric(known):
             metric, root = self._policy.best[0], self._steps.root
             text = f"Nothing is deleted in `{root}`: no step has the metric `{metric}`"
             _log.say(_log.WARNING, text)
         return going - self._steps.pinned() if going else going
+
+    def _saved(self, seen: Seen) -> dict[int, float | None]:
+        """When each step of ours was saved."""
+        times, self._times = self._times, {}
+        for step, (signature, _) in seen.items():
+            key = step, signature
+            self._times[key] = times[key] if key in times else self._steps.saved(*key)
+        return {step: time for (step, _), time in self._times.items()}
 
     def _delete(self, going: Iterable[int], seen: Seen) -> list[str]:
         left: list[str] = []

@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from .._format import _files, _json, _schema, _text
+from .._format import _files, _index, _json, _schema, _text
 from .._format._journal import StepRow
 from .._load import _published, _verify
 from .._runtime import _log
@@ -192,6 +192,15 @@ class Steps:
                 metrics = None
             self._known[step] = signature, metrics
         return metrics
+
+    def saved(self, step: int, signature: Signature) -> float | None:
+        """The time of a save of ours, in seconds since 1970, if its index has one."""
+        if not signature.is_ours:
+            return None
+        found, saved = self.root.read(index_of(step), limit=_json.MAX_INDEX), None
+        with contextlib.suppress(ValueError):
+            saved = None if found is None else _index.decode(found.data).saved
+        return None if saved is None else saved.time
 
     def read_metrics(self, step: int, signature: Signature) -> dict[str, Any]:
         if signature.is_ours:

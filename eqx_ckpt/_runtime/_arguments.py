@@ -174,7 +174,7 @@ RULES = {
     "where": NODES,
 }
 
-# Names that other releases and Orbax have for an argument.
+# Names that other releases, Orbax and Lightning have for an argument.
 _ALSO = {
     "broadcast": '`reshard="devices"`',
     "tag": "`processes=ec.Together(tag=...)`",
@@ -184,6 +184,14 @@ _ALSO = {
     "save_interval_steps": "`every`",
     "best_fn": '`best=(metric, "max")`',
     "best_mode": '`best=(metric, "max")`',
+    "preservation_policy": "`keep`",
+    "save_decision_policy": "`every`",
+    "save_top_k": "`keep`",
+    "save_last": "`keep`",
+    "monitor": '`best=(metric, "min")`',
+    "mode": '`best=(metric, "min")`',
+    "every_n_train_steps": "`every`",
+    "train_time_interval": "`every_seconds`",
 }
 
 

@@ -1,6 +1,7 @@
 """A run's checkpoints: which are saved, which are restored, and which stay."""
 
 import gc
+import itertools as it
 import json
 import os
 import pathlib
@@ -13,11 +14,15 @@ import time
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings, strategies as st
 from support import inside, scripts
 from support.helpers import files_of, fill_run, long, run_python, tree_at
 from support.processes import good, run_team
 
 import eqx_ckpt as ec
+
+
+_numbers = it.count()
 
 
 @pytest.fixture
@@ -38,6 +43,36 @@ def test_a_step_is_an_ordinary_checkpoint(root):
     assert step == 7 and tree["step"] == 7 and tree["x"][0] == 7
     x, step = manager.restore(tree["x"], source="x", step=7)
     assert x[0] == 7 and manager.steps() == [7] and manager.latest() == 7
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    st.integers(1, 12),
+    st.integers(1, 3),
+)
+@settings(max_examples=20)
+def test_of_each_multiple_the_nearest_step_stays(gaps, every, keep):
+    steps = list(it.accumulate(gaps))
+    root = f"memory://nearest/{next(_numbers)}"
+    with ec.CheckpointManager(root, keep=keep, keep_nearest=every) as manager:
+        fill_run(manager, steps)
+    of = {}
+    for step in steps:
+        of.setdefault(max(1, (step + every // 2) // every) * every, []).append(step)
+    nearest = {min(some, key=lambda s, n=n: (abs(s - n), s)) for n, some in of.items()}
+    assert manager.steps() == sorted(nearest | {*steps[-keep:]})
+
+
+@pytest.mark.parametrize("root", ["memory://ages", "file"])
+def test_steps_of_the_last_seconds_stay(root, tmp_path, monkeypatch):
+    root = tmp_path if root == "file" else root
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    for steps in ([1, 2], [3], [4]):
+        with ec.CheckpointManager(root, keep=1, keep_seconds=1000) as manager:
+            fill_run(manager, steps)
+        now += 600
+    assert manager.steps() == [3, 4]
 
 
 @pytest.mark.parametrize("root", ["memory://manager", "file"])
