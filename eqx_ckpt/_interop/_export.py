@@ -1,11 +1,12 @@
-"""`export_safetensors`: the arrays of a tree as one `.safetensors` file."""
+"""`export_safetensors`: the arrays of a tree as `.safetensors` files."""
 
 import bisect
+import contextlib
 import functools as ft
 import itertools as it
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jaxtyping import PyTree
@@ -15,11 +16,14 @@ from .._format._template import Template
 from .._formats import _foreign_index, _safetensors
 from .._load import _probe, _rename
 from .._load._checkpoint import Checkpoint
-from .._runtime import _arguments, _progress
+from .._runtime import _arguments, _processes, _progress
+from .._runtime._arguments import Who
+from .._runtime._processes import Processes
 from .._runtime._progress import Advance
 from .._save import _lazies, _onefile
 from .._save._payload import PlannedLeaf
 from .._storage import _root
+from .._storage._backend import Backend
 from .._tree import (
     _filters,
     _flatten,
@@ -30,6 +34,7 @@ from .._tree import (
     _static,
 )
 from .._tree._filters import FilterSpec
+from . import _shards
 
 
 @_arguments.checked()
@@ -46,8 +51,11 @@ def export_safetensors(
     verify: bool = True,
     max_bytes: int | None = None,
     progress: bool = False,
+    shard_bytes: int | None = None,
+    processes: Who = "all",
 ) -> None:
-    """Writes the arrays of a tree, or of a checkpoint, to one `.safetensors` file.
+    """Writes the arrays of a tree, or of a checkpoint, to one `.safetensors` file; or
+    to several in a directory.
 
     The file is written atomically. Lazy leaves are read as they are written.
 
@@ -74,6 +82,15 @@ def export_safetensors(
     - `verify`, `progress`: as in [`tree_deserialise_leaves`][], of lazy leaves.
     - `max_bytes`: how much host memory the call may take beyond the tree, 256 MiB by
         default.
+    - `shard_bytes`: the most bytes of a file, unless one tensor has more. `path` then
+        is a directory, which gets `model-00001-of-00002.safetensors` and so on, and
+        `model.safetensors.index.json`, as libraries for Hugging Face read them. Other
+        files in it stay. The index is deleted first and written last, so nobody reads
+        a mixture of two exports.
+    - `processes`: with `shard_bytes`, in a run of many processes: all of them make the
+        call, and share the path. Each writes the parts of arrays that are on its own
+        devices into the files, and no array is gathered. `"own"` for an export that
+        this process makes alone, as it is without `shard_bytes`.
 
     **Returns:** None.
 
@@ -96,6 +113,23 @@ def export_safetensors(
     """
     root = _root.resolve(path)
     root.check_writable()
+    if shard_bytes is not None:
+        run = _run_of(root, processes)
+        with run.heard():
+            tensors, metadata = _planned(
+                pytree, filter_spec, skip, rename, metadata, verify
+            )
+            _shards.check(root, overwrite, _lazies.places(tensors))
+            files = _shards.deal(tensors, shard_bytes)
+            headers = {name: _header(some, metadata) for name, some in files.items()}
+            room = _ROOM if max_bytes is None else max_bytes
+            if run.count > 1:
+                given = run, root, files, headers, room, durable
+                _shards.write_together(*given)
+                return
+            with _lines(tensors, room, progress) as lines:
+                _shards.write(root, files, headers, lines, durable)
+        return
     found = _probe.look(root)
     if found is None and root.entry() == "directory":
         raise FileExistsError(f"There is a directory at `{root}`. It is left as it is.")
@@ -106,6 +140,50 @@ def export_safetensors(
                 f"There is {what} at `{root}`"
                 + (" that is no `.safetensors` file. It is left as it is." * overwrite)
             )
+    tensors, metadata = _planned(pytree, filter_spec, skip, rename, metadata, verify)
+    header = _header(tensors, metadata)
+    with _lines(tensors, _ROOM if max_bytes is None else max_bytes, progress) as lines:
+        data = it.chain([header], lines(tensors))
+        write = lambda file: file.writelines(data)
+        _onefile.publish(root, write, overwrite, durable)
+
+
+def _run_of(root: Backend, processes: Who) -> Processes:
+    if processes == "own":
+        return Processes()
+    together = _processes.together(processes)
+    what = f"Exporting to `{root}`{_processes.tagged(together.tag)}"
+    return _processes.of_run("export", root.url, together, what)
+
+
+@contextlib.contextmanager
+def _lines(
+    tensors: list[PlannedLeaf], room: int, progress: bool
+) -> Iterator[Callable[[list[PlannedLeaf]], Iterator[Any]]]:
+    """A function that gives the bytes of some tensors, which a bar counts."""
+    nbytes = sum(leaf.template.nbytes for leaf in tensors)
+    with _progress.bar("save", nbytes, len(tensors), progress) as advance:
+
+        def lines(some: list[PlannedLeaf]) -> Iterator[Any]:
+            buffers = it.chain.from_iterable(
+                _buffers(leaf, room)
+                for leaf in _lazies.read_small(some, frozenset(), room)
+            )
+            ends = list(it.accumulate(leaf.template.nbytes for leaf in some))
+            return _counted(buffers, ends, advance)
+
+        yield lines
+
+
+def _planned(
+    pytree: PyTree,
+    filter_spec: FilterSpec,
+    skip: Sequence[str],
+    rename: Any,
+    metadata: Any,
+    verify: bool,
+) -> tuple[list[PlannedLeaf], dict[str, str] | None]:
+    """The tensors to write, and the metadata of their files."""
     if metadata is None and isinstance(pytree, Checkpoint):
         metadata = pytree.metadata
     if metadata is not None and not _foreign_index.is_texts(metadata):
@@ -114,20 +192,11 @@ def export_safetensors(
             f"instance one of JSON, instead of {metadata!r:.200}."
         )
     tensors, labels = _tensors(pytree, filter_spec, skip, rename)
-    room = _ROOM if max_bytes is None else max_bytes
     tensors = [_lazies.verified(leaf, verify) for leaf in tensors]
     if labels:
         text = json.dumps(labels, separators=(",", ":"))
         metadata = {**(metadata or {}), _safetensors.LABELS: text}
-    header = _header(tensors, metadata)
-    buffers = it.chain.from_iterable(
-        _buffers(leaf, room) for leaf in _lazies.read_small(tensors, frozenset(), room)
-    )
-    ends = list(it.accumulate(leaf.template.nbytes for leaf in tensors))
-    with _progress.bar("save", ends[-1], len(ends), progress) as advance:
-        lines = it.chain([header], _counted(buffers, ends, advance))
-        write = lambda file: file.writelines(lines)
-        _onefile.publish(root, write, overwrite, durable)
+    return tensors, metadata
 
 
 def _tensors(

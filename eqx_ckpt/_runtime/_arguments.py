@@ -161,6 +161,7 @@ RULES = {
     "progress": FLAG,
     "replace": Rule("a mapping of names to values", lambda x: isinstance(x, Mapping)),
     "reshard": words("auto", "read", "devices"),
+    "shard_bytes": optional(integer(1)),
     "reuse": Rule(
         "None, the path of a checkpoint, or what an asynchronous save has returned",
         lambda x: x is None or isinstance(x, str | os.PathLike) or hasattr(x, "result"),

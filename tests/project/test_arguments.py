@@ -50,6 +50,7 @@ WRONG = {
     "remove": ["yes"],
     "reshard": [None, "broadcast"],
     "scalars": [None, "drop"],
+    "shard_bytes": ["5GB", 0, 1.5],
     "signals": [15, [0]],
     "static": [3, 1.5, object(), dict.get],
     "unexpected": [True, "keep"],

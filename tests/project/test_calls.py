@@ -71,7 +71,6 @@ LACKS = {
     "export_safetensors": {
         "static": "there is no `like` to compare with",
         "cast": "there is no `like` to cast to",
-        **_ONE,
     },
     "rebuild": {
         "rename": "there is no `like` whose names it could have",

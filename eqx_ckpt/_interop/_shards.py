@@ -1,0 +1,208 @@
+"""Several `.safetensors` files with an index, as on Hugging Face: `export_safetensors`
+with `shard_bytes`. The index is deleted first and written last, so that a reader finds
+all of one export, or that there is none."""
+
+import itertools as it
+import json
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator, Sequence, Set
+from typing import Any, BinaryIO
+
+import jax
+
+from .._format import _digests, _files, _grid, _index
+from .._runtime._processes import Processes
+from .._save import _onefile
+from .._save._payload import PlannedLeaf
+from .._storage._backend import Backend, Renames
+from .._tree import _host_copy
+
+
+INDEX = "model.safetensors.index.json"
+_WHOLE = "model.safetensors"
+_shard = re.compile(r"model-\d{5,}-of-\d{5,}\.safetensors")
+
+
+def check(root: Backend, overwrite: bool, sources: Set[str]) -> None:
+    """**Raises:** `FileExistsError` for a place that no shards may go to, `ValueError`
+    for one that leaves are read from."""
+    if root.entry() not in (None, "directory", "nothing"):
+        raise FileExistsError(
+            f"There is a file at `{root}`, and `shard_bytes` makes several files, in a "
+            "directory. It is left as it is. Choose another path."
+        )
+    if root.target() in sources:
+        raise ValueError(
+            f"The tree reads leaves of what is at `{root}`, whose files would be "
+            "replaced meanwhile. Choose another path."
+        )
+    for key in (_WHOLE, _files.INDEX):
+        if root.has(key):
+            raise FileExistsError(
+                f"There is a `{key}` in `{root}`, which readers would take for what is "
+                "there. It is left as it is. Choose another path."
+            )
+    if not overwrite and root.has(INDEX):
+        raise FileExistsError(
+            f"There is a `{INDEX}` in `{root}`, and `overwrite=False`."
+        )
+
+
+def deal(tensors: Sequence[PlannedLeaf], most: int) -> dict[str, list[PlannedLeaf]]:
+    """The tensors of each file, of at most so many bytes or of one tensor."""
+    files: list[list[PlannedLeaf]] = []
+    size = 0
+    for tensor in tensors:
+        nbytes = tensor.template.nbytes
+        if not files or size + nbytes > most:
+            files.append([])
+            size = 0
+        files[-1].append(tensor)
+        size += nbytes
+    of = f"of-{len(files):05}.safetensors"
+    return {f"model-{i:05}-{of}": some for i, some in enumerate(files, 1)}
+
+
+def _index_of(files: dict[str, list[PlannedLeaf]]) -> bytes:
+    total = sum(x.template.nbytes for some in files.values() for x in some)
+    names = {x.name: file for file, some in files.items() for x in some}
+    value = {
+        "metadata": {"total_size": total},
+        "weight_map": dict(sorted(names.items())),
+    }
+    return (json.dumps(value, indent=2) + "\n").encode()
+
+
+def _forget(root: Backend) -> set[str]:
+    """Deletes the index, and gives the names of the files that it may have been of."""
+    if root.has(INDEX):
+        root.delete(INDEX)
+    return set(filter(_shard.fullmatch, root.list_top() or ()))
+
+
+def _finish(
+    root: Backend, files: dict[str, list[PlannedLeaf]], old: set[str], durable: bool
+) -> None:
+    for name in sorted(old - files.keys()):
+        root.delete(name)
+    data = _index_of(files)
+    write = lambda file: file.write(data)
+    _onefile.publish(root.below(INDEX), write, True, durable)
+
+
+def write(
+    root: Backend,
+    files: dict[str, list[PlannedLeaf]],
+    headers: dict[str, bytes],
+    lines: Callable[[list[PlannedLeaf]], Iterator[Any]],
+    durable: bool,
+) -> None:
+    """Writes all files, each atomically; `lines` gives the bytes of tensors."""
+    old = _forget(root)
+    for name, tensors in files.items():
+        data = it.chain([headers[name]], lines(tensors))
+        put = lambda file, data=data: file.writelines(data)
+        _onefile.publish(root.below(name), put, True, durable)
+    _finish(root, files, old, durable)
+
+
+def write_together(
+    run: Processes,
+    root: Backend,
+    files: dict[str, list[PlannedLeaf]],
+    headers: dict[str, bytes],
+    room: int,
+    durable: bool,
+) -> None:
+    """As `write`, by many processes into files that they share: each writes what lies
+    on its own devices to its place, and process 0 all that is not spread."""
+    if not isinstance(root, Renames):
+        raise ValueError(
+            f"`{root}` is no directory, and many processes write parts of one file "
+            "there. Export to a local path, or in one process of a checkpoint."
+        )
+    said = run.gather(_index.digest(b"".join(headers.values())).encode())
+    if len(set(said)) > 1:
+        raise RuntimeError("the processes disagree about the tensors that they export.")
+    number, old, path = secrets.token_hex(8), set[str](), root.real().target()
+    part = lambda name, number: os.path.join(path, f"{name}.{number}.part")
+    try:
+        if run.leads:
+            os.makedirs(path, exist_ok=True)
+            old = _forget(root)
+            for name, tensors in files.items():
+                with open(part(name, number), "xb") as file:
+                    file.write(headers[name])
+                    file.truncate(file.tell() + sum(x.template.nbytes for x in tensors))
+        number = run.broadcast(number.encode()).decode()
+        for name, tensors in files.items():
+            with open(part(name, number), "r+b", buffering=0) as file:
+                at = len(headers[name])
+                for tensor in tensors:
+                    _write_own(file, at, tensor, room, run.leads)
+                    at += tensor.template.nbytes
+                if durable:
+                    os.fsync(file.fileno())
+        run.gather()
+        if run.leads:
+            for name in files:
+                os.replace(part(name, number), os.path.join(path, name))
+            _finish(root, files, old, durable)
+        run.broadcast()
+    finally:
+        if run.leads:
+            for name in files:
+                if os.path.exists(part(name, number)):
+                    os.unlink(part(name, number))
+
+
+def _write_own(
+    file: BinaryIO, at: int, leaf: PlannedLeaf, room: int, leads: bool
+) -> None:
+    """Writes what this process has of a tensor that begins at a byte of a file."""
+    value, t = leaf.value, leaf.template
+    whole = tuple(slice(0, n) for n in t.shape)
+    parts = [(whole, value)] * leads
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        shards = (s for s in value.addressable_shards if s.replica_id == 0)
+        parts = [(_region(s.index, t.shape), s.data) for s in shards]
+    for outer, data in parts:
+        shape = tuple(s.stop - s.start for s in outer)
+        inner = t._replace(shape=shape, chunk=tuple(max(1, n) for n in shape))
+        size = max(1, room // (4 * _host_copy.PREFETCH))
+        chunk = _grid.choose(shape, t.itemsize, size)
+        regions = [_grid.region(shape, chunk, i) for i in _grid.indices(shape, chunk)]
+        arrays = _host_copy.to_host_by_regions(data, inner, regions)
+        for region, array in zip(regions, arrays):
+            starts = [o.start + r.start for o, r in zip(outer, region)]
+            _put(file, at, t.shape, starts, array)
+
+
+def _region(index: Sequence[slice], shape: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(*s.indices(n)[:2]) for s, n in zip(index, shape))
+
+
+def _put(
+    file: BinaryIO, at: int, shape: Sequence[int], starts: Sequence[int], part: Any
+) -> None:
+    """Writes a region of an array that begins at a byte of a file: the elements of its
+    last axes that follow each other together."""
+    if not part.size:
+        return
+    every = range(len(shape) + 1)
+    axis = next(k for k in every if part.shape[k:] == tuple(shape[k:]))
+    axis = max(0, axis - 1)
+    rows = part.reshape(-1, *part.shape[axis:])
+    itemsize = part.dtype.itemsize
+    strides = list(it.accumulate(reversed(shape[1:]), int.__mul__, initial=itemsize))
+    strides.reverse()
+    leading = it.product(*map(range, part.shape[:axis]))
+    for row, place in zip(rows, leading):
+        first = [a + b for a, b in it.zip_longest(starts, place, fillvalue=0)]
+        offset = at + sum(a * stride for a, stride in zip(first, strides))
+        data = memoryview(_digests.as_bytes(row).data)
+        while data:
+            done = os.pwrite(file.fileno(), data, offset)
+            data, offset = data[done:], offset + done
