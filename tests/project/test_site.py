@@ -1,6 +1,7 @@
 """The pages of the site: their code runs, their links lead somewhere, and every public
 name is in the API."""
 
+import importlib.util
 import inspect
 import pathlib
 import re
@@ -29,8 +30,13 @@ def _blocks(page):
     return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
+_signs = all(map(importlib.util.find_spec, ("model_signing", "OpenSSL")))
+_needs = {
+    "orbax.md": [new_orbax],
+    "signing.md": [pytest.mark.skipif(not _signs, reason="needs model-signing")],
+}
 programs = [
-    pytest.param(page, marks=[new_orbax] * (page.name == "orbax.md"), id=_name(page))
+    pytest.param(page, marks=_needs.get(page.name, []), id=_name(page))
     for page in pages
     if _blocks(page) and _name(page) not in ELSEWHERE
 ]
