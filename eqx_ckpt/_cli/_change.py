@@ -21,6 +21,7 @@ from .._load._checkpoint import Checkpoint
 from .._run._steps import Steps
 from .._save import _serialise
 from .._storage import _root
+from .._storage._backend import Uploads
 from . import _output, _paths
 from ._output import CommandResult, Span
 from ._paths import PATH
@@ -412,6 +413,30 @@ def convert(
 
 @click.command()
 @click.argument("source", type=PATH)
+@click.argument("target", metavar="hf://ORG/NAME[@BRANCH][/PATH]")
+@_skip
+@_drop_functions
+@_overwrite
+@_progress
+@_output.command
+def push(
+    source: str, target: str, skip: tuple[str, ...], drop_functions: bool, **rest: Any
+) -> CommandResult:
+    """Upload a checkpoint of any format to the Hugging Face Hub.
+
+    It is one commit, with a model card where there is none. If the target ends in
+    .safetensors or .zip, it is such a file, else a directory of this library.
+    """
+    if not isinstance(_root.resolve(target), Uploads):
+        raise click.BadParameter(f"`{target}` does not begin with `hf://`.")
+    functions = _functions(drop_functions)
+    ckpt = _paths.open_one(source)
+    _convert.convert(ckpt, target, skip=skip, functions=functions, **rest)
+    return _written(target)
+
+
+@click.command()
+@click.argument("source", type=PATH)
 @click.argument("target", type=PATH)
 @_node
 @_skip
@@ -447,4 +472,4 @@ def export(
     return _written(target)
 
 
-COMMANDS = (edit, average, merge, convert, export)
+COMMANDS = (edit, average, merge, convert, push, export)

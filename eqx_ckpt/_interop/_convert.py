@@ -1,6 +1,7 @@
 """`convert`: a checkpoint of any format as one of ours, or as `.safetensors`."""
 
 import os
+import tempfile
 from collections.abc import Sequence
 from typing import Any, Unpack
 
@@ -14,6 +15,7 @@ from .._runtime._processes import Processes
 from .._save import _background, _lazies, _options, _plan, _serialise
 from .._save._options import Base, Functions, PlaceKeywords, SaveOptions
 from .._storage import _root
+from .._storage._backend import Uploads
 from . import _export
 
 
@@ -41,7 +43,9 @@ def convert(
 
     - `source`: as in [`open`][], or an open [`Checkpoint`][].
     - `target`: where to write: a file if it ends in `.safetensors`; else a checkpoint
-        as [`tree_serialise_leaves`][] saves, in one file if it ends in `.zip`.
+        as [`tree_serialise_leaves`][] saves, in one file if it ends in `.zip`. At
+        `hf://org/name` it is uploaded to the Hugging Face Hub as one commit, from a
+        copy in a temporary directory.
     - `like`: as in [`open`][], for a `.eqx` file.
     - `skip`: as in [`export_safetensors`][], for a target in `.safetensors`, which
         cannot hold all that a checkpoint has. A checkpoint of ours holds all.
@@ -84,6 +88,13 @@ def convert(
         **options,
     )
     root = _root.resolve(target)
+    if isinstance(root, Uploads):
+        with tempfile.TemporaryDirectory() as above:
+            here = os.path.join(above, root.split()[1] or "checkpoint")
+            given: Any = dict(skip=skip, metadata=metadata, verify=verify)
+            convert(ckpt, here, functions=functions, **given, **options)
+            root.upload(here, overwrite)
+        return
     _background.wait_for(root)
     if root.url.endswith(_safetensors.SUFFIX):
         if ckpt.functions and functions != "drop":

@@ -274,6 +274,17 @@ class Sends(Backend):
         """Deletes files that were listed, together."""
 
 
+class Uploads(Backend):
+    """A store that takes a whole checkpoint in one step, and is else only read."""
+
+    @abc.abstractmethod
+    def upload(self, path: str, overwrite: bool) -> None:
+        """Puts the checkpoint at a local path here, all of it or nothing.
+
+        **Raises:** `FileExistsError` if there is one, and not `overwrite`.
+        """
+
+
 class SavedFile(NamedTuple):
     """A file that another save has written, of `size` bytes. `held`: its descriptor,
     which outlives its name."""

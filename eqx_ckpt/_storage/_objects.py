@@ -307,10 +307,14 @@ class HttpBackend(ObjectBackend):
         # TensorStore follows no redirects.
         return not _redirects.is_leading(self.url)
 
-    def start_read(self, key: str, start: int, stop: int | None) -> Any:
+    def _place(self, key: str) -> tuple[str, dict[str, Any]]:
+        """The URL of a file, and the spec of its server without it."""
         spec = self.spec()
         path = urllib.parse.quote(spec.pop("path") + key, safe="/")
-        url = spec.pop("base_url") + path
+        return spec.pop("base_url") + path, spec
+
+    def start_read(self, key: str, start: int, stop: int | None) -> Any:
+        url, spec = self._place(key)
         if _redirects.is_leading(url):
             return _requests.start(_redirects.read, url, spec, start, stop)
         reading = super().start_read(key, start, stop)

@@ -268,7 +268,8 @@ def explain(url: str, error: Exception) -> OSError | None:
         return ConnectionError(
             f"The store of `{url}` does not answer as it should ({said}). Try again "
             "later, or for longer: with other `"
-            f"{_DRIVERS[str(scheme(url))]}_request_retries` in an `ec.Store`."
+            f"{_DRIVERS.get(str(scheme(url)), 'http')}_request_retries` in an "
+            "`ec.Store`."
         )
     is_wrong = is_cut or "in response headers" in text
     if status or is_wrong or text.startswith("INTERNAL"):

@@ -6,6 +6,7 @@ Libraries are imported when a URL of their kind is first read or written.
 
 from .._storage import _root
 from ._azure import AzureBackend
+from ._hub import HubBackend
 
 
-_root.KINDS.update(az=AzureBackend, abfss=AzureBackend)
+_root.KINDS.update(az=AzureBackend, abfss=AzureBackend, hf=HubBackend)
