@@ -24,7 +24,7 @@ from .._storage._requests import Answer, Stamp
 from .._version import __version__
 
 
-_hf = re.compile(r"hf://([^/@]+/[^/@]+)(?:@([^/]+))?(/.*)?")
+_hf = re.compile(r"hf://([^/@]+/[^/@]+)(?:@([^/@]+))?(/.*)?")
 
 # One thread asks, and the others have what it is told.
 _asking = threading.RLock()
@@ -110,6 +110,8 @@ class HubBackend(HttpBackend, Uploads):
             return self._refused("it is private or gated") if is_new else found
         said = re.sub(r"https?://\S*", "its URL", str(error).strip())
         said = f"{name}: {said.splitlines()[0] if said else 'nothing'}"
+        if status == 412:
+            said += ": somebody else has made a commit meanwhile"
         kind = ConnectionError if status is None or status >= 500 else OSError
         return kind(f"The Hub does not do what was asked for `{self}` ({said}).")
 
@@ -294,7 +296,11 @@ class HubBackend(HttpBackend, Uploads):
                 parent_commit=fresh._commit.get("sha"),
             )
         except Exception as e:
-            raise self.explain(e) from None
+            # The library wraps what went wrong with a file.
+            cause = e.__cause__
+            error = self.explain(cause if isinstance(cause, Exception) else e)
+            error.add_note("A commit is there whole or not at all: look on the Hub.")
+            raise error from None
         self._commit.clear()
 
 

@@ -8,6 +8,7 @@ import hashlib
 import http.server
 import json
 import re
+import socket
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterator
@@ -99,6 +100,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._answer(status, {"error": code}, X_Error_Code=code)
 
     def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") == "chunked":
+            pieces = []
+            while size := int(self.rfile.readline(), 16):
+                pieces.append(self.rfile.read(size))
+                self.rfile.readline()
+            self.rfile.readline()
+            return b"".join(pieces)
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
 
@@ -116,7 +124,7 @@ class _Other(_Handler):
         if self.hub.drop(self.path):
             self.rfile.read(1)
             self.close_connection = True
-            self.connection.close()
+            self.connection.shutdown(socket.SHUT_RDWR)
             return
         data = self._body()
         self.hub.large[_id(data)] = data
@@ -237,7 +245,9 @@ class _Main(_Handler):
             else:
                 del files[value["path"]]
         sha = self.hub.commit(at[1], files)
-        self._answer(200, {"commitUrl": f"{self.hub.url}/{sha}", "commitOid": sha})
+        self._answer(
+            200, {"commitUrl": f"{self.hub.url}/{at[1]}/commit/{sha}", "commitOid": sha}
+        )
 
 
 @contextlib.contextmanager
