@@ -127,10 +127,11 @@ class Saves:
             return False
         # The others are about to save.
         path = self.steps.path(step)
+        is_shared = self.policy.reuse and self.options.layout == "ocdbt"
         options = self.options._replace(
             processes=dataclasses.replace(self._together, tag=step),
             overwrite=how == b"replace",
-            reuse=self.base if self.policy.reuse else None,
+            reuse=self.base if is_shared else None,
             functions=offer.functions,
         )
         saving = _serialise.processes_of(path, None, options)

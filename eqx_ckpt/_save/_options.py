@@ -123,6 +123,11 @@ def check(root: Any, options: SaveOptions) -> None:
         check_name(root)
     else:
         _archive.check_open(root)
+    if options.layout != "ocdbt" and options.reuse is not None:
+        raise ValueError(
+            '`reuse` needs `layout="ocdbt"`: files of another layout belong to one '
+            "checkpoint."
+        )
     if options.layout != "ocdbt" and _archive.is_archive(root):
         raise ValueError('A checkpoint of one file has `layout="ocdbt"`.')
 

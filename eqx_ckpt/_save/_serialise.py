@@ -93,7 +93,7 @@ def tree_serialise_leaves(
     - `reuse`: the path of another checkpoint in the same local file system, such as of
         the step before; or the [`SaveHandle`][] of the save that has written it. Data
         files of it in which nothing has changed are not written again, but get a second
-        name (a hard link), in one process and with `layout="ocdbt"`. What has changed
+        name (a hard link), in one process; only with `layout="ocdbt"`. What has changed
         is told by digests, for which all of the tree is read, but for lazy leaves of
         that checkpoint, whatever their names are now; with a handle, a jax.Array on an
         accelerator that is the very same object as in that save is taken for the same,
