@@ -31,7 +31,8 @@ class Store(os.PathLike[str]):
     - `url`: such as `s3://bucket/runs`, `gs://bucket/runs` or `https://host/runs`.
     - `**options`: what TensorStore's key-value store driver of that name takes. For
         `s3`: `endpoint`, `aws_region`, `aws_credentials`, `s3_request_retries` and
-        others; for `gs`: `gcs_request_retries` and others; for `http`: `headers`. And
+        others; for `gs`: `gcs_request_retries` and others; for `http`: `headers`. Other
+        kinds are on the page of stores. And
         `timeout`: how many seconds a server is given to answer what opens a checkpoint,
         30 by default.
 

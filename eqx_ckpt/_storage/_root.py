@@ -43,7 +43,7 @@ def resolve(path: Any, follow: bool = False) -> Backend:
             raise ValueError(
                 f"{path!r} is not a URL of a file: `file:///` and its path."
             )
-    elif re.match(r"(s3|gs|https?|memory|file):/", text, re.IGNORECASE):
+    elif text.partition(":/")[0].lower() in {"s3", "gs", "file", *KINDS}:
         raise ValueError(
             f"{text!r} is not a URL: give one as a string, such as `s3://bucket/run`."
         )

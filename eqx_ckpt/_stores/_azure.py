@@ -211,6 +211,14 @@ def _said(error: Exception) -> str:
     return " ".join(text.split()).rstrip(".")
 
 
+_CREDENTIALS = {
+    "account_key": "access_key",
+    "sas_key": "sas_token",
+    "token": "bearer_token",
+    "client_secret": "client_secret",
+}
+
+
 def _again(call: Any) -> Any:
     """Makes a call once more if its answer was lost. obstore does so for reads; to
     write the same once more changes nothing."""
@@ -237,7 +245,11 @@ def _open(account: str, container: str, domain: str, options: str, env: str) -> 
         raise ImportError(
             "Azure's stores need obstore: `pip install 'eqx_ckpt[azure]'`."
         ) from None
-    config = _settings(account, json.loads(env)) | json.loads(options)
+    given = json.loads(options)
+    config = _settings(account, json.loads(env)) | given
+    for name, kind in _CREDENTIALS.items():
+        if name in given:  # Else what the environment has may come first.
+            config.setdefault("credential_type", kind)
     config.pop("timeout", None)
     if domain not in ("", "core.windows.net"):
         config.setdefault("endpoint", f"https://{account}.blob.{domain}")
