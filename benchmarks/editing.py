@@ -4,9 +4,11 @@
 
 Each case is a process of its own, with files in the page cache and saves that are not
 durable. `cp` copies the result; where there is none, or only an index, the source.
+`cpu` is the seconds of all threads.
 `read` and `written` are bytes that system calls and memory maps have given and taken;
 `peak` is resident memory over that of the process before the case. The `whole` rows do
-the same by loading everything. It fails where a limit is exceeded.
+the same by loading everything; `NumPy` loads everything too, and merges it leaf by leaf
+in a loop. It fails where a limit is exceeded.
 """
 
 import argparse
@@ -95,6 +97,9 @@ def _lazily(read: Callable[[pathlib.Path], _Tree]) -> dict[str, _Case]:
     def average(scratch: pathlib.Path) -> _Tree:
         return ec.merge([read(scratch / x) for x in _RUNS], ec.merging.average())
 
+    def slerp(scratch: pathlib.Path) -> _Tree:
+        return ec.merge([read(scratch / x) for x in "ab"], ec.merging.slerp(0.3))
+
     def ties(scratch: pathlib.Path) -> _Tree:
         trees = [read(scratch / x) for x in ("a", "b")]
         method = ec.merging.ties([1.0, 1.0], 0.2)
@@ -112,19 +117,74 @@ def _lazily(read: Callable[[pathlib.Path], _Tree]) -> dict[str, _Case]:
         "metadata": lambda scratch: read(scratch / "a"),
         "cast": cast,
         "average of 3": average,
+        "slerp of 2": slerp,
         "TIES of 2": ties,
         "diff of values": diff,
         "diff of two steps of LoRA": lora,
     }
 
 
-WAYS = {"lazy": _lazily(_tree), "whole": _lazily(_whole)}
+# ---- Merges in a loop, as one would write them.
+
+_Arrays = list[np.ndarray]
+
+
+def _loop(names: tuple[str, ...], merge: Callable[[_Arrays], np.ndarray]) -> _Case:
+    def merged(scratch: pathlib.Path) -> _Tree:
+        trees = [_whole(scratch / name) for name in names]
+        return jax.tree.map(lambda *x: merge([np.asarray(y) for y in x]), *trees)
+
+    return merged
+
+
+def _average(arrays: _Arrays) -> np.ndarray:
+    return (arrays[0] + arrays[1] + arrays[2]) / np.float32(3)
+
+
+def _slerp(arrays: _Arrays) -> np.ndarray:
+    a, b = (x.reshape(-1) for x in arrays)
+    cosine = (a @ b) / np.sqrt((a @ a) * (b @ b))
+    if cosine > 0.9995:
+        return np.float32(0.7) * arrays[0] + np.float32(0.3) * arrays[1]
+    angle = np.arccos(cosine)
+    one, two = (np.sin(x * angle) / np.sin(angle) for x in (0.7, 0.3))
+    return np.float32(one) * arrays[0] + np.float32(two) * arrays[1]
+
+
+def _ties(arrays: _Arrays) -> np.ndarray:
+    base, *trees = arrays
+    tasks = []
+    for tree in trees:
+        task = tree - base
+        sizes = np.abs(task)
+        place = task.size - round(0.2 * task.size)
+        least = np.partition(sizes.reshape(-1), place)[place]
+        tasks.append(np.where(sizes >= least, task, np.float32(0)))
+    sign = np.sign(sum(tasks))
+    total, count = np.zeros_like(base), np.zeros_like(base)
+    for task in tasks:
+        agrees = task * sign > 0
+        total += np.where(agrees, task, np.float32(0))
+        count += agrees
+    return base + total / np.maximum(count, np.float32(1))
+
+
+_LOOPS = {
+    "average of 3": _loop(_RUNS, _average),
+    "slerp of 2": _loop(("a", "b"), _slerp),
+    "TIES of 2": _loop(_RUNS, _ties),
+}
+# The most seconds of all threads that a lazy merge takes for one of the loop.
+CPU = {"average of 3": 1.2, "slerp of 2": 1.2, "TIES of 2": 1.3}
+WAYS = {"lazy": _lazily(_tree), "whole": _lazily(_whole), "NumPy": _LOOPS}
 # What a case with a result of its own may not exceed, lazily: of bytes read and
 # written over the size, and of memory.
 LIMITS = {
     "prune": {"read": 0.35, "written": 0.35, "peak": 400 * 2**20},
     "metadata": {"read": 0.001, "written": 0.001},
     "average of 3": {"read": 3.05, "written": 1.05, "peak": 400 * 2**20},
+    "slerp of 2": {"read": 4.05, "written": 1.05, "peak": 400 * 2**20},
+    "TIES of 2": {"written": 1.05, "peak": 400 * 2**20},
     "diff of two steps of LoRA": {"read": 0.05},
 }
 
@@ -143,12 +203,13 @@ def _measure(way: str, case: str, scratch: pathlib.Path) -> dict[str, float]:
     jax.block_until_ready(jnp.zeros(2) + 1)
     resident = counters.reset_peak()
     before, written = counters.reads(), _written()
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     tree = WAYS[way][case](scratch)
     if tree is not None:
         ec.tree_serialise_leaves(out, tree, **options)
     return {
         "seconds": time.perf_counter() - start,
+        "cpu": time.process_time() - cpu,
         "read": counters.reads_since(before)["read"],
         "written": _written() - written,
         "peak": counters.peak() - resident,
@@ -193,10 +254,11 @@ def _table(size: int, scratch: pathlib.Path) -> list[str]:
     """Prints the table. Returns what exceeds a limit."""
     problems: list[str] = []
     print(f"Checkpoints of {size / 2**20:.0f} MiB:\n")
-    print("| | | seconds | `cp` | read | written | peak |")
-    print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
+    print("| | | seconds | cpu | `cp` | read | written | peak |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for case in WAYS["lazy"]:
-        for way in WAYS:
+        cpu: dict[str, float] = {}
+        for way in [way for way in WAYS if case in WAYS[way]]:
             os.sync()
             command = [sys.executable, __file__, "--case", way, case]
             command += ["--scratch", str(scratch)]
@@ -207,7 +269,9 @@ def _table(size: int, scratch: pathlib.Path) -> list[str]:
             seconds = _copied(out if out.exists() else scratch / "a", scratch / "copy")
             shutil.rmtree(out, ignore_errors=True)
             sizes = [f"{_shown(got[key])}" for key in ("read", "written", "peak")]
-            row = [case, way, f"{got['seconds']:.2f}", f"{seconds:.2f}", *sizes]
+            cpu[way] = got["cpu"]
+            times = [got["seconds"], got["cpu"], seconds]
+            row = [case, way, *(f"{x:.2f}" for x in times), *sizes]
             print(f"| {' | '.join(row)} |", flush=True)
             for key, limit in LIMITS.get(case, {}).items() if way == "lazy" else ():
                 # An index of a small checkpoint is not nothing.
@@ -216,6 +280,8 @@ def _table(size: int, scratch: pathlib.Path) -> list[str]:
                     problems.append(
                         f"{case}: `{key}` is {got[key]:,}, over {most:,.0f}"
                     )
+        if case in CPU and cpu["lazy"] > CPU[case] * cpu["NumPy"]:
+            problems.append(f"{case}: `cpu` is over {CPU[case]} of the loop's")
     return problems
 
 

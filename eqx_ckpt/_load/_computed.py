@@ -90,8 +90,12 @@ class Formula:
     @property
     def is_small(self) -> bool:
         """Whether its parts are read together with those of others."""
-        nbytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in self.parts)
-        return nbytes <= _SMALL and self.is_at_once
+        return self.nbytes <= _SMALL and self.is_at_once
+
+    @ft.cached_property
+    def nbytes(self) -> int:
+        """The bytes of its parts."""
+        return sum(math.prod(x.shape) * x.dtype.itemsize for x in self.parts)
 
     def compute(self, view: View, verify: bool, room: int) -> np.ndarray:
         """The array, or a view of it."""
@@ -249,7 +253,7 @@ class Computed(LazyArray):
         """Reads computed arrays, the parts of small ones together."""
         room = _ROOM if max_bytes is None else max_bytes
         out: list[Any] = []
-        for group in _groups(wanted, max(1, min(room // 4, _BLOCK) // _SMALL)):
+        for group in _groups(wanted, min(room // 4, _BLOCK)):
             formulas = [one._formula for one in group]
             if formulas[0].is_small:
                 parts = _read_parts([x.parts for x in formulas], verify, room)
@@ -268,17 +272,21 @@ class Computed(LazyArray):
 
 
 def _groups(wanted: Sequence[Computed], most: int) -> Iterator[list[Computed]]:
-    """Small arrays, at most so many together, and others alone."""
+    """Small arrays, whose parts have at most so many bytes together, and others
+    alone."""
     group: list[Computed] = []
+    nbytes = 0
     for one in wanted:
         is_small = one._formula.is_small
-        if group and (len(group) == most or not is_small):
+        nbytes += one._formula.nbytes
+        if group and (nbytes > most or not is_small):
             yield group
-            group = []
+            group, nbytes = [], one._formula.nbytes
         if is_small:
             group.append(one)
         else:
             yield [one]
+            nbytes = 0
     if group:
         yield group
 

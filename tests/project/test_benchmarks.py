@@ -83,7 +83,8 @@ def test_edits():
     command = [sys.executable, program, "--short"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("| lazy |") == done.stdout.count("| whole |") == 7
+    assert done.stdout.count("| lazy |") == done.stdout.count("| whole |") == 8
+    assert done.stdout.count("| NumPy |") == 3
 
 
 @pytest.mark.long
