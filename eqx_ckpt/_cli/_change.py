@@ -259,8 +259,14 @@ def _newest(sources: tuple[str, ...], count: int) -> tuple[str, ...]:
 @_number("--gamma", "breadcrumbs: the largest, which go; 0.01.")
 @_number("--epsilon", "della: the chances from least to greatest; 0.1.")
 @_number("--lambda", "The sum of task vectors times this; 1.")
-@click.option("--normalize", type=click.Choice(["count", "weights", "none"]))
-@click.option("--rescale/--no-rescale", default=None, help="dare, della: what is kept.")
+@click.option(
+    "--normalize",
+    type=click.Choice(["count", "weights", "none"]),
+    help="What the sum of task vectors is divided by.",
+)
+@click.option(
+    "--rescale/--no-rescale", default=None, help="dare, della: what is kept; yes."
+)
 @click.option("--seed", type=int, help="dare, della: of what is dropped; 0.")
 @_static
 @_metadata
