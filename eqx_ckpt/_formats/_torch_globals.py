@@ -216,6 +216,23 @@ def _encode(args: tuple) -> bytes:
         raise _bad("a run of bytes") from None
 
 
+def _bytearray(args: tuple) -> bytes:
+    if not args:
+        return b""
+    if len(args) == 1 and type(args[0]) is bytes:
+        return args[0]
+    return _encode((args[0], "latin1" if args[1:] == ("latin-1",) else None))
+
+
+def _counter(args: tuple) -> dict[Any, Any]:
+    """A `Counter`: the dict that it is made of."""
+    if not args:
+        return {}
+    if len(args) != 1 or type(args[0]) not in (dict, Ordered):
+        raise _bad("a counter")
+    return args[0]
+
+
 def _device(args: tuple) -> str:
     if not args or type(args[0]) is not str:
         raise _bad("a device")
@@ -269,6 +286,7 @@ _functions: Mapping[str, Callable[[tuple], Any]] = {
     "torch device": _device,
     "collections OrderedDict": _ordered,
     "collections defaultdict": _default,
+    "collections Counter": _counter,
     "_codecs encode": _encode,
     **{
         f"{module} {name}": call
@@ -277,6 +295,7 @@ _functions: Mapping[str, Callable[[tuple], Any]] = {
             "set": _items(list),
             "frozenset": _items(list),
             "complex": _complex,
+            "bytearray": _bytearray,
             "list": _items(list),
             "dict": _never,
             "int": _never,

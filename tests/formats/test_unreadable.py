@@ -3,6 +3,7 @@ is, reading it says why, and all else of the file is as it would be without it.
 """
 
 import collections
+import datetime
 import json
 import pickle
 import re
@@ -85,10 +86,10 @@ FILES = {
     "fields.npz": (_npz(np.zeros(2, [("a", "f4")])), r"V\[2\]", "records with fields"),
     "long.npz": (_npz(np.zeros(2, np.longdouble)), r"f16\[2\]", "longdouble|float128"),
     "axes.npz": (_npz(np.zeros((1,) * 40, "f4")), "float32", "40 axes, and at most 32"),
-    "counter.pt": (
-        _torch(collections.Counter({30: 1})),
-        "collections.Counter",
-        r"an object of `collections.Counter`",
+    "date.pt": (
+        _torch(datetime.timedelta(1)),
+        "datetime.timedelta",
+        r"an object of `datetime.timedelta`",
     ),
     "reduce.pt": (_torch(_Other()), ".*_Other", "_Other"),
     "new.pt": (_torch(_New(a=1)), ".*_New", "_New"),
@@ -170,3 +171,20 @@ def test_integers_of_any_size(tmp_path):
     assert tree["rng"]["state"]["state"] == state["state"]["state"]
     ec.convert(tmp_path / "a.pt", tmp_path / "out")
     assert ec.diff(tmp_path / "a.pt", tmp_path / "out").same
+
+
+@pytest.mark.parametrize(
+    "value, leaves",
+    [
+        (collections.Counter({30: 1, 80: 2}), {"bad.30": 1, "bad.80": 2}),
+        (bytearray(b"a\xffc"), {"bad": b"a\xffc"}),
+        (bytearray(), {"bad": b""}),
+        (2**127 - 1, {"bad": 2**127 - 1}),
+        (-(2**80), {"bad": -(2**80)}),
+    ],
+)
+def test_values_of_states(tmp_path, value, leaves):
+    """Those of schedulers, generators and data loaders in files of PyTorch."""
+    _torch(value)(tmp_path / "a.pt")
+    ckpt = ec.open(tmp_path / "a.pt")
+    assert {name: ckpt[name].read() for name in ckpt if name[:3] == "bad"} == leaves
