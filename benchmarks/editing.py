@@ -183,8 +183,7 @@ LIMITS = {
     "prune": {"read": 0.35, "written": 0.35, "peak": 400 * 2**20},
     "metadata": {"read": 0.001, "written": 0.001},
     "average of 3": {"read": 3.05, "written": 1.05, "peak": 400 * 2**20},
-    # Two readings, and one more of leaves that two threads look at together.
-    "slerp of 2": {"read": 6.05, "written": 1.05, "peak": 400 * 2**20},
+    "slerp of 2": {"read": 4.05, "written": 1.05, "peak": 400 * 2**20},
     "TIES of 2": {"written": 1.05, "peak": 400 * 2**20},
     "diff of two steps of LoRA": {"read": 0.05},
 }

@@ -7,6 +7,7 @@ read of it has the same bits, whichever part is asked for, and in how much memor
 import dataclasses
 import functools as ft
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -131,19 +132,21 @@ class Formula:
             )
         return block
 
-    @ft.cached_property
-    def _known(self) -> list[Any]:
-        return []
+    def __post_init__(self) -> None:
+        known: tuple[threading.Lock, list[Any]] = threading.Lock(), []
+        object.__setattr__(self, "_known", known)
 
     def _state(self, room: int) -> Any:
         if self.prepare is None:
             return None
-        if not self._known:
-            # Threads that come together make the same of it.
-            numbers = range(math.prod(_grid.grid(self.shape, self.chunk)))
-            every = (blocks for _, blocks in self._blocks(numbers, True, room))
-            self._known.append(self.prepare(every))
-        return self._known[0]
+        lock, known = vars(self)["_known"]
+        # Threads that come together read all of it once.
+        with lock:
+            if not known:
+                numbers = range(math.prod(_grid.grid(self.shape, self.chunk)))
+                every = (blocks for _, blocks in self._blocks(numbers, True, room))
+                known.append(self.prepare(every))
+        return known[0]
 
     def _blocks(
         self, numbers: Any, verify: bool, room: int
