@@ -96,17 +96,20 @@ class Policy(NamedTuple):
         if self.keep_nearest is not None:
             found |= _nearest(known, self.keep_nearest)
         if self.keep_seconds is not None:
-            since = (times[new] or 0) - self.keep_seconds
-            found |= {s for s in known if (time := times[s]) is None or time >= since}
+            # Times are whole seconds, rounded down.
+            since = (times.get(new) or 0) - self.keep_seconds - 1
+            found |= {s for s in known if (time := times[s]) is None or time > since}
         return found
 
 
 def _nearest(steps: Iterable[int], every: int) -> set[int]:
-    """The step that is nearest to each multiple but 0, of two the first."""
+    """The step that is nearest to each multiple but 0, of two the first: among those
+    with no other multiple between."""
     out: dict[int, int] = {}
     for step in sorted(steps):
-        multiple = max(1, (step + every // 2) // every) * every
-        other = out.setdefault(multiple, step)
-        if abs(step - multiple) < abs(other - multiple):
-            out[multiple] = step
+        below = step // every * every
+        for multiple in {below, below + every if below < step else below} - {0}:
+            other = out.setdefault(multiple, step)
+            if abs(step - multiple) < abs(other - multiple):
+                out[multiple] = step
     return {*out.values()}

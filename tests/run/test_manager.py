@@ -56,10 +56,10 @@ def test_of_each_multiple_the_nearest_step_stays(gaps, every, keep):
     root = f"memory://nearest/{next(_numbers)}"
     with ec.CheckpointManager(root, keep=keep, keep_nearest=every) as manager:
         fill_run(manager, steps)
-    of = {}
-    for step in steps:
-        of.setdefault(max(1, (step + every // 2) // every) * every, []).append(step)
-    nearest = {min(some, key=lambda s, n=n: (abs(s - n), s)) for n, some in of.items()}
+    nearest = set()
+    for n in range(every, steps[-1] + every, every):
+        some = [step for step in steps if abs(step - n) < every]
+        nearest |= {*sorted(some, key=lambda s, n=n: (abs(s - n), s))[:1]}
     assert manager.steps() == sorted(nearest | {*steps[-keep:]})
 
 
