@@ -55,6 +55,12 @@ def average(weights: Sequence[Numbers] | None = None) -> Method:
         ```
     """
     checked = 1.0 if weights is None else _each("weights", weights)
+    some = checked.values() if isinstance(checked, dict) else [checked]
+    if weights is not None and not all(isinstance(x, tuple) for x in some):
+        raise ValueError(
+            "`weights` of an average must be one for each tree, as `[0.9, 0.1]`, of "
+            'which each may be a mapping; or a mapping to such, as `{"*": (0.9, 0.1)}`.'
+        )
     if isinstance(checked, tuple):
         plain = [x for x in checked if isinstance(x, float)]
         if len(plain) == len(checked) and not sum(plain):
@@ -78,7 +84,7 @@ def ema(decay: Numbers) -> Method:
 
         ```
     """
-    options = {"decay": _numbers("decay", decay, _from_zero)}
+    options = {"decay": _one("decay", decay, _from_zero)}
     return Method("ema", _methods.ema, options=options)
 
 
@@ -102,7 +108,7 @@ def slerp(t: Numbers) -> Method:
 
         ```
     """
-    look, options = _methods.look_at_angle, {"t": _numbers("t", t, _from_zero)}
+    look, options = _methods.look_at_angle, {"t": _one("t", t, _from_zero)}
     return Method("slerp", _methods.by_state, look, options, least=2, most=2)
 
 
@@ -392,7 +398,7 @@ def _task(weights: Any, normalize: Any, lambda_: Any) -> dict[str, Any]:
     return {
         "weights": _each("weights", weights),
         "normalize": normalize,
-        "lambda_": _numbers("lambda_", lambda_),
+        "lambda_": _one("lambda_", lambda_),
     }
 
 
@@ -439,6 +445,14 @@ def _numbers(name: str, x: Any, check: _Check = _number) -> Any:
             raise ValueError(f"`{name}` has an empty list.")
         return [check(name, value) for value in x]
     return check(name, x)
+
+
+def _one(name: str, x: Any, check: _Check = _number) -> Any:
+    """The same of an option that is one number of a leaf, whatever the tree."""
+    for value in x.values() if isinstance(x, Mapping) else [x]:
+        if isinstance(value, tuple):
+            raise ValueError(f"`{name}` is one number for all trees, not {value!r}.")
+    return _numbers(name, x, check)
 
 
 def _each(name: str, x: Any) -> Any:

@@ -105,7 +105,7 @@ def merge(
     places = method.leaves(shapes, len(trees))
     # The base is the first of the sources.
     order = [-1, *range(len(trees))] if method.base else range(len(trees))
-    merged: dict[Any, Any] = {}
+    merged: dict[Any, tuple[str, LazyArray]] = {}
     leaves = list(flat.leaves)
     for number, name in enumerate(_elements.names_of(flat)):
         row = rows.get(name)
@@ -115,8 +115,14 @@ def merge(
             key = tuple(leaf.identity for leaf in sources)
             if key not in merged:
                 like = flat.leaves[number]
-                merged[key] = _lazily(method, places[name], sources, row[0], like)
-            leaves[number] = merged[key]
+                leaf = _lazily(method, places[name], sources, row[0], like)
+                merged[key] = name, leaf
+            first, leaves[number] = merged[key]
+            if places[first].options != places[name].options:
+                raise ValueError(
+                    f"`{first}` and `{name}` are one array in all of the trees, and "
+                    f"`{method.name}` has other numbers for each."
+                )
     return jtu.tree_unflatten(flat.structure, leaves)
 
 

@@ -116,13 +116,14 @@ class Method:
             wants = f"{self.least}{more if self.least != self.most else ''}"
             raise ValueError(f"`{self.name}` merges {wants} trees, not {count}.")
         positions = dict(zip(shapes, _along_layers(list(shapes))))
-        unused: set[tuple[str, str]] = set()
+        unused: set[tuple[str, int, str]] = set()
         for option, value in self.options.items():
-            unused |= {(option, x) for x in _patterns(option, value, count)}
+            unused |= {(option, *x) for x in _patterns(option, value, count)}
 
-        def number(option: str, value: Any, name: str) -> Any:
+        def number(option: str, value: Any, name: str, tree: int = -1) -> Any:
             if isinstance(value, tuple):
-                return tuple(number(option, x, name) for x in value)
+                _check_each(option, value, count, tree)
+                return tuple(number(option, x, name, i) for i, x in enumerate(value))
             if isinstance(value, list):
                 at = positions[name] * (len(value) - 1)
                 return float(np.interp(at, range(len(value)), value))
@@ -130,8 +131,8 @@ class Method:
                 return value
             for pattern, x in value.items():
                 if _names.is_under(name, pattern) or _static.matches(pattern, name):
-                    unused.discard((option, pattern))
-                    return number(option, x, name)
+                    unused.discard((option, tree, pattern))
+                    return number(option, x, name, tree)
             raise ValueError(
                 f"`{option}` has no pattern of the leaf `{name}`. End it with "
                 '`"*": ...`, for the rest.'
@@ -146,20 +147,29 @@ class Method:
             )
             for name, shape in shapes.items()
         }
-        for option, pattern in sorted(unused):
+        for option, _, pattern in sorted(unused):
             if pattern != "*":
                 raise ValueError(f"`{option}` has {pattern!r}, which names no leaf.")
         return out
 
 
-def _patterns(option: str, value: Any, count: int) -> Iterator[str]:
+def _patterns(
+    option: str, value: Any, count: int, tree: int = -1
+) -> Iterator[tuple[int, str]]:
+    """The patterns of an option, each with the number of the tree that it is for."""
     if isinstance(value, tuple):
-        if len(value) != count:
-            raise ValueError(f"There are {len(value)} {option} for {count} trees.")
-        for x in value:
-            yield from _patterns(option, x, count)
+        _check_each(option, value, count, tree)
+        for i, x in enumerate(value):
+            yield from _patterns(option, x, count, i)
     elif isinstance(value, Mapping):
-        yield from value
+        yield from ((tree, pattern) for pattern in value)
+
+
+def _check_each(option: str, value: tuple[Any, ...], count: int, tree: int) -> None:
+    if tree >= 0:
+        raise ValueError(f"`{option}` of tree {tree} has one more for each tree.")
+    if len(value) != count:
+        raise ValueError(f"There are {len(value)} {option} for {count} trees.")
 
 
 def _along_layers(names: Sequence[str]) -> Iterator[float]:
@@ -226,7 +236,7 @@ def _cast(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
 def _sum(weights: Iterable[float], blocks: Iterable[np.ndarray]) -> np.ndarray:
     """Sum of blocks times weights, in their order."""
     out: np.ndarray | None = None
-    for weight, block in zip(weights, blocks):
+    for weight, block in zip(weights, blocks, strict=True):
         if out is None:
             out = block * block.dtype.type(weight)
         else:
@@ -240,6 +250,9 @@ def _sum(weights: Iterable[float], blocks: Iterable[np.ndarray]) -> np.ndarray:
 
 def average(trees: Blocks, base: None, leaf: MergedLeaf) -> np.ndarray:
     weights = leaf.each("weights")
+    # A power of two changes no digit, and keeps weights in the range of the dtype.
+    power = 1 - math.frexp(max(map(abs, weights)))[1]
+    weights = [math.ldexp(weight, power) for weight in weights]
     whole = math.fsum(weights)
     if not whole:
         raise ValueError(f"Leaf `{leaf.name}`: the sum of its weights is 0.")
@@ -340,7 +353,9 @@ def _elected(base: np.ndarray, tasks: Iterable[np.ndarray], leaf: MergedLeaf) ->
     """The base, and the sum of those elements that have the sign of the sum of all."""
     number, weights = base.dtype.type, leaf.each("weights")
     by = leaf.options["normalize"]
-    parts = [x if w == 1 else x * number(w) for w, x in zip(weights, tasks)]
+    parts = [
+        x if w == 1 else x * number(w) for w, x in zip(weights, tasks, strict=True)
+    ]
     mass = ft.reduce(np.add, parts)
     sign = np.sign(mass)
     total, divisor = np.zeros_like(base), np.zeros_like(base)

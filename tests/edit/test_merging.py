@@ -391,10 +391,10 @@ NAMES = [
 ]
 
 
-def _numbers(value, names=NAMES, count=2):
-    method = merging.task_arithmetic(1, lambda_=value)
+def _numbers(value, names=NAMES, count=2, option="lambda_"):
+    method = merging.task_arithmetic(**{"weights": 1, option: value})
     leaves = method.leaves(dict.fromkeys(names, (3,)), count)
-    return [leaves[name].options["lambda_"] for name in names]
+    return [leaves[name].options[option] for name in names]
 
 
 def test_a_number_for_each_leaf():
@@ -407,14 +407,15 @@ def test_a_number_for_each_leaf():
     patterns = {"*.attn.*": 5, "blocks.1": 6, "blocks": [0, 3], "*": 7}
     assert np.allclose(_numbers(patterns), [7, 5, 0, 5, 6, 5, 2, 5, 3, 7, 7])
     # One for each tree.
-    assert _numbers((1, {"head": 5, "*": 2}))[-2:] == [(1, 2), (1, 5)]
+    assert _numbers((1, {"head": 5, "*": 2}), option="weights")[-2:] == [(1, 2), (1, 5)]
     # Two stacks, each by its own layers; nothing is a layer of `opt.0.mu`.
     names = [f"opt.0.mu.{x}.{i}" for x, n in (("enc", 3), ("dec", 2)) for i in range(n)]
     assert np.allclose(_numbers([0, 1], names), [0, 0.5, 1, 0, 1])
     for match, value in {
         "`lambda_` has no pattern of the leaf `embed.weight`": {"head": 1},
         "`lambda_` has 'heads', which names no leaf": {"heads": 1, "*": 2},
-        "3 lambda_ for 2 trees": (1, 2, 3),
     }.items():
         with pytest.raises(ValueError, match=match):
             _numbers(value)
+    with pytest.raises(ValueError, match="3 weights for 2 trees"):
+        _numbers((1, 2, 3), option="weights")

@@ -80,7 +80,7 @@ def test_paths_that_are_none(tmp_path):
     assert out.splitlines() == [
         *["ValueError '' is not a path."] * 2,
         *["ValueError 'a\\x00b' is not a path."] * 2,
-        *["ValueError 'nonsense://x' is not a TensorStore URL:"] * 2,
+        *["ValueError 'nonsense://x' is not a URL of a store: "] * 2,
         *["TypeError A path must be a string or an `os.PathLi"] * 4,
     ]
 

@@ -447,7 +447,7 @@ def test_options(bucket, monkeypatch):
     )
     assert repr(store) == f"Store({path!r}, endpoint={proxy.url!r})"
     assert f"Saving to {store}" == f"Saving to {path}"
-    with pytest.raises(ValueError, match="not a TensorStore URL.*nothing_like_it"):
+    with pytest.raises(ValueError, match="not a URL of a store.*nothing_like_it"):
         ec.open(ec.Store(path, nothing_like_it=1))
     with pytest.raises(ValueError, match="`bucket` is in the URL"):
         ec.Store(path, bucket="other")

@@ -285,7 +285,7 @@ class Campaign:
             path = path.with_name(f"{len(self.done)}-{name}")
         if path.suffix != ".zip":
             options["layout"] = rng.choice(["ocdbt", "ocdbt", "zarr"])
-        if rng.random() < 0.4:
+        if rng.random() < 0.4 and options.get("layout") != "zarr":
             options["reuse"] = state.path
         if rng.random() < 0.05:
             options["functions"] = "drop"

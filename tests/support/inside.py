@@ -175,6 +175,8 @@ def watch_store(
 
 def _between(call: Any, change: str, place: int, before: Change, after: Change) -> Any:
     def made(root: Any, *args: Any) -> Any:
+        if call.__name__ == "start_write" and (args[1] is None or len(args) > 2):
+            return call(root, *args)  # A deletion, or a file that is put in place.
         before(change, args[place])
         out = call(root, *args)
         after(change, args[place])
