@@ -85,8 +85,10 @@ def export_safetensors(
     - `shard_bytes`: the most bytes of a file, unless one tensor has more. `path` then
         is a directory, which gets `model-00001-of-00002.safetensors` and so on, and
         `model.safetensors.index.json`, as libraries for Hugging Face read them. Other
-        files in it stay. The index is deleted first and written last, so nobody reads
-        a mixture of two exports.
+        files in it stay, also those with such names that no index there names. All
+        files are written beside what is there, which an export that fails leaves whole.
+        Then the old index is deleted, and the new one is written last: nobody reads a
+        mixture of two exports.
     - `processes`: with `shard_bytes`, in a run of many processes: all of them make the
         call, and share the path. Each writes the parts of arrays that are on its own
         devices into the files, and no array is gathered. `"own"` for an export that

@@ -1,7 +1,9 @@
 """Several `.safetensors` files with an index, as on Hugging Face: `export_safetensors`
-with `shard_bytes`. The index is deleted first and written last, so that a reader finds
-all of one export, or that there is none."""
+with `shard_bytes`. All files are written beside their names; then the index is deleted,
+they get their names, and the new index is written. So a reader finds all of one export,
+or that there is none; and what fails before that leaves the one that was there."""
 
+import contextlib
 import itertools as it
 import json
 import os
@@ -13,9 +15,11 @@ from typing import Any, BinaryIO
 import jax
 
 from .._format import _digests, _files, _grid, _index
+from .._load import _probe
 from .._runtime._processes import Processes
 from .._save import _onefile
 from .._save._payload import PlannedLeaf
+from .._save._transaction import unpublished
 from .._storage._backend import Backend, Renames
 from .._tree import _host_copy
 
@@ -23,6 +27,8 @@ from .._tree import _host_copy
 INDEX = "model.safetensors.index.json"
 _WHOLE = "model.safetensors"
 _shard = re.compile(r"model-\d{5,}-of-\d{5,}\.safetensors")
+# A file of which leaves may be read, and which an export may replace.
+_replaced = re.compile(r"[^/]*\.safetensors(\.index\.json)?")
 
 
 def check(root: Backend, overwrite: bool, sources: Set[str]) -> None:
@@ -33,7 +39,9 @@ def check(root: Backend, overwrite: bool, sources: Set[str]) -> None:
             f"There is a file at `{root}`, and `shard_bytes` makes several files, in a "
             "directory. It is left as it is. Choose another path."
         )
-    if root.target() in sources:
+    place = root.target()
+    below = (x.removeprefix(f"{place}/") for x in sources if x.startswith(f"{place}/"))
+    if place in sources or any(map(_replaced.fullmatch, below)):
         raise ValueError(
             f"The tree reads leaves of what is at `{root}`, whose files would be "
             "replaced meanwhile. Choose another path."
@@ -44,9 +52,13 @@ def check(root: Backend, overwrite: bool, sources: Set[str]) -> None:
                 f"There is a `{key}` in `{root}`, which readers would take for what is "
                 "there. It is left as it is. Choose another path."
             )
-    if not overwrite and root.has(INDEX):
+    if overwrite:
+        return
+    names = filter(_shard.fullmatch, root.list_top() or ())
+    there = INDEX if root.has(INDEX) else min(names, default=None)
+    if there is not None:
         raise FileExistsError(
-            f"There is a `{INDEX}` in `{root}`, and `overwrite=False`."
+            f"There is a `{there}` in `{root}`, and `overwrite=False`."
         )
 
 
@@ -75,21 +87,46 @@ def _index_of(files: dict[str, list[PlannedLeaf]]) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
-def _forget(root: Backend) -> set[str]:
-    """Deletes the index, and gives the names of the files that it may have been of."""
+def _named(root: Backend) -> set[str]:
+    """The files that the index there names. Others were not of its export."""
+    try:
+        _, index = _probe.read_json(root, INDEX)
+    except ValueError:
+        return set()
+    of = index.get("weight_map")
+    names = of.values() if type(of) is dict else ()
+    return {x for x in names if type(x) is str and _shard.fullmatch(x)}
+
+
+def _publish(
+    root: Backend,
+    files: dict[str, list[PlannedLeaf]],
+    part: Callable[[str], str],
+    durable: bool,
+) -> None:
+    """Puts files that are whole in the place of those that were there."""
+    old = _named(root)
     if root.has(INDEX):
         root.delete(INDEX)
-    return set(filter(_shard.fullmatch, root.list_top() or ()))
-
-
-def _finish(
-    root: Backend, files: dict[str, list[PlannedLeaf]], old: set[str], durable: bool
-) -> None:
+    for name in files:
+        if isinstance(root, Renames):
+            root.swap(part(name), name)
+        elif part(name) != name:
+            root.copy(part(name), name, durable)
     for name in sorted(old - files.keys()):
-        root.delete(name)
+        if root.has(name):
+            root.delete(name)
     data = _index_of(files)
     write = lambda file: file.write(data)
     _onefile.publish(root.below(INDEX), write, True, durable)
+
+
+def _drop(root: Backend, parts: Iterator[str]) -> None:
+    """Deletes what an export had not put in its place."""
+    for part in parts:
+        if root.has(part):
+            with contextlib.suppress(OSError):
+                root.delete(part)
 
 
 def write(
@@ -99,13 +136,29 @@ def write(
     lines: Callable[[list[PlannedLeaf]], Iterator[Any]],
     durable: bool,
 ) -> None:
-    """Writes all files, each atomically; `lines` gives the bytes of tensors."""
-    old = _forget(root)
-    for name, tensors in files.items():
-        data = it.chain([headers[name]], lines(tensors))
-        put = lambda file, data=data: file.writelines(data)
-        _onefile.publish(root.below(name), put, True, durable)
-    _finish(root, files, old, durable)
+    """Writes all files; `lines` gives the bytes of tensors."""
+    root, number = root.real(), secrets.token_hex(8)
+    is_new = root.entry() == "nothing"
+    # In a store, where a new name is a copy, only those that are there.
+    apart = files if isinstance(root, Renames) else set(filter(root.has, files))
+    part = lambda name: f"{name}.{number}.part" if name in apart else name
+    is_whole = False
+    try:
+        with unpublished(root):
+            root.make_directories([""])
+            for name, tensors in files.items():
+                data = it.chain([headers[name]], lines(tensors))
+                put = lambda file, data=data: file.writelines(data)
+                if isinstance(root, Renames):
+                    root.write_by(part(name), put, durable)
+                else:
+                    _onefile.publish(root.below(part(name)), put, True, durable)
+        is_whole = True
+        _publish(root, files, part, durable)
+    finally:
+        _drop(root, map(part, apart if is_whole else files))
+        if is_new and not is_whole:
+            root.drop_directory()
 
 
 def write_together(
@@ -126,19 +179,19 @@ def write_together(
     said = run.gather(_index.digest(b"".join(headers.values())).encode())
     if len(set(said)) > 1:
         raise RuntimeError("the processes disagree about the tensors that they export.")
-    number, old, path = secrets.token_hex(8), set[str](), root.real().target()
-    part = lambda name, number: os.path.join(path, f"{name}.{number}.part")
+    root, number = root.real(), secrets.token_hex(8)
+    assert isinstance(root, Renames)
+    path, part = root.path, lambda name: f"{name}.{number}.part"
     try:
         if run.leads:
             os.makedirs(path, exist_ok=True)
-            old = _forget(root)
             for name, tensors in files.items():
-                with open(part(name, number), "xb") as file:
+                with open(os.path.join(path, part(name)), "xb") as file:
                     file.write(headers[name])
                     file.truncate(file.tell() + sum(x.template.nbytes for x in tensors))
         number = run.broadcast(number.encode()).decode()
         for name, tensors in files.items():
-            with open(part(name, number), "r+b", buffering=0) as file:
+            with open(os.path.join(path, part(name)), "r+b", buffering=0) as file:
                 at = len(headers[name])
                 for tensor in tensors:
                     _write_own(file, at, tensor, room, run.leads)
@@ -147,15 +200,11 @@ def write_together(
                     os.fsync(file.fileno())
         run.gather()
         if run.leads:
-            for name in files:
-                os.replace(part(name, number), os.path.join(path, name))
-            _finish(root, files, old, durable)
+            _publish(root, files, part, durable)
         run.broadcast()
     finally:
         if run.leads:
-            for name in files:
-                if os.path.exists(part(name, number)):
-                    os.unlink(part(name, number))
+            _drop(root, map(part, files))
 
 
 def _write_own(

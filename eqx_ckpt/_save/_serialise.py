@@ -110,7 +110,8 @@ def tree_serialise_leaves(
         of an adapter: a path, an open [`Checkpoint`][], or the `base` of one. The index
         gets the path as given, its save id and its digest, and
         [`Checkpoint.check_base`][] tells later whether another path has it. A query and
-        a password in a URL are left out.
+        a password in a URL are left out. One that was opened from a file object has no
+        path, and is an error; so is a file of another format without any value.
     - `processes`: `"own"` for a save that this process of many makes alone, at a path
         of its own: no other takes part, or is waited for. Of an array that is spread
         over processes the parts on its own devices are stored; docs/processes.md says

@@ -2,12 +2,14 @@
 
 import json
 import os
+import textwrap
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
+from support import scripts
 from support.processes import good, run_team
 
 import eqx_ckpt as ec
@@ -104,22 +106,96 @@ def test_where_no_files_may_go(tmp_path):
     assert before == {x.name: x.read_bytes() for x in path.iterdir()}
 
 
-def test_half_an_export_is_none(tmp_path):
-    """Its index is there only with all of its files."""
+def _bad(path):
+    """A leaf whose bytes are damaged."""
+    ec.tree_serialise_leaves(path, {"z": jnp.arange(99.0)})
+    bad = ec.open(path)["z"]
+    data = max((path / "d").rglob("0"), key=os.path.getsize)
+    data.write_bytes(bytes(os.path.getsize(data)))
+    return bad
+
+
+@pytest.mark.parametrize("shard_bytes", [9000, 5000])
+def test_an_export_that_fails_leaves_what_was_there(tmp_path, shard_bytes):
     path = tmp_path / "out"
+    tree = {**TREE, "z": _bad(tmp_path / "bad")}
     about = {"metadata": {"format": "pt"}}
     ec.export_safetensors(path, TREE, shard_bytes=9000, **about)
-    ec.tree_serialise_leaves(tmp_path / "bad", {"z": jnp.arange(99.0)})
-    bad = ec.open(tmp_path / "bad")["z"]
-    data = max((tmp_path / "bad" / "d").rglob("0"), key=os.path.getsize)
-    data.write_bytes(bytes(os.path.getsize(data)))
+    before = {x.name: x.read_bytes() for x in path.iterdir()}
     with pytest.raises(ec.DamagedError):
-        ec.export_safetensors(path, {**TREE, "z": bad}, shard_bytes=9000)
-    assert not (path / INDEX).exists()
-    with pytest.raises(ValueError, match="one of several files|files in it that end"):
-        ec.open(path)
-    ec.export_safetensors(path, TREE, shard_bytes=9000, **about)
+        ec.export_safetensors(path, tree, shard_bytes=shard_bytes)
+    assert before == {x.name: x.read_bytes() for x in path.iterdir()}
     _check(path)
+    with pytest.raises(ec.DamagedError):
+        ec.export_safetensors(tmp_path / "new", tree, shard_bytes=9000)
+    assert not (tmp_path / "new").exists()
+    store = f"memory://fails/{shard_bytes}"
+    ec.export_safetensors(store, TREE, shard_bytes=9000)
+    with pytest.raises(ec.DamagedError):
+        ec.export_safetensors(store, tree, shard_bytes=shard_bytes)
+    stored = ec.open(f"{store}/{INDEX}")
+    assert np.array_equal(stored["layers.4.w"].read(), TREE["layers"][4]["w"])
+    other = {"w": jnp.ones(3000)}
+    ec.export_safetensors(store, other, shard_bytes=9000)
+    assert ec.open(f"{store}/{INDEX}")["w"].read().tolist() == [1] * 3000
+
+
+def test_an_export_that_is_killed_leaves_what_was_there(tmp_path):
+    """In the middle of its writes, when a file is whole already."""
+    path = tmp_path / "out"
+    ec.export_safetensors(path, TREE, shard_bytes=9000, metadata={"format": "pt"})
+    code = f"""
+        import os, jax.numpy as jnp, eqx_ckpt as ec
+        sync, done = os.fsync, []
+        def dies(fd):
+            if done:
+                os._exit(9)
+            done.append(sync(fd))
+        os.fsync = dies
+        tree = {{"a": jnp.zeros(9), "b": jnp.zeros(9)}}
+        ec.export_safetensors({str(path)!r}, tree, shard_bytes=9)
+    """
+    assert scripts.run(textwrap.dedent(code)).returncode == 9
+    _check(path)
+
+
+def test_files_of_no_index_stay(tmp_path):
+    mine = tmp_path / "model-00007-of-00009.safetensors"
+    mine.write_bytes(b"mine")
+    with pytest.raises(FileExistsError, match="model-00007-of-00009.*overwrite=False"):
+        ec.export_safetensors(tmp_path, TREE, shard_bytes=9000, overwrite=False)
+    assert os.listdir(tmp_path) == [mine.name]
+    for shard_bytes in (5000, 9000):
+        about = {"metadata": {"format": "pt"}}
+        ec.export_safetensors(tmp_path, TREE, shard_bytes=shard_bytes, **about)
+        assert mine.read_bytes() == b"mine"
+        _check(tmp_path)
+    assert len(os.listdir(tmp_path)) == 1 + 1 + 3
+    # An index may have been written by anyone.
+    index = json.loads((tmp_path / INDEX).read_text())
+    (tmp_path / "b.safetensors").write_bytes(b"mine")
+    index["weight_map"] |= {"b": "b.safetensors", "c": "../c", "d": 3}
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    ec.export_safetensors(tmp_path, TREE, shard_bytes=2**30)
+    assert len(os.listdir(tmp_path)) == 2 + 2
+    (tmp_path / INDEX).write_text("{")
+    ec.export_safetensors(tmp_path, TREE, shard_bytes=2**30)
+    assert len(os.listdir(tmp_path)) == 2 + 2
+
+
+@pytest.mark.parametrize("name", [INDEX, "model-00001-of-00003.safetensors"])
+@pytest.mark.parametrize("store", [False, True])
+def test_no_export_to_where_it_reads_from(tmp_path, name, store):
+    path = f"memory://itself/{tmp_path.name}" if store else str(tmp_path / "out")
+    ec.export_safetensors(path, TREE, shard_bytes=9000)
+    ckpt = ec.open(f"{path}/{name}")
+    with pytest.raises(ValueError, match="reads leaves of what is at"):
+        ec.export_safetensors(path, ckpt.tree, shard_bytes=700)
+    assert len(ec.open(f"{path}/{INDEX}")) == 11
+    # What is below, and no file of an export, is not replaced.
+    ec.tree_serialise_leaves(f"{path}/ckpt", {"a": jnp.ones(3)})
+    ec.export_safetensors(path, ec.open(f"{path}/ckpt").tree, shard_bytes=700)
+    assert ec.open(f"{path}/{INDEX}")["a"].read().tolist() == [1, 1, 1]
 
 
 def test_many_processes_write_their_own_parts(tmp_path):
@@ -144,6 +220,18 @@ except RuntimeError as e:
 else:
     raise AssertionError
 assert not (path / "bad").exists()
+# One that fails leaves what was there.
+own = path / f"damaged{rank}"
+ec.tree_serialise_leaves(own, {"z": np.arange(99.0)}, processes="own")
+bad = ec.open(own)["z"]
+data = max((own / "d").rglob("*"), key=lambda x: x.stat().st_size * x.is_file())
+data.write_bytes(bytes(data.stat().st_size))
+try:
+    ec.export_safetensors(path / "out", {**tree, "z": bad}, shard_bytes=20 * 2**20)
+except (RuntimeError, FileNotFoundError):
+    pass
+else:
+    raise AssertionError
 """
     wrote = list(map(int, good(run_team(2, code, tmp_path))))
     big = np.arange(4 * 2**20, dtype=np.float32).reshape(2048, 2048)
@@ -154,5 +242,6 @@ assert not (path / "bad").exists()
         assert 16 * 2**20 <= number < 17 * 2**20, wrote
     one = {"shard_bytes": 20 * 2**20, "metadata": {"format": "pt"}}
     ec.export_safetensors(tmp_path / "one", tree, **one)
+    assert {*os.listdir(tmp_path / "out")} == {*os.listdir(tmp_path / "one")}
     for file in (tmp_path / "one").iterdir():
         assert file.read_bytes() == (tmp_path / "out" / file.name).read_bytes()
