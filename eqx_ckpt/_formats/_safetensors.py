@@ -4,6 +4,7 @@ A file is the length of its header (8 bytes), the header in JSON, and the tensor
 """
 
 import collections
+import itertools as it
 import json
 import math
 import re
@@ -69,7 +70,7 @@ _MAX_HEADERS = 4 * _MAX_HEADER
 # The name of a file that is one of several.
 _shard = re.compile(r"-\d+-of-0*([2-9]|1\d)\d*\.safetensors$")
 # The name of what one process of many has written.
-_of_process = re.compile(r"shard-\d+-")
+_of_process = re.compile(r"shard-(\d+)-")
 _file = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}\.safetensors")
 
 
@@ -209,7 +210,18 @@ def _starts(key: str, header: Header) -> dict[str, tuple[int, ...]]:
 
 
 def _pieced(probe: Probe, files: list[str]) -> Source:
-    """The source of the files of all processes of `torch.distributed`."""
+    """The source of the files of all processes of `torch.distributed`.
+
+    **Raises:** `ValueError` for a number that is missing between others. Nothing says
+    which is the last.
+    """
+    numbers = {int(found[1]) for x in files if (found := _of_process.match(x))}
+    if numbers != set(range(1, 1 + len(numbers))):
+        missing = next(i for i in it.count(1) if i not in numbers)
+        raise ValueError(
+            f"there is no `shard-{missing:05}-...` in it, and there is "
+            f"`{files[-1]}`. The files of all processes have to be there"
+        )
     headers = _headers(probe, files, "the directory")
     parts: dict[str, list[tuple[int, tuple[int, ...]]]] = collections.defaultdict(list)
     for number, (file, header) in enumerate(zip(files, headers)):
@@ -330,6 +342,12 @@ def _entry(name: str, entry: Any) -> tuple[str, list[int], tuple[int, int]]:
 
 def _sharded(probe: Probe, key: str) -> Source:
     of, files = _foreign_index.weight_map(probe, key, _file)
+    if own := next(filter(_of_process.match, files), None):
+        raise ValueError(
+            f"`{key}` names `{own}`, which is what one process of `torch.distributed` "
+            "has of a checkpoint: its tensors may be parts of larger ones. Open the "
+            "directory without that index, with the files of all processes"
+        )
     try:
         headers = _headers(probe, files, f"the files that `{key}` names")
     except FileNotFoundError as e:

@@ -710,6 +710,37 @@ def test_parts_of_tensors_are_never_whole_ones(tmp_path):
             assert ec.open(index)["w"].shape == (2, 4)
 
 
+def test_a_process_between_others_is_missed(tmp_path):
+    """Also where no tensor is in parts."""
+    path = tmp_path / "c"
+    files = [_process(path, i, {f"w{i}": np.ones(2)}, {f"w{i}": (0,)}) for i in (1, 2)]
+    third = _process(path, 3, {"w3": np.ones(2)}, {"w3": (0,)})
+    assert [*ec.open(path)] == ["w1", "w2", "w3"]
+    files[1].rename(tmp_path / "away")
+    with pytest.raises(ValueError, match="no `shard-00002-...` in it.*shard-00003-"):
+        ec.open(path)
+    (tmp_path / "away").rename(files[1])
+    files[0].unlink()
+    with pytest.raises(ValueError, match="no `shard-00001-"):
+        ec.open(path)
+    third.unlink()
+    with pytest.raises(ValueError, match="no `shard-00001-"):
+        ec.open(path)
+
+
+def test_an_index_of_one_process_is_refused(tmp_path):
+    """Its parts begin at the first elements, and are not the whole tensors."""
+    path = tmp_path / "c"
+    first = _process(path, 1, {"w": np.ones((4, 2))}, {"w": (0, 0)})
+    _process(path, 2, {"w": np.ones((4, 2))}, {"w": (4, 0)})
+    assert ec.open(path)["w"].shape == (8, 2)
+    index = path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"w": first.name}}))
+    for name in (path, index):
+        with pytest.raises(ValueError, match="names `shard-00001-.* one process"):
+            ec.open(name)
+
+
 def test_numbers_of_four_bits(tmp_path):
     """Two in a byte, the first in its lower half, as PyTorch has them."""
     data = bytes(range(0, 252, 21))
