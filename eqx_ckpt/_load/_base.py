@@ -2,20 +2,31 @@
 
 import json
 
-from .._format import _index, _text
+from .._format import _digests, _grid, _index, _text, _view
 from .._format._index import BaseFacts
 from .._format._leaves import Record
-from .._storage import _store
+from .._storage import _archive, _store
 from .._storage._backend import Backend
+from . import _read
+from ._reader import StoredRead
 from ._source import Source
 
 
-# Of files without digests so many leaves are looked at, and so many bytes of each.
-_LEAVES, _BYTES = 256, 1024
+# Of files without digests so many leaves are looked at, and so many bytes of each; of
+# those that may have chunks, which are decoded whole, so many.
+_LEAVES, _BYTES, _CHUNKED = 256, 1024, 16
 
 
 def facts(source: Source, path: str) -> BaseFacts:
-    """The facts about a source that was opened as `path`."""
+    """The facts about a source that was opened as `path`.
+
+    **Raises:** `ValueError` for a base that has no path, or nothing to know it by.
+    """
+    if _archive.is_copy(source.root):
+        raise ValueError(
+            "`base` was opened from a file object, and an index records the path of a "
+            "base. Give the path of that file."
+        )
     if "://" in path:
         path = str(source.root)  # Without what only its owner may know.
     return BaseFacts(path, source.index.save, digest(source))
@@ -26,24 +37,48 @@ def digest(source: Source) -> str:
 
     Files of other formats have none. Theirs is of the metadata, of the names, dtypes
     and shapes of all leaves, and of the first bytes of some.
+
+    **Raises:** `ValueError` for such files without a byte of any leaf.
     """
     index = source.index
     if index.seal:
         return index.seal
     records = list(index.leaves.records())
     rows = [[r.name, r.template.dtype, r.template.logical_shape] for r in records]
-    runs = [r for r in records if source.files and source.is_run(r)]
-    runs = [r for r in runs if r.part is None and r.template.nbytes]
-    some = runs[:: 1 + (len(runs) - 1) // _LEAVES] if runs else []
+    some = [r for r in records if r.part is None and r.template.nbytes]
+    if not some:
+        raise ValueError(
+            f"`{source.root}` cannot be a base: it has no leaf whose values could be "
+            "compared."
+        )
+    runs = _spread([r for r in some if source.is_run(r)], _LEAVES)
+    others = _spread([r for r in some if not source.is_run(r)], _CHUNKED)
 
     def first(directory: Backend, record: Record) -> bytes:
         key, start, _ = source.where(record, 0)
         stop = start + min(_BYTES, record.template.nbytes)
         return _store.read_bytes(directory, key, start, stop)
 
-    heads = _store.each(source.directory, first, some)
+    heads = _store.each(source.directory, first, runs)
+    # One by one, as a chunk may be large.
+    heads += (_first_decoded(source, record) for record in others)
     text = json.dumps([rows, index.metadata]).encode()
     return _index.digest(b"".join([text, *heads]))
+
+
+def _spread(records: list[Record], most: int) -> list[Record]:
+    """At most so many of some leaves, from all of them."""
+    return records[:: 1 + (len(records) - 1) // most] if records else []
+
+
+def _first_decoded(source: Source, record: Record) -> bytes:
+    """The first elements of a leaf, of its first chunk."""
+    t = record.template
+    shape = tuple(map(min, t.shape, t.chunk))
+    first = tuple(map(slice, _grid.choose(shape, t.itemsize, _BYTES)))
+    view = _view.whole(t.shape).take((*first, ...))
+    ((_, result),) = _read.read(source, [StoredRead(record, (view,))], verify=False)
+    return _digests.as_bytes(result.arrays[0]).tobytes()
 
 
 def check(source: Source, other: Source) -> None:

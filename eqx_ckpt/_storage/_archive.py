@@ -94,9 +94,14 @@ def _place(file: Any) -> int:
         return 0
 
 
+def is_copy(root: Backend) -> bool:
+    """Whether this is the copy of an open file."""
+    return root.url.startswith(_COPIES)
+
+
 def forget(root: Backend) -> None:
     """Frees the copy of an open file, if there is one."""
-    if root.url.startswith(_COPIES):
+    if is_copy(root):
         with contextlib.suppress(RuntimeError):
             _context.check_fork()
             above, key = root.split()

@@ -1,13 +1,17 @@
 """`base=`: what an adapter belongs to."""
 
+import io
 import json
 import shutil
 
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
+import safetensors.numpy
 from attacks import forge
 from support.command import main
+from support.helpers import new_orbax
 
 import eqx_ckpt as ec
 
@@ -41,6 +45,47 @@ def test_a_base_is_known_again(tmp_path, monkeypatch, kind, layout):
         ec.open(kind).check_base("lora")
     with pytest.raises(FileNotFoundError, match="none-here"):
         lora.check_base("none-here")
+
+
+def _of_processes(path, w):
+    path.mkdir()
+    for i, part in enumerate(np.split(w, 2)):
+        info = json.dumps({"w": {"saved_offsets": [i * len(part), 0]}})
+        file = path / f"shard-0000{i + 1}-model-00001-of-00001.safetensors"
+        safetensors.numpy.save_file({"w": part}, file, {"DCP_SHARDING_INFO": info})
+
+
+def _orbax(path, w):
+    """In chunks that are compressed."""
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False)
+    with ocp.Checkpointer(handler) as saver:
+        saver.save(path, args=ocp.args.PyTreeSave({"w": jnp.asarray(w)}))
+
+
+@pytest.mark.parametrize(
+    "write", [_of_processes, pytest.param(_orbax, marks=new_orbax)]
+)
+def test_a_base_in_pieces_is_known_by_its_values(tmp_path, write):
+    w = np.arange(4096, dtype="f4").reshape(2048, 2)
+    write(tmp_path / "base", w)
+    write(tmp_path / "other", w + 1)
+    assert np.array_equal(ec.open(tmp_path / "base")["w"].read(), w)
+    ec.tree_serialise_leaves(tmp_path / "lora", LORA, base=tmp_path / "base")
+    lora = ec.open(tmp_path / "lora")
+    shutil.copytree(tmp_path / "base", tmp_path / "copy")
+    lora.check_base(tmp_path / "copy")
+    with pytest.raises(ValueError, match="has another one"):
+        lora.check_base(tmp_path / "other")
+
+
+def test_what_cannot_be_a_base(tmp_path):
+    np.savez(tmp_path / "a.npz", w=np.empty((0, 3)))
+    with pytest.raises(ValueError, match="no leaf whose values could be compared"):
+        ec.tree_serialise_leaves(tmp_path / "lora", LORA, base=tmp_path / "a.npz")
+    ckpt = ec.open(io.BytesIO(ec.to_bytes(TREE)))
+    with pytest.raises(ValueError, match="`base` was opened from a file object"):
+        ec.tree_serialise_leaves(tmp_path / "lora", LORA, base=ckpt)
+    assert not (tmp_path / "lora").exists()
 
 
 def test_all_saves_take_one(tmp_path, monkeypatch):
