@@ -84,7 +84,7 @@ class Policy(NamedTuple):
         self,
         known: Mapping[int, dict[str, Any]],
         new: int,
-        times: Mapping[int, float | None],
+        times: Mapping[int, int | None],
     ) -> set[int]:
         """The steps that stay once a new one is saved, at these times in seconds, which
         count for `keep_seconds`: those without one stay."""

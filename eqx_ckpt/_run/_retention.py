@@ -32,7 +32,7 @@ class Retention:
         # The complete steps.
         self._seen: Seen = {}
         # When each was saved, in seconds, if that counts.
-        self._times: dict[tuple[int, Signature], float | None] = {}
+        self._times: dict[tuple[int, Signature], int | None] = {}
         # Saves since all of them were looked at.
         self._saves = 0
 
@@ -113,7 +113,7 @@ class Retention:
             _log.say(_log.WARNING, text)
         return going - self._steps.pinned() if going else going
 
-    def _saved(self, seen: Seen) -> dict[int, float | None]:
+    def _saved(self, seen: Seen) -> dict[int, int | None]:
         """When each step of ours was saved."""
         times, self._times = self._times, {}
         for step, (signature, _) in seen.items():

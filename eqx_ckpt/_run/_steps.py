@@ -193,7 +193,7 @@ class Steps:
             self._known[step] = signature, metrics
         return metrics
 
-    def saved(self, step: int, signature: Signature) -> float | None:
+    def saved(self, step: int, signature: Signature) -> int | None:
         """The time of a save of ours, in seconds since 1970, if its index has one."""
         if not signature.is_ours:
             return None
