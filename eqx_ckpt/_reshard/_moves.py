@@ -39,7 +39,7 @@ class ArrayMove(NamedTuple):
         shape, padded = self.route.shape, self.route.padded
         return [
             tuple(slice(min(s.start, n), min(s.stop, n)) for s, n in zip(region, shape))
-            for region in _sharding.here(self.first, padded)[0]
+            for region in _sharding.here(self.first, padded)
         ]
 
     def begin(self, parts: Sequence[np.ndarray]) -> jax.Array:

@@ -35,7 +35,7 @@ def regions(target: Target) -> list[tuple[slice, ...]] | None:
         target.weak or _leaf.is_whole(target.sharding)
     ):
         return None
-    return _sharding.here(target.sharding, target.shape)[0]
+    return _sharding.here(target.sharding, target.shape)
 
 
 class Conversion(NamedTuple):

@@ -24,15 +24,11 @@ def _region(ends: _Ends) -> Region:
 
 
 @ft.lru_cache(maxsize=4096)
-def here(
-    sharding: jax.sharding.Sharding, shape: tuple[int, ...]
-) -> tuple[list[Region], list[list[Any]]]:
-    """The distinct regions that this process has of an array of this shape, and the
-    devices that have each."""
-    found: dict[_Ends, list[Any]] = {}
-    for device, index in sharding.addressable_devices_indices_map(shape).items():
-        found.setdefault(_ends(index or (), shape), []).append(device)
-    return [_region(ends) for ends in found], list(found.values())
+def here(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> list[Region]:
+    """The distinct regions that this process has of an array of this shape."""
+    indices = sharding.addressable_devices_indices_map(shape).values()
+    ends = dict.fromkeys(_ends(index or (), shape) for index in indices)
+    return list(map(_region, ends))
 
 
 @ft.lru_cache(maxsize=1024)
@@ -151,8 +147,8 @@ def assemble(
         return jax.make_array_from_single_device_arrays(
             shape, sharding, [], dtype=dtype
         )
-    regions, _ = here(sharding, shape)
-    part_of = {_ends(region, shape): part for region, part in zip(regions, parts)}
+    ends = [_ends(region, shape) for region in here(sharding, shape)]
+    part_of = dict(zip(ends, parts, strict=True))
     get = lambda index: part_of[_ends(index, shape)]
     return jax.make_array_from_callback(shape, sharding, get, dtype)
 

@@ -247,10 +247,6 @@ def forget() -> None:
         "_save._to_ocdbt._database",
     ):
         _found(name).cache_clear()
-    forget_names()
-
-
-def forget_names() -> None:
     _found("_format._names._kept").cache_clear()
     importlib.import_module("eqx_ckpt._tree._seen")._last = []
 
