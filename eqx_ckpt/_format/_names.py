@@ -274,6 +274,8 @@ def node_pairs(name: str, other: str) -> Iterator[tuple[str, str]]:
 def within(nodes: Iterable[str]) -> Callable[[str], str | None]:
     """A function that finds which of many nodes a name is, or is below most closely."""
     nodes = frozenset(nodes)
+    if nodes == {""}:
+        return lambda name: ""
 
     def nearest(name: str) -> str | None:
         while name not in nodes:

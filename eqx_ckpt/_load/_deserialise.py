@@ -124,7 +124,7 @@ def load(
 ) -> PyTree:
     """See `tree_deserialise_leaves`."""
     place = path.path if isinstance(path, Checkpoint) else path
-    run = processes_of("load", [place], jtu.tree_leaves(like), options)
+    run = processes_of("load", [place], like, options)
     with run.heard():
         ckpt = _checkpoint.open(path, like=like if options.source is None else None)
         pinned = ckpt._source
@@ -153,11 +153,12 @@ _doing = {"load": "Loading", "read": "Reading lazy leaves of", "graft": "Graftin
 
 
 def processes_of(
-    kind: str, paths: list[Any], leaves: list[Any], options: LoadOptions
+    kind: str, paths: list[Any], tree: PyTree, options: LoadOptions
 ) -> Processes:
-    """The processes that have to load these leaves together."""
-    is_one = options.is_alone or _processes.count() == 1
-    if is_one or not any(map(_target.is_spread, leaves)):
+    """The processes that have to load the leaves of this tree together."""
+    if options.is_alone or _processes.count() == 1:
+        return Processes()
+    if not any(map(_target.is_spread, jtu.tree_leaves(tree))):
         return Processes()
     places = sorted({_root.place(path) for path in paths})
     together = _processes.together(options.processes)

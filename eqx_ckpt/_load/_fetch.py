@@ -54,8 +54,6 @@ def plan(source: Source, wanted: Sequence[LeafRead], options: LoadOptions) -> Re
     return _extensions.call("reshard", source, wanted, options)
 
 
-# So many leaves of one shape and dtype are worth a compiled function.
-_MANY = 1024
 # Leaves are made into jax arrays together: so many, or of so many bytes.
 _COUNT, _BYTES = 128, 16 * 2**20
 
@@ -172,11 +170,13 @@ class _LeafBuilder:
         self._wanted, self._budget = wanted, budget
         self._plain: list[tuple[int, np.ndarray]] = []
         self._size = 0
-        # Of small leaves that are many of one kind, by their target.
-        self._alike: dict[int, list[tuple[int, np.ndarray]]] = {}
-        if len(wanted) >= _MANY:
-            counts = collections.Counter([id(leaf.target) for leaf in wanted])
-            self._alike = {x: [] for x, count in counts.items() if count >= _MANY}
+        targets = {id(leaf.target): leaf.target for leaf in wanted}
+        counts = collections.Counter([id(leaf.target) for leaf in wanted])
+        # Targets of leaves that a compiled function makes, and such leaves.
+        self._often = {
+            x for x, n in counts.items() if _from_host.is_often(targets[x], n)
+        }
+        self._compiled: list[tuple[int, np.ndarray]] = []
         self._sending: collections.deque[tuple[int, list[Any]]] = collections.deque()
         self._sent = 0
 
@@ -205,27 +205,29 @@ class _LeafBuilder:
             owned = False  # Other leaves that share the bytes get copies.
 
     def _add_plain(self, i: int, array: np.ndarray, owned: bool) -> None:
-        small = array.nbytes < _from_host.SMALL_BYTES
-        alike = self._alike.get(id(self._wanted[i].target)) if small else None
-        if alike is not None:
-            alike.append((i, array))
-            if len(alike) == _from_host.BATCH:
-                numbers, arrays = zip(*alike)
-                for number, leaf in zip(numbers, _from_host.batch_to_jax(*arrays)):
-                    self.out[number] = leaf
-                alike.clear()
-            return
-        self._plain.append((i, array if owned else array.copy()))
+        is_often = id(self._wanted[i].target) in self._often
+        made = self._compiled if is_often else self._plain
+        if not owned:
+            # A view may be all that is wanted of much memory.
+            is_view = self._wanted[i].view is not None
+            array = array.copy() if is_view else _from_host.unshared(array)
+        made.append((i, array))
         self._size += array.nbytes
-        if len(self._plain) >= _COUNT or self._size >= min(_BYTES, self._budget // 4):
-            self._flush_plain()
+        if len(made) >= _COUNT or self._size >= min(_BYTES, self._budget // 4):
+            self.flush()
 
-    def _flush_plain(self) -> None:
-        leaves = jax.device_put([array for _, array in self._plain])
-        for (number, _), leaf in zip(self._plain, leaves):
-            self.out[number] = leaf
-        self._plain.clear()
-        self._send(self._size, leaves)
+    def flush(self) -> None:
+        sent = []
+        for made, make in (
+            (self._plain, jax.device_put),
+            (self._compiled, _from_host.compiled),
+        ):
+            leaves = make([array for _, array in made]) if made else []
+            for (number, _), leaf in zip(made, leaves):
+                self.out[number] = leaf
+            sent += leaves
+            made.clear()
+        self._send(self._size, sent)
         self._size = 0
 
     def _send(self, nbytes: int, leaves: list[Any]) -> None:
@@ -238,9 +240,3 @@ class _LeafBuilder:
             size, leaves = self._sending.popleft()
             jax.block_until_ready(leaves)
             self._sent -= size
-
-    def flush(self) -> None:
-        for alike in self._alike.values():
-            self._plain += [(i, array.copy()) for i, array in alike]
-        if self._plain:
-            self._flush_plain()

@@ -26,6 +26,9 @@ _SMALL = 1 << 16
 # Leaves that lie together are read as one run: so many bytes, between them at most so
 # many that nobody wants, and, where each is a file of its own, so many.
 _RUN, _GAP, _FILES = 8 * 2**20, 4096, 128
+# On a disk shorter runs, and few at a time, use memory that the processor still has at
+# hand. A store is slow to begin.
+_NEAR_RUN, _NEAR_JOBS = 2**20, 4
 # The memory for what is under way, unless the caller says so.
 BUDGET = 256 * 2**20
 
@@ -187,7 +190,7 @@ def _jobs(runs: list[_Run], most: int, count: int) -> Iterator[tuple[int, list[_
 
 def _read_runs(reader: Reader, reads: list[StoredRead]) -> Results:
     root, is_far = reader.source.directory, reader.source.root.is_far
-    most = min(_RUN, max(_SMALL, reader.budget // 4))
+    most = min(_RUN if is_far else _NEAR_RUN, max(_SMALL, reader.budget // 4))
     runs = _runs(reader.source, reads, most)
     jobs = _jobs(runs, most, 1 if is_far else _FILES)
     waiting: collections.deque[tuple[int, Callable[[], list]]] = collections.deque()
@@ -206,6 +209,8 @@ def _read_runs(reader: Reader, reads: list[StoredRead]) -> Results:
             waiting.append((nbytes, arrived))
             size += nbytes
             if size + most > reader.budget:
+                break
+            if len(waiting) == _NEAR_JOBS and not is_far:
                 break
         if not waiting:
             return
