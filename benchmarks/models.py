@@ -1,10 +1,11 @@
 """Saves and loads of the trees that people have: Modules with the states of optimisers.
 
-    python benchmarks/models.py [NAME...] [--short] [--rounds N] [--scratch DIRECTORY]
-                                [--out DIRECTORY]
+    python benchmarks/models.py [NAME...] [--short] [--rounds N] [--times N...]
+                                [--scratch DIRECTORY] [--out DIRECTORY]
 
 Each peer has the same arrays, and saves them to the page cache. Widths are small: the
-table is about what a leaf costs, and large leaves are in `python benchmarks L M`.
+table is about what a leaf costs, and large leaves are in `python benchmarks L M`. Each
+model is also measured four times as wide (`--times 1 4`), in later calls.
 `flat` is a dict of the leaves by name, which is made before the clock starts; so is
 what safetensors is given. Figures are medians of milliseconds of CPU of the process
 and, in brackets, by the clock: of a first call in a new process, in which JAX has made
@@ -168,31 +169,35 @@ def _train(model: Any, optimiser: Any) -> dict[str, Any]:
     return {"model": model, "optimiser": optimiser.init(params), "step": step}
 
 
-def _gpt2(short: bool) -> Any:
-    return _train(GPT2(2 if short else 12, 32, jr.key(0)), optax.adam(1e-3))
+def _gpt2(short: bool, times: int) -> Any:
+    model = GPT2(2 if short else 12, 32 * times, jr.key(0))
+    return _train(model, optax.adam(1e-3))
 
 
-def _llama(short: bool) -> Any:
-    model = Llama(2 if short else 75, 16, jr.key(0))
+def _llama(short: bool, times: int) -> Any:
+    model = Llama(2 if short else 75, 16 * times, jr.key(0))
     average = jax.tree.map(lambda x: x + 1 if eqx.is_array(x) else x, model)
     return _train(model, optax.adamw(1e-3)) | {"average": average}
 
 
-def _experts(short: bool) -> Any:
+def _experts(short: bool, times: int) -> Any:
     keys = jr.split(jr.key(0), 1 if short else 10)
-    return _train([Experts(16, 33, key) for key in keys], optax.adam(1e-3))
+    experts = [Experts(16 * times, 33, key) for key in keys]
+    return _train(experts, optax.adam(1e-3))
 
 
-def _vit(short: bool) -> Any:
-    return _train(ViT(2 if short else 12, 64, jr.key(0)), optax.adamw(1e-3))
+def _vit(short: bool, times: int) -> Any:
+    model = ViT(2 if short else 12, 64 * times, jr.key(0))
+    return _train(model, optax.adamw(1e-3))
 
 
-def _resnet(short: bool) -> Any:
-    model, state = eqx.nn.make_with_state(ResNet)(2 if short else 50, 16, jr.key(0))
+def _resnet(short: bool, times: int) -> Any:
+    depth, width = 2 if short else 50, 16 * times
+    model, state = eqx.nn.make_with_state(ResNet)(depth, width, jr.key(0))
     return _train(model, optax.sgd(1e-3, momentum=0.9)) | {"state": state}
 
 
-MODELS: dict[str, Callable[[bool], Any]] = {
+MODELS: dict[str, Callable[[bool, int], Any]] = {
     "GPT-2-like with Adam": _gpt2,
     "Llama-like with AdamW and EMA": _llama,
     "MoE with Adam": _experts,
@@ -201,9 +206,9 @@ MODELS: dict[str, Callable[[bool], Any]] = {
 }
 
 
-def make(model: str, short: bool) -> Any:
+def make(model: str, short: bool, times: int = 1) -> Any:
     """A tree for which nothing is compiled: its leaves are parts of a random pool."""
-    skeleton = eqx.filter_eval_shape(MODELS[model], short)
+    skeleton = eqx.filter_eval_shape(MODELS[model], short, times)
     pool = np.random.default_rng(0).standard_normal(2**20, np.float32)
     starts = itertools.count(0, 4099)
 
@@ -355,6 +360,7 @@ def main() -> None:
     parser.add_argument("--short", action="store_true", help="few layers, one round")
     parser.add_argument("--out", type=pathlib.Path, help="where models.json goes")
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--times", type=int, nargs="+", default=[1, 4], help="widths")
     parser.add_argument("--scratch", type=pathlib.Path)
     parser.add_argument("--once", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -363,17 +369,18 @@ def main() -> None:
         return
     rounds = given.rounds or (1 if given.short else 7)
     results: dict[str, Any] = {}
-    for model in given.models:
+    for model, times in itertools.product(given.models, given.times):
         with tempfile.TemporaryDirectory(dir=given.scratch) as scratch:
-            tree = make(model, given.short)
+            tree = make(model, given.short, times)
             rows = later(tree, rounds, Path(scratch))
-            if not given.short:  # Each takes a new process.
+            if times == 1 and not given.short:  # Each takes a new process.
                 for name, row in first(model, min(5, rounds), Path(scratch)).items():
                     rows[name] |= row
         leaves = jax.tree.leaves(eqx.filter(tree, eqx.is_array))
         size = sum(x.nbytes for x in leaves)
-        results[model] = {"leaves": len(leaves), "bytes": size, "peers": rows}
-        print(table(model, results[model]), end="\n\n", flush=True)
+        title = model if times == 1 else f"{model}, {times} times as wide"
+        results[title] = {"leaves": len(leaves), "bytes": size, "peers": rows}
+        print(table(title, results[title]), end="\n\n", flush=True)
     if given.out:
         (given.out / "models.json").write_text(json.dumps(results, indent=1))
 
