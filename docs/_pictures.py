@@ -1,4 +1,6 @@
-"""Draws docs/pictures/parts.svg: `python docs/_pictures.py`.
+"""Draws docs/pictures/parts.svg, and parts-narrow.svg for telephones.
+
+`python docs/_pictures.py` does it.
 
 What it shows is not made up: a tree is saved here, and a part of it is loaded.
 """
@@ -14,8 +16,15 @@ import jax.random as jr
 import eqx_ckpt as ec
 
 
-WIDTH, HEIGHT, LINE = 980, 250, 19
-INK, FAINT, ACCENT, LIGHT = "#24292f", "#6e7781", "#00796b", "#d9efec"
+HEIGHT, LINE = 250, 19
+LEFTS, WIDTHS = [16, 246, 498, 748], [206, 228, 226, 216]
+STYLE = """\
+text{font:12.5px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;fill:#24292f}
+.title{font:600 16px system-ui,sans-serif}.code{font-size:11px}
+.faint{fill:#6e7781}.accent{fill:#00796b}.light{fill:#d9efec}.page{fill:#fff}
+.box{fill:#f6f8fa;stroke:#d0d7de}.arrow{fill:none;stroke:#00796b;stroke-width:2}
+@media(prefers-color-scheme:dark){text{fill:#e6edf3}.faint{fill:#9198a1}.accent{fill:#4fd1bd}
+.light{fill:#12443e}.page{fill:#14171c}.box{fill:#1d2127;stroke:#3d444d}.arrow{stroke:#4fd1bd}}"""
 
 
 def net(key: jax.Array) -> eqx.nn.MLP:
@@ -79,44 +88,51 @@ def _columns() -> list[tuple[str, str, list[tuple[str, bool]]]]:
     ]
 
 
-def draw() -> str:
-    """The picture, as SVG."""
+def draw(narrow: bool = False) -> str:
+    """The picture, as SVG: in one row, or in two."""
+    width, height = (490, 2 * HEIGHT) if narrow else (980, HEIGHT)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        f'width="{WIDTH}" height="{HEIGHT}" role="img" aria-label="A tree, the names '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'width="{width}" height="{height}" role="img" aria-label="A tree, the names '
         'of its leaves, the files that hold them, and one part of it loaded">',
-        "<style>text{font:12.5px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}"
-        ".title{font:600 16px system-ui,sans-serif}.code{font-size:11px}</style>",
-        f'<rect width="{WIDTH}" height="{HEIGHT}" rx="10" fill="#fff"/>',
+        f"<style>{STYLE}</style>",
+        f'<rect class="page" width="{width}" height="{height}" rx="10"/>',
     ]
-    lefts, widths = [16, 246, 498, 748], [206, 228, 226, 216]
-    for (title, code, lines), left, width in zip(_columns(), lefts, widths):
+    for number, (title, code, lines) in enumerate(_columns()):
+        column = number % 2 if narrow else number
+        left, width, top = LEFTS[column], WIDTHS[column], 0
+        if narrow and number > 1:
+            top = HEIGHT
         parts.append(
-            f'<rect x="{left}" y="66" width="{width}" height="{HEIGHT - 82}" rx="6" '
-            'fill="#f6f8fa" stroke="#d0d7de"/>'
-            f'<text class="title" x="{left}" y="32" fill="{INK}">{title}</text>'
-            f'<text class="code" x="{left}" y="54" fill="{FAINT}">'
+            f'<rect class="box" x="{left}" y="{top + 66}" width="{width}" '
+            f'height="{HEIGHT - 82}" rx="6"/>'
+            f'<text class="title" x="{left}" y="{top + 32}">{title}</text>'
+            f'<text class="code faint" x="{left}" y="{top + 54}">'
             f"{html.escape(code)}</text>"
         )
-        if left > lefts[0]:
+        if column:
             parts.append(
-                f'<path d="M{left - 20} 156h12m-5 -5l5 5l-5 5" fill="none" '
-                f'stroke="{ACCENT}" stroke-width="2"/>'
+                f'<path class="arrow" d="M{left - 20} {top + 156}h12m-5 -5l5 5l-5 5"/>'
             )
         for i, (text, is_loaded) in enumerate(lines):
-            y = 92 + i * LINE
+            y = top + 92 + i * LINE
             if is_loaded:
                 parts.append(
-                    f'<rect x="{left + 5}" y="{y - 14}" width="{width - 10}" '
-                    f'height="{LINE}" rx="3" fill="{LIGHT}"/>'
+                    f'<rect class="light" x="{left + 5}" y="{y - 14}" '
+                    f'width="{width - 10}" height="{LINE}" rx="3"/>'
                 )
-            colour = ACCENT if is_loaded else FAINT if text[:1] == " " else INK
+            kind = "accent" if is_loaded else "faint" if text[:1] == " " else ""
             parts.append(
-                f'<text x="{left + 12}" y="{y}" fill="{colour}" '
+                f'<text class="{kind}" x="{left + 12}" y="{y}" '
                 f'xml:space="preserve">{html.escape(text)}</text>'
             )
     return "\n".join([*parts, "</svg>", ""])
 
 
+PICTURES = {"parts.svg": False, "parts-narrow.svg": True}
+
+
 if __name__ == "__main__":
-    (pathlib.Path(__file__).parent / "pictures" / "parts.svg").write_text(draw())
+    for name, narrow in PICTURES.items():
+        path = pathlib.Path(__file__).parent / "pictures" / name
+        path.write_text(draw(narrow))

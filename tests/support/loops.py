@@ -21,7 +21,7 @@ import eqx_ckpt as ec
 
 STEPS, EVERY = 250, 100
 _readme = pathlib.Path(__file__).parents[2] / "README.md"
-_pattern = r"^```python\n(with ec\.CheckpointManager\(.*?)^```$"
+_pattern = r"^(with ec\.CheckpointManager\(.*?)^```$"
 (LOOP,) = re.findall(_pattern, _readme.read_text(), re.MULTILINE | re.DOTALL)
 
 
