@@ -5,7 +5,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -22,9 +22,9 @@ from .._run._steps import Steps
 from .._save import _serialise
 from .._storage import _root
 from .._storage._backend import Uploads
-from . import _output, _paths
+from . import _paths
+from ._commands import METHODS
 from ._output import CommandResult, Span
-from ._paths import PATH
 
 
 def _written(path: str) -> CommandResult:
@@ -34,52 +34,6 @@ def _written(path: str) -> CommandResult:
     count = f"{len(ckpt):,} {'leaf' if len(ckpt) == 1 else 'leaves'}"
     text = Span(f"  written: {count}, {_text.size(ckpt.nbytes)}")
     return CommandResult(data, [[Span(ckpt.path, "title"), text]])
-
-
-def _pair(context: Any, option: Any, given: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Splits an option that is given as LEFT=RIGHT."""
-    for text in given:
-        if "=" not in text:
-            raise click.BadParameter(f"`{text}` has no `=` in it.")
-    return [(left, right) for left, _, right in (x.partition("=") for x in given)]
-
-
-def _numbers(context: Any, option: Any, given: str | None) -> Any:
-    """A number, or several with commas; or in JSON what has one for each leaf."""
-    if given is None:
-        return None
-    try:
-        if given.lstrip()[:1] in ("[", "{"):
-            return json.loads(given)
-        parts = [float(x) for x in given.split(",")]
-    except ValueError:
-        raise click.BadParameter(
-            f"`{given}` are no numbers with commas, and no JSON."
-        ) from None
-    return parts[0] if len(parts) == 1 else parts
-
-
-def _several(
-    what: str, metavar: str, text: str, **more: Any
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """An option that may be given several times."""
-    return click.option(what, multiple=True, metavar=metavar, help=text, **more)
-
-
-_overwrite = click.option(
-    "--overwrite", is_flag=True, help="Replace the checkpoint that is at the target."
-)
-_progress = click.option(
-    "--progress", is_flag=True, help="Show a progress bar (needs tqdm)."
-)
-_metadata = _several(
-    "--metadata", "KEY=VALUE", "Set a key of the metadata.", callback=_pair
-)
-
-
-_drop_functions = click.option(
-    "--drop-functions", is_flag=True, help="Leave stored functions out."
-)
 
 
 def _functions(drop: bool) -> str | None:
@@ -104,18 +58,6 @@ def _with(old: Any, changes: list[tuple[str, str]]) -> Any:
 # ---- One.
 
 
-@click.command()
-@click.argument("source", type=PATH)
-@click.argument("target", type=PATH)
-@_several("--keep", "PATTERN", "Keep only such leaves.")
-@_several("--drop", "PATTERN", "Leave such leaves out.")
-@_several("--rename", "REGEX=NEW", "Change names, as re.sub does.", callback=_pair)
-@click.option("--cast", metavar="DTYPE", help="Cast floating arrays, as to bfloat16.")
-@_metadata
-@_drop_functions
-@_overwrite
-@_progress
-@_output.command
 def edit(
     source: str,
     target: str,
@@ -128,12 +70,6 @@ def edit(
     overwrite: bool,
     progress: bool,
 ) -> CommandResult:
-    """Write a checkpoint with other leaves, names, dtypes, metadata.
-
-    TARGET may be SOURCE: then it is edited in place, and where only names, metadata or
-    some leaves change, no array is written again. A PATTERN is a name of a leaf or a
-    node, in which * is any text. The options may be given several times.
-    """
     ckpt = _paths.open_one(source)
     is_same = source == target or _root.place(target) == ckpt.path
     target = ckpt.path if is_same else target
@@ -180,52 +116,16 @@ def _renamed(names: list[str], rules: list[tuple[str, str]]) -> list[str]:
 # ---- Several.
 
 
-_METHODS = (
-    *("average", "ema", "slerp", "model_stock", "task_arithmetic", "ties"),
-    *("breadcrumbs", "dare", "dare_ties", "della"),
-)
 # Of what a method has to be given, on the command line.
 _DEFAULTS = {"t": 0.5, "decay": 0.9, "density": 0.2, "epsilon": 0.1}
 _DEFAULTS |= {"weights": 1.0, "seed": 0}
 # Arguments of methods that options have another name for.
 _OPTIONS = {"key": "seed", "lambda_": "lambda"}
-_sources = click.argument("sources", type=PATH, nargs=-1, required=True)
-_to = click.option("--to", "target", required=True, type=PATH, help="Where to write.")
-_node = click.option("--node", default="", metavar="NAME", help="Only this node.")
-_last = click.option(
-    "--last", type=click.IntRange(1), help="The newest steps of one run: so many."
-)
-_weights = click.option(
-    "--weights", callback=_numbers, metavar="W,W,...", help="One for each source."
-)
-_static = _several("--static", "PATTERN", "Static fields that may differ.")
 
 
-def _number(what: str, text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return click.option(what, callback=_numbers, metavar="NUMBER", help=text)
-
-
-@click.command()
-@_sources
-@_to
-@_last
-@_node
-@_weights
-@_static
-@_metadata
-@_drop_functions
-@_overwrite
-@_progress
-@_output.command
 def average(
     sources: tuple[str, ...], last: int | None, weights: list[float] | None, **rest: Any
 ) -> CommandResult:
-    """Write the average of checkpoints, or of steps of a run.
-
-    Floating arrays are averaged. All else has to be equal: --node model takes only
-    that node, without the step and the optimiser. Of the metadata that is kept on which
-    all agree.
-    """
     if last is not None:
         sources = _newest(sources, last)
     return _write_merged(sources, None, merging.average(weights), **rest)
@@ -241,48 +141,9 @@ def _newest(sources: tuple[str, ...], count: int) -> tuple[str, ...]:
     return tuple(f"{found.root.url}/{step}/default" for step in steps)
 
 
-@click.command()
-@_sources
-@_to
-@click.option(
-    "--method",
-    required=True,
-    metavar="METHOD",
-    help=f"{', '.join(_METHODS)}; or module:name, your own.",
-)
-@click.option("--base", type=PATH, help="What the sources were trained from.")
-@_node
-@_weights
-@_number("--t", "slerp: the part of the way; 0.5.")
-@_number("--decay", "ema: of what came before; 0.9.")
-@_number("--density", "ties, breadcrumbs, dare, della: what is kept; 0.2.")
-@_number("--gamma", "breadcrumbs: the largest, which go; 0.01.")
-@_number("--epsilon", "della: the chances from least to greatest; 0.1.")
-@_number("--lambda", "The sum of task vectors times this; 1.")
-@click.option(
-    "--normalize",
-    type=click.Choice(["count", "weights", "none"]),
-    help="What the sum of task vectors is divided by.",
-)
-@click.option(
-    "--rescale/--no-rescale", default=None, help="dare, della: what is kept; yes."
-)
-@click.option("--seed", type=int, help="dare, della: of what is dropped; 0.")
-@_static
-@_metadata
-@_drop_functions
-@_overwrite
-@_progress
-@_output.command
 def merge(
     sources: tuple[str, ...], method: str, base: str | None, **rest: Any
 ) -> CommandResult:
-    """Write a merge of checkpoints: slerp, TIES, DARE and others.
-
-    See `ec.merging`. Those that add task vectors, and model_stock, need a --base.
-    Floating arrays are merged. All else has to be equal. Numbers may be JSON: a list
-    that is spread over the layers, or patterns and numbers, as {"*.attn.*": 1, "*": 0}.
-    """
     names = ("weights", "t", "decay", "density", "gamma", "epsilon", "normalize")
     given = {name: rest.pop(name) for name in (*names, "rescale", "seed", "lambda")}
     return _write_merged(sources, base, _method(method, given), **rest)
@@ -319,12 +180,12 @@ def _method(name: str, options: dict[str, Any]) -> Method:
 
 def _named(name: str) -> Any:
     """What is called so in `merging`, or is at `module:name`."""
-    if name in _METHODS:
+    if name in METHODS:
         return getattr(merging, name)
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise ValueError(
-            f"`--method {name}` is none of {', '.join(_METHODS)}, and no `module:name`."
+            f"`--method {name}` is none of {', '.join(METHODS)}, and no `module:name`."
         )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # As `python -m` does.
@@ -388,51 +249,19 @@ def _tree(ckpt: Checkpoint, node: str) -> Any:
 # ---- Other formats.
 
 
-_skip = _several("--skip", "PATTERN", "Leaves that .safetensors cannot hold.")
-
-
-@click.command()
-@click.argument("source", type=PATH)
-@click.argument("target", type=PATH)
-@click.option("--layout", type=click.Choice(_root.LAYOUTS), default="ocdbt")
-@click.option(
-    "--compression", type=click.Choice(["lz4", "zstd"]), help="Of large leaves."
-)
-@click.option("--chunks", type=int, metavar="BYTES", help="The size of chunks.")
-@_skip
-@_drop_functions
-@_overwrite
-@_progress
-@_output.command
 def convert(
     source: str, target: str, skip: tuple[str, ...], drop_functions: bool, **rest: Any
 ) -> CommandResult:
-    """Write a checkpoint of any format as another one.
-
-    TARGET is a file if it ends in .zip or .safetensors, else a directory or a URL.
-    """
     functions = _functions(drop_functions)
     ckpt = _paths.open_one(source)
-    _convert.convert(ckpt, target, skip=skip, functions=functions, **rest)
+    options = {name: x for name, x in rest.items() if x is not None}
+    _convert.convert(ckpt, target, skip=skip, functions=functions, **options)
     return _written(target)
 
 
-@click.command()
-@click.argument("source", type=PATH)
-@click.argument("target", metavar="hf://ORG/NAME[@BRANCH][/PATH]")
-@_skip
-@_drop_functions
-@_overwrite
-@_progress
-@_output.command
 def push(
     source: str, target: str, skip: tuple[str, ...], drop_functions: bool, **rest: Any
 ) -> CommandResult:
-    """Upload a checkpoint of any format to the Hugging Face Hub.
-
-    It is one commit, with a model card where there is none. If the target ends in
-    .safetensors or .zip, it is such a file, else a directory of this library.
-    """
     if not isinstance(_root.resolve(target), Uploads):
         raise click.BadParameter(f"`{target}` does not begin with `hf://`.")
     functions = _functions(drop_functions)
@@ -441,16 +270,6 @@ def push(
     return _written(target)
 
 
-@click.command()
-@click.argument("source", type=PATH)
-@click.argument("target", type=PATH)
-@_node
-@_skip
-@_several("--rename", "REGEX=NEW", "Change names, as re.sub does.", callback=_pair)
-@_metadata
-@_overwrite
-@_progress
-@_output.command
 def export(
     source: str,
     target: str,
@@ -461,11 +280,6 @@ def export(
     overwrite: bool,
     progress: bool,
 ) -> CommandResult:
-    """Write the arrays of a checkpoint to a .safetensors file.
-
-    Libraries for PyTorch want --metadata format=pt. What the file cannot hold is an
-    error, which says what to --skip.
-    """
     _export.export_safetensors(
         target,
         _tree(_paths.open_one(source), node),
@@ -476,6 +290,3 @@ def export(
         progress=progress,
     )
     return _written(target)
-
-
-COMMANDS = (edit, average, merge, convert, push, export)

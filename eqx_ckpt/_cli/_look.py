@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import click
 import jax.random as jr
 import numpy as np
 
@@ -22,20 +21,11 @@ from .._show._model import Column, Span
 from .._show._terminal import Line
 from .._tree import _folding, _leaf, _node
 from .._tree._folding import TreeLine
-from . import _info, _output, _paths
+from . import _info, _paths
 from ._output import CommandResult
-from ._paths import PATH
 
 
-@click.command()
-@click.argument("path", type=PATH)
-@_output.command
 def info(path: str) -> CommandResult:
-    """Say what a checkpoint or a run is.
-
-    Of a checkpoint: its format, sizes, parameters, versions and metadata. Of a run: its
-    steps, as `steps` prints them. No array is read.
-    """
     found = _paths.open_any(path)
     return _info.of_run(found) if isinstance(found, Steps) else _info.of(found)
 
@@ -43,25 +33,6 @@ def info(path: str) -> CommandResult:
 # ---- The tree.
 
 
-@click.command()
-@click.argument("path", type=PATH)
-@click.argument("name", default="")
-@click.option(
-    "--depth", type=click.IntRange(1), help="Add up what is deeper than this."
-)
-@click.option(
-    "--filter",
-    "pattern",
-    help="Only leaves of this name, or below the node of this name; * is any text.",
-)
-@click.option(
-    "--sort",
-    type=click.Choice(["tree", "size"]),
-    default="tree",
-    help='"size": a flat list, the largest first.',
-)
-@click.option("--static/--no-static", default=True, help="Print static fields, or not.")
-@_output.command
 def ls(
     path: str,
     name: str,
@@ -70,11 +41,6 @@ def ls(
     sort: str,
     static: bool,
 ) -> CommandResult:
-    """Print the tree of a checkpoint.
-
-    With a NAME that of the node, such as model.layers. Layers that are alike are one
-    row, as {0..31}. No array is read.
-    """
     ckpt = _paths.open_one(path)
     if name and name not in ckpt:
         _paths.node(ckpt, name)
@@ -169,20 +135,7 @@ def _tree(
 # ---- Values.
 
 
-@click.command()
-@click.argument("path", type=PATH)
-@click.argument("name")
-@click.option(
-    "--all", "whole", is_flag=True, help="Print all elements of large arrays."
-)
-@_output.command
 def cat(path: str, name: str, whole: bool) -> CommandResult:
-    """Print a leaf, or a slice of it.
-
-    Only the chunks that the slice touches are read. NAME is a dotted name, such as
-    model.layers.0.weight, and may end in a slice, such as 'w[:8, 0]'; or that of a
-    static field. JSON has all elements.
-    """
     ckpt = _paths.open_one(path)
     name, index = _paths.split_slice(name)
     parent, _, last = name.rpartition(".")
@@ -221,16 +174,7 @@ def _printed(value: np.ndarray, whole: bool) -> Iterator[Line]:
     yield from text.split("\n")
 
 
-@click.command()
-@click.argument("path", type=PATH)
-@click.argument("name", default="")
-@click.option("--progress", is_flag=True, help="Show a progress bar (needs tqdm).")
-@_output.command
 def stats(path: str, name: str, progress: bool) -> CommandResult:
-    """Print ranges, means, norms and NaNs of each leaf.
-
-    They are read and verified. With a NAME those of the node or leaf.
-    """
     ckpt = _paths.open_one(path)
     tree: Any = ckpt
     if name:
@@ -256,18 +200,7 @@ def stats(path: str, name: str, progress: bool) -> CommandResult:
 # ---- Differences.
 
 
-@click.command()
-@click.argument("a", type=PATH)
-@click.argument("b", type=PATH)
-@click.option("--values", is_flag=True, help="Find how large the differences are.")
-@click.option("--progress", is_flag=True, help="Show a progress bar (needs tqdm).")
-@_output.command
 def diff(a: str, b: str, values: bool, progress: bool) -> CommandResult:
-    """Say in what two checkpoints differ.
-
-    The exit status is 1 if they do. Digests are compared: arrays are only read where
-    those cannot tell, or for --values.
-    """
     found = _diff.diff(
         _paths.open_one(a), _paths.open_one(b), values=values, progress=progress
     )
@@ -298,6 +231,3 @@ def _coloured(found: Diff) -> Iterator[Line]:
             yield [Span(line, "quiet")]
         else:
             yield [Span(f"  {mark} {line.strip()}", style)]
-
-
-COMMANDS = (info, ls, cat, stats, diff)

@@ -4,16 +4,18 @@
 done.
 """
 
+import difflib
 import io
 import os
 import sys
+from typing import Any
 
 import click
-import jax
 
 from .._format import _text
 from .._version import __version__
-from . import _change, _look, _runs, _viewing
+from . import _wording
+from ._commands import COMMANDS
 
 
 class _Commands(click.Group):
@@ -21,6 +23,14 @@ class _Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        name = args[0]
+        if name in self.commands or name.startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        near = difflib.get_close_matches(name, self.commands, 3, 0.5)
+        hint = f" Is it {' or '.join(f'`{x}`' for x in near)}?" if near else ""
+        raise click.UsageError(f"There is no command `{name}`.{hint}", ctx)
 
 
 @click.group(
@@ -41,8 +51,7 @@ def commands(context: click.Context) -> None:
         context.exit(2)
 
 
-_modules = (_look, _viewing, _change, _runs)
-for _command in (command for module in _modules for command in module.COMMANDS):
+for _command in COMMANDS:
     commands.add_command(_command)
 
 
@@ -50,6 +59,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs one command, and returns the exit status."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+    arguments = sys.argv[1:] if arguments is None else arguments
+    command = commands.commands.get(arguments[0]) if arguments else None
     try:
         say = commands.main(arguments, prog_name=_name(), standalone_mode=False)
         status = say() if callable(say) else say
@@ -67,9 +78,9 @@ def main(arguments: list[str] | None = None) -> int:
     except click.Abort:
         return _fail("Nothing was done.")
     except KeyError as e:
-        return _fail(str(e.args[0]))
+        return _fail(_wording.worded(str(e.args[0]), command))
     except _ERRORS as e:
-        return _fail(str(e))
+        return _fail(_wording.worded(str(e), command))
 
 
 # What calls raise. All else is a mistake in this package, and keeps its traceback.
@@ -88,7 +99,5 @@ def _fail(text: str) -> int:
 
 
 def script() -> None:
-    """The console script. It leaves accelerators to who trains on them."""
-    if "JAX_PLATFORMS" not in os.environ:
-        jax.config.update("jax_platforms", "cpu")
+    """The console script."""
     sys.exit(main())

@@ -2,12 +2,11 @@
 through here, and is escaped: names and metadata are texts from a file.
 """
 
-import functools as ft
 import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import click
@@ -38,18 +37,8 @@ _STYLES: dict[str, dict[str, Any]] = {
 }
 
 
-def command(call: Callable[..., CommandResult]) -> Callable[..., Callable[[], int]]:
-    """Gives a command the option `--json`. What it returns then prints what it says."""
-
-    @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-    @ft.wraps(call)
-    def wrapped(*args: Any, as_json: bool, **kwargs: Any) -> Callable[[], int]:
-        return ft.partial(_say, call(*args, **kwargs), as_json)
-
-    return wrapped
-
-
-def _say(said: CommandResult, as_json: bool) -> int:
+def say(said: CommandResult, as_json: bool) -> int:
+    """Prints what a command says, and returns its exit status."""
     if as_json:
         data = said.data() if callable(said.data) else said.data
         print(json.dumps(jsonable(data), indent=2, allow_nan=False))

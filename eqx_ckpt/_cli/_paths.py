@@ -17,10 +17,6 @@ from .._tree import _nearest
 from .._tree._node import Node
 
 
-# A path or a URL: the shell completes the names of files.
-PATH = click.Path(path_type=str)
-
-
 def open_any(path: str) -> Checkpoint | Steps:
     """The checkpoint at a path, or in that of a step; or the steps of a run.
 

@@ -18,20 +18,8 @@ from .._show._terminal import Line
 from .._storage import _root
 from . import _demo, _info, _output, _paths
 from ._output import CommandResult
-from ._paths import PATH
 
 
-@click.command()
-@click.argument("path", type=PATH)
-@click.option("--best", metavar="METRIC", help="Mark the step with the least METRIC.")
-@click.option("--max", "is_max", is_flag=True, help="With --best: the greatest.")
-@click.option("--pin", type=int, multiple=True, metavar="STEP", help="Keep a step.")
-@click.option("--unpin", type=int, multiple=True, metavar="STEP", help="Undo --pin.")
-@click.option(
-    "--delete", type=int, multiple=True, metavar="STEP", help="Delete a step."
-)
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@_output.command
 def steps(
     path: str,
     best: str | None,
@@ -41,12 +29,6 @@ def steps(
     delete: tuple[int, ...],
     yes: bool,
 ) -> CommandResult:
-    """Print the steps of a run; pin or delete some.
-
-    "own" is what a step has in data files and shares with no other. --pin, --unpin and
-    --delete may be given several times, and ask first. --max --best METRIC is for what
-    should be large.
-    """
     run = _run(path)
     acts = [
         ("Pin", run.pin, pin),
@@ -71,15 +53,7 @@ def _run(path: str) -> Steps:
     return found
 
 
-@click.command()
-@click.argument("path", type=PATH)
-@click.option("--progress", is_flag=True, help="Show a progress bar (needs tqdm).")
-@_output.command
 def verify(path: str, progress: bool) -> CommandResult:
-    """Check every byte of a checkpoint or a run.
-
-    It needs no model. The exit status is 1 if there is a problem.
-    """
     with contextlib.suppress(DamagedError):  # It is a problem, which `verify` says.
         found = _paths.open_any(path)
         if isinstance(found, Steps):
@@ -128,17 +102,7 @@ def _verified(states: dict[int, str], told: dict[int, list[str]]) -> Iterator[Li
             yield [head if number == 0 else Span(" " * 10), Span(problem, style)]
 
 
-@click.command()
-@click.argument("path", type=PATH)
-@click.option("--list", "lists", is_flag=True, help="Only list it.")
-@click.option(
-    "--idle",
-    is_flag=True,
-    help="Nothing is being saved there (for a URL, and near steps).",
-)
-@_output.command
 def clean(path: str, lists: bool, idle: bool) -> CommandResult:
-    """Delete what killed saves have left in a directory."""
     found = _clean.clean(path, remove=not lists, idle=idle)
     data: dict[str, Any] = {"leftovers": found, "deleted": not lists}
     near = [] if "://" in path else _superseded.near_saves(_root.resolve(path))
@@ -149,11 +113,5 @@ def clean(path: str, lists: bool, idle: bool) -> CommandResult:
     return CommandResult(data, lines)
 
 
-@click.command()
-@click.argument("directory", required=False, type=PATH)
 def demo(directory: str | None) -> Any:
-    """Train a small model, save it, and load parts of it."""
     _demo.main(directory)
-
-
-COMMANDS = (steps, verify, clean, demo)

@@ -137,10 +137,11 @@ def export_safetensors(
         raise FileExistsError(f"There is a directory at `{root}`. It is left as it is.")
     if found is not None:
         if not (overwrite and _safetensors.is_safetensors(found)):
-            what = "a file" if overwrite else "something, and `overwrite=False`"
             raise FileExistsError(
-                f"There is {what} at `{root}`"
-                + (" that is no `.safetensors` file. It is left as it is." * overwrite)
+                f"There is a file at `{root}` that is no `.safetensors` file. It is "
+                "left as it is."
+                if overwrite
+                else f"There is something at `{root}`, and `overwrite=False`."
             )
     tensors, metadata = _planned(pytree, filter_spec, skip, rename, metadata, verify)
     header = _header(tensors, metadata)

@@ -86,7 +86,7 @@ def test_nothing_is_replaced_unasked(ckpt, tmp_path, run):
         ec.tree_serialise_leaves(target, {"w": jnp.ones(2)})
         ec.export_safetensors(file, {"w": jnp.ones(2)})
         code, out, err = run(*call)
-        assert (code, out) == (2, "") and "overwrite=False" in err, call
+        assert (code, out) == (2, "") and "Pass `--overwrite`" in err, call
         assert list(ec.open(target)) == list(ec.open(file)) == ["w"]
         assert run(*call, "--overwrite")[0] == 0
 
@@ -200,13 +200,15 @@ def test_convert_and_export(ckpt, tmp_path, run):
     assert ec.open(tmp_path / "z").layout == "zarr"
     file = tmp_path / "a.safetensors"
     code, _, err = run("export", ckpt, file)
-    assert code == 2 and 'skip=["key"' in err
+    assert code == 2 and "`--skip key" in err
     skip = ["--skip", "key", "--skip", "lr", "--skip", "step"]
     options = [*skip, "--rename", "^model[.]=net.", "--metadata", "format=pt"]
     assert run("export", ckpt, file, *options)[0] == 0
     made = ec.open(file)
     assert all(name.startswith("net.") for name in made)
     assert made.metadata == {"format": "pt"}
+    assert run("convert", file, tmp_path / "again.safetensors")[0] == 0
+    assert [*ec.open(tmp_path / "again.safetensors")] == [*made]
     assert run("convert", file, tmp_path / "back")[0] == 0
     back, source = ec.open(tmp_path / "back"), ec.open(ckpt)
     name = "model.layers.1.weight"

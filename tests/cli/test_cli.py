@@ -10,6 +10,8 @@ import subprocess
 import sys
 from subprocess import PIPE
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 import pytest
 from support import inside
@@ -52,6 +54,53 @@ def test_usage_that_is_wrong(run):
     code, out, err = run()
     assert (code, err) == (2, "") and "Commands:" in out
     assert run("--version") == (0, f"{ec.__version__}\n", "")
+
+
+def test_near_names_of_commands_and_options(run, ckpt):
+    code, out, err = run("verfy", ckpt)
+    assert (code, out) == (
+        2,
+        "",
+    ) and "There is no command `verfy`. Is it `verify`" in err
+    assert "no command `xyz`.\n" in run("xyz")[2]
+    assert "--values" in run("diff", ckpt, ckpt, "--vales")[2]
+
+
+def test_errors_are_in_words_of_the_command_line(run, ckpt, steps, tmp_path):
+    tree = {"w": jnp.ones(3), "act": jnp.tanh}
+    function = ec.function(lambda tree, x: tree["w"] * x, jnp.ones(3))
+    ec.tree_serialise_leaves(tmp_path / "f", tree, functions={"f": function})
+    other = eqx.nn.MLP(2, 2, 64, 3, activation=jnp.tanh, key=jax.random.key(0))
+    ec.tree_serialise_leaves(tmp_path / "b", {"model": other, "step": 4})
+    ec.tree_serialise_leaves(tmp_path / "m", {"w": jnp.ones(3), "step": 4})
+    ec.tree_serialise_leaves(tmp_path / "n", {"w": jnp.ones(3), "step": 5})
+    eqx.tree_serialise_leaves(tmp_path / "m.eqx", tree["w"])
+    f, b, m, n = (tmp_path / x for x in "fbmn")
+    two = ("merge", m, m, "--to", tmp_path / "c", "--method")
+    for call, text in [
+        (("convert", ckpt, b), "Pass `--overwrite`."),
+        (("convert", f, tmp_path / "x.zip", "--chunks", 0), "'--chunks'"),
+        (("convert", f, tmp_path / "x.safetensors"), "with `--drop-functions`"),
+        (("convert", m, tmp_path / "x.safetensors", "--compression", "lz4"), "`--comp"),
+        (("edit", f, tmp_path / "c", "--cast", "bfloat16"), "with `--drop-functions`."),
+        (("edit", f, tmp_path / "c", "--cast", "int8"), "`--cast` must be a floating"),
+        (("edit", f, tmp_path / "c", "--cast", "no"), "such as `bfloat16`"),
+        (
+            ("export", ckpt, tmp_path / "x.safetensors"),
+            "--skip key --skip lr --skip step`",
+        ),
+        (("average", m, n, "--to", "c"), "`--node` takes a node without them"),
+        (("average", b, ckpt, "--node", "model", "--to", "c"), "`--static '*'` lets"),
+        (("average", b, b, "--to", "c", "--weights", "1"), "`--weights` of an average"),
+        ((*two, "ties"), "takes a `--base`"),
+        ((*two, "slerp", "--t", "3"), "`--t` must be in [0, 1]"),
+        (("steps", steps, "--delete", 20, "--yes"), "Pass `--unpin 20`."),
+        (("cat", ckpt, "model"), "see `ls`."),
+        (("info", tmp_path / "m.eqx"), "Python reads it, given a tree"),
+    ]:
+        code, out, err = run(*call)
+        assert (code, out) == (2, "") and text in err, (call, err)
+        assert not re.search(r"`(ec\.|jnp\.|\w+=|\w+\(|\.tree)", err), err
 
 
 def test_who_reads_may_stop(ckpt):

@@ -163,7 +163,7 @@ def test_what_cannot_be_opened(tmp_path, run):
         assert (code, out) == (2, "") and "cannot be read" in err
     (tmp_path / "m.eqx").write_bytes(b"\x93NUMPY\x01\x00v\x00{'descr': '<f4'}")
     code, out, err = run("ls", tmp_path / "m.eqx")
-    assert code == 2 and "Pass `like=`" in err and len(err.splitlines()) == 1
+    assert code == 2 and "Python reads it" in err and len(err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("evil", ["\x1b[2J", "a\nb", "\u202eb", "[red]x[/red]"])

@@ -1,0 +1,417 @@
+"""What the shell sees of each command: its arguments, options and help. Nothing here
+imports JAX, so that `--help` and completion are quick: a command's module is imported
+when it runs.
+"""
+
+import functools as ft
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from ._complete import LEAF, NODE, PATH, STEP
+
+
+Declared = Callable[..., None]
+
+# All commands, in the order of the help.
+COMMANDS: list[click.Command] = []
+
+
+def _plain(module: str) -> Callable[[Declared], click.Command]:
+    """Declares a command: the function of its name in a module, which prints itself."""
+
+    def decorate(declared: Declared) -> click.Command:
+        @ft.wraps(declared)
+        def run(**given: Any) -> Any:
+            return _whole(module, declared.__name__)(**given)
+
+        COMMANDS.append(click.command(run))
+        return COMMANDS[-1]
+
+    return decorate
+
+
+def _command(module: str) -> Callable[[Declared], click.Command]:
+    """Declares a command whose function returns a `CommandResult`."""
+
+    def decorate(declared: Declared) -> click.Command:
+        @click.option(
+            "--json", "as_json", is_flag=True, help="Print JSON, for programs."
+        )
+        @ft.wraps(declared)
+        def run(*, as_json: bool, **given: Any) -> Callable[[], int]:
+            result = _whole(module, declared.__name__)(**given)
+            say = _whole("_output", "say")
+            return ft.partial(say, result, as_json)
+
+        COMMANDS.append(click.command(run))
+        return COMMANDS[-1]
+
+    return decorate
+
+
+def _whole(module: str, name: str) -> Any:
+    """A function of the command line, once the package is there as a whole."""
+    package = sys.modules[__name__.partition(".")[0]]
+    if not hasattr(package, "__version__") and package.__spec__ is not None:
+        # `eqx_ckpt_command` has left that for now.
+        assert package.__spec__.loader is not None
+        package.__spec__.loader.exec_module(package)
+    if "JAX_PLATFORMS" not in os.environ:
+        # Accelerators are left to who trains on them.
+        importlib.import_module("jax").config.update("jax_platforms", "cpu")
+    return getattr(importlib.import_module(f".{module}", __package__), name)
+
+
+def _pair(context: Any, option: Any, given: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Splits an option that is given as LEFT=RIGHT."""
+    for text in given:
+        if "=" not in text:
+            raise click.BadParameter(f"`{text}` has no `=` in it.")
+    return [(left, right) for left, _, right in (x.partition("=") for x in given)]
+
+
+def _numbers(context: Any, option: Any, given: str | None) -> Any:
+    """A number, or several with commas; or in JSON what has one for each leaf."""
+    if given is None:
+        return None
+    try:
+        if given.lstrip()[:1] in ("[", "{"):
+            return json.loads(given)
+        parts = [float(x) for x in given.split(",")]
+    except ValueError:
+        raise click.BadParameter(
+            f"`{given}` are no numbers with commas, and no JSON."
+        ) from None
+    return parts[0] if len(parts) == 1 else parts
+
+
+def _several(
+    what: str, metavar: str, text: str, **more: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """An option that may be given several times."""
+    return click.option(what, multiple=True, metavar=metavar, help=text, **more)
+
+
+_overwrite = click.option(
+    "--overwrite", is_flag=True, help="Replace the checkpoint that is at the target."
+)
+_progress = click.option(
+    "--progress", is_flag=True, help="Show a progress bar (needs tqdm)."
+)
+_metadata = _several(
+    "--metadata", "KEY=VALUE", "Set a key of the metadata.", callback=_pair
+)
+
+
+_drop_functions = click.option(
+    "--drop-functions", is_flag=True, help="Leave stored functions out."
+)
+
+
+METHODS = (
+    *("average", "ema", "slerp", "model_stock", "task_arithmetic", "ties"),
+    *("breadcrumbs", "dare", "dare_ties", "della"),
+)
+_sources = click.argument("sources", type=PATH, nargs=-1, required=True)
+_to = click.option("--to", "target", required=True, type=PATH, help="Where to write.")
+_node = click.option(
+    "--node", default="", metavar="NAME", type=NODE, help="Only this node."
+)
+_last = click.option(
+    "--last", type=click.IntRange(1), help="The newest steps of one run: so many."
+)
+_weights = click.option(
+    "--weights", callback=_numbers, metavar="W,W,...", help="One for each source."
+)
+_static = _several("--static", "PATTERN", "Static fields that may differ.")
+
+
+def _number(what: str, text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option(what, callback=_numbers, metavar="NUMBER", help=text)
+
+
+_skip = _several(
+    "--skip", "PATTERN", "Leaves that .safetensors cannot hold.", type=NODE
+)
+
+
+@_command("_look")
+@click.argument("path", type=PATH)
+def info() -> None:
+    """Say what a checkpoint or a run is.
+
+    Of a checkpoint: its format, sizes, parameters, versions and metadata. Of a run: its
+    steps, as `steps` prints them. No array is read.
+    """
+
+
+@_command("_look")
+@click.argument("path", type=PATH)
+@click.argument("name", default="", type=NODE)
+@click.option(
+    "--depth", type=click.IntRange(1), help="Add up what is deeper than this."
+)
+@click.option(
+    "--filter",
+    "pattern",
+    metavar="PATTERN",
+    type=NODE,
+    help="Only leaves of this name, or below the node of this name; * is any text.",
+)
+@click.option(
+    "--sort",
+    type=click.Choice(["tree", "size"]),
+    default="tree",
+    help='"size": a flat list, the largest first.',
+)
+@click.option("--static/--no-static", default=True, help="Print static fields, or not.")
+def ls() -> None:
+    """Print the tree of a checkpoint.
+
+    With a NAME that of the node, such as model.layers. Layers that are alike are one
+    row, as {0..31}. No array is read.
+    """
+
+
+@_command("_look")
+@click.argument("path", type=PATH)
+@click.argument("name", type=LEAF)
+@click.option(
+    "--all", "whole", is_flag=True, help="Print all elements of large arrays."
+)
+def cat() -> None:
+    """Print a leaf, or a slice of it.
+
+    Only the chunks that the slice touches are read. NAME is a dotted name, such as
+    model.layers.0.weight, and may end in a slice, such as 'w[:8, 0]'; or that of a
+    static field. JSON has all elements.
+    """
+
+
+@_command("_look")
+@click.argument("path", type=PATH)
+@click.argument("name", default="", type=NODE)
+@click.option("--progress", is_flag=True, help="Show a progress bar (needs tqdm).")
+def stats() -> None:
+    """Print ranges, means, norms and NaNs of each leaf.
+
+    They are read and verified. With a NAME those of the node or leaf.
+    """
+
+
+@_command("_look")
+@click.argument("a", type=PATH)
+@click.argument("b", type=PATH)
+@click.option("--values", is_flag=True, help="Find how large the differences are.")
+@click.option("--progress", is_flag=True, help="Show a progress bar (needs tqdm).")
+def diff() -> None:
+    """Say in what two checkpoints differ.
+
+    The exit status is 1 if they do. Digests are compared: arrays are only read where
+    those cannot tell, or for --values.
+    """
+
+
+@_plain("_viewing")
+@click.argument("paths", metavar="PATH [PATH]", nargs=-1, type=PATH, required=True)
+@click.option("--to", metavar="FILE", type=PATH, help="Write one file of HTML instead.")
+@click.option("--overwrite", is_flag=True, help="Replace FILE.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="0: a free one.")
+@click.option("--no-browser", is_flag=True, help="Print the address, and open nothing.")
+def view() -> None:
+    """Look into a checkpoint, two or a run, in a browser.
+
+    Of a leaf that is chosen it shows the range, a histogram, a slice as a picture and
+    singular values; of two checkpoints the differences; of a run the metrics and norms.
+    No array is read before it is chosen. Only this machine is served. Ctrl-C ends it.
+    With --to all leaves are read, and the page is a file that can be sent.
+    """
+
+
+@_command("_change")
+@click.argument("source", type=PATH)
+@click.argument("target", type=PATH)
+@_several("--keep", "PATTERN", "Keep only such leaves.", type=NODE)
+@_several("--drop", "PATTERN", "Leave such leaves out.", type=NODE)
+@_several("--rename", "REGEX=NEW", "Change names, as re.sub does.", callback=_pair)
+@click.option("--cast", metavar="DTYPE", help="Cast floating arrays, as to bfloat16.")
+@_metadata
+@_drop_functions
+@_overwrite
+@_progress
+def edit() -> None:
+    """Write a checkpoint with other leaves, names, dtypes, metadata.
+
+    TARGET may be SOURCE: then it is edited in place, and where only names, metadata or
+    some leaves change, no array is written again. A PATTERN is a name of a leaf or a
+    node, in which * is any text. The options may be given several times.
+    """
+
+
+@_command("_change")
+@_sources
+@_to
+@_last
+@_node
+@_weights
+@_static
+@_metadata
+@_drop_functions
+@_overwrite
+@_progress
+def average() -> None:
+    """Write the average of checkpoints, or of steps of a run.
+
+    Floating arrays are averaged. All else has to be equal: --node model takes only
+    that node, without the step and the optimiser. Of the metadata that is kept on which
+    all agree.
+    """
+
+
+@_command("_change")
+@_sources
+@_to
+@click.option(
+    "--method",
+    required=True,
+    metavar="METHOD",
+    help=f"{', '.join(METHODS)}; or module:name, your own.",
+)
+@click.option("--base", type=PATH, help="What the sources were trained from.")
+@_node
+@_weights
+@_number("--t", "slerp: the part of the way; 0.5.")
+@_number("--decay", "ema: of what came before; 0.9.")
+@_number("--density", "ties, breadcrumbs, dare, della: what is kept; 0.2.")
+@_number("--gamma", "breadcrumbs: the largest, which go; 0.01.")
+@_number("--epsilon", "della: the chances from least to greatest; 0.1.")
+@_number("--lambda", "The sum of task vectors times this; 1.")
+@click.option(
+    "--normalize",
+    type=click.Choice(["count", "weights", "none"]),
+    help="What the sum of task vectors is divided by.",
+)
+@click.option(
+    "--rescale/--no-rescale", default=None, help="dare, della: what is kept; yes."
+)
+@click.option("--seed", type=int, help="dare, della: of what is dropped; 0.")
+@_static
+@_metadata
+@_drop_functions
+@_overwrite
+@_progress
+def merge() -> None:
+    """Write a merge of checkpoints: slerp, TIES, DARE and others.
+
+    See `ec.merging`. Those that add task vectors, and model_stock, need a --base.
+    Floating arrays are merged. All else has to be equal. Numbers may be JSON: a list
+    that is spread over the layers, or patterns and numbers, as {"*.attn.*": 1, "*": 0}.
+    """
+
+
+@_command("_change")
+@click.argument("source", type=PATH)
+@click.argument("target", type=PATH)
+@click.option(
+    "--layout", type=click.Choice(["ocdbt", "zarr"]), help="ocdbt by default."
+)
+@click.option(
+    "--compression", type=click.Choice(["lz4", "zstd"]), help="Of large leaves."
+)
+@click.option(
+    "--chunks", type=click.IntRange(1), metavar="BYTES", help="The size of chunks."
+)
+@_skip
+@_drop_functions
+@_overwrite
+@_progress
+def convert() -> None:
+    """Write a checkpoint of any format as another one.
+
+    TARGET is a file if it ends in .zip or .safetensors, else a directory or a URL.
+    """
+
+
+@_command("_change")
+@click.argument("source", type=PATH)
+@click.argument("target", metavar="hf://ORG/NAME[@BRANCH][/PATH]")
+@_skip
+@_drop_functions
+@_overwrite
+@_progress
+def push() -> None:
+    """Upload a checkpoint of any format to the Hugging Face Hub.
+
+    It is one commit, with a model card where there is none. If the target ends in
+    .safetensors or .zip, it is such a file, else a directory of this library.
+    """
+
+
+@_command("_change")
+@click.argument("source", type=PATH)
+@click.argument("target", type=PATH)
+@_node
+@_skip
+@_several("--rename", "REGEX=NEW", "Change names, as re.sub does.", callback=_pair)
+@_metadata
+@_overwrite
+@_progress
+def export() -> None:
+    """Write the arrays of a checkpoint to a .safetensors file.
+
+    Libraries for PyTorch want --metadata format=pt. What the file cannot hold is an
+    error, which says what to --skip.
+    """
+
+
+@_command("_runs")
+@click.argument("path", type=PATH)
+@click.option("--best", metavar="METRIC", help="Mark the step with the least METRIC.")
+@click.option("--max", "is_max", is_flag=True, help="With --best: the greatest.")
+@click.option("--pin", type=STEP, multiple=True, metavar="STEP", help="Keep a step.")
+@click.option("--unpin", type=STEP, multiple=True, metavar="STEP", help="Undo --pin.")
+@click.option(
+    "--delete", type=STEP, multiple=True, metavar="STEP", help="Delete a step."
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def steps() -> None:
+    """Print the steps of a run; pin or delete some.
+
+    "own" is what a step has in data files and shares with no other. --pin, --unpin and
+    --delete may be given several times, and ask first. --max --best METRIC is for what
+    should be large.
+    """
+
+
+@_command("_runs")
+@click.argument("path", type=PATH)
+@click.option("--progress", is_flag=True, help="Show a progress bar (needs tqdm).")
+def verify() -> None:
+    """Check every byte of a checkpoint or a run.
+
+    It needs no model. The exit status is 1 if there is a problem.
+    """
+
+
+@_command("_runs")
+@click.argument("path", type=PATH)
+@click.option("--list", "lists", is_flag=True, help="Only list it.")
+@click.option(
+    "--idle",
+    is_flag=True,
+    help="Nothing is being saved there (for a URL, and near steps).",
+)
+def clean() -> None:
+    """Delete what killed saves have left in a directory."""
+
+
+@_plain("_runs")
+@click.argument("directory", required=False, type=PATH)
+def demo() -> None:
+    """Train a small model, save it, and load parts of it."""

@@ -1,0 +1,131 @@
+"""What the shell completes: paths, steps of runs, and names of nodes and leaves. Only
+local files are read, an index or a header each, and no array.
+"""
+
+import contextlib
+import json
+import os
+import re
+import zipfile
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+
+_INDEX = "eqx_ckpt.json"
+# More is not read while somebody waits.
+_MAX_BYTES = 2**25
+_MOST = 1000
+_step = re.compile(r"0|[1-9][0-9]{0,17}")
+# What a name in a file may have so that a shell is told of it.
+_plain = re.compile(r"[\w.%~+=/-]+", re.ASCII)
+
+
+def _steps(path: str) -> list[int]:
+    """The steps below a directory, the newest first."""
+    with contextlib.suppress(OSError):
+        found = filter(_step.fullmatch, os.listdir(path or "."))
+        return sorted(
+            (int(x) for x in found if os.path.isdir(f"{path or '.'}/{x}/default")),
+            reverse=True,
+        )
+    return []
+
+
+class _Path(click.Path):
+    """A path or a URL: the shell knows files, and we know steps."""
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        above, slash, start = incomplete.rpartition("/")
+        steps = _steps(above + slash)
+        if not steps:
+            return super().shell_complete(ctx, param, incomplete)
+        return _items(f"{above}{slash}{x}" for x in steps if str(x).startswith(start))
+
+
+class _Step(click.types.IntParamType):
+    """A step of the run that the command is given."""
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        steps = _steps(_path(ctx) or "")
+        return _items(str(x) for x in steps if str(x).startswith(incomplete))
+
+
+class _Name(click.types.StringParamType):
+    """The name of a leaf, or of a node, of the checkpoints that a command is given."""
+
+    def __init__(self, has_nodes: bool):
+        self._has_nodes = has_nodes
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        path = _path(ctx)
+        return _items(self._next(_names(path), incomplete)) if path else []
+
+    def _next(self, names: list[str], start: str) -> list[str]:
+        """The nodes and leaves of the next level; below a node that is the only one,
+        those of the level after it."""
+        while True:
+            inside = [x for x in names if x.startswith(start)]
+            ends = (x.find(".", len(start)) for x in inside)
+            found = {x[: None if n < 0 else n]: n < 0 for x, n in zip(inside, ends)}
+            if len(found) != 1 or all(found.values()):
+                # A node that is one of several ends the word: its dot is typed.
+                return [
+                    x if y or self._has_nodes else f"{x}." for x, y in found.items()
+                ]
+            (only,) = found
+            if self._has_nodes and only != start.removesuffix("."):
+                return [only, *self._next(inside, f"{only}.")]
+            start = f"{only}."
+
+
+def _path(ctx: click.Context) -> str | None:
+    """The first path that a command is given. While an option waits for its value,
+    Click leaves paths among what it has not read yet."""
+    given = ctx.params
+    first = given.get("path") or given.get("source")
+    return first or next(iter([*(given.get("sources") or ()), *ctx.args]), None)
+
+
+def _items(values: Any) -> list[CompletionItem]:
+    return [CompletionItem(x) for _, x in zip(range(_MOST), values)]
+
+
+def _names(path: str) -> list[str]:
+    """The names in a checkpoint, or in the newest step of a run; of what cannot be
+    read none."""
+    steps = _steps(path)
+    places = [path, f"{path}/default", *(f"{path}/{x}/default" for x in steps[:1])]
+    for place in places:
+        with contextlib.suppress(Exception):  # Whatever is in it: nobody has asked yet.
+            return [x for x in _stored(place) if _plain.fullmatch(x)]
+    return []
+
+
+def _stored(path: str) -> list[str]:
+    if path.endswith(".safetensors"):
+        with open(path, "rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(size, _MAX_BYTES)))
+        return [x for x in header if x != "__metadata__"]
+    if path.endswith(".zip"):
+        with zipfile.ZipFile(path) as archive, archive.open(_INDEX) as file:
+            data = file.read(_MAX_BYTES)
+    else:
+        with open(f"{path}/{_INDEX}", "rb") as file:
+            data = file.read(_MAX_BYTES)
+    index = json.loads(data)
+    many = index.get("columns")
+    return many["names"].split(" ") if many else index["names"]
+
+
+PATH = _Path(path_type=str)
+STEP = _Step()
+LEAF, NODE = _Name(False), _Name(True)
