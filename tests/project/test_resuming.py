@@ -1,8 +1,11 @@
 """docs/resuming.md is a program that goes on exactly where it was stopped."""
 
+import os
 import pathlib
 import re
 import signal
+import subprocess
+import sys
 
 import pytest
 from support import scripts
@@ -11,7 +14,8 @@ from support.helpers import facts
 import eqx_ckpt as ec
 
 
-page = (pathlib.Path(__file__).parents[2] / "docs" / "resuming.md").read_text()
+docs = pathlib.Path(__file__).parents[2] / "docs"
+page = (docs / "resuming.md").read_text()
 (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
 
 # Sends the process itself a signal at a phase of the program: at the import of a
@@ -128,3 +132,46 @@ def test_a_run_that_is_stopped_again_and_again(tmp_path, whole, phases):
     assert _leaves(broken / path) == _leaves(whole / path)
     manager = ec.CheckpointManager(whole / "run")
     assert manager.steps() == [30, 40, 50]
+
+
+# Its job step is signalled at its third step, when it is started for the first time.
+SRUN = """#!/bin/bash
+shift
+first=$([ -e started ] || echo step)
+touch started
+exec "$PYTHON" -c "import sys; sys.argv[1:] = ['$first', '3', '$NUMBER']
+$(cat head.py "$@")"
+"""
+
+
+def test_the_job_of_slurm_is_started_again(tmp_path, whole):
+    text = (docs / "with" / "slurm.md").read_text()
+    (job,) = re.findall(r"^```bash\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    end = re.findall(r"^```py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[0]
+    (tmp_path / "train.py").write_text(program + end)
+    (tmp_path / "head.py").write_text(HEAD)
+    (tmp_path / "job.sh").write_text(job)
+    for name, code in ("srun", SRUN), ("scontrol", '#!/bin/bash\necho "$@" >>asked\n'):
+        (tmp_path / name).write_text(code)
+        (tmp_path / name).chmod(0o755)
+
+    def start():
+        given = {"PYTHON": sys.executable, "SLURM_JOB_ID": "42", "XLA_FLAGS": ""}
+        given["NUMBER"] = str(int(signal.SIGUSR1))
+        given["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+        done = subprocess.run(
+            ["bash", "job.sh"],
+            cwd=tmp_path,
+            env=os.environ | given,
+            capture_output=True,
+            text=True,
+        )
+        return done, [tuple(line.split()) for line in done.stdout.splitlines()]
+
+    done, first = start()
+    assert done.returncode == 3 and [step for step, _ in first] == ["1", "2", "3"]
+    assert (tmp_path / "asked").read_text() == "requeue 42\n"
+    done, second = start()
+    assert done.returncode == 0, done.stderr
+    assert first + second == whole[1]
+    assert (tmp_path / "asked").read_text() == "requeue 42\n"

@@ -30,9 +30,19 @@ def _blocks(page):
     return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
+def _needs_package(name):
+    """A page about another package runs where that is installed: `eqx_ckpt[pages]`."""
+    missing = not importlib.util.find_spec(name)
+    return [pytest.mark.skipif(missing, reason=f"needs {name}")]
+
+
 _signs = all(map(importlib.util.find_spec, ("model_signing", "OpenSSL")))
 _needs = {
     "orbax.md": [new_orbax],
+    "tensorboard.md": _needs_package("tensorboardX"),
+    "wandb.md": _needs_package("wandb"),
+    "grain.md": _needs_package("grain"),
+    "hydra.md": _needs_package("hydra"),
     "signing.md": [pytest.mark.skipif(not _signs, reason="needs model-signing")],
 }
 programs = [
