@@ -328,7 +328,7 @@ def _line(lazy: LazyArray, name: str) -> TreeLine:
 def on_host(lazy: LazyArray, dtype: Any = None) -> LazyArray:
     """The same leaf, to be read as a NumPy array: of its dtype, or of another one."""
     wanted = np.dtype(lazy.dtype if dtype is None else dtype)
-    target = Target("numpy", wanted, lazy.shape, cast=lazy._target.cast)
+    target = _target.host_target(wanted, lazy.shape, lazy._target.cast)
     return lazy._again(lazy._view, target)
 
 

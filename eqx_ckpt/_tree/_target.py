@@ -121,6 +121,10 @@ def impl_of(key: Any) -> str:
     return found[0]
 
 
+# Leaves that are read alike have one target: a read plans, and makes, those together.
+
+
+@ft.lru_cache
 def own_target(template: Template) -> Target:
     """The target of a leaf where no `like` says otherwise: as it was."""
     kind, shape = template.kind, template.logical_shape
@@ -129,6 +133,12 @@ def own_target(template: Template) -> Target:
     if kind in _template.ARRAY_KINDS:
         return Target(kind, _template.dtype_of(template.dtype), shape, template.weak)
     return Target(kind, None, shape)
+
+
+@ft.lru_cache
+def host_target(dtype: np.dtype, shape: tuple[int, ...], cast: bool) -> Target:
+    """The target of a leaf that is read as a NumPy array."""
+    return Target("numpy", dtype, shape, cast=cast)
 
 
 def show_target(target: Target) -> str:
