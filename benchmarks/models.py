@@ -2,6 +2,7 @@
 
     python benchmarks/models.py [NAME...] [--short] [--rounds N] [--times N...]
                                 [--scratch DIRECTORY] [--out DIRECTORY]
+    python benchmarks/models.py --table models.json
 
 Each peer has the same arrays, and saves them to the page cache. Widths are small: the
 table is about what a leaf costs, and large leaves are in `python benchmarks L M`. Each
@@ -337,21 +338,31 @@ def _once(model: str, name: str, call: str, scratch: Path) -> None:
         print(json.dumps(_timed(lambda: peer.load(path, like))))
 
 
-def table(model: str, result: dict[str, Any]) -> str:
-    rows = result["peers"]
-    kinds = {kind: len(samples) for kind, samples in rows[OURS].items()}
-    heads = [f"{kind}, {count} times" for kind, count in kinds.items()]
-    lines = [
-        f"{model}: {result['leaves']} leaves, {result['bytes'] / 2**20:.1f} MiB",
-        f"{'ms of CPU (by the clock)':26}" + "".join(f"{x:>22}" for x in heads),
-    ]
-    for name, row in rows.items():
-        cells = []
-        for kind in kinds:
-            cpu, clock = (statistics.median(x) for x in zip(*row[kind]))
-            cells.append(f"{cpu:.1f} ({clock:.1f})".rjust(22))
-        lines.append(f"{name:26}" + "".join(cells))
+_KINDS = ("save", "load", "first save", "first load")
+
+
+def rows(model: str, result: dict[str, Any]) -> str:
+    """The rows of a table in Markdown, one for each peer."""
+    first = f"{model}, {result['leaves']:,} leaves, {result['bytes'] / 2**20:.1f} MiB"
+    lines = []
+    for name, row in result["peers"].items():
+        cells = [first, name]
+        for kind in _KINDS:
+            medians = [statistics.median(x) for x in zip(*row.get(kind, []))]
+            cells.append("{:.1f} ({:.1f})".format(*medians) if medians else "")
+        lines.append(f"| {' | '.join(cells)} |")
+        first = ""
     return "\n".join(lines)
+
+
+def head(results: dict[str, Any]) -> str:
+    """The head of that table, with the size of each sample."""
+    peers = next(iter(results.values()))["peers"]
+    counts = [len(peers[OURS].get(kind, [])) for kind in _KINDS]
+    cells = [f"{kind}, {n} times" if n else kind for kind, n in zip(_KINDS, counts)]
+    return f"| | ms of CPU (by the clock) | {' | '.join(cells)} |\n" + (
+        "| --- | --- |" + " ---: |" * len(cells)
+    )
 
 
 def main() -> None:
@@ -359,11 +370,16 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=[*MODELS], metavar="NAME")
     parser.add_argument("--short", action="store_true", help="few layers, one round")
     parser.add_argument("--out", type=pathlib.Path, help="where models.json goes")
+    parser.add_argument("--table", type=pathlib.Path, help="only print a models.json")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--times", type=int, nargs="+", default=[1, 4], help="widths")
     parser.add_argument("--scratch", type=pathlib.Path)
     parser.add_argument("--once", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.table:
+        saved = json.loads(given.table.read_text())
+        print("\n".join([head(saved), *(rows(*x) for x in saved.items())]))
+        return
     if given.once:
         _once(given.models[0], *given.once, given.scratch)
         return
@@ -372,15 +388,17 @@ def main() -> None:
     for model, times in itertools.product(given.models, given.times):
         with tempfile.TemporaryDirectory(dir=given.scratch) as scratch:
             tree = make(model, given.short, times)
-            rows = later(tree, rounds, Path(scratch))
+            peers = later(tree, rounds, Path(scratch))
             if times == 1 and not given.short:  # Each takes a new process.
                 for name, row in first(model, min(5, rounds), Path(scratch)).items():
-                    rows[name] |= row
+                    peers[name] |= row
         leaves = jax.tree.leaves(eqx.filter(tree, eqx.is_array))
         size = sum(x.nbytes for x in leaves)
         title = model if times == 1 else f"{model}, {times} times as wide"
-        results[title] = {"leaves": len(leaves), "bytes": size, "peers": rows}
-        print(table(title, results[title]), end="\n\n", flush=True)
+        results[title] = {"leaves": len(leaves), "bytes": size, "peers": peers}
+        if len(results) == 1:
+            print(head(results))
+        print(rows(title, results[title]), flush=True)
     if given.out:
         (given.out / "models.json").write_text(json.dumps(results, indent=1))
 
