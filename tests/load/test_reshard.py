@@ -103,6 +103,7 @@ def test_each_byte_is_read_once_and_what_stays_is_said(tmp_path, caplog):
         "tied": jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to),
     }
     caplog.set_level(logging.INFO, "eqx_ckpt")
+    caplog.clear()
     with BytesRead() as count:
         out = ec.tree_deserialise_leaves(
             tmp_path / "c", like, reshard="devices", max_bytes=1
