@@ -1,0 +1,99 @@
+"""The search of the site finds pages by the words of users: asked in a browser."""
+
+import functools
+import http.server
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import urllib.parse
+
+import pytest
+from view.conftest import chromium as chromium
+
+
+root = pathlib.Path(__file__).parents[2]
+FOUND = {
+    "freeze": "freezing",
+    "frozen": "freezing",
+    "optimizer": "freezing",
+    "optimiser": "freezing",
+    "serialize": "saving",
+    "serialise": "saving",
+    "async": "saving",
+    "deserialize": "parts",
+    "partial load": "parts",
+    "wandb": "with/wandb",
+    "tensorboard": "with/tensorboard",
+    "lightning": "with/lightning",
+    "grain": "with/grain",
+    "hydra": "with/hydra",
+    "slurm": "with/slurm",
+    "resume": "resuming",
+    "preemption": "resuming",
+    "best checkpoint": "resuming",
+    "lora": "finetuning",
+    "fine-tune": "finetuning",
+    "rename": "finetuning",
+    "out of memory": "troubleshooting",
+    "corrupted": "troubleshooting",
+    "shape mismatch": "troubleshooting",
+    "s3": "stores",
+    "azure": "stores",
+    "huggingface": "huggingface",
+    "pytorch": "coming/safetensors",
+    "orbax": "coming/orbax",
+    "sharding": "devices",
+    "multi-host": "processes",
+    "distributed": "processes",
+    "ema": "editing",
+    "merge": "editing",
+    "export": "portable",
+    "visualize": "view",
+}
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The address of the site, which is built here."""
+    if not all(map(importlib.util.find_spec, ("material", "mkdocstrings"))):
+        pytest.skip("needs mkdocs-material and mkdocstrings")
+    path = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", path],
+        cwd=root,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    handler = functools.partial(_Quiet, directory=path)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+_FIRST = """
+const found = document.querySelector('.md-search-result__link');
+return found && new URL(found.href).pathname"""
+
+
+def test_words_of_users_find_their_page(site, chromium):
+    wrong = {}
+    for words, page in FOUND.items():
+        # A new page each time: nothing is left of the words before.
+        chromium.open(f"{site}?q={urllib.parse.quote(words)}")
+        path = chromium.until(_FIRST)
+        if path != f"/{page}/":
+            wrong[words] = path
+    assert not wrong
