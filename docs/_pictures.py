@@ -17,7 +17,8 @@ import eqx_ckpt as ec
 
 
 HEIGHT, LINE = 250, 19
-LEFTS, WIDTHS = [16, 246, 498, 748], [206, 228, 226, 216]
+WIDE = [(16, 206), (246, 228), (498, 226), (748, 216)]  # Left, and width.
+NARROW = [(16, 230), (270, 204)]
 STYLE = """\
 text{font:12.5px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;fill:#24292f}
 .title{font:600 16px system-ui,sans-serif}.code{font-size:11px}
@@ -100,7 +101,7 @@ def draw(narrow: bool = False) -> str:
     ]
     for number, (title, code, lines) in enumerate(_columns()):
         column = number % 2 if narrow else number
-        left, width, top = LEFTS[column], WIDTHS[column], 0
+        (left, width), top = (NARROW if narrow else WIDE)[column], 0
         if narrow and number > 1:
             top = HEIGHT
         parts.append(
