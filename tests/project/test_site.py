@@ -72,6 +72,21 @@ def test_a_page_is_a_program(page, tmp_path, monkeypatch, capsys, unregistered):
             assert said in capsys.readouterr().out
 
 
+def test_the_tour_shows_what_is_printed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (docs / "tour.md").read_text()
+    names = {"__name__": "tour"}
+    for block in _blocks(docs / "tour.md")[:2]:
+        exec(block, names)
+    (shown,) = re.findall(
+        r"^```text\n(Checkpoint\(.*?)^  \.\.\.\n```", text, re.M | re.S
+    )
+    lines = str(names["ckpt"]).replace(str(tmp_path), "/home/me").splitlines()
+    bare = [re.sub(" +", " ", line) for line in lines]
+    expected = [re.sub(" +", " ", line) for line in shown.splitlines()]
+    assert bare[: len(expected)] == expected
+
+
 def test_every_public_name_is_in_the_api():
     text = "".join(page.read_text() for page in (docs / "api").glob("*.md"))
     shown = re.findall(r"^::: eqx_ckpt\.(\w+)$", text, re.MULTILINE)
