@@ -102,9 +102,7 @@ def _main(backing: str, mount: str) -> None:
             os.unlink(self._at(path))
             return 0
 
-        def rename(self, old, new, *flags):
-            if any(flags):
-                raise OSError(errno.EINVAL, "")
+        def rename(self, old, new):
             os.rename(self._at(old), self._at(new))
             return 0
 
@@ -122,8 +120,12 @@ def _main(backing: str, mount: str) -> None:
         def fsyncdir(self, path, datasync, fh):
             raise OSError(errno.EINVAL, "")
 
+    class Mount(mfusepy.FUSE):
+        def rename_fuse_3(self, old, new, flags):  # The flags would be dropped.
+            return -errno.EINVAL if flags else super().rename_fuse_3(old, new, flags)
+
     how = {"attr_timeout": 0, "entry_timeout": 0, "negative_timeout": 0}
-    mfusepy.FUSE(Odd(), mount, foreground=True, nothreads=True, direct_io=True, **how)
+    Mount(Odd(), mount, foreground=True, nothreads=True, direct_io=True, **how)
 
 
 if __name__ == "__main__":
