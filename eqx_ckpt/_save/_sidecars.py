@@ -6,6 +6,7 @@ fail its whole restore. docs/readers.md has the table of who can hold what.
 
 import binascii
 import bisect
+import collections
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -52,6 +53,10 @@ _key_impls = ("threefry2x32", "rbg", "unsafe_rbg")
 # A list with more items left out than this is not filled up for Orbax.
 _MAX_GAP = 10_000
 
+
+# Holes may take so many bytes, or as many as are stored. Else none is told: a head that
+# is saved each minute without its model would be mostly names of what is not there.
+_HOLES = 2**12
 
 # The database of so many chunks is made in memory of process 0: about 1 GiB, by an
 # estimate.
@@ -242,14 +247,23 @@ def _orbax_files(
     strings: dict[str, str] = {}
     keys: list[Any] = []
     text_of = dict(texts)
-    rest = iter(gaps)
-    gap = next(rest, None)
+    rest = collections.deque(gaps)
+    # The bytes that holes may take: what is stored, or little.
+    room = max(_HOLES, sum(form.templates[number].nbytes for number in form.numbers))
+
+    def fill(place: int) -> None:
+        """Adds the holes in front of a leaf."""
+        nonlocal room
+        before = len(entries.text)
+        while rest and rest[0].before <= place and room >= 0:
+            gap = rest.popleft()
+            entries.add(gap.name, gap.keys, gap.kind)
+        room -= sum(map(len, entries.text[before:]))
+
     held = 0
     for place, (name, number) in enumerate(zip(form.names, form.numbers)):
         template = form.templates[number]
-        while gap is not None and gap.before <= place:
-            entries.add(gap.name, gap.keys, gap.kind)
-            gap = next(rest, None)
+        fill(place)
         kind = _orbax_type(name, template, text_of.get(place, ""), layout)
         if kind is None or not entries.add(name, template.keys, kind):
             continue
@@ -262,9 +276,9 @@ def _orbax_files(
         sharding.append(f'"{text}":{_sharding}')
         if template.kind == "key":
             keys.append(_key_metadata(name, template))
-    while gap is not None:
-        entries.add(gap.name, gap.keys, gap.kind)
-        gap = next(rest, None)
+    fill(len(form.names))
+    if room < 0:
+        return _orbax_files(form, texts, (), layout)
     if not held:
         return {}
     is_ocdbt = "true" if layout == "ocdbt" else "false"

@@ -102,9 +102,11 @@ def _without(line: ast.stmt, rooms: set[str]) -> ast.stmt | None:
 
 
 def _is_missing(error: BaseException | None) -> bool:
-    while error is not None:
+    seen = set()  # Causes may go in a circle.
+    while error is not None and id(error) not in seen:
         if _missing.search(str(error)):
             return True
+        seen.add(id(error))
         error = error.__cause__ or error.__context__
     return False
 

@@ -123,6 +123,32 @@ def test_what_filter_spec_leaves_out_is_none_for_orbax(tmp_path):
     assert kinds == {f"('{key}',)": kind for key, kind in expected.items()}
 
 
+def test_a_small_head_costs_kilobytes(tmp_path):
+    layers = [eqx.nn.MLP(2, 2, 2, 3, key=jr.key(i)) for i in range(30)]
+    tree = {"backbone": layers, "head": jnp.ones(300)}
+    is_head = {"backbone": False, "head": True}
+    with ec.CheckpointManager(tmp_path / "run", filter_spec=is_head) as manager:
+        for step in range(3):
+            manager.save(step, tree)
+    for step in range(3):
+        files = [x for x in (tmp_path / f"run/{step}").rglob("*") if x.is_file()]
+        assert sum(x.stat().st_size for x in files) < 12_000
+        assert set(_metadata(tmp_path / f"run/{step}/default")) == {"('head',)"}
+    assert ec.verify(tmp_path / "run/2") == []
+    code = """
+import os, orbax.checkpoint as ocp
+got = ocp.PyTreeCheckpointer().restore(os.environ["WHERE"])
+print(got.keys(), got["head"].sum())
+"""
+    said = run_python(code, WHERE=str(tmp_path / "run/2/default"))
+    assert said.splitlines()[-1] == "dict_keys(['head']) 300.0"
+    # Beside more than that, Orbax is told of each of them.
+    ec.tree_serialise_leaves(
+        tmp_path / "large", tree | {"head": jnp.ones(2**16)}, is_head
+    )
+    assert len(_metadata(tmp_path / "large")) > 200
+
+
 def test_nothing_without_a_name_is_an_error(tmp_path):
     # A key that has no name is refused only where something is stored under it.
     tree = {"a": jnp.ones(2), "b": {object(): None}}
