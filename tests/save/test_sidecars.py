@@ -134,7 +134,7 @@ def test_a_small_head_costs_kilobytes(tmp_path):
         files = [x for x in (tmp_path / f"run/{step}").rglob("*") if x.is_file()]
         assert sum(x.stat().st_size for x in files) < 12_000
         assert set(_metadata(tmp_path / f"run/{step}/default")) == {"('head',)"}
-    assert ec.verify(tmp_path / "run/2") == []
+    assert ec.verify(tmp_path / "run/2/default") == []
     code = """
 import os, orbax.checkpoint as ocp
 got = ocp.PyTreeCheckpointer().restore(os.environ["WHERE"])
