@@ -360,7 +360,8 @@ class CheckpointManager:
     def should_stop(self) -> bool:
         """Whether one of the `signals` has come, in any process of the run.
 
-        All processes of a run have to call this at the same steps, and are told alike:
-        it takes a message to process 0 and back.
+        All processes of a run have to call this at the same steps, and are told alike.
+        It takes a message to process 0 and back; but none for SIGTERM alone, where
+        JAX's preemption service is on. That looks for the signal once in a second.
         """
         return self._signals.have_come(self._saves.is_told_in_any)

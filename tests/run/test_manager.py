@@ -543,12 +543,12 @@ def test_several_processes(tmp_path):
     like = {"x": jax.ShapeDtypeStruct(X.shape, np.float32, sharding=columns), "step": 0}
     kept = []
     with ec.CheckpointManager(
-        path, every=2, every_seconds=1000, keep=1, signals=[signal.SIGTERM],
+        path, every=2, every_seconds=1000, keep=1, signals=[signal.SIGUSR1],
         processes=ec.Together(timeout=60)
     ) as manager:
         for step in range(1, 9):
             if step == 5 and rank == 1:
-                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), signal.SIGUSR1)
             stop = manager.should_stop()
             # The clocks of processes differ: process 0 decides.
             if step == 3 and rank == 0:
@@ -671,3 +671,32 @@ def test_a_save_does_not_look_at_all_steps_of_a_long_run(root, monkeypatch):
                 manager.wait()
             counts.append(len(looks))
     assert counts[1] <= 1.5 * counts[0], counts
+
+
+@pytest.mark.parametrize("handler", ["JAX", "Python"])
+def test_preemption_stops_all_processes_at_one_step(tmp_path, handler):
+    """By JAX's preemption service there is no message in each step."""
+    code = f"""
+    if "{handler}" == "Python":
+        signal.signal(signal.SIGTERM, lambda *_: print("handled"))
+    manager = ec.CheckpointManager(path / "run", every=1000, signals=[signal.SIGTERM])
+    messages = []
+    tell = manager._saves.is_told_in_any
+    manager._saves.is_told_in_any = lambda told: messages.append(told) or tell(told)
+    with manager:
+        for step in range(1, 2000):
+            time.sleep(0.01 * (1 + rank))
+            manager.save(step, {{"step": step}})
+            if step == 7 and rank == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if manager.should_stop():
+                break
+        assert manager.should_stop()
+    print(step, len(messages), manager.steps())
+    """
+    out = good(run_team(3, code, tmp_path, 1))
+    lines = [text.splitlines()[-1] for text in out]
+    step = int(lines[0].split()[0])
+    asked = 0 if handler == "JAX" else step
+    assert 7 <= step < 1999 and lines == [f"{step} {asked} [{step}]"] * 3
+    assert [("handled" in text) for text in out] == [False, handler == "Python", False]
