@@ -179,7 +179,7 @@ def _method(name: str, options: dict[str, Any]) -> Method:
 
 
 def _named(name: str) -> Any:
-    """What is called so in `merging`, or is at `module:name`."""
+    """The object of a name in `merging`, or at `module:name`."""
     if name in METHODS:
         return getattr(merging, name)
     module, _, attribute = name.partition(":")

@@ -1,4 +1,4 @@
-"""What the shell sees of each command: its arguments, options and help. Nothing here
+"""The shell's side of each command: its arguments, options and help. Nothing here
 imports JAX, so that `--help` and completion are quick: a command's module is imported
 when it runs.
 """

@@ -1,4 +1,4 @@
-"""What the shell completes: paths, steps of runs, and names of nodes and leaves. Only
+"""Completion in the shell: paths, steps of runs, and names of nodes and leaves. Only
 local files are read, an index or a header each, and no array.
 """
 

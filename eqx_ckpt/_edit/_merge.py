@@ -171,10 +171,10 @@ def _chosen(flat: Flat, where: Callable[[PyTree], Any] | None) -> list[str]:
     if where is None:
         return [""]
     stored = list(map(_filters.by_default, flat.leaves))
-    selection = _select.select(where, flat, stored, None)
+    places, paths = _select.select(where, flat, stored, None)
     names = _elements.names_of(flat)
-    wholes = [_flatten.module_name(path, "") for path in selection.wholes]
-    return [*wholes, *(names[place] for place in selection.places or ())]
+    wholes = [_flatten.module_name(path, "") for path in paths]
+    return [*wholes, *(names[place] for place in places or ())]
 
 
 def _rows(

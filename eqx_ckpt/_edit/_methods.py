@@ -393,8 +393,8 @@ Limits = tuple[np.float32, np.float32]
 
 
 def look_at_magnitudes(blocks: Iterable[Sides], leaf: MergedLeaf) -> list[Limits]:
-    """Of each tree the least magnitude that is kept, and the least one above those that
-    are: NaN, if there is none."""
+    """Per-tree least magnitude that is kept, and the least one above those that are:
+    NaN, if there is none."""
     size = math.prod(leaf.shape)
     tops = [int(x * size) for x in leaf.each("gamma")]
     kept = [max(1, round(x * size)) for x in leaf.each("density")]

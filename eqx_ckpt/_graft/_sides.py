@@ -63,7 +63,7 @@ class Model:
     def nodes(self, where: Any, called: str) -> Nested:
         """The nodes that a `where` picks, in the lists that it gives."""
         try:
-            paths = self.tagged.nested(where, called)
+            _, _, paths = self.tagged.pick(where, called)
         except (AttributeError, LookupError) as e:
             raise ValueError(f"`{called}` fails on the model: {said(e)}") from e
         return _nested.mapped(lambda x: self.node(_flatten.module_name(x, "")), paths)

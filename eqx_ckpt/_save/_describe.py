@@ -74,7 +74,7 @@ def _key(
     """Equal for leaves of one form. It has all that this follows from, and nothing of
     the caller's that lives or changes: no arrays, nodes or functions. None where that
     cannot be."""
-    if type(options.chunks) not in (type(None), int) or -1 in alike.numbers:
+    if type(options.chunks) not in (type(None), int) or -1 in alike[1]:
         return None
     if _has_parts(values, options):
         return None
@@ -84,9 +84,9 @@ def _key(
     if names is None:
         return None
     arrays = values
-    shared = [issubclass(cls, (jax.Array, np.ndarray)) for cls, *_ in alike.kinds]
+    shared = [issubclass(cls, (jax.Array, np.ndarray)) for cls, *_ in alike[0]]
     if not all(shared):
-        arrays = [x for x, kind in zip(values, alike.numbers) if shared[kind]]
+        arrays = [x for x, kind in zip(values, alike[1]) if shared[kind]]
     first: dict[int, int] = {}
     aliases = ()
     if len({*map(id, arrays)}) < len(arrays):
@@ -121,7 +121,7 @@ def _described(
     is_kept = not (callable(options.chunks) or _has_parts(given, options))
     # The templates of leaves of a kind and kinds of keys.
     known: dict[tuple[int, str], Template] = {}
-    for place, (path, leaf, kind) in enumerate(zip(paths, given, alike.numbers)):
+    for place, (path, leaf, kind) in enumerate(zip(paths, given, alike[1])):
         name, keys = _names.name_of(path)
         if name in path_of:
             raise _names.twins(name, path_of[name], path)

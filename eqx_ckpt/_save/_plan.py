@@ -73,11 +73,11 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     if filter_spec is not _leaf.is_storable:
         seen = list(map(_lazies.stand_in, seen))
     chosen = _filters.selected(filter_spec, pytree, seen, is_leaf)
-    selection = _select.select(where, flat, chosen, is_leaf)
+    places, wholes = _select.select(where, flat, chosen, is_leaf)
     numbers = [
         number
         for number, good in enumerate(chosen)
-        if good and (selection.places is None or number in selection.places)
+        if good and (places is None or number in places)
     ]
     if not numbers:
         raise ValueError("Nothing to save: `filter_spec` selects no leaf of the tree.")
@@ -93,7 +93,7 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
             for place, number in enumerate(numbers)
             if (entry := entries.get(number)) is not None and entry.label is not None
         }
-    find_holes = lambda: _sidecars.holes(pytree, flat, numbers, selection.wholes)
+    find_holes = lambda: _sidecars.holes(pytree, flat, numbers, wholes)
     holes = find_holes() if where else flat.once("holes", find_holes, numbers)
     statics = _static.record(pytree, is_leaf, flat, chosen)
     stored = dict(zip(numbers, leaves))

@@ -168,7 +168,7 @@ class MemoryBackend(Sends):
         return [key.decode("utf-8", "surrogateescape") for key in ours]
 
     def _path(self) -> str:
-        """What the keys in this directory begin with."""
+        """The prefix of the keys in this directory."""
         return self.spec()["path"]
 
     def start_list(self, first: bytes) -> Any:

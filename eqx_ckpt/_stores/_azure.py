@@ -201,7 +201,7 @@ class AzureBackend(ObjectBackend):
 
 
 def _said(error: Exception) -> str:
-    """What an error of obstore says, in a line, without what may be signed."""
+    """The text of an error of obstore, in a line, without what may be signed."""
     text = str(error).partition("\n\nDebug")[0]
     found = re.search("<Code>(.*?)</Code>.*?<Message>(.*?)(\n|</Message>)", text, re.S)
     if found:
@@ -283,8 +283,8 @@ def _duration(text: str) -> datetime.timedelta:
 
 
 def _settings(account: str, env: dict[str, str]) -> dict[str, Any]:
-    """What the environment says, under the names that obstore does not look at itself:
-    those of `az storage`."""
+    """Settings from the environment, under the names that obstore does not look at
+    itself: those of `az storage`."""
     out: dict[str, Any] = {}
     if key := env.get("AZURE_STORAGE_KEY"):
         out["account_key"] = key

@@ -3,7 +3,7 @@
 import functools as ft
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.core as jax_core
@@ -125,16 +125,12 @@ def describe(leaf: Any, dtype: np.dtype | None = None) -> Template:
     )
 
 
-class LeafKinds(NamedTuple):
-    """Leaves in a few `kinds`, and the number of that of each leaf, which is -1 where
-    nothing is known. Leaves of a kind have one template and one sharding. Most are like
-    some other one."""
-
-    kinds: tuple[Any, ...]
-    numbers: tuple[int, ...]
+LeafKinds = tuple[tuple[Any, ...], tuple[int, ...]]
 
 
 def alike(leaves: Sequence[Any]) -> LeafKinds:
+    """The few kinds of leaves that there are, and the number of that of each leaf, -1
+    where nothing is known. Leaves of a kind have one template and one sharding."""
     types = list(map(type, leaves))
     examples = dict(zip(types, leaves))
     traits, of_jax = {}, set()
@@ -146,7 +142,7 @@ def alike(leaves: Sequence[Any]) -> LeafKinds:
     if len(of_jax) < len(traits):
         arrays = [leaf for cls, leaf in zip(types, leaves) if cls in of_jax]
     if any(map(operator.methodcaller("is_deleted"), arrays)):
-        return LeafKinds((), (-1,) * len(leaves))
+        return (), (-1,) * len(leaves)
     if len(traits) == 1:
         first, second = traits[types[0]]
         one, two = [*map(first, leaves)], [*map(second, leaves)]
@@ -165,7 +161,7 @@ def alike(leaves: Sequence[Any]) -> LeafKinds:
         kind = types[place], one[place], two[place]
         known = id(_UNKNOWN) not in i
         numbers[i] = kinds.setdefault(kind, len(kinds)) if known else -1
-    return LeafKinds(tuple(kinds), tuple(map(numbers.__getitem__, ids)))
+    return tuple(kinds), tuple(map(numbers.__getitem__, ids))
 
 
 _UNKNOWN = object()

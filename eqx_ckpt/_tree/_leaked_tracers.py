@@ -1,10 +1,9 @@
 """Tracers that a traced function has left where no array is: in functions and such."""
 
-import contextlib
 import dataclasses
-import functools as ft
+import gc
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -86,23 +85,6 @@ def _find(value: Any, seen: dict[int, Any]) -> Any:
 
 
 def _held(x: Any) -> list[Any]:
-    """The objects that an object refers to."""
-    if isinstance(x, Mapping):
-        return [*x.keys(), *x.values()]
-    if isinstance(x, (list, tuple, set, frozenset)):
-        return list(x)
-    out = list(getattr(x, "__dict__", {}).values())
-    for cls in type(x).__mro__:
-        slots = cls.__dict__.get("__slots__", ())
-        names = (slots,) if isinstance(slots, str) else slots
-        out += [getattr(x, name, None) for name in names]
-    if isinstance(x, ft.partial):
-        out += [x.func, x.args, x.keywords]
-    if isinstance(x, (types.MethodType, types.BuiltinMethodType)):
-        out += [x.__self__, getattr(x, "__func__", None)]
-    if isinstance(x, types.FunctionType):
-        out += [x.__defaults__, x.__kwdefaults__]
-        for cell in x.__closure__ or ():
-            with contextlib.suppress(ValueError):  # It is empty.
-                out.append(cell.cell_contents)
-    return out
+    """The objects that an object refers to, but for the globals of a function."""
+    names = getattr(x, "__globals__", None)
+    return [y for y in gc.get_referents(x) if y is not names]

@@ -114,13 +114,10 @@ def node_types(structure: Any) -> set[type]:
     return out
 
 
-class _Partial(eqx.Module):
-    field: Any
-
-
 # The types of what Equinox puts where a Module lacks a field, if it does.
 _ABSENT = {
-    x.node_data()[0] for x in jax.tree.structure(object.__new__(_Partial)).children()
+    x.node_data()[0]
+    for x in jax.tree.structure(object.__new__(eqx.nn.Dropout)).children()
 }
 _NODES = (
     type(None),

@@ -2,7 +2,7 @@
 
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import equinox as eqx
 import jax.tree_util as jtu
@@ -66,28 +66,18 @@ _iterables = (
 )
 
 
-class Selection(NamedTuple):
-    """The leaves that a `where` picks: their numbers (None: all of them), and the key
-    paths of the nodes that it picks as a whole; and of the leaves that are not stored,
-    which may stand at other places too."""
-
-    places: set[int] | None
-    wholes: list[tuple]
-
-
-EVERYTHING = Selection(None, [()])
-
-
 def select(
     where: Callable[[PyTree], Any] | None,
     flat: Flat,
     storable: Sequence[bool],
     is_leaf: IsLeaf,
-) -> Selection:
-    """The selection that a `where` picks of a tree; all of it if there is none."""
+) -> tuple[set[int] | None, list[tuple]]:
+    """The numbers of the leaves that a `where` picks of a tree (None: all of them), and
+    the key paths of the nodes that it picks as a whole; and of the leaves that are not
+    stored, which may stand at other places too."""
     if where is None:
-        return EVERYTHING
-    return Tagged(flat, storable, is_leaf).select(where, "where")
+        return None, [()]
+    return Tagged(flat, storable, is_leaf).pick(where, "where")[:2]
 
 
 class Tagged:
@@ -111,16 +101,12 @@ class Tagged:
             tagged.append(leaf)
         self._tree = jtu.tree_unflatten(flat.structure, tagged)
 
-    def select(self, where: Callable[[PyTree], Any], called: str) -> Selection:
-        """Runs `where`, which the user knows as `called`."""
-        return self._select(where, called)[0]
-
-    def nested(self, where: Callable[[PyTree], Any], called: str) -> Any:
-        """The key paths of the nodes that `where` picks: one, or a list of those in a
-        container that it gives, which may be of lists again."""
-        return self._select(where, called)[1]
-
-    def _select(self, where: Callable[[PyTree], Any], called: str) -> Any:
+    def pick(
+        self, where: Callable[[PyTree], Any], called: str
+    ) -> tuple[set[int], list[tuple], Any]:
+        """Runs `where`, which the user knows as `called`, as `select`. The last is the
+        key paths of the nodes that it picks: one, or a list of those in a container
+        that it gives, which may be of lists again."""
         if not callable(where):
             raise TypeError(
                 f"`{called}` must be a function of the tree, such as "
@@ -136,9 +122,9 @@ class Tagged:
                 f"`{called}` failed. It may only pick nodes: the leaves that it sees "
                 "have no values, so that nothing can be computed of them."
             ) from e
-        out = Selection(set(), [])
-        nested = self._collect(picked, out)
-        if not out.places:
+        places, wholes = set(), []
+        nested = self._collect(picked, places, wholes)
+        if not places:
             raise ValueError(
                 f"`{called}` selects no leaf that is stored. "
                 + (
@@ -148,15 +134,14 @@ class Tagged:
                     "use `filter_spec` to filter."
                 )
             )
-        return out, nested
+        return places, wholes, nested
 
-    def _collect(self, node: Any, out: Selection) -> Any:
-        """Adds what is picked to `out`. Returns the key path of the one node that it
-        is; or a list of such, those of the children of a container; or nothing."""
-        assert out.places is not None
+    def _collect(self, node: Any, places: set[int], wholes: list[tuple]) -> Any:
+        """Adds what is picked. Returns the key path of the one node that it is; or a
+        list of such, those of the children of a container; or nothing."""
         if isinstance(node, _Tag):
-            out.places.add(node._place)
-            out.wholes.append(node._path)
+            places.add(node._place)
+            wholes.append(node._path)
             return node._path
         own = self._is_leaf
         below, _ = jtu.tree_flatten_with_path(
@@ -169,7 +154,7 @@ class Tagged:
         ranks = []
         for path, leaf in below:
             if isinstance(leaf, _Tag):
-                out.places.add(leaf._place)
+                places.add(leaf._place)
                 ranks.append(leaf._rank)
                 cut = len(leaf._path) - len(path)
                 roots.add(leaf._path[:cut] if leaf._path[cut:] == path else None)
@@ -184,7 +169,7 @@ class Tagged:
         # as a slice of a list, are looked into.
         root = roots.pop() if len(roots) == 1 else None
         if root is not None and self._is_all_below(root, ranks):
-            out.wholes.append(root)
+            wholes.append(root)
             return root
         if ranks:
             method = getattr(node, "__func__", None)
@@ -195,10 +180,10 @@ class Tagged:
                     "calling it."
                 )
             children = jtu.tree_leaves(node, is_leaf=lambda x: x is not node)
-            some = [self._collect(child, out) for child in children]
+            some = [self._collect(child, places, wholes) for child in children]
             return [x for x in some if x is not None]
         for _, leaf in below:
-            out.wholes.extend(self._others[id(leaf)])
+            wholes.extend(self._others[id(leaf)])
         return None
 
     def _is_all_below(self, root: tuple, ranks: list[int]) -> bool:

@@ -17,13 +17,6 @@ from . import _flatten, _folding, _leaked_tracers, _sharding
 from ._filters import IsLeaf
 
 
-class _Host:
-    """Carries a NumPy leaf through `filter_eval_shape`, to which it is no array."""
-
-    def __init__(self, leaf: Any):
-        self.leaf = leaf
-
-
 @_arguments.checked()
 def skeleton(
     fn: Callable[..., PyTree], *args: Any, sharding: Any = None, **kwargs: Any
@@ -57,14 +50,16 @@ def skeleton(
         ```
     """
 
+    host: PyTree = None
+
     def call(*args: Any, **kwargs: Any) -> PyTree:
-        out = fn(*args, **kwargs)
-        return jtu.tree_map(
-            lambda x: _Host(x) if isinstance(x, (np.ndarray, np.generic)) else x, out
-        )
+        nonlocal host
+        is_numpy = lambda x: isinstance(x, (np.ndarray, np.generic))
+        host, out = eqx.partition(fn(*args, **kwargs), is_numpy)
+        return out
 
     out = eqx.filter_eval_shape(call, *args, **kwargs)
-    out = jtu.tree_map(lambda x: x.leaf if isinstance(x, _Host) else x, out)
+    out = eqx.combine(host, out)
     _leaked_tracers.check(out)
     if sharding is None:
         return out

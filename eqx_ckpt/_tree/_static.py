@@ -6,7 +6,9 @@ a tuple with a function in it the rest can be compared.
 """
 
 import contextlib
+import fnmatch
 import itertools as it
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -40,17 +42,10 @@ def recorded(module: Any, known: dict[Any, Fields]) -> Fields:
     kinds = tuple(map(type, values))
     key = (cls, kinds, *values) if _ATOMS.issuperset(kinds) else None
     if key is None or key not in known:
-        plain: dict[str, Any] = {}
-        encoded: dict[str, Any] = {}
+        known[key] = {}, {}
         for field, value in zip(static, values):
-            if value is _flatten.ABSENT:
-                continue
-            good, as_json = _json.jsonable(value)
-            if good:
-                plain[field] = as_json
-            else:
-                encoded[field] = _encoded.encode(value)
-        known[key] = plain, encoded
+            if value is not _flatten.ABSENT:
+                _add(known[key], field, value)
     plain, encoded = known[key]
     # A leaf that is a function is compared beside static fields, as it stands for one.
     # Alone it makes no node of a Module that has nothing else to be stored.
@@ -93,37 +88,34 @@ def _record(
     if any(map(_flatten.is_module, flat.types)):
         known: dict[Any, Fields] = {}
         for name, module in _flatten.modules(tree, is_leaf, source):
-            plain, encoded = recorded(module, known)
-            if plain or encoded:
-                nodes[name] = plain, encoded
+            fields = recorded(module, known)
+            if any(fields):
+                nodes[name] = fields
     for number in _left_out(flat.leaves, chosen):
         with contextlib.suppress(ValueError):  # What has no name cannot be compared.
             path, value = flat.paths[number], flat.leaves[number]
             name = _names.name_of(path, source)[0]
             node, _, field = name.rpartition(".")
             plain, encoded = nodes.get(node, ({}, {}))
-            good, as_json = _json.jsonable(value)
-            if good:
-                nodes[node] = {**plain, field: as_json}, encoded
-            else:
-                nodes[node] = plain, {**encoded, field: _encoded.encode(value)}
-    values: list[dict[str, Any]] = []
-    others: list[dict[str, Any]] = []
+            nodes[node] = fields = {**plain}, {**encoded}
+            _add(fields, field, value)
+    rows: dict[str, tuple[int, Fields]] = {}
     of: dict[str, int] = {}
-    seen: dict[str, int] = {}
     # Many nodes of a checkpoint may have one row, which is made a key once.
-    keys: dict[tuple[int, int], str] = {}
-    for name, (plain, encoded) in nodes.items():
-        ids = id(plain), id(encoded)
-        if ids not in keys:
-            keys[ids] = repr((plain, encoded))
-        key = keys[ids]
-        if key not in seen:
-            seen[key] = len(values)
-            values.append(plain)
-            others.append(encoded)
-        of[name] = seen[key]
-    return Statics(values, of, others)
+    numbers: dict[tuple[int, ...], int] = {}
+    for name, fields in nodes.items():
+        ids = tuple(map(id, fields))
+        if ids not in numbers:
+            numbers[ids] = rows.setdefault(repr(fields), (len(rows), fields))[0]
+        of[name] = numbers[ids]
+    values, others = zip(*(fields for _, fields in rows.values())) if rows else ((), ())
+    return Statics(list(values), of, list(others))
+
+
+def _add(fields: Fields, name: str, value: Any) -> None:
+    """Adds a value to those that JSON holds, or to those that are encoded."""
+    good, as_json = _json.jsonable(value)
+    fields[not good][name] = as_json if good else _encoded.encode(value)
 
 
 def _left_out(leaves: Sequence[Any], chosen: Sequence[bool]) -> Iterator[int]:
@@ -275,22 +267,8 @@ def all_names(statics: Statics) -> Iterator[str]:
 def matches(pattern: str, name: str) -> bool:
     """Whether a name is as a pattern says, in which `*` stands for any text. A leading
     `*.` may stand for nothing: what it is before is at the root then."""
-    return _is_glob(pattern, name) or (
-        pattern.startswith("*.") and _is_glob(pattern[2:], name)
+    # Nothing but `*` is special, and `fnmatch` takes time that grows with the name.
+    pattern = re.sub(r"[?[]", r"[\g<0>]", pattern)
+    return fnmatch.fnmatchcase(name, pattern) or (
+        pattern.startswith("*.") and fnmatch.fnmatchcase(name, pattern[2:])
     )
-
-
-def _is_glob(pattern: str, name: str) -> bool:
-    first, *rest = pattern.split("*")
-    if not rest:
-        return name == pattern
-    *middle, last = rest
-    if not name.startswith(first) or not name.endswith(last):
-        return False
-    at, end = len(first), len(name) - len(last)
-    for text in middle:
-        found = name.find(text, at, end)
-        if found < 0:
-            return False
-        at = found + len(text)
-    return at <= end
