@@ -51,11 +51,14 @@ class Flat:
 
 def flatten(tree: PyTree, is_leaf: IsLeaf) -> Flat:
     if is_leaf is None:
-        leaves, structure = jtu.tree_flatten(tree)
-        seen = _seen.seen(structure)
+        seen, leaves = _seen.find(tree)
+        if seen is None:
+            leaves, structure = jtu.tree_flatten(tree)
+            seen = _seen.seen(structure)
         if seen is not None:
-            paths = lambda: [x for x, _ in jtu.tree_flatten_with_path(tree)[0]]
-            return Flat(seen.once("paths", None, paths), leaves, structure, seen)
+            if len(seen.paths) < len(leaves):
+                seen.paths = [x for x, _ in jtu.tree_flatten_with_path(tree)[0]]
+            return Flat(seen.paths, leaves, seen.structure, seen)
     pairs, structure = jtu.tree_flatten_with_path(tree, is_leaf=is_leaf)
     leaves = list(map(operator.itemgetter(1), pairs))
     return Flat(list(map(operator.itemgetter(0), pairs)), leaves, structure)

@@ -10,11 +10,15 @@ and True are one, and a list is the same as ever.
 """
 
 import collections
+import contextlib
+import dataclasses
 import enum
+import functools as ft
+import itertools as it
 import operator
 import types
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -37,16 +41,46 @@ class SeenStructure:
         self._callables = list(callables.values())
         self._names = list(map(_named.name_of, self._callables))
         self._made: dict[Any, tuple[Any, Any]] = {}
+        # The key paths of its leaves; and the layers of its trees, once a second one
+        # was seen, unless it lacks fields.
+        self.paths: list[tuple] = []
+        self.layers: _Layers | None = None
 
     def is_of(self, structure: Any, values: list[Any]) -> bool:
-        if len(values) != len(self._values):
-            return False
-        same = all(map(operator.is_, values, self._values))
-        if not (same or all(map(_is_same, values, self._values))):
-            return False
-        if structure != self.structure:
-            return False
-        return self._names == list(map(_named.name_of, self._callables))
+        return (
+            _are_same(values, self._values)
+            and structure == self.structure
+            and self._names == list(map(_named.name_of, self._callables))
+        )
+
+    def leaves_of(self, tree: Any) -> list[Any] | None:
+        """The leaves of a tree, if it has this structure. Nodes of one kind are looked
+        at together, which takes far less than JAX's walk from one to the next."""
+        if self.layers is None:
+            return None
+        layers, order = self.layers
+        nodes: list[Any] = [tree]
+        leaves: list[Any] = []
+        for own, groups in layers:
+            leaves += own(nodes)
+            below: list[Any] = []
+            for group in groups:
+                some, cls = group.pick(nodes), group.cls
+                if {*map(type, some)} != {cls} or not _is_known_node(cls):
+                    return None
+                try:
+                    children, counts, data = _open(cls, some)
+                except KeyError:  # A Module lacks a field.
+                    return None
+                if counts != group.counts or not _are_same(data, group.data):
+                    return None
+                below += children
+            nodes = below
+        examples = dict(zip(map(type, leaves), leaves))
+        is_known = self._names == list(map(_named.name_of, self._callables))
+        if not (is_known and jax.tree_util.all_leaves(examples.values())):
+            return None
+        return list(order(leaves))
 
     def once(self, key: Any, keeps: Any, make: Callable[[], T]) -> T:
         """The result of `make` of a key, which nobody changes. `keeps`: objects by
@@ -64,9 +98,24 @@ class SeenStructure:
 _last: list[SeenStructure] = []
 
 
+def find(tree: Any) -> tuple[SeenStructure | None, list[Any]]:
+    """The kept structure that a tree has, if that is seen at once, and its leaves."""
+    for known in _last:
+        leaves = known.leaves_of(tree)
+        if leaves is not None:
+            _move_up(known)
+            return known, leaves
+    return None, []
+
+
+def _move_up(known: SeenStructure) -> None:
+    global _last
+    if not _last or _last[0] is not known:
+        _last = [known, *(x for x in _last if x is not known)][:_MOST]
+
+
 def seen(structure: Any) -> SeenStructure | None:
     """The kept one that a structure is; None where it may change unseen."""
-    global _last
     if structure.num_leaves > _MOST_LEAVES:
         return None
     values: list[Any] = []
@@ -81,6 +130,9 @@ def seen(structure: Any) -> SeenStructure | None:
     structure.walk(note, _same, (None,) * structure.num_leaves)
     for known in _last:
         if known.is_of(structure, values):
+            if known.layers is None:
+                with contextlib.suppress(KeyError):
+                    known.layers = _layers(structure)
             break
     else:
         callables: dict[int, Any] = {}
@@ -90,8 +142,7 @@ def seen(structure: Any) -> SeenStructure | None:
         if not all(map(_is_known_node, node_types(structure))):
             return None
         known = SeenStructure(structure, values, callables)
-    if not _last or _last[0] is not known:
-        _last = [known, *(x for x in _last if x is not known)][:_MOST]
+    _move_up(known)
     return known
 
 
@@ -151,6 +202,97 @@ def _has_own_way(cls: Any) -> bool:
     return f"namedtuple[{cls.__name__}]" not in str(one)
 
 
+class _Group(NamedTuple):
+    """The nodes of one type in a layer of a tree: which they are there, their numbers
+    of children or fields, and what else a structure has of them."""
+
+    cls: type
+    pick: "_Pick"
+    counts: list[int]
+    data: list[Any]
+
+
+# Some of the nodes of a layer.
+_Pick = Callable[[list[Any]], Sequence[Any]]
+# For each layer which of it are leaves, and its groups of nodes; and the leaves in the
+# order of JAX, of those in the order of the layers.
+_Layers = tuple[list[tuple[_Pick, list[_Group]]], _Pick]
+
+
+def _layers(structure: Any) -> _Layers:
+    """The layers of trees of a structure, from the root down. **Raises:** `KeyError`
+    if a Module in it lacks fields, or has more."""
+    count = structure.num_leaves
+    nodes: list[Any] = [structure.unflatten(range(count))]
+    numbers: list[int] = []
+    layers: list[tuple[_Pick, list[_Group]]] = []
+    while nodes:
+        places: dict[type, list[int]] = {}
+        for place, node in enumerate(nodes):
+            places.setdefault(type(node), []).append(place)
+        own = _picker(places.pop(int, []))
+        numbers += own(nodes)
+        groups: list[_Group] = []
+        below: list[Any] = []
+        for cls, some in places.items():
+            pick = _picker(some)
+            children, *rest = _open(cls, pick(nodes))
+            groups.append(_Group(cls, pick, *rest))
+            below += children
+        layers.append((own, groups))
+        nodes = below
+    return layers, _picker(sorted(range(count), key=numbers.__getitem__))
+
+
+def _picker(places: list[int]) -> _Pick:
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    start = places[0] if places else 0
+    return operator.itemgetter(slice(start, start + len(places)))
+
+
+@ft.cache
+def _fields_of(cls: type) -> tuple[list[str], list[str]]:
+    """The fields of a class of Modules that are children, and the others."""
+    both: tuple[list[str], list[str]] = [], []
+    for field in dataclasses.fields(cls):  # pyright: ignore[reportArgumentType]
+        both[bool(field.metadata.get("static", False))].append(field.name)
+    return both
+
+
+def _open(cls: type, nodes: Sequence[Any]) -> tuple[list[Any], list[int], list[Any]]:
+    """The children of nodes of one type, field by field; their numbers of children; and
+    their static fields, keys or the like.
+
+    **Raises:** `KeyError` for a Module that lacks a field, or has more.
+    """
+    if issubclass(cls, eqx.Module):
+        # Equinox looks at each attribute that it gives.
+        own = list(map(object.__getattribute__, nodes, it.repeat("__dict__")))
+        fields, rest = _fields_of(cls)
+        counts = list(map(len, own))
+        if {*counts} != {len(fields) + len(rest)}:
+            raise KeyError
+        columns = [map(operator.itemgetter(name), own) for name in (*fields, *rest)]
+        children = list(it.chain.from_iterable(columns[: len(fields)]))
+        return children, counts, list(it.chain.from_iterable(columns[len(fields) :]))
+    if cls is type(None):
+        return [], [0] * len(nodes), []
+    one_level = jax.tree_util.default_registry.flatten_one_level
+    pairs = list(map(one_level, nodes))
+    some = [tuple(children) for children, _ in pairs]
+    data = [tuple(x) if type(x) is list else x for _, x in pairs]
+    return list(it.chain.from_iterable(some)), list(map(len, some)), data
+
+
+def _are_same(values: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether values are the same objects, or cannot be told from them."""
+    if len(values) != len(others):
+        return False
+    same = all(map(operator.is_, values, others))
+    return same or all(map(_is_same, values, others))
+
+
 _ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
 _EQUAL = frozenset((bool, int, str, bytes))
 
@@ -163,7 +305,7 @@ def _is_same(a: Any, b: Any) -> bool:
         return False
     if cls in _EQUAL:
         return a == b
-    return cls is tuple and len(a) == len(b) and all(map(_is_same, a, b))
+    return cls is tuple and _are_same(a, b)
 
 
 def _is_fixed(x: Any, callables: dict[int, Any]) -> bool:

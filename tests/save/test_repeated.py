@@ -187,11 +187,14 @@ def _check(saves):
     with tempfile.TemporaryDirectory() as directory:
         root = pathlib.Path(directory)
         inside.forget()
-        after = [_saved(root / "a" / str(i), *x) for i, x in enumerate(saves)]
-        again = [_saved(root / "b" / str(i), *x) for i, x in enumerate(saves)]
+        # What a structure needs to be known at once is made when it comes again.
+        after, _, again = (
+            [_saved(root / turn / str(i), *x) for i, x in enumerate(saves)]
+            for turn in "abc"
+        )
         for i, save in enumerate(saves):
             inside.forget()
-            alone = _saved(root / "c" / str(i), *save)
+            alone = _saved(root / "d" / str(i), *save)
             # To `==` 1 and True are one.
             assert repr(after[i]) == repr(again[i]) == repr(alone)
 
@@ -288,7 +291,10 @@ def _check_calls(calls):
         path, root = pathlib.Path(directory) / "c", pathlib.Path(directory) / "d"
         inside.forget()
         _saved(path, [calls[0][1], SHARED], {}, "sync")
-        after = [_given(route, path, [like, SHARED], root) for route, like in calls]
+        _, after = (
+            [_given(route, path, [like, SHARED], root) for route, like in calls]
+            for _ in range(2)
+        )
         for (route, like), found in zip(calls, after):
             inside.forget()
             assert _given(route, path, [like, SHARED], root) == found
@@ -314,8 +320,8 @@ def test_what_is_changed_in_place_is_recorded_anew(tmp_path, monkeypatch, change
     }[change]()
     tree = {"m": Model(jnp.zeros(2), (value,), value), "b": jnp.zeros(2)}
     spare = Model(jnp.zeros(2), 1), jnp.zeros(2)
-    before = [_recorded(tmp_path / "c", tree) for _ in range(2)]
-    assert before[0] == before[1]
+    before = [_recorded(tmp_path / "c", tree) for _ in range(3)]
+    assert before[0] == before[1] == before[2]
     _recorded(tmp_path / "c", spare)
     if change == "list":
         value.append(2)
@@ -347,7 +353,7 @@ def test_what_is_kept_of_a_structure_holds_no_arrays(tmp_path):
     setattr(attribute, "array", array)
     functions = [closed(array), jax.jit(closed(array)), ft.partial(closed, array)]
     for f in [*functions, default, attribute, jax.jit(default), (default,)]:
-        for _ in range(2):
+        for _ in range(3):
             ec.tree_serialise_leaves(tmp_path / "c", Model(jnp.zeros(2), f, f))
     del array, f, functions, default, attribute
     gc.collect()
@@ -356,12 +362,31 @@ def test_what_is_kept_of_a_structure_holds_no_arrays(tmp_path):
 
 def test_what_is_kept_of_a_structure_knows_registered_types(tmp_path):
     tree = Model({"a": np.float32(1), "b": jnp.ones(2)}, 1)
-    before = [_recorded(tmp_path / "c", tree) for _ in range(2)]
+    before = [_recorded(tmp_path / "c", tree) for _ in range(3)]
     with ec.register_leaf(np.float32, str, np.float32):
         registered = _recorded(tmp_path / "c", tree)
         inside.forget()
         assert registered == _recorded(tmp_path / "c", tree) != before[0]
     assert _recorded(tmp_path / "c", tree) == before[0] == before[1]
+
+
+def test_named_tuples_that_are_registered_meanwhile_have_their_new_order(tmp_path):
+    class Two(NamedTuple):
+        n: Any
+        m: Any
+
+    tree = [Two(jnp.zeros(2), jnp.ones(2))]
+    for _ in range(3):
+        ec.tree_serialise_leaves(tmp_path / "c", tree)
+    keys = jax.tree_util.GetAttrKey("m"), jax.tree_util.GetAttrKey("n")
+    jax.tree_util.register_pytree_with_keys(
+        Two,
+        lambda x: ((*zip(keys, (x.m, x.n)),), Two),
+        lambda _, children: Two(*children[::-1]),
+    )
+    ec.tree_serialise_leaves(tmp_path / "c", tree)
+    ckpt = ec.open(tmp_path / "c")
+    assert [ckpt[f"0.{name}"].read().tolist() for name in "nm"] == [[0, 0], [1, 1]]
 
 
 def test_models_in_training_are_remembered():
