@@ -124,7 +124,10 @@ _OPTIONS = {"key": "seed", "lambda_": "lambda"}
 
 
 def average(
-    sources: tuple[str, ...], last: int | None, weights: list[float] | None, **rest: Any
+    sources: tuple[str, ...],
+    last: int | None,
+    weights: float | list[float] | None,
+    **rest: Any,
 ) -> CommandResult:
     if last is not None:
         sources = _newest(sources, last)
