@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding
 
 from .._format import _text
@@ -181,15 +182,22 @@ def _run(
 ) -> None:
     """Moves the arrays of a batch, whose bits each process has a share of."""
     programs = []
-    for key, some in _alike(wants, numbers, out):
-        programs.append((some, _moves.compiled(*key, len(some))))
+    for dtype, some in _alike(wants, numbers, out):
+        move, bits = wants[some[0]].move, out[some[0]]
+        if isinstance(bits, list):
+            bits = move.together([out[i] for i in some])
+        program = _moves.compiled(move, bits.shape, bits.dtype, dtype)
+        programs.append((some, program, bits))
+        for i in some:
+            out[i] = None
     processes.gather()
     processes.broadcast()
     errors: list[Exception] = []
-    for some, program in programs:
-        moved = program(*[out[i] for i in some])
-        for i in some:
-            out[i] = None
+    programs.reverse()
+    while programs:
+        some, program, bits = programs.pop()
+        moved = program(bits)
+        del bits
         processes.until(lambda moved=moved: all(x.is_ready() for x in moved))
         # Whatever is wrong with one, all take part in the others.
         for i, array in zip(some, moved):
@@ -203,24 +211,24 @@ def _run(
 
 def _alike(
     wants: list[LeafRead], numbers: list[int], out: list[Any]
-) -> Iterator[tuple[Any, list[int]]]:
-    """The arrays that one program moves: small ones of one kind together, in powers of
-    two, so that few programs are compiled."""
+) -> Iterator[tuple[np.dtype, list[int]]]:
+    """The arrays that one program moves, with the dtype that they get. Small ones of
+    one kind are moved together, in powers of two: few programs are compiled."""
     groups: dict[Any, list[int]] = collections.defaultdict(list)
     for i in numbers:
         record, _, target, move = wants[i]
+        first = out[i][0] if isinstance(out[i], list) else out[i]
         is_key = target.kind == "key"
         dtype = (
-            out[i].dtype if is_key else _from_host.result_dtype(record.template, target)
+            first.dtype if is_key else _from_host.result_dtype(record.template, target)
         )
-        groups[move, out[i].shape, out[i].dtype, dtype].append(i)
-    for key, some in groups.items():
-        is_small = out[some[0]].nbytes < _from_host.SMALL_BYTES
-        count = _TOGETHER if is_small else 1
+        groups[move, first.shape, first.dtype, dtype].append(i)
+    for (*_, dtype), some in groups.items():
+        count = _TOGETHER if isinstance(out[some[0]], list) else 1
         while some:
             while count > len(some):
                 count //= 2
-            yield key, some[:count]
+            yield dtype, some[:count]
             some = some[count:]
 
 

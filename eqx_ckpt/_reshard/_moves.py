@@ -5,6 +5,7 @@ for some numbers of less than a byte.
 """
 
 import functools as ft
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from .._format import _template
-from .._tree import _sharding
+from .._tree import _from_host, _sharding
 from .._tree._sharding import Region
 from . import _routes
 from ._routes import Axes, Layout, Route
@@ -42,20 +43,32 @@ class ArrayMove(NamedTuple):
             for region in _sharding.here(self.first, padded)
         ]
 
-    def begin(self, parts: Sequence[np.ndarray]) -> jax.Array:
+    def begin(self, parts: Sequence[np.ndarray]) -> "list[np.ndarray] | jax.Array":
+        """An array that is read in these parts, to be moved; of a small one its bits,
+        which are to go together with others."""
+        size = math.prod(self.route.padded) * parts[0].dtype.itemsize
+        bits = self.bits(parts)
+        return bits if size < _from_host.SMALL_BYTES else self.together([bits])
+
+    def bits(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The bits of an array that is read in these parts; of complex numbers both
         halves of each, along a last axis."""
-        shape = self.route.padded
-        padded = self.first.shard_shape(shape)
-        parts = [_padded(part, padded) for part in parts]
+        padded = self.first.shard_shape(self.route.padded)
         dtype = parts[0].dtype
         halves = (2,) if dtype.kind == "c" else ()
         carrier = np.dtype(f"uint{8 * dtype.itemsize // (2 if halves else 1)}")
-        bits = [
-            np.ascontiguousarray(part).view(carrier).reshape(*part.shape, *halves)
-            for part in parts
+        return [
+            np.ascontiguousarray(x).view(carrier).reshape(*padded, *halves)
+            for x in (_padded(part, padded) for part in parts)
         ]
-        return _sharding.assemble(self.first, (*shape, *halves), bits, carrier)
+
+    def together(self, arrays: Sequence[Sequence[np.ndarray]]) -> jax.Array:
+        """Arrays whose bits are in such parts, along a new first axis."""
+        parts = [x[0][None] if len(x) == 1 else np.stack(x) for x in zip(*arrays)]
+        padded = self.route.padded
+        shape = (len(arrays), *padded, *parts[0].shape[1 + len(padded) :])
+        first = _sharding_of(self.mesh, ((), *self.route.first))
+        return _sharding.assemble(first, shape, parts, parts[0].dtype)
 
 
 @ft.lru_cache(maxsize=4096)
@@ -132,18 +145,13 @@ def _padded(part: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 @ft.lru_cache(maxsize=1024)
 def compiled(
-    move: ArrayMove,
-    shape: tuple[int, ...],
-    carrier: np.dtype,
-    dtype: np.dtype,
-    count: int,
+    move: ArrayMove, shape: tuple[int, ...], carrier: np.dtype, dtype: np.dtype
 ) -> Any:
-    """The program that moves the bits of so many arrays together, of this shape and of
-    the dtype `carrier`, and gives arrays of `dtype`, sharded as was asked for."""
-    route = move.route
+    """The program that moves arrays which are `together`, as bits of this shape and of
+    the dtype `carrier`. It gives arrays of `dtype`, sharded as was asked for."""
+    route, count = move.route, shape[0]
 
-    def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-        bits = jnp.stack(arrays)
+    def run(bits: jax.Array) -> tuple[jax.Array, ...]:
         if route.first != route.second:
             used, pairs = _routes.handed_on(route)
             bits = jax.lax.ppermute(bits, _names(used), pairs)
@@ -155,16 +163,16 @@ def compiled(
         whole = tuple(map(slice, route.shape))
         return tuple(_from_bits(one[whole], dtype) for one in bits)
 
+    first = _sharding_of(move.mesh, ((), *route.first))
     mapped = jax.shard_map(
         run,
         mesh=move.mesh,
-        in_specs=(_spec(route.first),) * count,
+        in_specs=first.spec,
         out_specs=(_spec(route.target),) * count,
         check_vma=False,
     )
-    bits = jax.ShapeDtypeStruct(shape, carrier, sharding=move.first)
-    shardings = (move.sharding,) * count
-    return jax.jit(mapped, out_shardings=shardings).lower(*[bits] * count).compile()
+    bits = jax.ShapeDtypeStruct(shape, carrier, sharding=first)
+    return jax.jit(mapped, out_shardings=(move.sharding,) * count).lower(bits).compile()
 
 
 def _from_bits(bits: jax.Array, dtype: np.dtype) -> jax.Array:

@@ -1,6 +1,7 @@
 """Loads that read a share, and move it over the devices: here those of one process."""
 
 import logging
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -141,6 +142,26 @@ def test_arrays_on_their_way_are_waited_for(tmp_path, monkeypatch):
     out = ec.tree_deserialise_leaves(tmp_path / "c", like, max_bytes=2**21)
     assert len(waited) == 2
     assert {id(x) for (x,) in waited} < {id(x) for x in out.values()}
+
+
+def test_small_leaves_are_moved_many_at_once(tmp_path):
+    """JAX does no more for them than where they are put on devices one by one."""
+    x = np.arange(2048, dtype=np.float32).reshape(32, 64)
+    saved = {str(i): x + i for i in range(256)}
+    ec.tree_serialise_leaves(tmp_path / "c", saved)
+    to = NamedSharding(mesh(), P())
+    like = {n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to) for n in saved}
+    calls = {}
+    for how in ("read", "devices"):
+        for _ in range(2):  # The first one compiles.
+            files = []
+            sys.setprofile(lambda frame, *_: files.append(frame.f_code.co_filename))
+            out = ec.tree_deserialise_leaves(tmp_path / "c", like, reshard=how)
+            sys.setprofile(None)
+        calls[how] = sum("/jax/" in file for file in files)
+        for name, array in out.items():
+            assert array.sharding == to and bits(array) == bits(saved[name])
+    assert 0 < calls["devices"] < calls["read"], calls
 
 
 def test_another_word(tmp_path):

@@ -85,9 +85,10 @@ def test_every_bit_arrives_and_no_array_is_whole(case, count):
     assert route.wanted == _read(sharding, SHAPE, processes, chunk)
     xs = np.random.default_rng(0).integers(0, 2**32, (count, *SHAPE), np.uint32)
     xs = xs.view(np.float32)
-    bits = [move.begin([x[region] for region in move.regions()]) for x in xs]
-    program = _moves.compiled(move, bits[0].shape, bits[0].dtype, xs.dtype, count)
-    for x, out in zip(xs, program(*bits), strict=True):
+    parts = [[x[region] for region in move.regions()] for x in xs]
+    bits = move.together([move.bits(some) for some in parts])
+    program = _moves.compiled(move, bits.shape, bits.dtype, xs.dtype)
+    for x, out in zip(xs, program(bits), strict=True):
         assert out.sharding == sharding
         for shard in out.addressable_shards:
             part = np.ascontiguousarray(x[shard.index])
@@ -95,7 +96,7 @@ def test_every_bit_arrives_and_no_array_is_whole(case, count):
     sizes = [route.digits.count(sum(y, ())) for y in (route.first, route.target)]
     # Only small arrays are moved together.
     copies = 2 if count == 1 else 3 * count
-    most = copies * bits[0].nbytes / min(sizes) + 4096
+    most = copies * bits.nbytes / count / min(sizes) + 4096
     assert program.memory_analysis().temp_size_in_bytes <= most
 
 
