@@ -21,7 +21,7 @@ from .._load._checkpoint import Checkpoint
 from .._run._steps import Steps
 from .._save import _serialise
 from .._storage import _root
-from .._storage._backend import Uploads
+from .._stores._hub import HubBackend
 from . import _paths
 from ._commands import METHODS
 from ._output import CommandResult, Span
@@ -265,7 +265,7 @@ def convert(
 def push(
     source: str, target: str, skip: tuple[str, ...], drop_functions: bool, **rest: Any
 ) -> CommandResult:
-    if not isinstance(_root.resolve(target), Uploads):
+    if not isinstance(_root.resolve(target), HubBackend):
         raise click.BadParameter(f"`{target}` does not begin with `hf://`.")
     functions = _functions(drop_functions)
     ckpt = _paths.open_one(source)

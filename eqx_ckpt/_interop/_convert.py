@@ -15,7 +15,7 @@ from .._runtime._processes import Processes
 from .._save import _background, _lazies, _options, _plan, _serialise
 from .._save._options import Base, Functions, PlaceKeywords, SaveOptions
 from .._storage import _root
-from .._storage._backend import Uploads
+from .._stores._hub import HubBackend
 from . import _export
 
 
@@ -88,7 +88,7 @@ def convert(
         **options,
     )
     root = _root.resolve(target)
-    if isinstance(root, Uploads):
+    if isinstance(root, HubBackend):
         with tempfile.TemporaryDirectory() as above:
             here = os.path.join(above, root.split()[1] or "checkpoint")
             given: Any = dict(skip=skip, metadata=metadata, verify=verify)

@@ -20,7 +20,8 @@ from .._runtime._processes import Processes
 from .._save import _onefile
 from .._save._payload import PlannedLeaf
 from .._save._transaction import unpublished
-from .._storage._backend import Backend, Renames
+from .._storage._backend import Backend
+from .._storage._local import LocalDirectory
 from .._tree import _host_copy
 
 
@@ -109,7 +110,7 @@ def _publish(
     if root.has(INDEX):
         root.delete(INDEX)
     for name in files:
-        if isinstance(root, Renames):
+        if isinstance(root, LocalDirectory):
             root.swap(part(name), name)
         elif part(name) != name:
             root.copy(part(name), name, durable)
@@ -140,7 +141,7 @@ def write(
     root, number = root.real(), secrets.token_hex(8)
     is_new = root.entry() == "nothing"
     # In a store, where a new name is a copy, only those that are there.
-    apart = files if isinstance(root, Renames) else set(filter(root.has, files))
+    apart = files if isinstance(root, LocalDirectory) else set(filter(root.has, files))
     part = lambda name: f"{name}.{number}.part" if name in apart else name
     is_whole = False
     try:
@@ -149,7 +150,7 @@ def write(
             for name, tensors in files.items():
                 data = it.chain([headers[name]], lines(tensors))
                 put = lambda file, data=data: file.writelines(data)
-                if isinstance(root, Renames):
+                if isinstance(root, LocalDirectory):
                     root.write_by(part(name), put, durable)
                 else:
                     _onefile.publish(root.below(part(name)), put, True, durable)
@@ -171,7 +172,7 @@ def write_together(
 ) -> None:
     """As `write`, by many processes into files that they share: each writes what lies
     on its own devices to its place, and process 0 all that is not spread."""
-    if not isinstance(root, Renames):
+    if not isinstance(root, LocalDirectory):
         raise ValueError(
             f"`{root}` is no directory, and many processes write parts of one file "
             "there. Export to a local path, or in one process of a checkpoint."
@@ -180,7 +181,7 @@ def write_together(
     if len(set(said)) > 1:
         raise RuntimeError("the processes disagree about the tensors that they export.")
     root, number = root.real(), secrets.token_hex(8)
-    assert isinstance(root, Renames)
+    assert isinstance(root, LocalDirectory)
     path, part = root.path, lambda name: f"{name}.{number}.part"
     try:
         if run.leads:

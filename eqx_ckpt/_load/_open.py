@@ -15,7 +15,8 @@ from .._format import _files, _text
 from .._runtime import _log, _processes
 from .._storage import _archive, _context, _remote, _root, _store
 from .._storage._archive import Readable
-from .._storage._backend import Backend, Renames
+from .._storage._backend import Backend
+from .._storage._local import LocalDirectory
 from . import _probe, _published
 from ._source import Source
 
@@ -60,7 +61,7 @@ def open_source(root: Backend, like: PyTree = None) -> Source:
         if source is None:
             raise FileNotFoundError(f"There is no checkpoint at `{root}`.")
         return source
-    if isinstance(root, Renames) and _files.is_beside(root.name):
+    if isinstance(root, LocalDirectory) and _files.is_beside(root.name):
         raise FileNotFoundError(
             f"There is no checkpoint at `{root}`: it is what a save that was "
             "interrupted has left, or one that is being written."

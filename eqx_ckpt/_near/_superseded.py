@@ -8,7 +8,8 @@ from .._load import _checkpoint
 from .._load._checkpoint import Checkpoint
 from .._run import _numbered
 from .._storage import _root
-from .._storage._backend import Backend, Renames
+from .._storage._backend import Backend
+from .._storage._local import LocalDirectory
 from . import _attempts
 from ._disk import Disk, NearPart
 
@@ -61,7 +62,7 @@ def _stays(root: str, part: NearPart, time: int | float) -> str:
     run has got a whole step as new since."""
     # It is a file that says so: nothing is asked over a network because of it.
     here = _root.resolve(root) if root and "://" not in root else None
-    if not isinstance(here, Renames):
+    if not isinstance(here, LocalDirectory):
         return "which steps its run has cannot be told here"
     last = _attempts.last(here)
     if last is None or last.run != part.run:

@@ -10,7 +10,8 @@ from .._load import _published
 from .._runtime import _arguments, _log
 from .._save import _inplace, _leftovers
 from .._storage import _root
-from .._storage._backend import Backend, Renames
+from .._storage._backend import Backend
+from .._storage._local import LocalDirectory
 from . import _numbered
 
 
@@ -69,12 +70,12 @@ def clean(
 
 
 def _cleaned(root: Backend, remove: bool, idle: bool) -> list[str]:
-    if not isinstance(root, Renames):
+    if not isinstance(root, LocalDirectory):
         return _clean_far(root, remove, idle)
     if root.entry() != "directory":
         raise FileNotFoundError(f"There is no directory at `{root}`.")
     here = root.real()
-    assert isinstance(here, Renames)
+    assert isinstance(here, LocalDirectory)
     found = _clean(here, remove)
     for step in map(here.below, filter(_numbered.is_step, here.list_top() or ())):
         # Others may be deleting it.
@@ -94,7 +95,7 @@ def _cleaned(root: Backend, remove: bool, idle: bool) -> list[str]:
     return sorted(found)
 
 
-def _clean(here: Renames, remove: bool) -> set[str]:
+def _clean(here: LocalDirectory, remove: bool) -> set[str]:
     """Cleans a directory and those directly inside it. Returns what was found."""
     inside = here.list_top()
     if inside is None:
@@ -156,7 +157,7 @@ def _stale_saves(root: Backend, remove: bool) -> list[str]:
 def _is_stale(root: Backend, save: str, remove: bool) -> bool:
     unless = ft.partial(_must_stay, root, save)
     own = root.below("d").below(save)
-    if isinstance(own, Renames):
+    if isinstance(own, LocalDirectory):
         return _leftovers.delete_abandoned(own, remove, unless=unless)
     if unless():
         return False

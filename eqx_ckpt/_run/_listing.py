@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from .._format import _files, _index
 from .._runtime import _threads
-from .._storage._backend import Sends
+from .._storage._objects import ObjectStore
 
 
 # A store lists so many keys by a request, and most steps have no more than so many. So
@@ -32,7 +32,7 @@ class Listed(NamedTuple):
     save: str | None = None
 
 
-def read(root: Sends, known: Collection[int]) -> dict[int, Listed]:
+def read(root: ObjectStore, known: Collection[int]) -> dict[int, Listed]:
     """The steps below a root. `known`: those that there have been, or any others: by
     these the store is asked for parts of the list that are a few pages long."""
     complete: set[int] = set()

@@ -21,7 +21,9 @@ from .._load import _published, _verify
 from .._runtime import _log
 from .._save import _background, _delete, _inplace, _leftovers, _transaction
 from .._storage import _remote, _root, _store
-from .._storage._backend import Backend, Renames, Sends, Usage
+from .._storage._backend import Backend, Usage
+from .._storage._local import LocalDirectory
+from .._storage._objects import ObjectStore
 from .._storage._remote import Store
 from . import _clean, _listing, _numbered
 from ._listing import Listed
@@ -67,7 +69,7 @@ class Steps:
 
     def __init__(self, root: str | os.PathLike[str]):
         found = _root.resolve(root)
-        is_path = isinstance(found, Renames)
+        is_path = isinstance(found, LocalDirectory)
         self.root = _root.resolve(found.target()) if is_path else found
         self._store = _remote.store_of(root)
         self.journal = Journal(self.root, self.directories)
@@ -77,7 +79,7 @@ class Steps:
     def cleans(self) -> bool:
         """Whether `clean` does anything: in an object store nobody can tell whether a
         step is still being saved."""
-        return isinstance(self.root, Renames)
+        return isinstance(self.root, LocalDirectory)
 
     def path(self, step: int) -> str | Store:
         key = f"{check(step)}/{_ITEM}"
@@ -93,13 +95,13 @@ class Steps:
                 f"Which steps there are in `{self.root}` cannot be told: over HTTP "
                 "nothing is listed. Restore one that you know, with `step=`."
             )
-        if isinstance(self.root, Sends):
+        if isinstance(self.root, ObjectStore):
             return list(self._listed())
         return _numbered.steps_in(self.root.list_top() or {})
 
     def _listed(self) -> dict[int, Listed]:
         """Per-step entries of one listing, in an object store."""
-        if not isinstance(self.root, Sends) or not self.root.can_list():
+        if not isinstance(self.root, ObjectStore) or not self.root.can_list():
             return dict.fromkeys(self.directories(), Listed())
         return _listing.read(self.root, self.journal.steps())
 
@@ -141,7 +143,7 @@ class Steps:
         stamp = self.root.stamp(f"{step}/{_ITEM}/{_ORBAX}")
         if not stamp or self._is_left(step):
             return None
-        is_renamed = isinstance(self.root, Renames)
+        is_renamed = isinstance(self.root, LocalDirectory)
         if not is_renamed and not self.root.stamp(f"{step}/{_published.DONE}"):
             return None
         if not _published.is_finished(self.root.below(str(step))):
@@ -228,7 +230,7 @@ class Steps:
         tops = _tops(root)
         works: list[Backend] = [*_leftovers.beside(root)]
         works += [root.below("d").below(save) for save in _published.saves(root)]
-        if any(isinstance(work, Renames) and work.is_locked() for work in works):
+        if any(isinstance(work, LocalDirectory) and work.is_locked() for work in works):
             return Skip("it is being saved", False, is_going=True)
         if _files.INDEX in tops:
             return Skip(f"its `{_files.INDEX}` is not a file", True)
@@ -342,7 +344,7 @@ class Steps:
         step = max(times, key=times.__getitem__, default=None)
         if step is not None and not self.is_linked(step):
             root = self._at(step)
-            assert isinstance(root, Renames)
+            assert isinstance(root, LocalDirectory)
             _inplace.finish(root)
 
     def set_aside(self, step: int, force: bool) -> None:

@@ -10,7 +10,9 @@ from .._format import _files
 from .._load import _probe, _published
 from .._runtime import _log
 from .._storage import _archive, _root, _store
-from .._storage._backend import Backend, Renames, Sends
+from .._storage._backend import Backend
+from .._storage._local import LocalDirectory
+from .._storage._objects import ObjectStore
 from . import _background, _leftovers
 from ._path_state import foreign, foreign_among, not_part, PathState
 from ._transaction import discard
@@ -41,7 +43,7 @@ def exists(path: str | os.PathLike[str]) -> bool:
     root = _root.resolve(path)
     if _is_file(root):
         return True
-    if isinstance(root, Renames) and _files.is_beside(root.name):
+    if isinstance(root, LocalDirectory) and _files.is_beside(root.name):
         return False
     return _store.look_twice(root, lambda: root.has(_files.INDEX), bool)
 
@@ -105,11 +107,11 @@ def remove(root: Backend) -> None:
     """
     if root.entry() not in (None, "directory"):
         raise _nothing(root)
-    if isinstance(root, Sends):
+    if isinstance(root, ObjectStore):
         if not _remove_in_store(root):
             raise _nothing(root)
         return
-    assert isinstance(root, Renames)
+    assert isinstance(root, LocalDirectory)
     try:
         with root.lock(wait=True):
             got = _published.read_outline(root)
@@ -126,7 +128,7 @@ def remove(root: Backend) -> None:
         raise _nothing(root) from None
 
 
-def _rename_and_delete(root: Renames, entries: Iterable[str]) -> None:
+def _rename_and_delete(root: LocalDirectory, entries: Iterable[str]) -> None:
     # Under this name it is a leftover, if this is killed or cannot be finished.
     work = _leftovers.directory_of(root, secrets.token_hex(8))
     try:
@@ -151,7 +153,7 @@ def _nothing(root: Backend) -> FileNotFoundError:
     )
 
 
-def _remove_in_store(root: Sends) -> bool:
+def _remove_in_store(root: ObjectStore) -> bool:
     """Deletes a checkpoint, its index first. Returns whether there was one.
 
     **Raises:** as `remove`.

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping
 from .._format import _files
 from .._load import _published
 from .._runtime import _log
-from .._storage._backend import Renames
+from .._storage._local import LocalDirectory
 from . import _leftovers
 from ._transaction import discard, Transaction, unpublished
 
 
 def put(save: Transaction, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
-    root: Renames = save.root
+    root: LocalDirectory = save.root
     own = save.own
     staged = {key: _files.staged(own, key) for key in (_files.INDEX, *side)}
     # What follows the commit is to need no more space: it only renames and deletes.
@@ -47,7 +47,7 @@ def put(save: Transaction, index: bytes, side: Mapping[str, bytes], sync: bool) 
                 root.sync_directories({"", *map(os.path.dirname, side)})
 
 
-def finish(root: Renames) -> None:
+def finish(root: LocalDirectory) -> None:
     """Does what follows a commit, as far as other readers' files go, if the save was
     killed before that. What cannot be done now may be later."""
     with contextlib.suppress(OSError, ValueError), root.lock() as held:
@@ -65,7 +65,9 @@ def finish(root: Renames) -> None:
             _log.say(_log.INFO, f"Finished the save at `{root}`, which was killed")
 
 
-def _swap_in(root: Renames, staged: Mapping[str, str], outdated: Iterable[str]) -> None:
+def _swap_in(
+    root: LocalDirectory, staged: Mapping[str, str], outdated: Iterable[str]
+) -> None:
     """Puts staged files in their place, and deletes those of another save."""
     for key, new in staged.items():
         root.swap(new, key)

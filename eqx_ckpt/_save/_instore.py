@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from .._format import _files, _index
 from .._storage import _conditions, _store
-from .._storage._backend import Sends
+from .._storage._objects import ObjectStore
 from ._path_state import claimed
 from ._transaction import discard, Transaction
 
@@ -31,7 +31,7 @@ def claim(save: Transaction) -> None:
     save.undo.callback(_unclaim, save.root)
 
 
-def _unclaim(root: Sends) -> None:
+def _unclaim(root: ObjectStore) -> None:
     for key in sorted(root.list_top() or {}, key=_files.CLAIM.__eq__):
         # There was nothing at the path: all is ours but what others save below it.
         if root.below(key).read(_files.INDEX) is None:
@@ -39,7 +39,7 @@ def _unclaim(root: Sends) -> None:
 
 
 def put(save: Transaction, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
-    root: Sends = save.root
+    root: ObjectStore = save.root
     before = save.found.file
     save.commit(lambda: root.replace(_files.INDEX, index, before), index)
     with save.committed():

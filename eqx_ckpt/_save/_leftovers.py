@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable
 
 from .._format import _files, _index
-from .._storage._backend import Backend, Renames
+from .._storage._backend import Backend
+from .._storage._local import LocalDirectory
 from .._storage._root import LONGEST_NAME
 
 
@@ -14,7 +15,7 @@ from .._storage._root import LONGEST_NAME
 _ADDED = len(".eqx_ckpt-") + 16
 
 
-def directory_of(root: Renames, save: str) -> Renames:
+def directory_of(root: LocalDirectory, save: str) -> LocalDirectory:
     """Where a save is written that is to be swapped in: beside its path."""
     return root.parent().below(f"{_stem(root.name)}.eqx_ckpt-{save}")
 
@@ -27,18 +28,18 @@ def _stem(name: str) -> str:
     return f"{data[:160].decode(errors='ignore')}%~{_index.digest(data)}"
 
 
-def beside(root: Backend) -> list[Renames]:
+def beside(root: Backend) -> list[LocalDirectory]:
     """The directories of such saves to a path."""
-    if not isinstance(root, Renames):
+    if not isinstance(root, LocalDirectory):
         return []
     return besides(root.parent(), f"{_stem(root.name)}.eqx_ckpt-")
 
 
-def besides(directory: Renames, prefix: str = "") -> list[Renames]:
+def besides(directory: LocalDirectory, prefix: str = "") -> list[LocalDirectory]:
     """The directories of such saves to all paths in a directory, or to one path: their
     names begin with a `prefix`. In a checkpoint with `layout="zarr"` leaves may have
     such names."""
-    found: list[Renames] = []
+    found: list[LocalDirectory] = []
     with contextlib.suppress(OSError):
         for name in directory.list_top() or ():
             if name.startswith(prefix) and _files.is_beside(name):
@@ -63,7 +64,9 @@ def _is_array(directory: Backend) -> bool:
 
 
 def delete_abandoned(
-    directory: Renames, remove: bool = True, unless: Callable[[], bool] | None = None
+    directory: LocalDirectory,
+    remove: bool = True,
+    unless: Callable[[], bool] | None = None,
 ) -> bool:
     """Deletes a directory whose writer is gone: nobody holds its lock. Not so where
     there are no locks, nor if it turns out under the lock that it must stay (`unless`).

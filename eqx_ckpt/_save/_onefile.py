@@ -8,7 +8,8 @@ import secrets
 from collections.abc import Callable
 from typing import BinaryIO
 
-from .._storage._backend import Backend, Renames
+from .._storage._backend import Backend
+from .._storage._local import LocalDirectory
 from . import _leftovers, _path_state
 from ._transaction import discard, Transaction, unpublished
 
@@ -25,7 +26,7 @@ def publish(
 
     **Raises:** `FileExistsError`.
     """
-    if not isinstance(root, Renames):
+    if not isinstance(root, LocalDirectory):
         directory, key = root.split()
         buffer = io.BytesIO()
         write(buffer)
@@ -35,7 +36,7 @@ def publish(
             raise _came(root)
         return
     path = root.real()
-    assert isinstance(path, Renames)
+    assert isinstance(path, LocalDirectory)
     number = secrets.token_hex(8)
     work = _leftovers.directory_of(path, number)
 
@@ -45,7 +46,7 @@ def publish(
         save.check_there()
         stamp = work.stamp("file")
         save.is_saved = lambda index: directory.stamp(key) == stamp
-        save.commit(lambda: work.become("file", path, overwrite))
+        save.commit(lambda: work.below("file").rename(path, overwrite=overwrite))
         with save.committed():
             if sync:
                 path.sync_above(save.made)

@@ -8,7 +8,9 @@ from typing import NamedTuple
 from .._format import _files, _index, _text
 from .._load import _published
 from .._storage import _remote, _store
-from .._storage._backend import Backend, Renames, Sends, Value
+from .._storage._backend import Backend, Value
+from .._storage._local import LocalDirectory
+from .._storage._objects import ObjectStore
 
 
 class PathState(NamedTuple):
@@ -44,13 +46,13 @@ def examine(root: Backend, overwrite: bool) -> PathState:
 
 def _look(root: Backend, overwrite: bool) -> PathState | FileExistsError:
     """As `examine`. Returns the error that there is something else."""
-    if isinstance(root, Renames) and _files.is_beside(root.name):
+    if isinstance(root, LocalDirectory) and _files.is_beside(root.name):
         raise ValueError(
             f"`{root}` is a name for saves that are being written. Choose another path."
         )
     if root.entry() in ("file", "other"):
         raise _file(root)
-    list_it = root.list_all if isinstance(root, Sends) else root.list_top
+    list_it = root.list_all if isinstance(root, ObjectStore) else root.list_top
     read = ft.partial(_published.read_outline, root)
     # An object store may have a file too.
     is_file = ft.partial(_store.is_file, root)
@@ -153,7 +155,9 @@ def own_entries(found: PathState) -> set[str]:
     return own
 
 
-def foreign(root: Renames, found: PathState, entries: Mapping[str, bool]) -> list[str]:
+def foreign(
+    root: LocalDirectory, found: PathState, entries: Mapping[str, bool]
+) -> list[str]:
     """The names in a directory that are no part of the checkpoint there."""
 
     def inside(name: str) -> Iterable[str]:

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from .._format import _files, _index, _schema
 from .._format._index import Index
 from .._storage import _store
-from .._storage._backend import Backend, Renames
+from .._storage._backend import Backend
+from .._storage._local import LocalDirectory
 from . import _inplace, _instore, _leftovers, _path_state, _swapped
 from ._transaction import Transaction
 
@@ -34,7 +35,7 @@ def begin(
         _swapped.check(root, found)
     undo = held.enter_context(contextlib.ExitStack())
     begun = root, root, secrets.token_hex(8), found, undo
-    if not isinstance(root, Renames):
+    if not isinstance(root, LocalDirectory):
         save = Transaction(*begun, _instore.put)
         (_instore.claim if swaps else _instore.begin)(save)
     elif swaps:
@@ -62,7 +63,7 @@ def told(root: Backend, word: bytes) -> tuple[Backend, str]:
     save in it."""
     save, is_beside = _schema.read(word, "what process 0 says of a save", _TOLD)
     work = root.real()
-    if is_beside and isinstance(work, Renames):
+    if is_beside and isinstance(work, LocalDirectory):
         work = _leftovers.directory_of(work, save)
     own = f"d/{save}"
     _store.await_directory(work, own)

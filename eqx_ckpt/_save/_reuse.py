@@ -29,8 +29,9 @@ from .._load._source import Source
 from .._runtime import _log
 from .._runtime._processes import Processes
 from .._storage import _archive, _root
-from .._storage._backend import Backend, Renames, SavedFile
+from .._storage._backend import Backend
 from .._storage._descriptor import Descriptor
+from .._storage._local import LocalDirectory, SavedFile
 from .._tree import _host_copy
 from .._tree._host_copy import Payload
 from . import _layout, _payload
@@ -119,7 +120,7 @@ def find(plan: Plan, processes: Processes) -> Base | None:
     root = reuse._root if isinstance(reuse, SaveHandle) else _root.resolve(reuse)
     # Object stores have no links, and what is in an archive no file of its own.
     for place in (root, plan.root):
-        if _archive.is_archive(place) or not isinstance(place, Renames):
+        if _archive.is_archive(place) or not isinstance(place, LocalDirectory):
             return None
     written = reuse._written if isinstance(reuse, SaveHandle) else None
     if written is None or not written.save:
@@ -146,7 +147,7 @@ def hold(base: Base | None, leaves: Sequence[PlannedLeaf]) -> Set[int]:
         sizes = _sizes(leaves, stretches)
         for number in _largest(sizes):
             key = f"{source.database}/{source.index.files[number]}"
-            assert isinstance(source.root, Renames)
+            assert isinstance(source.root, LocalDirectory)
             base.held[number] = source.root.hold(key, sizes[number])
     except (OSError, ValueError, RuntimeError):
         base.close()
@@ -351,7 +352,7 @@ def _link(
     base: Base, source: Source, sizes: dict[int, int], into: Destination
 ) -> list[int]:
     """Gives files of these sizes second names, from 0 on. Returns which have one."""
-    assert isinstance(into.work, Renames)
+    assert isinstance(into.work, LocalDirectory)
     linked: list[int] = []
     most = [n for n in _largest(sizes) if n not in base.held][: _MOST - len(base.held)]
     for number in sorted([*base.held, *most]):

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .._storage import _store
-from .._storage._backend import Sends
+from .._storage._objects import ObjectStore
 
 
 class UploadQueue:
     """Sends files side by side: one is waited for when they have more than `most` bytes
     altogether, and each in the end."""
 
-    def __init__(self, store: Sends, most: int):
+    def __init__(self, store: ObjectStore, most: int):
         self._store, self._most = store, most
         self._sending: collections.deque[tuple[str, Any, int]] = collections.deque()
         self._size = 0

@@ -17,7 +17,9 @@ from .._runtime._processes import Processes
 from .._runtime._progress import Advance, Count
 from .._storage import _archive, _root
 from .._storage._archive import Sink, Writable
-from .._storage._backend import Backend, Renames, SavedFile, Sends
+from .._storage._backend import Backend
+from .._storage._local import LocalDirectory, SavedFile
+from .._storage._objects import ObjectStore
 from .._tree import _leaf
 from .._tree._filters import FilterSpec, IsLeaf
 from . import (
@@ -294,11 +296,11 @@ def _destination(
 ) -> Destination[Backend]:
     """Where this process writes, until the end of `stack`."""
     outbox = sync_all = None
-    if isinstance(work, Sends):
+    if isinstance(work, ObjectStore):
         outbox = stack.enter_context(UploadQueue(work, plan.room // 2).open())
     durable = plan.options.durable
     has_many = _plan.LAYOUTS[plan.options.layout].has_many(plan.form)
-    if durable and has_many and isinstance(work, Renames):
+    if durable and has_many and isinstance(work, LocalDirectory):
         sync_all = stack.enter_context(work.synced_together())
     return Destination(work, own, durable and sync_all is None, sync_all, outbox)
 
@@ -311,7 +313,7 @@ def _write_functions(
     for stored, data in plan.functions.values():
         key = f"{into.own}/{_files.function(stored.file)}"
         link = links.get(stored.digest)
-        if link is not None and isinstance(into.work, Renames):
+        if link is not None and isinstance(into.work, LocalDirectory):
             if into.work.link_from(link, key, into.syncs):
                 continue
         into.write(key, [data])

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 from .._format import _files, _text
 from .._storage import _store
-from .._storage._backend import Backend, Renames
+from .._storage._backend import Backend
+from .._storage._local import LocalDirectory
 from ._path_state import foreign, own_entries, PathState, replaced
 from ._transaction import discard, Transaction, unpublished
 
@@ -21,7 +22,7 @@ def check(root: Backend, found: PathState) -> None:
     entries = root.list_top() or {}
     if not entries:
         return
-    if not isinstance(root, Renames):
+    if not isinstance(root, LocalDirectory):
         raise ValueError(
             f"The store of `{root}` cannot exchange two directories atomically, so a "
             'checkpoint with `layout="zarr"` cannot be replaced there, nor replace '
@@ -50,7 +51,7 @@ def put(save: Transaction, index: bytes, side: Mapping[str, bytes], sync: bool) 
 def _complete(
     save: Transaction, index: bytes, side: Mapping[str, bytes], sync: bool
 ) -> None:
-    work: Renames = save.work
+    work: LocalDirectory = save.work
     inside = {key.rpartition("/")[0] for key in side}
     work.make_directories(inside)
     for key, value in side.items():
@@ -62,7 +63,7 @@ def _complete(
 
 
 def _rename(save: Transaction, index: bytes, sync: bool) -> None:
-    root: Renames = save.root
+    root: LocalDirectory = save.root
     save.check_there()
     try:
         save.commit(lambda: save.work.rename(root, save.mode), index)
@@ -104,7 +105,7 @@ def _exchange(save: Transaction, index: bytes, sync: bool) -> None:
             discard(work)
 
 
-def _mounted(root: Renames) -> OSError:
+def _mounted(root: LocalDirectory) -> OSError:
     return OSError(
         errno.EBUSY,
         f"`{root}` is a mount point, which cannot be renamed, so a checkpoint with "
@@ -117,7 +118,7 @@ def _mounted(root: Renames) -> OSError:
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOTTY, errno.EXDEV)
 
 
-def _refused(root: Renames, error: OSError) -> OSError:
+def _refused(root: LocalDirectory, error: OSError) -> OSError:
     if error.errno == errno.EBUSY:
         return _mounted(root)
     if error.errno not in _NO_EXCHANGE:

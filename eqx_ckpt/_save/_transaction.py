@@ -10,7 +10,8 @@ from typing import Any
 
 from .._format import _files, _text
 from .._storage import _store
-from .._storage._backend import Backend, Renames, Value
+from .._storage._backend import Backend, Value
+from .._storage._local import LocalDirectory
 from . import _leftovers
 from ._path_state import PathState, replaced
 
@@ -30,7 +31,7 @@ class Transaction:
     found: PathState
     undo: contextlib.ExitStack
     put: Callable[["Transaction", bytes, Mapping[str, bytes], bool], None]
-    made: list[Renames] = dataclasses.field(default_factory=list)
+    made: list[LocalDirectory] = dataclasses.field(default_factory=list)
     last: str = ""
     # Of a directory that is written beside its path: the mode it is to have there.
     mode: int | None = None
@@ -44,7 +45,7 @@ class Transaction:
         """The directory of the save in `work`."""
         return f"d/{self.save}"
 
-    def make(self, own: Renames, held: contextlib.ExitStack) -> None:
+    def make(self, own: LocalDirectory, held: contextlib.ExitStack) -> None:
         """Makes the directory `own` to write in, and holds its lock until the end of
         `held`, which tells others that its writer lives."""
         for leftover in _leftovers.beside(self.root):

@@ -18,7 +18,7 @@ from .._format._ocdbt import Database
 from .._format._template import Template
 from . import _context, _local_files, _store
 from ._backend import Backend
-from ._local import LocalBackend
+from ._local import LocalDirectory
 
 
 _little = [{"name": "bytes", "configuration": {"endian": "little"}}]
@@ -135,7 +135,7 @@ def largest_chunk() -> int:
 def context(root: Backend) -> ts.Context:
     """The context in which the arrays of a store are read."""
     # A link in it may lead anywhere.
-    if isinstance(root, LocalBackend) and not root.follow:
+    if isinstance(root, LocalDirectory) and not root.follow:
         if _local_files.is_on_this_machine(root.path):
             return _context.mmap_context()
     return _context.context()

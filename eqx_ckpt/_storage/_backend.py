@@ -1,19 +1,21 @@
-"""The classes of stores: `Backend` is what every kind can do, `Renames` and `Sends`
-what some can.
+"""`Backend`: what every kind of store can do.
 
-A new kind is a class of one of these in a module of its own, and a line in the table of
+There are two: `LocalDirectory` of `_local`, which has locks, links and renames, and
+`ObjectStore` of `_objects`, which takes files by requests. Other kinds are classes of
+the second one, which say how such a request is made, and a line in the table of
 `_root`.
 """
 
 import abc
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, BinaryIO, Literal, NamedTuple, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import tensorstore as ts
 
-from ._descriptor import Descriptor
+from .._format import _text
+from . import _context, _kv
 
 
 B = TypeVar("B", bound="Backend")
@@ -52,6 +54,10 @@ class Backend(abc.ABC):
 
     url: str
     is_far: bool
+
+    def __str__(self) -> str:
+        """For messages: a path or URL may have any characters."""
+        return _text.escape(self.url)
 
     # ---- The place itself.
 
@@ -96,9 +102,10 @@ class Backend(abc.ABC):
         **Raises:** `ValueError` where it has no driver.
         """
 
-    @abc.abstractmethod
     def kv(self) -> ts.KvStore:
         """The TensorStore of the directory, open."""
+        _context.check_fork()
+        return _kv.known(self)
 
     def has_driver(self) -> bool:
         """Whether TensorStore can read the directory by itself."""
@@ -111,7 +118,6 @@ class Backend(abc.ABC):
         except Exception as e:
             raise self.explain(e) from e
 
-    @abc.abstractmethod
     def explain(self, error: Exception) -> Exception:
         """TensorStore's error, as one of a type that tells it; any other as it is.
 
@@ -120,6 +126,7 @@ class Backend(abc.ABC):
         sense of stays a `ValueError`. So whoever reads tells damage from everything
         else by types.
         """
+        return _kv.explain(str(self), error)
 
     @abc.abstractmethod
     def has(self, key: str) -> bool:
@@ -234,7 +241,7 @@ class Backend(abc.ABC):
     def sync_directories(self, keys: Iterable[str]) -> None:
         """Makes the names in directories durable."""
 
-    def sync_above(self, made: "Sequence[Renames]" = ()) -> None:
+    def sync_above(self, made: "Sequence[Backend]" = ()) -> None:
         """Makes the name of this directory durable, and of those that lead to it: these
         once in a process, whoever has made them, and again if they were `made` since.
         """
@@ -250,119 +257,3 @@ class Backend(abc.ABC):
     def move(self, key: str, into: str, first: str) -> None:
         """Gives the directory `key` another name. Where there are no renames its files
         are copied and then deleted, beginning with the file `first` in it."""
-
-
-class Sends(Backend):
-    """A store that takes files by requests, of which many may be under way."""
-
-    is_far = True
-
-    @abc.abstractmethod
-    def start_write(
-        self, key: str, data: bytes | None, expected: bytes | None = None
-    ) -> ts.Future:
-        """Starts to write a file, or to delete it (None). With `expected` this is done
-        if the file has that generation; the answer has no generation if it was not."""
-
-    @abc.abstractmethod
-    def conditions(self) -> tuple[str, str]:
-        """A text that is the same for one server, and what its conditions of a write
-        are called; "" where writes have none."""
-
-    @abc.abstractmethod
-    def delete_files(self, keys: Iterable[str]) -> None:
-        """Deletes files that were listed, together."""
-
-
-class Uploads(Backend):
-    """A store that takes a whole checkpoint in one step, and is else only read."""
-
-    @abc.abstractmethod
-    def upload(self, path: str, overwrite: bool) -> None:
-        """Puts the checkpoint at a local path here, all of it or nothing.
-
-        **Raises:** `FileExistsError` if there is one, and not `overwrite`.
-        """
-
-
-class SavedFile(NamedTuple):
-    """A file that another save has written, of `size` bytes. `held`: its descriptor,
-    which outlives its name."""
-
-    directory: Backend
-    key: str
-    size: int
-    held: Descriptor | None = None
-
-
-class Renames(Backend):
-    """A file system: directories have locks, files have several names, and each can be
-    put in the place of another, atomically. `path` is what the system calls it."""
-
-    is_far = False
-    path: str
-
-    @property
-    @abc.abstractmethod
-    def name(self) -> str:
-        """The last part of the path."""
-
-    @abc.abstractmethod
-    def parent(self) -> "Renames":
-        """The directory that this one is in."""
-
-    @abc.abstractmethod
-    def missing(self) -> list["Renames"]:
-        """The directories on the way to this one that are not there, the last first."""
-
-    @abc.abstractmethod
-    def made(
-        self, is_aside: bool = False
-    ) -> contextlib.AbstractContextManager[tuple[int | None, Callable[[], bool]]]:
-        """Makes the directory and those above it, and holds its lock. What `is_aside`
-        nobody else may look into: yields the mode that it would have otherwise, and a
-        function that says whether it is still what is there."""
-
-    @abc.abstractmethod
-    def synced_together(
-        self,
-    ) -> contextlib.AbstractContextManager[Callable[[], None] | None]:
-        """Yields a function that makes all files and names here durable in one step,
-        together with what others have written to the same file system. It raises an
-        `OSError` if anything that was written since could not be. None: each file and
-        directory has to be synced by itself."""
-
-    @abc.abstractmethod
-    def hold(self, key: str, size: int) -> Descriptor:
-        """A descriptor of a file. **Raises:** `ValueError` or `OSError` if there is
-        none of `size` bytes."""
-
-    @abc.abstractmethod
-    def link_from(self, origin: SavedFile, into: str, sync: bool) -> bool:
-        """Gives a file of another directory a second name in this one. Returns whether
-        it has: not in another file system, nor in one without links. A file that is
-        held is copied then."""
-
-    @abc.abstractmethod
-    def swap(self, aside: str, key: str) -> None:
-        """Puts the file `aside` in the place of the file `key`, whatever that is."""
-
-    @abc.abstractmethod
-    def rename(self, target: "Renames", mode: int | None = None) -> None:
-        """Renames this to where nothing is, or an empty directory, whose mode it gets;
-        else `mode`, if that is said."""
-
-    @abc.abstractmethod
-    def exchange(self, target: "Renames") -> None:
-        """Lets two directories change places, each with the mode of the other."""
-
-    @abc.abstractmethod
-    def write_by(self, key: str, write: Callable[[BinaryIO], None], sync: bool) -> None:
-        """Lets a file be written by a function."""
-
-    @abc.abstractmethod
-    def become(self, key: str, target: "Renames", overwrite: bool) -> None:
-        """Puts the file `key` at the path of `target`, with the mode of a file there.
-
-        **Raises:** `FileExistsError` if there is one, and not `overwrite`.
-        """

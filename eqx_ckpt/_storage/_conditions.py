@@ -1,16 +1,14 @@
 """Whether a server heeds the conditions of a write, which the commit of a save is."""
 
 from . import _store
-from ._backend import Sends
+from ._objects import ABSENT, ObjectStore
 
 
-# The generation of what is not there. An empty one would be any.
-ABSENT = b"\x02"
 # Stores of which it is known that they heed conditions.
 _heeding: set[str] = set()
 
 
-def check(backend: Sends, key: str) -> None:
+def check(backend: ObjectStore, key: str) -> None:
     """Writes a small file, and again on conditions that do not hold.
 
     **Raises:** `RuntimeError` if the store does not heed them, as not all servers of S3

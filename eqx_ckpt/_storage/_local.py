@@ -1,80 +1,106 @@
-"""Directories of a local file system, and the one file of one that is open."""
+"""Directories of a local file system: they have locks, their files have several names,
+and each can be put in the place of another, atomically.
+"""
 
 import contextlib
 import dataclasses
 import errno
+import functools as ft
 import os
 import pathlib
 import stat
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, BinaryIO, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 import tensorstore as ts
 
 from .._errors import MissingError
-from .._format import _text
 from . import _context, _descriptor, _kv, _local_files
-from ._backend import Renames, SavedFile, Usage, Value
-from ._descriptor import Descriptor
+from ._backend import Backend, Usage, Value
+from ._descriptor import Descriptor, DIRECTORY
 
 
 _NOTHING = (errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP)
 # What the system calls the files that a process has open.
 _OPEN_FILES = next((p for p in ("/proc/self/fd", "/dev/fd") if os.path.isdir(p)), None)
+# Directories to which names lead that are durable, as far as this process knows.
+_lasting: set[str] = set()
+_MOST_LASTING = 4096
 
 
-def directory(path: str | os.PathLike[str]) -> "LocalBackend":
-    return LocalBackend(os.fspath(path), os.fspath(path))
+class SavedFile(NamedTuple):
+    """A file that another save has written, of `size` bytes. `held`: its descriptor,
+    which outlives its name."""
+
+    directory: Backend
+    key: str
+    size: int
+    held: Descriptor | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class LocalBackend(Renames):
-    """A directory of a local file system. `url` is the path as messages have it.
+class LocalDirectory(Backend):
+    """A directory of a local file system. `url` is the path as messages have it, and
+    `path` what the system calls it.
 
     `follow`: whether what is read in it may be a symbolic link. It itself may be.
     `depth`: how many last parts of its path are `below` a directory that somebody has
-    named, and no links either, for whoever lists, writes or deletes.
+    named, and no links either, for whoever lists, writes or deletes. `pin`: the key of
+    a file and its descriptor. It is read as it was when it was opened, whatever has
+    come to its name since, and is open for as long as somebody has this.
     """
 
     url: str
     path: str
     follow: bool = False
     depth: int = dataclasses.field(default=0, compare=False, kw_only=True)
+    pin: tuple[str, Descriptor] | None = dataclasses.field(default=None, kw_only=True)
 
-    def __str__(self) -> str:
-        """For messages: a path may have any characters."""
-        return _text.escape(self.url)
+    is_far = False
 
     @property
     def name(self) -> str:
+        """The last part of the path."""
         return os.path.basename(self.path)
 
     def target(self) -> str:
         return os.path.realpath(self.path)
 
-    def real(self) -> "LocalBackend":
-        return LocalBackend(self.url, self.target(), self.follow)
+    def real(self) -> "LocalDirectory":
+        return LocalDirectory(self.url, self.target(), self.follow)
 
-    def below(self, key: str) -> "LocalBackend":
+    def below(self, key: str) -> "LocalDirectory":
         if not key:
             return self
         at = f"{self.url}/{key}", f"{self.path}/{key}", self.follow
         depth = 0 if self.follow else self.depth + 1 + key.count("/")
-        return LocalBackend(*at, depth=depth)
+        return LocalDirectory(*at, depth=depth)
 
-    def split(self) -> tuple["LocalBackend", str]:
+    def split(self) -> tuple["LocalDirectory", str]:
         # A link is one to the file.
         above, key = os.path.split(self.target())
-        return LocalBackend(above, above, self.follow), key
+        return LocalDirectory(above, above, self.follow), key
 
-    def pinned(self, key: str) -> "LocalBackend":
+    def parent(self) -> "LocalDirectory":
+        """The directory that this one is in."""
+        above, depth = os.path.dirname(self.path), max(0, self.depth - 1)
+        return LocalDirectory(above, above, depth=depth)
+
+    def missing(self) -> list["LocalDirectory"]:
+        """The directories on the way to this one that are not there, the last first."""
+        above = map(str, pathlib.Path(self.path).parents)
+        return [LocalDirectory(p, p) for p in above if not os.path.exists(p)]
+
+    def pinned(self, key: str) -> "LocalDirectory":
         if _OPEN_FILES is None:
             return self
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
         file = Descriptor(f"{self.path}/{key}", flags)
-        at = self.url, self.path, self.follow
-        return FileBackend(*at, depth=self.depth, key=key, file=file)
+        return dataclasses.replace(self, pin=(key, file))
+
+    def unpinned(self) -> "LocalDirectory":
+        return self if self.pin is None else dataclasses.replace(self, pin=None)
 
     def entry(self) -> Literal["file", "directory", "other", "nothing"]:
         try:
@@ -94,21 +120,28 @@ class LocalBackend(Renames):
 
     def spec(self, key: str = "") -> dict[str, Any]:
         prefix = key + "/" if key else ""
-        return {"driver": "file", "path": f"{self.path}/{prefix}"}
+        files = {"driver": "file", "path": f"{self.path}/{prefix}"}
+        if key or self.pin is None:
+            return files
+        path = f"{_OPEN_FILES}/{self.pin[1].fileno()}"
+        layer = {"base": {"driver": "file", "path": path}, "exact": self.pin[0]}
+        return {"driver": "kvstack", "layers": [{"base": files}, layer]}
 
     def kv(self) -> ts.KvStore:
-        _context.check_fork()
-        return _kv.known(self)
-
-    def explain(self, error: Exception) -> Exception:
-        return _kv.explain(str(self), error)
+        # What is kept would keep the file open.
+        return super().kv() if self.pin is None else _kv.open(self)
 
     def _look(self, key: str) -> os.stat_result | None:
+        if self.pin is not None and key == self.pin[0]:
+            return os.fstat(self.pin[1].fileno())
         return _local_files.look(self.path, key, self.follow)
 
     def _open(self, key: str) -> contextlib.AbstractContextManager[int]:
         """Opens a regular file. **Raises:** as `look`, and `FileNotFoundError` if there
         is none."""
+        _context.check_fork()
+        if self.pin is not None and key == self.pin[0]:
+            return contextlib.nullcontext(self.pin[1].fileno())
         if _local_files.look(self.path, key, self.follow) is None:
             raise FileNotFoundError(f"There is no `{key}`.")
         return Descriptor(f"{self.path}/{key}", os.O_RDONLY | os.O_NONBLOCK)
@@ -117,13 +150,10 @@ class LocalBackend(Renames):
         return self._look(key) is not None
 
     def stamp(self, key: str) -> str:
-        try:
-            found = self._look(key)
-        except ValueError:
-            return ""
-        if found is None:
-            return ""
-        return f"{found.st_ino}-{found.st_size}-{found.st_mtime_ns}"
+        with contextlib.suppress(ValueError):
+            if found := self._look(key):
+                return f"{found.st_ino}-{found.st_size}-{found.st_mtime_ns}"
+        return ""
 
     def size(self, key: str) -> int | None:
         found = self._look(key)
@@ -140,7 +170,6 @@ class LocalBackend(Renames):
     def read(
         self, key: str, stop: int | None = None, limit: int | None = None
     ) -> Value | None:
-        _context.check_fork()
         try:
             with self._open(key) as fd:
                 # Another file may have come in the place of the one that was looked at.
@@ -148,33 +177,24 @@ class LocalBackend(Renames):
                 if limit is not None and found.st_size > limit:
                     raise ValueError(f"`{key}` is longer than {limit} bytes")
                 size = found.st_size if stop is None else min(stop, found.st_size)
-                into = np.empty(size, np.uint8)
-                data = into[: _local_files.read_into(fd, 0, into)].tobytes()
+                data = _local_files.read_bytes(fd, 0, size)
                 return Value(data, time=found.st_mtime)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def read_into(self, key: str, start: int, *into: np.ndarray) -> int:
-        _context.check_fork()
         with self._open(key) as fd:
             return _local_files.read_into(fd, start, *into)
 
     def start_read(self, key: str, start: int, stop: int | None) -> ts.Future:
-        kv = self.kv()
-        try:
-            self.check_range(key, abs(start) if stop is None else stop)
-        except (ValueError, OSError) as e:
-            promise, future = ts.Promise.new()
-            promise.set_exception(e)
-            return future
-        return kv.read(key, byte_range=slice(start, stop))
+        self.check_range(key, abs(start) if stop is None else stop)
+        return self.kv().read(key, byte_range=slice(start, stop))
 
     # ---- Lists.
 
     def list_top(self) -> dict[str, bool] | None:
         try:
-            flags = _descriptor.DIRECTORY
-            with _local_files.open_directory(self.path, self.depth, flags) as fd:
+            with _local_files.open_directory(self.path, self.depth, DIRECTORY) as fd:
                 return _local_files.names_in(fd)
         except FileNotFoundError:
             return None
@@ -186,10 +206,47 @@ class LocalBackend(Renames):
         return os.path.isdir(f"{self.path}/{key}")
 
     def survey(self, most: int) -> dict[str, int]:
-        return _local_files.survey(self.path, self.follow, most)
+        sizes: dict[str, int] = {}
+        count, above, follow = 0, [""], self.follow
+        while above:
+            key = above.pop()
+            with os.scandir(f"{self.path}/{key}" if key else self.path) as entries:
+                for entry in entries:
+                    count += 1
+                    below = f"{key}{entry.name}"
+                    if entry.is_dir(follow_symlinks=follow):
+                        above.append(below + "/")
+                    elif entry.is_file(follow_symlinks=follow):
+                        sizes[below] = entry.stat(follow_symlinks=follow).st_size
+                    else:
+                        _local_files.look(self.path, below, follow)
+                        raise ValueError(f"`{below}` in it is not a file")
+                    if count > most:
+                        raise ValueError(f"it has more than {most} files")
+        return sizes
 
     def usage(self, keys: Sequence[str] = ()) -> Usage:
-        return _local_files.usage(self.path, keys)
+        # Links count as nothing.
+        above = []
+        found = [os.lstat(f"{self.path}/{key}") for key in keys]
+        if not keys and os.path.isdir(self.path):
+            above.append(self.path)
+        elif not keys:
+            found.append(os.lstat(self.path))
+        while above:
+            # Whoever saves there deletes what was there before.
+            with contextlib.suppress(FileNotFoundError):
+                for entry in list(os.scandir(above.pop())):
+                    if entry.is_dir(follow_symlinks=False):
+                        above.append(entry.path)
+                    elif entry.is_file(follow_symlinks=False):
+                        found.append(entry.stat(follow_symlinks=False))
+        return Usage(
+            len(found),
+            sum(x.st_size for x in found),
+            sum(x.st_size for x in found if x.st_nlink == 1),
+            max((x.st_mtime for x in found), default=None),
+        )
 
     # ---- Writes.
 
@@ -208,6 +265,14 @@ class LocalBackend(Renames):
         depth = 0 if self.follow else self.depth + 1 + key.count("/")
         _local_files.write(f"{self.path}/{key}", depth, buffers, sync)
 
+    def write_by(self, key: str, write: Callable[[BinaryIO], None], sync: bool) -> None:
+        """Lets a file be written by a function."""
+        with open(f"{self.path}/{key}", "xb") as file:
+            write(file)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+
     def replace(
         self, key: str, data: bytes, found: Value | None, aside: str = ""
     ) -> bool:
@@ -218,11 +283,11 @@ class LocalBackend(Renames):
         return True
 
     def swap(self, aside: str, key: str) -> None:
+        """Puts the file `aside` in the place of the file `key`, whatever that is."""
         above = key.rpartition("/")[0]
         if above:
             self.make_directories([above])
-        _local_files.adopt_mode(f"{self.path}/{aside}", f"{self.path}/{key}")
-        os.replace(f"{self.path}/{aside}", f"{self.path}/{key}")
+        self.below(aside).rename(self.below(key))
 
     def lock(self, wait: bool = False) -> contextlib.AbstractContextManager[bool]:
         return _descriptor.Lock(self.path, wait)
@@ -230,14 +295,41 @@ class LocalBackend(Renames):
     def is_locked(self) -> bool:
         return _descriptor.is_locked(self.path)
 
-    def copy(self, source: str, key: str, sync: bool) -> None:
-        try:
-            os.link(f"{self.path}/{source}", f"{self.path}/{key}")
-            return
-        except OSError:
-            pass
-        with self._open(source) as fd:
-            self.write(key, _local_files.parts(fd), sync)
+    @contextlib.contextmanager
+    def made(
+        self, is_aside: bool = False
+    ) -> Iterator[tuple[int | None, Callable[[], bool]]]:
+        """Makes the directory and those above it, and holds its lock. What `is_aside`
+        nobody else may look into: yields the mode that it would have otherwise, and a
+        function that says whether it is still what is there."""
+        path = self.path
+        lock = _descriptor.Lock(path, True, self._make)
+        with lock:
+            fd = lock.descriptor.fileno()
+            found = os.fstat(fd)
+            mode = stat.S_IMODE(found.st_mode)
+            if is_aside:
+                # Before anything is in it. Nobody can ask what the umask is.
+                os.fchmod(fd, mode & ~0o077)
+            _local_files.locked[path] = lock.descriptor
+            try:
+                is_there = ft.partial(_descriptor.is_same, path, found)
+                yield mode if is_aside else None, is_there
+            finally:
+                _local_files.locked.pop(path, None)
+
+    def _make(self) -> Descriptor:
+        """Makes the directory, unless it is there, and opens it."""
+        flags = DIRECTORY | os.O_NOFOLLOW
+        for attempts_left in reversed(range(100)):
+            try:
+                return _local_files.open_directory(self.path, self.depth, flags, True)
+            except FileNotFoundError:
+                # Before it had its lock another process took it for a leftover; or what
+                # it is in was deleted.
+                if not attempts_left:
+                    raise
+        raise AssertionError
 
     def make_directories(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -248,29 +340,55 @@ class LocalBackend(Renames):
         for key in keys:  # TensorStore leaves that to us.
             _local_files.sync_directory(f"{self.path}/{key}" if key else self.path)
 
-    def sync_above(self, made: Sequence[Renames] = ()) -> None:
-        _local_files.sync_above(self.path, [directory.path for directory in made])
+    def sync_above(self, made: Sequence[Backend] = ()) -> None:
+        _lasting.difference_update(directory.url for directory in made)
+        above, found = os.path.dirname(self.path), []
+        _local_files.sync_directory(above)
+        while above not in _lasting and above != "/":
+            found.append(above)
+            above = os.path.dirname(above)
+            _local_files.sync_directory(above)
+        if len(_lasting) > _MOST_LASTING:
+            _lasting.clear()
+        _lasting.update(found)
 
-    def synced_together(
-        self,
-    ) -> contextlib.AbstractContextManager[Callable[[], None] | None]:
-        return _local_files.synced_together(self.path)
+    @contextlib.contextmanager
+    def synced_together(self) -> Iterator[Callable[[], None] | None]:
+        """Yields a function that makes all files and names here durable in one step,
+        together with what others have written to the same file system. It raises an
+        `OSError` if anything that was written since could not be. None: each file and
+        directory has to be synced by itself."""
+        if not _local_files.reports_all(self.path):
+            yield None
+            return
+        # It hears of what cannot be written from when it is opened on.
+        with Descriptor(self.path, DIRECTORY) as fd:
+            yield lambda: _local_files.syncfs(fd)
 
     def drop_directory(self, key: str = "") -> None:
         with contextlib.suppress(OSError):
             at = self.below(key)
-            _local_files.drop(at.path, at.depth)
+            with _local_files.open_above(at.path, at.depth) as fd:
+                os.rmdir(at.name, dir_fd=fd)
 
     def delete(self, key: str) -> None:
         at = self.below(key)
         _local_files.remove(at.path, at.depth)
 
-    def move(self, key: str, into: str, first: str) -> None:
-        os.rename(f"{self.path}/{key}", f"{self.path}/{into}")
+    # ---- Links and renames.
 
-    # ---- Links.
+    def copy(self, source: str, key: str, sync: bool) -> None:
+        try:
+            os.link(f"{self.path}/{source}", f"{self.path}/{key}")
+            return
+        except OSError:
+            pass
+        with self._open(source) as fd:
+            self.write(key, _local_files.parts(fd), sync)
 
     def hold(self, key: str, size: int) -> Descriptor:
+        """A descriptor of a file. **Raises:** `ValueError` or `OSError` if there is
+        none of `size` bytes."""
         self.check_range(key, size)
         fd = Descriptor(f"{self.path}/{key}", os.O_RDONLY)
         if os.fstat(fd.fileno()).st_size != size:
@@ -279,103 +397,58 @@ class LocalBackend(Renames):
         return fd
 
     def link_from(self, origin: SavedFile, into: str, sync: bool) -> bool:
-        if not isinstance(origin.directory, LocalBackend):
+        """Gives a file of another directory a second name in this one. Returns whether
+        it has: not in another file system, nor in one without links. A file that is
+        held is copied then."""
+        if not isinstance(origin.directory, LocalDirectory):
             return False
-        source = f"{origin.directory.path}/{origin.key}"
-        if origin.held is not None:
-            fd = origin.held.fileno()
-            if not _local_files.link_held(fd, source, f"{self.path}/{into}", sync):
-                self.write(into, _local_files.parts(fd), sync)
-            return True
-        try:
-            if origin.directory.check_range(origin.key, origin.size) != origin.size:
-                return False
-            if sync:
-                # The other save may not have been durable.
-                _local_files.sync(source)
-            os.link(source, f"{self.path}/{into}")
-        except (OSError, ValueError):
+        source, path = f"{origin.directory.path}/{origin.key}", f"{self.path}/{into}"
+        if origin.held is None:
+            with contextlib.suppress(OSError, ValueError):
+                if origin.directory.check_range(origin.key, origin.size) != origin.size:
+                    return False
+                if sync:
+                    # The other save may not have been durable.
+                    with Descriptor(source, os.O_RDONLY) as fd:
+                        os.fsync(fd)
+                os.link(source, path)
+                return True
             return False
+        fd = origin.held.fileno()
+        with contextlib.suppress(OSError):
+            os.link(source, path)
+            if os.path.samestat(os.stat(path), os.fstat(fd)):
+                if sync:
+                    os.fsync(fd)
+                return True
+            os.unlink(path)  # It has lost that name.
+        self.write(into, _local_files.parts(fd), sync)
         return True
 
-    # ---- Renames.
+    def move(self, key: str, into: str, first: str) -> None:
+        os.rename(f"{self.path}/{key}", f"{self.path}/{into}")
 
-    def parent(self) -> "LocalBackend":
-        above, depth = os.path.dirname(self.path), max(0, self.depth - 1)
-        return LocalBackend(above, above, depth=depth)
+    def rename(
+        self, target: "LocalDirectory", mode: int | None = None, overwrite: bool = True
+    ) -> None:
+        """Renames this, a file or a directory, to where nothing is, or to the place of
+        a file or an empty directory, whose mode it gets; else `mode`, if that is said.
 
-    def missing(self) -> list[Renames]:
-        above = pathlib.Path(self.path).parents
-        return [directory(path) for path in above if not path.exists()]
-
-    def made(
-        self, is_aside: bool = False
-    ) -> contextlib.AbstractContextManager[tuple[int | None, Callable[[], bool]]]:
-        return _local_files.made(self.path, self.depth, is_aside)
-
-    def rename(self, target: Renames, mode: int | None = None) -> None:
+        **Raises:** `FileExistsError` if there is a file, and not `overwrite`.
+        """
         _local_files.adopt_mode(self.path, target.path, mode)
+        if not overwrite:
+            try:
+                os.link(self.path, target.path)
+                return
+            except FileExistsError:
+                raise
+            except OSError:  # There are no links.
+                if os.path.lexists(target.path):
+                    raise FileExistsError(target.path) from None
         os.rename(self.path, target.path)
 
-    def exchange(self, target: Renames) -> None:
+    def exchange(self, target: "LocalDirectory") -> None:
+        """Lets two directories change places, each with the mode of the other."""
         _local_files.adopt_mode(self.path, target.path)
         _local_files.exchange(self.path, target.path)
-
-    def write_by(self, key: str, write: Callable[[BinaryIO], None], sync: bool) -> None:
-        with open(f"{self.path}/{key}", "xb") as file:
-            write(file)
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
-
-    def become(self, key: str, target: Renames, overwrite: bool) -> None:
-        file, path = f"{self.path}/{key}", target.path
-        _local_files.adopt_mode(file, path)
-        if overwrite:
-            os.replace(file, path)
-            return
-        try:
-            os.link(file, path)
-        except FileExistsError:
-            raise
-        except OSError:  # There are no links.
-            if os.path.lexists(path):
-                raise FileExistsError(path) from None
-            os.replace(file, path)
-
-
-@dataclasses.dataclass(frozen=True)
-class FileBackend(LocalBackend):
-    """A directory of which one file, `key`, is open: it is read as it was when it was
-    opened, whatever has come to its name since. It is open for as long as somebody has
-    this."""
-
-    key: str = ""
-    file: Descriptor | None = None
-
-    @property
-    def _fd(self) -> int:
-        assert self.file is not None
-        return self.file.fileno()
-
-    def unpinned(self) -> LocalBackend:
-        return LocalBackend(self.url, self.path, self.follow, depth=self.depth)
-
-    def spec(self, key: str = "") -> dict[str, Any]:
-        files = super().spec(key)
-        if key:
-            return files
-        pinned = {"driver": "file", "path": f"{_OPEN_FILES}/{self._fd}"}
-        layers = [{"base": files}, {"base": pinned, "exact": self.key}]
-        return {"driver": "kvstack", "layers": layers}
-
-    def kv(self) -> ts.KvStore:
-        return _kv.open(self)  # What is kept would keep the file open.
-
-    def _look(self, key: str) -> os.stat_result | None:
-        return os.fstat(self._fd) if key == self.key else super()._look(key)
-
-    def _open(self, key: str) -> contextlib.AbstractContextManager[int]:
-        if key == self.key:
-            return contextlib.nullcontext(self._fd)
-        return super()._open(key)

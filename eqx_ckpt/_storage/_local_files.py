@@ -1,25 +1,22 @@
-"""Files of a local file system: their locks, writes, renames and mounts."""
+"""Files of a local file system: their reads, writes, deletion and mounts."""
 
 import contextlib
 import ctypes
 import errno
-import functools as ft
 import os
 import re
 import secrets
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from .._format import _text
 from .._runtime import _log
-from . import _descriptor
-from ._backend import Usage
-from ._descriptor import Descriptor, DIRECTORY, is_same
+from ._descriptor import Descriptor, DIRECTORY
 
 
 # What file systems take, in bytes.
@@ -79,58 +76,6 @@ def look(directory: str, key: str, follow: bool) -> os.stat_result | None:
     return found
 
 
-def survey(directory: str, follow: bool, most: int) -> dict[str, int]:
-    """The keys and sizes of all files in a directory. **Raises:** as `look`, and for
-    more than `most` of them."""
-    sizes: dict[str, int] = {}
-    count = 0
-    above = [""]
-    while above:
-        key = above.pop()
-        with os.scandir(f"{directory}/{key}" if key else directory) as entries:
-            for entry in entries:
-                count += 1
-                below = f"{key}{entry.name}"
-                if entry.is_dir(follow_symlinks=follow):
-                    above.append(below + "/")
-                elif entry.is_file(follow_symlinks=follow):
-                    sizes[below] = entry.stat(follow_symlinks=follow).st_size
-                else:
-                    look(directory, below, follow)
-                    raise ValueError(f"`{below}` in it is not a file")
-                if count > most:
-                    raise ValueError(f"it has more than {most} files")
-    return sizes
-
-
-def usage(path: str, keys: Sequence[str] = ()) -> Usage:
-    """The space that a file, or these or all files in a directory, take. Links count
-    as nothing.
-
-    **Raises:** `FileNotFoundError` if there is nothing.
-    """
-    above = []
-    found = [os.lstat(f"{path}/{key}") for key in keys]
-    if not keys and os.path.isdir(path):
-        above.append(path)
-    elif not keys:
-        found.append(os.lstat(path))
-    while above:
-        # Whoever saves there deletes what was there before.
-        with contextlib.suppress(FileNotFoundError), os.scandir(above.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    above.append(entry.path)
-                elif entry.is_file(follow_symlinks=False):
-                    found.append(entry.stat(follow_symlinks=False))
-    return Usage(
-        len(found),
-        sum(x.st_size for x in found),
-        sum(x.st_size for x in found if x.st_nlink == 1),
-        max((x.st_mtime for x in found), default=None),
-    )
-
-
 def read_into(fd: int, start: int, *into: np.ndarray) -> int:
     """Reads an open file from a byte on into arrays of bytes, one after the other,
     however few a read gives, and returns how many bytes it has there. Whatever reads a
@@ -162,40 +107,7 @@ _WAY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
 # So deep are directories opened one in the other: each takes a descriptor.
 _DEEPEST = 64
 # Directories that this process has made and locked, by their paths.
-_locked: dict[str, Descriptor] = {}
-
-
-@contextlib.contextmanager
-def made(
-    path: str, depth: int, is_aside: bool
-) -> Iterator[tuple[int | None, Callable[[], bool]]]:
-    """See `Renames.made`."""
-    lock = _descriptor.Lock(path, True, ft.partial(_make, path, depth))
-    with lock:
-        fd = lock.descriptor.fileno()
-        found = os.fstat(fd)
-        mode = stat.S_IMODE(found.st_mode)
-        if is_aside:
-            # Before anything is in it. Nobody can ask what the umask is.
-            os.fchmod(fd, mode & ~0o077)
-        _locked[path] = lock.descriptor
-        try:
-            yield mode if is_aside else None, ft.partial(is_same, path, found)
-        finally:
-            _locked.pop(path, None)
-
-
-def _make(path: str, depth: int) -> Descriptor:
-    """Makes a directory, unless it is there, and opens it."""
-    for attempts_left in reversed(range(100)):
-        try:
-            return open_directory(path, depth, DIRECTORY | os.O_NOFOLLOW, make=True)
-        except FileNotFoundError:
-            # Before it had its lock another process took it for a leftover; or what it
-            # is in was deleted.
-            if not attempts_left:
-                raise
-    raise AssertionError
+locked: dict[str, Descriptor] = {}
 
 
 def adopt_mode(path: str, target: str, mode: int | None = None) -> None:
@@ -219,10 +131,10 @@ def write(path: str, depth: int, buffers: Iterable[Any], sync: bool) -> None:
     """Writes a new file of `buffers`, which are drawn one by one. None of the last
     `depth` parts of its path may be a link: see `open_directory`."""
     above, _, name = path.rpartition("/")
-    locked = _locked.get(above)
-    way = locked or open_directory(above or "/", max(0, depth - 1))
+    owned = locked.get(above)
+    way = owned or open_above(path, depth)
     with Descriptor(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, way) as fd:
-        if way is not locked:
+        if way is not owned:
             way.close()
         waiting, left, is_more = 0, iter(buffers), True
         while is_more:
@@ -273,19 +185,6 @@ def _write_rest(fd: int, views: list[memoryview], written: int) -> None:
         written = os.writev(fd, views)
 
 
-def link_held(fd: int, source: str, path: str, sync: bool) -> bool:
-    """Gives an open file, which was called `source`, another name. Returns whether it
-    has: not where it has lost that name, nor where there are no links."""
-    with contextlib.suppress(OSError):
-        os.link(source, path)
-        if os.path.samestat(os.stat(path), os.fstat(fd)):
-            if sync:
-                os.fsync(fd)
-            return True
-        os.unlink(path)
-    return False
-
-
 def parts(fd: int) -> Iterator[bytes]:
     """The bytes of an open file, a few at a time. **Raises:** `OSError` if it loses
     some meanwhile."""
@@ -295,11 +194,6 @@ def parts(fd: int) -> Iterator[bytes]:
         if len(part) < min(_MAX_BATCH, size - start):
             raise OSError(errno.EIO, "A file that is copied has lost its end")
         yield part
-
-
-def sync(path: str) -> None:
-    with Descriptor(path, os.O_RDONLY) as fd:
-        os.fsync(fd)
 
 
 def sync_directory(path: str) -> None:
@@ -321,25 +215,6 @@ def sync_directory(path: str) -> None:
 
 # File systems that cannot, and of which that was said.
 _unsynced: set[int] = set()
-
-
-# Directories to which names lead that are durable, as far as this process knows.
-_lasting: set[str] = set()
-_MOST_LASTING = 4096
-
-
-def sync_above(path: str, made: Iterable[str]) -> None:
-    """See `Backend.sync_above`."""
-    _lasting.difference_update(made)
-    above, found = os.path.dirname(path), []
-    sync_directory(above)
-    while above not in _lasting and above != "/":
-        found.append(above)
-        above = os.path.dirname(above)
-        sync_directory(above)
-    if len(_lasting) > _MOST_LASTING:
-        _lasting.clear()
-    _lasting.update(found)
 
 
 def open_directory(
@@ -374,6 +249,11 @@ def open_directory(
     return way
 
 
+def open_above(path: str, depth: int) -> Descriptor:
+    """Opens the directory that something is in, as `open_directory` does."""
+    return open_directory(path.rpartition("/")[0] or "/", max(0, depth - 1))
+
+
 def names_in(fd: int) -> dict[str, bool]:
     """The names in an open directory, and whether each is of a directory."""
     names: dict[str, bool] = {}
@@ -381,13 +261,6 @@ def names_in(fd: int) -> dict[str, bool]:
         for entry in entries:
             names[entry.name] = entry.is_dir(follow_symlinks=False)
     return names
-
-
-def drop(path: str, depth: int) -> None:
-    """Deletes an empty directory, as `remove` deletes."""
-    above, _, name = path.rpartition("/")
-    with open_directory(above or "/", max(0, depth - 1)) as fd:
-        os.rmdir(name, dir_fd=fd)
 
 
 def remove(path: str, depth: int) -> None:
@@ -400,9 +273,8 @@ def remove(path: str, depth: int) -> None:
     # Others may be deleting the same leftovers.
     with contextlib.suppress(FileNotFoundError):
         os.lstat(path)  # Mostly there is nothing.
-        above, _, name = path.rpartition("/")
-        with open_directory(above or "/", max(0, depth - 1)) as fd:
-            _remove(fd, name, [])
+        with open_above(path, depth) as fd:
+            _remove(fd, os.path.basename(path), [])
 
 
 def _remove(above: int, name: str, way: list[int]) -> None:
@@ -479,15 +351,9 @@ def folds_case(directory: str) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def synced_together(directory: str) -> Iterator[Callable[[], None] | None]:
-    """See `Renames.synced_together`."""
-    if not _reports_all or _type_of(directory) not in _synced_whole:
-        yield None
-        return
-    # It hears of what cannot be written from when it is opened on.
-    with Descriptor(directory, DIRECTORY) as fd:
-        yield lambda: syncfs(fd)
+def reports_all(directory: str) -> bool:
+    """Whether one call syncs all of a file system, and says what it could not."""
+    return _reports_all and _type_of(directory) in _synced_whole
 
 
 def _can_report() -> bool:

@@ -11,10 +11,8 @@ import numpy as np
 import tensorstore as ts
 
 from .._errors import MissingError
-from .._format import _files, _text
+from .._format import _files
 from . import (
-    _conditions,
-    _context,
     _kv,
     _redirects,
     _remote,
@@ -22,24 +20,24 @@ from . import (
     _store,
     _waiting,
 )
-from ._backend import Sends, Value
+from ._backend import Backend, Value
 
 
+# The generation of what is not there. An empty one would be any.
+ABSENT = b"\x02"
 # So many a server sends soon, over whatever connection.
 _FEW_BYTES = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
-class MemoryBackend(Sends):
-    """Values of this process, by their keys: they are read and written as those of an
-    object store. `options`: of the store, as JSON."""
+class ObjectStore(Backend):
+    """A store that takes files by requests, of which many may be under way; in memory,
+    unless another kind says how a request is made. `options`: of the store, as JSON."""
 
     url: str
     options: str = dataclasses.field(default="{}", repr=False)
 
-    def __str__(self) -> str:
-        """For messages: a URL may have any characters."""
-        return _text.escape(self.url)
+    is_far = True
 
     def target(self) -> str:
         return self.url
@@ -64,10 +62,6 @@ class MemoryBackend(Sends):
         """The path of all of the store."""
         return ""
 
-    def kv(self) -> ts.KvStore:
-        _context.check_fork()
-        return _kv.known(self)
-
     def _answer(self, future: Any) -> Any:
         """As `wait`, for what a server answers soon or never."""
         return self.wait(future)
@@ -76,14 +70,8 @@ class MemoryBackend(Sends):
         wait = self._answer if soon else self.wait
         return _store.read_answer(self, key, reading, wait)
 
-    def explain(self, error: Exception) -> Exception:
-        return _kv.explain(str(self), error)
-
     def has(self, key: str) -> bool:
-        try:
-            return self.read(key, 1) is not None
-        except MissingError:
-            return True  # It is empty.
+        return bool(self.stamp(key))
 
     def check_range(self, key: str, stop: int) -> int | None:
         if stop:
@@ -143,20 +131,21 @@ class MemoryBackend(Sends):
     def start_read(self, key: str, start: int, stop: int | None) -> ts.Future:
         return self.kv().read(key, byte_range=slice(start, stop))
 
-    # Of no bytes TensorStore asks for what is known of a file.
-    _few = 0
-
     def stamp(self, key: str) -> str:
-        got = self._got(key, self.start_read(key, 0, self._few))
+        # What is known of a page, without a byte of it, it may not be.
+        try:
+            got = self._got(key, self.start_read(key, 0, 1))
+        except MissingError:
+            return "empty"
         return got.stamp.generation.hex() if got.state == "value" else ""
 
     def list_top(self) -> dict[str, bool] | None:
-        return _store.tops_of(self._list("")) or None
+        return _store.tops_of(self.list_all() or ()) or None
+
+    def is_directory(self, key: str) -> bool:
+        return bool(self.list_all(key + "/"))
 
     def list_all(self, start: str = "") -> list[str] | None:
-        return self._list(start)
-
-    def _list(self, start: str) -> list[str]:
         # Whole keys are listed and looked at. Not all servers heed the range that they
         # are asked for, and TensorStore cuts as much off the beginning of any key:
         # somebody else's would be taken for ours, and deleted.
@@ -187,15 +176,12 @@ class MemoryBackend(Sends):
                 raise _remote.no_bucket(self.url, "it cannot be listed") from e
             raise OSError(f"The store of `{self}` refuses to list what it has.") from e
 
-    def is_directory(self, key: str) -> bool:
-        return bool(self._list(key + "/"))
-
-    def below(self, key: str) -> "MemoryBackend":
+    def below(self, key: str) -> "ObjectStore":
         # In a URL a `%` begins another character.
         url = f"{self.url}/{urllib.parse.quote(key)}"
         return dataclasses.replace(self, url=url)
 
-    def split(self) -> tuple["MemoryBackend", str]:
+    def split(self) -> tuple["ObjectStore", str]:
         if self.url == self._bucket():
             return self, ""
         url, _, key = self.url.rpartition("/")
@@ -207,9 +193,13 @@ class MemoryBackend(Sends):
     def start_write(
         self, key: str, data: bytes | None, expected: bytes | None = None
     ) -> ts.Future:
+        """Starts to write a file, or to delete it (None). With `expected` this is done
+        if the file has that generation; the answer has no generation if it was not."""
         return self.kv().write(key, data, if_equal=expected)
 
     def conditions(self) -> tuple[str, str]:
+        """A text that is the same for one server, and what its conditions of a write
+        are called; "" where writes have none."""
         options = self.spec()
         del options["path"]
         heeded = {"s3": "`If-Match`, `If-None-Match`", "gcs": "`ifGenerationMatch`"}
@@ -221,7 +211,7 @@ class MemoryBackend(Sends):
         self, key: str, data: bytes, found: Value | None, aside: str = ""
     ) -> bool:
         # The store compares and writes in one step.
-        expected = _conditions.ABSENT if found is None else found.generation
+        expected = ABSENT if found is None else found.generation
         writing = self.start_write(key, data, expected)
         if _store.answer(self, key, writing).generation:
             return True
@@ -238,17 +228,18 @@ class MemoryBackend(Sends):
         self.write(key, [self._listed_file(source)], sync)
 
     def delete(self, key: str) -> None:
-        listed = self._list(key)
+        listed = self.list_all(key) or ()
         self.delete_files(
             n for n in listed if n == key or n.startswith(key and f"{key}/")
         )
 
     def delete_files(self, keys: Iterable[str]) -> None:
+        """Deletes files that were listed, together."""
         for key, deleting in [(key, self.start_write(key, None)) for key in keys]:
             _store.finish_write(self, key, deleting)
 
     def move(self, key: str, into: str, first: str) -> None:
-        names = self._list(key + "/")
+        names = self.list_all(key + "/") or []
         for name in names:
             self.copy(name, into + name.removeprefix(key), sync=True)
         for name in sorted(names, key=f"{key}/{first}".__ne__):
@@ -263,7 +254,7 @@ class MemoryBackend(Sends):
         return value.data
 
 
-class ObjectBackend(MemoryBackend):
+class ObjectBackend(ObjectStore):
     """Keys in a bucket of a server: `s3://` and `gs://`."""
 
     def _bucket(self) -> str:
@@ -290,15 +281,6 @@ class ObjectBackend(MemoryBackend):
 
 class HttpBackend(ObjectBackend):
     """Files of a web server, which can be read, and neither written nor listed."""
-
-    # What is known of a page it may not be.
-    _few = 1
-
-    def stamp(self, key: str) -> str:
-        try:
-            return super().stamp(key)
-        except MissingError:
-            return "empty"
 
     def _top(self) -> str:
         return "/"
@@ -332,9 +314,6 @@ class HttpBackend(ObjectBackend):
 
     def can_list(self) -> bool:
         return False
-
-    def list_top(self) -> dict[str, bool] | None:
-        return None
 
     def list_all(self, start: str = "") -> list[str] | None:
         return None

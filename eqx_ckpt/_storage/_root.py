@@ -11,9 +11,9 @@ from typing import Any
 
 from . import _context, _remote
 from ._backend import Backend
-from ._local import LocalBackend
+from ._local import LocalDirectory
 from ._local_files import LONGEST_NAME, LONGEST_PATH
-from ._objects import HttpBackend, MemoryBackend, ObjectBackend
+from ._objects import HttpBackend, ObjectBackend, ObjectStore
 
 
 LAYOUTS = ("ocdbt", "zarr")
@@ -71,7 +71,7 @@ def resolve(path: Any, follow: bool = False) -> Backend:
             f"`{local}` has a backslash in it, which TensorStore takes for a slash. "
             "Choose another path."
         )
-    return LocalBackend(str(local), str(local), follow)
+    return LocalDirectory(str(local), str(local), follow)
 
 
 def place(path: Any) -> str:
@@ -83,8 +83,8 @@ def place(path: Any) -> str:
 
 
 # The kinds of store by their schemes, to which rooms around the kernel add theirs.
-KINDS: dict[str, type[MemoryBackend]] = {
-    "memory": MemoryBackend,
+KINDS: dict[str, type[ObjectStore]] = {
+    "memory": ObjectStore,
     "http": HttpBackend,
     "https": HttpBackend,
 }

@@ -13,7 +13,8 @@ import tensorstore as ts
 from .._errors import DamagedError, MissingError
 from .._runtime import _threads
 from . import _local_files
-from ._backend import Backend, Renames, Value
+from ._backend import Backend, Value
+from ._local import LocalDirectory
 
 
 T = TypeVar("T")
@@ -186,7 +187,7 @@ def may_hold(root: Backend, key: str) -> bool:
 
 def folds_case(root: Backend) -> bool:
     """Whether names that differ by case only are one."""
-    return isinstance(root, Renames) and _local_files.folds_case(root.path)
+    return isinstance(root, LocalDirectory) and _local_files.folds_case(root.path)
 
 
 # Seconds that a file system of the network may take to show what another host has made.

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from .._errors import MissingError
-from .._storage import _conditions, _remote, _requests, _store
-from .._storage._objects import ObjectBackend
+from .._storage import _remote, _requests, _store
+from .._storage._objects import ABSENT, ObjectBackend
 from .._storage._requests import Answer, Stamp
 
 
@@ -126,11 +126,8 @@ class AzureBackend(ObjectBackend):
 
         store = self._store()
         try:
-            if start < 0 or start == stop:  # Azure knows no ranges from the end.
-                known = obstore.head(store, path)
-                if start == stop:
-                    return Answer(b"", Stamp((known["e_tag"] or "").encode()))
-                start = max(0, known["size"] + start)
+            if start < 0:  # Azure knows no ranges from the end.
+                start = max(0, obstore.head(store, path)["size"] + start)
             span = {"offset": start} if stop is None else (start, stop)
             options: Any = {} if (start, stop) == (0, None) else {"range": span}
             got = obstore.get(store, path, options=options)
@@ -166,14 +163,14 @@ class AzureBackend(ObjectBackend):
 
         store = self._store()
         mode: Any = "overwrite"
-        if expected == _conditions.ABSENT:
+        if expected == ABSENT:
             mode = "create"
         elif expected is not None:
             mode = {"e_tag": expected.decode("latin-1")}
         try:
             if data is None:
                 _again(lambda: obstore.delete(store, path))
-                return Stamp(_conditions.ABSENT)
+                return Stamp(ABSENT)
             put = ft.partial(obstore.put, store, str(path), data, mode=mode)
             done = _again(lambda: put(use_multipart=False))
             return Stamp((done["e_tag"] or "").encode())
@@ -183,7 +180,7 @@ class AzureBackend(ObjectBackend):
             if data is None:
                 for one in [] if isinstance(path, str) else path:
                     self._write(one, None, None)
-                return Stamp(_conditions.ABSENT)
+                return Stamp(ABSENT)
             raise _store.odd(self, str(path), "a write was answered with 404") from e
         except (AlreadyExistsError, NotModifiedError, PreconditionError):
             return Stamp(b"")

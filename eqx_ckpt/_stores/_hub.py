@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 from .._errors import MissingError
 from .._format import _files, _index, _text
 from .._storage import _kv, _redirects, _requests
-from .._storage._backend import Uploads
 from .._storage._objects import HttpBackend
 from .._storage._requests import Answer, Stamp
 from .._version import __version__
@@ -50,7 +49,7 @@ print(ckpt)
 
 
 @dataclasses.dataclass(frozen=True)
-class HubBackend(HttpBackend, Uploads):
+class HubBackend(HttpBackend):
     """Files of one commit of a repository of models. `_commit`: what is known of it,
     which all directories in it share."""
 
@@ -176,20 +175,10 @@ class HubBackend(HttpBackend, Uploads):
     def can_list(self) -> bool:
         return True
 
-    def list_top(self) -> dict[str, bool] | None:
-        tops: dict[str, bool] = {}
-        for key in self.list_all():
-            first, slash, _ = key.partition("/")
-            tops[first] = bool(slash)
-        return tops or None
-
     def list_all(self, start: str = "") -> list[str]:
         path = self._path()
         ours = [key for key in self._listing() if key.startswith(path + start)]
         return [key[len(path) :] for key in ours]
-
-    def is_directory(self, key: str) -> bool:
-        return bool(self.list_all(key + "/"))
 
     # ---- Reads.
 
@@ -260,6 +249,10 @@ class HubBackend(HttpBackend, Uploads):
         )
 
     def upload(self, path: str, overwrite: bool) -> None:
+        """Puts the checkpoint at a local path here, all of it or nothing.
+
+        **Raises:** `FileExistsError` if there is one, and not `overwrite`.
+        """
         hub, api = _library(), self._api()
         repo, revision, inside = self._parts()
         inside = inside.strip("/")

@@ -31,7 +31,7 @@ from eqx_ckpt._format._template import Template
 from eqx_ckpt._save import _assign, _plan
 from eqx_ckpt._save._options import SaveOptions
 from eqx_ckpt._storage import _root
-from eqx_ckpt._storage._local import LocalBackend
+from eqx_ckpt._storage._local import LocalDirectory
 
 
 json_values = st.recursive(
@@ -684,7 +684,7 @@ def _refused(directory, tree, options, monkeypatch):
     ec.tree_serialise_leaves(directory / "old", {"w": 1})
     before = files_of(directory)
     writes = []
-    monkeypatch.setattr(LocalBackend, "write", lambda *_: writes.append(1))
+    monkeypatch.setattr(LocalDirectory, "write", lambda *_: writes.append(1))
     for target in ("new", "old", "new.zip"):
         for save in (ec.tree_serialise_leaves, ec.async_tree_serialise_leaves):
             with pytest.raises(ValueError, match="^Nothing was saved: the index"):

@@ -211,7 +211,7 @@ def _never(directory):
 def _too_late(directory):
     yield lambda: None
     # The save is published by now.
-    fd = os.open(os.path.dirname(directory), os.O_RDONLY)
+    fd = os.open(os.path.dirname(directory.path), os.O_RDONLY)
     inside.sync_file_system(fd)
     os.close(fd)
 

@@ -1,6 +1,7 @@
 """One suite for every kind of store: what `Backend` promises, with real servers.
 
-What only some can do is asked of those that say they can: `Renames` and `Sends`.
+What only one of the two families can do is asked of a `LocalDirectory` or of an
+`ObjectStore`.
 """
 
 import itertools
@@ -16,7 +17,9 @@ import pytest
 from support import servers
 
 from eqx_ckpt._storage import _archive, _kv, _local, _root, _store as _stores
-from eqx_ckpt._storage._backend import Backend, Renames, SavedFile, Sends
+from eqx_ckpt._storage._backend import Backend
+from eqx_ckpt._storage._local import LocalDirectory, SavedFile
+from eqx_ckpt._storage._objects import ObjectStore
 
 
 _numbers = itertools.count()
@@ -341,7 +344,7 @@ def _staged(root):
 
     def replace(key, data, found):
         aside = f"own/{data.decode()}"
-        if isinstance(root, Renames) and not root.has(aside):
+        if isinstance(root, LocalDirectory) and not root.has(aside):
             root.write(aside, [data], True)
         return root.replace(key, data, found, aside)
 
@@ -353,7 +356,7 @@ def test_a_commit(writable, key):
     root = writable
     root.make_directories(["own"])
     with root.lock(wait=True) as held:
-        assert held == isinstance(root, Renames)
+        assert held == isinstance(root, LocalDirectory)
         replace = _staged(root)
         assert replace(key, b"1", None)
         found = root.read(key)
@@ -382,8 +385,8 @@ def test_a_new_file_takes_the_place_of_none(tmp_path):
 
 def test_who_can_do_what(store):
     is_local = store.kind in ("local", "open")
-    assert isinstance(store.read, Renames) == is_local
-    assert isinstance(store.read, Sends) != is_local
+    assert isinstance(store.read, LocalDirectory) == is_local
+    assert isinstance(store.read, ObjectStore) != is_local
     assert store.read.is_far != is_local
     assert (store.read.entry() is None) == store.read.is_far
 
@@ -446,12 +449,12 @@ def test_renames(tmp_path):
         new.exchange(old)
     old.write_by("staged", lambda file: file.write(b"one file"), True)
     target = _root.resolve(tmp_path / "target")
-    old.become("staged", target, False)
+    old.below("staged").rename(target, overwrite=False)
     assert (tmp_path / "target").read_bytes() == b"one file"
     old.write_by("again", lambda file: file.write(b"2"), False)
     with pytest.raises(FileExistsError):
-        old.become("again", target, False)
-    old.become("again", target, True)
+        old.below("again").rename(target, overwrite=False)
+    old.below("again").rename(target)
     assert (tmp_path / "target").read_bytes() == b"2"
 
 
@@ -473,7 +476,7 @@ def test_a_zip_takes_files_and_is_one(tmp_path):
 
 def test_nobody_else_asks_what_kind_it_is():
     package = pathlib.Path(_root.__file__).parents[1]
-    kinds = r"\b(Local|Object|Memory|Http|File)Backend\b|\b_(local|objects)\b"
+    kinds = r"\b(Object|Http|Azure)Backend\b"
     asking = [
         f"{path.relative_to(package)}: {line.strip()}"
         for path in sorted(package.rglob("*.py"))
