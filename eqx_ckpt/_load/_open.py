@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 from .._errors import ReplacedError
 from .._format import _files, _text
 from .._runtime import _log, _processes
-from .._storage import _archive, _context, _remote, _root, _store
+from .._storage import _archive, _context, _root, _store
 from .._storage._archive import Readable
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
@@ -97,7 +97,7 @@ def _other_at(root: Backend, like: PyTree) -> Source | None:
 def _nothing(root: Backend) -> str:
     """**Raises:** `OSError` for a store that has no such bucket, or is elsewhere."""
     text = f"There is no checkpoint at `{root}`"
-    _remote.check_bucket(root.url)
+    root.check_bucket()
     if not _store.may_hold(root, "d"):
         return f"{text}."
     return (

@@ -16,7 +16,6 @@ from .._runtime import _arguments, _cleanup
 from .._runtime._arguments import Rule
 from .._save import _options
 from .._save._options import Functions, RunKeywords, SaveOptions
-from .._storage._remote import Store
 from .._tree import _leaf
 from . import _restore, _steps
 from ._hooks import LoadRequest, NearSteps
@@ -322,7 +321,7 @@ class CheckpointManager:
         """
         return _steps.best(self._steps, self._policy)
 
-    def path(self, step: int) -> str | Store:
+    def path(self, step: int) -> str | os.PathLike[str]:
         """Where the checkpoint of a step is, or will be."""
         return self._steps.path(step)
 

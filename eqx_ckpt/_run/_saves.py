@@ -1,6 +1,7 @@
 """The saves of a run: one goes on at a time, and older steps are deleted after it."""
 
 import dataclasses
+import os
 import threading
 import time
 import warnings
@@ -13,7 +14,6 @@ from .._save import _async, _background, _options, _serialise
 from .._save._background import SaveHandle
 from .._save._options import SaveOptions
 from .._storage import _root
-from .._storage._remote import Store
 from .._tree import _nearest
 from . import _own, _steps
 from ._pending import PendingState
@@ -49,7 +49,7 @@ class Saves:
         self._begun: int | None = None
         self._undeleted: list[str] = []
         # The last step that was saved here, or restored: known to be whole.
-        self.base: SaveHandle | str | Store | None = None
+        self.base: SaveHandle | str | os.PathLike[str] | None = None
         # Damaged steps, which saves move aside.
         self.damaged: set[int] = set()
         # Whether a step is known to have the metric of `best`.

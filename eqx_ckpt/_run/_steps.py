@@ -15,16 +15,16 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from .. import _extensions
 from .._format import _files, _index, _json, _schema, _text
 from .._format._journal import StepRow
 from .._load import _published, _verify
 from .._runtime import _log
 from .._save import _background, _delete, _inplace, _leftovers, _transaction
-from .._storage import _remote, _root, _store
+from .._storage import _root, _store
 from .._storage._backend import Backend, Usage
 from .._storage._local import LocalDirectory
 from .._storage._objects import ObjectStore
-from .._storage._remote import Store
 from . import _clean, _listing, _numbered
 from ._listing import Listed
 from ._policy import Policy
@@ -71,7 +71,8 @@ class Steps:
         found = _root.resolve(root)
         is_path = isinstance(found, LocalDirectory)
         self.root = _root.resolve(found.target()) if is_path else found
-        self._store = _remote.store_of(root)
+        store_of = _extensions.find("store_of")
+        self._store = store_of(root) if store_of else None
         self.journal = Journal(self.root, self.directories)
         self._known: dict[int, tuple[Any, dict[str, Any] | None]] = {}
 
@@ -81,7 +82,7 @@ class Steps:
         step is still being saved."""
         return isinstance(self.root, LocalDirectory)
 
-    def path(self, step: int) -> str | Store:
+    def path(self, step: int) -> str | os.PathLike[str]:
         key = f"{check(step)}/{_ITEM}"
         return f"{self.root.url}/{key}" if self._store is None else self._store / key
 

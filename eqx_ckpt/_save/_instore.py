@@ -11,7 +11,7 @@ import functools as ft
 from collections.abc import Mapping
 
 from .._format import _files, _index
-from .._storage import _conditions, _store
+from .._storage import _store
 from .._storage._objects import ObjectStore
 from ._path_state import claimed
 from ._transaction import discard, Transaction
@@ -19,7 +19,7 @@ from ._transaction import discard, Transaction
 
 def begin(save: Transaction) -> None:
     save.undo.callback(discard, save.root, save.own)
-    _conditions.check(save.root, f"{save.own}/digests")
+    save.root.check_conditions(f"{save.own}/digests")
 
 
 def claim(save: Transaction) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from .._format import _files, _index, _text
 from .._load import _published
-from .._storage import _remote, _store
+from .._storage import _store
 from .._storage._backend import Backend, Value
 from .._storage._local import LocalDirectory
 from .._storage._objects import ObjectStore
@@ -61,7 +61,7 @@ def _look(root: Backend, overwrite: bool) -> PathState | FileExistsError:
     keys = () if isinstance(there, dict) else tuple(there)
     tops = there if isinstance(there, dict) else _store.tops_of(keys)
     if not tops:
-        _remote.check_bucket(root.url)
+        root.check_bucket()
         if is_file():
             raise _file(root)
         return NOTHING

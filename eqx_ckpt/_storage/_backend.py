@@ -65,6 +65,9 @@ class Backend(abc.ABC):
     def target(self) -> str:
         """The URL, or the path that leads through no link: the same for one place."""
 
+    def check_bucket(self) -> None:
+        """**Raises:** `FileNotFoundError` if it is known that nothing can be here."""
+
     @abc.abstractmethod
     def below(self: B, key: str) -> B:
         """The directory `key` in this one."""
@@ -111,8 +114,9 @@ class Backend(abc.ABC):
         """Whether TensorStore can read the directory by itself."""
         return True
 
-    def wait(self, future: Any) -> Any:
-        """The result of a call to TensorStore. **Raises:** as `explain` says."""
+    def wait(self, future: Any, soon: bool = False) -> Any:
+        """The result of a call to TensorStore, which a server gives `soon` or never.
+        **Raises:** as `explain` says."""
         try:
             return future.result()
         except Exception as e:

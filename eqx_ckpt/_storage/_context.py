@@ -2,17 +2,14 @@
 
 import functools as ft
 import os
+from typing import Any
 
 import tensorstore as ts
 
-from . import _remote
 
-
-# So that nothing reads more than a leaf's own bytes, chunks are not cached.
-_context_spec = {
-    "cache_pool": {"total_bytes_limit": 0},
-    **_remote.CONTEXT,
-}
+# So that nothing reads more than a leaf's own bytes, chunks are not cached. Kinds of
+# store add what they need.
+SPEC: dict[str, Any] = {"cache_pool": {"total_bytes_limit": 0}}
 _forked = False
 
 
@@ -30,15 +27,12 @@ def watch_forks() -> None:
 @ft.cache
 def context() -> ts.Context:
     watch_forks()
-    _remote.bound_waits()
-    return ts.Context(_context_spec)
+    return ts.Context(SPEC)
 
 
 @ft.cache
 def mmap_context() -> ts.Context:
-    return ts.Context(
-        {**_context_spec, "file_io_mode": {"mode": "memmap"}}, parent=context()
-    )
+    return ts.Context({**SPEC, "file_io_mode": {"mode": "memmap"}}, parent=context())
 
 
 def with_nodes(parent: ts.Context) -> ts.Context:

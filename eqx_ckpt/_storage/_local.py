@@ -446,7 +446,7 @@ class LocalDirectory(Backend):
             except OSError:  # There are no links.
                 if os.path.lexists(target.path):
                     raise FileExistsError(target.path) from None
-        os.rename(self.path, target.path)
+        os.replace(self.path, target.path)
 
     def exchange(self, target: "LocalDirectory") -> None:
         """Lets two directories change places, each with the mode of the other."""

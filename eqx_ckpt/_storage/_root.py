@@ -2,18 +2,18 @@
 the keys of files are relative to.
 """
 
-import json
 import os
 import pathlib
 import re
 import urllib.parse
+from collections.abc import Callable
 from typing import Any
 
-from . import _context, _remote
+from . import _context
 from ._backend import Backend
 from ._local import LocalDirectory
 from ._local_files import LONGEST_NAME, LONGEST_PATH
-from ._objects import HttpBackend, ObjectBackend, ObjectStore
+from ._objects import ObjectStore
 
 
 LAYOUTS = ("ocdbt", "zarr")
@@ -35,15 +35,17 @@ def resolve(path: Any, follow: bool = False) -> Backend:
         raise ValueError(f"{text!r} is not a path.")
     if re.match(r"[a-z][a-z0-9+.-]*://", text):
         if not text.startswith("file://"):
-            store = _remote.store_of(path)
-            return _resolve_url(*(store.url, store.options) if store else (text, {}))
+            make = KINDS.get(text.partition(":")[0]) or KINDS.get("*")
+            if make is None:
+                raise ValueError(f"Without `eqx_ckpt._stores` {text!r} is no path.")
+            return make(path)
         text = urllib.parse.unquote(text.removeprefix("file://"))
         text = text.removeprefix("localhost")
         if not text.startswith("/"):
             raise ValueError(
                 f"{path!r} is not a URL of a file: `file:///` and its path."
             )
-    elif text.partition(":/")[0].lower() in {"s3", "gs", "file", *KINDS}:
+    elif text.partition(":/")[0].lower() in {"file", *KINDS}:
         raise ValueError(
             f"{text!r} is not a URL: give one as a string, such as `s3://bucket/run`."
         )
@@ -82,26 +84,34 @@ def place(path: Any) -> str:
         return str(path)
 
 
-# The kinds of store by their schemes, to which rooms around the kernel add theirs.
-KINDS: dict[str, type[ObjectStore]] = {
-    "memory": ObjectStore,
-    "http": HttpBackend,
-    "https": HttpBackend,
-}
+def of_url(
+    kind: type[ObjectStore],
+    url: str,
+    options: str = "{}",
+    mask: Callable[[str], str] = str,
+) -> ObjectStore:
+    """The root that a URL of a kind of store means. `mask` takes out of a text what
+    nobody else is to see.
 
-
-def _resolve_url(url: str, given: dict[str, Any]) -> Backend:
+    **Raises:** `ValueError` if nothing can be at such a URL.
+    """
     if re.search("[?#]", url):
         raise ValueError(
-            f"{_remote.masked(repr(url))} has a query or a fragment, and files below "
-            "it have names without one. What a server wants to see can be in `headers` "
-            "of an `ec.Store`."
+            f"{mask(repr(url))} has a query or a fragment, and files below it have "
+            "names without one. What a server wants to see can be in `headers` of an "
+            "`ec.Store`."
         )
-    options = json.dumps(_remote.options_of(url, given), sort_keys=True)
-    root = KINDS.get(url.partition(":")[0], ObjectBackend)(url.rstrip("/"), options)
+    root = kind(url.rstrip("/"), options)
     try:
         root.check_url()
     except ValueError as e:
-        url, why = (_remote.masked(text, given, url) for text in (repr(url), str(e)))
+        url, why = mask(repr(url)), mask(str(e))
         raise ValueError(f"{url} is not a URL of a store: {why}") from None
     return root
+
+
+# By the scheme of a URL, what makes its root of the path that was given; "*" is for all
+# other schemes. Rooms around the kernel add theirs.
+KINDS: dict[str, Callable[[Any], Backend]] = {
+    "memory": lambda path: of_url(ObjectStore, os.fspath(path)),
+}

@@ -37,15 +37,15 @@ def answer(
     root: Any,
     key: str,
     future: Any,
-    wait: Callable[[Any], Any] | None = None,
+    soon: bool = False,
 ) -> Any:
-    """The answer to a request about a file, by `wait` or else `root.wait`.
+    """The answer to a request about a file. `soon`: as of `Backend.wait`.
 
     **Raises:** `OSError` for what nobody has asked for; a `MissingError` for a file
     that ends before what was asked for does.
     """
     try:
-        return (wait or root.wait)(future)
+        return root.wait(future, soon)
     except OSError as e:
         if key:
             e.add_note(f"It is about `{root}/{key}`.")
@@ -62,10 +62,10 @@ def read_answer(
     root: Any,
     key: str,
     future: Any,
-    wait: Callable[[Any], Any] | None = None,
+    soon: bool = False,
 ) -> Any:
     """The bytes that were read of a file, as `value`, unless `state` is "missing"."""
-    got = answer(root, key, future, wait)
+    got = answer(root, key, future, soon)
     if got.state == "unspecified":
         raise odd(root, key, "it is unchanged (304 or 412), which was not asked")
     return got

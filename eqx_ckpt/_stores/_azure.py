@@ -15,16 +15,17 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from .._errors import MissingError
-from .._storage import _remote, _requests, _store
-from .._storage._objects import ABSENT, ObjectBackend
-from .._storage._requests import Answer, Stamp
+from .._storage import _store
+from .._storage._objects import ABSENT
+from . import _remote, _requests
+from ._buckets import BucketBackend
 
 
 _abfss = re.compile(r"abfss://([^/@]+)@([^/.]+)\.dfs\.([^/]+)(/.*)?")
 _az = re.compile(r"az://([^/@]+)/([^/]+)(/.*)?")
 
 
-class AzureBackend(ObjectBackend):
+class AzureBackend(BucketBackend):
     """Blobs in a container."""
 
     def _parts(self) -> tuple[str, str, str, str]:
@@ -120,7 +121,7 @@ class AzureBackend(ObjectBackend):
     def start_list(self, first: bytes) -> Any:
         return _requests.start(self._list_blobs, first.decode("utf-8", "replace"))
 
-    def _read(self, path: str, start: int, stop: int | None) -> Answer:
+    def _read(self, path: str, start: int, stop: int | None) -> Any:
         import obstore
         from obstore.exceptions import GenericError, NotModifiedError, PreconditionError
 
@@ -149,11 +150,11 @@ class AzureBackend(ObjectBackend):
             raise _store.odd(self, path, said)
         if stop is not None and end < stop:
             raise MissingError(f"the end of `{path}` is missing")
-        return Answer(data, Stamp((got.meta["e_tag"] or "").encode()))
+        return _requests.answer(data, got.meta["e_tag"])
 
     def _write(
         self, path: str | list[str], data: bytes | None, expected: bytes | None
-    ) -> Stamp:
+    ) -> Any:
         import obstore
         from obstore.exceptions import (
             AlreadyExistsError,
@@ -170,20 +171,20 @@ class AzureBackend(ObjectBackend):
         try:
             if data is None:
                 _again(lambda: obstore.delete(store, path))
-                return Stamp(ABSENT)
+                return _requests.stamp(ABSENT)
             put = ft.partial(obstore.put, store, str(path), data, mode=mode)
             done = _again(lambda: put(use_multipart=False))
-            return Stamp((done["e_tag"] or "").encode())
+            return _requests.stamp((done["e_tag"] or "").encode())
         except FileNotFoundError as e:
             if "ContainerNotFound" in str(e):
                 raise _remote.no_bucket(self.url, "ContainerNotFound") from None
             if data is None:
                 for one in [] if isinstance(path, str) else path:
                     self._write(one, None, None)
-                return Stamp(ABSENT)
+                return _requests.stamp(ABSENT)
             raise _store.odd(self, str(path), "a write was answered with 404") from e
         except (AlreadyExistsError, NotModifiedError, PreconditionError):
-            return Stamp(b"")
+            return _requests.stamp(b"")
 
     def _list_blobs(self, first: str) -> list[bytes]:
         import obstore

@@ -17,10 +17,10 @@ from typing import Any, NoReturn
 
 from .._errors import MissingError
 from .._format import _files, _index, _text
-from .._storage import _kv, _redirects, _requests
-from .._storage._objects import HttpBackend
-from .._storage._requests import Answer, Stamp
+from .._storage import _kv
 from .._version import __version__
+from . import _http, _requests
+from ._http import HttpBackend
 
 
 _hf = re.compile(r"hf://([^/@]+/[^/@]+)(?:@([^/@]+))?(/.*)?")
@@ -199,7 +199,7 @@ class HubBackend(HttpBackend):
     def start_read(self, key: str, start: int, stop: int | None) -> Any:
         return _requests.start(self._read, key, start, stop)
 
-    def _read(self, key: str, start: int, stop: int | None) -> Answer:
+    def _read(self, key: str, start: int, stop: int | None) -> Any:
         found = self._file(key)
         if found is None:
             return _requests.MISSING
@@ -214,13 +214,13 @@ class HubBackend(HttpBackend):
             with open(local, "rb") as file:
                 file.seek(start)
                 data = file.read((size if stop is None else stop) - start)
-            return Answer(data, Stamp(tag.encode()))
+            return _requests.answer(data, tag)
         if start == size or start == stop:
-            return Answer(b"", Stamp(tag.encode()))
-        got = _redirects.read(*self._place(key), start, stop)
+            return _requests.answer(b"", tag)
+        got = _http.read(*self._place(key), start, stop)
         if got.state != "value":
             return got
-        return Answer(got.value, Stamp(tag.encode()))
+        return _requests.answer(got.value, tag)
 
     def _cached(self, key: str) -> str | None:
         """The path of a file that is in the library's cache already."""

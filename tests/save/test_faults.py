@@ -188,7 +188,7 @@ def test_every_call_of_a_store_fails(monkeypatch, case, before):
 
 _COMMITS = {
     "ocdbt": ("replace",),
-    "zarr": ("rename", "exchange"),
+    "zarr": ("replace", "exchange"),
     "zip": ("replace", "link"),
 }
 

@@ -42,10 +42,10 @@ LIMITS = {
     "seconds_until_opened_anew": "_load._open._SECONDS",
     "seconds_until_a_lock_is_told": "_storage._descriptor._TOLD",
     "seconds_until_a_lock_is_given_up": "_storage._descriptor._LONGEST",
-    "seconds_until_a_server_is_looked_at": "_storage._waiting._LOOK",
-    "seconds_until_a_server_has_answered": "_storage._waiting._ANSWER",
-    "seconds_until_a_server_is_back": "_storage._waiting._AWAY",
-    "seconds_until_a_server_is_told": "_storage._waiting._SAY",
+    "seconds_until_a_server_is_looked_at": "_stores._requests._LOOK",
+    "seconds_until_a_server_has_answered": "_stores._requests._ANSWER",
+    "seconds_until_a_server_is_back": "_stores._requests._AWAY",
+    "seconds_until_a_server_is_told": "_stores._requests._SAY",
     "seconds_until_a_directory_shows": "_storage._store._SHOWN",
     "bytes_read_in_a_second": "_reshard._loads._READS",
 }
@@ -75,7 +75,7 @@ CALLS = {
     "syncs report errors": "_storage._local_files._reports_all",
     "type of a file system": "_storage._local_files._type_of",
     "names are folded": "_storage._local_files.folds_case",
-    "where a server is": "_storage._waiting._server",
+    "where a server is": "_stores._requests._server",
     "keys of a store in memory": "_storage._objects.ObjectStore.kv",
     "URL of a place": "_storage._root.place",
     "lines that processes agree on": "_save._agree._lines",
@@ -229,7 +229,7 @@ def exchange(a: Any, b: Any) -> None:
 
 def server_of(url: str) -> tuple[bool, str, int] | None:
     """The server that is asked about a URL: whether by TLS, its name, its port."""
-    return _found("_storage._waiting._server")(url, {})
+    return _found("_stores._requests._server")(url, {})
 
 
 # ---- What is kept from call to call.

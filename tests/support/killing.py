@@ -289,10 +289,10 @@ def without_rename() -> Iterator[None]:
     """Paths are directories as if they were in an object store: all is written by
     TensorStore, which knows no renames of what was written."""
     from eqx_ckpt._storage import _root
-    from eqx_ckpt._storage._objects import ObjectBackend
+    from eqx_ckpt._stores._buckets import BucketBackend
 
     resolve = _root.resolve
-    _root.resolve = lambda path, *_: ObjectBackend(f"file://{os.fspath(path)}")
+    _root.resolve = lambda path, *_: BucketBackend(f"file://{os.fspath(path)}")
     try:
         yield
     finally:

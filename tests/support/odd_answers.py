@@ -28,7 +28,7 @@ import numpy as np
 import eqx_ckpt as ec
 from eqx_ckpt._format import _files
 from eqx_ckpt._load import _open, _verify
-from eqx_ckpt._storage import _conditions, _remote
+from eqx_ckpt._stores import _buckets, _remote
 from support import servers
 from support.stores import StoredFiles
 
@@ -221,7 +221,7 @@ def cases(world: World, rng: random.Random, count: int) -> list[Case]:
         call = world.calls[name]
         path = world.path(call.before)
         world.proxy.requests.clear()
-        _conditions._heeding.clear()
+        _buckets._heeding.clear()
         with contextlib.suppress(FileExistsError):
             assert call.do(path) == call.right, name
         requests = range(len(world.proxy.requests))
@@ -236,7 +236,7 @@ def run(world: World, case: Case) -> str | None:
     """What is wrong with what came of a case; None if nothing is."""
     call = world.calls[case.call]
     path = world.path(call.before)
-    _conditions._heeding.clear()
+    _buckets._heeding.clear()
     result, error = None, None
     world.proxy.fault = world.odd(case.answer, case.number, case.mode)
     try:

@@ -1,16 +1,21 @@
-"""Waits for what has been asked of a store, and tells a server that is slow from one
-that is not there."""
+"""Requests to servers: those that Python makes rather than TensorStore, and waits that
+tell a server that is slow from one that is not there."""
 
+import concurrent.futures as cf
 import json
 import math
 import socket
 import ssl
+import threading
 import time
+import types
 import urllib.parse
 import urllib.request
+from collections.abc import Callable
 from typing import Any
 
 from .._runtime import _log
+from .._storage import _context
 from . import _remote
 
 
@@ -149,3 +154,44 @@ def _encrypted(plain: socket.socket, host: str) -> socket.socket:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context.wrap_socket(plain, server_hostname=host)
+
+
+# ---- Requests in threads.
+
+# So many are under way at a time, as of TensorStore's.
+_LIMIT = threading.BoundedSemaphore(64)
+
+
+def stamp(tag: bytes) -> Any:
+    """The tag of a version of a file, as TensorStore has it; empty after a write that
+    was refused."""
+    return types.SimpleNamespace(generation=tag)
+
+
+def answer(value: bytes, tag: str | None = "", state: str = "value") -> Any:
+    """The answer to a read, as TensorStore has it. `state`: "value" or "missing", or
+    "unspecified" where the store says neither."""
+    known = stamp((tag or "").encode())
+    return types.SimpleNamespace(value=value, stamp=known, state=state)
+
+
+MISSING, UNSPECIFIED = answer(b"", state="missing"), answer(b"", state="unspecified")
+
+
+def start(call: Callable[..., Any], *args: Any) -> cf.Future[Any]:
+    """Makes a call in a thread, which does not keep the process alive."""
+    _context.check_fork()
+    _context.watch_forks()
+    future: cf.Future[Any] = cf.Future()
+    # Who gives it up does not end it.
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        with _LIMIT:
+            try:
+                future.set_result(call(*args))
+            except BaseException as e:
+                future.set_exception(e)
+
+    threading.Thread(target=run, name="eqx_ckpt", daemon=True).start()
+    return future

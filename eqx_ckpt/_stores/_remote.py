@@ -1,6 +1,9 @@
-"""Paths that are URLs: the options of their stores, and what goes wrong, in words."""
+"""Paths that are URLs of servers: the options of their stores, and what goes wrong, in
+words."""
 
 import base64
+import dataclasses
+import functools as ft
 import http.client
 import json
 import math
@@ -12,6 +15,9 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
+from .._storage import _root
+from .._storage._objects import ObjectStore
+
 
 # Seconds that a server is given to answer what opens a checkpoint.
 TIMEOUT = 30
@@ -20,6 +26,7 @@ TIMEOUT = 30
 _url = re.compile(r"([a-z][a-z0-9+.-]*)://")
 
 
+@dataclasses.dataclass(frozen=True, init=False, repr=False)
 class Store(os.PathLike[str]):
     """A URL in an object store together with options of that store.
 
@@ -52,8 +59,6 @@ class Store(os.PathLike[str]):
         ```
     """
 
-    __slots__ = ("url", "_options")
-
     url: str
     _options: str
 
@@ -83,20 +88,11 @@ class Store(os.PathLike[str]):
     def options(self) -> dict[str, Any]:
         return json.loads(self._options)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError("a Store is immutable")
-
     def __truediv__(self, below: str) -> "Store":
         return Store(f"{self.url.rstrip('/')}/{below}", **self.options)
 
     def __fspath__(self) -> str:
         return self.url
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Store) and _key(self) == _key(other)
-
-    def __hash__(self) -> int:
-        return hash(_key(self))
 
     def __str__(self) -> str:
         """For messages."""
@@ -105,17 +101,6 @@ class Store(os.PathLike[str]):
     def __repr__(self) -> str:
         options = "".join(f", {k}={v!r}" for k, v in self.options.items())
         return masked(f"Store({self.url!r}{options})", self.options)
-
-    def __reduce__(self) -> Any:
-        return _unpickle, (self.url, self.options)
-
-
-def _key(store: Store) -> tuple[str, str]:
-    return store.url, store._options
-
-
-def _unpickle(url: str, options: dict[str, Any]) -> Store:
-    return Store(url, **options)
 
 
 # The user and the password in a URL, and options whose texts nobody else is to see.
@@ -168,6 +153,15 @@ def _secrets(value: Any, is_secret: bool) -> Iterator[str]:
             yield secret
 
 
+def resolve(kind: type[ObjectStore], path: Any) -> ObjectStore:
+    """The root that a URL of a kind of store means, or a `Store`."""
+    store = store_of(path)
+    url, given = (store.url, store.options) if store else (os.fspath(path), {})
+    options = json.dumps(options_of(url, given), sort_keys=True)
+    _bound_waits()
+    return _root.of_url(kind, url, options, ft.partial(masked, options=given, url=url))
+
+
 def scheme(path: str) -> str | None:
     """The scheme of a URL; None for a path."""
     found = _url.match(path)
@@ -176,9 +170,7 @@ def scheme(path: str) -> str | None:
 
 def bucket(url: str) -> str:
     """The URL of the whole bucket that a URL leads into."""
-    if scheme(url) == "file":
-        return url
-    return "memory://" if scheme(url) == "memory" else "/".join(url.split("/")[:3])
+    return url if scheme(url) == "file" else "/".join(url.split("/")[:3])
 
 
 def is_read_only(url: str) -> bool:
@@ -287,12 +279,6 @@ def is_moved(error: Exception) -> bool:
     return found is not None and int(found[1]) in MOVED
 
 
-def is_beyond(error: Exception) -> bool:
-    """Whether a server has said that a range starts where its file has ended."""
-    found = _status.search(str(error))
-    return found is not None and found[1] == "416"
-
-
 def google() -> str:
     given = os.environ.get("TENSORSTORE_GCS_HTTP_URL")
     return given or "https://storage.googleapis.com"
@@ -320,7 +306,7 @@ def no_bucket(url: str, said: str) -> FileNotFoundError:
     )
 
 
-def bound_waits() -> None:
+def _bound_waits() -> None:
     """Lets TensorStore give up a request of which nothing has come for a minute, and
     try again. By itself it waits for ever."""
     os.environ.setdefault("TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS", "60")

@@ -1,4 +1,4 @@
-"""Reads over HTTP from servers that lead elsewhere, as those of large files do.
+"""Files of web servers, also of those that lead elsewhere, as for large files.
 
 TensorStore follows no redirects. Where it leads is asked anew for each read, and not
 kept: such URLs are often signed, and last for minutes.
@@ -12,7 +12,10 @@ from typing import Any
 
 import tensorstore as ts
 
-from . import _context, _remote
+from .._errors import MissingError
+from .._storage import _context
+from . import _remote, _requests
+from ._buckets import BucketBackend
 
 
 # How many redirects are followed, as in most programs a few.
@@ -25,11 +28,53 @@ _leading: set[str] = set()
 _PATIENCE = 1
 
 
+class HttpBackend(BucketBackend):
+    """Files of a web server, which can be read, and neither written nor listed."""
+
+    def _top(self) -> str:
+        return "/"
+
+    def has_driver(self) -> bool:
+        return not is_leading(self.url)
+
+    def _place(self, key: str) -> tuple[str, dict[str, Any]]:
+        """The URL of a file, and the spec of its server without it."""
+        spec = self.spec()
+        path = urllib.parse.quote(spec.pop("path") + key, safe="/")
+        return spec.pop("base_url") + path, spec
+
+    def start_read(self, key: str, start: int, stop: int | None) -> Any:
+        url, spec = self._place(key)
+        if is_leading(url):
+            return _requests.start(read, url, spec, start, stop)
+        reading = super().start_read(key, start, stop)
+        return _requests.start(_follow, reading, url, spec, start, stop)
+
+    def _check_limit(self, key: str, limit: int) -> None:
+        try:
+            super()._check_limit(key, limit)
+        except MissingError:
+            # The server may have sent all of it, and not know parts of files.
+            self._is_there(key, self.start_read(key, 0, 1))
+
+    def can_list(self) -> bool:
+        return False
+
+    def list_all(self, start: str = "") -> list[str] | None:
+        return None
+
+    def check_writable(self) -> None:
+        raise ValueError(
+            f"`{self}` can only be read: nothing is saved over HTTP. Save to a "
+            "directory, or to an `s3://` or `gs://` URL, and publish that."
+        )
+
+
 def is_leading(url: str) -> bool:
     return _origin(url) in _leading
 
 
-def follow(
+def _follow(
     reading: Any, url: str, spec: dict[str, Any], start: int, stop: int | None
 ) -> Any:
     """The result of a read that TensorStore has started, or as of `read`."""
