@@ -1,6 +1,6 @@
-"""Bytes at keys: in directories, object stores, a zip or memory. Only this room
-imports TensorStore, and nobody else asks what kind of store it is.
+"""Bytes at keys: in directories, in memory, and wherever rooms around the kernel add.
+Only it and `_stores` import TensorStore, and nobody else asks what kind of store it is.
 
-It imports `_format` and `_runtime`. Begin with `_backend`: what all kinds do, and what
-some can; then `_root`, which makes a backend of a path.
+It imports `_format` and `_runtime`. Begin with `_backend`: what all kinds do; then
+`_local` and `_objects`, the two families; then `_root`, which makes one of a path.
 """

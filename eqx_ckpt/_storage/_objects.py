@@ -65,7 +65,10 @@ class ObjectStore(Backend):
         return _store.read_answer(self, key, reading, soon)
 
     def has(self, key: str) -> bool:
-        return bool(self.stamp(key))
+        try:
+            return self.read(key, 1) is not None
+        except MissingError:
+            return True  # It is empty.
 
     def check_range(self, key: str, stop: int) -> int | None:
         if stop:
@@ -131,10 +134,12 @@ class ObjectStore(Backend):
     def start_read(self, key: str, start: int, stop: int | None) -> ts.Future:
         return self.kv().read(key, byte_range=slice(start, stop))
 
+    # Of no bytes TensorStore asks for what is known of a file.
+    _few = 0
+
     def stamp(self, key: str) -> str:
-        # What is known of a page, without a byte of it, it may not be.
         try:
-            got = self._got(key, self.start_read(key, 0, 1))
+            got = self._got(key, self.start_read(key, 0, self._few))
         except MissingError:
             return "empty"
         return got.stamp.generation.hex() if got.state == "value" else ""

@@ -31,6 +31,9 @@ _PATIENCE = 1
 class HttpBackend(BucketBackend):
     """Files of a web server, which can be read, and neither written nor listed."""
 
+    # What is known of a page it may not be.
+    _few = 1
+
     def _top(self) -> str:
         return "/"
 

@@ -22,7 +22,7 @@ _ROOMS = "format storage tree load save run runtime".split()
 # Those of minutes, which ask the system and not the layout of the package.
 _SLOW = (
     "save/test_kill save/test_store_kill save/test_power save/test_beside "
-    "save/test_faults runtime/test_interrupts storage/test_odd_answers "
+    "save/test_faults runtime/test_interrupts "
     "load/test_attacks load/test_records"
 ).split()
 # Those that open files of other libraries in the midst of something else.
@@ -33,8 +33,6 @@ _OTHERS = (
     "save/test_base.py::test_a_base_is_known_again[w.npz-zarr]",
     "save/test_base.py::test_a_base_in_pieces_is_known_by_its_values",
     "save/test_base.py::test_what_cannot_be_a_base",
-    "storage/test_http.py::test_directories_of_other_formats",
-    "storage/test_http.py::test_arrays_that_tensorstore_decodes_come_by_redirects",
     "storage/test_zip.py::test_open_files",
     "tree/test_register.py::test_equinox_files_do_not_have_them",
     "load/test_checkpoint.py::test_nothing_at_the_path",
