@@ -7,7 +7,7 @@ from typing import Any
 from .._format import _names
 from .._load._checkpoint import Checkpoint
 from .._tree import _node
-from .._tree._node import HeldNode, Node, Spec
+from .._tree._node import Body, Node, Spec
 
 
 def edited(ckpt: Checkpoint, names: Mapping[str, str]) -> Any:
@@ -78,7 +78,7 @@ def _build(
         else _node_at(ckpt, _below(was, part))
         for part in parts
     ]
-    return Node(HeldNode(Spec(keys, spec.fields, labels), children))
+    return Node(Body(Spec(keys, spec.fields, labels), children))
 
 
 _number = re.compile(r"0|[1-9][0-9]*")

@@ -4,6 +4,7 @@ Chunks are slabs: whole in the trailing axes, cut along the leading ones. So eve
 of a row-major array is one contiguous run of its bytes, and is written without a copy.
 """
 
+import collections
 import functools as ft
 import itertools as it
 import math
@@ -128,21 +129,14 @@ def region(
 
 def block_counts(shape: Sequence[int], chunk: Sequence[int], itemsize: int) -> int:
     """Number of digests of an array: at least one for each of its chunks."""
-    if math.prod(chunk) * itemsize <= BLOCK:
-        return math.prod(grid(shape, chunk))
     # How many chunks there are of each size: an axis has at most two lengths of them.
-    sizes = {itemsize * math.prod(n for n, c in zip(shape, chunk) if n == c): 1}
+    sizes = {itemsize: 1}
     for n, c in zip(shape, chunk):
-        if n == c:
-            continue
-        whole, rest = divmod(n, c)
-        longer: dict[int, int] = {}
-        for length, times in ((c, whole), (rest, 1)):
-            if length and times:
-                for size, count in sizes.items():
-                    size *= length
-                    longer[size] = longer.get(size, 0) + count * times
-        sizes = longer
+        longer = collections.Counter[int]()
+        for length, times in ((c, n // c), (n % c, min(1, n % c))):
+            for size, count in sizes.items():
+                longer[size * length] += count * times
+        sizes = +longer
         if len(sizes) > _MAX_SIZES:
             raise ValueError("the chunks of an array have too many sizes")
     return sum(count * -(-size // BLOCK) for size, count in sizes.items())
@@ -172,10 +166,7 @@ def lay(shape: Shape, chunk: Shape, itemsize: int) -> Grid:
     every = list(indices(shape, chunk))
     regions = [region(shape, chunk, i) for i in every]
     keys = [key(i) for i in every]
-    blocks = [0]
-    for part in regions:
-        size = math.prod(s.stop - s.start for s in part) * itemsize
-        blocks.append(blocks[-1] + max(1, -(-size // BLOCK)))
+    blocks = block_starts(shape, chunk, itemsize).tolist()
     order = sorted(range(len(keys)), key=keys.__getitem__)
     return Grid(regions, keys, order, blocks, math.prod(chunk) * itemsize)
 

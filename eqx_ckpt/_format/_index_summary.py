@@ -23,38 +23,32 @@ _start = re.compile(
 )
 
 
-class SummaryReader:
-    """Reads the heads of indices. One whose columns are those of an index that was read
-    before, as most in a run are, is not parsed again, but for its metadata."""
+def read(data: bytes, known: dict[tuple[str, str], IndexSummary]) -> IndexSummary:
+    """The summary of an index. One whose columns are those of an index that is `known`,
+    as most in a run are, is not parsed, but for its metadata.
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, str], IndexSummary] = {}
-
-    def read(self, data: bytes) -> IndexSummary:
-        """**Raises:** as `_index.decode`."""
-        match = _start.match(data)
-        if match is None:
-            return _summary_of(_index.decode(data))
-        _index.check_digest(data)
-        _json.check_cost(data)
-        text = data.decode("ascii", "replace")
-        try:
-            metadata, end = _json.parse_at(text, match.end())
-            _json.check_json(metadata)
-            # Names are strings, in which quotes are escaped, and between the two are
-            # only numbers: the first is the key.
-            middle = text.index('"files":', end)
-            columns = text[end:middle]
-            first = text.index('"aliases":', middle)
-            aliases = text[first : text.index('"markers":', first)]
-        except ValueError:
-            return _summary_of(_index.decode(data))
-        known = self._known.get((columns, aliases))
-        if known is None:
-            known = _summary_of(_index.decode(data))
-            self._known[columns, aliases] = known
-        files = text.count('"', middle + len('"files":'), text.index("]", middle)) // 2
-        return known._replace(save=match[1].decode(), metadata=metadata, files=files)
+    **Raises:** as `_index.decode`.
+    """
+    match = _start.match(data)
+    if match is None:
+        return _summary_of(_index.decode(data))
+    _index.check_digest(data)
+    _json.check_cost(data)
+    text = data.decode("ascii", "replace")
+    try:
+        metadata, end = _json.parse_at(text, match.end())
+        _json.check_json(metadata)
+        # Names are strings, in which quotes are escaped, and between the two are only
+        # numbers: the first is the key.
+        middle = text.index('"files":', end)
+        first = text.index('"aliases":', middle)
+        key = text[end:middle], text[first : text.index('"markers":', first)]
+    except ValueError:
+        return _summary_of(_index.decode(data))
+    if key not in known:
+        known[key] = _summary_of(_index.decode(data))
+    files = text.count('"', middle + len('"files":'), text.index("]", middle)) // 2
+    return known[key]._replace(save=match[1].decode(), metadata=metadata, files=files)
 
 
 def _summary_of(index: _index.Index) -> IndexSummary:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from . import _index, _json, _schema
-from ._schema import COUNT, Either, ID, NONE
+from ._schema import COUNT, ID, optional
 
 
 KEY = "eqx_ckpt.journal"
@@ -34,8 +34,8 @@ class StepRow(NamedTuple):
 
 _ROW = (
     *(COUNT, str, ID, COUNT, COUNT),
-    Either([NONE, range(_MOST_FILES)]),
-    Either([NONE, float]),
+    optional(range(_MOST_FILES)),
+    optional(float),
     dict,
 )
 

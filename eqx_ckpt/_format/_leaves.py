@@ -100,22 +100,15 @@ class Statics:
         return {}
 
 
-class Origin(NamedTuple):
-    """Origin of leaves that were renamed: the names that they are stored under, and for
-    the name of a node those of the stored Modules that stand for it."""
-
-    names: Sequence[str]
-    modules: dict[str, list[str]]
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Leaves:
     """The leaves of a tree: `names[i]` has the template `templates[template[i]]`.
 
     A leaf of `aliases` is the same array as the earlier one that it leads to. `markers`
     has the labels of the entries of States. `structure` has the nodes of the tree, if
-    they were recorded. With an `origin` the names, and those in labels, are not the
-    ones that are stored. `parts` has the leaves that are not all there: those of which
+    they were recorded. Leaves that were renamed have an `origin`: the names that they
+    are stored under, and for the name of a node those of the stored Modules that stand
+    for it. Their names, and those in labels, are not stored. `parts` has the leaves that are not all there: those of which
     one process has saved a part, and those of another format that cannot be read.
     """
 
@@ -126,20 +119,20 @@ class Leaves:
     markers: dict[int, str] = dataclasses.field(default_factory=dict)
     statics: Statics = Statics([], {})
     structure: Structure | None = None
-    origin: Origin | None = None
+    origin: tuple[Sequence[str], dict[str, list[str]]] | None = None
     parts: Mapping[int, Part | Unreadable] = dataclasses.field(default_factory=dict)
 
     def renamed(
         self, names: list[str], markers: dict[int, str], modules: dict[str, list[str]]
     ) -> "Leaves":
         """The same leaves under other names. A record has the name that is stored."""
-        origin = Origin(self.names, modules)
+        origin = self.names, modules
         return dataclasses.replace(self, names=names, markers=markers, origin=origin)
 
     def modules(self, name: str) -> list[str]:
         """The stored Modules with static fields that stand for the node of a name."""
         if self.origin is not None:
-            return self.origin.modules.get(name, [])
+            return self.origin[1].get(name, [])
         return [name] if name in self.statics.of else []
 
     @ft.cached_property
@@ -173,7 +166,7 @@ class Leaves:
 
         **Raises:** `DamagedError` when what the index says of it cannot be.
         """
-        names = self.names if self.origin is None else self.origin.names
+        names = self.names if self.origin is None else self.origin[0]
         name, number = names[place], self.template[place]
         template = self.templates[number]
         try:

@@ -1,8 +1,8 @@
 """Whether values of JSON from anyone are of the kinds that a record has.
 
 A kind is a type; a `range` of integers; a pattern of texts; `Any`; a list `[kind]`, of
-any length; a tuple of kinds, for a list of just these; an object `{...: kind}`; a
-function that says it; or an `Either`.
+any length; a tuple of kinds, for a list of just these; an object `{...: kind}`; or a
+function that says it, such as `optional` gives.
 """
 
 import itertools as it
@@ -18,10 +18,6 @@ from . import _json, _text
 Kind = Any
 
 
-class Either(tuple[Kind, ...]):
-    """One of some kinds."""
-
-
 # What the index calls sizes, offsets and counts.
 NUMBER, POSITIVE = range(2**60), range(1, 2**60)
 # Steps, attempts and processes. Nobody counts farther.
@@ -29,7 +25,6 @@ COUNT = range(10**18)
 DIGEST = re.compile("[0-9a-f]{32}")
 # That of a save or a run, which may become a part of a path.
 ID = re.compile("[0-9a-f]{16}")
-NONE = type(None)
 
 
 def read(data: bytes, what: str, kind: Kind) -> Any:
@@ -85,8 +80,6 @@ def fits(value: Any, kind: Kind) -> bool:
                 pending.extend(zip(items, it.repeat(of_items)))
         elif isinstance(kind, re.Pattern):
             good = type(value) is str and kind.fullmatch(value) is not None
-        elif isinstance(kind, Either):
-            good = any(fits(value, one) for one in kind)
         elif isinstance(kind, types.FunctionType):
             good = kind(value)
         else:
@@ -96,6 +89,11 @@ def fits(value: Any, kind: Kind) -> bool:
         if not good:
             return False
     return True
+
+
+def optional(kind: Kind) -> Kind:
+    """A kind, or null."""
+    return lambda value: value is None or fits(value, kind)
 
 
 def fields(

@@ -11,7 +11,7 @@ from .._format._leaves import Record
 from .._storage._backend import Backend
 from .._tree import _node
 from .._tree._folding import TreeLine
-from .._tree._node import Node, Spec
+from .._tree._node import Body, Node, Spec
 from . import _lazy, _open, _partial
 from ._lazy import LazyArray
 from ._source import Source
@@ -25,7 +25,7 @@ def line(record: Record) -> TreeLine:
 _MAX_GAPS = 2**22
 
 
-class _Stored:
+class _Stored(Body):
     """A node that is in the index. What is below it is made as it is asked for.
 
     `members` are the places of the leaves below it, and the names of the Modules there

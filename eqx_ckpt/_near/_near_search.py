@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from .._errors import DamagedError, ReplacedError
 from .._format import _schema, _text
-from .._format._schema import COUNT, Either, ID, NONE
+from .._format._schema import COUNT, ID, optional
 from .._load import _checkpoint, _deserialise
 from .._load._load_options import FilteredKeywords
 from .._run import _own
@@ -26,7 +26,7 @@ from ._exchange import Move
 
 # What processes say, which is checked before any of it becomes a path.
 _HELD = [_disk.is_part], [(str, str, str)], str
-_CHOSEN = Either([(COUNT, ID, ID, [COUNT]), NONE]), [(COUNT, str, bool)], [str]
+_CHOSEN = optional((COUNT, ID, ID, [COUNT])), [(COUNT, str, bool)], [str]
 _SIZES = [(COUNT, COUNT)]
 _MOVES = [(COUNT, COUNT, COUNT)]
 _OF_PART = "what a process says of its part of a near step"

@@ -16,7 +16,7 @@ from typing import Any
 
 from .. import _extensions
 from .._format import _schema
-from .._format._schema import COUNT, DIGEST, Either, ID, NONE
+from .._format._schema import COUNT, DIGEST, ID, optional
 from .._run import _own
 from .._run._pending import PendingState
 from .._run._saves import Saves
@@ -37,7 +37,7 @@ _OF_LATEST = "what process 0 says of the latest step"
 _BEGUN = _attempts.ATTEMPT, ID
 _WRITTEN = str, COUNT, DIGEST
 _GOT = [(COUNT, DIGEST)]
-_LATEST = Either([COUNT, NONE])
+_LATEST = optional(COUNT)
 
 
 class Near:

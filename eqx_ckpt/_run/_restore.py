@@ -11,7 +11,7 @@ import jax.tree_util as jtu
 
 from .._errors import DamagedError, ReplacedError
 from .._format import _index, _schema
-from .._format._schema import COUNT, Either, NONE
+from .._format._schema import COUNT, optional
 from .._load import _checkpoint, _deserialise
 from .._load._partial import Apart
 from .._runtime import _log, _processes
@@ -24,7 +24,7 @@ from ._steps import Signature, Skip, Steps
 
 # What processes say of a restore, which is checked before any of it becomes a path.
 _SAID = "what a process says of a restore"
-_AT = Either([COUNT, NONE])
+_AT = optional(COUNT)
 _SKIPPED = [(COUNT, (str, bool, bool))]
 _KINDS = "damaged", "failed", "apart", "replaced", "loaded"
 _KIND = re.compile("|".join(_KINDS))
@@ -197,7 +197,7 @@ def _choice(search: _Search, words: list[bytes]) -> bytes:
 
 def _take(search: _Search, word: bytes) -> int | None:
     """Takes the choice of process 0. Returns its step."""
-    schema = NONE if search.near is None else search.near.schema
+    schema = type(None) if search.near is None else search.near.schema
     form = _AT, _SKIPPED, schema
     step, skipped, near = _schema.read(word, _SAID, form)
     search.skipped = {int(s): Skip(*skip) for s, skip in skipped}

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .._format import _files, _journal, _json
-from .._format._index_summary import IndexSummary, SummaryReader
+from .._format import _files, _index_summary, _journal, _json
+from .._format._index_summary import IndexSummary
 from .._format._journal import StepRow
 from .._storage import _store
 from .._storage._backend import Backend, Value
@@ -36,7 +36,7 @@ class Journal:
     def __init__(self, root: Backend, list_steps: Callable[[], Iterable[int]]):
         self._root = root
         self._list_steps = list_steps
-        self._summaries = SummaryReader()
+        self._summaries: dict[tuple[str, str], IndexSummary] = {}
         self._rows: dict[int, StepRow] | None = None
         # Steps whose rows are not in the file, and since when that is known.
         self._missing: dict[int, float] = {}
@@ -46,7 +46,7 @@ class Journal:
         """StepRow of an index with a stamp.
 
         **Raises:** `FileNotFoundError` if it is gone; `ValueError` as
-        [`SummaryReader.read`][], or for what is no file.
+        `_index_summary.read`, or for what is no file.
         """
         rows = self._read()
         row = rows.get(step)
@@ -80,7 +80,7 @@ class Journal:
             got = self._root.read(index_of(step), limit=_json.MAX_INDEX)
             if got is None:
                 raise FileNotFoundError(f"There is no step {step} in `{self._root}`.")
-            return got, self._summaries.read(got.data)
+            return got, _index_summary.read(got.data, self._summaries)
 
         got, head = _store.look_twice(self._root, look)
         metrics = metrics_in(head.metadata)

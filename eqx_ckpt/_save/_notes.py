@@ -4,14 +4,14 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from .._format import _files, _index, _schema
-from .._format._schema import COUNT, DIGEST, Either, NONE
+from .._format._schema import COUNT, DIGEST, optional
 from .._storage._archive import Sink
 from .._storage._backend import Backend
 from ._layout import Destination, Files, Layout, Save
 
 
 # The report of a process: the digest of its note, and its own state, if it has one.
-_REPORT = str, Either([NONE, (COUNT, DIGEST)])
+_REPORT = str, optional((COUNT, DIGEST))
 
 
 def tell(save: Save, files: Files, into: Destination) -> str:

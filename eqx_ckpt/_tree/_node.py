@@ -6,7 +6,7 @@ import functools as ft
 import json
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax.tree_util as jtu
 from jaxtyping import PyTree
@@ -57,25 +57,33 @@ def _compared(fields: str) -> str:
     return json.dumps([plain, encoded]) if plain or encoded else ""
 
 
-@runtime_checkable
-class Body(Protocol):
-    """The content of a node: in memory (`HeldNode`), or to be found in an index."""
+class Body:
+    """The content of a node. Its children are any trees, in memory: what JAX makes of a
+    node. A subclass finds them in an index."""
+
+    def __init__(self, spec: Spec, children: list[Any]):
+        self._given = spec, children
+        self._places = dict(zip(components(spec), range(len(children))))
 
     def shown(self) -> tuple[str, str]:
         """The name of the node, "" if it has none; and what messages call it."""
-        ...
+        return "", "The node"
 
-    def fields(self) -> str: ...
+    def fields(self) -> str:
+        return self.spec().fields
 
-    def components(self) -> list[str]: ...
+    def components(self) -> list[str]:
+        return list(self._places)
 
     def find(self, component: str) -> Any:
         """The child of that component. **Raises:** `KeyError` if there is none."""
-        ...
+        return self.children()[self._places[component]]
 
-    def spec(self) -> Spec: ...
+    def spec(self) -> Spec:
+        return self._given[0]
 
-    def children(self) -> list[Any]: ...
+    def children(self) -> list[Any]:
+        return self._given[1]
 
     def check(self) -> None:
         """**Raises:** `ValueError` if what is below the node, at any depth, cannot be.
@@ -83,15 +91,26 @@ class Body(Protocol):
         JAX loses a level of Python's recursion for good with each node that it is in
         when one raises: so the first that it comes to looks at all below it.
         """
-        ...
 
     def lines(self) -> Iterator[TreeLine]:
         """The lines that are shown, with the names below the node."""
-        ...
+        for component, child in zip(self.components(), self.children()):
+            if isinstance(child, Node):
+                for line in body_of(child).lines():
+                    yield line._replace(name=f"{component}.{line.name}")
+            elif hasattr(child, "_line"):
+                yield child._line(component)
+            elif hasattr(child, "shape") and hasattr(child, "dtype"):
+                size = math.prod(child.shape) * child.dtype.itemsize
+                array = _folding.short_array(child.dtype.name, child.shape)
+                yield TreeLine(component, array + _sharding.spec_text(child), size)
+            else:
+                yield TreeLine(component, _short(child))
+        yield from (TreeLine(*row) for row in field_rows([("", self.fields())]))
 
     def reduce(self) -> tuple[Any, ...]:
         """As of `__reduce__`."""
-        ...
+        return _unflatten, self._given
 
 
 # Names that everybody asks for: Python, JAX, and notebooks, which call what they find.
@@ -300,58 +319,7 @@ def _item(body: Body, number: int) -> Any:
         return None
 
 
-# ---- Nodes in memory.
-
-
-class HeldNode:
-    """A node whose children are any trees: what JAX makes of a node."""
-
-    __slots__ = ("_spec", "_children", "_places")
-
-    def __init__(self, spec: Spec, children: list[Any]):
-        self._spec = spec
-        self._children = children
-        self._places = dict(zip(components(spec), range(len(children))))
-
-    def shown(self) -> tuple[str, str]:
-        return "", "The node"
-
-    def fields(self) -> str:
-        return self._spec.fields
-
-    def components(self) -> list[str]:
-        return list(self._places)
-
-    def find(self, component: str) -> Any:
-        return self._children[self._places[component]]
-
-    def spec(self) -> Spec:
-        return self._spec
-
-    def children(self) -> list[Any]:
-        return self._children
-
-    def check(self) -> None:
-        # Its children are looked at when JAX comes to them.
-        pass
-
-    def lines(self) -> Iterator[TreeLine]:
-        for component, child in zip(self._places, self._children):
-            if isinstance(child, Node):
-                for line in body_of(child).lines():
-                    yield line._replace(name=f"{component}.{line.name}")
-            elif hasattr(child, "_line"):
-                yield child._line(component)
-            elif hasattr(child, "shape") and hasattr(child, "dtype"):
-                size = math.prod(child.shape) * child.dtype.itemsize
-                array = _folding.short_array(child.dtype.name, child.shape)
-                yield TreeLine(component, array + _sharding.spec_text(child), size)
-            else:
-                yield TreeLine(component, _short(child))
-        yield from (TreeLine(*row) for row in field_rows([("", self._spec.fields)]))
-
-    def reduce(self) -> tuple[Any, ...]:
-        return _unflatten, (self._spec, self._children)
+# ---- Nodes as JAX has them.
 
 
 def components(spec: Spec) -> list[str]:
@@ -399,7 +367,7 @@ def _flatten(node: Node) -> tuple[list[Any], Spec]:
 
 
 def _unflatten(spec: Spec, children: Any) -> Node:
-    return Node(HeldNode(spec, list(children)))
+    return Node(Body(spec, list(children)))
 
 
 jtu.register_pytree_with_keys(Node, _flatten_with_keys, _unflatten, _flatten)

@@ -35,7 +35,7 @@ class Mover:
             self.move(child, (*old, _text(was)), (*new, _text(now)))
             for was, now, child in rows
         ]
-        return _node.Node(_node.HeldNode(dataclasses.replace(spec, keys=keys), made))
+        return _node.Node(_node.Body(dataclasses.replace(spec, keys=keys), made))
 
     def relabel(self, node):
         """The labels of States, once all names are known."""
@@ -45,7 +45,7 @@ class Mover:
         spec, children = body.spec(), list(map(self.relabel, body.children()))
         labels = tuple(map(self._label, spec.labels))
         return _node.Node(
-            _node.HeldNode(dataclasses.replace(spec, labels=labels), children)
+            _node.Body(dataclasses.replace(spec, labels=labels), children)
         )
 
     def _label(self, label):
