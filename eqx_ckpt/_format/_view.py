@@ -34,6 +34,11 @@ class View(NamedTuple):
         return self.picks[axis]
 
     @property
+    def ranges(self) -> list[range]:
+        """`picks`, with the axes that they drop."""
+        return [range(p, p + 1) if isinstance(p, int) else p for p in self.picks]
+
+    @property
     def picked(self) -> tuple[int, ...]:
         """The shape of `stored[picks]`."""
         return tuple(len(p) for p in self.picks if isinstance(p, range))

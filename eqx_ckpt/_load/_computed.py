@@ -104,7 +104,7 @@ class Formula:
             (parts,) = _read_parts([self.parts], verify, room)
             return self.compute_at_once(view, parts)
         state = self._state(room)
-        picks = [range(p, p + 1) if isinstance(p, int) else p for p in view.picks]
+        picks = view.ranges
         out = _arrays.aligned(tuple(map(len, picks)), self.dtype)
         if out.size:
             numbers = _grid.touched(self.shape, self.chunk, view.picks)

@@ -1,9 +1,6 @@
 """Large leaves: read in parts, runs of chunks, which threads verify as they arrive."""
 
-import collections
-import concurrent.futures as cf
 import functools as ft
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -11,14 +8,13 @@ import numpy as np
 
 from .._errors import MissingError
 from .._format import _digests, _grid, _template, _view
-from .._format._grid import Grid
 from .._format._leaves import Record
 from .._format._template import Template
 from .._format._view import View
 from .._storage import _arrays, _codecs, _store
 from .._storage._backend import Backend
 from . import _reader, _source
-from ._reader import Reader, ReadResult, Results, StoredRead
+from ._reader import Job, Reader, ReadResult, Results, StoredRead
 from ._source import Source
 
 
@@ -35,116 +31,208 @@ _LATER = object()
 Range = tuple[str, int, int | None]
 
 
-class _LeafPlan(NamedTuple):
-    """The plan for a leaf: these chunks of it, of the `array` that TensorStore has, if
-    that takes part. `is_exact`: of the one view and not more than its bytes, which are
-    not verified; they are these `ranges` of files, if those follow each other."""
+class _Part(NamedTuple):
+    """A run of chunks of a leaf, the region that they are, and the memory that it is
+    read into; of an exact leaf, what its view picks. The `keeps` then take what is
+    wanted, where that memory is not what was asked for."""
 
-    read: StoredRead
-    chunks: Sequence[int] = ()
-    is_exact: bool = False
-    ranges: list[Range] | None = None
-    array: Any = None
+    chunks: range
+    region: tuple[Any, ...]
+    into: np.ndarray
+    keeps: list[Callable[[], None]]
+    is_last: bool
 
 
-class _PendingLeaf(NamedTuple):
-    """A leaf under way: the arrays that it is read into, one for each view, and what
-    each picks of it. They are there once all `parts` are. `lost` says which values the
-    conversion could not keep."""
+class _LargeLeaf:
+    """A leaf that is read: the chunks of it that are touched, and the `array` that
+    TensorStore reads them from, if it takes part.
 
-    read: StoredRead
-    picks: list[tuple[range, ...]]
-    arrays: list[np.ndarray]
-    lost: list[str]
-    parts: list[cf.Future[None]]
+    `is_exact`: of the one view no more than its bytes are read, which are not verified;
+    they are these `ranges` of files, if those follow each other. `lost` says which
+    values the conversion could not keep.
+    """
 
-    def keep(self, to: np.ndarray, part: np.ndarray) -> None:
+    def __init__(self, reader: Reader, read: StoredRead):
+        """**Raises:** `ValueError` unless the files hold what is read."""
+        source, record = reader.source, read.record
+        self.reader, self.read, self.lost = reader, read, []
+        self.template = t = source.cut(record)
+        self.views = (_view.whole(t.shape),) if read.views is None else read.views
+        # TensorStore decodes chunks of other formats. All others are bytes of files.
+        self.array: Any = None
+        self.is_decoded = source.is_stored(record) or source.strides(record) is not None
+        self.chunks, self.ranges, self.is_exact = range(0), None, False
+        if reader.digests is None and read.views is not None and len(self.views) == 1:
+            if read.nbytes <= _RANGES:
+                self.ranges = _ranges(source, record, self.views[0].ranges)
+            in_store = source.root.is_far and source.has_digests
+            self.is_exact = self.ranges is not None or (
+                not source.is_run(record)
+                and t.codec is None
+                and not in_store
+                and source.directory.has_driver()
+            )
+        if self.ranges is None:
+            self.chunks = _touched(t, read.views)
+            source.check(record, self.chunks)
+
+    def jobs(self) -> Iterator[Job["_LargeLeaf | None"]]:
+        """Its parts, of which the last gives the leaf: the others have arrived then."""
+        codec = self.read.record.template.codec
+        for part in self._parts():
+            # What is compressed may be as long again.
+            held = part.into.nbytes * (1 if codec is None else 2)
+            yield held, ft.partial(self._start, part)
+
+    def _parts(self) -> Iterator[_Part]:
+        t, conversion = self.template, self.read.conversion
+        dtype = _template.dtype_of(t.stored) if conversion is None else conversion.dtype
+        picks = [view.ranges for view in self.views]
+        self.arrays = [_arrays.aligned(tuple(map(len, x)), dtype) for x in picks]
+        if self.is_exact:
+            (view,), (array,) = self.views, self.arrays
+            wanted = [(array.reshape(view.picked), ())]
+            yield self._part(range(0), view.slices(), view.picked, wanted, True)
+            return
+        regions, full = _source.grid_of(t).regions, _source.grid_of(t).full
+        most = max(1, max(1, min(_PART, self.reader.budget // 4)) // full)
+        if self.reader.source.strides(self.read.record) is not None:
+            most = 1  # Chunks that follow each other may lie anywhere.
+        for run in _grid.runs(self.chunks, t.shape, t.chunk, most):
+            region = _grid.box(regions[run.start : run.stop])
+            found = [_view.overlaps(pick, region) for pick in picks]
+            wanted = [
+                (array[(*overlap[0], ...)], overlap[1])
+                for array, overlap in zip(self.arrays, found)
+                if overlap is not None
+            ]
+            shape = tuple(s.stop - s.start for s in region)
+            is_last = run[-1] == self.chunks[-1]
+            yield self._part(run, region, shape, wanted, is_last)
+
+    def _part(
+        self,
+        chunks: range,
+        region: tuple[Any, ...],
+        shape: tuple[int, ...],
+        wanted: list[tuple[np.ndarray, tuple[slice, ...]]],
+        is_last: bool,
+    ) -> _Part:
+        """A part, of which some arrays get these elements."""
+        if self.read.conversion is None and len(wanted) == 1:
+            into, fro = wanted[0]
+            if into.shape == shape and all(s.step in (None, 1) for s in fro):
+                return _Part(chunks, region, into, [], is_last)
+        into = _arrays.aligned(shape, _template.dtype_of(self.template.stored))
+        keeps = [ft.partial(self._keep, to, into[(*fro, ...)]) for to, fro in wanted]
+        return _Part(chunks, region, into, keeps, is_last)
+
+    def _keep(self, to: np.ndarray, part: np.ndarray) -> None:
         conversion = self.read.conversion
         try:
             to[...] = part if conversion is None else conversion.convert(part)
         except ValueError as e:
             self.lost.append(str(e))
 
+    def _start(self, part: _Part) -> Callable[[], "_LargeLeaf | None"]:
+        return ft.partial(self._finish, part, self._start_read(part))
 
-class _Part(NamedTuple):
-    """A run of chunks, the region that they are, and the memory that it is read into.
-    The `keeps` then take what is wanted, where that memory is not what was asked for.
-    Until then `held` bytes are under way: what is compressed may be as long again.
-    """
+    def _start_read(self, part: _Part) -> Callable[[], None]:
+        """Starts to read a part: what then waits until it has arrived."""
+        source, record, array = self.reader.source, self.read.record, self.array
 
-    chunks: range
-    region: tuple[slice, ...]
-    into: np.ndarray
-    keeps: list[Callable[[], None]]
-    held: int
+        def read() -> None:
+            opened = array
+            if array is _LATER:
+                (opened,) = source.open([(record, part.chunks)])
+            _arrays.start_read(opened, part.into, part.region).result()
+
+        if array is _LATER or array is not None and self.is_exact:
+            return read  # As threads are free for it.
+        if array is not None:
+            return _arrays.start_read(array, part.into, part.region).result
+        ranges = self.ranges
+        if ranges is None and part.into.flags.c_contiguous:
+            axes = [range(s.start, s.stop) for s in part.region]
+            ranges = _ranges(source, record, axes)
+        if ranges is not None:
+            return _start_into(source.directory, ranges, part.into)
+        return self._start_chunks(part)
+
+    def _start_chunks(self, part: _Part) -> Callable[[], None]:
+        source, t = self.reader.source, self.read.record.template
+        ranges = [source.where(self.read.record, number) for number in part.chunks]
+        if source.root.is_far:
+            values = _start_ranges(source.directory, ranges)
+        else:
+            most = _template.most_encoded(t.full)
+            values = ft.partial(_read_ranges, self.reader, ranges, most)
+
+        def arrived() -> None:
+            regions = _source.grid_of(t).regions
+            keep = _copier(t) if t.codec is None else _codecs.decoder(t)
+            for number, data in zip(part.chunks, values(), strict=True):
+                region = _grid.within(regions[number], part.region)
+                keep(data, part.into[(*region, ...)])
+
+        return arrived
+
+    def _finish(self, part: _Part, arrived: Callable[[], None]) -> "_LargeLeaf | None":
+        reader, record, digests = self.reader, self.read.record, None
+        if reader.digests is not None:
+            digests = reader.source.digests_of(record, part.chunks)
+        try:
+            arrived()
+            if digests is None or self._digests(part) == digests:
+                for keep in part.keeps:
+                    keep()
+            else:
+                reader.problems.setdefault(record.name, _reader.CHANGED)
+        except Exception as e:
+            reader.problems.setdefault(record.name, reader.explain(e))
+        return self if part.is_last else None
+
+    def _digests(self, part: _Part) -> bytes:
+        regions = _source.grid_of(self.read.record.template).regions
+        found = []
+        for number in part.chunks:
+            region = _grid.within(regions[number], part.region)
+            found += _digests.block_digests(_digests.as_bytes(part.into[region]))
+        return b"".join(found)
+
+    def result(self) -> ReadResult:
+        arrays = [
+            view.arrange(array.reshape(view.picked))
+            for view, array in zip(self.views, self.arrays)
+        ]
+        return ReadResult(arrays, True, "".join(self.lost[:1]))
 
 
 def read_parts(reader: Reader, reads: list[StoredRead]) -> Results:
     """Reads leaves, the first of them first, and gives those without problems."""
-    waiting: collections.deque[_PendingLeaf] = collections.deque()
-    for plan in _plans(reader, reads):
-        waiting.append(_start_leaf(reader, plan))
-        while waiting and all(part.done() for part in waiting[0].parts):
-            yield from _finish_leaf(reader, waiting.popleft())
-    while waiting:
-        yield from _finish_leaf(reader, waiting.popleft())
+    jobs = (job for leaf in _leaves(reader, reads) for job in leaf.jobs())
+    for leaf in _reader.in_order(reader.pool, jobs, reader.budget):
+        if leaf is not None and leaf.read.record.name not in reader.problems:
+            yield leaf.read, leaf.result()
 
 
-def _finish_leaf(reader: Reader, leaf: _PendingLeaf) -> Results:
-    for part in leaf.parts:
-        part.result()
-    one, arrays = leaf.read, leaf.arrays
-    if one.record.name in reader.problems:
-        return
-    if one.views is not None:
-        arrays = [
-            view.arrange(array.reshape(view.picked))
-            for view, array in zip(one.views, arrays)
-        ]
-    yield one, ReadResult(arrays, True, "".join(leaf.lost[:1]))
-
-
-# ---- The plan.
-
-
-def _plans(reader: Reader, reads: list[StoredRead]) -> list[_LeafPlan]:
-    """A plan for each leaf; the arrays that TensorStore reads are opened together.
-    Their files are known to hold them then."""
-    source, plans, own = reader.source, [], []
+def _leaves(reader: Reader, reads: list[StoredRead]) -> list[_LargeLeaf]:
+    """The leaves that can be read; the arrays that TensorStore reads are opened
+    together. Their files are known to hold them then."""
+    leaves: list[_LargeLeaf] = []
     for one in reads:
         try:
-            plan = _plan(reader, one)
+            leaves.append(_LargeLeaf(reader, one))
         except Exception as e:
             reader.problems[one.record.name] = reader.explain(e)
-            continue
-        # It decodes the chunks of other formats. All others are bytes of files.
-        decodes = source.is_stored(one.record) or source.strides(one.record) is not None
-        if plan.ranges is None and (plan.is_exact or decodes):
-            own.append(len(plans))
-        plans.append(plan)
+    source = reader.source
+    own = [x for x in leaves if x.ranges is None and (x.is_exact or x.is_decoded)]
+    arrays = None
     if source.directory.has_driver():
-        arrays = source.open([(plans[i].read.record, plans[i].chunks) for i in own])
-    else:
-        arrays = [_LATER] * len(own)
-    for i, array in zip(own, arrays):
-        plans[i] = plans[i]._replace(array=array)
-    return plans
-
-
-def _plan(reader: Reader, one: StoredRead) -> _LeafPlan:
-    """**Raises:** `ValueError` unless the files hold what is read."""
-    source, record = reader.source, one.record
-    views, is_exact = one.views, False
-    if reader.digests is None and views is not None and len(views) == 1:
-        ranges = _exact_ranges(source, record, views[0])
-        if ranges is not None:
-            return _LeafPlan(one, is_exact=True, ranges=ranges)
-        in_store = source.root.is_far and source.has_digests
-        is_exact = not source.is_run(record) and record.template.codec is None
-        is_exact = is_exact and not in_store and source.directory.has_driver()
-    chunks = _touched(source.cut(record), views)
-    source.check(record, chunks)
-    return _LeafPlan(one, chunks, is_exact)
+        arrays = source.open([(x.read.record, x.chunks) for x in own])
+    for i, leaf in enumerate(own):
+        leaf.array = _LATER if arrays is None else arrays[i]
+    return leaves
 
 
 def _touched(t: Template, views: tuple[View, ...] | None) -> Sequence[int]:
@@ -157,140 +245,6 @@ def _touched(t: Template, views: tuple[View, ...] | None) -> Sequence[int]:
         if 0 not in view.shape
     ]
     return list(sets[0]) if len(sets) == 1 else sorted(set().union(*sets))
-
-
-# ---- The parts.
-
-
-def _start_leaf(reader: Reader, plan: _LeafPlan) -> _PendingLeaf:
-    """Starts to read a leaf, whose parts are verified by threads."""
-    one, source, pool = plan.read, reader.source, reader.pool
-    record, views = one.record, one.views
-    t = source.cut(record)
-    dtype = _template.dtype_of(t.stored)
-    if plan.is_exact:
-        assert views is not None
-        into = _arrays.aligned(views[0].picked, dtype)
-        leaf = _PendingLeaf(one, [], [into], [], [])
-        keeps = []
-        if one.conversion is not None:
-            leaf.arrays[0] = np.empty(into.shape, one.conversion.dtype)
-            keeps = [ft.partial(leaf.keep, leaf.arrays[0], into)]
-        part = _Part(range(0), (), into, keeps, into.nbytes)
-        reader.take_memory(part.held)
-        if plan.ranges is None:
-            # As threads are free for it.
-            start = lambda: _arrays.start_read(plan.array, into, views[0].slices())
-            arrived = lambda: start().result()
-        else:
-            arrived = _start_into(source.directory, plan.ranges, into)
-        leaf.parts.append(pool.submit(_finish_part, reader, record, part, arrived))
-        return leaf
-    if views is None:
-        picks = [tuple(map(range, t.shape))]
-    else:
-        picks = [
-            tuple(range(p, p + 1) if isinstance(p, int) else p for p in view.picks)
-            for view in views
-        ]
-    dtype = dtype if one.conversion is None else one.conversion.dtype
-    arrays = [_arrays.aligned(tuple(map(len, pick)), dtype) for pick in picks]
-    leaf = _PendingLeaf(one, picks, arrays, [], [])
-    grid = _source.grid_of(t)
-    most = max(1, max(1, min(_PART, reader.budget // 4)) // grid.full)
-    if source.strides(record) is not None:
-        most = 1  # Chunks that follow each other may lie anywhere.
-    for run in _grid.runs(plan.chunks, t.shape, t.chunk, most):
-        if leaf.parts and leaf.parts[0].done():
-            leaf.parts[0].result()  # A store that does not answer is not asked again.
-        part = _part(t, grid, run, leaf)
-        reader.take_memory(part.held)
-        arrived = _start_part(reader, record, part, plan.array)
-        leaf.parts.append(pool.submit(_finish_part, reader, record, part, arrived))
-    return leaf
-
-
-def _start_part(
-    reader: Reader, record: Record, part: _Part, array: Any
-) -> Callable[[], None]:
-    """Starts to read a part: what then waits until it has arrived."""
-    if array is _LATER:
-
-        def decode() -> None:
-            (opened,) = reader.source.open([(record, part.chunks)])
-            _arrays.start_read(opened, part.into, part.region).result()
-
-        return decode
-    if array is not None:
-        return _arrays.start_read(array, part.into, part.region).result
-    source, t = reader.source, record.template
-    ranges = _slabs(source, record, part)
-    if ranges is not None:
-        return _start_into(source.directory, ranges, part.into)
-    grid = _source.grid_of(t)
-    ranges = [source.where(record, number) for number in part.chunks]
-    if source.root.is_far:
-        values = _start_ranges(source.directory, ranges)
-    else:
-        values = ft.partial(
-            _read_ranges, reader, ranges, _template.most_encoded(t.full)
-        )
-
-    def arrived() -> None:
-        keep = _copier(t) if t.codec is None else _codecs.decoder(t)
-        for number, data in zip(part.chunks, values(), strict=True):
-            region = _grid.within(grid.regions[number], part.region)
-            keep(data, part.into[(*region, ...)])
-
-    return arrived
-
-
-def _finish_part(
-    reader: Reader, record: Record, part: _Part, arrived: Callable[[], None]
-) -> None:
-    problems, digests = reader.problems, None
-    try:
-        if reader.digests is not None:
-            digests = reader.source.digests_of(record, part.chunks)
-        try:
-            arrived()
-            if digests is None or _is_good(record, part, digests):
-                for keep in part.keeps:
-                    keep()
-            else:
-                problems.setdefault(record.name, _reader.CHANGED)
-        except Exception as e:
-            problems.setdefault(record.name, reader.explain(e))
-    finally:
-        reader.give_memory(part.held)
-
-
-def _is_good(record: Record, part: _Part, digests: bytes) -> bool:
-    grid = _source.grid_of(record.template)
-    found = []
-    for number in part.chunks:
-        region = _grid.within(grid.regions[number], part.region)
-        found += _digests.block_digests(_digests.as_bytes(part.into[region]))
-    return b"".join(found) == digests
-
-
-def _part(t: Template, grid: Grid, run: range, leaf: _PendingLeaf) -> _Part:
-    region = _grid.box(grid.regions[run.start : run.stop])
-    shape = tuple(s.stop - s.start for s in region)
-    held = math.prod(shape) * t.itemsize * (1 if t.codec is None else 2)
-    wanted = []
-    for pick, array in zip(leaf.picks, leaf.arrays):
-        overlap = _view.overlaps(pick, region)
-        if overlap is not None:
-            to, fro = overlap
-            wanted.append((array[(*to, ...)], fro))
-    if leaf.read.conversion is None and len(wanted) == 1:
-        into, fro = wanted[0]
-        if into.shape == shape and all(s.step in (None, 1) for s in fro):
-            return _Part(run, region, into, [], held)
-    into = _arrays.aligned(shape, _template.dtype_of(t.stored))
-    keeps = [ft.partial(leaf.keep, to, into[(*fro, ...)]) for to, fro in wanted]
-    return _Part(run, region, into, keeps, held)
 
 
 def _copier(t: Template) -> Callable[[Any, np.ndarray], None]:
@@ -307,13 +261,20 @@ def _copier(t: Template) -> Callable[[Any, np.ndarray], None]:
 # ---- Ranges of files.
 
 
-def _exact_ranges(source: Source, record: Record, view: View) -> list[Range] | None:
-    """Where the bytes of a view lie, if its elements follow each other in chunks."""
-    if source.is_stored(record) or source.strides(record) is not None:
-        return None
+def _ranges(
+    source: Source, record: Record, picks: Sequence[range]
+) -> list[Range] | None:
+    """Where the bytes of some elements lie, if they follow each other in chunks that
+    are neither decoded nor cut."""
     t = record.template
-    run = _view.run(view.picks, t.shape)
-    if t.codec is not None or run is None or len(run) * t.itemsize > _RANGES:
+    if (
+        t.codec is not None
+        or source.is_stored(record)
+        or source.strides(record) is not None
+    ):
+        return None
+    run = _view.run(picks, t.shape)
+    if run is None:
         return None
     spans = _grid.spans(t.shape, t.chunk, run.start, run.stop)
     if spans is None:
@@ -323,35 +284,6 @@ def _exact_ranges(source: Source, record: Record, view: View) -> list[Range] | N
         key, start, _ = source.where(record, number)
         start += first * t.itemsize
         out.append((key, start, start + count * t.itemsize))
-    return out
-
-
-def _slabs(source: Source, record: Record, part: _Part) -> list[Range] | None:
-    """The ranges of files that are the bytes of a part, one after the other; None where
-    its chunks have to be decoded or cut."""
-    t, into = record.template, part.into
-    if source.is_run(record):
-        # Its parts are cut so: it has no chunks that could be read instead.
-        assert into.flags.c_contiguous
-        file, start, _ = source.index.extents.locate(record, 0)
-        assert source.files is not None
-        first = 0
-        for s, n in zip(part.region, t.shape):
-            first = first * n + s.start
-        start += first * t.itemsize
-        return [(source.files[file], start, start + into.nbytes)]
-    if t.codec is not None or not into.flags.c_contiguous:
-        return None
-    if not t.shape or t.chunk[1:] != t.shape[1:]:
-        return None
-    # The last chunk may be longer than what is left of the leaf.
-    row = into.nbytes // max(1, part.region[0].stop - part.region[0].start)
-    grid = _source.grid_of(t)
-    out = []
-    for number in part.chunks:
-        key, start, _ = source.where(record, number)
-        rows = grid.regions[number][0]
-        out.append((key, start, start + row * (rows.stop - rows.start)))
     return out
 
 

@@ -1,6 +1,5 @@
 """The planned read: small leaves in runs, large ones in parts, all verified."""
 
-import collections
 import functools as ft
 import operator
 import os
@@ -189,38 +188,31 @@ def _jobs(runs: list[_Run], most: int, count: int) -> Iterator[tuple[int, list[_
 
 
 def _read_runs(reader: Reader, reads: list[StoredRead]) -> Results:
-    root, is_far = reader.source.directory, reader.source.root.is_far
+    is_far = reader.source.root.is_far
     most = min(_RUN if is_far else _NEAR_RUN, max(_SMALL, reader.budget // 4))
     runs = _runs(reader.source, reads, most)
-    jobs = _jobs(runs, most, 1 if is_far else _FILES)
-    waiting: collections.deque[tuple[int, Callable[[], list]]] = collections.deque()
-    size = 0
-    while True:
-        # Some runs are on their way while those before them are looked at.
-        for nbytes, job in jobs:
-            if is_far:
-                coming = root.start_read(job[0].key, job[0].start, job[0].stop)
-                arrived = ft.partial(_read_job, reader, job, coming)
-            elif len(job) == len(runs):
-                # For so little no thread is started.
-                arrived = ft.partial(_read_job, reader, job)
-            else:
-                arrived = reader.pool.submit(_read_job, reader, job).result
-            waiting.append((nbytes, arrived))
-            size += nbytes
-            if size + most > reader.budget:
-                break
-            if len(waiting) == _NEAR_JOBS and not is_far:
-                break
-        if not waiting:
-            return
-        nbytes, arrived = waiting.popleft()
-        size -= nbytes
-        yield from arrived()
+    jobs = list(_jobs(runs, most, 1 if is_far else _FILES))
+    if len(jobs) == 1:
+        # For so little no thread is started.
+        yield from _start_job(reader, jobs[0][1])()
+        return
+    starts = ((size, ft.partial(_start_job, reader, job)) for size, job in jobs)
+    count = len(jobs) if is_far else _NEAR_JOBS
+    for some in _reader.in_order(reader.pool, starts, reader.budget, count):
+        yield from some
+
+
+def _start_job(
+    reader: Reader, job: list[_Run]
+) -> Callable[[], list[tuple[StoredRead, ReadResult]]]:
+    coming, root = None, reader.source.directory
+    if reader.source.root.is_far:
+        coming = root.start_read(job[0].key, job[0].start, job[0].stop)
+    return ft.partial(_read_job, reader, job, coming)
 
 
 def _read_job(
-    reader: Reader, job: list[_Run], coming: Any = None
+    reader: Reader, job: list[_Run], coming: Any
 ) -> list[tuple[StoredRead, ReadResult]]:
     """The leaves of some runs that are as they were saved."""
     out = []

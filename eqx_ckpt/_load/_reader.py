@@ -1,10 +1,11 @@
 """One planned read of a checkpoint: what is asked of it, and what it gives."""
 
+import collections
 import concurrent.futures as cf
 import math
 import threading
-from collections.abc import Generator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from .._storage._backend import Backend
 from .._tree._from_host import Conversion
 from ._source import Digests, Source
 
+
+T = TypeVar("T")
 
 CHANGED = "its bytes are not those that were saved"
 MISSING = "a chunk of it is missing"
@@ -81,21 +84,6 @@ class Reader:
         self.problems, self.pool = problems, pool
         # Of each thread, for what is read and then decoded.
         self.own = threading.local()
-        self._used = 0
-        self._changed = threading.Condition()
-
-    def take_memory(self, size: int) -> None:
-        """Waits until so many bytes of the budget are free, and takes them."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._used == 0 or self._used + size <= self.budget
-            )
-            self._used += size
-
-    def give_memory(self, size: int) -> None:
-        with self._changed:
-            self._used -= size
-            self._changed.notify()
 
     def explain(self, error: Exception) -> str:
         """The fault in bytes that could not be read.
@@ -103,6 +91,31 @@ class Reader:
         **Raises:** the error, unless it says that they are missing or damaged.
         """
         return _text.escape(unreadable(self.source.root, error, MISSING))
+
+
+# The bytes that are under way for a job, and what starts it: requests to a store are
+# sent then. What that gives is called by a thread.
+Job = tuple[int, Callable[[], Callable[[], T]]]
+
+
+def in_order(
+    pool: cf.Executor, jobs: Iterable[Job[T]], budget: int, most: int = 2**16
+) -> Iterator[T]:
+    """The results of jobs in their order, of which `most` are under way, with no more
+    bytes than the `budget`, or one."""
+    waiting: collections.deque[tuple[int, cf.Future[T]]] = collections.deque()
+    used = 0
+    for nbytes, start in jobs:
+        # A store that does not answer is not asked again.
+        is_done = len(waiting) > 0 and waiting[0][1].done()
+        while waiting and (is_done or used + nbytes > budget or len(waiting) >= most):
+            size, future = waiting.popleft()
+            used, is_done = used - size, False
+            yield future.result()
+        waiting.append((nbytes, pool.submit(start())))
+        used += nbytes
+    while waiting:
+        yield waiting.popleft()[1].result()
 
 
 def converted(
