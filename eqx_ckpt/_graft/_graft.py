@@ -140,9 +140,7 @@ def graft(
 
     with processes.heard():
         stored = StoredSide(_checkpoint.open(ckpt))
-        as_saved = lambda some: _fetch.load(
-            stored.source, list(map(_as_saved, some)), given.verify, given.max_bytes
-        )
+        as_saved = lambda some: _lazy.fetch(some, given.verify, given.max_bytes)
         plan = _graft_plan.plan(
             ours,
             stored,
@@ -162,10 +160,8 @@ def graft(
         values = planned.load(processes)[::-1]
         return [_made(x, values, ours.names) for x in plan.made]
 
-    values = _deserialise.in_step(
-        processes, [stored.source.index.save], make, planned.digest
-    )
-    planned.say(stored.ckpt.path)
+    save = stored.source.index.save
+    values = _deserialise.in_step(processes, [save], [planned], make)
     for x, value in zip(plan.made, values):
         leaves[x.number] = value
     for number, origin in plan.again.items():
@@ -181,11 +177,6 @@ def graft(
         stored.saved.nbytes,
     )
     return tree, report
-
-
-def _as_saved(lazy: LazyArray) -> LeafRead:
-    record = lazy._record
-    return LeafRead(record, None, _target.own_target(record.template))
 
 
 def _wants(placed: Placed) -> list[LeafRead]:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 import jax.tree_util as jtu
@@ -18,6 +18,7 @@ from .._tree._filters import FilterSpec, IsLeaf
 from .._tree._node import Node
 from . import _checkpoint, _fetch, _lazy, _load_options, _open
 from ._checkpoint import Checkpoint
+from ._fetch import ReadPlan
 from ._lazy import LazyArray
 from ._load_options import LoadKeywords, LoadOptions, TogetherKeywords
 
@@ -134,7 +135,7 @@ def load(
         plan = _fetch.plan(pinned, wanted, options)
     with _log.timed("load") as timer:
         read = lambda: plan.load(run)
-        values = in_step(run, [pinned.index.save], read, plan.digest)
+        values = in_step(run, [pinned.index.save], [plan], read)
     if _log.is_on(_log.DEBUG):
         nbytes = sum(pair.record.template.nbytes for pair in pairs)
         _log.say(
@@ -145,7 +146,6 @@ def load(
             nbytes=nbytes,
             seconds=timer.seconds,
         )
-    plan.say(ckpt.path)
     return matched.tree(values)
 
 
@@ -173,33 +173,38 @@ _SAID = [str], str
 def in_step(
     processes: Processes,
     saves: list[str],
+    plans: Sequence[ReadPlan],
     read: Callable[[], list[Any]],
-    moves: str = "",
 ) -> list[Any]:
-    """The result of `read`, once all processes have read the same saves, and made the
-    same `moves`."""
-    if processes.channel is None:
-        return read()
+    """The result of `read`, which does these plans, once all processes have read the
+    same saves, and made the same moves."""
     with processes.heard():
-        words = processes.gather(json.dumps([saves, moves]).encode())
-        said = [_schema.read(word, "what a load says", _SAID) for word in words]
-        for index, (own, plan) in enumerate(said):
-            if own != said[0][0]:
-                raise RuntimeError(
-                    f"{processes.what}: process {index} has opened another save than "
-                    "process 0: it was replaced meanwhile. Load again."
-                )
-            if plan != said[0][1]:
-                raise RuntimeError(
-                    f"{processes.what}: process {index} would move other arrays over "
-                    "the devices than process 0, and nothing was loaded. Pass the same "
-                    "shardings, `reshard` and `max_bytes` in all processes."
-                )
-        processes.broadcast()
+        if processes.channel is not None:
+            _check_same(processes, saves, " ".join(plan.digest for plan in plans))
         values = read()
         processes.gather()
         processes.broadcast()
+    for plan in plans:
+        plan.say()
     return values
+
+
+def _check_same(processes: Processes, saves: list[str], moves: str) -> None:
+    words = processes.gather(json.dumps([saves, moves]).encode())
+    said = [_schema.read(word, "what a load says", _SAID) for word in words]
+    for index, (own, plan) in enumerate(said):
+        if own != said[0][0]:
+            raise RuntimeError(
+                f"{processes.what}: process {index} has opened another save than "
+                "process 0: it was replaced meanwhile. Load again."
+            )
+        if plan != said[0][1]:
+            raise RuntimeError(
+                f"{processes.what}: process {index} would move other arrays over "
+                "the devices than process 0, and nothing was loaded. Pass the same "
+                "shardings, `reshard` and `max_bytes` in all processes."
+            )
+    processes.broadcast()
 
 
 @_arguments.checked(_load_options.DEFAULTS)
@@ -253,26 +258,10 @@ def materialise(tree: PyTree, **options: Unpack[TogetherKeywords]) -> PyTree:
     paths = [source.root.url for source in sources]
     run = processes_of("read", paths, todo, given)
     with run.heard():
-        stored = _lazy.by_source(todo)
-        plans = [_fetch.plan(x, wanted, given) for x, _, wanted in stored]
-
-    def read() -> list[Any]:
-        rest = [i for i, lazy in enumerate(todo) if type(lazy) is not LazyArray]
-        computed = _lazy.fetch([todo[i] for i in rest], given.verify, given.max_bytes)
-        out = dict(zip(rest, computed))
-        for (source, numbers, _), plan in zip(stored, plans):
-            source.check_current()
-            out.update(zip(numbers, plan.load(run)))
-        return [out[i] for i in range(len(todo))]
-
-    fetched = in_step(
-        run,
-        list(dict.fromkeys(source.index.save for source in sources)),
-        read,
-        " ".join(plan.digest for plan in plans),
-    )
-    for (source, _, _), plan in zip(stored, plans):
-        plan.say(str(source.root))
+        planned = _lazy.plans(todo, given)
+    saves = list(dict.fromkeys(source.index.save for source in sources))
+    read = lambda: _lazy.read(todo, planned, given, run)
+    fetched = in_step(run, saves, [plan for _, plan in planned], read)
     values = dict(zip(lazies, fetched))
     out = jtu.tree_unflatten(
         structure,

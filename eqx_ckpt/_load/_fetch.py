@@ -35,12 +35,13 @@ class LeafRead(NamedTuple):
 
 class ReadPlan(NamedTuple):
     """A planned read of leaves: `load` does it, with the processes that take part, and
-    `say` logs what was odd for the path of their checkpoint. `digest` is the same in
-    all processes that plan the same moves."""
+    `say` logs what was odd. `digest` is the same in all processes that plan the same
+    moves."""
 
+    source: Source
     load: Callable[[Processes], list[Any]]
     digest: str = ""
-    say: Callable[[str], None] = lambda path: None
+    say: Callable[[], None] = lambda: None
 
 
 def plan(source: Source, wanted: Sequence[LeafRead], options: LoadOptions) -> ReadPlan:
@@ -49,8 +50,7 @@ def plan(source: Source, wanted: Sequence[LeafRead], options: LoadOptions) -> Re
     # One process alone reads nothing twice.
     how = options.how
     if how == "read" or (how == "auto" and _processes.count() == 1):
-        keywords = options.verify, options.max_bytes, options.progress
-        return ReadPlan(lambda processes: load(source, wanted, *keywords))
+        return ReadPlan(source, lambda processes: _load_all(source, wanted, options))
     return _extensions.call("reshard", source, wanted, options)
 
 
@@ -58,31 +58,25 @@ def plan(source: Source, wanted: Sequence[LeafRead], options: LoadOptions) -> Re
 _COUNT, _BYTES = 128, 16 * 2**20
 
 
+def _load_all(
+    source: Source, wanted: Sequence[LeafRead], options: LoadOptions
+) -> list[Any]:
+    with bar(source, wanted, options.progress) as advance:
+        return load(source, wanted, options, advance)
+
+
 def load(
     source: Source,
     wanted: Sequence[LeafRead],
-    verify: bool,
-    max_bytes: int | None = None,
-    progress: bool = False,
+    options: LoadOptions,
+    advance: Advance | None,
 ) -> list[Any]:
     """Reads leaves as their targets ask, stored arrays that are shared only once.
+    `advance` is that of a bar which may count more than these.
 
     **Raises:** `RuntimeError` as `_read.read`, and for values that a conversion loses.
     """
-    if not progress:
-        return load_some(source, wanted, verify, max_bytes, None)
-    with bar(source, wanted, progress) as advance:
-        return load_some(source, wanted, verify, max_bytes, advance)
-
-
-def load_some(
-    source: Source,
-    wanted: Sequence[LeafRead],
-    verify: bool,
-    max_bytes: int | None,
-    advance: Advance | None,
-) -> list[Any]:
-    """As `load`, of a part of what a bar counts."""
+    verify, max_bytes = options.verify, options.max_bytes
     leaves = _LeafBuilder(wanted, _read.BUDGET if max_bytes is None else max_bytes)
     results = _read.read(source, _stored_reads(source, wanted), verify, max_bytes)
     with contextlib.closing(results):

@@ -13,13 +13,15 @@ from .._format._leaves import Record, Unreadable
 from .._format._template import Template
 from .._format._view import View
 from .._runtime import _arguments
+from .._runtime._processes import Processes
 from .._storage import _arrays, _context
 from .._storage._backend import Backend
 from .._tree import _leaf, _sharding, _target
 from .._tree._folding import TreeLine
 from .._tree._target import Target
 from . import _fetch, _open, _partial, _source
-from ._fetch import LeafRead
+from ._fetch import LeafRead, ReadPlan
+from ._load_options import LoadOptions
 from ._source import Source
 
 
@@ -351,33 +353,20 @@ def lazy_of(source: Source, record: Record, target: Target | None = None) -> Laz
 
 
 def fetch(
-    lazies: Sequence[LazyArray],
-    verify: bool,
-    max_bytes: int | None = None,
-    progress: bool = False,
+    lazies: Sequence[LazyArray], verify: bool, max_bytes: int | None = None
 ) -> list[Any]:
-    """Reads lazy leaves of any checkpoints: one planned read of each checkpoint."""
+    """Reads lazy leaves of any checkpoints, in this process alone: one planned read of
+    each checkpoint."""
     _context.check_fork()
-    out: list[Any] = [None] * len(lazies)
-    computed = [i for i, lazy in enumerate(lazies) if type(lazy) is not LazyArray]
-    if computed:
-        wanted = [lazies[i] for i in computed]
-        values = wanted[0]._fetch_all(wanted, verify, max_bytes)
-        for i, value in zip(computed, values):
-            out[i] = value
-    for source, numbers, wanted in by_source(lazies):
-        source.check_current()
-        values = _fetch.load(source, wanted, verify, max_bytes, progress)
-        for i, value in zip(numbers, values):
-            out[i] = value
-    return out
+    options = LoadOptions(verify=verify, max_bytes=max_bytes, processes="own")
+    return read(lazies, plans(lazies, options), options, Processes())
 
 
-def by_source(
-    lazies: Sequence[LazyArray],
-) -> list[tuple[Source, list[int], list[LeafRead]]]:
-    """The lazy leaves that are not computed, by their checkpoints: their numbers, and
-    how they are read."""
+def plans(
+    lazies: Sequence[LazyArray], options: LoadOptions
+) -> list[tuple[list[int], ReadPlan]]:
+    """A planned read of each checkpoint for the leaves that are not computed, and their
+    numbers."""
     out: dict[int, tuple[Source, list[int], list[LeafRead]]] = {}
     for i, lazy in enumerate(lazies):
         if type(lazy) is LazyArray:
@@ -385,4 +374,25 @@ def by_source(
             _, numbers, wanted = out.setdefault(id(source), (source, [], []))
             numbers.append(i)
             wanted.append(LeafRead(lazy._record, lazy._view, lazy._target))
-    return list(out.values())
+    return [(n, _fetch.plan(source, w, options)) for source, n, w in out.values()]
+
+
+def read(
+    lazies: Sequence[LazyArray],
+    planned: Sequence[tuple[list[int], ReadPlan]],
+    options: LoadOptions,
+    processes: Processes,
+) -> list[Any]:
+    """Reads lazy leaves as it is planned, and those that are computed."""
+    out: list[Any] = [None] * len(lazies)
+    computed = [i for i, lazy in enumerate(lazies) if type(lazy) is not LazyArray]
+    if computed:
+        wanted = [lazies[i] for i in computed]
+        values = wanted[0]._fetch_all(wanted, options.verify, options.max_bytes)
+        for i, value in zip(computed, values):
+            out[i] = value
+    for numbers, plan in planned:
+        plan.source.check_current()
+        for i, value in zip(numbers, plan.load(processes)):
+            out[i] = value
+    return out

@@ -51,9 +51,10 @@ def plan(source: Source, wants: Sequence[LeafRead], options: LoadOptions) -> Rea
     budget = _BATCH if options.max_bytes is None else options.max_bytes
     batches = list(_batches(source, out, budget))
     return ReadPlan(
+        source,
         lambda processes: _load(source, out, batches, options, processes),
         _digest(out, batches) if batches else "",
-        lambda path: _say(path, out, stay, options),
+        lambda: _say(str(source.root), out, stay, options),
     )
 
 
@@ -163,13 +164,8 @@ def _load(
     kept = [i for i, want in enumerate(wants) if want.move is None]
     with _fetch.bar(source, wants, options.progress) as advance:
         for numbers in (kept, *batches):
-            values = _fetch.load_some(
-                source,
-                [wants[i] for i in numbers],
-                options.verify,
-                options.max_bytes,
-                advance,
-            )
+            some = [wants[i] for i in numbers]
+            values = _fetch.load(source, some, options, advance)
             for i in reversed(numbers):
                 out[i] = values.pop()
             if numbers is not kept:
