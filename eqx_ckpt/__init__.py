@@ -36,8 +36,6 @@ from ._load._deserialise import (
 from ._load._init import load_or_init as load_or_init, unloaded as unloaded
 from ._load._lazy import LazyArray as LazyArray
 from ._load._rename import rename as rename
-from ._load._scan import Problem as Problem
-from ._load._verify import verify as verify
 from ._near import _near_steps as _near_steps
 from ._rebuild._rebuild import rebuild as rebuild
 from ._run._clean import clean as clean
@@ -56,4 +54,6 @@ from ._tree._skeleton import (
     partition_rules as partition_rules,
     skeleton as skeleton,
 )
+from ._verify._scan import Problem as Problem
+from ._verify._verify import verify as verify
 from ._version import __version__ as __version__

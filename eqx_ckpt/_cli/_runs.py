@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from .._errors import DamagedError
-from .._load import _verify
 from .._load._checkpoint import Checkpoint
 from .._near import _superseded
 from .._run import _clean, _summary
@@ -16,6 +15,7 @@ from .._run._steps import Steps
 from .._show._model import Span
 from .._show._terminal import Line
 from .._storage import _root
+from .._verify import _verify
 from . import _demo, _info, _output, _paths
 from ._output import CommandResult
 

@@ -11,9 +11,8 @@ import numpy as np
 from .._format import _grid, _names, _template
 from .._format._leaves import Statics
 from .._format._template import Template
-from .._load import _checkpoint, _computed, _lazy
+from .._load import _checkpoint, _lazy
 from .._load._checkpoint import Checkpoint
-from .._load._computed import Computed
 from .._load._lazy import LazyArray
 from .._load._load_options import LoadOptions
 from .._runtime import _progress
@@ -114,9 +113,8 @@ def _leaf_of(name: str, value: Any) -> Leaf:
         target = value._target._replace(codec=None, python=None)
         plain = _aimed(value, target)
         template = template_of(plain)
-        anywhere = _aimed(plain, target._replace(sharding=None))
-        identity = _computed.identity(anywhere)
-        return Leaf(name, template, plain, _digests_of(plain, template), identity)
+        key = _aimed(plain, target._replace(sharding=None))._key
+        return Leaf(name, template, plain, _digests_of(plain, template), key)
     try:
         stored = _register.to_leaf(value)
         if isinstance(stored, LazyArray):
@@ -155,7 +153,7 @@ def template_of(lazy: LazyArray) -> Template:
 
 def _digests_of(lazy: LazyArray, template: Template) -> Callable[[], bytes] | None:
     """Digests of a stored array that is read as it is, without a view or a cast."""
-    if isinstance(lazy, Computed):
+    if type(lazy) is not LazyArray:
         return None
     source, t = lazy._source, lazy._template
     same = (template.dtype, template.shape) == (t.dtype, t.shape)
@@ -221,9 +219,8 @@ def _pieces(row: Sequence[Leaf], room: int) -> Iterator[tuple[Region | None, int
 def _grain(leaf: Leaf) -> tuple[int, ...]:
     """The chunks that are read as one."""
     lazy, t = leaf.value, leaf.template
-    if isinstance(lazy, LazyArray) and not isinstance(lazy, Computed) and t.chunk:
-        if not lazy._source.is_run(lazy._record):
-            return t.chunk
+    if type(lazy) is LazyArray and t.chunk and lazy._chunk:
+        return t.chunk
     return (1,) * len(t.shape)
 
 

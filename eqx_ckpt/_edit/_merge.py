@@ -10,9 +10,8 @@ from jaxtyping import PyTree
 
 from .._format import _names, _template, _text
 from .._format._template import Template
-from .._load import _computed
+from .._functions._computed import Computed, Formula
 from .._load._checkpoint import Checkpoint
-from .._load._computed import Formula
 from .._load._lazy import LazyArray
 from .._load._load_options import LoadOptions
 from .._runtime import _arguments, _gc
@@ -152,7 +151,7 @@ def _lazily(
         prepare=merging.look if method.look else None,
     )
     target = _target.target_of(like)._replace(codec=None)
-    return _computed.Computed(formula, None, target)
+    return Computed(formula, None, target)
 
 
 def _part(leaf: Leaf) -> LazyArray | np.ndarray:

@@ -20,7 +20,6 @@ import numpy as np
 
 from .._format import _functions, _index
 from .._format._functions import StoredFunction
-from .._load import _computed
 from .._load._lazy import LazyArray
 from .._save._options import Functions
 from .._save._payload import PlannedFunctions, PlannedLeaf
@@ -127,7 +126,7 @@ def _likeness(tree: SavedTree) -> Any:
         if not _tracing.is_array(flat.leaves[i])
     ]
     others = [
-        _computed.identity(x) if isinstance(x, LazyArray) else _identity.key(x)
+        x._key if isinstance(x, LazyArray) else _identity.key(x)
         for i, x in enumerate(flat.leaves)
         if i not in known
     ]

@@ -8,12 +8,11 @@ import jax
 import numpy as np
 
 from .._format import _template
-from .._load import _computed
-from .._load._computed import Formula, Part
 from .._load._lazy import LazyArray
 from .._runtime import _arguments
 from .._tree import _folding, _host_copy, _identity, _leaf
-from . import _traced
+from . import _computed, _traced
+from ._computed import Formula, Part
 from ._traced import Traced
 
 
@@ -94,7 +93,9 @@ def _lazily(fn: Callable[..., Any], elementwise: bool, *args: Any) -> LazyArray:
 def _key(called: Callable[..., Any], traced: Traced, parts: Sequence[Part]) -> Any:
     """Equal for results that are the same; None if nothing is known to be the same."""
     try:
-        arrays = map(_computed.identity, parts)
+        arrays = [
+            x._key if isinstance(x, LazyArray) else _identity.key(x) for x in parts
+        ]
         return "lazy", _identity.key(called), traced.settings, *arrays
     except _identity.TooLarge:
         return None

@@ -215,16 +215,34 @@ class LazyArray(jax.ShapeDtypeStruct):
         return out._again(out._view, target)
 
     @property
+    def _chunk(self) -> tuple[int, ...]:
+        """The shape of the chunks, or blocks, that are read whole; () for none."""
+        is_run = self._source.is_run(self._record)
+        return () if is_run else self._template.chunk
+
+    @property
     def _chunk_size(self) -> int:
         """The number of elements that are read together, whichever are wanted."""
-        if self._source.is_run(self._record):
-            return 1
-        return math.prod(self._template.chunk)
+        return math.prod(self._chunk)
+
+    @property
+    def _stored(self) -> "list[LazyArray]":
+        """The stored arrays that it is, or is computed of."""
+        return [self]
 
     @property
     def _sources(self) -> tuple[Source, ...]:
         """The checkpoints that it is read from."""
-        return (self._source,)
+        found = {id(x._source): x._source for x in self._stored}
+        return tuple(found.values())
+
+    @property
+    def _key(self) -> Any:
+        """Equal for lazies that are one array when they are read, and for no others."""
+        index, place = self._source.index, self._record.place
+        place = index.leaves.aliases.get(place, place)
+        own = self._source.root.url, index.save, place
+        return own, self._view, self._target
 
     @staticmethod
     def _fetch_all(

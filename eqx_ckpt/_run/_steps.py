@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from .. import _extensions
 from .._format import _files, _index, _json, _schema, _text
 from .._format._journal import StepRow
-from .._load import _published, _verify
+from .._load import _published
 from .._runtime import _log
 from .._save import _background, _delete, _inplace, _leftovers, _transaction
 from .._storage import _root, _store
@@ -369,7 +369,7 @@ class Steps:
 
     def _is_whole(self, step: int) -> bool:
         try:
-            return not _verify.verify(self.path(step))
+            return not _extensions.call("verify", self.path(step))
         except ValueError:
             return False  # Of another format, which cannot be verified.
 

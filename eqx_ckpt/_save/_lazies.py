@@ -17,7 +17,6 @@ from .._errors import DamagedError, ReplacedError
 from .._format import _grid, _index, _template, _view
 from .._format._template import Template
 from .._load import _lazy
-from .._load._computed import Computed, identity
 from .._load._lazy import LazyArray
 from .._load._source import Source
 from .._tree import _host_copy, _leaf, _register, _target
@@ -81,17 +80,14 @@ def _grain(lazy: LazyArray) -> tuple[int, ...]:
     is_whole = view.picks == tuple(map(range, lazy._template.shape))
     if not is_whole or len(view.axes) > len(view.picks):
         return ()
-    if isinstance(lazy, Computed):
-        chunk = lazy._formula.chunk if lazy._formula.blockwise else ()
-    else:
-        chunk = () if lazy._source.is_run(lazy._record) else lazy._template.chunk
+    chunk = lazy._chunk
     order = [axis for axis in view.axes if axis is not None]
     return tuple(chunk[axis] for axis in order) if chunk else ()
 
 
 def _is_as_stored(lazy: LazyArray, target: _target.Target) -> bool:
     """Whether a leaf comes back as its source has it."""
-    if isinstance(lazy, Computed) or lazy._view is not None:
+    if type(lazy) is not LazyArray or lazy._view is not None:
         return False
     own = _target.own_target(lazy._template)
     same = own._replace(sharding=target.sharding, cast=target.cast)
@@ -134,7 +130,7 @@ class LazySource(_host_copy.Payload):
     @property
     def key(self) -> Any:
         """Equal for leaves that are one array."""
-        return identity(self.lazy)
+        return self.lazy._key
 
     @property
     def account(self) -> str:
@@ -178,7 +174,7 @@ class LazySource(_host_copy.Payload):
 
     def parts_in(self, source: Source) -> set[str]:
         """The names of the leaves in a save that it is computed of."""
-        if not isinstance(self.lazy, Computed):
+        if type(self.lazy) is LazyArray:
             return set()
         leaves = source.index.leaves
         places = [

@@ -20,7 +20,7 @@ import jax.random as jr
 import numpy as np
 
 import eqx_ckpt as ec
-from eqx_ckpt._load._computed import Computed
+from eqx_ckpt._functions._computed import Computed
 from support.helpers import files_of
 
 

@@ -27,8 +27,9 @@ import numpy as np
 
 import eqx_ckpt as ec
 from eqx_ckpt._format import _files
-from eqx_ckpt._load import _open, _verify
+from eqx_ckpt._load import _open
 from eqx_ckpt._stores import _buckets, _remote
+from eqx_ckpt._verify import _verify
 from support import servers
 from support.stores import StoredFiles
 

@@ -21,12 +21,12 @@ import xxhash
 from .._format import _digests, _grid, _template, _text
 from .._format._grid import Grid
 from .._format._leaves import Record
+from .._load import _source
+from .._load._reader import CHANGED, unreadable
+from .._load._source import Source
+from .._load._window import Window
 from .._runtime import _progress
 from .._storage import _codecs, _store
-from . import _source
-from ._reader import CHANGED, unreadable
-from ._source import Source
-from ._window import Window
 
 
 # What one thread reads at a time.

@@ -16,12 +16,11 @@ import numpy as np
 
 from .._format import _grid, _template, _view
 from .._format._view import View
+from .._load import _lazy
+from .._load._lazy import LazyArray
 from .._storage import _arrays
-from .._tree import _from_host, _identity, _leaf
+from .._tree import _from_host, _leaf
 from .._tree._target import Target
-from . import _lazy
-from ._lazy import LazyArray
-from ._source import Source
 
 
 # Blocks of the part with the widest elements have about so many bytes.
@@ -207,6 +206,10 @@ class Computed(LazyArray):
         return self._formula.template
 
     @property
+    def _chunk(self) -> tuple[int, ...]:
+        return self._formula.chunk if self._formula.blockwise else ()
+
+    @property
     def _chunk_size(self) -> int:
         return self._formula.largest
 
@@ -221,17 +224,15 @@ class Computed(LazyArray):
 
     @property
     def _stored(self) -> list[LazyArray]:
-        """The stored arrays that it is computed of."""
-        out: list[LazyArray] = []
-        for part in self._formula.parts:
-            if isinstance(part, LazyArray):
-                out += part._stored if isinstance(part, Computed) else [part]
-        return out
+        lazies = [x for x in self._formula.parts if isinstance(x, LazyArray)]
+        return [x for lazy in lazies for x in lazy._stored]
 
     @property
-    def _sources(self) -> tuple[Source, ...]:
-        found = {id(part._source): part._source for part in self._stored}
-        return tuple(found.values())
+    def _key(self) -> Any:
+        # The same of one computation.
+        key = self._formula.key
+        own = ("formula", id(self._formula)) if key is None else key
+        return own, self._view, self._target
 
     @property
     def _is_readable(self) -> bool:
@@ -314,19 +315,3 @@ def computed(formula: Formula) -> Computed:
     """The array of a formula, lazily."""
     target = Target("jax", formula.dtype, formula.shape, formula.weak)
     return Computed(formula, None, target)
-
-
-def identity(x: Any) -> Any:
-    """A key that is equal for lazies that are one array when they are read, and for no
-    others: the same of one stored array, or of one computation; and for arrays of the
-    same bits that these are computed of."""
-    if isinstance(x, Computed):
-        key = x._formula.key
-        own = ("formula", id(x._formula)) if key is None else key
-        return (own, x._view, x._target)
-    if isinstance(x, LazyArray):
-        source, place = x._source, x._record.place
-        place = source.index.leaves.aliases.get(place, place)
-        own = source.root.url, source.index.save, place
-        return (own, x._view, x._target)
-    return "array", _identity.key(x)

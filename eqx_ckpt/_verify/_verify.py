@@ -11,13 +11,14 @@ import numpy as np
 from .._errors import DamagedError, ReplacedError
 from .._format import _files, _index, _text
 from .._format._leaves import Record
+from .._load import _open, _source
+from .._load._checkpoint import Checkpoint
+from .._load._reader import CHANGED, unreadable
+from .._load._source import Source
 from .._runtime import _arguments, _log, _progress, _threads
 from .._storage import _arrays, _root, _store
-from . import _open, _scan, _source
-from ._checkpoint import Checkpoint
-from ._reader import CHANGED, unreadable
+from . import _scan
 from ._scan import Problem
-from ._source import Source
 
 
 # The least memory with which it makes sense to read.
