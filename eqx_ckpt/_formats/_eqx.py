@@ -100,13 +100,7 @@ def _header(window: Window, at: int, name: str, number: int) -> NpyHeader:
             f"it has {number} records, and `like` has more leaves, from `{name}` on: "
             "it is of another tree, and none of its leaves can be told"
         )
-    try:
-        header = _numpy.read_header(window, at)
-    except ValueError as e:
-        raise ValueError(f"{which} {e}") from e
-    if header is None:
-        raise ValueError(f"{which} is none that Equinox writes")
-    return header
+    return _numpy.read_header(window, at, which)
 
 
 def _other(header: NpyHeader, number: int, wanted: str) -> ValueError:

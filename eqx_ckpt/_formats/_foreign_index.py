@@ -24,6 +24,9 @@ from .._tree import _leaf
 
 # Of all names of a checkpoint. Each is an object here, and a node of its tree.
 MAX_COMPONENTS = 2**21
+# Of those of nested containers: so many leaves, so many letters, and so many for each
+# byte that they are made of.
+_LEAVES, _LETTERS, _LETTERS_OF_ONE = 2**20, 2**22, 64
 
 
 class ForeignLeaf(NamedTuple):
@@ -69,7 +72,8 @@ def scalar(value: Any, keys: str) -> tuple[np.ndarray | Unreadable, Template]:
         return value, Template(keys, "bytes", "bytes", shape, "uint8", chunk)
     if isinstance(value, (str, bytes)):
         kind = type(value).__name__
-        data = value.encode() if isinstance(value, str) else value
+        is_text = isinstance(value, str)
+        data = value.encode("utf-8", "surrogatepass") if is_text else value
         array = np.frombuffer(data, np.uint8)
         chunk = (max(1, array.size),)
         return array, Template(keys, kind, kind, array.shape, "uint8", chunk)
@@ -88,16 +92,39 @@ def unreadable(what: str, why: str, is_array: bool = False) -> Unreadable:
     return Unreadable(_text.bounded(what, 100), _text.bounded(why, 1000), is_array)
 
 
-def too_many_axes(what: str, count: int) -> Unreadable:
-    why = f"it has {count} axes, and at most {_template.MAX_RANK} are read"
-    return unreadable(what, why, True)
-
-
 def leaf_of(name: str, keys: str, value: Any) -> ForeignLeaf:
     """A leaf that lies nowhere: a number or a text of Python's, or one that cannot be
     read."""
     value, t = scalar(value, keys)
     return ForeignLeaf(name, t, value=value)
+
+
+def array_leaf(
+    name: str,
+    keys: str,
+    dtype: str,
+    shape: Sequence[int],
+    said: str = "",
+    kind: str = "",
+    file: int = 0,
+    offset: int = 0,
+    strides: tuple[int, ...] | None = None,
+) -> ForeignLeaf:
+    """A leaf that is an array of a file; or one that cannot be read, of another dtype
+    or of too many axes. `said`: the dtype as the file has it."""
+    said, shape = said or dtype, tuple(shape)
+    rank, lengths = len(shape), ",".join(map(str, shape))
+    try:
+        _template.dtype_of(dtype)
+    except ValueError:
+        why = f"it has the unknown dtype {said!r:.60}, which is not read here"
+        value = unreadable(f"{said}[{lengths}]", why, said != "object")
+        return leaf_of(name, keys, value)
+    if rank > _template.MAX_RANK:
+        why = f"it has {rank} axes, and at most {_template.MAX_RANK} are read"
+        return leaf_of(name, keys, unreadable(f"{said}[...]", why, True))
+    t = template(kind or kind_of(dtype), dtype, shape, keys)
+    return ForeignLeaf(name, t, file, offset, strides)
 
 
 def source(
@@ -220,6 +247,30 @@ def _check_places(
         ends[leaf.file] = max(ends[leaf.file], leaf.stop)
     check = lambda directory, number: directory.check_range(files[number], ends[number])
     _store.each(directory, check, range(len(files)))
+
+
+class NameBudget:
+    """What the names of leaves in nested containers may have: each repeats those of the
+    nodes above it."""
+
+    def __init__(self) -> None:
+        self._letters = self._parts = self._leaves = 0
+
+    def spend(self, path: list[str], size: int) -> None:
+        """**Raises:** `ValueError` for names that are too long, too many, or much
+        longer than the `size` of what they are made of."""
+        letters = sum(map(len, path))
+        if 3 * letters > _names.MAX_NAME:
+            raise ValueError(f"the name {_names.shorten('.'.join(path))} is too long")
+        self._letters += letters
+        self._parts += len(path)
+        self._leaves += 1
+        if self._leaves > _LEAVES:
+            raise ValueError(f"it has more than {_LEAVES} leaves")
+        if self._parts > MAX_COMPONENTS:
+            raise ValueError("its names have more components than are read")
+        if self._letters > _LETTERS + _LETTERS_OF_ONE * size:
+            raise ValueError("its names are much longer than the file")
 
 
 def names_of(flat: Iterable[str], separator: str = ".") -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ from .._format._template import Template
 from .._load import _probe
 from .._load._probe import Probe
 from .._load._source import Source
-from . import _database, _zarr
+from . import _zarr
 from ._foreign_index import ForeignLeaf, kind_of, names_of_paths
 from ._zarr import Zarr
 
@@ -74,31 +74,26 @@ def _has_array(probe: Probe) -> bool:
 
 
 def _levanter(probe: Probe, head: bytes, metadata: dict[str, Any]) -> Source | None:
-    keys, size = _zarr.survey(probe.directory)
-    is_ocdbt = _database.MANIFEST in probe.names
-    files, database = [_METADATA], None
-    if is_ocdbt:
-        files.append(_database.MANIFEST)
-        database = _database.read(probe.directory, _zarr.MAX_FILES)
-        decode = lambda key: key.decode("utf-8", "surrogateescape")
-        keys = list(map(decode, database.entries.keys))
-    elif size is None:
+    arrays = _zarr.arrays(probe)
+    is_ocdbt, keys = arrays.database is not None, arrays.listed
+    if arrays.database is not None:
+        encoded = arrays.database.entries.keys
+        keys = [key.decode("utf-8", "surrogateescape") for key in encoded]
+    elif arrays.size is None:
         keys = probe.directory.list_all()
-        if keys is None:
-            raise ValueError(
-                "the arrays of this checkpoint of levanter have to be listed, which "
-                "cannot be done over HTTP"
-            )
+    if keys is None:
+        raise ValueError(
+            "the arrays of this checkpoint of levanter have to be listed, which cannot "
+            "be done over HTTP"
+        )
     end = "/" + _zarr.name_of(is_ocdbt)
     paths = [_path(key.removesuffix(end)) for key in keys if key.endswith(end)]
     if not paths:
         return None
     paths.sort(key=lambda path: [_order(part) for part in path])
-    arrays = _zarr.ZarrArrays(
-        probe.directory, is_ocdbt, database, not is_ocdbt, size, len(keys)
-    )
+    arrays = arrays._replace(is_v3=is_ocdbt, is_full=not is_ocdbt)
     leaves = _leaves(arrays, paths)
-    return arrays.source(probe, "levanter", files, leaves, head, metadata)
+    return arrays.source(probe, "levanter", [_METADATA], leaves, head, metadata)
 
 
 def _order(part: str) -> tuple[bool, int, str]:
@@ -107,7 +102,7 @@ def _order(part: str) -> tuple[bool, int, str]:
 
 
 def _eformer(probe: Probe) -> Source:
-    listed, size = _zarr.survey(probe.directory)
+    arrays = _zarr.arrays(probe)._replace(database=None)
     head, value = _probe.read_json(probe.directory, _INDEX)
     if value.get("format") != "tensorstore":
         raise ValueError(f"`{_INDEX}` is of the format {value.get('format')!r:.60}")
@@ -136,7 +131,6 @@ def _eformer(probe: Probe) -> Source:
             metadata = given or metadata
     paths = [list(path) for path in said]
     claims = list(said.values())
-    arrays = _zarr.ZarrArrays(probe.directory, False, None, True, size, len(listed))
     leaves = _leaves(arrays, paths, claims)
     return arrays.source(probe, "eformer", files, leaves, head, metadata)
 

@@ -10,27 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._format import _names, _template
-from .._format._leaves import Unreadable
 from .._load._probe import Probe
 from .._load._source import Source
 from .._load._window import Window
 from . import _foreign_index
-from ._foreign_index import (
-    ForeignLeaf,
-    kind_of,
-    names_of_paths,
-    too_many_axes,
-    unreadable,
-)
+from ._foreign_index import ForeignLeaf, NameBudget, names_of_paths, unreadable
 
 
 _ARRAY, _COMPLEX, _SCALAR = 1, 2, 3  # Types of flax's own.
 _CHUNKED = "__msgpack_chunked_array__"
-_MAX_ITEMS = 2**20
 _MAX_TEXT = 2**20
 _WINDOW = 2**12
-# Of the names of all leaves: so many letters, and so many for each byte of the file.
-_LETTERS, _LETTERS_OF_ONE = 2**22, 64
 
 
 def read(probe: Probe, like: Any) -> Source | None:
@@ -52,34 +42,17 @@ def read(probe: Probe, like: Any) -> Source | None:
         raise ValueError("it has more bytes than its map says")
     named = names_of_paths([path for path, _ in items])
     leaves: list[ForeignLeaf] = []
-    for (name, keys), (path, item) in zip(named, items):
+    for (name, keys), (_, item) in zip(named, items):
         if not isinstance(item, _PackedArray):
             leaves.append(_foreign_index.leaf_of(name, keys, item))
             continue
         dtype, shape, offset, size, is_scalar = item
-        kind = "generic" if is_scalar else kind_of(dtype)
-        bad = _unread(dtype, shape)
-        if bad is not None:
-            leaves.append(_foreign_index.leaf_of(name, keys, bad))
-            continue
-        template = _foreign_index.template(kind, dtype, shape, keys)
-        if template.nbytes != size:
+        what = name, keys, dtype, shape, "", "generic" if is_scalar else ""
+        leaf = _foreign_index.array_leaf(*what, offset=offset)
+        if leaf.value is None and leaf.template.nbytes != size:
             raise ValueError(f"`{name}` is not of the size of its shape")
-        leaves.append(ForeignLeaf(name, template, 0, offset))
+        leaves.append(leaf)
     return _foreign_index.source(probe, "msgpack", [key], leaves)
-
-
-def _unread(dtype: str, shape: tuple[int, ...]) -> Unreadable | None:
-    """Why an array cannot be read, if it cannot."""
-    what = f"{dtype}[{','.join(map(str, shape))}]"
-    try:
-        _template.dtype_of(dtype)
-    except ValueError:
-        why = f"it has the unknown dtype {dtype!r:.40}"
-        return unreadable(what, why, dtype != "object")
-    if len(shape) > _template.MAX_RANK:
-        return too_many_axes(f"{dtype}[...]", len(shape))
-    return None
 
 
 class _PackedArray(NamedTuple):
@@ -114,13 +87,11 @@ def _walk(reader: "_Reader", path: list[str], items: list[tuple[list[str], Any]]
         for number in range(value):
             _walk(reader, [*path, str(number)], items)
     elif kind == "ext":
-        reader.spend(path)
+        reader.names.spend(path, reader.at)
         items.append((path, _ext(reader, *value)))
     elif value is not None:
-        reader.spend(path)
+        reader.names.spend(path, reader.at)
         items.append((path, value))
-    if len(items) > _MAX_ITEMS:
-        raise ValueError(f"it has more than {_MAX_ITEMS} leaves")
 
 
 _IN_PIECES = unreadable(
@@ -203,17 +174,7 @@ class _Reader:
     def __init__(self, probe: Probe, key: str):
         self._window = Window(probe.directory, key, np.empty(_WINDOW, np.uint8))
         self.at = 0
-        self._parts = self._letters = 0
-
-    def spend(self, path: list[str]) -> None:
-        """**Raises:** `ValueError` where the names of leaves become much longer than
-        what they are made of: each repeats those of the nodes above it."""
-        self._parts += len(path)
-        self._letters += sum(map(len, path))
-        if self._parts > _foreign_index.MAX_COMPONENTS:
-            raise ValueError("its names have more components than are read")
-        if self._letters > _LETTERS + _LETTERS_OF_ONE * self.at:
-            raise ValueError("its names are much longer than the file")
+        self.names = NameBudget()
 
     def _take(self, count: int) -> bytes:
         data = self._window.read(self.at, self.at + count).tobytes()

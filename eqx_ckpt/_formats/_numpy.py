@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._format import _template
-from .._format._leaves import Unreadable
 from .._load._probe import Probe
 from .._load._source import Source
 from .._load._window import Window
@@ -20,14 +19,7 @@ from .._storage import _store, _zip
 from .._storage._backend import Backend
 from .._storage._zip import Zip
 from . import _foreign_index
-from ._foreign_index import (
-    ForeignLeaf,
-    kind_of,
-    names_of,
-    names_of_paths,
-    too_many_axes,
-    unreadable,
-)
+from ._foreign_index import ForeignLeaf, names_of, names_of_paths, unreadable
 
 
 MAGIC = b"\x93NUMPY"
@@ -75,14 +67,14 @@ class NpyHeader(NamedTuple):
         return tuple(it.accumulate(self.shape[:-1], operator.mul, initial=1))
 
 
-def read_header(window: Window, at: int) -> NpyHeader | None:
-    """The header at a place in a file; None if nothing begins there as one does.
+def read_header(window: Window, at: int, which: str) -> NpyHeader:
+    """The header at a place in a file.
 
-    **Raises:** `ValueError` for one that NumPy does not write.
+    **Raises:** `ValueError` about `which` array, for one that NumPy does not write.
     """
     head = window.read(at, at + 12).tobytes()
     if len(head) < 10 or not head.startswith(MAGIC) or head[6] not in (1, 2, 3):
-        return None
+        raise ValueError(f"{which} does not begin as an array of NumPy's does")
     start = at + (10 if head[6] == 1 else 12)
     size = int.from_bytes(head[8 : start - at], "little")
     header = None
@@ -92,7 +84,7 @@ def read_header(window: Window, at: int) -> NpyHeader | None:
     if lengths and not lengths[-1].strip():
         lengths.pop()  # After the comma of a tuple; or there are none.
     if header is None or not all(map(_number.fullmatch, lengths)):
-        raise ValueError("has a header that NumPy does not write")
+        raise ValueError(f"{which} has a header that NumPy does not write")
     shape = tuple(map(int, lengths))
     dtype = (header[1] or b"<V").decode().replace("|", "<")
     return NpyHeader(dtype, header[3] == b"True", shape, start + size)
@@ -106,12 +98,10 @@ def read(probe: Probe, like: Any) -> Source | None:
         return None
     header = _header(probe.directory, key, 0, "it")
     ((name, keys),) = names_of_paths([[]])
-    leaf = _located(header, name, keys)
-    if isinstance(leaf, Unreadable):
-        raise ValueError(leaf.why)
+    leaf = _leaf(header, name, keys)
     # Other arrays may follow, as `np.save` to one open file writes them.
-    end = leaf.offset + leaf.template.nbytes
-    if probe.directory.read_into(key, end, np.empty(1, np.uint8)):
+    is_read = leaf.value is None
+    if is_read and probe.directory.read_into(key, leaf.stop, np.empty(1, np.uint8)):
         raise ValueError("it has more bytes than its array")
     return _foreign_index.source(probe, "npy", [key], [leaf])
 
@@ -140,11 +130,8 @@ def read_zip(probe: Probe, archive: Zip) -> Source | None:
     named = names_of(flat, "/" if is_path else ".")
     leaves: list[ForeignLeaf] = []
     for (name, keys), one, (_, stop) in zip(named, headers, places):
-        leaf = _located(one, name, keys)
-        if isinstance(leaf, Unreadable):
-            leaves.append(_foreign_index.leaf_of(name, keys, leaf))
-            continue
-        if leaf.offset + leaf.template.nbytes != stop:
+        leaf = _leaf(one, name, keys)
+        if leaf.value is None and leaf.stop != stop:
             raise ValueError(f"the array `{name}` is not of the size of its shape")
         leaves.append(leaf)
     return _foreign_index.source(probe, "npz", [key], leaves)
@@ -152,37 +139,29 @@ def read_zip(probe: Probe, archive: Zip) -> Source | None:
 
 def _header(directory: Backend, key: str, at: int, which: str) -> NpyHeader:
     window = Window(directory, key, np.empty(_WINDOW, np.uint8))
-    try:
-        header = read_header(window, at)
-    except ValueError as e:
-        raise ValueError(f"{which} {e}") from e
-    if header is None:
-        raise ValueError(f"{which} does not begin as an array of NumPy's does")
-    return header
+    return read_header(window, at, which)
 
 
-def _located(header: NpyHeader, name: str, keys: str) -> ForeignLeaf | Unreadable:
+def _leaf(header: NpyHeader, name: str, keys: str) -> ForeignLeaf:
     dtype, _, shape, start = header
     what = f"{dtype.lstrip('<')}[{','.join(map(str, shape))}]"
+    why = ""
     if dtype[1:2] not in tuple("biufc"):
         kind = _KINDS.get(dtype[1:2], f"of the dtype {dtype!r}")
         kind = "of records with fields" if dtype == "<V" else kind
         why = f"it is an array {kind}. Load it with NumPy, and {_SAVE}"
-        return unreadable(what, why, dtype[1:2] not in tuple("OUS"))
-    if dtype[0] == ">":
+    elif dtype[0] == ">":
         why = (
             f"it has the dtype {dtype!r}, whose bytes are in the order of other "
             f"machines. Save `x.astype({'<' + dtype[1:]!r})` with NumPy"
         )
-        return unreadable(what, why, True)
+    if why:
+        value = unreadable(what, why, dtype[1:2] not in tuple("OUS"))
+        return _foreign_index.leaf_of(name, keys, value)
     try:
         known = np.dtype(dtype).name
     except TypeError:
         known = dtype
-    if known not in _template.STORED:
-        why = f"it has the dtype {known!r}, which is not read here"
-        return unreadable(what, why, True)
-    if len(shape) > _template.MAX_RANK:
-        return too_many_axes(f"{known}[...]", len(shape))
-    template = _foreign_index.template(kind_of(known), known, shape, keys)
-    return ForeignLeaf(name, template, 0, start, header.strides)
+    known = known if known in _template.STORED else ""
+    what = name, keys, known, shape, known or dtype
+    return _foreign_index.array_leaf(*what, offset=start, strides=header.strides)

@@ -7,16 +7,14 @@ import functools as ft
 import re
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from .._format import _files, _names, _template
 from .._format._index import is_save_id
 from .._format._template import Template
 from .._load import _probe, _published
 from .._load._probe import Probe
 from .._load._source import Source
-from . import _database, _zarr
-from ._foreign_index import ForeignLeaf, kind_of
+from . import _zarr
+from ._foreign_index import ForeignLeaf, kind_of, leaf_of
 from ._zarr import Zarr
 
 
@@ -99,7 +97,6 @@ class _OrbaxLeaf(NamedTuple):
 
 def _tree(probe: Probe) -> Source | None:
     directory = probe.directory
-    listed, size = _zarr.survey(directory)
     head, value = _probe.read_json(directory, _METADATA)
     entries = value.get("tree_metadata")
     if type(entries) is not dict:
@@ -107,16 +104,13 @@ def _tree(probe: Probe) -> Source | None:
     arrays = [x for x in (_entry(k, e) for k, e in entries.items()) if x is not None]
     strings = _optional(probe, _STRINGS)
     impls = _impls(_optional(probe, _ARRAYS))
-    database = None
-    if _database.MANIFEST in probe.names:
-        database = _database.read(directory, _zarr.MAX_FILES)
-        saves = [file.removeprefix("d/").partition("/")[0] for file in database.files]
-        if any(map(is_save_id, saves)):
-            return None  # It is ours, without its index.
-    count = len(database.entries.keys if database else listed)
-    is_full = value.get("store_array_data_equal_to_fill_value") is True
-    is_v3 = value.get("use_zarr3") is True
-    zarr = _zarr.ZarrArrays(directory, is_v3, database, is_full, size, count)
+    zarr = _zarr.arrays(probe)._replace(
+        is_full=value.get("store_array_data_equal_to_fill_value") is True,
+        is_v3=value.get("use_zarr3") is True,
+    )
+    files = [] if zarr.database is None else zarr.database.files
+    if any(is_save_id(x.removeprefix("d/").partition("/")[0]) for x in files):
+        return None  # It is ours, without its index.
     keys = [x.key for x in arrays if x.kind != "string"]
     texts = dict(zip(keys, zarr.metadata(keys)))
     leaves: list[ForeignLeaf] = []
@@ -130,19 +124,16 @@ def _tree(probe: Probe) -> Source | None:
             text = strings.get(array.key)
             if type(text) is not str:
                 raise ValueError(f"the string `{ours}` is missing")
-            data = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
-            t = Template(kinds, "str", "str", data.shape, "uint8", (max(1, data.size),))
-            leaves.append(ForeignLeaf(ours, t, value=data))
+            leaves.append(leaf_of(ours, kinds, text))
         else:
             make = ft.partial(_template_of, array, impls.get(array.key))
             metadata = texts[array.key]
             leaves.append(zarr.read(ours, array.key, metadata, make, kinds))
-    files = [_METADATA, *([_database.MANIFEST] if database else [])]
     metadata = value.get("custom_metadata") or None
     if metadata is None and probe.directory != probe.root:
         top = probe._replace(directory=probe.root, names=frozenset([_TOP]))
         metadata = _optional(top, _TOP).get("custom_metadata") or None
-    return zarr.source(probe, "orbax", files, leaves, head, metadata)
+    return zarr.source(probe, "orbax", [_METADATA], leaves, head, metadata)
 
 
 def _optional(probe: Probe, key: str) -> dict[str, Any]:

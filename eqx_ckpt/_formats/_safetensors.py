@@ -14,22 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._format import _grid, _json, _schema, _template
-from .._format._leaves import Unreadable
 from .._load._probe import Probe
 from .._load._source import Source
 from .._storage import _store
 from .._storage._arrays import Piece, PiecedArray
 from .._storage._backend import Backend
 from . import _foreign_index
-from ._foreign_index import (
-    are_texts,
-    ForeignLeaf,
-    is_texts,
-    kind_of,
-    names_of,
-    too_many_axes,
-    unreadable,
-)
+from ._foreign_index import are_texts, ForeignLeaf, is_texts, names_of
 
 
 DTYPES = {
@@ -403,18 +394,16 @@ def _source(
     named = names_of(name for name, _, _ in tensors)
     leaves: list[ForeignLeaf] = []
     for (name, keys), (their, number, (text, shape, offset)) in zip(named, tensors):
-        dtype = _READ.get(text)
-        if dtype is None or len(shape) > _template.MAX_RANK:
-            leaves.append(_foreign_index.leaf_of(name, keys, _unread(text, shape)))
-            continue
-        t = _foreign_index.template(kind_of(dtype), dtype, tuple(shape), keys)
+        what = name, keys, _READ.get(text, ""), shape, text
+        leaf = _foreign_index.array_leaf(*what, file=number, offset=offset)
         value = pieces.get(their)
-        if value is None and text in _PACKED:
-            piece = Piece(files[number], offset, (0,) * len(shape), t.shape)
-            value = _of_pieces(text, t.shape, [piece])
+        if leaf.value is None and value is None and text in _PACKED:
+            piece = Piece(files[number], offset, (0,) * len(shape), tuple(shape))
+            value = _of_pieces(text, tuple(shape), [piece])
         if value is not None:
-            t = t._replace(chunk=value.template.chunk)
-        leaves.append(ForeignLeaf(name, t, number, offset, value=value))
+            t = leaf.template._replace(chunk=value.template.chunk)
+            leaf = leaf._replace(template=t, value=value)
+        leaves.append(leaf)
     head = b"".join(header.data for header in headers)
     labels = _labels(metadata)
     markers = {
@@ -424,15 +413,6 @@ def _source(
         metadata = {key: metadata[key] for key in metadata if key != LABELS} or None
     what = "safetensors", files, leaves, head, metadata, markers
     return _foreign_index.source(probe, *what)
-
-
-def _unread(dtype: str, shape: list[int]) -> Unreadable:
-    if dtype in _READ:
-        return too_many_axes(f"{dtype}[...]", len(shape))
-    what = f"{dtype}[{','.join(map(str, shape))}]"
-    return unreadable(
-        what, f"it has the dtype {dtype!r:.60}, which is not read here", True
-    )
 
 
 def _labels(metadata: dict[str, str] | None) -> dict[str, str]:

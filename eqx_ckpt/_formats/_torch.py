@@ -18,7 +18,7 @@ from .._storage import _store, _zip
 from .._storage._backend import Backend
 from .._storage._zip import Zip
 from . import _foreign_index, _magic, _pickle, _torch_globals
-from ._foreign_index import ForeignLeaf, kind_of, names_of_paths, unreadable
+from ._foreign_index import ForeignLeaf, NameBudget, names_of_paths, unreadable
 from ._pickle import Global, Ordered
 from ._torch_globals import Storage, Tensor
 
@@ -26,9 +26,6 @@ from ._torch_globals import Storage, Tensor
 _FILE, _INDEX = "pytorch_model.bin", ".bin.index.json"
 _PICKLE = "data.pkl"
 _MAX_PICKLES = 4 * _json.MAX_INDEX  # Of several files.
-_MAX_LEAVES = 2**20
-# Of the names of all leaves: so many letters, and so many for each byte of the pickle.
-_LETTERS, _LETTERS_OF_ONE = 2**22, 64
 # Of items of containers that are in more than one place, and as many for each byte.
 _REPEATED = 2**14
 # What tensors that share their storages may have more bytes than those.
@@ -150,11 +147,17 @@ def _source(probe: Probe, files: list[str], contents: Sequence[_File]) -> Source
         if not isinstance(item, Tensor):
             leaves.append(_foreign_index.leaf_of(name, keys, item))
             continue
-        kind = kind_of(item.dtype)
-        t = _foreign_index.template(kind, item.dtype, item.shape, keys)
         start = contents[number].places[item.storage.key][0]
-        at = start + item.offset * item.itemsize
-        leaves.append(ForeignLeaf(name, t, number, at, item.strides))
+        leaf = _foreign_index.array_leaf(
+            name,
+            keys,
+            item.dtype,
+            item.shape,
+            file=number,
+            offset=start + item.offset * item.itemsize,
+            strides=item.strides,
+        )
+        leaves.append(leaf)
     _check_sizes(contents, items)
     head = b"".join(one.data for one in contents)
     return _foreign_index.source(probe, "torch", files, leaves, head, shared=True)
@@ -178,9 +181,8 @@ class _Walk:
     places, so that what is found is counted."""
 
     def __init__(self, size: int):
-        self._letters = _LETTERS + _LETTERS_OF_ONE * size
+        self._size, self._names = size, NameBudget()
         self._repeated = _REPEATED + size
-        self._parts = self._leaves = 0
         self._seen: set[int] = set()
 
     def leaves(self, path: list[str], value: Any) -> Iterator[tuple[list[str], Any]]:
@@ -200,7 +202,7 @@ class _Walk:
             for number, item in enumerate(value):
                 yield from self.leaves([*path, str(number)], item)
         elif value is not None:
-            self._spend(path)
+            self._names.spend(path, self._size)
             # A dict that has it is none that is read.
             yield path, _leaf(value[None] if isinstance(value, dict) else value)
 
@@ -210,18 +212,6 @@ class _Walk:
         self._seen.add(id(container))
         if self._repeated < 0:
             raise ValueError("its containers are many times in each other")
-
-    def _spend(self, path: list[str]) -> None:
-        letters = sum(map(len, path))
-        if 3 * letters > _names.MAX_NAME:
-            raise ValueError(f"the name {_names.shorten('.'.join(path))} is too long")
-        self._letters -= letters
-        self._parts += len(path)
-        self._leaves += 1
-        if self._letters < 0 or self._parts > _foreign_index.MAX_COMPONENTS:
-            raise ValueError("the names of its leaves are longer than is read")
-        if self._leaves > _MAX_LEAVES:
-            raise ValueError(f"it has more than {_MAX_LEAVES} leaves")
 
 
 def _leaf(value: Any) -> Any:

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .._format import _grid, _template
+from .._format import _grid, _schema, _template
 from .._format._leaves import Unreadable
 from ._pickle import Global, Ordered
 
@@ -128,9 +128,6 @@ def _tensor(
     stop = (offset + _grid.span(shape, strides)) if size else 0
     if stop * _template.dtype_of(dtype).itemsize > storage.nbytes:
         raise ValueError("it has a tensor that goes over the end of its storage")
-    if len(shape) > _template.MAX_RANK:
-        why = f"it has {len(shape)} axes, and at most {_template.MAX_RANK} are read"
-        return Unreadable(f"{dtype} tensor", why, True)
     if not size:
         return Tensor(storage, dtype, 0, shape, None)
     return Tensor(storage, dtype, offset, shape, _apart(shape, strides))
@@ -168,75 +165,33 @@ def _ordered(args: tuple) -> Ordered:
     """An `OrderedDict` of nothing, or of pairs."""
     made = Ordered()
     for pair in args[0] if args and type(args[0]) is list else ():
-        if (
-            type(pair) not in (tuple, list)
-            or len(pair) != 2
-            or type(pair[0]) is not str
-        ):
+        if not _schema.fits(list(pair) if type(pair) is tuple else pair, (str, Any)):
             raise _bad("a dict")
         made[pair[0]] = pair[1]
     return made
 
 
-def _items(kind: type) -> Callable[[tuple], Any]:
-    """A function that makes a container of one."""
+def _call(
+    what: str, make: Callable[..., Any], *signatures: tuple[_schema.Kind, ...]
+) -> Callable[[tuple], Any]:
+    """A function of arguments of one of some signatures."""
 
     def call(args: tuple) -> Any:
-        if len(args) != 1 or type(args[0]) not in (list, tuple):
-            raise _bad("a container")
-        return kind(args[0])
+        if not _schema.fits(list(args), _schema.Either(signatures)):
+            raise _bad(what)
+        return make(*args)
 
     return call
 
 
-def _default(args: tuple) -> dict[Any, Any]:
-    """A `defaultdict` of nothing, whose default is never called."""
-    if len(args) > 1 or args and type(args[0]) not in (Global, Unreadable):
-        raise _bad("a dict")
-    return {}
-
-
-def _never(args: tuple) -> Any:
-    raise _bad("a call")
-
-
-def _complex(args: tuple) -> complex:
-    if len(args) != 2 or set(map(type, args)) != {float}:
-        raise _bad("a complex number")
-    return complex(*args)
-
-
-def _encode(args: tuple) -> bytes:
+def _encode(text: str, encoding: str) -> bytes:
     """Bytes, which old protocols have as texts."""
-    if len(args) != 2 or type(args[0]) is not str or args[1] != "latin1":
-        raise _bad("a run of bytes")
     try:
-        return args[0].encode("latin1")
+        if encoding in ("latin1", "latin-1"):
+            return text.encode("latin1")
     except UnicodeError:
-        raise _bad("a run of bytes") from None
-
-
-def _bytearray(args: tuple) -> bytes:
-    if not args:
-        return b""
-    if len(args) == 1 and type(args[0]) is bytes:
-        return args[0]
-    return _encode((args[0], "latin1" if args[1:] == ("latin-1",) else None))
-
-
-def _counter(args: tuple) -> dict[Any, Any]:
-    """A `Counter`: the dict that it is made of."""
-    if not args:
-        return {}
-    if len(args) != 1 or type(args[0]) not in (dict, Ordered):
-        raise _bad("a counter")
-    return args[0]
-
-
-def _device(args: tuple) -> str:
-    if not args or type(args[0]) is not str:
-        raise _bad("a device")
-    return args[0]
+        pass
+    raise _bad("a run of bytes")
 
 
 def _other(kind: str) -> Callable[[tuple], Any]:
@@ -251,10 +206,19 @@ def _other(kind: str) -> Callable[[tuple], Any]:
     return call
 
 
-def _layout(args: tuple) -> str:
-    if len(args) != 1 or type(args[0]) is not str:
-        raise _bad("a layout")
-    return args[0]
+_list = _call("a container", list, (list,), (tuple,))
+# Its default is never called.
+_default = _call("a dict", lambda *_: {}, (), (Global,), (Unreadable,))
+_counter = _call("a counter", lambda *x: x[0] if x else {}, (), (dict,), (Ordered,))
+_bytes = _call("a run of bytes", _encode, (str, str))
+_bytearray = _call(
+    "a run of bytes",
+    lambda *x: _encode(*x) if len(x) == 2 else bytes(*x),
+    (),
+    (bytes,),
+    (str, str),
+)
+_never = _call("a call", Ordered)
 
 
 def _of_known(call: Callable[[tuple], Any]) -> Callable[[tuple], Any]:
@@ -278,25 +242,25 @@ _functions: Mapping[str, Callable[[tuple], Any]] = {
     "torch._utils _rebuild_parameter_with_state": _first(4),
     "torch._utils _rebuild_qtensor": _other("quantised"),
     "torch._utils _rebuild_sparse_tensor": _other("sparse"),
-    "torch.serialization _get_layout": _layout,
+    "torch.serialization _get_layout": _call("a layout", str, (str,)),
     "torch._utils _rebuild_meta_tensor_no_storage": _other("of no device"),
     "torch._utils _rebuild_nested_tensor": _other("nested"),
     "torch._tensor _rebuild_from_type_v2": _from_type,
-    "torch Size": _items(tuple),
-    "torch device": _device,
+    "torch Size": _call("a container", tuple, (list,), (tuple,)),
+    "torch device": _call("a device", lambda x, *_: x, (str,), (str, Any)),
     "collections OrderedDict": _ordered,
     "collections defaultdict": _default,
     "collections Counter": _counter,
-    "_codecs encode": _encode,
+    "_codecs encode": _bytes,
     **{
         f"{module} {name}": call
         for module in ("builtins", "__builtin__")
         for name, call in {
-            "set": _items(list),
-            "frozenset": _items(list),
-            "complex": _complex,
+            "set": _list,
+            "frozenset": _list,
+            "complex": _call("a complex number", complex, (float, float)),
             "bytearray": _bytearray,
-            "list": _items(list),
+            "list": _list,
             "dict": _never,
             "int": _never,
             "float": _never,

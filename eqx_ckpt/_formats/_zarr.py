@@ -35,16 +35,6 @@ _NONE = 2**64 - 1
 _COMPRESSORS = ("zstd", "gzip", "zlib", "blosc")
 
 
-def survey(root: Backend) -> tuple[list[str], int | None]:
-    """The keys of the files below a local root, and how many bytes all of them have;
-    none and None in a store.
-
-    **Raises:** `ValueError` for links, what is not a file, and too many files.
-    """
-    sizes = root.survey(MAX_FILES)
-    return ([], None) if sizes is None else (list(sizes), sum(sizes.values()))
-
-
 def name_of(is_v3: bool) -> str:
     """The name of the file that has the metadata of an array."""
     return "zarr.json" if is_v3 else ".zarray"
@@ -92,15 +82,15 @@ class Zarr(NamedTuple):
 
 class ZarrArrays(NamedTuple):
     """Where arrays lie: in directories, or in the database at the root. `size` is that
-    of all files, if it is known, and `count` how many pieces there can be; `is_full`:
-    whether no chunk was left out as zeros."""
+    of all files, which are `listed`, if that takes no requests; `is_full`: whether no
+    chunk was left out as zeros."""
 
     directory: Backend
-    is_v3: bool
     database: Database | None
-    is_full: bool
+    listed: list[str]
     size: int | None
-    count: int
+    is_v3: bool = False
+    is_full: bool = True
 
     def metadata(self, keys: Sequence[str]) -> list[bytes | None]:
         """The metadata of the arrays at some keys; None where there are none."""
@@ -167,8 +157,11 @@ class ZarrArrays(NamedTuple):
         each takes time, and zeros that are not there can have any number of them.
         """
         chunks = sum(leaf.template.chunk_count for leaf in leaves)
-        if self.size is not None and chunks > _MAX_EMPTY + _EMPTY * self.count:
+        count = len(self.database.entries.keys if self.database else self.listed)
+        if self.size is not None and chunks > _MAX_EMPTY + _EMPTY * count:
             raise ValueError(f"its arrays have {chunks} chunks, most of which are none")
+        if self.database is not None:
+            files = [*files, _database.MANIFEST]
         what = format, files, leaves, head, metadata
         return _foreign_index.source(probe, *what, database=self.database)
 
@@ -228,6 +221,19 @@ class ZarrArrays(NamedTuple):
         except FileNotFoundError:
             pass  # Whoever reads it will say so.
         return into.tobytes()
+
+
+def arrays(probe: Probe) -> ZarrArrays:
+    """The arrays in a directory, all full, or in the database that is there.
+
+    **Raises:** `ValueError` for links, what is not a file, too many files, and a
+    database that cannot be read.
+    """
+    sizes, database = probe.directory.survey(MAX_FILES), None
+    size = None if sizes is None else sum(sizes.values())
+    if _database.MANIFEST in probe.names:
+        database = _database.read(probe.directory, MAX_FILES)
+    return ZarrArrays(probe.directory, database, list(sizes or ()), size)
 
 
 def _pieces(what: Zarr, numbers: Sequence[int]) -> list[str]:

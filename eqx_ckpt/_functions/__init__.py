@@ -1,8 +1,9 @@
 """Functions of trees: stored beside the leaves, and lazy arrays computed by some.
 
 A room around the kernel, which does not import it: what saves and open checkpoints need
-of it, it adds to them. It imports `_save` and what is below it. Begin with `_function`, or
-with `_computed`: the kernel reads its lazy arrays by what they override of `LazyArray`.
+of it, it adds to them. It imports `_save` and what is below it. Begin with `_function`.
+Lazy arrays are in `_computed`: the kernel reads them by what they override of
+`LazyArray`.
 """
 
 from .. import _extensions
