@@ -117,7 +117,7 @@ def array_leaf(
     try:
         _template.dtype_of(dtype)
     except ValueError:
-        why = f"it has the unknown dtype {said!r:.60}, which is not read here"
+        why = f"it has the dtype {said!r:.60}, which is not read here"
         value = unreadable(f"{said}[{lengths}]", why, said != "object")
         return leaf_of(name, keys, value)
     if rank > _template.MAX_RANK:

@@ -145,6 +145,10 @@ def _header(directory: Backend, key: str, at: int, which: str) -> NpyHeader:
 def _leaf(header: NpyHeader, name: str, keys: str) -> ForeignLeaf:
     dtype, _, shape, start = header
     what = f"{dtype.lstrip('<')}[{','.join(map(str, shape))}]"
+    try:
+        known = np.dtype(dtype).name
+    except TypeError:
+        known = dtype
     why = ""
     if dtype[1:2] not in tuple("biufc"):
         kind = _KINDS.get(dtype[1:2], f"of the dtype {dtype!r}")
@@ -155,13 +159,10 @@ def _leaf(header: NpyHeader, name: str, keys: str) -> ForeignLeaf:
             f"it has the dtype {dtype!r}, whose bytes are in the order of other "
             f"machines. Save `x.astype({'<' + dtype[1:]!r})` with NumPy"
         )
+    elif known not in _template.STORED:
+        why = f"it has the dtype {known!r}, which is not read here"
     if why:
         value = unreadable(what, why, dtype[1:2] not in tuple("OUS"))
         return _foreign_index.leaf_of(name, keys, value)
-    try:
-        known = np.dtype(dtype).name
-    except TypeError:
-        known = dtype
-    known = known if known in _template.STORED else ""
-    what = name, keys, known, shape, known or dtype
+    what = name, keys, known, shape
     return _foreign_index.array_leaf(*what, offset=start, strides=header.strides)

@@ -124,7 +124,7 @@ HOSTILE = {
     "a shape below zero": (_array((-1, -2)), "impossible shape"),
     "a shape of texts": (_array(("a",)), "impossible shape"),
     "an array of 40 axes": (_array([1] * 40, data=bytes(4)), "40 axes, and at most"),
-    "objects": (_array(dtype="object"), "unknown dtype"),
+    "objects": (_array(dtype="object"), "the dtype 'object'"),
     "no dtype": (_array(dtype=3), "without a dtype"),
     "no bytes": (_array(data=3), "without bytes"),
     "another type": (_file(b"\x01", 9), "unknown type"),

@@ -103,7 +103,7 @@ FILES = {
     "dtype.msgpack": (
         _msgpack(msgpack.ExtType(1, msgpack.packb(((2,), "object", b"12")))),
         r"object\[2\]",
-        "unknown dtype 'object'",
+        "the dtype 'object'",
     ),
     "pieces.msgpack": (
         _msgpack({"__msgpack_chunked_array__": True, "shape": {}, "chunks": {"0": 1}}),
