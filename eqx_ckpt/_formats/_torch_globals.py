@@ -177,7 +177,7 @@ def _call(
     """A function of arguments of one of some signatures."""
 
     def call(args: tuple) -> Any:
-        if not _schema.fits(list(args), _schema.Either(signatures)):
+        if not any(_schema.fits(list(args), kinds) for kinds in signatures):
             raise _bad(what)
         return make(*args)
 
