@@ -97,6 +97,7 @@ class _OrbaxLeaf(NamedTuple):
 
 def _tree(probe: Probe) -> Source | None:
     directory = probe.directory
+    zarr = _zarr.arrays(probe)
     head, value = _probe.read_json(directory, _METADATA)
     entries = value.get("tree_metadata")
     if type(entries) is not dict:
@@ -104,7 +105,7 @@ def _tree(probe: Probe) -> Source | None:
     arrays = [x for x in (_entry(k, e) for k, e in entries.items()) if x is not None]
     strings = _optional(probe, _STRINGS)
     impls = _impls(_optional(probe, _ARRAYS))
-    zarr = _zarr.arrays(probe)._replace(
+    zarr = zarr._replace(
         is_full=value.get("store_array_data_equal_to_fill_value") is True,
         is_v3=value.get("use_zarr3") is True,
     )
