@@ -131,7 +131,8 @@ def average(
 ) -> CommandResult:
     if last is not None:
         sources = _newest(sources, last)
-    return _write_merged(sources, None, merging.average(weights), **rest)
+    numbers = [weights] if isinstance(weights, float) else weights
+    return _write_merged(sources, None, merging.average(numbers), **rest)
 
 
 def _newest(sources: tuple[str, ...], count: int) -> tuple[str, ...]:

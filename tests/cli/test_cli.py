@@ -91,7 +91,7 @@ def test_errors_are_in_words_of_the_command_line(run, ckpt, steps, tmp_path):
         ),
         (("average", m, n, "--to", "c"), "`--node` takes a node without them"),
         (("average", b, ckpt, "--node", "model", "--to", "c"), "`--static '*'` lets"),
-        (("average", b, b, "--to", "c", "--weights", "1"), "`--weights` of an average"),
+        (("average", b, b, "--to", "c", "--weights", "1"), "1 weights for 2 trees"),
         ((*two, "ties"), "takes a `--base`"),
         ((*two, "slerp", "--t", "3"), "`--t` must be in [0, 1]"),
         (("steps", steps, "--delete", 20, "--yes"), "Pass `--unpin 20`."),
