@@ -75,7 +75,7 @@ def edit(
     target = ckpt.path if is_same else target
     names = _chosen(list(ckpt), keep, drop)
     new = _renamed(names, rename)
-    is_ours = ckpt._source.foreign is None and ckpt.layout == "ocdbt"
+    is_ours = ckpt._source.is_own and ckpt.layout == "ocdbt"
     _serialise.tree_serialise_leaves(
         target,
         _edited.edited(ckpt, dict(zip(names, new))),

@@ -16,7 +16,7 @@ from .._format._ocdbt import Database
 from .._format._template import Template
 from .._load import _probe
 from .._load._probe import Probe
-from .._load._source import Foreign, Source
+from .._load._source import Source
 from .._storage import _store
 from .._storage._backend import Backend
 from .._tree import _leaf
@@ -185,8 +185,8 @@ def source(
         ),
     )
     strides = {i: x.strides for i, x in enumerate(leaves) if x.strides is not None}
-    foreign = Foreign(directory, files, stamp, stamped, stored, database, strides)
-    return Source(probe.root, index, foreign)
+    what = stamp, stamped, stored, database, strides
+    return Source(probe.root, index, directory, *what)
 
 
 def weight_map(

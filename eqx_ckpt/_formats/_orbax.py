@@ -46,7 +46,7 @@ def read(probe: Probe, like: Any) -> Source | None:
         below = probe.directory.below(name)
         got = _published.read_index(below)
         if got is not None:
-            return Source(below, got[0])
+            return Source(below, got[0], below)
         probe = Probe(probe.root, below, None, b"", _probe.names_in(below))
     elif _published.saves(probe.directory) or _files.DIGESTS in probe.names:
         return None  # It is ours, without its index.

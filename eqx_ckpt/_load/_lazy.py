@@ -124,7 +124,7 @@ class LazyArray(jax.ShapeDtypeStruct):
         **Raises:** `ValueError` for a format that TensorStore has no URLs for.
         """
         source = self._source
-        if source.foreign is not None or not source.directory.has_driver():
+        if not source.is_own or not source.directory.has_driver():
             raise ValueError(
                 f"TensorStore has no URL for an array in `{source.root}`. Use `.store`."
             )

@@ -75,7 +75,7 @@ def open_source(root: Backend, like: PyTree = None) -> Source:
 def _at(root: Backend) -> Source | None:
     """The checkpoint of ours at a root."""
     got = _published.read_index(root)
-    return None if got is None else Source(root, got[0])
+    return None if got is None else Source(root, got[0], root)
 
 
 def _other_at(root: Backend, like: PyTree) -> Source | None:

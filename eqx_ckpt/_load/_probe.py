@@ -16,7 +16,7 @@ from .._runtime import _gc, _threads
 from .._storage import _store, _zip
 from .._storage._backend import Backend
 from .._storage._zip import Zip
-from ._source import Foreign, Source
+from ._source import Source
 
 
 # So much of a file is enough to tell its format.
@@ -160,19 +160,16 @@ def _read_archive(root: Backend, archive: Zip) -> Source | None:
     if index.layout != "ocdbt":
         raise ValueError(f"it holds the layout {index.layout!r}: unzip it")
     # The header before the digests is read once.
-    place = ft.cache(lambda name: _zip.place(archive, prefix + name))
-    files = [place(f"d/{index.save}/{name}") for name in index.files]
-    digests = place(f"d/{index.save}/digests")
-    shift = [start for start, _ in files]
-    index = dataclasses.replace(index, shift=shift, others={})
+    place = ft.cache(lambda name: (key, *_zip.place(archive, prefix + name)))
+    files = [place(f"d/{index.save}/{name}")[1:] for name in index.files]
+    digests = place(f"d/{index.save}/digests")[1:]
+    keys, shift = [key] * len(files), [start for start, _ in files]
+    index = dataclasses.replace(index, files=keys, shift=shift, others={})
     if digests[1] - digests[0] != 16 * index.extents.pages[-1]:
         raise DamagedError("its file of digests is damaged")
     _check(index, files, [(start, stop), digests])
     stamp = lambda directory: directory.stamp(key)
-    stamped = stamp(directory)
-    keys = [key] * max(1, len(files))
-    foreign = Foreign(directory, keys, stamp, stamped, {}, place=place)
-    return Source(root, index, foreign)
+    return Source(root, index, directory, stamp, stamp(directory), place=place)
 
 
 def _check(

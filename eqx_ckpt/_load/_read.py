@@ -83,7 +83,7 @@ def _read(
         is_small = known.get(key)
         if is_small is None:
             is_small = _is_small(source, one, verify)
-            if source.foreign is None:
+            if source.is_own:
                 known[key] = is_small
         if is_small and one.views != ():
             small.append(one)
@@ -116,7 +116,7 @@ def _is_small(source: Source, one: StoredRead, verify: bool) -> bool:
     t = one.record.template
     most = _grid.BLOCK if verify or one.views is None else _SMALL
     is_one = t.chunk == t.shape and t.nbytes <= most and t.codec is None
-    is_apart = source.strides(one.record) is not None
+    is_apart = one.record.place in source.strides
     return is_one and not is_apart and not source.is_stored(one.record)
 
 

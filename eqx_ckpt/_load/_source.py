@@ -6,7 +6,7 @@ import functools as ft
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -33,66 +33,56 @@ _CUT = 4 * 2**20
 _MANY = 2**12
 
 
-class Foreign(NamedTuple):
-    """The place that a checkpoint of another format is read from.
-
-    Each leaf is one run of bytes in one of `files`, which are in `directory`; or what
-    `stored` has for its place, in directories or in a `database`; or is there already.
-    `stamp`, of the directory, gives what was `stamped` until something is replaced.
-    With a `place` it is one of ours in the first file, with chunks: that says where one
-    of its other files lies in there. The elements of leaves that `strides` has lie so
-    many elements apart along each axis.
-    """
-
-    directory: Backend
-    files: list[str]
-    stamp: Callable[[Backend], str]
-    stamped: str
-    stored: dict[int, Stored]
-    database: Database | None = None
-    strides: Mapping[int, tuple[int, ...]] = {}
-    place: Callable[[str], tuple[int, int]] | None = None
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source:
-    """A save that was opened: all that is read goes through one of these."""
+    """A save that was opened: all that is read goes through one of these. The keys of
+    its files are relative to `directory`.
+
+    What has a `stamp` is not one of ours in a directory of its own, and is current as
+    long as that of the directory gives what was `stamped`. Each leaf is one run of
+    bytes in one of the files of the index; or what `stored` has for its place, in
+    directories or in the database of `nodes`; or is there already. The elements of
+    leaves that `strides` has lie so many elements apart along each axis. With a `place`
+    it is one of ours in one file, with chunks: that says where one of its files lies.
+    """
 
     root: Backend
     index: Index
-    foreign: Foreign | None = None
+    directory: Backend
+    stamp: Callable[[Backend], str] | None = None
+    stamped: str = ""
+    stored: Mapping[int, Stored] = dataclasses.field(default_factory=dict)
+    nodes: Database | None = None
+    strides: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    place: Callable[[str], tuple[str, int, int]] | None = None
 
     def is_stored(self, record: Record) -> bool:
         """Whether a leaf is an array that TensorStore has to read."""
-        return self.foreign is not None and record.place in self.foreign.stored
+        return record.place in self.stored
 
     def is_run(self, record: Record) -> bool:
         """Whether a leaf is one run of bytes, in no chunks."""
         return not self.has_digests and not self.is_stored(record)
 
-    def strides(self, record: Record) -> tuple[int, ...] | None:
-        """The steps between elements of a leaf along each axis, if they are apart."""
-        return None if self.foreign is None else self.foreign.strides.get(record.place)
+    @property
+    def is_own(self) -> bool:
+        """Whether it is one of ours, in a directory of its own."""
+        return self.stamp is None
 
     @property
     def is_archive(self) -> bool:
         """Whether it is one of ours, in one file."""
-        return self.foreign is not None and self.foreign.place is not None
+        return self.place is not None
 
     @property
     def has_digests(self) -> bool:
-        return self.foreign is None or self.is_archive
-
-    @property
-    def directory(self) -> Backend:
-        """The directory that the keys of files are relative to."""
-        return self.root if self.foreign is None else self.foreign.directory
+        return self.is_own or self.is_archive
 
     @ft.cached_property
     def files(self) -> list[str] | None:
         """The keys of the data files; None: each leaf has a directory of its own."""
-        if self.foreign is not None:
-            return self.foreign.files
+        if not self.is_own:
+            return self.index.files
         if self.database is None:
             return None
         return [f"{self.database}/{file}" for file in self.index.files]
@@ -133,7 +123,7 @@ class Source:
                 places = [self._place(record)]
                 # It may live for longer than this, and a descriptor with it.
                 directory = self.directory.unpinned()
-                strides = self.strides(record)
+                strides = self.strides.get(record.place)
                 if strides and self.files:
                     where = directory, self.files, places[0]
                     array = _arrays.open_strided(*where, strides)
@@ -144,18 +134,19 @@ class Source:
 
     def open(self, wanted: Sequence[tuple[Record, Sequence[int]]]) -> list[Any]:
         """The stores that some chunks of these leaves are read from."""
-        if self.foreign is None or self.has_digests:
+        if self.has_digests:
             places = [self._place(*one) for one in wanted]
             return _arrays.open_arrays(self.directory, self.files, places)
-        directory, files, stored = self.foreign[0], self.foreign[1], self.foreign.stored
-        those = [(stored[r.place], n) for r, n in wanted if r.place in stored]
-        opened = iter(_arrays.open_stored(directory, those, self.foreign.database))
+        directory, files = self.directory, self.index.files
+        those = [(self.stored[r.place], n) for r, n in wanted if self.is_stored(r)]
+        opened = iter(_arrays.open_stored(directory, those, self.nodes))
         starts = self.index.extents.starts(r.place for r, _ in wanted)
-        strides = self.foreign.strides
         return [
             next(opened)
             if self.is_stored(r)
-            else _arrays.StridedArray(directory, files[file], offset, strides[r.place])
+            else _arrays.StridedArray(
+                directory, files[file], offset, self.strides[r.place]
+            )
             for (r, _), (file, offset) in zip(wanted, starts)
         ]
 
@@ -164,7 +155,7 @@ class Source:
         t = record.template
         if not self.is_run(record):
             return t
-        return t._replace(chunk=_cut(t, self.strides(record)))
+        return t._replace(chunk=_cut(t, self.strides.get(record.place)))
 
     def _place(
         self, record: Record, numbers: Sequence[int] | None = None
@@ -205,7 +196,7 @@ class Source:
             raise ValueError(f"its chunks have {t.full} bytes, more than this machine")
         if self.root.is_far:
             return
-        strides = self.strides(record)
+        strides = self.strides.get(record.place)
         if strides and self.files:
             file, start, _ = self.index.extents.locate(record, 0)
             stop = start + _grid.span(t.shape, strides) * t.itemsize
@@ -231,8 +222,7 @@ class Source:
                     raise ValueError(f"`{key}` is not a chunk of it")
 
     def _check_stored(self, record: Record, numbers: Sequence[int] | None) -> None:
-        assert self.foreign is not None
-        stored = self.foreign.stored[record.place]
+        stored = self.stored[record.place]
         if isinstance(stored, ForeignArray):
             count = record.template.chunk_count
             stored.check(range(count) if numbers is None else numbers)
@@ -274,8 +264,8 @@ class Source:
 
     def _is_still_in(self, directory: Backend) -> bool:
         def look() -> bool:
-            if self.foreign is not None:
-                return self.foreign.stamp(directory) == self.foreign.stamped
+            if self.stamp is not None:
+                return self.stamp(directory) == self.stamped
             head = f'{{"format":"{_index.FORMAT}","save":"{self.index.save}"'.encode()
             value = directory.read(_files.INDEX, len(head))
             return value is not None and value.data == head
@@ -292,7 +282,7 @@ class Source:
     def is_unchanged(self) -> bool:
         """Whether what is read now is what was opened: in a directory of its own it can
         only be gone, and an open file stays what it is, unless it is written to."""
-        is_apart = self.foreign is None and self.database is not None
+        is_apart = self.is_own and self.database is not None
         return is_apart or self._is_still_in(self.directory)
 
     def lost(self, why: str) -> RuntimeError:
@@ -356,7 +346,7 @@ class Digests:
         if len(self._reads) != 2:
             return
         source = self._source
-        if source.foreign is not None or not source.root.is_far:
+        if not (source.is_own and source.root.is_far):
             self._load(0)
         elif not self._data:
             # What a read before has asked for, and not waited for, may never come.
@@ -404,14 +394,13 @@ def read_beside(
     source: Source, key: str, start: int, stop: int, size: int
 ) -> bytes | None:
     """Some bytes of a file of a save which has so many; None where there is none."""
-    root, foreign = source.root, source.foreign
-    if foreign is not None:
-        assert foreign.place is not None
-        first, last = foreign.place(key)
+    root = source.root
+    if source.place is not None:
+        file, first, last = source.place(key)
         if last - first != size:
             return b""
         into = np.empty(stop - start, np.uint8)
-        count = foreign.directory.read_into(foreign.files[0], first + start, into)
+        count = source.directory.read_into(file, first + start, into)
         return into[:count].tobytes()
     if (start, stop) == (0, size):
         value = root.read(key, stop=size, limit=size)

@@ -106,7 +106,7 @@ def _plan(source: Source, records: list[Record]) -> Iterator[_Chunk]:
             for number in numbers:
                 stop = start + source.index.extents.extent(record, number, number + 1)
                 # In a zip there are other files between those of the data.
-                at = start if source.foreign else min(before, start)
+                at = min(before, start) if source.is_own else start
                 yield _Chunk(record, number, file, at, start, stop)
                 before = start = stop
 
@@ -185,7 +185,7 @@ def _check_ends(
     leaf that it is of, if it is of one."""
     more = np.empty(1, np.uint8)
     for file, (end, leaf) in ends.items():
-        if end is None or source.foreign:
+        if end is None or not source.is_own:
             continue
         read = ft.partial(source.directory.read_into, file, end, more)
         try:

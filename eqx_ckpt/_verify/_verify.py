@@ -120,7 +120,7 @@ def verify(
         has_digests = False
         problems.append(Problem(None, None, source.digests_key, str(e)))
     problems += _check_extras(source)
-    if source.foreign is None:
+    if source.is_own:
         problems += [*_settled_files(source), *_zarr_json(source, records)]
     stored = [r for r in records if _has_bytes(source, r)]
     nbytes = sum(r.template.chunk_count * r.template.full for r in stored)
@@ -194,7 +194,7 @@ def _check_files(source: Source) -> Iterator[Problem]:
 
 def _longer_digests(source: Source) -> Iterator[Problem]:
     """Bytes after the last page of the file of digests."""
-    if source.foreign is None:
+    if source.is_own:
         size = source.root.size(source.digests_key)
         if size is not None and size > 16 * source.index.extents.pages[-1]:
             what = "it has more bytes than it had"
