@@ -170,7 +170,7 @@ def from_state_dict(
     given = _load_options.check(given)
     matched = _match.match(saved, like, given, thing="state dict")
     out = []
-    for _, record, target in matched.pairs:
+    for record, _, target, _ in matched.reads.values():
         try:
             out.append(_as(values[record.place], record.template, target))
         except (ValueError, TypeError) as e:

@@ -174,8 +174,8 @@ class Checkpoint(_Base):
         matched = match(self, like, given)
         # `eqx.tree_at` does not find leaves by number: it makes one of every `()`.
         return matched.tree(
-            _lazy.lazy_of(self._source, pair.record, pair.target)
-            for pair in matched.pairs
+            _lazy.lazy_of(self._source, x.record, x.target)
+            for x in matched.reads.values()
         )
 
     @_arguments.checked()

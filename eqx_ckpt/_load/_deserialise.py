@@ -130,17 +130,16 @@ def load(
         ckpt = _checkpoint.open(path, like=like if options.source is None else None)
         pinned = ckpt._source
         matched = _checkpoint.match(ckpt, like, options)
-        pairs = matched.pairs
-        wanted = [_fetch.LeafRead(x.record, None, x.target) for x in pairs]
+        wanted = list(matched.reads.values())
         plan = _fetch.plan(pinned, wanted, options)
     with _log.timed("load") as timer:
         read = lambda: plan.load(run)
         values = in_step(run, [pinned.index.save], [plan], read)
     if _log.is_on(_log.DEBUG):
-        nbytes = sum(pair.record.template.nbytes for pair in pairs)
+        nbytes = sum(x.record.template.nbytes for x in wanted)
         _log.say(
             _log.DEBUG,
-            f"Loaded from `{_text.escape(ckpt.path)}`, {len(pairs)} of its leaves: "
+            f"Loaded from `{_text.escape(ckpt.path)}`, {len(wanted)} of its leaves: "
             f"{_text.rate(nbytes, timer.seconds)}",
             path=ckpt.path,
             nbytes=nbytes,

@@ -12,17 +12,12 @@ from .._tree._static import Static
 from ._rename import Renaming
 
 
-class ReadKeywords(TypedDict, total=False):
-    """Keywords of each call that reads."""
+class TogetherKeywords(TypedDict, total=False):
+    """Keywords of a call that reads, which many processes may make together."""
 
     verify: bool
     max_bytes: int | None
     progress: bool
-
-
-class TogetherKeywords(ReadKeywords, total=False):
-    """Keywords of a call that many processes make together."""
-
     reshard: Literal["auto", "read", "devices"]
     processes: Who
 

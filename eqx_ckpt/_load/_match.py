@@ -9,7 +9,7 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._format import _names, _text
-from .._format._leaves import Leaves, Record, Statics, Unreadable
+from .._format._leaves import Leaves, Statics, Unreadable
 from .._tree import (
     _filters,
     _flatten,
@@ -27,30 +27,24 @@ from .._tree._folding import Problems
 from .._tree._states import StateEntries
 from .._tree._target import Target
 from . import _partial
+from ._fetch import LeafRead
 from ._load_options import LoadOptions
 
 
-class Pair(NamedTuple):
-    """A stored leaf and the number of the leaf of `like` that it stands for."""
-
-    number: int
-    record: Record
-    target: Target
-
-
 class Match(NamedTuple):
-    """The leaves that are loaded. `again`: those of `like` that are one object with an
-    earlier one, and are stored as one array, with the number of that."""
+    """The leaves of `like` that are loaded, by number: what is read for each. `again`:
+    those that are one object with an earlier one, and are stored as one array, with the
+    number of that."""
 
     flat: Flat
-    pairs: list[Pair]
+    reads: dict[int, LeafRead]
     again: list[tuple[int, int]]
 
     def tree(self, values: Iterable[Any]) -> PyTree:
-        """`like` with a value for each pair, in their order."""
+        """`like` with a value for each read, in their order."""
         leaves = list(self.flat.leaves)
-        for pair, value in zip(self.pairs, values):
-            leaves[pair.number] = value
+        for number, value in zip(self.reads, values):
+            leaves[number] = value
         for number, origin in self.again:
             leaves[number] = leaves[origin]
         return jtu.tree_unflatten(self.flat.structure, leaves)
@@ -128,7 +122,7 @@ class _Matcher:
             )
             for number, name in found.items():
                 self.stored[number] = name
-        pairs = self._pair_up(places)
+        reads = self._pair_up(places)
         nodes = [_flatten.module_name(path, source) for path in wholes]
         if options.unexpected == "error":
             self._find_unexpected(nodes)
@@ -136,14 +130,14 @@ class _Matcher:
         if self.problems.rows:
             is_apart = self.problems.rows.keys() == {"part"}
             raise (_partial.Apart if is_apart else RuntimeError)(self._message())
-        if not pairs:
+        if not reads:
             some = [name for name, good in zip(self.names, self.chosen) if good]
             hint = self._source_hint(some)
             raise RuntimeError(
                 f"None of the leaves of `like` that are selected is in the {self.what},"
                 f" such as `{some[0]}`. {hint or 'Names begin with those of `source`.'}"
             )
-        return _once(self.saved, Match(flat, pairs, []))
+        return _once(self.saved, Match(flat, reads, []))
 
     def _own_statics(self) -> Statics:
         """The static values of `like`, if they are compared."""
@@ -172,12 +166,12 @@ class _Matcher:
 
     # ---- Leaves.
 
-    def _pair_up(self, places: set[int] | None) -> list[Pair]:
+    def _pair_up(self, places: set[int] | None) -> dict[int, LeafRead]:
         """Pairs the leaves of these numbers (None: all that are chosen)."""
         saved, options = self.saved, self.options
         fits: dict[Any, tuple[Target, tuple[str, str] | None]] = {}
         taken: dict[int, int] = {}
-        pairs = []
+        reads: dict[int, LeafRead] = {}
         for number, leaf in enumerate(self.flat.leaves):
             if not self.chosen[number] or not (places is None or number in places):
                 continue
@@ -205,7 +199,7 @@ class _Matcher:
                 first_text = str(_partial.error(record))
                 self._add(kind, name, _partial.show(record), record.name, first_text)
             elif problem is None:
-                pairs.append(Pair(number, record, target))
+                reads[number] = LeafRead(record, None, target)
             else:
                 was, here = _leaf.show(record.whole), _target.show_target(target)
                 text, (what, hint) = f"saved {was}, `like` has {here}", problem
@@ -217,7 +211,7 @@ class _Matcher:
                     "in `like`."
                 )
                 self._add(what, name, text, record.name, first_text)
-        return pairs
+        return reads
 
     def _add(
         self, kind: str, name: str, text: str, stored: str = "", first: str = ""
@@ -377,20 +371,20 @@ _titles = {
 
 
 def _once(saved: Leaves, match: Match) -> Match:
-    """The match without pairs for what is `again` one of them."""
+    """The match without reads for what is `again` one of them."""
     if not saved.aliases:
         return match
-    pairs, again = [], []
+    reads, again = {}, []
     first: dict[Any, int] = {}
-    for pair in match.pairs:
-        leaf, place = match.flat.leaves[pair.number], pair.record.place
+    for number, read in match.reads.items():
+        leaf, place = match.flat.leaves[number], read.record.place
         if _leaf.is_shared(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
             key = id(leaf), saved.aliases.get(place, place)
-            if first.setdefault(key, pair.number) != pair.number:
-                again.append((pair.number, first[key]))
+            if first.setdefault(key, number) != number:
+                again.append((number, first[key]))
                 continue
-        pairs.append(pair)
-    return Match(match.flat, pairs, again)
+        reads[number] = read
+    return Match(match.flat, reads, again)
 
 
 # ---- For all that pairs leaves by name.
