@@ -137,34 +137,21 @@ def _ext(reader: "_Reader", code: int, size: int) -> Any:
     return value
 
 
-# Marks with a number after them: its format, and what it is of.
+# Marks of what has a size, which comes after them in a format: some of each kind follow
+# each other.
 _SIZED = {
-    0xC4: (">B", "bin"),
-    0xC5: (">H", "bin"),
-    0xC6: (">I", "bin"),
-    0xC7: (">B", "ext"),
-    0xC8: (">H", "ext"),
-    0xC9: (">I", "ext"),
-    0xD9: (">B", "str"),
-    0xDA: (">H", "str"),
-    0xDB: (">I", "str"),
-    0xDC: (">H", "list"),
-    0xDD: (">I", "list"),
-    0xDE: (">H", "map"),
-    0xDF: (">I", "map"),
+    first + i: (f">{format}", kind)
+    for first, kind, formats in (
+        (0xC4, "bin", "BHI"),
+        (0xC7, "ext", "BHI"),
+        (0xD9, "str", "BHI"),
+        (0xDC, "list", "HI"),
+        (0xDE, "map", "HI"),
+    )
+    for i, format in enumerate(formats)
 }
-_NUMBERS = {
-    0xCA: ">f",
-    0xCB: ">d",
-    0xCC: ">B",
-    0xCD: ">H",
-    0xCE: ">I",
-    0xCF: ">Q",
-    0xD0: ">b",
-    0xD1: ">h",
-    0xD2: ">i",
-    0xD3: ">q",
-}
+# Marks of numbers, by their formats.
+_NUMBERS = dict(enumerate((f">{format}" for format in "fdBHIQbhiq"), 0xCA))
 _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 
 

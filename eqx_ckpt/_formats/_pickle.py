@@ -94,6 +94,10 @@ class _Stack:
             raise ValueError("its pickle takes what it has not built")
         return self.stack.pop()
 
+    def last(self, count: int) -> list[Any]:
+        """So many values that were built last, in their order."""
+        return [self.pop() for _ in range(count)][::-1]
+
     def top(self, *kinds: type) -> Any:
         """The value that was built last, which has to be of one of some types."""
         if not self.stack or type(self.stack[-1]) not in kinds:
@@ -133,30 +137,17 @@ def _sized(format: str, of: Callable[[bytes], Any]) -> Callable[[_Stack], None]:
     return _push(lambda reader: of(reader.take(reader.number(format))))
 
 
-def _tuple(count: int) -> Callable[[_Stack], None]:
-    def make(reader: _Stack) -> tuple:
-        items = [reader.pop() for _ in range(count)]
-        return tuple(reversed(items))
-
-    return _push(make)
-
-
 def _mark(reader: _Stack) -> None:
     reader.marks.append(reader.stack)
     reader.stack = []
 
 
-def _remember(format: str) -> Callable[[_Stack], None]:
-    def put(reader: _Stack) -> None:
-        reader.memo[reader.number(format)] = value = reader.pop()
-        reader.stack.append(value)
+def _remember(number: Callable[[_Stack], int]) -> Callable[[_Stack], None]:
+    def make(reader: _Stack) -> Any:
+        reader.memo[number(reader)] = value = reader.pop()
+        return value
 
-    return put
-
-
-def _memoize(reader: _Stack) -> None:
-    reader.memo[len(reader.memo)] = value = reader.pop()
-    reader.stack.append(value)
+    return _push(make)
 
 
 def _recall(format: str) -> Callable[[_Stack], None]:
@@ -169,28 +160,10 @@ def _recall(format: str) -> Callable[[_Stack], None]:
     return _push(get)
 
 
-def _append(reader: _Stack) -> None:
-    value = reader.pop()
-    _extend(reader, [value])
-
-
-def _appends(reader: _Stack) -> None:
-    _extend(reader, reader.since_mark())
-
-
 def _extend(reader: _Stack, items: list[Any]) -> None:
     target = reader.top(list, Unreadable)
     if type(target) is list:
         target.extend(items)
-
-
-def _set_item(reader: _Stack) -> None:
-    value, key = reader.pop(), reader.pop()
-    _set(reader, [key, value])
-
-
-def _set_items(reader: _Stack) -> None:
-    _set(reader, reader.since_mark())
 
 
 def _set(reader: _Stack, items: list[Any]) -> None:
@@ -224,13 +197,8 @@ def _named(reader: _Stack, module: Any, name: Any) -> Any:
     return reader.names[text]
 
 
-def _stack_global(reader: _Stack) -> Any:
-    name, module = reader.pop(), reader.pop()
-    return _named(reader, module, name)
-
-
 def _reduce(reader: _Stack) -> Any:
-    args, function = reader.pop(), reader.pop()
+    function, args = reader.last(2)
     if type(function) is Unreadable:
         return function
     call = function.call if type(function) is Global else None
@@ -243,9 +211,7 @@ def _new(count: int) -> Callable[[_Stack], None]:
     """A new object of a class, of so many arguments."""
 
     def make(reader: _Stack) -> Unreadable:
-        for _ in range(count):
-            reader.pop()
-        cls = reader.pop()
+        cls = reader.last(1 + count)[0]
         if type(cls) is not Unreadable:
             raise ValueError("its pickle makes an object of something that is no class")
         return cls
@@ -285,21 +251,21 @@ _INSTRUCTIONS: dict[bytes, Callable[[_Stack], Any]] = {
     b"}": _push(lambda _: {}),
     b"]": _push(lambda _: []),
     b")": _push(lambda _: ()),
-    b"\x85": _tuple(1),
-    b"\x86": _tuple(2),
-    b"\x87": _tuple(3),
+    b"\x85": _push(lambda reader: tuple(reader.last(1))),
+    b"\x86": _push(lambda reader: tuple(reader.last(2))),
+    b"\x87": _push(lambda reader: tuple(reader.last(3))),
     b"t": _push(lambda reader: tuple(reader.since_mark())),
-    b"a": _append,
-    b"e": _appends,
-    b"s": _set_item,
-    b"u": _set_items,
-    b"q": _remember("<B"),
-    b"r": _remember("<I"),
-    b"\x94": _memoize,
+    b"a": lambda reader: _extend(reader, reader.last(1)),
+    b"e": lambda reader: _extend(reader, reader.since_mark()),
+    b"s": lambda reader: _set(reader, reader.last(2)),
+    b"u": lambda reader: _set(reader, reader.since_mark()),
+    b"q": _remember(lambda reader: reader.number("<B")),
+    b"r": _remember(lambda reader: reader.number("<I")),
+    b"\x94": _remember(lambda reader: len(reader.memo)),
     b"h": _recall("<B"),
     b"j": _recall("<I"),
     b"c": _push(lambda reader: _named(reader, reader.line(), reader.line())),
-    b"\x93": _push(_stack_global),
+    b"\x93": _push(lambda reader: _named(reader, *reader.last(2))),
     b"R": _push(_reduce),
     b"\x81": _new(1),
     b"\x92": _new(2),

@@ -27,16 +27,11 @@ _STORAGES = {
     "ComplexFloat": "complex64",
     "ComplexDouble": "complex128",
 }
-_DTYPES = {name: name for name in _STORAGES.values()} | {
-    "uint16": "uint16",
-    "uint32": "uint32",
-    "uint64": "uint64",
-    "float8_e4m3fn": "float8_e4m3fn",
-    "float8_e4m3fnuz": "float8_e4m3fnuz",
-    "float8_e5m2": "float8_e5m2",
-    "float8_e5m2fnuz": "float8_e5m2fnuz",
-    "float8_e8m0fnu": "float8_e8m0fnu",
-}
+_DTYPES = [
+    *_STORAGES.values(),
+    *("uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e4m3fnuz"),
+    *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+]
 
 
 class Storage(NamedTuple):
@@ -273,7 +268,7 @@ NAMES: dict[str, Any] = {
         name: Global("function", name.split()[1], _of_known(call))
         for name, call in _functions.items()
     },
-    **{f"torch {name}": Global("dtype", dtype) for name, dtype in _DTYPES.items()},
+    **{f"torch {dtype}": Global("dtype", dtype) for dtype in _DTYPES},
     **{f"torch {x}Storage": Global("storage", y) for x, y in _STORAGES.items()},
     "torch UntypedStorage": Global("storage", "uint8"),
     "torch.storage UntypedStorage": Global("storage", "uint8"),
