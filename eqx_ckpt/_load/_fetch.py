@@ -77,7 +77,7 @@ def load(
     **Raises:** `RuntimeError` as `_read.read`, and for values that a conversion loses.
     """
     verify, max_bytes = options.verify, options.max_bytes
-    leaves = _LeafBuilder(wanted, _read.BUDGET if max_bytes is None else max_bytes)
+    leaves = LeafBuilder(wanted, _read.BUDGET if max_bytes is None else max_bytes)
     results = _read.read(source, _stored_reads(source, wanted), verify, max_bytes)
     with contextlib.closing(results):
         for one, result in results:
@@ -151,7 +151,7 @@ def _stored_read(leaf: LeafRead) -> StoredRead:
     return StoredRead(record, views, _from_host.conversion(record.template, target))
 
 
-class _LeafBuilder:
+class LeafBuilder:
     """The leaves, made as their arrays arrive: plain ones together.
 
     What they are made of stays in host memory until they are on their devices, so no

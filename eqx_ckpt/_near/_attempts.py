@@ -31,22 +31,20 @@ Copy = tuple[str, int, int]
 
 
 class NearStep(NamedTuple):
-    """A near step that is whole. The part of process `i` is read on the disk of process
+    """A near step that is whole. Part `i` is on the disks of the processes
     `sources[i]`."""
 
     step: int
     save: str
     run: str
-    sources: list[int]
+    sources: list[list[int]]
 
 
 class Passed(NamedTuple):
-    """A near step that is passed over, and why. `is_whole`: other processes could
-    restore it."""
+    """A near step that is passed over, and why."""
 
     step: int
     why: str
-    is_whole: bool = False
 
     def __str__(self) -> str:
         return f"near step {self.step}: {self.why}"
@@ -80,52 +78,44 @@ ATTEMPT = ID, COUNT, _BASE
 
 
 def choose(
-    attempt: Attempt, count: int, disks: Iterable[Sequence[NearPart]], bad: Set[Copy]
+    attempt: Attempt, disks: Iterable[Sequence[NearPart]], bad: Set[Copy]
 ) -> tuple[NearStep | None, list[Passed]]:
-    """The newest near step that `count` processes can restore, of the parts on the disk
-    of each, without copies that are `bad`; and those that they cannot restore."""
-    # Of each part the disk that it is read on; None if all copies are bad.
-    saves: dict[NearPart, dict[int, int | None]] = {}
+    """The newest near step that is whole, of the parts on the disk of each process,
+    without copies that are `bad`; and those that are passed over. How many processes
+    have saved it, and how many there are, is all one."""
+    # Of each part the disks that it can be read on: none if all copies are bad.
+    saves: dict[NearPart, dict[int, list[int]]] = {}
     for index, parts in enumerate(disks):
         for part in parts:
             if part.run != attempt.run:
                 continue
             found = saves.setdefault(part._replace(process=0), {})
-            if (part.save, index, part.process) in bad:
-                found.setdefault(part.process, None)
-            # What needs not be moved is preferred.
-            elif found.get(part.process) is None or index == part.process:
-                found[part.process] = index
+            sources = found.setdefault(part.process, [])
+            if (part.save, index, part.process) not in bad:
+                sources.append(index)
     whole, passed = [], []
     for part, found in saves.items():
-        sources = [found[process] for process in sorted(found)]
-        is_whole = len(sources) == part.processes
-        if is_whole and part.processes == count and attempt.counts(part):
-            # Which copies are bad is told elsewhere.
-            good = [disk for disk in sources if disk is not None]
-            if len(good) == count:
-                whole.append(NearStep(part.step, part.save, part.run, good))
-        elif is_whole or attempt.counts(part):
-            why = _why(attempt, count, part, sorted(found))
-            passed.append(Passed(part.step, why, is_whole and attempt.counts(part)))
+        if not attempt.counts(part):
+            if len(found) == part.processes:
+                passed.append(Passed(part.step, _older(attempt, part)))
+        elif len(found) < part.processes:
+            there = _messages.listed(found)
+            why = f"{part.processes} processes have saved it; near disks have only the "
+            passed.append(Passed(part.step, f"{why}parts of {there}"))
+        # Which copies are bad is told elsewhere.
+        elif all(found.values()):
+            sources = [found[process] for process in sorted(found)]
+            whole.append(NearStep(part.step, part.save, part.run, sources))
     # Of one step, the later attempt's.
     order = lambda x: (x.step, x.save != attempt.base)
     return max(whole, key=order, default=None), passed
 
 
-def _why(attempt: Attempt, count: int, part: NearPart, found: list[int]) -> str:
-    if not attempt.counts(part):
-        return (
-            f"it is of attempt {part.attempt} at this run, and attempt "
-            f"{attempt.number} did not go on from it"
-        )
-    if part.processes != count:
-        why = f"{part.processes} processes have saved it, and this run has {count}"
-        if len(found) == part.processes:
-            return f"{why}: start as many to restore it"
-    else:
-        why = f"{part.processes} processes have saved it"
-    return f"{why}; near disks have only the parts of {_messages.listed(found)}"
+def _older(attempt: Attempt, part: NearPart) -> str:
+    return (
+        f"it is of attempt {part.attempt} at this run, and attempt "
+        f"{attempt.number} did not go on from it"
+    )
 
 
 def last(root: Backend) -> Attempt | None:

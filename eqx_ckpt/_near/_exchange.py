@@ -87,16 +87,16 @@ def _permute(
     return permute
 
 
-def in_turns(moves: Sequence[Move]) -> list[list[Move]]:
-    """Moves as lists of such as can be made together."""
-    out: list[list[Move]] = []
-    for move in moves:
+def in_turns(moves: Sequence[tuple[int, Move]]) -> list[list[tuple[int, Move]]]:
+    """Moves, each of a part, as lists of such as can be made together."""
+    out: list[list[tuple[int, Move]]] = []
+    for part, move in moves:
         for some in out:
-            if all(x.source != move.source and x.to != move.to for x in some):
-                some.append(move)
+            if all(x.source != move.source and x.to != move.to for _, x in some):
+                some.append((part, move))
                 break
         else:
-            out.append([move])
+            out.append([(part, move)])
     return out
 
 

@@ -4,32 +4,31 @@ import contextlib
 import dataclasses
 import functools as ft
 import json
+import re
 import warnings
 from collections.abc import Iterable, Sequence, Set
 from typing import Any, NamedTuple
 
-from .._errors import DamagedError, ReplacedError
 from .._format import _schema, _text
-from .._format._schema import COUNT, ID, optional
-from .._load import _checkpoint, _deserialise
-from .._load._load_options import FilteredKeywords
+from .._format._schema import COUNT, DIGEST, ID, optional
 from .._run import _own
 from .._run._hooks import LoadRequest, Outcome, Restored
 from .._run._saves import Saves
 from .._runtime import _log, _processes
 from .._runtime._processes import Processes
-from . import _attempts, _disk, _exchange
+from . import _attempts, _disk, _exchange, _near_parts
 from ._attempts import Attempt, Copy, NearStep, Passed
 from ._disk import Disk, Incoming, NearPart, Outgoing
 from ._exchange import Move
+from ._near_parts import Offer, Parts
 
 
 # What processes say, which is checked before any of it becomes a path.
 _HELD = [_disk.is_part], [(str, str, str)], str
-_CHOSEN = optional((COUNT, ID, ID, [COUNT])), [(COUNT, str, bool)], [str]
-_SIZES = [(COUNT, COUNT)]
-_MOVES = [(COUNT, COUNT, COUNT)]
-_OF_PART = "what a process says of its part of a near step"
+_CHOSEN = optional((COUNT, ID, ID, [[COUNT]])), [(COUNT, str)], [str]
+_DIGEST = re.compile(f"{DIGEST.pattern}|")
+_OFFERS = [(COUNT, (COUNT, _DIGEST, _DIGEST, [COUNT]))]
+_OF_PART = "what a process says of a part of a near step"
 
 
 @dataclasses.dataclass
@@ -89,7 +88,7 @@ def choose(
 ) -> Chosen:
     """The newest near step that is whole, by the reports of all processes, without
     copies that are `bad`."""
-    attempt, count = _attempts.last(run.saves.steps.root), _processes.count()
+    attempt = _attempts.last(run.saves.steps.root)
     if attempt is None:
         return Chosen()
     disks = [_read_held(word, index) for index, word in enumerate(words)]
@@ -109,7 +108,7 @@ def choose(
             if id == attempt.run and save not in known:
                 notes.append(text)
     held_parts = [parts for parts, _, _ in disks]
-    return Chosen(*_attempts.choose(attempt, count, held_parts, bad), notes)
+    return Chosen(*_attempts.choose(attempt, held_parts, bad), notes)
 
 
 class Search:
@@ -122,6 +121,11 @@ class Search:
         self._run = run
         self._chosen = Chosen()
         self._bad: dict[Copy, Passed] = {}
+        # The parts that this process opens, those that it loads, and the processes on
+        # whose disks they were.
+        self._parts: Parts | None = None
+        self._wanted: list[int] = []
+        self._from: dict[int, int] = {}
 
     @property
     def step(self) -> int | None:
@@ -143,46 +147,57 @@ class Search:
         step = None if step is None else NearStep(*step)
         self._chosen = Chosen(step, [Passed(*x) for x in passed], notes)
 
-    def fetch(self, processes: Processes) -> None:
-        """Moves the parts of the chosen step to the processes that they are of."""
-        step, here = self._chosen.step, processes.index
+    def fetch(self, processes: Processes, request: LoadRequest) -> None:
+        """Moves the parts of the chosen step to the processes that need them."""
+        step, here, count = self._chosen.step, processes.index, processes.count
         assert step is not None
-        wanted = [(i, to) for to, i in enumerate(step.sources) if i != to]
-        if not wanted:
-            return
         file = ft.partial(self._run.disk.place, step.run, step.save)
-        sent = [to for source, to in wanted if source == here]
-        own = [(to, Outgoing(file(to)).size()) for to in sent]
-        words = processes.gather(json.dumps(own).encode())
-        said = [_schema.read(word, _OF_PART, _SIZES) for word in words]
-        sizes = dict(pair for pairs in said for pair in pairs)
-        word = json.dumps([Move(i, to, sizes.get(to, 0)) for i, to in wanted]).encode()
-        word = processes.broadcast(word)
-        moves = [Move(*move) for move in _schema.read(word, _OF_PART, _MOVES)]
+        self._parts = parts = Parts(request)
+        # Of each part the first that has it says what is in it.
+        own = [i for i, disks in enumerate(step.sources) if disks[0] == here]
+        offers = [(i, parts.offer(i, file(i), count)) for i in own]
+        words = processes.gather(json.dumps(offers).encode())
+        said = [x for word in words for x in _schema.read(word, _OF_PART, _OFFERS)]
+        word = processes.broadcast(json.dumps(said).encode())
+        # They may be larger than any record.
+        said = _schema.checked(json.loads(word), _OF_PART, _OFFERS)
+        found = {i: Offer(*offer) for i, offer in said}
+        needed = _near_parts.needed(step.sources, count, found)
+        self._wanted, self._from = needed[here], dict.fromkeys(own, here)
+        moves: list[tuple[int, Move]] = []
+        for to, some in enumerate(needed):
+            for i in some:
+                disks = step.sources[i]
+                source = to if to in disks else disks[to % len(disks)]
+                if source != to:
+                    moves.append((i, Move(source, to, found[i].nbytes)))
+                if to == here:
+                    self._from[i] = source
         for some in _exchange.in_turns(moves):
-            out = next((file(move.to) for move in some if move.source == here), None)
-            into = next((file(here) for move in some if move.to == here), None)
+            out = next((file(i) for i, move in some if move.source == here), None)
+            into = next((file(i) for i, move in some if move.to == here), None)
             incoming = Incoming(self._run.disk, into)
-            _exchange.exchange(some, Outgoing(out).read, incoming.write, processes)
+            those = [move for _, move in some]
+            _exchange.exchange(those, Outgoing(out).read, incoming.write, processes)
             # What has not come is not whole, which is seen as it is opened.
             with contextlib.suppress(Exception):
                 incoming.finish()
 
     def load(self, process: int, request: LoadRequest) -> Restored:
-        """The part of this process, and its own state as it is stored."""
-        step = self._chosen.step
-        assert step is not None
-        load = _deserialise.tree_deserialise_leaves
-        options: FilteredKeywords = {**request.options, "processes": "own"}
-        options.pop("reshard", None)
-        try:
-            ckpt = _checkpoint.open(self._run.disk.place(step.run, step.save, process))
-            tree = load(ckpt, request.like, **options)
-            if request.own is None:
-                return Restored(tree)
-            return Restored(tree, _own.bytes_of(ckpt, 0))
-        except (OSError, ReplacedError) as e:
-            raise DamagedError(str(e)) from e
+        """What this process needs of the parts; and by their numbers the own states, as
+        they are stored: of those parts that it speaks for, or its own."""
+        step, parts = self._chosen.step, self._parts
+        assert step is not None and parts is not None
+        for i in self._from:
+            parts.open(i, self._run.disk.place(step.run, step.save, i))
+        tree = parts.load(self._wanted)
+        if request.own is None:
+            return Restored(tree)
+        own = [i for i, disks in enumerate(step.sources) if disks[0] == process]
+        if not _own.is_all(request.own):
+            _own.check_count(self._run.disk.root.url, len(step.sources))
+            own = [process]
+        return Restored(tree, {i: parts.own(i) for i in own})
 
     def finish(
         self, processes: Processes, restored: Restored, request: LoadRequest
@@ -193,31 +208,41 @@ class Search:
         if own is None:
             return restored
         if not _own.is_all(own):
-            return restored._replace(own=_own.decode(data, own))
-        words = [word.hex() for word in processes.gather(data)]
-        said = json.loads(processes.broadcast(json.dumps(words).encode()))
+            return restored._replace(own=_own.decode(data[processes.index], own))
+        words = [(i, word.hex()) for i, word in data.items()]
+        words = processes.gather(json.dumps(words).encode())
+        rows = [row for word in words for row in json.loads(word)]
+        said = json.loads(processes.broadcast(json.dumps(rows).encode()))
         # They may be larger than any record.
-        words = _schema.checked(said, "what is said of own states", [str])
-        states = [_own.decode(bytes.fromhex(word), own) for word in words]
+        rows = _schema.checked(said, "what is said of own states", [(COUNT, str)])
+        states = [_own.decode(bytes.fromhex(word), own) for _, word in sorted(rows)]
         return restored._replace(own=states)
+
+    @property
+    def blamed(self) -> list[tuple[int, int]]:
+        """The disks and numbers of parts that could not be read here."""
+        bad = [] if self._parts is None else self._parts.bad
+        return [(self._from[i], i) for i in bad]
 
     def exclude(self, outcome: Outcome) -> None:
         """Excludes copies of the chosen step, which could not be loaded."""
         step = self._chosen.step
         assert step is not None
-        is_apart = outcome.kind == "apart"
-        for process in range(len(step.sources)) if is_apart else outcome.who:
-            source = step.sources[process]
-            why = f"part {process} on the disk of process {source}: {outcome.why}"
-            self._bad[step.save, source, process] = Passed(step.step, why)
+        if not outcome.copies:
+            for i, disks in enumerate(step.sources):
+                for disk in disks:
+                    self._bad[step.save, disk, i] = Passed(step.step, outcome.why)
+        for disk, i in outcome.copies:
+            why = f"part {i} on the disk of process {disk}: {outcome.why}"
+            self._bad[step.save, disk, i] = Passed(step.step, why)
 
     def knows_lost(self) -> bool:
         """Whether there is a near step, though none can be restored."""
-        return bool(self._bad) or any(x.is_whole for x in self._chosen.passed)
+        return bool(self._bad)
 
     def reasons(self, above: int) -> list[str]:
         """Why near steps above one are not restored."""
-        passed = [*self._chosen.passed, *self._bad.values()]
+        passed = dict.fromkeys([*self._chosen.passed, *self._bad.values()])
         return [str(x) for x in passed if x.step > above]
 
     def notes(self) -> list[str]:

@@ -165,7 +165,7 @@ class Near:
     def _warn_of_unused(self, chosen: Chosen, step: int) -> None:
         """Says which near steps a run does not go on from that has restored none."""
         if chosen.step is not None:
-            own = Passed(chosen.step.step, "it can be restored", True)
+            own = Passed(chosen.step.step, "it can be restored")
             chosen.passed.append(own)
         root = self._run.saves.steps.root
         chosen.warn(

@@ -29,11 +29,12 @@ class Restored(NamedTuple):
 class Outcome(NamedTuple):
     """Whether a step was "loaded", is "damaged", has other parts than are wanted
     ("apart") or was "replaced", or the load has "failed" for something else in any of
-    the processes; why; and in which."""
+    the processes; why; and the copies of parts that are bad, each by the process on
+    whose disk it is, and its number."""
 
     kind: str
     why: str = ""
-    who: list[int] = []
+    copies: list[tuple[int, int]] = []
 
 
 @runtime_checkable
@@ -60,11 +61,16 @@ class NearSearch(Protocol):
 
     def take(self, choice: Any) -> None: ...
 
-    def fetch(self, processes: Processes) -> None:
-        """Moves the parts of the chosen step to the processes that they are of."""
+    def fetch(self, processes: Processes, request: LoadRequest) -> None:
+        """Moves the parts of the chosen step to the processes that need them."""
         ...
 
     def load(self, process: int, request: LoadRequest) -> Restored: ...
+
+    @property
+    def blamed(self) -> list[tuple[int, int]]:
+        """The copies of parts that could not be read here."""
+        ...
 
     def finish(
         self, processes: Processes, restored: Restored, request: LoadRequest

@@ -39,18 +39,23 @@ def load(ckpt: Checkpoint, own: PyTree) -> Any:
     **Raises:** `ValueError` if the step has no such states.
     """
     source = ckpt._source
-    count, here = len(source.index.own), _processes.count()
+    count = len(source.index.own)
     if not count:
         raise _without(ckpt)
     if is_all(own):
         return [decode(_source.read_own(source, i), own) for i in range(count)]
-    if count != here:
-        raise ValueError(
-            f"The checkpoint at `{ckpt.path}` has the own states of {count} processes, "
-            f'and this run has {here}: pass `own="all"`, and deal the list of them out.'
-        )
+    check_count(ckpt.path, count)
     data = _source.read_own(source, distributed.global_state.process_id or 0)
     return decode(data, own)
+
+
+def check_count(path: str, count: int) -> None:
+    """**Raises:** `ValueError` for the own states of another number of processes."""
+    if count != (here := _processes.count()):
+        raise ValueError(
+            f"The checkpoint at `{path}` has the own states of {count} processes, "
+            f'and this run has {here}: pass `own="all"`, and deal the list of them out.'
+        )
 
 
 def bytes_of(ckpt: Checkpoint, process: int) -> bytes:

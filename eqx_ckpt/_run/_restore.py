@@ -28,8 +28,7 @@ _AT = optional(COUNT)
 _SKIPPED = [(COUNT, (str, bool, bool))]
 _KINDS = "damaged", "failed", "apart", "replaced", "loaded"
 _KIND = re.compile("|".join(_KINDS))
-_LOADED = _KIND, str
-_OUTCOME = _KIND, str, [COUNT]
+_OUTCOME = _KIND, str, [(COUNT, COUNT)]
 
 # Options with which a restore does not read, or not check, all of a step.
 _IN_PART = {"filter_spec", "where", "source", "unexpected", "verify"}
@@ -158,7 +157,7 @@ def _try(search: _Search) -> tuple[Restored, int] | None:
         step = _take(search, processes.broadcast(word))
         if step is not None:
             if near is not None and search.is_near:
-                near.fetch(processes)
+                near.fetch(processes, request)
             try:
                 if near is not None and search.is_near:
                     restored = near.load(processes.index, request)
@@ -166,7 +165,8 @@ def _try(search: _Search) -> tuple[Restored, int] | None:
                     restored = _load(saves.steps, step, request)
             except Exception as e:
                 error = e
-            outcome = _agree(processes, error)
+            blamed = near.blamed if near is not None and search.is_near else []
+            outcome = _agree(processes, error, blamed)
             if near is not None and search.is_near and outcome.kind == "loaded":
                 restored = near.finish(processes, restored, request)
     if step is None:
@@ -238,21 +238,23 @@ def _load(steps: Steps, step: int, request: LoadRequest) -> Restored:
     return Restored(tree, None if request.own is None else _own.load(ckpt, request.own))
 
 
-def _agree(processes: Processes, error: Exception | None) -> Outcome:
+def _agree(
+    processes: Processes, error: Exception | None, blamed: list[tuple[int, int]]
+) -> Outcome:
     """The outcome of a load in all processes."""
     kinds = [(DamagedError, "damaged"), (ReplacedError, "replaced"), (Apart, "apart")]
     is_of = (word for kind, word in kinds if isinstance(error, kind))
     own = "loaded" if error is None else next(is_of, "failed")
     text = "" if error is None else str(error)
-    words = processes.gather(json.dumps([own, text]).encode())
-    said = [_schema.read(word, _SAID, _LOADED) for word in words]
+    words = processes.gather(json.dumps(Outcome(own, text, blamed)).encode())
+    said = [Outcome(*_schema.read(word, _SAID, _OUTCOME)) for word in words]
     # The worst of them counts.
     word = b""
-    for kind in _KINDS:
-        who = [index for index, x in enumerate(said) if x[0] == kind]
-        if who:
-            word = json.dumps(Outcome(kind, said[who[0]][1], who)).encode()
-            break
+    if processes.leads:
+        kind = min((x.kind for x in said), key=_KINDS.index)
+        those = [x for x in said if x.kind == kind]
+        copies = [copy for x in those for copy in x.copies]
+        word = json.dumps(those[0]._replace(copies=copies)).encode()
     return Outcome(*_schema.read(processes.broadcast(word), _SAID, _OUTCOME))
 
 

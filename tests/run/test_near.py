@@ -101,28 +101,67 @@ def test_damage_moves_to_the_step_before(tmp_path):
     assert step == tree["step"] == 5
 
 
-def test_another_count_of_processes_is_told_and_deletes_nothing(tmp_path):
+def test_another_count_of_processes_goes_on(tmp_path):
+    """Of two processes whose disks are lost but for one, one goes on, and then three,
+    of which two have new disks."""
     near.run(tmp_path, 2, until=5, kill=True)
+    shutil.rmtree(tmp_path / "disk1")
+    how = {"near": tmp_path / "disk0", "near_every": 2, "every": 100}
+    w, m = near.trained(near.fresh(), range(1, 5), 0)
+    like = {"w": np.zeros((24, 8), np.float32), "m": np.zeros((24, 1), np.float32)}
+    like["n"] = np.int32(0)
+    one = ec.CheckpointManager(tmp_path / "run", **how)
+    assert one.latest() == 4
+    with pytest.raises(ValueError, match="own states of 2 processes, and .* has 1"):
+        one.restore(like, own={"cursor": 0, "noise": 0})
+    tree, own, step = one.restore(like, own="all")
+    assert step == tree["n"] == 4
+    assert np.array_equal(tree["w"], w) and np.array_equal(tree["m"], m)
+    assert own == [{"cursor": 400 + i, "noise": 0} for i in range(2)]
+    # What does not fit is an error of the caller, and no reason for an older step.
+    with pytest.raises(RuntimeError, match="w  saved f32"):
+        one.restore(like | {"w": np.zeros((24, 9), np.float32)})
+    again = near.run(tmp_path, 3, until=7, own='"all"', kill=True)
+    assert [out[0] for out in near.lines(again)] == ["from 4 2"] * 3
+    last = near.run(tmp_path, 2, until=9, own='"all"')
+    assert begun(last) == [(6, 3)] * 2
+    assert results(last) == near.never_stopped(2, until=9)
+
+
+def test_a_near_step_without_some_parts_is_told_and_deletes_nothing(tmp_path):
+    near.run(tmp_path, 2, until=5, kill=True)
+    for file in tmp_path.glob("disk0/*/*/*/1.zip"):
+        file.unlink()
     how = {"near": tmp_path / "disk0", "near_every": 1, "every": 100}
-    why = "near step 4: 2 processes have saved it, and this run has 1: start as many"
+    why = "near step 4: 2 processes have saved it; near disks have only the parts of 0"
     one = ec.CheckpointManager(tmp_path / "run", **how)
     with pytest.warns(UserWarning, match=f"(?s)The latest step of .* is None.*{why}"):
         assert one.latest() is None
-    with pytest.raises(ec.DamagedError, match=why):
+    with pytest.raises(FileNotFoundError, match=why):
         one.restore(tree_at(0))
     with pytest.warns(UserWarning, match=f"(?s)Step 1 is the first .*{why}"):
         one.save(1, tree_at(1))
     for step in (2, 3, 4):
         here = parts(tmp_path)["disk0"]
         one.save(step, tree_at(step))
-        assert here == ["0", "0", "1"]
-        void = "near step 4: it is of attempt 1 .* attempt 2 did not go on"
-        if step < 4:
-            other = ec.CheckpointManager(tmp_path / "run", **how)
-            with pytest.warns(UserWarning, match=void):
-                assert other.latest() == step
+        assert here == ["0", "0"]
     # One that is whole and as new.
     assert parts(tmp_path)["disk0"] == ["0"] and one.latest() == 4
+
+
+def test_near_steps_of_an_older_attempt_are_told(tmp_path):
+    how = {"near": tmp_path / "disk", "near_every": 1, "every": 100}
+    first = ec.CheckpointManager(tmp_path / "run", **how)
+    for step in (1, 2, 3, 4):
+        first.save(step, tree_at(step))
+    one = ec.CheckpointManager(tmp_path / "run", **how)
+    with pytest.warns(UserWarning, match="near step 4: it can be restored"):
+        one.save(1, tree_at(1))
+    other = ec.CheckpointManager(tmp_path / "run", **how)
+    void = "near step 4: it is of attempt 1 .* attempt 2 did not go on"
+    with pytest.warns(UserWarning, match=void):
+        assert other.latest() == 1
+    assert parts(tmp_path)["disk"] == ["0", "0"]
 
 
 def test_a_near_disk_that_is_not_the_one_of_before(tmp_path):
@@ -247,7 +286,8 @@ def test_arguments_that_cannot_be(tmp_path, how, why):
 
 
 def test_moves_and_shifts():
-    a, b, c, d = Move(0, 1, 5), Move(1, 2, 5), Move(0, 2, 5), Move(3, 1, 5)
+    moves = [Move(0, 1, 5), Move(1, 2, 5), Move(0, 2, 5), Move(3, 1, 5)]
+    a, b, c, d = enumerate(moves)
     assert _exchange.in_turns([a, b, c, d]) == [[a, b], [c, d]]
     assert _exchange.shifts(["x"] * 4, 2) == [1, 2]
     assert _exchange.shifts(["x", "x", "y", "y"], 1) == [2]
@@ -410,10 +450,26 @@ def test_two_attempts_at_one_step(tmp_path):
 
 
 @pytest.mark.long
-def test_other_processes_and_other_shardings(tmp_path):
-    near.run(tmp_path, 4, until=7, kill=True, every=5)
-    shutil.copytree(tmp_path, tmp_path / "copy")
-    two = near.run(tmp_path, 2, until=5, every=5, own='"all"')
-    assert near.lines(two)[0][0].startswith("from 5")
-    other = near.run(tmp_path / "copy", 4, until=9, every=5, spec="columns")
-    assert begun(other) == [(5, 500 + i) for i in range(4)]
+@pytest.mark.parametrize("spec", ["rows", "columns"])
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("counts", [(4, 3), (3, 4), (4, 2, 8), (4, 4)])
+def test_other_counts_and_shardings(tmp_path, counts, copies, spec):
+    """With a disk that is lost, and, where there are two copies, a part that is damaged
+    where it is read first."""
+    if spec == "columns" and 3 in counts:
+        pytest.skip("three processes cannot share eight columns")
+    how = {"own": '"all"', "spec": spec}
+    near.run(tmp_path, counts[0], until=7, kill=True, copies=copies)
+    step = 6
+    for before, count in zip(counts, counts[1:]):
+        shutil.rmtree(tmp_path / "disk1")
+        if copies == 2 and before > 2:
+            _flip(next((tmp_path / "disk0").glob("*/*/*/0.zip")))
+        most = min(copies, count - 1)
+        again = near.run(tmp_path, count, step + 3, kill=True, copies=most, **how)
+        begins = [out[0] for out in near.lines(again)]
+        assert begins == [f"from {step} {before}"] * count
+        step += 2
+    last = near.run(tmp_path, counts[-1], until=step + 1, own='"all"')
+    assert begun(last) == [(step, counts[-1])] * counts[-1]
+    assert results(last) == near.never_stopped(counts[-1], until=step + 1)

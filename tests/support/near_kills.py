@@ -67,9 +67,11 @@ class Campaign:
         self.size, self.order = self.rng.choice([2, 3, 4]), [0, 1, 2, 3]
         # Of each attempt, by its noise: the one that it went on from, and the step.
         self.origin: dict[int, tuple[int, int]] = {}
+        # The newest near step that must not be lost, and who has saved it.
         self.reached = self.attempt = 0
-        # Whether a disk has been wiped since the last near step.
-        self.is_wiped = False
+        self.count = self.size
+        # Disks that were wiped, or left out, since the last near step.
+        self.lost: set[pathlib.Path] = set()
         self.seen: collections.Counter[str] = collections.Counter()
 
     def play(self, attempts: int) -> None:
@@ -80,7 +82,7 @@ class Campaign:
     def _attempt(self) -> None:
         rng = self.rng
         self._trouble()
-        here = [self.disks[i] for i in self.order[: self.size]]
+        here = [self.disks[i] for i in self._here()]
         before = self._find()
         least = self._least(before, here)
         # Seconds after they have begun, or have saved so many steps.
@@ -104,21 +106,26 @@ class Campaign:
 
     def _trouble(self) -> None:
         """What happens between attempts. Some of it may lose what was reached."""
-        rng = self.rng
-        if rng.random() < 0.2:
-            self.size, self.reached = rng.choice([1, 2, 3, 4]), 0
+        rng, disks = self.rng, self.disks
+        before = self.order[: self.size]
+        if rng.random() < 0.4:
+            self.size = rng.choice([1, 2, 3, 4])
         if rng.random() < 0.2:
             rng.shuffle(self.order)
-            self.reached = 0
         else:
             self.order[: self.size] = rng.sample(self.order[: self.size], self.size)
         if rng.random() < 0.2:
-            shutil.rmtree(self.disks[self.order[0]], ignore_errors=True)
-            # Each part has one copy on another disk, but for a single process.
-            if self.is_wiped or self.size == 1:
-                self.reached = 0
-            self.is_wiped = True
+            shutil.rmtree(disks[self.order[0]], ignore_errors=True)
+            self.lost.add(disks[self.order[0]])
+        self.lost |= {disks[i] for i in before} - {disks[i] for i in self._here()}
+        # Each part has one copy on another disk, but for a single process.
+        if len(self.lost) > (self.count > 1):
+            self.reached = 0
         self.seen["nothing lost"] += self.reached > 0
+        self.seen["other counts"] += self.reached > 0 and self.size != self.count
+
+    def _here(self) -> list[int]:
+        return self.order[: self.size]
 
     def _find(self) -> dict[str, Found]:
         found: dict[str, Found] = {}
@@ -134,7 +141,7 @@ class Campaign:
         last = _attempts.last(_root.resolve(root)) if root.exists() else None
         steps = ec.CheckpointManager(root).steps() if root.exists() else []
         for x in found.values():
-            if last is None or x.processes != self.size or not x.is_whole(here):
+            if last is None or not x.is_whole(here):
                 continue
             if x.attempt == last.number or x.save == last.base:
                 steps.append(x.step)
@@ -182,8 +189,8 @@ class Campaign:
         self.origin[7 * self.attempt] = noise, at
         # The near step of all that was saved.
         newest = max(steps) // near.NEAR_EVERY * near.NEAR_EVERY
-        self.reached = max(self.reached, newest)
-        self.is_wiped = self.is_wiped and newest <= at
+        if newest > at:
+            self.reached, self.count, self.lost = newest, self.size, set()
 
     def _log(self, rank: int) -> list[list]:
         file = self.path / f"log{self.attempt}-{rank}"

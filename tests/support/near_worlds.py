@@ -62,7 +62,7 @@ class World:
         mine = rng.sample(self.disks, count)
         if rng.random() < 0.2:
             mine[-1] = mine[0]
-        step, base = self._restore(mine, count)
+        step, base = self._restore(mine)
         attempt = None
         if base is not None:
             if rng.random() < 0.1:
@@ -78,7 +78,7 @@ class World:
 
     # ---- A restore, and what it has to find.
 
-    def _restore(self, mine: list[Disk], count: int) -> tuple[int, str | None]:
+    def _restore(self, mine: list[Disk]) -> tuple[int, str | None]:
         """The step, and the near save that is the base; None without a restore."""
         last = _attempts.last(self.root)
         if last is None:
@@ -86,17 +86,18 @@ class World:
         bad: set[Copy] = set()
         while True:
             parts = [disk.find()[0] for disk in mine]
-            found, passed = _attempts.choose(last, count, parts, bad)
+            found, passed = _attempts.choose(last, parts, bad)
             if found is None or not (worse := self._damaged(mine, found)):
                 break
             bad |= worse
         step = max(self.at_root, found.step if found else 0)
-        best = [x.step for x in self._there(mine) if _counts(x, last, count)]
+        # However many processes there are.
+        best = [x.step for x in self._there(mine) if _counts(x, last)]
         assert step == max([self.at_root, *best])
         if found is not None:
             same = self.saves[found.save]
             assert (found.step, found.run) == (same.step, last.run)
-            assert len(found.sources) == same.processes == count
+            assert len(found.sources) == same.processes
         told = {x.step for x in passed}
         for save in self._there(mine):
             # Whatever is whole and newer is restored, or told.
@@ -124,7 +125,8 @@ class World:
         """Copies that turn out to be damaged as they are read."""
         return {
             (found.save, source, process)
-            for process, source in enumerate(found.sources)
+            for process, sources in enumerate(found.sources)
+            for source in sources
             if not _is_good(mine[source].place(found.run, found.save, process))
         }
 
@@ -200,9 +202,8 @@ def _path(disk: Disk) -> pathlib.Path:
     return pathlib.Path(disk.root.url, "eqx_ckpt.near")
 
 
-def _counts(part: NearPart, last: Attempt, count: int) -> bool:
-    is_of = part.attempt == last.number or part.save == last.base
-    return is_of and part.processes == count
+def _counts(part: NearPart, last: Attempt) -> bool:
+    return part.attempt == last.number or part.save == last.base
 
 
 def _is_part(file: pathlib.Path) -> bool:

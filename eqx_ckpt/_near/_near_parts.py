@@ -1,0 +1,377 @@
+"""The parts of a near step as one tree: which of them a process needs, whatever the
+count of processes that have saved them, and their load."""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+from jaxtyping import PyTree
+
+from .._errors import DamagedError, ReplacedError
+from .._format import _template, _view
+from .._format._leaves import Leaves, Part, Record, Region
+from .._format._view import View
+from .._load import _checkpoint, _load_options, _read
+from .._load._checkpoint import Checkpoint
+from .._load._fetch import LeafBuilder, LeafRead
+from .._load._load_options import LoadOptions
+from .._load._match import Match, Pair
+from .._load._partial import Apart
+from .._load._reader import ReadResult, Results, StoredRead
+from .._load._source import Source
+from .._run import _own
+from .._run._hooks import LoadRequest
+from .._runtime import _progress
+from .._tree import _from_host, _leaf, _sharding
+from .._tree._target import Target
+
+
+class Offer(NamedTuple):
+    """What is said of a part: its bytes; digests of the regions that it has, and of the
+    names of the leaves of which it has all; and the processes that need one of the
+    regions. Of one that cannot be read it is nothing."""
+
+    nbytes: int = 0
+    regions: str = ""
+    whole: str = ""
+    readers: list[int] = []
+
+
+def needed(
+    sources: Sequence[Sequence[int]], count: int, offers: Mapping[int, Offer]
+) -> list[list[int]]:
+    """The parts that each of `count` processes reads, if part `i` is on the disks of
+    the processes `sources[i]`: as few as have all that it needs. Where as many
+    processes have saved, its own is one of them."""
+    # A leaf that is whole in some parts only may be nowhere else.
+    is_alike = len({offer.whole for offer in offers.values()}) == 1
+    out = []
+    for to in range(count):
+        own = [to] if len(offers) == count else []
+        # What needs not be moved is preferred; else not all take the same.
+        near = lambda i: (i not in own, to not in sources[i], (i - to) % len(offers))
+        order = sorted(offers, key=near)
+        seen: set[str] = set()
+        parts = []
+        for i in order:
+            is_needed = to in offers[i].readers or not is_alike
+            is_new = offers[i].regions not in seen or not is_alike
+            if i in own or (is_needed and is_new):
+                parts.append(i)
+                seen.add(offers[i].regions)
+        out.append(parts or order[:1])
+    return out
+
+
+class Piece(NamedTuple):
+    """A piece of a region of a leaf: its place in what a part has stored, and in the
+    region."""
+
+    part: int
+    stored: Region
+    to: Region
+
+
+def _boxes(record: Record) -> list[tuple[Region, int]]:
+    """The regions of a leaf that a part has, each with its first row in what is stored.
+    What was saved whole is one."""
+    shape = record.template.shape
+    if not isinstance(record.part, Part):
+        return [(_padded((), shape), 0)]
+    starts = record.part.starts
+    size = shape[0] // len(starts), *shape[1:]
+    return [
+        (tuple(slice(s, s + n) for s, n in zip(start, size)), k * size[0])
+        for k, start in enumerate(starts)
+    ]
+
+
+def pieces(
+    regions: Sequence[Region], parts: Mapping[int, Record]
+) -> list[list[Piece]] | None:
+    """The pieces of each region of a leaf, by what each part has of it, and of what
+    several have that of the first; None if they do not have it all."""
+    there: dict[Any, tuple[Region, int, int]] = {}
+    for number, record in parts.items():
+        for box, row in _boxes(record):
+            there.setdefault(tuple((s.start, s.stop) for s in box), (box, row, number))
+        if record.part is None:
+            box, row = _boxes(record)[0]
+            there = {(): (box, row, number)}
+            break
+    boxes = [box for box, _, _ in there.values()]
+    origins = [origin for _, *origin in there.values()]
+    out = []
+    for region in regions:
+        try:
+            found = _sharding.pieces(boxes, region)
+        except ValueError:
+            return None
+        out.append([])
+        for i, stored, to in found:
+            row, number = origins[i]
+            rows = tuple(slice(s.start + row, s.stop + row) for s in stored[:1])
+            out[-1].append(Piece(number, (*rows, *stored[1:]), to))
+    return out
+
+
+@dataclasses.dataclass(eq=False)
+class _PartedLeaf:
+    """A leaf whose regions arrive: the views of it that they are, the pieces that come
+    of each part, each with the number of its region, and the parts still to come."""
+
+    pair: Pair
+    views: tuple[View, ...]
+    pieces: dict[int, list[tuple[int, Piece]]]
+    arrays: list[Any]
+    left: int
+    owned: bool = True
+
+    @property
+    def nbytes(self) -> int:
+        return self.read_of(self.pair.record, 0).nbytes
+
+    def read_of(self, record: Record, number: int) -> StoredRead:
+        """All of it, by the number of the leaf."""
+        return StoredRead(record, self.views, None, [number])
+
+    def take(self, part: int, result: ReadResult) -> None:
+        """Takes the pieces of one part."""
+        for (region, piece), array in zip(self.pieces[part], result.arrays):
+            shape = self.views[region].shape
+            if array.shape == shape:
+                self.arrays[region] = array
+                self.owned &= result.owned
+                continue
+            if self.arrays[region] is None:
+                self.arrays[region] = np.zeros(shape, array.dtype)
+            self.arrays[region][piece.to] = array
+        self.left -= 1
+
+
+class Parts:
+    """The parts that this process has opened, and what it loads of them.
+
+    An error of one of them is a `DamagedError`; `bad` has its number then.
+    """
+
+    def __init__(self, request: LoadRequest):
+        options: Any = {**request.options, "processes": "own", "reshard": "auto"}
+        self._like = request.like
+        self._options = _load_options.check(LoadOptions(**options))
+        self._opened: dict[int, Checkpoint] = {}
+        self._matches: dict[int, Match] = {}
+        self.bad: list[int] = []
+
+    @contextlib.contextmanager
+    def _reading(self, number: int) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ReplacedError, DamagedError) as e:
+            self.bad.append(number)
+            raise DamagedError(str(e)) from e
+
+    def open(self, number: int, file: pathlib.Path) -> Checkpoint:
+        if number not in self._opened:
+            with self._reading(number):
+                try:
+                    self._opened[number] = _checkpoint.open(file)
+                except ValueError as e:
+                    raise DamagedError(str(e)) from e
+        return self._opened[number]
+
+    def own(self, number: int) -> bytes:
+        """The own state in a part that was opened, as it is stored."""
+        with self._reading(number):
+            return _own.bytes_of(self._opened[number], 0)
+
+    def _match(self, number: int) -> Match:
+        """By the names in one part: each has those of all leaves."""
+        if number not in self._matches:
+            source = self._opened[number]._source
+            leaves = _whole(source.index.leaves)
+            index = dataclasses.replace(source.index, leaves=leaves)
+            whole = Checkpoint(dataclasses.replace(source, index=index))
+            found = _checkpoint.match(whole, self._like, self._options)
+            self._matches[number] = found
+        return self._matches[number]
+
+    def offer(self, number: int, file: pathlib.Path, count: int) -> Offer:
+        """What a part on this disk has for `count` processes."""
+        try:
+            nbytes = file.stat().st_size
+            leaves = self.open(number, file)._source.index.leaves
+        except (OSError, DamagedError):
+            return Offer()
+        # What does not fit `like` is an error of the load.
+        readers: set[int] = set()
+        with contextlib.suppress(Exception):
+            pairs = self._match(next(iter(self._opened))).pairs
+            readers = _readers(leaves, pairs, count)
+        regions = [leaves.record(place, True) for place in sorted(leaves.parts)]
+        whole = [x for place, x in enumerate(leaves.names) if place not in leaves.parts]
+        return Offer(nbytes, _digest(regions), _digest(whole), sorted(readers))
+
+    def _read(self, number: int, reads: Sequence[StoredRead]) -> Results:
+        source, options = self._opened[number]._source, self._options
+        with self._reading(number):
+            yield from _read.read(source, reads, options.verify, options.max_bytes)
+
+    def load(self, numbers: Sequence[int]) -> PyTree:
+        """The tree, of parts that were opened."""
+        matched, options = self._match(numbers[0]), self._options
+        pairs = matched.pairs
+        sources = {number: self._opened[number]._source for number in numbers}
+        budget = _read.BUDGET if options.max_bytes is None else options.max_bytes
+        leaves = [_parted(pair, sources) for pair in pairs]
+        wanted = [LeafRead(pair.record, None, pair.target) for pair in pairs]
+        builder = LeafBuilder(wanted, budget)
+        nbytes = sum(leaf.nbytes for leaf in leaves)
+        with _progress.bar("load", nbytes, len(leaves), options.progress) as advance:
+
+            def finish(i: int) -> None:
+                leaf = leaves[i]
+                one = leaf.read_of(leaf.pair.record, i)
+                builder.add(one, ReadResult(leaf.arrays, leaf.owned))
+                advance(one.nbytes, 1)
+                leaf.arrays = []
+
+            # What has come of a leaf waits for the rest, if that is in another part.
+            for batch in _batches(leaves, budget if len(sources) > 1 else None):
+                for i in batch:
+                    if not leaves[i].left:
+                        finish(i)
+                for number, source in sources.items():
+                    reads = _reads(source, number, leaves, batch)
+                    with contextlib.closing(self._read(number, reads)) as results:
+                        for one, result in results:
+                            (i,) = one.leaves
+                            leaves[i].take(number, result)
+                            if not leaves[i].left:
+                                finish(i)
+        builder.flush()
+        if builder.lost:
+            lines = [f"  {name}: {why}" for name, why in builder.lost.items()]
+            raise RuntimeError(
+                "Values of the near step do not survive the conversion that is asked "
+                "for; nothing was loaded:\n" + "\n".join(lines)
+            )
+        return matched.tree(builder.out)
+
+
+def _whole(leaves: Leaves) -> Leaves:
+    """The leaves of a part, as if it had all of each."""
+    templates, numbers = list(leaves.templates), list(leaves.template)
+    known: dict[Any, int] = {}
+    for place, part in leaves.parts.items():
+        assert isinstance(part, Part)
+        chunk = tuple(max(1, n) for n in part.shape)
+        was = templates[numbers[place]]
+        whole = was._replace(shape=part.shape, chunk=chunk, codec=None)
+        if whole not in known:
+            known[whole] = len(templates)
+            templates.append(whole)
+        numbers[place] = known[whole]
+    return dataclasses.replace(leaves, templates=templates, template=numbers, parts={})
+
+
+def _record(source: Source, pair: Pair) -> Record | None:
+    """What a part has of a leaf, if it is of the same array."""
+    leaves = source.index.leaves
+    place = leaves.places.get(pair.record.name)
+    found = None if place is None else leaves.record(place, True)
+    return found if found and found.whole.shape == pair.record.template.shape else None
+
+
+def _parted(pair: Pair, sources: Mapping[int, Source]) -> _PartedLeaf:
+    """**Raises:** `Apart` for a leaf of which this process needs more than is there."""
+    shape = pair.record.template.shape
+    whole, regions = _view.whole(shape), _from_host.regions(pair.target)
+    wanted = [_padded(r, shape) for r in ([()] if regions is None else regions)]
+    found = {number: _record(source, pair) for number, source in sources.items()}
+    cut = pieces(wanted, {number: x for number, x in found.items() if x is not None})
+    if cut is None:
+        raise Apart(
+            f"parts {', '.join(map(str, sources))} do not have all of the leaf "
+            f"`{pair.record.name}` that the devices of this process need"
+        )
+    own: dict[int, list[tuple[int, Piece]]] = {}
+    for region, some in enumerate(cut):
+        for piece in some:
+            own.setdefault(piece.part, []).append((region, piece))
+    views = tuple(whole.take((*region, ...)) for region in wanted)
+    dtype = _template.dtype_of(pair.record.template.stored)
+    # Regions without elements have no pieces.
+    arrays = [None if some else np.zeros(v.shape, dtype) for some, v in zip(cut, views)]
+    return _PartedLeaf(pair, views, own, arrays, len(own))
+
+
+def _reads(
+    source: Source, number: int, leaves: Sequence[_PartedLeaf], batch: Sequence[int]
+) -> list[StoredRead]:
+    """The reads of some leaves from one part."""
+    out = []
+    for i in batch:
+        if number in leaves[i].pieces:
+            record = _record(source, leaves[i].pair)
+            assert record is not None
+            whole = _view.whole(record.template.shape)
+            some = [piece.stored for _, piece in leaves[i].pieces[number]]
+            views = tuple(whole.take((*region, ...)) for region in some)
+            out.append(StoredRead(record, views, None, [i]))
+    return out
+
+
+def _batches(leaves: Sequence[_PartedLeaf], most: int | None) -> Iterator[list[int]]:
+    """Numbers of leaves that are read together: of about so many bytes, or all."""
+    batch, size = [], 0
+    for i, leaf in enumerate(leaves):
+        if batch and most is not None and size + leaf.nbytes > most:
+            yield batch
+            batch, size = [], 0
+        batch.append(i)
+        size += leaf.nbytes
+    yield batch
+
+
+def _readers(leaves: Leaves, pairs: Sequence[Pair], count: int) -> set[int]:
+    """The processes whose devices need some of the regions that a part has."""
+    found: set[int] = set()
+    seen = set()
+    for pair in pairs:
+        place = leaves.places.get(pair.record.name)
+        part = None if place is None else leaves.parts.get(place)
+        key = part, id(pair.target)
+        if place is None or part is None or key in seen:
+            continue
+        seen.add(key)
+        boxes = [box for box, _ in _boxes(leaves.record(place, True))]
+        for region, processes in _holders(pair.target, count):
+            if not found.issuperset(processes) and any(
+                all(a.start < b.stop and b.start < a.stop for a, b in zip(region, box))
+                for box in boxes
+            ):
+                found.update(processes)
+    return found
+
+
+def _holders(target: Target, count: int) -> _sharding.Holders:
+    """The regions of a leaf that processes need."""
+    sharding = target.sharding
+    if sharding is None or _leaf.is_local(sharding):
+        return (((), tuple(range(count))),)
+    return _sharding.holders(sharding, target.shape)
+
+
+def _padded(region: Region, shape: Sequence[int]) -> Region:
+    """A region with all of the axes that it lacks, such as the words of a key."""
+    return (*region, *(slice(0, n) for n in shape[len(region) :]))
+
+
+def _digest(value: Any) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(value).encode())
