@@ -20,7 +20,7 @@ from .._load import _checkpoint, _load_options, _read
 from .._load._checkpoint import Checkpoint
 from .._load._fetch import LeafBuilder, LeafRead
 from .._load._load_options import LoadOptions
-from .._load._match import Match, Pair
+from .._load._match import Match
 from .._load._partial import Apart
 from .._load._reader import ReadResult, Results, StoredRead
 from .._load._source import Source
@@ -125,7 +125,7 @@ class _PartedLeaf:
     """A leaf whose regions arrive: the views of it that they are, the pieces that come
     of each part, each with the number of its region, and the parts still to come."""
 
-    pair: Pair
+    wanted: LeafRead
     views: tuple[View, ...]
     pieces: dict[int, list[tuple[int, Piece]]]
     arrays: list[Any]
@@ -134,7 +134,7 @@ class _PartedLeaf:
 
     @property
     def nbytes(self) -> int:
-        return self.read_of(self.pair.record, 0).nbytes
+        return self.read_of(self.wanted.record, 0).nbytes
 
     def read_of(self, record: Record, number: int) -> StoredRead:
         """All of it, by the number of the leaf."""
@@ -211,8 +211,8 @@ class Parts:
         # What does not fit `like` is an error of the load.
         readers: set[int] = set()
         with contextlib.suppress(Exception):
-            pairs = self._match(next(iter(self._opened))).pairs
-            readers = _readers(leaves, pairs, count)
+            wanted = [*self._match(next(iter(self._opened))).reads.values()]
+            readers = _readers(leaves, wanted, count)
         regions = [leaves.record(place, True) for place in sorted(leaves.parts)]
         whole = [x for place, x in enumerate(leaves.names) if place not in leaves.parts]
         return Offer(nbytes, _digest(regions), _digest(whole), sorted(readers))
@@ -225,18 +225,17 @@ class Parts:
     def load(self, numbers: Sequence[int]) -> PyTree:
         """The tree, of parts that were opened."""
         matched, options = self._match(numbers[0]), self._options
-        pairs = matched.pairs
+        wanted = [*matched.reads.values()]
         sources = {number: self._opened[number]._source for number in numbers}
         budget = _read.BUDGET if options.max_bytes is None else options.max_bytes
-        leaves = [_parted(pair, sources) for pair in pairs]
-        wanted = [LeafRead(pair.record, None, pair.target) for pair in pairs]
+        leaves = [_parted(one, sources) for one in wanted]
         builder = LeafBuilder(wanted, budget)
         nbytes = sum(leaf.nbytes for leaf in leaves)
         with _progress.bar("load", nbytes, len(leaves), options.progress) as advance:
 
             def finish(i: int) -> None:
                 leaf = leaves[i]
-                one = leaf.read_of(leaf.pair.record, i)
+                one = leaf.read_of(leaf.wanted.record, i)
                 builder.add(one, ReadResult(leaf.arrays, leaf.owned))
                 advance(one.nbytes, 1)
                 leaf.arrays = []
@@ -280,35 +279,37 @@ def _whole(leaves: Leaves) -> Leaves:
     return dataclasses.replace(leaves, templates=templates, template=numbers, parts={})
 
 
-def _record(source: Source, pair: Pair) -> Record | None:
+def _record(source: Source, wanted: LeafRead) -> Record | None:
     """What a part has of a leaf, if it is of the same array."""
     leaves = source.index.leaves
-    place = leaves.places.get(pair.record.name)
+    place = leaves.places.get(wanted.record.name)
     found = None if place is None else leaves.record(place, True)
-    return found if found and found.whole.shape == pair.record.template.shape else None
+    return (
+        found if found and found.whole.shape == wanted.record.template.shape else None
+    )
 
 
-def _parted(pair: Pair, sources: Mapping[int, Source]) -> _PartedLeaf:
+def _parted(wanted: LeafRead, sources: Mapping[int, Source]) -> _PartedLeaf:
     """**Raises:** `Apart` for a leaf of which this process needs more than is there."""
-    shape = pair.record.template.shape
-    whole, regions = _view.whole(shape), _from_host.regions(pair.target)
-    wanted = [_padded(r, shape) for r in ([()] if regions is None else regions)]
-    found = {number: _record(source, pair) for number, source in sources.items()}
-    cut = pieces(wanted, {number: x for number, x in found.items() if x is not None})
+    shape = wanted.record.template.shape
+    whole, regions = _view.whole(shape), _from_host.regions(wanted.target)
+    needed = [_padded(r, shape) for r in ([()] if regions is None else regions)]
+    found = {number: _record(source, wanted) for number, source in sources.items()}
+    cut = pieces(needed, {number: x for number, x in found.items() if x is not None})
     if cut is None:
         raise Apart(
             f"parts {', '.join(map(str, sources))} do not have all of the leaf "
-            f"`{pair.record.name}` that the devices of this process need"
+            f"`{wanted.record.name}` that the devices of this process need"
         )
     own: dict[int, list[tuple[int, Piece]]] = {}
     for region, some in enumerate(cut):
         for piece in some:
             own.setdefault(piece.part, []).append((region, piece))
-    views = tuple(whole.take((*region, ...)) for region in wanted)
-    dtype = _template.dtype_of(pair.record.template.stored)
+    views = tuple(whole.take((*region, ...)) for region in needed)
+    dtype = _template.dtype_of(wanted.record.template.stored)
     # Regions without elements have no pieces.
     arrays = [None if some else np.zeros(v.shape, dtype) for some, v in zip(cut, views)]
-    return _PartedLeaf(pair, views, own, arrays, len(own))
+    return _PartedLeaf(wanted, views, own, arrays, len(own))
 
 
 def _reads(
@@ -318,7 +319,7 @@ def _reads(
     out = []
     for i in batch:
         if number in leaves[i].pieces:
-            record = _record(source, leaves[i].pair)
+            record = _record(source, leaves[i].wanted)
             assert record is not None
             whole = _view.whole(record.template.shape)
             some = [piece.stored for _, piece in leaves[i].pieces[number]]
@@ -339,19 +340,19 @@ def _batches(leaves: Sequence[_PartedLeaf], most: int | None) -> Iterator[list[i
     yield batch
 
 
-def _readers(leaves: Leaves, pairs: Sequence[Pair], count: int) -> set[int]:
+def _readers(leaves: Leaves, wanted: Sequence[LeafRead], count: int) -> set[int]:
     """The processes whose devices need some of the regions that a part has."""
     found: set[int] = set()
     seen = set()
-    for pair in pairs:
-        place = leaves.places.get(pair.record.name)
+    for one in wanted:
+        place = leaves.places.get(one.record.name)
         part = None if place is None else leaves.parts.get(place)
-        key = part, id(pair.target)
+        key = part, id(one.target)
         if place is None or part is None or key in seen:
             continue
         seen.add(key)
         boxes = [box for box, _ in _boxes(leaves.record(place, True))]
-        for region, processes in _holders(pair.target, count):
+        for region, processes in _holders(one.target, count):
             if not found.issuperset(processes) and any(
                 all(a.start < b.stop and b.start < a.stop for a, b in zip(region, box))
                 for box in boxes
