@@ -108,8 +108,9 @@ class Leaves:
     has the labels of the entries of States. `structure` has the nodes of the tree, if
     they were recorded. Leaves that were renamed have an `origin`: the names that they
     are stored under, and for the name of a node those of the stored Modules that stand
-    for it. Their names, and those in labels, are not stored. `parts` has the leaves that are not all there: those of which
-    one process has saved a part, and those of another format that cannot be read.
+    for it. Their names, and those in labels, are not stored. `parts` has the leaves
+    that are not all there: those of which one process has saved a part, and those of
+    another format that cannot be read.
     """
 
     names: Sequence[str]
