@@ -26,7 +26,7 @@ import numpy as np
 import xxhash
 
 from .._format import _json, _names
-from . import _identity, _named
+from . import _identity, _named, _value_codec
 
 
 # What cannot be compared: functions without a name, arrays of JAX, and objects of
@@ -59,35 +59,27 @@ _MAX_NESTED = 4 * _MAX_DEPTH
 
 def encode(value: Any) -> Any:
     """A value as JSON that can be compared with that of another by `is_alike`."""
-    count = 0
-
-    def walk(x: Any, depth: int) -> Any:
-        nonlocal count
-        count += 1
-        if count > _MAX_NODES or depth > _MAX_DEPTH:
-            raise ValueError("too large to be recorded")
-        if isinstance(x, enum.Enum):
-            return {"enum": [x.name, walk(x.value, depth + 1)]}
-        if isinstance(x, np.generic) and not isinstance(x, (str, bytes)):
-            item = x.item()
-            good = isinstance(item, (bool, int, float, complex))
-            return {"scalar": [x.dtype.name, walk(item, depth + 1) if good else str(x)]}
-        out = _encode_one(x)
-        if out is None:
-            out = _encode_many(x, ft.partial(walk, depth=depth + 1))
-        return out
-
     try:
-        out = walk(value, 0)
+        out = _value_codec.bounded(value, _encode, _MAX_DEPTH, _MAX_NODES)
         text = json.dumps(out)
     except Exception:  # Of the methods of a class that we do not know.
         return OTHER
-    return out if len(text) <= _MAX_LENGTH else _digest(json.dumps(unnamed(out)))
+    if len(text) <= _MAX_LENGTH:
+        return out
+    return {"digest": xxhash.xxh3_128_hexdigest(json.dumps(unnamed(out)).encode())}
 
 
-def _encode_one(x: Any) -> Any:
-    """A value that has no others in it; None for one that may have, and for None."""
-    if type(x) is bool:
+def _encode(x: Any, below: Callable[[Any], Any]) -> Any:
+    def pairs(items: Any) -> list[list[Any]]:
+        return [[below(key), below(item)] for key, item in items]
+
+    if isinstance(x, enum.Enum):
+        return {"enum": [x.name, below(x.value)]}
+    if isinstance(x, np.generic) and not isinstance(x, (str, bytes)):
+        item = x.item()
+        good = isinstance(item, (bool, int, float, complex))
+        return {"scalar": [x.dtype.name, below(item) if good else str(x)]}
+    if x is None or type(x) is bool:
         return x
     # Of a subclass the number or the text that it is.
     if isinstance(x, int):
@@ -107,17 +99,6 @@ def _encode_one(x: Any) -> Any:
     if isinstance(x, np.ndarray) and not x.dtype.hasobject:
         digest = xxhash.xxh3_128_hexdigest(np.ascontiguousarray(x).tobytes())
         return {"array": [x.dtype.name, list(x.shape), digest]}
-    return None
-
-
-def _encode_many(x: Any, below: Callable[[Any], Any]) -> Any:
-    """A value of others, each of which `below` encodes."""
-
-    def pairs(items: Any) -> list[list[Any]]:
-        return [[below(key), below(item)] for key, item in items]
-
-    if x is None:
-        return x
     if isinstance(x, (list, tuple, collections.deque, jax.sharding.PartitionSpec)):
         return list(map(below, x))
     if isinstance(x, jax.ShapeDtypeStruct):
@@ -149,10 +130,6 @@ def unnamed(x: Any, depth: int = 0) -> Any:
     if type(x) is dict:
         return {kind: below(value) for kind, value in x.items()}
     return list(map(below, x)) if type(x) is list else x
-
-
-def _digest(text: str) -> dict[str, str]:
-    return {"digest": xxhash.xxh3_128_hexdigest(text.encode())}
 
 
 def _dtype_name(x: Any) -> str | None:

@@ -28,15 +28,13 @@ def result_dtype(template: Template, target: Target) -> np.dtype:
 def regions(target: Target) -> list[tuple[slice, ...]] | None:
     """The parts of a leaf that are read each into memory of its own, for the devices of
     this process; None if it is read as one."""
-    if target.sharding is None or target.kind not in ("jax", "key"):
+    sharding = target.sharding
+    if sharding is None or target.kind not in ("jax", "key"):
         return None
-    if target.kind == "key" and _leaf.is_local(target.sharding):
+    is_one = target.kind == "key" or target.weak or _leaf.is_whole(sharding)
+    if is_one and _leaf.is_local(sharding):
         return None
-    if _leaf.is_local(target.sharding) and (
-        target.weak or _leaf.is_whole(target.sharding)
-    ):
-        return None
-    return _sharding.here(target.sharding, target.shape)
+    return _sharding.here(sharding, target.shape)
 
 
 class Conversion(NamedTuple):

@@ -41,10 +41,8 @@ def stage(leaf: Any, template: Template) -> Any:
         return leaf
     if template.kind == "key":
         leaf = jr.key_data(leaf)
-    if _on_cpu(leaf.sharding):
-        views = _views(leaf)
-        return stage(views, template)
-    return stage(_sharding.shards_of(leaf), template)
+    own = _views(leaf) if _on_cpu(leaf.sharding) else _sharding.shards_of(leaf)
+    return stage(own, template)
 
 
 def _stage_part(part: Any) -> Any:
@@ -101,22 +99,12 @@ def to_host(leaf: Any, template: Template) -> np.ndarray:
     A view of the leaf's memory where it can be: of every jax.Array on CPU that is not
     cut into shards.
     """
-    found = view(leaf, template)
-    if found is not None:
-        return found
-    if isinstance(leaf, (jax.Array, Payload, Shards)):
+    is_cut = isinstance(leaf, jax.Array) and not (
+        _on_cpu(leaf.sharding) and _leaf.is_whole(leaf.sharding)
+    )
+    if is_cut or isinstance(leaf, (Payload, Shards)):
         return next(to_host_by_regions(leaf, template, [whole_region(template)]))
     return _stored(_on_host(leaf, template), template)
-
-
-def view(leaf: Any, template: Template) -> np.ndarray | None:
-    """The same of a jax.Array in the memory of the host, in one part; else None."""
-    if isinstance(leaf, jax.Array):
-        if _on_cpu(leaf.sharding) and _leaf.is_whole(leaf.sharding):
-            is_plain = template.kind == "jax" and template.dtype != "float0"
-            array = np.asarray(leaf) if is_plain else _on_host(leaf, template)
-            return _stored(array, template)
-    return None
 
 
 def rows(leaves: Sequence[Any], template: Template) -> np.ndarray | None:
@@ -218,17 +206,13 @@ def _on_host(leaf: Any, template: Template) -> np.ndarray:
     """The numbers of a leaf as it has them: in any order and of any dtype."""
     if template.dtype == "float0":
         return np.zeros(template.shape, np.bool_)
-    if template.kind == "jax":
-        return np.asarray(leaf)
-    if isinstance(leaf, np.ndarray):
-        return np.asarray(leaf)  # A matrix keeps its axes when it is flattened.
     if template.kind in ("str", "bytes"):
         return np.frombuffer(_leaf.encoded(leaf), np.uint8)
     if template.dtype == "int":
         return np.frombuffer(_leaf.int_bytes(leaf), np.uint8)
-    if template.kind == "key":
+    if template.kind == "key" and not isinstance(leaf, np.ndarray):
         leaf = jr.key_data(leaf)
-    return np.asarray(leaf)
+    return np.asarray(leaf)  # A matrix keeps its axes when it is flattened.
 
 
 def _stored(array: np.ndarray, template: Template) -> np.ndarray:

@@ -369,9 +369,13 @@ def saved_dtype(template: Template) -> np.dtype:
 
 def show(template: Template) -> str:
     """A stored leaf in a word, as in Equinox: `f32[64,64]`, `int`, `key<fry>[]`."""
-    if template.kind == "key":
-        return f"key<{template.impl}>[{','.join(map(str, template.logical_shape))}]"
-    if template.kind not in _template.ARRAY_KINDS:
-        return template.kind
-    text = _folding.short_array(template.dtype, template.shape)
-    return text + ("(numpy)" if template.kind == "numpy" else "")
+    return shown(template.kind, template.dtype, template.logical_shape, template.impl)
+
+
+def shown(kind: str, dtype: str, shape: Sequence[int], impl: str | None) -> str:
+    if kind == "key":
+        return f"key<{impl}>[{','.join(map(str, shape))}]"
+    if kind not in _template.ARRAY_KINDS:
+        return kind
+    text = _folding.short_array(dtype, shape)
+    return text + ("(numpy)" if kind == "numpy" else "")

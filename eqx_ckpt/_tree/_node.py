@@ -165,7 +165,8 @@ class Node:
         if isinstance(key, slice):
             if not body.spec().is_sequence:
                 raise TypeError(_missing(self, "sequence to slice"))
-            return [_item(body, i) for i in range(len(self))[key]]
+            names, known = map(str, range(len(self))[key]), {*body.components()}
+            return [body.find(name) if name in known else None for name in names]
         if type(key) is int and key < 0 and body.spec().is_sequence:
             key += len(self)
         try:
@@ -311,26 +312,13 @@ def _find(body: Body, key: Any) -> Any:
     raise KeyError(key)
 
 
-def _item(body: Body, number: int) -> Any:
-    """The child of a sequence in this place; None where nothing was stored."""
-    try:
-        return body.find(str(number))
-    except KeyError:
-        return None
-
-
 # ---- Nodes as JAX has them.
 
 
 def components(spec: Spec) -> list[str]:
     """The parts of names that lead to the children."""
-    return [_component_text(kind, key) for kind, key in spec.keys]
-
-
-def _component_text(kind: str, key: str | int) -> str:
-    if kind == "o" or isinstance(key, int):
-        return str(key)
-    return _names.quote(key)
+    rows = [(kind, str(key)) for kind, key in spec.keys]
+    return [key if kind in "osfi" else _names.quote(key) for kind, key in rows]
 
 
 class _Odd(NamedTuple):

@@ -6,7 +6,7 @@ import dataclasses
 import functools as ft
 import json
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
@@ -17,7 +17,7 @@ from jaxtyping import PyTree
 
 from .._format import _names, _structure
 from .._format._structure import Structure
-from . import _flatten, _named, _register, _value_codec
+from . import _flatten, _named, _register, _seen, _value_codec
 from ._filters import IsLeaf
 from ._flatten import Flat
 from ._node import Node
@@ -104,10 +104,6 @@ def no_init() -> Any:
     return eqx.nn.delete_init_state(index).init
 
 
-def _is_missing(x: Any) -> bool:
-    return type(x).__name__ == "_Missing"
-
-
 # Names of the fields of an object: those that are children, those that are not, and
 # those that it lacks.
 _Fields = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
@@ -116,16 +112,13 @@ _Fields = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 @ft.lru_cache(maxsize=4096)
 def _module_fields(cls: type, here: tuple[str, ...]) -> _Fields | None:
     """The fields of a Module with these attributes; None if some are no fields."""
-    fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
-    if not {*here} <= {field.name for field in fields}:
+    dynamic, static = _flatten.module_fields(cls)
+    if not {*here} <= dynamic.keys() | static.keys():
         return None
-    static = [field.metadata.get("static", False) for field in fields]
-    rows = list(zip([field.name for field in fields], static))
-    return (
-        tuple(name for name, is_static in rows if name in here and not is_static),
-        tuple(name for name, is_static in rows if name in here and is_static),
-        tuple(name for name, _ in rows if name not in here),
-    )
+    names = [x.name for x in dataclasses.fields(cls)]  # pyright: ignore[reportArgumentType]
+    there = tuple(name for name in names if name not in here)
+    own = lambda some: tuple(name for name in some if name in here)
+    return own(dynamic), own(static), there
 
 
 # Values of these types are the same if they are of one type and equal.
@@ -142,6 +135,11 @@ def _is_simple(value: Any) -> bool:
     return value is None or cls is bool
 
 
+# The methods of kinds that are recorded alike; that of another kind has its name.
+_WAYS: dict[str, str] = dict.fromkeys(("none", "tuple", "list"), "_sequence")
+_WAYS |= dict.fromkeys(("dict", "ordered", "default"), "_mapping")
+
+
 class _Recorder:
     """Walks a tree in the order of its leaves, of which it has seen `at`. It has
     `walked` over so many nodes."""
@@ -152,10 +150,7 @@ class _Recorder:
         self.at = self.walked = 0
         self._is_leaf = is_leaf
         self._leaves, self._stored = leaves, stored
-        # How nodes and leaves of a type are recorded, and the types of leaves that are
-        # stored and come back.
-        self._kinds: dict[type, Callable[[Any, int, type | None], int]] = {}
-        self._plain: set[type] = set()
+        self._kinds: dict[type, str] = {}
         self._rows: dict[Any, int] = {}
         self._type_of: dict[Any, int] = {}
         self._markers: dict[Any, str] = {}
@@ -182,20 +177,18 @@ class _Recorder:
             raise ValueError  # It is not made again.
         self.walked += 1
         if self._is_leaf is not None and self._is_leaf(x):
-            return self._leaf(x, depth, owner)
+            return self._leaf(x, owner)
+        kind = self._kind_of(x)
+        if kind in ("plain", "leaf"):
+            return self._leaf(x, owner)
+        return getattr(self, _WAYS.get(kind, f"_{kind}"))(kind, x, depth + 1)
+
+    def _kind_of(self, x: Any) -> str:
+        """The way in which nodes or leaves of a type are recorded."""
         cls = type(x)
         if cls not in self._kinds:
-            self._learn(x)
-        return self._kinds[cls](x, depth + 1, owner)
-
-    def _learn(self, x: Any) -> None:
-        """Finds out how nodes or leaves of a type are recorded."""
-        cls = type(x)
-        kind = _kind(cls, jtu.all_leaves([x]))
-        if kind == "plain":
-            self._plain.add(cls)
-        is_leaf = kind in ("plain", "leaf")
-        self._kinds[cls] = self._leaf if is_leaf else getattr(self, f"_{kind}")
+            self._kinds[cls] = _kind(cls, jtu.all_leaves([x]))
+        return self._kinds[cls]
 
     def _below(
         self, children: Sequence[Any], depth: int, owner: type | None = None
@@ -208,18 +201,15 @@ class _Recorder:
     def _are_plain(self, children: Sequence[Any]) -> bool:
         """Whether all are leaves that are stored and come back: most are, and there may
         be many, so that nothing is looked at one by one."""
-        examples = dict(zip(map(type, children), children))
-        for cls, x in examples.items():
-            if cls not in self._kinds:
-                self._learn(x)
-        if not examples.keys() <= self._plain:
+        examples = dict(zip(map(type, children), children)).values()
+        if any(self._kind_of(x) != "plain" for x in examples):
             return False
         here = slice(self.at, self.at + len(children))
         leaves = self._leaves[here]
         same = len(leaves) == len(children) and all(map(operator.is_, leaves, children))
         return same and all(self._stored[here])
 
-    def _leaf(self, x: Any, depth: int, owner: type | None) -> int:
+    def _leaf(self, x: Any, owner: type | None) -> int:
         at = self.at
         if at >= len(self._leaves) or self._leaves[at] is not x:
             raise ValueError  # The tree does not give the same leaves twice.
@@ -232,28 +222,12 @@ class _Recorder:
             return _structure.LEAF
         return self._row("leaf of", [], list(_named.own(type(x)) or ("", "")))
 
-    def _none(self, x: None, depth: int, owner: type | None) -> int:
-        return self._row("none", [])
+    def _sequence(self, kind: str, x: Sequence[Any] | None, depth: int) -> int:
+        return self._row(kind, self._below(x or (), depth))
 
-    def _tuple(self, x: tuple, depth: int, owner: type | None) -> int:
-        return self._row("tuple", self._below(x, depth))
-
-    def _list(self, x: list, depth: int, owner: type | None) -> int:
-        return self._row("list", self._below(x, depth))
-
-    def _dict(self, x: dict, depth: int, owner: type | None) -> int:
-        return self._mapping("dict", x, sorted(x), depth)
-
-    def _ordered(self, x: dict, depth: int, owner: type | None) -> int:
-        return self._mapping("ordered", x, list(x), depth)
-
-    def _default(self, x: Any, depth: int, owner: type | None) -> int:
-        factory = _value_codec.encode(x.default_factory)
-        return self._mapping("default", x, sorted(x), depth, factory)
-
-    def _mapping(
-        self, kind: str, x: dict, keys: list[Any], depth: int, *rest: Any
-    ) -> int:
+    def _mapping(self, kind: str, x: Any, depth: int) -> int:
+        keys = list(x) if kind == "ordered" else sorted(x)
+        rest = [_value_codec.encode(x.default_factory)] if kind == "default" else []
         start = self.at
         children = self._below([x[key] for key in keys], depth)
         named: Any = None  # The names of leaves have the keys.
@@ -266,23 +240,22 @@ class _Recorder:
             return self._row_for((kind, tuple(children)), (None,))
         return self._row(kind, children, named, *rest)
 
-    def _namedtuple(self, x: Any, depth: int, owner: type | None) -> int:
+    def _namedtuple(self, kind: str, x: Any, depth: int) -> int:
         children = self._below(x, depth)
-        number = self._type(type(x), (x._fields, (), ()))
-        return self._row("namedtuple", children, number)
+        return self._row(kind, children, self._type(type(x), (x._fields, (), ())))
 
-    def _module(self, x: Any, depth: int, owner: type | None) -> int:
+    def _module(self, kind: str, x: Any, depth: int) -> int:
         own = object.__getattribute__(x, "__dict__")
         fields = _module_fields(type(x), tuple(own))
         if fields is None:
             # Equinox itself adds attributes that stand for nothing.
-            some = tuple(name for name in own if not _is_missing(own[name]))
+            some = tuple(n for n in own if type(own[n]) not in _seen.ABSENT)
             fields = _module_fields(type(x), some)
         if fields is None:
-            return self._other(x, depth, None)  # Such as what wraps a function.
-        return self._fields("module", x, fields, depth)
+            return self._other("other", x, depth)  # Such as what wraps a function.
+        return self._fields(kind, x, fields, depth)
 
-    def _dataclass(self, x: Any, depth: int, owner: type | None) -> int:
+    def _dataclass(self, kind: str, x: Any, depth: int) -> int:
         keyed = jtu.tree_flatten_with_path(x, is_leaf=lambda y: y is not x)[0]
         names = [f.name for f in dataclasses.fields(x) if hasattr(x, f.name)]
         unset = [f.name for f in dataclasses.fields(x) if not hasattr(x, f.name)]
@@ -291,11 +264,11 @@ class _Recorder:
             key: Any = path[0] if len(path) == 1 else None
             name = key.name if isinstance(key, jtu.GetAttrKey) else ""
             if name not in names or getattr(x, name) is not child:
-                return self._other(x, depth, None)
+                return self._other("other", x, depth)
             dynamic.append(name)
         static = [name for name in names if name not in dynamic]
         fields = tuple(dynamic), tuple(static), tuple(unset)
-        return self._fields("dataclass", x, fields, depth)
+        return self._fields(kind, x, fields, depth)
 
     def _fields(self, kind: str, x: Any, fields: _Fields, depth: int) -> int:
         cls = type(x)
@@ -322,26 +295,26 @@ class _Recorder:
             self.types.append([*name, *map(list, fields)])
         return number
 
-    def _partial(self, x: jtu.Partial, depth: int, owner: type | None) -> int:
+    def _partial(self, kind: str, x: jtu.Partial, depth: int) -> int:
         children = self._below((x.args, x.keywords), depth)
-        return self._row("partial", children, _value_codec.encode(x.func))
+        return self._row(kind, children, _value_codec.encode(x.func))
 
-    def _state(self, x: eqx.nn.State, depth: int, owner: type | None) -> int:
+    def _state(self, kind: str, x: eqx.nn.State, depth: int) -> int:
         children, markers = x.tree_flatten()
         rows = self._below(children, depth)
-        return self._row("state", rows, list(map(self._marker, markers)))
+        return self._row(kind, rows, list(map(self._marker, markers)))
 
-    def _index(self, x: eqx.nn.StateIndex, depth: int, owner: type | None) -> int:
+    def _index(self, kind: str, x: eqx.nn.StateIndex, depth: int) -> int:
         has_init = type(x.init) is not type(no_init())
         children = self._below([x.init], depth) if has_init else []
-        return self._row("index", children, self._marker(x.marker))
+        return self._row(kind, children, self._marker(x.marker))
 
     def _marker(self, marker: Any) -> str:
         if isinstance(marker, str):
             return "=" + marker
         return self._markers.setdefault(marker, f"#{len(self._markers)}")
 
-    def _other(self, x: Any, depth: int, owner: type | None) -> int:
+    def _other(self, kind: str, x: Any, depth: int) -> int:
         start = self.at
         inner = lambda y: self._is_leaf is not None and y is not x and self._is_leaf(y)
         self.at += len(jtu.tree_leaves(x, is_leaf=inner))

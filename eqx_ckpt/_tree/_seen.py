@@ -166,7 +166,7 @@ def node_types(structure: Any) -> set[type]:
 
 
 # The types of what Equinox puts where a Module lacks a field, if it does.
-_ABSENT = {
+ABSENT = {
     x.node_data()[0]
     for x in jax.tree.structure(object.__new__(eqx.nn.Dropout)).children()
 }
@@ -185,7 +185,7 @@ def _is_known_node(cls: type) -> bool:
     """Whether key paths and children of nodes of a type follow from the structure."""
     return (
         cls in _NODES
-        or cls in _ABSENT
+        or cls in ABSENT
         or issubclass(cls, eqx.Module)
         or _value_codec.is_namedtuple(cls)
         and not _has_own_way(cls)
@@ -316,7 +316,7 @@ def _is_fixed(x: Any, callables: dict[int, Any]) -> bool:
         return True
     if cls is tuple:
         return all(_is_fixed(y, callables) for y in x)
-    if cls in _ABSENT or isinstance(x, np.dtype) and x.names is None:
+    if cls in ABSENT or isinstance(x, np.dtype) and x.names is None:
         return True
     if isinstance(x, enum.Enum):
         return type(x.value) in _ATOMS

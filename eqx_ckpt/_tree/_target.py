@@ -11,7 +11,7 @@ import numpy as np
 from .._format import _template
 from .._format._template import Template
 from .._runtime import _processes
-from . import _folding, _leaf, _register, _sharding
+from . import _leaf, _register, _sharding
 
 
 class Target(NamedTuple):
@@ -142,12 +142,8 @@ def host_target(dtype: np.dtype, shape: tuple[int, ...], cast: bool) -> Target:
 
 
 def show_target(target: Target) -> str:
-    if target.kind == "key":
-        return f"key<{target.impl}>[{','.join(map(str, target.shape))}]"
-    if target.dtype is None:
-        return target.kind
-    text = _folding.short_array(target.dtype.name, target.shape)
-    return text + ("(numpy)" if target.kind == "numpy" else "")
+    dtype = "" if target.dtype is None else target.dtype.name
+    return _leaf.shown(target.kind, dtype, target.shape, target.impl)
 
 
 def misfit(template: Template, target: Target) -> tuple[str, str] | None:

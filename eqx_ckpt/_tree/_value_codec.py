@@ -27,7 +27,6 @@ BUILTINS = {
     x.__name__: x
     for x in (bool, int, float, complex, str, bytes, list, tuple, dict, set, object)
 }
-_SIMPLE = (bool, str, type(None))
 
 
 def encode(value: Any, owner: type | None = None) -> Any:
@@ -35,32 +34,46 @@ def encode(value: Any, owner: type | None = None) -> Any:
 
     `owner`: the class of the Module that it is a field of.
     """
-    if type(value) in _SIMPLE and (type(value) is not str or _json.is_unicode(value)):
-        out = value
-    else:
-        count = 0
-
-        def walk(x: Any, depth: int) -> Any:
-            nonlocal count
-            count += 1
-            if count > _MAX_NODES or depth > MAX_DEPTH:
-                raise ValueError  # It cannot be given back.
-            return _encode(x, ft.partial(walk, depth=depth + 1))
-
-        try:
-            out = walk(value, 0)
-        except Exception:  # Also of the methods of a class that we do not know.
-            default = _default_of(owner, value)
-            out = {"unknown": _text(value)} if default is None else {"default": default}
+    try:
+        out = bounded(value, _encode, MAX_DEPTH, _MAX_NODES)
+    except Exception:  # Also of the methods of a class that we do not know.
+        default = _default_of(owner, value)
+        out = {"unknown": _text(value)} if default is None else {"default": default}
     if type(out) in (bool, type(None)) or len(json.dumps(out)) <= _MAX_LENGTH:
         return out
     return {"unknown": _text(value)}
 
 
+def bounded(
+    value: Any, encode: Callable[[Any, Callable], Any], most_depth: int, most: int
+) -> Any:
+    """`encode(value, below)`, where `below` encodes the values that are in one: of most
+    so many, nested so deep.
+
+    **Raises:** `ValueError` for more than that.
+    """
+    count = 0
+
+    def walk(x: Any, depth: int) -> Any:
+        nonlocal count
+        count += 1
+        if count > most or depth > most_depth:
+            raise ValueError("too large to be recorded")
+        return encode(x, ft.partial(walk, depth=depth + 1))
+
+    return walk(value, 0)
+
+
 def _encode(x: Any, below: Callable[[Any], Any]) -> Any:
     cls = type(x)
-    if cls in _SIMPLE or cls is int or cls is float:
-        return _encode_plain(x)
+    if cls is float and not math.isfinite(x):
+        return {"float": repr(x)}
+    if cls is int and x.bit_length() > _json.MAX_BITS:
+        return {"int": hex(x)}
+    if cls is str and not _json.is_unicode(x):
+        return {"str": x.encode("utf-8", "surrogatepass").hex()}
+    if cls in (bool, int, float, str, type(None)):
+        return x
     if cls is list:
         return list(map(below, x))
     if cls in (tuple, set, frozenset):
@@ -91,16 +104,6 @@ def shared_node() -> type:
     """The type that `eqx.nn.Shared` has in the places of nodes that are elsewhere."""
     shared = eqx.nn.Shared([0, 0], lambda x: x[0], lambda x: x[1])
     return type(shared.pytree[0])
-
-
-def _encode_plain(x: Any) -> Any:
-    if type(x) is float and (not math.isfinite(x)):
-        return {"float": repr(x)}
-    if type(x) is int and x.bit_length() > _json.MAX_BITS:
-        return {"int": hex(x)}
-    if type(x) is str and not _json.is_unicode(x):
-        return {"str": x.encode("utf-8", "surrogatepass").hex()}
-    return x
 
 
 def _encode_of_class(x: Any, below: Callable[[Any], Any]) -> Any:
@@ -162,9 +165,7 @@ def _text(x: Any) -> str:
 
 def _default_of(owner: type | None, value: Any) -> str | None:
     """The name of a parameter of a class whose default is this function."""
-    if owner is None or not callable(value):
-        return None
-    some = defaults(owner)
+    some = defaults(owner) if owner is not None and callable(value) else {}
     return next((name for name, default in some.items() if default is value), None)
 
 
