@@ -85,14 +85,7 @@ def load(
             del result  # It is not to live until the next ones have arrived.
             if advance is not None:
                 advance(one.nbytes, 1)
-    leaves.flush()
-    if leaves.lost:
-        lines = [f"  {name}: {why}" for name, why in leaves.lost.items()]
-        raise RuntimeError(
-            f"Values of the checkpoint at `{source.root}` do not survive the "
-            "conversion that is asked for; nothing was loaded:\n" + "\n".join(lines)
-        )
-    return leaves.out
+    return leaves.finish(f"the checkpoint at `{source.root}`")
 
 
 @contextlib.contextmanager
@@ -208,9 +201,20 @@ class LeafBuilder:
         made.append((i, array))
         self._size += array.nbytes
         if len(made) >= _COUNT or self._size >= min(_BYTES, self._budget // 4):
-            self.flush()
+            self._flush()
 
-    def flush(self) -> None:
+    def finish(self, whose: str) -> list[Any]:
+        """All leaves, of a save that errors call `whose`."""
+        self._flush()
+        if self.lost:
+            lines = [f"  {name}: {why}" for name, why in self.lost.items()]
+            raise RuntimeError(
+                f"Values of {whose} do not survive the conversion that is asked for; "
+                "nothing was loaded:\n" + "\n".join(lines)
+            )
+        return self.out
+
+    def _flush(self) -> None:
         sent = []
         for made, make in (
             (self._plain, jax.device_put),

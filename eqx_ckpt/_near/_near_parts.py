@@ -253,14 +253,7 @@ class Parts:
                             leaves[i].take(number, result)
                             if not leaves[i].left:
                                 finish(i)
-        builder.flush()
-        if builder.lost:
-            lines = [f"  {name}: {why}" for name, why in builder.lost.items()]
-            raise RuntimeError(
-                "Values of the near step do not survive the conversion that is asked "
-                "for; nothing was loaded:\n" + "\n".join(lines)
-            )
-        return matched.tree(builder.out)
+        return matched.tree(builder.finish("the near step"))
 
 
 def _whole(leaves: Leaves) -> Leaves:
