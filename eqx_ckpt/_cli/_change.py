@@ -131,7 +131,7 @@ def average(
 ) -> CommandResult:
     if last is not None:
         sources = _newest(sources, last)
-    numbers = [weights] if isinstance(weights, float) else weights
+    numbers = [weights] if isinstance(weights, int | float) else weights
     return _write_merged(sources, None, merging.average(numbers), **rest)
 
 
