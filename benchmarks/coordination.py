@@ -4,7 +4,9 @@ Light processes, of which each is a real client of JAX's coordination service, a
 no devices, make the calls of the library: a barrier, and a save of a small tree. They
 share the cores of this machine, so the seconds of a call are those of all of them. What
 process 0 and the service in it compute for each of the others is measured apart: that
-is what grows with the processes of a real run, in which each has a host of its own.
+is what grows with the processes of a real run, in which each has a host of its own. So
+do the messages that come to the service, and the bytes of their keys and values, which
+each client counts.
 """
 
 import argparse
@@ -23,10 +25,10 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
 import numpy as np
+from jax._src import distributed
 
 import eqx_ckpt as ec
 from eqx_ckpt._runtime import _processes
-from eqx_ckpt._runtime._processes import Call
 
 
 TIMEOUT = 300
@@ -34,8 +36,8 @@ TIMEOUT = 300
 
 def barrier(_: str, number: int) -> None:
     """One round: process 0 gathers a word of each, and broadcasts an answer."""
-    call = Call("barrier", "benchmark", ec.Together(number, TIMEOUT), "Measuring")
-    _processes.of_run(call).decide(bytes)
+    together = ec.Together(number, TIMEOUT)
+    _processes.of_run("barrier", "benchmark", together, "Measuring").decide(bytes)
 
 
 def save(path: str, number: int) -> None:
@@ -49,23 +51,52 @@ def save(path: str, number: int) -> None:
 CALLS = {"barrier": barrier, "save": save}
 
 
+class Counting:
+    """A client of the service that counts its messages, and the bytes of their keys and
+    values, both ways."""
+
+    def __init__(self, client: Any):
+        self.client, self.messages, self.nbytes = client, 0, 0
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.client, name)
+
+        def call(*args: Any) -> Any:
+            self.messages += 1
+            self.nbytes += _size(args)
+            result = method(*args)
+            self.nbytes += _size(result)
+            return result
+
+        return call if name.startswith(("key_value", "blocking")) else method
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    return sum(map(_size, value)) if isinstance(value, (tuple, list)) else 0
+
+
 def client(index: int, count: int, port: int, path: str, times: int) -> None:
     """One process: it makes all calls; process 0 writes down what they took."""
     jax.distributed.initialize(
         f"localhost:{port}", count, index, initialization_timeout=TIMEOUT
     )
-    found: dict[str, Any] = {}
+    state = distributed.global_state
+    state.client = counting = Counting(state.client)  # pyright: ignore
+    found: dict[str, list[float]] = {}
     for name, call in CALLS.items():
         rows = []
         for number in range(times + 1):
             barrier("", -1)
             wall, cpu = time.perf_counter(), time.process_time()
+            before = counting.messages, counting.nbytes
             call(path, number)
-            rows.append([time.perf_counter() - wall, time.process_time() - cpu])
+            own = counting.messages - before[0], counting.nbytes - before[1]
+            rows.append([time.perf_counter() - wall, time.process_time() - cpu, *own])
         # The first connects.
         found[name] = [statistics.median(column) for column in zip(*rows[1:])]
-    if index == 0:
-        pathlib.Path(path, "found.json").write_text(json.dumps(found))
+    pathlib.Path(path, f"{index}.json").write_text(json.dumps(found))
     barrier("", -2)
     if index == 0:
         time.sleep(1)  # The others have heard the answer.
@@ -74,7 +105,8 @@ def client(index: int, count: int, port: int, path: str, times: int) -> None:
 
 
 def measure(count: int, times: int) -> dict[str, list[float]]:
-    """For each call the seconds until it is over, and those that process 0 computes."""
+    """For each call the seconds until it is over, and those that process 0 computes;
+    and the messages of all to the service, and their bytes."""
     with socket.socket() as s:
         s.bind(("localhost", 0))
         port = s.getsockname()[1]
@@ -89,32 +121,38 @@ def measure(count: int, times: int) -> dict[str, list[float]]:
             process.start()
         for process in processes:
             process.join()
-        return json.loads(pathlib.Path(path, "found.json").read_text())
+        files = [pathlib.Path(path, f"{index}.json") for index in range(count)]
+        found = [json.loads(file.read_text()) for file in files]
+    return {
+        name: found[0][name][:2]
+        + [sum(x) for x in zip(*(one[name][2:] for one in found))]
+        for name in CALLS
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--processes", type=int, nargs="*", default=[8, 64, 128])
+    parser.add_argument("--processes", type=int, nargs="*", default=[8, 64, 256])
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--short", action="store_true", help="4 processes, 2 calls")
     given = parser.parse_args()
     counts, times = given.processes, given.times
     if given.short:
         counts, times = [4], 2
-    print("| processes | call | seconds | in process 0 | for each other process |")
-    print("|---|---|---|---|---|")
-    found = {count: measure(count, times) for count in counts}
-    for count, calls in found.items():
-        for name, (wall, cpu) in calls.items():
+    print(
+        "| processes | call | seconds | in process 0 | for each other process | "
+        "messages to it | bytes |"
+    )
+    print("|" + "---|" * 7)
+    found: dict[int, dict[str, list[float]]] = {}
+    for count in counts:
+        found[count] = measure(count, times)
+        for name, (wall, cpu, messages, nbytes) in found[count].items():
             each = 1e3 * cpu / (count - 1)
-            print(f"| {count} | {name} | {wall:.3f} | {cpu:.3f} | {each:.2f} ms |")
-    if len(counts) > 1:
-        few, many = counts[-2:]
-        for name in CALLS:
-            slope = (found[many][name][1] - found[few][name][1]) / (many - few)
-            cpu = found[many][name][1] + slope * (512 - many)
             print(
-                f"| 512, extrapolated | {name} | | {cpu:.3f} | {1e3 * slope:.2f} ms |"
+                f"| {count} | {name} | {wall:.3f} s | {cpu:.3f} s | {each:.2f} ms | "
+                f"{messages:,.0f} | {nbytes / 1024:,.0f} KiB |",
+                flush=True,
             )
 
 

@@ -146,6 +146,7 @@ def plan(model: Model, hosts: int) -> Plan:
     works, templates, chunks, total = [], [], 0, 0
     read = resharded = shared = moved = 0.0
     known: dict[Leaf, tuple] = {}
+    alike: _assign.Known = {}
     for leaf in leaves(model):
         shape, spec, itemsize = leaf
         if leaf not in known:
@@ -169,7 +170,7 @@ def plan(model: Model, hosts: int) -> Plan:
         found, chunk, same, other, share, move = known[leaf]
         size = math.prod(chunk) * itemsize
         count = math.prod(_grid.grid(shape, chunk))
-        owners = _assign.owners(found, shape, chunk, size, loads)
+        owners = _assign.owners(found, shape, chunk, size, loads, alike)
         works.append((count, size, owners))
         chunks += count
         total += math.prod(shape) * itemsize
@@ -198,7 +199,7 @@ def index_of(templates: list[Template], deal: _assign.Assignment) -> bytes:
     distinct = {t: number for number, t in enumerate(dict.fromkeys(templates))}
     numbers = [distinct[t] for t in templates]
     form = _tree_spec.tree_spec(tuple(names), tuple(numbers), tuple(distinct), ())
-    files = [list(_to_ocdbt.lay(form, runs)) for runs in deal.files]
+    files = [_to_ocdbt.PlainStretches(form, runs) for runs in deal.files]
     where = _to_ocdbt.packed if form.has_columns else _to_ocdbt.listed
     digests = "0" * 32 * (len(files) if form.has_columns else 1)
     leaves = Leaves(names, list(distinct), numbers)

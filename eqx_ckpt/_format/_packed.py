@@ -53,31 +53,40 @@ def pack(
     - `leaves`: how many there are.
     - `sizes`: those of compressed chunks, in the same order.
     """
-    leaf, first, stop, offset, nbytes = runs.T
+    # There may be millions: what is not needed any more is let go.
+    leaf, first, stop = (runs[:, i].astype(np.int32) for i in range(3))
+    offset, nbytes = runs[:, 3], runs[:, 4]
     key = _key(leaf, first)
     is_lane = np.ones(len(key), bool)
     is_lane[1:] = key[1:] <= key[:-1]
-    lane = np.cumsum(is_lane) - 1
+    lane = np.cumsum(is_lane, dtype=np.int32) - np.int32(1)
     is_begin = is_lane.copy()
     starts = np.cumsum(counts) - counts
     is_begin[starts[counts > 0]] = True
-    ends = aligned(offset + nbytes)
-    is_begin[1:] |= (offset[1:] != ends[:-1]) & (nbytes[1:] > 0)
-    file = np.repeat(np.arange(len(counts)), counts)
-    columns = lane, leaf, first, file, np.where(nbytes > 0, offset, aligned(offset))
-    begins = np.stack(columns, 1)[is_begin]
+    goes_on = offset[1:] == aligned(offset[:-1] + nbytes[:-1])
+    is_begin[1:] |= ~goes_on & (nbytes[1:] > 0)
+    file = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    offset = np.where(nbytes > 0, offset, aligned(offset))
+    columns = lane, leaf, first, file, offset
+    begins = np.stack([column[is_begin].astype(np.int64) for column in columns], 1)
     begins = begins[np.lexsort(begins.T[::-1])]
+    del runs, offset, nbytes, goes_on, file, columns
     order = np.argsort(key, kind="stable")
+    del key
     leaf, first, stop, lane = leaf[order], first[order], stop[order], lane[order]
     # Where a lane only goes on in another place, its run goes on too.
     is_new = ~is_begin[order]
     is_new[1:] |= (leaf[1:] != leaf[:-1]) | (lane[1:] != lane[:-1])
     is_new[:1] = True
     is_last = np.append(is_new[1:], True)
+    del order
     leaf, lane = leaf[is_new], lane[is_new]
     length = stop[is_last] - first[is_new]
     length[np.append(leaf[1:] != leaf[:-1], True)] = 0
-    patterns, pattern = _interned(leaf, np.stack([length, lane], 1), leaves)
+    del first, stop
+    patterns, pattern = _interned(
+        leaf, np.stack([length, lane], 1, dtype=np.uint32, casting="unsafe"), leaves
+    )
     return Packed(patterns, pattern, begins, sizes)
 
 
@@ -89,7 +98,6 @@ def _interned(
     leaf: np.ndarray, rows: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The patterns that there are, and the number of that of each leaf."""
-    rows = rows.astype(np.uint32)
     starts = np.searchsorted(leaf, np.arange(count + 1))
     known: dict[bytes, int] = {}
     kept: list[np.ndarray] = []

@@ -3,6 +3,7 @@
 Pure arithmetic, which comes out the same in every process of a run.
 """
 
+import collections
 import dataclasses
 import itertools as it
 import math
@@ -54,7 +55,8 @@ def deal(
             dealt[process][which].append((place, run))
     files: list[Runs] = []
     owner: list[int] = []
-    for process, both in enumerate(dealt):
+    for process in range(processes):
+        both, dealt[process] = dealt[process], ([], [])
         for runs in both:
             own = _pack(works, runs, target)
             files += own
@@ -83,13 +85,19 @@ def _pack(works: Sequence[WriteJob], runs: Runs, target: int) -> list[Runs]:
                 end = 0
                 continue
             take = min(len(run), max(1, room))
-            # An array without elements has no chunks, and yet a place.
-            files[-1].append((place, run[:take]))
+            # An array without elements has no chunks, and yet a place. Most runs are
+            # not cut, and stay the objects that they are.
+            files[-1].append((place, run if take == len(run) else run[:take]))
             end += take * size
             run = run[take:]
             if not run:
                 break
     return files
+
+
+# Owners of leaves that are alike, and how many chunks each process has: by the id of
+# the holders (which are kept, so that no others get it), the shape and the chunks.
+Known = dict[tuple[int, tuple, tuple], tuple[Holders, Owners, dict[int, int]]]
 
 
 def owners(
@@ -98,17 +106,27 @@ def owners(
     chunk: Sequence[int],
     size: int,
     loads: list[int],
+    known: Known | None = None,
 ) -> Owners:
     """Shares the chunks of a leaf, of `size` bytes, out to the processes that hold
     them, each to one.
 
-    `loads` is how many bytes each process has to write so far, and is added to.
+    `loads` is how many bytes each process has to write so far, and is added to. Leaves
+    that are alike share one list if they are given the same `known`, unless it depends
+    on the loads.
     **Raises:** `ValueError` if there is a chunk that no one process holds.
     """
     if 0 in shape:
         return []  # There are no chunks, whoever holds which regions.
+    key = id(holders), tuple(shape), tuple(chunk)
+    if known is not None and key in known:
+        _, runs, counts = known[key]
+        for process, count in counts.items():
+            loads[process] += count * size
+        return runs
     counts = _grid.grid(shape, chunk)
     owner = [-1] * math.prod(counts)
+    is_even = True
     for region, processes in holders:
         if any(
             s.start % c or (s.stop % c and s.stop != n)
@@ -124,8 +142,9 @@ def owners(
             for index in it.product(*axes)
         ]
         share = len(numbers) / len(processes)
+        is_even = is_even and share >= 1
         for i, number in enumerate(numbers):
-            if len(numbers) < len(processes):
+            if share < 1:
                 process = min(processes, key=loads.__getitem__)
             else:
                 process = processes[int(i / share)]
@@ -139,4 +158,6 @@ def owners(
         stop = start + len(list(group))
         runs.append((range(start, stop), process))
         start = stop
+    if known is not None and is_even:
+        known[key] = holders, runs, collections.Counter(owner)
     return runs

@@ -206,7 +206,7 @@ def _owners(
     form: TreeSpec, values: Sequence[Any], aliases: Sequence[int | None], processes: int
 ) -> list[_assign.Owners | None]:
     """Processes that write the chunks of each leaf."""
-    loads = [0] * processes
+    loads, known = [0] * processes, {}
     out: list[_assign.Owners | None] = []
     for name, value, number, alias in zip(form.names, values, form.numbers, aliases):
         t = form.templates[number]
@@ -215,7 +215,7 @@ def _owners(
             out.append(None)
             continue
         try:
-            out.append(_assign.owners(holders, t.shape, t.chunk, t.full, loads))
+            out.append(_assign.owners(holders, t.shape, t.chunk, t.full, loads, known))
         except ValueError as e:
             raise ValueError(
                 f"The leaf `{name}` cannot be saved by many processes: {e}. Pass "

@@ -4,7 +4,7 @@ files, and records say what was written.
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from .._format._extents import Placement
@@ -78,7 +78,7 @@ class Stretch(NamedTuple):
 
 
 # The stretches of each of some files.
-Files = list[list[Stretch]]
+Files = list[Collection[Stretch]]
 # For each run of chunks that a process has written, the ends of compressed ones.
 Ends = list[list[int] | None]
 

@@ -2,6 +2,8 @@
 values lie in them. See FORMAT.md.
 """
 
+import collections
+import dataclasses
 import functools as ft
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -123,6 +125,24 @@ def lay(
         at = stretch.stop(full)
 
 
+@dataclasses.dataclass(frozen=True)
+class PlainStretches:
+    """The stretches of a file in which nothing is compressed. There may be millions of
+    them, so they are worked out anew whenever they are looked at."""
+
+    form: TreeSpec
+    runs: _assign.Runs
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def __iter__(self) -> Iterator[Stretch]:
+        return lay(self.form, self.runs)
+
+    def __contains__(self, stretch: object) -> bool:
+        return any(stretch == other for other in self)
+
+
 def see(save: Save, process: int, ends: Ends, into: Destination[Backend]) -> Files:
     """The files that another process has written.
 
@@ -134,8 +154,11 @@ def see(save: Save, process: int, ends: Ends, into: Destination[Backend]) -> Fil
         own = list(itertools.islice(rest, len(runs)))
         if len(own) < len(runs):
             raise ValueError("it has written something else than was planned")
-        files.append(list(lay(save.form, runs, own)))
-        last = files[-1][-1]
+        stretches = PlainStretches(save.form, runs)
+        files.append(
+            list(lay(save.form, runs, own)) if save.form.is_coded else stretches
+        )
+        (last,) = collections.deque(files[-1], maxlen=1)
         stop = last.stop(save.data.grids[last.place].full)
         into.work.check_range(f"{into.own}/{number}", stop)
     return files
@@ -209,19 +232,19 @@ def listed(form: TreeSpec, files: Files) -> Placement:
 def packed(form: TreeSpec, files: Files) -> Packed:
     """Where the chunks lie, by a rule."""
     grids = form.grids
-
-    def columns(stretches: Sequence[Stretch]) -> np.ndarray:
-        rows = [
-            (s.place, s.numbers.start, s.numbers.stop, s.offset)
-            + (s.stop(grids[s.place].full) - s.offset,)
-            for s in stretches
-        ]
-        return np.asarray(rows, np.int64).reshape(-1, 5)
-
-    runs = np.concatenate(list(map(columns, files)) or [columns([])])
+    rows = (
+        (place, numbers.start, numbers.stop, offset, s.stop(grids[place].full) - offset)
+        for s in itertools.chain(*files)
+        for place, numbers, offset, _ in [s]
+    )
     counts = np.asarray(list(map(len, files)), np.int64)
     sizes = [n for stretch in itertools.chain(*files) for n in _steps(stretch)]
-    return _packed.pack(runs, counts, len(form.names), np.asarray(sizes, np.int64))
+    return _packed.pack(
+        np.fromiter(rows, np.dtype((np.int64, 5)), counts.sum()),
+        counts,
+        len(form.names),
+        np.asarray(sizes, np.int64),
+    )
 
 
 def _steps(stretch: Stretch) -> Iterator[int]:

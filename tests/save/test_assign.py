@@ -97,6 +97,22 @@ def test_replicas_share_the_work():
     assert loads == [9, 8, 7]
 
 
+def test_leaves_that_are_alike_share_their_owners():
+    """In a large model on many hosts there are millions of runs."""
+    split = tuple(((slice(4 * p, 4 * p + 4),), (p,)) for p in range(4))
+    whole = (((slice(0, 16),), (0, 1, 2, 3)),)
+    known: _assign.Known = {}
+    alone, loads = [0] * 4, [0] * 4
+    found = []
+    for holders, chunk in [*[(split, 2)] * 2, (split, 4), *[(whole, 16)] * 2]:
+        args = holders, (16,), (chunk,), chunk
+        found.append(_assign.owners(*args, loads, known))
+        assert found[-1] == _assign.owners(*args, alone) and loads == alone
+    assert found[0] is found[1] and found[1] != found[2]
+    # Who has least to write is another one each time.
+    assert found[3] != found[4]
+
+
 def test_chunks_that_no_process_has_all_of():
     halves = [((slice(0, 4),), (0,)), ((slice(4, 8),), (1,))]
     with pytest.raises(ValueError, match="lie in shards of several processes"):
