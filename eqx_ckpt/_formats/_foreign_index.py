@@ -2,8 +2,8 @@
 
 import functools as ft
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeGuard
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import numpy as np
 import xxhash
@@ -21,6 +21,8 @@ from .._storage import _store
 from .._storage._backend import Backend
 from .._tree import _leaf
 
+
+T = TypeVar("T")
 
 # Of all names of a checkpoint. Each is an object here, and a node of its tree.
 MAX_COMPONENTS = 2**21
@@ -190,11 +192,17 @@ def source(
 
 
 def weight_map(
-    probe: Probe, key: str, file: re.Pattern[str]
-) -> tuple[dict[str, str], list[str]]:
-    """The file that each tensor is in, by an index in JSON; and these files.
+    probe: Probe,
+    key: str,
+    file: re.Pattern[str],
+    read: Callable[[list[str]], list[T]],
+    names: Callable[[T], Collection[str]],
+) -> tuple[list[str], list[T]]:
+    """The files that an index in JSON leads to, which says in which each tensor is; and
+    what `read` gives for each, which has these `names`.
 
-    **Raises:** `ValueError` unless they are beside it, with names of this pattern.
+    **Raises:** `ValueError` unless they are beside it, with names of this pattern, and
+    have what it says.
     """
     _, index = _probe.read_json(probe.directory, key)
     of = index.get("weight_map")
@@ -204,7 +212,17 @@ def weight_map(
     bad = [name for name in files if not file.fullmatch(name)]
     if bad:
         raise ValueError(f"`{key}` names {bad[0]!r}, which is no file beside it")
-    return of, files
+    try:
+        contents = read(files)
+    except FileNotFoundError as e:
+        raise ValueError(f"a file that `{key}` names is missing: {e}") from e
+    held = {name: x for x, one in zip(files, contents) for name in names(one)}
+    if held != of or len(held) != sum(len(names(one)) for one in contents):
+        name = next(iter(held.items() ^ of.items()), ("?",))[0]
+        raise ValueError(
+            f"`{key}` and the files beside it do not agree on where {name!r} is"
+        )
+    return files, contents
 
 
 def is_texts(value: Any) -> TypeGuard[dict[str, str]]:

@@ -8,7 +8,7 @@ import itertools as it
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,7 +76,7 @@ class Header(NamedTuple):
 
 def read(probe: Probe, like: Any) -> Source | None:
     """The source of a file, of an index, or of a directory with one of them in it."""
-    directory, key = probe.directory, probe.key
+    key = probe.key
     if key is None:
         key = _choose(probe.names)
         if key is None:
@@ -90,9 +90,9 @@ def read(probe: Probe, like: Any) -> Source | None:
         return _sharded(probe, key)
     elif not (is_safetensors(probe) or probe.has_suffix(SUFFIX)):
         return None
-    header = read_header(directory, key, _header_size(directory, key))
-    _check_whole(key, header)
-    return _source(probe, [key], [header], header.metadata)
+    headers = _headers(probe, [key], f"`{key}`")
+    _check_whole(key, headers[0])
+    return _source(probe, [key], headers)
 
 
 def _choose(names: frozenset[str]) -> str | None:
@@ -134,7 +134,7 @@ def _header_size(directory: Backend, key: str) -> int:
     return size
 
 
-def read_header(directory: Backend, key: str, size: int) -> Header:
+def _read_header(directory: Backend, key: str, size: int) -> Header:
     """**Raises:** `ValueError` unless the header accounts for all bytes of the file."""
     directory.check_range(key, 8 + size)
     data = _store.read_bytes(directory, key, 8, 8 + size)
@@ -194,7 +194,7 @@ def _starts(key: str, header: Header) -> dict[str, tuple[int, ...]]:
             raise ValueError(
                 f"`{_SHARDING}` in `{key}` does not say where its {name!r:.100} begins"
             )
-        if not all(0 <= n < _template.MAX_BYTES for n in start):
+        if not _schema.fits(start, [range(_template.MAX_BYTES)]):
             raise ValueError(f"the part of {name!r:.100} in `{key}` begins nowhere")
         out[name] = tuple(start)
     return out
@@ -213,46 +213,25 @@ def _pieced(probe: Probe, files: list[str]) -> Source:
             f"there is no `shard-{missing:05}-...` in it, and there is "
             f"`{files[-1]}`. The files of all processes have to be there"
         )
-    headers = _headers(probe, files, "the directory")
-    parts: dict[str, list[tuple[int, tuple[int, ...]]]] = collections.defaultdict(list)
-    for number, (file, header) in enumerate(zip(files, headers)):
-        for name, start in _starts(file, header).items():
-            parts[name].append((number, start))
-    tensors: list[tuple[str, int, Any]] = []
-    pieces: dict[str, PiecedArray] = {}
-    for name, rows in parts.items():
-        found = [headers[number].tensors[name] for number, _ in rows]
-        shapes = [tuple(x[1]) for x in found]
-        if len({(x[0], len(x[1])) for x in found}) > 1:
-            raise ValueError(
-                f"the parts of {name!r:.100} are not of one dtype and rank"
-            )
-        shape = _whole(name, [start for _, start in rows], shapes)
-        tensors.append((name, rows[0][0], (found[0][0], list(shape), found[0][2])))
-        if len(rows) > 1 and found[0][0] in _READ and len(shape) <= _template.MAX_RANK:
-            some = [
-                Piece(files[number], x[2], start, tuple(x[1]))
-                for (number, start), x in zip(rows, found)
-                if math.prod(x[1])
-            ]
-            pieces[name] = _of_pieces(found[0][0], shape, some)
-    metadata = [_without(x.metadata, _SHARDING, _VERSION) for x in headers]
-    return _source(probe, files, headers, _one(metadata), tensors, pieces)
+    return _source(probe, files, _headers(probe, files, "the directory"))
 
 
-def _of_pieces(dtype: str, shape: tuple[int, ...], pieces: list[Piece]) -> PiecedArray:
-    t = _foreign_index.template("numpy", _READ[dtype], shape, "")
-    chunk = _grid.choose(shape, t.itemsize, _CUT)
-    return PiecedArray(t._replace(chunk=chunk), pieces, dtype in _PACKED)
+# What a file has of a tensor: its number, the first element, and what its header says.
+Part = tuple[int, tuple[int, ...], tuple[str, list[int], int]]
 
 
-def _whole(
-    name: str, starts: Sequence[tuple[int, ...]], shapes: Sequence[tuple[int, ...]]
-) -> tuple[int, ...]:
+def _whole(name: str, parts: Sequence[Part]) -> tuple[int, ...]:
     """The shape of a tensor, of its parts.
 
-    **Raises:** `ValueError` unless each of its elements is in one of them.
+    **Raises:** `ValueError` unless they are of one dtype and rank, and each of its
+    elements is in one of them.
     """
+    starts = [start for _, start, _ in parts]
+    shapes = [tuple(x[1]) for _, _, x in parts]
+    if len(parts) == 1 and not any(starts[0]):
+        return shapes[0]
+    if len({(x[0], len(x[1])) for _, _, x in parts}) > 1:
+        raise ValueError(f"the parts of {name!r:.100} are not of one dtype and rank")
     stops = [tuple(map(sum, zip(*x))) for x in zip(starts, shapes)]
     shape = tuple(map(max, zip(*stops)))
     have, wants = sum(map(math.prod, shapes)), math.prod(shape)
@@ -314,10 +293,9 @@ def _entry(name: str, entry: Any) -> tuple[str, list[int], tuple[int, int]]:
         raise ValueError(f"the tensor {name!r} has a field that cannot be read")
     dtype, shape, span = entry["dtype"], entry["shape"], entry["data_offsets"]
     for numbers in (shape, span):
-        is_right = type(numbers) is list and set(map(type, numbers)) <= {int}
         # Products of many, or of long ones, would take their time.
-        is_right = is_right and len(numbers) <= 2 * _template.MAX_RANK
-        if not is_right or not all(0 <= n < _template.MAX_BYTES for n in numbers):
+        is_right = _schema.fits(numbers, [range(_template.MAX_BYTES)])
+        if not is_right or len(numbers) > 2 * _template.MAX_RANK:
             raise ValueError(f"the tensor {name!r} has an impossible shape or place")
     if type(dtype) is not str:
         raise ValueError(f"the tensor {name!r} is malformed")
@@ -332,29 +310,23 @@ def _entry(name: str, entry: Any) -> tuple[str, list[int], tuple[int, int]]:
 
 
 def _sharded(probe: Probe, key: str) -> Source:
-    of, files = _foreign_index.weight_map(probe, key, _file)
-    if own := next(filter(_of_process.match, files), None):
-        raise ValueError(
-            f"`{key}` names `{own}`, which is what one process of `torch.distributed` "
-            "has of a checkpoint: its tensors may be parts of larger ones. Open the "
-            "directory without that index, with the files of all processes"
-        )
-    try:
-        headers = _headers(probe, files, f"the files that `{key}` names")
-    except FileNotFoundError as e:
-        raise ValueError(f"a file that `{key}` names is missing: {e}") from e
+    def read(files: list[str]) -> list[Header]:
+        if own := next(filter(_of_process.match, files), None):
+            raise ValueError(
+                f"`{key}` names `{own}`, which is what one process of "
+                "`torch.distributed` has of a checkpoint: its tensors may be parts of "
+                "larger ones. Open the directory without that index, with the files of "
+                "all processes"
+            )
+        return _headers(probe, files, f"the files that `{key}` names")
+
+    names = lambda header: header.tensors
+    files, headers = _foreign_index.weight_map(probe, key, _file, read, names)
     for file, header in zip(files, headers):
         # An index leads to whole tensors alone.
         if any(map(any, _starts(file, header).values())):
             _check_whole(file, header)
-    held = {name: f for f, h in zip(files, headers) for name in h.tensors}
-    if held != of or len(held) != sum(len(h.tensors) for h in headers):
-        name = next(iter(held.items() ^ of.items()), ("?",))[0]
-        raise ValueError(
-            f"`{key}` and the files beside it do not agree on where {name!r} is"
-        )
-    metadata = [_without(x.metadata, _SHARDING, _VERSION) for x in headers]
-    return _source(probe, files, headers, _one(metadata))
+    return _source(probe, files, headers)
 
 
 def _headers(probe: Probe, files: list[str], what: str) -> list[Header]:
@@ -364,7 +336,7 @@ def _headers(probe: Probe, files: list[str], what: str) -> list[Header]:
             f"the headers of {what} would have {sum(sizes)} bytes, and at most "
             f"{_MAX_HEADERS} are read"
         )
-    read = lambda directory, i: read_header(directory, files[i], sizes[i])
+    read = lambda directory, i: _read_header(directory, files[i], sizes[i])
     return _store.each(probe.directory, read, range(len(files)))
 
 
@@ -376,39 +348,34 @@ def _natural(name: str) -> list[str]:
     return [x.zfill(20) if x.isdigit() else x for x in _digits.split(name)]
 
 
-def _source(
-    probe: Probe,
-    files: list[str],
-    headers: list[Header],
-    metadata: dict[str, str] | None,
-    tensors: list[tuple[str, int, Any]] | None = None,
-    pieces: Mapping[str, PiecedArray] = {},
-) -> Source:
-    if tensors is None:
-        tensors = [
-            (name, number, tensor)
-            for number, header in enumerate(headers)
-            for name, tensor in header.tensors.items()
-        ]
-    tensors.sort(key=lambda row: _natural(row[0]))
-    named = names_of(name for name, _, _ in tensors)
+def _source(probe: Probe, files: list[str], headers: list[Header]) -> Source:
+    """The source of some files, which may have parts of tensors."""
+    of: dict[str, list[Part]] = collections.defaultdict(list)
+    for number, (file, header) in enumerate(zip(files, headers)):
+        for name, start in _starts(file, header).items():
+            of[name].append((number, start, header.tensors[name]))
+    tensors = sorted(of, key=_natural)
     leaves: list[ForeignLeaf] = []
-    for (name, keys), (their, number, (text, shape, offset)) in zip(named, tensors):
+    for (name, keys), their in zip(names_of(tensors), tensors):
+        parts, shape = of[their], _whole(their, of[their])
+        number, _, (text, _, offset) = parts[0]
         what = name, keys, _READ.get(text, ""), shape, text
         leaf = _foreign_index.array_leaf(*what, file=number, offset=offset)
-        value = pieces.get(their)
-        if leaf.value is None and value is None and text in _PACKED:
-            piece = Piece(files[number], offset, (0,) * len(shape), tuple(shape))
-            value = _of_pieces(text, tuple(shape), [piece])
-        if value is not None:
-            t = leaf.template._replace(chunk=value.template.chunk)
+        if leaf.value is None and (len(parts) > 1 or text in _PACKED):
+            pieces = [
+                Piece(files[number], offset, start, tuple(lengths))
+                for number, start, (_, lengths, offset) in parts
+                if math.prod(lengths)
+            ]
+            chunk = _grid.choose(shape, leaf.template.itemsize, _CUT)
+            t = leaf.template._replace(chunk=chunk)
+            value = PiecedArray(t, pieces, text in _PACKED)
             leaf = leaf._replace(template=t, value=value)
         leaves.append(leaf)
+    metadata = _one([_without(x.metadata, _SHARDING, _VERSION) for x in headers])
     head = b"".join(header.data for header in headers)
     labels = _labels(metadata)
-    markers = {
-        i: labels[name] for i, (name, _, _) in enumerate(tensors) if name in labels
-    }
+    markers = {i: labels[name] for i, name in enumerate(tensors) if name in labels}
     if metadata is not None and LABELS in metadata:
         metadata = {key: metadata[key] for key in metadata if key != LABELS} or None
     what = "safetensors", files, leaves, head, metadata, markers

@@ -116,20 +116,16 @@ def _member(archive: Zip, name: str, default: bytes | None = None) -> bytes:
 
 
 def _sharded(probe: Probe, key: str) -> Source:
-    of, files = _foreign_index.weight_map(probe, key, _file)
-    contents = []
-    for file in files:
-        try:
+    def read(files: list[str]) -> list[_File]:
+        contents: list[_File] = []
+        for file in files:
             contents.append(_read_file(probe.directory, file))
-        except FileNotFoundError as e:
-            raise ValueError(f"a file that `{key}` names is missing: {e}") from e
-        if sum(len(one.data) for one in contents) > _MAX_PICKLES:
-            raise ValueError("the pickles of its files are longer than is read")
-    for file, one in zip(files, contents):
-        names = {name for name, of_file in of.items() if of_file == file}
-        if not isinstance(one.value, dict) or set(one.value) != names:
-            raise ValueError(f"`{key}` and `{file}` do not agree on what is in that")
-    return _source(probe, files, contents)
+            if sum(len(one.data) for one in contents) > _MAX_PICKLES:
+                raise ValueError("the pickles of its files are longer than is read")
+        return contents
+
+    names = lambda one: one.value if isinstance(one.value, dict) else ()
+    return _source(probe, *_foreign_index.weight_map(probe, key, _file, read, names))
 
 
 # ---- From a value to leaves.

@@ -282,7 +282,11 @@ class LazyArray(jax.ShapeDtypeStruct):
         return (self[i] for i in range(len(self)))
 
     def _line(self, name: str) -> TreeLine:
-        return _line(self, name)
+        """The line that a node has for the leaf under a name."""
+        nbytes = self._template.nbytes
+        if self._target.kind in _template.ARRAY_KINDS:
+            nbytes = math.prod(self.shape) * self.dtype.itemsize
+        return TreeLine(name, self._shown() + _sharding.spec_text(self), nbytes)
 
     def plot(self, ax: Any = None) -> Any:
         """Reads the leaf and draws it with matplotlib (`eqx_ckpt[plot]`).
@@ -334,15 +338,6 @@ class LazyArray(jax.ShapeDtypeStruct):
         _source.check_pickles(source)
         args = (source.root, source.index.save, self.name, self._view, self._target)
         return _unpickle, args
-
-
-def _line(lazy: LazyArray, name: str) -> TreeLine:
-    """The line of a leaf that a node has under a name."""
-    target, nbytes = lazy._target, lazy._template.nbytes
-    if target.kind in _template.ARRAY_KINDS:
-        nbytes = math.prod(lazy.shape) * lazy.dtype.itemsize
-    text = lazy._shown() + _sharding.spec_text(lazy)
-    return TreeLine(name, text, nbytes)
 
 
 def on_host(lazy: LazyArray, dtype: Any = None) -> LazyArray:

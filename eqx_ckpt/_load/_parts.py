@@ -170,7 +170,7 @@ class _LargeLeaf:
 
         def arrived() -> None:
             regions = _source.grid_of(t).regions
-            keep = _copier(t) if t.codec is None else _codecs.decoder(t)
+            keep = _codecs.decoder(t)
             for number, data in zip(part.chunks, values(), strict=True):
                 region = _grid.within(regions[number], part.region)
                 keep(data, part.into[(*region, ...)])
@@ -245,17 +245,6 @@ def _touched(t: Template, views: tuple[View, ...] | None) -> Sequence[int]:
         if 0 not in view.shape
     ]
     return list(sets[0]) if len(sets) == 1 else sorted(set().union(*sets))
-
-
-def _copier(t: Template) -> Callable[[Any, np.ndarray], None]:
-    """As `_codecs.decoder`, of chunks that are not compressed."""
-    dtype = _template.dtype_of(t.stored)
-
-    def copy(data: Any, into: np.ndarray) -> None:
-        chunk = np.frombuffer(data, dtype).reshape(t.chunk)
-        into[...] = chunk[tuple(map(slice, into.shape))]
-
-    return copy
 
 
 # ---- Ranges of files.

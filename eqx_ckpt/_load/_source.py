@@ -152,10 +152,14 @@ class Source:
 
     def cut(self, record: Record) -> Template:
         """The template of a leaf, with the chunks that it is read in."""
-        t = record.template
+        t, strides = record.template, self.strides.get(record.place)
         if not self.is_run(record):
             return t
-        return t._replace(chunk=_cut(t, self.strides.get(record.place)))
+        if strides is None:
+            return t._replace(chunk=_grid.choose(t.shape, t.itemsize, _CUT))
+        target = max(_CUT, _grid.span(t.shape, strides) * t.itemsize // _MANY)
+        chunk = _grid.choose_strided(t.shape, strides, t.itemsize, target)
+        return t._replace(chunk=chunk)
 
     def _place(
         self, record: Record, numbers: Sequence[int] | None = None
@@ -466,14 +470,6 @@ def _read_extra(source: Source, key: str, stored: tuple[int, str], what: str) ->
     if not is_good(data):
         raise source.lost(f"{what} is damaged")
     return data
-
-
-def _cut(t: Template, strides: tuple[int, ...] | None) -> _grid.Shape:
-    """In what chunks a leaf is read that has none."""
-    if strides is None:
-        return _grid.choose(t.shape, t.itemsize, _CUT)
-    target = max(_CUT, _grid.span(t.shape, strides) * t.itemsize // _MANY)
-    return _grid.choose_strided(t.shape, strides, t.itemsize, target)
 
 
 def grid_of(t: Template) -> Grid:

@@ -37,20 +37,25 @@ def encoder(template: Template) -> Callable[[np.ndarray], bytes]:
 
 
 def decoder(template: Template) -> Callable[[Any, np.ndarray], None]:
-    """A function that decodes a chunk into an array: of the shape of a chunk, or of its
-    part that is no padding. One thread calls it at a time.
+    """A function that puts a chunk, decoded, into an array: of the shape of a chunk, or
+    of its part that is no padding. One thread calls it at a time.
 
     It raises `ValueError` for what is no such chunk, and allocates nothing for it.
     """
     dtype, full = dtype_of(template.stored), template.full
-    unpack = _unpack_zstd if template.codec == "zstd" else _blosc_unpacker(template)
+    unpack = None
+    if template.codec is not None:
+        unpack = _unpack_zstd if template.codec == "zstd" else _blosc_unpacker(template)
 
     def decode(data: Any, into: np.ndarray) -> None:
-        if into.nbytes == full and into.flags.c_contiguous:
+        if unpack is None:
+            whole = np.frombuffer(data, np.uint8)
+        elif into.nbytes == full and into.flags.c_contiguous:
             unpack(data, into.reshape(-1).view(np.uint8))
             return
-        whole = np.empty(full, np.uint8)
-        unpack(data, whole)
+        else:
+            whole = np.empty(full, np.uint8)
+            unpack(data, whole)
         chunk = whole.view(dtype).reshape(template.chunk)
         into[...] = chunk[tuple(map(slice, into.shape))]
 
