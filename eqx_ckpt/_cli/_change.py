@@ -16,7 +16,7 @@ from .._edit import _edited, _merge
 from .._edit._methods import Method
 from .._format import _names, _text
 from .._interop import _convert, _export
-from .._load import _rename
+from .._load import _checkpoint, _rename
 from .._load._checkpoint import Checkpoint
 from .._run._steps import Steps
 from .._save import _serialise
@@ -29,7 +29,7 @@ from ._output import CommandResult, Span
 
 def _written(path: str) -> CommandResult:
     """Report on the checkpoint that a command has written."""
-    ckpt = _paths.open_one(path)
+    ckpt = _checkpoint.open(path)
     data = {"path": ckpt.path, "leaves": len(ckpt), "nbytes": ckpt.nbytes}
     count = f"{len(ckpt):,} {'leaf' if len(ckpt) == 1 else 'leaves'}"
     text = Span(f"  written: {count}, {_text.size(ckpt.nbytes)}")
@@ -70,7 +70,7 @@ def edit(
     overwrite: bool,
     progress: bool,
 ) -> CommandResult:
-    ckpt = _paths.open_one(source)
+    ckpt = _checkpoint.open(source)
     is_same = source == target or _root.place(target) == ckpt.path
     target = ckpt.path if is_same else target
     names = _chosen(list(ckpt), keep, drop)
@@ -211,11 +211,11 @@ def _write_merged(
     drop_functions: bool,
     **options: Any,
 ) -> CommandResult:
-    every = [_paths.open_one(path) for path in sources]
+    every = [_checkpoint.open(path) for path in sources]
     merged = _merge.merge(
         [_tree(ckpt, node) for ckpt in every],
         method,
-        base=None if base is None else _base(_paths.open_one(base), node),
+        base=None if base is None else _base(_checkpoint.open(base), node),
         static=list(static) if static else "error",
     )
     common = _common([ckpt.metadata for ckpt in every])
@@ -257,7 +257,7 @@ def convert(
     source: str, target: str, skip: tuple[str, ...], drop_functions: bool, **rest: Any
 ) -> CommandResult:
     functions = _functions(drop_functions)
-    ckpt = _paths.open_one(source)
+    ckpt = _checkpoint.open(source)
     options = {name: x for name, x in rest.items() if x is not None}
     _convert.convert(ckpt, target, skip=skip, functions=functions, **options)
     return _written(target)
@@ -269,7 +269,7 @@ def push(
     if not isinstance(_root.resolve(target), HubBackend):
         raise click.BadParameter(f"`{target}` does not begin with `hf://`.")
     functions = _functions(drop_functions)
-    ckpt = _paths.open_one(source)
+    ckpt = _checkpoint.open(source)
     _convert.convert(ckpt, target, skip=skip, functions=functions, **rest)
     return _written(target)
 
@@ -286,7 +286,7 @@ def export(
 ) -> CommandResult:
     _export.export_safetensors(
         target,
-        _tree(_paths.open_one(source), node),
+        _tree(_checkpoint.open(source), node),
         skip=skip,
         rename=rename or None,
         metadata=dict(metadata) or None,

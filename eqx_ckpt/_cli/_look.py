@@ -14,7 +14,7 @@ from .._edit import _diff, _stats
 from .._edit._difference import Diff
 from .._format import _text
 from .._format._leaves import Record, Unreadable
-from .._load import _partial
+from .._load import _checkpoint, _partial
 from .._run._steps import Steps
 from .._show import _model, _terminal
 from .._show._model import Column, Span
@@ -41,7 +41,7 @@ def ls(
     sort: str,
     static: bool,
 ) -> CommandResult:
-    ckpt = _paths.open_one(path)
+    ckpt = _checkpoint.open(path)
     if name and name not in ckpt:
         _paths.node(ckpt, name)
     wanted = [x for x in (name, pattern) if x]
@@ -136,7 +136,7 @@ def _tree(
 
 
 def cat(path: str, name: str, whole: bool) -> CommandResult:
-    ckpt = _paths.open_one(path)
+    ckpt = _checkpoint.open(path)
     name, index = _paths.split_slice(name)
     parent, _, last = name.rpartition(".")
     statics = ckpt._source.index.leaves.statics
@@ -175,7 +175,7 @@ def _printed(value: np.ndarray, whole: bool) -> Iterator[Line]:
 
 
 def stats(path: str, name: str, progress: bool) -> CommandResult:
-    ckpt = _paths.open_one(path)
+    ckpt = _checkpoint.open(path)
     tree: Any = ckpt
     if name:
         tree = {name: ckpt[name]} if name in ckpt else _paths.node(ckpt, name)
@@ -202,7 +202,7 @@ def stats(path: str, name: str, progress: bool) -> CommandResult:
 
 def diff(a: str, b: str, values: bool, progress: bool) -> CommandResult:
     found = _diff.diff(
-        _paths.open_one(a), _paths.open_one(b), values=values, progress=progress
+        _checkpoint.open(a), _checkpoint.open(b), values=values, progress=progress
     )
     data = {
         **dataclasses.asdict(found),

@@ -1,6 +1,5 @@
 """From the arguments PATH and NAME to what is meant by them."""
 
-import contextlib
 import fnmatch
 import re
 from collections.abc import Iterator
@@ -9,9 +8,9 @@ import click
 
 from .._errors import DamagedError
 from .._format import _names, _text
-from .._load import _checkpoint, _nodes
+from .._load import _checkpoint, _nodes, _open
 from .._load._checkpoint import Checkpoint
-from .._run import _numbered
+from .._run import _run_path
 from .._run._steps import Steps
 from .._tree import _nearest
 from .._tree._node import Node
@@ -23,45 +22,11 @@ def open_any(path: str) -> Checkpoint | Steps:
     **Raises:** what `ec.open` raises for the path, if there is neither.
     """
     try:
-        return _checkpoint.open(path)
+        return Checkpoint(_open.open_at(path))
     except DamagedError:
         raise
     except (FileNotFoundError, ValueError):
-        found = _run_at(path) or _step_at(path)
-        if found is None:
-            raise
-        return found
-
-
-def _run_at(path: str) -> Steps | None:
-    try:
-        steps = Steps(path)
-        return steps if steps.directories() else None
-    except (OSError, ValueError):  # It cannot be listed: it is what `open` says.
-        return None
-
-
-def _step_at(path: str) -> Checkpoint | None:
-    """Number of the step in a directory."""
-    path = path.rstrip("/")
-    if not _numbered.is_step(path.rpartition("/")[2]):
-        return None
-    with contextlib.suppress(FileNotFoundError):
-        return _checkpoint.open(f"{path}/default")
-    return None
-
-
-def open_one(path: str) -> Checkpoint:
-    """A checkpoint; of a run that of the newest step."""
-    found = open_any(path)
-    if isinstance(found, Checkpoint):
-        return found
-    step = found.latest()
-    if step is None:
-        raise FileNotFoundError(
-            f"No step of the run at `{path}` is complete. `eqx-ckpt steps` says more."
-        )
-    return _checkpoint.open(found.path(step))
+        return _run_path.run_at(path) or _checkpoint.open(path)
 
 
 def node(ckpt: Checkpoint, name: str) -> Node:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import click
 
 from .._format import _text
+from .._load import _checkpoint
 from .._load._checkpoint import Checkpoint
 from .._run._steps import Steps
 from .._view import _server, _single
@@ -44,5 +45,5 @@ def subject_of(paths: Sequence[str]) -> Checkpoint | Pair | Steps:
     if len(paths) > 2:
         raise click.BadParameter("at most two are looked at together.")
     if len(paths) == 2:
-        return _paths.open_one(paths[0]), _paths.open_one(paths[1])
+        return _checkpoint.open(paths[0]), _checkpoint.open(paths[1])
     return _paths.open_any(paths[0])

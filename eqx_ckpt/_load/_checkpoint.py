@@ -260,8 +260,9 @@ def open(
 
     - `path`: a string or `os.PathLike`, relative or absolute, `~` expanded, or a URL
         (`s3://`, `gs://`, `https://`, `file://`, `memory://`), or a [`Store`][]. It
-        may be a symbolic link. Or a file that is open for reading in binary, which has
-        to stay at its path.
+        may be a symbolic link. The directory of a run stands for its newest complete
+        step, and that of a step for the checkpoint in it. Or a file that is open for
+        reading in binary, which has to stay at its path.
     - `like`: a tree of the structure that was saved, real or a skeleton, for a format
         whose leaves have no names: `.eqx`. Others do not use it.
     - `follow_symlinks`: whether the files in the directory may be symbolic links too,

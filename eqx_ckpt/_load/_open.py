@@ -6,12 +6,13 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from jaxtyping import PyTree
 
-from .._errors import ReplacedError
-from .._format import _files, _text
+from .. import _extensions
+from .._errors import DamagedError, ReplacedError
+from .._format import _files, _index, _text
 from .._runtime import _log, _processes
 from .._storage import _archive, _context, _root, _store
 from .._storage._archive import Readable
@@ -32,9 +33,19 @@ def opened(
     like: PyTree = None,
     follow_symlinks: bool = False,
 ) -> Source:
-    """The source at a path, or in an open file. See `open`."""
+    """The source at a path, or in an open file; or that of what the path stands for,
+    such as the newest step of a run. See `open`."""
     if not _archive.is_file(path):
-        return open_source(_root.resolve(path, follow_symlinks), like)
+        try:
+            return open_at(path, like, follow_symlinks)
+        except (FileNotFoundError, ValueError) as e:
+            stands_for = _extensions.find("stands_for")
+            if stands_for is None or isinstance(e, (DamagedError, _index.Newer)):
+                raise
+            meant = stands_for(path, is_empty=isinstance(e, FileNotFoundError))
+            if meant is None:
+                raise
+        return open_at(meant, like, follow_symlinks)
     root = _archive.root_of(path)
     try:
         source = open_source(root, like)
@@ -48,6 +59,11 @@ def opened(
         raise
     weakref.finalize(source, _archive.forget, root).atexit = False
     return source
+
+
+def open_at(path: Any, like: PyTree = None, follow_symlinks: bool = False) -> Source:
+    """The source that is at a path itself."""
+    return open_source(_root.resolve(path, follow_symlinks), like)
 
 
 def open_source(root: Backend, like: PyTree = None) -> Source:

@@ -2,3 +2,9 @@
 
 It imports `_save`, `_load` and what is below them. Begin with `_manager`.
 """
+
+from .. import _extensions
+from . import _run_path
+
+
+_extensions.add("stands_for", _run_path.stands_for)

@@ -1,6 +1,5 @@
 """`restore`: the newest step of a run that is complete and undamaged."""
 
-import contextlib
 import dataclasses
 import json
 import re
@@ -33,9 +32,6 @@ _OUTCOME = _KIND, str, [(COUNT, COUNT)]
 # Options with which a restore does not read, or not check, all of a step.
 _IN_PART = {"filter_spec", "where", "source", "unexpected", "verify"}
 
-# So many steps are listed in an error.
-_SHOWN = 20
-
 # How often a restore looks again for a step that is replaced while it is read.
 _AGAIN = 10
 
@@ -64,20 +60,10 @@ def restore(
 def _of_step(saves: Saves, step: int, request: LoadRequest) -> Restored:
     path = saves.steps.path(step)
     load = _deserialise.tree_deserialise_leaves
-    try:
-        if request.own is None:
-            return Restored(load(path, request.like, **request.options))
-        ckpt = _checkpoint.open(path)
-        tree = load(ckpt, request.like, **request.options)
-    except FileNotFoundError as e:
-        there: list[int] = []
-        with contextlib.suppress(OSError, ValueError):  # Such as over HTTP.
-            there = saves.steps.complete()
-        shown = ", ".join(map(str, there[-_SHOWN:])) or "none that can be listed"
-        most = "the newest are" if len(there) > _SHOWN else "there are"
-        raise FileNotFoundError(
-            f"There is no step {step} in `{saves.steps.root}`: {most} {shown}."
-        ) from e
+    if request.own is None:
+        return Restored(load(path, request.like, **request.options))
+    ckpt = _checkpoint.open(path)
+    tree = load(ckpt, request.like, **request.options)
     processes = saves.processes("restore own states", "Restoring own states", step)
     with processes.heard():
         own = _own.load(ckpt, request.own)

@@ -176,6 +176,8 @@ class Saves:
         if not (force or offer.is_last or self.policy.is_due(step, self.last)):
             return b""
         self.wait()
+        if self.base is None:
+            self.steps.check_root()
         self.steps.check_own(step)
         self._check_metrics(offer)
         if step in self.damaged:

@@ -270,6 +270,15 @@ class Steps:
                 "follows none. It is left as it is."
             )
 
+    def check_root(self) -> None:
+        """**Raises:** `ValueError` if the root is a checkpoint: nobody could tell which
+        of the two a path means."""
+        if self.root.stamp(_files.INDEX):
+            raise ValueError(
+                f"`{self.root}` is a checkpoint, and no directory of a run. Nothing "
+                "was saved. Choose another directory."
+            )
+
     def is_read(self, step: int) -> bool:
         """Whether a save that goes on reads lazy leaves of it."""
         return _background.is_read(self._at(step))

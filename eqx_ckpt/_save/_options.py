@@ -12,7 +12,7 @@ from .._load import _base, _checkpoint
 from .._load._checkpoint import Checkpoint
 from .._runtime import _processes
 from .._runtime._arguments import Who
-from .._storage import _archive
+from .._storage import _archive, _root
 from .._storage._backend import Backend
 from .._tree import _leaf
 from .._tree._filters import FilterSpec, IsLeaf
@@ -112,7 +112,11 @@ def base_facts(base: Base) -> BaseFacts | None:
             f"of one, not {base!r:.80}."
         )
     ckpt = _checkpoint.open(base)
-    path = os.fspath(base) if isinstance(base, str | os.PathLike) else ckpt.path
+    path = ckpt.path
+    if isinstance(base, str | os.PathLike):
+        # Of a run it is the step that was meant, not a later one.
+        given, at = os.fspath(base).rstrip("/"), _root.resolve(base).url
+        path = given + path.removeprefix(at) if path.startswith(at) else path
     return _base.facts(ckpt._source, path)
 
 

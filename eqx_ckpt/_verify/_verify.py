@@ -95,7 +95,9 @@ def verify(
     if pinned and not pinned.has_digests:
         raise _unverifiable(pinned)
     try:
-        source = _open.open_source(root)
+        # A path may stand for another one.
+        is_open = isinstance(path, Checkpoint)
+        source = _open.open_source(root) if is_open else _open.opened(path)
         records = list(source.index.leaves.records())
         list(source.index.leaves.places)
         if source.has_digests:

@@ -132,10 +132,11 @@ def test_reads_only_what_is_asked_for(base, name):
     assert few.total < everything.total / 8 < 512 * 1024
 
 
-def test_steps_are_named_and_not_guessed(base):
-    for name, step in (("manager", 5), ("items", 7)):
-        with pytest.raises(ValueError, match=f"directory of steps.*`{step}`"):
-            ec.open(base / name)
+def test_a_run_of_orbax_is_its_newest_step(base):
+    assert ec.open(base / "manager").path == f"{base}/manager/5/default"
+    # A manager of ours takes no steps of other items for its own.
+    with pytest.raises(ValueError, match="directory of steps.*`7`"):
+        ec.open(base / "items")
 
 
 def test_verify_and_saves_refuse(base):

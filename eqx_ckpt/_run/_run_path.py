@@ -1,0 +1,71 @@
+"""A run as a path: it stands for the checkpoint of its newest complete step."""
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from . import _numbered
+from ._steps import Steps
+
+
+T = TypeVar("T")
+
+
+# So many steps are listed in an error.
+_SHOWN = 20
+
+
+def run_at(path: str | os.PathLike[str]) -> Steps | None:
+    """The steps of the run at a path; None if there are none, or nobody can tell."""
+    steps = _unless_it_fails(lambda: Steps(path))
+    return steps if steps and _unless_it_fails(steps.directories) else None
+
+
+def stands_for(path: str | os.PathLike[str], is_empty: bool) -> Any:
+    """Path of the checkpoint that is meant by a path without one: the newest complete
+    step of a run, or what is in the directory of a step. None if it is neither.
+
+    **Arguments:**
+
+    - `is_empty`: whether there is nothing at the path that is known.
+
+    **Raises:** `FileNotFoundError` if so, for a run without complete steps, and for a
+    step that is not there, with those that are.
+    """
+    run = run_at(path)
+    step = None if run is None else _unless_it_fails(run.latest)
+    if run is None or step is None:
+        return _step_at(path, run) if is_empty else None
+    return run.path(step)
+
+
+def _step_at(path: str | os.PathLike[str], run: Steps | None) -> Any:
+    is_begun = lambda: run and run.skip(max(run.directories(), default=0))
+    if run is not None and _unless_it_fails(is_begun):
+        raise FileNotFoundError(
+            f"No step of the run at `{run.root}` is complete. `eqx-ckpt steps` says "
+            "more."
+        )
+    text = os.fspath(path).rstrip("/")
+    above, _, name = text.removesuffix("/default").rpartition("/")
+    # A `Store` has options that the directory above needs too.
+    is_text = isinstance(path, str) or "://" not in text
+    is_known = is_text and _numbered.is_step(name)
+    run = run_at(above or ("/" if text[0] == "/" else ".")) if is_known else None
+    there = run and _unless_it_fails(run.complete)
+    if run is None or not there:
+        return None
+    step = int(name)
+    if step in there:
+        return None if text.endswith("/default") else run.path(step)
+    shown = ", ".join(map(str, there[-_SHOWN:]))
+    most = "the newest are" if len(there) > _SHOWN else "there are"
+    raise FileNotFoundError(f"There is no step {step} in `{run.root}`: {most} {shown}.")
+
+
+def _unless_it_fails(ask: Callable[[], T]) -> T | None:
+    """An answer about a run; None if nobody can tell: the path is what fails then."""
+    try:
+        return ask()
+    except (OSError, ValueError):
+        return None
