@@ -50,10 +50,25 @@ from typing import Any
 from jax._src import distributed
 
 from ._arguments import Together, Who
-from ._messages import CallFingerprint, Channel, End, Late, listed, PeerError, signed
-from ._rendezvous import Behind, Rendezvous
+from ._messages import (
+    CallFingerprint,
+    CallSequence,
+    Channel,
+    End,
+    Late,
+    listed,
+    PeerError,
+    signed,
+    unsigned,
+)
 
 
+# So many calls may a process be behind, and still be found to be.
+_APART = 32
+_BEHIND = (
+    "this call is behind that of other processes, which have made it already, and had "
+    "an error, as somebody has left out a call."
+)
 # Seconds between looks at what all do together: few at first. Every so many seconds
 # one looks for those that have failed.
 _WAIT, _LISTEN = (0.0002, 0.002), 0.5
@@ -81,9 +96,11 @@ class Processes:
     _said: bytes | None = None
     _is_over: bool = False
     _since: float = 0.0
-    # Of the first round: the sign of this call, and in process 0 the meeting of all.
+    # Of the first round: the sign of this call. In process 0, those of the others, and
+    # whether nothing tells calls of its line apart.
     _sign: CallFingerprint = CallFingerprint("")
-    _rendezvous: Rendezvous | None = None
+    _heard: dict[int, CallFingerprint] = dataclasses.field(default_factory=dict)
+    _is_vague: bool = False
 
     @property
     def leads(self) -> bool:
@@ -126,12 +143,11 @@ class Processes:
         if channel.number is None:
             self._sign = CallFingerprint(self.mark, word.decode() if alike else None)
             if self.leads:
-                self._rendezvous = Rendezvous.begin(channel, self._sign, self.is_tagged)
-                return self._rendezvous.words(word)
+                return self._meet(channel, word)
             self._said = signed(b"+", self._sign, b"" if alike else word)
             channel.take_number()
         elif self.leads:
-            return self._collect(channel, word)
+            return self._collect(channel, word, {}) or []
         else:
             self._said = b"+" + word
         channel.say(f"words/{self.index}", self._said)
@@ -200,15 +216,13 @@ class Processes:
     def _tell(self, channel: Channel, error: BaseException) -> None:
         """Says that this process has failed, or that it waits no longer."""
         text = _text(self.index, error)
-        if self._is_over or isinstance(error, Behind):
+        if self._is_over:
             return
         if channel.number is None:
             channel.take_number()
             self._sign = CallFingerprint(self.mark)
             if self.leads:
                 channel.line.last = self._sign
-                if self._rendezvous is not None:
-                    self._rendezvous.sign = self._sign
             else:
                 said = signed(b"-", self._sign, text.encode())
                 channel.say(f"words/{self.index}", said)
@@ -221,29 +235,130 @@ class Processes:
             channel.say("answer", b"-" + text.encode())
         else:
             silent = error.silent if isinstance(error, PeerError) else []
-            meeting = self._rendezvous or Rendezvous(channel, self._sign)
-            channel.close(End(text, meeting.signs, silent, meeting.is_vague))
+            channel.close(End(text, self._signs(), silent, self._is_vague))
 
-    def _collect(self, channel: Channel, own: bytes) -> list[bytes]:
-        """The words of all. **Raises:** as soon as one of them is an error."""
+    # ---- In process 0: the calls of all others that meet with its own.
+
+    def _meet(self, channel: Channel, own: bytes) -> list[bytes]:
+        """The words of all, in the first number that they come to with calls like this.
+
+        **Raises:** as soon as one of them has failed, or left, with such a call.
+        """
+        channel.book.sweep(channel.client)
+        line, sign = channel.line, self._sign
+        self._is_vague = not (sign.account is not None or self.is_tagged) or (
+            line.last is not None and sign.is_like(line.last)
+        )
+        line.last = sign
+        ignored: dict[int, str] = {}
+        while True:
+            channel.take_number()
+            channel.begin_beats()
+            self._heard = {}
+            words = self._collect(channel, own, ignored)
+            behind = self._behind(line) if sign.account is not None and words else []
+            if behind:
+                channel.close(End(_BEHIND, behind))
+                if sign in behind:
+                    self._is_over = True
+                    raise PeerError(_BEHIND)
+            elif words is None:
+                channel.close(End("", []))
+            else:
+                return words
+
+    def _collect(
+        self, channel: Channel, own: bytes, ignored: dict[int, str]
+    ) -> list[bytes] | None:
+        """The words of all; None if somebody has left this number with another call.
+
+        **Raises:** as soon as one of them is an error, or nobody knows of one.
+        """
+        start = time.monotonic()
         words = {0: own}
         late = Late(channel.where)
         for said, gone in channel.looks():
-            _check(said, gone)
-            words.update({index: word[1:] for index, word in said.items()})
+            found = self._words(channel, said, gone, ignored)
+            if found is None:
+                return None
+            words.update(found)
             missing = [index for index in range(self.count) if index not in words]
             if not missing:
                 break
             late.say(missing)
-            self._check_alive(channel, missing)
+            if channel.round > 0:
+                self._check_alive(channel, missing)
+            elif time.monotonic() - start > channel.timeout:
+                raise self._nobody(channel, missing, ignored)
         return [words[index] for index in range(self.count)]
+
+    def _words(
+        self,
+        channel: Channel,
+        said: dict[int, bytes],
+        gone: dict[int, bytes],
+        ignored: dict[int, str],
+    ) -> dict[int, bytes] | None:
+        """The words that are said by now. None, **Raises:** as of `_collect`."""
+        words = {index: value[1:] for index, value in said.items()}
+        for index in [i for i in said if channel.round > 0 and said[i][:1] != b"+"]:
+            raise PeerError(words[index].decode())
+        for index, value in gone.items():
+            if channel.round == 0:
+                if self._is_vague or not unsigned(value)[1].is_like(self._sign):
+                    return None
+            raise PeerError(f"process {index} has given up waiting, or was stopped.")
+        for index, value in said.items() if channel.round == 0 else ():
+            kind, sign, word = unsigned(value)
+            if kind == b"+":
+                self._heard[index] = sign
+                words[index] = (sign.account or "").encode() or word
+            elif sign.is_like(self._sign):
+                raise PeerError(word.decode())
+            else:
+                ignored[index] = word.decode()
+                return None
+        return words
+
+    def _nobody(
+        self, channel: Channel, missing: list[int], ignored: dict[int, str]
+    ) -> PeerError:
+        hints = [f" In another call {ignored[i]}" for i in missing if i in ignored]
+        return PeerError(
+            f"of {channel.count} processes these have not come in "
+            f"{channel.timeout:g} seconds: {listed(missing)}. They may have died, be "
+            "busy for longer than `timeout`, or never have made this call. Every "
+            "process has to make it, with the same path and `tag`."
+            + "".join([channel.elsewhere(missing), *hints[:1]]),
+            missing,
+        )
+
+    def _signs(self) -> list[CallFingerprint]:
+        """Signs of this call and of all heard, each once."""
+        return list(dict.fromkeys([self._sign, *self._heard.values()]))
+
+    def _behind(self, line: CallSequence) -> list[CallFingerprint]:
+        """Signs, of calls that differ, of those whose like another process has
+        already made, in numbers where calls differed."""
+        signs = self._signs()
+        if len(signs) == 1:
+            line.apart = []
+            return []
+        behind = [sign for sign in signs if sign in line.apart]
+        if len(behind) == len(signs):
+            behind = []
+        if not behind:
+            line.apart = [*dict.fromkeys(line.apart + signs)][-_APART:]
+        return behind
+
+    # ---- Signs of life.
 
     def _listen(self, channel: Channel) -> None:
         """**Raises:** if it is known by now that a process has failed or died."""
         said, gone = channel.look(channel.seen)
         try:
             if self.leads:
-                _check(said, gone)
+                self._words(channel, said, gone, {})
             elif (answer := channel.answered()) is not None:
                 self._is_over = True
                 raise PeerError(answer[1:].decode())
@@ -265,15 +380,6 @@ class Processes:
         """When a process gave its last sign of life, in this round or before it."""
         seen = channel.seen.get(index)
         return self._since if seen is None else max(seen[1], self._since)
-
-
-def _check(said: dict[int, bytes], gone: Iterable[int]) -> None:
-    """**Raises:** for a process that has failed, or has gone."""
-    for word in said.values():
-        if word[:1] != b"+":
-            raise PeerError(word[1:].decode())
-    for index in gone:
-        raise PeerError(f"process {index} has given up waiting, or was stopped.")
 
 
 def _text(index: int, error: BaseException) -> str:
