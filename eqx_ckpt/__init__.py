@@ -6,6 +6,7 @@ from . import (
     _show as _show,
     _stores as _stores,
     _view as _view,
+    _zips as _zips,
     adapters as adapters,
     merging as merging,
 )

@@ -9,14 +9,13 @@ from typing import Any
 from .. import _extensions
 from .._load._probe import Probe
 from .._load._source import Source
-from .._storage._zip import Zip
 
 
-def _read(probe: Probe, archive: Zip | None, like: Any) -> Source | None:
-    """The source of what a probe has found, or of the zip that it is."""
+def _read(probe: Probe, like: Any) -> Source | None:
+    """The source of what a probe has found."""
     from . import _readers
 
-    return _readers.read(probe, archive, like)
+    return _readers.read(probe, like)
 
 
 # What tells a format in an object store. There a list would be of all below a path, and

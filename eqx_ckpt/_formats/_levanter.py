@@ -53,7 +53,7 @@ def _check_steps(probe: Probe) -> None:
     steps = [n for n in probe.names if re.fullmatch(r"(step|run)-[0-9]{1,18}", n)]
     steps.sort(key=lambda name: int(name.partition("-")[2]))
     for name in reversed(steps[-100:]):
-        if _probe.has(probe.directory, f"{name}/{_METADATA}"):
+        if probe.directory.has(f"{name}/{_METADATA}"):
             raise ValueError(f"it is a directory of steps: open one, such as `{name}`")
 
 
@@ -68,7 +68,7 @@ def _has_array(probe: Probe) -> bool:
         if not names:
             return False
         key = f"{key}/{min(names)}" if key else min(names)
-        if _probe.has(probe.directory, f"{key}/{_zarr.name_of(False)}"):
+        if probe.directory.has(f"{key}/{_zarr.name_of(False)}"):
             return True
     return False
 
@@ -123,7 +123,7 @@ def _eformer(probe: Probe) -> Source:
     files = [_INDEX]
     metadata = None  # What was given with the save, or else its step.
     for key in (_METADATA, _MORE):
-        if key in probe.names or _probe.has(probe.directory, key):
+        if key in probe.names or probe.directory.has(key):
             data, more = _probe.read_json(probe.directory, key)
             files.append(key)
             head += data

@@ -67,7 +67,7 @@ def _item(probe: Probe) -> str | None:
         for name in sorted(probe.names)[:1000]
         if name.isprintable() and (directory.is_far or directory.is_directory(name))
     ]
-    items = [n for n in some if _probe.has(probe.directory, f"{n}/{_METADATA}")]
+    items = [n for n in some if probe.directory.has(f"{n}/{_METADATA}")]
     if len(items) == 1 and not items[0].isdecimal():
         return items[0]
     if items:
@@ -77,7 +77,7 @@ def _item(probe: Probe) -> str | None:
         for n in some
         if n.isdecimal()
         and any(
-            _probe.has(probe.directory, f"{n}/{mark}")
+            probe.directory.has(f"{n}/{mark}")
             for mark in (_TOP, "default/" + _METADATA)
         )
     ]
@@ -138,7 +138,7 @@ def _tree(probe: Probe) -> Source | None:
 
 
 def _optional(probe: Probe, key: str) -> dict[str, Any]:
-    if key.partition("/")[0] not in probe.names or not _probe.has(probe.directory, key):
+    if key.partition("/")[0] not in probe.names or not probe.directory.has(key):
         return {}
     return _probe.read_json(probe.directory, key)[1]
 

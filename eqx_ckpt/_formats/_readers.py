@@ -2,10 +2,12 @@
 
 from typing import Any
 
+from .._format import _files
 from .._load import _probe
 from .._load._probe import Probe
 from .._load._source import Source
-from .._storage._zip import Zip
+from .._zips import _zip_source
+from .._zips._zip import Zip
 from . import (
     _eqx,
     _levanter,
@@ -22,11 +24,15 @@ _FORMATS = (_numpy, _safetensors, _torch, _eqx, _orbax, _levanter, _msgpack)
 _ZIPS = (_torch, _numpy)
 
 
-def read(probe: Probe, archive: Zip | None, like: Any) -> Source | None:
-    """The source of a checkpoint of another library; None for what is none.
+def read(probe: Probe, like: Any) -> Source | None:
+    """The source of a checkpoint of another library, or of ours in a zip; None for what
+    is none.
 
     **Raises:** `ValueError` for one that is damaged, or is not read here.
     """
+    archive, ours = _zip_source.read(probe)
+    if ours is not None:
+        return ours
     # Files have numbers that say what they are; a directory may be one of ours as well.
     other = _magic.name(probe) if archive is None else None
     if other is None or probe.key is None:
@@ -51,6 +57,8 @@ def _read(probe: Probe, archive: Zip | None, like: Any) -> Source | None:
     source = next((source for source in sources if source is not None), None)
     if source is None and archive is not None:
         other = _magic.name_of_zip(archive.members)
-        if other is not None:
-            raise ValueError(f"it is no checkpoint of ours, but {other}")
+        what = f"no checkpoint of ours, but {other}"
+        if other is None:
+            what = f"a zip with no `{_files.INDEX}` in it"
+        raise ValueError(f"it is {what}")
     return source

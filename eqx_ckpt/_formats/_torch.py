@@ -14,9 +14,10 @@ from .._format import _json, _names
 from .._format._leaves import Unreadable
 from .._load._probe import Probe
 from .._load._source import Source
-from .._storage import _store, _zip
+from .._storage import _store
 from .._storage._backend import Backend
-from .._storage._zip import Zip
+from .._zips import _zip
+from .._zips._zip import Zip
 from . import _foreign_index, _magic, _pickle, _torch_globals
 from ._foreign_index import ForeignLeaf, NameBudget, names_of_paths, unreadable
 from ._pickle import Global, Ordered

@@ -20,7 +20,7 @@ from .._runtime import _arguments, _processes, _progress
 from .._runtime._arguments import Who
 from .._runtime._processes import Processes
 from .._runtime._progress import Advance
-from .._save import _lazies, _onefile
+from .._save import _lazies
 from .._save._payload import PlannedLeaf
 from .._storage import _root
 from .._storage._backend import Backend
@@ -34,6 +34,7 @@ from .._tree import (
     _static,
 )
 from .._tree._filters import FilterSpec
+from .._zips import _onefile
 from . import _shards
 
 

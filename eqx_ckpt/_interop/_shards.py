@@ -17,12 +17,12 @@ import jax
 from .._format import _digests, _files, _grid, _index
 from .._load import _probe
 from .._runtime._processes import Processes
-from .._save import _onefile
 from .._save._payload import PlannedLeaf
 from .._save._transaction import unpublished
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
 from .._tree import _host_copy
+from .._zips import _onefile
 
 
 INDEX = "model.safetensors.index.json"

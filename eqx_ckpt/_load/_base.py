@@ -5,7 +5,7 @@ import json
 from .._format import _digests, _grid, _index, _text, _view
 from .._format._index import BaseFacts
 from .._format._leaves import Record
-from .._storage import _archive, _store
+from .._storage import _open_files, _store
 from .._storage._backend import Backend
 from . import _read
 from ._reader import StoredRead
@@ -22,7 +22,7 @@ def facts(source: Source, path: str) -> BaseFacts:
 
     **Raises:** `ValueError` for a base that has no path, or nothing to know it by.
     """
-    if _archive.is_copy(source.root):
+    if _open_files.is_copy(source.root):
         raise ValueError(
             "`base` was opened from a file object, and an index records the path of a "
             "base. Give the path of that file."

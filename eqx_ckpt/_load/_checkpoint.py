@@ -10,8 +10,8 @@ from .. import _extensions
 from .._format import _names, _text
 from .._format._index import BaseFacts, SaveFacts
 from .._runtime import _arguments
-from .._storage._archive import Readable
 from .._storage._backend import Backend
+from .._storage._open_files import Readable
 from .._tree import _leaf, _nearest
 from .._tree._filters import FilterSpec, IsLeaf
 from . import _base, _lazy, _load_options, _match, _nodes, _open, _renamed, _source

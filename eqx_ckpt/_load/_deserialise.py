@@ -12,7 +12,7 @@ from .._format import _schema, _text
 from .._runtime import _arguments, _gc, _log, _processes
 from .._runtime._processes import Processes
 from .._storage import _root
-from .._storage._archive import Readable
+from .._storage._open_files import Readable
 from .._tree import _leaf, _node, _seen, _target
 from .._tree._filters import FilterSpec, IsLeaf
 from .._tree._node import Node

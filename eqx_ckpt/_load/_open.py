@@ -14,10 +14,10 @@ from .. import _extensions
 from .._errors import DamagedError, ReplacedError
 from .._format import _files, _index, _text
 from .._runtime import _log, _processes
-from .._storage import _archive, _context, _root, _store
-from .._storage._archive import Readable
+from .._storage import _context, _open_files, _root, _store
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
+from .._storage._open_files import Readable
 from . import _probe, _published
 from ._source import Source
 
@@ -35,7 +35,7 @@ def opened(
 ) -> Source:
     """The source at a path, or in an open file; or that of what the path stands for,
     such as the newest step of a run. See `open`."""
-    if not _archive.is_file(path):
+    if not _open_files.is_file(path):
         try:
             return open_at(path, like, follow_symlinks)
         except (FileNotFoundError, ValueError) as e:
@@ -46,18 +46,18 @@ def opened(
             if meant is None:
                 raise
         return open_at(meant, like, follow_symlinks)
-    root = _archive.root_of(path)
+    root = _open_files.root_of(path)
     try:
         source = open_source(root, like)
     except FileNotFoundError:
-        _archive.forget(root)
+        _open_files.forget(root)
         raise ValueError(
             "The open file is no checkpoint of a format that is read."
         ) from None
     except BaseException:
-        _archive.forget(root)
+        _open_files.forget(root)
         raise
-    weakref.finalize(source, _archive.forget, root).atexit = False
+    weakref.finalize(source, _open_files.forget, root).atexit = False
     return source
 
 

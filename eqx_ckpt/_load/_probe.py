@@ -1,8 +1,7 @@
 """Checkpoints at paths without an index of ours: ours in one file, and those of other
-formats, by what another room adds.
+formats, by what other rooms add.
 """
 
-import dataclasses
 import functools as ft
 from typing import Any, NamedTuple
 
@@ -11,11 +10,9 @@ import numpy as np
 from .. import _extensions
 from .._errors import DamagedError
 from .._format import _files, _index, _json, _text
-from .._format._index import Index
 from .._runtime import _gc, _threads
-from .._storage import _store, _zip
+from .._storage import _store
 from .._storage._backend import Backend
-from .._storage._zip import Zip
 from ._source import Source
 
 
@@ -63,21 +60,8 @@ def is_archive(probe: Probe | None) -> bool:
 
 
 def _read(probe: Probe, like: Any) -> Source | None:
-    try:
-        archive = _zip.read(probe.directory, probe.key, probe.head)
-        source = None if archive is None else _read_archive(probe.root, archive)
-    except ValueError as e:
-        raise refusal(probe.root, e) from e
-    if source is not None:
-        return source
     read = _extensions.find("read_format")
-    source = None if read is None else read(probe, archive, like)
-    if source is not None:
-        return source
-    if archive is not None:
-        wrong = ValueError(f"it is a zip with no `{_files.INDEX}` in it")
-        raise refusal(probe.root, wrong)
-    return None
+    return None if read is None else read(probe, like)
 
 
 def refusal(root: Backend, error: ValueError) -> ValueError:
@@ -112,18 +96,9 @@ def names_in(root: Backend) -> frozenset[str]:
         except NotADirectoryError:
             return frozenset()
     telling = [_files.DIGESTS, *(_extensions.find("names_of_formats") or ())]
-    jobs = [ft.partial(has, root, key) for key in telling]
+    jobs = [ft.partial(root.has, key) for key in telling]
     there = zip(telling, _threads.gather(jobs, len(jobs), waiting=True))
     return frozenset(key.partition("/")[0] for key, is_there in there if is_there)
-
-
-def has(root: Backend, key: str) -> bool:
-    """Whether there is a file."""
-    try:
-        root.read_into(key, 0, np.empty(1, np.uint8))
-        return True
-    except FileNotFoundError:
-        return False
 
 
 def read_json(directory: Backend, key: str) -> tuple[bytes, dict[str, Any]]:
@@ -138,51 +113,3 @@ def read_json(directory: Backend, key: str) -> tuple[bytes, dict[str, Any]]:
     if type(parsed) is not dict:
         raise ValueError(f"`{key}` is not a JSON object")
     return value.data, parsed
-
-
-# ---- A checkpoint of ours in one file: a zip of its directory, read in place.
-
-
-def _read_archive(root: Backend, archive: Zip) -> Source | None:
-    """The source of a zip with one index of ours in it."""
-    directory, key = archive.directory, archive.key
-    members = archive.members
-    above = [n for n in members if n == _files.INDEX or n.endswith("/" + _files.INDEX)]
-    if not above:
-        return None
-    if len(above) > 1:
-        raise ValueError(f"it is a zip with {len(above)} `{_files.INDEX}` in it")
-    prefix = above[0].removesuffix(_files.INDEX)
-    start, stop = _zip.place(archive, above[0])
-    if stop - start > _json.MAX_INDEX:
-        raise ValueError("its index is too long")
-    index = _index.decode(_store.read_bytes(directory, key, start, stop))
-    if index.layout != "ocdbt":
-        raise ValueError(f"it holds the layout {index.layout!r}: unzip it")
-    # The header before the digests is read once.
-    place = ft.cache(lambda name: (key, *_zip.place(archive, prefix + name)))
-    files = [place(f"d/{index.save}/{name}")[1:] for name in index.files]
-    digests = place(f"d/{index.save}/digests")[1:]
-    keys, shift = [key] * len(files), [start for start, _ in files]
-    index = dataclasses.replace(index, files=keys, shift=shift, others={})
-    if digests[1] - digests[0] != 16 * index.extents.pages[-1]:
-        raise DamagedError("its file of digests is damaged")
-    _check(index, files, [(start, stop), digests])
-    stamp = lambda directory: directory.stamp(key)
-    return Source(root, index, directory, stamp, stamp(directory), place=place)
-
-
-def _check(
-    index: Index, files: list[tuple[int, int]], others: list[tuple[int, int]]
-) -> None:
-    """**Raises:** `ValueError` unless each file has bytes of its own, and in them all
-    that the index says."""
-    spans = sorted([*files, *others])
-    if any(a[1] > b[0] for a, b in zip(spans, spans[1:])):
-        raise ValueError("two files of the zip lie at one place")
-    extents = index.extents
-    for record in index.leaves.records():
-        for first, stop, file, offset in extents.segments(record):
-            end = files[file][1]
-            if stop and offset + extents.extent(record, first, stop) > end:
-                raise ValueError(f"the bytes of `{record.name}` are not in it")

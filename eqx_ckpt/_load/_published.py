@@ -61,7 +61,7 @@ def is_finished(step: Backend) -> bool:
     """Whether Orbax has finished a directory with a step. Where it writes in place, it
     adds a file last; else the directory is renamed once the time is in its metadata.
     See `CommitFileTemporaryPath` and `AtomicRenameTemporaryPath` in Orbax."""
-    if _probe.has(step, DONE):
+    if step.has(DONE):
         return True
     try:
         _, value = _probe.read_json(step, TOP)

@@ -12,7 +12,7 @@ from .._load import _checkpoint, _deserialise, _load_options, _open, _renamed
 from .._load._checkpoint import Checkpoint
 from .._load._load_options import LoadOptions, TogetherKeywords
 from .._runtime import _arguments, _gc
-from .._storage._archive import Readable
+from .._storage._open_files import Readable
 from .._tree import _nearest
 from ._allowlist import Allowlist
 from ._builder import Builder, Sharding

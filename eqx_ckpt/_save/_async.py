@@ -11,10 +11,11 @@ from typing import Any, Unpack
 
 from jaxtyping import PyTree
 
+from .. import _extensions
 from .._runtime import _arguments, _cleanup, _gc, _log, _threads
 from .._runtime._processes import Processes
 from .._runtime._progress import Count
-from .._storage import _archive, _root
+from .._storage import _open_files, _root
 from .._tree import _host_copy, _leaf
 from .._tree._filters import FilterSpec, IsLeaf
 from . import (
@@ -116,8 +117,8 @@ def begin(
         planned = _plan.plan(root, tree, options)
         # In a store that would be requests.
         if not root.is_far and run.leads:
-            if _archive.is_archive(root):
-                _serialise.check_archive(root, options.overwrite)
+            if _open_files.is_archive(root):
+                _extensions.call("check_file", root, options.overwrite)
             else:
                 _path_state.examine(root, options.overwrite)
         base = _reuse.find(planned, run)

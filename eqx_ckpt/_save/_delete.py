@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from .._format import _files
 from .._load import _probe, _published
 from .._runtime import _log
-from .._storage import _archive, _root, _store
+from .._storage import _open_files, _root, _store
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
 from .._storage._objects import ObjectStore
@@ -51,7 +51,7 @@ def exists(path: str | os.PathLike[str]) -> bool:
 def _is_file(root: Backend) -> bool:
     """Whether there is a checkpoint of one file at a path."""
     at = root.entry()
-    if at not in (None, "file") or at is None and not _archive.is_archive(root):
+    if at not in (None, "file") or at is None and not _open_files.is_archive(root):
         return False
     return _probe.is_archive(_probe.look(root))
 

@@ -5,13 +5,12 @@ files, and records say what was written.
 import dataclasses
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, runtime_checkable, TypeVar
 
 from .._format._extents import Placement
 from .._format._grid import Grid
 from .._format._packed import Packed
 from .._runtime._processes import Processes
-from .._storage._archive import Sink
 from .._storage._backend import Backend
 from . import _assign, _tree_spec
 from ._payload import Data, PlannedLeaf
@@ -21,6 +20,18 @@ from ._tree_spec import TreeSpec
 
 # To an object store a file is sent whole, from memory, of which it takes twice as much.
 FAR_FILE, _FAR_COPIES = 64 * 2**20, 2
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """What files are written to, each of them once and whole: a store, or a zip."""
+
+    is_far: bool
+
+    def write(
+        self, key: str, buffers: Iterable[Any], sync: bool = False, /
+    ) -> None: ...
+
 
 S = TypeVar("S", bound=Sink, covariant=True)
 

@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 
 from .._format import _files, _index, _schema
 from .._format._schema import COUNT, DIGEST, optional
-from .._storage._archive import Sink
 from .._storage._backend import Backend
-from ._layout import Destination, Files, Layout, Save
+from ._layout import Destination, Files, Layout, Save, Sink
 
 
 # The report of a process: the digest of its note, and its own state, if it has one.

@@ -12,7 +12,7 @@ from .._load import _base, _checkpoint
 from .._load._checkpoint import Checkpoint
 from .._runtime import _processes
 from .._runtime._arguments import Who
-from .._storage import _archive, _root
+from .._storage import _open_files, _root
 from .._storage._backend import Backend
 from .._tree import _leaf
 from .._tree._filters import FilterSpec, IsLeaf
@@ -126,13 +126,13 @@ def check(root: Any, options: SaveOptions) -> None:
         root.check_writable()
         check_name(root)
     else:
-        _archive.check_open(root)
+        _open_files.check_open(root)
     if options.layout != "ocdbt" and options.reuse is not None:
         raise ValueError(
             '`reuse` needs `layout="ocdbt"`: files of another layout belong to one '
             "checkpoint."
         )
-    if options.layout != "ocdbt" and _archive.is_archive(root):
+    if options.layout != "ocdbt" and _open_files.is_archive(root):
         raise ValueError('A checkpoint of one file has `layout="ocdbt"`.')
 
 

@@ -3,9 +3,8 @@
 A save writes its data under its own save id. Then it writes the index, on condition
 that the index is still the one it found: this is the commit. Then it deletes the data
 of other saves. Where a layout has fixed names (`zarr`), the save is written beside the
-path, and the two directories change places. What is one file takes the place of
-another. These are the strategies: `_inplace`, or `_instore` in an object store,
-`_swapped` and `_onefile`.
+path, and the two directories change places. These are the strategies: `_inplace`, or
+`_instore` in an object store, and `_swapped`. A checkpoint of one file is of `_zips`.
 """
 
 import contextlib

@@ -28,7 +28,7 @@ from .._load import _open, _source
 from .._load._source import Source
 from .._runtime import _log
 from .._runtime._processes import Processes
-from .._storage import _archive, _root
+from .._storage import _open_files, _root
 from .._storage._backend import Backend
 from .._storage._descriptor import Descriptor
 from .._storage._local import LocalDirectory, SavedFile
@@ -120,7 +120,7 @@ def find(plan: Plan, processes: Processes) -> Base | None:
     root = reuse._root if isinstance(reuse, SaveHandle) else _root.resolve(reuse)
     # Object stores have no links, and what is in an archive no file of its own.
     for place in (root, plan.root):
-        if _archive.is_archive(place) or not isinstance(place, LocalDirectory):
+        if _open_files.is_archive(place) or not isinstance(place, LocalDirectory):
             return None
     written = reuse._written if isinstance(reuse, SaveHandle) else None
     if written is None or not written.save:

@@ -4,22 +4,21 @@ import contextlib
 import functools as ft
 import json
 import os
-import secrets
 from collections.abc import Mapping
 from typing import Any, Unpack
 
 from jaxtyping import PyTree
 
+from .. import _extensions
 from .._format import _files, _text
-from .._load import _probe
 from .._runtime import _arguments, _gc, _log, _processes, _progress
 from .._runtime._processes import Processes
 from .._runtime._progress import Advance, Count
-from .._storage import _archive, _root
-from .._storage._archive import Sink, Writable
+from .._storage import _open_files, _root
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory, SavedFile
 from .._storage._objects import ObjectStore
+from .._storage._open_files import Writable
 from .._tree import _leaf
 from .._tree._filters import FilterSpec, IsLeaf
 from . import (
@@ -28,14 +27,12 @@ from . import (
     _layout,
     _lazies,
     _notes,
-    _onefile,
     _options,
     _plan,
     _publish,
     _reuse,
-    _to_ocdbt,
 )
-from ._layout import Destination, Save
+from ._layout import Destination, Save, Sink
 from ._options import SaveKeywords, SaveOptions
 from ._payload import Data
 from ._plan import Plan
@@ -151,7 +148,7 @@ def tree_serialise_leaves(
     run = processes_of(path, pytree, given)
     with run.heard():
         root: Any = path
-        if not _archive.is_file(path):
+        if not _open_files.is_file(path):
             root = _root.resolve(path)
             _background.wait_for(root)
         _background.raise_untold()
@@ -168,27 +165,6 @@ def processes_of(path: Any, tree: PyTree, options: SaveOptions) -> Processes:
     what = f"Saving to `{path}`{_processes.tagged(together.tag)}"
     mark = ft.partial(_agree.mark, tree, options.metadata)
     return _processes.of_run("save", _root.place(path), together, what, mark)
-
-
-def check_archive(root: Backend, overwrite: bool) -> None:
-    """**Raises:** `FileExistsError` when a checkpoint of one file may not go there."""
-    found = _probe.look(root)
-    if found is None:
-        if root.entry() not in (None, "nothing"):
-            raise FileExistsError(
-                f"There is something at `{root}` that is no file. It is left as it is. "
-                "Choose another path."
-            )
-        return
-    if not _probe.is_archive(found):
-        raise FileExistsError(
-            f"There is something else than a checkpoint of one file at `{root}`. It is "
-            "left as it is. Choose another path."
-        )
-    if not overwrite:
-        raise FileExistsError(
-            f"There is a checkpoint at `{root}`, and `overwrite=False`."
-        )
 
 
 def write(
@@ -211,13 +187,13 @@ def write(
             bar = _progress.bar("save", form.nbytes, sum(form.counts), True)
             count.bar = held.enter_context(bar)
         save = ""
-        if not _archive.is_archive(plan.root):
+        if not _open_files.is_archive(plan.root):
             with processes.heard():
                 save = _write_directory(plan, processes, base, count.advance, held)
         elif processes.count > 1:
             raise ValueError("Several processes cannot write one file: save to a path.")
         else:
-            _write_file(plan, count.advance)
+            _extensions.call("save_file", plan, count.advance)
     if _log.is_on(_log.INFO):
         metadata = options.metadata
         step = metadata.get("step") if isinstance(metadata, dict) else None
@@ -283,7 +259,7 @@ def _write_directory(
             if plan.functions:
                 into.work.make_directories([into.own])
                 links = {} if base is None else _reuse.functions(base)
-                _write_functions(plan, into, links)
+                write_functions(plan, into, links)
             into.settle()
     if begun is not None and index is not None:
         _publish.publish(begun, index, side, options.durable)
@@ -305,7 +281,7 @@ def _destination(
     return Destination(work, own, durable and sync_all is None, sync_all, outbox)
 
 
-def _write_functions(
+def write_functions(
     plan: Plan, into: Destination[Sink], links: Mapping[str, SavedFile]
 ) -> None:
     """Writes the files of functions. Those whose digests are among the `links` get a
@@ -317,32 +293,3 @@ def _write_functions(
             if into.work.link_from(link, key, into.syncs):
                 continue
         into.write(key, [data])
-
-
-def _write_file(plan: Plan, advance: Advance) -> None:
-    root, options = plan.root, plan.options
-    pack = ft.partial(_pack, plan, advance)
-    if not isinstance(root, Backend):
-        pack(root)
-        return
-    check_archive(root, options.overwrite)
-    _onefile.publish(root, pack, options.overwrite, options.durable, plan.form.nbytes)
-
-
-def _pack(plan: Plan, advance: Advance, file: Any) -> None:
-    """Writes a checkpoint as one file. The index comes last, as ever."""
-    leaves = _lazies.read_small(plan.leaves, frozenset(), plan.room)
-    data = Data(leaves, plan.form, advance)
-    save = Save(data, Processes(), plan.room)
-    number = secrets.token_hex(8)
-    with _archive.Archive(file) as archive:
-        into = Destination(archive, f"d/{number}", False)
-        files = _to_ocdbt.write(save, into)
-        written = _to_ocdbt.finish(save, files, into)
-        _write_functions(plan, into, {})
-        states = []
-        if plan.options.own is not None:
-            states.append(_notes.write_own(plan.options.own, save, into))
-        index, side = _plan.index_of(plan, number, written, states)
-        for key, value in {**side, _files.INDEX: _publish.encoded(index)}.items():
-            archive.write(key, [value])

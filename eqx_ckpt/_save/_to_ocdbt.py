@@ -16,10 +16,9 @@ from .._format._extents import Placement
 from .._format._packed import Packed
 from .._runtime import _log, _threads
 from .._storage import _arrays
-from .._storage._archive import Sink
 from .._storage._backend import Backend
 from . import _assign, _layout, _payload, _sidecars, _tree_spec
-from ._layout import Destination, Ends, Files, Layout, Save, Stretch, Written
+from ._layout import Destination, Ends, Files, Layout, Save, Sink, Stretch, Written
 from ._payload import PlannedLeaf
 from ._tree_spec import TreeSpec
 

@@ -23,7 +23,7 @@ _WITHIN = (
     "_formats",
     "_storage/_zstd",
     "_storage/_codecs",
-    "_storage/_zip",
+    "_zips/_zip",
     "_load/_nodes",
     "_load/_probe",
     # Why a tree is saved without its structure.

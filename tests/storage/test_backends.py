@@ -9,14 +9,13 @@ import os
 import pathlib
 import pickle
 import re
-import zipfile
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 from support import servers
 
-from eqx_ckpt._storage import _archive, _kv, _local, _root, _store as _stores
+from eqx_ckpt._storage import _kv, _local, _root, _store as _stores
 from eqx_ckpt._storage._backend import Backend
 from eqx_ckpt._storage._local import LocalDirectory, SavedFile
 from eqx_ckpt._storage._objects import ObjectStore
@@ -456,19 +455,6 @@ def test_renames(tmp_path):
         old.below("again").rename(target, overwrite=False)
     old.below("again").rename(target)
     assert (tmp_path / "target").read_bytes() == b"2"
-
-
-def test_a_zip_takes_files_and_is_one(tmp_path):
-    with open(tmp_path / "zip", "wb") as file, _archive.Archive(file) as archive:
-        archive.write("a/file", [b"01234", memoryview(b"56789")], True)
-        archive.write("empty", [])
-    with zipfile.ZipFile(tmp_path / "zip") as written:
-        assert written.namelist() == ["a/file", "empty"]
-        assert written.read("a/file") == _FILE
-        place = written.getinfo("a/file").header_offset
-    root = _root.resolve(tmp_path).pinned("zip")
-    assert _FILE in root.read("zip").data[place:]
-    assert root.read("zip").data.index(_FILE) % 64 == 0
 
 
 # ---- The rooms above.

@@ -8,10 +8,10 @@ import secrets
 from collections.abc import Callable
 from typing import BinaryIO
 
+from .._save import _leftovers, _path_state
+from .._save._transaction import discard, Transaction, unpublished
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
-from . import _leftovers, _path_state
-from ._transaction import discard, Transaction, unpublished
 
 
 def publish(

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .._errors import DamagedError
-from . import _store
-from ._backend import Backend
+from .._storage import _store
+from .._storage._backend import Backend
 
 
 _LOCAL, _END, _END64, _LOCATOR = b"PK\3\4", b"PK\5\6", b"PK\6\6", b"PK\6\7"

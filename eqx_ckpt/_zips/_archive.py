@@ -1,0 +1,132 @@
+"""A checkpoint as one file: a zip of the files of its directory, not compressed.
+
+Every file in it starts at a multiple of 64, as the leaves do in theirs, so that what is
+read in place is aligned.
+"""
+
+import functools as ft
+import io
+import secrets
+import threading
+import zipfile
+from collections.abc import Iterable
+from typing import Any
+
+from .._format import _files
+from .._load import _probe
+from .._runtime._processes import Processes
+from .._runtime._progress import Advance
+from .._save import _lazies, _notes, _plan, _publish, _serialise, _to_ocdbt
+from .._save._layout import Destination, Save
+from .._save._payload import Data
+from .._save._plan import Plan
+from .._storage._backend import Backend
+from . import _onefile
+
+
+_ALIGN = 64
+# Of the header of a file: what is fixed, and what makes it one of any size.
+_HEADER, _LARGE = 30, 20
+# Bytes that mean nothing, as Android's zipalign marks them.
+_PADDING = 0xD935
+_DATE = (1980, 1, 1, 0, 0, 0)
+
+
+class _Zip(zipfile.ZipFile):
+    """A zip that gets its list of files when it is closed, and never by itself: the
+    file may have another zip by the time that this is collected."""
+
+    def __del__(self):
+        pass
+
+
+class Archive:
+    """A zip that is being written, to anything that has a `write`."""
+
+    is_far = True
+
+    def __init__(self, file: Any):
+        # What has no buffer may write a part of what it is given.
+        self._is_raw = isinstance(file, io.RawIOBase)
+        self._file = io.BufferedWriter(file) if self._is_raw else file
+        self._zip = _Zip(self._file, "w", zipfile.ZIP_STORED)
+        self._lock = threading.Lock()
+
+    def write(self, key: str, buffers: Iterable[Any], sync: bool = False) -> None:
+        """Adds a file. Threads that write at the same time wait for each other."""
+        with self._lock:
+            info = zipfile.ZipInfo(key, _DATE)
+            info.external_attr = 0o644 << 16
+            assert self._zip.fp is not None
+            start = self._zip.fp.tell() + _HEADER + len(key.encode()) + _LARGE + 4
+            count = -start % _ALIGN
+            info.extra = _PADDING.to_bytes(2, "little") + count.to_bytes(2, "little")
+            info.extra += bytes(count)
+            with self._zip.open(info, "w", force_zip64=True) as member:
+                for buffer in buffers:
+                    member.write(memoryview(buffer))
+
+    def __enter__(self) -> "Archive":
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        """Writes the list of the files. Without it none of them is there."""
+        try:
+            if kind is None:
+                self._zip.close()
+                # Else the list of a longer zip would be found at the end of the file.
+                if getattr(self._file, "seekable", bool)():
+                    self._file.truncate()
+        finally:
+            if self._is_raw:
+                self._file.detach()
+
+
+def check(root: Backend, overwrite: bool) -> None:
+    """**Raises:** `FileExistsError` when a checkpoint of one file may not go there."""
+    found = _probe.look(root)
+    if found is None:
+        if root.entry() not in (None, "nothing"):
+            raise FileExistsError(
+                f"There is something at `{root}` that is no file. It is left as it is. "
+                "Choose another path."
+            )
+        return
+    if not _probe.is_archive(found):
+        raise FileExistsError(
+            f"There is something else than a checkpoint of one file at `{root}`. It is "
+            "left as it is. Choose another path."
+        )
+    if not overwrite:
+        raise FileExistsError(
+            f"There is a checkpoint at `{root}`, and `overwrite=False`."
+        )
+
+
+def save(plan: Plan, advance: Advance) -> None:
+    """Writes what was planned to an open file, or publishes it as one."""
+    root, options = plan.root, plan.options
+    pack = ft.partial(_pack, plan, advance)
+    if not isinstance(root, Backend):
+        pack(root)
+        return
+    check(root, options.overwrite)
+    _onefile.publish(root, pack, options.overwrite, options.durable, plan.form.nbytes)
+
+
+def _pack(plan: Plan, advance: Advance, file: Any) -> None:
+    """Writes a checkpoint as one file. The index comes last, as ever."""
+    leaves = _lazies.read_small(plan.leaves, frozenset(), plan.room)
+    save = Save(Data(leaves, plan.form, advance), Processes(), plan.room)
+    number = secrets.token_hex(8)
+    with Archive(file) as archive:
+        into = Destination(archive, f"d/{number}", False)
+        files = _to_ocdbt.write(save, into)
+        written = _to_ocdbt.finish(save, files, into)
+        _serialise.write_functions(plan, into, {})
+        states = []
+        if plan.options.own is not None:
+            states.append(_notes.write_own(plan.options.own, save, into))
+        index, side = _plan.index_of(plan, number, written, states)
+        for key, value in {**side, _files.INDEX: _publish.encoded(index)}.items():
+            archive.write(key, [value])

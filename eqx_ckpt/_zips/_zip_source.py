@@ -1,0 +1,72 @@
+"""A checkpoint of ours in one file: a zip of its directory, read in place."""
+
+import dataclasses
+import functools as ft
+
+from .._errors import DamagedError
+from .._format import _files, _index, _json
+from .._format._index import Index
+from .._load import _probe
+from .._load._probe import Probe
+from .._load._source import Source
+from .._storage import _store
+from .._storage._backend import Backend
+from . import _zip
+from ._zip import Zip
+
+
+def read(probe: Probe) -> tuple[Zip | None, Source | None]:
+    """The zip that a file is, and the checkpoint of ours in it.
+
+    **Raises:** `ValueError` for one that is damaged.
+    """
+    try:
+        archive = _zip.read(probe.directory, probe.key, probe.head)
+        return archive, None if archive is None else _ours(probe.root, archive)
+    except ValueError as e:
+        raise _probe.refusal(probe.root, e) from e
+
+
+def _ours(root: Backend, archive: Zip) -> Source | None:
+    """The source of a zip with one index of ours in it."""
+    directory, key = archive.directory, archive.key
+    members = archive.members
+    above = [n for n in members if n == _files.INDEX or n.endswith("/" + _files.INDEX)]
+    if not above:
+        return None
+    if len(above) > 1:
+        raise ValueError(f"it is a zip with {len(above)} `{_files.INDEX}` in it")
+    prefix = above[0].removesuffix(_files.INDEX)
+    start, stop = _zip.place(archive, above[0])
+    if stop - start > _json.MAX_INDEX:
+        raise ValueError("its index is too long")
+    index = _index.decode(_store.read_bytes(directory, key, start, stop))
+    if index.layout != "ocdbt":
+        raise ValueError(f"it holds the layout {index.layout!r}: unzip it")
+    # The header before the digests is read once.
+    place = ft.cache(lambda name: (key, *_zip.place(archive, prefix + name)))
+    files = [place(f"d/{index.save}/{name}")[1:] for name in index.files]
+    digests = place(f"d/{index.save}/digests")[1:]
+    keys, shift = [key] * len(files), [start for start, _ in files]
+    index = dataclasses.replace(index, files=keys, shift=shift, others={})
+    if digests[1] - digests[0] != 16 * index.extents.pages[-1]:
+        raise DamagedError("its file of digests is damaged")
+    _check(index, files, [(start, stop), digests])
+    stamp = lambda directory: directory.stamp(key)
+    return Source(root, index, directory, stamp, stamp(directory), place=place)
+
+
+def _check(
+    index: Index, files: list[tuple[int, int]], others: list[tuple[int, int]]
+) -> None:
+    """**Raises:** `ValueError` unless each file has bytes of its own, and in them all
+    that the index says."""
+    spans = sorted([*files, *others])
+    if any(a[1] > b[0] for a, b in zip(spans, spans[1:])):
+        raise ValueError("two files of the zip lie at one place")
+    extents = index.extents
+    for record in index.leaves.records():
+        for first, stop, file, offset in extents.segments(record):
+            end = files[file][1]
+            if stop and offset + extents.extent(record, first, stop) > end:
+                raise ValueError(f"the bytes of `{record.name}` are not in it")
