@@ -19,7 +19,7 @@ from .._format._leaves import Record
 from .._format._ocdbt import Database
 from .._format._template import Template
 from .._storage import _arrays, _store
-from .._storage._arrays import ForeignArray, PiecedArray, Stored
+from .._storage._arrays import ForeignArray, Piece, PiecedArray, Stored
 from .._storage._backend import Backend
 from . import _partial
 
@@ -115,20 +115,15 @@ class Source:
                 self.check(record)
             except ValueError as e:
                 raise self.lost(str(e)) from e
-            if self.is_stored(record):
+            # It may live for longer than this, and a descriptor with it.
+            directory = self.directory.unpinned()
+            if self.is_stored(record) or self.strides.get(record.place):
                 (array,) = self.open([(record, range(record.template.chunk_count))])
                 if isinstance(array, PiecedArray):
-                    array = _arrays.open_pieces(array)
+                    array = _arrays.open_pieces(array._replace(root=directory))
             else:
                 places = [self._place(record)]
-                # It may live for longer than this, and a descriptor with it.
-                directory = self.directory.unpinned()
-                strides = self.strides.get(record.place)
-                if strides and self.files:
-                    where = directory, self.files, places[0]
-                    array = _arrays.open_strided(*where, strides)
-                else:
-                    (array,) = _arrays.open_arrays(directory, self.files, places)
+                (array,) = _arrays.open_arrays(directory, self.files, places)
             self._opened[record.place] = array
         return array
 
@@ -141,14 +136,13 @@ class Source:
         those = [(self.stored[r.place], n) for r, n in wanted if self.is_stored(r)]
         opened = iter(_arrays.open_stored(directory, those, self.nodes))
         starts = self.index.extents.starts(r.place for r, _ in wanted)
-        return [
-            next(opened)
-            if self.is_stored(r)
-            else _arrays.StridedArray(
-                directory, files[file], offset, self.strides[r.place]
-            )
-            for (r, _), (file, offset) in zip(wanted, starts)
-        ]
+        out = []
+        for (r, _), (file, offset) in zip(wanted, starts):
+            t, strides = r.template, self.strides.get(r.place)
+            piece = Piece(files[file], offset, (0,) * len(t.shape), t.shape, strides)
+            run = PiecedArray(t, [piece], root=directory)
+            out.append(next(opened) if self.is_stored(r) else run)
+        return out
 
     def cut(self, record: Record) -> Template:
         """The template of a leaf, with the chunks that it is read in."""

@@ -103,12 +103,14 @@ class ForeignArray(NamedTuple):
 
 class Piece(NamedTuple):
     """A part of an array that is one run of bytes: the key of its file, from which byte
-    on, its first element, and its shape."""
+    on, its first element, and its shape; or elements of one, that lie so many elements
+    apart along each axis."""
 
     key: str
     offset: int
     start: tuple[int, ...]
     shape: tuple[int, ...]
+    strides: tuple[int, ...] | None = None
 
 
 class PiecedArray(NamedTuple):
@@ -314,38 +316,6 @@ def aligned_bytes(size: int) -> np.ndarray:
     return buffer[start : start + size]
 
 
-class StridedArray(NamedTuple):
-    """An array in a file, from the byte `start` on, whose elements lie so many elements
-    apart along each axis. With `is_packed` two elements have a byte, of which the lower
-    half is the first."""
-
-    root: Backend
-    key: str
-    start: int
-    strides: tuple[int, ...]
-    is_packed: bool = False
-
-
-def _read_strided(array: StridedArray, first: int, into: np.ndarray) -> None:
-    """Reads all that lies from the first element of a part to the last."""
-    root, key, start, strides, is_packed = array
-    count = _grid.span(into.shape, strides)
-    if is_packed:
-        stop = start + (first + count + 1) // 2
-        data = _store.read_bytes(root, key, start + first // 2, stop)
-        both = np.frombuffer(data, np.uint8)[:, None] >> np.array([0, 4], np.uint8) & 15
-        whole = both.reshape(-1)[first % 2 :][:count].view(into.dtype)
-    else:
-        whole = np.empty(count, into.dtype)
-        start += first * into.itemsize
-        if root.read_into(key, start, whole.view(np.uint8)) < whole.nbytes:
-            raise MissingError(f"the end of `{key}` is missing")
-    steps = [stride * into.itemsize for stride in strides]
-    into[...] = np.lib.stride_tricks.as_strided(
-        whole, into.shape, steps, writeable=False
-    )
-
-
 # Of a piece so many bytes are read together.
 _TOGETHER = 2**22
 
@@ -388,9 +358,7 @@ def _read_piece(
     into: np.ndarray,
 ) -> None:
     """Reads the elements of a piece from `first` on, in these steps along each axis."""
-    strides = [math.prod(piece.shape[axis + 1 :]) for axis in range(len(piece.shape))]
-    root = array.root
-    assert root is not None
+    strides = piece.strides or _strides_of(piece.shape)
     # From the lowest element on, as NumPy would have it after `flip`.
     down = tuple(axis for axis, step in enumerate(steps) if step < 0)
     lowest = [
@@ -405,9 +373,39 @@ def _read_piece(
             (low + s.start * abs(step)) * stride
             for low, s, step, stride in zip(lowest, part, steps, strides)
         )
-        where = root, piece.key, piece.offset
-        strided = StridedArray(*where, tuple(apart), array.is_packed)
-        _read_strided(strided, begin, into[part])
+        _read_run(array, piece, begin, apart, into[part])
+
+
+def _strides_of(shape: Sequence[int]) -> list[int]:
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+
+
+def _read_run(
+    array: PiecedArray,
+    piece: Piece,
+    first: int,
+    strides: Sequence[int],
+    into: np.ndarray,
+) -> None:
+    """Reads all that lies from the first element to the last, of elements so many
+    apart. Of two that have a byte, the lower half is the first."""
+    root, key, start = array.root, piece.key, piece.offset
+    assert root is not None
+    count = _grid.span(into.shape, strides)
+    if array.is_packed:
+        stop = start + (first + count + 1) // 2
+        data = _store.read_bytes(root, key, start + first // 2, stop)
+        both = np.frombuffer(data, np.uint8)[:, None] >> np.array([0, 4], np.uint8) & 15
+        whole = both.reshape(-1)[first % 2 :][:count].view(into.dtype)
+    else:
+        whole = np.empty(count, into.dtype)
+        start += first * into.itemsize
+        if root.read_into(key, start, whole.view(np.uint8)) < whole.nbytes:
+            raise MissingError(f"the end of `{key}` is missing")
+    steps = [stride * into.itemsize for stride in strides]
+    into[...] = np.lib.stride_tricks.as_strided(
+        whole, into.shape, steps, writeable=False
+    )
 
 
 def open_pieces(array: PiecedArray) -> ts.TensorStore:
@@ -421,53 +419,38 @@ def open_pieces(array: PiecedArray) -> ts.TensorStore:
         return ts.array(whole)
     places, files = [], []
     for piece in array.pieces:
-        chunk = tuple(max(1, n) for n in piece.shape)
-        t = array.template._replace(shape=piece.shape, chunk=chunk)
-        size = math.prod(piece.shape) * t.itemsize
+        shape = piece.shape
+        if piece.strides is not None:
+            shape = (_grid.span(shape, piece.strides),)
+        chunk = tuple(max(1, n) for n in shape)
+        t = array.template._replace(shape=shape, chunk=chunk)
+        size = math.prod(shape) * t.itemsize
         row = _grid.key((0,) * len(chunk)), len(files), piece.offset, size
         places.append(ArrayPlace(t, "", [row]))
         files.append(piece.key)
-    stores = open_arrays(array.root, files, places)
-    whole = [
-        store[ts.d[:].mark_bounds_implicit[False]][ts.d[:].translate_to[piece.start]]
-        for store, piece in zip(stores, array.pieces)
-    ]
-    return ts.overlay(whole)
+    stores = []
+    for store, piece in zip(open_arrays(array.root, files, places), array.pieces):
+        if piece.strides is not None:
+            axes = np.ix_(*map(np.arange, piece.shape))
+            at = sum(axis * stride for axis, stride in zip(axes, piece.strides))
+            whole = (slice(None),) * len(piece.shape)
+            store = view(store[np.broadcast_to(at, piece.shape)], whole)
+        store = store[ts.d[:].mark_bounds_implicit[False]]
+        stores.append(store[ts.d[:].translate_to[piece.start]])
+    return stores[0] if len(stores) == 1 else ts.overlay(stores)
 
 
 def start_read(
-    store: ts.TensorStore | StridedArray | PiecedArray,
+    store: ts.TensorStore | PiecedArray,
     into: np.ndarray,
     picks: tuple[slice | int, ...],
 ) -> Any:
-    """Starts to read `store[picks]` into an array of its shape. With strides, `picks`
-    are slices."""
+    """Starts to read `store[picks]` into an array of its shape."""
     if isinstance(store, PiecedArray):
+        # It is done when its result is asked for.
         result = ft.partial(_read_pieces, store, into, picks)
         return types.SimpleNamespace(result=result)
-    if not isinstance(store, StridedArray):
-        return ts.array(into).write(view(store, picks))
-    starts = [pick.start or 0 for pick in picks if isinstance(pick, slice)]
-    first = sum(at * stride for at, stride in zip(starts, store.strides))
-    # It is done when its result is asked for.
-    return types.SimpleNamespace(result=ft.partial(_read_strided, store, first, into))
-
-
-def open_strided(
-    root: Backend, files: Sequence[str], place: ArrayPlace, strides: tuple[int, ...]
-) -> ts.TensorStore:
-    """An array whose elements lie so many elements apart along each axis, opened
-    without a read: of all that lies from the first to the last, in one chunk."""
-    t = place.template
-    ((_, file, start, _),) = place.chunks
-    size = _grid.span(t.shape, strides)
-    run = t._replace(shape=(size,), chunk=(size,))
-    chunk = (_grid.key((0,)), file, start, size * t.itemsize)
-    (store,) = open_arrays(root, files, [ArrayPlace(run, "", [chunk])])
-    axes = np.ix_(*map(np.arange, t.shape))
-    places = sum(axis * stride for axis, stride in zip(axes, strides))
-    whole = (slice(None),) * len(t.shape)
-    return view(store[np.broadcast_to(places, t.shape)], whole)
+    return ts.array(into).write(view(store, picks))
 
 
 def view(store: ts.TensorStore, picks: tuple[slice | int, ...]) -> ts.TensorStore:
