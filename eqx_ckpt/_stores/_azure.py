@@ -76,26 +76,17 @@ class AzureBackend(BucketBackend):
         if "ContainerNotFound" in said:
             return _remote.no_bucket(self.url, "ContainerNotFound")
         if type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
-            return PermissionError(
-                f"The store refuses access to `{self}` ({said}). Set "
-                "`AZURE_STORAGE_ACCOUNT_KEY`, `AZURE_STORAGE_SAS_TOKEN` or what else "
-                "docs/stores.md lists, and check that it allows this."
-            )
+            names = "`AZURE_STORAGE_ACCOUNT_KEY`, `AZURE_STORAGE_SAS_TOKEN`"
+            cure = f"Set {names} or what else docs/stores.md lists, and check that it"
+            return _remote.refused(str(self), said, f"{cure} allows this")
         if "builder error" in said:
             return ValueError(
                 f"The endpoint of `{self}` is not encrypted, or no URL. For a server "
                 "of your own set `AZURE_STORAGE_ALLOW_HTTP=true`."
             )
         if "error sending request" in said or "after " in said and "retries" in said:
-            return ConnectionError(
-                f"The store of `{self}` does not answer as it should ({said}). Try "
-                "again later, or for longer: with other `azure_request_retries` in an "
-                "`ec.Store`."
-            )
-        return OSError(
-            f"The store of `{self}` says: {said}. Try again; if this stays, ask "
-            "whoever runs it, or what is between."
-        )
+            return _remote.silent(str(self), said, "azure")
+        return _remote.wrong(str(self), said)
 
     # ---- Requests.
 

@@ -252,25 +252,34 @@ def explain(url: str, error: Exception) -> OSError | None:
             "is then found out."
         )
     if status in (401, 403) or "credentials" in text:
-        return PermissionError(
-            f"The store refuses access to `{url}` ({said}). Check that there are "
-            "credentials and that they allow this: docs/stores.md says where they are "
-            "looked for."
+        cure = "Check that there are credentials and that they allow this"
+        return refused(
+            url, said, f"{cure}: docs/stores.md says where they are looked for"
         )
     if any(word in text for word in _away):
-        return ConnectionError(
-            f"The store of `{url}` does not answer as it should ({said}). Try again "
-            "later, or for longer: with other `"
-            f"{_DRIVERS.get(str(scheme(url)), 'http')}_request_retries` in an "
-            "`ec.Store`."
-        )
+        return silent(url, said, _DRIVERS.get(str(scheme(url)), "http"))
     is_wrong = is_cut or "in response headers" in text
     if status or is_wrong or text.startswith("INTERNAL"):
-        return OSError(
-            f"The store of `{url}` says: {said}. Try again; if this stays, ask whoever "
-            "runs it, or what is between."
-        )
+        return wrong(url, said)
     return None
+
+
+def refused(url: str, said: str, cure: str) -> PermissionError:
+    return PermissionError(f"The store refuses access to `{url}` ({said}). {cure}.")
+
+
+def silent(url: str, said: str, driver: str) -> ConnectionError:
+    return ConnectionError(
+        f"The store of `{url}` does not answer as it should ({said}). Try again later, "
+        f"or for longer: with other `{driver}_request_retries` in an `ec.Store`."
+    )
+
+
+def wrong(url: str, said: str) -> OSError:
+    return OSError(
+        f"The store of `{url}` says: {said}. Try again; if this stays, ask whoever "
+        "runs it, or what is between."
+    )
 
 
 def is_moved(error: Exception) -> bool:
