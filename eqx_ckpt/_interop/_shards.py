@@ -151,7 +151,7 @@ def write(
                 data = it.chain([headers[name]], lines(tensors))
                 put = lambda file, data=data: file.writelines(data)
                 if isinstance(root, LocalDirectory):
-                    root.write_by(part(name), put, durable)
+                    root.write(part(name), data, durable)
                 else:
                     _onefile.publish(root.below(part(name)), put, True, durable)
         is_whole = True

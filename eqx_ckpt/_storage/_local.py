@@ -10,7 +10,7 @@ import os
 import pathlib
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import tensorstore as ts
@@ -264,14 +264,6 @@ class LocalDirectory(Backend):
     def write(self, key: str, buffers: Iterable[Any], sync: bool = False) -> None:
         depth = 0 if self.follow else self.depth + 1 + key.count("/")
         _local_files.write(f"{self.path}/{key}", depth, buffers, sync)
-
-    def write_by(self, key: str, write: Callable[[BinaryIO], None], sync: bool) -> None:
-        """Lets a file be written by a function."""
-        with open(f"{self.path}/{key}", "xb") as file:
-            write(file)
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
 
     def replace(
         self, key: str, data: bytes, found: Value | None, aside: str = ""

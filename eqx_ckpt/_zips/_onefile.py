@@ -4,6 +4,7 @@ takes the place of what is there, atomically.
 
 import contextlib
 import io
+import os
 import secrets
 from collections.abc import Callable
 from typing import BinaryIO
@@ -58,7 +59,11 @@ def publish(
         with contextlib.ExitStack() as held:
             with unpublished(root, nbytes):
                 save.make(work, held)
-                work.write_by("file", write, sync)
+                with open(f"{work.path}/file", "xb") as file:
+                    write(file)
+                    file.flush()
+                    if sync:
+                        os.fsync(file.fileno())
             try:
                 put(save)
             except FileExistsError:

@@ -446,11 +446,11 @@ def test_renames(tmp_path):
     assert new.entry() == "nothing"
     with pytest.raises(FileNotFoundError):
         new.exchange(old)
-    old.write_by("staged", lambda file: file.write(b"one file"), True)
+    old.write("staged", [b"one file"], True)
     target = _root.resolve(tmp_path / "target")
     old.below("staged").rename(target, overwrite=False)
     assert (tmp_path / "target").read_bytes() == b"one file"
-    old.write_by("again", lambda file: file.write(b"2"), False)
+    old.write("again", [b"2"])
     with pytest.raises(FileExistsError):
         old.below("again").rename(target, overwrite=False)
     old.below("again").rename(target)
