@@ -6,9 +6,8 @@ import os
 import sys
 
 import pytest
+from support import inside
 from support.helpers import files_of
-
-from eqx_ckpt._storage import _local_files, _root
 
 
 _CALLS = {"open", "os.listdir", "os.scandir", "os.remove", "os.rmdir", "os.rename"}
@@ -36,11 +35,11 @@ def race(tmp_path, number):
         nonlocal count
         count += 1
         if count == number + 1:
-            _local_files.exchange(str(directory / "1"), str(tmp_path / f"link{number}"))
+            inside.exchange(directory / "1", tmp_path / f"link{number}")
 
     _heard.append(hear)
     try:
-        _root.resolve(tmp_path).delete(f"d{number}")
+        inside.root(tmp_path).delete(f"d{number}")
     except OSError:
         pass  # There is something else than there was.
     finally:
@@ -64,7 +63,7 @@ def test_links_are_deleted_and_not_followed(tmp_path):
     before = files_of(tmp_path / "victim")
     os.symlink(tmp_path / "victim", tmp_path / "run/1/deep/link")
     os.symlink(tmp_path / "run", tmp_path / "alias")
-    root = _root.resolve(tmp_path / "alias")
+    root = inside.root(tmp_path / "alias")
     root.delete("1/deep")
     root.delete("1/deep")
     assert sorted(os.listdir(tmp_path / "run/1")) == ["0", "1", "2"]
@@ -99,5 +98,5 @@ def test_directories_of_any_depth(tmp_path):
         os.close(here)
         here = below
     os.close(here)
-    _root.resolve(tmp_path).delete("d")
+    inside.root(tmp_path).delete("d")
     assert os.listdir(tmp_path) == []

@@ -148,6 +148,11 @@ def _root(path: Any) -> Any:
     return _found("_storage._root.resolve")(path)
 
 
+def root(path: Any) -> Any:
+    """The directory of a store that a path means."""
+    return _root(path)
+
+
 Change = Callable[[str, str], Any]
 
 
