@@ -155,7 +155,7 @@ def processes_of(
     kind: str, paths: list[Any], tree: PyTree, options: LoadOptions
 ) -> Processes:
     """The processes that have to load the leaves of this tree together."""
-    if options.is_alone or _processes.count() == 1:
+    if options.processes == "own" or _processes.count() == 1:
         return Processes()
     if not any(map(_target.is_spread, jtu.tree_leaves(tree))):
         return Processes()

@@ -64,11 +64,6 @@ class LoadOptions(NamedTuple):
     processes: Who = "all"
 
     @property
-    def is_alone(self) -> bool:
-        """Whether this process loads what it needs without the others."""
-        return self.processes == "own"
-
-    @property
     def how(self) -> str:
         """The way to read arrays of which several processes need the same chunks."""
         return "read" if self.processes == "own" else self.reshard
@@ -88,7 +83,7 @@ def check(options: LoadOptions, missing: str = "keep") -> LoadOptions:
 
     **Raises:** `ValueError` for what no load can have.
     """
-    if options.is_alone and options.reshard == "devices":
+    if options.processes == "own" and options.reshard == "devices":
         raise ValueError(
             '`reshard="devices"` sends what one process reads to others, and with '
             '`processes="own"` there are none.'

@@ -56,7 +56,7 @@ def is_archive(probe: Probe | None) -> bool:
         source = None if probe is None else _read(probe, None)
     except ValueError:
         return False
-    return source is not None and source.is_archive
+    return source is not None and source.place is not None
 
 
 def _read(probe: Probe, like: Any) -> Source | None:

@@ -70,13 +70,8 @@ class Source:
         return self.stamp is None
 
     @property
-    def is_archive(self) -> bool:
-        """Whether it is one of ours, in one file."""
-        return self.place is not None
-
-    @property
     def has_digests(self) -> bool:
-        return self.is_own or self.is_archive
+        return self.is_own or self.place is not None
 
     @ft.cached_property
     def files(self) -> list[str] | None:
