@@ -45,7 +45,7 @@ def resolve(path: Any, follow: bool = False) -> Backend:
             raise ValueError(
                 f"{path!r} is not a URL of a file: `file:///` and its path."
             )
-    elif text.partition(":/")[0].lower() in {"file", *KINDS}:
+    elif text.partition(":/")[0].lower() in {"file", "gs", "https", "s3", *KINDS}:
         raise ValueError(
             f"{text!r} is not a URL: give one as a string, such as `s3://bucket/run`."
         )
