@@ -451,9 +451,9 @@ def test_a_checkpoint_in_a_directory_of_another(tmp_path, layout, inside):
 @pytest.mark.parametrize(
     "path",
     [
-        "S3://bucket/run",
-        pathlib.Path("s3://bucket/run"),
-        "https:/host/run",
+        "FILE://host/run",
+        pathlib.Path("file:///run"),
+        "file:/run",
         "file://other/run",
         "{}/a.__lock",
         "{}/a.__lock/b",

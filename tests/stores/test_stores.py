@@ -6,6 +6,7 @@ What is counted are the requests that reach a proxy before the server.
 import concurrent.futures as futures
 import functools as ft
 import itertools
+import os
 import pathlib
 import pickle
 import re
@@ -546,3 +547,17 @@ def test_documentation(s3, published):
     assert (
         ec.open(path).leaves.keys() == ec.open(directory / "runs" / "7").leaves.keys()
     )
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["S3://bucket/run", pathlib.Path("s3://bucket/run"), "https:/host/run"],
+    ids=repr,
+)
+def test_paths_that_are_nearly_urls(tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="is not a URL: give one as a string"):
+        ec.tree_serialise_leaves(path, {"w": 1})
+    with pytest.raises(ValueError, match="is not a URL: give one as a string"):
+        ec.open(path)
+    assert os.listdir(tmp_path) == []
