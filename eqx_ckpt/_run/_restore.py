@@ -64,7 +64,7 @@ def _of_step(saves: Saves, step: int, request: LoadRequest) -> Restored:
         return Restored(load(path, request.like, **request.options))
     ckpt = _checkpoint.open(path)
     tree = load(ckpt, request.like, **request.options)
-    processes = saves.processes("restore own states", "Restoring own states", step)
+    processes = saves.processes("restore own states", "Restoring own states")
     with processes.heard():
         own = _own.load(ckpt, request.own)
         processes.gather()
@@ -148,7 +148,8 @@ def _try(search: _Search) -> tuple[Restored, int] | None:
                 if near is not None and search.is_near:
                     restored = near.load(processes.index, request)
                 else:
-                    restored = _load(saves.steps, step, request)
+                    own = _within(saves, processes, request)
+                    restored = _load(saves.steps, step, own)
             except Exception as e:
                 error = e
             blamed = near.blamed if near is not None and search.is_near else []
@@ -172,6 +173,13 @@ def _try(search: _Search) -> tuple[Restored, int] | None:
         search.left -= 1
         saves.steps.say(_log.INFO, "Looking again, without", step, outcome.why)
     return None
+
+
+def _within(saves: Saves, processes: Processes, request: LoadRequest) -> LoadRequest:
+    """The request of a load that is a part of a restore."""
+    who = request.options.get("processes", saves.together)
+    options = {**request.options, "processes": processes.within(who, "restore")}
+    return request._replace(options=options)
 
 
 def _choice(search: _Search, words: list[bytes]) -> bytes:

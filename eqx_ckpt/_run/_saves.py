@@ -40,7 +40,7 @@ class Saves:
 
     def __init__(self, steps: Steps, policy: Policy, options: SaveOptions):
         self.steps, self.policy, self.options = steps, policy, options
-        self._together = _processes.together(options.processes)
+        self.together = _processes.together(options.processes)
         self._retention = Retention(steps, policy)
         # When the last save began.
         self.last = time.monotonic()
@@ -62,7 +62,7 @@ class Saves:
     def processes(self, kind: str, what: str, tag: Any = None) -> Processes:
         """The processes of the run, for one call that all of them make."""
         root = self.steps.root
-        together = dataclasses.replace(self._together, tag=tag)
+        together = dataclasses.replace(self.together, tag=tag)
         what = f"{what}, in `{root}`"
         return _processes.of_run(kind, root, together, what)
 
@@ -129,7 +129,7 @@ class Saves:
         path = self.steps.path(step)
         is_shared = self.policy.reuse and self.options.layout == "ocdbt"
         options = self.options._replace(
-            processes=dataclasses.replace(self._together, tag=step),
+            processes=processes.within(self.together, f"step {step}, save"),
             overwrite=how == b"replace",
             reuse=self.base if is_shared else None,
             functions=offer.functions,

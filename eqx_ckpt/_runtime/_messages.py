@@ -175,6 +175,8 @@ class Channel:
 
     def close(self, end: End) -> None:
         """Ends the number before its first answer."""
+        # It may have been taken by halves, when Ctrl-C came.
+        self.line.next = max(self.line.next, (self.number or 0) + 1)
         self.client.key_value_set_bytes(f"{self.at}/0/answer", end.encode())
         self.line.ended.append(self.at)
 

@@ -28,6 +28,10 @@ which passes what it has left: they always come to one number. What follows:
 - An answer is given to calls of all processes, each of which takes it once.
 - Who comes too late for a call has its error immediately, and the next call is met.
 
+A call that is part of another has a line of its own each time (`within`). Else whoever
+is interrupted in the outer call, before the inner one, would come too late for that
+when both are made again.
+
 **Signs** tell apart calls of one line that has no tag: they have a digest of the plain
 numbers and the metadata that are saved, and, once it is known, of all that has to be
 the same in all processes (see `_agree`). Where the signs of a line do not change from
@@ -196,6 +200,20 @@ class Processes:
         with self.heard():
             self.gather()
             return self.broadcast(decide() if self.leads else b"")
+
+    def fail(self, error: BaseException) -> None:
+        """Tells the others that this process has given the call up, outside `heard`."""
+        if self.channel is not None:
+            with contextlib.suppress(Exception):
+                self._tell(self.channel, error)
+
+    def within(self, who: Who, name: str) -> Who:
+        """Options of a call that is made as a part of this one. No other has its tag:
+        if a process is interrupted before it comes to that call, the next one does not
+        find what was left of it."""
+        if self.channel is None or who == "own":
+            return who
+        return dataclasses.replace(together(who), tag=f"{name} {self.channel.number}")
 
     def _hear(self, channel: Channel) -> bytes:
         while True:

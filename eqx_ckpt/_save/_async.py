@@ -143,7 +143,7 @@ def begin(
     is_staged = all(map(_host_copy.is_staged, [leaf.value for leaf in planned.leaves]))
     collect = None if is_staged else ft.partial(_collect, planned.leaves)
     reads = _lazies.places(planned.leaves)
-    handle = _background.start(root, collect, write, copied, reads)
+    handle = _background.start(root, collect, write, copied, reads, run.fail)
     handle._written = written
     handle._nbytes, handle._count = nbytes, count
     return handle

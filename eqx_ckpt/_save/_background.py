@@ -162,8 +162,10 @@ def start(
     write: Callable[[], None],
     copied: int = 0,
     reads: frozenset[str] = frozenset(),
+    give_up: Callable[[BaseException], None] = lambda error: None,
 ) -> SaveHandle:
-    """Runs `stage` and then, when the saves before this one are over, `write`."""
+    """Runs `stage` and then, when the saves before this one are over, `write`. If that
+    is interrupted before it begins, it is given up."""
     _context.watch_forks()
     handle = SaveHandle(root)
     handle._copied, handle._reads = copied, reads
@@ -178,9 +180,10 @@ def start(
         if not _is_started(handle, thread):
             run()
             handle.result()
-    except BaseException:
+    except BaseException as e:
         # By Ctrl-C. If the thread has been started all the same, it goes on.
         if _take(turn):
+            give_up(e)
             _end(handle, [RuntimeError("It was interrupted before it began.")])
             _drop(_failed, handle)
         raise

@@ -153,7 +153,7 @@ def tree_serialise_leaves(
             _background.wait_for(root)
         _background.raise_untold()
         planned = _plan.plan(root, pytree, given)
-    base = _reuse.find(planned, run)
+        base = _reuse.find(planned, run)
     write(planned, run, base)
 
 

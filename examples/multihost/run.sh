@@ -22,7 +22,7 @@ start() {  # NAME ARGUMENTS: the processes of an attempt; their logs are NAME.PR
   port=$(python -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')
   for ((process = 0; process < count; process++)); do
     python "$here/train.py" --root "$work/run" --near "$work/disk$process" --processes "$count" \
-      --process "$process" --port "$port" "${@:2}" >"$work/$name.$process" 2>&1 &
+      --process "$process" --coordinator "localhost:$port" "${@:2}" >"$work/$name.$process" 2>&1 &
     pids+=($!)
   done
 }

@@ -2,11 +2,13 @@
 manager with near disks and signals, and a data loader in each process.
 
 `run.sh` starts it as some processes on one machine, kills some, and starts it again. On
-a cluster, leave `--processes`, `--process` and `--port` out: `jax.distributed` finds
-these.
+a cluster it runs as it is: `slurm.sh`, `kubernetes.yaml` and `tpu.sh` start it. Where
+JAX does not find out who takes part, say so with `--coordinator`, `--processes` and
+`--process`, or with the variables that `kubernetes.yaml` sets.
 """
 
 import argparse
+import os
 import signal
 
 import equinox as eqx
@@ -134,12 +136,13 @@ def main():
     parser.add_argument("--near", required=True, help="a disk of this host's own")
     parser.add_argument("--steps", type=int, default=35)
     parser.add_argument("--tensor", type=int, default=2, help="of the mesh")
-    parser.add_argument("--processes", type=int)
-    parser.add_argument("--process", type=int)
-    parser.add_argument("--port", type=int)
+    # Without these JAX asks SLURM, or the TPU.
+    given = os.environ.get
+    parser.add_argument("--coordinator", default=given("JAX_COORDINATOR_ADDRESS"))
+    parser.add_argument("--processes", type=int, default=given("PROCESSES"))
+    parser.add_argument("--process", type=int, default=given("JOB_COMPLETION_INDEX"))
     args = parser.parse_args()
-    where = None if args.port is None else f"localhost:{args.port}"
-    jax.distributed.initialize(where, args.processes, args.process)
+    jax.distributed.initialize(args.coordinator, args.processes, args.process)
 
     devices = np.asarray(jax.devices()).reshape(-1, args.tensor)
     mesh = Mesh(devices, ("fsdp", "tensor"))

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import textwrap
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -408,6 +409,60 @@ def test_many_schedules_of_calls_that_go_wrong(tmp_path):
         seed += 1
     print(f"{seed - 2} schedules, of them 40 with a process that is killed")
     assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("count", [5, pytest.param(60, marks=pytest.mark.long)])
+def test_what_is_interrupted_in_one_process_leaves_nothing_behind(tmp_path, count):
+    """Ctrl-C comes at lines of a call in process 1. Process 0 has an error, or is done;
+    then both make the call again, with the same path and tag."""
+    code = """
+    from jax._src import distributed
+    from support import interrupts
+    together = ec.Together(timeout=1)
+    tree = {"a": spread(np.arange(64.0, dtype=np.float32), rows), "step": 1}
+    with ec.CheckpointManager(path / "run", processes=together) as manager:
+        manager.save(1, tree)
+        manager.wait()
+    manager = ec.CheckpointManager(path / "run", processes=together)
+    tagged = ec.Together("tag", 1)
+    calls = {
+        "restore": lambda: manager.restore(tree, own=None),
+        "save": lambda: ec.async_tree_serialise_leaves(
+            path / "c", tree, processes=tagged).result(),
+        "step": lambda: (manager.save(1, tree, force=True), manager.wait()),
+    }
+    files = {
+        "restore": ["_restore.py", "_deserialise.py", "_checkpoint.py"],
+        "save": ["_async.py", "_background.py"],
+        "step": ["_saves.py", "_async.py"],
+    }
+    def meet(name):
+        distributed.global_state.client.wait_at_barrier(name, 30_000)
+    for name, call in calls.items():
+        call()
+        # No line before the call has told that it is made, which nobody could know of.
+        lines = interrupts.lines_of(call, "MainThread")
+        begun = next(i for i, (file, _) in enumerate(lines) if "_processes" in file)
+        own = [i for i, (file, _) in enumerate(lines, 1)
+               if i > begun and os.path.basename(file) in files[name]]
+        failed = 0
+        for i in range(count):
+            meet(f"{name} {i}")
+            try:
+                if rank == 1:
+                    at = own[i * len(own) // count]
+                    interrupts.interrupt(call, at, "MainThread")
+                else:
+                    call()
+            except (Exception, KeyboardInterrupt):
+                failed += 1
+            meet(f"{name} {i} again")
+            call()
+        assert rank == 0 or failed > count // 2, name
+    """
+    good(
+        run_team(2, f"count = {count}\n{textwrap.dedent(code)}", tmp_path, timeout=590)
+    )
 
 
 def test_a_graft_of_two_processes(tmp_path):
