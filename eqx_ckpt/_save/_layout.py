@@ -98,7 +98,7 @@ class Kept(NamedTuple):
     """Data files of another save that are in this one too, as its first; the digests of
     their runs; and leaves that have not changed since that save."""
 
-    files: Files
+    files: Sequence[Collection[Stretch]]
     digests: list[tuple[int, range, bytes]]
     same: frozenset[int]
 
