@@ -14,7 +14,7 @@ from ._edit._diff import diff as diff
 from ._edit._difference import Diff as Diff
 from ._edit._merge import merge as merge
 from ._edit._stats import stats as stats
-from ._errors import DamagedError as DamagedError
+from ._errors import DamagedError as DamagedError, ReplacedError as ReplacedError
 from ._functions._function import function as function
 from ._functions._lazily import lazy as lazy
 from ._functions._stored_function import Function as Function

@@ -29,4 +29,23 @@ class MissingError(DamagedError):
 
 
 class ReplacedError(RuntimeError):
-    """A checkpoint that was replaced or deleted after it was opened."""
+    """A checkpoint that was replaced or deleted after it was opened: open it again.
+
+    Every call that reads an open checkpoint raises it. What was opened is never mixed
+    with what came after.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec, jax.numpy as jnp
+        >>> ec.tree_serialise_leaves("replaced", {"w": jnp.zeros(3)})
+        >>> ckpt = ec.open("replaced")
+        >>> ec.tree_serialise_leaves("replaced", {"w": jnp.ones(3)})
+        >>> try:
+        ...     ckpt["w"].read()
+        ... except ec.ReplacedError:
+        ...     print(ec.open("replaced")["w"].read())
+        [1. 1. 1.]
+
+        ```
+    """
