@@ -36,7 +36,7 @@ from .._tree import _host_copy
 from .._tree._host_copy import Payload
 from . import _layout, _payload
 from ._background import SaveHandle
-from ._layout import Destination, Kept, Stretch
+from ._layout import Destination, Files, Kept, Stretch
 from ._lazies import LazySource
 from ._payload import PlannedLeaf
 from ._plan import Plan
@@ -188,7 +188,7 @@ def keep(base: Base, leaves: Sequence[PlannedLeaf], into: Destination) -> Kept:
         )
         return _layout.NOTHING
     linked = _link(base, source, _sizes(leaves, stretches), into)
-    files = [stretches[number] for number in linked]
+    files: Files = [stretches[number] for number in linked]
     digests = [(p.place, p.numbers, rows[p.place, p.numbers]) for f in files for p in f]
     return Kept(files, digests, frozenset(same))
 
