@@ -85,17 +85,20 @@ def choose(
     have saved it, and how many there are, is all one."""
     # Of each part the disks that it can be read on: none if all copies are bad.
     saves: dict[NearPart, dict[int, list[int]]] = {}
+    base: NearPart | None = None
     for index, parts in enumerate(disks):
         for part in parts:
             if part.run != attempt.run:
                 continue
+            if part.save == attempt.base:
+                base = part
             found = saves.setdefault(part._replace(process=0), {})
             sources = found.setdefault(part.process, [])
             if (part.save, index, part.process) not in bad:
                 sources.append(index)
     whole, passed = [], []
     for part, found in saves.items():
-        if not attempt.counts(part):
+        if not (attempt.counts(part) or _is_before(part, base)):
             if len(found) == part.processes:
                 passed.append(Passed(part.step, _older(attempt, part)))
         elif len(found) < part.processes:
@@ -109,6 +112,14 @@ def choose(
     # Of one step, the later attempt's.
     order = lambda x: (x.step, x.save != attempt.base)
     return max(whole, key=order, default=None), passed
+
+
+def _is_before(part: NearPart, base: NearPart | None) -> bool:
+    """Whether the attempt that has saved the base of this one has saved a step before
+    that: it counts where the base is lost."""
+    if base is None:
+        return False
+    return part.attempt == base.attempt and part.step < base.step
 
 
 def _older(attempt: Attempt, part: NearPart) -> str:

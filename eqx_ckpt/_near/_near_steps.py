@@ -1,28 +1,35 @@
 """Near steps: each process saves its part to its own node's disk, and a copy of it to
 the disk of another.
 
-A near step is whole once all processes have confirmed their parts and copies. Only then
-are older ones deleted. On a restore each process says what its disk holds; neither its
+A part is written in the background. Copies move through the devices, so all processes
+send them in one of the calls that they make anyway, once all parts are written. A near
+step is whole once all have confirmed their parts and copies. Only then are older ones
+deleted. On a restore each process says what its disk holds; neither its
 number nor its host's name does.
 """
 
+import dataclasses
 import json
 import os
 import pathlib
 import secrets
 import socket
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 from .. import _extensions
+from .._errors import DamagedError
 from .._format import _schema
-from .._format._schema import COUNT, DIGEST, ID, optional
+from .._format._schema import COUNT, DIGEST, optional
 from .._run import _own
 from .._run._pending import PendingState
 from .._run._saves import Saves
 from .._runtime import _log, _processes
 from .._runtime._processes import Processes
-from .._save import _plan, _serialise
+from .._save import _async, _plan, _serialise
+from .._save._background import SaveHandle
+from .._save._plan import Plan
 from .._storage import _root
 from . import _attempts, _disk, _exchange, _near_search, _superseded
 from ._attempts import Attempt, Passed
@@ -34,10 +41,21 @@ from ._near_search import Chosen, NearRun, Search
 # What processes say, which is checked before any of it becomes a path.
 _OF_PART = "what a process says of its part of a near step"
 _OF_LATEST = "what process 0 says of the latest step"
-_BEGUN = _attempts.ATTEMPT, ID
 _WRITTEN = str, COUNT, DIGEST
 _GOT = [(COUNT, DIGEST)]
 _LATEST = optional(COUNT)
+
+
+@dataclasses.dataclass(eq=False)
+class NearSaving:
+    """A near save that goes on. When all parts are written: the one of this process,
+    what is said of all, and the call of `offer` in which copies are sent."""
+
+    step: int
+    handle: SaveHandle | None = None
+    part: NearPart | None = None
+    rows: list[Any] = dataclasses.field(default_factory=list)
+    call: int | None = None
 
 
 class Near:
@@ -45,12 +63,35 @@ class Near:
 
     def __init__(self, run: NearRun):
         self._run = run
+        self._going: NearSaving | None = None
+        # Calls of `offer` that have begun. Who holds the lock knows that none begins.
+        self._calls = 0
+        self._lock = threading.Lock()
 
     def search(self) -> Search:
         return Search(self._run)
 
+    def wait(self) -> None:
+        """Waits until the near save that goes on is whole. All processes do.
+
+        **Raises:** what went wrong with it.
+        """
+        going, self._going = self._going, None
+        if going is None or going.handle is None:
+            return
+        try:
+            going.handle.result()
+            self._send(going)
+        except Exception as e:
+            e.add_note(
+                f"Step {going.step} is not saved to near disks. The near step before "
+                "it stays, and so do the steps at the root."
+            )
+            raise
+
     def latest(self) -> int | None:
         """The newest complete step, of those at the root too."""
+        self.wait()
         saves = self._run.saves
         processes = saves.processes("latest", "Looking for the latest step")
         with processes.heard():
@@ -70,72 +111,126 @@ class Near:
             return _schema.read(processes.broadcast(word), _OF_LATEST, _LATEST)
 
     def offer(self, offer: PendingState) -> None:
-        """Saves a state if it is due."""
-        if offer.step % (self._run.every) == 0:
-            try:
-                with _log.timed("near") as timer:
-                    self._save(offer)
-            except Exception as e:
-                e.add_note(
-                    f"Step {offer.step} is not saved to near disks. The near step "
-                    "before it stays, and so do the steps at the root."
-                )
-                raise
-            steps, seconds = self._run.saves.steps, timer.seconds
-            steps.say(_log.INFO, "Saved to near disks", offer.step, seconds=seconds)
+        """Saves a state if it is due; and sends copies of the one before, if that is
+        due: at the latest before the next is saved."""
+        with self._lock:
+            self._calls += 1
+        is_due = offer.step % self._run.every == 0
+        going = self._going
+        # All processes know of the call before it comes.
+        call = None if going is None else going.call
+        try:
+            if is_due or (call is not None and self._calls >= call):
+                self.wait()
+        finally:
+            if is_due:
+                self._begin(offer)
 
-    def _save(self, offer: PendingState) -> None:
+    def _begin(self, offer: PendingState) -> None:
+        """Begins to save a state. It may be changed once this returns."""
         step, what = offer.step, f"Saving step {offer.step} to near disks"
+        if self._run.attempt is None:
+            self._begin_attempt(step)
         processes = self._run.saves.processes("save a near step", what, step)
+        going = NearSaving(step)
+        try:
+            with _log.timed("near") as timer, processes.heard():
+                plan = _async.stage(self._plan(offer), frozenset())
+            write = lambda: self._write(going, plan, processes)
+            going.handle = _async.start(plan, write, processes, is_apart=True)
+            self._going = going
+            going.handle.staged()
+        except Exception as e:
+            e.add_note(
+                f"Step {step} is not saved to near disks. The near step before it "
+                "stays, and so do the steps at the root."
+            )
+            raise
+        steps = self._run.saves.steps
+        steps.say(_log.DEBUG, "Copied to memory", step, seconds=timer.seconds)
+
+    def _begin_attempt(self, step: int) -> None:
+        run = self._run
+        what = f"Beginning an attempt with step {step}"
+        processes = run.saves.processes("begin near steps", what, step)
         with processes.heard():
-            part = self._agreed(processes, step)
-            file = self._run.disk.file(part)
-            self._write(offer, part)
-            own = [_host(), file.stat().st_size, _disk.digest(file)]
-            words = processes.gather(json.dumps(own).encode())
-            rows = [_schema.read(word, _OF_PART, _WRITTEN) for word in words]
-            word = processes.broadcast(json.dumps(rows).encode())
-            rows = _schema.read(word, _OF_PART, [_WRITTEN])
-            got = self._copy(part, rows, processes)
-            words = processes.gather(json.dumps(got).encode())
-            for index, word in enumerate(words):
-                _check_copies(index, _schema.read(word, _OF_PART, _GOT), rows)
-            processes.broadcast()
-        # All have it.
-        self._run.disk.keep(part)
+            words = processes.gather(_near_search.held(run.disk))
+            word = b""
+            if processes.leads:
+                self._warn_of_unused(_near_search.choose(run, words), step)
+                word = _attempts.begin(run.saves.steps.root, "").encode()
+            run.attempt = Attempt.decode(processes.broadcast(word))
 
-    def _agreed(self, processes: Processes, step: int) -> NearPart:
-        """The part of this process, of a save that process 0 has named."""
-        words = processes.gather(
-            _near_search.held(self._run.disk) if self._run.attempt is None else b""
-        )
-        word = b""
-        if processes.leads:
-            if self._run.attempt is None:
-                self._warn_of_unused(_near_search.choose(self._run, words), step)
-                self._run.attempt = _attempts.begin(self._run.saves.steps.root, "")
-            said = [self._run.attempt, secrets.token_hex(8)]
-            word = json.dumps(said).encode()
-        word = processes.broadcast(word)
-        attempt, save = _schema.read(word, _OF_PART, _BEGUN)
-        self._run.attempt = Attempt(*attempt)
-        run, number, _ = self._run.attempt
-        return NearPart(run, number, step, save, processes.count, processes.index)
-
-    def _write(self, offer: PendingState, part: NearPart) -> None:
+    def _plan(self, offer: PendingState) -> Plan:
+        assert self._run.attempt is not None
         options = self._run.saves.options._replace(
-            metadata={"near": list(part), "root": str(self._run.saves.steps.root)},
             layout="ocdbt",
             durable=False,
             functions="drop",
             processes="own",
             own=_own.encode(offer.own),
         )
-        file = self._run.disk.file(part)
+        # Where it will be is said later.
+        file = self._run.disk.place(self._run.attempt.run, "0" * 16, 0)
         root = _root.resolve(str(file))
         root.check_writable()
-        self._run.disk.make_room(file)
-        _serialise.write(_plan.plan(root, offer.tree, options), Processes())
+        self._run.disk.make_room(file.parent)
+        return _plan.plan(root, offer.tree, options)
+
+    def _write(self, going: NearSaving, plan: Plan, processes: Processes) -> None:
+        """Writes the part of this process, from a thread of its own."""
+        assert self._run.attempt is not None
+        with _log.timed("near") as timer, processes.heard():
+            processes.gather()
+            save = processes.broadcast(secrets.token_hex(8).encode()).decode()
+            run, number, _ = self._run.attempt
+            count, index = processes.count, processes.index
+            part = NearPart(run, number, going.step, save, count, index)
+            if not _disk.is_part(list(part)):
+                raise DamagedError(f"{_OF_PART} is not as it was written")
+            file = self._run.disk.file(part)
+            self._run.disk.make_room(file)
+            where = {"near": list(part), "root": str(self._run.saves.steps.root)}
+            options = plan.options._replace(metadata=where)
+            root = _root.resolve(str(file))
+            _serialise.write(plan._replace(root=root, options=options), Processes())
+            own = [_host(), file.stat().st_size, _disk.digest(file)]
+            words = processes.gather(json.dumps(own).encode())
+            rows = [_schema.read(word, _OF_PART, _WRITTEN) for word in words]
+            word = processes.broadcast(json.dumps(rows).encode())
+            going.rows = _schema.read(word, _OF_PART, [_WRITTEN])
+            going.part = part
+            if self._run.copies and count > 1:
+                # No process begins a call before all know which is the next of all.
+                with self._lock:
+                    words = processes.gather(json.dumps(self._calls).encode())
+                    calls = [_schema.read(word, _OF_PART, COUNT) for word in words]
+                    word = json.dumps(max(calls, default=0) + 1).encode()
+                    word = processes.broadcast(word)
+                    going.call = _schema.read(word, _OF_PART, COUNT)
+        steps, seconds = self._run.saves.steps, timer.seconds
+        if going.call is None:
+            self._run.disk.keep(part)
+        steps.say(_log.INFO, "Saved to near disks", going.step, seconds=seconds)
+
+    def _send(self, going: NearSaving) -> None:
+        """Sends copies, if there are to be some, and deletes what is older."""
+        if going.call is None or going.part is None:
+            return
+        step, what = going.step, f"Copying step {going.step} to near disks"
+        processes = self._run.saves.processes("copy a near step", what, step)
+        with _log.timed("near") as timer, processes.heard():
+            processes.gather()
+            processes.broadcast()
+            got = self._copy(going.part, going.rows, processes)
+            words = processes.gather(json.dumps(got).encode())
+            for index, word in enumerate(words):
+                _check_copies(index, _schema.read(word, _OF_PART, _GOT), going.rows)
+            processes.broadcast()
+        # All have it.
+        self._run.disk.keep(going.part)
+        steps, seconds = self._run.saves.steps, timer.seconds
+        steps.say(_log.INFO, "Copied to near disks", step, seconds=seconds)
 
     def _copy(
         self, part: NearPart, rows: list[Any], processes: Processes

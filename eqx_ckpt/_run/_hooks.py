@@ -107,6 +107,10 @@ class NearSteps(Protocol):
         """Saves a state if it is due."""
         ...
 
+    def wait(self) -> None:
+        """Waits until the near save that goes on is whole."""
+        ...
+
     def latest(self) -> int | None:
         """The newest complete step, of those at the root too."""
         ...

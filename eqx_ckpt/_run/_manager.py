@@ -226,11 +226,16 @@ class CheckpointManager:
         return self._saves.offer(offer)
 
     def wait(self) -> None:
-        """Waits until the save that goes on is done, and older steps are deleted.
+        """Waits until the save that goes on is done, and older steps are deleted; and
+        until a near step is whole.
 
         **Raises:** what went wrong with the save. It warns of what was not deleted.
         """
-        self._saves.wait()
+        try:
+            if self._near is not None:
+                self._near.wait()
+        finally:
+            self._saves.wait()
 
     def __enter__(self) -> "CheckpointManager":
         return self
@@ -239,7 +244,11 @@ class CheckpointManager:
         try:
             with _cleanup.surely(self._signals.forget):
                 if error is None:
-                    self._saves.end()
+                    try:
+                        if self._near is not None:
+                            self._near.wait()
+                    finally:
+                        self._saves.end()
                 else:
                     self._saves.end_after(error)
         finally:

@@ -6,7 +6,7 @@ import functools as ft
 import math
 import os
 import sys
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from typing import Any, Unpack
 
 from jaxtyping import PyTree
@@ -126,27 +126,46 @@ def begin(
         held = _reuse.hold(base, planned.leaves)
         copied = _copied(planned, held)
         _background.make_room(copied)
-        planned = _stage(planned, held)
+        planned = stage(planned, held)
 
     nbytes, count = planned.form.nbytes, Count()
 
     def write() -> None:
+        written.save = _serialise.write(planned, run, base, count)
+
+    handle = start(planned, write, run, copied)
+    handle._written = written
+    handle._nbytes, handle._count = nbytes, count
+    return handle
+
+
+def start(
+    planned: Plan,
+    write: Callable[[], None],
+    processes: Processes,
+    copied: int = 0,
+    is_apart: bool = False,
+) -> SaveHandle:
+    """Lets a thread write what was staged, once that has arrived: the part of this
+    process in what `processes` do together."""
+    leaves, root = planned.leaves, planned.root
+
+    def run() -> None:
         # In an object store it is TensorStore's threads that write.
         quietly = contextlib.nullcontext() if root.is_far else _threads.quietly()
         try:
             with quietly, _switching_promptly():
-                written.save = _serialise.write(planned, run, base, count)
+                write()
         finally:
             # The handle may live on.
-            planned.leaves.clear()
+            leaves.clear()
 
-    is_staged = all(map(_host_copy.is_staged, [leaf.value for leaf in planned.leaves]))
-    collect = None if is_staged else ft.partial(_collect, planned.leaves)
-    reads = _lazies.places(planned.leaves)
-    handle = _background.start(root, collect, write, copied, reads, run.fail)
-    handle._written = written
-    handle._nbytes, handle._count = nbytes, count
-    return handle
+    is_staged = all(map(_host_copy.is_staged, [leaf.value for leaf in leaves]))
+    collect = None if is_staged else ft.partial(_collect, leaves)
+    reads = _lazies.places(leaves)
+    return _background.start(
+        root, collect, run, copied, reads, processes.fail, is_apart
+    )
 
 
 def _copied(planned: Plan, held: Set[int]) -> int:
@@ -163,7 +182,7 @@ def _copied(planned: Plan, held: Set[int]) -> int:
     )
 
 
-def _stage(planned: Plan, held: Set[int]) -> Plan:
+def stage(planned: Plan, held: Set[int]) -> Plan:
     """A plan that stays as it is; copies from all devices are started, but for leaves
     that are `held` elsewhere."""
     leaves = planned.leaves

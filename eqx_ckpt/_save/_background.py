@@ -53,6 +53,8 @@ class SaveHandle:
         self._written: Any = None
         # The bytes of the copies that it has of the caller's arrays.
         self._copied = 0
+        # Whether it neither waits for other kinds of saves, nor these for it.
+        self._is_apart = False
         # The places of the checkpoints whose lazy leaves it saves.
         self._reads: frozenset[str] = frozenset()
         # The bytes of the leaves, and how many are written.
@@ -163,12 +165,14 @@ def start(
     copied: int = 0,
     reads: frozenset[str] = frozenset(),
     give_up: Callable[[BaseException], None] = lambda error: None,
+    is_apart: bool = False,
 ) -> SaveHandle:
     """Runs `stage` and then, when the saves before this one are over, `write`. If that
-    is interrupted before it begins, it is given up."""
+    is interrupted before it begins, it is given up. Those that are `apart` have an
+    order of their own, and their errors are told by the handle or at exit."""
     _context.watch_forks()
     handle = SaveHandle(root)
-    handle._copied, handle._reads = copied, reads
+    handle._copied, handle._reads, handle._is_apart = copied, reads, is_apart
     if stage is None:
         handle._staged.set()
     # Whoever takes what is in it runs the save, or gives it up.
@@ -196,8 +200,9 @@ _ROOM = 2 * 2**30
 
 def make_room(nbytes: int) -> None:
     """Waits until the saves that are under way leave room for the copies of another."""
-    for handle in _pending.copy():
-        if sum(other._copied for other in _pending.copy()) + nbytes <= _ROOM:
+    together = lambda: [handle for handle in _pending.copy() if not handle._is_apart]
+    for handle in together():
+        if sum(other._copied for other in together()) + nbytes <= _ROOM:
             return
         _wait([handle])
 
@@ -267,6 +272,7 @@ def _run(
             # All of them: one that fails as it is staged is over before those before.
             pending = _pending.copy()
             before = pending[: pending.index(handle)]
+            before = [x for x in before if x._is_apart == handle._is_apart]
             _wait(before)
             pending.clear()
             before.clear()
@@ -306,7 +312,7 @@ def raise_untold() -> None:
     if not (failed := _failed.copy()):
         return
     asked = _asked.copy().values()
-    failed = [handle for handle in failed if handle not in asked]
+    failed = [x for x in failed if x not in asked and not x._is_apart]
     if not failed:
         return
     errors = [e for handle in failed if (e := handle._saved.exception()) is not None]

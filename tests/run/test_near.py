@@ -142,9 +142,11 @@ def test_a_near_step_without_some_parts_is_told_and_deletes_nothing(tmp_path):
         one.restore(tree_at(0))
     with pytest.warns(UserWarning, match=f"(?s)Step 1 is the first .*{why}"):
         one.save(1, tree_at(1))
+    one.wait()
     for step in (2, 3, 4):
         here = parts(tmp_path)["disk0"]
         one.save(step, tree_at(step))
+        one.wait()
         assert here == ["0", "0"]
     # One that is whole and as new.
     assert parts(tmp_path)["disk0"] == ["0"] and one.latest() == 4
@@ -155,9 +157,11 @@ def test_near_steps_of_an_older_attempt_are_told(tmp_path):
     first = ec.CheckpointManager(tmp_path / "run", **how)
     for step in (1, 2, 3, 4):
         first.save(step, tree_at(step))
+    first.wait()
     one = ec.CheckpointManager(tmp_path / "run", **how)
     with pytest.warns(UserWarning, match="near step 4: it can be restored"):
         one.save(1, tree_at(1))
+    one.wait()
     other = ec.CheckpointManager(tmp_path / "run", **how)
     void = "near step 4: it is of attempt 1 .* attempt 2 did not go on"
     with pytest.warns(UserWarning, match=void):
@@ -237,8 +241,9 @@ manager = ec.CheckpointManager(path / "run", **how)
 tree = {"x": spread(np.arange(8.0, dtype=np.float32), rows)}
 if rank == 1:
     _disk.open = fail
+manager.save(1, tree)
 try:
-    manager.save(1, tree)
+    manager.wait()
 except Exception as e:
     print(type(e).__name__, e)
 _disk.open = open

@@ -187,8 +187,8 @@ class Campaign:
                 self.seen["told"] += 1
                 assert f"near step {x.step}:" in told, f"{x} is passed over in silence"
         self.origin[7 * self.attempt] = noise, at
-        # The near step of all that was saved.
-        newest = max(steps) // near.NEAR_EVERY * near.NEAR_EVERY
+        # Copies of a near step are there before the next is begun.
+        newest = (max(steps) // near.NEAR_EVERY - 1) * near.NEAR_EVERY
         if newest > at:
             self.reached, self.count, self.lost = newest, self.size, set()
 

@@ -92,7 +92,10 @@ class World:
             bad |= worse
         step = max(self.at_root, found.step if found else 0)
         # However many processes there are.
-        best = [x.step for x in self._there(mine) if _counts(x, last)]
+        base = self.saves.get(last.base)
+        if base is not None and not any(map(_is_part, self._files(mine, base))):
+            base = None
+        best = [x.step for x in self._there(mine) if _counts(x, last, base)]
         assert step == max([self.at_root, *best])
         if found is not None:
             same = self.saves[found.save]
@@ -108,6 +111,11 @@ class World:
         self.seen["restored"] += step > self.at_root
         is_near = found is not None and found.step >= self.at_root
         return step, found.save if found is not None and is_near else ""
+
+    def _files(self, mine: list[Disk], part: NearPart) -> list[pathlib.Path]:
+        """All files that a save may have on these disks."""
+        names = range(part.processes)
+        return [disk.place(part.run, part.save, i) for i in names for disk in mine]
 
     def _there(self, mine: list[Disk]) -> list[NearPart]:
         """Saves of which all parts are on these disks, undamaged."""
@@ -202,7 +210,10 @@ def _path(disk: Disk) -> pathlib.Path:
     return pathlib.Path(disk.root.url, "eqx_ckpt.near")
 
 
-def _counts(part: NearPart, last: Attempt) -> bool:
+def _counts(part: NearPart, last: Attempt, base: NearPart | None) -> bool:
+    """`base`: what the last attempt has begun from, if any of it is there."""
+    if base is not None and part.attempt == base.attempt and part.step < base.step:
+        return True
     return part.attempt == last.number or part.save == last.base
 
 
