@@ -34,7 +34,9 @@ def calls(path):
 def test_an_attempt_names_no_directory(tmp_path, run):
     (tmp_path / "home/thesis/chapter").mkdir(parents=True)
     (tmp_path / "home/thesis/chapter/1").touch()
-    manager(tmp_path).save(1, TREE)
+    saved = manager(tmp_path)
+    saved.save(1, TREE)
+    saved.wait()
     before = files_of(tmp_path)
     attempt = tmp_path / "run/eqx_ckpt.run/1"
     attempt.write_text(json.dumps([run, 1, ""]))
@@ -50,7 +52,9 @@ def test_directories_of_a_manager_are_no_links(tmp_path, place):
     with ec.CheckpointManager(tmp_path / "other") as other:
         for step in (1, 2, 3):
             other.save(step, TREE)
-    manager(tmp_path).save(1, TREE)
+    saved = manager(tmp_path)
+    saved.save(1, TREE)
+    saved.wait()
     (tmp_path / place).rename(tmp_path / "away")
     os.symlink(tmp_path / "other", tmp_path / place)
     before = files_of(tmp_path / "other")
