@@ -8,7 +8,8 @@ durable. `cp` copies the result; where there is none, or only an index, the sour
 `read` and `written` are bytes that system calls and memory maps have given and taken;
 `peak` is resident memory over that of the process before the case. The `whole` rows do
 the same by loading everything; `NumPy` loads everything too, and merges it leaf by leaf
-in a loop. It fails where a limit is exceeded.
+in a loop. Trees of small leaves are merged again and again in one process, and the
+least is printed. It fails where a limit is exceeded.
 """
 
 import argparse
@@ -217,6 +218,58 @@ def _measure(way: str, case: str, scratch: pathlib.Path) -> dict[str, float]:
     }
 
 
+# ---- Merges of many small leaves, into trees of JAX's arrays.
+
+_LEAVES, _ELEMENTS, _TIMES = 3_000, 256, 7
+
+
+def _measure_small(scratch: pathlib.Path) -> dict[str, dict[str, float]]:
+    """Least CPU of each small merge, lazily and in the loop, which take turns."""
+    rng = np.random.default_rng(0)
+    for name in _RUNS:
+        layers = [
+            {f"w{j}": rng.random(_ELEMENTS, np.float32) for j in range(10)}
+            for _ in range(_LEAVES // 10)
+        ]
+        tree = jax.tree.map(jnp.asarray, {"layers": layers})
+        ec.tree_serialise_leaves(scratch / name, tree, durable=False)
+    ways = {
+        "lazy": lambda case: ec.materialise(WAYS["lazy"][case](scratch)),
+        "NumPy": lambda case: jax.tree.map(jnp.asarray, _LOOPS[case](scratch)),
+    }
+    out: dict[str, dict[str, float]] = {}
+    for case in _LOOPS:
+        found: dict[str, list[float]] = {way: [] for way in ways}
+        for way in [*ways] * _TIMES:
+            start = time.process_time()
+            jax.block_until_ready(ways[way](case))
+            found[way].append(time.process_time() - start)
+        out[case] = {way: min(some) for way, some in found.items()}
+    return out
+
+
+def _small_table(scratch: pathlib.Path) -> list[str]:
+    """Prints the table of small merges. Returns what exceeds a limit."""
+    problems: list[str] = []
+    kib = _ELEMENTS * 4 // 1024
+    print(f"\nCheckpoints of {_LEAVES:,} leaves of {kib} KiB, seconds of cpu:\n")
+    print("| | lazy | NumPy | ratio |")
+    print("| --- | ---: | ---: | ---: |")
+    for case, cpu in _in_process(["small", "all"], scratch).items():
+        ratio = cpu["lazy"] / cpu["NumPy"]
+        print(f"| {case} | {cpu['lazy']:.2f} | {cpu['NumPy']:.2f} | {ratio:.2f} |")
+        if ratio > CPU[case]:
+            problems.append(f"{case}, small leaves: `cpu` is {ratio:.2f} of the loop's")
+    return problems
+
+
+def _in_process(case: list[str], scratch: pathlib.Path) -> Any:
+    """What a case gives in a process of its own."""
+    command = [sys.executable, __file__, "--case", *case, "--scratch", str(scratch)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout)
+
+
 def _written() -> int:
     lines = pathlib.Path("/proc/self/io").read_text().splitlines()
     return next(int(x.split()[1]) for x in lines if x.startswith("wchar"))
@@ -240,13 +293,18 @@ def main() -> None:
     given = parser.parse_args()
     if given.case:
         way, case = given.case
-        print(json.dumps(_measure(way, case, given.scratch)))
+        if way == "small":
+            print(json.dumps(_measure_small(given.scratch)))
+        else:
+            print(json.dumps(_measure(way, case, given.scratch)))
         return
     size = given.size or (SHORT if given.short else SIZE)
     with tempfile.TemporaryDirectory(dir=given.scratch) as directory:
         scratch = pathlib.Path(directory)
         _make(size, scratch)
         problems = _table(size, scratch)
+        (scratch / "small").mkdir()
+        problems += _small_table(scratch / "small")
     print("\n".join(problems) or "All limits are kept.")
     sys.exit(bool(problems))
 
@@ -261,10 +319,7 @@ def _table(size: int, scratch: pathlib.Path) -> list[str]:
         cpu: dict[str, float] = {}
         for way in [way for way in WAYS if case in WAYS[way]]:
             os.sync()
-            command = [sys.executable, __file__, "--case", way, case]
-            command += ["--scratch", str(scratch)]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
-            got = json.loads(done.stdout)
+            got = _in_process([way, case], scratch)
             out = scratch / "out"
             os.sync()
             seconds = _copied(out if out.exists() else scratch / "a", scratch / "copy")

@@ -3,6 +3,7 @@
 import fnmatch
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import click
 
@@ -13,7 +14,6 @@ from .._load._checkpoint import Checkpoint
 from .._run import _run_path
 from .._run._steps import Steps
 from .._tree import _nearest
-from .._tree._node import Node
 
 
 def open_any(path: str) -> Checkpoint | Steps:
@@ -29,7 +29,7 @@ def open_any(path: str) -> Checkpoint | Steps:
         return _run_path.run_at(path) or _checkpoint.open(path)
 
 
-def node(ckpt: Checkpoint, name: str) -> Node:
+def node(ckpt: Checkpoint, name: str) -> Any:
     """A node of a checkpoint's own tree, by its dotted name.
 
     **Raises:** `KeyError` that names the nearest, if there is none.
@@ -43,7 +43,7 @@ def node(ckpt: Checkpoint, name: str) -> Node:
             f"`{_text.bounded(name, 200)}`. "
             f"{f'The nearest nodes are {some}.' if some else ''}".rstrip()
         )
-    return _nodes.node_at(ckpt._source, name)
+    return _nodes.node_at(ckpt.tree, name)
 
 
 def _above(name: str) -> Iterator[str]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from .._format import _names
+from .._load import _nodes
 from .._load._checkpoint import Checkpoint
 from .._tree import _node
 from .._tree._node import Body, Node, Spec
@@ -55,7 +56,7 @@ def _build(
     was = _origin(new, name)
     spec = Spec((), "", ())
     if was is not None:
-        spec = _node.body_of(_node_at(ckpt, was)).spec()
+        spec = _node.body_of(_nodes.node_at(ckpt.tree, was)).spec()
     known = dict(zip(_node.components(spec), spec.keys))
     place = {part: number for number, part in enumerate(known)}
     bare = [
@@ -75,7 +76,7 @@ def _build(
     children = [
         _build(ckpt, above, new[part], _below(name, part))
         if part in new
-        else _node_at(ckpt, _below(was, part))
+        else _nodes.node_at(ckpt.tree, _below(was, part))
         for part in parts
     ]
     return Node(Body(Spec(keys, spec.fields, labels), children))
@@ -88,16 +89,11 @@ def _below(node: str | None, part: str) -> str:
     return f"{node}.{part}" if node else part
 
 
-def _node_at(ckpt: Checkpoint, name: str) -> Any:
-    node = ckpt.tree
-    for part in name.split(".") if name else ():
-        node = _node.body_of(node).find(part)
-    return node
-
-
 def _is_bare(ckpt: Checkpoint, above: Set[str], name: str) -> bool:
     """Whether a child of a node has no leaves, only static fields."""
-    return name not in above and isinstance(_node_at(ckpt, name), Node)
+    if name in above:
+        return False
+    return isinstance(_nodes.node_at(ckpt.tree, name), Node)
 
 
 def _origin(node: dict[str, Any], name: str) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from .._format import _grid, _names, _template
+from .._format import _grid, _template
 from .._format._leaves import Statics
 from .._format._template import Template
 from .._load import _checkpoint, _lazy
@@ -63,18 +63,12 @@ class Side(NamedTuple):
     """
 
     shown: str
+    flat: Flat
     leaves: dict[str, Leaf]
     texts: dict[str, Leaf]
     entries: dict[str, Entry]
     statics: Statics
     metadata: tuple[Any, ...]  # That of a checkpoint. A tree has none.
-
-
-def tree_of(x: Any) -> Any:
-    """The tree of a path or an open checkpoint, or the tree itself."""
-    if isinstance(x, (str, os.PathLike, Checkpoint)):
-        return _checkpoint.open(x).tree
-    return x
 
 
 def look(x: Any) -> Side:
@@ -88,37 +82,40 @@ def look(x: Any) -> Side:
         ckpt = _checkpoint.open(x)
         shown, metadata, tree = f"`{ckpt.path}`", (ckpt.metadata,), ckpt.tree
     flat = _flatten.flatten(tree, None)
-    names = names_of(flat)
+    names, chosen = flat.names(), list(map(_filters.by_default, flat.leaves))
     leaves: dict[str, Leaf] = {}
     texts: dict[str, Leaf] = {}
-    for name, value in zip(names, flat.leaves):
-        is_stored = _filters.by_default(value)
+    alike: Templates = {}
+    for name, value, is_stored in zip(names, flat.leaves, chosen):
         if not is_stored and not isinstance(value, (str, bytes)):
             continue
         if name in leaves or name in texts:
             raise ValueError(f"Two leaves of {shown} are called `{name}`.")
-        (leaves if is_stored else texts)[name] = _leaf_of(name, value)
+        (leaves if is_stored else texts)[name] = _leaf_of(name, value, alike)
     found = _states.state_entries(tree, flat, "")
     entries = {names[number]: entry for number, entry in found.items()}
-    statics = _static.record(tree, None, flat)
-    return Side(shown, leaves, texts, entries, statics, metadata)
+    statics = _static.record(tree, None, flat, chosen)
+    return Side(shown, flat, leaves, texts, entries, statics, metadata)
 
 
-def names_of(flat: Flat) -> list[str]:
-    return [_names.name_of(path)[0] for path in flat.paths]
+# By what a lazy leaf is stored as and read as, which are here so that they live on.
+Templates = dict[tuple[int, int], tuple[Template, Template, Target]]
 
 
-def _leaf_of(name: str, value: Any) -> Leaf:
+def _leaf_of(name: str, value: Any, alike: Templates) -> Leaf:
     if isinstance(value, LazyArray):
-        target = value._target._replace(codec=None, python=None)
-        plain = _aimed(value, target)
-        template = template_of(plain)
-        key = _aimed(plain, target._replace(sharding=None))._key
-        return Leaf(name, template, plain, _digests_of(plain, template), key)
+        plain = _without(value, "codec", "python")
+        t, target = plain._template, plain._target
+        key = id(t), id(target)
+        if key not in alike:
+            alike[key] = template_of(plain), t, target
+        template = alike[key][0]
+        digests = _digests_of(plain, template)
+        return Leaf(name, template, plain, digests, _without(plain, "sharding")._key)
     try:
         stored = _register.to_leaf(value)
         if isinstance(stored, LazyArray):
-            return _leaf_of(name, stored)
+            return _leaf_of(name, stored, alike)
         template = _leaf.describe(stored)
     except (TypeError, ValueError) as e:
         raise type(e)(f"Leaf `{name}`: {e}") from e
@@ -133,9 +130,11 @@ def _leaf_of(name: str, value: Any) -> Leaf:
 # ---- Lazy leaves.
 
 
-def _aimed(lazy: LazyArray, target: Target) -> LazyArray:
-    """The same with another target, if it is another."""
-    return lazy if target == lazy._target else lazy._again(lazy._view, target)
+def _without(lazy: LazyArray, *fields: str) -> LazyArray:
+    """The same without these fields of its target."""
+    target = lazy._target
+    rest = dict.fromkeys(x for x in fields if getattr(target, x) is not None)
+    return lazy._again(lazy._view, target._replace(**rest)) if rest else lazy
 
 
 def template_of(lazy: LazyArray) -> Template:

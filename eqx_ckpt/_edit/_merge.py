@@ -1,5 +1,6 @@
 """`merge`: one tree of lazy leaves from several, by the names of their leaves."""
 
+import functools as ft
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -89,11 +90,10 @@ def merge(
     if not trees:
         raise ValueError("There are no trees to merge.")
     _static.check(static)
-    trees = [_elements.tree_of(x) for x in trees]
-    every = trees if base is None else [*trees, _elements.tree_of(base)]
+    every = trees if base is None else [*trees, base]
     sides = [_elements.look(x) for x in every]
     shown = [f"tree {i}" for i in range(len(trees))] + ["the base"]
-    flat = _flatten.flatten(trees[0], None)
+    flat = sides[0].flat
     chosen = _chosen(flat, where)
     rows = {
         name: row
@@ -106,7 +106,7 @@ def merge(
     order = [-1, *range(len(trees))] if method.base else range(len(trees))
     merged: dict[Any, tuple[str, LazyArray]] = {}
     leaves = list(flat.leaves)
-    for number, name in enumerate(_elements.names_of(flat)):
+    for number, name in enumerate(flat.names()):
         row = rows.get(name)
         if row is not None:
             sources = [row[i] for i in order]
@@ -125,6 +125,7 @@ def merge(
     return jtu.tree_unflatten(flat.structure, leaves)
 
 
+@ft.lru_cache
 def _is_merged(t: Template) -> bool:
     if t.kind not in ("jax", "numpy") or 0 in t.shape or t.dtype == "float0":
         return False
@@ -150,7 +151,9 @@ def _lazily(
         blockwise=not method.whole,
         prepare=merging.look if method.look else None,
     )
-    target = _target.target_of(like)._replace(codec=None)
+    target = _target.target_of(like)
+    if target.codec is not None:
+        target = target._replace(codec=None)
     return Computed(formula, None, target)
 
 
@@ -171,7 +174,7 @@ def _chosen(flat: Flat, where: Callable[[PyTree], Any] | None) -> list[str]:
         return [""]
     stored = list(map(_filters.by_default, flat.leaves))
     places, paths = _select.select(where, flat, stored, None)
-    names = _elements.names_of(flat)
+    names = flat.names()
     wholes = [_flatten.module_name(path, "") for path in paths]
     return [*wholes, *(names[place] for place in places or ())]
 

@@ -31,7 +31,7 @@ class MergedLeaf:
     shape: tuple[int, ...]
     count: int
     options: Mapping[str, Any]
-    start: tuple[int, ...] = ()
+    start: tuple[int, ...]
     state: Any = None
 
     def each(self, option: str) -> tuple[Any, ...]:
@@ -144,6 +144,7 @@ class Method:
                 shape or (1,),
                 count,
                 {key: number(key, x, name) for key, x in self.options.items()},
+                (0,) * max(1, len(shape)),
             )
             for name, shape in shapes.items()
         }
@@ -211,8 +212,10 @@ class Merging(NamedTuple):
 
     def combine(self, blocks: Blocks, state: Any, start: tuple[int, ...]) -> np.ndarray:
         """A block of the merged leaf."""
-        shape = blocks[0].shape
-        leaf = dataclasses.replace(self.leaf, start=start or (0,), state=state)
+        shape, leaf = blocks[0].shape, self.leaf
+        if state is not None or any(start):
+            whole = leaf.name, leaf.shape, leaf.count, leaf.options
+            leaf = MergedLeaf(*whole, start or (0,), state)
         with np.errstate(all="ignore"):
             out = np.asarray(self.method.combine(*self._sides(blocks), leaf))
         if out.shape != (shape or (1,)):
@@ -277,8 +280,10 @@ _RUN = 8192
 def _dot(a: np.ndarray, b: np.ndarray) -> float:
     """The product of two vectors."""
     cut = a.size // _RUN * _RUN
-    runs = np.vecdot(a[:cut].reshape(-1, _RUN), b[:cut].reshape(-1, _RUN))
-    out = float(np.sum(runs, dtype=float)) + float(np.vecdot(a[cut:], b[cut:]))
+    out = float(np.vecdot(a[cut:], b[cut:]))
+    if cut:
+        runs = np.vecdot(a[:cut].reshape(-1, _RUN), b[:cut].reshape(-1, _RUN))
+        out += float(np.sum(runs, dtype=float))
     if 1e-30 < abs(out) < 1e30:
         return out
     return float(np.sum(np.multiply(a, b, dtype=float)))
@@ -292,7 +297,8 @@ def _products(vectors: Iterable[Blocks], count: int) -> np.ndarray:
         for i in range(count):
             for j in range(i + 1):
                 out[i, j] += _dot(flat[i], flat[j])
-    return out + np.tril(out, -1).T
+                out[j, i] = out[i, j]
+    return out
 
 
 # Of the angle between two leaves: beyond it they are on one line.

@@ -29,9 +29,13 @@ _component = re.compile(r"%|(%=)?([A-Za-z0-9_-]|%[0-9A-F]{2})*")
 _address = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
+def _is_identifier(text: str) -> bool:
+    return text.isascii() and text.isidentifier()
+
+
 def quote(text: str) -> str:
     """Percent-encodes every byte of `text` outside `[A-Za-z0-9_-]`; `""` is `%`."""
-    if (text.isascii() and text.isidentifier()) or _plain.fullmatch(text):
+    if _is_identifier(text) or _plain.fullmatch(text):
         return text
     if text == "":
         return "%"
@@ -219,6 +223,9 @@ def key_of(kind: str, text: str, first: bool) -> str | int:
 
     **Raises:** `ValueError` when it is not what `component` writes for such a key.
     """
+    # Most keys need no more than a look.
+    if (kind == "a" or kind == "k") and not first and _is_identifier(text):
+        return text
     if kind and kind in "sfi":
         if not _number.fullmatch(text) or (kind != "i" and text[0] == "-"):
             raise ValueError(f"{shorten(text)} is not an index")

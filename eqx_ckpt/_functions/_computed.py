@@ -15,9 +15,12 @@ import jax
 import numpy as np
 
 from .._format import _grid, _template, _view
+from .._format._leaves import Record
 from .._format._view import View
-from .._load import _lazy
+from .._load import _fetch, _lazy
+from .._load._fetch import LeafRead
 from .._load._lazy import LazyArray
+from .._load._reader import ReadResult, StoredRead
 from .._storage import _arrays
 from .._tree import _from_host, _leaf
 from .._tree._target import Target
@@ -63,7 +66,7 @@ class Formula:
         fields = [getattr(self, x.name) for x in dataclasses.fields(self)]
         return Formula, (*fields[:-1], None)
 
-    @property
+    @ft.cached_property
     def template(self) -> _template.Template:
         return _leaf.array_template("jax", self.shape, self.dtype, None, self.weak)
 
@@ -169,10 +172,8 @@ def _read_parts(
     parts: Sequence[Sequence[Part]], verify: bool, room: int
 ) -> list[list[np.ndarray]]:
     """The parts of some arrays, those of one checkpoint read together."""
-    lazies = [
-        _lazy.on_host(x) for own in parts for x in own if isinstance(x, LazyArray)
-    ]
-    read = iter(_lazy.fetch(lazies, verify, room))
+    lazies = [x for own in parts for x in own if isinstance(x, LazyArray)]
+    read = iter(_lazy.fetch(lazies, verify, room, as_numpy=True))
     return [
         [next(read) if isinstance(x, LazyArray) else x for x in own] for own in parts
     ]
@@ -244,6 +245,11 @@ class Computed(LazyArray):
     def _again(self, view: View | None, target: Target) -> "Computed":
         return Computed(self._formula, view, target)
 
+    def _read(self) -> LeafRead:
+        # What is computed has its own dtype, and no other one that it is stored as.
+        template = self._template._replace(stored=self._template.dtype)
+        return LeafRead(Record(self.name, 0, template), self._view, self._target)
+
     def _views(self) -> list[View]:
         """Views of its formula that are computed, each into memory of its own."""
         view = self._view or _view.whole(self._formula.shape)
@@ -256,7 +262,9 @@ class Computed(LazyArray):
     ) -> list[Any]:
         """Reads computed arrays, the parts of small ones together."""
         room = _ROOM if max_bytes is None else max_bytes
-        out: list[Any] = []
+        reads = [one._read() for one in wanted]
+        leaves = _fetch.LeafBuilder(reads, room)
+        done = 0
         for group in _groups(wanted, min(room // 4, _BLOCK)):
             formulas = [one._formula for one in group]
             if formulas[0].is_small:
@@ -268,8 +276,11 @@ class Computed(LazyArray):
             else:
                 views = group[0]._views()
                 arrays = [[formulas[0].compute(view, verify, room) for view in views]]
-            out += _leaves(group, arrays)
-        return out
+            for i, own in enumerate(arrays, done):
+                stored = StoredRead(reads[i].record, leaves=[i])
+                leaves.add(stored, ReadResult(own, True))
+            done += len(group)
+        return leaves.finish("what is computed")
 
     def __reduce__(self) -> Any:
         return Computed, (self._formula, self._view, self._target)
@@ -293,22 +304,6 @@ def _groups(wanted: Sequence[Computed], most: int) -> Iterator[list[Computed]]:
             nbytes = 0
     if group:
         yield group
-
-
-def _leaves(group: Sequence[Computed], arrays: Sequence[list[np.ndarray]]) -> list[Any]:
-    """Leaves as the targets ask for them, plain jax arrays together."""
-    out: list[Any] = [None] * len(group)
-    plain: list[int] = []
-    for i, (one, own) in enumerate(zip(group, arrays)):
-        if own and _from_host.is_plain(one._target, own[0]):
-            plain.append(i)
-            continue
-        # What is computed has its own dtype, and no other one that it is stored as.
-        template = one._template._replace(stored=one._template.dtype)
-        out[i] = _from_host.from_host(own, template, one._target, True)
-    for i, leaf in zip(plain, jax.device_put([arrays[i][0] for i in plain])):
-        out[i] = leaf
-    return out
 
 
 def computed(formula: Formula) -> Computed:

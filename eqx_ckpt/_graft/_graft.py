@@ -186,8 +186,10 @@ def _wants(placed: Placed) -> list[LeafRead]:
         return [LeafRead(made._record, made._view, placed.target)]
     if not isinstance(made, _deferred.DeferredArray):
         return []
-    hosts = [_lazy.on_host(part) for part in made.parts]
-    return [LeafRead(part._record, part._view, part._target) for part in hosts]
+    return [
+        LeafRead(part._record, part._view, _lazy.host_target(part))
+        for part in made.parts
+    ]
 
 
 def _made(x: Placed, values: list[Any], names: list[str]) -> Any:

@@ -152,8 +152,8 @@ class LeafBuilder:
     """
 
     def __init__(self, wanted: Sequence[LeafRead], budget: int):
-        self.out: list[Any] = [None] * len(wanted)
-        self.lost: dict[str, str] = {}
+        self._out: list[Any] = [None] * len(wanted)
+        self._lost: dict[str, str] = {}
         self._wanted, self._budget = wanted, budget
         self._plain: list[tuple[int, np.ndarray]] = []
         self._size = 0
@@ -173,7 +173,7 @@ class LeafBuilder:
         for i in one.leaves:
             record, _, target, move = self._wanted[i]
             if lost:
-                self.lost[record.name] = lost
+                self._lost[record.name] = lost
                 continue
             is_here = len(arrays) > 0  # A process may have no part of a leaf.
             if move is None and is_here and _from_host.is_plain(target, arrays[0]):
@@ -182,13 +182,13 @@ class LeafBuilder:
                 arguments = arrays, record.template, target, owned, converted
                 try:
                     if move is None:
-                        self.out[i] = _from_host.from_host(*arguments)
+                        self._out[i] = _from_host.from_host(*arguments)
                     else:
                         parts = _from_host.host_parts(*arguments)
-                        self.out[i] = move.begin(parts)
+                        self._out[i] = move.begin(parts)
                 except (ValueError, TypeError) as e:
-                    self.lost[record.name] = str(e)
-                self._send(one.nbytes, [self.out[i]])
+                    self._lost[record.name] = str(e)
+                self._send(one.nbytes, [self._out[i]])
             owned = False  # Other leaves that share the bytes get copies.
 
     def _add_plain(self, i: int, array: np.ndarray, owned: bool) -> None:
@@ -203,16 +203,17 @@ class LeafBuilder:
         if len(made) >= _COUNT or self._size >= min(_BYTES, self._budget // 4):
             self._flush()
 
-    def finish(self, whose: str) -> list[Any]:
-        """All leaves, of a save that errors call `whose`."""
+    def finish(self, what: str) -> list[Any]:
+        """All leaves, which are of `what`. **Raises:** `RuntimeError` for values that
+        the conversion lost."""
         self._flush()
-        if self.lost:
-            lines = [f"  {name}: {why}" for name, why in self.lost.items()]
+        if self._lost:
+            lines = [f"  {name}: {why}" for name, why in self._lost.items()]
             raise RuntimeError(
-                f"Values of {whose} do not survive the conversion that is asked for; "
+                f"Values of {what} do not survive the conversion that is asked for; "
                 "nothing was loaded:\n" + "\n".join(lines)
             )
-        return self.out
+        return self._out
 
     def _flush(self) -> None:
         sent = []
@@ -222,7 +223,7 @@ class LeafBuilder:
         ):
             leaves = make([array for _, array in made]) if made else []
             for (number, _), leaf in zip(made, leaves):
-                self.out[number] = leaf
+                self._out[number] = leaf
             sent += leaves
             made.clear()
         self._send(self._size, sent)

@@ -342,9 +342,12 @@ class LazyArray(jax.ShapeDtypeStruct):
 
 def on_host(lazy: LazyArray, dtype: Any = None) -> LazyArray:
     """The same leaf, to be read as a NumPy array: of its dtype, or of another one."""
+    return lazy._again(lazy._view, host_target(lazy, dtype))
+
+
+def host_target(lazy: LazyArray, dtype: Any = None) -> Target:
     wanted = np.dtype(lazy.dtype if dtype is None else dtype)
-    target = _target.host_target(wanted, lazy.shape, lazy._target.cast)
-    return lazy._again(lazy._view, target)
+    return _target.host_target(wanted, lazy.shape, lazy._target.cast)
 
 
 def _unpickle(
@@ -366,17 +369,23 @@ def lazy_of(source: Source, record: Record, target: Target | None = None) -> Laz
 
 
 def fetch(
-    lazies: Sequence[LazyArray], verify: bool, max_bytes: int | None = None
+    lazies: Sequence[LazyArray],
+    verify: bool,
+    max_bytes: int | None = None,
+    as_numpy: bool = False,
 ) -> list[Any]:
     """Reads lazy leaves of any checkpoints, in this process alone: one planned read of
-    each checkpoint."""
+    each checkpoint. `as_numpy`: all of them into NumPy arrays."""
     _context.check_fork()
     options = LoadOptions(verify=verify, max_bytes=max_bytes, processes="own")
-    return read(lazies, plans(lazies, options), options, Processes())
+    planned = plans(lazies, options, as_numpy)
+    if as_numpy:
+        lazies = [x if type(x) is LazyArray else on_host(x) for x in lazies]
+    return read(lazies, planned, options, Processes())
 
 
 def plans(
-    lazies: Sequence[LazyArray], options: LoadOptions
+    lazies: Sequence[LazyArray], options: LoadOptions, as_numpy: bool = False
 ) -> list[tuple[list[int], ReadPlan]]:
     """A planned read of each checkpoint for the leaves that are not computed, and their
     numbers."""
@@ -386,7 +395,8 @@ def plans(
             source = lazy._source
             _, numbers, wanted = out.setdefault(id(source), (source, [], []))
             numbers.append(i)
-            wanted.append(LeafRead(lazy._record, lazy._view, lazy._target))
+            target = host_target(lazy) if as_numpy else lazy._target
+            wanted.append(LeafRead(lazy._record, lazy._view, target))
     return [(n, _fetch.plan(source, w, options)) for source, n, w in out.values()]
 
 

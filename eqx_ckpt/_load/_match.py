@@ -112,8 +112,7 @@ class _Matcher:
                 "made with `eqx.filter(..., eqx.is_array)` has none: pass the whole "
                 "skeleton."
             )
-        find = lambda: _names.names_of(flat.paths, source)
-        self.names = flat.once(("names", source), find)
+        self.names = flat.names(source)
         self.entries = _states.state_entries(self.like, flat, source)
         self.stored: list[str | None] = list(self.names)
         if self.entries:

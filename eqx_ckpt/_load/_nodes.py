@@ -42,6 +42,7 @@ class _Stored(Body):
         self._gaps = gaps
         self._depth = name.count(".") + 1 if name else 0
         self._made: dict[str, Any] = {}
+        self._keys: dict[str, tuple[str, str | int]] = {}
         self._is_checked = False
 
     def shown(self) -> tuple[str, str]:
@@ -75,27 +76,30 @@ class _Stored(Body):
         return list(self._groups)
 
     def find(self, component: str) -> Any:
-        if component not in self._groups and not self.name:
-            component = _names.join("", [component])
         if component not in self._made:
+            if component not in self._groups and not self.name:
+                component = _names.join("", [component])
             child = self._make(component, self._groups[component])
             self._made.setdefault(component, child)
         return self._made[component]
 
     def _make(self, component: str, members: list[int | str]) -> Any:
         self._key(component)
-        index = self.source.index
+        leaves = self.source.index.leaves
         name = f"{self.name}.{component}" if self.name else component
-        leaves = [place for place in members if isinstance(place, int)]
-        if not leaves or index.leaves.names[leaves[0]] != name:
+        places = [place for place in members if isinstance(place, int)]
+        if not places or leaves.names[places[0]] != name:
             if self._depth + 1 >= _names.MAX_DEPTH:
                 # What walks a tree calls itself, and JAX does not recover from that.
                 most = f"at most {_names.MAX_DEPTH} can be stored"
                 raise DamagedError(f"The index has more nodes in each other: {most}.")
             return Node(_Stored(self.source, name, members, self._gaps))
-        if len(leaves) > 1:
+        if len(places) > 1:
             raise DamagedError(f"The index has a leaf and a node at {name!r}.")
-        return _lazy.lazy_of(self.source, index.leaves.record(leaves[0]))
+        # Of the nodes above it each has looked at one component of the name.
+        keys = leaves.templates[leaves.template[places[0]]].keys
+        known = len(keys) == self._depth + 1 and len(name) <= _names.MAX_NAME
+        return _lazy.lazy_of(self.source, leaves.record(places[0], known))
 
     def _kinds(self, members: list[int | str]) -> set[str]:
         """The kinds of keys at which these lie below the node."""
@@ -110,6 +114,11 @@ class _Stored(Body):
         return out
 
     def _key(self, component: str) -> tuple[str, str | int]:
+        if component not in self._keys:
+            self._keys[component] = self._read_key(component)
+        return self._keys[component]
+
+    def _read_key(self, component: str) -> tuple[str, str | int]:
         kinds = self._kinds(self._groups[component])
         if len(kinds) > 1:
             name = f"{self.name}.{component}"
@@ -167,8 +176,12 @@ class _Stored(Body):
     def spec(self) -> Spec:
         return self._spec
 
-    def children(self) -> list[Any]:
+    @ft.cached_property
+    def _children(self) -> list[Any]:
         return [self.find(component) for _, component in self._rows]
+
+    def children(self) -> list[Any]:
+        return self._children
 
     def check(self) -> None:
         if self._is_checked:
@@ -197,28 +210,27 @@ class _Stored(Body):
         return reopen_node, (self.source.root, self.source.index.save, self.name)
 
 
-def node_at(source: Source, name: str) -> Node:
-    index = source.index
-    members: list[int | str] = [
-        place for place, x in enumerate(index.leaves.names) if _names.is_under(x, name)
-    ]
-    for module in index.leaves.statics.of:
-        if len(module) > _names.MAX_NAME or module.count(".") >= _names.MAX_DEPTH:
-            raise DamagedError("The index has static fields of what is never saved.")
-        if _names.is_under(module, name):
-            members.append(module)
-    return Node(_Stored(source, name, members, [_MAX_GAPS]))
+def node_at(tree: Any, name: str) -> Any:
+    """The node of a name, or the leaf, in a checkpoint's own tree."""
+    for part in name.split(".") if name else ():
+        tree = _node.body_of(tree).find(part)
+    return tree
 
 
-def reopen_node(root: Backend, save: str, name: str) -> Node:
-    return node_at(_open.reopen(root, save), name)
+def reopen_node(root: Backend, save: str, name: str) -> Any:
+    return node_at(forest(_open.reopen(root, save)), name)
 
 
 def forest(source: Source) -> Any:
-    index = source.index
-    if index.leaves.names == [_names.ROOT]:
-        return _lazy.lazy_of(source, index.leaves.record(0))
-    return node_at(source, "")
+    leaves = source.index.leaves
+    if leaves.names == [_names.ROOT]:
+        return _lazy.lazy_of(source, leaves.record(0))
+    modules = list(leaves.statics.of)
+    for module in modules:
+        if len(module) > _names.MAX_NAME or module.count(".") >= _names.MAX_DEPTH:
+            raise DamagedError("The index has static fields of what is never saved.")
+    members = [*range(len(leaves.names)), *modules]
+    return Node(_Stored(source, "", members, [_MAX_GAPS]))
 
 
 def origin(x: Any) -> tuple[Source, str] | None:

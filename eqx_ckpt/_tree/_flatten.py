@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .._format import _names
-from . import _seen
+from . import _node, _seen
 from ._filters import IsLeaf
 from ._node import Node
 from ._seen import SeenStructure
@@ -36,6 +36,10 @@ class Flat:
     @ft.cached_property
     def types(self) -> set[type]:
         return self.once("types", lambda: _seen.node_types(self.structure))
+
+    def names(self, source: str = "") -> list[str]:
+        """The dotted names of the leaves, if that of the tree is `source`."""
+        return self.once(("names", source), lambda: _names.names_of(self.paths, source))
 
     def once(
         self, what: Any, make: Callable[[], T], numbers: Iterable[int] | None = None
@@ -122,19 +126,20 @@ def modules(
         if is_module(cls):
             out.append((name, x))
         if cls is list or cls is tuple:
-            for i, child in enumerate(x):
-                if not _is_bare(type(child)):
-                    add(child, _names.child_name(name, str(i), depth), depth)
-        elif cls is not Node and is_module(cls):
+            pairs = zip(map(str, range(len(x))), x)
+        elif cls is Node:
+            body = _node.body_of(x)
+            pairs = zip(_node.components(body.spec()), body.children())
+        elif is_module(cls):
             parts = module_fields(cls)[0]
-            for part, child in zip(parts.values(), field_values(x, parts)):
-                if not _is_bare(type(child)):
-                    add(child, _names.child_name(name, part, depth), depth)
+            pairs = zip(parts.values(), field_values(x, parts))
         else:
-            for path, child in jtu.tree_flatten_with_path(x, lambda y: y is not x)[0]:
-                if path and not _is_bare(type(child)):
-                    part = _names.component(path[0])[1]
-                    add(child, _names.child_name(name, part, depth), depth)
+            below = jtu.tree_flatten_with_path(x, lambda y: y is not x)[0]
+            below = [(path, y) for path, y in below if path and not _is_bare(type(y))]
+            pairs = [(_names.component(path[0])[1], y) for path, y in below]
+        for part, child in pairs:
+            if not _is_bare(type(child)):
+                add(child, _names.child_name(name, part, depth), depth)
 
     add(tree, source, 0)
     return out

@@ -32,14 +32,14 @@ class Spec:
     # Of what cannot be compared old checkpoints say nothing: their nodes and those of
     # new ones are of one kind.
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Spec) and self._compared == other._compared
+        return (
+            isinstance(other, Spec)
+            and (self.keys, self.labels) == (other.keys, other.labels)
+            and _compared(self.fields) == _compared(other.fields)
+        )
 
     def __hash__(self) -> int:
-        return hash(self._compared)
-
-    @property
-    def _compared(self) -> tuple[Any, ...]:
-        return self.keys, _compared(self.fields), self.labels
+        return hash((self.keys, _compared(self.fields), self.labels))
 
     @ft.cached_property
     def is_sequence(self) -> bool:

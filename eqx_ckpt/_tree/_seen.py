@@ -25,6 +25,7 @@ import jax
 import numpy as np
 
 from . import _leaf, _named, _register, _value_codec
+from ._node import Node, Spec
 
 
 T = TypeVar("T")
@@ -178,6 +179,7 @@ _NODES = (
     collections.OrderedDict,
     collections.defaultdict,
     eqx.nn.State,
+    Node,
 )
 
 
@@ -305,6 +307,8 @@ def _is_same(a: Any, b: Any) -> bool:
         return False
     if cls in _EQUAL:
         return a == b
+    if cls is Spec:
+        return (a.keys, a.fields, a.labels) == (b.keys, b.fields, b.labels)
     return cls is tuple and _are_same(a, b)
 
 
@@ -312,7 +316,7 @@ def _is_fixed(x: Any, callables: dict[int, Any]) -> bool:
     """Whether a value stays what it is, and holds no arrays. Adds what is recorded by
     its name to the `callables`."""
     cls = type(x)
-    if cls in _ATOMS or cls is object:
+    if cls in _ATOMS or cls is object or cls is Spec:
         return True
     if cls is tuple:
         return all(_is_fixed(y, callables) for y in x)

@@ -56,7 +56,7 @@ def read(lazy: LazyArray, like: LazyArray | None = None) -> Sample:
     parts = [lazy[region] for region in _spread(lazy if like is None else like)]
     if not parts:
         return Sample(None, f"A chunk of it is over {_text.size(WHOLE)}.")
-    found = _lazy.fetch([_lazy.on_host(part) for part in parts], True)
+    found = _lazy.fetch(parts, True, as_numpy=True)
     value = np.concatenate([np.asarray(x).reshape(-1) for x in found])
     share = f"{value.nbytes / nbytes:.2%}"
     return Sample(

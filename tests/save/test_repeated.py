@@ -471,3 +471,20 @@ def test_small_arrays_that_are_copied_together_are_what_they_were(tmp_path):
     memory[:] = 1
     handle.result()
     assert not ec.open(tmp_path / "c")["0"].read().any()
+
+
+def test_nodes_that_are_alike_but_for_a_static_field(tmp_path):
+    """What is kept of one checkpoint's nodes is not taken for that of another's."""
+    values = [1, True, "1", (1, True)]
+    for number, n in enumerate(values):
+        tree = {"a": Model(jnp.ones(2), n), "b": [Model(jnp.ones(2), 1)] * 2}
+        ec.tree_serialise_leaves(tmp_path / f"{number}", tree)
+    for _ in range(2):
+        for number, n in enumerate(values):
+            nodes = ec.open(tmp_path / f"{number}").tree
+            ec.tree_serialise_leaves(tmp_path / "again", nodes)
+            like = {"a": Model(jnp.ones(2), n), "b": [Model(jnp.ones(2), 1)] * 2}
+            ec.tree_deserialise_leaves(tmp_path / "again", like)
+            for other, m in enumerate(values):
+                differs = ec.diff(nodes, ec.open(tmp_path / f"{other}").tree).static
+                assert bool(differs) is (other != number), (n, m)
