@@ -187,7 +187,7 @@ class Near:
             count, index = processes.count, processes.index
             part = NearPart(run, number, going.step, save, count, index)
             if not _disk.is_part(list(part)):
-                raise DamagedError(f"{_OF_PART} is not as it was written")
+                raise DamagedError("The save id of a near step is no id of a save.")
             file = self._run.disk.file(part)
             self._run.disk.make_room(file)
             where = {"near": list(part), "root": str(self._run.saves.steps.root)}
