@@ -7,6 +7,7 @@ import dataclasses
 import functools as ft
 import importlib.metadata
 import json
+import operator
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -63,7 +64,7 @@ class Index:
     page of the file of digests; `others` those of the files that other readers use;
     `own` those of the processes' own states, in their order, after the number of their
     bytes. What is in a data file is `shift` further on, if these are members of a zip.
-    `seal` is the digest that it ends in.
+    `seal` is the digest that it ends in, and `columns` their JSON, if that is known.
     """
 
     save: str
@@ -81,6 +82,7 @@ class Index:
     shift: Sequence[int] = ()
     base: BaseFacts | None = None
     seal: str = ""
+    columns: bytes = b""
 
     @ft.cached_property
     def extents(self) -> Extents:
@@ -136,13 +138,27 @@ def versions() -> dict[str, str]:
     return out
 
 
+class Encoded(NamedTuple):
+    """The bytes of an index in three: what is before its columns and after them changes
+    with each save, the columns with the structure of the tree alone."""
+
+    head: bytes
+    columns: bytes
+    tail: bytes
+
+
 def encode(index: Index) -> bytes:
     """The bytes of `eqx_ckpt.json`."""
-    leaves, statics = index.leaves, index.leaves.statics
-    functions = index.functions
-    version = _version(index)
-    structure = leaves.structure
-    body = {
+    return sealed(b",".join(encode_parts(index)))
+
+
+def encode_parts(index: Index) -> Encoded:
+    leaves, files, placement = index.leaves, index.files, index.placement
+    is_new = isinstance(placement, Packed) or bool(leaves.parts)
+    # The lowest version of the format that has all of it.
+    codecs = map(operator.attrgetter("codec"), leaves.templates)
+    version = 1 if not is_new and _blosc.CODECS.keys().isdisjoint(codecs) else 2
+    head = {
         "format": FORMAT,
         "save": index.save,
         "version": version,
@@ -150,47 +166,57 @@ def encode(index: Index) -> bytes:
         "writer": index.writer,
         "layout": index.layout,
         "metadata": index.metadata,
-        "templates": leaves.templates,
-        **_columns_of(index),
-        "aliases": sorted(leaves.aliases.items()),
-        "markers": sorted(leaves.markers.items()),
-        "statics": statics.values,
-        "static": statics.of,
-        **(_leaves.encode_parts(leaves.parts) if leaves.parts else {}),
-        **({} if statics.encoded is None else {"encoded": statics.encoded}),
-        **({} if structure is None else {"structure": structure._asdict()}),
+    }
+    tail = {
         "digests": index.digests,
         "others": index.others,
         **({} if index.saved is None else {"saved": index.saved._asdict()}),
-        **({"functions": _functions.encode(functions)} if functions else {}),
-        **({"own": index.own} if index.own else {}),
-        **({} if index.base is None else {"base": index.base}),
     }
-    text = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()[:-1]
-    return sealed(text)
+    if index.functions:
+        tail["functions"] = _functions.encode(index.functions)
+    if index.own:
+        tail["own"] = index.own
+    if index.base is not None:
+        tail["base"] = index.base
+    columns = index.columns or encode_columns(leaves, files, placement)
+    return Encoded(b"{" + _fields_of(head), columns, _fields_of(tail))
 
 
-def _columns_of(index: Index) -> dict[str, Any]:
-    """The fields with an entry for each leaf."""
-    leaves, placement = index.leaves, index.placement
+def encode_columns(
+    leaves: Leaves, files: list[str], placement: Placement | Packed
+) -> bytes:
+    """The fields with an entry for each leaf, template, data file or node."""
+    statics, structure = leaves.statics, leaves.structure
     if isinstance(placement, Packed):
         columns = {**_leaves.encode(leaves), **_packed.encode(placement)}
-        return {"files": index.files, "columns": columns}
-    return {
-        "names": leaves.names,
-        "template": leaves.template,
-        "files": index.files,
-        **placement._asdict(),
-        "sizes": sorted(placement.sizes.items()),
-    }
+        own = {"files": files, "columns": columns}
+    else:
+        own = {
+            "names": leaves.names,
+            "template": leaves.template,
+            "files": files,
+            **placement._asdict(),
+            "sizes": sorted(placement.sizes.items()),
+        }
+    return _fields_of(
+        {
+            "templates": leaves.templates,
+            **own,
+            "aliases": sorted(leaves.aliases.items()),
+            "markers": sorted(leaves.markers.items()),
+            "statics": statics.values,
+            "static": statics.of,
+            **(_leaves.encode_parts(leaves.parts) if leaves.parts else {}),
+            **({} if statics.encoded is None else {"encoded": statics.encoded}),
+            **({} if structure is None else {"structure": structure._asdict()}),
+        }
+    )
 
 
-def _version(index: Index) -> int:
-    """The lowest version of the format that has all of it."""
-    is_packed = isinstance(index.placement, Packed)
-    codecs = {template.codec for template in index.leaves.templates}
-    has_codec = not codecs.isdisjoint(_blosc.CODECS)
-    return 2 if has_codec or is_packed or index.leaves.parts else 1
+def _fields_of(body: dict[str, Any]) -> bytes:
+    """Fields of an object of JSON, without its brackets."""
+    text = json.dumps(body, separators=(",", ":"), allow_nan=False)
+    return text[1:-1].encode()
 
 
 # The first fields: what is needed to say that a format is too new to be read.
@@ -210,11 +236,37 @@ def decode(data: bytes) -> Index:
     if not data.startswith(f'{{"format":"{FORMAT}"'.encode()):
         raise ValueError("the index is not one of eqx_ckpt")
     check_digest(data)
-    value = _columns.parse(data)
-    _check_version(value.get("version"), value.get("reader"))
-    index = _typed(value, data[-34:-2].decode())
+    index = _typed(_columns.parse(data), data[-34:-2].decode())
     if index.layout == "ocdbt" and isinstance(index.placement, Placement):
         _extents.check_listed(index.extents, index.placement)
+    return index
+
+
+def check(encoded: Encoded, data: bytes) -> None:
+    """Decodes what is about to be published, `data`, and looks at all of it. Columns
+    that have been decoded before are not decoded again.
+
+    **Raises:** `ValueError` if it cannot be read.
+    """
+    check_digest(data)
+    # Each of the three is an object of JSON, and so all are one, with the fields of
+    # each.
+    value = _json.parse(encoded.head + b"}", encoding="ascii")
+    value |= _json.parse(b"{" + encoded.tail + b"}", encoding="ascii")
+    index = _typed(value, known=_checked(encoded.columns, value["layout"]))
+    if index.functions:
+        index.check_leaves()
+
+
+@ft.lru_cache(maxsize=4)
+def _checked(columns: bytes, layout: str) -> Index:
+    """An index that has these columns, and nothing else."""
+    value = _columns.parse(b"{" + columns + b"}")
+    index = Index("", layout, None, *_table_of(value, layout))
+    if layout == "ocdbt" and isinstance(index.placement, Placement):
+        _extents.check_listed(index.extents, index.placement)
+    _ = index.extents
+    index.check_leaves()
     return index
 
 
@@ -267,15 +319,17 @@ def _release(value: Any) -> str:
     return value if good else "?"
 
 
-def _typed(value: dict[str, Any], seal: str) -> Index:
-    layout, files, digests, save, others, writer = fields(value, _FIELDS)
+def _typed(value: dict[str, Any], seal: str = "", known: Index | None = None) -> Index:
+    """The index of the JSON of one; its columns may be those of another."""
+    _check_version(value.get("version"), value.get("reader"))
+    layout, digests, save, others, writer = fields(value, _FIELDS)
     _json.check_json(value.get("metadata"))
     if layout not in ("ocdbt", "zarr"):
         raise ValueError(f"the index has the unknown layout {layout!r}")
-    if files != [str(number) for number in range(len(files))]:
-        raise ValueError("the index names files that are not of this format")
-    leaves = _leaves.parse(value)
-    placement = _placement(value, leaves, len(files), layout)
+    if known is None:
+        leaves, files, placement = _table_of(value, layout)
+    else:
+        leaves, files, placement = known.leaves, known.files, known.placement
     pages = len(files) if isinstance(placement, Packed) else 1
     if len(digests) != 32 * pages:
         raise ValueError("the index lacks the digests of pages")
@@ -304,10 +358,20 @@ def _typed(value: dict[str, Any], seal: str) -> Index:
     )
 
 
-# What every index has, but for its leaves and where they are.
+def _table_of(
+    value: dict[str, Any], layout: str
+) -> tuple[Leaves, list[str], Placement | Packed]:
+    """The leaves, the data files and where the leaves lie in them."""
+    (files,) = fields(value, {"files": [str]})
+    if files != [str(number) for number in range(len(files))]:
+        raise ValueError("the index names files that are not of this format")
+    leaves = _leaves.parse(value)
+    return leaves, files, _placement(value, leaves, len(files), layout)
+
+
+# What every index has, but for its columns.
 _FIELDS = {
     "layout": str,
-    "files": [str],
     "digests": re.compile(f"({DIGEST.pattern})*"),
     "save": str,
     "others": {...: DIGEST},

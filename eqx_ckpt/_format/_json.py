@@ -20,33 +20,28 @@ def parse(
     data: bytes,
     what: str = "the index",
     encoding: str = "utf-8",
-    repeated: Callable[[list[tuple[str, Any]]], bool] = lambda _: False,
+    repeated: Callable[[list[tuple[str, Any]]], bool] | None = None,
 ) -> Any:
     """JSON from anyone. `repeated` says of the pairs of an object whether a key may be
-    there twice, of which the last counts.
+    there twice, of which the last counts; else none may.
 
     **Raises:** `ValueError` if it is not, or has values that are not JSON, or a key
     twice in an object, or is too much to parse. It says `what`."""
     check_cost(data, what)
-    return _loads(data, what, encoding, _refuse, repeated)
+    decoder = _STRICT if repeated is None else _decoder(_refuse, repeated)
+    return _loads(data, what, encoding, decoder)
 
 
-def _loads(
-    data: bytes,
-    what: str,
-    encoding: str,
-    constant: Callable[[str], Any],
-    repeated: Callable[[list[tuple[str, Any]]], bool],
-) -> Any:
+def _loads(data: bytes, what: str, encoding: str, decoder: json.JSONDecoder) -> Any:
     try:
-        return _decoder(constant, repeated).decode(data.decode(encoding))
+        return decoder.decode(data.decode(encoding))
     except (ValueError, RecursionError) as e:
         raise ValueError(f"{what} is not JSON ({e})") from e
 
 
 def _decoder(
     constant: Callable[[str], Any],
-    repeated: Callable[[list[tuple[str, Any]]], bool],
+    repeated: Callable[[list[tuple[str, Any]]], bool] = lambda _: False,
 ) -> json.JSONDecoder:
     return json.JSONDecoder(
         parse_constant=constant,
@@ -61,7 +56,7 @@ def parse_at(text: str, start: int) -> tuple[Any, int]:
     **Raises:** `ValueError` as `parse`.
     """
     try:
-        return _decoder(_refuse, lambda _: False).raw_decode(text, start)
+        return _STRICT.raw_decode(text, start)
     except RecursionError as e:
         raise ValueError("it is nested too deeply") from e
 
@@ -84,7 +79,7 @@ def parse_cut(data: bytes, cuts: Sequence[slice]) -> Any:
         return _refuse(constant) if found is None else found
 
     check_cost(rest)
-    return _loads(rest, "the index", "ascii", text, lambda _: False)
+    return _loads(rest, "the index", "ascii", _decoder(text))
 
 
 def check_cost(data: bytes, what: str = "the index") -> None:
@@ -136,6 +131,9 @@ def _object(
     if len(out) != len(pairs) and not repeated(pairs):
         raise ValueError("an object has a key twice")
     return out
+
+
+_STRICT = _decoder(_refuse)
 
 
 def check_depth(value: Any, what: str, most: int = 450) -> None:

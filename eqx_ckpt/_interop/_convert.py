@@ -1,5 +1,6 @@
 """`convert`: a checkpoint of any format as one of ours, or as `.safetensors`."""
 
+import dataclasses
 import os
 import tempfile
 from collections.abc import Sequence
@@ -136,7 +137,7 @@ def convert(
     saved = ckpt._source.index.leaves
     label = {saved.names[place]: label for place, label in saved.markers.items()}
     markers = {i: label[x.name] for i, x in enumerate(leaves) if x.name in label}
-    plan = plan._replace(leaves=leaves, markers=markers, statics=saved.statics)
+    facts = dataclasses.replace(plan.facts, markers=markers, statics=saved.statics)
     if [leaf.name for leaf in leaves] == saved.names:
-        plan = plan._replace(structure=saved.structure)
-    _serialise.write(plan, Processes())
+        facts = dataclasses.replace(facts, structure=saved.structure)
+    _serialise.write(plan._replace(leaves=leaves, facts=facts), Processes())

@@ -1,5 +1,6 @@
 """The published checkpoint at a root: its index, and the saves below it."""
 
+import itertools as it
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -48,7 +49,7 @@ def saves(root: Backend) -> list[str]:
     if root.is_link("d"):
         return []
     inside = root.below("d").list_top() or {}
-    return [s for s, is_directory in inside.items() if is_directory and is_save_id(s)]
+    return list(filter(is_save_id, it.compress(inside, inside.values())))
 
 
 # In a step of Orbax: its metadata, the file that says that it is finished, and what is

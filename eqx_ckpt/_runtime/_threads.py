@@ -41,11 +41,12 @@ def gather(jobs: Sequence[Any], threads: int = 8, waiting: bool = False) -> list
     They are not more than the cores, unless the jobs spend their time `waiting`. Waits
     for all that have begun, also when one raises: none is left at work behind an error.
     """
+    if len(jobs) == 1:
+        return [jobs[0]()]
     results: list[Any] = [None] * len(jobs)
     todo = collections.deque(range(len(jobs)))
     errors: list[BaseException] = []
-    # One job is soon done.
-    is_quiet = _is_quiet.get() and len(jobs) > 1
+    is_quiet = _is_quiet.get()
 
     def help() -> None:
         if is_quiet:

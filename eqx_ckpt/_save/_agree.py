@@ -31,10 +31,8 @@ def mark(pytree: Any, metadata: Any) -> str:
         return ""
 
 
-def account(plan: Plan, processes: Processes) -> bytes:
+def account(plan: Plan) -> bytes:
     """The digest of all that this process is about to save."""
-    if processes.count == 1:
-        return b""
     return _index.digest(json.dumps(_lines(plan)).encode()).encode()
 
 
@@ -60,7 +58,7 @@ def _lines(plan: Plan) -> dict[str, Any]:
         "the layout": plan.options.layout,
         "the metadata": plan.options.metadata,
         "the base": _options.base_facts(plan.options.base),
-        "static fields": list(vars(plan.statics).values()),
+        "static fields": list(vars(plan.facts.statics).values()),
         "whether it has a state of its own (`own`)": plan.options.own is not None,
         "the leaves": [leaf.name for leaf in plan.leaves],
     }

@@ -201,7 +201,6 @@ def stage(planned: Plan, held: Set[int]) -> Plan:
         options=planned.options._replace(
             metadata=copy.deepcopy(planned.options.metadata)
         ),
-        statics=copy.deepcopy(planned.statics),
     )
 
 

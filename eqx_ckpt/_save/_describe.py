@@ -5,8 +5,9 @@ from all else that is known of them, such as their names and templates, is kept.
 """
 
 import collections
+import itertools as it
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from .._format import _names
 from .._format._leaves import Part
 from .._format._template import Template
-from .._tree import _leaf, _sharding
+from .._tree import _host_copy, _leaf, _sharding
 from .._tree._flatten import Flat
 from .._tree._leaf import LeafKinds
 from . import _assign, _chunking, _lazies, _local_parts, _payload, _tree_spec
@@ -24,43 +25,59 @@ from ._payload import PlannedLeaf
 from ._tree_spec import TreeSpec
 
 
-def describe(
-    flat: Flat, numbers: Sequence[int], options: SaveOptions
-) -> tuple[list[PlannedLeaf], TreeSpec, dict[str, int]]:
-    """The leaves of these numbers, their spec, and how many of them are spread over
-    devices, by the text of their sharding.
+class Described(NamedTuple):
+    """The leaves of a save, their spec, how many of them are spread over devices, by
+    the text of their sharding, and the parts of those that are not all there."""
+
+    leaves: list[PlannedLeaf]
+    form: TreeSpec
+    shardings: dict[str, int]
+    parts: dict[int, Part]
+
+
+def describe(flat: Flat, numbers: Sequence[int], options: SaveOptions) -> Described:
+    """The leaves of these numbers.
 
     **Raises:** naming the leaf that cannot be stored.
     """
-    paths = [flat.paths[number] for number in numbers]
-    values = [flat.leaves[number] for number in numbers]
+    values = list(map(flat.leaves.__getitem__, numbers))
     alike = _leaf.alike(values)
     key = _key(flat, numbers, values, alike, options)
     kept = [] if key is None else _kept(key)
     parts: dict[int, Part] = {}
     if not kept:
+        paths = [flat.paths[number] for number in numbers]
         values, form, parts = _described(paths, values, alike, options)
-        kept.append((form, _shardings(values)))
-    form, shardings = kept[0]
-    aliases: list[int | None] = [None] * len(values)
-    for place, alias in form.aliases:
-        aliases[place] = alias
+        kept.append((form, _shardings(values), _bare(form, values, alike)))
+    form, shardings, bare = kept[0]
     owners: Sequence[_assign.Owners | None] = [None] * len(values)
     if options.count > 1:
-        owners = _owners(form, values, aliases, options.count)
+        owners = _owners(form, values, options.count)
     templates = map(form.templates.__getitem__, form.numbers)
-    own = [None] * len(values)
-    rows = form.names, values, templates, form.numbers, aliases, owners, own
-    leaves = _payload.planned(*rows)
-    for place, part in parts.items():
-        leaves[place] = leaves[place]._replace(part=part)
-    return leaves, form, dict(shardings)
+    rows = form.names, values, templates, form.numbers, form.origins, owners, bare
+    return Described(_payload.planned(*rows), form, dict(shardings), parts)
+
+
+def _bare(form: TreeSpec, values: Sequence[Any], alike: LeafKinds) -> list[bool]:
+    """Per-leaf whether its memory is what is stored of it."""
+    templates = map(form.templates.__getitem__, form.numbers)
+    known: dict[Any, bool] = {}
+    out: list[bool] = []
+    for value, template, *kind in zip(values, templates, form.numbers, alike[1]):
+        # Leaves of one template may lie elsewhere.
+        if kind[1] < 0:
+            out.append(False)
+            continue
+        if (key := tuple(kind)) not in known:
+            known[key] = _host_copy.is_bare(value, template)
+        out.append(known[key])
+    return out
 
 
 @_tree_spec.remembered
-def _kept(key: Any) -> list[tuple[TreeSpec, dict[str, int]]]:
-    """The form of leaves of a key, and their shardings, once somebody has put them in
-    here."""
+def _kept(key: Any) -> list[tuple[TreeSpec, dict[str, int], list[bool]]]:
+    """Facts about the leaves of a key, once somebody has put them in here: their form,
+    their shardings, and whether they are bare."""
     return []
 
 
@@ -76,7 +93,7 @@ def _key(
     cannot be."""
     if type(options.chunks) not in (type(None), int) or -1 in alike[1]:
         return None
-    if _has_parts(values, options):
+    if options.processes == "own" and _has_parts(values, options):
         return None
     names: Any = flat.seen, tuple(numbers)
     if flat.seen is None:
@@ -86,7 +103,7 @@ def _key(
     arrays = values
     shared = [issubclass(cls, (jax.Array, np.ndarray)) for cls, *_ in alike[0]]
     if not all(shared):
-        arrays = [x for x, kind in zip(values, alike[1]) if shared[kind]]
+        arrays = list(it.compress(values, map(shared.__getitem__, alike[1])))
     first: dict[int, int] = {}
     aliases = ()
     if len({*map(id, arrays)}) < len(arrays):
@@ -203,12 +220,14 @@ def _check_nodes(leaves: Sequence[tuple[str, str]], paths: dict[str, tuple]) -> 
 
 
 def _owners(
-    form: TreeSpec, values: Sequence[Any], aliases: Sequence[int | None], processes: int
+    form: TreeSpec, values: Sequence[Any], processes: int
 ) -> list[_assign.Owners | None]:
     """Processes that write the chunks of each leaf."""
     loads, known = [0] * processes, {}
     out: list[_assign.Owners | None] = []
-    for name, value, number, alias in zip(form.names, values, form.numbers, aliases):
+    for name, value, number, alias in zip(
+        form.names, values, form.numbers, form.origins
+    ):
         t = form.templates[number]
         holders = None if alias is not None else _leaf.holders(value, t)
         if holders is None:

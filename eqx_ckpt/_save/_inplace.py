@@ -3,12 +3,14 @@ the index that is put in place of the one that was found is its commit.
 """
 
 import contextlib
+import functools as ft
 import os
 from collections.abc import Iterable, Mapping
 
 from .._format import _files
 from .._load import _published
 from .._runtime import _log
+from .._storage import _store
 from .._storage._local import LocalDirectory
 from . import _leftovers
 from ._transaction import discard, Transaction, unpublished
@@ -17,7 +19,8 @@ from ._transaction import discard, Transaction, unpublished
 def put(save: Transaction, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
     root: LocalDirectory = save.root
     own = save.own
-    staged = {key: _files.staged(own, key) for key in (_files.INDEX, *side)}
+    keys = _files.INDEX, *side
+    staged = dict(zip(keys, map(ft.partial(_files.staged, own), keys)))
     # What follows the commit is to need no more space: it only renames and deletes.
     with unpublished(root):
         for key, value in {**side, _files.INDEX: index}.items():
@@ -30,16 +33,16 @@ def put(save: Transaction, index: bytes, side: Mapping[str, bytes], sync: bool) 
     with contextlib.ExitStack() as held:
         save.lock(held)
         # A save that begins after the commit is not among these.
-        others = [x for x in _published.saves(root) if x != save.save]
+        others = {*_published.saves(root)} - {save.save}
         before = save.found.file
         what = _files.INDEX, index, before, staged.pop(_files.INDEX)
-        save.commit(lambda: root.replace(*what), index)
+        save.commit(ft.partial(root.replace, *what), index)
         with save.committed():
             if sync:
                 root.sync_directories([""])
             # Other readers' files follow; what they refer to until then is deleted
             # last.
-            _swap_in(root, staged, save.found.entries - _tops(side))
+            _swap_in(root, staged, save.found.entries - _store.tops_of(side).keys())
             for other in others:
                 # Unless it is being written.
                 _leftovers.delete_abandoned(root.below(f"d/{other}"))
@@ -58,7 +61,8 @@ def finish(root: LocalDirectory) -> None:
         side = [key for key in got[0].others if not key.startswith("d/")]
         staged = {key: _files.staged(own, key) for key in side}
         staged = {key: new for key, new in staged.items() if root.has(new)}
-        outdated = _files.SIDE.intersection(root.list_top() or ()) - _tops(side)
+        outdated = _files.SIDE.intersection(root.list_top() or ())
+        outdated -= _store.tops_of(side).keys()
         if staged or outdated:
             _swap_in(root, staged, outdated)
             root.sync_directories({"", *map(os.path.dirname, side)})
@@ -76,7 +80,3 @@ def _swap_in(
     # It was of what was there.
     if not root.is_directory(_files.SIGNATURE):
         discard(root, _files.SIGNATURE)
-
-
-def _tops(keys: Iterable[str]) -> set[str]:
-    return {key.partition("/")[0] for key in keys}

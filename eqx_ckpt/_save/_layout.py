@@ -12,7 +12,7 @@ from .._format._grid import Grid
 from .._format._packed import Packed
 from .._runtime._processes import Processes
 from .._storage._backend import Backend
-from . import _assign, _tree_spec
+from . import _assign, _payload, _tree_spec
 from ._payload import Data, PlannedLeaf
 from ._sending import UploadQueue
 from ._tree_spec import TreeSpec
@@ -106,9 +106,9 @@ class Kept(NamedTuple):
 NOTHING = Kept([], [], frozenset())
 
 
-def largest_sent(root: Backend, room: int) -> int | None:
-    """The most bytes of a file of a save to `root`, where it is sent from memory."""
-    return min(FAR_FILE, room // (2 * _FAR_COPIES)) if root.is_far else None
+def largest_sent(room: int) -> int:
+    """The most bytes of a file that is sent from memory."""
+    return min(FAR_FILE, room // (2 * _FAR_COPIES))
 
 
 class Save:
@@ -143,8 +143,11 @@ class Save:
                 for place, (leaf, grid) in enumerate(zip(data.leaves, data.grids))
             ]
             self.deal = _assign.deal(works, processes.count, most, kept.same)
+            self.is_plain = False
         else:
             self.deal = _deal_alone(self.form, most)
+            # Where its chunks lie follows from its form.
+            self.is_plain = not self.form.is_coded
 
     def _work(
         self, leaf: PlannedLeaf, grid: Grid, there: list[range] | None
@@ -160,7 +163,7 @@ class Save:
     def threads(self, file: int = 0) -> int:
         """Number of threads that may write, each of which holds a file of so many
         bytes."""
-        copies = self.data.copies + _FAR_COPIES * file
+        copies = _payload.COPIES * self.form.largest_chunk + _FAR_COPIES * file
         # The other half is for files that are on their way.
         room = self.room // 2 if file else self.room
         return min(8, max(1, room // copies))
@@ -213,13 +216,20 @@ def _between(runs: list[range], count: int) -> list[range]:
     return [range(a, b) for a, b in zip(starts, stops) if a < b]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class DataFiles:
+    """The data files of a save, and where its leaves lie in them."""
+
+    files: list[str]
+    placement: Placement | Packed
+
+
 class Written(NamedTuple):
     """Where the layout put the leaves, the digests of the pages of the file of digests,
     the digests of what else it wrote, and the files at the root that other readers
     need."""
 
-    files: list[str]
-    placement: Placement | Packed
+    placed: DataFiles
     digests: str
     others: dict[str, str]
     side: dict[str, bytes]
@@ -235,4 +245,4 @@ class Layout(NamedTuple):
     see: Callable[[Save, int, Ends, Destination[Backend]], Files]
     finish: Callable[[Save, Files, Destination[Backend]], Written]
     longest: Callable[[Sequence[PlannedLeaf], TreeSpec, int], Written]
-    has_many: Callable[[TreeSpec], bool]
+    has_many: Callable[[TreeSpec], bool] | None = None

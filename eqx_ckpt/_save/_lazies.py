@@ -7,6 +7,7 @@ as it will lie in the target is known by its digests, without being read.
 import dataclasses
 import functools as ft
 import math
+import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
@@ -214,11 +215,16 @@ def _fetch(
         raise
 
 
+def has_any(leaves: Sequence[PlannedLeaf]) -> bool:
+    """Whether there are lazy ones among some leaves."""
+    return LazySource in {*map(type, map(operator.attrgetter("value"), leaves))}
+
+
 def places(leaves: Sequence[PlannedLeaf]) -> frozenset[str]:
     """Where the checkpoints are whose lazy leaves these are."""
-    lazies = [leaf.value.lazy for leaf in leaves if isinstance(leaf.value, LazySource)]
-    if not lazies:
+    if not has_any(leaves):
         return frozenset()
+    lazies = [leaf.value.lazy for leaf in leaves if isinstance(leaf.value, LazySource)]
     roots = {id(x.root): x.root for lazy in lazies for x in lazy._sources}
     return frozenset(root.target() for root in roots.values())
 
@@ -270,6 +276,8 @@ def read_small(
     """Leaves of which the small lazy ones have been read, together, but those at some
     places, and no more than there is room for."""
     out = list(leaves)
+    if not has_any(leaves):
+        return out
     places: list[int] = []
     for place, leaf in enumerate(leaves):
         if (

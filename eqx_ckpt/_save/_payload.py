@@ -2,14 +2,16 @@
 
 import dataclasses
 import functools as ft
+import itertools as it
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from .._format import _digests
 from .._format._functions import StoredFunction
-from .._format._leaves import Part
 from .._format._template import Template
 from .._runtime._progress import Advance
 from .._storage import _codecs
@@ -19,16 +21,18 @@ from ._assign import Owners
 from ._tree_spec import TreeSpec
 
 
-# Chunks that a thread may hold copies of: some on their way from a device, and the one
+# Chunks that a thread which writes may hold copies of, where what is stored is not how
+# a leaf lies in memory: some on their way from a device, and the one
 # that is written as it was, padded and compressed.
-_COPIES = _host_copy.PREFETCH + 4
+COPIES = _host_copy.PREFETCH + 4
 
 
 class PlannedLeaf(NamedTuple):
     """A leaf to be written. `value` is the caller's, a copy of it, or a `Payload`;
     `number` is that of its template among those of the save, and `alias` the place of
     the leaf whose bytes it shares. `owners` are the processes that write its chunks;
-    without them it is process 0. `part` says what `value` is of it, if not all."""
+    without them it is process 0. `is_bare`: the memory of the array that was described
+    is what is stored."""
 
     name: str
     value: Any
@@ -36,7 +40,7 @@ class PlannedLeaf(NamedTuple):
     number: int
     alias: int | None
     owners: Owners | None = None
-    part: Part | None = None
+    is_bare: bool = False
 
 
 def planned(*columns: Iterable[Any]) -> list[PlannedLeaf]:
@@ -115,6 +119,37 @@ def prepare(leaf: PlannedLeaf) -> PlannedLeaf:
     )
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class SmallBatch:
+    """Small leaves that lie one after the other in a file: their places, where each is,
+    from the first on, and the padding that follows it. `groups`: those of one template
+    together, by their numbers here."""
+
+    places: Sequence[int]
+    own: list[slice]
+    gaps: list[bytes]
+    groups: list[list[int]]
+
+
+def small_batch(
+    places: Sequence[int], starts: Sequence[int], form: TreeSpec
+) -> SmallBatch:
+    """Leaves at these places, each of which begins in a file where this says."""
+    numbers = [form.numbers[place] for place in places]
+    stops = [a + form.templates[n].full for a, n in zip(starts, numbers)]
+    own = [slice(a - starts[0], b - starts[0]) for a, b in zip(starts, stops)]
+    gaps = [bytes(b - a) for a, b in zip(stops, [*starts[1:], stops[-1]])]
+    groups: dict[int, list[int]] = {number: [] for number in numbers}
+    for i, number in enumerate(numbers):
+        groups[number].append(i)
+    return SmallBatch(places, own, gaps, list(groups.values()))
+
+
+@ft.cache
+def _is_array(cls: type) -> bool:
+    return issubclass(cls, jax.Array)
+
+
 class Data:
     """The bytes of the leaves of a save, chunk by chunk; it digests all that it gives.
 
@@ -125,20 +160,11 @@ class Data:
         self.leaves, self.form, self.advance = leaves, form, advance
         self.grids = form.grids
         self._first = form.first_digests
-        self._rows = bytearray(_digests.SIZE * self._first[-1])
-
-    @property
-    def copies(self) -> int:
-        """The most bytes of copies that a thread which writes chunks holds, where what
-        is stored is not how the leaf lies in memory."""
-        return _COPIES * self.form.largest_chunk
-
-    def digests(self) -> bytes:
-        return bytes(self._rows)
+        self.digests = bytearray(_digests.SIZE * self._first[-1])
 
     def rows(self, place: int, numbers: range) -> bytes:
         """The digests of some chunks of a leaf."""
-        return bytes(self._rows[self._own(place, numbers)])
+        return bytes(self.digests[self._own(place, numbers)])
 
     def _own(self, place: int, numbers: range) -> slice:
         first, blocks = self._first[place], self.grids[place].blocks
@@ -154,13 +180,13 @@ class Data:
         size = own.stop - own.start
         if len(digests) < size:
             raise ValueError("it has written something else than was planned")
-        self._rows[own] = digests[:size]
+        self.digests[own] = digests[:size]
         return digests[size:]
 
     def _digest(self, row: int, data: Any) -> None:
         """Takes the digests of a chunk, of which the first has this number."""
         digests, start = _digests.block_digests(data), _digests.SIZE * row
-        self._rows[start : start + _digests.SIZE * len(digests)] = b"".join(digests)
+        self.digests[start : start + _digests.SIZE * len(digests)] = b"".join(digests)
 
     def chunks(self, place: int, numbers: range) -> Iterator[Any]:
         """Some chunks of a leaf as they are stored: padded, and compressed if so."""
@@ -171,22 +197,36 @@ class Data:
         data = self._whole(place)
         return iter([data if encode is None else encode(data)])
 
-    def together(self, wanted: Sequence[tuple[int, int]]) -> np.ndarray:
-        """The chunks of small leaves, each of one chunk that is not compressed: of
-        those at some places, each at an offset from the first."""
-        last, offset = wanted[-1]
-        out = np.zeros(offset + self.grids[last].full, np.uint8)
-        groups: dict[int, list[tuple[int, int]]] = {}
-        for place, at in wanted:
-            groups.setdefault(self.leaves[place].number, []).append((place, at))
-        for some in groups.values():
-            rows = small_bytes([self.leaves[place] for place, _ in some])
-            for (place, at), row in zip(some, rows):
-                out[at : at + len(row)] = row
-                start = _digests.SIZE * self._first[place]
-                self._rows[start : start + _digests.SIZE] = _digests.block_digest(row)
-            self.advance(sum(map(len, rows)), len(some))
-        return out
+    def together(self, batch: SmallBatch) -> bytes:
+        """The bytes of small leaves, each of one chunk that is not compressed, as they
+        lie in a file."""
+        leaves = list(map(self.leaves.__getitem__, batch.places))
+        pieces: list[Any] = list(map(operator.attrgetter("value"), leaves))
+        for some in batch.groups:
+            own = list(map(leaves.__getitem__, some))
+            is_bare = all(map(operator.attrgetter("is_bare"), own))
+            types = {*map(type, map(pieces.__getitem__, some))}
+            if not (is_bare and all(map(_is_array, types))):
+                for i, row in zip(some, small_bytes(own)):
+                    pieces[i] = row
+        try:
+            data = b"".join(it.chain.from_iterable(zip(pieces, batch.gaps)))
+        except TypeError:  # Some lie in another order of their axes.
+            pieces = list(map(whole, leaves))
+            data = b"".join(it.chain.from_iterable(zip(pieces, batch.gaps)))
+        parts = map(memoryview(data).__getitem__, batch.own)
+        digests = b"".join(map(_digests.block_digest, parts))
+        size = _digests.SIZE
+        first, last = self._first[batch.places[0]], self._first[batch.places[-1]]
+        if last - first + 1 == len(leaves):
+            self.digests[size * first : size * (last + 1)] = digests
+        else:  # Others lie elsewhere.
+            for i, place in enumerate(batch.places):
+                start = size * self._first[place]
+                own = digests[size * i : size * (i + 1)]
+                self.digests[start : start + size] = own
+        self.advance(len(data) - sum(map(len, batch.gaps)), len(leaves))
+        return data
 
     def _cut(
         self, place: int, numbers: range, encode: Callable[[np.ndarray], bytes] | None

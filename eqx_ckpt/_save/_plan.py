@@ -1,21 +1,25 @@
 """The plan of a save: what is in the index, checked before a byte is written."""
 
+import dataclasses
+import itertools as it
 import json
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, cast, NamedTuple
 
 from jaxtyping import PyTree
 
 from .. import _extensions
 from .._format import _functions, _index, _json
 from .._format._functions import StoredFunction
-from .._format._index import Index, SaveFacts
-from .._format._leaves import Leaves, Statics
+from .._format._index import BaseFacts, Index, SaveFacts
+from .._format._leaves import Leaves, Part, Statics
 from .._format._structure import Structure
 from .._load._checkpoint import Checkpoint
 from .._runtime import _processes
 from .._tree import _filters, _flatten, _leaf, _recorder, _select, _states, _static
+from .._tree._filters import IsLeaf
+from .._tree._flatten import Flat
 from . import (
     _describe,
     _lazies,
@@ -23,9 +27,9 @@ from . import (
     _sidecars,
     _to_ocdbt,
     _to_zarr,
+    _tree_spec,
 )
-from ._layout import Written
-from ._lazies import LazySource
+from ._layout import DataFiles, Written
 from ._options import SaveOptions
 from ._payload import PlannedFunctions, PlannedLeaf
 from ._tree_spec import TreeSpec
@@ -36,35 +40,40 @@ LAYOUTS = {"ocdbt": _to_ocdbt.LAYOUT, "zarr": _to_zarr.LAYOUT}
 _MAX_BYTES = 2**30
 
 
-class Plan(NamedTuple):
-    """All of a save but the bytes. `root` is where it goes, or an open file, and
-    `holes` are places of the tree where nothing is stored, for other readers."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class TreeFacts:
+    """Facts about a tree beside its leaves. `holes` are places where nothing is stored,
+    for other readers; the rest is as in `Leaves`."""
 
-    root: Any
-    options: SaveOptions
-    leaves: list[PlannedLeaf]
-    form: TreeSpec
     holes: list[_sidecars.Hole]
     markers: dict[int, str]
     statics: Statics
     structure: Structure | None
-    shardings: dict[str, int]
-    functions: PlannedFunctions
 
-    @property
-    def room(self) -> int:
-        """The bytes of host memory that the save may take beyond the tree."""
-        most = self.options.max_bytes
-        return _MAX_BYTES if most is None else most
+
+class Plan(NamedTuple):
+    """All of a save but the bytes. `root` is where it goes, or an open file, and `room`
+    the bytes of host memory that it may take beyond the tree."""
+
+    root: Any
+    options: SaveOptions
+    room: int
+    leaves: list[PlannedLeaf]
+    form: TreeSpec
+    shardings: dict[str, int]
+    parts: dict[int, Part]
+    facts: TreeFacts
+    functions: PlannedFunctions
 
 
 def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     """Finds all that is wrong with a tree, before a byte is written."""
     _options.check(root, options)
     _json.check_json(options.metadata)
-    options = options._replace(
-        dtype=_leaf.check_cast(options.dtype), base=_options.base_facts(options.base)
-    )
+    if options.dtype is not None:
+        options = options._replace(dtype=_leaf.check_cast(options.dtype))
+    if options.base is not None:
+        options = options._replace(base=_options.base_facts(options.base))
     filter_spec, is_leaf, where = options[:3]
     if isinstance(pytree, Checkpoint):
         raise TypeError("An open checkpoint is no tree. Save its `.tree`.")
@@ -74,43 +83,45 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
         seen = list(map(_lazies.stand_in, seen))
     chosen = _filters.selected(filter_spec, pytree, seen, is_leaf)
     places, wholes = _select.select(where, flat, chosen, is_leaf)
-    numbers = [
-        number
-        for number, good in enumerate(chosen)
-        if good and (places is None or number in places)
-    ]
+    numbers = list(it.compress(range(len(chosen)), chosen))
+    if places is not None:
+        numbers = [number for number in numbers if number in places]
     if not numbers:
         raise ValueError("Nothing to save: `filter_spec` selects no leaf of the tree.")
-    leaves, form, shardings = _describe.describe(flat, numbers, options)
+    described = _describe.describe(flat, numbers, options)
     if options.layout == "zarr":
-        _to_zarr.check_case(form.names, root)
-    entries = _states.state_entries(pytree, flat, "")
-    markers = {}
-    if entries:
-        _states.check_order(entries, flat, numbers)
-        markers = {
-            place: entry.label
-            for place, number in enumerate(numbers)
-            if (entry := entries.get(number)) is not None and entry.label is not None
-        }
-    find_holes = lambda: _sidecars.holes(pytree, flat, numbers, wholes)
-    holes = find_holes() if where else flat.once("holes", find_holes, numbers)
-    statics = _static.record(pytree, is_leaf, flat, chosen)
-    stored = dict(zip(numbers, leaves))
-    made = Plan(
-        root=root,
-        options=options,
-        leaves=leaves,
-        form=form,
-        holes=holes,
-        markers=markers,
-        statics=statics,
-        structure=_recorder.record(pytree, is_leaf, flat, numbers),
-        shardings=shardings,
-        functions=_functions_of(options, flat, stored),
-    )
+        _to_zarr.check_case(described.form.names, root)
+    make = lambda: _facts(pytree, is_leaf, flat, chosen, numbers, wholes)
+    facts = make() if where else flat.once("facts", make, numbers)
+    functions = _functions_of(options, flat, numbers, described.leaves)
+    room = _MAX_BYTES if options.max_bytes is None else options.max_bytes
+    made = Plan(root, options, room, *described, facts, functions)
     check_index(made)
     return made
+
+
+def _facts(
+    tree: PyTree,
+    is_leaf: IsLeaf,
+    flat: Flat,
+    chosen: Sequence[bool],
+    numbers: Sequence[int],
+    wholes: Sequence[tuple],
+) -> TreeFacts:
+    entries = _states.state_entries(tree, flat, "")
+    if entries:
+        _states.check_order(entries, flat, numbers)
+    markers = {
+        place: entry.label
+        for place, number in enumerate(numbers if entries else ())
+        if (entry := entries.get(number)) is not None and entry.label is not None
+    }
+    return TreeFacts(
+        _sidecars.holes(tree, flat, numbers, wholes),
+        markers,
+        _static.record(tree, is_leaf, flat, chosen),
+        _recorder.record(tree, is_leaf, flat, numbers),
+    )
 
 
 def check_index(plan: Plan) -> None:
@@ -136,14 +147,18 @@ def check_index(plan: Plan) -> None:
 
 
 def _functions_of(
-    options: SaveOptions, flat: _flatten.Flat, stored: dict[int, PlannedLeaf]
+    options: SaveOptions,
+    flat: Flat,
+    numbers: Sequence[int],
+    leaves: Sequence[PlannedLeaf],
 ) -> PlannedFunctions:
     """The functions that are stored with a tree: process 0 does that."""
     if options.functions == "drop" or not _processes.leads():
         return {}
     if options.functions is None:
-        if LazySource not in {type(leaf.value) for leaf in stored.values()}:
+        if not _lazies.has_any(leaves):
             return {}  # None comes along with lazy leaves.
+    stored = dict(zip(numbers, leaves))
     return _extensions.call("plan_functions", options.functions, flat, stored)
 
 
@@ -155,34 +170,50 @@ def index_of(
     plan: Plan, save: str, written: Written, own: Sequence[tuple[int, str]] = ()
 ) -> tuple[Index, dict[str, bytes]]:
     """The index of a save, and the files for other readers at its root."""
-    layout, form = plan.options.layout, plan.form
-    parts = {i: leaf.part for i, leaf in enumerate(plan.leaves) if leaf.part}
-    side = dict(written.side)
-    if not parts:  # No other reader knows of those.
-        side |= _sidecars.files(plan.leaves, form, plan.holes, layout)
-    others = {key: _index.digest(value) for key, value in side.items()}
+    options, form, facts = plan.options, plan.form, plan.facts
+    side = written.side
+    if not plan.parts:  # No other reader knows of those.
+        side = side | _sidecars.files(plan.leaves, form, facts.holes, options.layout)
+    others = dict(zip(side, map(_index.digest, side.values())))
+    table = form, facts, tuple(plan.parts.items()), written.placed
+    leaves, columns = (_make_table if form.is_coded else _table)(*table)
     index = Index(
-        save=save,
-        layout=layout,
-        metadata=plan.options.metadata,
-        leaves=Leaves(
-            list(form.names),
-            list(form.templates),
-            list(form.numbers),
-            dict(form.aliases),
-            plan.markers,
-            plan.statics,
-            plan.structure,
-            parts=parts,
-        ),
-        files=written.files,
-        placement=written.placement,
-        digests=written.digests,
-        others={**written.others, **others},
-        writer=_index.versions(),
-        saved=SaveFacts(int(time.time()), plan.options.count, plan.shardings),
-        functions=_stored(plan.functions),
-        own=list(own),
-        base=_options.base_facts(plan.options.base),
+        save,
+        options.layout,
+        options.metadata,
+        leaves,
+        written.placed.files,
+        written.placed.placement,
+        written.digests,
+        written.others | others,
+        _index.versions(),
+        SaveFacts(int(time.time()), options.count, plan.shardings),
+        _stored(plan.functions) if plan.functions else {},
+        list(own),
+        base=cast(BaseFacts | None, options.base),
+        columns=columns,
     )
     return index, side
+
+
+def _make_table(
+    form: TreeSpec,
+    facts: TreeFacts,
+    parts: tuple[tuple[int, Part], ...],
+    placed: DataFiles,
+) -> tuple[Leaves, bytes]:
+    """The leaves of an index, and its columns as JSON."""
+    leaves = Leaves(
+        list(form.names),
+        list(form.templates),
+        list(form.numbers),
+        dict(form.aliases),
+        facts.markers,
+        facts.statics,
+        facts.structure,
+        parts=dict(parts),
+    )
+    return leaves, _index.encode_columns(leaves, placed.files, placed.placement)
+
+
+_table = _tree_spec.remembered(_make_table)

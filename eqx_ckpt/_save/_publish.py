@@ -84,11 +84,10 @@ def encoded(index: Index) -> bytes:
 
     **Raises:** `RuntimeError` if it does not.
     """
-    data = _index.encode(index)
+    parts = _index.encode_parts(index)
+    data = _index.sealed(b",".join(parts))
     try:
-        read = _index.decode(data)
-        read.check_leaves()
-        _ = read.extents
+        _index.check(parts, data)
     except ValueError as e:
         raise RuntimeError(
             f"What was written cannot be read: {e}. Nothing was saved, and the path is "

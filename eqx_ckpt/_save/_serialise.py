@@ -3,6 +3,7 @@
 import contextlib
 import functools as ft
 import json
+import operator
 import os
 from collections.abc import Mapping
 from typing import Any, Unpack
@@ -153,7 +154,7 @@ def tree_serialise_leaves(
             _background.wait_for(root)
         _background.raise_untold()
         planned = _plan.plan(root, pytree, given)
-        base = _reuse.find(planned, run)
+        base = None if given.reuse is None else _reuse.find(planned, run)
     write(planned, run, base)
 
 
@@ -219,7 +220,8 @@ def _write_directory(
     """Returns the id of the save, whose writer is seen to live while it is `held`."""
     root, options, form, room = plan.root, plan.options, plan.form, plan.room
     layout = _plan.LAYOUTS[options.layout]
-    accounts = processes.gather(_agree.account(plan, processes), alike=True)
+    own = b"" if processes.count == 1 else _agree.account(plan)
+    accounts = processes.gather(own, alike=True)
     begun = index = None
     side = {}
     leads = processes.leads
@@ -236,10 +238,11 @@ def _write_directory(
     kept = _layout.NOTHING if base is None else _reuse.keep(base, plan.leaves, into)
     leaves = plan.leaves
     if leads:
-        linked = {place for place, *_ in kept.digests}
+        linked = set(map(operator.itemgetter(0), kept.digests))
         leaves = _lazies.read_small(leaves, linked, room)
     data = Data(leaves, form, advance)
-    save = Save(data, processes, room, _layout.largest_sent(root, room), kept)
+    most = _layout.largest_sent(room) if root.is_far else None
+    save = Save(data, processes, room, most, kept)
     with unpublished(root, form.nbytes):
         files = layout.write(save, into)
         if processes.count > 1:
@@ -253,7 +256,8 @@ def _write_directory(
         if begun is not None:
             if processes.count > 1:
                 files, states = _notes.see(save, layout, files, words, into)
-            _notes.see_own(states, into)
+            if states:
+                _notes.see_own(states, into)
             written = layout.finish(save, files, into)
             index, side = _plan.index_of(plan, begun.save, written, states)
             if plan.functions:
@@ -275,9 +279,10 @@ def _destination(
     if isinstance(work, ObjectStore):
         outbox = stack.enter_context(UploadQueue(work, plan.room // 2).open())
     durable = plan.options.durable
-    has_many = _plan.LAYOUTS[plan.options.layout].has_many(plan.form)
-    if durable and has_many and isinstance(work, LocalDirectory):
-        sync_all = stack.enter_context(work.synced_together())
+    has_many = _plan.LAYOUTS[plan.options.layout].has_many
+    if durable and isinstance(work, LocalDirectory) and has_many is not None:
+        if has_many(plan.form):
+            sync_all = stack.enter_context(work.synced_together())
     return Destination(work, own, durable and sync_all is None, sync_all, outbox)
 
 

@@ -8,6 +8,7 @@ import binascii
 import bisect
 import collections
 import json
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -220,7 +221,7 @@ def files(
     if layout == "ocdbt" and not has_database(form):
         return {}
     texts: list[tuple[int, str]] = []
-    if "str" in [template.kind for template in form.templates]:
+    if "str" in map(operator.attrgetter("kind"), form.templates):
         texts = [
             (i, _text(x)) for i, x in enumerate(leaves) if x.template.kind == "str"
         ]

@@ -18,8 +18,18 @@ from .._runtime import _log, _threads
 from .._storage import _arrays
 from .._storage._backend import Backend
 from . import _assign, _layout, _payload, _sidecars, _tree_spec
-from ._layout import Destination, Ends, Files, Layout, Save, Sink, Stretch, Written
-from ._payload import PlannedLeaf
+from ._layout import (
+    DataFiles,
+    Destination,
+    Ends,
+    Files,
+    Layout,
+    Save,
+    Sink,
+    Stretch,
+    Written,
+)
+from ._payload import PlannedLeaf, SmallBatch
 from ._tree_spec import TreeSpec
 
 
@@ -29,12 +39,13 @@ _TOGETHER = 2**20
 
 def write(save: Save, into: Destination[Sink]) -> Files:
     """Writes the data files of this process."""
-    form, own = save.form, save.own(save.index)
+    form = save.form
     if form.is_coded:
-        files = {number: _batches(form, runs) for number, runs in own}
+        files = {number: _batches(form, runs) for number, runs in save.own(save.index)}
     else:
-        laid = _laid(form, save.deal, save.index)
-        files = {number: batches for (number, _), batches in zip(own, laid)}
+        own = map(save.index.__eq__, save.deal.owner)
+        numbers = itertools.compress(itertools.count(len(save.kept.files)), own)
+        files = dict(zip(numbers, _laid(form, save.deal, save.index)))
     return _threads.gather(
         [ft.partial(_write_file, save, into, *file) for file in files.items()],
         save.threads(save.most or 0),
@@ -43,8 +54,8 @@ def write(save: Save, into: Destination[Sink]) -> Files:
     )
 
 
-# Stretches that follow each other in a file, and are written together.
-_Batch = list[Stretch]
+# Stretches that follow each other in a file: small ones together, or another.
+_Batch = tuple[list[Stretch], SmallBatch | None]
 
 
 @_tree_spec.remembered
@@ -56,26 +67,31 @@ def _laid(form: TreeSpec, deal: _assign.Assignment, process: int) -> list[list[_
 
 
 def _batches(form: TreeSpec, runs: _assign.Runs) -> Iterator[_Batch]:
-    """The stretches of a file: small leaves together, others each by itself. The ends
-    of one by itself may come only after it was taken, and before the next batch is."""
+    """The stretches of a file. The ends of one that is not small may come only after it
+    was taken, and before the next batch is."""
     # Bytes of small leaves, by template.
     small = [
         t.full if t.codec is None and _payload.is_small(t) else 0
         for t in form.templates
     ]
-    batch: _Batch = []
+    batch: list[Stretch] = []
+
+    def together() -> _Batch:
+        places, _, starts, _ = zip(*batch)
+        return batch, _payload.small_batch(places, starts, form)
+
     for stretch in lay(form, runs):
         size = small[form.numbers[stretch.place]]
         is_full = batch and stretch.offset + size - batch[0].offset > _TOGETHER
         if batch and (is_full or not size):
-            yield batch
+            yield together()
             batch = []
         if size:
             batch.append(stretch)
         else:
-            yield [stretch]
+            yield [stretch], None
     if batch:
-        yield batch
+        yield together()
 
 
 def _write_file(
@@ -86,13 +102,13 @@ def _write_file(
 
     def buffers() -> Iterator[Any]:
         at = 0
-        for batch in batches:
-            written.extend(batch)
-            place, numbers, offset, own = batch[0]
+        for stretches, small in batches:
+            written.extend(stretches)
+            place, numbers, offset, own = stretches[0]
             if offset != at:
                 yield bytes(offset - at)
-            if len(batch) > 1:
-                yield data.together([(x.place, x.offset - offset) for x in batch])
+            if small is not None:
+                yield data.together(small)
             elif own is None:
                 yield from data.chunks(place, numbers)
             else:
@@ -101,7 +117,7 @@ def _write_file(
                     yield chunk
                     end += len(chunk)
                     own.append(end)
-            at = batch[-1].stop(data.grids[batch[-1].place].full)
+            at = stretches[-1].stop(data.grids[stretches[-1].place].full)
 
     into.write(f"{into.own}/{number}", buffers())
     return written
@@ -166,46 +182,62 @@ def see(save: Save, process: int, ends: Ends, into: Destination[Backend]) -> Fil
 def finish(save: Save, files: Files, into: Destination[Sink]) -> Written:
     """Writes the rest of a save whose data files are all there: the database, if it is
     to have one, and the digests."""
-    files = [*save.kept.files, *files]
-    others: dict[str, str] = {}
-    side: dict[str, bytes] = {}
-    if _sidecars.has_database(save.form):
-        others, side = _write_database(save.form, files, into)
+    form, base = save.form, into.own
+    how = form.has_columns, _sidecars.has_database(form)
+    if save.is_plain:
+        files, placed, database = _plain(form, save.deal, *how)
     else:
+        files = [*save.kept.files, *files]
+        placed, database = _place(form, files, *how)
+    others: dict[str, bytes] = {}
+    side: dict[str, bytes] = {}
+    if database is None:
         _log.say(
             _log.WARNING,
-            f"A save has {save.form.chunk_count} chunks, and so none of the files with "
+            f"A save has {form.chunk_count} chunks, and so none of the files with "
             "which other libraries read it: it is read by this one",
         )
-    names = list(map(str, range(len(files))))
-    if save.form.has_columns:
-        pages = [b"".join(save.data.rows(*run[:2]) for run in runs) for runs in files]
-        placement = packed(save.form, files)
     else:
-        pages = [save.data.digests()]
-        placement = listed(save.form, files)
-    into.write(f"{into.own}/digests", pages)
-    digests = "".join(map(_index.digest, pages))
-    return Written(names, placement, digests, others, side)
-
-
-def _write_database(
-    form: TreeSpec, files: Files, into: Destination[Sink]
-) -> tuple[dict[str, str], dict[str, bytes]]:
-    """Returns the digests of its files, and those at the root that lead to it."""
-    base = into.own
-    # Chunks of a form lie alike in each save, unless they are encoded.
-    make = _make_database if form.is_coded else _database
-    database, top = make(form, tuple(map(tuple, files)))
-    own = {
-        f"{base}/tree": database,
-        f"{base}/manifest.ocdbt": _ocdbt.manifest(top, "tree"),
-    }
-    for key, value in own.items():
+        others[f"{base}/tree"], top = database
+        others[f"{base}/manifest.ocdbt"] = _ocdbt.manifest(top, "tree")
+        # The same database from the root of the checkpoint.
+        side["manifest.ocdbt"] = _ocdbt.manifest(top, "tree", base + "/")
+    for key, value in others.items():
         into.write(key, [value])
-    # The same database from the root of the checkpoint.
-    side = {"manifest.ocdbt": _ocdbt.manifest(top, "tree", base + "/")}
-    return {key: _index.digest(value) for key, value in own.items()}, side
+    pages = [bytes(save.data.digests)]
+    if form.has_columns:
+        pages = [b"".join(save.data.rows(*run[:2]) for run in runs) for runs in files]
+    into.write(f"{base}/digests", pages)
+    digests = "".join(map(_index.digest, pages))
+    own = dict(zip(others, map(_index.digest, others.values())))
+    return Written(placed, digests, own, side)
+
+
+# The files of a save, where its leaves lie in them, and its database.
+_Database = tuple[bytes, _ocdbt.Subtree] | None
+
+
+def _place(
+    form: TreeSpec, files: Files, has_columns: bool, has_database: bool
+) -> tuple[DataFiles, _Database]:
+    """Where the leaves lie in the files of a save, and the database that says so."""
+    names = list(map(str, range(len(files))))
+    placement = (packed if has_columns else listed)(form, files)
+    database = _make_database(form, files) if has_database else None
+    return DataFiles(names, placement), database
+
+
+@_tree_spec.remembered
+def _plain(
+    form: TreeSpec, deal: _assign.Assignment, has_columns: bool, has_database: bool
+) -> tuple[Files, DataFiles, _Database]:
+    """The same, and the files, of a save that one process has written as it was dealt,
+    without any compression."""
+    files: Files = [
+        [x for some, _ in batches for x in some] for batches in _laid(form, deal, 0)
+    ]
+    placed, database = _place(form, files, has_columns, has_database)
+    return files, placed, database
 
 
 def listed(form: TreeSpec, files: Files) -> Placement:
@@ -256,9 +288,7 @@ def _by_chunk(stretch: Stretch) -> tuple[int, int]:
     return stretch.place, stretch.numbers.start
 
 
-def _make_database(
-    form: TreeSpec, files: tuple[tuple[Stretch, ...], ...]
-) -> tuple[bytes, _ocdbt.Subtree]:
+def _make_database(form: TreeSpec, files: Files) -> tuple[bytes, _ocdbt.Subtree]:
     """The zarr.json files and the nodes of the database, and its root."""
     entries, blobs = _entries(form, files)
     names = [*map(str, range(len(files))), "tree"]
@@ -266,12 +296,7 @@ def _make_database(
     return blobs + nodes, top
 
 
-_database = _tree_spec.remembered(_make_database)
-
-
-def _entries(
-    form: TreeSpec, files: Sequence[Sequence[Stretch]]
-) -> tuple[_ocdbt.Entries, bytes]:
+def _entries(form: TreeSpec, files: Files) -> tuple[_ocdbt.Entries, bytes]:
     """The keys of the database, and the zarr.json files."""
     count = len(form.names)
     runs: list[list[tuple[int, Stretch]]] = [[] for _ in range(count)]
@@ -322,8 +347,7 @@ def longest(leaves: Sequence[PlannedLeaf], form: TreeSpec, processes: int) -> Wr
     keys = (f"{base}/tree", f"{base}/manifest.ocdbt") if has_database else ()
     make = _most_packed if form.has_columns else _most_listed
     return Written(
-        files=names,
-        placement=make(leaves, len(names), total),
+        placed=DataFiles(names, make(leaves, len(names), total)),
         digests="0" * 32 * (len(names) if form.has_columns else 1),
         others=dict.fromkeys(keys, "0" * 32),
         side={"manifest.ocdbt": b""} if has_database else {},
@@ -372,4 +396,4 @@ def _most_packed(leaves: Sequence[PlannedLeaf], files: int, total: int) -> Packe
     return Packed(rows, pattern, begins, np.zeros(coded, np.uint32))
 
 
-LAYOUT = Layout(write, see, finish, longest, has_many=lambda form: False)
+LAYOUT = Layout(write, see, finish, longest)

@@ -10,7 +10,7 @@ from .._format._extents import Placement
 from .._runtime import _threads
 from .._storage import _arrays, _store
 from .._storage._backend import Backend
-from ._layout import Destination, Ends, Files, Layout, Save, Written
+from ._layout import DataFiles, Destination, Ends, Files, Layout, Save, Written
 from ._payload import PlannedLeaf
 from ._tree_spec import TreeSpec
 
@@ -79,7 +79,7 @@ def finish(save: Save, files: Files, into: Destination[Backend]) -> Written:
 
     jobs = [ft.partial(write, leaf) for leaf in save.leaves]
     _threads.gather(jobs, waiting=root.is_far or syncs)
-    digests = save.data.digests()
+    digests = bytes(save.data.digests)
     root.write(_files.DIGESTS, [digests], syncs)
     return _written(_index.digest(digests))
 
@@ -92,8 +92,11 @@ def longest(leaves: Sequence[PlannedLeaf], form: TreeSpec, processes: int) -> Wr
     return _written("0" * 32)
 
 
+_NOWHERE = DataFiles([], Placement([], []))
+
+
 def _written(digests: str) -> Written:
-    return Written([], Placement([], []), digests, {}, {})
+    return Written(_NOWHERE, digests, {}, {})
 
 
 def _cuts(path: str) -> list[int]:

@@ -47,6 +47,12 @@ class TreeSpec:
         """The chunks of the leaves, each counted once."""
         return sum(t.chunk_count * n for t, n in zip(self.templates, self.counts))
 
+    @ft.cached_property
+    def origins(self) -> list[int | None]:
+        """The place of the leaf whose bytes each one shares."""
+        aliases = dict(self.aliases)
+        return list(map(aliases.get, range(len(self.names))))
+
     @property
     def has_columns(self) -> bool:
         """Whether the index of a save in few files has columns."""

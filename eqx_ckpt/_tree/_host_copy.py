@@ -107,6 +107,20 @@ def to_host(leaf: Any, template: Template) -> np.ndarray:
     return _stored(_on_host(leaf, template), template)
 
 
+def is_bare(leaf: Any, template: Template) -> bool:
+    """Whether a leaf gives memory in which its elements are as they are stored."""
+    if not isinstance(leaf, jax.Array) or template.kind != "jax":
+        return False
+    if not (_on_cpu(leaf.sharding) and _leaf.is_whole(leaf.sharding)):
+        return False
+    if not template.dtype == template.stored == leaf.dtype.name != "bool":
+        return False
+    try:
+        return memoryview(leaf).nbytes == template.nbytes
+    except BufferError:  # Of JAX's own dtypes.
+        return False
+
+
 def rows(leaves: Sequence[Any], template: Template) -> np.ndarray | None:
     """The bytes that are stored for leaves of one template, copied: a row for each.
     None unless they are arrays in the memory of the host, each in one part."""

@@ -1,6 +1,7 @@
 """Leaves: which are stored, how they are described, and stand-ins for unread ones."""
 
 import functools as ft
+import itertools as it
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -149,11 +150,14 @@ def alike(leaves: Sequence[Any]) -> LeafKinds:
     else:
         one = [traits[cls][0](leaf) for cls, leaf in zip(types, leaves)]
         two = [traits[cls][1](leaf) for cls, leaf in zip(types, leaves)]
+    if len(of_jax) == len(traits):
+        two = _known_shardings(two)
+    elif of_jax:
+        own = list(it.compress(two, map(of_jax.__contains__, types)))
+        known = iter(_known_shardings(own))
+        two = [next(known) if cls in of_jax else x for cls, x in zip(types, two)]
     # There are many leaves and few kinds: so these are compared by what they are, and
-    # only then by what they are equal to. Equal shardings may be many objects.
-    if of_jax:
-        first_of: dict[Any, Any] = {}
-        two = list(map(first_of.setdefault, two, two))
+    # only then by what they are equal to.
     ids = list(zip(map(id, types), map(id, one), map(id, two)))
     kinds: dict[Any, int] = {}
     numbers: dict[tuple[int, ...], int] = {}
@@ -162,6 +166,27 @@ def alike(leaves: Sequence[Any]) -> LeafKinds:
         known = id(_UNKNOWN) not in i
         numbers[i] = kinds.setdefault(kind, len(kinds)) if known else -1
     return tuple(kinds), tuple(map(numbers.__getitem__, ids))
+
+
+# Shardings that were seen; and by the ids of these, the first that each is equal to.
+# There are many, also of leaves that are alike, and to compare them takes long.
+_shardings: tuple[list[Any], dict[int, Any]] = [], {}
+_MOST_SHARDINGS = 2**16
+
+
+def _known_shardings(shardings: Sequence[Any]) -> list[Any]:
+    """The same shardings, those that are equal as one object."""
+    global _shardings
+    kept, first = _shardings
+    if not first.keys() >= {*map(id, shardings)}:
+        if len(kept) + len(shardings) > _MOST_SHARDINGS:
+            kept, first = [], {}
+        equal = {x: x for x in first.values()}
+        own = [x for x in shardings if id(x) not in first]
+        more = map(equal.setdefault, own, own)
+        _shardings = kept + own, first | dict(zip(map(id, own), more))
+        first = _shardings[1]
+    return list(map(first.__getitem__, map(id, shardings)))
 
 
 _UNKNOWN = object()

@@ -104,7 +104,8 @@ def find(tree: Any) -> tuple[SeenStructure | None, list[Any]]:
     for known in _last:
         leaves = known.leaves_of(tree)
         if leaves is not None:
-            _move_up(known)
+            if _last[0] is not known:
+                _move_up(known)
             return known, leaves
     return None, []
 
@@ -275,9 +276,12 @@ def _open(cls: type, nodes: Sequence[Any]) -> tuple[list[Any], list[int], list[A
         counts = list(map(len, own))
         if {*counts} != {len(fields) + len(rest)}:
             raise KeyError
-        columns = [map(operator.itemgetter(name), own) for name in (*fields, *rest)]
-        children = list(it.chain.from_iterable(columns[: len(fields)]))
-        return children, counts, list(it.chain.from_iterable(columns[len(fields) :]))
+        children: list[Any] = []
+        data: list[Any] = []
+        for names, into in ((fields, children), (rest, data)):
+            for name in names:
+                into += map(operator.itemgetter(name), own)
+        return children, counts, data
     if cls is type(None):
         return [], [0] * len(nodes), []
     one_level = jax.tree_util.default_registry.flatten_one_level
@@ -347,6 +351,7 @@ def _is_of_jax(cls: type) -> bool:
     return cls.__module__.partition(".")[0] in ("jax", "jaxlib")
 
 
+@ft.cache
 def _is_plain(cls: type) -> bool:
     return _leaf.is_own_type(cls) or cls in (str, bytes)
 
@@ -356,7 +361,7 @@ def key_of(leaves: Sequence[Any], numbers: Iterable[int]) -> tuple[Any, Any] | N
     `numbers` only types are looked at, of the others also the values. None where one
     may change unseen, or is stored as somebody registered."""
     kinds = tuple(map(type, leaves))
-    if any(_register.codec_of(cls) is not None for cls in {*kinds}):
+    if any(map(_register.codec_of, {*kinds})):
         return None
     own = set(filter(_is_plain, {*kinds}))
     numbers = tuple(numbers)

@@ -389,6 +389,21 @@ def test_named_tuples_that_are_registered_meanwhile_have_their_new_order(tmp_pat
     assert [ckpt[f"0.{name}"].read().tolist() for name in "nm"] == [[0, 0], [1, 1]]
 
 
+def test_arrays_that_lie_otherwise_than_those_before_are_stored_alike(tmp_path):
+    layouts = pytest.importorskip("jax.experimental.layout")
+    if not hasattr(layouts, "Format"):
+        pytest.skip("This JAX calls it otherwise.")
+    x = jnp.arange(12.0).reshape(3, 4)
+    turned = layouts.Format(layouts.Layout((1, 0)), x.sharding)
+    odd = jnp.asarray(np.full(64, 2, np.uint8).view(np.bool_))
+    for y in (x, x, jax.device_put(x, turned)):
+        ec.tree_serialise_leaves(tmp_path / "c", {"x": x, "y": y, "odd": odd})
+    ckpt = ec.open(tmp_path / "c")
+    assert np.array_equal(ckpt["y"].read(), x) and np.array_equal(ckpt["x"].read(), x)
+    assert np.asarray(ckpt["odd"].read()).view(np.uint8).tolist() == [1] * 64
+    ec.verify(tmp_path / "c")
+
+
 def test_models_in_training_are_remembered():
     if not isinstance(jax.tree.structure(Point(1)).node_data()[1], tuple):
         pytest.skip("This Equinox keeps static fields in an object of its own.")

@@ -254,7 +254,9 @@ def forget() -> None:
         "_save._to_ocdbt._laid",
         "_save._sidecars._orbax_files",
         "_save._sidecars._zarr_files",
-        "_save._to_ocdbt._database",
+        "_save._to_ocdbt._plain",
+        "_save._plan._table",
+        "_format._index._checked",
     ):
         _found(name).cache_clear()
     _found("_format._names._kept").cache_clear()
@@ -273,7 +275,7 @@ def made_and_kept() -> dict[str, tuple[int, int]]:
     for name, cache in (
         ("deal", "_save._layout._deal_alone"),
         ("files for Orbax", "_save._sidecars._orbax_files"),
-        ("database", "_save._to_ocdbt._database"),
+        ("database", "_save._to_ocdbt._plain"),
     ):
         found = _found(cache).cache_info()
         out[name] = found.misses, found.hits
