@@ -268,7 +268,7 @@ def _check_places(
 
 
 class NameBudget:
-    """What the names of leaves in nested containers may have: each repeats those of the
+    """The budget for names of leaves in nested containers: each repeats those of the
     nodes above it."""
 
     def __init__(self) -> None:

@@ -32,7 +32,7 @@ from .._tree._target import Target
 
 
 class Offer(NamedTuple):
-    """What is said of a part: its bytes; digests of the regions that it has, and of the
+    """A report of a part: its bytes; digests of the regions that it has, and of the
     names of the leaves of which it has all; and the processes that need one of the
     regions. Of one that cannot be read it is nothing."""
 
@@ -68,7 +68,7 @@ def needed(
     return out
 
 
-class Piece(NamedTuple):
+class PartPiece(NamedTuple):
     """A piece of a region of a leaf: its place in what a part has stored, and in the
     region."""
 
@@ -93,7 +93,7 @@ def _boxes(record: Record) -> list[tuple[Region, int]]:
 
 def pieces(
     regions: Sequence[Region], parts: Mapping[int, Record]
-) -> list[list[Piece]] | None:
+) -> list[list[PartPiece]] | None:
     """The pieces of each region of a leaf, by what each part has of it, and of what
     several have that of the first; None if they do not have it all."""
     there: dict[Any, tuple[Region, int, int]] = {}
@@ -116,7 +116,7 @@ def pieces(
         for i, stored, to in found:
             row, number = origins[i]
             rows = tuple(slice(s.start + row, s.stop + row) for s in stored[:1])
-            out[-1].append(Piece(number, (*rows, *stored[1:]), to))
+            out[-1].append(PartPiece(number, (*rows, *stored[1:]), to))
     return out
 
 
@@ -127,7 +127,7 @@ class _PartedLeaf:
 
     wanted: LeafRead
     views: tuple[View, ...]
-    pieces: dict[int, list[tuple[int, Piece]]]
+    pieces: dict[int, list[tuple[int, PartPiece]]]
     arrays: list[Any]
     left: int
     owned: bool = True
@@ -202,7 +202,7 @@ class Parts:
         return self._matches[number]
 
     def offer(self, number: int, file: pathlib.Path, count: int) -> Offer:
-        """What a part on this disk has for `count` processes."""
+        """The report of a part on this disk, for `count` processes."""
         try:
             nbytes = file.stat().st_size
             leaves = self.open(number, file)._source.index.leaves
@@ -273,7 +273,7 @@ def _whole(leaves: Leaves) -> Leaves:
 
 
 def _record(source: Source, wanted: LeafRead) -> Record | None:
-    """What a part has of a leaf, if it is of the same array."""
+    """The part of a leaf that a part has, if it is of the same array."""
     leaves = source.index.leaves
     place = leaves.places.get(wanted.record.name)
     found = None if place is None else leaves.record(place, True)
@@ -294,7 +294,7 @@ def _parted(wanted: LeafRead, sources: Mapping[int, Source]) -> _PartedLeaf:
             f"parts {', '.join(map(str, sources))} do not have all of the leaf "
             f"`{wanted.record.name}` that the devices of this process need"
         )
-    own: dict[int, list[tuple[int, Piece]]] = {}
+    own: dict[int, list[tuple[int, PartPiece]]] = {}
     for region, some in enumerate(cut):
         for piece in some:
             own.setdefault(piece.part, []).append((region, piece))

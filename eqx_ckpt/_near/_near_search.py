@@ -184,7 +184,7 @@ class Search:
                 incoming.finish()
 
     def load(self, process: int, request: LoadRequest) -> Restored:
-        """What this process needs of the parts; and by their numbers the own states, as
+        """The parts that this process needs; and by their numbers the own states, as
         they are stored: of those parts that it speaks for, or its own."""
         step, parts = self._chosen.step, self._parts
         assert step is not None and parts is not None

@@ -24,7 +24,7 @@ FAR_FILE, _FAR_COPIES = 64 * 2**20, 2
 
 @runtime_checkable
 class Sink(Protocol):
-    """What files are written to, each of them once and whole: a store, or a zip."""
+    """A place to write files to, each of them once and whole: a store, or a zip."""
 
     is_far: bool
 

@@ -111,7 +111,8 @@ def test_average(steps, tmp_path, run):
     # `w` has another shape at each step.
     last = ["--to", tmp_path / "last", "--last", 2]
     assert run("average", steps, *last)[0] == 2
-    assert run("average", steps, *last, "--node", "frozen")[0] == 2
+    assert run("average", steps, *last, "--node", "frozen")[0] == 0
+    assert ec.open(tmp_path / "last")["%root"].read().tolist() == [1] * 9
     code, _, err = run("average", steps, "--to", tmp_path / "x", "--last", 9)
     assert code == 2 and "only 4 complete steps" in err
     assert run("average", *two, *last)[0] == 2
