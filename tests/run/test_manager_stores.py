@@ -35,7 +35,7 @@ def root(request):
 def far(s3):
     """A proxy, and such a URL behind it."""
     with s3.used():
-        yield s3, f"s3://bucket/runs/{next(_numbers)}"
+        yield s3, f"s3://bucket/managed/{next(_numbers)}"
 
 
 def _await(manager):
@@ -127,7 +127,7 @@ def test_exists_and_delete(root):
 
 def test_a_store_with_options(s3, monkeypatch):
     monkeypatch.delenv("AWS_ENDPOINT_URL")
-    root = ec.Store(f"s3://bucket/runs/{next(_numbers)}", endpoint=s3.url)
+    root = ec.Store(f"s3://bucket/managed/{next(_numbers)}", endpoint=s3.url)
     with ec.CheckpointManager(root, keep=1) as manager:
         fill_run(manager, [1, 2])
         manager.wait()
