@@ -28,7 +28,7 @@ def root(request):
         return
     proxy = request.getfixturevalue(request.param)
     with proxy.used():
-        yield f"{servers.BUCKETS[request.param]}/runs/{next(_numbers)}"
+        yield f"{servers.BUCKETS[request.param]}/managed/{next(_numbers)}"
 
 
 @pytest.fixture
