@@ -66,13 +66,12 @@ _FIELDS |= {"args": dict, "result": Any, "platforms": [str], "order": _NUMBER}
 _FIELDS |= {"baked": {...: str}, "versions": {...: str}}
 
 
-def parse(value: Any, count: int) -> dict[str, StoredFunction]:
+def parse(rows: dict[str, dict], count: int) -> dict[str, StoredFunction]:
     """The functions of an index that has so many leaves.
 
     **Raises:** `ValueError` for what is never written.
     """
     out: dict[str, StoredFunction] = {}
-    (rows,) = fields({"functions": value}, {"functions": {...: dict}})
     for name, row in rows.items():
         check_name(name)
         out[name] = _parsed(row, count)

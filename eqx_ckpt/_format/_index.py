@@ -138,21 +138,14 @@ def versions() -> dict[str, str]:
     return out
 
 
-class Encoded(NamedTuple):
-    """The bytes of an index in three: what is before its columns and after them changes
-    with each save, the columns with the structure of the tree alone."""
-
-    head: bytes
-    columns: bytes
-    tail: bytes
-
-
 def encode(index: Index) -> bytes:
     """The bytes of `eqx_ckpt.json`."""
     return sealed(b",".join(encode_parts(index)))
 
 
-def encode_parts(index: Index) -> Encoded:
+def encode_parts(index: Index) -> tuple[bytes, bytes, bytes]:
+    """The bytes of an index in three: what is before its columns and after them changes
+    with each save, the columns with the structure of the tree alone."""
     leaves, files, placement = index.leaves, index.files, index.placement
     is_new = isinstance(placement, Packed) or bool(leaves.parts)
     # The lowest version of the format that has all of it.
@@ -167,19 +160,16 @@ def encode_parts(index: Index) -> Encoded:
         "layout": index.layout,
         "metadata": index.metadata,
     }
-    tail = {
-        "digests": index.digests,
-        "others": index.others,
-        **({} if index.saved is None else {"saved": index.saved._asdict()}),
+    tail = {"digests": index.digests, "others": index.others}
+    optional = {
+        "saved": index.saved and index.saved._asdict(),
+        "functions": index.functions and _functions.encode(index.functions),
+        "own": index.own,
+        "base": index.base,
     }
-    if index.functions:
-        tail["functions"] = _functions.encode(index.functions)
-    if index.own:
-        tail["own"] = index.own
-    if index.base is not None:
-        tail["base"] = index.base
+    tail |= filter(operator.itemgetter(1), optional.items())
     columns = index.columns or encode_columns(leaves, files, placement)
-    return Encoded(b"{" + _fields_of(head), columns, _fields_of(tail))
+    return b"{" + _fields_of(head), columns, _fields_of(tail)
 
 
 def encode_columns(
@@ -219,10 +209,24 @@ def _fields_of(body: dict[str, Any]) -> bytes:
     return text[1:-1].encode()
 
 
-# The first fields: what is needed to say that a format is too new to be read.
+# The first fields, which say that a format is too new to be read. Where no leaf has a
+# directory of its own, they go on to the metadata.
 _head = re.compile(
-    rb'\{"format":"eqx_ckpt","save":"[^"]*","version":([0-9]{1,9}),"reader":"([^"]*)"'
+    rb'\{"format":"eqx_ckpt","save":"([0-9a-f]{16}(?="))?[^"]*",'
+    rb'"version":([0-9]{1,9}),"reader":"([^"\\]*)"'
+    rb'(,"writer":\{[^{}]*\},"layout":"ocdbt","metadata":)?'
 )
+
+
+def match_head(data: bytes) -> re.Match[bytes] | None:
+    """The first fields of an index: 1 is its save; 4 ends where the metadata begin.
+
+    **Raises:** `Newer`.
+    """
+    head = _head.match(data)
+    if head is not None and int(head[2]) > max(READERS):
+        raise _newer(int(head[2]), head[3].decode("ascii", "replace"))
+    return head
 
 
 def decode(data: bytes) -> Index:
@@ -230,9 +234,7 @@ def decode(data: bytes) -> Index:
 
     **Raises:** `ValueError` when `data` is not an index that this release reads.
     """
-    head = _head.match(data)
-    if head is not None:
-        _check_version(int(head[1]), head[2].decode("ascii", "replace"))
+    match_head(data)
     if not data.startswith(f'{{"format":"{FORMAT}"'.encode()):
         raise ValueError("the index is not one of eqx_ckpt")
     check_digest(data)
@@ -242,18 +244,19 @@ def decode(data: bytes) -> Index:
     return index
 
 
-def check(encoded: Encoded, data: bytes) -> None:
+def check(parts: tuple[bytes, bytes, bytes], data: bytes) -> None:
     """Decodes what is about to be published, `data`, and looks at all of it. Columns
     that have been decoded before are not decoded again.
 
     **Raises:** `ValueError` if it cannot be read.
     """
     check_digest(data)
+    head, columns, tail = parts
     # Each of the three is an object of JSON, and so all are one, with the fields of
     # each.
-    value = _json.parse(encoded.head + b"}", encoding="ascii")
-    value |= _json.parse(b"{" + encoded.tail + b"}", encoding="ascii")
-    index = _typed(value, known=_checked(encoded.columns, value["layout"]))
+    value = _json.parse(head + b"}", encoding="ascii")
+    value |= _json.parse(b"{" + tail + b"}", encoding="ascii")
+    index = _typed(value, known=_checked(columns, value["layout"]))
     if index.functions:
         index.check_leaves()
 
@@ -270,21 +273,16 @@ def _checked(columns: bytes, layout: str) -> Index:
     return index
 
 
-# Its first fields, up to the layout.
-_start = re.compile(_head.pattern + rb',"writer":\{[^{}]*\},"layout":"ocdbt",')
-
-
 def outline(data: bytes) -> tuple[str, Sequence[str]]:
     """The layout of what `decode` gives, and the names of leaves that have directories
     of their own. Where none have, nothing of an index is parsed that is not damaged.
 
     **Raises:** as `decode`.
     """
-    start = _start.match(data)
-    if start is None:
+    head = match_head(data)
+    if head is None or not head[4]:
         index = decode(data)
         return index.layout, index.leaves.names
-    _check_version(int(start[1]), start[2].decode("ascii", "replace"))
     check_digest(data)
     return "ocdbt", ()
 
@@ -301,27 +299,23 @@ class Newer(ValueError):
     """An index of a format that a later release reads."""
 
 
-def _check_version(version: Any, reader: Any) -> None:
-    if type(version) is not int or version < 0:
-        raise ValueError("the index has no format version")
-    newest = max(READERS)
-    if version > newest:
-        raise Newer(
-            f"it is written in format {version}, and this release, "
-            f"{versions()['eqx_ckpt']}, reads formats up to {newest}. Install what "
-            f"reads it: `pip install 'eqx_ckpt>={_release(reader)}'`"
-        )
-
-
-def _release(value: Any) -> str:
+def _newer(version: int, reader: Any) -> Newer:
     # It goes into a command that people will run.
-    good = isinstance(value, str) and re.fullmatch(r"[0-9][0-9a-z.]{0,30}", value)
-    return value if good else "?"
+    good = isinstance(reader, str) and re.fullmatch(r"[0-9][0-9a-z.]{0,30}", reader)
+    return Newer(
+        f"it is written in format {version}, and this release, "
+        f"{versions()['eqx_ckpt']}, reads formats up to {max(READERS)}. Install what "
+        f"reads it: `pip install 'eqx_ckpt>={reader if good else '?'}'`"
+    )
 
 
 def _typed(value: dict[str, Any], seal: str = "", known: Index | None = None) -> Index:
     """The index of the JSON of one; its columns may be those of another."""
-    _check_version(value.get("version"), value.get("reader"))
+    version = value.get("version")
+    if type(version) is not int or version < 0:
+        raise ValueError("the index has no format version")
+    if version > max(READERS):
+        raise _newer(version, value.get("reader"))
     layout, digests, save, others, writer = fields(value, _FIELDS)
     _json.check_json(value.get("metadata"))
     if layout not in ("ocdbt", "zarr"):
@@ -338,24 +332,13 @@ def _typed(value: dict[str, Any], seal: str = "", known: Index | None = None) ->
     own = {f"d/{save}/tree", f"d/{save}/manifest.ocdbt"}
     if not others.keys() <= _files.OTHERS | own:
         raise ValueError("the index names files that are not of this format")
-    return Index(
-        save,
-        layout,
-        value.get("metadata"),
-        leaves,
-        files,
-        placement,
-        digests,
-        others,
-        writer,
-        _saved(value) if "saved" in value else None,
-        _functions.parse(value["functions"], len(leaves.names))
-        if "functions" in value
-        else {},
-        _own(value) if "own" in value else [],
-        base=_base(value) if "base" in value else None,
-        seal=seal,
-    )
+    optional: dict[str, Any] = {}
+    for name, (kind, make) in _OPTIONAL.items():
+        if name in value:
+            (field,) = fields(value, {name: kind})
+            optional[name] = make(field, len(leaves.names))
+    what = value.get("metadata"), leaves, files, placement, digests, others, writer
+    return Index(save, layout, *what, seal=seal, **optional)
 
 
 def _table_of(
@@ -405,21 +388,14 @@ def _placement(
     return Placement(file, offset, list(map(tuple, splits)), sizes)
 
 
-def _saved(value: dict[str, Any]) -> SaveFacts:
-    (saved,) = fields(value, {"saved": dict})
-    return SaveFacts(*fields(saved, _SAVED))
-
-
 # Later times are no dates.
 _TIME = range(2**37)
 _SAVED = {"time": _TIME, "processes": _TIME, "shardings": {...: NUMBER}}
-
-
-def _base(value: dict[str, Any]) -> BaseFacts:
-    (row,) = fields(value, {"base": (str, ID, DIGEST)})
-    return BaseFacts(*row)
-
-
-def _own(value: dict[str, Any]) -> list[tuple[int, str]]:
-    (rows,) = fields(value, {"own": [(NUMBER, DIGEST)]})
-    return list(map(tuple, rows))
+# The fields that an index may lack: the kind of each, and what is made of it and of the
+# number of leaves.
+_OPTIONAL: dict[str, tuple[Any, Callable[[Any, int], Any]]] = {
+    "saved": (dict, lambda facts, _: SaveFacts(*fields(facts, _SAVED))),
+    "functions": ({...: dict}, _functions.parse),
+    "own": ([(NUMBER, DIGEST)], lambda rows, _: list(map(tuple, rows))),
+    "base": ((str, ID, DIGEST), lambda row, _: BaseFacts(*row)),
+}

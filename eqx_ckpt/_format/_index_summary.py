@@ -1,6 +1,5 @@
 """The heads of many indices of one run, which mostly are alike."""
 
-import re
 from typing import Any, NamedTuple
 
 from . import _index, _json
@@ -17,26 +16,20 @@ class IndexSummary(NamedTuple):
     files: int | None
 
 
-_start = re.compile(
-    rb'\{"format":"eqx_ckpt","save":"([0-9a-f]{16})","version":[12],"reader":"[^"\\]*",'
-    rb'"writer":\{[^{}]*\},"layout":"ocdbt","metadata":'
-)
-
-
 def read(data: bytes, known: dict[tuple[str, str], IndexSummary]) -> IndexSummary:
     """The summary of an index. One whose columns are those of an index that is `known`,
     as most in a run are, is not parsed, but for its metadata.
 
     **Raises:** as `_index.decode`.
     """
-    match = _start.match(data)
-    if match is None:
+    head = _index.match_head(data)
+    if head is None or not (head[1] and head[4]):
         return _summary_of(_index.decode(data))
     _index.check_digest(data)
     _json.check_cost(data)
     text = data.decode("ascii", "replace")
     try:
-        metadata, end = _json.parse_at(text, match.end())
+        metadata, end = _json.parse_at(text, head.end())
         _json.check_json(metadata)
         # Names are strings, in which quotes are escaped, and between the two are only
         # numbers: the first is the key.
@@ -48,7 +41,7 @@ def read(data: bytes, known: dict[tuple[str, str], IndexSummary]) -> IndexSummar
     if key not in known:
         known[key] = _summary_of(_index.decode(data))
     files = text.count('"', middle + len('"files":'), text.index("]", middle)) // 2
-    return known[key]._replace(save=match[1].decode(), metadata=metadata, files=files)
+    return known[key]._replace(save=head[1].decode(), metadata=metadata, files=files)
 
 
 def _summary_of(index: _index.Index) -> IndexSummary:

@@ -1,7 +1,6 @@
 """Key paths to dotted names and back: pure, injective, and never trusted as a path."""
 
 import collections
-import functools as ft
 import itertools as it
 import operator
 import re
@@ -156,21 +155,6 @@ def identity(paths: Sequence[tuple]) -> Any:
     if not {*types} <= {str, int, bool}:
         return None
     return tuple(map(len, paths)), kinds, types, entries
-
-
-@ft.lru_cache(maxsize=4)
-def _kept(identity: Any, source: str) -> list[list[str]]:
-    """The names of key paths, once somebody has put them in here."""
-    return []
-
-
-def names_of(paths: Sequence[tuple], source: str = "") -> list[str]:
-    """The names of many key paths: those of the last few calls are kept."""
-    key = identity(paths)
-    kept = [] if key is None else _kept(key, source)
-    if not kept:
-        kept.append([name_of(path, source)[0] for path in paths])
-    return kept[0]
 
 
 def twins(name: str, path: tuple, other: tuple) -> ValueError:

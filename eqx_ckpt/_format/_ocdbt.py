@@ -138,33 +138,22 @@ def _inner(
     below: Sequence[Subtree], table: bytes, offset: int
 ) -> tuple[bytes, Subtree]:
     """A node that has other nodes, to stand at `offset`."""
-    height = below[0].height + 1
-    keys = [node.key for node in below]
+    keys, *numbers, heights = zip(*below)
     body = b"".join(
         [
-            bytes([height]),
+            bytes([1 + heights[0]]),
             table,
             _key_lengths(keys),
             bytes(len(below)),
             *keys,
             bytes(len(below)),
-            _varints([node.offset for node in below]),
-            _varints([node.length for node in below]),
-            _varints([node.keys for node in below]),
-            _varints([node.tree_bytes for node in below]),
-            _varints([node.value_bytes for node in below]),
+            *map(_varints, numbers),
         ]
     )
     data = _frame(NODE, body)
-    return data, Subtree(
-        below[0].key,
-        offset,
-        len(data),
-        sum(node.keys for node in below),
-        sum(node.tree_bytes for node in below) + len(data),
-        sum(node.value_bytes for node in below),
-        height,
-    )
+    count, tree_bytes, value_bytes = map(sum, numbers[2:])
+    sizes = len(data), count, tree_bytes + len(data), value_bytes
+    return data, Subtree(keys[0], offset, *sizes, 1 + heights[0])
 
 
 def tree(

@@ -24,7 +24,7 @@ from .._tree import (
 )
 from .._tree._flatten import Flat
 from .._tree._folding import Problems
-from .._tree._states import StateEntries
+from .._tree._states import Labels
 from .._tree._target import Target
 from . import _partial
 from ._fetch import LeafRead
@@ -147,17 +147,15 @@ class _Matcher:
             return _static.record(*args)
         return Statics([], {})
 
-    def _whole_labels(
-        self, labels: dict[int, str | None], there: StateEntries
-    ) -> dict[int, str | None]:
+    def _whole_labels(self, labels: Labels, there: Labels) -> Labels:
         """The labels with whole names for the paths in them, if those of a renamed
         State have such names: from another path the same end may have been renamed."""
         if self.saved.origin is None:
             return labels
-        if not any(label and label[0] == "@" for label in there.labels.values()):
+        if not any(label and label[0] == "@" for label in there.values()):
             return labels
         names = _states.index_names(self.like, self.source)
-        out: dict[int, str | None] = {}
+        out: Labels = {}
         for position, label in labels.items():
             whole = names.get(str(label), [])
             out[position] = "@" + ",".join(sorted(whole)) if whole else label

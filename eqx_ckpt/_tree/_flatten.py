@@ -39,7 +39,8 @@ class Flat:
 
     def names(self, source: str = "") -> list[str]:
         """The dotted names of the leaves, if that of the tree is `source`."""
-        return self.once(("names", source), lambda: _names.names_of(self.paths, source))
+        make = lambda: [_names.name_of(path, source)[0] for path in self.paths]
+        return self.once(("names", source), make)
 
     def once(
         self, what: Any, make: Callable[[], T], numbers: Iterable[int] | None = None

@@ -182,5 +182,4 @@ def leaf_names(tree: PyTree, is_leaf: IsLeaf = None) -> PyTree:
         ```
     """
     flat = _flatten.flatten(tree, is_leaf)
-    names = [_names.name_of(path)[0] for path in flat.paths]
-    return jtu.tree_unflatten(flat.structure, names)
+    return jtu.tree_unflatten(flat.structure, flat.names())

@@ -32,6 +32,13 @@ class Entry(NamedTuple):
     label: str | None
 
 
+# The labels of the entries of one State, by their positions; and what each looks like,
+# by its leaves: their names below it, shapes and kinds. Entries that look alike can be
+# exchanged unseen.
+Labels = dict[int, str | None]
+Looks = dict[int, set[tuple]]
+
+
 def state_entries(tree: PyTree, flat: Flat, source: str) -> dict[int, Entry]:
     """The entry of a State that each leaf belongs to, by the number of the leaf."""
     find = lambda: _state_entries(tree, flat.paths, source)
@@ -77,9 +84,7 @@ def _walk(
     return states, indices
 
 
-def _labels(
-    state: eqx.nn.State | Node, indices: dict[Any, list[str]]
-) -> dict[int, str | None]:
+def _labels(state: eqx.nn.State | Node, indices: dict[Any, list[str]]) -> Labels:
     """The label of each entry of a State, by its position."""
     if isinstance(state, Node):
         spec = _node.body_of(state).spec()
@@ -101,30 +106,20 @@ def _label(marker: Any, indices: dict[Any, list[str]]) -> str | None:
     return "@" + ",".join(sorted(names)) if names else None
 
 
-class StateEntries(NamedTuple):
-    """The entries of one State: for each position its label, and what it looks like:
-    entries that look alike can be exchanged unseen."""
-
-    labels: dict[int, str | None]
-    looks: dict[int, set[tuple]]
-
-    def add(self, position: int, label: str | None, look: tuple) -> None:
-        """Adds a leaf of an entry: its name below that, its shape and its kind."""
-        self.labels[position] = label
-        self.looks.setdefault(position, set()).add(look)
-
-
-def stored_entries(leaves: Leaves, state: str, places: Iterable[int]) -> StateEntries:
+def stored_entries(
+    leaves: Leaves, state: str, places: Iterable[int]
+) -> tuple[Labels, Looks]:
     """The entries of the State of a name, of which these are leaves."""
-    out = StateEntries({}, {})
+    labels: Labels = {}
+    looks: Looks = {}
     for place in places:
         position, _, rest = _names.below(leaves.names[place], state).partition(".")
         if position.isdecimal():
             t = leaves.templates[leaves.template[place]]
             kind = t.kind if t.kind in ("key", "str", "bytes") else _number(t.dtype)
-            look = rest, t.logical_shape, kind
-            out.add(int(position), leaves.markers.get(place), look)
-    return out
+            labels[int(position)] = leaves.markers.get(place)
+            looks.setdefault(int(position), set()).add((rest, t.logical_shape, kind))
+    return labels, looks
 
 
 def _number(dtype: str) -> str:
@@ -136,18 +131,16 @@ def stored_names(
     entries: dict[int, Entry],
     names: Sequence[str],
     state_there: Callable[[str], str],
-    labels_there: Callable[
-        [dict[int, str | None], StateEntries], dict[int, str | None]
-    ],
+    labels_there: Callable[[Labels, Labels], Labels],
 ) -> dict[int, str | None]:
     """The name under which each leaf of an entry of a State is stored; None where that
     has no such entry.
 
     Entries are named by position, and stand for those of the same StateIndex.
     `state_there` gives the name of a State in the checkpoint, and `labels_there` the
-    labels that its entries have there.
+    labels that its entries have there, by those that are stored.
     """
-    by_state: dict[str, dict[int, str | None]] = {}
+    by_state: dict[str, Labels] = {}
     for entry in entries.values():
         by_state.setdefault(entry.state, {})[entry.position] = entry.label
     moves = {}
@@ -155,9 +148,9 @@ def stored_names(
         there = state_there(state)
         below = there + "." if there else ""
         places = [p for name, p in saved.places.items() if name.startswith(below)]
-        found = stored_entries(saved, there, places)
-        labels = labels_there(labels, found)
-        moves[state] = below, match_entries(there, labels, found)
+        known, looks = stored_entries(saved, there, places)
+        labels = labels_there(labels, known)
+        moves[state] = below, match_entries(there, labels, known, looks)
     out: dict[int, str | None] = {}
     for number, entry in entries.items():
         below, positions = moves[entry.state]
@@ -171,7 +164,7 @@ def stored_names(
 def check_order(entries: dict[int, Entry], flat: Flat, numbers: Iterable[int]) -> None:
     """**Raises:** `ValueError` if the order is all that tells what some entries are of,
     and it could change unseen. `numbers` are those of the leaves that are stored."""
-    states: dict[str, StateEntries] = {}
+    states: dict[str, Looks] = {}
     for number in numbers:
         entry = entries.get(number)
         if entry is not None and entry.label is None:
@@ -182,10 +175,10 @@ def check_order(entries: dict[int, Entry], flat: Flat, numbers: Iterable[int]) -
                 kind = "key" if is_key else _template.number_type(np.dtype(leaf.dtype))
             rest = _names.name_of(flat.paths[number])[0]
             rest = _names.below(rest, entry.state).partition(".")[2]
-            found = states.setdefault(entry.state, StateEntries({}, {}))
-            found.add(entry.position, None, (rest, tuple(np.shape(leaf)), kind))
-    for state, found in states.items():
-        twins = _twins(found.looks)
+            looks = states.setdefault(entry.state, {}).setdefault(entry.position, set())
+            looks.add((rest, tuple(np.shape(leaf)), kind))
+    for state, looks in states.items():
+        twins = _twins(looks)
         if twins:
             raise ValueError(
                 f"{_shown(state)} has entries of which nothing says what they belong "
@@ -196,7 +189,7 @@ def check_order(entries: dict[int, Entry], flat: Flat, numbers: Iterable[int]) -
             )
 
 
-def _twins(looks: dict[int, set[tuple]]) -> list[int]:
+def _twins(looks: Looks) -> list[int]:
     """The first positions whose entries look alike; none if there are none."""
     groups: dict[frozenset, list[int]] = {}
     for position, look in looks.items():
@@ -214,7 +207,7 @@ def _some(state: str, positions: list[int]) -> str:
 
 
 def match_entries(
-    state: str, wanted: dict[int, str | None], saved: StateEntries
+    state: str, wanted: Labels, saved: Labels, looks: Looks
 ) -> dict[int, int | None]:
     """For each position in one State that in another, by their labels; or None.
 
@@ -223,14 +216,14 @@ def match_entries(
 
     **Raises:** `RuntimeError` if that could have changed unseen.
     """
-    known = {label: at for at, label in saved.labels.items() if label is not None}
+    known = {label: at for at, label in saved.items() if label is not None}
     words = {label: _words(label) for label in known}
     # Labels are data from a file, and comparing all of them takes this many steps.
     few = len(wanted) * len(known) <= _MAX_PAIRS
     if not known or not any(wanted.values()):
-        _check_positions(state, set(wanted), saved.looks, bool(known))
+        _check_positions(state, set(wanted), looks, bool(known))
         return {position: position for position in wanted}
-    rest = {at: saved.looks[at] for at, x in saved.labels.items() if x is None}
+    rest = {at: looks[at] for at, x in saved.items() if x is None}
     alone = {position for position, label in wanted.items() if label is None}
     if alone and rest:
         _check_positions(state, alone, rest, False)
@@ -255,7 +248,7 @@ def match_entries(
 
 
 def _check_positions(
-    state: str, wanted: set[int], looks: dict[int, set[tuple]], labelled: bool
+    state: str, wanted: set[int], looks: Looks, labelled: bool
 ) -> None:
     """**Raises:** `RuntimeError` if entries that go by their positions could be others:
     because two look alike, or because there are not as many on both sides."""

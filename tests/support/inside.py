@@ -259,7 +259,6 @@ def forget() -> None:
         "_format._index._checked",
     ):
         _found(name).cache_clear()
-    _found("_format._names._kept").cache_clear()
     importlib.import_module("eqx_ckpt._tree._seen")._last = []
 
 
