@@ -46,7 +46,7 @@ from ._save._async import async_tree_serialise_leaves as async_tree_serialise_le
 from ._save._background import SaveHandle as SaveHandle
 from ._save._delete import delete as delete, exists as exists
 from ._save._serialise import tree_serialise_leaves as tree_serialise_leaves
-from ._storage._counting import counting as counting
+from ._storage._store import counting as counting
 from ._stores._remote import Store as Store
 from ._tree._leaf import is_storable as is_storable
 from ._tree._register import register_leaf as register_leaf

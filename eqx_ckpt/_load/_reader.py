@@ -12,7 +12,7 @@ import numpy as np
 from .._format import _text
 from .._format._leaves import Record
 from .._format._view import View
-from .._storage import _kv
+from .._storage import _backend
 from .._storage._backend import Backend
 from .._tree._from_host import Conversion
 from ._source import Digests, Source
@@ -134,7 +134,7 @@ def unreadable(root: Backend, error: Exception, missing: str) -> str:
     **Raises:** the error, unless it says that they are missing or damaged.
     """
     found = root.explain(error)
-    if _kv.is_missing(found):
+    if _backend.is_missing(found):
         return missing
     if not isinstance(found, ValueError):
         raise found from error

@@ -166,14 +166,17 @@ def open_arrays(
         context = ts.Context({_nodes: {}}, parent=context)
         chunks = [place.chunks for place in places]
         kvstores = _databases(root.spec(), files, chunks, context)
-    opened = []
-    for kvstore, place in zip(kvstores, places):
-        # A chunk that is missing must not read as zeros.
-        spec = zarr_spec(place.template, kvstore) | {"fill_missing_data_reads": False}
-        opened.append(
-            ts.open(spec, open=True, read=True, assume_metadata=True, context=context)
-        )
-    return [future.result() for future in opened]
+    # A chunk that is missing must not read as zeros.
+    how = {"fill_missing_data_reads": False}
+    specs = [zarr_spec(x.template, kv) | how for kv, x in zip(kvstores, places)]
+    return _opened(specs, context)
+
+
+def _opened(
+    specs: Sequence[dict[str, Any]], context: ts.Context
+) -> list[ts.TensorStore]:
+    how = {"open": True, "read": True, "assume_metadata": True, "context": context}
+    return [future.result() for future in [ts.open(spec, **how) for spec in specs]]
 
 
 # What an array of another format is read from.
@@ -204,25 +207,14 @@ def open_stored(
         ]
         data = root.spec()
         kvstores = _databases(data, files, chunks, context, database.inline)
-    opened = iter(
-        [
-            ts.open(
-                {**x.spec, "kvstore": kvstore},
-                open=True,
-                read=True,
-                assume_metadata=True,
-                context=context,
-            )
-            for (x, _), kvstore in zip(stored, kvstores)
-        ]
-    )
+    specs = [{**x.spec, "kvstore": kv} for (x, _), kv in zip(stored, kvstores)]
+    opened = iter(_opened(specs, context))
     out: list[Any] = []
     for x, _ in wanted:
         if isinstance(x, PiecedArray):
             out.append(x._replace(root=root))
         else:
-            is_apart = isinstance(x, ForeignArray)
-            out.append(next(opened).result() if is_apart else ts.array(x))
+            out.append(next(opened) if isinstance(x, ForeignArray) else ts.array(x))
     return out
 
 

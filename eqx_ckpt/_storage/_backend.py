@@ -8,14 +8,17 @@ the second one, which say how such a request is made, and a line in the table of
 
 import abc
 import contextlib
+import functools as ft
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import tensorstore as ts
 
+from .._errors import DamagedError, MissingError
 from .._format import _text
-from . import _context, _kv
+from . import _context, _local_files
 
 
 B = TypeVar("B", bound="Backend")
@@ -108,7 +111,16 @@ class Backend(abc.ABC):
     def kv(self) -> ts.KvStore:
         """The TensorStore of the directory, open."""
         _context.check_fork()
-        return _kv.known(self)
+        return _known_kv(self)
+
+    def open_kv(self) -> ts.KvStore:
+        """The same, which is not kept."""
+        _context.check_fork()
+        try:
+            opening = ts.KvStore.open(self.spec(), context=_context.context())
+            return opening.result()
+        except Exception as e:
+            raise self.explain(e) from e
 
     def has_driver(self) -> bool:
         """Whether TensorStore can read the directory by itself."""
@@ -122,15 +134,29 @@ class Backend(abc.ABC):
         except Exception as e:
             raise self.explain(e) from e
 
-    def explain(self, error: Exception) -> Exception:
+    def explain(self, error: Exception, said: OSError | None = None) -> Exception:
         """TensorStore's error, as one of a type that tells it; any other as it is.
+        `said`: what a server's own answer says.
 
         It is an `OSError` where the system or the store fails, a `MissingError` for
         what is not there, or shorter than was asked for. What TensorStore cannot make
         sense of stays a `ValueError`. So whoever reads tells damage from everything
         else by types.
         """
-        return _kv.explain(str(self), error)
+        if isinstance(error, (OSError, DamagedError)):
+            return error
+        text = str(error)
+        refused = _number.match(text)
+        if refused:
+            return OSError(int(refused[2]), _status.sub("", refused[1], 1))
+        if said is not None:
+            return said
+        status = _status.match(text)
+        if status is None or status[1] in _DAMAGED:
+            return error
+        if status[1] in _MISSING:
+            return MissingError(text)
+        return OSError(f"`{self}` cannot be reached: {text}")
 
     @abc.abstractmethod
     def has(self, key: str) -> bool:
@@ -261,3 +287,22 @@ class Backend(abc.ABC):
     def move(self, key: str, into: str, first: str) -> None:
         """Gives the directory `key` another name. Where there are no renames its files
         are copied and then deleted, beginning with the file `first` in it."""
+
+
+@ft.lru_cache(maxsize=256)
+def _known_kv(backend: Backend) -> ts.KvStore:
+    return backend.open_kv()
+
+
+def is_missing(error: Exception) -> bool:
+    """Whether an error says that a file, or the end of it, is not there."""
+    if isinstance(error, OSError) and error.errno in _local_files.NOWHERE:
+        return True
+    return isinstance(error, (MissingError, FileNotFoundError, IsADirectoryError))
+
+
+# How TensorStore's errors begin and, where the system has refused a call, end.
+_status = re.compile(r"([A-Z_]+): ")
+_number = re.compile(r"(.*?) ?\[os_error_code='(\d+)'", re.DOTALL)
+_MISSING = frozenset(["NOT_FOUND", "OUT_OF_RANGE"])
+_DAMAGED = frozenset(["DATA_LOSS", "FAILED_PRECONDITION", "INVALID_ARGUMENT"])

@@ -61,8 +61,7 @@ class Descriptor(_Closed):
     def fileno(self) -> int:
         return self._numbers[0]
 
-    def __enter__(self) -> int:
-        return self._numbers[0]
+    __enter__ = fileno
 
     def __exit__(self, *error: object) -> None:
         numbers = self._numbers

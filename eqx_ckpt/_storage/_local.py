@@ -16,7 +16,7 @@ import numpy as np
 import tensorstore as ts
 
 from .._errors import MissingError
-from . import _context, _descriptor, _kv, _local_files
+from . import _context, _descriptor, _local_files
 from ._backend import Backend, Usage, Value
 from ._descriptor import Descriptor, DIRECTORY
 
@@ -24,6 +24,10 @@ from ._descriptor import Descriptor, DIRECTORY
 _NOTHING = (errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP)
 # What the system calls the files that a process has open.
 _OPEN_FILES = next((p for p in ("/proc/self/fd", "/dev/fd") if os.path.isdir(p)), None)
+# Of a directory that is only led through nothing need be readable.
+_WAY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
+# Directories that this process has made and locked, by their paths.
+_locked: dict[str, Descriptor] = {}
 # Directories to which names lead that are durable, as far as this process knows.
 _lasting: set[str] = set()
 _MOST_LASTING = 4096
@@ -129,20 +133,46 @@ class LocalDirectory(Backend):
 
     def kv(self) -> ts.KvStore:
         # What is kept would keep the file open.
-        return super().kv() if self.pin is None else _kv.open(self)
+        return super().kv() if self.pin is None else self.open_kv()
 
     def _look(self, key: str) -> os.stat_result | None:
+        """A regular file; None where there is none.
+
+        **Raises:** `ValueError` for anything else that is there, and, unless `follow`,
+        for a link on the way to it.
+        """
         if self.pin is not None and key == self.pin[0]:
             return os.fstat(self.pin[1].fileno())
-        return _local_files.look(self.path, key, self.follow)
+        path = self.path
+        parts = key.split("/")
+        found = None
+        for number, part in enumerate(parts, 1):
+            path = f"{path}/{part}"
+            try:
+                found = os.stat(path, follow_symlinks=self.follow)
+            except OSError as e:
+                if e.errno in _local_files.NOWHERE:
+                    return None
+                raise
+            is_right = stat.S_ISREG if number == len(parts) else stat.S_ISDIR
+            if not is_right(found.st_mode):
+                here = "/".join(parts[:number])
+                if stat.S_ISLNK(found.st_mode):
+                    raise ValueError(
+                        f"`{here}` in it is a symbolic link, which may lead anywhere. "
+                        "If you trust it, open it with `follow_symlinks=True`"
+                    )
+                what = "file" if number == len(parts) else "directory"
+                raise ValueError(f"`{here}` in it is not a {what}")
+        return found
 
     def _open(self, key: str) -> contextlib.AbstractContextManager[int]:
-        """Opens a regular file. **Raises:** as `look`, and `FileNotFoundError` if there
-        is none."""
+        """Opens a regular file. **Raises:** as `_look`, and `FileNotFoundError` if
+        there is none."""
         _context.check_fork()
         if self.pin is not None and key == self.pin[0]:
             return contextlib.nullcontext(self.pin[1].fileno())
-        if _local_files.look(self.path, key, self.follow) is None:
+        if self._look(key) is None:
             raise FileNotFoundError(f"There is no `{key}`.")
         return Descriptor(f"{self.path}/{key}", os.O_RDONLY | os.O_NONBLOCK)
 
@@ -194,7 +224,7 @@ class LocalDirectory(Backend):
 
     def list_top(self) -> dict[str, bool] | None:
         try:
-            with _local_files.open_directory(self.path, self.depth, DIRECTORY) as fd:
+            with self._open_directory(DIRECTORY) as fd:
                 return _local_files.names_in(fd)
         except FileNotFoundError:
             return None
@@ -219,7 +249,7 @@ class LocalDirectory(Backend):
                     elif entry.is_file(follow_symlinks=follow):
                         sizes[below] = entry.stat(follow_symlinks=follow).st_size
                     else:
-                        _local_files.look(self.path, below, follow)
+                        self._look(below)
                         raise ValueError(f"`{below}` in it is not a file")
                     if count > most:
                         raise ValueError(f"it has more than {most} files")
@@ -262,8 +292,13 @@ class LocalDirectory(Backend):
                 )
 
     def write(self, key: str, buffers: Iterable[Any], sync: bool = False) -> None:
-        depth = 0 if self.follow else self.depth + 1 + key.count("/")
-        _local_files.write(f"{self.path}/{key}", depth, buffers, sync)
+        above, _, name = f"{self.path}/{key}".rpartition("/")
+        owned = _locked.get(above)
+        way = owned or self.below(key).parent()._open_directory()
+        with Descriptor(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, way) as fd:
+            if way is not owned:
+                way.close()
+            _local_files.write(fd, buffers, sync)
 
     def replace(
         self, key: str, data: bytes, found: Value | None, aside: str = ""
@@ -303,19 +338,19 @@ class LocalDirectory(Backend):
             if is_aside:
                 # Before anything is in it. Nobody can ask what the umask is.
                 os.fchmod(fd, mode & ~0o077)
-            _local_files.locked[path] = lock.descriptor
+            _locked[path] = lock.descriptor
             try:
                 is_there = ft.partial(_descriptor.is_same, path, found)
                 yield mode if is_aside else None, is_there
             finally:
-                _local_files.locked.pop(path, None)
+                _locked.pop(path, None)
 
     def _make(self) -> Descriptor:
         """Makes the directory, unless it is there, and opens it."""
         flags = DIRECTORY | os.O_NOFOLLOW
         for attempts_left in reversed(range(100)):
             try:
-                return _local_files.open_directory(self.path, self.depth, flags, True)
+                return self._open_directory(flags, make=True)
             except FileNotFoundError:
                 # Before it had its lock another process took it for a leftover; or what
                 # it is in was deleted.
@@ -323,17 +358,45 @@ class LocalDirectory(Backend):
                     raise
         raise AssertionError
 
+    def _open_directory(self, flags: int = _WAY, make: bool = False) -> Descriptor:
+        """Opens the directory, to get at what is in it; it is made where there is none,
+        if that is said. None of the last `depth` parts of its path may be a link, or
+        become one meanwhile: each is opened in the one before."""
+        top, *inside = self.path.rsplit("/", self.depth) if self.depth else [self.path]
+        if make and not os.path.isdir(top):
+            with contextlib.suppress(FileExistsError):
+                os.makedirs(top)
+        way = Descriptor(top or "/", _WAY if inside else flags)
+        for left, part in enumerate(inside, 1 - len(inside)):
+            own = os.O_NOFOLLOW | (_WAY if left else flags)
+            try:
+                try:
+                    below = Descriptor(part, own, way)
+                except FileNotFoundError:
+                    if not make:
+                        raise
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(part, dir_fd=way.fileno())
+                    below = Descriptor(part, own, way)
+            except OSError as e:
+                is_link = e.errno in (errno.ENOTDIR, errno.ELOOP)
+                number = errno.ENOTDIR if is_link else e.errno
+                why = "Not a directory, or a symbolic link" if is_link else e.strerror
+                raise OSError(number, why, self.path) from None
+            way.close()
+            way = below
+        return way
+
     def make_directories(self, keys: Iterable[str]) -> None:
         for key in keys:
-            at = self.below(key)
-            _local_files.open_directory(at.path, at.depth, make=True).close()
+            self.below(key)._open_directory(make=True).close()
 
     def sync_directories(self, keys: Iterable[str]) -> None:
         for key in keys:  # TensorStore leaves that to us.
             _local_files.sync_directory(f"{self.path}/{key}" if key else self.path)
 
     def sync_above(self, made: Sequence[Backend] = ()) -> None:
-        _lasting.difference_update(directory.url for directory in made)
+        _lasting.difference_update(x.url for x in made)
         above, found = os.path.dirname(self.path), []
         _local_files.sync_directory(above)
         while above not in _lasting and above != "/":
@@ -360,12 +423,16 @@ class LocalDirectory(Backend):
     def drop_directory(self, key: str = "") -> None:
         with contextlib.suppress(OSError):
             at = self.below(key)
-            with _local_files.open_above(at.path, at.depth) as fd:
+            with at.parent()._open_directory() as fd:
                 os.rmdir(at.name, dir_fd=fd)
 
     def delete(self, key: str) -> None:
         at = self.below(key)
-        _local_files.remove(at.path, at.depth)
+        # Others may be deleting the same leftovers.
+        with contextlib.suppress(FileNotFoundError):
+            os.lstat(at.path)  # Mostly there is nothing.
+            with at.parent()._open_directory() as fd:
+                _local_files.remove(fd, at.name)
 
     # ---- Links and renames.
 

@@ -9,7 +9,7 @@ import secrets
 import stat
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,42 +46,11 @@ _MOST_BUFFERS = 1024
 counts: dict[int, int] = {}
 
 
-def look(directory: str, key: str, follow: bool) -> os.stat_result | None:
-    """A regular file in a directory; None where there is none.
-
-    **Raises:** `ValueError` for anything else that is there, and, unless `follow`, for
-    a link on the way to it.
-    """
-    path = directory
-    parts = key.split("/")
-    found = None
-    for number, part in enumerate(parts, 1):
-        path = f"{path}/{part}"
-        try:
-            found = os.stat(path, follow_symlinks=follow)
-        except OSError as e:
-            if e.errno in NOWHERE:
-                return None
-            raise
-        is_right = stat.S_ISREG if number == len(parts) else stat.S_ISDIR
-        if not is_right(found.st_mode):
-            here = "/".join(parts[:number])
-            if stat.S_ISLNK(found.st_mode):
-                raise ValueError(
-                    f"`{here}` in it is a symbolic link, which may lead anywhere. If "
-                    "you trust it, open it with `follow_symlinks=True`"
-                )
-            what = "file" if number == len(parts) else "directory"
-            raise ValueError(f"`{here}` in it is not a {what}")
-    return found
-
-
 def read_into(fd: int, start: int, *into: np.ndarray) -> int:
     """Reads an open file from a byte on into arrays of bytes, one after the other,
     however few a read gives, and returns how many bytes it has there. Whatever reads a
     local file does it here."""
-    done, left = 0, [array.data for array in into if array.size]
-    left.reverse()
+    done, left = 0, [array.data for array in reversed(into) if array.size]
     while left:
         count = os.preadv(fd, left[: -_MOST_BUFFERS - 1 : -1], start + done)
         if count == 0:
@@ -102,12 +71,8 @@ def read_bytes(fd: int, start: int, size: int) -> bytes:
     return into[: read_into(fd, start, into)].tobytes()
 
 
-# Of a directory that is only led through nothing need be readable.
-_WAY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
 # So deep are directories opened one in the other: each takes a descriptor.
 _DEEPEST = 64
-# Directories that this process has made and locked, by their paths.
-locked: dict[str, Descriptor] = {}
 
 
 def adopt_mode(path: str, target: str, mode: int | None = None) -> None:
@@ -127,33 +92,33 @@ _MAX_BATCH = 2**20
 _WRITE_BACK = 8 * 2**20
 
 
-def write(path: str, depth: int, buffers: Iterable[Any], sync: bool) -> None:
-    """Writes a new file of `buffers`, which are drawn one by one. None of the last
-    `depth` parts of its path may be a link: see `open_directory`."""
-    above, _, name = path.rpartition("/")
-    owned = locked.get(above)
-    way = owned or open_above(path, depth)
-    with Descriptor(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, way) as fd:
-        if way is not owned:
-            way.close()
-        waiting, left, is_more = 0, iter(buffers), True
-        while is_more:
-            size, batch = 0, []
-            is_more = False
-            for buffer in left:
-                batch.append(memoryview(buffer))
-                size += batch[-1].nbytes
-                if size >= _MAX_BATCH or len(batch) >= _MAX_BUFFERS:
-                    is_more = True
-                    break
-            if size and (written := os.writev(fd, batch)) < size:
-                _write_rest(fd, batch, written)
-            waiting += size
-            if sync and waiting >= _WRITE_BACK:
-                _start_write_back(fd)
-                waiting = 0
-        if sync:
-            os.fsync(fd)
+def write(fd: int, buffers: Iterable[Any], sync: bool) -> None:
+    """Writes buffers, which are drawn one by one, to an open file."""
+    waiting, left, is_more = 0, iter(buffers), True
+    while is_more:
+        size, batch = 0, []
+        is_more = False
+        for buffer in left:
+            batch.append(memoryview(buffer))
+            size += batch[-1].nbytes
+            if size >= _MAX_BATCH or len(batch) >= _MAX_BUFFERS:
+                is_more = True
+                break
+        waiting += size
+        done = 0  # Of the batch, however few bytes a write takes.
+        while size:
+            written = os.writev(fd, batch[done:])
+            size -= written
+            while done < len(batch) and written >= batch[done].nbytes:
+                written -= batch[done].nbytes
+                done += 1
+            if written:
+                batch[done] = batch[done].cast("B")[written:]
+        if sync and waiting >= _WRITE_BACK:
+            _start_write_back(fd)
+            waiting = 0
+    if sync:
+        os.fsync(fd)
 
 
 _sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
@@ -168,21 +133,6 @@ def _start_write_back(fd: int) -> None:
     comes of it, the file has still to be synced."""
     if _sync_file_range is not None:
         _sync_file_range(fd, 0, 0, _SYNC_FILE_RANGE_WRITE)
-
-
-def _write_rest(fd: int, views: list[memoryview], written: int) -> None:
-    """Writes what a write of buffers has left, however few bytes a write takes."""
-    while True:
-        done = 0
-        while done < len(views) and written >= views[done].nbytes:
-            written -= views[done].nbytes
-            done += 1
-        views = views[done:]
-        if not views:
-            return
-        if written:
-            views[0] = views[0].cast("B")[written:]
-        written = os.writev(fd, views)
 
 
 def parts(fd: int) -> Iterator[bytes]:
@@ -217,43 +167,6 @@ def sync_directory(path: str) -> None:
 _unsynced: set[int] = set()
 
 
-def open_directory(
-    path: str, depth: int, flags: int = _WAY, make: bool = False
-) -> Descriptor:
-    """Opens a directory, to get at what is in it; it is made where there is none, if
-    that is said. None of the last `depth` parts of its path may be a link, or become
-    one meanwhile: each is opened in the one before."""
-    top, *inside = path.rsplit("/", depth) if depth else [path]
-    if make and not os.path.isdir(top):
-        with contextlib.suppress(FileExistsError):
-            os.makedirs(top)
-    way = Descriptor(top or "/", _WAY if inside else flags)
-    for left, part in enumerate(inside, 1 - len(inside)):
-        own = os.O_NOFOLLOW | (_WAY if left else flags)
-        try:
-            try:
-                below = Descriptor(part, own, way)
-            except FileNotFoundError:
-                if not make:
-                    raise
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(part, dir_fd=way.fileno())
-                below = Descriptor(part, own, way)
-        except OSError as e:
-            is_link = e.errno in (errno.ENOTDIR, errno.ELOOP)
-            number = errno.ENOTDIR if is_link else e.errno
-            why = "Not a directory, or a symbolic link" if is_link else e.strerror
-            raise OSError(number, why, path) from None
-        way.close()
-        way = below
-    return way
-
-
-def open_above(path: str, depth: int) -> Descriptor:
-    """Opens the directory that something is in, as `open_directory` does."""
-    return open_directory(path.rpartition("/")[0] or "/", max(0, depth - 1))
-
-
 def names_in(fd: int) -> dict[str, bool]:
     """The names in an open directory, and whether each is of a directory."""
     names: dict[str, bool] = {}
@@ -263,22 +176,10 @@ def names_in(fd: int) -> dict[str, bool]:
     return names
 
 
-def remove(path: str, depth: int) -> None:
-    """Deletes a file or a directory, never through a link. None of the last `depth`
-    parts of the path may be one: see `open_directory`.
-
-    It is deleted by descriptors: whatever comes to the place of a directory that is
-    being deleted is left alone.
-    """
-    # Others may be deleting the same leftovers.
-    with contextlib.suppress(FileNotFoundError):
-        os.lstat(path)  # Mostly there is nothing.
-        with open_above(path, depth) as fd:
-            _remove(fd, os.path.basename(path), [])
-
-
-def _remove(above: int, name: str, way: list[int]) -> None:
-    """`way`: the directories, of the one that is deleted, that this is in."""
+def remove(above: int, name: str, way: Sequence[int] = ()) -> None:
+    """Deletes a file or a directory in an open one, by descriptors: whatever comes to
+    the place of a directory that is being deleted is left alone. `way`: the
+    directories, of the one that is deleted, that this is in."""
     with contextlib.suppress(FileNotFoundError):
         try:
             here = Descriptor(name, DIRECTORY | os.O_NOFOLLOW, above)
@@ -292,7 +193,7 @@ def _remove(above: int, name: str, way: list[int]) -> None:
                 names = names_in(fd)
                 for inner, is_directory in names.items():
                     if is_directory and len(way) < _DEEPEST:
-                        _remove(fd, inner, [*way, fd])
+                        remove(fd, inner, [*way, fd])
                         continue
                     # What has become a directory is one in the next list.
                     with contextlib.suppress(FileNotFoundError, IsADirectoryError):

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from .._format import _files
-from .._storage import _kv, _store
+from .._storage import _store
 from .._storage._objects import ABSENT, ObjectStore
 from . import _remote, _requests
 
@@ -29,14 +29,14 @@ class BucketBackend(ObjectStore):
         except Exception as e:
             raise self.explain(e) from e
 
-    def explain(self, error: Exception) -> Exception:
+    def explain(self, error: Exception, said: OSError | None = None) -> Exception:
         options = json.loads(self.options)
         # What it comes of is printed too.
         error.args = tuple(
             _remote.masked(arg, options) if isinstance(arg, str) else arg
             for arg in error.args
         )
-        return _kv.explain(str(self), error, _remote.explain(self.url, error))
+        return super().explain(error, _remote.explain(self.url, error))
 
     def _listed(self, listing: Any) -> list[bytes]:
         try:

@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 
 from .._errors import MissingError
 from .._format import _files, _index, _text
-from .._storage import _kv
 from .._version import __version__
 from . import _http, _requests
 from ._http import HttpBackend
@@ -194,7 +193,7 @@ class HubBackend(HttpBackend):
         return {**spec, "path": path + (key and key + "/")}
 
     def kv(self) -> Any:
-        return _kv.open(self)  # One that is kept would be of another commit.
+        return self.open_kv()  # One that is kept would be of another commit.
 
     def start_read(self, key: str, start: int, stop: int | None) -> Any:
         return _requests.start(self._read, key, start, stop)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from support import servers
 
-from eqx_ckpt._storage import _kv, _local, _root, _store as _stores
+from eqx_ckpt._storage import _backend, _root, _store as _stores
 from eqx_ckpt._storage._backend import Backend
 from eqx_ckpt._storage._local import LocalDirectory, SavedFile
 from eqx_ckpt._storage._objects import ObjectStore
@@ -128,7 +128,7 @@ def test_a_file_that_is_not_there(store, none):
     ):
         with pytest.raises(Exception) as caught:
             read()
-        assert _kv.is_missing(caught.value)
+        assert _backend.is_missing(caught.value)
 
 
 def test_a_range_that_ends_beyond_the_file(store):
@@ -136,7 +136,7 @@ def test_a_range_that_ends_beyond_the_file(store):
     for stop in (11, 2**40):
         with pytest.raises(Exception) as caught:
             root.check_range("a/file", stop)
-        assert _kv.is_missing(caught.value)
+        assert _backend.is_missing(caught.value)
     into = _into(8)
     assert root.read_into("a/file", 6, into) == 4 and into[:4].tobytes() == _FILE[6:]
     assert root.read_into("a/file", 10, into) == 0
@@ -145,7 +145,7 @@ def test_a_range_that_ends_beyond_the_file(store):
         root.read("a/file", limit=9)
     with pytest.raises(Exception) as caught:
         root.wait(root.start_read("a/file", 8, 20))
-    assert _kv.is_missing(root.explain(caught.value))
+    assert _backend.is_missing(root.explain(caught.value))
 
 
 def test_an_empty_file(store):
@@ -301,14 +301,14 @@ def test_a_file_that_is_replaced_as_it_is_read_is_read_whole(tmp_path, monkeypat
     root = _root.resolve(tmp_path)
     for name, data in (("a", b"old"), ("new", b"a longer one")):
         (tmp_path / name).write_bytes(data)
-    look = _local._local_files.look
+    look = LocalDirectory._look
 
     def replaced(*args):
         found = look(*args)
         os.replace(tmp_path / "new", tmp_path / "a")
         return found
 
-    monkeypatch.setattr(_local._local_files, "look", replaced)
+    monkeypatch.setattr(LocalDirectory, "_look", replaced)
     assert root.read("a").data == b"a longer one"
 
 
