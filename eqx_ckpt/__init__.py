@@ -19,6 +19,7 @@ from ._functions._function import function as function
 from ._functions._lazily import lazy as lazy
 from ._functions._stored_function import Function as Function
 from ._graft._graft import graft as graft
+from ._graft._init import load_or_init as load_or_init, unloaded as unloaded
 from ._graft._inverse import inverse as inverse
 from ._graft._report import Report as Report
 from ._graft._unflatten import nest as nest
@@ -34,7 +35,6 @@ from ._load._deserialise import (
     materialise as materialise,
     tree_deserialise_leaves as tree_deserialise_leaves,
 )
-from ._load._init import load_or_init as load_or_init, unloaded as unloaded
 from ._load._lazy import LazyArray as LazyArray
 from ._load._rename import rename as rename
 from ._near import _near_steps as _near_steps

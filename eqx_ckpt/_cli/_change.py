@@ -13,7 +13,6 @@ import jax.random as jr
 
 from .. import merging
 from .._edit import _edited, _merge
-from .._edit._methods import Method
 from .._format import _names, _text
 from .._interop import _convert, _export
 from .._load import _checkpoint, _rename
@@ -22,6 +21,7 @@ from .._run._steps import Steps
 from .._save import _serialise
 from .._storage import _root
 from .._stores._hub import HubBackend
+from ..merging import Method
 from . import _paths
 from ._commands import METHODS
 from ._output import CommandResult, Span

@@ -9,12 +9,11 @@ from .._format import _index, _text
 from .._functions import _signature
 from .._functions._stored_function import Function
 from .._load._checkpoint import Checkpoint
-from .._run import _summary
 from .._run._policy import Policy
 from .._run._steps import Steps
-from .._run._summary import Summary
-from .._show import _model, _terminal
+from .._show import _model, _summary, _terminal
 from .._show._model import Column, Contents, Span
+from .._show._summary import Summary
 from .._show._terminal import Line
 from .._storage._backend import Usage
 from ._output import CommandResult

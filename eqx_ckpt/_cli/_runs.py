@@ -10,8 +10,9 @@ import click
 from .._errors import DamagedError
 from .._load._checkpoint import Checkpoint
 from .._near import _superseded
-from .._run import _clean, _summary
+from .._run import _clean
 from .._run._steps import Steps
+from .._show import _summary
 from .._show._model import Span
 from .._show._terminal import Line
 from .._storage import _root

@@ -20,9 +20,9 @@ from .._runtime._arguments import Rule
 from .._tree import _filters, _flatten, _folding, _host_copy, _select, _static, _target
 from .._tree._flatten import Flat
 from .._tree._static import Static
+from ..merging._methods import MergedLeaf, Merging, Method
 from . import _diff, _elements
 from ._elements import Leaf, Side
-from ._methods import MergedLeaf, Merging, Method
 
 
 _METHOD = Rule(

@@ -11,8 +11,8 @@ import numpy as np
 from .._format import _json, _names, _template
 from .._load._probe import Probe
 from .._load._source import Source
-from .._load._window import Window
 from .._tree import _flatten, _folding, _leaf, _states, _target
+from .._zips._window import Window
 from . import _foreign_index, _numpy
 from ._foreign_index import ForeignLeaf
 from ._numpy import NpyHeader

@@ -12,7 +12,7 @@ import numpy as np
 from .._format import _names, _template
 from .._load._probe import Probe
 from .._load._source import Source
-from .._load._window import Window
+from .._zips._window import Window
 from . import _foreign_index
 from ._foreign_index import ForeignLeaf, NameBudget, names_of_paths, unreadable
 

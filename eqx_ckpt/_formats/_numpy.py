@@ -14,10 +14,10 @@ import numpy as np
 from .._format import _template
 from .._load._probe import Probe
 from .._load._source import Source
-from .._load._window import Window
 from .._storage import _store
 from .._storage._backend import Backend
 from .._zips import _zip
+from .._zips._window import Window
 from .._zips._zip import Zip
 from . import _foreign_index
 from ._foreign_index import ForeignLeaf, names_of, names_of_paths, unreadable

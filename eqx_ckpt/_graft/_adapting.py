@@ -8,13 +8,13 @@ import jax
 import numpy as np
 
 from .._format._template import Template
-from .._load._deferred import DeferredArray
 from .._load._lazy import LazyArray
 from .._load._rename import Rename
 from .._tree import _folding, _leaf, _target
 from .._tree._folding import Problems
 from .._tree._target import Target
 from ..adapters import Adapter
+from ..adapters._deferred import DeferredArray
 from . import _nested
 from ._matching import Job
 from ._nested import Nested

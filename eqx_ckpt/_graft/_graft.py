@@ -14,10 +14,8 @@ from jaxtyping import PyTree
 from .._format._leaves import Leaves
 from .._load import (
     _checkpoint,
-    _deferred,
     _deserialise,
     _fetch,
-    _init,
     _lazy,
     _load_options,
     _open,
@@ -30,7 +28,8 @@ from .._runtime import _arguments
 from .._storage import _store
 from .._tree import _from_host, _host_copy, _leaf, _leaked_tracers, _target
 from .._tree._static import Static
-from . import _graft_plan
+from ..adapters import _deferred
+from . import _graft_plan, _init
 from ._adapting import Placed
 from ._graft_plan import GraftPlan
 from ._report import Difference, Report, ReportRow

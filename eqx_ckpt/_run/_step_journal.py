@@ -142,7 +142,3 @@ def metrics_in(metadata: Any) -> dict[str, Any]:
     found = metadata.get("metrics") if isinstance(metadata, dict) else None
     some = found if isinstance(found, dict) else {}
     return {name: x for name, x in some.items() if type(x) in (int, float, str)}
-
-
-def metric_text(value: int | float | str) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -15,10 +15,9 @@ from .._format import _template, _text
 from .._format._leaves import Unreadable
 from .._load import _nodes
 from .._load._checkpoint import Checkpoint
-from .._run._step_journal import metric_text
-from .._run._summary import Summary
 from .._tree import _folding
 from .._tree._folding import TreeLine
+from ._summary import Summary
 
 
 def counted(count: int, one: str, many: str = "") -> str:
@@ -195,9 +194,13 @@ def steps(
         row = [str(x.step), moment(x.time)[:19]]
         row.append("" if x.nbytes is None else _text.size(x.nbytes))
         row.append(_text.size(x.data.own) if x.data and shares else "")
-        row += [metric_text(values.get(name, "")) for name in names]
+        row += [_metric_text(values.get(name, "")) for name in names]
         rows.append([*row, _marks(x, x.step == best)])
     return table(columns, rows)
+
+
+def _metric_text(value: int | float | str) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def curves(found: Sequence[Summary]) -> dict[str, list[tuple[int, Any]]]:

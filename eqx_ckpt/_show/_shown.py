@@ -11,12 +11,12 @@ from typing import Any
 from .._format import _text
 from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
-from .._run import _manager, _summary
+from .._run import _manager
 from .._save._background import SaveHandle
 from .._tree import _node
 from .._tree._folding import TreeLine
 from .._tree._node import Node
-from . import _html, _model, _terminal
+from . import _html, _model, _summary, _terminal
 
 
 def text(x: Checkpoint | Node, limit: int | None) -> str:

@@ -24,9 +24,9 @@ from .._format._leaves import Record
 from .._load import _source
 from .._load._reader import CHANGED, unreadable
 from .._load._source import Source
-from .._load._window import Window
 from .._runtime import _progress
 from .._storage import _codecs, _store
+from .._zips._window import Window
 
 
 # What one thread reads at a time.

@@ -8,9 +8,8 @@ import numpy as np
 
 from .._edit._difference import Diff
 from .._load._lazy import LazyArray
-from .._run import _summary
 from .._run._manager import CheckpointManager
-from .._show import _model
+from .._show import _model, _summary
 from . import _charts
 
 

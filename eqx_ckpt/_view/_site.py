@@ -19,9 +19,8 @@ from .._format import _text
 from .._load import _checkpoint
 from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
-from .._run import _summary
 from .._run._steps import Steps
-from .._show import _model
+from .._show import _model, _summary
 from .._show._model import Branch
 from . import _charts
 from ._charts import Sample

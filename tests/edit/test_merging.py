@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from support import inside
 
 from eqx_ckpt import merging
-from eqx_ckpt._edit import _methods
+from eqx_ckpt.merging import _methods
 
 
 SHAPE = (37, 50)

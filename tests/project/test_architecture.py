@@ -10,7 +10,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 _module = re.compile(
     r"`((?:_\w+/)+_\w+\.py|(?:tests|benchmarks|docs|examples)/[\w/.]+)`"
 )
-_room = re.compile(r"(?<![\w/`.])_[a-z]+\b")
+# What a line of the picture of the rooms begins with: their names.
+_NAMES = 28
 
 
 @pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
@@ -29,4 +30,5 @@ def test_the_architecture_is_one_screen_and_has_every_room():
         x.name for x in (ROOT / "eqx_ckpt").iterdir() if (x / "__init__.py").exists()
     }
     drawn = "".join(text.partition("## Rooms")[2].split("```")[1::2])
-    assert {x for x in _room.findall(drawn)} == rooms
+    names = [x for line in drawn.splitlines() for x in line[:_NAMES].split()]
+    assert sorted(names) == sorted(rooms)

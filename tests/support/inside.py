@@ -339,7 +339,7 @@ def merging(
     leaves."""
     shapes, count = shapes or {name: arrays[0].shape}, len(arrays) - method.base
     leaf = method.leaves(shapes, count)[name]
-    return _found("_edit._methods.Merging")(method, leaf, arrays[0].dtype)
+    return _found("merging._methods.Merging")(method, leaf, arrays[0].dtype)
 
 
 def merged(

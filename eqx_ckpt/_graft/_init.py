@@ -11,12 +11,12 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .._format import _names
+from .._load import _deserialise, _load_options, _open
+from .._load._checkpoint import Checkpoint
+from .._load._lazy import LazyArray
+from .._load._load_options import FilteredKeywords, LoadOptions
 from .._runtime import _arguments
 from .._tree import _flatten, _skeleton
-from . import _deserialise, _load_options, _open
-from ._checkpoint import Checkpoint
-from ._lazy import LazyArray
-from ._load_options import FilteredKeywords, LoadOptions
 
 
 @_arguments.checked(_load_options.DEFAULTS, init_fn=_arguments.FUNCTION)

@@ -23,10 +23,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._format import _template
-from ._load import _deferred
-from ._load._deferred import Lazy
-from ._runtime import _arguments
+from .._format import _template
+from .._runtime import _arguments
+from . import _deferred
+from ._deferred import Lazy
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from .._format import _template
+from .._load._lazy import LazyArray
 from .._storage import _arrays
 from .._tree import _folding, _from_host
-from ._lazy import LazyArray
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

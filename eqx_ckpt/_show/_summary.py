@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 from .._errors import DamagedError
 from .._format._index import Newer
 from .._load import _checkpoint
+from .._run._steps import Signature, Skip, Steps
 from .._storage._backend import Usage
-from ._steps import Signature, Skip, Steps
 
 
 class Summary(NamedTuple):

@@ -24,8 +24,8 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 
-from ._edit import _methods
-from ._edit._methods import MergedLeaf as MergedLeaf, Method as Method
+from . import _methods
+from ._methods import MergedLeaf as MergedLeaf, Method as Method
 
 
 Number = int | float
