@@ -38,32 +38,6 @@ def choose(shape: Sequence[int], itemsize: int, target: int) -> Shape:
     return tuple(chunk)
 
 
-def span(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Number of elements from the first to the last one of an array that has
-    them so many elements apart along each axis."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((n - 1) * stride for n, stride in zip(shape, strides))
-
-
-def choose_strided(
-    shape: Sequence[int], strides: Sequence[int], itemsize: int, target: int
-) -> Shape:
-    """The same for an array that does not lie row after row: chunks that have about
-    `target` bytes, and lie within as many. Axes are cut from that of the longest steps
-    on."""
-    chunk = [max(1, n) for n in shape]
-    target //= itemsize
-    for axis in sorted(range(len(shape)), key=lambda axis: -strides[axis]):
-        if max(span(chunk, strides), math.prod(chunk)) <= target:
-            break
-        chunk[axis] = 1
-        rest, size = span(chunk, strides), math.prod(chunk)
-        most = min(1 + (target - rest) // max(1, strides[axis]), target // size)
-        chunk[axis] = max(1, min(shape[axis], most))
-    return tuple(chunk)
-
-
 # Chunks of sharded arrays are not made smaller than this so as to suit shardings.
 LEAST = 256 * 2**10
 

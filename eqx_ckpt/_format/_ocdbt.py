@@ -6,7 +6,6 @@ value can start where it is best read from, several keys can share one range, an
 is a plain sequence of file writes.
 """
 
-import bisect
 import secrets
 import struct
 import time
@@ -37,24 +36,6 @@ class Entries(NamedTuple):
     files: list[int]
     offsets: list[int]
     lengths: list[int]
-
-
-class Database(NamedTuple):
-    """A database of others that has been read. The file after the last of `files` is
-    `inline`."""
-
-    entries: Entries
-    files: list[str]
-    inline: bytes
-
-    def find(self, key: str) -> tuple[int, int, int] | None:
-        """Where the value of a key lies: file, offset, length; None: there is none."""
-        name = key.encode("utf-8", "surrogatepass")
-        keys, files, offsets, lengths = self.entries
-        at = bisect.bisect_left(keys, name)
-        if at == len(keys) or keys[at] != name:
-            return None
-        return files[at], offsets[at], lengths[at]
 
 
 class Subtree(NamedTuple):

@@ -6,6 +6,7 @@ is made of them; what is read through TensorStore then is a database in memory t
 made of what was found. https://google.github.io/tensorstore/kvstore/ocdbt
 """
 
+import bisect
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from .._errors import DamagedError, MissingError
 from .._format import _ocdbt
-from .._format._ocdbt import Database, Entries
+from .._format._ocdbt import Entries
 from .._storage import _store, _zstd
 from .._storage._backend import Backend
 
@@ -26,6 +27,24 @@ _MAX_MANIFEST, _MAX_NODE = 2**20, 2**27
 # 100,000 keys have some 10 MB of text, and 350 kB are nodes of theirs.
 _MADE, _MADE_OF_ONE = 2**22, 256
 _MAX_PATH = 2**16
+
+
+class Database(NamedTuple):
+    """A database of others that has been read. The file after the last of `files` is
+    `inline`."""
+
+    entries: Entries
+    files: list[str]
+    inline: bytes
+
+    def find(self, key: str) -> tuple[int, int, int] | None:
+        """Where the value of a key lies: file, offset, length; None: there is none."""
+        name = key.encode("utf-8", "surrogatepass")
+        keys, files, offsets, lengths = self.entries
+        at = bisect.bisect_left(keys, name)
+        if at == len(keys) or keys[at] != name:
+            return None
+        return files[at], offsets[at], lengths[at]
 
 
 def read(root: Backend, most: int) -> Database:

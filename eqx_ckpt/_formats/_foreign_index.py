@@ -8,18 +8,19 @@ from typing import Any, NamedTuple, TypeGuard, TypeVar
 import numpy as np
 import xxhash
 
-from .._format import _grid, _json, _names, _template, _text
+from .._format import _json, _names, _template, _text
 from .._format._extents import Placement
 from .._format._index import Index
 from .._format._leaves import Leaves, Unreadable
-from .._format._ocdbt import Database
 from .._format._template import Template
 from .._load import _probe
 from .._load._probe import Probe
-from .._load._source import Source
 from .._storage import _store
 from .._storage._backend import Backend
 from .._tree import _leaf
+from . import _foreign_source
+from ._database import Database
+from ._foreign_source import ForeignSource
 
 
 T = TypeVar("T")
@@ -48,7 +49,7 @@ class ForeignLeaf(NamedTuple):
         t = self.template
         if self.strides is None:
             return self.offset + t.nbytes
-        return self.offset + _grid.span(t.shape, self.strides) * t.itemsize
+        return self.offset + _foreign_source.span(t.shape, self.strides) * t.itemsize
 
 
 @ft.lru_cache(maxsize=4096)
@@ -139,7 +140,7 @@ def source(
     markers: Mapping[int, str] = {},
     database: Database | None = None,
     shared: bool = False,
-) -> Source:
+) -> ForeignSource:
     """A source of leaves, and of the files that they lie in.
 
     `head` is what the files say of them. `markers` has the labels of the entries of
@@ -187,8 +188,8 @@ def source(
         ),
     )
     strides = {i: x.strides for i, x in enumerate(leaves) if x.strides is not None}
-    what = stamp, stamped, stored, database, strides
-    return Source(probe.root, index, directory, *what)
+    what = stamp, stamped, None, stored, database, strides
+    return ForeignSource(probe.root, index, directory, *what)
 
 
 def weight_map(

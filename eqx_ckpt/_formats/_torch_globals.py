@@ -8,8 +8,9 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .._format import _grid, _schema, _template
+from .._format import _schema, _template
 from .._format._leaves import Unreadable
+from . import _foreign_source
 from ._pickle import Global, Ordered
 
 
@@ -120,7 +121,7 @@ def _tensor(
     if len(shape) != len(strides):
         raise _bad("a shape")
     size = math.prod(shape)
-    stop = (offset + _grid.span(shape, strides)) if size else 0
+    stop = (offset + _foreign_source.span(shape, strides)) if size else 0
     if stop * _template.dtype_of(dtype).itemsize > storage.nbytes:
         raise ValueError("it has a tensor that goes over the end of its storage")
     if not size:

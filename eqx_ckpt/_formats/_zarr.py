@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._format import _grid, _json, _template
-from .._format._ocdbt import Database
 from .._format._template import Template
 from .._load._probe import Probe
 from .._load._source import Source
 from .._storage import _arrays, _store
-from .._storage._arrays import ForeignArray
 from .._storage._backend import Backend
 from . import _database, _foreign_index
+from ._database import Database
 from ._foreign_index import ForeignLeaf, leaf_of, unreadable
+from ._foreign_source import ForeignArray
 
 
 MAX_FILES = 2**20

@@ -60,7 +60,7 @@ class _LargeLeaf:
         self.views = (_view.whole(t.shape),) if read.views is None else read.views
         # TensorStore decodes chunks of other formats. All others are bytes of files.
         self.array: Any = None
-        self.is_decoded = source.is_stored(record) or record.place in source.strides
+        self.is_decoded = source.is_apart(record)
         self.chunks, self.ranges, self.is_exact = range(0), None, False
         if reader.digests is None and read.views is not None and len(self.views) == 1:
             if read.nbytes <= _RANGES:
@@ -96,7 +96,8 @@ class _LargeLeaf:
             return
         regions, full = _source.grid_of(t).regions, _source.grid_of(t).full
         most = max(1, max(1, min(_PART, self.reader.budget // 4)) // full)
-        if self.read.record.place in self.reader.source.strides:
+        source, record = self.reader.source, self.read.record
+        if source.is_apart(record) and not source.is_stored(record):
             most = 1  # Chunks that follow each other may lie anywhere.
         for run in _grid.runs(self.chunks, t.shape, t.chunk, most):
             region = _grid.box(regions[run.start : run.stop])
@@ -256,11 +257,7 @@ def _ranges(
     """Where the bytes of some elements lie, if they follow each other in chunks that
     are neither decoded nor cut."""
     t = record.template
-    if (
-        t.codec is not None
-        or source.is_stored(record)
-        or record.place in source.strides
-    ):
+    if t.codec is not None or source.is_apart(record):
         return None
     run = _view.run(picks, t.shape)
     if run is None:

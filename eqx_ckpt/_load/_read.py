@@ -116,8 +116,7 @@ def _is_small(source: Source, one: StoredRead, verify: bool) -> bool:
     t = one.record.template
     most = _grid.BLOCK if verify or one.views is None else _SMALL
     is_one = t.chunk == t.shape and t.nbytes <= most and t.codec is None
-    is_apart = one.record.place in source.strides
-    return is_one and not is_apart and not source.is_stored(one.record)
+    return is_one and not source.is_apart(one.record)
 
 
 def _damaged(source: Source, problems: dict[str, str]) -> RuntimeError:

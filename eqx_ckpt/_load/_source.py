@@ -5,7 +5,7 @@ import dataclasses
 import functools as ft
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,8 @@ from .._format._functions import StoredFunction
 from .._format._grid import Grid
 from .._format._index import Index
 from .._format._leaves import Record
-from .._format._ocdbt import Database
 from .._format._template import Template
 from .._storage import _arrays, _store
-from .._storage._arrays import ForeignArray, Piece, PiecedArray, Stored
 from .._storage._backend import Backend
 from . import _partial
 
@@ -27,10 +25,6 @@ from . import _partial
 # Pages of digests that follow each other are read together, if they have no more bytes.
 _TOGETHER = 2**20
 _DAMAGED = "its file of digests is damaged"
-# In what parts leaves are read that are one run of bytes, where a view wants some.
-_CUT = 4 * 2**20
-# And in how many of them at most.
-_MANY = 2**12
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,11 +33,9 @@ class Source:
     its files are relative to `directory`.
 
     What has a `stamp` is not one of ours in a directory of its own, and is current as
-    long as that of the directory gives what was `stamped`. Each leaf is one run of
-    bytes in one of the files of the index; or what `stored` has for its place, in
-    directories or in the database of `nodes`; or is there already. The elements of
-    leaves that `strides` has lie so many elements apart along each axis. With a `place`
-    it is one of ours in one file, with chunks: that says where one of its files lies.
+    long as that of the directory gives what was `stamped`. With a `place` it is one of
+    ours in one file: that says where one of its files lies. A subclass has leaves of
+    another format.
     """
 
     root: Backend
@@ -51,27 +43,27 @@ class Source:
     directory: Backend
     stamp: Callable[[Backend], str] | None = None
     stamped: str = ""
-    stored: Mapping[int, Stored] = dataclasses.field(default_factory=dict)
-    nodes: Database | None = None
-    strides: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     place: Callable[[str], tuple[str, int, int]] | None = None
+
+    # Whether it is one of ours, whose leaves lie in chunks that have digests.
+    has_digests = True
 
     def is_stored(self, record: Record) -> bool:
         """Whether a leaf is an array that TensorStore has to read."""
-        return record.place in self.stored
+        return False
 
     def is_run(self, record: Record) -> bool:
         """Whether a leaf is one run of bytes, in no chunks."""
-        return not self.has_digests and not self.is_stored(record)
+        return False
+
+    def is_apart(self, record: Record) -> bool:
+        """Whether the elements of a leaf are not in the order of the bytes of files."""
+        return False
 
     @property
     def is_own(self) -> bool:
         """Whether it is one of ours, in a directory of its own."""
         return self.stamp is None
-
-    @property
-    def has_digests(self) -> bool:
-        return self.is_own or self.place is not None
 
     @ft.cached_property
     def files(self) -> list[str] | None:
@@ -111,44 +103,22 @@ class Source:
             except ValueError as e:
                 raise self.lost(str(e)) from e
             # It may live for longer than this, and a descriptor with it.
-            directory = self.directory.unpinned()
-            if self.is_stored(record) or self.strides.get(record.place):
-                (array,) = self.open([(record, range(record.template.chunk_count))])
-                if isinstance(array, PiecedArray):
-                    array = _arrays.open_pieces(array._replace(root=directory))
-            else:
-                places = [self._place(record)]
-                (array,) = _arrays.open_arrays(directory, self.files, places)
+            array = self._open_whole(record, self.directory.unpinned())
             self._opened[record.place] = array
         return array
 
+    def _open_whole(self, record: Record, directory: Backend) -> Any:
+        places = [self._place(record)]
+        return _arrays.open_arrays(directory, self.files, places)[0]
+
     def open(self, wanted: Sequence[tuple[Record, Sequence[int]]]) -> list[Any]:
         """The stores that some chunks of these leaves are read from."""
-        if self.has_digests:
-            places = [self._place(*one) for one in wanted]
-            return _arrays.open_arrays(self.directory, self.files, places)
-        directory, files = self.directory, self.index.files
-        those = [(self.stored[r.place], n) for r, n in wanted if self.is_stored(r)]
-        opened = iter(_arrays.open_stored(directory, those, self.nodes))
-        starts = self.index.extents.starts(r.place for r, _ in wanted)
-        out = []
-        for (r, _), (file, offset) in zip(wanted, starts):
-            t, strides = r.template, self.strides.get(r.place)
-            piece = Piece(files[file], offset, (0,) * len(t.shape), t.shape, strides)
-            run = PiecedArray(t, [piece], root=directory)
-            out.append(next(opened) if self.is_stored(r) else run)
-        return out
+        places = [self._place(*one) for one in wanted]
+        return _arrays.open_arrays(self.directory, self.files, places)
 
     def cut(self, record: Record) -> Template:
         """The template of a leaf, with the chunks that it is read in."""
-        t, strides = record.template, self.strides.get(record.place)
-        if not self.is_run(record):
-            return t
-        if strides is None:
-            return t._replace(chunk=_grid.choose(t.shape, t.itemsize, _CUT))
-        target = max(_CUT, _grid.span(t.shape, strides) * t.itemsize // _MANY)
-        chunk = _grid.choose_strided(t.shape, strides, t.itemsize, target)
-        return t._replace(chunk=chunk)
+        return record.template
 
     def _place(
         self, record: Record, numbers: Sequence[int] | None = None
@@ -180,22 +150,13 @@ class Source:
         So no memory is allocated for what is not there. In an object store it would
         take as long as to read it, which says so too.
         """
-        if self.is_stored(record):
-            self._check_stored(record, numbers)
-            return
         t = record.template
         is_decoded = t.codec is not None or self.files is None
         if is_decoded and t.full > _arrays.largest_chunk():
             raise ValueError(f"its chunks have {t.full} bytes, more than this machine")
         if self.root.is_far:
             return
-        strides = self.strides.get(record.place)
-        if strides and self.files:
-            file, start, _ = self.index.extents.locate(record, 0)
-            stop = start + _grid.span(t.shape, strides) * t.itemsize
-            self.directory.check_range(self.files[file], stop)
-            return
-        if numbers is None or self.is_run(record):
+        if numbers is None:
             numbers = range(t.chunk_count)
         if self.files is not None:
             at, extents = 0, self.index.extents
@@ -213,15 +174,6 @@ class Source:
                 most = size if t.codec is None else _template.most_encoded(t.full)
                 if found is not None and found > most:
                     raise ValueError(f"`{key}` is not a chunk of it")
-
-    def _check_stored(self, record: Record, numbers: Sequence[int] | None) -> None:
-        stored = self.stored[record.place]
-        if isinstance(stored, ForeignArray):
-            count = record.template.chunk_count
-            stored.check(range(count) if numbers is None else numbers)
-        elif isinstance(stored, PiecedArray) and not self.root.is_far:
-            for piece in stored.pieces:
-                self.directory.check_range(piece.key, stored.stop(piece))
 
     @property
     def digests_key(self) -> str:

@@ -4,19 +4,16 @@ import functools as ft
 import json
 import math
 import os
-import types
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorstore as ts
 
-from .._errors import MissingError
-from .._format import _blosc, _grid, _ocdbt, _view
-from .._format._ocdbt import Database
+from .._format import _blosc, _ocdbt, _view
 from .._format._template import Template
-from . import _context, _local_files, _store
+from . import _context, _local_files
 from ._backend import Backend
 from ._local import LocalDirectory
 
@@ -88,46 +85,6 @@ class ArrayPlace(NamedTuple):
     chunks: Chunks = ()
 
 
-class ForeignArray(NamedTuple):
-    """An array of another format: what TensorStore opens, and below which key it lies.
-
-    `pieces` gives the keys, below that one, that chunks of some numbers lie at; `check`
-    raises `ValueError` if what is there is no piece of it.
-    """
-
-    key: str
-    spec: dict[str, Any]
-    pieces: Callable[[Sequence[int]], list[str]]
-    check: Callable[[Sequence[int]], None]
-
-
-class Piece(NamedTuple):
-    """A part of an array that is one run of bytes: the key of its file, from which byte
-    on, its first element, and its shape; or elements of one, that lie so many elements
-    apart along each axis."""
-
-    key: str
-    offset: int
-    start: tuple[int, ...]
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None = None
-
-
-class PiecedArray(NamedTuple):
-    """An array that lies in pieces, each element in one of them; with `is_packed` two
-    elements have a byte. `root` has the files, once it is open."""
-
-    template: Template
-    pieces: list[Piece]
-    is_packed: bool = False
-    root: Backend | None = None
-
-    def stop(self, piece: Piece) -> int:
-        """The byte that a piece ends at."""
-        nbytes = math.prod(piece.shape) * self.template.itemsize
-        return piece.offset + (nbytes // 2 if self.is_packed else nbytes)
-
-
 def largest_chunk() -> int:
     """The most bytes that TensorStore is to decode together: where it cannot have them,
     it ends the process."""
@@ -163,66 +120,28 @@ def open_arrays(
     if files is None:
         kvstores = [root.spec(place.key) for place in places]
     else:
-        context = ts.Context({_nodes: {}}, parent=context)
+        context = ts.Context({NODES: {}}, parent=context)
         chunks = [place.chunks for place in places]
-        kvstores = _databases(root.spec(), files, chunks, context)
+        kvstores = databases(root.spec(), files, chunks, context)
     # A chunk that is missing must not read as zeros.
     how = {"fill_missing_data_reads": False}
     specs = [zarr_spec(x.template, kv) | how for kv, x in zip(kvstores, places)]
-    return _opened(specs, context)
+    return opened(specs, context)
 
 
-def _opened(
+def opened(
     specs: Sequence[dict[str, Any]], context: ts.Context
 ) -> list[ts.TensorStore]:
+    """Arrays of these specs, opened without a read."""
     how = {"open": True, "read": True, "assume_metadata": True, "context": context}
     return [future.result() for future in [ts.open(spec, **how) for spec in specs]]
 
 
-# What an array of another format is read from.
-Stored = ForeignArray | PiecedArray | np.ndarray
-
-
-def open_stored(
-    root: Backend,
-    wanted: Sequence[tuple[Stored, Sequence[int]]],
-    database: Database | None,
-) -> list[Any]:
-    """Arrays of other formats, opened without a read, for chunks of some numbers; or
-    what has been read before. They lie in directories of the root, or in a database."""
-    _context.check_fork()
-    context = context_of(root)
-    stored = [(x, n) for x, n in wanted if isinstance(x, ForeignArray)]
-    if not root.has_driver():
-        context = ts.Context({_nodes: {}}, parent=context)
-        kvstores = _copies(root, stored, database, context)
-    elif database is None:
-        kvstores = [root.spec(x.key) for x, _ in stored]
-    else:
-        context = ts.Context({_nodes: {}}, parent=context)
-        find, files = database.find, database.files
-        chunks = [
-            [(key, *at) for key in x.pieces(n) if (at := find(f"{x.key}/{key}"))]
-            for x, n in stored
-        ]
-        data = root.spec()
-        kvstores = _databases(data, files, chunks, context, database.inline)
-    specs = [{**x.spec, "kvstore": kv} for (x, _), kv in zip(stored, kvstores)]
-    opened = iter(_opened(specs, context))
-    out: list[Any] = []
-    for x, _ in wanted:
-        if isinstance(x, PiecedArray):
-            out.append(x._replace(root=root))
-        else:
-            out.append(next(opened) if isinstance(x, ForeignArray) else ts.array(x))
-    return out
-
-
 # The store in memory for the nodes of one database.
-_nodes = "memory_key_value_store#nodes"
+NODES = "memory_key_value_store#nodes"
 
 
-def _databases(
+def databases(
     data: dict[str, Any],
     files: Sequence[str],
     arrays: Sequence[Chunks],
@@ -245,7 +164,7 @@ def _databases(
     if inline:
         own["inline"] = inline
     layers: list[dict[str, Any]] = [{"base": data, "prefix": "data/"}]
-    memory = {"driver": "memory", "memory_key_value_store": _nodes}
+    memory = {"driver": "memory", "memory_key_value_store": NODES}
     kv = ts.KvStore.open(memory, context=context).result()
     for name, value in own.items():
         kv.write(name, value).result()
@@ -256,38 +175,6 @@ def _databases(
         "cache_pool": "cache_pool#nodes",
     }
     return [{**base, "path": f"{number}/"} for number in range(len(arrays))]
-
-
-def _copies(
-    root: Backend,
-    stored: Sequence[tuple[ForeignArray, Sequence[int]]],
-    database: Database | None,
-    context: ts.Context,
-) -> list[dict[str, Any]]:
-    """Directories in memory with chunks of some arrays, which are read now."""
-    memory = {"driver": "memory", "memory_key_value_store": _nodes}
-    kv = ts.KvStore.open(memory, context=context).result()
-    reading = []
-    for number, (array, numbers) in enumerate(stored):
-        for piece in array.pieces(numbers):
-            key, start, stop = f"{array.key}/{piece}", 0, None
-            if database is not None:
-                at = database.find(key)
-                if at is None:
-                    continue
-                file, start, size = at
-                stop = start + size
-                if file == len(database.files):
-                    kv.write(f"{number}/{piece}", database.inline[start:stop]).result()
-                    continue
-                key = database.files[file]
-            future = root.start_read(key, start, stop)
-            reading.append((f"{number}/{piece}", key, future))
-    for name, key, future in reading:
-        got = _store.read_answer(root, key, future)
-        if got.state == "value":
-            kv.write(name, got.value).result()
-    return [{**memory, "path": f"{number}/"} for number in range(len(stored))]
 
 
 def array_url(root: Backend, database: str | None, key: str) -> str:
@@ -308,140 +195,10 @@ def aligned_bytes(size: int) -> np.ndarray:
     return buffer[start : start + size]
 
 
-# Of a piece so many bytes are read together.
-_TOGETHER = 2**22
-
-
-def _read_pieces(
-    array: PiecedArray, into: np.ndarray, picks: tuple[slice | int, ...]
-) -> None:
-    """Reads `array[picks]`: of each piece all from the first of its elements that are
-    picked to the last, and not much more of it at a time."""
-    t = array.template
-    axes = [
-        range(n)[p] if isinstance(p, slice) else range(p, p + 1)
-        for n, p in zip(t.shape, picks)
-    ]
-    into = into.reshape([len(axis) for axis in axes])
-    for piece in array.pieces:
-        # The numbers of the picks that are in this piece, and the picks in it.
-        there = [
-            [i for i, x in enumerate(axis) if a <= x < a + n]
-            if axis.step != 1
-            else range(
-                min(max(a - axis.start, 0), len(axis)),
-                max(min(a + n - axis.start, len(axis)), 0),
-            )
-            for axis, a, n in zip(axes, piece.start, piece.shape)
-        ]
-        if not all(there):
-            continue
-        to = into[tuple(slice(x[0], x[-1] + 1) for x in there)]
-        first = [axis[x[0]] - a for axis, x, a in zip(axes, there, piece.start)]
-        steps = [axis.step for axis in axes]
-        _read_piece(array, piece, first, steps, to)
-
-
-def _read_piece(
-    array: PiecedArray,
-    piece: Piece,
-    first: Sequence[int],
-    steps: Sequence[int],
-    into: np.ndarray,
-) -> None:
-    """Reads the elements of a piece from `first` on, in these steps along each axis."""
-    strides = piece.strides or _strides_of(piece.shape)
-    # From the lowest element on, as NumPy would have it after `flip`.
-    down = tuple(axis for axis, step in enumerate(steps) if step < 0)
-    lowest = [
-        a + min(0, (n - 1) * step) for a, n, step in zip(first, into.shape, steps)
-    ]
-    apart = [abs(step) * stride for step, stride in zip(steps, strides)]
-    into = np.flip(into, down)
-    block = _grid.choose_strided(into.shape, apart, into.itemsize, _TOGETHER)
-    for index in _grid.indices(into.shape, block):
-        part = _grid.region(into.shape, block, index)
-        begin = sum(
-            (low + s.start * abs(step)) * stride
-            for low, s, step, stride in zip(lowest, part, steps, strides)
-        )
-        _read_run(array, piece, begin, apart, into[part])
-
-
-def _strides_of(shape: Sequence[int]) -> list[int]:
-    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-
-
-def _read_run(
-    array: PiecedArray,
-    piece: Piece,
-    first: int,
-    strides: Sequence[int],
-    into: np.ndarray,
-) -> None:
-    """Reads all that lies from the first element to the last, of elements so many
-    apart. Of two that have a byte, the lower half is the first."""
-    root, key, start = array.root, piece.key, piece.offset
-    assert root is not None
-    count = _grid.span(into.shape, strides)
-    if array.is_packed:
-        stop = start + (first + count + 1) // 2
-        data = _store.read_bytes(root, key, start + first // 2, stop)
-        both = np.frombuffer(data, np.uint8)[:, None] >> np.array([0, 4], np.uint8) & 15
-        whole = both.reshape(-1)[first % 2 :][:count].view(into.dtype)
-    else:
-        whole = np.empty(count, into.dtype)
-        start += first * into.itemsize
-        if root.read_into(key, start, whole.view(np.uint8)) < whole.nbytes:
-            raise MissingError(f"the end of `{key}` is missing")
-    steps = [stride * into.itemsize for stride in strides]
-    into[...] = np.lib.stride_tricks.as_strided(
-        whole, into.shape, steps, writeable=False
-    )
-
-
-def open_pieces(array: PiecedArray) -> ts.TensorStore:
-    """A view of all pieces, opened without a read; or what they are, if TensorStore
-    cannot read them."""
-    assert array.root is not None
-    if array.is_packed:
-        t = array.template
-        whole = np.empty(t.shape, np.uint8)
-        _read_pieces(array, whole, (slice(None),) * len(t.shape))
-        return ts.array(whole)
-    places, files = [], []
-    for piece in array.pieces:
-        shape = piece.shape
-        if piece.strides is not None:
-            shape = (_grid.span(shape, piece.strides),)
-        chunk = tuple(max(1, n) for n in shape)
-        t = array.template._replace(shape=shape, chunk=chunk)
-        size = math.prod(shape) * t.itemsize
-        row = _grid.key((0,) * len(chunk)), len(files), piece.offset, size
-        places.append(ArrayPlace(t, "", [row]))
-        files.append(piece.key)
-    stores = []
-    for store, piece in zip(open_arrays(array.root, files, places), array.pieces):
-        if piece.strides is not None:
-            axes = np.ix_(*map(np.arange, piece.shape))
-            at = sum(axis * stride for axis, stride in zip(axes, piece.strides))
-            whole = (slice(None),) * len(piece.shape)
-            store = view(store[np.broadcast_to(at, piece.shape)], whole)
-        store = store[ts.d[:].mark_bounds_implicit[False]]
-        stores.append(store[ts.d[:].translate_to[piece.start]])
-    return stores[0] if len(stores) == 1 else ts.overlay(stores)
-
-
-def start_read(
-    store: ts.TensorStore | PiecedArray,
-    into: np.ndarray,
-    picks: tuple[slice | int, ...],
-) -> Any:
+def start_read(store: Any, into: np.ndarray, picks: tuple[slice | int, ...]) -> Any:
     """Starts to read `store[picks]` into an array of its shape."""
-    if isinstance(store, PiecedArray):
-        # It is done when its result is asked for.
-        result = ft.partial(_read_pieces, store, into, picks)
-        return types.SimpleNamespace(result=result)
+    if not isinstance(store, ts.TensorStore):
+        return store.start_read(into, picks)  # A room around the kernel has opened it.
     return ts.array(into).write(view(store, picks))
 
 

@@ -1,0 +1,369 @@
+"""Arrays of other formats, in directories, databases or pieces of files, and the source
+that has them.
+"""
+
+import dataclasses
+import functools as ft
+import math
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorstore as ts
+
+from .._errors import MissingError
+from .._format import _grid
+from .._format._leaves import Record
+from .._format._template import Template
+from .._load._source import Source
+from .._storage import _arrays, _context, _store
+from .._storage._backend import Backend
+from ._database import Database
+
+
+# In what parts leaves are read that are one run of bytes, where a view wants some.
+_CUT = 4 * 2**20
+# And in how many of them at most.
+_MANY = 2**12
+
+
+class ForeignArray(NamedTuple):
+    """An array of another format: what TensorStore opens, and below which key it lies.
+
+    `pieces` gives the keys, below that one, that chunks of some numbers lie at; `check`
+    raises `ValueError` if what is there is no piece of it.
+    """
+
+    key: str
+    spec: dict[str, Any]
+    pieces: Callable[[Sequence[int]], list[str]]
+    check: Callable[[Sequence[int]], None]
+
+
+class Piece(NamedTuple):
+    """A part of an array that is one run of bytes: the key of its file, from which byte
+    on, its first element, and its shape; or elements of one, that lie so many elements
+    apart along each axis."""
+
+    key: str
+    offset: int
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None = None
+
+
+class PiecedArray(NamedTuple):
+    """An array that lies in pieces, each element in one of them; with `is_packed` two
+    elements have a byte. `root` has the files, once it is open."""
+
+    template: Template
+    pieces: list[Piece]
+    is_packed: bool = False
+    root: Backend | None = None
+
+    def stop(self, piece: Piece) -> int:
+        """The byte that a piece ends at."""
+        nbytes = math.prod(piece.shape) * self.template.itemsize
+        return piece.offset + (nbytes // 2 if self.is_packed else nbytes)
+
+    def start_read(self, into: np.ndarray, picks: tuple[slice | int, ...]) -> Any:
+        """The read of `self[picks]` into an array of its shape: it is done when its
+        result is asked for."""
+        return types.SimpleNamespace(result=ft.partial(_read_pieces, self, into, picks))
+
+
+# What an array of another format is read from.
+Stored = ForeignArray | PiecedArray | np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ForeignSource(Source):
+    """A source of another format. Each leaf is one run of bytes in one of the files of
+    the index; or what `stored` has for its place, in directories or in the database of
+    `nodes`; or is there already. The elements of leaves that `strides` has lie so many
+    elements apart along each axis."""
+
+    stored: Mapping[int, Stored] = dataclasses.field(default_factory=dict)
+    nodes: Database | None = None
+    strides: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+
+    has_digests = False
+
+    def is_stored(self, record: Record) -> bool:
+        return record.place in self.stored
+
+    def is_run(self, record: Record) -> bool:
+        return not self.is_stored(record)
+
+    def is_apart(self, record: Record) -> bool:
+        return self.is_stored(record) or record.place in self.strides
+
+    def open(self, wanted: Sequence[tuple[Record, Sequence[int]]]) -> list[Any]:
+        directory, files = self.directory, self.index.files
+        those = [(self.stored[r.place], n) for r, n in wanted if self.is_stored(r)]
+        opened = iter(_open_stored(directory, those, self.nodes))
+        starts = self.index.extents.starts(r.place for r, _ in wanted)
+        out = []
+        for (r, _), (file, offset) in zip(wanted, starts):
+            t, strides = r.template, self.strides.get(r.place)
+            piece = Piece(files[file], offset, (0,) * len(t.shape), t.shape, strides)
+            run = PiecedArray(t, [piece], root=directory)
+            out.append(next(opened) if self.is_stored(r) else run)
+        return out
+
+    def _open_whole(self, record: Record, directory: Backend) -> Any:
+        if not (self.is_stored(record) or self.strides.get(record.place)):
+            return super()._open_whole(record, directory)
+        (array,) = self.open([(record, range(record.template.chunk_count))])
+        if isinstance(array, PiecedArray):
+            return _open_pieces(array._replace(root=directory))
+        return array
+
+    def cut(self, record: Record) -> Template:
+        t, strides = record.template, self.strides.get(record.place)
+        if self.is_stored(record):
+            return t
+        if strides is None:
+            return t._replace(chunk=_grid.choose(t.shape, t.itemsize, _CUT))
+        target = max(_CUT, span(t.shape, strides) * t.itemsize // _MANY)
+        chunk = choose_strided(t.shape, strides, t.itemsize, target)
+        return t._replace(chunk=chunk)
+
+    def check(self, record: Record, numbers: Sequence[int] | None = None) -> None:
+        t, stored = record.template, self.stored.get(record.place)
+        strides = self.strides.get(record.place)
+        if isinstance(stored, ForeignArray):
+            stored.check(range(t.chunk_count) if numbers is None else numbers)
+        elif isinstance(stored, PiecedArray):
+            for piece in [] if self.root.is_far else stored.pieces:
+                self.directory.check_range(piece.key, stored.stop(piece))
+        elif stored is None and not strides:
+            super().check(record)
+        elif stored is None and not self.root.is_far:
+            assert strides is not None
+            file, start, _ = self.index.extents.locate(record, 0)
+            stop = start + span(t.shape, strides) * t.itemsize
+            self.directory.check_range(self.index.files[file], stop)
+
+
+def _open_stored(
+    root: Backend,
+    wanted: Sequence[tuple[Stored, Sequence[int]]],
+    database: Database | None,
+) -> list[Any]:
+    """Arrays of other formats, opened without a read, for chunks of some numbers; or
+    what has been read before. They lie in directories of the root, or in a database."""
+    _context.check_fork()
+    context = _arrays.context_of(root)
+    stored = [(x, n) for x, n in wanted if isinstance(x, ForeignArray)]
+    if not root.has_driver():
+        context = ts.Context({_arrays.NODES: {}}, parent=context)
+        kvstores = _copies(root, stored, database, context)
+    elif database is None:
+        kvstores = [root.spec(x.key) for x, _ in stored]
+    else:
+        context = ts.Context({_arrays.NODES: {}}, parent=context)
+        find, files = database.find, database.files
+        chunks = [
+            [(key, *at) for key in x.pieces(n) if (at := find(f"{x.key}/{key}"))]
+            for x, n in stored
+        ]
+        data = root.spec()
+        kvstores = _arrays.databases(data, files, chunks, context, database.inline)
+    specs = [{**x.spec, "kvstore": kv} for (x, _), kv in zip(stored, kvstores)]
+    opened = iter(_arrays.opened(specs, context))
+    out: list[Any] = []
+    for x, _ in wanted:
+        if isinstance(x, PiecedArray):
+            out.append(x._replace(root=root))
+        else:
+            out.append(next(opened) if isinstance(x, ForeignArray) else ts.array(x))
+    return out
+
+
+def _copies(
+    root: Backend,
+    stored: Sequence[tuple[ForeignArray, Sequence[int]]],
+    database: Database | None,
+    context: ts.Context,
+) -> list[dict[str, Any]]:
+    """Directories in memory with chunks of some arrays, which are read now."""
+    memory = {"driver": "memory", "memory_key_value_store": _arrays.NODES}
+    kv = ts.KvStore.open(memory, context=context).result()
+    reading = []
+    for number, (array, numbers) in enumerate(stored):
+        for piece in array.pieces(numbers):
+            key, start, stop = f"{array.key}/{piece}", 0, None
+            if database is not None:
+                at = database.find(key)
+                if at is None:
+                    continue
+                file, start, size = at
+                stop = start + size
+                if file == len(database.files):
+                    kv.write(f"{number}/{piece}", database.inline[start:stop]).result()
+                    continue
+                key = database.files[file]
+            future = root.start_read(key, start, stop)
+            reading.append((f"{number}/{piece}", key, future))
+    for name, key, future in reading:
+        got = _store.read_answer(root, key, future)
+        if got.state == "value":
+            kv.write(name, got.value).result()
+    return [{**memory, "path": f"{number}/"} for number in range(len(stored))]
+
+
+# ---- Arrays in pieces.
+
+
+def span(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Number of elements from the first to the last one of an array that has
+    them so many elements apart along each axis."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((n - 1) * stride for n, stride in zip(shape, strides))
+
+
+def choose_strided(
+    shape: Sequence[int], strides: Sequence[int], itemsize: int, target: int
+) -> tuple[int, ...]:
+    """The shape of chunks of an array that does not lie row after row: chunks that have
+    about `target` bytes, and lie within as many. Axes are cut from that of the longest
+    steps on."""
+    chunk = [max(1, n) for n in shape]
+    target //= itemsize
+    for axis in sorted(range(len(shape)), key=lambda axis: -strides[axis]):
+        if max(span(chunk, strides), math.prod(chunk)) <= target:
+            break
+        chunk[axis] = 1
+        rest, size = span(chunk, strides), math.prod(chunk)
+        most = min(1 + (target - rest) // max(1, strides[axis]), target // size)
+        chunk[axis] = max(1, min(shape[axis], most))
+    return tuple(chunk)
+
+
+# Of a piece so many bytes are read together.
+_TOGETHER = 2**22
+
+
+def _read_pieces(
+    array: PiecedArray, into: np.ndarray, picks: tuple[slice | int, ...]
+) -> None:
+    """Reads `array[picks]`: of each piece all from the first of its elements that are
+    picked to the last, and not much more of it at a time."""
+    t = array.template
+    axes = [
+        range(n)[p] if isinstance(p, slice) else range(p, p + 1)
+        for n, p in zip(t.shape, picks)
+    ]
+    into = into.reshape([len(axis) for axis in axes])
+    for piece in array.pieces:
+        # The numbers of the picks that are in this piece, and the picks in it.
+        there = [
+            [i for i, x in enumerate(axis) if a <= x < a + n]
+            if axis.step != 1
+            else range(
+                min(max(a - axis.start, 0), len(axis)),
+                max(min(a + n - axis.start, len(axis)), 0),
+            )
+            for axis, a, n in zip(axes, piece.start, piece.shape)
+        ]
+        if not all(there):
+            continue
+        to = into[tuple(slice(x[0], x[-1] + 1) for x in there)]
+        first = [axis[x[0]] - a for axis, x, a in zip(axes, there, piece.start)]
+        steps = [axis.step for axis in axes]
+        _read_piece(array, piece, first, steps, to)
+
+
+def _read_piece(
+    array: PiecedArray,
+    piece: Piece,
+    first: Sequence[int],
+    steps: Sequence[int],
+    into: np.ndarray,
+) -> None:
+    """Reads the elements of a piece from `first` on, in these steps along each axis."""
+    strides = piece.strides or _strides_of(piece.shape)
+    # From the lowest element on, as NumPy would have it after `flip`.
+    down = tuple(axis for axis, step in enumerate(steps) if step < 0)
+    lowest = [
+        a + min(0, (n - 1) * step) for a, n, step in zip(first, into.shape, steps)
+    ]
+    apart = [abs(step) * stride for step, stride in zip(steps, strides)]
+    into = np.flip(into, down)
+    block = choose_strided(into.shape, apart, into.itemsize, _TOGETHER)
+    for index in _grid.indices(into.shape, block):
+        part = _grid.region(into.shape, block, index)
+        begin = sum(
+            (low + s.start * abs(step)) * stride
+            for low, s, step, stride in zip(lowest, part, steps, strides)
+        )
+        _read_run(array, piece, begin, apart, into[part])
+
+
+def _strides_of(shape: Sequence[int]) -> list[int]:
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+
+
+def _read_run(
+    array: PiecedArray,
+    piece: Piece,
+    first: int,
+    strides: Sequence[int],
+    into: np.ndarray,
+) -> None:
+    """Reads all that lies from the first element to the last, of elements so many
+    apart. Of two that have a byte, the lower half is the first."""
+    root, key, start = array.root, piece.key, piece.offset
+    assert root is not None
+    count = span(into.shape, strides)
+    if array.is_packed:
+        stop = start + (first + count + 1) // 2
+        data = _store.read_bytes(root, key, start + first // 2, stop)
+        both = np.frombuffer(data, np.uint8)[:, None] >> np.array([0, 4], np.uint8) & 15
+        whole = both.reshape(-1)[first % 2 :][:count].view(into.dtype)
+    else:
+        whole = np.empty(count, into.dtype)
+        start += first * into.itemsize
+        if root.read_into(key, start, whole.view(np.uint8)) < whole.nbytes:
+            raise MissingError(f"the end of `{key}` is missing")
+    steps = [stride * into.itemsize for stride in strides]
+    into[...] = np.lib.stride_tricks.as_strided(
+        whole, into.shape, steps, writeable=False
+    )
+
+
+def _open_pieces(array: PiecedArray) -> ts.TensorStore:
+    """A view of all pieces, opened without a read; or what they are, if TensorStore
+    cannot read them."""
+    assert array.root is not None
+    if array.is_packed:
+        t = array.template
+        whole = np.empty(t.shape, np.uint8)
+        _read_pieces(array, whole, (slice(None),) * len(t.shape))
+        return ts.array(whole)
+    places, files = [], []
+    for piece in array.pieces:
+        shape = piece.shape
+        if piece.strides is not None:
+            shape = (span(shape, piece.strides),)
+        chunk = tuple(max(1, n) for n in shape)
+        t = array.template._replace(shape=shape, chunk=chunk)
+        size = math.prod(shape) * t.itemsize
+        row = _grid.key((0,) * len(chunk)), len(files), piece.offset, size
+        places.append(_arrays.ArrayPlace(t, "", [row]))
+        files.append(piece.key)
+    stores = []
+    for store, piece in zip(
+        _arrays.open_arrays(array.root, files, places), array.pieces
+    ):
+        if piece.strides is not None:
+            axes = np.ix_(*map(np.arange, piece.shape))
+            at = sum(axis * stride for axis, stride in zip(axes, piece.strides))
+            whole = (slice(None),) * len(piece.shape)
+            store = _arrays.view(store[np.broadcast_to(at, piece.shape)], whole)
+        store = store[ts.d[:].mark_bounds_implicit[False]]
+        stores.append(store[ts.d[:].translate_to[piece.start]])
+    return stores[0] if len(stores) == 1 else ts.overlay(stores)
