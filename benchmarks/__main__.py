@@ -19,6 +19,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import limits
 import measure
+import pages
 import tables
 from measure import Settings
 from part import PARTS
@@ -27,7 +28,8 @@ from workloads import sizes
 
 
 _HERE = pathlib.Path(__file__).parent
-# Programs of their own.
+_ALL = "TLMSPGCEFDI"
+# Programs of their own, each with a file of results.
 _OTHERS = {
     "T": "models",
     "C": "compressed",
@@ -42,10 +44,11 @@ workloads:
   L  16 x 64 MiB float32          P  parts, in new processes: a leaf of S, a leaf of L,
   M  GPT-2-small with Adam           256 rows of an embedding
   S  10,000 x 256 float32         G  growth: 10 to 10,000 leaves, 1 to 256 MiB
-  C  compression                  E  edits of 2 GiB that is not loaded
+  C  compression                  E  edits and merges of 512 MiB
   D  object stores with a delay   F  stored functions
   I  imports                      T  Modules in training, with optimiser states
-Linux only.
+Everything together takes about 40 minutes on 2 cores that do nothing else. It writes
+results/, and the tables of README.md and docs/benchmarks.md. Linux only.
 """
 
 
@@ -61,22 +64,23 @@ def main() -> None:
     add("--short", action="store_true", help="small sizes; fails beyond limits.py")
     add("--big", action="store_true", help="growth to 30,000 leaves and to 4 GiB")
     add("--cold", action="store_true", help="evict files from the page cache first")
-    add("--rounds", type=int, help="by default 7, and 1 with --short")
-    add("--budget", type=float, default=40, help="seconds a peer and workload")
+    add("--rounds", type=int, help="of L, M, S, P, G, I: 5, and 1 with --short")
     add("--only", nargs="+", default=[""], help="names of peers, or parts of them")
     add("--scratch", type=pathlib.Path, help="where to save; on a disk")
-    add("--out", type=pathlib.Path, help="by default results/, none with --short")
-    add("--plot", type=pathlib.Path, help="only draw a results.json, beside it")
+    add("--out", type=pathlib.Path, help="by default results/ of everything, or none")
+    add("--pages", action="store_true", help="only pictures and tables of results/")
     given = parser.parse_args()
-    if given.plot:
-        _plot(json.loads(given.plot.read_text()), given.plot.parent)
+    if given.pages:
+        _publish()
         return
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    out = given.out or (None if given.short else _HERE / "results")
-    rounds = given.rounds or (1 if given.short else 7)
+    whole = not (given.short or given.big or given.cold or given.workloads)
+    whole = whole and given.only == [""]
+    out = given.out or (pages.RESULTS if whole else None)
+    rounds = given.rounds or (1 if given.short else 5)
     scratch = pathlib.Path(tempfile.mkdtemp(prefix="eqx_ckpt-", dir=given.scratch))
-    settings = Settings(scratch / "w", rounds, given.budget, given.cold)
+    settings = Settings(scratch / "w", rounds, given.cold)
     results: dict[str, Any] = {
         "machine": _machine(scratch),
         "settings": settings._asdict() | {"scratch": str(scratch)},
@@ -87,10 +91,11 @@ def main() -> None:
         "growth": {},
         "imports": {},
     }
+    failed: list[str] = []
     try:
-        default = "TLMSPCEFD" if given.short else "TLMSPGCEFDI"
+        default = [x for x in _ALL if not (given.short and x in "GI")]
         for name in given.workloads or default:
-            _run(name, given, settings, results, out)
+            failed += _run(name, given, settings, results, out)
             if out:
                 out.mkdir(parents=True, exist_ok=True)
                 (out / "results.json").write_text(json.dumps(results, indent=1))
@@ -100,12 +105,13 @@ def main() -> None:
         print(f"How {kind} trees are run:" if kind == "whole" else "How parts are:")
         for name, sentence in how.items():
             print(f"  {name}: {sentence}")
-    if out:
+    if out == pages.RESULTS:
+        _publish()
+    elif out:
         _plot(results, out)
-    if given.short:
-        problems = limits.check(results)
-        print("\n".join(problems) or "All limits are kept.")
-        sys.exit(bool(problems))
+    failed += limits.check(results) if given.short else []
+    print("\n".join(failed) or "All limits are kept.")
+    sys.exit(bool(failed))
 
 
 def _run(
@@ -114,8 +120,9 @@ def _run(
     settings: Settings,
     results: dict[str, Any],
     out: pathlib.Path | None,
-) -> None:
-    """Measures one workload, into the results, and prints its table."""
+) -> list[str]:
+    """Measures one workload, into the results, and prints its table. Returns what has
+    failed."""
     of = sizes(given.short, given.big)
 
     def chosen(peers: list[Any]) -> list[Any]:
@@ -138,11 +145,15 @@ def _run(
             _say(tables.part(title, got, settings.cold))
     elif name == "G":
         peers = [peer for peer in chosen(PEERS) if peer.name in _GROWING]
+        measured = results["whole"].get("S")
         for per, unit, title, trees in (
             ("leaves", 1e-6, "Growth, µs a leaf, by leaves of 1 KiB", of.leaves),
             ("bytes", 1e-9, "Growth, ns a byte, by bytes", of.bytes),
         ):
-            got = {size: measure.whole(t, peers, settings) for size, t in trees.items()}
+            got = {}
+            for size, make in trees.items():
+                is_s = measured and per == "leaves" and size == measured["leaves"]
+                got[size] = measured if is_s else measure.whole(make, peers, settings)
             results["growth"][per] = got
             _say(tables.growth(title, unit, got, per))
     elif name in _OTHERS:
@@ -150,22 +161,27 @@ def _run(
         options = ["--short"] if given.short else []
         if name != "D":  # It saves to a server.
             options += ["--scratch", str(settings.scratch.parent)]
-        if name == "T" and out:
-            out.mkdir(parents=True, exist_ok=True)
-            options += ["--out", str(out)]
+        options += ["--out", str(out)] if out else []
         print(f"{program.name}:", flush=True)
         if subprocess.run([sys.executable, str(program), *options]).returncode:
-            sys.exit(f"{program.name} has failed.")
+            return [f"{program.name} has failed."]
         print(flush=True)
     elif name == "I":
         results["imports"] = measure.imports(settings)
         _say(tables.imports(results["imports"]))
     else:
         sys.exit(f"There is no workload {name!r}. See `python benchmarks --help`.")
+    return []
 
 
 def _say(text: str) -> None:
     print(text, end="\n\n", flush=True)
+
+
+def _publish() -> None:
+    """Draws the pictures of results/, and writes the tables of the pages."""
+    _plot(json.loads((pages.RESULTS / "results.json").read_text()), pages.RESULTS)
+    pages.write()
 
 
 def _plot(results: dict[str, Any], directory: pathlib.Path) -> None:

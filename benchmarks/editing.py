@@ -1,6 +1,7 @@
 """What it costs to edit and merge checkpoints that are not loaded.
 
     python benchmarks/editing.py [--short] [--size BYTES] [--scratch DIRECTORY]
+                                 [--out DIRECTORY]
 
 Each case is a process of its own, with files in the page cache and saves that are not
 durable. `cp` copies the result; where there is none, or only an index, the source.
@@ -31,16 +32,18 @@ import counters
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pages
 
 import eqx_ckpt as ec
 
 
-# 2 GiB, and 96 MiB in short.
-SIZE, SHORT = 2**31, 96 * 2**20
+# 512 MiB, and 96 MiB in short.
+SIZE, SHORT = 2**29, 96 * 2**20
 # For all cases but those of the whole.
 MAX_BYTES = 2**27
 _RUNS = ("base", "a", "b")
 _Tree = Any
+_Row = dict[str, float]
 
 
 def _make(size: int, scratch: pathlib.Path) -> None:
@@ -248,21 +251,6 @@ def _measure_small(scratch: pathlib.Path) -> dict[str, dict[str, float]]:
     return out
 
 
-def _small_table(scratch: pathlib.Path) -> list[str]:
-    """Prints the table of small merges. Returns what exceeds a limit."""
-    problems: list[str] = []
-    kib = _ELEMENTS * 4 // 1024
-    print(f"\nCheckpoints of {_LEAVES:,} leaves of {kib} KiB, seconds of cpu:\n")
-    print("| | lazy | NumPy | ratio |")
-    print("| --- | ---: | ---: | ---: |")
-    for case, cpu in _in_process(["small", "all"], scratch).items():
-        ratio = cpu["lazy"] / cpu["NumPy"]
-        print(f"| {case} | {cpu['lazy']:.2f} | {cpu['NumPy']:.2f} | {ratio:.2f} |")
-        if ratio > CPU[case]:
-            problems.append(f"{case}, small leaves: `cpu` is {ratio:.2f} of the loop's")
-    return problems
-
-
 def _in_process(case: list[str], scratch: pathlib.Path) -> Any:
     """What a case gives in a process of its own."""
     command = [sys.executable, __file__, "--case", *case, "--scratch", str(scratch)]
@@ -286,9 +274,10 @@ def _copied(source: pathlib.Path, target: pathlib.Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
-    add("--short", action="store_true", help="96 MiB instead of 2 GiB")
+    add("--short", action="store_true", help="96 MiB instead of 512")
     add("--size", type=int, help="bytes of each checkpoint")
     add("--scratch", type=pathlib.Path, help="where to save; on a disk")
+    add("--out", type=pathlib.Path, help="where editing.json goes")
     add("--case", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.case:
@@ -302,50 +291,53 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=given.scratch) as directory:
         scratch = pathlib.Path(directory)
         _make(size, scratch)
-        problems = _table(size, scratch)
+        cases = _cases(scratch)
         (scratch / "small").mkdir()
-        problems += _small_table(scratch / "small")
+        small = _in_process(["small", "all"], scratch / "small")
+    sizes = {"leaves": _LEAVES, "bytes": 4 * _ELEMENTS, "rounds": _TIMES}
+    done = {"size": size, "cases": cases, "small": {**sizes, "cases": small}}
+    pages.keep("editing", done, given.out, "edits", "small-merges")
+    problems = _problems(size, cases, small)
     print("\n".join(problems) or "All limits are kept.")
     sys.exit(bool(problems))
 
 
-def _table(size: int, scratch: pathlib.Path) -> list[str]:
-    """Prints the table. Returns what exceeds a limit."""
-    problems: list[str] = []
-    print(f"Checkpoints of {size / 2**20:.0f} MiB:\n")
-    print("| | | seconds | cpu | `cp` | read | written | peak |")
-    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+def _cases(scratch: pathlib.Path) -> dict[str, dict[str, _Row]]:
+    """Counts of each case in each way."""
+    cases: dict[str, dict[str, _Row]] = {}
     for case in WAYS["lazy"]:
-        cpu: dict[str, float] = {}
         for way in [way for way in WAYS if case in WAYS[way]]:
             os.sync()
             got = _in_process([way, case], scratch)
             out = scratch / "out"
             os.sync()
-            seconds = _copied(out if out.exists() else scratch / "a", scratch / "copy")
+            copied = out if out.exists() else scratch / "a"
+            got["cp"] = _copied(copied, scratch / "copy")
             shutil.rmtree(out, ignore_errors=True)
-            sizes = [f"{_shown(got[key])}" for key in ("read", "written", "peak")]
-            cpu[way] = got["cpu"]
-            times = [got["seconds"], got["cpu"], seconds]
-            row = [case, way, *(f"{x:.2f}" for x in times), *sizes]
-            print(f"| {' | '.join(row)} |", flush=True)
-            for key, limit in LIMITS.get(case, {}).items() if way == "lazy" else ():
-                # An index of a small checkpoint is not nothing.
-                most = limit if limit > 1000 else limit * size + 2**20
-                if got[key] > most:
-                    problems.append(
-                        f"{case}: `{key}` is {got[key]:,}, over {most:,.0f}"
-                    )
+            cases.setdefault(case, {})[way] = got
+    return cases
+
+
+def _problems(
+    size: int, cases: dict[str, dict[str, _Row]], small: dict[str, _Row]
+) -> list[str]:
+    """Sentences on what exceeds a limit."""
+    problems: list[str] = []
+    for case, ways in cases.items():
+        for key, limit in LIMITS.get(case, {}).items():
+            # An index of a small checkpoint is not nothing.
+            most = limit if limit > 1000 else limit * size + 2**20
+            if (got := ways["lazy"][key]) > most:
+                problems.append(f"{case}: `{key}` is {got:,}, over {most:,.0f}")
+    for case, limit in CPU.items():
+        lazy, loop = (cases[case][way]["cpu"] for way in ("lazy", "NumPy"))
         # The first call of a process takes its time, whatever the size.
-        if case in CPU and cpu["lazy"] > CPU[case] * cpu["NumPy"] + _FIRST:
-            problems.append(f"{case}: `cpu` is over {CPU[case]} of the loop's")
+        if lazy > limit * loop + _FIRST:
+            problems.append(f"{case}: `cpu` is over {limit} of the loop's")
+        ratio = small[case]["lazy"] / small[case]["NumPy"]
+        if ratio > limit:
+            problems.append(f"{case}, small leaves: `cpu` is {ratio:.2f} of the loop's")
     return problems
-
-
-def _shown(nbytes: float) -> str:
-    return (
-        f"{nbytes / 2**20:,.0f} MiB" if nbytes >= 2**20 else f"{nbytes / 1e3:,.0f} kB"
-    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What it costs to store functions with a model, and to run them.
 
-    python benchmarks/functions.py [--short] [--scratch DIRECTORY]
+    python benchmarks/functions.py [--short] [--scratch DIRECTORY] [--out DIRECTORY]
 
 `export` is what the first save with a function takes beyond one that has it already.
 `first` is from `ec.open` to the result of the first call, weights and compilation
@@ -11,7 +11,6 @@ It fails where a limit is exceeded.
 import argparse
 import os
 import pathlib
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import pages
 
 import eqx_ckpt as ec
 
@@ -144,22 +144,21 @@ def measure(case: Case, order: int, scratch: pathlib.Path) -> dict[str, float]:
     }
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--short", action="store_true", help="only the MLP")
     parser.add_argument("--scratch", type=pathlib.Path)
+    parser.add_argument("--out", type=pathlib.Path, help="where functions.json goes")
     options = parser.parse_args()
     cases = CASES[:1] if options.short else CASES
+    rows = []
     with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
         for case in cases:
             for order in (0, 1):
                 row = measure(case, order, pathlib.Path(scratch))
-                cells = (f"{name} {value:.4g}" for name, value in row.items())
-                print(
-                    f"{case.name}, vjp_order={order}: " + ", ".join(cells), flush=True
-                )
-    return 0
+                rows.append({"name": case.name, "order": order, **row})
+    pages.keep("functions", {"rows": rows}, options.out, "functions")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -26,12 +26,10 @@ Row = dict[str, Any]
 
 
 class Settings(NamedTuple):
-    """A peer that has used up its `budget` of seconds is let off the other `rounds`.
-    `cold`: files are not in the page cache when they are read, else they are."""
+    """`cold`: files are not in the page cache when they are read, else they are."""
 
     scratch: pathlib.Path
     rounds: int
-    budget: float
     cold: bool
 
 
@@ -64,7 +62,7 @@ def whole(make: Callable[[], Tree], peers: list[Peer], settings: Settings) -> Ro
     }
     for turn, peer in _turns(peers, settings.rounds + 1):
         row = rows[peer.name]
-        if "error" in row or (turn > 1 and row["seconds"] > settings.budget):
+        if "error" in row:
             continue
         try:
             _one_turn(tree, peer, row, turn > 0, settings)

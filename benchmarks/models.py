@@ -2,7 +2,6 @@
 
     python benchmarks/models.py [NAME...] [--short] [--rounds N] [--times N...]
                                 [--scratch DIRECTORY] [--out DIRECTORY]
-    python benchmarks/models.py --table models.json
 
 Each peer has the same arrays, and saves them to the page cache. Widths are small: the
 table is about what a leaf costs, and large leaves are in `python benchmarks L M`. Each
@@ -19,7 +18,6 @@ import itertools
 import json
 import os
 import pathlib
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -36,6 +34,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import optax
+import pages
 from peers import PEERS
 
 import eqx_ckpt as ec
@@ -338,48 +337,16 @@ def _once(model: str, name: str, call: str, scratch: Path) -> None:
         print(json.dumps(_timed(lambda: peer.load(path, like))))
 
 
-_KINDS = ("save", "load", "first save", "first load")
-
-
-def rows(model: str, result: dict[str, Any]) -> str:
-    """The rows of a table in Markdown, one for each peer."""
-    first = f"{model}, {result['leaves']:,} leaves, {result['bytes'] / 2**20:.1f} MiB"
-    lines = []
-    for name, row in result["peers"].items():
-        cells = [first, name]
-        for kind in _KINDS:
-            medians = [statistics.median(x) for x in zip(*row.get(kind, []))]
-            cells.append("{:.1f} ({:.1f})".format(*medians) if medians else "")
-        lines.append(f"| {' | '.join(cells)} |")
-        first = ""
-    return "\n".join(lines)
-
-
-def head(results: dict[str, Any]) -> str:
-    """The head of that table, with the size of each sample."""
-    peers = next(iter(results.values()))["peers"]
-    counts = [len(peers[OURS].get(kind, [])) for kind in _KINDS]
-    cells = [f"{kind}, {n} times" if n else kind for kind, n in zip(_KINDS, counts)]
-    return f"| | ms of CPU (by the clock) | {' | '.join(cells)} |\n" + (
-        "| --- | --- |" + " ---: |" * len(cells)
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("models", nargs="*", default=[*MODELS], metavar="NAME")
     parser.add_argument("--short", action="store_true", help="few layers, one round")
     parser.add_argument("--out", type=pathlib.Path, help="where models.json goes")
-    parser.add_argument("--table", type=pathlib.Path, help="only print a models.json")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--times", type=int, nargs="+", default=[1, 4], help="widths")
     parser.add_argument("--scratch", type=pathlib.Path)
     parser.add_argument("--once", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.table:
-        saved = json.loads(given.table.read_text())
-        print("\n".join([head(saved), *(rows(*x) for x in saved.items())]))
-        return
     if given.once:
         _once(given.models[0], *given.once, given.scratch)
         return
@@ -396,11 +363,7 @@ def main() -> None:
         size = sum(x.nbytes for x in leaves)
         title = model if times == 1 else f"{model}, {times} times as wide"
         results[title] = {"leaves": len(leaves), "bytes": size, "peers": peers}
-        if len(results) == 1:
-            print(head(results))
-        print(rows(title, results[title]), flush=True)
-    if given.out:
-        (given.out / "models.json").write_text(json.dumps(results, indent=1))
+    pages.keep("models", results, given.out, "modules")
 
 
 if __name__ == "__main__":

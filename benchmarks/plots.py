@@ -30,7 +30,9 @@ _STYLE = {
 
 def draw(results: dict[str, Any], directory: pathlib.Path) -> list[pathlib.Path]:
     """Draws all that is there into PNGs in a directory."""
-    cache = f"page cache {'cold' if results['settings']['cold'] else 'warm'}"
+    settings = results["settings"]
+    cache = f"page cache {'cold' if settings['cold'] else 'warm'}"
+    cache += f", medians of {settings['rounds']}"
     drawn: list[pathlib.Path] = []
     with plt.rc_context(_STYLE):
         for name, result in results["whole"].items():

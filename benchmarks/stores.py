@@ -1,6 +1,6 @@
 """What a save and a load cost on an object store that is far away.
 
-    python benchmarks/stores.py [--delay SECONDS] [--rounds N] [--results FILE]
+    python benchmarks/stores.py [--delay SECONDS] [--rounds N] [--out DIRECTORY]
 
 A real S3 server on this machine, behind a proxy that keeps back each request for the
 delay. `in a row` is the longest chain of requests in which each comes after the answer
@@ -14,7 +14,6 @@ file for each of them. `raw: the same ranges` asks for those, and looks at nothi
 """
 
 import argparse
-import json
 import os
 import pathlib
 import statistics
@@ -30,6 +29,7 @@ sys.path.append(str(pathlib.Path(__file__).parents[1] / "tests"))
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pages
 import tensorstore as ts
 from support import servers
 
@@ -37,7 +37,6 @@ import eqx_ckpt as ec
 
 
 _CREDENTIALS = {"type": "environment"}
-RESULTS = pathlib.Path(__file__).parent / "results" / "stores.json"
 _Tree = dict[str, jax.Array]
 _Work = Callable[[], Any]
 
@@ -49,7 +48,7 @@ def main() -> None:
     parser.add_argument("--delay", type=float, default=0.1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--short", action="store_true", help="one round of less")
-    parser.add_argument("--results", type=pathlib.Path, default=RESULTS)
+    parser.add_argument("--out", type=pathlib.Path, help="where stores.json goes")
     args = parser.parse_args()
     rounds = 1 if args.short else args.rounds
     os.environ |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
@@ -58,17 +57,9 @@ def main() -> None:
             latency = _latency(proxy, args.delay, rounds)
         count = 2 if args.short else 16
         speed = _throughput(f"http://127.0.0.1:{port}", count, rounds)
-    print(f"\n| {args.delay:.1f} s a request | requests | in a row | seconds |")
-    print("| --- | ---: | ---: | ---: |")
-    for name, row in latency.items():
-        print(f"| {name} | {row['requests']} | {row['trips']} | {row['seconds']:.2f} |")
-    print("\n| no delay | GB/s |\n| --- | ---: |")
-    for name, value in speed.items():
-        print(f"| {name} | {value:.2f} |")
-    if not args.short:
-        done = {"delay": args.delay, "rounds": rounds, "cores": os.cpu_count()}
-        found = {**done, "latency": latency, "throughput": speed}
-        args.results.write_text(json.dumps(found, indent=1) + "\n")
+    done = {"delay": args.delay, "rounds": rounds, "cores": os.cpu_count()}
+    done |= {"latency": latency, "throughput": speed}
+    pages.keep("stores", done, args.out, "latency", "throughput")
 
 
 def _layers(count: int) -> _Tree:

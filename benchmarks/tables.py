@@ -4,6 +4,8 @@ that of `eqx_ckpt` in the same column being 1."""
 import statistics
 from typing import Any
 
+import pages
+
 
 _MIB = 2**20
 _MISSING = "-"
@@ -13,7 +15,7 @@ def whole(name: str, result: dict[str, Any], cold: bool) -> str:
     rows = result["peers"]
     lines = [
         f"{name}: {result['leaves']} leaves, {result['bytes'] / _MIB:.0f} MiB; "
-        f"page cache {'cold' if cold else 'warm'}",
+        f"page cache {'cold' if cold else 'warm'}; {_rounds(rows, 'load')}",
         f"{'':24}{'save, not synced s':>22}{'save, durable s':>22}{'load s':>22}"
         f"{'files':>7}{'on disk':>9}{'read':>9}{'peak RSS above tree':>21}",
         f"{'':97}{'MiB':>9}{'MiB':>9}{'save':>14}{'load':>7}",
@@ -40,7 +42,7 @@ def part(name: str, result: dict[str, Any], cold: bool) -> str:
     rows = result["peers"]
     lines = [
         f"{name}: {result['bytes'] / _MIB:.3f} MiB, in a new process; "
-        f"page cache {'cold' if cold else 'warm'}",
+        f"page cache {'cold' if cold else 'warm'}; {_rounds(rows, 'first')}",
         f"{'':24}{'imports s':>12}{'open ms':>22}{'first array ms':>22}"
         f"{'read MiB':>10}",
     ]
@@ -62,7 +64,8 @@ def part(name: str, result: dict[str, Any], cold: bool) -> str:
 def growth(title: str, unit: float, results: dict[str, Any], per: str) -> str:
     """A line of sizes: for each peer, the time per leaf or byte at each of them."""
     sizes = list(results.values())
-    lines = [title]
+    rows = {(n, peer): x for n, r in results.items() for peer, x in r["peers"].items()}
+    lines = [f"{title}; {_rounds(rows, 'load')}"]
     for key in ("save", "durable", "load"):
         head = "".join(f"{_size(result[per], per):>12}" for result in sizes)
         lines.append(f"{'  ' + key:24}{head}")
@@ -84,6 +87,10 @@ def imports(times: dict[str, list[float]]) -> str:
         f"import equinox {medians['equinox']:.3f} s, "
         f"import eqx_ckpt {medians['eqx_ckpt']:.3f} s: {over * 1000:.0f} ms more"
     )
+
+
+def _rounds(rows: dict[Any, dict[str, Any]], key: str) -> str:
+    return f"{pages.count(row[key] for row in rows.values())} rounds"
 
 
 def _size(value: int, per: str) -> str:

@@ -43,7 +43,7 @@ def hidden_load(path, like):
 wasteful = ours._replace(save=wasteful_save, load=wasteful_load)
 hidden = raw._replace(name=UNVERIFIED, load=hidden_load)
 make = workloads.sizes(short=True, big=False).whole["L"]
-settings = measure.Settings(pathlib.Path({scratch!r}) / "w", 1, 60, False)
+settings = measure.Settings(pathlib.Path({scratch!r}) / "w", 1, False)
 for both in ([ours, known[UNVERIFIED]], [wasteful, hidden]):
     whole = {{"L": measure.whole(make, both, settings)}}
     print(json.dumps(limits.check({{"whole": whole, "parts": {{}}}})))
@@ -76,6 +76,19 @@ def test_the_short_form_fails(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_tables_of_the_pages(monkeypatch):
+    """They are those of the results, each of which is on a page."""
+    monkeypatch.syspath_prepend(str(benchmarks))
+    import pages
+
+    results, shown = pages.results(), set()
+    for page in pages.PAGES:
+        text = page.read_text()
+        assert pages.written(text, results) == text, "python benchmarks --pages"
+        shown |= {name for name in pages.TABLES if f"<!-- table: {name} -->\n" in text}
+    assert shown == pages.TABLES.keys()
+
+
 @pytest.mark.long
 def test_edits():
     """What an edit reads, writes and takes of memory; it fails beyond its limits."""
@@ -93,4 +106,4 @@ def test_functions():
     command = [sys.executable, str(benchmarks / "functions.py"), "--short"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("function kB") == 2
+    assert done.stdout.count("| MLP, ") == 2

@@ -1,0 +1,253 @@
+"""Tables in Markdown of what is in results/, and their places in the pages.
+
+A table stands below a line `<!-- table: NAME -->`, and ends with its last row.
+"""
+
+import json
+import pathlib
+import re
+import statistics
+from collections.abc import Callable, Iterable
+from typing import Any
+
+
+Results = dict[str, Any]
+RESULTS = pathlib.Path(__file__).parent / "results"
+_ROOT = pathlib.Path(__file__).parents[1]
+PAGES = [_ROOT / "README.md", _ROOT / "docs/benchmarks.md"]
+_MODEL_KINDS = ("save", "load", "first save", "first load")
+_WHOLE = {"save": "save", "durable": "durable save", "load": "load"}
+_FLAT = {
+    "L": "16 x 64 MiB",
+    "M": "GPT-2-small with Adam, 445 leaves",
+    "S": "10,000 x 1 KiB",
+}
+
+
+def results(directory: pathlib.Path = RESULTS) -> Results:
+    """What each file of results holds, by the name of the file."""
+    files = directory.glob("*.json")
+    return {file.stem: json.loads(file.read_text()) for file in files}
+
+
+def write() -> None:
+    """Writes all tables into the pages."""
+    found = results()
+    for page in PAGES:
+        page.write_text(written(page.read_text(), found))
+
+
+def written(text: str, found: Results) -> str:
+    """A page with the tables of these results."""
+
+    def fill(match: re.Match[str]) -> str:
+        return f"{match[1]}\n{TABLES[match[2]](found)}\n"
+
+    return re.sub(r"(<!-- table: (\S+) -->\n)\n(?:\|.*\n)*", fill, text)
+
+
+def count(samples: Iterable[list[Any]]) -> str:
+    """How many were measured: of each the same, or from the fewest to the most."""
+    counts = sorted({len(sample) for sample in samples} - {0})
+    return " to ".join(str(x) for x in dict.fromkeys(counts[:1] + counts[-1:]))
+
+
+# ---- The tables.
+
+
+def modules(found: Results) -> str:
+    """Models of models.json: milliseconds of CPU and by the clock, of each peer."""
+    models = found["models"]
+    head = ["", "ms of CPU (by the clock)"]
+    for kind in _MODEL_KINDS:
+        rows = [row for model in models.values() for row in model["peers"].values()]
+        sampled = count(row[kind] for row in rows if kind in row)
+        head.append(f"{kind}, {sampled} times" if sampled else kind)
+    lines = []
+    for name, model in models.items():
+        size = f"{model['leaves']:,} leaves, {model['bytes'] / 2**20:.1f} MiB"
+        for peer, row in model["peers"].items():
+            first = f"{name}, {size}" if peer == next(iter(model["peers"])) else ""
+            cells = [first, peer]
+            for kind in _MODEL_KINDS:
+                medians = [statistics.median(x) for x in zip(*row.get(kind, []))]
+                cells.append("{:.1f} ({:.1f})".format(*medians) if medians else "")
+            lines.append(cells)
+    return _table(head, lines, 2)
+
+
+def flat(found: Results) -> str:
+    """Flat trees of results.json: seconds of each peer."""
+    whole = found["results"]["whole"]
+    head = [f"seconds, medians of {_flat_count(found)} rounds"]
+    head += [f"{name}: {kind}" for name in _FLAT for kind in _WHOLE.values()]
+    lines = []
+    for peer in whole["L"]["peers"]:
+        rows = [whole[name]["peers"][peer] for name in _FLAT]
+        lines.append([peer, *(_seconds(row[kind]) for row in rows for kind in _WHOLE)])
+    return _table(head, lines, 1)
+
+
+def summary(found: Results) -> str:
+    """The table of README.md: Modules, then flat trees."""
+    models, whole = found["models"], found["results"]["whole"]
+    peers = ["eqx_ckpt", "Equinox", "safetensors.flax", "Orbax v0", "Orbax v1"]
+    firsts = count(
+        row["first load"]
+        for model in models.values()
+        for row in model["peers"].values()
+        if "first load" in row
+    )
+    later = count(r["load"] for m in models.values() for r in m["peers"].values())
+    head = [
+        f"medians of {later} calls, {firsts} first loads, {_flat_count(found)} of flat "
+        "trees",
+        *peers,
+    ]
+    lines = []
+    for narrow, model in models.items():
+        wide = next((x for x in models if x.startswith(f"{narrow}, ")), None)
+        if wide is None:
+            continue
+        title = narrow.replace(" with ", " Module with ", 1)
+        size = f"{models[wide]['bytes'] / 2**20:.0f} MiB"
+        cells = [f"{title}, {model['leaves']:,} leaves, {size}"]
+        for peer in peers:
+            name = next((x for x in (peer, f"{peer}, flat") if x in model["peers"]), "")
+            if not name or peer.startswith("Orbax"):
+                cells.append("")
+                continue
+            later_row, first_row = models[wide]["peers"][name], model["peers"][name]
+            kinds = [later_row["save"], later_row["load"], first_row["first load"]]
+            times = [statistics.median(cpu for cpu, _ in some) for some in kinds]
+            cells.append(", ".join(f"{x:.0f}" for x in times) + " ms")
+        lines.append(cells)
+    for name, title in _FLAT.items():
+        rows = [whole[name]["peers"][peer] for peer in peers]
+        both = [f"{_seconds(x['durable'])}, {_seconds(x['load'])} s" for x in rows]
+        lines.append([title, *both])
+    return _table(head, lines, 1)
+
+
+def compressed(found: Results) -> str:
+    """Codecs of compressed.json."""
+    done = found["compressed"]
+    head = [f"medians of {done['rounds']} rounds", "", "size", "durable save", "load"]
+    head += ["cold load", "Blosc", "to new memory"]
+    lines = []
+    for row in done["rows"]:
+        way = f"`{row['compression']}`" if row["compression"] else "none"
+        speeds = [
+            f"{row[name]:.2f} ({row[f'{name}_cpu']:.2f})" if name in row else ""
+            for name in ("save", "load", "cold", "blosc", "blosc_new")
+        ]
+        lines.append([row["dtype"], way, f"{row['size']:.3f}", *speeds])
+    return _table(head, lines, 2)
+
+
+def latency(found: Results) -> str:
+    """Chains of requests of stores.json."""
+    done = found["stores"]
+    head = [f"{done['delay']:.1f} s a request, medians of {done['rounds']} rounds"]
+    lines = [
+        [name, f"{row['requests']:.0f}", f"{row['trips']:.0f}", f"{row['seconds']:.2f}"]
+        for name, row in done["latency"].items()
+    ]
+    return _table([*head, "requests", "in a row", "seconds"], lines, 1)
+
+
+def throughput(found: Results) -> str:
+    """Speeds of stores.json."""
+    done = found["stores"]
+    head = [f"no delay, medians of {done['rounds']} rounds", "GB/s"]
+    lines = [[name, f"{value:.2f}"] for name, value in done["throughput"].items()]
+    return _table(head, lines, 1)
+
+
+def edits(found: Results) -> str:
+    """Cases of editing.json."""
+    done = found["editing"]
+    head = [f"{done['size'] / 2**20:,.0f} MiB, one run each", "", "seconds", "cpu"]
+    lines = []
+    for case, ways in done["cases"].items():
+        for way, row in ways.items():
+            times = [f"{row[key]:.2f}" for key in ("seconds", "cpu", "cp")]
+            sizes = [_nbytes(row[key]) for key in ("read", "written", "peak")]
+            lines.append([case, way, *times, *sizes])
+    return _table([*head, "`cp`", "read", "written", "peak"], lines, 2)
+
+
+def small_merges(found: Results) -> str:
+    """Merges of small leaves of editing.json."""
+    small = found["editing"]["small"]
+    head = [
+        f"{small['leaves']:,} leaves of {small['bytes'] // 1024} KiB, seconds of cpu, "
+        f"least of {small['rounds']} runs",
+        *("lazy", "NumPy", "ratio"),
+    ]
+    lines = []
+    for case, cpu in small["cases"].items():
+        both = [f"{cpu[way]:.2f}" for way in ("lazy", "NumPy")]
+        lines.append([case, *both, f"{cpu['lazy'] / cpu['NumPy']:.2f}"])
+    return _table(head, lines, 1)
+
+
+def functions(found: Results) -> str:
+    """Models of functions.json: their sizes, and seconds."""
+    keys = ("save", "export", "save again", "first", "model")
+    lines = []
+    for row in found["functions"]["rows"]:
+        order = f", `vjp_order={row['order']}`" if row["order"] else ""
+        cells = [f"{row['name']}, {row['MB']:.0f} MB{order}", f"{row['leaves']}"]
+        cells.append(f"{row['function kB']:.0f} kB")
+        lines.append([*cells, *(f"{row[key]:.2f}" for key in keys)])
+    head = ["seconds, one run each", "leaves", "function", *keys]
+    return _table(head, lines, 1)
+
+
+TABLES: dict[str, Callable[[Results], str]] = {
+    "summary": summary,
+    "modules": modules,
+    "flat": flat,
+    "compressed": compressed,
+    "latency": latency,
+    "throughput": throughput,
+    "edits": edits,
+    "small-merges": small_merges,
+    "functions": functions,
+}
+
+
+def keep(name: str, done: Any, out: pathlib.Path | None, *tables: str) -> None:
+    """Prints tables of what a program has measured, and writes it to `out`."""
+    print("\n\n".join(TABLES[table]({name: done}) for table in tables), flush=True)
+    if out:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / f"{name}.json").write_text(json.dumps(done, indent=1) + "\n")
+
+
+# ---- Cells.
+
+
+def _table(head: list[str], lines: list[list[str]], words: int) -> str:
+    """A table whose columns are numbers but for the first ones."""
+    rule = ["---"] * words + ["---:"] * (len(head) - words)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, rule, *lines])
+
+
+def _flat_count(found: Results) -> str:
+    whole = found["results"]["whole"].values()
+    return count(row["load"] for w in whole for row in w["peers"].values())
+
+
+def _seconds(times: list[float]) -> str:
+    if not times:
+        return ""
+    median = statistics.median(times)
+    return f"{median:.0f}" if median >= 10 else f"{median:#.2g}".rstrip(".")
+
+
+def _nbytes(nbytes: float) -> str:
+    if nbytes >= 2**20:
+        return f"{nbytes / 2**20:,.0f} MiB"
+    return f"{nbytes / 1e3:,.0f} kB"
