@@ -22,6 +22,7 @@ from ._graft._graft import graft as graft
 from ._graft._init import load_or_init as load_or_init, unloaded as unloaded
 from ._graft._inverse import inverse as inverse
 from ._graft._report import Report as Report
+from ._graft._skeleton import partition_rules as partition_rules, skeleton as skeleton
 from ._graft._unflatten import nest as nest
 from ._interop._bytes import from_bytes as from_bytes, to_bytes as to_bytes
 from ._interop._convert import convert as convert
@@ -48,13 +49,9 @@ from ._save._delete import delete as delete, exists as exists
 from ._save._serialise import tree_serialise_leaves as tree_serialise_leaves
 from ._storage._store import counting as counting
 from ._stores._remote import Store as Store
+from ._tree._flatten import leaf_names as leaf_names
 from ._tree._leaf import is_storable as is_storable
 from ._tree._register import register_leaf as register_leaf
-from ._tree._skeleton import (
-    leaf_names as leaf_names,
-    partition_rules as partition_rules,
-    skeleton as skeleton,
-)
 from ._verify._scan import Problem as Problem
 from ._verify._verify import verify as verify
 from ._version import __version__ as __version__

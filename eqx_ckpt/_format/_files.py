@@ -32,7 +32,8 @@ DATA = re.compile(
 SIDE = frozenset(key.partition("/")[0] for key in OTHERS) | {CLAIM, DIGESTS}
 # A signature of the files of the checkpoint, by OpenSSF's model signing.
 SIGNATURE = "model.sig"
-BESIDE = re.compile(r"(.+)\.eqx_ckpt-[0-9a-f]{16}", re.DOTALL)
+# Whether a directory is called as one that is to be swapped in.
+is_beside = re.compile(r"(.+)\.eqx_ckpt-[0-9a-f]{16}", re.DOTALL).fullmatch
 # Of the directory of a leaf.
 _MAX_NAME = 200
 
@@ -57,8 +58,3 @@ def own(process: int) -> str:
 def staged(own: str, key: str) -> str:
     """Where a file for the root lies in the directory of its save, until the commit."""
     return f"{own}/{key.replace('/', '%')}.new"
-
-
-def is_beside(name: str) -> bool:
-    """Whether a directory is called as one that is to be swapped in."""
-    return BESIDE.fullmatch(name) is not None

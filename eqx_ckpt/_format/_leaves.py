@@ -238,17 +238,19 @@ def parse(value: dict[str, Any]) -> Leaves:
     place = range(len(names))
     kinds = {"aliases": [(place, NUMBER)], "markers": [(place, _LABEL)]}
     aliases, markers = map(by_place, fields(value, kinds), kinds)
+    parts = _parts(value, templates, template) if "parts" in value else {}
     for alias, origin in aliases.items():
         if (
             origin >= alias
             or origin in aliases
             or templates[template[alias]][1:] != templates[template[origin]][1:]
+            or parts.get(alias) != parts.get(origin)
         ):
             raise ValueError("the index has an impossible alias")
     structure = None
     if "structure" in value:
         structure = _structure.parse(value["structure"])
-    leaves = Leaves(
+    return Leaves(
         names,
         templates,
         template,
@@ -256,12 +258,8 @@ def parse(value: dict[str, Any]) -> Leaves:
         markers,
         _statics(value, *statics),
         structure,
-        parts=_parts(value, templates, template) if "parts" in value else {},
+        parts=parts,
     )
-    for alias, origin in aliases.items():
-        if leaves.parts.get(alias) != leaves.parts.get(origin):
-            raise ValueError("the index has an impossible alias")
-    return leaves
 
 
 def encode_parts(parts: Mapping[int, Part | Unreadable]) -> dict[str, Any]:

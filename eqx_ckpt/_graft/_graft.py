@@ -26,10 +26,10 @@ from .._load._lazy import LazyArray
 from .._load._load_options import LoadOptions, TogetherKeywords
 from .._runtime import _arguments
 from .._storage import _store
-from .._tree import _from_host, _host_copy, _leaf, _leaked_tracers, _target
+from .._tree import _from_host, _host_copy, _leaf, _target
 from .._tree._static import Static
 from ..adapters import _deferred
-from . import _graft_plan, _init
+from . import _graft_plan, _init, _leaked_tracers
 from ._adapting import Placed
 from ._graft_plan import GraftPlan
 from ._report import Difference, Report, ReportRow

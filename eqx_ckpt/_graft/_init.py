@@ -16,7 +16,8 @@ from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
 from .._load._load_options import FilteredKeywords, LoadOptions
 from .._runtime import _arguments
-from .._tree import _flatten, _skeleton
+from .._tree import _flatten
+from . import _skeleton
 
 
 @_arguments.checked(_load_options.DEFAULTS, init_fn=_arguments.FUNCTION)

@@ -7,6 +7,7 @@ No lock is taken unless somebody listens: a signal or Ctrl-C may come anywhere.
 import contextlib
 import logging
 import time
+import types
 from collections.abc import Iterator
 from logging import DEBUG as DEBUG, ERROR as ERROR, INFO as INFO, WARNING as WARNING
 from typing import Any
@@ -34,16 +35,11 @@ def say(level: int, text: str, **facts: Any) -> None:
         _logger.log(level, "%s", text, extra=facts)
 
 
-class Timer:
-    """Seconds that something took, once it is over."""
-
-    seconds = 0.0
-
-
 @contextlib.contextmanager
-def timed(what: str) -> Iterator[Timer]:
-    """Tells `jax.monitoring` how long something took, if it ends well."""
-    timer, start = Timer(), time.monotonic()
+def timed(what: str) -> Iterator[types.SimpleNamespace]:
+    """Tells `jax.monitoring` how long something took, if it ends well: then what it
+    yields has the `seconds`."""
+    timer, start = types.SimpleNamespace(seconds=0.0), time.monotonic()
     yield timer
     timer.seconds = time.monotonic() - start
     try:

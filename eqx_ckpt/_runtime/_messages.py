@@ -11,7 +11,7 @@ import itertools as it
 import json
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 from . import _log
@@ -81,21 +81,19 @@ class End(NamedTuple):
         return End(text, [CallFingerprint(*sign) for sign in signs], silent, is_vague)
 
 
-@dataclasses.dataclass
-class Late:
-    """Names in the log those for whom a round waits for long."""
+def warner(where: str) -> Callable[[Collection[int]], None]:
+    """A function that names in the log those for whom a round waits for long."""
+    since, said = time.monotonic(), 0.0
 
-    where: str
-    since: float = dataclasses.field(default_factory=lambda: time.monotonic())
-    said: float = 0.0
+    def warn(missing: Collection[int]) -> None:
+        nonlocal said
+        passed = time.monotonic() - since
+        if passed >= max(_LATE, 2 * said):
+            said = passed
+            text = f"{where} has waited {passed:.0f} s for processes {listed(missing)}"
+            _log.say(_log.WARNING, text, seconds=passed)
 
-    def say(self, missing: Collection[int]) -> None:
-        passed = time.monotonic() - self.since
-        if passed < max(_LATE, 2 * self.said):
-            return
-        self.said = passed
-        text = f"{self.where} has waited {passed:.0f} s for processes {listed(missing)}"
-        _log.say(_log.WARNING, text, seconds=passed)
+    return warn
 
 
 @dataclasses.dataclass

@@ -59,11 +59,11 @@ from ._messages import (
     CallSequence,
     Channel,
     End,
-    Late,
     listed,
     PeerError,
     signed,
     unsigned,
+    warner,
 )
 
 
@@ -125,8 +125,7 @@ class Processes:
         try:
             yield
         except BaseException as e:
-            with contextlib.suppress(Exception):
-                self._tell(channel, e)
+            self.fail(e)
             if isinstance(e, PeerError):
                 raise RuntimeError(f"{self.what}: {e}") from e.__cause__
             raise
@@ -294,7 +293,7 @@ class Processes:
         """
         start = time.monotonic()
         words = {0: own}
-        late = Late(channel.where)
+        warn = warner(channel.where)
         for said, gone in channel.looks():
             found = self._words(channel, said, gone, ignored)
             if found is None:
@@ -303,7 +302,7 @@ class Processes:
             missing = [index for index in range(self.count) if index not in words]
             if not missing:
                 break
-            late.say(missing)
+            warn(missing)
             if channel.round > 0:
                 self._check_alive(channel, missing)
             elif time.monotonic() - start > channel.timeout:

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .._format import _names
+from .._runtime import _arguments
 from . import _node, _seen
 from ._filters import IsLeaf
 from ._node import Node
@@ -69,18 +70,32 @@ def flatten(tree: PyTree, is_leaf: IsLeaf) -> Flat:
     return Flat(list(map(operator.itemgetter(0), pairs)), leaves, structure)
 
 
+@_arguments.checked()
+def leaf_names(tree: PyTree, is_leaf: IsLeaf = None) -> PyTree:
+    """The tree of the dotted names of the leaves of `tree`.
+
+    **Arguments:**
+
+    - `tree`: any pytree.
+    - `is_leaf`: called on every node; if true, it is treated as a leaf.
+
+    **Returns:** a tree of the same structure, with a str for every leaf: the name under
+    which [`tree_serialise_leaves`][] stores it if it is stored.
+
+    !!! example
+
+        ```python
+        >>> import eqx_ckpt as ec
+        >>> ec.leaf_names({"layers": [1.0, 2.0], "a.b": 3})
+        {'a.b': 'a%2Eb', 'layers': ['layers.0', 'layers.1']}
+
+        ```
+    """
+    flat = flatten(tree, is_leaf)
+    return jtu.tree_unflatten(flat.structure, flat.names())
+
+
 # ---- Modules, and the nodes of Modules that were saved.
-
-
-@ft.lru_cache(maxsize=4096)
-def module_fields(cls: type) -> tuple[dict[str, str], dict[str, str]]:
-    """The fields of a class of Modules that are children, and those that are static,
-    each with its part of a dotted name."""
-    both: tuple[dict[str, str], dict[str, str]] = {}, {}
-    for field in dataclasses.fields(cls):  # pyright: ignore[reportArgumentType]
-        of = both[bool(field.metadata.get("static", False))]
-        of[field.name] = _names.quote(field.name)
-    return both
 
 
 # In the place of a field that a Module does not have.
@@ -132,7 +147,7 @@ def modules(
             body = _node.body_of(x)
             pairs = zip(_node.components(body.spec()), body.children())
         elif is_module(cls):
-            parts = module_fields(cls)[0]
+            parts = _seen.module_fields(cls)[0]
             pairs = zip(parts.values(), field_values(x, parts))
         else:
             below = jtu.tree_flatten_with_path(x, lambda y: y is not x)[0]

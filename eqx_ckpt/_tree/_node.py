@@ -184,11 +184,8 @@ class Node:
         body = body_of(self)
         if not body.spec().is_sequence:
             return iter([key for _, key in body.spec().keys])
-        # Where nothing was stored, as a function, is None: every other keeps its place.
-        out: list[Any] = [None] * len(self)
-        for (_, key), child in zip(body.spec().keys, body.children()):
-            out[int(key)] = child
-        return iter(out)
+        places = [int(key) for _, key in body.spec().keys]
+        return iter(_listed(dict(zip(places, body.children()))))
 
     def __reversed__(self) -> Iterator[Any]:
         return reversed(list(self))
@@ -394,7 +391,8 @@ def _plain(top: Node) -> Any:
 
 
 def _listed(rows: dict[Any, Any]) -> list[Any]:
-    # What was not stored, as a function in a tuple, leaves a gap.
+    # What was not stored, as a function in a tuple, leaves a gap: all else keeps its
+    # place.
     out: list[Any] = [None] * (1 + max(rows, default=-1))
     for key, child in rows.items():
         out[key] = child

@@ -112,7 +112,7 @@ _Fields = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 @ft.lru_cache(maxsize=4096)
 def _module_fields(cls: type, here: tuple[str, ...]) -> _Fields | None:
     """The fields of a Module with these attributes; None if some are no fields."""
-    dynamic, static = _flatten.module_fields(cls)
+    dynamic, static = _seen.module_fields(cls)
     if not {*here} <= dynamic.keys() | static.keys():
         return None
     names = [x.name for x in dataclasses.fields(cls)]  # pyright: ignore[reportArgumentType]

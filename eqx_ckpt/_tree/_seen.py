@@ -18,12 +18,13 @@ import itertools as it
 import operator
 import types
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
 import numpy as np
 
+from .._format import _names
 from . import _leaf, _named, _register, _value_codec
 from ._node import Node, Spec
 
@@ -65,15 +66,15 @@ class SeenStructure:
         for own, groups in layers:
             leaves += own(nodes)
             below: list[Any] = []
-            for group in groups:
-                some, cls = group.pick(nodes), group.cls
+            for cls, pick, counts, data in groups:
+                some = pick(nodes)
                 if {*map(type, some)} != {cls} or not _is_known_node(cls):
                     return None
                 try:
-                    children, counts, data = _open(cls, some)
+                    children, own_counts, own_data = _open(cls, some)
                 except KeyError:  # A Module lacks a field.
                     return None
-                if counts != group.counts or not _are_same(data, group.data):
+                if own_counts != counts or not _are_same(own_data, data):
                     return None
                 below += children
             nodes = below
@@ -205,18 +206,11 @@ def _has_own_way(cls: Any) -> bool:
     return f"namedtuple[{cls.__name__}]" not in str(one)
 
 
-class _Group(NamedTuple):
-    """The nodes of one type in a layer of a tree: which they are there, their numbers
-    of children or fields, and what else a structure has of them."""
-
-    cls: type
-    pick: "_Pick"
-    counts: list[int]
-    data: list[Any]
-
-
 # Some of the nodes of a layer.
 _Pick = Callable[[list[Any]], Sequence[Any]]
+# The nodes of one type in a layer: the type, which they are there, their numbers of
+# children or fields, and what else a structure has of them.
+_Group = tuple[type, _Pick, list[int], list[Any]]
 # For each layer which of it are leaves, and its groups of nodes; and the leaves in the
 # order of JAX, of those in the order of the layers.
 _Layers = tuple[list[tuple[_Pick, list[_Group]]], _Pick]
@@ -239,8 +233,8 @@ def _layers(structure: Any) -> _Layers:
         below: list[Any] = []
         for cls, some in places.items():
             pick = _picker(some)
-            children, *rest = _open(cls, pick(nodes))
-            groups.append(_Group(cls, pick, *rest))
+            children, counts, data = _open(cls, pick(nodes))
+            groups.append((cls, pick, counts, data))
             below += children
         layers.append((own, groups))
         nodes = below
@@ -254,12 +248,14 @@ def _picker(places: list[int]) -> _Pick:
     return operator.itemgetter(slice(start, start + len(places)))
 
 
-@ft.cache
-def _fields_of(cls: type) -> tuple[list[str], list[str]]:
-    """The fields of a class of Modules that are children, and the others."""
-    both: tuple[list[str], list[str]] = [], []
+@ft.lru_cache(maxsize=4096)
+def module_fields(cls: type) -> tuple[dict[str, str], dict[str, str]]:
+    """The fields of a class of Modules that are children, and those that are static,
+    each with its part of a dotted name."""
+    both: tuple[dict[str, str], dict[str, str]] = {}, {}
     for field in dataclasses.fields(cls):  # pyright: ignore[reportArgumentType]
-        both[bool(field.metadata.get("static", False))].append(field.name)
+        of = both[bool(field.metadata.get("static", False))]
+        of[field.name] = _names.quote(field.name)
     return both
 
 
@@ -272,7 +268,7 @@ def _open(cls: type, nodes: Sequence[Any]) -> tuple[list[Any], list[int], list[A
     if issubclass(cls, eqx.Module):
         # Equinox looks at each attribute that it gives.
         own = list(map(object.__getattribute__, nodes, it.repeat("__dict__")))
-        fields, rest = _fields_of(cls)
+        fields, rest = module_fields(cls)
         counts = list(map(len, own))
         if {*counts} != {len(fields) + len(rest)}:
             raise KeyError

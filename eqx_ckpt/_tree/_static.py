@@ -17,7 +17,17 @@ from jaxtyping import PyTree
 
 from .._format import _json, _names
 from .._format._leaves import Statics
-from . import _encoded, _filters, _flatten, _identity, _leaf, _named, _nearest, _node
+from . import (
+    _encoded,
+    _filters,
+    _flatten,
+    _identity,
+    _leaf,
+    _named,
+    _nearest,
+    _node,
+    _seen,
+)
 from ._filters import IsLeaf
 from ._flatten import Flat
 from ._node import Node
@@ -35,7 +45,7 @@ def recorded(module: Any, known: dict[Any, Fields]) -> Fields:
     cls = type(module)
     if cls is Node:
         return _node.recorded(module)
-    dynamic, static = _flatten.module_fields(cls)
+    dynamic, static = _seen.module_fields(cls)
     if not static or issubclass(cls, eqx.nn.StateIndex):
         return {}, {}  # The marker of an index is how this process finds an entry.
     values = _flatten.field_values(module, static)

@@ -329,7 +329,7 @@ def pass_time_as(patch: pytest.MonkeyPatch, clock: Any) -> None:
 
 def say_stragglers(call: str) -> Callable[[list[int]], None]:
     """What warns of processes that a call waits for."""
-    return _found("_runtime._messages.Late")(call).say
+    return _found("_runtime._messages.warner")(call)
 
 
 def merging(

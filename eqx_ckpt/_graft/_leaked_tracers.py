@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .._format import _names
-from . import _folding
+from .._tree import _folding
 
 
 def check(tree: PyTree) -> None:

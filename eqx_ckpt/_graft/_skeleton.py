@@ -1,4 +1,4 @@
-"""`skeleton` and `leaf_names`."""
+"""`skeleton`: a tree without the values of its arrays, and their shardings by name."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -13,8 +13,8 @@ from jaxtyping import PyTree
 
 from .._format import _names
 from .._runtime import _arguments
-from . import _flatten, _folding, _leaked_tracers, _sharding
-from ._filters import IsLeaf
+from .._tree import _flatten, _folding, _sharding
+from . import _leaked_tracers
 
 
 @_arguments.checked()
@@ -158,28 +158,3 @@ def _rule(
         raise ValueError(
             f"The rule {(pattern, spec)!r} does not fit the mesh: {e}"
         ) from e
-
-
-@_arguments.checked()
-def leaf_names(tree: PyTree, is_leaf: IsLeaf = None) -> PyTree:
-    """The tree of the dotted names of the leaves of `tree`.
-
-    **Arguments:**
-
-    - `tree`: any pytree.
-    - `is_leaf`: called on every node; if true, it is treated as a leaf.
-
-    **Returns:** a tree of the same structure, with a str for every leaf: the name under
-    which [`tree_serialise_leaves`][] stores it if it is stored.
-
-    !!! example
-
-        ```python
-        >>> import eqx_ckpt as ec
-        >>> ec.leaf_names({"layers": [1.0, 2.0], "a.b": 3})
-        {'a.b': 'a%2Eb', 'layers': ['layers.0', 'layers.1']}
-
-        ```
-    """
-    flat = _flatten.flatten(tree, is_leaf)
-    return jtu.tree_unflatten(flat.structure, flat.names())
