@@ -1,10 +1,13 @@
 """How long near steps hold up the loop of a run: `python benchmarks/near.py [copies]`.
 
-Processes on this machine have 64 MiB each. A step of the loop sleeps, as one on an
-accelerator would leave the host free. It prints the longest and the median call of
-`save` that was due, the longest that was not, and the time until all were whole.
+Processes on this machine have 64 MiB each, and begin their loops together. A step
+sleeps, as one on an accelerator would leave the host free. It prints the calls of
+`save` of all processes: the first, as it begins the attempt and gets fresh memory; the
+later ones that were due; and those that were not, in which copies are sent. Beside them
+is the time of bare copies of 64 MiB, made by all processes together before the loop.
 """
 
+import json
 import os
 import pathlib
 import socket
@@ -13,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import Any
 
 
 _SIZE, _MIB, _STEPS, _EVERY = 4, 64, 41, 10
@@ -38,7 +42,14 @@ def _train(rank: int, port: str, copies: int, path: pathlib.Path) -> None:
     near = path / f"disk{rank}"
     how = {"near_every": _EVERY, "every": 10_000, "copies": copies}
     manager = ec.CheckpointManager(path / "run", near=near, **how)
-    due, others = [], []
+    bare, due, others = [], [], []
+    _meet("bare")
+    for _ in range(3):
+        start = time.perf_counter()
+        held = [shard.copy() for shard in map(_local, state.values())]
+        bare.append(time.perf_counter() - start)
+        del held
+    _meet("loop")
     began = time.perf_counter()
     for step in range(1, _STEPS):
         time.sleep(0.1)
@@ -47,13 +58,37 @@ def _train(rank: int, port: str, copies: int, path: pathlib.Path) -> None:
         (others if step % _EVERY else due).append(time.perf_counter() - start)
     manager.wait()
     total = time.perf_counter() - began
-    if rank == 0:
-        median, held = statistics.median(due), sum(due) + sum(others)
-        print(
-            f"{copies} copies: due {max(due):.3f} s at most, {median:.3f} s in the "
-            f"median; not due {max(others):.3f} s at most; all held {held:.2f} s of "
-            f"{total:.1f} s"
-        )
+    found = {"bare": bare, "due": due, "others": others, "total": total}
+    (path / f"{rank}.json").write_text(json.dumps(found))
+
+
+def _meet(name: str) -> None:
+    from jax._src import distributed
+
+    client: Any = distributed.global_state.client
+    client.wait_at_barrier(name, 60_000)
+
+
+def _local(array: Any) -> Any:
+    import numpy as np
+
+    return np.asarray(array.addressable_data(0))
+
+
+def _print(copies: str, path: pathlib.Path) -> None:
+    found = [json.loads(file.read_text()) for file in path.glob("*.json")]
+    firsts = [one["due"][0] for one in found]
+    later = [seconds for one in found for seconds in one["due"][1:]]
+    others = [seconds for one in found for seconds in one["others"]]
+    held = max(sum(one["due"]) + sum(one["others"]) for one in found)
+    bare = [max(one["bare"][i] for one in found) for i in (0, 2)]
+    print(
+        f"{copies} copies: first {max(firsts):.3f} s at most, later ones that were due "
+        f"{max(later):.3f} s at most, {statistics.median(later):.3f} s in the median; "
+        f"not due {max(others):.3f} s at most; all held {held:.2f} s of "
+        f"{max(one['total'] for one in found):.1f} s. Bare copies: first "
+        f"{bare[0]:.3f} s at most, then {bare[1]:.3f} s"
+    )
 
 
 def _main() -> None:
@@ -72,6 +107,7 @@ def _main() -> None:
             )
             for process in [run(rank) for rank in range(_SIZE)]:
                 process.wait()
+            _print(copies, pathlib.Path(path))
 
 
 if __name__ == "__main__":

@@ -85,7 +85,8 @@ class CheckpointManager:
     - `near`: a directory on this node's own disk, for near steps: multiples of
         `near_every`. Each process saves its own part there, and sends `copies` of it to
         the disks of others. So a run that loses a node goes on from its newest near
-        step. docs/processes.md has more.
+        step, which is whole before the next is begun: of the steps for which `save` has
+        returned, fewer than `2 * near_every` are lost. docs/processes.md has more.
     - `options`: of every save: `filter_spec`, `is_leaf`, `where`, `dtype`, `layout`,
         `chunks`, `compression`, `durable`, `max_bytes`, `progress`, `base` and
         `processes` (a [`Together`][] with a `timeout`), as in

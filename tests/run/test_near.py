@@ -361,7 +361,7 @@ def test_processes_are_killed_anywhere(tmp_path):
 
 @pytest.mark.long
 def test_processes_are_killed_anywhere_many_times(tmp_path):
-    print(_kill(tmp_path, range(1, 16), 10))
+    print(_kill(tmp_path, range(1, 33), 10))
 
 
 # ---- Four processes: the scenarios that take longer.

@@ -1,7 +1,9 @@
 """A run of real processes with near disks, in attempts of any number of them. They are
 killed one after the other at random instants, and disks are permuted, wiped and left
-out. What each process has done is in logs beside the disks; `Campaign` looks whether
-the next attempt begins from what it has to begin from.
+out. The root and the near disks may be slow. What each process has done is in logs
+beside the disks; `Campaign` looks whether the next attempt begins from what it has to
+begin from: the newest near step that was said to be whole, and any that is older than
+the newest that was due.
 """
 
 import collections
@@ -23,6 +25,20 @@ import threading
 log = os.open(path / f"log{attempt}-{{rank}}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
 say = lambda *words: os.write(log, (json.dumps(words) + chr(10)).encode())
 warnings.showwarning = lambda message, *_: say("warning", str(message))
+import logging, re
+from eqx_ckpt._save import _serialise
+log_of = logging.getLogger("eqx_ckpt")
+log_of.setLevel(logging.INFO)
+class Whole(logging.Handler):
+    def emit(self, record):
+        if re.match("{whole} to near disks", record.getMessage()):
+            say("whole", record.step)
+log_of.addHandler(Whole())
+write = _serialise.write
+def slowly(plan, *rest):
+    time.sleep({slow_near} if "eqx_ckpt.near" in str(plan.root) else {slow_root})
+    return write(plan, *rest)
+_serialise.write = slowly
 from jax._src import distributed
 distributed.global_state.client.wait_at_barrier("begun", 60_000)
 ending = path / "ending{attempt}"
@@ -69,6 +85,8 @@ class Campaign:
         self.origin: dict[int, tuple[int, int]] = {}
         # The newest near step that must not be lost, and who has saved it.
         self.reached = self.attempt = 0
+        # The newest step that was done.
+        self.done = 0
         self.count = self.size
         # Disks that were wiped, or left out, since the last near step.
         self.lost: set[pathlib.Path] = set()
@@ -88,7 +106,15 @@ class Campaign:
         # Seconds after they have begun, or have saved so many steps.
         after = rng.choice([0, *range(1, 13)])
         delay, gap = rng.random() * (0.1 if after else 1), rng.random() * 0.1
-        delays = [delay + gap * rng.random() for _ in range(self.size)]
+        setup = _SETUP.format(
+            attempt=self.attempt,
+            delays=[delay + gap * rng.random() for _ in range(self.size)],
+            after=after,
+            # Without copies a step is whole once it is saved.
+            whole="Copied" if self.size > 1 else "Saved",
+            slow_near=rng.choice([0, 0, 0.1 * rng.random()]),
+            slow_root=rng.choice([0, 0, rng.random()]),
+        )
         near.run(
             self.path,
             self.size,
@@ -97,7 +123,7 @@ class Campaign:
             every=rng.choice([5, 6, 100]),
             noise=7 * self.attempt,
             own='"all"',
-            setup=_SETUP.format(attempt=self.attempt, delays=delays, after=after),
+            setup=setup,
             begun=_BEGUN,
             body=_BODY.format(after=after),
             timeout=20,
@@ -172,6 +198,10 @@ class Campaign:
         assert {line[1] for line in begins} == {at} and len(noises) == 1
         assert at >= least, f"began from {at}, and not from {least}"
         self.seen["went on"] += at > 0
+        if self.reached:
+            lost = max(0, self.done - at)
+            assert lost < 2 * near.NEAR_EVERY, f"{lost} steps are lost"
+            self.seen[f"{lost} steps lost"] += 1
         (noise,) = noises
         state = near.parts_of(self._state(noise, at), self.size)
         for rank, log in enumerate(logs):
@@ -187,10 +217,12 @@ class Campaign:
                 self.seen["told"] += 1
                 assert f"near step {x.step}:" in told, f"{x} is passed over in silence"
         self.origin[7 * self.attempt] = noise, at
-        # Copies of a near step are there before the next is begun.
+        # A near step is whole, with its copies, before the next is begun.
         newest = (max(steps) // near.NEAR_EVERY - 1) * near.NEAR_EVERY
+        newest = max([newest, *(line[1] for line in lines if line[0] == "whole")])
         if newest > at:
             self.reached, self.count, self.lost = newest, self.size, set()
+        self.done = max(steps)
 
     def _log(self, rank: int) -> list[list]:
         file = self.path / f"log{self.attempt}-{rank}"
