@@ -31,6 +31,11 @@ def peak() -> int:
     return 1024 * _fields("/proc/self/status")["VmHWM"]
 
 
+def written() -> int:
+    """The bytes that were written, by system calls."""
+    return _fields("/proc/self/io")["wchar"]
+
+
 def reads() -> dict[str, int]:
     """The bytes that were read and in how many requests, by system calls and through
     TensorStore's memory maps; and what the disk itself gave, where nothing was cached.
