@@ -218,6 +218,18 @@ def diff() -> None:
     """
 
 
+@_command("_look")
+@click.argument("a", type=PATH)
+@click.argument("b", type=PATH)
+def suggest() -> None:
+    """Print rules that give the leaves of A the names of B.
+
+    They are Python, for `rename=` or a pair of a graft, and were tried on all names.
+    What is like nothing, or like several, is a comment, and the exit status is then 1.
+    No array is read.
+    """
+
+
 @_plain("_viewing")
 @click.argument("paths", metavar="PATH [PATH]", nargs=-1, type=PATH, required=True)
 @click.option("--to", metavar="FILE", type=PATH, help="Write one file of HTML instead.")

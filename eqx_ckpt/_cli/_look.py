@@ -1,4 +1,4 @@
-"""`info`, `ls`, `cat`, `stats` and `diff`: what is in checkpoints."""
+"""`info`, `ls`, `cat`, `stats`, `diff` and `suggest`: what is in checkpoints."""
 
 import dataclasses
 import json
@@ -14,6 +14,7 @@ from .._edit import _diff, _stats
 from .._edit._difference import Diff
 from .._format import _text
 from .._format._leaves import Record, Unreadable
+from .._graft import _alike, _rules
 from .._load import _checkpoint, _partial
 from .._run._steps import Steps
 from .._show import _model, _terminal
@@ -231,3 +232,59 @@ def _coloured(found: Diff) -> Iterator[Line]:
             yield [Span(line, "quiet")]
         else:
             yield [Span(f"  {mark} {line.strip()}", style)]
+
+
+# ---- Names.
+
+
+def suggest(a: str, b: str) -> CommandResult:
+    sides = [_checkpoint.open(x)._source.index.leaves for x in (a, b)]
+    shown = [{r.name: _partial.show(r) for r in x.records()} for x in sides]
+    kinds = [{r.name: _alike.kind(r.whole) for r in x.records()} for x in sides]
+    found = _alike.alike(*kinds)
+    rules = _rules.rules(found.names, *kinds)
+    names = {x: y for x, y in found.names.items() if x == y or rules}
+    asked = {name for both in found.unclear for side in both for name in side}
+    left, missing = (
+        [x for x in side if x not in done and x not in asked]
+        for side, done in zip(kinds, (names, set(names.values())))
+    )
+    turned = [names[x] for x in found.turned if x in names]
+    data = {
+        "rules": rules,
+        "names": names,
+        "turned": turned,
+        "unclear": [dict(zip("ab", x)) for x in found.unclear],
+        "left": left,
+        "missing": missing,
+    }
+    count = f"{len(names)} of {_model.leaf_count(len(kinds[1]))}"
+    more = [f"{count} of {b}"]
+    more += _folding.sections(
+        {
+            "missing": [(x, shown[1][x]) for x in missing],
+            "left": [(x, shown[0][x]) for x in left],
+        },
+        {
+            "missing": f"of {b}, and like none of {a}",
+            "left": f"of {a}, and like none of {b}",
+        },
+    )
+    if found.unclear:
+        more.append("  alike, and names do not tell which is which:")
+    for both in found.unclear:
+        some, others = (", ".join(_folding.fold(x)) for x in both)
+        more.append(f"    {some}  {shown[0][both[0][0]]}, of {others}")
+    if turned:
+        squares = [y for y in names.values() if _is_square(kinds[1][y][1])]
+        more.append(
+            "  transposed, which is for a pair of `graft`; of squares nobody knows:"
+        )
+        more += [f"    {x}" for x in _folding.fold(squares)]
+    lines: list[Line] = [*_rules.lines(rules, turned)]
+    lines += [[Span(f"# {line}", "quiet")] for line in more]
+    return CommandResult(data, lines, int(len(more) > 1))
+
+
+def _is_square(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 2 and shape[0] == shape[1]

@@ -1,4 +1,4 @@
-"""`info`, `ls`, `cat`, `stats` and `diff`."""
+"""`info`, `ls`, `cat`, `stats`, `diff` and `suggest`."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -141,6 +141,24 @@ def test_diff(ckpt, tmp_path, run, asked):
     data = asked("diff", ckpt, tmp_path / "b", "--values", status=1)
     assert data["changed"]["lr"]["largest"] == 0.25
     assert data["added"] == {"new": "f32[3]"}
+
+
+def test_suggest(ckpt, tmp_path, run, asked):
+    """The rules, as text and as data; 1 if something is left."""
+    b = tmp_path / "b"
+    assert run("suggest", ckpt, ckpt) == (0, f"# 11 of 11 leaves of {ckpt}\n", "")
+    assert run("edit", ckpt, b, "--drop", "lr", "--rename", "^model[.]=net.")[0] == 0
+    code, out, err = run("suggest", ckpt, b)
+    assert (code, err) == (1, "")
+    assert out == (
+        'ec.rename([\n    (r"^model\\.", "net."),\n])\n'
+        f"# 10 of 10 leaves of {b}\n"
+        f"#   of {ckpt}, and like none of {b}:\n#     lr  float\n"
+    )
+    data = asked("suggest", b, ckpt, status=1)
+    assert data["rules"] == [["^net\\.", "model."]] and data["missing"] == ["lr"]
+    assert data["names"]["net.layers.0.bias"] == "model.layers.0.bias"
+    assert (data["left"], data["unclear"], data["turned"]) == ([], [], [])
 
 
 def test_the_step_of_a_run(steps, run, asked):

@@ -1,0 +1,197 @@
+"""Rules of a rename that take names to others: as few as there have to be, and tried on
+all names."""
+
+import graphlib
+import itertools as it
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from .._load import _rename
+from . import _alike
+
+
+# Names that have to make way are put there, and those between two rules begin so.
+_ASIDE, _BETWEEN = "old", "~"
+# Names that are tried while rules are looked for.
+_MAX_SAMPLES = 500
+
+Rule = tuple[str, str]
+
+
+class _Candidate(NamedTuple):
+    """A rule, and the names that it takes where they belong, and elsewhere."""
+
+    rule: Rule
+    right: frozenset[str]
+    wrong: frozenset[str]
+
+
+def lines(some: Iterable[Rule], turned: Iterable[str] = ()) -> list[str]:
+    """The rules as Python; and those that transpose leaves of these new names."""
+    rows = [f"    ({_raw(old)}, {_raw(new)})," for old, new in some]
+    turns = dict.fromkeys(_rule([x], [x], 0, True)[0] for x in turned)
+    rows += [f"    ({_raw(x)}, ec.adapters.transpose())," for x in turns]
+    return ["ec.rename([", *rows, "])"] if rows else []
+
+
+def _raw(text: str) -> str:
+    is_plain = text.isprintable() and '"' not in text and text[-1:] != "\\"
+    if not is_plain:
+        return repr(text)
+    return f'r"{text}"' if "\\" in text else f'"{text}"'
+
+
+def rules(
+    moves: Mapping[str, str], saved: Collection[str], wanted: Collection[str]
+) -> list[Rule]:
+    """Rules that take each of these names to that which it has in `moves`, and no other
+    that was saved to one that is wanted."""
+    taken = set(moves.values())
+    aside = (x for x in saved if x in taken and x not in moves)
+    moves = {**moves, **{x: f"{_ASIDE}.{x}" for x in aside}}
+    for some in (_few(moves, saved, wanted), _one_by_one(moves)):
+        if _is_right(some, moves, saved, wanted):
+            return some
+    return []
+
+
+def _is_right(
+    some: list[Rule],
+    moves: Mapping[str, str],
+    saved: Collection[str],
+    wanted: Collection[str],
+) -> bool:
+    used: set[int] = set()
+    how = _rename.rename(some)
+    new = {x: _rename.apply(how, x, used, "suggest")[0] for x in saved}
+    return (
+        len(used) == len(some)
+        and len(set(new.values())) == len(new)
+        and all(new[x] == y for x, y in moves.items())
+        and all(x == y or x in moves or y not in wanted for x, y in new.items())
+    )
+
+
+def _one_by_one(moves: Mapping[str, str]) -> list[Rule]:
+    changed = {x: y for x, y in moves.items() if x != y}
+    out = [_rule([x], [_BETWEEN + y], 0) for x, y in changed.items()]
+    return [*out, ("^" + _BETWEEN, "")] if out else []
+
+
+def _few(
+    moves: Mapping[str, str], saved: Collection[str], wanted: Collection[str]
+) -> list[Rule]:
+    samples = _samples(moves, saved)
+    left = {x for x in samples if moves.get(x, x) != x}
+    general = dict.fromkeys(r for x in sorted(left) for r in _ways(x, moves[x], True))
+    found = [_tried(rule, samples, moves, wanted) for rule in general]
+    found += [
+        _tried(rule, samples, moves, wanted)
+        for x in sorted(left.difference(*(x.right for x in found if x)))
+        for rule in _ways(x, moves[x], False)
+    ]
+    some = [x for x in found if x is not None]
+    chosen: list[tuple[_Candidate, set[str]]] = []
+    while left and some:
+        best = max(some, key=lambda x: (len(x.right & left), -len(x.wrong)))
+        if not best.right & left:
+            break
+        chosen.append((best, set(best.right & left)))
+        left -= best.right
+    return _ordered(chosen, moves)
+
+
+def _samples(moves: Mapping[str, str], saved: Collection[str]) -> list[str]:
+    """Names of which rules have to be right: of those that differ in numbers which
+    stay, one is enough."""
+    out: dict[object, str] = {}
+    for name in saved:
+        new = moves.get(name, "")
+        a, b = _alike.numbered(name), _alike.numbered(new)
+        same = not new or a[1::2] == b[1::2]
+        out.setdefault((*a[::2], "", *b[::2]) if same else name, name)
+    return [*it.islice(out.values(), _MAX_SAMPLES)]
+
+
+def _ways(old: str, new: str, is_general: bool) -> Iterator[Rule]:
+    """Rules that take one name to another: from the least of it that has to change to
+    all of it. General ones have any numbers where both names have the same."""
+    a, b = old.split("."), new.split(".")
+    ends = it.takewhile(lambda x: x[0] == x[1], zip(reversed(a), reversed(b)))
+    for same in range(sum(1 for _ in ends), -1, -1):
+        yield _rule(a, b, same, is_general)
+
+
+def _rule(a: list[str], b: list[str], same: int, is_general: bool = False) -> Rule:
+    """The rule for names of which so many of the last parts stay."""
+    head, new = (".".join(x[: len(x) - same]) for x in (a, b))
+    if not head and same:
+        return "^", f"{new}."
+    end = r"\." if same else "$"
+    new += "." * bool(same and new)
+    pattern, replacement = _alike.numbered(head), _alike.numbered(new)
+    pattern[::2] = map(re.escape, pattern[::2])
+    replacement[::2] = (x.replace("\\", r"\\") for x in replacement[::2])
+    start = count = 0
+    for i in range(1, len(replacement), 2) if is_general else ():
+        try:
+            start = pattern.index(replacement[i], start)
+        except ValueError:
+            continue
+        count += 1
+        pattern[start], replacement[i] = r"(\d+)", rf"\{count}"
+    return f"^{''.join(pattern)}{end}", "".join(replacement)
+
+
+def _tried(
+    rule: Rule, samples: list[str], moves: Mapping[str, str], wanted: Collection[str]
+) -> _Candidate | None:
+    """What a rule does, or None if it does what no other can mend."""
+    right, wrong = set(), set()
+    pattern = re.compile(rule[0])
+    for name in samples:
+        new = pattern.sub(rule[1], name)
+        if new == name:
+            continue
+        if name in moves:
+            if moves[name] == name:
+                return None
+            (right if new == moves[name] else wrong).add(name)
+        elif new in wanted:
+            return None
+    return _Candidate(rule, frozenset(right), frozenset(wrong))
+
+
+def _ordered(
+    chosen: list[tuple[_Candidate, set[str]]], moves: Mapping[str, str]
+) -> list[Rule]:
+    """The rules in an order in which none undoes what another does; names that are
+    exchanged go by way of others."""
+    patterns = [re.compile(x.rule[0]) for x, _ in chosen]
+    marked: set[int] = set()
+    while True:
+        before: dict[int, set[int]] = {i: set() for i in range(len(chosen))}
+        for i, (_, names) in enumerate(chosen):
+            for j, (other, _) in enumerate(chosen):
+                if i == j:
+                    continue
+                if other.wrong & names:
+                    before[j].add(i)
+                if i not in marked and any(
+                    patterns[j].sub(other.rule[1], moves[x]) != moves[x] for x in names
+                ):
+                    before[i].add(j)
+        try:
+            order = [*graphlib.TopologicalSorter(before).static_order()]
+            break
+        except graphlib.CycleError as e:
+            some = set(e.args[1]) - marked
+            if not some:
+                return []
+            marked.add(min(some))
+    out = []
+    for i in order:
+        pattern, new = chosen[i][0].rule
+        out.append((pattern, _BETWEEN * (i in marked) + new))
+    return [*out, ("^" + _BETWEEN, "")] if marked else out
