@@ -17,11 +17,11 @@ from .._format._leaves import Record, Unreadable
 from .._graft import _alike, _rules
 from .._load import _checkpoint, _partial
 from .._run._steps import Steps
-from .._show import _model, _terminal
+from .._show import _lines, _model, _terminal
+from .._show._lines import TreeLine
 from .._show._model import Column, Span
 from .._show._terminal import Line
 from .._tree import _folding, _leaf, _node
-from .._tree._folding import TreeLine
 from . import _info, _paths
 from ._output import CommandResult
 
@@ -53,7 +53,7 @@ def ls(
     if static and sort == "tree" and not pattern:
         modules = [x for x in leaves.statics.of if not name or is_wanted(x)]
         texts = [(x, _node.fields_text(leaves.statics, x)) for x in modules]
-        fields = list(_node.field_rows(texts))
+        fields = [(x.name, x.text) for x in _lines.of_fields(texts)]
     if sort == "size":
         records.sort(key=lambda r: -r.template.nbytes)
         lines = _flat(records)

@@ -21,13 +21,11 @@ from . import (
     _columns,
     _extents,
     _files,
-    _functions,
     _json,
     _leaves,
     _packed,
 )
 from ._extents import Extents, Placement
-from ._functions import StoredFunction
 from ._leaves import Leaves
 from ._packed import Packed
 from ._schema import DIGEST, fields, ID, NUMBER, POSITIVE
@@ -56,6 +54,26 @@ class BaseFacts(NamedTuple):
     path: str
     save_id: str
     digest: str
+
+
+class StoredFunction(NamedTuple):
+    """One function: its `file`, by number; the leaves that it takes, by their places,
+    and by the `names` that it has for them; the nests of its arguments, a tuple, and of
+    its result. `order` is how often it can be differentiated. `baked` are the digests
+    of leaves whose values are part of it.
+    """
+
+    file: int
+    digest: str
+    nbytes: int
+    leaves: list[int]
+    names: list[str]
+    args: Any
+    result: Any
+    platforms: list[str]
+    order: int
+    baked: dict[str, str]
+    versions: dict[str, str]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -163,13 +181,17 @@ def encode_parts(index: Index) -> tuple[bytes, bytes, bytes]:
     tail = {"digests": index.digests, "others": index.others}
     optional = {
         "saved": index.saved and index.saved._asdict(),
-        "functions": index.functions and _functions.encode(index.functions),
+        "functions": index.functions and encode_functions(index.functions),
         "own": index.own,
         "base": index.base,
     }
     tail |= filter(operator.itemgetter(1), optional.items())
     columns = index.columns or encode_columns(leaves, files, placement)
     return b"{" + _fields_of(head), columns, _fields_of(tail)
+
+
+def encode_functions(functions: dict[str, StoredFunction]) -> dict[str, Any]:
+    return {name: function._asdict() for name, function in functions.items()}
 
 
 def encode_columns(
@@ -333,7 +355,7 @@ def _typed(value: dict[str, Any], seal: str = "", known: Index | None = None) ->
     if not others.keys() <= _files.OTHERS | own:
         raise ValueError("the index names files that are not of this format")
     optional: dict[str, Any] = {}
-    for name, (kind, make) in _OPTIONAL.items():
+    for name, (kind, make) in OPTIONAL.items():
         if name in value:
             (field,) = fields(value, {name: kind})
             optional[name] = make(field, len(leaves.names))
@@ -392,10 +414,9 @@ def _placement(
 _TIME = range(2**37)
 _SAVED = {"time": _TIME, "processes": _TIME, "shardings": {...: NUMBER}}
 # The fields that an index may lack: the kind of each, and what is made of it and of the
-# number of leaves.
-_OPTIONAL: dict[str, tuple[Any, Callable[[Any, int], Any]]] = {
+# number of leaves. The room of functions adds those.
+OPTIONAL: dict[str, tuple[Any, Callable[[Any, int], Any]]] = {
     "saved": (dict, lambda facts, _: SaveFacts(*fields(facts, _SAVED))),
-    "functions": ({...: dict}, _functions.parse),
     "own": ([(NUMBER, DIGEST)], lambda rows, _: list(map(tuple, rows))),
     "base": ((str, ID, DIGEST), lambda row, _: BaseFacts(*row)),
 }

@@ -353,7 +353,7 @@ def _open_pieces(array: PiecedArray) -> ts.TensorStore:
         t = array.template._replace(shape=shape, chunk=chunk)
         size = math.prod(shape) * t.itemsize
         row = _grid.key((0,) * len(chunk)), len(files), piece.offset, size
-        places.append(_arrays.ArrayPlace(t, "", [row]))
+        places.append((t, [row]))
         files.append(piece.key)
     stores = []
     for store, piece in zip(

@@ -7,9 +7,11 @@ Lazy arrays are in `_computed`: the kernel reads them by what they override of
 """
 
 from .. import _extensions
-from . import _exporting
+from .._format import _index
+from . import _exporting, _index_functions
 from ._stored_function import Functions
 
 
 _extensions.add("functions_of", Functions)
 _extensions.add("plan_functions", _exporting.plan)
+_index.OPTIONAL["functions"] = {...: dict}, _index_functions.parse

@@ -18,14 +18,21 @@ import jax.extend.core as jex_core
 import jax.tree_util as jtu
 import numpy as np
 
-from .._format import _functions, _index
-from .._format._functions import StoredFunction
+from .._format import _index
+from .._format._index import StoredFunction
 from .._load._lazy import LazyArray
 from .._save._options import Functions
 from .._save._payload import PlannedFunctions, PlannedLeaf
 from .._tree import _folding, _identity
 from .._tree._flatten import Flat
-from . import _jaxpr, _keep_functions, _signature, _traced, _tracing
+from . import (
+    _index_functions,
+    _jaxpr,
+    _keep_functions,
+    _signature,
+    _traced,
+    _tracing,
+)
 from ._function import Unexported
 from ._stored_function import Function
 from ._tracing import SavedTree, TracedFunction
@@ -83,7 +90,7 @@ def _checked(functions: Any) -> Mapping[str, Unexported | Function]:
             f"{functions!r}."
         )
     for name, wanted in functions.items():
-        _functions.check_name(name)
+        _index_functions.check_name(name)
         if not isinstance(wanted, (Function, Unexported)):
             raise TypeError(
                 f"`functions[{name!r}]` must be made by `ec.function`, and is a "
@@ -183,7 +190,7 @@ def _exported(wanted: Unexported, tree: SavedTree) -> tuple[StoredFunction, byte
     result = _signature.fold(result)
     # What would not be read is not written.
     for nest in (args, result):
-        _functions.check(nest)
+        _index_functions.check(nest)
     stored = StoredFunction(
         file=0,
         digest=_index.digest(data),

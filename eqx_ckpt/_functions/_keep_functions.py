@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from .._format import _index
-from .._format._functions import StoredFunction
+from .._format._index import StoredFunction
 from .._format._leaves import Leaves, Record
 from .._load import _source
 from .._load._source import Source

@@ -2,7 +2,7 @@
 
 A nest is of dicts with string keys, lists and tuples, and its leaves are arrays.
 Modules, States and all other nodes become dicts of what they hold, by name. A nest is
-folded to JSON in an index: `_format._functions` says how.
+folded to JSON in an index: `_index_functions` says how.
 """
 
 from typing import Any

@@ -16,7 +16,7 @@ import jax.tree_util as jtu
 
 from .._errors import DamagedError
 from .._format import _text
-from .._format._functions import StoredFunction
+from .._format._index import StoredFunction
 from .._load import _lazy, _open, _source
 from .._load._lazy import LazyArray
 from .._load._source import Source

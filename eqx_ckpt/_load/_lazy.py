@@ -16,8 +16,7 @@ from .._runtime import _arguments
 from .._runtime._processes import Processes
 from .._storage import _arrays, _context
 from .._storage._backend import Backend
-from .._tree import _leaf, _sharding, _target
-from .._tree._folding import TreeLine
+from .._tree import _leaf, _target
 from .._tree._target import Target
 from . import _fetch, _open, _partial, _source
 from ._fetch import LeafRead, ReadPlan
@@ -280,13 +279,6 @@ class LazyArray(jax.ShapeDtypeStruct):
 
     def __iter__(self) -> Any:
         return (self[i] for i in range(len(self)))
-
-    def _line(self, name: str) -> TreeLine:
-        """The line that a node has for the leaf under a name."""
-        nbytes = self._template.nbytes
-        if self._target.kind in _template.ARRAY_KINDS:
-            nbytes = math.prod(self.shape) * self.dtype.itemsize
-        return TreeLine(name, self._shown() + _sharding.spec_text(self), nbytes)
 
     def plot(self, ax: Any = None) -> Any:
         """Reads the leaf and draws it with matplotlib (`eqx_ckpt[plot]`).

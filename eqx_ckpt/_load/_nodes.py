@@ -2,30 +2,23 @@
 
 import contextlib
 import functools as ft
-from collections.abc import Iterator
 from typing import Any
 
 from .._errors import DamagedError
 from .._format import _names
-from .._format._leaves import Record
 from .._storage._backend import Backend
 from .._tree import _node
-from .._tree._folding import TreeLine
 from .._tree._node import Body, Node, Spec
-from . import _lazy, _open, _partial
+from . import _lazy, _open
 from ._lazy import LazyArray
 from ._source import Source
-
-
-def line(record: Record) -> TreeLine:
-    return TreeLine(record.name, _partial.show(record), record.template.nbytes)
 
 
 # Of sequences with gaps, where functions stood or nothing was stored.
 _MAX_GAPS = 2**22
 
 
-class _Stored(Body):
+class StoredBody(Body):
     """A node that is in the index. What is below it is made as it is asked for.
 
     `members` are the places of the leaves below it, and the names of the Modules there
@@ -38,7 +31,7 @@ class _Stored(Body):
     ):
         self.source = source
         self.name = name
-        self._members = members
+        self.members = members
         self._gaps = gaps
         self._depth = name.count(".") + 1 if name else 0
         self._made: dict[str, Any] = {}
@@ -61,7 +54,7 @@ class _Stored(Body):
         names = self.source.index.leaves.names
         start = len(self.name) + 1 if self.name else 0
         out: dict[str, list[int | str]] = {}
-        for member in self._members:
+        for member in self.members:
             name = names[member] if isinstance(member, int) else member
             if name == self.name:
                 if isinstance(member, int):
@@ -93,7 +86,7 @@ class _Stored(Body):
                 # What walks a tree calls itself, and JAX does not recover from that.
                 most = f"at most {_names.MAX_DEPTH} can be stored"
                 raise DamagedError(f"The index has more nodes in each other: {most}.")
-            return Node(_Stored(self.source, name, members, self._gaps))
+            return Node(StoredBody(self.source, name, members, self._gaps))
         if len(places) > 1:
             raise DamagedError(f"The index has a leaf and a node at {name!r}.")
         # Of the nodes above it each has looked at one component of the name.
@@ -141,7 +134,7 @@ class _Stored(Body):
 
     @ft.cached_property
     def _all_kinds(self) -> set[str]:
-        return self._kinds(self._members)
+        return self._kinds(self.members)
 
     @ft.cached_property
     def _rows(self) -> list[tuple[tuple[str, str | int], str]]:
@@ -186,25 +179,14 @@ class _Stored(Body):
     def check(self) -> None:
         if self._is_checked:
             return
-        bodies: list[_Stored] = [self]
+        bodies: list[StoredBody] = [self]
         for body in bodies:
             nodes = [x for x in body.children() if isinstance(x, Node)]
-            bodies += [x for x in map(_node.body_of, nodes) if isinstance(x, _Stored)]
+            bodies += [
+                x for x in map(_node.body_of, nodes) if isinstance(x, StoredBody)
+            ]
         for body in bodies:
             body._is_checked = True
-
-    def lines(self) -> Iterator[TreeLine]:
-        index = self.source.index
-        cut = len(self.name) + 1 if self.name else 0
-        modules: list[tuple[str, str]] = []
-        for member in self._members:
-            if isinstance(member, int):
-                one = line(index.leaves.record(member))
-                yield one._replace(name=one.name[cut:])
-            else:
-                fields = _node.fields_text(index.leaves.statics, member)
-                modules.append((member[cut:], fields))
-        yield from (TreeLine(*row) for row in _node.field_rows(modules))
 
     def reduce(self) -> tuple[Any, ...]:
         return reopen_node, (self.source.root, self.source.index.save, self.name)
@@ -230,7 +212,7 @@ def forest(source: Source) -> Any:
         if len(module) > _names.MAX_NAME or module.count(".") >= _names.MAX_DEPTH:
             raise DamagedError("The index has static fields of what is never saved.")
     members = [*range(len(leaves.names)), *modules]
-    return Node(_Stored(source, "", members, [_MAX_GAPS]))
+    return Node(StoredBody(source, "", members, [_MAX_GAPS]))
 
 
 def origin(x: Any) -> tuple[Source, str] | None:
@@ -238,7 +220,7 @@ def origin(x: Any) -> tuple[Source, str] | None:
     for all of it. None for any other value, and for nodes that have been edited."""
     if isinstance(x, Node):
         body = _node.body_of(x)
-        return (body.source, body.name) if isinstance(body, _Stored) else None
+        return (body.source, body.name) if isinstance(body, StoredBody) else None
     if type(x) is LazyArray:
         return x._source, "" if x.name == _names.ROOT else x.name
     return None

@@ -12,9 +12,8 @@ import numpy as np
 
 from .._errors import DamagedError, ReplacedError
 from .._format import _digests, _files, _grid, _index, _template, _text
-from .._format._functions import StoredFunction
 from .._format._grid import Grid
-from .._format._index import Index
+from .._format._index import Index, StoredFunction
 from .._format._leaves import Record
 from .._format._template import Template
 from .._storage import _arrays, _store
@@ -122,16 +121,16 @@ class Source:
 
     def _place(
         self, record: Record, numbers: Sequence[int] | None = None
-    ) -> _arrays.ArrayPlace:
+    ) -> tuple[Template, Any]:
         """Where chunks of a leaf lie (None: all of them)."""
         if self.files is None:
-            return _arrays.ArrayPlace(record.template, self.key(record))
+            return record.template, self.key(record)
         keys = grid_of(record.template).keys
         locate = self.index.extents.locate
         if numbers is None:
             numbers = range(len(keys))
         chunks = [(keys[n], *locate(record, n)) for n in numbers]
-        return _arrays.ArrayPlace(record.template, "", chunks)
+        return record.template, chunks
 
     def where(self, record: Record, number: int) -> tuple[str, int, int | None]:
         """The bytes of a chunk: the key of their file, from, to (None: its end)."""

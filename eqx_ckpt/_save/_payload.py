@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from .._format import _digests
-from .._format._functions import StoredFunction
+from .._format._index import StoredFunction
 from .._format._template import Template
 from .._runtime._progress import Advance
 from .._storage import _codecs

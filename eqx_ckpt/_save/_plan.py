@@ -10,9 +10,8 @@ from typing import Any, cast, NamedTuple
 from jaxtyping import PyTree
 
 from .. import _extensions
-from .._format import _functions, _index, _json
-from .._format._functions import StoredFunction
-from .._format._index import BaseFacts, Index, SaveFacts
+from .._format import _index, _json
+from .._format._index import BaseFacts, Index, SaveFacts, StoredFunction
 from .._format._leaves import Leaves, Part, Statics
 from .._format._structure import Structure
 from .._load._checkpoint import Checkpoint
@@ -130,7 +129,7 @@ def check_index(plan: Plan) -> None:
     names, chunks = sum(map(len, form.names)), form.chunk_count
     metadata = len(json.dumps(plan.options.metadata))
     if plan.functions:
-        metadata += len(json.dumps(_functions.encode(_stored(plan.functions))))
+        metadata += len(json.dumps(_index.encode_functions(_stored(plan.functions))))
     if names + metadata + 64 * (len(plan.leaves) + chunks) < _json.MAX_INDEX // 16:
         return  # It is far from that.
     layout = LAYOUTS[plan.options.layout]

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable
 
 from .._format import _text
 from .._tree import _folding
-from .._tree._folding import TreeLine
 from . import _model
+from ._lines import TreeLine
 from ._model import Branch, Table
 
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from .._format import _template, _text
 from .._format._leaves import Unreadable
-from .._load import _nodes
 from .._load._checkpoint import Checkpoint
 from .._tree import _folding
-from .._tree._folding import TreeLine
+from . import _lines
+from ._lines import TreeLine
 from ._summary import Summary
 
 
@@ -134,7 +134,7 @@ def rows(some: Iterable[Branch], indent: str = "") -> Iterator[TreeLine]:
 def leaf_lines(ckpt: Checkpoint) -> Iterator[TreeLine]:
     """A line of each leaf. What is shared has its bytes at its first name alone."""
     leaves = ckpt._source.index.leaves
-    for number, line in enumerate(map(_nodes.line, leaves.records())):
+    for number, line in enumerate(map(_lines.of_record, leaves.records())):
         if number in leaves.aliases:
             line = TreeLine(line.name, f"{line.text}, shared", 0)
         yield line

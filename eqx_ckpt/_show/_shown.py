@@ -14,9 +14,8 @@ from .._load._lazy import LazyArray
 from .._run import _manager
 from .._save._background import SaveHandle
 from .._tree import _node
-from .._tree._folding import TreeLine
 from .._tree._node import Node
-from . import _html, _model, _summary, _terminal
+from . import _html, _lines, _model, _summary, _terminal
 
 
 def text(x: Checkpoint | Node, limit: int | None) -> str:
@@ -24,7 +23,7 @@ def text(x: Checkpoint | Node, limit: int | None) -> str:
     if isinstance(x, Node):
         body = _node.body_of(x)
         head = f"Node({_text.escape(body.shown()[0]) or '.'})"
-        lines = body.lines()
+        lines = _lines.of_node(x)
     else:
         leaves = _model.leaf_count(len(x))
         head = f"Checkpoint({_text.escape(x.path)}: {leaves}, {_text.size(x.nbytes)})"
@@ -42,7 +41,7 @@ def html(x: Any) -> str:
 def _checkpoint(x: Checkpoint) -> str:
     statics = x._source.index.leaves.statics
     texts = ((name, _node.fields_text(statics, name)) for name in statics.of)
-    fields = (TreeLine(*row) for row in _node.field_rows(texts))
+    fields = _lines.of_fields(texts)
     facts = _model.facts(x, _model.contents(x))
     about = [(title, text.replace("\n", ", ")) for title, text in facts.items()]
     metadata = _html.text("metadata", _model.metadata(x))
@@ -53,14 +52,13 @@ def _checkpoint(x: Checkpoint) -> str:
 
 @html.register
 def _of_node(x: Node) -> str:
-    body = _node.body_of(x)
-    name = body.shown()[0]
-    return _html.card("Node", name, _html.tree(body.lines()), prefix=name)
+    name = _node.body_of(x).shown()[0]
+    return _html.card("Node", name, _html.tree(_lines.of_node(x)), prefix=name)
 
 
 @html.register
 def _lazy(x: LazyArray) -> str:
-    line = x._line(x.name)
+    line = _lines.of_lazy(x, x.name)
     of = ", ".join(str(source.root) for source in x._sources)
     return _html.card(type(x).__name__, f"not read, of {of}", _html.row(line))
 

@@ -4,8 +4,8 @@ import itertools as it
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from .._format import _text
-from .._tree._folding import TreeLine
 from . import _model
+from ._lines import TreeLine
 from ._model import Span, Table
 
 

@@ -6,7 +6,7 @@ import math
 import os
 import urllib.parse
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorstore as ts
@@ -76,15 +76,6 @@ def _compressors(template: Template) -> list[dict[str, Any]]:
 Chunks = Sequence[tuple[str, int, int, int]]
 
 
-class ArrayPlace(NamedTuple):
-    """Where a stored array lies: `key` is the directory of its chunks (`zarr`), or else
-    `chunks` says where each is."""
-
-    template: Template
-    key: str
-    chunks: Chunks = ()
-
-
 def largest_chunk() -> int:
     """The most bytes that TensorStore is to decode together: where it cannot have them,
     it ends the process."""
@@ -106,26 +97,29 @@ def context_of(root: Backend) -> ts.Context:
 
 
 def open_arrays(
-    root: Backend, files: Sequence[str] | None, places: Sequence[ArrayPlace]
+    root: Backend,
+    files: Sequence[str] | None,
+    arrays: Sequence[tuple[Template, Any]],
 ) -> list[ts.TensorStore]:
-    """Stored arrays, opened without a read.
+    """Stored arrays, opened without a read: each is its template and where it lies.
 
-    `files` are the keys of the data files; None: the arrays lie in directories of the
-    root. TensorStore is not given the database that may be beside the data files, as
-    whoever wrote it may have written anything, but one in memory that is made of
-    `places`. So it parses nothing of a checkpoint: it reads bytes of files.
+    `files` are the keys of the data files, in which its `Chunks` lie; None: it lies in
+    a directory of the root, which has a key. TensorStore is not given the database that
+    may be beside the data files, as whoever wrote it may have written anything, but one
+    in memory that is made of `arrays`. So it parses nothing of a checkpoint: it reads
+    bytes of files.
     """
     _context.check_fork()
     context = context_of(root)
     if files is None:
-        kvstores = [root.spec(place.key) for place in places]
+        kvstores = [root.spec(key) for _, key in arrays]
     else:
         context = ts.Context({NODES: {}}, parent=context)
-        chunks = [place.chunks for place in places]
+        chunks = [chunks for _, chunks in arrays]
         kvstores = databases(root.spec(), files, chunks, context)
     # A chunk that is missing must not read as zeros.
     how = {"fill_missing_data_reads": False}
-    specs = [zarr_spec(x.template, kv) | how for kv, x in zip(kvstores, places)]
+    specs = [zarr_spec(t, kv) | how for kv, (t, _) in zip(kvstores, arrays)]
     return opened(specs, context)
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 
 # What `str` gives for an index: longer digits are a key that looks like one.
@@ -18,14 +18,6 @@ _short = {
     "uint": "u",
     "int": "i",
 }
-
-
-class TreeLine(NamedTuple):
-    """A leaf, or a static field (`nbytes` is None), as it is shown."""
-
-    name: str
-    text: str
-    nbytes: int | None = None
 
 
 def short_dtype(dtype: str) -> str:

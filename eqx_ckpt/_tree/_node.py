@@ -4,8 +4,7 @@ import contextlib
 import dataclasses
 import functools as ft
 import json
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax.tree_util as jtu
@@ -14,8 +13,7 @@ from jaxtyping import PyTree
 from .. import _extensions
 from .._format import _names, _text
 from .._format._leaves import Statics
-from . import _encoded, _folding, _sharding
-from ._folding import TreeLine
+from . import _encoded
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,22 +89,6 @@ class Body:
         JAX loses a level of Python's recursion for good with each node that it is in
         when one raises: so the first that it comes to looks at all below it.
         """
-
-    def lines(self) -> Iterator[TreeLine]:
-        """The lines that are shown, with the names below the node."""
-        for component, child in zip(self.components(), self.children()):
-            if isinstance(child, Node):
-                for line in body_of(child).lines():
-                    yield line._replace(name=f"{component}.{line.name}")
-            elif hasattr(child, "_line"):
-                yield child._line(component)
-            elif hasattr(child, "shape") and hasattr(child, "dtype"):
-                size = math.prod(child.shape) * child.dtype.itemsize
-                array = _folding.short_array(child.dtype.name, child.shape)
-                yield TreeLine(component, array + _sharding.spec_text(child), size)
-            else:
-                yield TreeLine(component, _short(child))
-        yield from (TreeLine(*row) for row in field_rows([("", self.fields())]))
 
     def reduce(self) -> tuple[Any, ...]:
         """As of `__reduce__`."""
@@ -238,11 +220,12 @@ def static_fields(node: Node) -> dict[str, Any]:
 def recorded(node: Node) -> tuple[dict[str, Any], dict[str, Any]]:
     """The static fields that JSON holds, and the others, encoded: as in `Statics`. For
     nodes that have one text they are one object."""
-    return _parsed(body_of(node).fields())
+    return parsed(body_of(node).fields())
 
 
 @ft.lru_cache(maxsize=16)
-def _parsed(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def parsed(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The static fields of a `fields_text`."""
     plain, encoded = json.loads(text) if text else ({}, {})
     return plain, encoded
 
@@ -257,34 +240,6 @@ def fields_text(statics: Statics, name: str) -> str:
         both = [{key: x[key] for key in sorted(x)} for x in statics.row(name)]
         statics.texts[row] = json.dumps(both)
     return statics.texts[row]
-
-
-# So many static fields of a tree are printed one by one.
-_MOST_FIELDS = 2**14
-
-
-def field_rows(
-    modules: Iterable[tuple[str, str]], most: int = _MOST_FIELDS
-) -> Iterator[tuple[str, str]]:
-    """The static fields of Modules, each with its `fields_text`, as they are printed;
-    where there are very many, how many each has. Many may have one text."""
-    shown: dict[str, list[tuple[str, str]]] = {}
-    for module, text in modules:
-        if text not in shown:
-            fields = _parsed(text)[0].items()
-            rows = [(_names.quote(name), f"= {_short(x)}") for name, x in fields]
-            shown[text] = rows
-        rows = shown[text]
-        most -= len(rows)
-        if rows and most < 0:
-            rows = [("*", f"= {len(rows)} static fields")]
-        for name, value in rows:
-            yield f"{module}.{name}" if module else name, value
-
-
-def _short(value: Any, most: int = 60) -> str:
-    text = repr(value)
-    return text if len(text) <= most else text[:most] + "..."
 
 
 def _missing(node: Node, what: str) -> str:

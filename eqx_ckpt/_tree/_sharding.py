@@ -211,9 +211,3 @@ def text(sharding: jax.sharding.Sharding) -> str:
 
 def _short(spec: PartitionSpec) -> str:
     return f"P({', '.join(map(repr, spec))})"
-
-
-def spec_text(array: Any) -> str:
-    """The specification of an array's sharding, as it is shown behind the array."""
-    spec = getattr(getattr(array, "sharding", None), "spec", None)
-    return "" if spec is None else f"  {spec}"

@@ -9,30 +9,11 @@ or `{"tuple": [...]}`.
 
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-from . import _template
-from ._schema import DIGEST, fields, fits
-
-
-class StoredFunction(NamedTuple):
-    """One function: its `file`, by number; the leaves that it takes, by their places,
-    and by the `names` that it has for them; the nests of its arguments, a tuple, and of
-    its result. `order` is how often it can be differentiated. `baked` are the digests
-    of leaves whose values are part of it.
-    """
-
-    file: int
-    digest: str
-    nbytes: int
-    leaves: list[int]
-    names: list[str]
-    args: Any
-    result: Any
-    platforms: list[str]
-    order: int
-    baked: dict[str, str]
-    versions: dict[str, str]
+from .._format import _template
+from .._format._index import StoredFunction
+from .._format._schema import DIGEST, fields, fits
 
 
 # Of the bytes of a function, which is more than `jax.export` can write.
@@ -53,10 +34,6 @@ def check_name(name: Any) -> None:
             f"The name of a function must have 1 to {MAX_NAME} printable characters, "
             f"not {name[:60]!r}."
         )
-
-
-def encode(functions: dict[str, StoredFunction]) -> dict[str, Any]:
-    return {name: function._asdict() for name, function in functions.items()}
 
 
 _NUMBER = range(MAX_BYTES)
