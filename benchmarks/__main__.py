@@ -69,7 +69,11 @@ def main() -> None:
     add("--scratch", type=pathlib.Path, help="where to save; on a disk")
     add("--out", type=pathlib.Path, help="by default results/ of everything, or none")
     add("--pages", action="store_true", help="only pictures and tables of results/")
+    add("--claims", action="store_true", help='only README\'s "Beside others"')
     given = parser.parse_args()
+    if given.claims:
+        # It has devices of its own.
+        sys.exit(subprocess.run([sys.executable, str(_HERE / "claims.py")]).returncode)
     if given.pages:
         _publish()
         return
