@@ -33,7 +33,7 @@ def test_every_python_block_is_tested():
 
 def test_it_is_short():
     lines = readme.splitlines()
-    assert len(lines) <= 148
+    assert len(lines) <= 150
     assert all(len(line) <= 100 for line in lines if not line.startswith("|"))
 
 
