@@ -78,7 +78,7 @@ def graft(
         or functions `(saved, like) -> array`: one by one or in a list, in the order in
         which they are applied. [`inverse`][] gives those of the way back.
     - `fresh`: a function from the model to the nodes that keep the values that they
-        have there.
+        have there, such as a new head.
     - `drop`: a function from the checkpoint's tree to the nodes that are not wanted, or
         the dotted name of one.
     - `scalars`: what becomes of Python scalars inside of a pair that were saved with
@@ -90,8 +90,9 @@ def graft(
     - `static`: as in [`tree_deserialise_leaves`][]; names are those of the model, or
         those of the checkpoint.
     - `cast`: as there.
-    - `options`: as in [`materialise`][]. What adapters make, and slices, are read and
-        never moved.
+    - `verify`, `max_bytes`, `progress`, `reshard`, `processes`: as in
+        [`tree_deserialise_leaves`][]. What adapters make, and slices, are read by the
+        process that needs them, and never moved between devices.
 
     In a run of many processes all of them make the call if the model has arrays that
     are sharded over several of them. If it fails in one process, it is an error in all.

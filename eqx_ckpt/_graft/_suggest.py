@@ -387,6 +387,10 @@ def _how(
     return None
 
 
+def _is_square(shape: Shape) -> bool:
+    return len(shape) == 2 and shape[0] == shape[1]
+
+
 def _lines(
     model: Model, stored: StoredSide, rows: Iterable[tuple[int, list[int], list[str]]]
 ) -> list[str]:
@@ -400,6 +404,8 @@ def _lines(
         template = stored.saved.record(places[0], known=True).template
         target = _target.show_target(target_of(model, number))
         by = f" by `{', '.join(how)}`" if how else ""
+        if _is_square(target_of(model, number).shape):
+            by += ", transposed or not"
         texts.append((name, f"{target}, of {_leaf.show(template)}{by}: {shown}"))
         if len(texts) == _MOST:
             break

@@ -73,8 +73,10 @@ def export_safetensors(
         Python's numbers (`skip=["*.p", "*.inference"]` for `Dropout`) and PRNG keys.
     - `rename`: what [`rename`][] returns, or takes: from the names in the tree to those
         in the file. With `ec.rename(rules).inverse("model.safetensors")` what came out
-        of a file gets its names back. By default a leaf is called as in
-        [`leaf_names`][], without its percent signs.
+        of a file gets its names back; if adapters changed arrays, [`graft`][] the model
+        into `ec.open("model.safetensors").tree` by their [`inverse`][], and export that
+        without a `rename`. By default a leaf is called as in [`leaf_names`][], without
+        its percent signs.
     - `metadata`: strings for the header, by default those that an open checkpoint
         came with. Libraries for PyTorch want `{"format": "pt"}`.
     - `overwrite`: whether a `.safetensors` file at `path` may be replaced. Anything

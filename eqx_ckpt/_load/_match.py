@@ -359,7 +359,8 @@ _titles = {
     "value. Initialise it (`load_or_init`), or pass a `like` with values",
     "unexpected": "unexpected: in the {}, not in `like`",
     "kind": "of another kind",
-    "shape": "of another shape",
+    "shape": "of another shape (make `like` with the sizes of the save, or leave these "
+    "out with `where`)",
     "dtype": "of another dtype",
     "part": "saved in part, by one process alone",
     "unreadable": "that cannot be read from a file of this format",

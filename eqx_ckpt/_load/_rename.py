@@ -42,9 +42,10 @@ class Rename(NamedTuple):
         - `source`: the checkpoint that the names come from, or its path.
 
         **Returns:** a rename that knows the names which this one gives to the leaves of
-        that checkpoint, and no others. Adapters are not inverted.
+        that checkpoint, and no others.
 
-        **Raises:** `ValueError` where two leaves get one name.
+        **Raises:** `ValueError` where two leaves get one name, and for a rename with
+        adapters, which [`inverse`][] turns round for a pair of [`graft`][].
 
         !!! example
 
@@ -57,6 +58,12 @@ class Rename(NamedTuple):
 
             ```
         """
+        if self.has_adapters:
+            raise ValueError(
+                "The rename has rules with adapters, and its `inverse` is one of names "
+                "alone: arrays would stay as the adapters have made them. Give the "
+                "rename to `ec.inverse`, and what that returns to a pair of `ec.graft`."
+            )
         is_open = isinstance(source, Mapping)
         names = list(source) if is_open else _open.opened(source).index.leaves.names
         back: dict[str, str] = {}
@@ -96,8 +103,9 @@ def rename(
         tree: `layer.3.query.weight` to `layers.3.q.weight`. Or a list of rules, which
         are applied one after the other: `(pattern, replacement)`, as `re.sub` takes
         them. In a pair they may also be `(pattern, adapter)` for the leaves that the
-        pattern is found in, or `(pattern, replacement, adapter)`. A rule that changes
-        nothing is an error.
+        pattern is found in, or `(pattern, replacement, adapter)`. A pattern is looked
+        for in the name that the rules before it have made. A rule that changes nothing
+        is an error.
 
     The names that `rename=` is given are whole ones, from the top of the checkpoint on.
     Those in a pair begin below the pair's node.

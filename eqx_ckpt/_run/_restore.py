@@ -125,8 +125,7 @@ def _tell(search: _Search, step: int) -> None:
     reasons = _reasons(search, above=step)
     if reasons and _processes.leads():
         warnings.warn(
-            f"Restored step {step} of `{steps.root}`, as newer ones cannot "
-            f"be:{reasons}",
+            f"Restored step {step} of `{steps.root}`. Newer ones are skipped:{reasons}",
             stacklevel=6,
         )
 

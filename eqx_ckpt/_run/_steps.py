@@ -238,7 +238,9 @@ class Steps:
         if _ORBAX in tops or _files.DIGESTS in tops:
             return Skip("its save was not completed, or its index was deleted", True)
         if "d" in tops or _files.CLAIM in tops or works:
-            return Skip("its save was not completed", False)
+            return Skip(
+                "its save was not completed, as when a process is killed", False
+            )
         if "_CHECKPOINT_METADATA" in _tops(self.root.below(str(step))):
             return Skip(f"Orbax has saved it without an item `{_ITEM}`", True)
         return None

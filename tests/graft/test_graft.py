@@ -640,6 +640,7 @@ def test_what_would_fit_is_not_thrown_away(tmp_path):
         "used": ones(3),
         "turned": ones(5, 2),
         "left": ones(7),
+        "both": ones(6, 18),
         "parts": parts,
         "head": ones(11, 4),
         "opt": [{"mu": {"used": ones(3), "turned": ones(5, 2)}}],
@@ -648,6 +649,7 @@ def test_what_would_fit_is_not_thrown_away(tmp_path):
         "a": ones(3),
         "kernel": ones(2, 5),
         "zz": ones(7),
+        "squares": [ones(6, 6)] * 3,
         "qkv": ones(2, 12, 4),
         "classes": ones(3, 4),
         "bias": ones(3),
@@ -658,6 +660,8 @@ def test_what_would_fit_is_not_thrown_away(tmp_path):
     rows = [
         "    kernel  f32[2,5], of f32[5,2] by `transpose()`: `turned`, `opt.0.mu.tu",
         "    zz  f32[7], of f32[7]: `left`",
+        "    squares.{0..2}  f32[6,6], of f32[6,18] by `split(1)`, transposed or not: "
+        "`both`",
     ]
     assert all(row in rest for row in rows)
     (row,) = re.findall(r"    qkv  .* by `concatenate\(\), stack\(\)`: (.*)", rest)

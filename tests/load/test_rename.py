@@ -392,3 +392,6 @@ def test_there_and_back(layers):
         layers.parent / "new", old, rename=there.inverse(layers)
     )
     assert back["bert"]["encoder"]["layer"][1]["w"].sum() == 6
+    turning = ec.rename([*_THERE, ("w$", ec.adapters.transpose())])
+    with pytest.raises(ValueError, match="arrays would stay as the adapters have made"):
+        turning.inverse(layers)
