@@ -21,6 +21,10 @@ from ._numpy import NpyHeader
 _MAGIC = _numpy.MAGIC + b"\x01\x00"
 _MAX_LINE = 2**20
 _WINDOW = 2**12  # Small leaves share one.
+_CURE = (
+    ". Its leaves go by position, so `like` must have the sizes and the order of the "
+    "tree that was saved"
+)
 
 
 def read(probe: Probe, like: Any) -> Source | None:
@@ -68,7 +72,7 @@ def read(probe: Probe, like: Any) -> Source | None:
     if window.read(at, at + 1).size:
         raise ValueError(
             f"it has more than the {len(leaves)} records that `like` has leaves: it is "
-            "of another tree, and none of its leaves can be told"
+            f"of another tree{_CURE}"
         )
     entries = _states.state_entries(like, flat, "")
     markers = {
@@ -98,7 +102,7 @@ def _header(window: Window, at: int, name: str, number: int) -> NpyHeader:
     if not window.read(at, at + 1).size:
         raise ValueError(
             f"it has {number} records, and `like` has more leaves, from `{name}` on: "
-            "it is of another tree, and none of its leaves can be told"
+            f"it is of another tree{_CURE}"
         )
     return _numpy.read_header(window, at, which)
 
@@ -114,5 +118,5 @@ def _other(header: NpyHeader, number: int, wanted: str) -> ValueError:
         was = header.dtype
     return ValueError(
         f"the record {number} of it is {was}, where `like` has {wanted}: it is of "
-        "another tree, or in another order, and none of its leaves can be told"
+        f"another tree, or in another order{_CURE}"
     )
