@@ -81,15 +81,9 @@ def grid(shape: Sequence[int], chunk: Sequence[int]) -> Shape:
     return tuple([-(-n // c) for n, c in zip(shape, chunk)])
 
 
-def indices(
-    shape: Sequence[int], chunk: Sequence[int], rows: range | None = None
-) -> Iterator[Shape]:
-    """The index of every chunk in row-major order; with `rows`, of those that have any
-    of these along the first axis."""
-    axes = [range(n) for n in grid(shape, chunk)]
-    if rows is not None:
-        axes[0] = range(rows[0] // chunk[0], rows[-1] // chunk[0] + 1)
-    return it.product(*axes)
+def indices(shape: Sequence[int], chunk: Sequence[int]) -> Iterator[Shape]:
+    """The index of every chunk in row-major order."""
+    return it.product(*map(range, grid(shape, chunk)))
 
 
 def region(

@@ -11,9 +11,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .._format import _files, _index_summary, _journal, _json
-from .._format._index_summary import IndexSummary
-from .._format._journal import StepRow
+from .._format import _files, _journal, _json
+from .._format._journal import IndexSummary, StepRow
 from .._storage import _store
 from .._storage._backend import Backend, Value
 
@@ -46,7 +45,7 @@ class Journal:
         """StepRow of an index with a stamp.
 
         **Raises:** `FileNotFoundError` if it is gone; `ValueError` as
-        `_index_summary.read`, or for what is no file.
+        `_journal.summarise`, or for what is no file.
         """
         rows = self._read()
         row = rows.get(step)
@@ -80,7 +79,7 @@ class Journal:
             got = self._root.read(index_of(step), limit=_json.MAX_INDEX)
             if got is None:
                 raise FileNotFoundError(f"There is no step {step} in `{self._root}`.")
-            return got, _index_summary.read(got.data, self._summaries)
+            return got, _journal.summarise(got.data, self._summaries)
 
         got, head = _store.look_twice(self._root, look)
         metrics = metrics_in(head.metadata)

@@ -67,7 +67,7 @@ CALLS = {
     "read digests": "_load._source.read_beside",
     "read leaves": "_load._fetch.load",
     "make a lazy leaf": "_load._lazy.lazy_of",
-    "read the head of an index": "_format._index_summary.read",
+    "read the head of an index": "_format._journal.summarise",
     "exchange": "_storage._local_files.exchange",
     "lock": "_storage._descriptor.Lock",
     "sync a file system": "_storage._local_files.syncfs",
