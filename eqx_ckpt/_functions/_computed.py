@@ -21,6 +21,7 @@ from .._load import _fetch, _lazy
 from .._load._fetch import LeafRead
 from .._load._lazy import LazyArray
 from .._load._reader import ReadResult, StoredRead
+from .._runtime._batching import batched
 from .._storage import _arrays
 from .._tree import _from_host, _leaf
 from .._tree._target import Target
@@ -289,21 +290,9 @@ class Computed(LazyArray):
 def _groups(wanted: Sequence[Computed], most: int) -> Iterator[list[Computed]]:
     """Small arrays, whose parts have at most so many bytes together, and others
     alone."""
-    group: list[Computed] = []
-    nbytes = 0
-    for one in wanted:
-        is_small = one._formula.is_small
-        nbytes += one._formula.nbytes
-        if group and (nbytes > most or not is_small):
-            yield group
-            group, nbytes = [], one._formula.nbytes
-        if is_small:
-            group.append(one)
-        else:
-            yield [one]
-            nbytes = 0
-    if group:
-        yield group
+    alone = most + 1
+    size = lambda one: one._formula.nbytes if one._formula.is_small else alone
+    return batched(wanted, size, most)
 
 
 def computed(formula: Formula) -> Computed:

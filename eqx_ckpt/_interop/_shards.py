@@ -16,6 +16,7 @@ import jax
 
 from .._format import _digests, _files, _grid, _index
 from .._load import _probe
+from .._runtime._batching import batched
 from .._runtime._processes import Processes
 from .._save._payload import PlannedLeaf
 from .._save._transaction import unpublished
@@ -65,15 +66,7 @@ def check(root: Backend, overwrite: bool, sources: Set[str]) -> None:
 
 def deal(tensors: Sequence[PlannedLeaf], most: int) -> dict[str, list[PlannedLeaf]]:
     """The tensors of each file, of at most so many bytes or of one tensor."""
-    files: list[list[PlannedLeaf]] = []
-    size = 0
-    for tensor in tensors:
-        nbytes = tensor.template.nbytes
-        if not files or size + nbytes > most:
-            files.append([])
-            size = 0
-        files[-1].append(tensor)
-        size += nbytes
+    files = list(batched(tensors, lambda tensor: tensor.template.nbytes, most))
     of = f"of-{len(files):05}.safetensors"
     return {f"model-{i:05}-{of}": some for i, some in enumerate(files, 1)}
 

@@ -27,6 +27,7 @@ from .._load._source import Source
 from .._run import _own
 from .._run._hooks import LoadRequest
 from .._runtime import _progress
+from .._runtime._batching import batched
 from .._tree import _from_host, _leaf, _sharding
 from .._tree._target import Target
 
@@ -241,7 +242,8 @@ class Parts:
                 leaf.arrays = []
 
             # What has come of a leaf waits for the rest, if that is in another part.
-            for batch in _batches(leaves, budget if len(sources) > 1 else None):
+            most = budget if len(sources) > 1 else nbytes
+            for batch in batched(range(len(leaves)), lambda i: leaves[i].nbytes, most):
                 for i in batch:
                     if not leaves[i].left:
                         finish(i)
@@ -319,18 +321,6 @@ def _reads(
             views = tuple(whole.take((*region, ...)) for region in some)
             out.append(StoredRead(record, views, None, [i]))
     return out
-
-
-def _batches(leaves: Sequence[_PartedLeaf], most: int | None) -> Iterator[list[int]]:
-    """Numbers of leaves that are read together: of about so many bytes, or all."""
-    batch, size = [], 0
-    for i, leaf in enumerate(leaves):
-        if batch and most is not None and size + leaf.nbytes > most:
-            yield batch
-            batch, size = [], 0
-        batch.append(i)
-        size += leaf.nbytes
-    yield batch
 
 
 def _readers(leaves: Leaves, wanted: Sequence[LeafRead], count: int) -> set[int]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from .._format import _schema, _text
 from .._format._schema import COUNT, DIGEST, ID, optional
 from .._run import _own
-from .._run._hooks import LoadRequest, Outcome, Restored
+from .._run._hooks import LoadRequest, NearSearch, Outcome, Restored
 from .._run._saves import Saves
 from .._runtime import _log, _processes
 from .._runtime._processes import Processes
@@ -111,7 +111,7 @@ def choose(
     return Chosen(*_attempts.choose(attempt, held_parts, bad), notes)
 
 
-class Search:
+class Search(NearSearch):
     """The near steps in one search for the newest step: the one that is chosen, and
     copies of parts that are bad, of which step, and why."""
 

@@ -23,6 +23,7 @@ from .._errors import DamagedError
 from .._format import _schema
 from .._format._schema import COUNT, DIGEST, optional
 from .._run import _own
+from .._run._hooks import NearSteps
 from .._run._pending import PendingState
 from .._run._saves import Saves
 from .._runtime import _log, _processes
@@ -58,10 +59,11 @@ class NearSaving:
     call: int | None = None
 
 
-class Near:
+class Near(NearSteps):
     """The near steps of a run."""
 
     def __init__(self, run: NearRun):
+        super().__init__(run.saves)
         self._run = run
         self._going: NearSaving | None = None
         # Calls of `offer` that have begun. Who holds the lock knows that none begins.
@@ -293,12 +295,12 @@ def _open(
     near: str | os.PathLike[str] | None,
     near_every: int | None,
     copies: int | None,
-) -> Near | None:
+) -> NearSteps:
     for name, value in (("near_every", near_every), ("copies", copies)):
         if near is None and value is not None:
             raise ValueError(f"`{name}` is for near disks: say where, with `near`.")
     if near is None:
-        return None
+        return NearSteps(saves)
     if near_every is None:
         raise ValueError("With `near`, `near_every` must be an integer >= 1.")
     others = _processes.count() - 1

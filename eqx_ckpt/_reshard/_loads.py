@@ -17,6 +17,7 @@ from .._load._fetch import LeafRead, ReadPlan
 from .._load._load_options import LoadOptions
 from .._load._source import Source
 from .._runtime import _log, _processes
+from .._runtime._batching import batched
 from .._runtime._processes import Processes
 from .._tree import _from_host, _leaf
 from . import _moves
@@ -137,15 +138,8 @@ def _batches(
             place = aliases.get(want.record.place, want.record.place)
             groups[place].append(i)
             shares[place] = want.record.template.nbytes // want.move.route.processes
-    batch, size = [], 0
-    for place, numbers in groups.items():
-        if batch and size + shares[place] > budget:
-            yield batch
-            batch, size = [], 0
-        batch += numbers
-        size += shares[place]
-    if batch:
-        yield batch
+    for batch in batched(groups, shares.__getitem__, budget):
+        yield [i for place in batch for i in groups[place]]
 
 
 def _load(

@@ -1,13 +1,14 @@
 """Near disks, as a run asks them: the room of near disks has these classes."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 from jaxtyping import PyTree
 
 from .._load._load_options import FilteredKeywords
 from .._runtime._processes import Processes
 from ._pending import PendingState
+from ._saves import Saves
 
 
 class LoadRequest(NamedTuple):
@@ -37,82 +38,84 @@ class Outcome(NamedTuple):
     copies: list[tuple[int, int]] = []
 
 
-@runtime_checkable
-class NearSearch(Protocol):
-    """The near steps in one search for the newest step of a run. All processes take the
-    same calls, but `choose`."""
+class NearSearch:
+    """The near steps in one search for the newest step of a run: none, but for what the
+    room of near disks makes of it. All processes take the same calls, but `choose`."""
 
     # The schema of a choice.
-    schema: Any
+    schema: Any = type(None)
 
     @property
     def step(self) -> int | None:
         """The near step that is chosen, if one is."""
-        ...
+        return None
 
     def held(self) -> bytes:
         """Report on the disk of this process, for process 0."""
-        ...
+        return b""
 
     def choose(self, words: Sequence[bytes], at_root: int | None) -> Any:
         """Choice that process 0 sends to all: a near step that is not older than the
         one at the root, or none."""
-        ...
+        return None
 
     def take(self, choice: Any) -> None: ...
 
     def fetch(self, processes: Processes, request: LoadRequest) -> None:
         """Moves the parts of the chosen step to the processes that need them."""
-        ...
 
-    def load(self, process: int, request: LoadRequest) -> Restored: ...
+    def load(self, process: int, request: LoadRequest) -> Restored:
+        """The chosen step."""
+        raise NotImplementedError
 
     @property
     def blamed(self) -> list[tuple[int, int]]:
-        """The copies of parts that could not be read here."""
-        ...
+        """The disks and numbers of parts that could not be read here."""
+        return []
 
     def finish(
         self, processes: Processes, restored: Restored, request: LoadRequest
     ) -> Restored:
         """Own states as they are asked for, once all processes have loaded theirs."""
-        ...
+        return restored
 
     def exclude(self, outcome: Outcome) -> None:
         """Excludes copies of the chosen step, which could not be loaded."""
-        ...
 
     def knows_lost(self) -> bool:
         """Whether there is a near step, though none can be restored."""
-        ...
+        return False
 
     def reasons(self, above: int) -> list[str]:
         """Why near steps above one are not restored."""
-        ...
+        return []
 
-    def notes(self) -> list[str]: ...
+    def notes(self) -> list[str]:
+        return []
 
-    def warn(self, above: int, stacklevel: int) -> None: ...
+    def warn(self, above: int, stacklevel: int) -> None:
+        """Logs what is passed over, and warns of the notes."""
 
     def begin(self) -> None:
         """Begins an attempt at the run, from what is chosen."""
-        ...
 
 
-@runtime_checkable
-class NearSteps(Protocol):
-    """The near steps of a run."""
+class NearSteps:
+    """The near steps of a run: none, but for what the room of near disks makes of
+    it."""
+
+    def __init__(self, saves: Saves):
+        self._saves = saves
 
     def offer(self, offer: PendingState) -> None:
         """Saves a state if it is due."""
-        ...
 
     def wait(self) -> None:
         """Waits until the near save that goes on is whole."""
-        ...
 
     def latest(self) -> int | None:
         """The newest complete step, of those at the root too."""
-        ...
+        return self._saves.steps.latest()
 
-    def search(self) -> NearSearch: ...
+    def search(self) -> NearSearch:
+        return NearSearch()

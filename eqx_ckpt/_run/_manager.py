@@ -157,7 +157,7 @@ class CheckpointManager:
         _leaf.check_cast(saved.dtype)
         saved = saved._replace(base=_options.base_facts(saved.base))
         self._saves = Saves(self._steps, self._policy, saved)
-        self._near: NearSteps | None = None
+        self._near = NearSteps(self._saves)
         if (near, near_every, copies) != (None, None, None):
             given = self._saves, near, near_every, copies
             self._near = _extensions.call("near_steps", *given)
@@ -217,13 +217,12 @@ class CheckpointManager:
         step = _steps.check(step)
         given = metrics or {}
         offer = PendingState(step, tree, given, metadata, force, functions, own)
-        if self._near is not None:
-            try:
-                self._near.offer(offer)
-            except Exception:
-                # Which may go well all the same.
-                self._saves.offer(offer)
-                raise
+        try:
+            self._near.offer(offer)
+        except Exception:
+            # Which may go well all the same.
+            self._saves.offer(offer)
+            raise
         return self._saves.offer(offer)
 
     def wait(self) -> None:
@@ -233,8 +232,7 @@ class CheckpointManager:
         **Raises:** what went wrong with the save. It warns of what was not deleted.
         """
         try:
-            if self._near is not None:
-                self._near.wait()
+            self._near.wait()
         finally:
             self._saves.wait()
 
@@ -246,8 +244,7 @@ class CheckpointManager:
             with _cleanup.surely(self._signals.forget):
                 if error is None:
                     try:
-                        if self._near is not None:
-                            self._near.wait()
+                        self._near.wait()
                     finally:
                         self._saves.end()
                 else:
@@ -322,7 +319,7 @@ class CheckpointManager:
 
     def latest(self) -> int | None:
         """The newest complete step, if there is one; near steps count."""
-        return self._steps.latest() if self._near is None else self._near.latest()
+        return self._near.latest()
 
     def best(self) -> int | None:
         """The step with the best metric, as `best` said; None if none has it.

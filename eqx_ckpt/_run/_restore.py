@@ -37,7 +37,7 @@ _AGAIN = 10
 
 
 def restore(
-    saves: Saves, near: NearSteps | None, step: int | None, request: LoadRequest
+    saves: Saves, near: NearSteps, step: int | None, request: LoadRequest
 ) -> tuple[Restored, int]:
     """A step at the root that is named, or the newest of all."""
     steps = saves.steps
@@ -48,8 +48,7 @@ def restore(
             step = _steps.check(step)
             steps.check_own(step)
             restored = _of_step(saves, step, request)
-            if near is not None:
-                near.search().begin()
+            near.search().begin()
     if _log.is_on(_log.INFO):
         arrays = (getattr(x, "nbytes", 0) for x in jtu.tree_leaves(restored.tree))
         facts = {"nbytes": sum(arrays), "seconds": timer.seconds}
@@ -78,7 +77,7 @@ class _Search:
     `skipped`; and how often it may look again."""
 
     saves: Saves
-    near: NearSearch | None
+    near: NearSearch
     request: LoadRequest
     skipped: dict[int, Skip] = dataclasses.field(default_factory=dict)
     left: int = _AGAIN
@@ -86,20 +85,19 @@ class _Search:
     @property
     def is_near(self) -> bool:
         """Whether a near step is chosen."""
-        return self.near is not None and self.near.step is not None
+        return self.near.step is not None
 
 
 def _newest(
-    saves: Saves, near: NearSteps | None, request: LoadRequest
+    saves: Saves, near: NearSteps, request: LoadRequest
 ) -> tuple[Restored, int]:
     """The newest step that can be restored, as all processes find it."""
-    search = _Search(saves, None if near is None else near.search(), request)
+    search = _Search(saves, near.search(), request)
     found = None
     while found is None:
         found = _try(search)
     restored, step = found
-    if search.near is not None:
-        search.near.begin()
+    search.near.begin()
     # What was not completed may be under way.
     skipped = search.skipped
     saves.damaged |= {step for step, skip in skipped.items() if skip.is_lost}
@@ -119,8 +117,7 @@ def _tell(search: _Search, step: int) -> None:
         level = _log.WARNING if other > step else _log.INFO
         steps.say(level, "Skipped", other, skip.why)
     search.skipped = told
-    if search.near is not None:
-        search.near.warn(step, stacklevel=6)
+    search.near.warn(step, stacklevel=6)
     # Where the step is another copy's, or also at the root, nothing is lost.
     reasons = _reasons(search, above=step)
     if reasons and _processes.leads():
@@ -136,24 +133,24 @@ def _try(search: _Search) -> tuple[Restored, int] | None:
     processes = saves.processes("restore", "Restoring")
     restored, error, outcome = Restored(None), None, Outcome("")
     with processes.heard():
-        words = processes.gather(b"" if near is None else near.held())
+        words = processes.gather(near.held())
         word = _choice(search, words) if processes.leads else b""
         # What process 0 has skipped, the others have to know.
         step = _take(search, processes.broadcast(word))
         if step is not None:
-            if near is not None and search.is_near:
+            if search.is_near:
                 near.fetch(processes, request)
             try:
-                if near is not None and search.is_near:
+                if search.is_near:
                     restored = near.load(processes.index, request)
                 else:
                     own = _within(saves, processes, request)
                     restored = _load(saves.steps, step, own)
             except Exception as e:
                 error = e
-            blamed = near.blamed if near is not None and search.is_near else []
+            blamed = near.blamed if search.is_near else []
             outcome = _agree(processes, error, blamed)
-            if near is not None and search.is_near and outcome.kind == "loaded":
+            if search.is_near and outcome.kind == "loaded":
                 restored = near.finish(processes, restored, request)
     if step is None:
         raise _nothing(saves.steps, search)
@@ -162,7 +159,7 @@ def _try(search: _Search) -> tuple[Restored, int] | None:
     if outcome.kind == "failed" or (outcome.kind == "apart" and not search.is_near):
         what = f"{processes.what}: another process has failed: {outcome.why}"
         raise error or RuntimeError(what)
-    if near is not None and search.is_near:
+    if search.is_near:
         near.exclude(outcome)
     elif outcome.kind == "damaged":
         search.skipped[step] = Skip(outcome.why, True)
@@ -184,27 +181,24 @@ def _within(saves: Saves, processes: Processes, request: LoadRequest) -> LoadReq
 def _choice(search: _Search, words: list[bytes]) -> bytes:
     """The newest step, all that are skipped, and what near disks add to it."""
     step, skipped = _newest_at_root(search.saves.steps, search.skipped)
-    near = None if search.near is None else search.near.choose(words, step)
+    near = search.near.choose(words, step)
     return json.dumps([step, list(skipped.items()), near]).encode()
 
 
 def _take(search: _Search, word: bytes) -> int | None:
     """Takes the choice of process 0. Returns its step."""
-    schema = type(None) if search.near is None else search.near.schema
-    form = _AT, _SKIPPED, schema
+    form = _AT, _SKIPPED, search.near.schema
     step, skipped, near = _schema.read(word, _SAID, form)
     search.skipped = {int(s): Skip(*skip) for s, skip in skipped}
-    if search.near is None:
-        return step
     search.near.take(near)
     return step if search.near.step is None else search.near.step
 
 
 def _nothing(steps: Steps, search: _Search) -> Exception:
     near, root = search.near, steps.root
-    text = _reasons(search, [] if near is None else near.notes())
+    text = _reasons(search, near.notes())
     is_lost = any(skip.is_lost for skip in search.skipped.values())
-    if is_lost or (near is not None and near.knows_lost()):
+    if is_lost or near.knows_lost():
         return DamagedError(
             f"No step in `{root}` can be restored as it was saved:{text}\nNothing "
             "was changed or deleted. Load what is left of one with `step=` and "
@@ -273,6 +267,6 @@ def _reasons(search: _Search, notes: Iterable[str] = (), above: int = -1) -> str
     """Why steps above one are not restored, a line for each; "" if there are none."""
     skipped = sorted(search.skipped.items())
     lines = [f"step {s}: {x.why}" for s, x in skipped if s > above]
-    lines += [] if search.near is None else search.near.reasons(above)
+    lines += search.near.reasons(above)
     lines += notes
     return "".join("\n  " + line.replace("\n", "\n    ") for line in lines)
