@@ -19,6 +19,7 @@ from .._runtime import _arguments, _gc
 from .._runtime._arguments import Rule
 from .._tree import _filters, _flatten, _folding, _host_copy, _select, _static, _target
 from .._tree._flatten import Flat
+from .._tree._folding import Problems
 from .._tree._static import Static
 from ..merging._methods import MergedLeaf, Merging, Method
 from . import _diff, _elements
@@ -189,26 +190,24 @@ def _rows(
     first, *others = sides
     within = _names.within(chosen)
     is_chosen = lambda name: within(name) is not None
-    report: dict[str, list[tuple[str, str]]] = {}
-
-    def add(kind: str, name: str, text: str) -> None:
-        report.setdefault(kind, []).append((name, text))
-
+    problems = Problems()
     rows = {name: [leaf] for name, leaf in first.leaves.items() if is_chosen(name)}
     kept: list[tuple[Leaf, Leaf, str]] = []
     for other, who in zip(others, shown[1:]):
         before, after = _diff.paired(first, other)
         for name in filter(is_chosen, {**before, **after}):
             if name not in after:
-                add("missing", name, f"not in {who}")
+                problems.add("missing", name, f"not in {who}")
             elif name not in before:
                 text = _diff.show(after[name].template)
-                add("missing", name, f"{text} only in {who}")
+                problems.add("missing", name, f"{text} only in {who}")
             elif _is_merged(before[name].template):
                 rows[name].append(after[name])
                 t, u = before[name].template, after[name].template
                 if (t.shape, t.dtype) != (u.shape, u.dtype) or not _is_merged(u):
-                    add("other", name, f"{_diff.show(t)}, in {who} {_diff.show(u)}")
+                    problems.add(
+                        "other", name, f"{_diff.show(t)}, in {who} {_diff.show(u)}"
+                    )
             else:
                 kept.append((before[name], after[name], who))
     pairs = [(leaf, other) for leaf, other, _ in kept]
@@ -216,14 +215,14 @@ def _rows(
     for (leaf, _, who), change in zip(kept, found):
         if change is not None:
             what = " and ".join(change.what)
-            add("kept", leaf.name, f"{change.a}, in {who} another {what}")
+            problems.add("kept", leaf.name, f"{change.a}, in {who} another {what}")
     for other, who in zip(others, shown[1:]):
         passes = _static.passing(static, first.statics, "first tree")
         for name, pair in _diff.static(first, other, passes).items():
             if is_chosen(name):
-                add("static", name, f"{pair[0]}, in {who} {pair[1]}")
-    if report:
-        raise ValueError(_message(report, dict(zip(shown, sides))))
+                problems.add("static", name, f"{pair[0]}, in {who} {pair[1]}")
+    if problems.rows:
+        raise ValueError(_message(problems, dict(zip(shown, sides))))
     return rows
 
 
@@ -246,8 +245,10 @@ _titles = {
 }
 
 
-def _message(report: dict[str, list[tuple[str, str]]], sides: dict[str, Side]) -> str:
-    passes = _static.how_to_pass([name for name, _ in report.get("static", [])])
+def _message(problems: Problems, sides: dict[str, Side]) -> str:
+    passes = _static.how_to_pass(problems.names("static"))
     titles = {kind: title.replace("{}", passes) for kind, title in _titles.items()}
     lines = ["The trees do not fit each other; nothing was merged:"]
-    return _text.message([*lines, *_paths(sides), *_folding.sections(report, titles)])
+    return _text.message(
+        [*lines, *_paths(sides), *_folding.sections(problems.rows, titles)]
+    )

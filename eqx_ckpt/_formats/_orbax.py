@@ -5,7 +5,7 @@ Orbax's own files are read for names and kinds, and the metadata of every array.
 
 import functools as ft
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 from .._format import _files, _names, _template
 from .._format._index import is_save_id
@@ -87,14 +87,6 @@ def _item(probe: Probe) -> str | None:
     return None
 
 
-class _OrbaxLeaf(NamedTuple):
-    """Orbax's entry for a leaf: its key path, what it was, and where it lies."""
-
-    keys: list[tuple[str, int]]
-    kind: str
-    key: str
-
-
 def _tree(probe: Probe) -> Source | None:
     directory = probe.directory
     zarr = _zarr.arrays(probe)
@@ -112,24 +104,22 @@ def _tree(probe: Probe) -> Source | None:
     files = [] if zarr.database is None else zarr.database.files
     if any(is_save_id(x.removeprefix("d/").partition("/")[0]) for x in files):
         return None  # It is ours, without its index.
-    keys = [x.key for x in arrays if x.kind != "string"]
+    keys = [key for *_, kind, key in arrays if kind != "string"]
     texts = dict(zip(keys, zarr.metadata(keys)))
     leaves: list[ForeignLeaf] = []
     places: set[str] = set()
-    for array in arrays:
-        ours, kinds = _name(array)
-        if array.key in places:
-            raise ValueError(f"two leaves of it lie at one place, `{array.key}`")
-        places.add(array.key)
-        if array.kind == "string":
-            text = strings.get(array.key)
+    for ours, kinds, kind, key in arrays:
+        if key in places:
+            raise ValueError(f"two leaves of it lie at one place, `{key}`")
+        places.add(key)
+        if kind == "string":
+            text = strings.get(key)
             if type(text) is not str:
                 raise ValueError(f"the string `{ours}` is missing")
             leaves.append(leaf_of(ours, kinds, text))
         else:
-            make = ft.partial(_template_of, array, impls.get(array.key))
-            metadata = texts[array.key]
-            leaves.append(zarr.read(ours, array.key, metadata, make, kinds))
+            make = ft.partial(_template_of, kind, impls.get(key))
+            leaves.append(zarr.read(ours, key, texts[key], make, kinds))
     metadata = value.get("custom_metadata") or None
     if metadata is None and probe.directory != probe.root:
         top = probe._replace(directory=probe.root, names=frozenset([_TOP]))
@@ -157,8 +147,9 @@ def _impls(value: dict[str, Any]) -> dict[str, str]:
     return out
 
 
-def _entry(name: str, entry: Any) -> _OrbaxLeaf | None:
-    """A leaf; None for an empty node, which has no array."""
+def _entry(name: str, entry: Any) -> tuple[str, str, str, str] | None:
+    """A leaf: our name, the kinds of its keys, what it was, and where it lies; None for
+    an empty node, which has no array."""
     try:
         value = entry["value_metadata"]
         keys = [(x["key"], x["key_type"]) for x in entry["key_metadata"]]
@@ -177,27 +168,21 @@ def _entry(name: str, entry: Any) -> _OrbaxLeaf | None:
     parts = key.split("/")
     if re.search(r"[\\\0]", key) or not {"", ".", ".."}.isdisjoint(parts):
         raise ValueError(f"`{_METADATA}` has a leaf of the impossible name {key!r:.60}")
-    return _OrbaxLeaf(keys, kind, key)
+    kinds = "".join("s" if t == 1 else "k" for _, t in keys)
+    ours = _names.join("", [_names.quote(k) for k, _ in keys])
+    _names.keys_of(ours, kinds)
+    return ours, kinds, kind, key
 
 
-def _name(array: _OrbaxLeaf) -> tuple[str, str]:
-    kinds = "".join("s" if kind == 1 else "k" for _, kind in array.keys)
-    name = _names.join("", [_names.quote(key) for key, _ in array.keys])
-    _names.keys_of(name, kinds)
-    return name, kinds
-
-
-def _template_of(
-    array: _OrbaxLeaf, impl: str | None, keys: str, what: Zarr
-) -> Template:
+def _template_of(was: str, impl: str | None, keys: str, what: Zarr) -> Template:
     kind = kind_of(what.dtype)
-    if array.kind == "np.ndarray":
+    if was == "np.ndarray":
         kind = "numpy"
-    elif array.kind == "scalar" and what.shape == ():
+    elif was == "scalar" and what.shape == ():
         python = {dtype: kind for kind, dtype in _template.SCALAR_KINDS.items()}
         kind = python.get(what.dtype, "generic")
-    elif array.kind not in ("jax.Array", "scalar"):
-        raise ValueError(f"it is of the unknown type {array.kind!r:.60}")
+    elif was not in ("jax.Array", "scalar"):
+        raise ValueError(f"it is of the unknown type {was!r:.60}")
     t = _zarr.template(what, kind, keys)
     if impl is not None:
         t = t._replace(kind="key", dtype="key", impl=impl)

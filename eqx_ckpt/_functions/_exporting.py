@@ -174,7 +174,9 @@ def _exported(wanted: Unexported, tree: SavedTree) -> tuple[StoredFunction, byte
     used = [i for i, is_used in zip(tree.arrays, traced.used) if is_used]
     _check_traced(wanted, tree, traced, used)
     names = [tree.stored[i].name for i in used]
-    avals = {tree.stored[i].name: _strong(_tracing.weight(tree, i)) for i in used}
+    avals = {
+        tree.stored[i].name: _signature.struct(_tracing.weight(tree, i)) for i in used
+    }
     fun = jex_core.jaxpr_as_fun(traced.closed)
 
     def kept(weights: dict[str, Any], *args: Any) -> Any:
@@ -205,10 +207,6 @@ def _exported(wanted: Unexported, tree: SavedTree) -> tuple[StoredFunction, byte
         versions={"jax": jax.__version__},
     )
     return stored, data
-
-
-def _strong(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
 def _check_traced(

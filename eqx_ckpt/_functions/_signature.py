@@ -26,6 +26,11 @@ def is_array(x: Any) -> bool:
     return isinstance(x, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct))
 
 
+def struct(x: Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of an array, without a weak type."""
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
 def nest(tree: PyTree, where: str) -> Any:
     """A tree as a nest. What a Module holds besides arrays is left out.
 

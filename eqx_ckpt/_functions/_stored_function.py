@@ -340,7 +340,7 @@ def _refused(exported: jax.export.Exported, order: int) -> str | None:
     for number in range(order + 1):
         try:
             args, kwargs = jtu.tree_unflatten(
-                exported.in_tree, list(map(_struct, exported.in_avals))
+                exported.in_tree, list(map(_signature.struct, exported.in_avals))
             )
             call = jax.jit(exported.call)
             jax.export.export(call, platforms=exported.platforms)(*args, **kwargs)
@@ -359,10 +359,6 @@ def _converted(x: Any, dtype: Any) -> Any:
         same = jnp.result_type(x, dtype) == dtype
         return jnp.asarray(x, dtype if same else None)
     return x if isinstance(x, jax.Array) else jnp.asarray(x)
-
-
-def _struct(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
 def _short(nest: Any) -> str:

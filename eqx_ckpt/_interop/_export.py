@@ -2,7 +2,6 @@
 
 import bisect
 import contextlib
-import functools as ft
 import itertools as it
 import json
 import os
@@ -11,7 +10,7 @@ from typing import Any
 
 from jaxtyping import PyTree
 
-from .._format import _digests, _grid, _names, _template, _text
+from .._format import _digests, _names, _template, _text
 from .._format._template import Template
 from .._formats import _foreign_index, _safetensors
 from .._load import _probe, _rename
@@ -340,11 +339,11 @@ _ROOM = 256 * 2**20
 
 def _buffers(leaf: PlannedLeaf, room: int) -> Iterator[Any]:
     """The bytes of a leaf, one part after the other."""
-    t, part = leaf.template, room // (4 * _host_copy.PREFETCH)
-    if t.nbytes <= part:
+    t = leaf.template
+    if t.nbytes <= room // (4 * _host_copy.PREFETCH):
         yield _digests.as_bytes(_host_copy.to_host(leaf.value, t))
         return
-    regions = _slabs(t.shape, t.itemsize, part)
+    regions = _shards.slabs(t.shape, t.itemsize, room)
     yield from map(
         _digests.as_bytes, _host_copy.to_host_by_regions(leaf.value, t, regions)
     )
@@ -362,11 +361,3 @@ def _counted(
         written += nbytes
         before, leaves = leaves, bisect.bisect_right(ends, written)
         advance(nbytes, leaves - before)
-
-
-def _slabs(
-    shape: tuple[int, ...], itemsize: int, target: int
-) -> Iterator[tuple[slice, ...]]:
-    """Regions whose elements follow each other, in order."""
-    chunk = _grid.choose(shape, itemsize, max(1, target))
-    return map(ft.partial(_grid.region, shape, chunk), _grid.indices(shape, chunk))

@@ -214,13 +214,19 @@ def _write_own(
     for outer, data in parts:
         shape = tuple(s.stop - s.start for s in outer)
         inner = t._replace(shape=shape, chunk=tuple(max(1, n) for n in shape))
-        size = max(1, room // (4 * _host_copy.PREFETCH))
-        chunk = _grid.choose(shape, t.itemsize, size)
-        regions = [_grid.region(shape, chunk, i) for i in _grid.indices(shape, chunk)]
+        regions = slabs(shape, t.itemsize, room)
         arrays = _host_copy.to_host_by_regions(data, inner, regions)
         for region, array in zip(regions, arrays):
             starts = [o.start + r.start for o, r in zip(outer, region)]
             _put(file, at, t.shape, starts, array)
+
+
+def slabs(shape: tuple[int, ...], itemsize: int, room: int) -> list[tuple[slice, ...]]:
+    """Regions whose elements follow each other, in order, of which some are in memory
+    together."""
+    size = max(1, room // (4 * _host_copy.PREFETCH))
+    chunk = _grid.choose(shape, itemsize, size)
+    return [_grid.region(shape, chunk, i) for i in _grid.indices(shape, chunk)]
 
 
 def _region(index: Sequence[slice], shape: Sequence[int]) -> tuple[slice, ...]:

@@ -1,5 +1,6 @@
 """`open` and `Checkpoint`: what is stored, as a tree of lazy leaves."""
 
+import functools as ft
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TYPE_CHECKING, Unpack
@@ -54,14 +55,10 @@ class Checkpoint(_Base):
         `base=` of the save. None if there was none.
     """
 
-    __slots__ = ("_functions", "_source", "_tree")
-
-    _functions: Mapping[str, Any] | None
+    _source: Source
 
     def __init__(self, source: Source):
-        object.__setattr__(self, "_source", source)
-        object.__setattr__(self, "_tree", None)
-        object.__setattr__(self, "_functions", None)
+        vars(self)["_source"] = source
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError("a Checkpoint is immutable")
@@ -102,20 +99,14 @@ class Checkpoint(_Base):
     def nbytes(self) -> int:
         return self._source.index.leaves.nbytes
 
-    @property
+    @ft.cached_property
     def tree(self) -> Any:
-        if self._tree is None:
-            object.__setattr__(self, "_tree", _nodes.forest(self._source))
-        return self._tree
+        return _nodes.forest(self._source)
 
-    @property
+    @ft.cached_property
     def functions(self) -> Mapping[str, Any]:
         """The stored functions by name: a mapping to [`Function`][]s."""
-        if self._functions is None:
-            functions = _extensions.call("functions_of", self._source)
-            object.__setattr__(self, "_functions", functions)
-            return functions
-        return self._functions
+        return _extensions.call("functions_of", self._source)
 
     def __getitem__(self, name: str) -> LazyArray:
         """The leaf of a dotted name. **Raises:** `KeyError` naming the nearest."""

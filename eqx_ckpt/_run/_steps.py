@@ -116,24 +116,21 @@ class Steps:
 
     def latest(self) -> int | None:
         """The newest complete step; older ones are not looked at."""
-        for listed in self._listings():
-            for step in sorted(listed, reverse=True):
-                if listed[step].is_complete or self.signature(step):
+        for listed in self.listings():
+            for step, at in listed.items():
+                if at.is_complete or self.signature(step):
                     return step
         return None
 
-    def listings(self) -> Iterator[list[int]]:
+    def listings(self) -> Iterator[dict[int, Listed]]:
         """The steps, the newest first; again, where they have changed meanwhile: what
         another process saves and deletes is then neither complete nor there."""
-        return (sorted(listed, reverse=True) for listed in self._listings())
-
-    def _listings(self) -> Iterator[dict[int, Listed]]:
         before: set[int] | None = None
         for _ in range(10):
             listed = self._listed()
             if listed.keys() == before:
                 return
-            yield listed
+            yield dict(sorted(listed.items(), reverse=True))
             before = set(listed)
 
     def signature(self, step: int) -> Signature | None:
