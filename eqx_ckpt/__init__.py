@@ -37,9 +37,9 @@ from ._load._deserialise import (
     tree_deserialise_leaves as tree_deserialise_leaves,
 )
 from ._load._lazy import LazyArray as LazyArray
-from ._load._rename import rename as rename
 from ._near import _near_steps as _near_steps
 from ._rebuild._rebuild import rebuild as rebuild
+from ._rename._rename import rename as rename
 from ._run._clean import clean as clean
 from ._run._manager import CheckpointManager as CheckpointManager
 from ._runtime._arguments import Together as Together

@@ -15,8 +15,9 @@ from .. import merging
 from .._edit import _edited, _merge
 from .._format import _names, _text
 from .._interop import _convert, _export
-from .._load import _checkpoint, _rename
+from .._load import _checkpoint
 from .._load._checkpoint import Checkpoint
+from .._rename import _rename
 from .._run._steps import Steps
 from .._save import _serialise
 from .._storage import _root

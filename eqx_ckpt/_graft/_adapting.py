@@ -9,7 +9,7 @@ import numpy as np
 
 from .._format._template import Template
 from .._load._lazy import LazyArray
-from .._load._rename import Rename
+from .._rename._rename import Rename
 from .._tree import _folding, _leaf, _target
 from .._tree._folding import Problems
 from .._tree._target import Target

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from .._load import _checkpoint, _nodes, _rename
+from .._load import _checkpoint, _nodes
 from .._load._checkpoint import Checkpoint
-from .._load._rename import Rename
+from .._rename import _rename
+from .._rename._rename import Rename
 from ..adapters import Adapter
 from . import _nested, _pairs
 from ._nested import Nested

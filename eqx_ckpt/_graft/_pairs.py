@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from .._load import _rename
-from .._load._rename import Rename
+from .._rename import _rename
+from .._rename._rename import Rename
 from .._tree import _select
 from ..adapters import Adapter
 from . import _nested

@@ -13,8 +13,9 @@ from jaxtyping import PyTree
 from .._format import _digests, _names, _template, _text
 from .._format._template import Template
 from .._formats import _foreign_index, _safetensors
-from .._load import _probe, _rename
+from .._load import _probe
 from .._load._checkpoint import Checkpoint
+from .._rename import _rename
 from .._runtime import _arguments, _processes, _progress
 from .._runtime._arguments import Who
 from .._runtime._processes import Processes

@@ -10,15 +10,15 @@ from jaxtyping import PyTree
 from .. import _extensions
 from .._format import _names, _text
 from .._format._index import BaseFacts, SaveFacts
+from .._format._leaves import Leaves
 from .._runtime import _arguments
 from .._storage._backend import Backend
 from .._storage._open_files import Readable
 from .._tree import _leaf, _nearest
 from .._tree._filters import FilterSpec, IsLeaf
-from . import _base, _lazy, _load_options, _match, _nodes, _open, _renamed, _source
+from . import _base, _lazy, _load_options, _match, _nodes, _open, _source
 from ._lazy import LazyArray
 from ._load_options import LoadOptions, SpliceKeywords
-from ._renamed import Renamed
 from ._source import Source
 
 
@@ -311,29 +311,34 @@ def _unknown(name: Any, names: Sequence[str]) -> str:
 
 def match(ckpt: Checkpoint, like: PyTree, options: LoadOptions) -> _match.Match:
     """The leaves of `like` and those of a checkpoint that they stand for."""
-    renamed = _renamed.renamed(ckpt._source.index.leaves, options.rename)
-    source = resolve_source(ckpt, options.source, renamed)
-    return _match.match(renamed.leaves, like, options, source, path=ckpt.path)
+    leaves, moved = ckpt._source.index.leaves, lambda name: [name]
+    if options.rename is not None:
+        leaves, moved = _extensions.call("renamed", leaves, options.rename)
+    source = resolve_source(ckpt, options.source, leaves, moved)
+    return _match.match(leaves, like, options, source, path=ckpt.path)
 
 
 # ---- The checkpoint's own tree.
 
 
 def resolve_source(
-    ckpt: Checkpoint, source: str | Callable[[Any], Any] | None, renamed: Renamed
+    ckpt: Checkpoint,
+    source: str | Callable[[Any], Any] | None,
+    leaves: Leaves,
+    moved: Callable[[str], list[str]],
 ) -> str:
     """The dotted name of the node that `like` stands for ("": all of the checkpoint),
-    as it is after a rename.
+    as it is in the `leaves` after a rename. `moved` gives the names of a node there.
 
     **Raises:** `KeyError` if there is none, `TypeError` if it is not a node.
     """
     if source is None or source == "":
         return ""
     if isinstance(source, str):
-        names = renamed.leaves.names
+        names = leaves.names
         if any(_names.is_under(name, source) for name in names):
             return source
-        after = " after the rename" if renamed.leaves.origin else ""
+        after = " after the rename" if leaves.origin else ""
         raise KeyError(
             f"`source` is {source!r}, and the checkpoint at `{ckpt.path}` has no such "
             f"node{after}. {_top(names)}"
@@ -352,7 +357,7 @@ def resolve_source(
             f"`lambda c: c.model` does, not a `{type(node).__name__}`."
         )
     name = found[1]
-    nodes = renamed.node(name) if name else [""]
+    nodes = moved(name) if name else [""]
     if len(nodes) != 1:
         raise ValueError(
             f"`source` is the node `{name}`, which the rename takes to "

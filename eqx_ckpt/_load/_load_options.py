@@ -1,6 +1,6 @@
 """The arguments of loads: their keywords, and the record that a call hands on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypedDict
 
 from jaxtyping import PyTree
@@ -9,7 +9,10 @@ from .._runtime._arguments import Who
 from .._tree import _leaf
 from .._tree._filters import FilterSpec, IsLeaf
 from .._tree._static import Static
-from ._rename import Renaming
+
+
+# What `ec.rename` takes, or returns: a tuple.
+Renaming = Callable[[str], str] | Sequence[tuple] | tuple[Any, ...] | None
 
 
 class TogetherKeywords(TypedDict, total=False):

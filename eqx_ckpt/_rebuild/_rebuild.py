@@ -8,7 +8,7 @@ from jaxtyping import PyTree
 
 from .._errors import DamagedError
 from .._format import _text
-from .._load import _checkpoint, _deserialise, _load_options, _open, _renamed
+from .._load import _checkpoint, _deserialise, _load_options, _open
 from .._load._checkpoint import Checkpoint
 from .._load._load_options import LoadOptions, TogetherKeywords
 from .._runtime import _arguments, _gc
@@ -88,7 +88,7 @@ def rebuild(
             "nodes do not give the same leaves twice. Load it into a `like`, by "
             "`tree_deserialise_leaves`."
         )
-    below = _checkpoint.resolve_source(ckpt, source, _renamed.renamed(leaves, None))
+    below = _checkpoint.resolve_source(ckpt, source, leaves, lambda name: [name])
     try:
         builder = Builder(ckpt, allowed, replace, sharding)
         tree = builder.build(below)

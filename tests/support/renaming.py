@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 import pytest
 
 from eqx_ckpt._format import _names
-from eqx_ckpt._load import _renamed
+from eqx_ckpt._rename import _renamed
 from eqx_ckpt._tree import _node, _states
 
 
@@ -91,7 +91,7 @@ def modules_of(
     """The names of which static fields are recorded, and the function that says which
     of them stand for a new name."""
     stored = ckpt._source.index.leaves
-    return stored.statics.of, _renamed.renamed(stored, rename).leaves.modules
+    return stored.statics.of, _renamed.renamed(stored, rename)[0].modules
 
 
 def value_at(tree: Any, name: str, here: str = "") -> Any:

@@ -9,6 +9,7 @@ import collections
 import functools as ft
 import os
 import re
+from collections.abc import Callable
 from typing import Any
 
 from .._format import _names
@@ -17,14 +18,13 @@ from . import _rename
 from ._rename import Rename
 
 
-def renamed(leaves: Leaves, given: Any) -> "Renamed":
-    """The leaves as the `rename=` of a call says.
+def renamed(leaves: Leaves, given: Any) -> tuple[Leaves, Callable[[str], list[str]]]:
+    """The leaves as the `rename=` of a call says, and a function from the name of a
+    node to those that it has then: several where its leaves went to several.
 
     **Raises:** `ValueError` for two leaves of one name, rules that change nothing, and
     those with adapters.
     """
-    if given is None:
-        return Renamed(leaves, None, [], [])
     how = _rename.of(given)
     if how.has_adapters:
         raise ValueError(
@@ -35,17 +35,16 @@ def renamed(leaves: Leaves, given: Any) -> "Renamed":
     names = [record.name for record in leaves.records()]  # They are checked by that.
     new = [_rename.apply(how, name, used, "rename=")[0] for name in names]
     _check_collisions(names, new)
-    out = Renamed(leaves, how, names, new, used)
+    moves = _Moves(how, names, new, used)
     nodes: dict[str, list[str]] = {}
     for name in leaves.statics.of:
         if len(name) > _names.MAX_NAME or name.count(".") >= _names.MAX_DEPTH:
             raise ValueError("The index has static fields of what is never saved.")
-        for to in out.node(name, next(iter(leaves.statics.fields(name)), "")):
+        for to in moves.node(name, next(iter(leaves.statics.fields(name)), "")):
             nodes.setdefault(to, []).append(name)
-    markers = _markers(leaves, out)
+    markers = _markers(leaves, moves)
     _check_used(how, used, names)
-    out.leaves = leaves.renamed(new, markers, nodes)
-    return out
+    return leaves.renamed(new, markers, nodes), moves.node
 
 
 def _check_collisions(old: list[str], new: list[str]) -> None:
@@ -78,19 +77,11 @@ def _check_used(how: Rename, used: set[int], names: list[str]) -> None:
         )
 
 
-class Renamed:
-    """Leaves under other names. Nodes go to where the leaves go that keep their names
-    below them."""
+class _Moves:
+    """The way of leaves from their names to other ones. Nodes go to where the leaves go
+    that keep their names below them."""
 
-    def __init__(
-        self,
-        leaves: Leaves,
-        how: Rename | None,
-        old: list[str],
-        new: list[str],
-        used: set[int] = set(),
-    ):
-        self.leaves = leaves
+    def __init__(self, how: Rename, old: list[str], new: list[str], used: set[int]):
         self._how, self._used = how, used
         self._old, self._new = old, new
         self._kept: dict[str, dict[str, None]] = collections.defaultdict(dict)
@@ -111,8 +102,6 @@ class Renamed:
         is still below it, the node itself; and what is above the only child that it has
         went to what is above that.
         """
-        if self._how is None:
-            return [name]
         kept = self._kept.get(name)
         if kept:
             return list(kept)
@@ -147,7 +136,6 @@ class Renamed:
     def by_rules(self, name: str) -> str | None:
         """The new name of what is no leaf. None: the same, or the rename
         is a function that knows the names of leaves only."""
-        assert self._how is not None
         try:
             moved = _rename.apply(self._how, name, self._used, "rename=")[0]
         except (ValueError, TypeError):
@@ -168,7 +156,7 @@ class Renamed:
 # ---- Labels of the entries of States.
 
 
-def _markers(leaves: Leaves, moves: Renamed) -> dict[int, str]:
+def _markers(leaves: Leaves, moves: _Moves) -> dict[int, str]:
     """The labels with the names that their StateIndex have now.
 
     A label that begins with `=` is a path from the model. Where the model is in the
@@ -188,7 +176,7 @@ def _markers(leaves: Leaves, moves: Renamed) -> dict[int, str]:
     return out
 
 
-def _labels(labels: list[str], leaves: Leaves, moves: Renamed) -> dict[str, str]:
+def _labels(labels: list[str], leaves: Leaves, moves: _Moves) -> dict[str, str]:
     """The new labels of one State."""
     relative = {x: _path(x) for x in labels if x[0] == "="}
     models = _models(list(relative.values()), leaves, moves)
@@ -213,7 +201,7 @@ def _path(label: str) -> str:
     return ".".join(re.findall(r"\w+", label))
 
 
-def _models(paths: list[str], leaves: Leaves, moves: Renamed) -> list[str]:
+def _models(paths: list[str], leaves: Leaves, moves: _Moves) -> list[str]:
     """The nodes below which there are the owners of all these paths: the model, and
     what has its structure, as an average of it."""
     owners = {x.rpartition(".")[0] for x in paths} - {""}

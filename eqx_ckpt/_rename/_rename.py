@@ -5,8 +5,8 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from .._load import _open
 from .._tree import _nearest
-from . import _open
 
 
 class RenameRule(NamedTuple):
@@ -85,10 +85,6 @@ class Rename(NamedTuple):
             return back[name]
 
         return Rename(known)
-
-
-# What is given as `rename=`: a `Rename`, or what makes one.
-Renaming = Rename | Callable[[str], str] | Sequence[tuple] | None
 
 
 def rename(

@@ -1,0 +1,11 @@
+"""`rename=` of a load: the leaves of a checkpoint under other names.
+
+It imports `_load` and what is below it; a load takes it from what is added here. Begin
+with `_rename`.
+"""
+
+from .. import _extensions
+from . import _renamed
+
+
+_extensions.add("renamed", _renamed.renamed)
