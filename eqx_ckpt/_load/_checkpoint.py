@@ -16,7 +16,7 @@ from .._storage._backend import Backend
 from .._storage._open_files import Readable
 from .._tree import _leaf, _nearest
 from .._tree._filters import FilterSpec, IsLeaf
-from . import _base, _lazy, _load_options, _match, _nodes, _open, _source
+from . import _lazy, _load_options, _match, _nodes, _open, _source
 from ._lazy import LazyArray
 from ._load_options import LoadOptions, SpliceKeywords
 from ._source import Source
@@ -205,7 +205,7 @@ class Checkpoint(_Base):
             ```
         """
         base = open(path)
-        _base.check(self._source, base._source)
+        _extensions.call("check_base", self._source, base._source)
         return base
 
     def __repr__(self) -> str:

@@ -7,12 +7,12 @@ from typing import Any, Literal, NamedTuple, TypedDict
 import numpy as np
 from jaxtyping import PyTree
 
+from .. import _extensions
 from .._format._index import BaseFacts
-from .._load import _base, _checkpoint
 from .._load._checkpoint import Checkpoint
 from .._runtime import _processes
 from .._runtime._arguments import Who
-from .._storage import _open_files, _root
+from .._storage import _open_files
 from .._storage._backend import Backend
 from .._tree import _leaf
 from .._tree._filters import FilterSpec, IsLeaf
@@ -106,18 +106,7 @@ def base_facts(base: Base) -> BaseFacts | None:
     """**Raises:** as `open`; `TypeError` for what is no path."""
     if base is None or isinstance(base, BaseFacts):
         return base
-    if not isinstance(base, str | os.PathLike | Checkpoint):
-        raise TypeError(
-            "`base` must be the path of a checkpoint, one that is open, or the `base` "
-            f"of one, not {base!r:.80}."
-        )
-    ckpt = _checkpoint.open(base)
-    path = ckpt.path
-    if isinstance(base, str | os.PathLike):
-        # Of a run it is the step that was meant, not a later one.
-        given, at = os.fspath(base).rstrip("/"), _root.resolve(base).url
-        path = given + path.removeprefix(at) if path.startswith(at) else path
-    return _base.facts(ckpt._source, path)
+    return _extensions.call("base_facts", base)
 
 
 def check(root: Any, options: SaveOptions) -> None:

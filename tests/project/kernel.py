@@ -29,10 +29,6 @@ _SLOW = (
 _OTHERS = (
     "save/test_lazy_routes.py::test_every_format_to_every_form[orbax]",
     "save/test_lazy_routes.py::test_a_source_that_is_gone_is_named[flax]",
-    "save/test_base.py::test_a_base_is_known_again[w.npz-ocdbt]",
-    "save/test_base.py::test_a_base_is_known_again[w.npz-zarr]",
-    "save/test_base.py::test_a_base_in_pieces_is_known_by_its_values",
-    "save/test_base.py::test_what_cannot_be_a_base",
     "tree/test_register.py::test_equinox_files_do_not_have_them",
     "load/test_checkpoint.py::test_nothing_at_the_path",
     "load/test_checkpoint.py::test_a_forked_child_is_told_to_spawn",

@@ -1,15 +1,17 @@
 """The base of a save: the checkpoint that an adapter was trained on."""
 
 import json
+import os
 
 from .._format import _digests, _grid, _index, _text, _view
 from .._format._index import BaseFacts
 from .._format._leaves import Record
-from .._storage import _open_files, _store
+from .._load import _checkpoint, _read
+from .._load._checkpoint import Checkpoint
+from .._load._reader import StoredRead
+from .._load._source import Source
+from .._storage import _open_files, _root, _store
 from .._storage._backend import Backend
-from . import _read
-from ._reader import StoredRead
-from ._source import Source
 
 
 # Of files without digests so many leaves are looked at, and so many bytes of each; of
@@ -17,11 +19,23 @@ from ._source import Source
 _LEAVES, _BYTES, _CHUNKED = 256, 1024, 16
 
 
-def facts(source: Source, path: str) -> BaseFacts:
-    """The facts about a source that was opened as `path`.
+def facts(base: str | os.PathLike[str] | Checkpoint) -> BaseFacts:
+    """The facts about the `base=` of a save.
 
-    **Raises:** `ValueError` for a base that has no path, or nothing to know it by.
+    **Raises:** as `open`; `TypeError` for what is no path; `ValueError` for a base that
+    has no path, or nothing to know it by.
     """
+    if not isinstance(base, str | os.PathLike | Checkpoint):
+        raise TypeError(
+            "`base` must be the path of a checkpoint, one that is open, or the `base` "
+            f"of one, not {base!r:.80}."
+        )
+    ckpt = _checkpoint.open(base)
+    source, path = ckpt._source, ckpt.path
+    if isinstance(base, str | os.PathLike):
+        # Of a run it is the step that was meant, not a later one.
+        given, at = os.fspath(base).rstrip("/"), _root.resolve(base).url
+        path = given + path.removeprefix(at) if path.startswith(at) else path
     if _open_files.is_copy(source.root):
         raise ValueError(
             "`base` was opened from a file object, and an index records the path of a "
