@@ -7,8 +7,8 @@ The modules are imported when a path is no checkpoint of ours.
 from typing import Any
 
 from .. import _extensions
-from .._load._probe import Probe
 from .._load._source import Source
+from .._zips._probe import Probe
 
 
 def _read(probe: Probe, like: Any) -> Source | None:

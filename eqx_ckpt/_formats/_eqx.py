@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from .._format import _json, _names, _template
-from .._load._probe import Probe
 from .._load._source import Source
 from .._tree import _flatten, _folding, _leaf, _states, _target
+from .._zips._probe import Probe
 from .._zips._window import Window
 from . import _foreign_index, _numpy
 from ._foreign_index import ForeignLeaf

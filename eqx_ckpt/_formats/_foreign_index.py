@@ -13,11 +13,11 @@ from .._format._extents import Placement
 from .._format._index import Index
 from .._format._leaves import Leaves, Unreadable
 from .._format._template import Template
-from .._load import _probe
-from .._load._probe import Probe
+from .._load import _published
 from .._storage import _store
 from .._storage._backend import Backend
 from .._tree import _leaf
+from .._zips._probe import Probe
 from . import _foreign_source
 from ._database import Database
 from ._foreign_source import ForeignSource
@@ -205,7 +205,7 @@ def weight_map(
     **Raises:** `ValueError` unless they are beside it, with names of this pattern, and
     have what it says.
     """
-    _, index = _probe.read_json(probe.directory, key)
+    _, index = _published.read_json(probe.directory, key)
     of = index.get("weight_map")
     if not is_texts(of):
         raise ValueError(f"`{key}` has no `weight_map` of names to files")

@@ -13,9 +13,9 @@ import numpy as np
 
 from .._format import _names
 from .._format._template import Template
-from .._load import _probe
-from .._load._probe import Probe
+from .._load import _published
 from .._load._source import Source
+from .._zips._probe import Probe
 from . import _zarr
 from ._foreign_index import ForeignLeaf, kind_of, names_of_paths
 from ._zarr import Zarr
@@ -35,7 +35,7 @@ def read(probe: Probe, like: Any) -> Source | None:
     if _INDEX in probe.names:
         return _eformer(probe)
     if _METADATA in probe.names:
-        head, value = _probe.read_json(probe.directory, _METADATA)
+        head, value = _published.read_json(probe.directory, _METADATA)
         # Many a file has this name.
         if type(value.get("step")) is int and type(value.get("timestamp")) is str:
             return _levanter(probe, head, value)
@@ -103,7 +103,7 @@ def _order(part: str) -> tuple[bool, int, str]:
 
 def _eformer(probe: Probe) -> Source:
     arrays = _zarr.arrays(probe)._replace(database=None)
-    head, value = _probe.read_json(probe.directory, _INDEX)
+    head, value = _published.read_json(probe.directory, _INDEX)
     if value.get("format") != "tensorstore":
         raise ValueError(f"`{_INDEX}` is of the format {value.get('format')!r:.60}")
     lists = value.get("prefixes", {})
@@ -124,7 +124,7 @@ def _eformer(probe: Probe) -> Source:
     metadata = None  # What was given with the save, or else its step.
     for key in (_METADATA, _MORE):
         if key in probe.names or probe.directory.has(key):
-            data, more = _probe.read_json(probe.directory, key)
+            data, more = _published.read_json(probe.directory, key)
             files.append(key)
             head += data
             given = more.get("custom_metadata") if key == _MORE else more

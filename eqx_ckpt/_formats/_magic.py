@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from .._load._probe import Probe
+from .._zips._probe import Probe
 from . import _safetensors
 
 

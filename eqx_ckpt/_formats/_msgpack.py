@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._format import _names, _template
-from .._load._probe import Probe
 from .._load._source import Source
+from .._zips._probe import Probe
 from .._zips._window import Window
 from . import _foreign_index
 from ._foreign_index import ForeignLeaf, NameBudget, names_of_paths, unreadable

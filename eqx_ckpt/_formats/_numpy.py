@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._format import _template
-from .._load._probe import Probe
 from .._load._source import Source
 from .._storage import _store
 from .._storage._backend import Backend
 from .._zips import _zip
+from .._zips._probe import Probe
 from .._zips._window import Window
 from .._zips._zip import Zip
 from . import _foreign_index

@@ -10,9 +10,10 @@ from typing import Any
 from .._format import _files, _names, _template
 from .._format._index import is_save_id
 from .._format._template import Template
-from .._load import _probe, _published
-from .._load._probe import Probe
+from .._load import _published
 from .._load._source import Source
+from .._zips import _probe
+from .._zips._probe import Probe
 from . import _zarr
 from ._foreign_index import ForeignLeaf, kind_of, leaf_of
 from ._zarr import Zarr
@@ -90,7 +91,7 @@ def _item(probe: Probe) -> str | None:
 def _tree(probe: Probe) -> Source | None:
     directory = probe.directory
     zarr = _zarr.arrays(probe)
-    head, value = _probe.read_json(directory, _METADATA)
+    head, value = _published.read_json(directory, _METADATA)
     entries = value.get("tree_metadata")
     if type(entries) is not dict:
         raise ValueError(f"`{_METADATA}` has no `tree_metadata`")
@@ -130,7 +131,7 @@ def _tree(probe: Probe) -> Source | None:
 def _optional(probe: Probe, key: str) -> dict[str, Any]:
     if key.partition("/")[0] not in probe.names or not probe.directory.has(key):
         return {}
-    return _probe.read_json(probe.directory, key)[1]
+    return _published.read_json(probe.directory, key)[1]
 
 
 def _impls(value: dict[str, Any]) -> dict[str, str]:

@@ -3,10 +3,9 @@
 from typing import Any
 
 from .._format import _files
-from .._load import _probe
-from .._load._probe import Probe
 from .._load._source import Source
-from .._zips import _zip_source
+from .._zips import _probe, _zip_source
+from .._zips._probe import Probe
 from .._zips._zip import Zip
 from . import (
     _eqx,

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._format import _grid, _json, _schema, _template
-from .._load._probe import Probe
 from .._load._source import Source
 from .._storage import _store
 from .._storage._backend import Backend
+from .._zips._probe import Probe
 from . import _foreign_index
 from ._foreign_index import are_texts, ForeignLeaf, is_texts, names_of
 from ._foreign_source import Piece, PiecedArray

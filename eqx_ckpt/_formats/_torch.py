@@ -12,11 +12,11 @@ import numpy as np
 
 from .._format import _json, _names
 from .._format._leaves import Unreadable
-from .._load._probe import Probe
 from .._load._source import Source
 from .._storage import _store
 from .._storage._backend import Backend
 from .._zips import _zip
+from .._zips._probe import Probe
 from .._zips._zip import Zip
 from . import _foreign_index, _magic, _pickle, _torch_globals
 from ._foreign_index import ForeignLeaf, NameBudget, names_of_paths, unreadable

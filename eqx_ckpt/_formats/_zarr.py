@@ -14,10 +14,10 @@ import numpy as np
 
 from .._format import _grid, _json, _template
 from .._format._template import Template
-from .._load._probe import Probe
 from .._load._source import Source
 from .._storage import _arrays, _store
 from .._storage._backend import Backend
+from .._zips._probe import Probe
 from . import _database, _foreign_index
 from ._database import Database
 from ._foreign_index import ForeignLeaf, leaf_of, unreadable

@@ -13,7 +13,6 @@ from jaxtyping import PyTree
 from .._format import _digests, _names, _template, _text
 from .._format._template import Template
 from .._formats import _foreign_index, _safetensors
-from .._load import _probe
 from .._load._checkpoint import Checkpoint
 from .._rename import _rename
 from .._runtime import _arguments, _processes, _progress
@@ -34,7 +33,7 @@ from .._tree import (
     _static,
 )
 from .._tree._filters import FilterSpec
-from .._zips import _onefile
+from .._zips import _onefile, _probe
 from . import _shards
 
 

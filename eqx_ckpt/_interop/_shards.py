@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import jax
 
 from .._format import _digests, _files, _grid, _index
-from .._load import _probe
+from .._load import _published
 from .._runtime._batching import batched
 from .._runtime._processes import Processes
 from .._save._payload import PlannedLeaf
@@ -84,7 +84,7 @@ def _index_of(files: dict[str, list[PlannedLeaf]]) -> bytes:
 def _named(root: Backend) -> set[str]:
     """The files that the index there names. Others were not of its export."""
     try:
-        _, index = _probe.read_json(root, INDEX)
+        _, index = _published.read_json(root, INDEX)
     except ValueError:
         return set()
     of = index.get("weight_map")

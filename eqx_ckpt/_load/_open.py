@@ -18,7 +18,7 @@ from .._storage import _context, _open_files, _root, _store
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
 from .._storage._open_files import Readable
-from . import _probe, _published
+from . import _published
 from ._source import Source
 
 
@@ -69,7 +69,7 @@ def open_at(path: Any, like: PyTree = None, follow_symlinks: bool = False) -> So
 def open_source(root: Backend, like: PyTree = None) -> Source:
     at = root.entry()
     if at not in (None, "directory"):
-        source = _probe.find(root, like)
+        source = _found(root, like)
         if source is None and at != "nothing":
             raise FileNotFoundError(
                 f"`{root}` is a file, and not a checkpoint of a format that is read."
@@ -100,7 +100,7 @@ def _other_at(root: Backend, like: PyTree) -> Source | None:
     readers."""
     source, wrong = None, None
     try:
-        source = _probe.find(root, like)
+        source = _found(root, like)
     except (FileNotFoundError, ValueError) as e:
         wrong = e
     # What is not there any more was deleted as it was looked at.
@@ -108,6 +108,12 @@ def _other_at(root: Backend, like: PyTree) -> Source | None:
     if ours is None and isinstance(wrong, ValueError):
         raise wrong
     return ours or source
+
+
+def _found(root: Backend, like: PyTree) -> Source | None:
+    """A checkpoint of one file, or of another format, by what other rooms add."""
+    find = _extensions.find("find_source")
+    return None if find is None else find(root, like)
 
 
 def _nothing(root: Backend) -> str:

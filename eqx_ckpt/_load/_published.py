@@ -2,14 +2,13 @@
 
 import itertools as it
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .._errors import DamagedError
 from .._format import _files, _index, _json, _text
 from .._format._index import Index, is_save_id
 from .._storage import _store
 from .._storage._backend import Backend, Value
-from . import _probe
 
 
 T = TypeVar("T")
@@ -52,6 +51,20 @@ def saves(root: Backend) -> list[str]:
     return list(filter(is_save_id, it.compress(inside, inside.values())))
 
 
+def read_json(directory: Backend, key: str) -> tuple[bytes, dict[str, Any]]:
+    """The bytes of a file of JSON, and the object in it.
+
+    **Raises:** `ValueError` if there is none.
+    """
+    value = directory.read(key, limit=_json.MAX_INDEX)
+    if value is None:
+        raise ValueError(f"`{key}` is missing")
+    parsed = _json.parse(value.data, f"`{key}`")
+    if type(parsed) is not dict:
+        raise ValueError(f"`{key}` is not a JSON object")
+    return value.data, parsed
+
+
 # In a step of Orbax: its metadata, the file that says that it is finished, and what is
 # None in the metadata before.
 TOP, DONE = "_CHECKPOINT_METADATA", "commit_success.txt"
@@ -65,7 +78,7 @@ def is_finished(step: Backend) -> bool:
     if step.has(DONE):
         return True
     try:
-        _, value = _probe.read_json(step, TOP)
+        _, value = read_json(step, TOP)
     except ValueError:
         return True  # Nothing says that it is not.
     return value.get(_TIME, 0) is not None

@@ -6,8 +6,9 @@ import os
 import secrets
 from collections.abc import Iterable
 
+from .. import _extensions
 from .._format import _files
-from .._load import _probe, _published
+from .._load import _published
 from .._runtime import _log
 from .._storage import _open_files, _root, _store
 from .._storage._backend import Backend
@@ -53,7 +54,8 @@ def _is_file(root: Backend) -> bool:
     at = root.entry()
     if at not in (None, "file") or at is None and not _open_files.is_archive(root):
         return False
-    return _probe.is_archive(_probe.look(root))
+    find = _extensions.find("is_archive")
+    return find is not None and find(root)
 
 
 def delete(path: str | os.PathLike[str]) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from .._format import _files
-from .._load import _probe
 from .._runtime._processes import Processes
 from .._runtime._progress import Advance
 from .._save import _lazies, _notes, _plan, _publish, _serialise, _to_ocdbt
@@ -21,7 +20,7 @@ from .._save._layout import Destination, Save
 from .._save._payload import Data
 from .._save._plan import Plan
 from .._storage._backend import Backend
-from . import _onefile
+from . import _onefile, _probe
 
 
 _ALIGN = 64
@@ -84,15 +83,14 @@ class Archive:
 
 def check(root: Backend, overwrite: bool) -> None:
     """**Raises:** `FileExistsError` when a checkpoint of one file may not go there."""
-    found = _probe.look(root)
-    if found is None:
+    if _probe.look(root) is None:
         if root.entry() not in (None, "nothing"):
             raise FileExistsError(
                 f"There is something at `{root}` that is no file. It is left as it is. "
                 "Choose another path."
             )
         return
-    if not _probe.is_archive(found):
+    if not _probe.is_archive(root):
         raise FileExistsError(
             f"There is something else than a checkpoint of one file at `{root}`. It is "
             "left as it is. Choose another path."

@@ -6,12 +6,11 @@ import functools as ft
 from .._errors import DamagedError
 from .._format import _files, _index, _json
 from .._format._index import Index
-from .._load import _probe
-from .._load._probe import Probe
 from .._load._source import Source
 from .._storage import _store
 from .._storage._backend import Backend
-from . import _zip
+from . import _probe, _zip
+from ._probe import Probe
 from ._zip import Zip
 
 

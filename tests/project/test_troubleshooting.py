@@ -25,7 +25,7 @@ _WITHIN = (
     "_storage/_codecs",
     "_zips/_zip",
     "_load/_nodes",
-    "_load/_probe",
+    "_load/_published",
     # Why a tree is saved without its structure.
     "_tree/_recorder",
     "_tree/_value_codec",

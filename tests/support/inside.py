@@ -63,7 +63,7 @@ CALLS = {
     "is on the CPU": "_tree._host_copy._on_cpu",
     "bytes of an array": "_tree._host_copy.to_host",
     "bytes of regions": "_tree._host_copy.to_host_by_regions",
-    "read as another format": "_load._probe._read",
+    "read as another format": "_zips._probe._read",
     "read digests": "_load._source.read_beside",
     "read leaves": "_load._fetch.load",
     "make a lazy leaf": "_load._lazy.lazy_of",

@@ -9,11 +9,11 @@ import numpy as np
 
 from .. import _extensions
 from .._errors import DamagedError
-from .._format import _files, _index, _json, _text
+from .._format import _files, _index, _text
+from .._load._source import Source
 from .._runtime import _gc, _threads
 from .._storage import _store
 from .._storage._backend import Backend
-from ._source import Source
 
 
 # So much of a file is enough to tell its format.
@@ -50,8 +50,9 @@ def find(root: Backend, like: Any) -> Source | None:
     return _store.look_twice(root, read)
 
 
-def is_archive(probe: Probe | None) -> bool:
+def is_archive(root: Backend) -> bool:
     """Whether what is at a path is a checkpoint of ours, in one file."""
+    probe = look(root)
     try:
         source = None if probe is None else _read(probe, None)
     except ValueError:
@@ -99,17 +100,3 @@ def names_in(root: Backend) -> frozenset[str]:
     jobs = [ft.partial(root.has, key) for key in telling]
     there = zip(telling, _threads.gather(jobs, len(jobs), waiting=True))
     return frozenset(key.partition("/")[0] for key, is_there in there if is_there)
-
-
-def read_json(directory: Backend, key: str) -> tuple[bytes, dict[str, Any]]:
-    """The bytes of a file of JSON, and the object in it.
-
-    **Raises:** `ValueError` if there is none.
-    """
-    value = directory.read(key, limit=_json.MAX_INDEX)
-    if value is None:
-        raise ValueError(f"`{key}` is missing")
-    parsed = _json.parse(value.data, f"`{key}`")
-    if type(parsed) is not dict:
-        raise ValueError(f"`{key}` is not a JSON object")
-    return value.data, parsed
