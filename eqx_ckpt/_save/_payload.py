@@ -122,13 +122,11 @@ def prepare(leaf: PlannedLeaf) -> PlannedLeaf:
 @dataclasses.dataclass(frozen=True, eq=False)
 class SmallBatch:
     """Small leaves that lie one after the other in a file: their places, where each is,
-    from the first on, and the padding that follows it. `groups`: those of one template
-    together, by their numbers here."""
+    from the first on, and the padding that follows it."""
 
     places: Sequence[int]
     own: list[slice]
     gaps: list[bytes]
-    groups: list[list[int]]
 
 
 def small_batch(
@@ -139,15 +137,7 @@ def small_batch(
     stops = [a + form.templates[n].full for a, n in zip(starts, numbers)]
     own = [slice(a - starts[0], b - starts[0]) for a, b in zip(starts, stops)]
     gaps = [bytes(b - a) for a, b in zip(stops, [*starts[1:], stops[-1]])]
-    groups: dict[int, list[int]] = {number: [] for number in numbers}
-    for i, number in enumerate(numbers):
-        groups[number].append(i)
-    return SmallBatch(places, own, gaps, list(groups.values()))
-
-
-@ft.cache
-def _is_array(cls: type) -> bool:
-    return issubclass(cls, jax.Array)
+    return SmallBatch(places, own, gaps)
 
 
 class Data:
@@ -202,13 +192,15 @@ class Data:
         lie in a file."""
         leaves = list(map(self.leaves.__getitem__, batch.places))
         pieces: list[Any] = list(map(operator.attrgetter("value"), leaves))
-        for some in batch.groups:
-            own = list(map(leaves.__getitem__, some))
-            is_bare = all(map(operator.attrgetter("is_bare"), own))
-            types = {*map(type, map(pieces.__getitem__, some))}
-            if not (is_bare and all(map(_is_array, types))):
-                for i, row in zip(some, small_bytes(own)):
-                    pieces[i] = row
+        # Those whose memory is not what is stored, by template.
+        others: dict[int, list[int]] = {}
+        arrays = {cls for cls in {*map(type, pieces)} if issubclass(cls, jax.Array)}
+        for i, leaf in enumerate(leaves):
+            if not (leaf.is_bare and type(leaf.value) in arrays):
+                others.setdefault(leaf.number, []).append(i)
+        for some in others.values():
+            for i, row in zip(some, small_bytes([leaves[i] for i in some])):
+                pieces[i] = row
         try:
             data = b"".join(it.chain.from_iterable(zip(pieces, batch.gaps)))
         except TypeError:  # Some lie in another order of their axes.

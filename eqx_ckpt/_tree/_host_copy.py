@@ -123,9 +123,13 @@ def is_bare(leaf: Any, template: Template) -> bool:
 
 def rows(leaves: Sequence[Any], template: Template) -> np.ndarray | None:
     """The bytes that are stored for leaves of one template, copied: a row for each.
-    None unless they are arrays in the memory of the host, each in one part."""
+    None unless they are Python's numbers or arrays in the memory of the host, each in
+    one part."""
     if template.dtype in _leaf.NOT_ARRAYS or len({*map(type, leaves)}) != 1:
         return None
+    if type(leaves[0]) in _leaf.PYTHON.values():
+        stored = _stored(np.asarray(leaves), template)
+        return stored.view(np.uint8).reshape(len(leaves), -1)
     if isinstance(leaves[0], jax.Array):
         shardings = {leaf.sharding for leaf in leaves}
         if not all(_on_cpu(x) and _leaf.is_whole(x) for x in shardings):

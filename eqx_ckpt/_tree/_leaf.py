@@ -3,7 +3,7 @@
 import functools as ft
 import itertools as it
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -129,40 +129,57 @@ def describe(leaf: Any, dtype: np.dtype | None = None) -> Template:
 LeafKinds = tuple[tuple[Any, ...], tuple[int, ...]]
 
 
+# What told kinds of leaves apart in the last few calls, and what those were. A training
+# loop has other arrays, whose types are the same objects.
+_kinds: list[tuple[tuple[list[Any], ...], LeafKinds]] = []
+_MOST_KINDS = 4
+
+
 def alike(leaves: Sequence[Any]) -> LeafKinds:
     """The few kinds of leaves that there are, and the number of that of each leaf, -1
     where nothing is known. Leaves of a kind have one template and one sharding."""
+    global _kinds
     types = list(map(type, leaves))
-    examples = dict(zip(types, leaves))
-    traits, of_jax = {}, set()
-    for cls, leaf in examples.items():
-        traits[cls] = _traits(cls, leaf)
-        if traits[cls] is _OF_JAX:
-            of_jax.add(cls)
-    arrays = leaves
-    if len(of_jax) < len(traits):
-        arrays = [leaf for cls, leaf in zip(types, leaves) if cls in of_jax]
+    traits = {cls: _traits(cls, x) for cls, x in dict(zip(types, leaves)).items()}
+    is_jax = {cls: own is _OF_JAX for cls, own in traits.items()}
+    arrays, rest = leaves, []
+    if not all(is_jax.values()):
+        arrays = list(it.compress(leaves, map(is_jax.__getitem__, types)))
+        others = it.filterfalse(lambda x: is_jax[type(x)], leaves)
+        rest = [tuple([trait(x) for trait in traits[type(x)]]) for x in others]
     if any(map(operator.methodcaller("is_deleted"), arrays)):
         return (), (-1,) * len(leaves)
-    if len(traits) == 1:
-        first, second = traits[types[0]]
-        one, two = [*map(first, leaves)], [*map(second, leaves)]
-    else:
-        one = [traits[cls][0](leaf) for cls, leaf in zip(types, leaves)]
-        two = [traits[cls][1](leaf) for cls, leaf in zip(types, leaves)]
-    if len(of_jax) == len(traits):
-        two = _known_shardings(two)
-    elif of_jax:
-        own = list(it.compress(two, map(of_jax.__contains__, types)))
-        known = iter(_known_shardings(own))
-        two = [next(known) if cls in of_jax else x for cls, x in zip(types, two)]
+    avals, shardings = (list(map(trait, arrays)) for trait in _OF_JAX)
+    found = types, avals, shardings
+    for known, kinds in _kinds:
+        if rest == known[3] and all(map(_are_same, known, found)):
+            return kinds
+    kinds = _kinds_of(types, is_jax, zip(avals, _known_shardings(shardings)), rest)
+    _kinds = [((*found, rest), kinds), *_kinds[: _MOST_KINDS - 1]]
+    return kinds
+
+
+def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
+def _kinds_of(
+    types: Sequence[type],
+    is_jax: dict[type, bool],
+    arrays: Iterator[tuple[Any, Any]],
+    rest: Sequence[tuple[Any, Any]],
+) -> LeafKinds:
+    """The kinds of leaves of these types, by what tells apart those of arrays of JAX,
+    and those of the rest."""
+    others = iter(rest)
+    both = [next(arrays if is_jax[cls] else others) for cls in types]
     # There are many leaves and few kinds: so these are compared by what they are, and
     # only then by what they are equal to.
-    ids = list(zip(map(id, types), map(id, one), map(id, two)))
+    ids = [(id(cls), id(one), id(two)) for cls, (one, two) in zip(types, both)]
     kinds: dict[Any, int] = {}
     numbers: dict[tuple[int, ...], int] = {}
     for i, place in dict(zip(ids, range(len(ids)))).items():
-        kind = types[place], one[place], two[place]
+        kind = types[place], *both[place]
         known = id(_UNKNOWN) not in i
         numbers[i] = kinds.setdefault(kind, len(kinds)) if known else -1
     return tuple(kinds), tuple(map(numbers.__getitem__, ids))
