@@ -107,7 +107,7 @@ def _key(
     first: dict[int, int] = {}
     aliases = ()
     if len({*map(id, arrays)}) < len(arrays):
-        aliases = tuple([first.setdefault(id(x), i) for i, x in enumerate(arrays)])
+        aliases = tuple(map(first.setdefault, map(id, arrays), it.count()))
     asked = options.layout, options.chunks, options.compression, options.dtype
     return asked, names, alike, aliases
 

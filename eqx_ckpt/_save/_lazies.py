@@ -222,8 +222,6 @@ def has_any(leaves: Sequence[PlannedLeaf]) -> bool:
 
 def places(leaves: Sequence[PlannedLeaf]) -> frozenset[str]:
     """Where the checkpoints are whose lazy leaves these are."""
-    if not has_any(leaves):
-        return frozenset()
     lazies = [leaf.value.lazy for leaf in leaves if isinstance(leaf.value, LazySource)]
     roots = {id(x.root): x.root for lazy in lazies for x in lazy._sources}
     return frozenset(root.target() for root in roots.values())
@@ -276,8 +274,6 @@ def read_small(
     """Leaves of which the small lazy ones have been read, together, but those at some
     places, and no more than there is room for."""
     out = list(leaves)
-    if not has_any(leaves):
-        return out
     places: list[int] = []
     for place, leaf in enumerate(leaves):
         if (

@@ -63,6 +63,7 @@ class Plan(NamedTuple):
     parts: dict[int, Part]
     facts: TreeFacts
     functions: PlannedFunctions
+    has_lazies: bool = False
 
 
 def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
@@ -92,9 +93,16 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
         _to_zarr.check_case(described.form.names, root)
     make = lambda: _facts(pytree, is_leaf, flat, chosen, numbers, wholes)
     facts = make() if where else flat.once("facts", make, numbers)
-    functions = _functions_of(options, flat, numbers, described.leaves)
+    has_lazies = _lazies.has_any(described.leaves)
+    functions: PlannedFunctions = {}
+    # None come along without lazy leaves. Process 0 stores them.
+    if options.functions is not None or has_lazies:
+        if options.functions != "drop" and _processes.leads():
+            stored = dict(zip(numbers, described.leaves))
+            given = options.functions, flat, stored
+            functions = _extensions.call("plan_functions", *given)
     room = _MAX_BYTES if options.max_bytes is None else options.max_bytes
-    made = Plan(root, options, room, *described, facts, functions)
+    made = Plan(root, options, room, *described, facts, functions, has_lazies)
     check_index(made)
     return made
 
@@ -143,22 +151,6 @@ def check_index(plan: Plan) -> None:
             "`metadata`. Make less of these, or save the tree as several checkpoints "
             "with `where`."
         ) from None
-
-
-def _functions_of(
-    options: SaveOptions,
-    flat: Flat,
-    numbers: Sequence[int],
-    leaves: Sequence[PlannedLeaf],
-) -> PlannedFunctions:
-    """The functions that are stored with a tree: process 0 does that."""
-    if options.functions == "drop" or not _processes.leads():
-        return {}
-    if options.functions is None:
-        if not _lazies.has_any(leaves):
-            return {}  # None comes along with lazy leaves.
-    stored = dict(zip(numbers, leaves))
-    return _extensions.call("plan_functions", options.functions, flat, stored)
 
 
 def _stored(functions: PlannedFunctions) -> dict[str, StoredFunction]:

@@ -33,19 +33,20 @@ def begin(
     if swaps:
         _swapped.check(root, found)
     undo = held.enter_context(contextlib.ExitStack())
-    begun = root, root, secrets.token_hex(8), found, undo
+    number = secrets.token_hex(8)
+    begun, own = (root, root, number, found, undo), f"d/{number}"
     if not isinstance(root, LocalDirectory):
-        save = Transaction(*begun, _instore.put)
+        save = Transaction(*begun, _instore.put, own)
         (_instore.claim if swaps else _instore.begin)(save)
     elif swaps:
-        save = Transaction(*begun, _swapped.put)
+        save = Transaction(*begun, _swapped.put, own)
         save.work = _leftovers.directory_of(root, save.save)
         save.make(save.work, held)
     else:
-        save = Transaction(*begun, _inplace.put)
-        save.make(root.below(save.own), held)
+        save = Transaction(*begun, _inplace.put, own)
+        save.make(root.below(own), held)
     if swaps and layout == "ocdbt":
-        save.work.make_directories([save.own])
+        save.work.make_directories([own])
     return save
 
 

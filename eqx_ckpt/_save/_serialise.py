@@ -182,8 +182,8 @@ def write(
     count = count or Count()
     form, options = plan.form, plan.options
     with _log.timed("save") as timer, contextlib.ExitStack() as held:
-        if places := _lazies.places(plan.leaves):
-            held.enter_context(_background.reading(places))
+        if plan.has_lazies:
+            held.enter_context(_background.reading(_lazies.places(plan.leaves)))
         if options.progress:
             bar = _progress.bar("save", form.nbytes, sum(form.counts), True)
             count.bar = held.enter_context(bar)
@@ -230,14 +230,17 @@ def _write_directory(
             begun = _publish.begin(root, options.layout, options.overwrite, held)
             if processes.count > 1:
                 begun.work.make_directories([begun.own])
-    word = processes.broadcast(b"" if begun is None else _publish.tell(begun))
-    if not word:
-        _agree.explain(plan, processes)
-    at = (begun.work, begun.own) if begun else _publish.told(root, word)
+    at = None if begun is None else (begun.work, begun.own)
+    if processes.count > 1:
+        word = processes.broadcast(b"" if begun is None else _publish.tell(begun))
+        if not word:
+            _agree.explain(plan, processes)
+        at = at or _publish.told(root, word)
+    assert at is not None
     into = _destination(plan, *at, held)
     kept = _layout.NOTHING if base is None else _reuse.keep(base, plan.leaves, into)
     leaves = plan.leaves
-    if leads:
+    if leads and plan.has_lazies:
         linked = set(map(operator.itemgetter(0), kept.digests))
         leaves = _lazies.read_small(leaves, linked, room)
     data = Data(leaves, form, advance)

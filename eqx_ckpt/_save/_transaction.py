@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import errno
-import functools as ft
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -20,7 +19,8 @@ from ._path_state import PathState, replaced
 class Transaction:
     """Where a save is written, `work`, and where it goes, `root`: a `Backend` each.
 
-    `put` commits it in one step: see the modules of the strategies. `undo` deletes what
+    `own` is the directory of the save in `work`. `put` commits it in one step: see the
+    modules of the strategies. `undo` deletes what
     is written, until the save gets to that step. `made` are the directories that were
     not there before; `last` is a file that was written last.
     """
@@ -31,6 +31,7 @@ class Transaction:
     found: PathState
     undo: contextlib.ExitStack
     put: Callable[["Transaction", bytes, Mapping[str, bytes], bool], None]
+    own: str = ""
     made: list[LocalDirectory] = dataclasses.field(default_factory=list)
     last: str = ""
     # Of a directory that is written beside its path: the mode it is to have there.
@@ -39,11 +40,6 @@ class Transaction:
     is_committed: bool = False
     # Whether its directory is the one that it has made.
     is_there: Callable[[], bool] = lambda: True
-
-    @ft.cached_property
-    def own(self) -> str:
-        """The directory of the save in `work`."""
-        return f"d/{self.save}"
 
     def make(self, own: LocalDirectory, held: contextlib.ExitStack) -> None:
         """Makes the directory `own` to write in, and holds its lock until the end of
