@@ -197,7 +197,7 @@ def stage(planned: Plan, held: Set[int]) -> Plan:
     ]
     names, _, *rest = zip(*leaves)
     return planned._replace(
-        leaves=_payload.planned(names, values, *rest),
+        leaves=list(_payload.planned(zip(names, values, *rest, strict=True))),
         options=planned.options._replace(
             metadata=copy.deepcopy(planned.options.metadata)
         ),

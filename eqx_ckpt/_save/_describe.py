@@ -5,6 +5,7 @@ from all else that is known of them, such as their names and templates, is kept.
 """
 
 import collections
+import functools as ft
 import itertools as it
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -55,7 +56,8 @@ def describe(flat: Flat, numbers: Sequence[int], options: SaveOptions) -> Descri
         owners = _owners(form, values, options.count)
     templates = map(form.templates.__getitem__, form.numbers)
     rows = form.names, values, templates, form.numbers, form.origins, owners, bare
-    return Described(_payload.planned(*rows), form, dict(shardings), parts)
+    leaves = list(_payload.planned(zip(*rows, strict=True)))
+    return Described(leaves, form, dict(shardings), parts)
 
 
 def _bare(form: TreeSpec, values: Sequence[Any], alike: LeafKinds) -> list[bool]:
@@ -101,15 +103,21 @@ def _key(
     if names is None:
         return None
     arrays = values
-    shared = [issubclass(cls, (jax.Array, np.ndarray)) for cls, *_ in alike[0]]
-    if not all(shared):
-        arrays = list(it.compress(values, map(shared.__getitem__, alike[1])))
+    types = list(map(type, values))
+    shared = {*filter(_is_shared, {*types})}
+    if not shared.issuperset(types):
+        arrays = list(it.compress(values, map(shared.__contains__, types)))
     first: dict[int, int] = {}
     aliases = ()
     if len({*map(id, arrays)}) < len(arrays):
         aliases = tuple(map(first.setdefault, map(id, arrays), it.count()))
     asked = options.layout, options.chunks, options.compression, options.dtype
     return asked, names, alike, aliases
+
+
+@ft.cache
+def _is_shared(cls: type) -> bool:
+    return issubclass(cls, (jax.Array, np.ndarray))
 
 
 def _has_parts(values: Sequence[Any], options: SaveOptions) -> bool:

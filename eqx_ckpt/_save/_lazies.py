@@ -7,7 +7,6 @@ as it will lie in the target is known by its digests, without being read.
 import dataclasses
 import functools as ft
 import math
-import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
@@ -213,11 +212,6 @@ def _fetch(
             raise type(e)(f"{which}{more} cannot be saved: {e}") from e
         e.add_note(f"{which}{more} was being saved.")
         raise
-
-
-def has_any(leaves: Sequence[PlannedLeaf]) -> bool:
-    """Whether there are lazy ones among some leaves."""
-    return LazySource in {*map(type, map(operator.attrgetter("value"), leaves))}
 
 
 def places(leaves: Sequence[PlannedLeaf]) -> frozenset[str]:

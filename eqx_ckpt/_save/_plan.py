@@ -3,6 +3,7 @@
 import dataclasses
 import itertools as it
 import json
+import operator
 import time
 from collections.abc import Sequence
 from typing import Any, cast, NamedTuple
@@ -93,7 +94,8 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
         _to_zarr.check_case(described.form.names, root)
     make = lambda: _facts(pytree, is_leaf, flat, chosen, numbers, wholes)
     facts = make() if where else flat.once("facts", make, numbers)
-    has_lazies = _lazies.has_any(described.leaves)
+    values = map(operator.attrgetter("value"), described.leaves)
+    has_lazies = _lazies.LazySource in {*map(type, values)}
     functions: PlannedFunctions = {}
     # None come along without lazy leaves. Process 0 stores them.
     if options.functions is not None or has_lazies:

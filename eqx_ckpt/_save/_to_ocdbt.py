@@ -46,8 +46,9 @@ def write(save: Save, into: Destination[Sink]) -> Files:
         own = map(save.index.__eq__, save.deal.owner)
         numbers = itertools.compress(itertools.count(len(save.kept.files)), own)
         files = dict(zip(numbers, _laid(form, save.deal, save.index)))
+    write_file = ft.partial(ft.partial, _write_file, save, into)
     return _threads.gather(
-        [ft.partial(_write_file, save, into, *file) for file in files.items()],
+        list(map(write_file, files, files.values())),
         save.threads(save.most or 0),
         # Chunks are encoded by threads of TensorStore, for which these wait.
         waiting=into.work.is_far or form.is_coded,

@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import errno
 import functools as ft
+import itertools as it
+import operator
 import os
 import pathlib
 import stat
@@ -94,7 +96,8 @@ class LocalDirectory(Backend):
     def missing(self) -> list["LocalDirectory"]:
         """The directories on the way to this one that are not there, the last first."""
         above = map(str, pathlib.Path(self.path).parents)
-        return [LocalDirectory(p, p) for p in above if not os.path.exists(p)]
+        paths = list(it.filterfalse(os.path.exists, above))
+        return list(map(LocalDirectory, paths, paths))
 
     def pinned(self, key: str) -> "LocalDirectory":
         if _OPEN_FILES is None:
@@ -396,7 +399,7 @@ class LocalDirectory(Backend):
             _local_files.sync_directory(f"{self.path}/{key}" if key else self.path)
 
     def sync_above(self, made: Sequence[Backend] = ()) -> None:
-        _lasting.difference_update(x.url for x in made)
+        _lasting.difference_update(map(operator.attrgetter("url"), made))
         above, found = os.path.dirname(self.path), []
         _local_files.sync_directory(above)
         while above not in _lasting and above != "/":

@@ -140,8 +140,10 @@ def alike(leaves: Sequence[Any]) -> LeafKinds:
     where nothing is known. Leaves of a kind have one template and one sharding."""
     global _kinds
     types = list(map(type, leaves))
-    traits = {cls: _traits(cls, x) for cls, x in dict(zip(types, leaves)).items()}
-    is_jax = {cls: own is _OF_JAX for cls, own in traits.items()}
+    examples = dict(zip(types, leaves))
+    traits = dict(zip(examples, map(_traits, examples, examples.values())))
+    of_jax = map(operator.is_, traits.values(), it.repeat(_OF_JAX))
+    is_jax = dict(zip(traits, of_jax))
     arrays, rest = leaves, []
     if not all(is_jax.values()):
         arrays = list(it.compress(leaves, map(is_jax.__getitem__, types)))
@@ -149,7 +151,7 @@ def alike(leaves: Sequence[Any]) -> LeafKinds:
         rest = [tuple([trait(x) for trait in traits[type(x)]]) for x in others]
     if any(map(operator.methodcaller("is_deleted"), arrays)):
         return (), (-1,) * len(leaves)
-    avals, shardings = (list(map(trait, arrays)) for trait in _OF_JAX)
+    avals, shardings = list(map(_OF_JAX[0], arrays)), list(map(_OF_JAX[1], arrays))
     found = types, avals, shardings
     for known, kinds in _kinds:
         if rest == known[3] and all(map(_are_same, known, found)):
