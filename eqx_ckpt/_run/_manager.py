@@ -95,8 +95,8 @@ class CheckpointManager:
     Use it as a context manager: at the end of the `with` it saves the last state that
     was given to [`save`][] and was not due, waits, and raises what went wrong. So a run
     ends with its last state, whatever ends it: its last step, a `break`, one of the
-    `signals`, or an exception. Without a `with` that state is lost, which a
-    `ResourceWarning` and a line of the log say. After an exception there are two cases
+    `signals`, or an exception. Without a `with` that state is lost, which a warning and
+    a line of the log say. After an exception there are two cases
     in which the newest state is that of the last save, and the exception has a note
     that says so: its arrays have been donated meanwhile, or this is one of many
     processes. What is saved because of an exception lets no older step be deleted.

@@ -205,7 +205,7 @@ def _nothing(steps: Steps, search: _Search) -> Exception:
             "`where=`, or choose another directory to start anew."
         )
     return FileNotFoundError(
-        f"There is no step to restore in `{root}`:{text or ' there is none.'}"
+        f"There is no step to restore in `{root}`:{text or ' none was ever completed.'}"
     )
 
 

@@ -302,7 +302,8 @@ class Saves:
         if self.offered is not None and not self._is_told:
             text = self._not_saved(self.offered, _NO_WITH)
             _log.say(_log.WARNING, text)
-            warnings.warn(text, ResourceWarning, stacklevel=2)
+            # Python shows no `ResourceWarning` unless it is asked to.
+            warnings.warn(text, stacklevel=2)
 
     def _not_saved(self, offer: PendingState, why: str) -> str:
         return (

@@ -175,7 +175,7 @@ RULES = {
     "where": NODES,
 }
 
-# Names that other releases, Orbax and Lightning have for an argument.
+# Names that other releases, Orbax, Lightning and flax have for an argument.
 _ALSO = {
     "broadcast": '`reshard="devices"`',
     "tag": "`processes=ec.Together(tag=...)`",
@@ -188,12 +188,24 @@ _ALSO = {
     "preservation_policy": "`keep`",
     "save_decision_policy": "`every`",
     "save_top_k": "`keep`",
-    "save_last": "`keep`",
+    "save_on_steps": "`every`",
+    "should_save_fn": "`every`",
+    "keep_every_n_steps": "`keep_every`",
+    "every_n_epochs": "`every`",
+    "ckpt_dir": "`root`",
+    "directory": "`root`",
+    "dirpath": "`root`",
+    "async_options": "`processes=ec.Together(timeout=...)`",
+    "multiprocessing_options": "`processes`",
+    "save_weights_only": "`where=lambda tree: tree.model`",
     "monitor": '`best=(metric, "min")`',
     "mode": '`best=(metric, "min")`',
     "every_n_train_steps": "`every`",
     "train_time_interval": "`every_seconds`",
 }
+
+# What managers elsewhere have to be told.
+_AT_THE_END = {"save_last", "save_on_exception", "save_on_train_end"}
 
 
 _IN_ORDER = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -261,6 +273,11 @@ def unknown(name: str, call: str, names: Iterable[str]) -> TypeError:
     other = _ALSO.get(name, "")
     if other.strip("`").partition("=")[0] in names:
         return TypeError(f"`{call}` has no argument `{name}`: here it is {other}.")
+    if name in _AT_THE_END and "signals" in names:
+        return TypeError(
+            f"`{call}` has no argument `{name}`: the end of the `with` saves the last "
+            "state, after an exception too."
+        )
     near = difflib.get_close_matches(name, names, 3, 0.5)
     hint = f" Is it {' or '.join(f'`{x}`' for x in near)}?" if near else ""
     some = ", ".join(names)
