@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from .._load import _rename
+from .._rename import _rename
 from . import _alike
 
 
