@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
 from jaxtyping import PyTree
 
 from .._format import _digests, _names, _template, _text
@@ -100,8 +101,8 @@ def export_safetensors(
 
     **Raises:** before anything is written, `TypeError` that names all leaves which
     `.safetensors` cannot hold; `ValueError` for two leaves of one name, a pattern in
-    `skip` that is that of none, and entries of a State of which nothing says what they
-    belong to; `FileExistsError`.
+    `skip` that is that of none, an array of several processes that one is to write,
+    and entries of a State of which nothing says what they belong to; `FileExistsError`.
 
     !!! example
 
@@ -131,6 +132,7 @@ def export_safetensors(
                 given = run, root, files, headers, room, durable
                 _shards.write_together(*given)
                 return
+            _check_here(tensors)
             with _lines(tensors, room, progress) as lines:
                 _shards.write(root, files, headers, lines, durable)
         return
@@ -146,6 +148,7 @@ def export_safetensors(
                 else f"There is something at `{root}`, and `overwrite=False`."
             )
     tensors, metadata = _planned(pytree, filter_spec, skip, rename, metadata, verify)
+    _check_here(tensors)
     header = _header(tensors, metadata)
     with _lines(tensors, _ROOM if max_bytes is None else max_bytes, progress) as lines:
         data = it.chain([header], lines(tensors))
@@ -159,6 +162,21 @@ def _run_of(root: Backend, processes: Who) -> Processes:
     together = _processes.together(processes)
     what = f"Exporting to `{root}`{_processes.tagged(together.tag)}"
     return _processes.of_run("export", root.url, together, what)
+
+
+def _check_here(tensors: list[PlannedLeaf]) -> None:
+    """**Raises:** `ValueError` for arrays that one process alone cannot write."""
+    for leaf in tensors:
+        value = leaf.value
+        if isinstance(value, jax.Array) and not (
+            _leaf.is_local(value.sharding) or _leaf.is_whole(value.sharding)
+        ):
+            raise ValueError(
+                f"The leaf `{leaf.name}` is spread over several processes, and this "
+                "one has not all of it. Nothing was written. Let all of them make the "
+                "call, with `shard_bytes`; or give it to this one first, by "
+                "`jax.experimental.multihost_utils.process_allgather(x, tiled=True)`."
+            )
 
 
 @contextlib.contextmanager

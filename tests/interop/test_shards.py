@@ -219,6 +219,14 @@ except RuntimeError as e:
     assert "disagree" in str(e), e
 else:
     raise AssertionError
+# One process alone has not all of it.
+for alone in ({}, {"processes": "own", "shard_bytes": 99}):
+    try:
+        ec.export_safetensors(path / "bad", tree, **alone)
+    except ValueError as e:
+        assert "The leaf `columns` is spread over several processes" in str(e), e
+    else:
+        raise AssertionError
 assert not (path / "bad").exists()
 # One that fails leaves what was there.
 own = path / f"damaged{rank}"
