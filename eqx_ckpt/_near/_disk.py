@@ -18,6 +18,7 @@ from .._format import _schema
 from .._format._schema import COUNT, ID
 from .._load import _checkpoint
 from .._run import _numbered
+from .._save import _transaction
 from .._storage import _root
 
 
@@ -72,8 +73,9 @@ class Disk:
         """Makes the directory of a file that is about to be written, and deletes what
         is in its place. **Raises:** `OSError` where a link is on the way."""
         key = str(file.relative_to(self.root.url))
-        self.root.make_directories([os.path.dirname(key)])
-        self.root.delete(key)
+        with _transaction.unpublished(self.root):
+            self.root.make_directories([os.path.dirname(key)])
+            self.root.delete(key)
 
     def find(self, run: str | None = None) -> tuple[list[NearPart], Problems]:
         """The parts that are here, as far as their indices tell; and what is wrong with
