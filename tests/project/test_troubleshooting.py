@@ -20,6 +20,7 @@ page = (root / "docs" / "troubleshooting.md").read_text()
 # the page: "The checkpoint at `...` cannot be read: ".
 _WITHIN = (
     "_format",
+    "_functions/_index_functions",
     "_formats",
     "_storage/_zstd",
     "_storage/_codecs",
