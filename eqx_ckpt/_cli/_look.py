@@ -237,6 +237,10 @@ def _coloured(found: Diff) -> Iterator[Line]:
 # ---- Names.
 
 
+# Names of one side that are listed as alike.
+_MOST = 40
+
+
 def suggest(a: str, b: str) -> CommandResult:
     sides = [_checkpoint.open(x)._source.index.leaves for x in (a, b)]
     shown = [{r.name: _partial.show(r) for r in x.records()} for x in sides]
@@ -273,7 +277,7 @@ def suggest(a: str, b: str) -> CommandResult:
     if found.unclear:
         more.append("  alike, and names do not tell which is which:")
     for both in found.unclear:
-        some, others = (", ".join(_folding.fold(x)) for x in both)
+        some, others = (", ".join(_folding.fold(x)[:_MOST]) for x in both)
         more.append(f"    {some}  {shown[0][both[0][0]]}, of {others}")
     if turned:
         squares = [y for y in names.values() if _is_square(kinds[1][y][1])]

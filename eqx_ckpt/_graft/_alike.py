@@ -12,12 +12,15 @@ import re
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .._format import _template
 from .._format._template import Template
+from .._tree._target import Target
 
 
-# Pairs of groups that are compared with each other, in all.
-_MAX_PAIRS = 2**15
+# Pairs of groups that are compared with each other. Of more nothing is said.
+_MAX_PAIRS = 2**13
 # By how much the best has to be better than the second.
 _MARGIN = 0.01
 
@@ -41,7 +44,7 @@ Groups = dict[str, list[str]]
 
 
 # What a leaf is: the type of its numbers, or another kind; and its shape.
-Kind = tuple[str | None, tuple[int, ...]]
+Kind = tuple[str, tuple[int, ...]]
 
 
 class Likeness(NamedTuple):
@@ -108,12 +111,18 @@ def _torn(names: Mapping[str, str]) -> list[str]:
     return [x for x, both in keys.items() if any(len(nodes[key]) > 1 for key in both)]
 
 
-def kind(template: Template) -> Kind:
-    """What leaves have to have in common that stand for each other."""
-    of_arrays = template.kind in _template.ARRAY_KINDS
-    dtype = _template.dtype_of(template.dtype) if of_arrays else None
-    what = template.kind if dtype is None else _template.number_type(dtype)
-    return what, template.logical_shape
+def kind(x: Template | Target) -> Kind:
+    """What a leaf has to have in common with another that stands for it."""
+    if isinstance(x, Target):
+        return _kind(x.kind, x.dtype, x.shape)
+    is_array = x.kind in _template.ARRAY_KINDS
+    dtype = _template.dtype_of(x.dtype) if is_array else None
+    return _kind(x.kind, dtype, x.logical_shape)
+
+
+def _kind(kind: str, dtype: np.dtype | None, shape: tuple[int, ...]) -> Kind:
+    what = kind if dtype is None else f"array of {_template.number_type(dtype)}"
+    return what, shape
 
 
 def numbered(name: str) -> list[str]:
@@ -148,7 +157,7 @@ def _classes(leaves: Mapping[str, Kind], most: int) -> dict[Hashable, Groups]:
     return out
 
 
-@ft.lru_cache(2**12)
+@ft.lru_cache(2**16)
 def _tokens(form: str) -> tuple[str, ...]:
     words = _words.findall(_norms.sub("norm", form))
     return tuple(_SYNONYMS.get(x, x) for x in map(str.lower, words))
@@ -197,11 +206,12 @@ class _Matching:
     ):
         left, right = _classes(old, most), _classes(new, most)
         self._most = most
-        self._classes = []
-        for key in (x for x in left if x in right):
-            sides = left[key], right[key]
-            if sum(len(a) * len(b) for a, b, _ in self._classes) < _MAX_PAIRS:
-                self._classes.append((*sides, _Words(*sides)))
+        self._left = _MAX_PAIRS
+        self._classes = [
+            (left[key], right[key], _Words(left[key], right[key]))
+            for key in left
+            if key in right
+        ]
         # Pairs of leaves below each node, and below each two.
         self._below: collections.Counter[Any] = collections.Counter()
         for a, b in dict.fromkeys(
@@ -233,6 +243,9 @@ class _Matching:
 
     def _best(self, old: Groups, new: Groups, words: "_Words") -> list[tuple[str, str]]:
         """The pairs that are better than all others of either."""
+        if len(old) * len(new) > self._left:
+            return []
+        self._left -= len(old) * len(new)
         scores: dict[tuple[str, str], float] = {}
         for a, b in it.product(old, new):
             score, mine, theirs = words.compare(a, b)
@@ -279,13 +292,7 @@ class _Words:
 
     def __init__(self, old: Groups, new: Groups):
         self._sizes = len(old), len(new)
-        self._own = tuple(
-            {
-                x: {*_tokens(x)} - set.intersection(*({*_tokens(y)} for y in side))
-                for x in side
-            }
-            for side in (old, new)
-        )
+        self._own = [_own(old), _own(new)]
         # Numbers tell nothing if the one side does not go on where the other ends.
         a, b = (
             {x for y in side for x in _tokens(y) if x.isdigit()} for side in (old, new)
@@ -311,6 +318,13 @@ class _Words:
         if is_between or {"weight", "bias"} <= left | right:
             score = 0.0
         return score, mine, theirs
+
+
+def _own(forms: Iterable[str]) -> dict[str, set[str]]:
+    """The words of each that not all have."""
+    words = {x: {*_tokens(x)} for x in forms}
+    common = set.intersection(*words.values())
+    return {x: some - common for x, some in words.items()}
 
 
 def _form(name: str, most: int) -> str:

@@ -3,12 +3,14 @@
 import collections
 import itertools as it
 import keyword
+import os
 from collections.abc import Collection, Iterable, Sequence
 
 import jax.tree_util as jtu
 
 from .._format import _names, _template
 from .._tree import _folding, _leaf, _nearest, _target
+from . import _alike, _rules
 from ._sides import Model, StoredSide, target_of
 
 
@@ -27,6 +29,8 @@ Shape = tuple[int, ...]
 # Code that picks what may stand for a node of the model, with an adapter; and the
 # places of the leaves that the pair would use.
 Twin = tuple[str, set[int]]
+# The lines of a pair, and its leaves: numbers and places.
+Pair = tuple[list[str], set[int], set[int]]
 
 
 def lines(
@@ -36,36 +40,119 @@ def lines(
     the rest of them."""
     new, old = set(numbers), set(places)
     arrays = [n for n in range(len(model.names)) if model.is_array(n)]
-    out = []
-    twins = _Twins(model, stored, new, old)
+    known = _Known(model, stored, new, old)
+    twins = _Stacks(model, stored, new, old)
     children = _children(model.below)
     stack = collections.deque(_roots(model.below, new, arrays))
-    while stack and len(out) < _most and old and twins.left > 0:
+    pairs: list[Pair] = []
+    while stack and len(pairs) < _most and old and twins.left > 0:
         prefix = stack.popleft()
-        twin = twins.of(prefix) or twins.stacked(prefix)
+        twin = known.twin(prefix) or twins.stacked(prefix)
         if twin is None:
             stack.extendleft(reversed(children.get(prefix, [])))
             continue
         a = _code(model, prefix)
         if a is not None:
-            out.append(f"    pairs: (lambda m: {a}, lambda c: {twin[0]}),")
-            new -= set(model.below[prefix])
+            mine = new.intersection(model.below[prefix])
+            code = [f"(lambda m: {a}, lambda c: {twin[0]}),"]
+            pairs.append((code, mine, twin[1]))
+            new -= mine
             old -= twin[1]
+    renamed = known.renamed()
+    if renamed is not None and (len(pairs) > len(renamed[0]) or stack):
+        pairs = [x for x in pairs if not x[1] <= renamed[1]] + [renamed]
+        new, old = set(numbers), set(places)
+        for _, mine, theirs in pairs:
+            new -= mine
+            old -= theirs
+        stack.clear()
+    out = [f"    {line}" for code, _, _ in pairs for line in code]
+    if out:
+        out.insert(0, "  Perhaps, to paste into `pairs`:")
     if stack and old:
-        more = [*out, "    ... and more pairs"] if out else []
-        return ["  Perhaps, to paste:", *more] if more else []
-    some_new, some_old, listed = _alike(model, stored, new, old)
+        return [*out, "    ... and more pairs"] if out else []
+    some_new, some_old, listed = _alike_by_shape(model, stored, new, old)
     new -= some_new
     old -= some_old
+    rest = []
     roots = _roots(model.below, new, arrays)
     fresh = [_code(model, x) or _entry_code(model, x) for x in roots]
     if fresh and None not in fresh:
-        out.append(f"    fresh=lambda m: {_listed([x for x in fresh if x])},")
+        rest.append(f"    fresh=lambda m: {_listed([x for x in fresh if x])},")
     everything = range(len(stored.saved.names))
     drop = [_saved_code(stored, x) for x in _roots(stored.below, old, everything)]
     if drop:
-        out.append(f"    drop=lambda c: {_listed(drop)},")
-    return [*(["  Perhaps, to paste:", *out] if out else []), *listed]
+        rest.append(f"    drop=lambda c: {_listed(drop)},")
+    if rest:
+        rest.insert(0, f"  {'And' if out else 'Perhaps, to paste'} after them:")
+    return [*out, *rest, *listed]
+
+
+class _Known:
+    """The leaves of the checkpoint that stand for leaves of the model, by their
+    names."""
+
+    def __init__(self, model: Model, stored: StoredSide, new: set[int], old: set[int]):
+        self._model, self._stored = model, stored
+        self._numbers = {model.names[n]: n for n in sorted(new)}
+        record = lambda place: stored.saved.record(place, known=True)
+        saved = {
+            stored.saved.names[p]: _alike.kind(record(p).whole) for p in sorted(old)
+        }
+        wanted = {x: _alike.kind(target_of(model, n)) for x, n in self._numbers.items()}
+        self._found = _alike.alike(saved, wanted)
+        self._origins = {y: x for x, y in self._found.names.items()}
+
+    def twin(self, prefix: str) -> Twin | None:
+        """The node that has all leaves below one of the model's, by the same names."""
+        names, below = self._model.names, self._model.below[prefix]
+        ends = [_names.below(names[n], prefix) for n in below]
+        mine = [(names[n], x) for n, x in zip(below, ends) if names[n] in self._numbers]
+        nodes = {self._node(name, end) for name, end in mine}
+        node = nodes.pop() if len(nodes) == 1 else None
+        if node is None:
+            return None
+        # Scalars are in no pair by themselves, and in this one.
+        places = self._stored.saved.places
+        full = [_names.joined(node, x) for x in ends]
+        return _saved_code(self._stored, node), {places[x] for x in full if x in places}
+
+    def _node(self, name: str, end: str) -> str | None:
+        origin = self._origins.get(name, "")
+        if not origin or origin in self._found.turned:
+            return None
+        node = origin.removesuffix(end).removesuffix(".")
+        return node if _names.joined(node, end) == origin else None
+
+    def renamed(self) -> Pair | None:
+        """One pair of all of them, with the rules of a rename."""
+        found, model, stored = self._found, self._model, self._stored
+        if not found.names:
+            return None
+        a, b = (_common_node(x) for x in (found.names, self._origins))
+        names = {_names.below(x, a): _names.below(y, b) for x, y in found.names.items()}
+        here, there = (
+            [_names.below(names[n], node) for n in below[node]]
+            for names, below, node in (
+                (model.names, model.below, b),
+                (stored.saved.names, stored.below, a),
+            )
+        )
+        rules = _rules.rules(names, there, here)
+        code = _code(model, b)
+        if code is None or not rules:
+            return None
+        turned = [names[_names.below(x, a)] for x in found.turned]
+        first, *rows, _ = _rules.lines(rules, turned)
+        first = f"(lambda m: {code}, lambda c: {_saved_code(stored, a)}, {first}"
+        numbers = {self._numbers[x] for x in self._origins}
+        places = {stored.saved.places[x] for x in found.names}
+        return [first, *rows, "])),"], numbers, places
+
+
+def _common_node(names: Iterable[str]) -> str:
+    """The node that all leaves are in."""
+    return ".".join(os.path.commonprefix([x.split(".")[:-1] for x in names]))
 
 
 def _listed(codes: list[str]) -> str:
@@ -99,20 +186,13 @@ def _children(below: dict[str, list[int]]) -> dict[str, list[str]]:
     return out
 
 
-class _Twins:
-    """The nodes of the checkpoint that may stand for nodes of the model."""
+class _Stacks:
+    """Leaves of the checkpoint that, stacked, may stand for nodes of the model."""
 
     def __init__(self, model: Model, stored: StoredSide, new: set[int], old: set[int]):
         self.left = _MAX_STEPS
         self._model, self._stored = model, stored
         self._new, self._old = new, old
-        # The leaves by the last part of their name and their shape, and by shape alone.
-        self._places: dict[tuple[str | None, tuple[int, ...]], list[int]] = {}
-        for place in sorted(old):
-            name, shape = stored.saved.names[place], self._saved_shape(place)
-            self._places.setdefault((_last(name), shape), []).append(place)
-            self._places.setdefault((None, shape), []).append(place)
-        self._named: dict[tuple[int, ...], _nearest.NameIndex] = {}
         self._find_stacks()
 
     def _find_stacks(self) -> None:
@@ -152,33 +232,6 @@ class _Twins:
             for n in numbers
         }
 
-    def of(self, prefix: str) -> Twin | None:
-        """The node with leaves of the same names and shapes. If there are several, that
-        with the fewest others, then the highest, the most alike by name."""
-        names, here = self._model.names, self._model.below[prefix]
-        wanted = self._wanted(prefix)
-        # Scalars are in no pair by themselves, but tell a model from its moments.
-        mine = {_names.below(names[n], prefix) for n in here}
-        best: tuple[tuple, str, set[int]] | None = None
-        for candidate in self._candidates(prefix, wanted):
-            if self.left <= 0:
-                break
-            if not self._fits(candidate, wanted):
-                continue
-            below = self._stored.below[candidate]
-            self.left -= len(below)
-            theirs = {
-                _names.below(self._stored.saved.names[p], candidate): p for p in below
-            }
-            alike = _nearest.ratio(prefix, candidate)
-            rank = (-len(mine ^ theirs.keys()), -candidate.count("."), alike)
-            if best is None or rank > best[0]:
-                both = {p for below, p in theirs.items() if below in mine}
-                best = (rank, candidate, both)
-        if best is None:
-            return None
-        return _saved_code(self._stored, best[1]), best[2]
-
     def stacked(self, prefix: str) -> Twin | None:
         """The items of a sequence whose leaves, stacked, have these names and shapes;
         none if several have that nothing tells apart."""
@@ -210,39 +263,6 @@ class _Twins:
         """Whether leaves that are in no pair yet, stacked, have this shape."""
         is_of_shape = self._stack_shapes.get(key) == shape
         return is_of_shape and self._old.issuperset(self._stack_places[key])
-
-    def _candidates(
-        self, prefix: str, wanted: dict[str, tuple[int, ...]]
-    ) -> Iterable[str]:
-        saved = self._stored.saved
-        if not wanted:
-            return []
-        if "" in wanted:
-            # A leaf has only its shape for it, and needs a name that is like its own.
-            shape = wanted[""]
-            if shape not in self._named:
-                places = self._places.get((None, shape), [])
-                self._named[shape] = _nearest.NameIndex(saved.names[p] for p in places)
-            return self._named[shape].nearest(prefix, most=8)
-        # Those that have the rarest of the leaves.
-        keys = {below: (_last(below), shape) for below, shape in wanted.items()}
-        rarest = min(wanted, key=lambda x: len(self._places.get(keys[x], ())))
-        names = [saved.names[p] for p in self._places.get(keys[rarest], [])]
-        ends = "." + rarest
-        return [x[: -len(ends)] for x in names if x.endswith(ends)] + [
-            "" for x in names if x == rarest
-        ]
-
-    def _fits(self, candidate: str, wanted: dict[str, tuple[int, ...]]) -> bool:
-        for below, shape in wanted.items():
-            self.left -= 1
-            full = _names.joined(candidate, below)
-            place = self._stored.saved.places.get(full)
-            if place is None or place not in self._old:
-                return False
-            if shape != self._saved_shape(place):
-                return False
-        return True
 
 
 def _only(names: list[str], last: str) -> str | None:
@@ -309,7 +329,7 @@ def _saved_code(stored: StoredSide, prefix: str) -> str:
 # them for new ones and old ones would be to throw away weights that fit.
 
 
-def _alike(
+def _alike_by_shape(
     model: Model, stored: StoredSide, new: set[int], old: set[int]
 ) -> tuple[set[int], set[int], list[str]]:
     """Leaves of both sides that could stand for each other: of the same shape, or of

@@ -558,8 +558,8 @@ def test_undeclared_leaves_are_listed_with_code_to_paste(path, saved, model):
     assert "    opt.0.mu.encoder.layers.{0..3}.weight  f32[8,8]\n" in theirs
     assert "    step  int\n" in theirs
     # What it says to paste works.
-    paste = theirs.split("Perhaps, to paste:")[1]
-    (pair,) = re.findall(r"pairs: (\(.*\)),\n", paste)
+    paste = theirs.split("Perhaps, to paste into `pairs`:")[1]
+    (pair,) = re.findall(r"^    (\(.*\)),\n", paste, re.MULTILINE)
     assert "lambda m: m.backbone.layers, lambda c: c.model.encoder.layers" in pair
     keywords = re.findall(r"^    ((?:fresh|drop)=.*),$", paste, re.MULTILINE)
     assert len(keywords) == 2
@@ -586,9 +586,9 @@ def test_the_likely_pair_of_a_renamed_field(tmp_path):
     pairs = [(lambda m: m["new"], lambda c: c.other)]
     text = refused(tmp_path / "x", model, pairs)
     for line in [
-        "pairs: (lambda m: m['a_b'], lambda c: c['a b']),",
-        "pairs: (lambda m: m['classes'], lambda c: c['class']),",
-        "pairs: (lambda m: m['proj'], lambda c: c.projection),",
+        "(lambda m: m['a_b'], lambda c: c['a b']),",
+        "(lambda m: m['classes'], lambda c: c['class']),",
+        "(lambda m: m['proj'], lambda c: c.projection),",
         "fresh=lambda m: m['new'],",
         "drop=lambda c: c.other,",
     ]:
@@ -597,7 +597,7 @@ def test_the_likely_pair_of_a_renamed_field(tmp_path):
 
 def _pasted(text):
     """The pairs that an error says, and `fresh` and `drop`."""
-    pairs = re.findall(r"^    pairs: (\(.*\)),$", text, re.MULTILINE)
+    pairs = re.findall(r"^    (\(lambda.*\)),$", text, re.MULTILINE)
     keywords = re.findall(r"^    (fresh|drop)=(.*),$", text, re.MULTILINE)
     return [eval(x, {"ec": ec}) for x in pairs], {k: eval(x) for k, x in keywords}
 

@@ -266,6 +266,31 @@ def test_a_model_of_equinox_takes_gpt2(tmp_path, capsys):
     assert np.array_equal(fc1, theirs["transformer.h.2.mlp.c_fc.weight"].T)
 
 
+def test_a_graft_says_one_pair_with_a_rename(tmp_path):
+    """Where it would be many pairs. It is code to paste."""
+    theirs = {x: np.ones(s, "float32") for x, s in _gpt2().items()}
+    theirs |= {"step": np.zeros((), int), "head.weight": np.ones((77, D), "float32")}
+    ec.tree_serialise_leaves(tmp_path / "theirs", ec.nest(theirs))
+    model = {"net": _gpt(), "new": np.zeros(5)}
+    wrong = (lambda m: m["new"], lambda c: c.head)
+    with pytest.raises(RuntimeError) as caught:
+        ec.graft(model, tmp_path / "theirs", [wrong])
+    _, _, text = str(caught.value).partition("  Perhaps, to paste into `pairs`:\n")
+    pairs, _, rest = text.partition("  And after them:\n")
+    assert pairs.startswith(
+        "    (lambda m: m['net'], lambda c: c.transformer, ec.rename(["
+    )
+    assert len(pairs.splitlines()) == 2 + 9 + 3
+    call = f"ec.graft(model, path, [{pairs}], {rest})"
+    scope = {"ec": ec, "model": model, "path": tmp_path / "theirs"}
+    _, report = eval(call.replace("\n", ""), scope)
+    _, names = _moved(_gpt2(), _GPT_NAMES)
+    found = {x.name: x.sources for x in report.rows if x.sources}
+    assert found == {f"net.{y}": (x,) for x, y in names.items()}
+    assert report.names("fresh") == ["new"]
+    assert report.names("dropped") == ["head.weight", "step"]
+
+
 def _kinds(**shapes):
     return {x.replace("__", "."): ("float32", y) for x, y in shapes.items()}
 

@@ -39,7 +39,7 @@ def test_the_encoder_under_a_new_head(names):
 
 
 def test_what_it_says_to_paste(names):
-    (expected,) = (text for _, text in fenced if "Perhaps, to paste:" in text)
+    (expected,) = (text for _, text in fenced if "Perhaps, to paste" in text)
     model = names["Classifier"](key=names["jr"].key(1))
     # Nothing has been said but something that is wrong.
     pair = (lambda m: m.classify, lambda c: c.model.encoder.dropout)
