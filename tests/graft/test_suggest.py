@@ -192,7 +192,7 @@ def _suggested(saved, wanted):
         status = command.main(["suggest", *paths, "--json"])
     data = json.loads(out.getvalue())
     names = data["names"]
-    rules = ec.rename(data["rules"]).all_rules
+    rules = ec.rename([*map(tuple, data["rules"])]).all_rules
     applied = {x: x for x in saved}
     for x in applied:
         for rule in rules:
