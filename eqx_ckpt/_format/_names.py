@@ -1,6 +1,7 @@
 """Key paths to dotted names and back: pure, injective, and never trusted as a path."""
 
 import collections
+import functools as ft
 import itertools as it
 import operator
 import re
@@ -32,6 +33,7 @@ def _is_identifier(text: str) -> bool:
     return text.isascii() and text.isidentifier()
 
 
+@ft.lru_cache(maxsize=4096)
 def quote(text: str) -> str:
     """Percent-encodes every byte of `text` outside `[A-Za-z0-9_-]`; `""` is `%`."""
     if _is_identifier(text) or _plain.fullmatch(text):

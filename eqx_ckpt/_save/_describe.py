@@ -8,7 +8,7 @@ import collections
 import functools as ft
 import itertools as it
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -26,18 +26,12 @@ from ._payload import PlannedLeaf
 from ._tree_spec import TreeSpec
 
 
-class Described(NamedTuple):
-    """The leaves of a save, their spec, how many of them are spread over devices, by
-    the text of their sharding, and the parts of those that are not all there."""
-
-    leaves: list[PlannedLeaf]
-    form: TreeSpec
-    shardings: dict[str, int]
-    parts: dict[int, Part]
-
-
-def describe(flat: Flat, numbers: Sequence[int], options: SaveOptions) -> Described:
-    """The leaves of these numbers.
+def describe(
+    flat: Flat, numbers: Sequence[int], options: SaveOptions
+) -> tuple[list[PlannedLeaf], TreeSpec, dict[str, int], dict[int, Part]]:
+    """The leaves of these numbers, their spec, how many of them are spread over
+    devices, by the text of their sharding, and the parts of those that are not all
+    there.
 
     **Raises:** naming the leaf that cannot be stored.
     """
@@ -57,7 +51,7 @@ def describe(flat: Flat, numbers: Sequence[int], options: SaveOptions) -> Descri
     templates = map(form.templates.__getitem__, form.numbers)
     rows = form.names, values, templates, form.numbers, form.origins, owners, bare
     leaves = list(_payload.planned(zip(*rows, strict=True)))
-    return Described(leaves, form, dict(shardings), parts)
+    return leaves, form, dict(shardings), parts
 
 
 def _bare(form: TreeSpec, values: Sequence[Any], alike: LeafKinds) -> list[bool]:

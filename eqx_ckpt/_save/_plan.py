@@ -89,22 +89,23 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
         numbers = [number for number in numbers if number in places]
     if not numbers:
         raise ValueError("Nothing to save: `filter_spec` selects no leaf of the tree.")
-    described = _describe.describe(flat, numbers, options)
+    leaves, form, shardings, parts = _describe.describe(flat, numbers, options)
     if options.layout == "zarr":
-        _to_zarr.check_case(described.form.names, root)
+        _to_zarr.check_case(form.names, root)
     make = lambda: _facts(pytree, is_leaf, flat, chosen, numbers, wholes)
     facts = make() if where else flat.once("facts", make, numbers)
-    values = map(operator.attrgetter("value"), described.leaves)
+    values = map(operator.attrgetter("value"), leaves)
     has_lazies = _lazies.LazySource in {*map(type, values)}
     functions: PlannedFunctions = {}
     # None come along without lazy leaves. Process 0 stores them.
     if options.functions is not None or has_lazies:
         if options.functions != "drop" and _processes.leads():
-            stored = dict(zip(numbers, described.leaves))
+            stored = dict(zip(numbers, leaves))
             given = options.functions, flat, stored
             functions = _extensions.call("plan_functions", *given)
     room = _MAX_BYTES if options.max_bytes is None else options.max_bytes
-    made = Plan(root, options, room, *described, facts, functions, has_lazies)
+    own = leaves, form, shardings, parts
+    made = Plan(root, options, room, *own, facts, functions, has_lazies)
     check_index(made)
     return made
 

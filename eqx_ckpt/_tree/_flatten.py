@@ -184,10 +184,22 @@ def empty_nodes(tree: PyTree, flat: Flat) -> list[tuple[int, tuple, Any]]:
         for depth in range(len(at)):
             if at[: depth + 1] not in nodes:
                 path, x = nodes[at[:depth]]
-                below = jtu.tree_flatten_with_path(x, is_leaf=lambda y: y is not x)[0]
-                for i, (key, child) in enumerate(below):
+                for i, (key, child) in enumerate(_children(x)):
                     nodes[*at[:depth], i] = (*path, *key), child
     return [(before, *nodes[at]) for before, at in found]
+
+
+def _children(node: Any) -> Iterable[tuple[tuple, Any]]:
+    """The children of a node, with their keys."""
+    cls = type(node)
+    if issubclass(cls, eqx.Module):
+        # JAX asks Equinox for all of it, which takes far longer.
+        names = _seen.module_fields(cls)[0]
+        own = object.__getattribute__(node, "__dict__")
+        if own.keys() >= names.keys():
+            keys = zip(map(jtu.GetAttrKey, names))
+            return zip(keys, map(own.__getitem__, names))
+    return jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)[0]
 
 
 def module_name(path: tuple, source: str) -> str:
