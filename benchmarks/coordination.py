@@ -3,10 +3,10 @@
 Light processes, of which each is a real client of JAX's coordination service, and has
 no devices, make the calls of the library: a barrier, and a save of a small tree. They
 share the cores of this machine, so the seconds of a call are those of all of them. What
-process 0 and the service in it compute for each of the others is measured apart: that
-is what grows with the processes of a real run, in which each has a host of its own. So
-do the messages that come to the service, and the bytes of their keys and values, which
-each client counts.
+process 0 and the service in it compute for each of the others is measured apart. That
+grows with the processes of a real run, in which each has a host of its own. So do the
+messages that come to the service, and the bytes of their keys and values, which each
+client counts.
 """
 
 import argparse

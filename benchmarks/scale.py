@@ -440,8 +440,9 @@ def real(count: int, costs: dict[str, float]) -> Iterator[str]:
         f"real {chunks:,}, {len(index.files)}, {nbytes / 1024:.0f} KiB."
     )
     yield ""
-    yield "| call | bytes of a process | real | seconds | real | memory | real |"
-    yield "|" + "---|" * 7
+    head = "call | bytes of a process | real | seconds | real | memory | real |"
+    yield f"| processes | {head}"
+    yield "|" + "---|" * 8
     planned = [
         (max(p.written), save_time(p, count, each)),
         *((x, load_time(p, x, count, each)) for x in (p.read, p.resharded)),
@@ -456,7 +457,15 @@ def real(count: int, costs: dict[str, float]) -> Iterator[str]:
         moved = max(row[1 if name == "save" else 2] for row in every)
         *_, most, arrays = max(every, key=lambda row: row[3])
         mib = [f"{x / 2**20:.0f} MiB" for x in (least, moved, arrays + MAX_BYTES, most)]
-        cells = [name, mib[0], mib[1], str(range_), f"{seconds:.2f} s", *mib[2:]]
+        cells = [
+            str(count),
+            name,
+            mib[0],
+            mib[1],
+            str(range_),
+            f"{seconds:.2f} s",
+            *mib[2:],
+        ]
         yield f"| {' | '.join(cells)} |"
 
 
