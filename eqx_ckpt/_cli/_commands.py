@@ -127,7 +127,7 @@ _last = click.option(
     "--last", type=click.IntRange(1), help="The newest steps of one run: so many."
 )
 _weights = click.option(
-    "--weights", callback=_numbers, metavar="W,W,...", help="One for each source."
+    "--weights", callback=_numbers, metavar="W,W,...", help="One for each source; all 1."
 )
 _static = _several("--static", "PATTERN", "Static fields that may differ.")
 
@@ -214,7 +214,9 @@ def diff() -> None:
     """Say in what two checkpoints differ.
 
     The exit status is 1 if they do. Digests are compared: arrays are only read where
-    those cannot tell, or for --values.
+    those cannot tell, or for --values. Those are the largest difference of two
+    elements, and the norm of all relative to the norm in A: of a row of several leaves
+    the greatest.
     """
 
 

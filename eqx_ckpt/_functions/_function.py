@@ -54,7 +54,8 @@ def function(
 
     **Arguments:**
 
-    - `fn`: a function of the tree and of `args`, pure as for `jax.jit`. It may return
+    - `fn`: a function of the tree that is saved and of `args`, pure as for `jax.jit`.
+        It may be one of `jax.jit` or `eqx.filter_jit` already. It may return
         arrays in dicts with string keys, lists, tuples, Modules and States: the last
         two become dicts by name.
     - `args`: arrays, or `jax.ShapeDtypeStruct`s, in such trees: what the other

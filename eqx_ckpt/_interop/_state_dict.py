@@ -223,7 +223,10 @@ def _described(name: str, value: Any) -> tuple[Any, Template]:
         if not (_leaf.is_own(value) or isinstance(value, (str, bytes))):
             value = _register.to_leaf(value)
         if isinstance(value, (list, tuple)):
-            raise TypeError("lists are dicts here, such as `{'0': ..., '1': ...}`.")
+            raise TypeError(
+                "lists are dicts here, such as `{'0': ..., '1': ...}`. The leaves of a "
+                "checkpoint are put into a tree by `tree_deserialise_leaves` or `graft`."
+            )
         if value is None or callable(value):
             raise TypeError(f"{value!r:.60} is not a leaf. Remove the entry.")
         return value, _leaf.describe(value)

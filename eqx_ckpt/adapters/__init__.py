@@ -3,7 +3,7 @@
 An adapter is any function `(saved, like) -> array`, where `saved` is a [`LazyArray`][]
 and `like` the leaf of the model. It is called for each array of the pair. If it gives a
 view of `saved`, that is read with everything else; so all it costs is the bytes of the
-view. If either side of the pair is a list of several nodes, and the other one node, it
+view: `lambda saved, like: saved[:, None, None]` adds two axes. If either side of the pair is a list of several nodes, and the other one node, it
 gets a list of their leaves as `saved`, or as `like` and gives a list. Lists may be in
 lists.
 
