@@ -3,6 +3,7 @@
 import os
 import pathlib
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -72,3 +73,37 @@ def test_the_example_starts(tmp_path, variables):
     finally:
         for process in processes:
             process.kill()
+
+
+def test_the_program_of_the_page(tmp_path):
+    """It goes on with two processes where four have ended."""
+    page = (EXAMPLE.parents[1] / "docs" / "processes.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
+        "XLA_FLAGS": "",
+    }
+    for count, steps, begin in [(4, 12, 0), (2, 15, 12)]:
+        with socket.socket() as s:
+            s.bind(("localhost", 0))
+            address = f"localhost:{s.getsockname()[1]}"
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", code, address, str(count), str(rank), str(steps)],
+                cwd=tmp_path,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(count)
+        ]
+        try:
+            for process in processes:
+                out, err = process.communicate(timeout=120)
+                assert process.returncode == 0, err
+                assert f"begins at {begin}\n" in out and f"\n{steps} " in out
+        finally:
+            for process in processes:
+                process.kill()

@@ -18,7 +18,7 @@ root = pathlib.Path(__file__).parents[2]
 docs = root / "docs"
 pages = sorted(docs.rglob("*.md"))
 # These have tests of their own.
-ELSEWHERE = {"finetuning.md", "resuming.md", "stores.md"}
+ELSEWHERE = {"finetuning.md", "processes.md", "resuming.md", "stores.md"}
 
 
 def _name(page):
