@@ -127,7 +127,10 @@ _last = click.option(
     "--last", type=click.IntRange(1), help="The newest steps of one run: so many."
 )
 _weights = click.option(
-    "--weights", callback=_numbers, metavar="W,W,...", help="One for each source; all 1."
+    "--weights",
+    callback=_numbers,
+    metavar="W,W,...",
+    help="One for each source; by default all are 1.",
 )
 _static = _several("--static", "PATTERN", "Static fields that may differ.")
 

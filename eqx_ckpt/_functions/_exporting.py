@@ -94,8 +94,8 @@ def _checked(functions: Any) -> Mapping[str, Unexported | Function]:
         if not isinstance(wanted, (Function, Unexported)):
             raise TypeError(
                 f"`functions[{name!r}]` must be made by `ec.function`, and is a "
-                f"`{type(wanted).__name__}`: `ec.function(fn, *args)`, where `args` are "
-                "arrays or `jax.ShapeDtypeStruct`s as those it will be called with."
+                f"`{type(wanted).__name__}`. Write `ec.function(fn, *args)`, with the "
+                "`jax.ShapeDtypeStruct`s of what it will be called with."
             )
     if importlib.util.find_spec("flatbuffers") is None:
         raise ImportError(

@@ -224,8 +224,8 @@ def _described(name: str, value: Any) -> tuple[Any, Template]:
             value = _register.to_leaf(value)
         if isinstance(value, (list, tuple)):
             raise TypeError(
-                "lists are dicts here, such as `{'0': ..., '1': ...}`. The leaves of a "
-                "checkpoint are put into a tree by `tree_deserialise_leaves` or `graft`."
+                "lists are dicts here, such as `{'0': ..., '1': ...}`. The tree "
+                "of a checkpoint is loaded by `tree_deserialise_leaves` or `graft`."
             )
         if value is None or callable(value):
             raise TypeError(f"{value!r:.60} is not a leaf. Remove the entry.")

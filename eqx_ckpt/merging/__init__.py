@@ -182,8 +182,8 @@ def ties(
     Of each leaf of each task vector the share `density` that is the largest in
     magnitude is kept, with all that are equal to the least of these, and the rest is 0.
     In leaves of more than 4 MiB magnitudes are equal that agree in 12 bits of the
-    mantissa. A weight of 1 for all is the paper's. A NaN in any of the trees stays one. A
-    leaf is read twice.
+    mantissa. A weight of 1 for all is the paper's. A NaN in any of the trees stays one.
+    A leaf is read twice.
 
     **Arguments:**
 

@@ -90,7 +90,7 @@ def test_the_program_of_the_page(tmp_path):
             address = f"localhost:{s.getsockname()[1]}"
         processes = [
             subprocess.Popen(
-                [sys.executable, "-c", code, address, str(count), str(rank), str(steps)],
+                [sys.executable, "-c", code, address, *map(str, (count, rank, steps))],
                 cwd=tmp_path,
                 env=environment,
                 stdout=subprocess.PIPE,
