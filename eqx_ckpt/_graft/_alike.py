@@ -112,7 +112,7 @@ def _torn(names: Mapping[str, str]) -> list[str]:
 
 
 def kind(x: Template | Target) -> Kind:
-    """What a leaf has to have in common with another that stands for it."""
+    """Kind that a leaf shares with each that may stand for it."""
     if isinstance(x, Target):
         return _kind(x.kind, x.dtype, x.shape)
     is_array = x.kind in _template.ARRAY_KINDS

@@ -147,7 +147,7 @@ def _rule(a: list[str], b: list[str], same: int, is_general: bool = False) -> Ru
 def _tried(
     rule: Rule, samples: list[str], moves: Mapping[str, str], wanted: Collection[str]
 ) -> _Candidate | None:
-    """What a rule does, or None if it does what no other can mend."""
+    """A rule with its effect, or None if no other rule can mend what it does."""
     right, wrong = set(), set()
     pattern = re.compile(rule[0])
     for name in samples:
