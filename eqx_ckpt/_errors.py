@@ -2,11 +2,11 @@
 
 
 class DamagedError(RuntimeError, ValueError):
-    """A save that is there in part only, or has other bytes than were written.
+    """A save that lacks some of its bytes, or has other bytes than were written.
 
     Every call that reads a checkpoint raises it. Nothing else is damage: a file that
-    may not be read, a disk that fails or a server that does not answer are an
-    `OSError`, such as `PermissionError`, and the next call may be right.
+    you may not read, a disk that fails or a server that does not answer raises an
+    `OSError`, such as `PermissionError`, and the next call may succeed.
 
     !!! example
 

@@ -42,10 +42,10 @@ def merge(
     where: Callable[[PyTree], Any] | None = None,
     static: Static = "error",
 ) -> PyTree:
-    """Merges trees leaf by leaf into a tree of lazy leaves, which nothing is read for.
+    """Merges trees leaf by leaf into a tree of lazy leaves, which are not read yet.
 
-    It is computed block by block as it is read, or saved: so checkpoints of any size
-    are merged in the memory that the save takes.
+    A merged leaf is computed block by block, as you read or save it. So checkpoints of
+    any size can be merged in the memory that the save takes.
 
     **Arguments:**
 
@@ -54,21 +54,21 @@ def merge(
     - `method`: what a function of `ec.merging` gives, or an `ec.merging.Method` of your
         own.
     - `base`: for methods that take one, the tree that the others were trained from.
-    - `where`: a function from the first tree to the nodes to merge. The rest is as in
-        the first tree, and not compared. By default all is merged.
-    - `static`: `"error"`, or `"ignore"` static fields that differ, of which those of
-        the first tree are taken; or a list of names and patterns, as in
+    - `where`: a function from the first tree to the nodes to merge. The rest is taken
+        from the first tree, and not compared. By default all is merged.
+    - `static`: what to do if static fields differ: `"error"`; or `"ignore"`, which
+        takes those of the first tree; or a list of names and patterns to ignore, as in
         [`tree_deserialise_leaves`][].
 
     Floating arrays are merged. All other leaves (integers, bools, Python's numbers,
-    PRNG keys, str) have to be equal, and stay as the first tree has them. Those in
-    memory that are merged are copied: changing them later changes nothing.
+    PRNG keys, str) have to be equal, and stay as the first tree has them. Arrays in
+    memory that are merged are copied, so you may change them afterwards.
 
     **Returns:** the first tree, with lazy leaves in the place of floating arrays.
 
     **Raises:** one `ValueError` that lists by name all leaves and static fields that
     differ; `ValueError` if the method merges another number of trees, or wants a base,
-    or if a number or a pattern of it fits no leaf.
+    or if a number or a pattern given to it fits no leaf.
 
     !!! example
 
@@ -144,7 +144,7 @@ def _lazily(
     merging = Merging(method, leaf, _template.dtype_of(t.dtype))
     formula = Formula(
         first.name,
-        tuple(_part(leaf) for leaf in sources),
+        tuple(_part(x) for x in sources),
         merging.combine,
         t.shape,
         merging.dtype,

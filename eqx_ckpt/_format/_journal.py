@@ -1,8 +1,8 @@
-"""Summaries of the indices of one run, which mostly are alike; and its journal: what
-these say, in one file.
+"""Summaries of the indices of one run, most of which are alike; and the journal of the
+run, which has these summaries in one file.
 
-The journal is a cache, which anyone may lose, damage or write: nothing in it counts
-unless the index of the step still has the stamp that it had when it was read.
+The journal is a cache, which anyone may lose, damage or write. A row in it counts only
+if the index of its step still has the stamp that it had when it was read.
 """
 
 import json
@@ -14,14 +14,14 @@ from ._schema import COUNT, ID, optional
 
 
 KEY = "eqx_ckpt.journal"
-# Who looks at a step looks at each of its files.
+# No more, as whoever looks at a step looks at each of its files.
 _MOST_FILES = 10**6
 _HEAD = b'{"format":"eqx_ckpt journal","version":1,"steps":'
 
 
 class StepRow(NamedTuple):
-    """Facts in the index of a step. `stamp`: that of the file of the index, and
-    `time` when it was written, if that is known. `files`: see `Head`."""
+    """Facts in the index of a step. `stamp` is that of the file of the index, and
+    `time` says when it was written, if that is known. `files`: see `IndexSummary`."""
 
     step: int
     stamp: str
@@ -70,8 +70,8 @@ class IndexSummary(NamedTuple):
 
 
 def summarise(data: bytes, known: dict[tuple[str, str], IndexSummary]) -> IndexSummary:
-    """The summary of an index. One whose columns are those of an index that is `known`,
-    as most in a run are, is not parsed, but for its metadata.
+    """The summary of an index. In a run, most have the same columns as an index that is
+    `known`: then nothing but the metadata is parsed.
 
     **Raises:** as `_index.decode`.
     """

@@ -1,7 +1,7 @@
-"""PyTorch's files: a zip of a pickle, which says what there is, and the storages of the
-tensors; or several of them with an index in JSON, as on Hugging Face.
+"""PyTorch's files: a zip of a pickle, which says what there is, and of the storages of
+the tensors; or several such files with an index in JSON, as on Hugging Face.
 
-The pickle is interpreted: see `_pickle` and `_tensors`. PyTorch is not needed.
+The pickle is interpreted: see `_pickle` and `_torch_globals`. PyTorch is not needed.
 """
 
 import re
@@ -27,9 +27,11 @@ from ._torch_globals import Storage, Tensor
 _FILE, _INDEX = "pytorch_model.bin", ".bin.index.json"
 _PICKLE = "data.pkl"
 _MAX_PICKLES = 4 * _json.MAX_INDEX  # Of several files.
-# Of items of containers that are in more than one place, and as many for each byte.
+# So many items may be met again, in containers that are in more than one place: these,
+# and one for each byte of the pickle.
 _REPEATED = 2**14
-# What tensors that share their storages may have more bytes than those.
+# Tensors that share storages may have more bytes than these: in all so many, and so
+# many for each byte that is stored.
 _MADE, _MADE_OF_ONE = 2**24, 16
 _file = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}")
 
@@ -92,7 +94,7 @@ def _read_archive(archive: Zip) -> _File | None:
         made = _torch_globals.storage(pid)
         if isinstance(made, Unreadable):
             return made
-        # Others of this key may have other dtypes.
+        # Tensors may give it other dtypes, and so another length, but not another size.
         if stored.setdefault(made.key, made).nbytes != made.nbytes:
             raise ValueError(f"its storage {made.key!r:.40} has two sizes")
         return made
@@ -174,8 +176,8 @@ def _check_sizes(contents: Sequence[_File], items: list[tuple[int, Any]]) -> Non
 
 
 class _Walk:
-    """A walk through the containers of a pickle of so many bytes. Each may be in many
-    places, so that what is found is counted."""
+    """A walk through the containers of a pickle of `size` bytes. A container may be in
+    many places, so the items that are met again are counted."""
 
     def __init__(self, size: int):
         self._size, self._names = size, NameBudget()
@@ -200,7 +202,7 @@ class _Walk:
                 yield from self.leaves([*path, str(number)], item)
         elif value is not None:
             self._names.spend(path, self._size)
-            # A dict that has it is none that is read.
+            # A dict with the key None is not read: under that it has the reason.
             yield path, _leaf(value[None] if isinstance(value, dict) else value)
 
     def _enter(self, container: Any) -> None:

@@ -17,8 +17,8 @@ from . import _signature
 class Unexported:
     """A function of a tree that a save exports: made by [`function`][].
 
-    `args` are trees of abstract arrays, `nest` the same as a nest. `known` has its
-    exports for the last trees that were not alike.
+    `args` are trees of abstract arrays, and `nest` is the same as a nest. `known` keeps
+    the exports for the last few trees that differ.
     """
 
     fn: Callable[..., Any]
@@ -40,36 +40,36 @@ def function(
     platforms: Sequence[str] | None = None,
     vjp_order: int = 0,
 ) -> Unexported:
-    """A function of a tree, to be stored with it and to run without its classes.
+    """A function of a tree that is stored with the tree, and runs without its classes.
 
-    It is given to a save, as `functions={"forward": ec.function(...)}`. There
-    `fn(tree, *args)` is exported with `jax.export`, before a byte is written. It is
-    stored beside the leaves, without them: [`open`][] finds it in
+    Give it to a save, as `functions={"forward": ec.function(...)}`. The save exports
+    `fn(tree, *args)` with `jax.export` before it writes a byte, and stores the export
+    beside the leaves, without them. Once the checkpoint is open, it is in
     [`Checkpoint.functions`][eqx_ckpt.Checkpoint]. This needs `eqx_ckpt[functions]`.
 
     The arrays of the tree that `fn` uses become arguments, and have to be saved too.
-    All else in the tree, such as numbers and activation functions, is part of what is
-    exported, as in `eqx.filter_jit`. A training loop exports once: what is like the
-    tree before, but for the values of arrays, is not exported again.
+    Everything else in the tree, such as numbers and activation functions, becomes part
+    of the export, as in `eqx.filter_jit`. A training loop exports once: a tree that
+    differs from the one before only in the values of arrays is not exported again.
 
     **Arguments:**
 
     - `fn`: a function of the tree that is saved and of `args`, pure as for `jax.jit`.
-        It may be one of `jax.jit` or `eqx.filter_jit` already. It may return
-        arrays in dicts with string keys, lists, tuples, Modules and States: the last
-        two become dicts by name.
-    - `args`: arrays, or `jax.ShapeDtypeStruct`s, in such trees: what the other
-        arguments will look like. Dimensions may be symbolic, also as text:
-        `jax.ShapeDtypeStruct("batch, 384", jnp.float32)`. All that stands in texts is
-        in one symbolic scope.
-    - `platforms`: what it is to run on: names of `jax.export`, such as `"cpu"` and
-        `"cuda"`. By default those of cpu, cuda, rocm and tpu for which it can be
-        lowered, with a warning for each that is left out.
+        It may already be wrapped in `jax.jit` or `eqx.filter_jit`. It may return
+        arrays in dicts with string keys, lists, tuples, Modules and States. Modules
+        and States become dicts by name.
+    - `args`: what the other arguments will look like: arrays, or
+        `jax.ShapeDtypeStruct`s, in trees of the same kinds. Dimensions may be symbolic,
+        and may be written as text: `jax.ShapeDtypeStruct("batch, 384", jnp.float32)`.
+        All such texts share one symbolic scope.
+    - `platforms`: the platforms that it will run on, by their names in `jax.export`,
+        such as `"cpu"` and `"cuda"`. By default, those of cpu, cuda, rocm and tpu that
+        it can be lowered for; a warning names each that is left out.
     - `vjp_order`: how often it can be differentiated.
 
     **Returns:** what `functions=` takes; nothing is traced yet.
 
-    **Raises:** `TypeError` or `ValueError` for arguments that are no such trees. The
+    **Raises:** `TypeError` or `ValueError` for arguments that are not such trees. The
     save raises `ValueError`, naming the function, if it uses arrays of more than 1 KiB
     that are not leaves of the tree, or leaves that are not saved, or calls back into
     Python.
@@ -109,8 +109,8 @@ def function(
 
 
 def _one_scope(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments as abstract arrays, each an object of its own; what is written as
-    text is in the scope of the other symbolic dimensions."""
+    """The arguments as abstract arrays, each an object of its own. Dimensions that are
+    written as text share the scope of the other symbolic ones."""
     shapes = [x.shape for x in jtu.tree_leaves(args) if _signature.is_array(x)]
     symbols = [n for shape in shapes for n in shape if jax.export.is_symbolic_dim(n)]
     scopes = {id(n.scope): n.scope for n in symbols}

@@ -1,8 +1,8 @@
 """A function of arrays that JAX has traced, to be computed on the host: by blocks, if
 it is elementwise.
 
-Blocks are evaluated as the function was traced: on whole arrays. So `w / w.shape[0]`
-divides each block by the length of the whole.
+It is traced for whole arrays, and blocks are evaluated as it was traced. So
+`w / w.shape[0]` divides each block by the length of the whole array.
 """
 
 import dataclasses
@@ -19,11 +19,11 @@ import numpy as np
 from .._tree import _host_copy, _leaf
 
 
-# Older releases of JAX have it elsewhere.
+# Older releases of JAX have `enable_x64` elsewhere.
 _home: Any = jax if hasattr(jax, "enable_x64") else jax.experimental
 _enable_x64 = _home.enable_x64
 
-# Primitives of JAX whose result at a place is made of the operands at that place.
+# Primitives of JAX whose result at a place depends on the operands at that place only.
 _ELEMENTWISE = frozenset(
     "abs acos acosh add and asin asinh atan atan2 atanh bessel_i0e bessel_i1e "
     "bitcast_convert_type cbrt ceil clamp clz complex conj convert_element_type copy "
@@ -125,8 +125,8 @@ def trace(
 
 
 def _with_own(jaxpr: Any) -> Any:
-    """A jaxpr whose constants are its own: those of NumPy are the memory of whoever
-    made the function, and are read when it runs."""
+    """A jaxpr with constants of its own. Those from NumPy are memory of whoever made
+    the function, and would be read only when the function runs."""
     if type(jaxpr) in (tuple, list):
         return type(jaxpr)(map(_with_own, jaxpr))
     if not isinstance(jaxpr, (jex_core.ClosedJaxpr, jex_core.Jaxpr)):
@@ -197,7 +197,7 @@ def _problems(jaxpr: Any, shape: tuple[int, ...]) -> Iterator[str]:
 
 
 def _evaluate(jaxpr: Any, args: Sequence[Any], shape: tuple[int, ...]) -> list[Any]:
-    """An elementwise jaxpr of whole arrays, for blocks of this shape."""
+    """Evaluates an elementwise jaxpr of whole arrays on blocks of this shape."""
     jaxpr, consts = getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args]))
 

@@ -55,47 +55,48 @@ def graft(
     cast: bool = False,
     **options: Unpack[TogetherKeywords],
 ) -> tuple[PyTree, Report]:
-    """Puts parts of a checkpoint into a model whose structure is another one.
+    """Puts parts of a checkpoint into a model of another structure.
 
-    Everything is said: each array of the model is in one pair or in `fresh`, and each
-    leaf of the checkpoint in a pair or in `drop`. What is not said is an error that
-    lists it, and shows the likely pair as code. Inside of a pair, leaves stand for each
-    other by their names below its two nodes. All of it is checked before an array is
-    read, and then read together, only the bytes that are needed.
+    You say where everything goes: each array of the model is in one pair or in `fresh`,
+    and each leaf of the checkpoint is in a pair or in `drop`. An error lists what you
+    left out, and shows the likely pair as code. Within a pair, leaves match by their
+    names below its two nodes. All of it is checked before an array is read. Then only
+    the bytes that are needed are read, together.
 
     **Arguments:**
 
-    - `model`: the tree to graft into: real, or a skeleton. As the `like` of
-        [`tree_deserialise_leaves`][], it says how each leaf comes back.
+    - `model`: the tree to graft into, real or a skeleton. It says how each leaf comes
+        back, as the `like` of [`tree_deserialise_leaves`][] does.
     - `ckpt`: as in [`open`][], or an open [`Checkpoint`][].
     - `pairs`: a list of `(where in the model, where in the checkpoint)`: two functions
         from the tree to a node, such as
-        `(lambda m: m.backbone.encoder, lambda c: c.model.encoder)`; the second may be a
-        dotted name, and may give lazy views, as `c.embedding.weight[:100]`. Lists of
-        nodes are paired one by one. Of two pairs, one of which is below a node of the
-        other, the one below has its leaves. After the two sides may come a
-        [`rename`][], for other names, and for other shapes adapters from `ec.adapters`,
-        or functions `(saved, like) -> array`: one by one or in a list, in the order in
-        which they are applied. [`inverse`][] gives those of the way back.
+        `(lambda m: m.backbone.encoder, lambda c: c.model.encoder)`. The second may be a
+        dotted name, and may give lazy views, such as `c.embedding.weight[:100]`. If
+        both give lists of nodes, these are paired one by one. If one pair is below a
+        node of another, the leaves there belong to the pair below. After the two sides
+        you may put a [`rename`][] if names differ, and adapters if shapes differ.
+        Adapters come from `ec.adapters`, or are functions `(saved, like) -> array`.
+        Give these steps one by one or in a list, in the order in which they apply.
+        [`inverse`][] gives the steps of the way back.
     - `fresh`: a function from the model to the nodes that keep the values that they
-        have there, such as a new head.
-    - `drop`: a function from the checkpoint's tree to the nodes that are not wanted, or
-        the dotted name of one.
-    - `scalars`: what becomes of Python scalars inside of a pair that were saved with
-        another value, as a counter or `Dropout.p`: `"error"`, or `"load"` what was
-        saved, or `"keep"` what the model has. The report says what differs. A scalar
+        have in it, such as a new head.
+    - `drop`: a function from the checkpoint's tree to the nodes that you do not want,
+        or the dotted name of one.
+    - `scalars`: what to do if a Python scalar in a pair, such as a counter or
+        `Dropout.p`, was saved with another value than the model's: `"error"`; `"load"`
+        the saved one; or `"keep"` the model's. The report says what differs. A scalar
         that is a pair by itself is loaded.
-    - `init`: a function that makes the model, for a skeleton: what is `fresh` is
-        computed by it, in a jit, and what is loaded is not. See [`load_or_init`][].
-    - `static`: as in [`tree_deserialise_leaves`][]; names are those of the model, or
+    - `init`: for a skeleton, the function that makes the model. It computes what is
+        `fresh`, in a jit, and nothing that is loaded. See [`load_or_init`][].
+    - `static`: as in [`tree_deserialise_leaves`][]; names may be those of the model or
         those of the checkpoint.
     - `cast`: as there.
     - `verify`, `max_bytes`, `progress`, `reshard`, `processes`: as in
-        [`tree_deserialise_leaves`][]. What adapters make, and slices, are read by the
-        process that needs them, and never moved between devices.
+        [`tree_deserialise_leaves`][]. Slices, and what adapters take, are read by each
+        process that needs them, and never move between devices.
 
-    In a run of many processes all of them make the call if the model has arrays that
-    are sharded over several of them. If it fails in one process, it is an error in all.
+    If the model has arrays that are sharded over several processes, all processes of
+    the run have to make the call. If it fails in one of them, it raises in all.
 
     **Returns:** the model, and a [`Report`][].
 
@@ -193,7 +194,7 @@ def _wants(placed: Placed) -> list[LeafRead]:
 
 
 def _made(x: Placed, values: list[Any], names: list[str]) -> Any:
-    """A leaf, of the last of the values that were read, or of what an adapter gave."""
+    """A leaf, from the last of the `values` that were read or from an adapter's."""
     made, owned = x.made, False
     if isinstance(made, LazyArray):
         return values.pop()

@@ -38,14 +38,14 @@ def load_or_init(
 
     **Arguments:**
 
-    - `init_fn`: the function to call, such as a Module. It is traced, and so must be
-        one that `jax.jit` takes.
+    - `init_fn`: the function to call, such as the class of a Module. It is traced, so
+        it must be one that `jax.jit` takes.
     - `path`: as in [`open`][], or an open [`Checkpoint`][].
-    - `args`, `kwargs`: the arguments of `init_fn`: a tuple, and a dict.
+    - `args`, `kwargs`: the arguments of `init_fn`, as a tuple and a dict.
     - `sharding`: as in [`skeleton`][], for what is loaded and what is initialised.
     - `options`: those of [`tree_deserialise_leaves`][]. What `where` and `filter_spec`
-        do not select is initialised; `missing="init"` initialises also what they do,
-        and the checkpoint lacks.
+        do not select is initialised. With `missing="init"`, what they select and the
+        checkpoint lacks is initialised too.
 
     **Returns:** the tree. What is initialised is what a jitted `init_fn` gives.
 
@@ -117,8 +117,8 @@ def initialise(
 
 
 def unloaded(tree: PyTree) -> list[str]:
-    """The dotted names of the leaves of a tree that have no value yet: abstract ones,
-    and lazy ones that have not been read.
+    """The dotted names of the leaves of a tree that have no value yet: abstract
+    leaves, and lazy leaves that have not been read.
 
     !!! example
 

@@ -15,24 +15,23 @@ from ._sides import StoredSide
 
 
 def inverse(adapters: Any, source: Any = None) -> list[Any]:
-    """The adapters that undo those of a pair of [`graft`][]: for the pair the other way
-    round, which takes what was grafted back to what it came from.
+    """The adapters that undo those of a pair of [`graft`][]. They are for the pair the
+    other way round, which takes what was grafted back to what it came from.
 
     **Arguments:**
 
     - `adapters`: what the pair has after its two sides: an adapter, a [`rename`][], or
         a list of them.
-    - `source`: what the names that a rename is given come from: the node of a
-        checkpoint, or the list of nodes, that the pair's second side gives, such as
+    - `source`: only for a rename: where the names that it changes are. Give what the
+        second side of the pair gives, a node or a list of nodes, such as
         `ec.open(path).tree.layers`; or a checkpoint, or its path, for all of it.
-        Without a rename there is no need of it.
 
-    **Returns:** a list that stands after the two sides of the pair that goes back.
+    **Returns:** a list, to put after the two sides of the pair that goes back.
 
-    `stack` and `unstack`, `concatenate` and `split` undo each other. `transpose` and
-    `rename`, with the adapters of its rules, are turned round; the rows that `rows` has
-    added are left out. To the bit, all is as it was. Nothing undoes `cast`,
-    `interpolate`, `take`, an `unstack` of some, or a function of yours.
+    `stack` and `unstack` undo each other, and so do `concatenate` and `split`.
+    `transpose` and `rename`, with the adapters of its rules, are turned round; the rows
+    that `rows` has added are left out. To the bit, all is as it was. Nothing undoes
+    `cast`, `interpolate`, `take`, an `unstack` of some, or a function of yours.
 
     **Raises:** `ValueError` for what cannot be undone, and for a rename that gives one
     name to two leaves; `TypeError` for a rename without its `source`.

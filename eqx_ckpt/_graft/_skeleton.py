@@ -37,7 +37,7 @@ def skeleton(
     **Returns:** the result of `fn`, with a `jax.ShapeDtypeStruct` for each JAX array.
 
     **Raises:** `ValueError` naming the leaf that its sharding does not divide; or the
-    field in which `fn` has put an array out of JAX's sight, as into the closure of a
+    field where `fn` has put an array out of JAX's sight, such as in the closure of a
     function: nothing can be loaded into that.
 
     !!! example
@@ -96,14 +96,14 @@ def partition_rules(
 
     - `mesh`: the devices.
     - `rules`: pairs `(pattern, spec)`. A leaf gets the spec of the first pattern that
-        is found in its dotted name, by `re.search`. So `(".*", PartitionSpec())` at the
-        end replicates the rest.
+        `re.search` finds in its dotted name. So `(".*", PartitionSpec())` at the end
+        replicates the rest.
 
     **Returns:** a function `(name, leaf) -> jax.sharding.NamedSharding`. It raises
     `ValueError` for a leaf that no rule matches, or that has fewer axes than its spec.
 
-    **Raises:** `ValueError` or `TypeError` that names the rule for a pattern that is no
-    regular expression, or a spec that the mesh does not have the axes of.
+    **Raises:** `ValueError` or `TypeError`, naming the rule, for a pattern that is no
+    regular expression, or a spec with axes that the mesh lacks.
 
     !!! example
 

@@ -5,20 +5,20 @@ from typing import Any
 
 
 def nest(flat: Mapping[str, Any], separator: str = ".") -> Any:
-    """A dict with joined keys, such as a `state_dict`, as nested dicts and lists.
+    """Makes nested dicts and lists of a dict with joined keys, as a `state_dict` is.
 
-    What is saved of it then has nodes: `c.encoder.layer[3]`, which a `where`, a
-    `source` and [`graft`][] can pick.
+    A checkpoint of the result has nodes, such as `c.encoder.layer[3]`, which a `where`,
+    a `source` and [`graft`][] can pick.
 
     **Arguments:**
 
-    - `flat`: joined keys to values.
+    - `flat`: a dict from joined keys to values.
     - `separator`: what the keys are joined with.
 
-    **Returns:** nested dicts; where all keys of one are 0, 1, 2, ..., a list.
+    **Returns:** nested dicts. A dict whose keys are 0, 1, 2, ... becomes a list.
 
-    **Raises:** `ValueError` if a key is that of a leaf and the start of another;
-    `TypeError` for a key that is no string.
+    **Raises:** `ValueError` if a key is that of a leaf, and the start of another key;
+    `TypeError` for a key that is not a string.
 
     !!! example
 
@@ -46,7 +46,7 @@ def nest(flat: Mapping[str, Any], separator: str = ".") -> Any:
 
 
 class _Node(dict):
-    """A dict that is made here: those that are values stay as they are."""
+    """A dict that is made here. Dicts that are values stay as they are."""
 
 
 def _both(name: str) -> ValueError:

@@ -1,4 +1,4 @@
-"""`to_bytes` and `from_bytes`: a checkpoint as bytes, which are a file of ours."""
+"""`to_bytes` and `from_bytes`: a checkpoint as the bytes of one file."""
 
 import io
 from typing import Unpack
@@ -28,13 +28,12 @@ def to_bytes(
 ) -> bytes:
     """A tree as the bytes of a checkpoint in one file, to be sent or kept elsewhere.
 
-    Written to a file whose name ends in `.zip`, they are a checkpoint that [`open`][]
-    opens.
+    If you write them to a file whose name ends in `.zip`, [`open`][] opens it.
 
     **Arguments:**
 
     - `pytree`, `filter_spec`, `is_leaf`, `options`: as in [`tree_serialise_leaves`][],
-        but for those that are about a path. `max_bytes` is beyond the bytes that are
+        except those about a path. `max_bytes` does not count the bytes that are
         returned.
 
     **Returns:** bytes.
@@ -72,9 +71,8 @@ def from_bytes(
 ) -> PyTree:
     """Loads leaves into a tree from the bytes of [`to_bytes`][], each by its name.
 
-    Bytes of other formats do as well: what is in a `.safetensors`, a `.eqx` or a
-    msgpack file of flax. For a checkpoint that is opened lazily there is
-    `ec.open(io.BytesIO(data))`.
+    Bytes of other formats work too: those of a `.safetensors`, a `.eqx` or a msgpack
+    file of flax. To open the bytes lazily, use `ec.open(io.BytesIO(data))`.
 
     **Arguments:**
 
@@ -83,8 +81,8 @@ def from_bytes(
 
     **Returns:** `like`, with the selected leaves loaded.
 
-    **Raises:** as `tree_deserialise_leaves`; `ValueError` for bytes that are no
-    checkpoint, or a damaged one.
+    **Raises:** as `tree_deserialise_leaves`; `ValueError` for bytes that are not a
+    checkpoint, or are a damaged one.
 
     !!! example
 

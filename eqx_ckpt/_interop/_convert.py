@@ -35,37 +35,37 @@ def convert(
     base: Base = None,
     **options: Unpack[PlaceKeywords],
 ) -> None:
-    """Writes a checkpoint of any format that [`open`][] reads as another one.
+    """Converts a checkpoint, of any format that [`open`][] reads, into a new one.
 
-    It needs no model, and holds no more of the checkpoint in memory than `max_bytes`,
-    but at least a few chunks.
+    It needs no model. It holds no more of the checkpoint in memory than `max_bytes`, or
+    a few chunks if these are more.
 
     **Arguments:**
 
     - `source`: as in [`open`][], or an open [`Checkpoint`][].
     - `target`: where to write: a file if it ends in `.safetensors`; else a checkpoint
-        as [`tree_serialise_leaves`][] saves, in one file if it ends in `.zip`. At
+        as [`tree_serialise_leaves`][] saves it, in one file if it ends in `.zip`. At
         `hf://org/name` it is uploaded to the Hugging Face Hub as one commit, from a
         copy in a temporary directory.
     - `like`: as in [`open`][], for a `.eqx` file.
-    - `skip`: as in [`export_safetensors`][], for a target in `.safetensors`, which
-        cannot hold all that a checkpoint has. A checkpoint of ours holds all.
+    - `skip`: as in [`export_safetensors`][], for a `.safetensors` target, which cannot
+        hold all that a checkpoint has. Any other target can.
     - `metadata`: by default that of the source. For `.safetensors` a dict of strings.
     - `overwrite`: as in [`tree_serialise_leaves`][].
     - `verify`: whether to check the digests of what is read.
-    - `functions`: by default, those of the source; `"drop"` leaves them out, which a
-        target in `.safetensors` needs, as it holds none.
-    - `base`: as in [`tree_serialise_leaves`][], by default that of the source. A target
-        in `.safetensors` cannot say it.
+    - `functions`: by default, those of the source. `"drop"` leaves them out: a
+        `.safetensors` target needs that, as it holds none.
+    - `base`: as in [`tree_serialise_leaves`][]; by default, that of the source. A
+        `.safetensors` target cannot record it.
     - `options`: `chunks`, `compression`, `layout`, `durable`, `max_bytes` (256 MiB by
-        default) and `progress`, as in [`tree_serialise_leaves`][]. By default chunks
-        are as in the source, if it has some.
+        default) and `progress`, as in [`tree_serialise_leaves`][]. By default, chunks
+        are those of the source, if it has any.
 
     **Returns:** None.
 
     **Raises:** before anything is written, `ValueError` or `TypeError` that names what
-    the target cannot hold; `FileExistsError` as the functions above; `RuntimeError` for
-    bytes of the source that are damaged.
+    the target cannot hold; `FileExistsError` as [`tree_serialise_leaves`][] does;
+    `RuntimeError` for damaged bytes in the source.
 
     !!! example
 
@@ -92,8 +92,8 @@ def convert(
     if isinstance(root, HubBackend):
         with tempfile.TemporaryDirectory() as above:
             here = os.path.join(above, root.split()[1] or "checkpoint")
-            given: Any = dict(skip=skip, metadata=metadata, verify=verify)
-            convert(ckpt, here, functions=functions, **given, **options)
+            same: Any = dict(skip=skip, metadata=metadata, verify=verify)
+            convert(ckpt, here, functions=functions, **same, **options)
             root.upload(here, overwrite)
         return
     _background.wait_for(root)

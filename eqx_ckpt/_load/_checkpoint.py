@@ -173,23 +173,26 @@ class Checkpoint(_Base):
     def check_base(
         self, path: "str | os.PathLike[str] | Readable | Checkpoint"
     ) -> "Checkpoint":
-        """Checks that a checkpoint is the one that was `base=` of this save.
+        """Checks that a checkpoint is the one that was given as `base=` of this save.
 
-        That is told by the digest of its index, in which the digests of all data are;
-        no array is read. So a copy of its files is the base too. Files of other formats
-        have no digests: their metadata are compared, the names, dtypes and shapes of
-        all leaves, and the first bytes of some: the first 1024 in the file of up to 256
-        leaves that are one run of bytes there, and about as many, decoded, of the first
-        chunk of up to 16 others. Whoever changes only what follows is not noticed.
+        The digest of its index says so, as the digests of all data are in the index; no
+        array is read. So a copy of its files is the base too.
+
+        Files of other formats have no digests. Three things of theirs are compared: the
+        metadata; the names, dtypes and shapes of all leaves; and the first bytes of
+        some leaves. For up to 256 leaves that are one run of bytes in the file, these
+        are the first 1024 bytes; for up to 16 others, about as many, decoded, of the
+        first chunk. A change that is only in later bytes is not noticed.
 
         **Arguments:**
 
-        - `path`: the path of the base, or an open [`Checkpoint`][]. That in `base.path`
-            is as whoever saved has given it, and is never opened by itself.
+        - `path`: the path of the base, or an open [`Checkpoint`][]. The path in
+            `base.path` is the one that was given to the save, and is never opened
+            unless you give it here.
 
         **Returns:** the base, as an open [`Checkpoint`][].
 
-        **Raises:** `ValueError` if it is another one, or if this checkpoint was saved
+        **Raises:** `ValueError` if it is another checkpoint, or if this one was saved
         without `base=`; and as [`open`][].
 
         !!! example
@@ -245,26 +248,26 @@ def open(
     `.safetensors` file, or a directory of such files with their index; PyTorch's zips
     (`.pt`, `pytorch_model.bin`); NumPy's `.npz` and `.npy`; a `.eqx` file; a directory
     of Orbax, levanter or eformer; a file of flax in msgpack. These have no digests, so
-    that nothing of them can be verified. A checkpoint of ours in a `.zip` has.
+    nothing in them can be verified. A checkpoint of ours in a `.zip` has digests.
 
     **Arguments:**
 
     - `path`: a string or `os.PathLike`, relative or absolute, `~` expanded, or a URL
         (`s3://`, `gs://`, `https://`, `file://`, `memory://`), or a [`Store`][]. It
         may be a symbolic link. The directory of a run stands for its newest complete
-        step, and that of a step for the checkpoint in it. Or a file that is open for
-        reading in binary, which has to stay at its path.
+        step, and that of a step for the checkpoint in it. You may also give a file that
+        is open for reading in binary; it has to stay at its path.
     - `like`: a tree of the structure that was saved, real or a skeleton, for a format
         whose leaves have no names: `.eqx`. Others do not use it.
     - `follow_symlinks`: whether the files in the directory may be symbolic links too,
         as they are in the caches of tools that download. A link can lead to any file,
-        so only where you trust who made them.
+        so pass True only if you trust whoever made the links.
 
     **Returns:** a [`Checkpoint`][].
 
     **Raises:** `FileNotFoundError` if there is none; [`DamagedError`][] if it is
     damaged; `ValueError` if it is written in a newer format than this release reads, or
-    its index is a symbolic link. A file that may not be read, a disk that fails or a
+    its index is a symbolic link. A file that you may not read, a disk that fails or a
     server that does not answer is an `OSError`, such as `PermissionError`.
 
     !!! example

@@ -199,7 +199,7 @@ class LazyArray(jax.ShapeDtypeStruct):
         return self._again(self._view, target)
 
     def update(self, **kwargs: Any) -> "LazyArray":
-        """As of `jax.ShapeDtypeStruct`, and still lazy. The shape cannot change."""
+        """As `jax.ShapeDtypeStruct.update`, and still lazy. The shape cannot change."""
         out = self
         if "dtype" in kwargs and kwargs["dtype"] != self.dtype:
             out = out.astype(kwargs["dtype"])

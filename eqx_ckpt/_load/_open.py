@@ -67,10 +67,10 @@ def open_at(path: Any, like: PyTree = None, follow_symlinks: bool = False) -> So
 
 
 def open_source(root: Backend, like: PyTree = None) -> Source:
-    at = root.entry()
-    if at not in (None, "directory"):
+    kind = root.entry()
+    if kind not in (None, "directory"):
         source = _found(root, like)
-        if source is None and at != "nothing":
+        if source is None and kind != "nothing":
             raise FileNotFoundError(
                 f"`{root}` is a file, and not a checkpoint of a format that is read."
             )
@@ -95,15 +95,15 @@ def _at(root: Backend) -> Source | None:
 
 
 def _other_at(root: Backend, like: PyTree) -> Source | None:
-    """The checkpoint of another format; or ours, which has come since it was looked
-    for, or which a store has denied to have, and of which it has files for other
-    readers."""
+    """The checkpoint of another format. Or ours, if that has come since it was looked
+    for, or if a store has denied that it has it: then the files for other readers are
+    found, and look like another format."""
     source, wrong = None, None
     try:
         source = _found(root, like)
     except (FileNotFoundError, ValueError) as e:
         wrong = e
-    # What is not there any more was deleted as it was looked at.
+    # If it is not there any more, it was deleted while it was looked at.
     ours = _at(root) if source is None or not root.is_far else None
     if ours is None and isinstance(wrong, ValueError):
         raise wrong
@@ -128,7 +128,7 @@ def _nothing(root: Backend) -> str:
     )
 
 
-# How often a call is made again at least, and for how many seconds.
+# A call is made at least so often, and again for at least so many seconds.
 _TRIES = 3
 
 
@@ -137,7 +137,7 @@ _SECONDS = 30
 
 def again(place: int, name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Makes a call again if the path that it is given, as argument number `place` or as
-    `name`, is replaced while it is read. An open checkpoint stays as it is.
+    `name`, is replaced while it is read. A call with an open checkpoint is made once.
 
     The call raises `ReplacedError` if that happens each time.
     """
@@ -146,7 +146,7 @@ def again(place: int, name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         @ft.wraps(call)
         def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
             path = args[place] if len(args) > place else kwargs.get(name)
-            # Of many processes none can try again alone.
+            # One of many processes cannot try again alone.
             if not isinstance(path, (str, os.PathLike)) or _processes.count() > 1:
                 return call(*args, **kwargs)
             end = time.monotonic() + _SECONDS

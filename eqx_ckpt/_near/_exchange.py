@@ -1,9 +1,10 @@
 """Bytes that move between the processes of a run: by a collective of their devices, as
-there is no server that one of them could ask.
+there is no server that a process could ask.
 
 All processes make the same calls, in the same order, from the thread that computes. So
-what reads and writes the bytes keeps its errors until all have taken part. If one does
-fail in between, the others see that, and do not wait for ever.
+whatever reads and writes the bytes keeps its errors until all processes have taken
+part. If a process fails in between all the same, the others see that, and do not wait
+for ever.
 """
 
 import functools as ft
@@ -17,8 +18,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from .._runtime._processes import Processes
 
 
-# Bytes of a step, on each device. Smaller ones come in powers of two, as each size is
-# a program that is compiled.
+# The most and the least bytes that a device sends in one step. Between the two only
+# powers of two are used, as a program is compiled for each size.
 _MOST, _LEAST = 2**25, 2**16
 
 
@@ -36,7 +37,7 @@ def exchange(
     write: Callable[[np.ndarray], None],
     processes: Processes,
 ) -> None:
-    """Makes moves together: no two of them have one source, or go to one process.
+    """Makes moves together. No two may have the same source, or go to the same process.
 
     `read(start, into)` is called for the parts of what this process sends, in their
     order, and `write` with the parts of what it gets. They should not raise.
@@ -45,25 +46,25 @@ def exchange(
     here = jax.process_index()
     longest = max((move.nbytes for move in moves), default=0)
     size = min(_MOST, max(_LEAST, 1 << (longest - 1).bit_length())) if longest else 1
-    out = next((move.nbytes for move in moves if move.source == here), 0)
-    into = next((move.nbytes for move in moves if move.to == here), 0)
+    to_send = next((move.nbytes for move in moves if move.source == here), 0)
+    to_get = next((move.nbytes for move in moves if move.to == here), 0)
     permute = _permute(tuple((move.source, move.to) for move in moves), size)
     for start in range(0, longest, size):
         own = np.zeros(size, np.uint8)
-        if start < out:
-            read(start, own[: out - start])
+        if start < to_send:
+            read(start, own[: to_send - start])
         moved = permute(own)
         processes.until(moved.is_ready)
         got = np.asarray(moved.addressable_data(0))
-        if start < into:
-            write(got[: into - start])
+        if start < to_get:
+            write(got[: to_get - start])
 
 
 @ft.lru_cache(maxsize=16)
 def _permute(
     pairs: tuple[tuple[int, int], ...], size: int
 ) -> Callable[[np.ndarray], Any]:
-    """A function of all processes that takes bytes of each source to another one."""
+    """A function that all processes call: it moves bytes from sources to targets."""
     first: dict[int, Any] = {}
     for device in jax.devices():
         first.setdefault(device.process_index, device)
@@ -88,7 +89,7 @@ def _permute(
 
 
 def in_turns(moves: Sequence[tuple[int, Move]]) -> list[list[tuple[int, Move]]]:
-    """Moves, each of a part, as lists of such as can be made together."""
+    """Moves, each with the number of its part, in lists that can be made together."""
     out: list[list[tuple[int, Move]]] = []
     for part, move in moves:
         for some in out:
@@ -101,7 +102,7 @@ def in_turns(moves: Sequence[tuple[int, Move]]) -> list[list[tuple[int, Move]]]:
 
 
 def shifts(hosts: Sequence[str], copies: int) -> list[int]:
-    """By how many places the processes send copies of what they have: such that few of
+    """By how many places the copies that processes send are shifted: so that few of
     them go to a process of the same host."""
     count = len(hosts)
 

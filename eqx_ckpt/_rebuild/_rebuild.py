@@ -31,11 +31,11 @@ def rebuild(
     sharding: Sharding | None = None,
     **options: Unpack[TogetherKeywords],
 ) -> PyTree:
-    """Loads a tree without a `like`: its nodes are made of the classes they were of.
+    """Loads a tree without a `like`: each node is made again, of the class that it had.
 
-    A checkpoint has the type of every node, static fields, and the names of functions.
-    So the code of the classes is needed, and not the hyperparameters. What comes back
-    is what a load into the tree that was saved gives. No `__init__` is called.
+    A checkpoint records the type of every node, static fields, and the names of
+    functions. So you need the code of the classes, but not the hyperparameters. You get
+    what a load into the tree that was saved would give. No `__init__` is called.
 
     **Arguments:**
 
@@ -43,17 +43,17 @@ def rebuild(
     - `known`: the classes and functions that names in the checkpoint may stand for, and
         modules, as in `[MyNet, eqx.nn, jax.nn, optax]`. A module stands for the classes
         and functions of its package that are in it, or in those of its submodules that
-        have been imported. No other is found, and nothing is imported by its name.
+        have been imported. Nothing else is found, and no name causes an import.
         Arrays, numbers, containers of Python, `eqx.nn.State` and
         `jax.tree_util.Partial` are always known.
     - `source`: the node to make: a dotted name, or a function of the checkpoint's own
-        tree. All of it by default. A model and its `eqx.nn.State` belong together if
-        they are made in one call.
-    - `replace`: values by dotted name, as the error asks for them: for functions
-        without a name, such as lambdas, and for what was not saved. What is given for a
-        node is a `like` of it, into which its leaves are loaded.
-    - `sharding`: for the arrays of JAX and the typed keys: a `jax.sharding.Sharding`,
-        or a function of the name and the abstract leaf, as [`partition_rules`][] makes.
+        tree. By default, the whole tree. Make a model and its `eqx.nn.State` in one
+        call, so that they belong together.
+    - `replace`: a dict from dotted names to values: for functions without a name, such
+        as lambdas, and for what was not saved. An error lists the names. For a node,
+        give a `like` of it, into which its leaves are loaded.
+    - `sharding`: for JAX arrays and typed keys: a `jax.sharding.Sharding`, or a
+        function of the name and the abstract leaf, as [`partition_rules`][] makes.
     - `options`: as in [`materialise`][].
 
     **Returns:** the tree, with its leaves read.

@@ -1,8 +1,8 @@
 """The leaves of a checkpoint under the names that a rename gives them.
 
-Leaves are not all that has a name: so have Modules, whose static fields are compared,
-and the StateIndex that an entry of an eqx.nn.State belongs to. A rename is made for
-leaves, so these go where the leaves go that are below them.
+Not only leaves have names. Modules have them too, whose static fields are compared, and
+so has each StateIndex, which an entry of an eqx.nn.State belongs to. A rename is made
+for leaves, so Modules and what they have go where the leaves below them go.
 """
 
 import collections
@@ -20,7 +20,7 @@ from ._rename import Rename
 
 def renamed(leaves: Leaves, given: Any) -> tuple[Leaves, Callable[[str], list[str]]]:
     """The leaves as the `rename=` of a call says, and a function from the name of a
-    node to those that it has then: several where its leaves went to several.
+    node to its new names: several, if its leaves went to several nodes.
 
     **Raises:** `ValueError` for two leaves of one name, rules that change nothing, and
     those with adapters.
@@ -32,7 +32,7 @@ def renamed(leaves: Leaves, given: Any) -> tuple[Leaves, Callable[[str], list[st
             "the rename in a pair of `ec.graft`."
         )
     used: set[int] = set()
-    names = [record.name for record in leaves.records()]  # They are checked by that.
+    names = [record.name for record in leaves.records()]  # This checks them.
     new = [_rename.apply(how, name, used, "rename=")[0] for name in names]
     _check_collisions(names, new)
     moves = _Moves(how, names, new, used)
@@ -78,8 +78,8 @@ def _check_used(how: Rename, used: set[int], names: list[str]) -> None:
 
 
 class _Moves:
-    """The way of leaves from their names to other ones. Nodes go to where the leaves go
-    that keep their names below them."""
+    """The moves of leaves from their names to other ones. A node goes where the leaves
+    below it go, if they keep their names from the node on."""
 
     def __init__(self, how: Rename, old: list[str], new: list[str], used: set[int]):
         self._how, self._used = how, used
@@ -95,12 +95,12 @@ class _Moves:
         return _names.by_prefix(self._old)
 
     def node(self, name: str, field: str = "") -> list[str]:
-        """The names of a stored node in the tree: several where its leaves went to
-        several. `field`: of something that it has.
+        """The names of a stored node in the tree: several, if its leaves are now in
+        several. `field` is the name of something that the node has.
 
-        If all leaves below it have other names, it is what holds all of them: if that
-        is still below it, the node itself; and what is above the only child that it has
-        went to what is above that.
+        If no leaf keeps its name from the node on, the node becomes the lowest one that
+        holds all of its leaves, or stays itself if that is still below it. If it has
+        only one child, it becomes what is above that child now.
         """
         kept = self._kept.get(name)
         if kept:
@@ -124,7 +124,7 @@ class _Moves:
         return list(dict.fromkeys(x.rpartition(".")[0] for x in below if x))
 
     def _empty(self, name: str, field: str) -> list[str]:
-        """The names of a node without leaves: as the rules say, or as that above it."""
+        """The names of a node without leaves: as the rules say, or as its parent's."""
         moved = self.by_rules(_names.joined(name, field))
         if field and moved is not None and _names.parts(moved)[-1:] == [field]:
             return [".".join(_names.parts(moved)[:-1])]
@@ -134,8 +134,8 @@ class _Moves:
         return [_names.joined(x, last) for x in self.node(above)]
 
     def by_rules(self, name: str) -> str | None:
-        """The new name of what is no leaf. None: the same, or the rename
-        is a function that knows the names of leaves only."""
+        """The new name of something that is not a leaf. None if that is the same, or if
+        the rename is a function that knows only the names of leaves."""
         try:
             moved = _rename.apply(self._how, name, self._used, "rename=")[0]
         except (ValueError, TypeError):
@@ -145,7 +145,7 @@ class _Moves:
         return moved if moved != name else None
 
     def field(self, name: str) -> list[str]:
-        """The names of what a node has, but for leaves, such as a StateIndex."""
+        """The names of what a node has that is not a leaf, such as a StateIndex."""
         moved = self.by_rules(name)
         if moved is not None:
             return [moved]
@@ -157,7 +157,7 @@ class _Moves:
 
 
 def _markers(leaves: Leaves, moves: _Moves) -> dict[int, str]:
-    """The labels with the names that their StateIndex have now.
+    """The labels, with the names that each StateIndex has now.
 
     A label that begins with `=` is a path from the model. Where the model is in the
     checkpoint, it becomes one of whole names, as those that begin with `@`.
@@ -165,7 +165,7 @@ def _markers(leaves: Leaves, moves: _Moves) -> dict[int, str]:
     groups: dict[str, dict[int, str]] = {}
     for place, label in leaves.markers.items():
         record = leaves.record(place)
-        # An entry of a State has no key: its State is what is above that.
+        # The first number (`f`) is the position of an entry, and above it is its State.
         depth = record.template.keys.find("f")
         state = ".".join(_names.parts(record.name)[: max(depth, 0)])
         groups.setdefault(state, {})[place] = label
@@ -202,8 +202,8 @@ def _path(label: str) -> str:
 
 
 def _models(paths: list[str], leaves: Leaves, moves: _Moves) -> list[str]:
-    """The nodes below which there are the owners of all these paths: the model, and
-    what has its structure, as an average of it."""
+    """The nodes below which all these paths have their owners: the model, and whatever
+    has its structure, such as an average of it."""
     owners = {x.rpartition(".")[0] for x in paths} - {""}
     nodes = moves.below.keys() | leaves.statics.of.keys()
     some = max(owners, key=len, default="")

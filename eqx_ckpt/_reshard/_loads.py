@@ -24,11 +24,11 @@ from . import _moves
 from ._moves import ArrayMove
 
 
-# Processes are to read this much more than what is wanted, before it is worth a move.
+# A move may be worth it if processes would otherwise read the array so often.
 _MORE = 1.1
 # Assumed for "auto": bytes a second that a process reads and verifies; that a device
 # sends and receives, on a CPU and elsewhere; seconds to compile the programs of arrays
-# of one shape, and those that an array takes whatever its size.
+# of one shape, and seconds that each array takes, whatever its size.
 _READS, _MOVES_ON_CPU, _MOVES = 0.5e9, 0.4e9, 5e9
 _COMPILES, _STARTS = 0.3, 2e-4
 # So many small arrays of one kind are moved by one program.
@@ -39,7 +39,7 @@ _BATCH = 256 * 2**20
 
 def plan(source: Source, wants: Sequence[LeafRead], options: LoadOptions) -> ReadPlan:
     """The plan of a load with `reshard`: which leaves are moved, in which batches; and
-    why others stay with reading, though many processes read the same parts of them."""
+    why others are not, though many processes read the same parts of them."""
     out, stay = list(wants), {}
     for i, want in enumerate(wants):
         found = _move(source, want)
@@ -60,7 +60,7 @@ def plan(source: Source, wants: Sequence[LeafRead], options: LoadOptions) -> Rea
 
 
 def _digest(wants: list[LeafRead], batches: list[list[int]]) -> str:
-    """The same in all processes that will make the same moves."""
+    """A text that is the same in all processes that will make the same moves."""
     numbers = [i for batch in batches for i in batch]
     moves = [(wants[i].record.name, str(wants[i].move)) for i in numbers]
     text = repr([list(map(len, batches)), moves])
@@ -102,7 +102,7 @@ def _move(source: Source, want: LeafRead) -> ArrayMove | str:
 
 
 def _keep_worthy(wants: list[LeafRead], stay: dict[str, str]) -> None:
-    """Leaves to reading what is not worth to be moved."""
+    """Takes back the moves that are not worth it: these leaves are only read."""
     alike: dict[Any, list[int]] = collections.defaultdict(list)
     for i, want in enumerate(wants):
         if want.move is not None:
@@ -128,8 +128,8 @@ def _keep_worthy(wants: list[LeafRead], stay: dict[str, str]) -> None:
 def _batches(
     source: Source, wants: Sequence[LeafRead], budget: int
 ) -> Iterator[list[int]]:
-    """Leaves that are moved together: of each process has read so many bytes. Those
-    that share a stored array are, as it is read once."""
+    """Leaves that are moved together: a process reads at most `budget` bytes of them,
+    or one array. Leaves that share a stored array stay together: it is read once."""
     aliases = source.index.leaves.aliases
     groups: dict[int, list[int]] = collections.defaultdict(list)
     shares: dict[int, int] = {}
@@ -170,7 +170,7 @@ def _load(
 def _run(
     wants: list[LeafRead], numbers: list[int], out: list[Any], processes: Processes
 ) -> None:
-    """Moves the arrays of a batch, whose bits each process has a share of."""
+    """Moves the arrays of a batch. Each process has a share of their bits."""
     programs = []
     for dtype, some in _alike(wants, numbers, out):
         move, bits = wants[some[0]].move, out[some[0]]
@@ -189,7 +189,7 @@ def _run(
         moved = program(bits)
         del bits
         processes.until(lambda moved=moved: all(x.is_ready() for x in moved))
-        # Whatever is wrong with one, all take part in the others.
+        # If one array is wrong, this process still takes part in moving the others.
         for i, array in zip(some, moved):
             try:
                 out[i] = _arrived(wants[i], array)
@@ -232,8 +232,8 @@ def _arrived(want: LeafRead, moved: jax.Array) -> Any:
 def _say(
     path: str, wants: list[LeafRead], stay: dict[str, str], options: LoadOptions
 ) -> None:
-    """Says which leaves have stayed with reading, and of which of those that were moved
-    some chunks were read again."""
+    """Logs which leaves were not moved, and for which of those that were moved some
+    chunks were read more than once."""
     level = _log.INFO if options.reshard == "devices" else _log.DEBUG
     if not _log.is_on(level):
         return

@@ -56,54 +56,59 @@ _MAPPING = Rule("a dict", lambda x: isinstance(x, Mapping | None))
 class CheckpointManager:
     """The checkpoints of a run, one for each step that is saved.
 
-    A step is an ordinary checkpoint at `<root>/<step>/default`, which all other calls
-    take too, and Orbax's `CheckpointManager` reads.
+    A step is an ordinary checkpoint at `<root>/<step>/default`. All other calls take it
+    too, and Orbax's `CheckpointManager` reads it.
 
     **Arguments:**
 
     - `root`: the directory of the run, or a URL, as in [`open`][]. In an object store
-        nobody can tell whether a save goes on: what killed saves have left is deleted
-        when the run saves the same step again, or by [`clean`][].
-    - `every`, `every_seconds`: [`save`][] saves steps that are multiples of `every`,
-        and when so many seconds have passed since the last save. Without either it
-        saves at each call.
+        nothing tells whether a save still goes on. So what killed saves have left there
+        is deleted only when the run saves the same step again, or by [`clean`][].
+    - `every`, `every_seconds`: [`save`][] saves a step if it is a multiple of `every`,
+        or if so many seconds have passed since the last save. Without either, it saves
+        at each call.
     - `keep`: how many of the newest steps to keep; by default all. An older step is
         deleted once a newer one would survive a power cut.
     - `keep_every`: steps that are multiples of this are kept too.
-    - `keep_nearest`: of each multiple of this the nearest step is kept too, for runs
+    - `keep_nearest`: the step nearest to each multiple of this is kept too, for runs
         whose steps are saved by the clock.
-    - `keep_seconds`: steps that are no older than the new one by more than this are
-        kept too.
+    - `keep_seconds`: steps that were saved at most so many seconds before the new one
+        are kept too.
     - `best`: `(metric, "min")` or `(metric, "max")`: the best step is kept too.
-    - `signals`: signals that mean that the run has to stop, as `[signal.SIGTERM]`, in
-        the main thread only. Handlers that were there are called too.
-    - `reuse`: whether what has not changed since the step before, such as a frozen
-        base, is not written again, as of a save's `reuse`: on local file systems. It
-        first is written once more, apart from what changes. From then on jax.Arrays on
-        accelerators that are the very same objects as in the step before are not even
-        looked at, so say False if another framework writes to their memory, by DLPack.
+    - `signals`: signals that tell the run to stop, such as `[signal.SIGTERM]`; in the
+        main thread only. Handlers that were there are called too.
+    - `reuse`: whether data that have not changed since the step before, such as a
+        frozen base, are linked instead of written again, as with the `reuse` of a save;
+        on local file systems only. Such data are first written once more,
+        apart from what changes. From then on, a jax.Array on an accelerator that is the
+        very same object as in the step before is not even looked at. So pass False if
+        another framework writes to the memory of such arrays, by DLPack.
     - `near`: a directory on this node's own disk, for near steps: multiples of
         `near_every`. Each process saves its own part there, and sends `copies` of it to
         the disks of others. So a run that loses a node goes on from its newest near
-        step, which is whole before the next is begun: of the steps for which `save` has
-        returned, fewer than `2 * near_every` are lost. docs/processes.md has more.
-    - `options`: of every save: `filter_spec`, `is_leaf`, `where`, `dtype`, `layout`,
+        step. A near step is whole before the next is begun: of the steps for which
+        `save` has returned, fewer than `2 * near_every` are lost. docs/processes.md has
+        more.
+    - `options`: for every save: `filter_spec`, `is_leaf`, `where`, `dtype`, `layout`,
         `chunks`, `compression`, `durable`, `max_bytes`, `progress`, `base` and
         `processes` (a [`Together`][] with a `timeout`), as in
         [`async_tree_serialise_leaves`][].
 
-    Use it as a context manager: at the end of the `with` it saves the last state that
-    was given to [`save`][] and was not due, waits, and raises what went wrong. So a run
-    ends with its last state, whatever ends it: its last step, a `break`, one of the
-    `signals`, or an exception. Without a `with` that state is lost, which a warning and
-    a line of the log say. After an exception there are two cases
-    in which the newest state is that of the last save, and the exception has a note
-    that says so: its arrays have been donated meanwhile, or this is one of many
-    processes. What is saved because of an exception lets no older step be deleted.
+    Use it as a context manager. At the end of the `with` it saves the last state that
+    you gave to [`save`][], if that was not due; it waits; and it raises what went
+    wrong. So a run ends with its last state saved, whatever ends it: its last step, a
+    `break`, one of the `signals`, or an exception. Without a `with` that state is lost,
+    and a warning and a line of the log say so.
+
+    After an exception there are two cases in which the last state is not saved: its
+    arrays have been donated meanwhile, or this is one of many processes. The newest
+    state is then that of the last save, and the exception has a note that says so. A
+    step that is saved because of an exception
+    causes no older step to be deleted.
 
     In a run of many processes all of them make the same calls, and process 0 decides
-    and deletes. No link below the root is followed. Complete steps that Orbax's
-    `CheckpointManager` has saved there are steps too, and are never deleted.
+    and deletes. No symbolic link below the root is followed. Complete steps that the
+    `CheckpointManager` of Orbax has saved there are steps too, and are never deleted.
 
     !!! example
 
@@ -186,26 +191,27 @@ class CheckpointManager:
     ) -> bool:
         """Saves a step in the background, if it is due.
 
-        As of [`async_tree_serialise_leaves`][], it returns once the arrays may be
-        donated or overwritten. One save goes on at a time: this waits for the one
-        before, and raises what went wrong with it. A state that is not due is kept
-        until the next call, for the end of the `with`: that copies its NumPy arrays,
-        and nothing else. So do not write to memory that a jax.Array of it shares.
+        It returns once you may donate or overwrite the arrays. One save goes on at a
+        time: this waits for the one before, and raises what went wrong with it.
+
+        A state that is not due is kept until the next call, for the end of the `with`.
+        That copies its NumPy arrays, and nothing else. So do not write to memory that a
+        jax.Array in it shares.
 
         **Arguments:**
 
         - `step`: the number of the step, not negative.
         - `tree`: what to save.
-        - `metrics`: numbers, or arrays of one. They become part of the metadata, those
-            that are not finite as strings; it is only of saved steps that they are
-            computed. Before a step has the metric of `best`, metrics without it are an
-            error, and no step is deleted.
-        - `metadata`: as of a save, a dict. `step` and `metrics` are put into it.
+        - `metrics`: numbers, or arrays of one number. They become part of the metadata;
+            those that are not finite become strings. They are computed only for steps
+            that are saved. Until a step has the metric of `best`, metrics without it
+            are an error, and no step is deleted.
+        - `metadata`: a dict, as in a save. `step` and `metrics` are put into it.
         - `force`: whether to save now, due or not, and to replace the step if it is
             there.
-        - `functions`: as of a save.
-        - `own`: what each process of a run has for itself, such as the state of its
-            data loader: a small tree on the host, of which str and bytes are stored
+        - `functions`: as in a save.
+        - `own`: a state that each process of a run has for itself, such as that of its
+            data loader: a small tree on the host, in which str and bytes are stored
             too. All processes give one, or none does. It is part of the step, and
             comes back by `own=` of [`restore`][].
 
@@ -220,16 +226,16 @@ class CheckpointManager:
         try:
             self._near.offer(offer)
         except Exception:
-            # Which may go well all the same.
+            # The save at the root may go well all the same.
             self._saves.offer(offer)
             raise
         return self._saves.offer(offer)
 
     def wait(self) -> None:
         """Waits until the save that goes on is done, and older steps are deleted; and
-        until a near step is whole.
+        until the near step that is being saved is whole.
 
-        **Raises:** what went wrong with the save. It warns of what was not deleted.
+        **Raises:** what went wrong with the save. A warning says what was not deleted.
         """
         try:
             self._near.wait()
@@ -250,7 +256,7 @@ class CheckpointManager:
                 else:
                     self._saves.end_after(error)
         finally:
-            # As Ctrl-C may come before the first step of `surely`.
+            # Again, as Ctrl-C may come before the first step of `surely`.
             self._signals.forget()
 
     @overload
@@ -288,18 +294,19 @@ class CheckpointManager:
         **Arguments:**
 
         - `like`, `options`: as in [`tree_deserialise_leaves`][].
-        - `step`: the step, at the root. Without it, newer steps that are incomplete or
-            damaged are skipped, with one warning that says which and why; without one
-            if another process is saving them, and holds their locks. A tree that does
-            not fit is an error, and never skipped. So is a step that cannot be read
-            now, as the disk or the store fails: nothing says that it is damaged.
+        - `step`: a step at the root. Without it, newer steps that are incomplete or
+            damaged are skipped, and one warning says which and why. There is no warning
+            for a step that another process is saving, if that holds its lock. A tree
+            that does not fit is an error, and its step is not skipped. The same holds
+            for a step that cannot be read now because the disk or the store fails:
+            nothing says that it is damaged.
         - `own`: a tree like this process's own state, as [`save`][] was given it; or
             `"all"`, for the list of the states of all processes that saved the step, as
-            plain containers. A state belongs to the process of the same number, so
-            that another number of processes is an error without `"all"`.
+            plain containers. A state belongs to the process with the same number. So if
+            there are now more or fewer processes, anything but `"all"` is an error.
 
-        **Returns:** the tree, and the step it is of; with `own`, the tree, the own
-        state or the list of all, and the step.
+        **Returns:** the tree, and its step; with `own`, the tree, this process's own
+        state or the list of all of them, and the step.
 
         **Raises:** `FileNotFoundError` if no step was ever completed;
         [`DamagedError`][] if there are steps, and none is whole; and what
@@ -322,9 +329,10 @@ class CheckpointManager:
         return self._near.latest()
 
     def best(self) -> int | None:
-        """The step with the best metric, as `best` said; None if none has it.
+        """The step with the best metric, as `best=` says; None if no step has it.
 
-        Damaged steps have none. **Raises:** `OSError` for one that cannot be read now.
+        Damaged steps count as without it. **Raises:** `OSError` for a step that cannot
+        be read now.
         """
         return _steps.best(self._steps, self._policy)
 
@@ -337,7 +345,7 @@ class CheckpointManager:
 
         **Arguments:**
 
-        - `ax`: the axes to draw into; those that are current by default.
+        - `ax`: the axes to draw into; by default, the current ones.
 
         **Returns:** the axes.
         """
@@ -356,7 +364,7 @@ class CheckpointManager:
         self._saves.first(f"Unpinning step {step}", lambda: self._steps.unpin(step))
 
     def delete(self, step: int) -> None:
-        """Deletes a step, as [`delete`][].
+        """Deletes a step, as [`delete`][] deletes a checkpoint.
 
         **Raises:** `ValueError` if it is pinned; and what `delete` raises.
         """
@@ -366,8 +374,9 @@ class CheckpointManager:
     def should_stop(self) -> bool:
         """Whether one of the `signals` has come, in any process of the run.
 
-        All processes of a run have to call this at the same steps, and are told alike.
-        It takes a message to process 0 and back; but none for SIGTERM alone, where
-        JAX's preemption service is on. That looks for the signal once in a second.
+        All processes of a run have to call this at the same steps, and all get the same
+        answer. A call takes a message to process 0 and back. If SIGTERM is the only
+        signal, and JAX's preemption service is on, it takes none: that service looks
+        for the signal once a second.
         """
         return self._signals.have_come(self._saves.is_told_in_any)

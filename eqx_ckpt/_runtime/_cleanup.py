@@ -11,8 +11,8 @@ from typing import Any
 
 @contextlib.contextmanager
 def surely(undo: Callable[[], Any]) -> Iterator[None]:
-    """Calls `undo` at the end, and again, as the first call may be interrupted. What it
-    undoes is done inside."""
+    """Calls `undo` at the end of the block, and again, as the first call may be
+    interrupted. Do inside the block whatever it undoes."""
     try:
         try:
             yield

@@ -47,7 +47,7 @@ def async_tree_serialise_leaves(
 
     On CPU it copies all arrays and then returns. The copy is needed because a jax.Array
     may share its memory with a NumPy array or another framework, and nothing tells
-    which. After the call you may overwrite, donate and delete the arrays. On
+    whether it does. After the call you may overwrite, donate and delete the arrays. On
     accelerators you may do so after [`SaveHandle.staged`][]. The checkpoints of lazy
     leaves have to stay until [`SaveHandle.result`][].
 
@@ -74,10 +74,10 @@ def async_tree_serialise_leaves(
 
     - `path`, `pytree`, `filter_spec`, `is_leaf`, `options`: as in
         [`tree_serialise_leaves`][]. What the caller does to arrays on CPU and to
-        `metadata` after this returns does not change the save. `max_bytes` is beyond
-        the copies described above. `functions` are exported before this returns.
-        `reuse` is looked at when the saves before this one are over. What a handle
-        knows helps if its save is over when this is called.
+        `metadata` after this returns does not change the save. `max_bytes` does
+        not count the copies described above. `functions` are exported before this
+        returns. `reuse` is looked at when the saves before this one are over. What its
+        handle knows of arrays helps only if that save is over when this is called.
 
     **Returns:** a [`SaveHandle`][].
 
@@ -110,12 +110,12 @@ def begin(
     options: SaveOptions,
     run: Processes,
 ) -> SaveHandle:
-    """Begins a save of the processes of `run`."""
+    """Begins a save that the processes of `run` make together."""
     with _log.timed("stage"), run.heard():
         root = _root.resolve(path)
         _background.raise_untold()
         planned = _plan.plan(root, tree, options)
-        # In a store that would be requests.
+        # In an object store this look would cost requests.
         if not root.is_far and run.leads:
             if _open_files.is_archive(root):
                 _extensions.call("check_file", root, options.overwrite)
@@ -146,8 +146,8 @@ def start(
     copied: int = 0,
     is_apart: bool = False,
 ) -> SaveHandle:
-    """Lets a thread write what was staged, once that has arrived: the part of this
-    process in what `processes` do together."""
+    """Starts a thread that writes what was staged, once that has arrived: this
+    process's part of what `processes` do together."""
     leaves, root = planned.leaves, planned.root
 
     def run() -> None:
@@ -157,7 +157,7 @@ def start(
             with quietly, _switching_promptly():
                 write()
         finally:
-            # The handle may live on.
+            # The handle may live on, without them.
             leaves.clear()
 
     is_staged = all(map(_host_copy.is_staged, [leaf.value for leaf in leaves]))
@@ -183,8 +183,8 @@ def _copied(planned: Plan, held: Set[int]) -> int:
 
 
 def stage(planned: Plan, held: Set[int]) -> Plan:
-    """A plan that stays as it is; copies from all devices are started, but for leaves
-    that are `held` elsewhere."""
+    """The plan of what the tree holds now, whatever becomes of it. Copies from devices
+    are started, except of leaves that are `held` elsewhere."""
     leaves = planned.leaves
     # The bytes of an alias are those of another leaf.
     away = held | {place for place, _ in planned.form.aliases}
@@ -206,8 +206,8 @@ def stage(planned: Plan, held: Set[int]) -> Plan:
 
 def _stage_value(leaf: PlannedLeaf) -> Any:
     leaf = leaf._replace(value=_host_copy.stage(leaf.value, leaf.template))
-    # What is left to do for each of many leaves in the background waits for the main
-    # thread again and again.
+    # What can be done now is done: in the background, the work for each of many leaves
+    # would wait for the main thread again and again.
     is_staged = _host_copy.is_staged(leaf.value)
     return _payload.prepare(leaf).value if is_staged else leaf.value
 
@@ -227,14 +227,14 @@ _SWITCH = 1e-4
 def _switching_promptly() -> Iterator[None]:
     """Lets threads that compute in Python hand over the interpreter sooner.
 
-    A save gives it away for each of some hundred calls to the system, and each time
-    would wait a whole interval of a busy main thread to get it back.
+    A save gives up the interpreter for each of some hundred calls to the system. To get
+    it back, it would each time wait for a whole interval of a busy main thread.
     """
     was = sys.getswitchinterval()
     ours = min(was, _SWITCH)
 
     def undo() -> None:
-        # Python has it in whole microseconds.
+        # Python keeps it in whole microseconds.
         if math.isclose(sys.getswitchinterval(), ours, abs_tol=1e-6):
             sys.setswitchinterval(was)
 

@@ -33,12 +33,12 @@ class Progress(NamedTuple):
 
 
 class SaveHandle:
-    """A save that goes on in the background: what
-    [`async_tree_serialise_leaves`][] returns.
+    """A save that goes on in the background, returned by
+    [`async_tree_serialise_leaves`][].
 
-    An error of the save is raised by all of its methods but `add_done_callback`. Of an
-    error that none of them has raised, the next save of the process is told, or else
-    the interpreter's exit: see [`async_tree_serialise_leaves`][].
+    All of its methods but `add_done_callback` raise the error of the save, if there is
+    one. If none of them has raised it, the next save of the process does, or else it is
+    written at exit: see [`async_tree_serialise_leaves`][].
 
     In a forked child the methods raise `RuntimeError`: the save goes on in the parent.
     """
@@ -47,13 +47,13 @@ class SaveHandle:
         self._root = root
         self._staged = threading.Event()
         self._saved: cf.Future[None] = cf.Future()
-        # Once it has been started.
+        # None until it has been started.
         self._thread: threading.Thread | None = None
         # What a later save can know of it: see `_reuse`.
         self._written: Any = None
         # The bytes of the copies that it has of the caller's arrays.
         self._copied = 0
-        # Whether it neither waits for other kinds of saves, nor these for it.
+        # Whether it does not wait for other kinds of saves, nor they for it.
         self._is_apart = False
         # The places of the checkpoints whose lazy leaves it saves.
         self._reads: frozenset[str] = frozenset()
@@ -72,10 +72,10 @@ class SaveHandle:
         return _extensions.call("html", self)
 
     def staged(self) -> None:
-        """Waits until the arrays that are saved may be donated, deleted or overwritten.
+        """Waits until you may donate, delete or overwrite the arrays that are saved.
 
-        On CPU that is so when `async_tree_serialise_leaves` returns, whatever shares
-        the memory of the arrays. On accelerators it is when all arrays have been copied
+        On CPU you may once `async_tree_serialise_leaves` returns, whatever shares the
+        memory of the arrays. On accelerators you may once all arrays have been copied
         to the host.
 
         **Raises:** what went wrong, if something has.
@@ -116,7 +116,7 @@ class SaveHandle:
         - `timeout`: the most seconds to wait; without one, as long as it takes.
 
         **Raises:** what went wrong; `TimeoutError` if the save is still going on after
-        `timeout` seconds, which it then does further.
+        `timeout` seconds; it is not stopped.
         """
         _context.check_fork()
         waiter = object()
@@ -133,9 +133,9 @@ class SaveHandle:
                 _drop(_failed, self)
 
     def add_done_callback(self, fn: Callable[["SaveHandle"], Any]) -> None:
-        """Calls `fn(handle)` when the save is over, well or not: now if it is.
+        """Calls `fn(handle)` when the save is over, failed or not: now, if it is over.
 
-        It is called by the thread of the save, so it should be quick. What it raises is
+        The thread of the save calls it, so it should be quick. What it raises is
         logged and ignored, as by `concurrent.futures.Future.add_done_callback`.
         """
         _context.check_fork()

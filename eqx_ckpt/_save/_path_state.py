@@ -15,8 +15,8 @@ from .._storage._objects import ObjectStore
 
 class PathState(NamedTuple):
     """The names at a path: `entries`, and in an object store the `keys` of all files.
-    If there is a checkpoint, its index, a `file`; its layout; and the `names` of leaves
-    that have directories of their own."""
+    If there is a checkpoint, `file` is its index, `layout` its layout, and `names` are
+    the leaves that have directories of their own."""
 
     file: Value | None
     entries: frozenset[str]
@@ -45,7 +45,7 @@ def examine(root: Backend, overwrite: bool) -> PathState:
 
 
 def _look(root: Backend, overwrite: bool) -> PathState | FileExistsError:
-    """As `examine`. Returns the error that there is something else."""
+    """As `examine`, but returns the error if something else is there."""
     if isinstance(root, LocalDirectory) and _files.is_beside(root.name):
         raise ValueError(
             f"`{root}` is a name for saves that are being written. Choose another path."
@@ -54,7 +54,7 @@ def _look(root: Backend, overwrite: bool) -> PathState | FileExistsError:
         raise _file(root)
     list_it = root.list_all if isinstance(root, ObjectStore) else root.list_top
     read = ft.partial(_published.read_outline, root)
-    # An object store may have a file too.
+    # An object store may have a file at the path, and files below it.
     is_file = ft.partial(_store.is_file, root)
     listed, is_file, index = _store.ahead(root, [list_it, is_file, read])
     there = listed() or {}
@@ -72,7 +72,7 @@ def _look(root: Backend, overwrite: bool) -> PathState | FileExistsError:
                 "directory, and nothing is written through a link. It is left as it is."
             )
     if _files.INDEX in tops:
-        # What is in a list and not there is looked for once more.
+        # If the index is in the list, but not there, it is looked for once more.
         got = index() or read()
         if got is not None:
             if not overwrite:
@@ -169,7 +169,7 @@ def foreign(
 def foreign_among(
     found: PathState, entries: Iterable[str], inside: Callable[[str], Iterable[str]]
 ) -> list[str]:
-    """As `foreign`, of names and of what is in the directories of these names."""
+    """As `foreign`; `inside` lists the directory of a name."""
     out = set(entries) - own_entries(found)
     leaves = {*map(_files.directory, found.names)}
     for name in {"d", _files.SIGNATURE} | leaves:

@@ -60,10 +60,10 @@ def tree_serialise_leaves(
     - `path`: where to save: a string or `os.PathLike`, relative or absolute, `~`
         expanded, or a URL (`s3://`, `gs://`, `file://`, `memory://`), or a [`Store`][].
         A directory is made; or one file, a zip that is not compressed, if the path ends
-        in `.zip`. Or a file that is open for writing in binary, which gets such a zip.
+        in `.zip`. If it is a file open for writing in binary, that gets such a zip.
     - `pytree`: the tree. Its arrays are not copied. Lazy leaves ([`LazyArray`][]) are
-        read as they are written, and verified: what they are of has to stay until the
-        save is over, and may be at `path` itself.
+        read and verified as they are written. The checkpoint that they are of has to
+        stay until the save is over; it may be at `path` itself.
     - `filter_spec`: which leaves to store, as in `eqx.filter`: a pytree prefix of bools
         and of functions `leaf -> bool`. By default [`is_storable`][].
     - `is_leaf`: called on every node; if true, that node is treated as a leaf.
@@ -76,10 +76,9 @@ def tree_serialise_leaves(
         `(name, shape, dtype) -> chunk shape or None`. By default 4 MiB, and 32 MiB with
         `layout="zarr"`. Arrays are cut along their first axes.
     - `compression`: None, or `"lz4"` or `"zstd"` for leaves of more than 64 KiB. Both
-        are Blosc with shuffled bits or bytes. `"lz4"` is the faster one, and `"zstd"`
-        makes less of weights: docs/benchmarks.md has figures. What is stored in
-        another way is compressed anew by [`convert`][], or by a save of its lazy
-        leaves.
+        are Blosc with shuffled bits or bytes. `"lz4"` is faster, and `"zstd"` makes
+        weights smaller: docs/benchmarks.md has figures. To compress a checkpoint that
+        is stored in another way, use [`convert`][], or save its lazy leaves.
     - `overwrite`: whether a checkpoint at `path` may be replaced. Anything else that is
         there is never touched.
     - `durable`: whether to return only once the checkpoint would survive a power cut. A
@@ -91,38 +90,38 @@ def tree_serialise_leaves(
         from accelerators) is copied chunk by chunk.
     - `progress`: whether to show a progress bar. This needs `eqx_ckpt[progress]`.
     - `reuse`: the path of another checkpoint in the same local file system, such as of
-        the step before; or the [`SaveHandle`][] of the save that has written it. Data
-        files of it in which nothing has changed are not written again, but get a second
-        name (a hard link), in one process; only with `layout="ocdbt"`. What has changed
-        is told by digests, for which all of the tree is read, but for lazy leaves of
-        that checkpoint, whatever their names are now; with a handle, a jax.Array on an
-        accelerator that is the very same object as in that save is taken for the same,
-        and neither read nor copied. (Leave `reuse` out if another
-        framework writes to the memory of arrays there, by DLPack.) Each of the two
-        checkpoints is whole without the other; a file that is damaged on disk is
-        damaged in both. If this cannot be done all is written.
+        the step before; or the [`SaveHandle`][] of the save that has written it. Its
+        data files in which nothing has changed are not written again, but get a second
+        name (a hard link). Each of the two checkpoints is whole without the other; a
+        file that is damaged on disk is damaged in both. This needs
+        `layout="ocdbt"`. If it cannot be done, as with many processes, all is written.
+        Digests tell what has changed, so all of the tree is read, except for lazy
+        leaves of that checkpoint, whatever their names are now. With a handle, a
+        jax.Array on an accelerator that is the very same object as in that save is
+        taken as unchanged, and neither read nor copied. (Leave `reuse` out if another
+        framework writes to the memory of such arrays, by DLPack.)
     - `functions`: a dict of names to functions of the tree, each made by
         [`function`][], that are stored with it, and run without its classes:
-        docs/portable.md. Those of a checkpoint, in its `functions`, can be given too.
-        By default, lazy leaves bring the functions of their checkpoint along, which is
-        an error if leaves that they need are not among them; `"drop"` leaves them out.
+        docs/portable.md. You can also give those in the `functions` of a checkpoint.
+        By default, lazy leaves bring the functions of their checkpoint along. That is
+        an error if leaves that these need are not saved; `"drop"` leaves them out.
     - `base`: the checkpoint that this one is worth nothing without, such as the model
         of an adapter: a path, an open [`Checkpoint`][], or the `base` of one. The index
-        gets the path as given, its save id and its digest, and
-        [`Checkpoint.check_base`][] tells later whether another path has it. A query and
-        a password in a URL are left out. One that was opened from a file object has no
+        records its path as given, its save id and its digest. Later,
+        [`Checkpoint.check_base`][] tells whether another path has it. A query and a
+        password in a URL are left out. A base that was opened from a file object has no
         path, and is an error; so is a file of another format without any value.
     - `processes`: `"own"` for a save that this process of many makes alone, at a path
-        of its own: no other takes part, or is waited for. Of an array that is spread
-        over processes the parts on its own devices are stored; docs/processes.md says
-        who can load them. By default `"all"`, or a [`Together`][], which also says how
-        long they wait for each other.
+        of its own: no other takes part, or is waited for. If an array is spread over
+        processes, the parts on this process's devices are stored; docs/processes.md
+        says who can load them. By default `"all"`, or a [`Together`][], which also says
+        how long they wait for each other.
 
     In a run of many processes (`jax.distributed`) all of them make the call, with the
-    same `path`, in one place that they share. Each writes shards that it has, replicas
-    once; of NumPy arrays, scalars and arrays on its own devices, which have to be the
-    same everywhere, those of process 0 are saved. If anything fails in one process,
-    nothing is saved, and it is an error in all.
+    same `path`, in one place that they share. Each writes shards that it has, and a
+    shard that several have is written once. NumPy arrays, scalars, and arrays on a
+    process's own devices have to be the same everywhere: those of process 0 are saved.
+    If anything fails in one process, nothing is saved, and it is an error in all.
 
     **Returns:** None.
 

@@ -68,8 +68,8 @@ class Branch(NamedTuple):
 
 
 def branches(lines: Iterable[TreeLine], folds: bool = True) -> tuple[Branch, ...]:
-    """The top of the tree that lines make by the parts of their names. Siblings that
-    are alike are one, or else each leaf has the number of its line."""
+    """The top of the tree that lines make by the parts of their names. If it `folds`,
+    siblings that are alike become one; if not, each leaf has the number of its line."""
     top: dict[str, Any] = {}
     for number, line in enumerate(lines):
         node = top
@@ -132,7 +132,7 @@ def rows(some: Iterable[Branch], indent: str = "") -> Iterator[TreeLine]:
 
 
 def leaf_lines(ckpt: Checkpoint) -> Iterator[TreeLine]:
-    """A line of each leaf. What is shared has its bytes at its first name alone."""
+    """A line for each leaf. A shared leaf has its bytes at its first name only."""
     leaves = ckpt._source.index.leaves
     for number, line in enumerate(map(_lines.of_record, leaves.records())):
         if number in leaves.aliases:

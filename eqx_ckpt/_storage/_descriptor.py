@@ -1,8 +1,8 @@
-"""Descriptors of open files and directories, and the locks of these.
+"""Descriptors of open files and directories, and the locks of directories.
 
 Ctrl-C raises `KeyboardInterrupt` between any two steps of Python. So a file is opened,
-and closed, by one call that Python does not interrupt; and what is left open all the
-same is closed when nobody has it any more.
+and closed, by one call that Python does not interrupt; and a file that is left open
+all the same is closed when nobody has it any more.
 """
 
 import collections
@@ -23,7 +23,7 @@ from .._runtime import _log
 class _Closed:
     """A file that is closed. It has no `__del__`: Ctrl-C in one would be lost."""
 
-    # Of one that has not got as far as to be opened.
+    # There are none if the file was never opened.
     _numbers: list[int] = []
 
     def __exit__(self, *error: object) -> None:
@@ -35,7 +35,7 @@ class _Closed:
 
 class Descriptor(_Closed):
     """An open file, which is closed at the end of a block, or when nobody has it any
-    more. In the block it is its number."""
+    more. `with` gives its number."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Descriptor(_Closed):
     def __exit__(self, *error: object) -> None:
         numbers = self._numbers
         try:
-            # One call here too: its number may soon be that of another file.
+            # One call here too: soon another file may have the number.
             closing = map(os.close, map(numbers.pop, [-1] * len(numbers)))
             collections.deque(closing, maxlen=0)
         finally:
@@ -83,14 +83,14 @@ class Descriptor(_Closed):
 
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
-# Seconds that a lock is waited for, until the log says so, and at most.
+# Seconds of waiting for a lock: until the log says so, and at most.
 _TOLD, _LONGEST = 10, 1800
 
 
 class Lock:
-    """The advisory lock of a directory, for a block, which is given whether it is held:
-    not if another has it and we do not `wait`, nor on file systems without locks. It
-    ends with the process. `open_it` opens the directory, if it is to be made too."""
+    """The advisory lock of a directory, for a block. `with` gives whether it is held:
+    not if another has it and we do not `wait`, nor if the file system has no locks.
+    It ends with the process. `open_it` opens the directory, if it is to be made too."""
 
     descriptor: Descriptor
 

@@ -1,7 +1,7 @@
-"""Files of web servers, also of those that lead elsewhere, as for large files.
+"""Files of web servers, even if these redirect, as many do for large files.
 
-TensorStore follows no redirects. Where it leads is asked anew for each read, and not
-kept: such URLs are often signed, and last for minutes.
+TensorStore follows no redirects. The target of a redirect is asked for at each read,
+and not kept: such URLs are often signed, and last for minutes.
 """
 
 import contextlib
@@ -23,15 +23,15 @@ _MOST = 5
 _SECONDS = 30
 # Servers that have answered with a redirect: they are asked before each read.
 _leading: set[str] = set()
-# Seconds until a server is asked where it leads, beside TensorStore, which takes some
-# redirects for errors that pass, and tries for half a minute.
+# TensorStore takes some redirects for errors that pass, and tries for half a minute.
+# After so many seconds, the server is asked as well where it leads.
 _PATIENCE = 1
 
 
 class HttpBackend(BucketBackend):
     """Files of a web server, which can be read, and neither written nor listed."""
 
-    # What is known of a page it may not be.
+    # A server may refuse to say what it knows of a page, so one byte is asked for.
     _few = 1
 
     def _top(self) -> str:
@@ -57,7 +57,7 @@ class HttpBackend(BucketBackend):
         try:
             super()._check_limit(key, limit)
         except MissingError:
-            # The server may have sent all of it, and not know parts of files.
+            # A server that knows no parts of files may have sent the whole file.
             self._is_there(key, self.start_read(key, 0, 1))
 
     def can_list(self) -> bool:
@@ -80,7 +80,7 @@ def is_leading(url: str) -> bool:
 def _follow(
     reading: Any, url: str, spec: dict[str, Any], start: int, stop: int | None
 ) -> Any:
-    """The result of a read that TensorStore has started, or as of `read`."""
+    """The result of a read that TensorStore has started, or of `read` if redirected."""
     try:
         return reading.result(timeout=_PATIENCE)
     except TimeoutError:
@@ -95,8 +95,8 @@ def _follow(
 
 
 def read(url: str, spec: dict[str, Any], start: int, stop: int | None) -> Any:
-    """Reads a range of the file at a URL, wherever its server leads. `spec`: that of
-    the store, whose headers only the server of the URL is given.
+    """Reads a range of the file at a URL, wherever its server leads. `spec` is
+    that of the store: only the server of the URL is given the headers in it.
 
     **Raises:** `IsADirectoryError` if that is the directory of the name; `OSError` for
     a redirect that is not followed; what TensorStore raises.
@@ -126,7 +126,7 @@ def _read(url: str, spec: dict[str, Any], start: int, stop: int | None) -> Any:
         reading = store.result().read("", byte_range=slice(start, stop))
         return reading.result()
     except Exception as e:
-        # The target may be signed, and whoever has it may read.
+        # The target may be signed: whoever has its URL may read it.
         text = str(e).replace(url, _shown(url))
         query = urllib.parse.urlsplit(url).query
         e.args = (text.replace(query, "***") if query else text,)
@@ -139,7 +139,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def _target(url: str, headers: list[str]) -> str | None:
-    """Where a server leads that is asked for a file; None if it answers itself, be it
+    """Where a server redirects a request for a file; None if it answers itself, even
     with an error."""
     given = dict(line.split(":", 1) for line in headers if ":" in line)
     given = {name.strip(): value.strip() for name, value in given.items()}

@@ -94,7 +94,7 @@ def _labels(state: eqx.nn.State | Node, indices: dict[Any, list[str]]) -> Labels
 
 
 def index_names(tree: PyTree, source: str = "") -> dict[str, list[str]]:
-    """The names, below `source`, of the StateIndex that each label is of."""
+    """The names, below `source`, of the StateIndex that each label stands for."""
     _, indices = _walk(tree, source)
     return {str(_label(marker, indices)): names for marker, names in indices.items()}
 
@@ -109,7 +109,7 @@ def _label(marker: Any, indices: dict[Any, list[str]]) -> str | None:
 def stored_entries(
     leaves: Leaves, state: str, places: Iterable[int]
 ) -> tuple[Labels, Looks]:
-    """The entries of the State of a name, of which these are leaves."""
+    """The entries of the State named `state`, whose leaves are at these places."""
     labels: Labels = {}
     looks: Looks = {}
     for place in places:
@@ -133,12 +133,12 @@ def stored_names(
     state_there: Callable[[str], str],
     labels_there: Callable[[Labels, Labels], Labels],
 ) -> dict[int, str | None]:
-    """The name under which each leaf of an entry of a State is stored; None where that
-    has no such entry.
+    """The name under which each leaf of an entry of a State is stored; None if the
+    State there has no such entry.
 
-    Entries are named by position, and stand for those of the same StateIndex.
-    `state_there` gives the name of a State in the checkpoint, and `labels_there` the
-    labels that its entries have there, by those that are stored.
+    Entries have positions as names, but match by their StateIndex. `state_there` gives
+    the name of a State in the checkpoint, and `labels_there` the labels that its
+    entries have there, by those that are stored.
     """
     by_state: dict[str, Labels] = {}
     for entry in entries.values():
@@ -162,8 +162,8 @@ def stored_names(
 
 
 def check_order(entries: dict[int, Entry], flat: Flat, numbers: Iterable[int]) -> None:
-    """**Raises:** `ValueError` if the order is all that tells what some entries are of,
-    and it could change unseen. `numbers` are those of the leaves that are stored."""
+    """**Raises:** `ValueError` if only the order tells what some entries belong to, and
+    it could change unseen. `numbers` are those of the leaves that are stored."""
     states: dict[str, Looks] = {}
     for number in numbers:
         entry = entries.get(number)
@@ -209,16 +209,17 @@ def _some(state: str, positions: list[int]) -> str:
 def match_entries(
     state: str, wanted: Labels, saved: Labels, looks: Looks
 ) -> dict[int, int | None]:
-    """For each position in one State that in another, by their labels; or None.
+    """For each position in one State, the position in another that its label leads to,
+    or None.
 
-    Where one of the two has no labels at all, as a State without its model and with
-    markers that are objects, all that is left is the order.
+    If one of the two has no labels at all, only the order is left. A State has none if
+    it comes without its model, and its markers are objects.
 
     **Raises:** `RuntimeError` if that could have changed unseen.
     """
     known = {label: at for at, label in saved.items() if label is not None}
     words = {label: _words(label) for label in known}
-    # Labels are data from a file, and comparing all of them takes this many steps.
+    # Labels are data from a file, and comparing all of them takes so many steps.
     few = len(wanted) * len(known) <= _MAX_PAIRS
     if not known or not any(wanted.values()):
         _check_positions(state, set(wanted), looks, bool(known))
@@ -281,8 +282,8 @@ def _extra(
 ) -> int | None:
     """None if two labels are of two indices; else by how many words they differ.
 
-    An index may have several names, one of which is enough; and its marker, a path
-    from the model, is the end of a name, a path from the top of a tree.
+    An index may have several names, and one that fits is enough. Its marker is a path
+    from the model, so it is the end of a name, which is a path from the top of a tree.
     """
     for a in one:
         for b in two:

@@ -14,8 +14,8 @@ from .._storage import _open_files, _root, _store
 from .._storage._backend import Backend
 
 
-# Of files without digests so many leaves are looked at, and so many bytes of each; of
-# those that may have chunks, which are decoded whole, so many.
+# In files without digests, at most so many leaves are looked at, and so many bytes of
+# each; and of leaves in chunks, which are decoded whole, at most so many.
 _LEAVES, _BYTES, _CHUNKED = 256, 1024, 16
 
 
@@ -33,7 +33,7 @@ def facts(base: str | os.PathLike[str] | Checkpoint) -> BaseFacts:
     ckpt = _checkpoint.open(base)
     source, path = ckpt._source, ckpt.path
     if isinstance(base, str | os.PathLike):
-        # Of a run it is the step that was meant, not a later one.
+        # If it is the path of a run, the step that was meant is recorded.
         given, at = os.fspath(base).rstrip("/"), _root.resolve(base).url
         path = given + path.removeprefix(at) if path.startswith(at) else path
     if _open_files.is_copy(source.root):
@@ -42,15 +42,15 @@ def facts(base: str | os.PathLike[str] | Checkpoint) -> BaseFacts:
             "base. Give the path of that file."
         )
     if "://" in path:
-        path = str(source.root)  # Without what only its owner may know.
+        path = str(source.root)  # It leaves out what only its owner may know.
     return BaseFacts(path, source.index.save, digest(source))
 
 
 def digest(source: Source) -> str:
     """The digest of an index, in which the digests of all data are.
 
-    Files of other formats have none. Theirs is of the metadata, of the names, dtypes
-    and shapes of all leaves, and of the first bytes of some.
+    Files of other formats have none. For them this is a digest of the metadata, of the
+    names, dtypes and shapes of all leaves, and of the first bytes of some.
 
     **Raises:** `ValueError` for such files without a byte of any leaf.
     """
@@ -81,12 +81,12 @@ def digest(source: Source) -> str:
 
 
 def _spread(records: list[Record], most: int) -> list[Record]:
-    """At most so many of some leaves, from all of them."""
+    """At most so many of these leaves, spread over all of them."""
     return records[:: 1 + (len(records) - 1) // most] if records else []
 
 
 def _first_decoded(source: Source, record: Record) -> bytes:
-    """The first elements of a leaf, of its first chunk."""
+    """The bytes of the first elements of a leaf, decoded from its first chunk."""
     t = record.template
     shape = tuple(map(min, t.shape, t.chunk))
     first = tuple(map(slice, _grid.choose(shape, t.itemsize, _BYTES)))

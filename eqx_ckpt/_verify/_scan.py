@@ -42,7 +42,7 @@ _MISSING = "it is missing"
 
 
 class Problem(NamedTuple):
-    """Something in a checkpoint that is not as it was saved; `str` is a line about it.
+    """Something in a checkpoint that is not as it was saved. `str` gives a line on it.
 
     **Attributes:**
 
@@ -67,9 +67,10 @@ class Problem(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """A chunk, at `[start, stop)` of a file; the bytes from `before` on are no other's.
+    """A chunk, at `[start, stop)` of a file. No other has the bytes from `before` on.
 
-    Of a compressed chunk that is a file nobody knows how long it was: `stop` is None.
+    If a compressed chunk is a whole file, nobody knows how long it was, and `stop` is
+    None.
     """
 
     record: Record

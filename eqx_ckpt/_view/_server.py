@@ -1,8 +1,8 @@
-"""The server of a page: on this machine alone, for who has its token, and only to look.
+"""The server of a page: on this machine alone, for whoever has its token, to look only.
 
-Whoever can make a browser of this machine ask for an address must not learn what is
-in a checkpoint: the path begins with a token, and the Host header has to name this
-machine. What was stored is shown as text: a page may run no script but its own.
+A web site that makes a browser of this machine ask for an address must not learn what
+is in a checkpoint. So the path begins with a token, and the Host header has to name
+this machine. What was stored is shown as text: a page may run no script but its own.
 """
 
 import hmac
@@ -58,7 +58,7 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/{self.token}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Who has closed the page has seen enough."""
+        """Prints nothing: whoever has closed the page has seen enough."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -99,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """The terminal is for the address."""
+        """Prints nothing: the terminal is for the address."""
 
 
 def serve(site: Site, say: Callable[[str], None], port: int = 0) -> None:

@@ -29,8 +29,7 @@ class Member(NamedTuple):
 
 
 class Zip(NamedTuple):
-    """The files in a zip, and where the list of them begins, as what they are in ends
-    there."""
+    """The files in a zip. Their bytes end at `end`, where the list of them begins."""
 
     directory: Backend
     key: str
@@ -89,7 +88,7 @@ def read_list(directory: Backend, key: str) -> Zip:
 
 
 def _large(extra: bytes, packed: int, full: int, offset: int) -> tuple[int, int, int]:
-    """The sizes and the offset of a file, which are elsewhere if they are large."""
+    """The sizes and the offset of a file, which are in `extra` if they are large."""
     values: list[int] = []
     at = 0
     while at + 4 <= len(extra):
@@ -128,10 +127,10 @@ def place(archive: Zip, name: str) -> tuple[int, int]:
 
 
 def places(archive: Zip, names: list[str]) -> list[tuple[int, int]]:
-    """Where the bytes of some files in a zip lie, each of them its own.
+    """Where the bytes of some files in a zip lie. No two of them overlap.
 
-    In an object store it would be a request for each to know how long its header is:
-    they are taken to lie as the first one does, right before what comes next.
+    In an object store it takes a request for each file to know how long its header is.
+    So if the first one lies right before what comes next, the others are taken to.
     """
     found: list[tuple[int, int] | None] = [None] * len(names)
     if archive.directory.is_far and names:
@@ -151,11 +150,11 @@ def places(archive: Zip, names: list[str]) -> list[tuple[int, int]]:
 
 # What comes after the bytes of a file: its checksum and its size, of 4 or of 8 bytes.
 _FOOTERS = 16, 24
-_ALIGN = 64  # Of PyTorch, which writes them.
+_ALIGN = 64  # Of the bytes in PyTorch's files, which have such footers.
 
 
 def _guesses(archive: Zip, names: Sequence[str]) -> list[tuple[int, int] | None]:
-    """Where files end before the next one does; None where that is not plain."""
+    """Where files lie if each ends where the next begins; None where nothing tells."""
     offsets = sorted([*(m.offset for m in archive.members.values()), archive.end])
     out: list[tuple[int, int] | None] = []
     for name in names:
@@ -167,7 +166,7 @@ def _guesses(archive: Zip, names: Sequence[str]) -> list[tuple[int, int] | None]
         starts = [stop - member.size - n for n in _FOOTERS if member.has_footer]
         starts = [s for s in starts if s % _ALIGN == 0] or [stop - member.size]
         least = member.offset + _HEAD + len(name.encode("utf-8", "surrogateescape"))
-        is_plain = len(starts) == 1 and least <= starts[0] < least + 2**16
-        is_plain = is_plain and not (member.has_footer and starts[0] % _ALIGN)
-        out.append((starts[0], starts[0] + member.size) if is_plain else None)
+        is_sure = len(starts) == 1 and least <= starts[0] < least + 2**16
+        is_sure = is_sure and not (member.has_footer and starts[0] % _ALIGN)
+        out.append((starts[0], starts[0] + member.size) if is_sure else None)
     return out
