@@ -163,7 +163,11 @@ def test_a_slice_of_a_large_leaf(serve, get, save):
 
 @pytest.mark.parametrize("name", [signal.SIGINT])
 def test_the_command(ckpt, get, name):
-    command = [sys.executable, "-m", "eqx_ckpt", "view", str(ckpt), "--no-browser"]
+    # A job that a shell runs in the background ignores SIGINT, and so do its children.
+    code = f"""import runpy, signal
+signal.signal({name:d}, signal.default_int_handler)
+runpy.run_module('eqx_ckpt', run_name='__main__')"""
+    command = [sys.executable, "-c", code, "view", str(ckpt), "--no-browser"]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
     said = [process.stdout.readline() for _ in range(2)]
