@@ -47,7 +47,7 @@ workloads:
   C  compression                  E  edits and merges of 512 MiB
   D  object stores with a delay   F  stored functions
   I  imports                      T  Modules in training, with optimiser states
-Everything together takes about 40 minutes on 2 cores that do nothing else. It writes
+Everything together takes about an hour on 2 cores that do nothing else. It writes
 results/, and the tables of README.md and docs/benchmarks.md. Linux only.
 """
 
