@@ -97,4 +97,6 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     if source == "README.md":  # Its picture is one by day and another by night.
         markdown = re.sub(r'(src|srcset)="docs/', r'\1="', markdown)
-    return re.sub(r"\[([^\]\n]*)\]\(([^)#\s]+)(#[^)\s]*)?\)", moved, markdown)
+    # A text may go on in the next line, and not in the next paragraph.
+    link = r"\[((?:[^\]\n]|\n(?!\n))*)\]\(([^)#\s]+)(#[^)\s]*)?\)"
+    return re.sub(link, moved, markdown)
