@@ -11,7 +11,7 @@ import math
 import operator
 import os
 import queue
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from .._format._leaves import Record
 from .._load import _source
 from .._load._reader import CHANGED, unreadable
 from .._load._source import Source
-from .._runtime import _progress
+from .._runtime import _batching, _progress
 from .._storage import _codecs, _store
 from .._zips._window import Window
 
@@ -112,19 +112,9 @@ def _plan(source: Source, records: list[Record]) -> Iterator[_Chunk]:
                 before = start = stop
 
 
-def _jobs(chunks: Iterable[_Chunk], step: int) -> Iterator[list[_Chunk]]:
-    """Chunks that are read together: of `step` bytes at most, or one larger one."""
-    job: list[_Chunk] = []
-    size = 0
-    for chunk in chunks:
-        need = chunk.start - chunk.before + chunk.grid.full
-        if job and size + need > step:
-            yield job
-            job, size = [], 0
-        job.append(chunk)
-        size += need
-    if job:
-        yield job
+def _nbytes(chunk: _Chunk) -> int:
+    """The bytes that a chunk takes in a buffer, with those before it."""
+    return chunk.start - chunk.before + chunk.grid.full
 
 
 def scan(
@@ -164,7 +154,7 @@ def scan(
         advance(sum(c.grid.full for c in job), last)
 
     with ThreadPoolExecutor(threads) as pool:
-        for job in _jobs(_plan(source, records), step):
+        for job in _batching.batched(_plan(source, records), _nbytes, step):
             pending.append((job, pool.submit(check, job)))
             for chunk in job:
                 leaf = chunk.record.name if source.database is None else None
