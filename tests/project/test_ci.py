@@ -169,3 +169,44 @@ def test_a_check_finds(what, tmp_path):
     assert run.returncode != 0
     out = run.stdout + run.stderr
     assert re.search(said, out), out[-4000:]
+
+
+_ONCE = """
+import pathlib
+
+def test_{name}():
+    path = pathlib.Path(__file__).with_suffix(".ran")
+    was = path.exists()
+    path.touch()
+    assert {holds}
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "holds", "code", "said"),
+    [
+        ("clock", "was", 0, "test_it.py::test_clock\n"),
+        ("clock", "False", 1, "test_it.py::test_clock\n"),
+        ("kill", "was", 1, "test_kill has failed, which is never by chance"),
+        ("clocks", "was", 1, "4 tests have failed: too many"),
+    ],
+)
+def test_a_second_chance(name, holds, code, said, tmp_path):
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(root / ".ci/run", tmp_path / ".ci/run")
+    names = [f"clock_{i}" for i in range(4)] if name == "clocks" else [name]
+    for i, one in enumerate(names):
+        file = tmp_path / ("test_it.py" if len(names) == 1 else f"test_{i}.py")
+        file.write_text(_ONCE.format(name=one, holds=holds))
+    env = {**os.environ, "PYTHONPATH": ""}
+    env.pop("PYTEST_ADDOPTS", None)
+    run = subprocess.run(
+        ["bash", ".ci/run", "steady", "python", "-m", "pytest", "-p", "xdist"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == code, run.stdout + run.stderr
+    assert said in run.stdout + run.stderr

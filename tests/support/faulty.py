@@ -141,7 +141,8 @@ def descriptors(directory):
     """All descriptors but a few are taken."""
     attempts = _Attempts(directory)
     for _ in attempts.over(_same):
-        for more in range(9):
+        # How many a save takes at once is up to its threads. The last two are enough.
+        for more in (*range(9), 32, 64):
             # With too few of them, what was written cannot be listed and deleted.
             attempts.attempt(_taken(more), clean=False)
     return attempts.count
