@@ -87,7 +87,7 @@ def main() -> None:
     settings = Settings(scratch / "w", rounds, given.cold)
     results: dict[str, Any] = {
         "machine": _machine(scratch),
-        "settings": settings._asdict() | {"scratch": str(scratch)},
+        "settings": {"rounds": rounds, "cold": given.cold},
         "how": {"whole": {p.name: p.how for p in PEERS}}
         | {"parts": {p.name: p.how for p in PARTS}},
         "whole": {},

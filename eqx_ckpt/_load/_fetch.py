@@ -55,7 +55,7 @@ def plan(source: Source, wanted: Sequence[LeafRead], options: LoadOptions) -> Re
 
 
 # Leaves are made into jax arrays together: so many, or of so many bytes.
-_COUNT, _BYTES = 128, 16 * 2**20
+_COUNT, _BYTES = 256, 16 * 2**20
 
 
 def _load_all(
@@ -111,20 +111,20 @@ def _stored_reads(source: Source, wanted: Sequence[LeafRead]) -> list[StoredRead
     out = []
     for i, leaf in enumerate(wanted):
         record, view, target, move = leaf
-        one = None
-        is_whole = view is None and record.part is None
         key = id(record.template), id(target), id(move)
-        if is_whole:
-            one = alike.get(key)
+        is_whole = view is None and record.part is None
+        one = alike.get(key) if is_whole else None
         if one is None:
             one = _stored_read(leaf)
             if is_whole:
                 alike[key] = one
         _, views, conversion, _ = one
-        place = aliases.get(record.place, record.place)
-        dtype = None if conversion is None else conversion.dtype
-        leaves = shared.setdefault((place, views, dtype), [])
-        if not leaves:
+        place: Any = aliases.get(record.place, record.place)
+        if views is not None or conversion is not None:
+            place = place, views, conversion and conversion.dtype
+        leaves = shared.get(place)
+        if leaves is None:
+            shared[place] = leaves = []
             out.append(StoredRead(record, views, conversion, leaves))
         leaves.append(i)
     return out
@@ -155,15 +155,16 @@ class LeafBuilder:
         self._out: list[Any] = [None] * len(wanted)
         self._lost: dict[str, str] = {}
         self._wanted, self._budget = wanted, budget
-        self._plain: list[tuple[int, np.ndarray]] = []
-        self._size = 0
         targets = {id(leaf.target): leaf.target for leaf in wanted}
         counts = collections.Counter([id(leaf.target) for leaf in wanted])
-        # Targets of leaves that a compiled function makes, and such leaves.
-        self._often = {
-            x for x, n in counts.items() if _from_host.is_often(targets[x], n)
+        self._is_plain = {x: _from_host.is_plain(y) for x, y in targets.items()}
+        # What waits to be made: plain leaves; and those that a compiled function makes,
+        # by their target. Their number, and their bytes.
+        self._plain: list[tuple[int, np.ndarray]] = []
+        self._alike: dict[int, list[tuple[int, np.ndarray]]] = {
+            x: [] for x, n in counts.items() if _from_host.is_often(targets[x], n)
         }
-        self._compiled: list[tuple[int, np.ndarray]] = []
+        self._count = self._size = 0
         self._sending: collections.deque[tuple[int, list[Any]]] = collections.deque()
         self._sent = 0
 
@@ -171,13 +172,16 @@ class LeafBuilder:
         arrays, owned, lost = result
         converted = one.conversion is not None
         for i in one.leaves:
-            record, _, target, move = self._wanted[i]
+            record, view, target, move = self._wanted[i]
             if lost:
                 self._lost[record.name] = lost
                 continue
-            is_here = len(arrays) > 0  # A process may have no part of a leaf.
-            if move is None and is_here and _from_host.is_plain(target, arrays[0]):
-                self._add_plain(i, arrays[0], owned)
+            # A process may have no part of a leaf.
+            is_plain = self._is_plain[id(target)] and move is None and len(arrays) > 0
+            if is_plain and arrays[0].dtype == target.dtype:
+                # A view may be all that is wanted of much memory.
+                array = arrays[0] if owned or view is None else arrays[0].copy()
+                self._add_plain(i, target, array, owned or view is not None)
             else:
                 arguments = arrays, record.template, target, owned, converted
                 try:
@@ -191,16 +195,19 @@ class LeafBuilder:
                 self._send(one.nbytes, [self._out[i]])
             owned = False  # Other leaves that share the bytes get copies.
 
-    def _add_plain(self, i: int, array: np.ndarray, owned: bool) -> None:
-        is_often = id(self._wanted[i].target) in self._often
-        made = self._compiled if is_often else self._plain
-        if not owned:
-            # A view may be all that is wanted of much memory.
-            is_view = self._wanted[i].view is not None
-            array = array.copy() if is_view else _from_host.unshared(array)
-        made.append((i, array))
+    def _add_plain(
+        self, i: int, target: Target, array: np.ndarray, owned: bool
+    ) -> None:
         self._size += array.nbytes
-        if len(made) >= _COUNT or self._size >= min(_BYTES, self._budget // 4):
+        self._count += 1
+        waiting = self._alike.get(id(target))
+        if waiting is None:
+            self._plain.append((i, array if owned else _from_host.unshared(array)))
+        else:
+            waiting.append((i, array))
+            if len(waiting) == _from_host.TOGETHER:
+                self._make(_from_host.compiled, waiting)
+        if self._count >= _COUNT or self._size >= min(_BYTES, self._budget // 4):
             self._flush()
 
     def finish(self, what: str) -> list[Any]:
@@ -216,18 +223,27 @@ class LeafBuilder:
         return self._out
 
     def _flush(self) -> None:
-        sent = []
-        for made, make in (
-            (self._plain, jax.device_put),
-            (self._compiled, _from_host.compiled),
-        ):
-            leaves = make([array for _, array in made]) if made else []
-            for (number, _), leaf in zip(made, leaves):
-                self._out[number] = leaf
-            sent += leaves
-            made.clear()
-        self._send(self._size, sent)
-        self._size = 0
+        self._make(jax.device_put, self._plain)
+        for waiting in self._alike.values():
+            self._make(_from_host.compiled, waiting)
+
+    def _make(
+        self,
+        make: Callable[[list[np.ndarray]], list[Any]],
+        waiting: list[tuple[int, np.ndarray]],
+    ) -> None:
+        """Makes the leaves that wait in a list, and empties it."""
+        if not waiting:
+            return
+        arrays = [array for _, array in waiting]
+        nbytes = sum(array.nbytes for array in arrays)
+        leaves = make(arrays)
+        for (i, _), leaf in zip(waiting, leaves):
+            self._out[i] = leaf
+        self._count -= len(waiting)
+        self._size -= nbytes
+        waiting.clear()
+        self._send(nbytes, leaves)
 
     def _send(self, nbytes: int, leaves: list[Any]) -> None:
         # Small ones are soon on their devices.

@@ -166,30 +166,37 @@ class _Matcher:
     def _pair_up(self, places: set[int] | None) -> dict[int, LeafRead]:
         """Pairs the leaves of these numbers (None: all that are chosen)."""
         saved, options = self.saved, self.options
+        # Most leaves are alike: their templates are one object, and so are the targets.
         fits: dict[Any, tuple[Target, tuple[str, str] | None]] = {}
         taken: dict[int, int] = {}
         reads: dict[int, LeafRead] = {}
-        for number, leaf in enumerate(self.flat.leaves):
-            if not self.chosen[number] or not (places is None or number in places):
-                continue
-            name, stored = self.names[number], self.stored[number]
-            target = target_of(name, leaf)
+        leaves, names, stored = self.flat.leaves, self.names, self.stored
+        numbers = it.compress(range(len(leaves)), self.chosen)
+        for number in (
+            numbers if places is None else filter(places.__contains__, numbers)
+        ):
+            target = target_of(names[number], leaves[number])
             if options.cast:
                 target = target._replace(cast=True)
-            place = None if stored is None else saved.places.get(stored)
+            origin = stored[number]
+            place = None if origin is None else saved.places.get(origin)
             if place is None:
                 self._add_missing(number, target)
                 continue
             first = taken.setdefault(place, number)
             if first != number:
                 paths = self.flat.paths
-                raise _names.twins(name, paths[first], paths[number])
+                raise _names.twins(names[number], paths[first], paths[number])
             record = saved.record(place, known=True)
-            # Most targets are one object, as many leaves are alike.
-            key = saved.template[place], record.part, id(target)
-            if key not in fits:
-                fits[key] = target, _target.misfit(record.whole, target)
-            _, problem = fits[key]
+            key = id(record.template), record.part, id(target)
+            fit = fits.get(key)
+            if fit is None:
+                fit = fits[key] = target, _target.misfit(record.whole, target)
+            problem = fit[1]
+            if problem is None and record.part is None:
+                reads[number] = LeafRead(record, None, target)
+                continue
+            name = names[number]
             is_unread = isinstance(record.part, Unreadable)
             if is_unread or problem is None and _partial.lacks(record, target):
                 kind = "unreadable" if is_unread else "part"

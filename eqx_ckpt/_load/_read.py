@@ -1,7 +1,6 @@
 """The planned read: small leaves in runs, large ones in parts, all verified."""
 
 import functools as ft
-import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +27,8 @@ _RUN, _GAP, _FILES = 8 * 2**20, 4096, 128
 # On a disk shorter runs, and few at a time, use memory that the processor still has at
 # hand. A store is slow to begin.
 _NEAR_RUN, _NEAR_JOBS = 2**20, 4
+# Runs of so many leaves, on average, are read by one thread.
+_ALONE = 64
 # The memory for what is under way, unless the caller says so.
 BUDGET = 256 * 2**20
 
@@ -147,30 +148,30 @@ class _Run(NamedTuple):
 
 def _runs(source: Source, reads: list[StoredRead], most: int) -> list[_Run]:
     """Runs of at most about so many bytes."""
+    records = [one.record for one in reads]
+    templates = {id(record.template): record.template for record in records}
+    sizes = {x: template.nbytes for x, template in templates.items()}
     if source.files is None:
-        places = [
-            (f"{source.key(r)}/{_grid.key((0,) * len(r.template.shape))}", 0, i)
-            for i, r in enumerate(one.record for one in reads)
-        ]
+        zero = {x: _grid.key((0,) * len(t.shape)) for x, t in templates.items()}
+        files = [f"{source.key(r)}/{zero[id(r.template)]}" for r in records]
+        places = [(i, 0) for i in range(len(reads))]
     else:
-        starts = source.index.extents.starts([one.record.place for one in reads])
-        places = [
-            (source.files[file], offset, i) for i, (file, offset) in enumerate(starts)
-        ]
-        places.sort()
+        files = source.files
+        places = source.index.extents.starts([record.place for record in records])
     runs: list[_Run] = []
-    last, start, stop, members = "", 0, 0, []
-    for key, offset, i in places:
-        size = reads[i].record.template.nbytes
+    last, start, stop, members = -1, 0, 0, []
+    for i in sorted(range(len(reads)), key=places.__getitem__):
+        file, offset = places[i]
+        size = sizes[id(records[i].template)]
         end = offset + size
-        if key == last and stop <= offset <= stop + _GAP and end - start <= most:
+        if file == last and stop <= offset <= stop + _GAP and end - start <= most:
             members.append((reads[i], offset, size))
             stop = end
             continue
         if members:
-            runs.append(_Run(last, start, stop, members))
-        last, start, stop, members = key, offset, end, [(reads[i], offset, size)]
-    return [*runs, _Run(last, start, stop, members)]
+            runs.append(_Run(files[last], start, stop, members))
+        last, start, stop, members = file, offset, end, [(reads[i], offset, size)]
+    return [*runs, _Run(files[last], start, stop, members)]
 
 
 def _jobs(runs: list[_Run], most: int, count: int) -> Iterator[tuple[int, list[_Run]]]:
@@ -191,9 +192,11 @@ def _read_runs(reader: Reader, reads: list[StoredRead]) -> Results:
     most = min(_RUN if is_far else _NEAR_RUN, max(_SMALL, reader.budget // 4))
     runs = _runs(reader.source, reads, most)
     jobs = list(_jobs(runs, most, 1 if is_far else _FILES))
-    if len(jobs) == 1:
-        # For so little no thread is started.
-        yield from _start_job(reader, jobs[0][1])()
+    if len(jobs) == 1 or not is_far and len(runs) * _ALONE <= len(reads):
+        # For so little no thread is started; and of small leaves most of the work is
+        # that of Python, which threads would only take from each other.
+        for _, job in jobs:
+            yield from _start_job(reader, job)()
         return
     starts = ((size, ft.partial(_start_job, reader, job)) for size, job in jobs)
     count = len(jobs) if is_far else _NEAR_JOBS
@@ -217,47 +220,58 @@ def _read_job(
     out = []
     for run in job:
         try:
-            pieces, is_owned, stop = _read_run(reader.source.directory, run, coming)
+            pieces, stop = _read_run(reader.source.directory, run, coming)
         except Exception as e:
             why = reader.explain(e)
             reader.problems.update((one.record.name, why) for one, _, _ in run.members)
             continue
-        _unpack(reader, run, pieces, is_owned, stop, out)
+        _unpack(reader, run, pieces, stop, out)
     return out
 
 
-def _read_run(
-    root: Backend, run: _Run, coming: Any
-) -> tuple[list[np.ndarray], bool, int]:
-    """The bytes of each leaf of a run, whether each has memory of its own, and where
-    the file has ended. `coming`: the bytes, if they are in a store."""
+# The memory of a leaf: a part of that of a run, or its own.
+_Piece = tuple[np.ndarray, bool]
+
+
+def _read_run(root: Backend, run: _Run, coming: Any) -> tuple[list[_Piece], int]:
+    """The bytes of each leaf of a run, and where the file has ended. `coming`: the
+    bytes, if they are in a store."""
     start, members = run.start, run.members
-    if coming is None and max(members, key=operator.itemgetter(2))[2] > _SMALL:
-        pieces, into, at = [], [], start
-        for _, offset, size in members:
-            if offset > at:
+    if coming is not None:
+        data = _store.read_answer(root, run.key, coming).value
+        whole = np.frombuffer(data, np.uint8)
+        return _parts_of(whole, start, members), start + whole.size
+    # Larger ones get memory of their own, which becomes that of the leaf.
+    pieces: list[_Piece] = []
+    into: list[np.ndarray] = []
+    at, first = start, 0
+    for i, (_, offset, size) in enumerate(members):
+        if size > _SMALL:
+            if at < offset:
                 into.append(np.empty(offset - at, np.uint8))
-            pieces.append(_arrays.aligned_bytes(size))
-            into.append(pieces[-1])
-            at = offset + size
-        return pieces, True, start + root.read_into(run.key, start, *into)
-    if coming is None:
-        whole = np.empty(run.stop - start, np.uint8)
-        count = root.read_into(run.key, start, whole)
-    else:
-        whole = np.frombuffer(_store.read_answer(root, run.key, coming).value, np.uint8)
-        count = whole.size
-    pieces = [
-        whole[offset - start : offset - start + size] for _, offset, size in members
+                pieces += _parts_of(into[-1], at, members[first:i])
+            into.append(_arrays.aligned_bytes(size))
+            pieces.append((into[-1], True))
+            at, first = offset + size, i + 1
+    if at < run.stop:
+        into.append(np.empty(run.stop - at, np.uint8))
+        pieces += _parts_of(into[-1], at, members[first:])
+    return pieces, start + root.read_into(run.key, start, *into)
+
+
+def _parts_of(
+    whole: np.ndarray, start: int, members: list[tuple[StoredRead, int, int]]
+) -> list[_Piece]:
+    return [
+        (whole[offset - start : offset - start + size], False)
+        for _, offset, size in members
     ]
-    return pieces, False, start + count
 
 
 def _unpack(
     reader: Reader,
     run: _Run,
-    pieces: list[np.ndarray],
-    is_owned: bool,
+    pieces: list[_Piece],
     stop: int,
     out: list[tuple[StoredRead, ReadResult]],
 ) -> None:
@@ -268,7 +282,7 @@ def _unpack(
     if digests is not None:
         leaves = [one.record.place for one, _, _ in run.members]
         rows = reader.source.index.extents.first_digests(leaves)
-    for (one, offset, size), piece, row in zip(run.members, pieces, rows):
+    for (one, offset, size), (piece, is_owned), row in zip(run.members, pieces, rows):
         record, views, conversion, _ = one
         t = record.template
         if offset + size > stop:

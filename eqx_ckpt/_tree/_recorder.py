@@ -17,7 +17,7 @@ from jaxtyping import PyTree
 
 from .._format import _names, _structure
 from .._format._structure import Structure
-from . import _flatten, _named, _register, _seen, _value_codec
+from . import _flatten, _identity, _named, _register, _seen, _value_codec
 from ._filters import IsLeaf
 from ._flatten import Flat
 from ._node import Node
@@ -121,20 +121,6 @@ def _module_fields(cls: type, here: tuple[str, ...]) -> _Fields | None:
     return own(dynamic), own(static), there
 
 
-# Values of these types are the same if they are of one type and equal.
-_ATOMS = frozenset((bool, int, str, type(None)))
-
-
-def _is_simple(value: Any) -> bool:
-    """Whether a static value is in the index as it is, and equal to others like it."""
-    cls = type(value)
-    if cls is int:
-        return -(2**63) <= value < 2**63
-    if cls is str:
-        return len(value) < 100 and value.isascii()
-    return value is None or cls is bool
-
-
 # The methods of kinds that are recorded alike; that of another kind has its name.
 _WAYS: dict[str, str] = dict.fromkeys(("none", "tuple", "list"), "_sequence")
 _WAYS |= dict.fromkeys(("dict", "ordered", "default"), "_mapping")
@@ -152,6 +138,8 @@ class _Recorder:
         self._leaves, self._stored = leaves, stored
         self._kinds: dict[type, str] = {}
         self._rows: dict[Any, int] = {}
+        # Those of Modules by their static fields, before these are encoded.
+        self._same: dict[Any, int] = {}
         self._type_of: dict[Any, int] = {}
         self._markers: dict[Any, str] = {}
         # Of each row, whether there are stored leaves in it.
@@ -277,16 +265,14 @@ class _Recorder:
         children = self._below(inside, depth, cls)
         number = self._type(cls, fields)
         values = _flatten.field_values(x, static)
-        kinds = tuple(map(type, values))
-        if _ATOMS.issuperset(kinds):
-            # Most are those of another Module, and a number is not equal to a bool.
-            key = kind, tuple(children), number, kinds, *values
-            if key in self._rows:
-                return self._rows[key]
-            if all(map(_is_simple, values)):
-                return self._row_for(key, (number, values))
-        exact = [_value_codec.encode(value, cls) for value in values]
-        return self._row(kind, children, number, exact)
+        # Most are those of another Module.
+        same = _identity.plain_key(values)
+        key = kind, tuple(children), number, same
+        row = None if same is None else self._same.get(key)
+        if row is None:
+            exact = [_value_codec.encode(value, cls) for value in values]
+            row = self._same[key] = self._row(kind, children, number, exact)
+        return row
 
     def _type(self, cls: type, fields: _Fields) -> int:
         number = self._type_of.setdefault((cls, fields), len(self.types))

@@ -49,9 +49,9 @@ def recorded(module: Any, known: dict[Any, Fields]) -> Fields:
     if not static or issubclass(cls, eqx.nn.StateIndex):
         return {}, {}  # The marker of an index is how this process finds an entry.
     values = _flatten.field_values(module, static)
-    kinds = tuple(map(type, values))
-    key = (cls, kinds, *values) if _ATOMS.issuperset(kinds) else None
-    if key is None or key not in known:
+    same = _identity.plain_key(values)
+    key = cls, same
+    if same is None or key not in known:
         known[key] = {}, {}
         for field, value in zip(static, values):
             if value is not _flatten.ABSENT:
@@ -64,10 +64,6 @@ def recorded(module: Any, known: dict[Any, Fields]) -> Fields:
             if callable(value) and (name := _named.name_of(value)) is not None:
                 encoded = {**encoded, field: {"name": list(name)}}
     return plain, encoded
-
-
-# Values of these types are the same if they are of one type and equal.
-_ATOMS = frozenset((bool, int, str, type(None)))
 
 
 def record(

@@ -31,10 +31,19 @@ class Target(NamedTuple):
 def target_of(like: Any) -> Target:
     """**Raises:** `TypeError` for a leaf that no stored leaf can stand for, and
     `ValueError` when the `to_leaf` of its type fails."""
+    # Nearly all leaves are these.
+    if type(like) is jax.ShapeDtypeStruct and like.sharding is None:
+        if _processes.count() == 1:
+            return _unplaced_target(like.dtype, like.shape, like.weak_type)
     codec = _register.codec_of(type(like))
     if codec is not None:
         return _target_of(_register.to_leaf(like))._replace(codec=codec)
     return _target_of(like)
+
+
+@ft.lru_cache(maxsize=4096)
+def _unplaced_target(dtype: Any, shape: tuple[int, ...], weak: bool) -> Target:
+    return _target_of(jax.ShapeDtypeStruct(shape, dtype, weak_type=weak))
 
 
 def _target_of(like: Any) -> Target:

@@ -34,6 +34,8 @@ def encode(value: Any, owner: type | None = None) -> Any:
 
     `owner`: the class of the Module that it is a field of.
     """
+    if _is_simple(value):
+        return value
     try:
         out = bounded(value, _encode, MAX_DEPTH, _MAX_NODES)
     except Exception:  # Also of the methods of a class that we do not know.
@@ -42,6 +44,16 @@ def encode(value: Any, owner: type | None = None) -> Any:
     if type(out) in (bool, type(None)) or len(json.dumps(out)) <= _MAX_LENGTH:
         return out
     return {"unknown": _text(value)}
+
+
+def _is_simple(value: Any) -> bool:
+    """Whether a value is its own JSON, as most are."""
+    cls = type(value)
+    if cls is int:
+        return -(2**63) <= value < 2**63
+    if cls is str:
+        return len(value) < 100 and value.isascii()
+    return value is None or cls is bool
 
 
 def bounded(

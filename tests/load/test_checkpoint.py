@@ -1,4 +1,5 @@
 import copy
+import math
 import os
 import pickle
 import shutil
@@ -625,3 +626,25 @@ def test_a_spliced_tree_as_like(tmp_path):
     w = ec.open(tmp_path / "c")["w"]
     with pytest.raises(TypeError, match="has not been read"):
         1.0 in w  # noqa: B015
+
+
+@pytest.mark.parametrize("shape", [(16,), (64,), (64, 16), (3, 5)])
+def test_very_many_alike_between_large_ones(tmp_path, shape):
+    """They are made some at a time, of pieces of memory that other leaves share; what
+    is larger has its own. Each gets its own values, and no memory of another."""
+    size = math.prod(shape)
+    tree = {
+        f"{i:04}": jnp.arange(i, i + (size if i % 100 else 40_000), dtype=jnp.float32)
+        for i in range(1600)
+    }
+    tree = {n: x.reshape(shape) if x.size == size else x for n, x in tree.items()}
+    ec.tree_serialise_leaves(tmp_path / "1", tree)
+    for where in (None, lambda x: [x[n] for n in sorted(x) if int(n) % 3]):
+        loaded = ec.tree_deserialise_leaves(
+            tmp_path / "1", eqx.filter_eval_shape(lambda: tree), where=where
+        )
+        some = {n: x for n, x in loaded.items() if isinstance(x, jax.Array)}
+        assert len(some) > len(tree) // 2
+        eqx.tree_equal(some, {n: tree[n] for n in some}) or pytest.fail("other values")
+        starts = {x.unsafe_buffer_pointer() for x in some.values()}
+        assert len(starts) == len(some)
