@@ -4,7 +4,7 @@ import os
 import signal
 import weakref
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, overload, Unpack
+from typing import Any, overload, TYPE_CHECKING, Unpack
 
 from jax._src import distributed
 from jaxtyping import PyTree
@@ -51,6 +51,18 @@ _RULES = {
     "copies": _arguments.optional(_arguments.integer(0)),
 }
 _MAPPING = Rule("a dict", lambda x: isinstance(x, Mapping | None))
+
+
+# What Orbax's manager has under other names.
+_ELSEWHERE = {
+    "latest_step": "`latest()`",
+    "all_steps": "`steps()`",
+    "best_step": "`best()`",
+    "wait_until_finished": "`wait()`",
+    "reached_preemption": "`should_stop()`",
+    "should_save": "the argument `every`, which `save` goes by",
+    "close": "the end of the `with`",
+}
 
 
 class CheckpointManager:
@@ -170,6 +182,13 @@ class CheckpointManager:
             self._steps.finish()
         self._signals = Signals(signals)
         weakref.finalize(self, self._saves.forget)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            text = f"`CheckpointManager` has no attribute `{name}`"
+            text += f": here it is {_ELSEWHERE[name]}." if name in _ELSEWHERE else "."
+            raise AttributeError(text, name=name, obj=self)
 
     def __repr__(self) -> str:
         return f"CheckpointManager({self._steps.root.url!r})"

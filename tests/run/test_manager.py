@@ -162,6 +162,15 @@ def test_wrong_options(root, options, match):
     assert not root.exists()
 
 
+def test_what_other_managers_have_is_said(root):
+    with ec.CheckpointManager(root) as manager:
+        with pytest.raises(AttributeError, match=r"here it is `latest\(\)`"):
+            manager.latest_step()
+        with pytest.raises(AttributeError, match="no attribute `lates`.$"):
+            manager.lates()
+        assert not hasattr(manager, "all_steps")
+
+
 def test_metrics_without_that_of_best(root):
     """It is an error until a step has it, and nothing is deleted until then."""
     with ec.CheckpointManager(root, keep=1, best=("accuracy", "max")) as manager:
