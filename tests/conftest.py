@@ -29,10 +29,14 @@ _compiled = tempfile.TemporaryDirectory()
 # Machines that run the tests are shared: how long an example takes says nothing. The
 # quick form has the same examples each time, and fails for whoever breaks it. The long
 # form has others each time, unless it is given a `--hypothesis-seed`.
+_untimed = {
+    "deadline": None,
+    "suppress_health_check": [hypothesis.HealthCheck.too_slow],
+}
 hypothesis.settings.register_profile(
-    "quick", deadline=None, max_examples=16, derandomize=True
+    "quick", max_examples=16, derandomize=True, **_untimed
 )
-hypothesis.settings.register_profile("long", deadline=None, max_examples=100)
+hypothesis.settings.register_profile("long", max_examples=100, **_untimed)
 
 
 def pytest_configure(config):

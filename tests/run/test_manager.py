@@ -598,6 +598,7 @@ def test_several_processes(tmp_path):
                 assert "3 seconds" in str(e), e
             else:
                 raise AssertionError
+            other._saves.together = ec.Together(timeout=60)
             for step in (20, 21):
                 assert other.save(step, tree(step))
             assert other.steps()[-1] in (20, 21)
@@ -692,7 +693,7 @@ def test_preemption_stops_all_processes_at_one_step(tmp_path, handler):
     tell = manager._saves.is_told_in_any
     manager._saves.is_told_in_any = lambda told: messages.append(told) or tell(told)
     with manager:
-        for step in range(1, 2000):
+        for step in range(1, 20_000):
             time.sleep(0.01 * (1 + rank))
             manager.save(step, {{"step": step}})
             if step == 7 and rank == 1:
@@ -706,5 +707,5 @@ def test_preemption_stops_all_processes_at_one_step(tmp_path, handler):
     lines = [text.splitlines()[-1] for text in out]
     step = int(lines[0].split()[0])
     asked = 0 if handler == "JAX" else step
-    assert 7 <= step < 1999 and lines == [f"{step} {asked} [{step}]"] * 3
+    assert 7 <= step < 19_999 and lines == [f"{step} {asked} [{step}]"] * 3
     assert [("handled" in text) for text in out] == [False, handler == "Python", False]

@@ -236,7 +236,7 @@ def fail(file, mode, **how):
         raise MemoryError("no room")
     return open(file, mode, **how)
 how = {"every": 100, "near": path / f"disk{rank}", "near_every": 1}
-how["processes"] = ec.Together(timeout=20)
+how["processes"] = ec.Together(timeout=60)
 manager = ec.CheckpointManager(path / "run", **how)
 tree = {"x": spread(np.arange(8.0, dtype=np.float32), rows)}
 if rank == 1:
@@ -428,7 +428,7 @@ def test_a_step_that_is_half_written(tmp_path):
     elif step == 5:
         import atexit
         atexit.register(os._exit, 9)  # JAX would wait for the one that is dead."""
-    near.run(tmp_path, 4, until=7, body=body, timeout=5)
+    near.run(tmp_path, 4, until=7, body=body, timeout=15)
     again = near.run(tmp_path, 4, until=9)
     assert begun(again) == [(4, 400 + i) for i in range(4)]
     assert results(again) == near.never_stopped(4, until=9)

@@ -129,7 +129,7 @@ _DIFFERENT = {
     "fewer": ('if rank: del tree["rows"]', "process 1 saves other.*lacks `rows`"),
     "path": (
         "if rank: place = path / 'other'",
-        "in 4 seconds: 1.*waited in another|process 0 of 2 has been silent",
+        "in 6 seconds: 1.*waited in another|process 0 of 2 has been silent",
     ),
     "bad on 1": ('if rank: tree["b"] = np.array([None])', "`b` cannot be saved"),
     "bad on 0": ('if not rank: tree["b"] = np.array([None])', "`b` cannot be saved"),
@@ -148,7 +148,8 @@ def test_trees_that_differ(tmp_path):
 path, tree = pathlib.Path(sys.argv[4]) / {name!r}, dict(whole)
 place = path if {name!r} == "foreign" else path / "c"
 {change}
-together = ec.Together(timeout=4 if {name!r} == "path" else 30)
+together = ec.Together(timeout=6 if {name!r} == "path" else 60)
+meet({name!r})
 caught(ec.tree_serialise_leaves, place, tree, processes=together)
 """
     both = good(run_team(2, code, tmp_path))
@@ -190,11 +191,13 @@ def after(change, key):
     is_last = "part-" in key or key.endswith("tree")
     if (when, change) == ("after", "write") and is_last:
         die()
+if when != "before":
+    meet("begin")
 if rank == {who}:
     if when == "before":
         die()
     inside.watch_store(pytest.MonkeyPatch(), path, before, after)
-caught(ec.tree_serialise_leaves, path / "c", tree, processes=ec.Together(timeout=3))
+caught(ec.tree_serialise_leaves, path / "c", tree, processes=ec.Together(timeout=5))
 sys.stdout.flush()
 os._exit(0)  # The runtime waits for all at the end.
 """
@@ -210,8 +213,8 @@ os._exit(0)  # The runtime waits for all at the end.
             assert other.status != 0 or "process 0 of 2 has been silent" in other.out
         else:
             assert other.status == 0, other.err
-            assert f"in 3 seconds: {who}" in other.out or (
-                f"silent for 3 seconds: {who}" in other.out
+            assert f"in 5 seconds: {who}" in other.out or (
+                f"silent for 5 seconds: {who}" in other.out
             ), other.out
     assert set(ec.open(tmp_path / "c").leaves) == {"old"}
     assert ec.verify(tmp_path / "c") == []
@@ -243,7 +246,7 @@ os.chdir(mine)
 make = lambda lines: lambda *args: lines(*args) | {{"the path": "same"}}
 inside.wrap(patch, "lines that processes agree on", make)
 inside.replace(patch, "URL of a place", str)
-caught(ec.tree_serialise_leaves, "c", tree, processes=ec.Together(timeout=20))
+caught(ec.tree_serialise_leaves, "c", tree, processes=ec.Together(timeout=60))
 """
     out = good(run_team(2, code, tmp_path, 1))
     for text in out:
@@ -261,7 +264,7 @@ import pytest
 from support import inside
 inside.replace(pytest.MonkeyPatch(), "URL of a place", lambda _: "one path")
 like = {{"w": jax.ShapeDtypeStruct((8,), jnp.float32, sharding=rows)}}
-together = ec.Together(timeout=10)
+together = ec.Together(timeout=60)
 caught(ec.tree_deserialise_leaves, path / str(rank), like, processes=together)
 """
     for text in good(run_team(2, code, tmp_path)):
@@ -280,7 +283,7 @@ def test_damage_that_one_process_finds(tmp_path):
     file.write_bytes(data)
     code = f"""{CATCH}
 like = {{"w": jax.ShapeDtypeStruct((2048, 1024), jnp.float32, sharding=rows)}}
-caught(ec.tree_deserialise_leaves, path / "c", like, processes=ec.Together(timeout=20))
+caught(ec.tree_deserialise_leaves, path / "c", like, processes=ec.Together(timeout=60))
 """
     first, second = good(run_team(2, code, tmp_path))
     assert "process 1 has failed" in first and "w: its bytes are not" in first
@@ -416,19 +419,19 @@ def test_what_is_interrupted_in_one_process_leaves_nothing_behind(tmp_path, coun
     """Ctrl-C comes at lines of a call in process 1. Process 0 has an error, or is done;
     then both make the call again, with the same path and tag."""
     code = """
-    from jax._src import distributed
     from support import interrupts
-    together = ec.Together(timeout=1)
+    # Those of calls that all make, and of those that somebody may leave.
+    long, short = ec.Together(timeout=60), ec.Together(timeout=1)
+    together = long
     tree = {"a": spread(np.arange(64.0, dtype=np.float32), rows), "step": 1}
     with ec.CheckpointManager(path / "run", processes=together) as manager:
         manager.save(1, tree)
         manager.wait()
     manager = ec.CheckpointManager(path / "run", processes=together)
-    tagged = ec.Together("tag", 1)
     calls = {
         "restore": lambda: manager.restore(tree, own=None),
         "save": lambda: ec.async_tree_serialise_leaves(
-            path / "c", tree, processes=tagged).result(),
+            path / "c", tree, processes=ec.Together("tag", together.timeout)).result(),
         "step": lambda: (manager.save(1, tree, force=True), manager.wait()),
     }
     files = {
@@ -436,8 +439,9 @@ def test_what_is_interrupted_in_one_process_leaves_nothing_behind(tmp_path, coun
         "save": ["_async.py", "_background.py"],
         "step": ["_saves.py", "_async.py"],
     }
-    def meet(name):
-        distributed.global_state.client.wait_at_barrier(name, 30_000)
+    def is_within(how):
+        global together
+        together = manager._saves.together = how
     for name, call in calls.items():
         call()
         # No line before the call has told that it is made, which nobody could know of.
@@ -447,6 +451,7 @@ def test_what_is_interrupted_in_one_process_leaves_nothing_behind(tmp_path, coun
                if i > begun and os.path.basename(file) in files[name]]
         failed = 0
         for i in range(count):
+            is_within(short)
             meet(f"{name} {i}")
             try:
                 if rank == 1:
@@ -456,13 +461,12 @@ def test_what_is_interrupted_in_one_process_leaves_nothing_behind(tmp_path, coun
                     call()
             except (Exception, KeyboardInterrupt):
                 failed += 1
+            is_within(long)
             meet(f"{name} {i} again")
             call()
         assert rank == 0 or failed > count // 2, name
     """
-    good(
-        run_team(2, f"count = {count}\n{textwrap.dedent(code)}", tmp_path, timeout=590)
-    )
+    good(run_team(2, f"count = {count}\n{textwrap.dedent(code)}", tmp_path))
 
 
 def test_a_graft_of_two_processes(tmp_path):
@@ -475,7 +479,7 @@ def graft(how=(), tag=None):
     pairs += [(lambda m: m["new"]["n"], lambda c: c.model.n)]
     return ec.graft(
         model, path / "c", pairs, fresh=lambda m: m["head"],
-        processes=ec.Together(tag, 20))
+        processes=ec.Together(tag, 200))
 out, report = graft()
 assert same(out["new"]["w"], X) and out["new"]["n"] == 3
 assert out["new"]["w"].sharding == columns
@@ -492,7 +496,7 @@ def fails(how, tag):
 start = time.monotonic()
 said = fails([broken], "a")
 assert "the disk of process 1" in said, said
-assert time.monotonic() - start < 10
+assert time.monotonic() - start < 100
 out, _ = graft(tag="a")
 assert same(out["new"]["w"], X)
 print("good")

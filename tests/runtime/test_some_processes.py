@@ -104,7 +104,7 @@ caught(lambda: ec.tree_serialise_leaves(
     path / "own", {{"a": made(lambda: 1.0, same_on_some)}}, processes="own"))
 if hasattr(jax.config, "jax_enable_empty_arrays"):
     jax.config.update("jax_enable_empty_arrays", False)
-    old = ec.Together("old", 20)
+    old = ec.Together("old", 60)
     caught(lambda: ec.tree_deserialise_leaves(path / "c", like, processes=old))
 else:
     print("old: its sharding has no device of this process")

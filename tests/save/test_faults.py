@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 import pytest
 from support import inside
@@ -89,13 +90,15 @@ def test_two_writers_and_a_reader(tmp_path, layouts):
     path = tmp_path / "7"
     ec.tree_serialise_leaves(path, tree(0))
     assert value_at(path) == 0
-    writers = [_start("write_often", path, layouts, first, 2) for first in (1000, 2000)]
+    writers = [_start("write_often", path, layouts, first) for first in (1000, 2000)]
     for writer in writers:
         assert writer.stdout.readline() == "ready\n"
     for writer in writers:
         print("go", file=writer.stdin, flush=True)
     read, errors = [], []
-    while any(writer.poll() is None for writer in writers):
+    start = time.monotonic()
+    while (passed := time.monotonic() - start) < 2 or not read:
+        assert passed < 60
         try:
             read.append(value_at(path, verify=len(read) % 2 == 0))
         except RuntimeError as e:
@@ -274,8 +277,9 @@ def test_a_lock_that_is_not_let_go_of(tmp_path, monkeypatch, caplog):
     with subprocess.Popen(command, **pipes) as holder:
         holder.stdout.readline()
         holder.send_signal(signal.SIGSTOP)
-        inside.limit(monkeypatch, seconds_until_a_lock_is_told=0.1)
-        inside.limit(monkeypatch, seconds_until_a_lock_is_given_up=0.5)
+        os.waitpid(holder.pid, os.WUNTRACED)
+        inside.limit(monkeypatch, seconds_until_a_lock_is_told=0.01)
+        inside.limit(monkeypatch, seconds_until_a_lock_is_given_up=2)
         who = rf"process {holder.pid} \(.*, T \(stopped\)\) holds the lock of `{path}`"
         with caplog.at_level("WARNING", "eqx_ckpt"):
             with pytest.raises(TimeoutError, match=f"{who}, which.*Nothing was saved"):

@@ -41,13 +41,14 @@ def mode(path):
 def open_to_others(directory):
     """The files in a directory that others can read."""
     found = []
-    for entry in os.scandir(directory):
-        bits = entry.stat(follow_symlinks=False).st_mode
-        if entry.is_dir(follow_symlinks=False):
-            if bits & 0o055:
-                found += open_to_others(entry.path)
-        elif bits & 0o044:
-            found.append(entry.path)
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            bits = entry.stat(follow_symlinks=False).st_mode
+            if entry.is_dir(follow_symlinks=False):
+                if bits & 0o055:
+                    found += open_to_others(entry.path)
+            elif bits & 0o044:
+                found.append(entry.path)
     return found
 
 

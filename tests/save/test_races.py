@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 from support import inside
+from support.helpers import until
 
 import eqx_ckpt as ec
 
@@ -165,7 +166,7 @@ def test_beside_a_writer(tmp_path, name, count):
 def _descriptors(path, most):
     """How many of this process lead to a file, once they are at most so many: threads
     of TensorStore let go of it a moment after they have read."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while True:
         found = 0
         for number in os.listdir("/proc/self/fd"):
@@ -235,7 +236,8 @@ def _read(path, count):
                 faults[f"{call.__name__}: {type(e).__name__} {str(e)[:150]}"] += 1
     print(dict(counts))
     assert not faults, faults.most_common(10)
-    assert len(os.listdir("/proc/self/fd")) <= descriptors + 8
+    # Threads of TensorStore close a file a moment after they have read it.
+    until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors + 8)
 
 
 if __name__ == "__main__":

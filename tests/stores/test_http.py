@@ -57,8 +57,9 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
         self.send_header("ETag", f'"{hash(data)}"')
         self.send_header("Content-Length", str(stop - start))
         self.end_headers()
-        self.wfile.write(data[start:stop])
+        # Before whoever asks goes on.
         type(self).sent += stop - start
+        self.wfile.write(data[start:stop])
 
     def log_message(self, *_):
         pass

@@ -17,6 +17,7 @@ import eqx_ckpt as ec
 
 @pytest.fixture
 def world(request, tmp_path):
+    random.seed(0)  # Of the bits that are flipped.
     proxy = request.getfixturevalue(request.param)
     with proxy.used(), odd_answers.hurried():
         yield World(request.param, proxy, str(tmp_path))

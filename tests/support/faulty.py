@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
+import threading
 
 import numpy as np
 
@@ -200,14 +200,16 @@ def read_only(directory):
     return count
 
 
-def write_often(path, layouts, first, seconds):
-    """Saves one value after the other, and says which of them were saved."""
+def write_often(path, layouts, first):
+    """Saves one value after the other until its input ends, and one has been saved, and
+    says which of them were."""
     saved, errors = [], collections.Counter()
     print("ready", flush=True)
     sys.stdin.readline()
-    end = time.monotonic() + float(seconds)
+    over = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
     value = int(first)
-    while time.monotonic() < end:
+    while not (over.is_set() and saved):
         layout = layouts.split(",")[value % len(layouts.split(","))]
         try:
             ec.tree_serialise_leaves(path, tree(value), layout=layout, durable=False)

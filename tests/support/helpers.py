@@ -5,7 +5,8 @@ import fcntl
 import os
 import pathlib
 import struct
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -72,6 +73,14 @@ def fill_run(manager: Any, steps: Sequence[int], **metrics: Sequence[float]) -> 
     for i, step in enumerate(steps):
         numbers = {name: values[i] for name, values in metrics.items()}
         assert manager.save(step, tree_at(step), numbers)
+
+
+def until(is_so: Callable[[], bool], seconds: float = 60) -> None:
+    """Waits until something is so that is about to be, however busy the machine is."""
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end, f"it is not so after {seconds} seconds"
+        time.sleep(0.002)
 
 
 def files_of(path: str | os.PathLike[str]) -> dict[str, bytes]:

@@ -301,6 +301,11 @@ def start_in_background(url: str, stage: Any, write: Any) -> Any:
     return _found(CALLS["start in the background"])(_root(url), stage, write)
 
 
+def is_waited_for(handle: Any) -> bool:
+    """Whether a thread is in `result` of the handle of a save."""
+    return handle in _found("_save._background._asked").copy().values()
+
+
 def read_told(path: Any, data: bytes) -> Any:
     """What process 0 tells the others of a save."""
     return _found("_save._publish.told")(_root(path), data)

@@ -132,7 +132,7 @@ class State:
         self._ignored: list[Any] = []
         sys.unraisablehook = lambda error: self._ignored.append(repr(error))
         # Threads of TensorStore close files a moment after they were read.
-        end = time.monotonic() + 1
+        end = time.monotonic() + 30
         while [*_descriptors(self._directory)] and time.monotonic() < end:
             gc.collect()
             time.sleep(0.01)
@@ -149,8 +149,8 @@ class State:
         }
 
     def check(self, line: Line) -> None:
-        """Waits a moment for threads that end, and for what is not collected yet."""
-        end = time.monotonic() + 1
+        """Waits for threads that end, and for what is not collected yet."""
+        end = time.monotonic() + 30
         while (now := self._now()) != self._before and time.monotonic() < end:
             gc.collect()
             time.sleep(0.01)
@@ -346,7 +346,7 @@ _WINDOWS = {
 _ERRORS = {True: (KeyboardInterrupt,), False: (MemoryError, RuntimeError)}
 
 # Seconds that the next calls may take: one, and more on a busy machine.
-_MOST = 15
+_MOST = 120
 
 
 def _next_calls(path: pathlib.Path, layout: str) -> int | None:
@@ -378,6 +378,7 @@ def interrupt_call(
     _put(path, 1, layout)
     thread = _thread(name)
     if call in (save, _save_durably, _save_zarr):
+        gc.collect()  # Not what calls before it have left.
         # Files that a zip was read from are open until nobody has the reader any more.
         assert layout == "zip" or not finals_of(lambda: call(path))
         _put(path, 1, layout)

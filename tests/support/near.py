@@ -50,8 +50,7 @@ _QUIET = 'warnings.simplefilter("ignore")'
 
 # All have done what comes after a near step by then, such as deleting older ones.
 _KILL = """
-from jax._src import distributed
-distributed.global_state.client.wait_at_barrier("killed", 60_000)
+meet("killed")
 os._exit(9)
 """
 
@@ -60,7 +59,7 @@ def run(path: pathlib.Path, size: int, until: int, **how: Any) -> list[Done]:
     """Runs to a step; `kill` ends all processes there at once, with an error."""
     how = {"every": 100, "copies": 1, "noise": 0, "body": "pass", "own": "own"} | how
     how = {"spec": "rows", "setup": _QUIET, "begun": "", "end": ""} | how
-    timeout = how.pop("timeout", 20)
+    timeout = how.pop("timeout", 60)
     order = how.pop("order", list(range(size)))
     if how.pop("kill", False):
         how["end"] = _KILL

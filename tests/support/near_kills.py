@@ -39,8 +39,7 @@ def slowly(plan, *rest):
     time.sleep({slow_near} if "eqx_ckpt.near" in str(plan.root) else {slow_root})
     return write(plan, *rest)
 _serialise.write = slowly
-from jax._src import distributed
-distributed.global_state.client.wait_at_barrier("begun", 60_000)
+meet("begun")
 ending = path / "ending{attempt}"
 def end():
     while not ending.exists():
@@ -126,7 +125,6 @@ class Campaign:
             setup=setup,
             begun=_BEGUN,
             body=_BODY.format(after=after),
-            timeout=20,
         )
         self._check(before, here, max(least, self.reached))
 

@@ -29,6 +29,7 @@ rank, size, port = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 import jax, jax.numpy as jnp, numpy as np
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(f"localhost:{port}", size, rank)
+from jax._src import distributed
 import equinox as eqx
 import eqx_ckpt as ec
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
@@ -42,6 +43,9 @@ def spread(x, sharding):
 def same(array, x):
     return all(np.array_equal(np.asarray(s.data), x[s.index])
                for s in array.addressable_shards)
+def meet(name):
+    # All wait for all, not by what is tested.
+    distributed.global_state.client.wait_at_barrier(name, 600_000)
 """
 
 
@@ -78,7 +82,7 @@ class _Last:
         self._others = others
 
     def shutdown(self) -> None:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 600
         while not all(map(os.path.exists, self._others)) and time.monotonic() < end:
             time.sleep(0.005)
         self._service.shutdown()
@@ -115,13 +119,20 @@ def _run(
 
 
 def run_team(
-    size: int, code: str, path: pathlib.Path, devices: int = 2, timeout: float = 120
+    size: int, code: str, path: pathlib.Path, devices: int = 2, timeout: float = 900
 ) -> list[Done]:
     """Runs code in each of `size` processes. It has `rank`, `size`, `path`, a mesh of
     all devices, and the names above."""
-    with socket.socket() as s:
-        s.bind(("localhost", 0))
-        port = s.getsockname()[1]
+    with socket.socket() as held:
+        # JAX's service shares the port with this socket, and nobody else is given it.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("localhost", 0))
+        return _run_team(size, code, path, devices, timeout, held.getsockname()[1])
+
+
+def _run_team(
+    size: int, code: str, path: pathlib.Path, devices: int, timeout: float, port: int
+) -> list[Done]:
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",

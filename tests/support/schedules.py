@@ -6,6 +6,7 @@ it they write into a file each; `check` looks at these, and at what is on disk.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -25,8 +26,8 @@ from eqx_ckpt._load import _fetch
 from eqx_ckpt._save import _plan
 
 
-TIMEOUT = 5
-WAIT = ec.Together(timeout=TIMEOUT)
+# Seconds, of calls that somebody may leave, and of those that all make.
+TIMEOUT, LONG = 5, 60
 KINDS = ["save", "save", "async", "load", "manager", "stop", "restore"]
 # What a process does with a call.
 PARTS = ["make"] * 6 + ["skip", "fail", "late", "tree", "path", "break"]
@@ -98,7 +99,8 @@ class Player:
         here = self.path / str(seed)
         here.mkdir(exist_ok=True)
         outcomes: list[list[str]] = []
-        manager = ec.CheckpointManager(here / "run", processes=WAIT)
+        together = ec.Together(timeout=TIMEOUT)
+        manager = ec.CheckpointManager(here / "run", processes=together)
         calls = plan(seed, self.size, kills)
         for step, call in enumerate(calls, 1):
             part = call["parts"][self.rank]
@@ -119,9 +121,11 @@ class Player:
         except (RuntimeError, OSError) as e:
             waited = f"{type(e).__name__}: {e}"
         self.meet(f"met-{seed}")
+        manager._saves.together = ec.Together(timeout=LONG)
         good = []
         for step in range(101, 111):
             call = {"kind": KINDS[step % len(KINDS)], "tag": step % 2, "kill": None}
+            call["timeout"] = LONG
             good.append(self._outcome(here, manager, step, call, "make"))
         manager.wait()
         done = {"outcomes": outcomes, "waited": waited, "good": good}
@@ -142,7 +146,7 @@ class Player:
         tag = step if call["tag"] else None
         place = here / ("other" if part == "path" else "c")
         tree = self.tree(step, part)
-        together = ec.Together(tag, TIMEOUT)
+        together = ec.Together(tag, call.get("timeout", TIMEOUT))
         kind = call["kind"]
         with self._faults(call, part):
             if kind == "save":
@@ -169,7 +173,8 @@ class Player:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     try:
-                        out, at = manager.restore(self.like(), processes=WAIT)
+                        own = dataclasses.replace(together, tag=None)
+                        out, at = manager.restore(self.like(), processes=own)
                     except FileNotFoundError:
                         return
                 assert_of(out, at)

@@ -6,6 +6,7 @@ interpreter does.
 """
 
 import atexit
+import contextlib
 import functools as ft
 import json
 import os
@@ -107,7 +108,9 @@ class Script:
     def send_signal(self, number: int) -> None:
         is_over = select.select([self._state], [], [], 0)[0]
         if self.returncode is None and not is_over:
-            os.kill(self.pid, number)
+            # It may be over, and that not be told yet.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

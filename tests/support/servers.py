@@ -1,8 +1,8 @@
 """Servers on loopback that speak HTTP: S3, GCS and static files, and a proxy before
 them that counts, delays and spoils what passes. No test is here.
 
-`python -m support.servers static DIRECTORY PORT` serves files, and `gcs PORT` instead
-is Google's store.
+`python -m support.servers static DIRECTORY` serves files; `gcs` instead is Google's
+store, and `s3` Amazon's. It says which port it listens on.
 """
 
 import base64
@@ -14,6 +14,7 @@ import http.server
 import json
 import os
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -50,8 +51,32 @@ def in_a_row(requests: Iterable[Request]) -> list[Request]:
     return max(chains, key=len, default=[])
 
 
+def round_trips(
+    proxy: "Proxy",
+    most: int,
+    call: Callable[[], Any],
+    before: Callable[[], Any] = lambda: None,
+) -> int:
+    """The round trips that a call waits for in turn: the fewest of some tries, if they
+    are more than `most`. On a busy machine requests that are sent together may come one
+    after the other; those that wait for an answer never come together. `before` is
+    called before each try."""
+    fewest = sys.maxsize
+    for delay in (0.1, 0.2, 0.4, 0.8, 1.6, 3.2):
+        proxy.delay = 0.0
+        before()
+        proxy.delay = delay
+        proxy.requests.clear()
+        call()
+        fewest = min(fewest, len(in_a_row(proxy.requests)))
+        if fewest <= most:
+            break
+    return fewest
+
+
 class Proxy(http.server.ThreadingHTTPServer):
-    """Passes requests on to a port, and keeps a list of them.
+    """Passes requests on to a port, and keeps a list of them; but not of looks whether
+    it is there, which come when the machine is slow.
 
     `delay`: seconds that each takes more, in which nothing is computed; and so does the
     word that a large body may come. `fault(method, path)` says what else happens
@@ -140,6 +165,10 @@ def _error(status: int) -> bytes:
     return f"<?xml version='1.0'?><Error><Code>{code}</Code></Error>".encode()
 
 
+# A look whether a server is there at all, which comes beside a request that takes long.
+_LOOK = ("HEAD", "/")
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Proxy
@@ -177,18 +206,18 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         else:
             status, data, headers = self._ask(body)
         kept = {k.lower(): v for k, v in self.headers.items()}
-        self.server.requests.append(
-            Request(
-                self.command,
-                self.path,
-                kept,
-                status,
-                len(body),
-                len(data),
-                self._start,
-                time.perf_counter(),
-            )
+        request = Request(
+            self.command,
+            self.path,
+            kept,
+            status,
+            len(body),
+            len(data),
+            self._start,
+            time.perf_counter(),
         )
+        if request[:2] != _LOOK:
+            self.server.requests.append(request)
         if callable(fault):
             fault()
         if fault in ("drop", "lose") or callable(fault):
@@ -228,36 +257,36 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = _pass
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as s:
-        return s.getsockname()[1]
-
-
 @contextlib.contextmanager
-def _running(port: int, *arguments: str) -> Iterator[int]:
-    with _running_program(port, sys.executable, *arguments):
-        yield port
-
-
-@contextlib.contextmanager
-def _running_program(port: int, *arguments: str) -> Iterator[int]:
-    process = subprocess.Popen(
+def _running(*arguments: str) -> Iterator[int]:
+    """A program that says which port it listens on: one that the system has chosen as
+    it bound it, and so nobody else's."""
+    with subprocess.Popen(
         arguments,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-    )
-    try:
-        for _ in range(1200):
-            assert process.poll() is None, f"{arguments} ended"
-            with contextlib.suppress(OSError):
-                socket.create_connection(("127.0.0.1", port)).close()
-                break
-            time.sleep(0.05)
-        yield port
-    finally:
-        process.kill()
-        process.wait()
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            lines = (_LISTENS.search(line) for line in process.stdout)
+            found = next(filter(None, lines), None)
+            assert found is not None, f"{arguments} ended"
+            yield int(found[1])
+        finally:
+            process.kill()
+
+
+_LISTENS = re.compile(r"listens on http://127\.0\.0\.1:(\d+)")
+
+
+def _own(*arguments: str) -> contextlib.AbstractContextManager[int]:
+    return _running(sys.executable, "-m", "support.servers", *arguments)
+
+
+def _say_port(port: int) -> None:
+    print(f"listens on http://127.0.0.1:{port}", flush=True)
 
 
 def ask(port: int, method: str, path: str, body: bytes = b"") -> int:
@@ -273,8 +302,7 @@ def ask(port: int, method: str, path: str, body: bytes = b"") -> int:
 @contextlib.contextmanager
 def s3() -> Iterator[int]:
     """Moto's server, with the bucket `bucket`."""
-    port = _free_port()
-    with _running(port, "-m", "moto.server", "-p", str(port)):
+    with _own("s3") as port:
         assert ask(port, "PUT", "/bucket") == 200
         yield port
 
@@ -282,8 +310,7 @@ def s3() -> Iterator[int]:
 @contextlib.contextmanager
 def gcs() -> Iterator[int]:
     """An emulator of Google's store, with the bucket `bucket`."""
-    port = _free_port()
-    with _running(port, "-m", "support.servers", "gcs", str(port)):
+    with _own("gcs") as port:
         assert ask(port, "POST", "/storage/v1/b?project=p", b'{"name": "bucket"}') < 300
         yield port
 
@@ -303,9 +330,8 @@ def az() -> Iterator[int]:
     program = shutil.which("azurite-blob")
     if program is None:
         pytest.skip("Azurite is not here: `npm install --global azurite`")
-    port = _free_port()
     options = "--inMemoryPersistence --silent --skipApiVersionCheck --disableTelemetry"
-    with _running_program(port, program, *options.split(), "--blobPort", str(port)):
+    with _running(program, *options.split(), "--blobPort", "0") as port:
         _make_container(port)
         yield port
 
@@ -353,24 +379,35 @@ BUCKETS = {
 @contextlib.contextmanager
 def static(directory: str | os.PathLike[str]) -> Iterator[int]:
     """The files of a directory."""
-    port = _free_port()
-    with _running(
-        port, "-m", "support.servers", "static", os.fspath(directory), str(port)
-    ):
+    with _own("static", os.fspath(directory)) as port:
         yield port
 
 
-def serve_static(directory: str, port: str) -> None:
-    import flask
+def _serve(app: Any, **how: Any) -> None:
     import werkzeug.serving
+
+    server = werkzeug.serving.make_server("127.0.0.1", 0, app, threaded=True, **how)
+    _say_port(server.server_port)
+    server.serve_forever()
+
+
+def serve_s3() -> None:
+    from moto.moto_server import werkzeug_app
+
+    app = werkzeug_app.DomainDispatcherApplication(werkzeug_app.create_backend_app)
+    _serve(app, request_handler=werkzeug_app.MotoRequestHandler)
+
+
+def serve_static(directory: str) -> None:
+    import flask
 
     app = flask.Flask(__name__, static_folder=None)
     send = lambda name: flask.send_from_directory(directory, name, conditional=True)
     app.add_url_rule("/<path:name>", view_func=send, endpoint="file")
-    werkzeug.serving.run_simple("127.0.0.1", int(port), app, threaded=True)
+    _serve(app)
 
 
-def serve_gcs(port: str) -> None:
+def serve_gcs() -> None:
     """The emulator, with what it lacks and TensorStore relies on: conditional writes,
     the bounds of a listing and its errors, generations and the end of an object in
     answers."""
@@ -427,7 +464,11 @@ def serve_gcs(port: str) -> None:
     objects.download = download_with_generation
     from gcp_storage_emulator.__main__ import main
 
-    main(["start", "--host=127.0.0.1", f"--port={port}", "--in-memory"])
+    # In this mode it is made, and not run.
+    start = ["start", "--host=127.0.0.1", "--port=0", "--in-memory"]
+    server = main(start, test_mode=True)
+    server.start()
+    _say_port(server._api._httpd.server_port)
 
 
 def certificate() -> bytes:
@@ -455,4 +496,6 @@ def certificate() -> bytes:
 
 
 if __name__ == "__main__":
-    {"static": serve_static, "gcs": serve_gcs}[sys.argv[1]](*sys.argv[2:])
+    {"s3": serve_s3, "static": serve_static, "gcs": serve_gcs}[sys.argv[1]](
+        *sys.argv[2:]
+    )
