@@ -181,13 +181,12 @@ def stats(path: str, name: str, progress: bool) -> CommandResult:
     if name:
         tree = {name: ckpt[name]} if name in ckpt else _paths.node(ckpt, name)
     found = _stats.stats(tree, progress=progress)
-    numbers = ("min", "max", "mean", "std", "norm", "nan", "inf", "zero")
     columns = [Column("name"), Column("array")]
-    columns += [Column(title, True) for title in numbers]
+    columns += [Column(title, True) for title in _stats.NUMBERS]
     rows = []
     for leaf, row in found.items():
         cells = [Span(leaf), row.array]
-        for title in numbers:
+        for title in _stats.NUMBERS:
             value = getattr(row, title)
             is_bad = title in ("nan", "inf") and bool(value)
             text = "" if title in ("nan", "inf") and value == 0 else _stats.short(value)
@@ -280,7 +279,7 @@ def suggest(a: str, b: str) -> CommandResult:
         some, others = (", ".join(_folding.fold(x)[:_MOST]) for x in both)
         more.append(f"    {some}  {shown[0][both[0][0]]}, of {others}")
     if turned:
-        squares = [y for y in names.values() if _is_square(kinds[1][y][1])]
+        squares = [y for y in names.values() if _alike.is_square(kinds[1][y])]
         more.append(
             "  transposed, which is for a pair of `graft`; of squares nobody knows:"
         )
@@ -288,7 +287,3 @@ def suggest(a: str, b: str) -> CommandResult:
     lines: list[Line] = [*_rules.lines(rules, turned)]
     lines += [[Span(f"# {line}", "quiet")] for line in more]
     return CommandResult(data, lines, int(len(more) > 1))
-
-
-def _is_square(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 2 and shape[0] == shape[1]

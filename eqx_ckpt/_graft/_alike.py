@@ -125,6 +125,11 @@ def _kind(kind: str, dtype: np.dtype | None, shape: tuple[int, ...]) -> Kind:
     return what, shape
 
 
+def is_square(kind: Kind) -> bool:
+    """Whether nobody can tell a leaf of a kind from one that is transposed."""
+    return len(kind[1]) == 2 and kind[1][0] == kind[1][1]
+
+
 def numbered(name: str) -> list[str]:
     """A name, split at its numbers: texts and numbers by turns."""
     return re.split(r"(?<![^._])([0-9]+)(?![^._])", name)

@@ -407,10 +407,6 @@ def _how(
     return None
 
 
-def _is_square(shape: Shape) -> bool:
-    return len(shape) == 2 and shape[0] == shape[1]
-
-
 def _lines(
     model: Model, stored: StoredSide, rows: Iterable[tuple[int, list[int], list[str]]]
 ) -> list[str]:
@@ -422,11 +418,12 @@ def _lines(
         more = ", ..." if len(saved) > _NAMES else ""
         shown = ", ".join(f"`{x}`" for x in near) + more
         template = stored.saved.record(places[0], known=True).template
-        target = _target.show_target(target_of(model, number))
+        target = target_of(model, number)
         by = f" by `{', '.join(how)}`" if how else ""
-        if _is_square(target_of(model, number).shape):
+        if _alike.is_square(_alike.kind(target)):
             by += ", transposed or not"
-        texts.append((name, f"{target}, of {_leaf.show(template)}{by}: {shown}"))
+        what = f"{_target.show_target(target)}, of {_leaf.show(template)}"
+        texts.append((name, f"{what}{by}: {shown}"))
         if len(texts) == _MOST:
             break
     lines = [f"    {name}  {text}" for name, text in _folding.fold_rows(texts)]
