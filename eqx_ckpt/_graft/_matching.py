@@ -99,8 +99,8 @@ class Matching:
                         self._pair_up(pair, group, name, numbers, saved)
             if not matched:
                 self._nothing(pair)
-            for name, text in pair.problems:
-                self.problems.add("rule", name, text)
+            for rule in pair.unused:
+                self.problems.add("rule", rule)
 
     @ft.cached_property
     def _depths(self) -> dict[int, int]:
