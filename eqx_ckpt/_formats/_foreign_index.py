@@ -69,10 +69,10 @@ def scalar(value: Any, keys: str) -> tuple[np.ndarray | Unreadable, Template]:
     """A number or a text of Python's, as it would be stored, and its template; or one
     of what cannot be read, which has no bytes."""
     if isinstance(value, Unreadable):
-        shape, chunk = (0,), (1,)
-        if value.is_array:
-            return value, Template(keys, "numpy", "uint8", shape, "uint8", chunk)
-        return value, Template(keys, "bytes", "bytes", shape, "uint8", chunk)
+        what, why, is_array = value
+        value = Unreadable(_text.bounded(what, 100), _text.bounded(why), is_array)
+        kind, dtype = ("numpy", "uint8") if is_array else ("bytes", "bytes")
+        return value, Template(keys, kind, dtype, (0,), "uint8", (1,))
     if isinstance(value, (str, bytes)):
         kind = type(value).__name__
         is_text = isinstance(value, str)
@@ -90,14 +90,9 @@ def scalar(value: Any, keys: str) -> tuple[np.ndarray | Unreadable, Template]:
     return np.array(value, dtype), Template(keys, kind, dtype, (), dtype, ())
 
 
-def unreadable(what: str, why: str, is_array: bool = False) -> Unreadable:
-    """A leaf that cannot be read: it is listed, and all else of the file is read."""
-    return Unreadable(_text.bounded(what, 100), _text.bounded(why, 1000), is_array)
-
-
 def leaf_of(name: str, keys: str, value: Any) -> ForeignLeaf:
-    """A leaf that lies nowhere: a number or a text of Python's, or one that cannot be
-    read."""
+    """A leaf that lies nowhere: a number or a text of Python's; or one that cannot be
+    read, which is listed, and all else of the file is read."""
     value, t = scalar(value, keys)
     return ForeignLeaf(name, t, value=value)
 
@@ -121,11 +116,11 @@ def array_leaf(
         _template.dtype_of(dtype)
     except ValueError:
         why = f"it has the dtype {said!r:.60}, which is not read here"
-        value = unreadable(f"{said}[{lengths}]", why, said != "object")
+        value = Unreadable(f"{said}[{lengths}]", why, said != "object")
         return leaf_of(name, keys, value)
     if rank > _template.MAX_RANK:
         why = f"it has {rank} axes, and at most {_template.MAX_RANK} are read"
-        return leaf_of(name, keys, unreadable(f"{said}[...]", why, True))
+        return leaf_of(name, keys, Unreadable(f"{said}[...]", why, True))
     t = template(kind or kind_of(dtype), dtype, shape, keys)
     return ForeignLeaf(name, t, file, offset, strides)
 
@@ -368,6 +363,6 @@ def _glued(
     return path
 
 
-def flat_name(name: str, separator: str = ".") -> str:
+def flat_name(name: str) -> str:
     """The inverse of `names_of`."""
-    return separator.join(map(_names.unquote, name.split(".")))
+    return ".".join(map(_names.unquote, name.split(".")))

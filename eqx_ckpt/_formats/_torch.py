@@ -19,7 +19,7 @@ from .._zips import _zip
 from .._zips._probe import Probe
 from .._zips._zip import Zip
 from . import _foreign_index, _magic, _pickle, _torch_globals
-from ._foreign_index import ForeignLeaf, NameBudget, names_of_paths, unreadable
+from ._foreign_index import ForeignLeaf, NameBudget, names_of_paths
 from ._pickle import Global, Ordered
 from ._torch_globals import Storage, Tensor
 
@@ -214,12 +214,10 @@ class _Walk:
 
 
 def _leaf(value: Any) -> Any:
-    if isinstance(value, Unreadable):
-        return unreadable(*value)
     if isinstance(value, Global) and value.kind == "dtype":
         return f"torch.{value.name}"
     if isinstance(value, (Storage, Global)):
         is_class = isinstance(value, Storage) or value.kind != "function"
         what = "storage" if is_class else "function"
-        return unreadable(what, "it is a storage or a function, and no tensor")
+        return Unreadable(what, "it is a storage or a function, and no tensor")
     return value
