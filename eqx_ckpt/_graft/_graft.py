@@ -24,7 +24,7 @@ from .._load._checkpoint import Checkpoint
 from .._load._fetch import LeafRead
 from .._load._lazy import LazyArray
 from .._load._load_options import LoadOptions, TogetherKeywords
-from .._runtime import _arguments
+from .._runtime import _arguments, _gc
 from .._storage import _store
 from .._tree import _from_host, _host_copy, _leaf, _target
 from .._tree._static import Static
@@ -42,6 +42,7 @@ from ._sides import Model, StoredSide
     init=_arguments.optional(_arguments.FUNCTION),
 )
 @_open.again(1, "ckpt")
+@_gc.paused()
 def graft(
     model: PyTree,
     ckpt: str | os.PathLike[str] | Checkpoint,
