@@ -3,7 +3,7 @@
 import functools as ft
 import pathlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import equinox as eqx
@@ -55,21 +55,11 @@ def _title(text: str) -> None:
     print(f"\n--- {text}")
 
 
-def _listing(path: pathlib.Path) -> None:
-    for file in sorted(path.rglob("*")):
-        depth = len(file.relative_to(path).parts)
-        if file.is_file():
-            size = _text.size(file.stat().st_size)
-            print(f"{'  ' * depth}{file.name}  ({size})")
-        elif depth == 1 and "." in file.name and not file.name.startswith("model."):
-            print(f"{'  ' * depth}{file.name}/ ...")
-        else:
-            print(f"{'  ' * depth}{file.name}/")
-
-
-def _listing_zarr(path: pathlib.Path) -> None:
-    for entry in sorted(path.iterdir()):
-        print(f"  {entry.name}{'/' if entry.is_dir() else ''}")
+def _listing(path: pathlib.Path, files: Iterable[pathlib.Path]) -> None:
+    for file in sorted(files):
+        indent = "  " * len(file.relative_to(path).parts)
+        size = f"  ({_text.size(file.stat().st_size)})" if file.is_file() else "/"
+        print(f"{indent}{file.name}{size}")
 
 
 def _counted(what: str, load: Callable[[], Any]) -> Any:
@@ -101,9 +91,9 @@ def main(directory: str | None = None) -> None:
             root / layout, state, metadata=hyperparameters, layout=layout
         )
     _title(f'Saved. layout="ocdbt", the default: a few files\n{root / "ocdbt"}')
-    _listing(root / "ocdbt")
+    _listing(root / "ocdbt", (root / "ocdbt").rglob("*"))
     _title(f'layout="zarr": a directory for each leaf\n{root / "zarr"}')
-    _listing_zarr(root / "zarr")
+    _listing(root / "zarr", (root / "zarr").iterdir())
 
     _title("print(ec.open(path))")
     path = root / "ocdbt"

@@ -263,28 +263,26 @@ def _check_places(
     _store.each(directory, check, range(len(files)))
 
 
-class NameBudget:
-    """The budget for names of leaves in nested containers: each repeats those of the
-    nodes above it."""
+def name_budget() -> Callable[[list[str], int], None]:
+    """A function that is told the path of each leaf in nested containers, which repeats
+    those of the nodes above it, and the size of what all of them are made of. It raises
+    `ValueError` for names that are too long, too many, or much longer than that."""
+    letters = parts = leaves = 0
 
-    def __init__(self) -> None:
-        self._letters = self._parts = self._leaves = 0
-
-    def spend(self, path: list[str], size: int) -> None:
-        """**Raises:** `ValueError` for names that are too long, too many, or much
-        longer than the `size` of what they are made of."""
-        letters = sum(map(len, path))
-        if 3 * letters > _names.MAX_NAME:
+    def spend(path: list[str], size: int) -> None:
+        nonlocal letters, parts, leaves
+        own = sum(map(len, path))
+        if 3 * own > _names.MAX_NAME:
             raise ValueError(f"the name {_names.shorten('.'.join(path))} is too long")
-        self._letters += letters
-        self._parts += len(path)
-        self._leaves += 1
-        if self._leaves > _LEAVES:
+        letters, parts, leaves = letters + own, parts + len(path), leaves + 1
+        if leaves > _LEAVES:
             raise ValueError(f"it has more than {_LEAVES} leaves")
-        if self._parts > MAX_COMPONENTS:
+        if parts > MAX_COMPONENTS:
             raise ValueError("its names have more components than are read")
-        if self._letters > _LETTERS + _LETTERS_OF_ONE * size:
+        if letters > _LETTERS + _LETTERS_OF_ONE * size:
             raise ValueError("its names are much longer than the file")
+
+    return spend
 
 
 def names_of(flat: Iterable[str], separator: str = ".") -> list[tuple[str, str]]:

@@ -19,7 +19,7 @@ from ._foreign_index import (
     array_leaf,
     ForeignLeaf,
     leaf_of,
-    NameBudget,
+    name_budget,
     names_of_paths,
 )
 
@@ -81,10 +81,10 @@ def _walk(
         for number in range(value):
             _walk(reader, [*path, str(number)], items)
     elif kind == "ext":
-        reader.names.spend(path, reader.at)
+        reader.spend(path, reader.at)
         items.append((path, _ext(reader, path, *value)))
     elif value is not None:
-        reader.names.spend(path, reader.at)
+        reader.spend(path, reader.at)
         items.append((path, leaf_of("", "", value)))
 
 
@@ -159,7 +159,7 @@ class _Reader:
     def __init__(self, probe: Probe, key: str):
         self._window = Window(probe.directory, key, np.empty(_WINDOW, np.uint8))
         self.at = 0
-        self.names = NameBudget()
+        self.spend = name_budget()
 
     def _take(self, count: int) -> bytes:
         data = self._window.read(self.at, self.at + count).tobytes()

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .._format._leaves import Leaves
+from .._functions._computed import Formula
 from .._load import (
     _checkpoint,
     _deserialise,
@@ -186,12 +187,8 @@ def _wants(placed: Placed) -> list[LeafRead]:
     made = placed.made
     if isinstance(made, LazyArray):
         return [LeafRead(made._record, made._view, placed.target)]
-    if not isinstance(made, _deferred.DeferredArray):
-        return []
-    return [
-        LeafRead(part._record, part._view, _lazy.host_target(part))
-        for part in made.parts
-    ]
+    parts = _deferred.parts_of(made) if isinstance(made, Formula) else []
+    return [LeafRead(x._record, x._view, _lazy.host_target(x)) for x in parts]
 
 
 def _made(x: Placed, values: list[Any], names: list[str]) -> Any:
@@ -200,9 +197,9 @@ def _made(x: Placed, values: list[Any], names: list[str]) -> Any:
     if isinstance(made, LazyArray):
         return values.pop()
     try:
-        if isinstance(made, _deferred.DeferredArray):
+        if isinstance(made, Formula):
             # Popped one by one, so that parts live no longer than they are needed.
-            made = made.make([values.pop() for _ in made.parts])
+            made = _deferred.made(made, [values.pop() for _ in made.parts])
             owned = True
         template = _leaf.describe(made)
         array = _host_copy.to_host(made, template)
