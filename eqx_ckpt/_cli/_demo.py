@@ -1,6 +1,5 @@
 """`python -m eqx_ckpt demo`: the README's story on a model that is trained here."""
 
-import functools as ft
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterable
@@ -17,6 +16,10 @@ import eqx_ckpt as ec
 
 from .._format import _text
 from .._storage import _root
+
+
+def _net(width: int, depth: int) -> eqx.nn.MLP:
+    return eqx.nn.MLP(2, 1, width, depth, jax.nn.silu, key=jr.key(0))
 
 
 def _adam(model: PyTree) -> dict[str, PyTree]:
@@ -75,9 +78,8 @@ def _counted(what: str, load: Callable[[], Any]) -> Any:
 def main(directory: str | None = None) -> None:
     """Trains, saves in both layouts, and loads the parts of it."""
     root = pathlib.Path(directory or tempfile.mkdtemp(prefix="eqx_ckpt-demo-"))
-    hyperparameters = {"width_size": 256, "depth": 5}
-    make = ft.partial(eqx.nn.MLP, 2, 1, activation=jax.nn.silu, key=jr.key(0))
-    model = make(**hyperparameters)
+    hyperparameters = {"width": 256, "depth": 5}
+    model = _net(**hyperparameters)
     opt = _adam(model)
     _title("Training a small network for 60 steps")
     for step, key in enumerate(jr.split(jr.key(1), 60)):
@@ -101,7 +103,7 @@ def main(directory: str | None = None) -> None:
     print(ckpt)
 
     _title("Loading, and the bytes that TensorStore read for it")
-    like = eqx.filter_eval_shape(make, **ckpt.metadata)
+    like = eqx.filter_eval_shape(_net, **ckpt.metadata)
     whole = {"model": like, "opt": eqx.filter_eval_shape(_adam, model)}
     everything = _counted("everything", lambda: ec.tree_deserialise_leaves(path, whole))
     params = _counted(
