@@ -179,7 +179,7 @@ class Distance:
 
     def __init__(self, t: Template, u: Template):
         self._templates = t, u
-        self._largest = 0.0
+        self.largest = 0.0
         self._difference = self._norm = NO_SUMS
 
     def add(self, a: np.ndarray, b: np.ndarray) -> None:
@@ -188,21 +188,17 @@ class Distance:
             x, y = numbers(part[0], t), numbers(part[1], u)
             gaps = _gaps(x, y).astype(np.float64)
             largest = float(gaps.max())
-            if math.isnan(largest) or largest > self._largest:  # A NaN stays.
-                self._largest = largest
-            if math.isfinite(self._largest):
+            if math.isnan(largest) or largest > self.largest:  # A NaN stays.
+                self.largest = largest
+            if math.isfinite(self.largest):
                 self._difference = join(self._difference, sums(as_floats(gaps)))
                 self._norm = join(self._norm, sums(as_floats(x[np.isfinite(x)])))
 
     @property
-    def largest(self) -> float:
-        return self._largest
-
-    @property
     def relative(self) -> float:
         """The L2 norm of the differences, over that of what is finite of the first."""
-        if not math.isfinite(self._largest):
-            return self._largest
+        if not math.isfinite(self.largest):
+            return self.largest
         norm, difference = self._norm.norm, self._difference.norm
         if norm == 0:
             return math.inf if difference else 0.0
