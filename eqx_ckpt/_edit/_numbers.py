@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from .._format import _template
@@ -39,12 +38,8 @@ def is_number(t: Template) -> bool:
 @ft.cache
 def _mask(dtype: str) -> int | None:
     """The bits that count of a number of less than a byte; None if all of them do."""
-    known = _template.dtype_of(dtype)
-    kind = _template.number_type(known)
-    if kind not in ("int", "float") or known.itemsize > 1:
-        return None
-    bits = (ml_dtypes.iinfo if kind == "int" else ml_dtypes.finfo)(known).bits
-    return 2**bits - 1 if bits < 8 else None
+    bits = _template.bits(_template.dtype_of(dtype))
+    return 2**bits - 1 if 0 < bits < 8 else None
 
 
 def mask_of(t: Template) -> int | None:
