@@ -402,18 +402,20 @@ def _shards(peer: Claimant, path: pathlib.Path) -> Cell:
     if peer != FLAX:
         return _yes(does, done)
     assert not does
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
     to = path.parent / "two"
     to.mkdir()
-    command = [sys.executable, __file__, "--shards", str(to), port]
     env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    two = [subprocess.Popen([*command, rank], env=env, **pipes) for rank in "01"]
-    for process in two:
-        out, errors = process.communicate(timeout=300)
-        assert "so it came" in out, errors
+    with socket.socket() as held:
+        # JAX's service shares the port with this socket, and nobody else is given it.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("localhost", 0))
+        port = str(held.getsockname()[1])
+        command = [sys.executable, __file__, "--shards", str(to), port]
+        two = [subprocess.Popen([*command, rank], env=env, **pipes) for rank in "01"]
+        for process in two:
+            out, errors = process.communicate(timeout=900)
+            assert "so it came" in out, errors
     done += "; by two processes, with `save_checkpoint_multiprocess`: so it came"
     return Cell("between processes", done)
 

@@ -22,24 +22,34 @@ Declared = Callable[..., None]
 COMMANDS: list[click.Command] = []
 
 
-_json = click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON, for programs."
-)
-
-
-def _command(module: str, prints: bool = False) -> Callable[[Declared], click.Command]:
-    """Declares a command: the function of its name in a module, which returns a
-    `CommandResult`, or `prints` what there is to say."""
+def _plain(module: str) -> Callable[[Declared], click.Command]:
+    """Declares a command: the function of its name in a module, which prints itself."""
 
     def decorate(declared: Declared) -> click.Command:
         @ft.wraps(declared)
-        def run(as_json: bool = False, **given: Any) -> Any:
-            result = _whole(module, declared.__name__)(**given)
-            if prints:
-                return result
-            return ft.partial(_whole("_output", "say"), result, as_json)
+        def run(**given: Any) -> Any:
+            return _whole(module, declared.__name__)(**given)
 
-        COMMANDS.append(click.command(run if prints else _json(run)))
+        COMMANDS.append(click.command(run))
+        return COMMANDS[-1]
+
+    return decorate
+
+
+def _command(module: str) -> Callable[[Declared], click.Command]:
+    """Declares a command whose function returns a `CommandResult`."""
+
+    def decorate(declared: Declared) -> click.Command:
+        @click.option(
+            "--json", "as_json", is_flag=True, help="Print JSON, for programs."
+        )
+        @ft.wraps(declared)
+        def run(*, as_json: bool, **given: Any) -> Callable[[], int]:
+            result = _whole(module, declared.__name__)(**given)
+            say = _whole("_output", "say")
+            return ft.partial(say, result, as_json)
+
+        COMMANDS.append(click.command(run))
         return COMMANDS[-1]
 
     return decorate
@@ -190,7 +200,7 @@ def cat() -> None:
 @_command("_look")
 @click.argument("path", type=PATH)
 @click.argument("name", default="", type=NODE)
-@_progress
+@click.option("--progress", is_flag=True, help="Show a progress bar (needs tqdm).")
 def stats() -> None:
     """Print ranges, means, norms and NaNs of each leaf.
 
@@ -202,7 +212,7 @@ def stats() -> None:
 @click.argument("a", type=PATH)
 @click.argument("b", type=PATH)
 @click.option("--values", is_flag=True, help="Find how large the differences are.")
-@_progress
+@click.option("--progress", is_flag=True, help="Show a progress bar (needs tqdm).")
 def diff() -> None:
     """Say in what two checkpoints differ.
 
@@ -225,7 +235,7 @@ def suggest() -> None:
     """
 
 
-@_command("_viewing", prints=True)
+@_plain("_viewing")
 @click.argument("paths", metavar="PATH [PATH]", nargs=-1, type=PATH, required=True)
 @click.option("--to", metavar="FILE", type=PATH, help="Write one file of HTML instead.")
 @click.option("--overwrite", is_flag=True, help="Replace FILE.")
@@ -398,7 +408,7 @@ def steps() -> None:
 
 @_command("_runs")
 @click.argument("path", type=PATH)
-@_progress
+@click.option("--progress", is_flag=True, help="Show a progress bar (needs tqdm).")
 def verify() -> None:
     """Check every byte of a checkpoint or a run.
 
@@ -418,7 +428,7 @@ def clean() -> None:
     """Delete what killed saves have left in a directory."""
 
 
-@_command("_runs", prints=True)
+@_plain("_runs")
 @click.argument("directory", required=False, type=PATH)
 def demo() -> None:
     """Train a small model, save it, and load parts of it."""

@@ -2,7 +2,9 @@
 this module that make tensors and containers. There is nothing else that one can call.
 """
 
+import itertools as it
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -129,8 +131,8 @@ def _tensor(
 
 def _apart(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
     """The strides of an array, if its elements do not follow each other."""
-    rows = zip(shape, strides, _foreign_source.strides_of(shape))
-    wrong = any(n > 1 and s != row for n, s, row in rows)
+    rows = list(it.accumulate(reversed(shape[1:]), operator.mul, initial=1))[::-1]
+    wrong = any(n > 1 and s != row for n, s, row in zip(shape, strides, rows))
     return tuple(strides) if wrong else None
 
 

@@ -8,14 +8,13 @@ import jax
 import numpy as np
 
 from .._format._template import Template
-from .._functions._computed import Formula
 from .._load._lazy import LazyArray
 from .._rename._rename import Rename
 from .._tree import _folding, _leaf, _target
 from .._tree._folding import Problems
 from .._tree._target import Target
-from ..adapters import _deferred, Adapter
-from ..adapters._deferred import Lazy
+from ..adapters import Adapter
+from ..adapters._deferred import DeferredArray
 from . import _nested
 from ._matching import Job
 from ._nested import Nested
@@ -119,12 +118,16 @@ def _makes_one_of_the_other(
     )
 
 
-def _before(steps: Sequence[Step], like: Nested, of_rules: Sequence[Adapter]) -> Lazy:
+def _before(
+    steps: Sequence[Step], like: Nested, of_rules: Sequence[Adapter]
+) -> DeferredArray:
     """An array of the shape of a leaf before these steps: that it has to have
     where an adapter makes several of one by the shapes of those."""
 
-    def empty(x: Any) -> Lazy:
-        return _deferred.later([], lambda _: np.zeros(0), np.shape(x), np.uint8)
+    def empty(x: Any) -> DeferredArray:
+        return DeferredArray(
+            (), lambda _: np.zeros(0), tuple(np.shape(x)), np.dtype(np.uint8)
+        )
 
     value = _nested.mapped(empty, like)
     for step in reversed(steps):
@@ -181,8 +184,9 @@ def _fit(
         if made.dtype == target.dtype:
             target = target._replace(cast=True)
         else:  # To another dtype first: its numbers are those of that one.
-            same = lambda arrays: arrays[0]
-            made = _deferred.later([made], same, made.shape, made.dtype)
+            made = DeferredArray(
+                (made,), lambda arrays: arrays[0], made.shape, made.dtype
+            )
     try:
         _check_source(made, job)
         template = _template_of(made)
@@ -211,8 +215,12 @@ def _fit(
 
 
 def _check_source(made: Any, job: Job) -> None:
-    for part in _deferred.parts_of(made) if isinstance(made, Lazy) else []:
-        if part._source is not job.all_saved[0].lazy._source:
+    parts = made.parts if isinstance(made, DeferredArray) else [made]
+    for part in parts:
+        if (
+            isinstance(part, LazyArray)
+            and part._source is not job.all_saved[0].lazy._source
+        ):
             raise ValueError(
                 f"`{part.name}` is of another checkpoint, `{part._source.root}`. Read "
                 "it in the function, or graft twice."
@@ -221,7 +229,7 @@ def _check_source(made: Any, job: Job) -> None:
 
 def _template_of(made: Any) -> Template:
     """**Raises:** `ValueError` or `TypeError` for what is no leaf."""
-    if isinstance(made, Formula):
+    if isinstance(made, DeferredArray):
         return _leaf.describe(np.broadcast_to(np.zeros((), made.dtype), made.shape))
     if not isinstance(made, LazyArray):
         return _leaf.describe(made)
@@ -276,9 +284,9 @@ def _origin(placed: Placed | None, stored: StoredSide) -> Any:
     if placed is None:
         return None
     made = placed.made
-    if not isinstance(made, Lazy):
+    if not isinstance(made, (LazyArray, DeferredArray)):
         return id(made)
-    parts = _deferred.parts_of(made)
+    parts = (made,) if isinstance(made, LazyArray) else made.parts
     aliases = stored.saved.aliases
     places = [x._record.place for x in parts]
     views = [(x._view, x.dtype, x._target.kind) for x in parts]

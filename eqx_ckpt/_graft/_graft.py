@@ -12,7 +12,6 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .._format._leaves import Leaves
-from .._functions._computed import Formula
 from .._load import (
     _checkpoint,
     _deserialise,
@@ -25,7 +24,7 @@ from .._load._checkpoint import Checkpoint
 from .._load._fetch import LeafRead
 from .._load._lazy import LazyArray
 from .._load._load_options import LoadOptions, TogetherKeywords
-from .._runtime import _arguments, _gc
+from .._runtime import _arguments
 from .._storage import _store
 from .._tree import _from_host, _host_copy, _leaf, _target
 from .._tree._static import Static
@@ -43,7 +42,6 @@ from ._sides import Model, StoredSide
     init=_arguments.optional(_arguments.FUNCTION),
 )
 @_open.again(1, "ckpt")
-@_gc.paused()
 def graft(
     model: PyTree,
     ckpt: str | os.PathLike[str] | Checkpoint,
@@ -187,8 +185,12 @@ def _wants(placed: Placed) -> list[LeafRead]:
     made = placed.made
     if isinstance(made, LazyArray):
         return [LeafRead(made._record, made._view, placed.target)]
-    parts = _deferred.parts_of(made) if isinstance(made, Formula) else []
-    return [LeafRead(x._record, x._view, _lazy.host_target(x)) for x in parts]
+    if not isinstance(made, _deferred.DeferredArray):
+        return []
+    return [
+        LeafRead(part._record, part._view, _lazy.host_target(part))
+        for part in made.parts
+    ]
 
 
 def _made(x: Placed, values: list[Any], names: list[str]) -> Any:
@@ -197,9 +199,9 @@ def _made(x: Placed, values: list[Any], names: list[str]) -> Any:
     if isinstance(made, LazyArray):
         return values.pop()
     try:
-        if isinstance(made, Formula):
+        if isinstance(made, _deferred.DeferredArray):
             # Popped one by one, so that parts live no longer than they are needed.
-            made = _deferred.made(made, [values.pop() for _ in made.parts])
+            made = made.make([values.pop() for _ in made.parts])
             owned = True
         template = _leaf.describe(made)
         array = _host_copy.to_host(made, template)

@@ -2,7 +2,6 @@
 
 import bisect
 import contextlib
-import functools as ft
 import itertools as it
 import json
 import os
@@ -119,17 +118,19 @@ def export_safetensors(
     """
     root = _root.resolve(path)
     root.check_writable()
-    room = _ROOM if max_bytes is None else max_bytes
-    plan = ft.partial(_plan, pytree, filter_spec, skip, rename, metadata, verify)
     if shard_bytes is not None:
         run = _run_of(root, processes)
         with run.heard():
-            tensors, metadata = plan()
+            tensors, metadata = _planned(
+                pytree, filter_spec, skip, rename, metadata, verify
+            )
             _shards.check(root, overwrite, _lazies.places(tensors))
             files = _shards.deal(tensors, shard_bytes)
             headers = {name: _header(some, metadata) for name, some in files.items()}
+            room = _ROOM if max_bytes is None else max_bytes
             if run.count > 1:
-                _shards.write_together(run, root, files, headers, room, durable)
+                given = run, root, files, headers, room, durable
+                _shards.write_together(*given)
                 return
             _check_here(tensors)
             with _lines(tensors, room, progress) as lines:
@@ -146,10 +147,10 @@ def export_safetensors(
                 if overwrite
                 else f"There is something at `{root}`, and `overwrite=False`."
             )
-    tensors, metadata = plan()
+    tensors, metadata = _planned(pytree, filter_spec, skip, rename, metadata, verify)
     _check_here(tensors)
     header = _header(tensors, metadata)
-    with _lines(tensors, room, progress) as lines:
+    with _lines(tensors, _ROOM if max_bytes is None else max_bytes, progress) as lines:
         data = it.chain([header], lines(tensors))
         write = lambda file: file.writelines(data)
         _onefile.publish(root, write, overwrite, durable)
@@ -197,7 +198,7 @@ def _lines(
         yield lines
 
 
-def _plan(
+def _planned(
     pytree: PyTree,
     filter_spec: FilterSpec,
     skip: Sequence[str],

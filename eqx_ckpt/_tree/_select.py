@@ -45,14 +45,12 @@ class _Tag:
     __hash__ = object.__hash__
 
 
-# What takes the value of an object.
-OPERATORS = (
+for _operator in (
     "eq ne lt le gt ge bool len iter getitem contains int float complex index array "
     "add radd sub rsub mul rmul matmul rmatmul truediv rtruediv floordiv rfloordiv "
     "mod rmod divmod rdivmod pow rpow neg pos abs round trunc floor ceil invert "
     "and rand or ror xor rxor lshift rlshift rshift rrshift"
-).split()
-for _operator in OPERATORS:
+).split():
     setattr(_Tag, f"__{_operator}__", _Tag._refuse)
 
 

@@ -458,7 +458,7 @@ def main(scale: int = 1, names: Collection[str] = GROWTHS) -> None:
     for name, (n, _) in chosen.items():
         paths = [made[name, size * scale] for size in (n, 2 * n)]
         # What other processes do to the caches comes and goes; growth stays.
-        for _ in range(4):
+        for _ in range(8):
             one, two = map(cost, paths)
             is_good = two[0] <= MORE * one[0] + SECONDS
             is_good = is_good and two[1] <= MORE * one[1] + BYTES

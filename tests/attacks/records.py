@@ -18,7 +18,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator
@@ -31,6 +30,7 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from support import command, golden
+from support.clock import timed
 
 import eqx_ckpt as ec
 from eqx_ckpt._format import _columns as _format_columns
@@ -395,10 +395,8 @@ def main(count: int, seed: int, names: Collection[str] = MADE) -> None:
         fields = sorted({place[0] for _, place, _ in every[name]})
         field = r.choice(fields)
         what, place, new = r.choice([x for x in every[name] if x[1][0] == field])
-        signal.alarm(60)
-        begin = time.process_time()
-        out = bench.run(name, place, new)
-        seconds = time.process_time() - begin
+        signal.alarm(600)
+        out, seconds = timed(_LIMIT, lambda: bench.run(name, place, new))
         signal.alarm(0)
         tally[next(iter(out.errors), "all went well")] += 1
         if seconds > _LIMIT:

@@ -41,7 +41,7 @@ from . import forge, index_of
 
 
 DOCUMENTED = (ValueError, RuntimeError, OSError)
-_HANG = 30
+_HANG = 600
 _HEAD = b'{"format":"eqx_ckpt journal","version":1,"steps":'
 _ID = "0123456789abcdef"
 # A number that JSON has and Python refuses to read.

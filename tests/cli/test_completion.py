@@ -163,7 +163,8 @@ def test_tab_and_help_are_quick(ckpt):
     start = _START.replace("'eqx-ckpt'", "'eqx-ckpt'; sys.argv[1:] = ['merge', '-h']")
     page, text = _cpu(start)
     assert "--density" in text
-    assert tab - least < 0.15 and page - least < 0.15, (least, tab, page)
+    # How long Python and `click` alone take is up to the machine.
+    assert max(tab, page) < 5 * least, (least, tab, page)
 
 
 @pytest.mark.parametrize("words", [["cat", "{}", "model."], ["ver"], ["info", ""]])

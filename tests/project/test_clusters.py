@@ -1,5 +1,6 @@
 """The example of many hosts starts by the variables that clusters set."""
 
+import contextlib
 import os
 import pathlib
 import random
@@ -10,6 +11,7 @@ import sys
 
 import pytest
 import yaml
+from support.processes import free_port
 
 
 EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "multihost"
@@ -67,7 +69,7 @@ def test_the_example_starts(tmp_path, variables):
         )
     try:
         for process in processes:
-            out, err = process.communicate(timeout=180)
+            out, err = process.communicate(timeout=900)
             assert process.returncode == 0, err[-3000:]
             assert "begins after step 0" in out and "ends after step 6" in out
     finally:
@@ -85,25 +87,23 @@ def test_the_program_of_the_page(tmp_path):
         "XLA_FLAGS": "",
     }
     for count, steps, begin in [(4, 12, 0), (2, 15, 12)]:
-        with socket.socket() as s:
-            s.bind(("localhost", 0))
-            address = f"localhost:{s.getsockname()[1]}"
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-c", code, address, *map(str, (count, rank, steps))],
-                cwd=tmp_path,
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(count)
-        ]
-        try:
+        with contextlib.ExitStack() as stack:
+            address = f"localhost:{stack.enter_context(free_port())}"
+            processes = [
+                subprocess.Popen(
+                    [sys.executable, "-c", code, address]
+                    + list(map(str, (count, rank, steps))),
+                    cwd=tmp_path,
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+                for rank in range(count)
+            ]
             for process in processes:
-                out, err = process.communicate(timeout=120)
+                stack.callback(process.kill)
+            for process in processes:
+                out, err = process.communicate(timeout=900)
                 assert process.returncode == 0, err
                 assert f"begins at {begin}\n" in out and f"\n{steps} " in out
-        finally:
-            for process in processes:
-                process.kill()

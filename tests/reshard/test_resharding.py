@@ -14,13 +14,13 @@ CATCH = """
 def caught(tag=None, **options):
     start = time.monotonic()
     try:
-        options["processes"] = ec.Together(tag, 30)
+        options["processes"] = ec.Together(tag, 500)
         ec.tree_deserialise_leaves(path / "c", like, **options)
     except Exception as e:
         print(f"{type(e).__name__}: {e}".replace(chr(10), " "))
     else:
         print("loaded")
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 400
 """
 
 
@@ -113,8 +113,7 @@ caught(reshard="devices")
 caught(reshard="devices", max_bytes=2**20)
 file, = (path / "c" / "d").glob("*/0")
 # The other process may still be reading it.
-from jax._src import distributed
-distributed.global_state.client.wait_at_barrier("read", 30_000)
+meet("read")
 if rank == size - 1:
     file.write_bytes((path / "whole").read_bytes())
 caught(reshard="devices" if rank else "read")

@@ -1,5 +1,6 @@
 """What notebooks show: HTML that stands by itself. What was stored is no markup."""
 
+import contextlib
 import functools as ft
 import html.parser
 import itertools
@@ -238,20 +239,24 @@ def _run(tmp_path, body, script, dark=False):
         "--disable-gpu",
         "--virtual-time-budget=4000",
     ]
-    options += [f"--user-data-dir={tmp_path / 'profile'}"]
     options += [
         f"--blink-settings=preferredColorScheme={0 if dark else 1}",
         "--dump-dom",
     ]
-    result = subprocess.run(
-        [_chromium, *options, f"file://{tmp_path / 'page.html'}"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    found = re.search(r"<title>(.*?)</title>", result.stdout, re.S)
-    assert found, result.stdout[:500] + result.stderr[-500:]
-    return json.loads(html.unescape(found[1]))
+    # On a busy machine a start may hang, or end before the script has.
+    said = ""
+    for attempt in range(5):
+        profile = f"--user-data-dir={tmp_path / f'profile{attempt}'}"
+        command = [_chromium, *options, profile, f"file://{tmp_path / 'page.html'}"]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            result = subprocess.run(
+                command, capture_output=True, text=True, timeout=200
+            )
+            found = re.search(r"<title>(.*?)</title>", result.stdout, re.S)
+            if found:
+                return json.loads(html.unescape(found[1]))
+            said = result.stdout[:500] + result.stderr[-500:]
+    raise AssertionError(said)
 
 
 _LOOK = """

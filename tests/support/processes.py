@@ -14,6 +14,7 @@ import tempfile
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
 from multiprocessing import connection
 from typing import Any, NamedTuple
 
@@ -118,27 +119,26 @@ def _run(
         sys.stdout.flush()
 
 
+@contextlib.contextmanager
+def free_port() -> Iterator[int]:
+    """A port that JAX's service shares with a socket, and that nobody else is given."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("localhost", 0))
+        yield held.getsockname()[1]
+
+
 def run_team(
     size: int, code: str, path: pathlib.Path, devices: int = 2, timeout: float = 900
 ) -> list[Done]:
     """Runs code in each of `size` processes. It has `rank`, `size`, `path`, a mesh of
     all devices, and the names above."""
-    with socket.socket() as held:
-        # JAX's service shares the port with this socket, and nobody else is given it.
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind(("localhost", 0))
-        return _run_team(size, code, path, devices, timeout, held.getsockname()[1])
-
-
-def _run_team(
-    size: int, code: str, path: pathlib.Path, devices: int, timeout: float, port: int
-) -> list[Done]:
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
     }
     program = textwrap.dedent(_HEAD) + textwrap.dedent(code)
-    with tempfile.TemporaryDirectory() as directory:
+    with free_port() as port, tempfile.TemporaryDirectory() as directory:
         files = [[f"{directory}/{rank}.{n}" for n in (1, 2)] for rank in range(size)]
         processes = []
         for rank in range(size):

@@ -1,4 +1,5 @@
 import contextlib
+import re
 import shutil
 import threading
 import time
@@ -45,7 +46,7 @@ def get():
         request = urllib.request.Request(url, method=method, headers=headers)
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=60) as found:
+            with opener.open(request, timeout=600) as found:
                 return found.status, found.headers, found.read()
         except urllib.error.HTTPError as e:
             with e:
@@ -55,10 +56,12 @@ def get():
 
 
 class Browser:
-    """A real Chromium, of which a test has one page."""
+    """A real Chromium, of which a test has one page. `expected`: what its log may
+    complain of, as a regular expression."""
 
     def __init__(self, driver):
         self.driver = driver
+        self.expected = None
 
     def open(self, url, width=1440, height=900, dark=False):
         self.resize(width, height, dark)
@@ -79,7 +82,7 @@ class Browser:
 
     def until(self, script, *args):
         """What a script returns, once that is true."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + 600
         while not (found := self.run(script, *args)):
             assert time.monotonic() < end, (script, self.text(), self.problems())
             time.sleep(0.02)
@@ -94,27 +97,43 @@ class Browser:
         return self.run("return document.body.innerText")
 
     def problems(self):
-        return [row["message"] for row in self.driver.get_log("browser")]
+        said = [row["message"] for row in self.driver.get_log("browser")]
+        return [x for x in said if not (self.expected and re.search(self.expected, x))]
 
 
 @pytest.fixture(scope="session")
 def chromium(tmp_path_factory):
     if CHROMIUM is None or DRIVER is None:
         pytest.skip("Chromium and its driver are not here")
-    webdriver = pytest.importorskip("selenium.webdriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    profile = tmp_path_factory.mktemp("chromium")
-    for flag in (*_FLAGS.split(), f"--user-data-dir={profile}"):
-        options.add_argument(flag)
-    driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+    pytest.importorskip("selenium.webdriver")
+    from selenium.common.exceptions import WebDriverException
+
+    # Its driver waits for it for a minute, which a busy machine may take.
+    for left in reversed(range(5)):
+        try:
+            driver = _started(tmp_path_factory.mktemp("chromium"))
+            break
+        except WebDriverException:
+            if not left:
+                raise
     yield Browser(driver)
     driver.quit()
 
 
+def _started(profile):
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    for flag in (*_FLAGS.split(), f"--user-data-dir={profile}"):
+        options.add_argument(flag)
+    return webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+
+
 @pytest.fixture
 def browser(chromium):
+    chromium.expected = None
     yield chromium
     problems = chromium.problems()
     assert not problems, problems

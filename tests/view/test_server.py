@@ -5,15 +5,16 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import threading
-import time
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import inside
+from support.clock import timed
 
 import eqx_ckpt as ec
 
@@ -66,12 +67,14 @@ def test_requests_that_make_no_sense(serve, get, ckpt):
     server = serve(ckpt)
     for query in ("leaf", "leaf?n=99", "leaf?n=x", "picture?n=0&index=a", "change?n=0"):
         assert _ask(get, server, query)["error"], query
-    # Each is one answer, after which the next one is served.
-    connection = http.client.HTTPConnection(*server.server_address[:2])
-    connection.putrequest("GET", "/" + "a" * 70_000)
-    connection.endheaders()
-    assert connection.getresponse().status == 414
-    connection.close()
+    # Each is one answer, after which the next one is served. Of a line that is too long
+    # the server reads so much: what comes after that would close the connection.
+    with socket.create_connection(server.server_address[:2]) as connection:
+        connection.sendall(b"GET /".ljust(2**16 + 1, b"a"))
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        assert answer.status == 414
+        answer.close()
     assert _ask(get, server, "page")["kind"] == "checkpoint"
 
 
@@ -95,22 +98,15 @@ def test_only_what_is_chosen_is_read(serve, get, ckpt):
 
 
 def test_an_answer_is_quick(serve, get, ckpt):
-    """The processor's time: the machine is shared."""
-    server = serve(ckpt)
-    _ask(get, server, "leaf?n=1")
-    start = time.process_time()
-    _ask(get, server, "leaf?n=0")
-    assert time.process_time() - start < 0.4
+    _ask(get, serve(ckpt), "leaf?n=1")
+    assert timed(0.4, lambda: _ask(get, serve(ckpt), "leaf?n=0"))[1] <= 0.4
 
 
 def test_ten_thousand_leaves(serve, get, save):
     tree = {f"layer{i}": {"w": np.zeros(2), "b": np.zeros(1)} for i in range(5000)}
     path = save("many", tree)
-    start = time.process_time()
-    server = serve(path)
-    page = _ask(get, server, "page")
-    assert time.process_time() - start < 2
-    assert len(page["rows"]) == 10_000
+    page, seconds = timed(2, lambda: _ask(get, serve(path), "page"))
+    assert len(page["rows"]) == 10_000 and seconds <= 2
 
 
 def test_a_request_beside_a_slow_one(serve, get, ckpt, monkeypatch):
@@ -120,12 +116,12 @@ def test_a_request_beside_a_slow_one(serve, get, ckpt, monkeypatch):
     def slow(lazy, like=None):
         if lazy.name == "a":
             began.set()
-            assert end.wait(60)
+            assert end.wait(600)
 
     inside.watch(monkeypatch, "read a leaf to draw", slow)
     thread = threading.Thread(target=get, args=(server.url + "leaf?n=0",))
     thread.start()
-    assert began.wait(60)
+    assert began.wait(600)
     assert _ask(get, server, "leaf?n=1")["figures"][0]["max"] == "1"
     assert _ask(get, server, "page")["rows"]
     end.set()
@@ -175,7 +171,7 @@ runpy.run_module('eqx_ckpt', run_name='__main__')"""
     assert str(ckpt) in said[0] and url.startswith("http://127.0.0.1:")
     assert get(url + "page")[0] == 200
     os.kill(process.pid, name)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert (process.returncode, err.strip(), out.strip()) == (0, "", "")
 
 
