@@ -20,6 +20,7 @@ from .._load._checkpoint import Checkpoint
 from .._rename import _rename
 from .._run._steps import Steps
 from .._save import _serialise
+from .._show import _model
 from .._storage import _root
 from .._stores._hub import HubBackend
 from ..merging import Method
@@ -32,7 +33,7 @@ def _written(path: str) -> CommandResult:
     """Report on the checkpoint that a command has written."""
     ckpt = _checkpoint.open(path)
     data = {"path": ckpt.path, "leaves": len(ckpt), "nbytes": ckpt.nbytes}
-    count = f"{len(ckpt):,} {'leaf' if len(ckpt) == 1 else 'leaves'}"
+    count = _model.leaf_count(len(ckpt))
     text = Span(f"  written: {count}, {_text.size(ckpt.nbytes)}")
     return CommandResult(data, [[Span(ckpt.path, "title"), text]])
 

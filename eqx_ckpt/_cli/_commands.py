@@ -22,34 +22,24 @@ Declared = Callable[..., None]
 COMMANDS: list[click.Command] = []
 
 
-def _plain(module: str) -> Callable[[Declared], click.Command]:
-    """Declares a command: the function of its name in a module, which prints itself."""
+_json = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, for programs."
+)
+
+
+def _command(module: str, prints: bool = False) -> Callable[[Declared], click.Command]:
+    """Declares a command: the function of its name in a module, which returns a
+    `CommandResult`, or `prints` what there is to say."""
 
     def decorate(declared: Declared) -> click.Command:
         @ft.wraps(declared)
-        def run(**given: Any) -> Any:
-            return _whole(module, declared.__name__)(**given)
-
-        COMMANDS.append(click.command(run))
-        return COMMANDS[-1]
-
-    return decorate
-
-
-def _command(module: str) -> Callable[[Declared], click.Command]:
-    """Declares a command whose function returns a `CommandResult`."""
-
-    def decorate(declared: Declared) -> click.Command:
-        @click.option(
-            "--json", "as_json", is_flag=True, help="Print JSON, for programs."
-        )
-        @ft.wraps(declared)
-        def run(*, as_json: bool, **given: Any) -> Callable[[], int]:
+        def run(as_json: bool = False, **given: Any) -> Any:
             result = _whole(module, declared.__name__)(**given)
-            say = _whole("_output", "say")
-            return ft.partial(say, result, as_json)
+            if prints:
+                return result
+            return ft.partial(_whole("_output", "say"), result, as_json)
 
-        COMMANDS.append(click.command(run))
+        COMMANDS.append(click.command(run if prints else _json(run)))
         return COMMANDS[-1]
 
     return decorate
@@ -200,7 +190,7 @@ def cat() -> None:
 @_command("_look")
 @click.argument("path", type=PATH)
 @click.argument("name", default="", type=NODE)
-@click.option("--progress", is_flag=True, help="Show a progress bar (needs tqdm).")
+@_progress
 def stats() -> None:
     """Print ranges, means, norms and NaNs of each leaf.
 
@@ -212,7 +202,7 @@ def stats() -> None:
 @click.argument("a", type=PATH)
 @click.argument("b", type=PATH)
 @click.option("--values", is_flag=True, help="Find how large the differences are.")
-@click.option("--progress", is_flag=True, help="Show a progress bar (needs tqdm).")
+@_progress
 def diff() -> None:
     """Say in what two checkpoints differ.
 
@@ -235,7 +225,7 @@ def suggest() -> None:
     """
 
 
-@_plain("_viewing")
+@_command("_viewing", prints=True)
 @click.argument("paths", metavar="PATH [PATH]", nargs=-1, type=PATH, required=True)
 @click.option("--to", metavar="FILE", type=PATH, help="Write one file of HTML instead.")
 @click.option("--overwrite", is_flag=True, help="Replace FILE.")
@@ -408,7 +398,7 @@ def steps() -> None:
 
 @_command("_runs")
 @click.argument("path", type=PATH)
-@click.option("--progress", is_flag=True, help="Show a progress bar (needs tqdm).")
+@_progress
 def verify() -> None:
     """Check every byte of a checkpoint or a run.
 
@@ -428,7 +418,7 @@ def clean() -> None:
     """Delete what killed saves have left in a directory."""
 
 
-@_plain("_runs")
+@_command("_runs", prints=True)
 @click.argument("directory", required=False, type=PATH)
 def demo() -> None:
     """Train a small model, save it, and load parts of it."""

@@ -2,7 +2,7 @@
 
 import pathlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import equinox as eqx
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import jax.tree_util as jtu
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, PyTree
 
 import eqx_ckpt as ec
 
@@ -18,84 +18,51 @@ from .._format import _text
 from .._storage import _root
 
 
-class Net(eqx.Module):
-    """A residual network on two numbers: it learns their product."""
-
-    first: eqx.nn.Linear
-    layers: list[eqx.nn.Linear]
-    head: eqx.nn.Linear
-
-    def __init__(self, width: int, depth: int, *, key: Array):
-        first, head, *keys = jr.split(key, depth + 2)
-        self.first = eqx.nn.Linear(2, width, key=first)
-        self.layers = [eqx.nn.Linear(width, width, key=k) for k in keys]
-        self.head = eqx.nn.Linear(width, 1, key=head)
-
-    def __call__(self, x: Float[Array, "2"]) -> Float[Array, "1"]:
-        x = self.first(x)
-        for layer in self.layers:
-            x = x + jax.nn.silu(layer(x))
-        return self.head(x)
+def _net(width: int, depth: int) -> eqx.nn.MLP:
+    return eqx.nn.MLP(2, 1, width, depth, jax.nn.silu, key=jr.key(0))
 
 
-class Adam(eqx.Module):
-    """Adam (Kingma & Ba, https://arxiv.org/abs/1412.6980), to need no more packages."""
-
-    step: Array
-    mu: PyTree
-    nu: PyTree
-
-    def __init__(self, model: PyTree):
-        zeros = jtu.tree_map(jnp.zeros_like, eqx.filter(model, eqx.is_array))
-        self.step = jnp.array(0)
-        self.mu = zeros
-        self.nu = jtu.tree_map(jnp.zeros_like, zeros)
-
-    def update(self, grads: PyTree, rate: float = 3e-3) -> tuple[PyTree, "Adam"]:
-        step = self.step + 1
-        mu = jtu.tree_map(lambda m, g: 0.9 * m + 0.1 * g, self.mu, grads)
-        nu = jtu.tree_map(lambda n, g: 0.999 * n + 0.001 * g * g, self.nu, grads)
-
-        def change(m: Array, n: Array) -> Array:
-            m, n = m / (1 - 0.9**step), n / (1 - 0.999**step)
-            return -rate * m / (jnp.sqrt(n) + 1e-8)
-
-        where = lambda s: (s.step, s.mu, s.nu)
-        return jtu.tree_map(change, mu, nu), eqx.tree_at(where, self, (step, mu, nu))
+def _adam(model: PyTree) -> dict[str, PyTree]:
+    """The state of Adam (Kingma & Ba, https://arxiv.org/abs/1412.6980), which needs no
+    more packages here."""
+    weights = eqx.filter(model, eqx.is_array)
+    mu, nu = (jtu.tree_map(jnp.zeros_like, weights) for _ in range(2))
+    return {"step": jnp.array(0), "mu": mu, "nu": nu}
 
 
 @eqx.filter_jit
-def train_step(model: Net, opt: Adam, key: Array) -> tuple[Net, Adam, Array]:
+def train_step(
+    model: eqx.nn.MLP, opt: dict[str, PyTree], key: Array
+) -> tuple[eqx.nn.MLP, dict[str, PyTree], Array]:
+    """A step in which the network learns the product of its two numbers."""
     x = jr.normal(key, (256, 2))
 
     @eqx.filter_value_and_grad
-    def loss(model: Net) -> Array:
+    def loss(model: eqx.nn.MLP) -> Array:
         return jnp.mean((jax.vmap(model)(x)[:, 0] - x[:, 0] * x[:, 1]) ** 2)
 
     value, grads = loss(model)
-    updates, opt = opt.update(grads)
-    return eqx.apply_updates(model, updates), opt, value
+    step = opt["step"] + 1
+    mu = jtu.tree_map(lambda m, g: 0.9 * m + 0.1 * g, opt["mu"], grads)
+    nu = jtu.tree_map(lambda n, g: 0.999 * n + 0.001 * g * g, opt["nu"], grads)
+
+    def change(m: Array, n: Array) -> Array:
+        m, n = m / (1 - 0.9**step), n / (1 - 0.999**step)
+        return -3e-3 * m / (jnp.sqrt(n) + 1e-8)
+
+    model = eqx.apply_updates(model, jtu.tree_map(change, mu, nu))
+    return model, {"step": step, "mu": mu, "nu": nu}, value
 
 
 def _title(text: str) -> None:
     print(f"\n--- {text}")
 
 
-def _listing(path: pathlib.Path) -> None:
-    for file in sorted(path.rglob("*")):
-        depth = len(file.relative_to(path).parts)
-        if file.is_file():
-            size = _text.size(file.stat().st_size)
-            print(f"{'  ' * depth}{file.name}  ({size})")
-        elif depth == 1 and "." in file.name and not file.name.startswith("model."):
-            print(f"{'  ' * depth}{file.name}/ ...")
-        else:
-            print(f"{'  ' * depth}{file.name}/")
-
-
-def _listing_zarr(path: pathlib.Path) -> None:
-    for entry in sorted(path.iterdir()):
-        print(f"  {entry.name}{'/' if entry.is_dir() else ''}")
+def _listing(path: pathlib.Path, files: Iterable[pathlib.Path]) -> None:
+    for file in sorted(files):
+        indent = "  " * len(file.relative_to(path).parts)
+        size = f"  ({_text.size(file.stat().st_size)})" if file.is_file() else "/"
+        print(f"{indent}{file.name}{size}")
 
 
 def _counted(what: str, load: Callable[[], Any]) -> Any:
@@ -111,25 +78,24 @@ def _counted(what: str, load: Callable[[], Any]) -> Any:
 def main(directory: str | None = None) -> None:
     """Trains, saves in both layouts, and loads the parts of it."""
     root = pathlib.Path(directory or tempfile.mkdtemp(prefix="eqx_ckpt-demo-"))
-    width, depth = 256, 4
-    model = Net(width, depth, key=jr.key(0))
-    opt = Adam(model)
-    _title("Training a small residual network for 60 steps")
+    hyperparameters = {"width": 256, "depth": 5}
+    model = _net(**hyperparameters)
+    opt = _adam(model)
+    _title("Training a small network for 60 steps")
     for step, key in enumerate(jr.split(jr.key(1), 60)):
         model, opt, loss = train_step(model, opt, key)
         if step % 20 == 19:
             print(f"  step {step + 1:3d}   loss {float(loss):.4f}")
 
     state = {"model": model, "opt": opt}
-    hyperparameters = {"width": width, "depth": depth}
     for layout in _root.LAYOUTS:
         ec.tree_serialise_leaves(
             root / layout, state, metadata=hyperparameters, layout=layout
         )
     _title(f'Saved. layout="ocdbt", the default: a few files\n{root / "ocdbt"}')
-    _listing(root / "ocdbt")
+    _listing(root / "ocdbt", (root / "ocdbt").rglob("*"))
     _title(f'layout="zarr": a directory for each leaf\n{root / "zarr"}')
-    _listing_zarr(root / "zarr")
+    _listing(root / "zarr", (root / "zarr").iterdir())
 
     _title("print(ec.open(path))")
     path = root / "ocdbt"
@@ -137,9 +103,8 @@ def main(directory: str | None = None) -> None:
     print(ckpt)
 
     _title("Loading, and the bytes that TensorStore read for it")
-    sizes = ckpt.metadata["width"], ckpt.metadata["depth"]
-    like = eqx.filter_eval_shape(Net, *sizes, key=jr.key(0))
-    whole = {"model": like, "opt": eqx.filter_eval_shape(Adam, model)}
+    like = eqx.filter_eval_shape(_net, **ckpt.metadata)
+    whole = {"model": like, "opt": eqx.filter_eval_shape(_adam, model)}
     everything = _counted("everything", lambda: ec.tree_deserialise_leaves(path, whole))
     params = _counted(
         "the model, without the optimiser",

@@ -1,5 +1,6 @@
 """`info`, `ls`, `cat`, `stats`, `diff` and `suggest`: what is in checkpoints."""
 
+import collections
 import dataclasses
 import json
 import math
@@ -49,16 +50,17 @@ def ls(
     is_wanted = lambda x: all(_paths.is_match(x, pattern) for pattern in wanted)
     leaves = ckpt._source.index.leaves
     records = [r for r in leaves.records() if is_wanted(r.name)]
-    fields: list[tuple[str, str]] = []
-    if static and sort == "tree" and not pattern:
-        modules = [x for x in leaves.statics.of if not name or is_wanted(x)]
-        texts = [(x, _node.fields_text(leaves.statics, x)) for x in modules]
-        fields = [(x.name, x.text) for x in _lines.of_fields(texts)]
     if sort == "size":
         records.sort(key=lambda r: -r.template.nbytes)
         lines = _flat(records)
     else:
-        lines = _tree(_rows(records, depth, leaves.aliases), fields, depth)
+        rows = _rows(records, depth, leaves.aliases)
+        if static and not pattern:
+            modules = [x for x in leaves.statics.of if not name or is_wanted(x)]
+            texts = [(x, _node.fields_text(leaves.statics, x)) for x in modules]
+            fields = _lines.of_fields(texts)
+            rows += (x for x in fields if depth is None or x.name.count(".") < depth)
+        lines = _terminal.tree(rows)
     base = ckpt.base and ckpt.base._asdict()
     data = lambda: {
         "path": ckpt.path,
@@ -102,35 +104,20 @@ def _distinct(records: list[Record], aliases: Mapping[int, int]) -> Iterator[int
 
 def _rows(
     records: list[Record], depth: int | None, aliases: Mapping[int, int]
-) -> dict[str, tuple[str, int]]:
-    """Rows of leaves: what each is, and its bytes. What lies deeper is added up."""
-    rows: dict[str, tuple[str, int]] = {}
-    counts: dict[str, int] = {}
+) -> list[TreeLine]:
+    """The lines of leaves. What lies deeper is added up."""
+    rows: dict[str, TreeLine] = {}
+    counts: collections.Counter[str] = collections.Counter()
+    sizes: collections.Counter[str] = collections.Counter()
     for record, nbytes in zip(records, _distinct(records, aliases)):
-        name = record.name
-        parts = name.split(".")
-        if depth is None or len(parts) <= depth:
-            rows[name] = _partial.show(record), record.template.nbytes
-            continue
-        name = ".".join(parts[:depth])
-        counts[name] = counts.get(name, 0) + 1
-        rows[name] = (
-            _model.leaf_count(counts[name]),
-            rows.get(name, ("", 0))[1] + nbytes,
-        )
-    return rows
-
-
-def _tree(
-    rows: dict[str, tuple[str, int]], fields: list[tuple[str, str]], depth: int | None
-) -> Iterator[Line]:
-    lines = [TreeLine(name, *row) for name, row in rows.items()]
-    lines += [
-        TreeLine(name, text)
-        for name, text in fields
-        if depth is None or name.count(".") < depth
-    ]
-    return _terminal.tree(lines)
+        name = ".".join(record.name.split(".")[:depth])
+        rows[name] = _lines.of_record(record)
+        if name != record.name:
+            counts[name] += 1
+            sizes[name] += nbytes
+            what = _model.leaf_count(counts[name])
+            rows[name] = TreeLine(name, what, sizes[name])
+    return list(rows.values())
 
 
 # ---- Values.
@@ -181,13 +168,12 @@ def stats(path: str, name: str, progress: bool) -> CommandResult:
     if name:
         tree = {name: ckpt[name]} if name in ckpt else _paths.node(ckpt, name)
     found = _stats.stats(tree, progress=progress)
-    numbers = ("min", "max", "mean", "std", "norm", "nan", "inf", "zero")
     columns = [Column("name"), Column("array")]
-    columns += [Column(title, True) for title in numbers]
+    columns += [Column(title, True) for title in _stats.NUMBERS]
     rows = []
     for leaf, row in found.items():
         cells = [Span(leaf), row.array]
-        for title in numbers:
+        for title in _stats.NUMBERS:
             value = getattr(row, title)
             is_bad = title in ("nan", "inf") and bool(value)
             text = "" if title in ("nan", "inf") and value == 0 else _stats.short(value)
@@ -280,7 +266,7 @@ def suggest(a: str, b: str) -> CommandResult:
         some, others = (", ".join(_folding.fold(x)[:_MOST]) for x in both)
         more.append(f"    {some}  {shown[0][both[0][0]]}, of {others}")
     if turned:
-        squares = [y for y in names.values() if _is_square(kinds[1][y][1])]
+        squares = [y for y in names.values() if _alike.is_square(kinds[1][y])]
         more.append(
             "  transposed, which is for a pair of `graft`; of squares nobody knows:"
         )
@@ -288,7 +274,3 @@ def suggest(a: str, b: str) -> CommandResult:
     lines: list[Line] = [*_rules.lines(rules, turned)]
     lines += [[Span(f"# {line}", "quiet")] for line in more]
     return CommandResult(data, lines, int(len(more) > 1))
-
-
-def _is_square(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 2 and shape[0] == shape[1]

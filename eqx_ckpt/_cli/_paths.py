@@ -1,5 +1,6 @@
 """From the arguments PATH and NAME to what is meant by them."""
 
+import contextlib
 import fnmatch
 import re
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from .._load._checkpoint import Checkpoint
 from .._run import _run_path
 from .._run._steps import Steps
 from .._tree import _nearest
+from .._view import _charts
 
 
 def open_any(path: str) -> Checkpoint | Steps:
@@ -59,21 +61,14 @@ def split_slice(name: str) -> tuple[str, tuple[int | slice, ...] | None]:
     match = _SLICE.fullmatch(name)
     if match is None:
         return name, None
-    try:
-        return match[1], tuple(map(_index, match[2].split(",")))
-    except ValueError:
+    index = ()
+    with contextlib.suppress(ValueError):
+        index = _charts.parse_index(match[2])
+    if not index:
         raise click.BadParameter(
             f"`[{match[2]}]` is no index: integers and slices, as in `[0, :8]`."
-        ) from None
-
-
-def _index(text: str) -> int | slice:
-    parts = [int(part) if part.strip() else None for part in text.split(":")]
-    if len(parts) > 3 or parts == [None]:
-        raise ValueError(text)
-    if len(parts) == 1 and parts[0] is not None:
-        return parts[0]
-    return slice(*parts)
+        )
+    return match[1], index
 
 
 def is_match(name: str, pattern: str) -> bool:

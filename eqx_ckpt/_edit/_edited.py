@@ -25,11 +25,7 @@ def edited(ckpt: Checkpoint, names: Mapping[str, str]) -> Any:
     top: dict[str, Any] = {}
     for old, new in names.items():
         _put(top, new, old)
-    above: set[str] = {""}
-    for name in ckpt:
-        while (name := name.rpartition(".")[0]) not in above:
-            above.add(name)
-    return _build(ckpt, above, top, "")
+    return _build(ckpt, _names.by_prefix(list(ckpt)).keys(), top, "")
 
 
 def _put(top: dict[str, Any], name: str, old: str) -> None:
@@ -47,10 +43,10 @@ def _put(top: dict[str, Any], name: str, old: str) -> None:
 
 
 def _build(
-    ckpt: Checkpoint, above: Set[str], new: dict[str, Any] | str, name: str
+    ckpt: Checkpoint, full: Set[str], new: dict[str, Any] | str, name: str
 ) -> Any:
-    """The node of this new name, or the leaf. `above`: the names of nodes of the
-    checkpoint that have leaves."""
+    """The node of this new name, or the leaf. `full`: the names of the checkpoint's
+    leaves, and of its nodes that have some."""
     if isinstance(new, str):
         return ckpt[new]
     was = _origin(new, name)
@@ -62,7 +58,7 @@ def _build(
     bare = [
         part
         for part in known
-        if part not in new and _is_bare(ckpt, above, _below(was, part))
+        if part not in new and _is_bare(ckpt, full, _below(was, part))
     ]
     parts = [*new, *bare]
     kind = "k" if known or not all(map(_number.fullmatch, new)) else "s"
@@ -74,7 +70,7 @@ def _build(
     if spec.labels and all(part in known for part in parts):
         labels = tuple(spec.labels[place[part]] for part in parts)
     children = [
-        _build(ckpt, above, new[part], _below(name, part))
+        _build(ckpt, full, new[part], _below(name, part))
         if part in new
         else _nodes.node_at(ckpt.tree, _below(was, part))
         for part in parts
@@ -89,9 +85,9 @@ def _below(node: str | None, part: str) -> str:
     return f"{node}.{part}" if node else part
 
 
-def _is_bare(ckpt: Checkpoint, above: Set[str], name: str) -> bool:
+def _is_bare(ckpt: Checkpoint, full: Set[str], name: str) -> bool:
     """Whether a child of a node has no leaves, only static fields."""
-    if name in above:
+    if name in full:
         return False
     return isinstance(_nodes.node_at(ckpt.tree, name), Node)
 

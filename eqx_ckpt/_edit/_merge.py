@@ -21,7 +21,8 @@ from .._tree import _filters, _flatten, _folding, _host_copy, _select, _static, 
 from .._tree._flatten import Flat
 from .._tree._folding import Problems
 from .._tree._static import Static
-from ..merging._methods import MergedLeaf, Merging, Method
+from ..merging import _methods
+from ..merging._methods import MergedLeaf, Method
 from . import _diff, _elements
 from ._elements import Leaf, Side
 
@@ -141,16 +142,16 @@ def _lazily(
 ) -> LazyArray:
     """The merged leaf: of the kind, weak type and sharding that `like` has."""
     t = first.template
-    merging = Merging(method, leaf, _template.dtype_of(t.dtype))
+    given = method, leaf, _template.dtype_of(t.dtype)
     formula = Formula(
         first.name,
         tuple(_part(x) for x in sources),
-        merging.combine,
+        ft.partial(_methods.combine, *given),
         t.shape,
-        merging.dtype,
+        given[2],
         weak=t.weak,
         blockwise=not method.whole,
-        prepare=merging.look if method.look else None,
+        prepare=ft.partial(_methods.look, *given) if method.look else None,
     )
     target = _target.target_of(like)
     if target.codec is not None:
@@ -159,11 +160,8 @@ def _lazily(
 
 
 def _part(leaf: Leaf) -> LazyArray | np.ndarray:
-    return (
-        leaf.value
-        if isinstance(leaf.value, LazyArray)
-        else _host_copy.owned(leaf.value)
-    )
+    x = leaf.value
+    return x if isinstance(x, LazyArray) else _host_copy.owned(x)
 
 
 # ---- What does not fit.

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from .._format import _template
@@ -39,12 +38,8 @@ def is_number(t: Template) -> bool:
 @ft.cache
 def _mask(dtype: str) -> int | None:
     """The bits that count of a number of less than a byte; None if all of them do."""
-    known = _template.dtype_of(dtype)
-    kind = _template.number_type(known)
-    if kind not in ("int", "float") or known.itemsize > 1:
-        return None
-    bits = (ml_dtypes.iinfo if kind == "int" else ml_dtypes.finfo)(known).bits
-    return 2**bits - 1 if bits < 8 else None
+    bits = _template.bits(_template.dtype_of(dtype))
+    return 2**bits - 1 if 0 < bits < 8 else None
 
 
 def mask_of(t: Template) -> int | None:
@@ -179,7 +174,7 @@ class Distance:
 
     def __init__(self, t: Template, u: Template):
         self._templates = t, u
-        self._largest = 0.0
+        self.largest = 0.0
         self._difference = self._norm = NO_SUMS
 
     def add(self, a: np.ndarray, b: np.ndarray) -> None:
@@ -188,21 +183,17 @@ class Distance:
             x, y = numbers(part[0], t), numbers(part[1], u)
             gaps = _gaps(x, y).astype(np.float64)
             largest = float(gaps.max())
-            if math.isnan(largest) or largest > self._largest:  # A NaN stays.
-                self._largest = largest
-            if math.isfinite(self._largest):
+            if math.isnan(largest) or largest > self.largest:  # A NaN stays.
+                self.largest = largest
+            if math.isfinite(self.largest):
                 self._difference = join(self._difference, sums(as_floats(gaps)))
                 self._norm = join(self._norm, sums(as_floats(x[np.isfinite(x)])))
 
     @property
-    def largest(self) -> float:
-        return self._largest
-
-    @property
     def relative(self) -> float:
         """The L2 norm of the differences, over that of what is finite of the first."""
-        if not math.isfinite(self._largest):
-            return self._largest
+        if not math.isfinite(self.largest):
+            return self.largest
         norm, difference = self._norm.norm, self._difference.norm
         if norm == 0:
             return math.inf if difference else 0.0

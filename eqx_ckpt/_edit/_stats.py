@@ -1,8 +1,9 @@
 """`stats`: what the numbers of each leaf are like."""
 
+import itertools as it
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,8 @@ from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
 from .._load._load_options import LoadOptions
 from .._runtime import _arguments, _gc
+from .._show import _model, _terminal
+from .._show._model import Column
 from .._tree import _leaf
 from . import _elements, _numbers
 from ._elements import Leaf
@@ -36,41 +39,29 @@ class LeafStats(NamedTuple):
     zero: int | None = None
 
 
-class Stats(Mapping[str, LeafStats]):
+class Stats(dict[str, LeafStats]):
     """Result of [`stats`][]: a mapping from names, which prints as a table."""
 
-    def __init__(self, shown: str, rows: dict[str, LeafStats]):
+    def __init__(self, shown: str, rows: Mapping[str, LeafStats]):
+        super().__init__(rows)
         self._shown = shown
-        self._rows = rows
-
-    def __getitem__(self, name: str) -> LeafStats:
-        return self._rows[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
 
     def __repr__(self) -> str:
         count = len(self)
         head = f"Stats of {self._shown}: {count} {'leaf' if count == 1 else 'leaves'}"
-        table: list[tuple[str, ...]] = [("", "", *_columns)]
-        for name, row in list(self._rows.items())[:_LINES]:
-            shown = [short(getattr(row, column)) for column in _columns]
-            table.append((_text.bounded(name, 100), row.array, *shown))
-        widths = [max(map(len, column)) for column in zip(*table)]
-        lines = []
-        for name, array, *numbers in table:
-            cells = [f"{x:>{width}}" for x, width in zip(numbers, widths[2:])]
-            cells = [f"{name:{widths[0]}}", f"{array:{widths[1]}}", *cells]
-            lines.append(("  " + "  ".join(cells)).rstrip())
+        columns = [Column(""), Column(""), *(Column(x, True) for x in NUMBERS)]
+        rows = [
+            [_text.bounded(name, 100), row.array, *map(short, row[2:])]
+            for name, row in it.islice(self.items(), _LINES)
+        ]
+        table = _terminal.table(_model.table(columns, rows))
+        lines = [_text.escape(head), *map(_terminal.plain, table)]
         if count > _LINES:
             lines.append(f"  ... and {count - _LINES} more")
-        return "\n".join([_text.escape(head), *lines])
+        return "\n".join(lines)
 
 
-_columns = ("min", "max", "mean", "std", "norm", "nan", "inf", "zero")
+NUMBERS = LeafStats._fields[2:]
 _LINES = 200
 
 

@@ -198,5 +198,13 @@ def number_type(dtype: np.dtype) -> str:
     return "none"
 
 
+def bits(dtype: np.dtype) -> int:
+    """The bits of a number: of some dtypes less than the byte that it lies in."""
+    kind = number_type(dtype)
+    if dtype.itemsize > 1 or kind not in ("int", "float"):
+        return 8 * dtype.itemsize
+    return (ml_dtypes.iinfo if kind == "int" else ml_dtypes.finfo)(dtype).bits
+
+
 def is_floating(dtype: np.dtype) -> bool:
     return number_type(dtype) == "float"

@@ -69,10 +69,10 @@ def scalar(value: Any, keys: str) -> tuple[np.ndarray | Unreadable, Template]:
     """A number or a text of Python's, as it would be stored, and its template; or one
     of what cannot be read, which has no bytes."""
     if isinstance(value, Unreadable):
-        shape, chunk = (0,), (1,)
-        if value.is_array:
-            return value, Template(keys, "numpy", "uint8", shape, "uint8", chunk)
-        return value, Template(keys, "bytes", "bytes", shape, "uint8", chunk)
+        what, why, is_array = value
+        value = Unreadable(_text.bounded(what, 100), _text.bounded(why), is_array)
+        kind, dtype = ("numpy", "uint8") if is_array else ("bytes", "bytes")
+        return value, Template(keys, kind, dtype, (0,), "uint8", (1,))
     if isinstance(value, (str, bytes)):
         kind = type(value).__name__
         is_text = isinstance(value, str)
@@ -90,14 +90,9 @@ def scalar(value: Any, keys: str) -> tuple[np.ndarray | Unreadable, Template]:
     return np.array(value, dtype), Template(keys, kind, dtype, (), dtype, ())
 
 
-def unreadable(what: str, why: str, is_array: bool = False) -> Unreadable:
-    """A leaf that cannot be read: it is listed, and all else of the file is read."""
-    return Unreadable(_text.bounded(what, 100), _text.bounded(why, 1000), is_array)
-
-
 def leaf_of(name: str, keys: str, value: Any) -> ForeignLeaf:
-    """A leaf that lies nowhere: a number or a text of Python's, or one that cannot be
-    read."""
+    """A leaf that lies nowhere: a number or a text of Python's; or one that cannot be
+    read, which is listed, and all else of the file is read."""
     value, t = scalar(value, keys)
     return ForeignLeaf(name, t, value=value)
 
@@ -121,11 +116,11 @@ def array_leaf(
         _template.dtype_of(dtype)
     except ValueError:
         why = f"it has the dtype {said!r:.60}, which is not read here"
-        value = unreadable(f"{said}[{lengths}]", why, said != "object")
+        value = Unreadable(f"{said}[{lengths}]", why, said != "object")
         return leaf_of(name, keys, value)
     if rank > _template.MAX_RANK:
         why = f"it has {rank} axes, and at most {_template.MAX_RANK} are read"
-        return leaf_of(name, keys, unreadable(f"{said}[...]", why, True))
+        return leaf_of(name, keys, Unreadable(f"{said}[...]", why, True))
     t = template(kind or kind_of(dtype), dtype, shape, keys)
     return ForeignLeaf(name, t, file, offset, strides)
 
@@ -268,28 +263,26 @@ def _check_places(
     _store.each(directory, check, range(len(files)))
 
 
-class NameBudget:
-    """The budget for names of leaves in nested containers: each repeats those of the
-    nodes above it."""
+def name_budget() -> Callable[[list[str], int], None]:
+    """A function that is told the path of each leaf in nested containers, which repeats
+    those of the nodes above it, and the size of what all of them are made of. It raises
+    `ValueError` for names that are too long, too many, or much longer than that."""
+    letters = parts = leaves = 0
 
-    def __init__(self) -> None:
-        self._letters = self._parts = self._leaves = 0
-
-    def spend(self, path: list[str], size: int) -> None:
-        """**Raises:** `ValueError` for names that are too long, too many, or much
-        longer than the `size` of what they are made of."""
-        letters = sum(map(len, path))
-        if 3 * letters > _names.MAX_NAME:
+    def spend(path: list[str], size: int) -> None:
+        nonlocal letters, parts, leaves
+        own = sum(map(len, path))
+        if 3 * own > _names.MAX_NAME:
             raise ValueError(f"the name {_names.shorten('.'.join(path))} is too long")
-        self._letters += letters
-        self._parts += len(path)
-        self._leaves += 1
-        if self._leaves > _LEAVES:
+        letters, parts, leaves = letters + own, parts + len(path), leaves + 1
+        if leaves > _LEAVES:
             raise ValueError(f"it has more than {_LEAVES} leaves")
-        if self._parts > MAX_COMPONENTS:
+        if parts > MAX_COMPONENTS:
             raise ValueError("its names have more components than are read")
-        if self._letters > _LETTERS + _LETTERS_OF_ONE * size:
+        if letters > _LETTERS + _LETTERS_OF_ONE * size:
             raise ValueError("its names are much longer than the file")
+
+    return spend
 
 
 def names_of(flat: Iterable[str], separator: str = ".") -> list[tuple[str, str]]:
@@ -368,6 +361,6 @@ def _glued(
     return path
 
 
-def flat_name(name: str, separator: str = ".") -> str:
+def flat_name(name: str) -> str:
     """The inverse of `names_of`."""
-    return separator.join(map(_names.unquote, name.split(".")))
+    return ".".join(map(_names.unquote, name.split(".")))

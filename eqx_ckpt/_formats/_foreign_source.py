@@ -285,7 +285,7 @@ def _read_piece(
     into: np.ndarray,
 ) -> None:
     """Reads the elements of a piece from `first` on, in these steps along each axis."""
-    strides = piece.strides or _strides_of(piece.shape)
+    strides = piece.strides or strides_of(piece.shape)
     # From the lowest element on, as NumPy would have it after `flip`.
     down = tuple(axis for axis, step in enumerate(steps) if step < 0)
     lowest = [
@@ -303,7 +303,8 @@ def _read_piece(
         _read_run(array, piece, begin, apart, into[part])
 
 
-def _strides_of(shape: Sequence[int]) -> list[int]:
+def strides_of(shape: Sequence[int]) -> list[int]:
+    """The steps along each axis, in elements, of an array that lies row after row."""
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 

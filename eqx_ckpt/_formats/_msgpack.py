@@ -5,16 +5,23 @@ https://github.com/msgpack/msgpack/blob/master/spec.md
 """
 
 import struct
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from .._format import _names, _template
+from .._format._leaves import Unreadable
 from .._load._source import Source
 from .._zips._probe import Probe
 from .._zips._window import Window
 from . import _foreign_index
-from ._foreign_index import ForeignLeaf, NameBudget, names_of_paths, unreadable
+from ._foreign_index import (
+    array_leaf,
+    ForeignLeaf,
+    leaf_of,
+    name_budget,
+    names_of_paths,
+)
 
 
 _ARRAY, _COMPLEX, _SCALAR = 1, 2, 3  # Types of flax's own.
@@ -36,34 +43,21 @@ def read(probe: Probe, like: Any) -> Source | None:
     if not is_named and not probe.has_suffix(".msgpack"):
         return None
     reader = _Reader(probe, key)
-    items: list[tuple[list[str], Any]] = []
+    items: list[tuple[list[str], ForeignLeaf]] = []
     _walk(reader, [], items)
     if reader.more():
         raise ValueError("it has more bytes than its map says")
     named = names_of_paths([path for path, _ in items])
-    leaves: list[ForeignLeaf] = []
-    for (name, keys), (_, item) in zip(named, items):
-        if not isinstance(item, _PackedArray):
-            leaves.append(_foreign_index.leaf_of(name, keys, item))
-            continue
-        dtype, shape, offset, size, is_scalar = item
-        what = name, keys, dtype, shape, "", "generic" if is_scalar else ""
-        leaf = _foreign_index.array_leaf(*what, offset=offset)
-        if leaf.value is None and leaf.template.nbytes != size:
-            raise ValueError(f"`{name}` is not of the size of its shape")
-        leaves.append(leaf)
+    leaves = [
+        leaf._replace(name=name, template=leaf.template._replace(keys=keys))
+        for (name, keys), (_, leaf) in zip(named, items)
+    ]
     return _foreign_index.source(probe, "msgpack", [key], leaves)
 
 
-class _PackedArray(NamedTuple):
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    size: int
-    is_scalar: bool
-
-
-def _walk(reader: "_Reader", path: list[str], items: list[tuple[list[str], Any]]):
+def _walk(
+    reader: "_Reader", path: list[str], items: list[tuple[list[str], ForeignLeaf]]
+):
     """Collects what is at the ends of nested maps; None is no leaf."""
     if len(path) > _names.MAX_DEPTH:
         raise ValueError(f"it is nested more than {_names.MAX_DEPTH} deep")
@@ -82,19 +76,19 @@ def _walk(reader: "_Reader", path: list[str], items: list[tuple[list[str], Any]]
         if _CHUNKED in seen:
             # Instead of what is in it.
             del items[first:]
-            items.append((path, _IN_PIECES))
+            items.append((path, leaf_of("", "", _IN_PIECES)))
     elif kind == "list":
         for number in range(value):
             _walk(reader, [*path, str(number)], items)
     elif kind == "ext":
-        reader.names.spend(path, reader.at)
-        items.append((path, _ext(reader, *value)))
+        reader.spend(path, reader.at)
+        items.append((path, _ext(reader, path, *value)))
     elif value is not None:
-        reader.names.spend(path, reader.at)
-        items.append((path, value))
+        reader.spend(path, reader.at)
+        items.append((path, leaf_of("", "", value)))
 
 
-_IN_PIECES = unreadable(
+_IN_PIECES = Unreadable(
     "an array in pieces",
     "it has more than 1 GiB, which flax cuts into pieces that are not read here. Load "
     "it with flax",
@@ -102,13 +96,14 @@ _IN_PIECES = unreadable(
 )
 
 
-def _ext(reader: "_Reader", code: int, size: int) -> Any:
+def _ext(reader: "_Reader", path: list[str], code: int, size: int) -> ForeignLeaf:
+    """A leaf of a type of flax's, which has no name yet."""
     end = reader.at + size
     if code == _COMPLEX:
         parts = [reader.next(), reader.next(), reader.next()]
         if parts[0] != ("list", 2) or {type(x) for _, x in parts[1:]} != {float}:
             raise ValueError("it has a malformed complex number")
-        value: Any = complex(parts[1][1], parts[2][1])
+        leaf = leaf_of("", "", complex(parts[1][1], parts[2][1]))
     elif code in (_ARRAY, _SCALAR):
         shape = []
         if reader.next() != ("list", 3):
@@ -126,15 +121,18 @@ def _ext(reader: "_Reader", code: int, size: int) -> Any:
             dtype = dtype.decode("ascii", "replace")
         if type(dtype) is not str:
             raise ValueError("it has an array without a dtype")
-        offset, length = reader.skip()
-        value = _PackedArray(dtype, tuple(shape), offset, length, code == _SCALAR)
+        kind, (offset, length) = "generic" if code == _SCALAR else "", reader.skip()
+        leaf = array_leaf("", "", dtype, shape, kind=kind, offset=offset)
+        if leaf.value is None and leaf.template.nbytes != length:
+            name = _names.shorten(".".join(path))
+            raise ValueError(f"{name} is not of the size of its shape")
     else:
         reader.pass_over(size)
-        what = f"msgpack type {code}"
-        value = unreadable(what, f"it is something of the unknown type {code}")
+        why = f"it is something of the unknown type {code}"
+        leaf = leaf_of("", "", Unreadable(f"msgpack type {code}", why))
     if reader.at != end:
         raise ValueError("it has an array of another size than it says")
-    return value
+    return leaf
 
 
 # Marks of what has a size, which comes after them in a format: some of each kind follow
@@ -161,7 +159,7 @@ class _Reader:
     def __init__(self, probe: Probe, key: str):
         self._window = Window(probe.directory, key, np.empty(_WINDOW, np.uint8))
         self.at = 0
-        self.names = NameBudget()
+        self.spend = name_budget()
 
     def _take(self, count: int) -> bytes:
         data = self._window.read(self.at, self.at + count).tobytes()

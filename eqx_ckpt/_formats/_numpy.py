@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._format import _template
+from .._format._leaves import Unreadable
 from .._load._source import Source
 from .._storage import _store
 from .._storage._backend import Backend
@@ -20,7 +21,7 @@ from .._zips._probe import Probe
 from .._zips._window import Window
 from .._zips._zip import Zip
 from . import _foreign_index
-from ._foreign_index import ForeignLeaf, names_of, names_of_paths, unreadable
+from ._foreign_index import ForeignLeaf, names_of, names_of_paths
 
 
 MAGIC = b"\x93NUMPY"
@@ -163,7 +164,7 @@ def _leaf(header: NpyHeader, name: str, keys: str) -> ForeignLeaf:
     elif known not in _template.STORED:
         why = f"it has the dtype {known!r}, which is not read here"
     if why:
-        value = unreadable(what, why, dtype[1:2] not in tuple("OUS"))
+        value = Unreadable(what, why, dtype[1:2] not in tuple("OUS"))
         return _foreign_index.leaf_of(name, keys, value)
     what = name, keys, known, shape
     return _foreign_index.array_leaf(*what, offset=start, strides=header.strides)

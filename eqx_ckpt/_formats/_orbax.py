@@ -33,7 +33,7 @@ def read(probe: Probe, like: Any) -> Source | None:
     if probe.key is not None:
         return None
     if _METADATA not in probe.names:
-        if not probe.names & _MARKS and not _is_step_root(probe):
+        if not probe.names & _MARKS and not any(map(str.isdecimal, probe.names)):
             return None
         if _V1 in probe.names and _TOP not in probe.names:
             raise ValueError(f"Orbax has not finished it: it has no `{_TOP}`")
@@ -54,10 +54,6 @@ def read(probe: Probe, like: Any) -> Source | None:
     if _UNFINISHED in probe.directory.url:
         raise ValueError("Orbax has not finished writing it")
     return _tree(probe)
-
-
-def _is_step_root(probe: Probe) -> bool:
-    return any(name.isdecimal() for name in probe.names)
 
 
 def _item(probe: Probe) -> str | None:

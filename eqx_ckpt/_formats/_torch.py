@@ -5,7 +5,7 @@ The pickle is interpreted: see `_pickle` and `_torch_globals`. PyTorch is not ne
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from .._zips import _zip
 from .._zips._probe import Probe
 from .._zips._zip import Zip
 from . import _foreign_index, _magic, _pickle, _torch_globals
-from ._foreign_index import ForeignLeaf, NameBudget, names_of_paths, unreadable
+from ._foreign_index import ForeignLeaf, name_budget, names_of_paths
 from ._pickle import Global, Ordered
 from ._torch_globals import Storage, Tensor
 
@@ -138,7 +138,7 @@ def _source(probe: Probe, files: list[str], contents: Sequence[_File]) -> Source
     paths: list[list[str]] = []
     items: list[tuple[int, Any]] = []
     for number, one in enumerate(contents):
-        for path, item in _Walk(len(one.data)).leaves([], one.value):
+        for path, item in _leaves(one.value, len(one.data)):
             paths.append(path)
             items.append((number, item))
     leaves: list[ForeignLeaf] = []
@@ -175,51 +175,47 @@ def _check_sizes(contents: Sequence[_File], items: list[tuple[int, Any]]) -> Non
         )
 
 
-class _Walk:
-    """A walk through the containers of a pickle of `size` bytes. A container may be in
-    many places, so the items that are met again are counted."""
+def _leaves(value: Any, size: int) -> Iterator[tuple[list[str], Any]]:
+    """The values at the ends of the containers of a pickle of `size` bytes; None is no
+    leaf. A container may be in many places, so the items that are met again are
+    counted."""
+    spend, repeated = name_budget(), _REPEATED + size
+    seen: set[int] = set()
 
-    def __init__(self, size: int):
-        self._size, self._names = size, NameBudget()
-        self._repeated = _REPEATED + size
-        self._seen: set[int] = set()
-
-    def leaves(self, path: list[str], value: Any) -> Iterator[tuple[list[str], Any]]:
-        """The values at the ends of containers; None is no leaf."""
+    def walk(path: list[str], value: Any) -> Iterator[tuple[list[str], Any]]:
+        nonlocal repeated
         if len(path) > _names.MAX_DEPTH:
             raise ValueError(f"it is nested more than {_names.MAX_DEPTH} deep")
+        items: Iterable[tuple[list[str], Any]]
         if type(value) in (dict, Ordered) and None not in value:
-            self._enter(value)
             names = [str(key) for key in value]
             if len(set(names)) < len(names):
                 raise ValueError("it has a dict with one key as a number and as a text")
-            for name, item in zip(names, value.values()):
-                parts = name.split(".", _names.MAX_DEPTH)
-                yield from self.leaves([*path, *parts], item)
+            parts = (name.split(".", _names.MAX_DEPTH) for name in names)
+            items = zip(parts, value.values())
         elif type(value) in (list, tuple):
-            self._enter(value)
-            for number, item in enumerate(value):
-                yield from self.leaves([*path, str(number)], item)
-        elif value is not None:
-            self._names.spend(path, self._size)
-            # A dict with the key None is not read: under that it has the reason.
-            yield path, _leaf(value[None] if isinstance(value, dict) else value)
-
-    def _enter(self, container: Any) -> None:
-        if container and id(container) in self._seen:
-            self._repeated -= len(container)
-        self._seen.add(id(container))
-        if self._repeated < 0:
+            items = (([str(number)], item) for number, item in enumerate(value))
+        else:
+            if value is not None:
+                spend(path, size)
+                # A dict with the key None is not read: under that it has the reason.
+                yield path, _leaf(value[None] if isinstance(value, dict) else value)
+            return
+        repeated -= len(value) * (id(value) in seen)
+        seen.add(id(value))
+        if repeated < 0:
             raise ValueError("its containers are many times in each other")
+        for below, item in items:
+            yield from walk([*path, *below], item)
+
+    return walk([], value)
 
 
 def _leaf(value: Any) -> Any:
-    if isinstance(value, Unreadable):
-        return unreadable(*value)
     if isinstance(value, Global) and value.kind == "dtype":
         return f"torch.{value.name}"
     if isinstance(value, (Storage, Global)):
         is_class = isinstance(value, Storage) or value.kind != "function"
         what = "storage" if is_class else "function"
-        return unreadable(what, "it is a storage or a function, and no tensor")
+        return Unreadable(what, "it is a storage or a function, and no tensor")
     return value

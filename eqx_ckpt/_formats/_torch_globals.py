@@ -2,9 +2,7 @@
 this module that make tensors and containers. There is nothing else that one can call.
 """
 
-import itertools as it
 import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -131,8 +129,8 @@ def _tensor(
 
 def _apart(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
     """The strides of an array, if its elements do not follow each other."""
-    rows = list(it.accumulate(reversed(shape[1:]), operator.mul, initial=1))[::-1]
-    wrong = any(n > 1 and s != row for n, s, row in zip(shape, strides, rows))
+    rows = zip(shape, strides, _foreign_source.strides_of(shape))
+    wrong = any(n > 1 and s != row for n, s, row in rows)
     return tuple(strides) if wrong else None
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._format import _grid, _json, _template
+from .._format._leaves import Unreadable
 from .._format._template import Template
 from .._load._source import Source
 from .._storage import _arrays, _store
@@ -20,7 +21,7 @@ from .._storage._backend import Backend
 from .._zips._probe import Probe
 from . import _database, _foreign_index
 from ._database import Database
-from ._foreign_index import ForeignLeaf, leaf_of, unreadable
+from ._foreign_index import ForeignLeaf, leaf_of
 from ._foreign_source import ForeignArray
 
 
@@ -124,14 +125,14 @@ class ZarrArrays(NamedTuple):
             _template.check_template(t)
         except (ValueError, TypeError, KeyError, AttributeError) as e:
             why = f"its metadata are not as they are read here: {e}"
-            return leaf_of(name, keys, unreadable("array", why, True))
+            return leaf_of(name, keys, Unreadable("array", why, True))
         size = self.size
         is_thin = self.is_full and size is not None and t.nbytes > size * _MAX_RATIO
         # The list of the chunks in a piece is read whole.
         read = max(what.full, 16 * math.prod(what.per_piece))
         if is_thin or max(t.full, read) > _largest(size):
             why = "it is larger than what its files can hold, or than this machine"
-            return leaf_of(name, keys, unreadable(what.dtype, why, True))
+            return leaf_of(name, keys, Unreadable(what.dtype, why, True))
         spec = {
             "driver": "zarr3" if self.is_v3 else "zarr",
             "metadata": what.metadata,

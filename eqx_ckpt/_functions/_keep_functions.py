@@ -23,10 +23,9 @@ from ._stored_function import Function
 
 
 class _Leaves(NamedTuple):
-    """The leaves of a save: their places by name; all by name; and by their name in a
+    """The leaves of a save: all by name, in their order; and by their name in a
     checkpoint, those that are leaves there, and those computed of one of them alone."""
 
-    places: dict[str, int]
     named: dict[str, PlannedLeaf]
     moved: dict[str, list[PlannedLeaf]]
     made: dict[str, list[PlannedLeaf]]
@@ -108,8 +107,9 @@ def _kept(function: Function, new: _Leaves) -> tuple[StoredFunction, bytes]:
             )
     names = [leaf.name for leaf in own if leaf is not None]
     _check_nodes(function, new, dict(zip(function.leaves, names)))
-    places = [new.places[name] for name in names]
-    stored = stored._replace(leaves=places, baked=_baked(function, new))
+    places = {name: place for place, name in enumerate(new.named)}
+    own = [places[name] for name in names]
+    stored = stored._replace(leaves=own, baked=_baked(function, new))
     return stored, _source.read_function(source, function.name)
 
 
@@ -207,8 +207,7 @@ def _baked(function: Function, new: _Leaves) -> dict[str, str]:
 
 
 def _new(leaves: Sequence[PlannedLeaf], source: Source) -> _Leaves:
-    places = {leaf.name: place for place, leaf in enumerate(leaves)}
-    new = _Leaves(places, {leaf.name: leaf for leaf in leaves}, {}, {})
+    new = _Leaves({leaf.name: leaf for leaf in leaves}, {}, {})
     for leaf in leaves:
         if not isinstance(leaf.value, LazySource):
             continue

@@ -6,8 +6,8 @@ and it calls nothing that `jax.export` would not have stored.
 """
 
 import functools as ft
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import jax
 import jax.export
@@ -16,7 +16,6 @@ import jax.tree_util as jtu
 
 from .._errors import DamagedError
 from .._format import _text
-from .._format._index import StoredFunction
 from .._load import _lazy, _open, _source
 from .._load._lazy import LazyArray
 from .._load._source import Source
@@ -67,34 +66,17 @@ class Function:
     """
 
     def __init__(self, source: Source, name: str):
-        self._source = source
-        self._stored: StoredFunction = source.index.functions[name]
-        self.name = name
+        stored = source.index.functions[name]
+        self._source, self._stored = source, stored
+        self.name, self.path = name, source.root.url
+        self.names: tuple[str, ...] = tuple(stored.names)
+        self.platforms: tuple[str, ...] = tuple(stored.platforms)
+        self.digest, self.nbytes = stored.digest, stored.nbytes
 
     @property
     def leaves(self) -> tuple[str, ...]:
         names = self._source.index.leaves.names
         return tuple(names[place] for place in self._stored.leaves)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._stored.names)
-
-    @property
-    def path(self) -> str:
-        return self._source.root.url
-
-    @property
-    def digest(self) -> str:
-        return self._stored.digest
-
-    @property
-    def platforms(self) -> tuple[str, ...]:
-        return tuple(self._stored.platforms)
-
-    @property
-    def nbytes(self) -> int:
-        return self._stored.nbytes
 
     @ft.cached_property
     def args(self) -> tuple[Any, ...]:
@@ -270,33 +252,23 @@ class Function:
         return _unpickle, (self._source.root, self._source.index.save, self.name)
 
 
-# Who checks types as the code runs looks at an item of a mapping of known types.
-_Base = Mapping[str, Function] if TYPE_CHECKING else Mapping
-
-
-class Functions(_Base):
+class Functions(dict[str, Function]):
     """The functions of a checkpoint by name. Each is made once."""
 
     def __init__(self, source: Source):
-        self._all = {name: Function(source, name) for name in source.index.functions}
+        names = source.index.functions
+        super().__init__({name: Function(source, name) for name in names})
 
-    def __getitem__(self, name: str) -> Function:
-        if name not in self._all:
-            near = _nearest.NameIndex(list(self._all)).nearest(str(name), 3)
-            some = ", ".join(f"`{x}`" for x in near or list(self._all)[:8])
-            has = f"It has {some}." if some else "It has none."
-            raise KeyError(f"The checkpoint has no function {name!r}. {has}")
-        return self._all[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._all)
-
-    def __len__(self) -> int:
-        return len(self._all)
+    def __missing__(self, name: Any) -> NoReturn:
+        near = _nearest.NameIndex(self).nearest(str(name), 3)
+        some = ", ".join(f"`{x}`" for x in near or list(self)[:8])
+        has = f"It has {some}." if some else "It has none."
+        raise KeyError(f"The checkpoint has no function {name!r}. {has}")
 
     def __repr__(self) -> str:
-        lines = [repr(function) for function in self._all.values()]
-        return "\n".join(["Functions", *("  " + line for line in lines)])
+        return "\n".join(
+            ["Functions", *(f"  {function!r}" for function in self.values())]
+        )
 
 
 def _unpickle(root: Backend, save: str, name: str) -> Function:

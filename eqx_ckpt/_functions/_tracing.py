@@ -14,7 +14,7 @@ from .._format import _index, _names
 from .._load._lazy import LazyArray
 from .._save import _payload
 from .._save._payload import PlannedLeaf
-from .._tree import _leaf
+from .._tree import _leaf, _select
 from .._tree._flatten import Flat
 from . import _jaxpr, _signature
 from ._function import Unexported
@@ -135,12 +135,7 @@ class _Hidden:
     __getattr__ = _refuse
 
 
-for _operator in (
-    "eq ne lt le gt ge bool len iter getitem contains int float complex index array "
-    "add radd sub rsub mul rmul matmul rmatmul truediv rtruediv floordiv rfloordiv "
-    "mod rmod divmod rdivmod pow rpow neg pos abs round trunc floor ceil invert call "
-    "and rand or ror xor rxor lshift rlshift rshift rrshift str format hash"
-).split():
+for _operator in (*_select.OPERATORS, "call", "str", "format", "hash"):
     setattr(_Hidden, f"__{_operator}__", _Hidden._refuse)
 
 

@@ -8,13 +8,14 @@ import jax
 import numpy as np
 
 from .._format._template import Template
+from .._functions._computed import Formula
 from .._load._lazy import LazyArray
 from .._rename._rename import Rename
 from .._tree import _folding, _leaf, _target
 from .._tree._folding import Problems
 from .._tree._target import Target
-from ..adapters import Adapter
-from ..adapters._deferred import DeferredArray
+from ..adapters import _deferred, Adapter
+from ..adapters._deferred import Lazy
 from . import _nested
 from ._matching import Job
 from ._nested import Nested
@@ -118,16 +119,12 @@ def _makes_one_of_the_other(
     )
 
 
-def _before(
-    steps: Sequence[Step], like: Nested, of_rules: Sequence[Adapter]
-) -> DeferredArray:
+def _before(steps: Sequence[Step], like: Nested, of_rules: Sequence[Adapter]) -> Lazy:
     """An array of the shape of a leaf before these steps: that it has to have
     where an adapter makes several of one by the shapes of those."""
 
-    def empty(x: Any) -> DeferredArray:
-        return DeferredArray(
-            (), lambda _: np.zeros(0), tuple(np.shape(x)), np.dtype(np.uint8)
-        )
+    def empty(x: Any) -> Lazy:
+        return _deferred.later([], lambda _: np.zeros(0), np.shape(x), np.uint8)
 
     value = _nested.mapped(empty, like)
     for step in reversed(steps):
@@ -184,9 +181,8 @@ def _fit(
         if made.dtype == target.dtype:
             target = target._replace(cast=True)
         else:  # To another dtype first: its numbers are those of that one.
-            made = DeferredArray(
-                (made,), lambda arrays: arrays[0], made.shape, made.dtype
-            )
+            same = lambda arrays: arrays[0]
+            made = _deferred.later([made], same, made.shape, made.dtype)
     try:
         _check_source(made, job)
         template = _template_of(made)
@@ -215,12 +211,8 @@ def _fit(
 
 
 def _check_source(made: Any, job: Job) -> None:
-    parts = made.parts if isinstance(made, DeferredArray) else [made]
-    for part in parts:
-        if (
-            isinstance(part, LazyArray)
-            and part._source is not job.all_saved[0].lazy._source
-        ):
+    for part in _deferred.parts_of(made) if isinstance(made, Lazy) else []:
+        if part._source is not job.all_saved[0].lazy._source:
             raise ValueError(
                 f"`{part.name}` is of another checkpoint, `{part._source.root}`. Read "
                 "it in the function, or graft twice."
@@ -229,7 +221,7 @@ def _check_source(made: Any, job: Job) -> None:
 
 def _template_of(made: Any) -> Template:
     """**Raises:** `ValueError` or `TypeError` for what is no leaf."""
-    if isinstance(made, DeferredArray):
+    if isinstance(made, Formula):
         return _leaf.describe(np.broadcast_to(np.zeros((), made.dtype), made.shape))
     if not isinstance(made, LazyArray):
         return _leaf.describe(made)
@@ -284,9 +276,9 @@ def _origin(placed: Placed | None, stored: StoredSide) -> Any:
     if placed is None:
         return None
     made = placed.made
-    if not isinstance(made, (LazyArray, DeferredArray)):
+    if not isinstance(made, Lazy):
         return id(made)
-    parts = (made,) if isinstance(made, LazyArray) else made.parts
+    parts = _deferred.parts_of(made)
     aliases = stored.saved.aliases
     places = [x._record.place for x in parts]
     views = [(x._view, x.dtype, x._target.kind) for x in parts]

@@ -19,8 +19,8 @@ from .._format._template import Template
 from .._tree._target import Target
 
 
-# Pairs of groups that are compared with each other. Of more nothing is said.
-_MAX_PAIRS = 2**13
+# Groups, and pairs of them that are compared with each other. Of more nothing is said.
+_MAX_GROUPS, _MAX_PAIRS = 2**14, 2**13
 # By how much the best has to be better than the second.
 _MARGIN = 0.01
 
@@ -86,6 +86,7 @@ def _match(
 ) -> list[tuple[list[str], list[str]]]:
     """Adds the pairs that it finds, and returns what is unclear."""
     unclear: list[tuple[list[str], list[str]]] = []
+    tried: set[str] = set()
     # With all numbers folded; with the first of each name, that of the layer; as it is.
     for most in (9, 1, 0):
         skipped = odd if most else ()
@@ -93,8 +94,11 @@ def _match(
             {x: y for x, y in side.items() if x not in done and _node(x) not in skipped}
             for side, done in ((saved, out), (wanted, {*out.values()}))
         )
-        found, unclear = _Matching(old, new, out, most).find()
-        out |= found
+        forms = {_form(x, most) for x in it.chain(old, new)}
+        if forms != tried and len(forms) <= _MAX_GROUPS:
+            found, unclear = _Matching(old, new, out, most).find()
+            out |= found
+        tried = forms
     return unclear
 
 
@@ -123,6 +127,11 @@ def kind(x: Template | Target) -> Kind:
 def _kind(kind: str, dtype: np.dtype | None, shape: tuple[int, ...]) -> Kind:
     what = kind if dtype is None else f"array of {_template.number_type(dtype)}"
     return what, shape
+
+
+def is_square(kind: Kind) -> bool:
+    """Whether nobody can tell a leaf of a kind from one that is transposed."""
+    return len(kind[1]) == 2 and kind[1][0] == kind[1][1]
 
 
 def numbered(name: str) -> list[str]:

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from .._format._leaves import Leaves
+from .._functions._computed import Formula
 from .._load import (
     _checkpoint,
     _deserialise,
@@ -24,7 +25,7 @@ from .._load._checkpoint import Checkpoint
 from .._load._fetch import LeafRead
 from .._load._lazy import LazyArray
 from .._load._load_options import LoadOptions, TogetherKeywords
-from .._runtime import _arguments
+from .._runtime import _arguments, _gc
 from .._storage import _store
 from .._tree import _from_host, _host_copy, _leaf, _target
 from .._tree._static import Static
@@ -42,6 +43,7 @@ from ._sides import Model, StoredSide
     init=_arguments.optional(_arguments.FUNCTION),
 )
 @_open.again(1, "ckpt")
+@_gc.paused()
 def graft(
     model: PyTree,
     ckpt: str | os.PathLike[str] | Checkpoint,
@@ -185,12 +187,8 @@ def _wants(placed: Placed) -> list[LeafRead]:
     made = placed.made
     if isinstance(made, LazyArray):
         return [LeafRead(made._record, made._view, placed.target)]
-    if not isinstance(made, _deferred.DeferredArray):
-        return []
-    return [
-        LeafRead(part._record, part._view, _lazy.host_target(part))
-        for part in made.parts
-    ]
+    parts = _deferred.parts_of(made) if isinstance(made, Formula) else []
+    return [LeafRead(x._record, x._view, _lazy.host_target(x)) for x in parts]
 
 
 def _made(x: Placed, values: list[Any], names: list[str]) -> Any:
@@ -199,9 +197,9 @@ def _made(x: Placed, values: list[Any], names: list[str]) -> Any:
     if isinstance(made, LazyArray):
         return values.pop()
     try:
-        if isinstance(made, _deferred.DeferredArray):
+        if isinstance(made, Formula):
             # Popped one by one, so that parts live no longer than they are needed.
-            made = made.make([values.pop() for _ in made.parts])
+            made = _deferred.made(made, [values.pop() for _ in made.parts])
             owned = True
         template = _leaf.describe(made)
         array = _host_copy.to_host(made, template)

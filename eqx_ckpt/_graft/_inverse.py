@@ -77,19 +77,14 @@ def _back(how: Rename, steps: Steps, source: Any) -> Rename:
     its rules undone. Other names stay: another pair may have them."""
     lists = sum(isinstance(x, Adapter) and x.many == "saved" for x in steps)
     nodes = _nested.flat(_pairs.deepened(_nodes_of(source), lists))
-    names: dict[str, str] = {}
+    moves: list[tuple[str, str]] = []
     adapters: dict[str, tuple[Callable[..., Any], ...]] = {}
-    used: set[int] = set()
-    for node in nodes:
-        for old in node.leaves:
-            new, given = _rename.apply(how, old, used, "inverse")
-            if names.setdefault(new, old) != old:
-                raise ValueError(
-                    f"The rename gives the name `{new}` to both `{names[new]}` and "
-                    f"`{old}`, and has no inverse."
-                )
-            undone = (_undone(_pairs.adapter_of(x)) for x in reversed(given))
-            adapters[new] = tuple(undone)
+    for old in (old for node in nodes for old in node.leaves):
+        new, given = _rename.apply(how, old, set(), "inverse")
+        moves.append((old, new))
+        undone = (_undone(_pairs.adapter_of(x)) for x in reversed(given))
+        adapters[new] = tuple(undone)
+    names = _rename.inverted(moves)
     table = {new: some for new, some in adapters.items() if some}
     return Rename(lambda name: names.get(name, name), table)
 

@@ -79,7 +79,8 @@ class Matching:
                     {
                         moves.get(n, name): n
                         for name, n in node.leaves.items()
-                        if n not in self.fresh and self._is_nearest(n, node)
+                        # A pair that has it by a node below this one wins.
+                        if n not in self.fresh and self._depths[n] == _depth(node)
                     }
                     for node in group.lefts
                 ]
@@ -99,8 +100,8 @@ class Matching:
                         self._pair_up(pair, group, name, numbers, saved)
             if not matched:
                 self._nothing(pair)
-            for name, text in pair.problems:
-                self.problems.add("rule", name, text)
+            for rule in pair.unused:
+                self.problems.add("rule", rule)
 
     @ft.cached_property
     def _depths(self) -> dict[int, int]:
@@ -110,10 +111,6 @@ class Matching:
             for n in node.leaves.values():
                 out[n] = max(out.get(n, 0), _depth(node))
         return out
-
-    def _is_nearest(self, number: int, node: SideNode) -> bool:
-        """Whether no pair has the leaf by a node below this one: that one wins."""
-        return self._depths[number] == _depth(node)
 
     def is_elsewhere(self, module: str, label: str) -> bool:
         """Whether the leaves below a node of the model are all in pairs, and none of

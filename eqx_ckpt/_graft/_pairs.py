@@ -38,7 +38,7 @@ class NodePair(NamedTuple):
     label: str
     groups: list[Group]
     steps: Steps
-    problems: list[tuple[str, str]]
+    unused: list[str]  # Rules of the rename that find nothing.
     renamed: bool
 
     @property
@@ -55,7 +55,7 @@ class NodePair(NamedTuple):
 
 def renamed(
     how: Rename, nodes: list[SideNode], label: str
-) -> tuple[list[SideNode], list[tuple[str, str]]]:
+) -> tuple[list[SideNode], list[str]]:
     """The nodes with their leaves renamed; and the rules that found nothing."""
     used: set[int] = set()
     wrapped: dict[int, Adapter] = {}
@@ -73,12 +73,7 @@ def renamed(
             some = tuple(wrapped.setdefault(id(x), adapter_of(x)) for x in given)
             leaves[new] = saved._replace(adapters=some)
         out.append(SideNode(node.name, leaves))
-    unused = [
-        (f"{label}: {rule.pattern.pattern!r}", "")
-        for number, rule in enumerate(how.all_rules)
-        if number not in used
-    ]
-    return out, unused
+    return out, [f"{label}: {pattern}" for pattern in _rename.unused(how, used)]
 
 
 # ---- Pairs.
@@ -111,14 +106,14 @@ def parse(given: Any, label: str, model: Model, stored: StoredSide) -> NodePair:
             ) from e
         raise
     groups = _groups(label, left, right, steps)
-    problems = []
+    unused: list[str] = []
     how = next((x for x in steps if isinstance(x, Rename)), None)
     if how is not None:
         nodes = [node for group in groups for node in group.rights]
-        nodes, problems = renamed(how, nodes, label)
+        nodes, unused = renamed(how, nodes, label)
         rest = iter(nodes)
         groups = [Group(g.left, _nested.filled(g.right, rest)) for g in groups]
-    return NodePair(label, groups, steps, problems, how is not None)
+    return NodePair(label, groups, steps, unused, how is not None)
 
 
 def steps_of(given: Sequence[Any], label: str) -> Steps:

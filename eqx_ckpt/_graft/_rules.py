@@ -13,8 +13,10 @@ from . import _alike
 
 # Names that have to make way are put there, and those between two rules begin so.
 _ASIDE, _BETWEEN = "old", "~"
-# Names that are tried while rules are looked for.
+# Names that are tried while rules are looked for; and how often a rule is tried on one,
+# to find rules, and to see whether they are right. Each takes less than half a second.
 _MAX_SAMPLES = 500
+_MAX_LOOKS, _MAX_TRIALS = 2**18, 2**20
 
 Rule = tuple[str, str]
 
@@ -46,12 +48,14 @@ def rules(
     moves: Mapping[str, str], saved: Collection[str], wanted: Collection[str]
 ) -> list[Rule]:
     """Rules that take each of these names to that which it has in `moves`, and no other
-    that was saved to one that is wanted."""
+    that was saved to one that is wanted; none where there would have to be too many to
+    try."""
     taken = set(moves.values())
     aside = (x for x in saved if x in taken and x not in moves)
     moves = {**moves, **{x: f"{_ASIDE}.{x}" for x in aside}}
     for some in (_few(moves, saved, wanted), _one_by_one(moves)):
-        if _is_right(some, moves, saved, wanted):
+        are_few = len(some) * len(saved) <= _MAX_TRIALS
+        if are_few and _is_right(some, moves, saved, wanted):
             return some
     return []
 
@@ -84,14 +88,14 @@ def _few(
 ) -> list[Rule]:
     samples = _samples(moves, saved)
     left = {x for x in samples if moves.get(x, x) != x}
-    general = dict.fromkeys(r for x in sorted(left) for r in _ways(x, moves[x], True))
-    found = [_tried(rule, samples, moves, wanted) for rule in general]
-    found += [
-        _tried(rule, samples, moves, wanted)
-        for x in sorted(left.difference(*(x.right for x in found if x)))
-        for rule in _ways(x, moves[x], False)
-    ]
-    some = [x for x in found if x is not None]
+    some: list[_Candidate] = []
+    for is_general in (True, False):
+        names = sorted(left.difference(*(x.right for x in some)))
+        ways = dict.fromkeys(r for x in names for r in _ways(x, moves[x], is_general))
+        if len(ways) * len(samples) > _MAX_LOOKS:
+            return []
+        found = (_tried(rule, samples, moves, wanted) for rule in ways)
+        some += (x for x in found if x is not None)
     chosen: list[tuple[_Candidate, set[str]]] = []
     while left and some:
         best = max(some, key=lambda x: (len(x.right & left), -len(x.wrong)))
@@ -169,21 +173,21 @@ def _ordered(
     """The rules in an order in which none undoes what another does; names that are
     exchanged go by way of others."""
     patterns = [re.compile(x.rule[0]) for x, _ in chosen]
+    # Per rule those before it: they would harm what it makes, or it what they find.
+    undoing: dict[int, set[int]] = {i: set() for i in range(len(chosen))}
+    before: dict[int, set[int]] = {i: set() for i in range(len(chosen))}
+    for (i, (_, names)), (j, (other, _)) in it.permutations(enumerate(chosen), 2):
+        if other.wrong & names:
+            before[j].add(i)
+        if any(patterns[j].sub(other.rule[1], moves[x]) != moves[x] for x in names):
+            undoing[i].add(j)
     marked: set[int] = set()
     while True:
-        before: dict[int, set[int]] = {i: set() for i in range(len(chosen))}
-        for i, (_, names) in enumerate(chosen):
-            for j, (other, _) in enumerate(chosen):
-                if i == j:
-                    continue
-                if other.wrong & names:
-                    before[j].add(i)
-                if i not in marked and any(
-                    patterns[j].sub(other.rule[1], moves[x]) != moves[x] for x in names
-                ):
-                    before[i].add(j)
+        graph = {
+            i: x | (set() if i in marked else undoing[i]) for i, x in before.items()
+        }
         try:
-            order = [*graphlib.TopologicalSorter(before).static_order()]
+            order = [*graphlib.TopologicalSorter(graph).static_order()]
             break
         except graphlib.CycleError as e:
             some = set(e.args[1]) - marked

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 import jax.tree_util as jtu
 
 from .._format import _names, _template
+from .._format._leaves import Record
 from .._tree import _folding, _leaf, _nearest, _target
 from . import _alike, _rules
 from ._sides import Model, StoredSide, target_of
@@ -193,34 +194,24 @@ class _Stacks:
         self.left = _MAX_STEPS
         self._model, self._stored = model, stored
         self._new, self._old = new, old
-        self._find_stacks()
-
-    def _find_stacks(self) -> None:
-        """Finds leaves that could be stacked, by the name of a sequence and their name
-        below each of its items: the shape of the stack, the places, and the names by
-        that shape."""
-        saved = self._stored.saved
-        groups: dict[tuple[str, str], dict[int, int]] = {}
-        for place in sorted(self._old):
-            record = saved.record(place)
+        groups: dict[tuple[str, str], dict[int, Record]] = {}
+        for place in sorted(old):
+            record = stored.saved.record(place)
             parts = record.name.split(".")
             for i, kind in enumerate(record.template.keys):
                 if kind in "sf":
                     key = ".".join(parts[:i]), ".".join(parts[i + 1 :])
-                    groups.setdefault(key, {})[int(parts[i])] = place
-        self._stack_shapes: dict[tuple[str, str], Shape] = {}
-        self._stack_places: dict[tuple[str, str], list[int]] = {}
-        self._stacks_of_shape: dict[Shape, list[tuple[str, str]]] = {}
-        for key, places in groups.items():
-            shapes = set(map(self._saved_shape, places.values()))
-            if len(shapes) == 1 and set(places) == set(range(len(places))):
-                shape = (len(places), *shapes.pop())
-                self._stack_shapes[key] = shape
-                self._stack_places[key] = list(places.values())
-                self._stacks_of_shape.setdefault(shape, []).append(key)
-
-    def _saved_shape(self, place: int) -> tuple[int, ...]:
-        return self._stored.saved.record(place, known=True).template.logical_shape
+                    groups.setdefault(key, {})[int(parts[i])] = record
+        # By the name of a sequence, and the name of leaves below each of its items: the
+        # shape of the stack, and their places. And those names by the shape.
+        self._stacks: dict[tuple[str, str], tuple[Shape, list[int]]] = {}
+        self._of_shape: dict[Shape, list[tuple[str, str]]] = {}
+        for key, items in groups.items():
+            shapes = {record.template.logical_shape for record in items.values()}
+            if len(shapes) == 1 and set(items) == set(range(len(items))):
+                shape = (len(items), *shapes.pop())
+                self._stacks[key] = shape, [record.place for record in items.values()]
+                self._of_shape.setdefault(shape, []).append(key)
 
     def _wanted(self, prefix: str) -> dict[str, tuple[int, ...]]:
         """The shapes of the leaves below a node of the model."""
@@ -238,7 +229,7 @@ class _Stacks:
         wanted = self._wanted(prefix)
         found: dict[str, tuple[str, str]] = {}
         for below, shape in list(wanted.items())[:1]:
-            for above, rest in self._stacks_of_shape.get(shape, []):
+            for above, rest in self._of_shape.get(shape, []):
                 self.left -= len(wanted)
                 ends = f".{rest}".endswith(f".{below}") if below else True
                 if self.left <= 0 or not ends:
@@ -256,13 +247,13 @@ class _Stacks:
             first = _saved_code(self._stored, _names.joined(above, "0"))
             part = _saved_code(self._stored, _names.joined(above, "0", inner))
             items = f"[x{part[len(first) :]} for x in {items}]"
-        used = (self._stack_places[above, _names.joined(inner, x)] for x in wanted)
-        return f"{items}, ec.adapters.stack()", set().union(*used)
+        used = (self._stacks[above, _names.joined(inner, x)] for x in wanted)
+        return f"{items}, ec.adapters.stack()", set().union(*(x for _, x in used))
 
     def _is_stack(self, key: tuple[str, str], shape: tuple[int, ...]) -> bool:
         """Whether leaves that are in no pair yet, stacked, have this shape."""
-        is_of_shape = self._stack_shapes.get(key) == shape
-        return is_of_shape and self._old.issuperset(self._stack_places[key])
+        there, places = self._stacks.get(key, (None, []))
+        return there == shape and self._old.issuperset(places)
 
 
 def _only(names: list[str], last: str) -> str | None:
@@ -407,10 +398,6 @@ def _how(
     return None
 
 
-def _is_square(shape: Shape) -> bool:
-    return len(shape) == 2 and shape[0] == shape[1]
-
-
 def _lines(
     model: Model, stored: StoredSide, rows: Iterable[tuple[int, list[int], list[str]]]
 ) -> list[str]:
@@ -422,11 +409,12 @@ def _lines(
         more = ", ..." if len(saved) > _NAMES else ""
         shown = ", ".join(f"`{x}`" for x in near) + more
         template = stored.saved.record(places[0], known=True).template
-        target = _target.show_target(target_of(model, number))
+        target = target_of(model, number)
         by = f" by `{', '.join(how)}`" if how else ""
-        if _is_square(target_of(model, number).shape):
+        if _alike.is_square(_alike.kind(target)):
             by += ", transposed or not"
-        texts.append((name, f"{target}, of {_leaf.show(template)}{by}: {shown}"))
+        what = f"{_target.show_target(target)}, of {_leaf.show(template)}"
+        texts.append((name, f"{what}{by}: {shown}"))
         if len(texts) == _MOST:
             break
     lines = [f"    {name}  {text}" for name, text in _folding.fold_rows(texts)]

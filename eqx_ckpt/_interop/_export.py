@@ -2,6 +2,7 @@
 
 import bisect
 import contextlib
+import functools as ft
 import itertools as it
 import json
 import os
@@ -118,19 +119,17 @@ def export_safetensors(
     """
     root = _root.resolve(path)
     root.check_writable()
+    room = _ROOM if max_bytes is None else max_bytes
+    plan = ft.partial(_plan, pytree, filter_spec, skip, rename, metadata, verify)
     if shard_bytes is not None:
         run = _run_of(root, processes)
         with run.heard():
-            tensors, metadata = _planned(
-                pytree, filter_spec, skip, rename, metadata, verify
-            )
+            tensors, metadata = plan()
             _shards.check(root, overwrite, _lazies.places(tensors))
             files = _shards.deal(tensors, shard_bytes)
             headers = {name: _header(some, metadata) for name, some in files.items()}
-            room = _ROOM if max_bytes is None else max_bytes
             if run.count > 1:
-                given = run, root, files, headers, room, durable
-                _shards.write_together(*given)
+                _shards.write_together(run, root, files, headers, room, durable)
                 return
             _check_here(tensors)
             with _lines(tensors, room, progress) as lines:
@@ -147,10 +146,10 @@ def export_safetensors(
                 if overwrite
                 else f"There is something at `{root}`, and `overwrite=False`."
             )
-    tensors, metadata = _planned(pytree, filter_spec, skip, rename, metadata, verify)
+    tensors, metadata = plan()
     _check_here(tensors)
     header = _header(tensors, metadata)
-    with _lines(tensors, _ROOM if max_bytes is None else max_bytes, progress) as lines:
+    with _lines(tensors, room, progress) as lines:
         data = it.chain([header], lines(tensors))
         write = lambda file: file.writelines(data)
         _onefile.publish(root, write, overwrite, durable)
@@ -198,7 +197,7 @@ def _lines(
         yield lines
 
 
-def _planned(
+def _plan(
     pytree: PyTree,
     filter_spec: FilterSpec,
     skip: Sequence[str],

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import jax
 
 from .._format import _digests, _files, _grid, _index
+from .._formats import _foreign_source
 from .._load import _published
 from .._runtime._batching import batched
 from .._runtime._processes import Processes
@@ -244,9 +245,7 @@ def _put(
     axis = next(k for k in every if part.shape[k:] == tuple(shape[k:]))
     axis = max(0, axis - 1)
     rows = part.reshape(-1, *part.shape[axis:])
-    itemsize = part.dtype.itemsize
-    strides = list(it.accumulate(reversed(shape[1:]), int.__mul__, initial=itemsize))
-    strides.reverse()
+    strides = [part.dtype.itemsize * n for n in _foreign_source.strides_of(shape)]
     leading = it.product(*map(range, part.shape[:axis]))
     for row, place in zip(rows, leading):
         first = [a + b for a, b in it.zip_longest(starts, place, fillvalue=0)]

@@ -128,7 +128,7 @@ def converted(
         return arrays, False, str(e)
 
 
-def unreadable(root: Backend, error: Exception, missing: str) -> str:
+def unreadable(root: Backend, error: Exception, missing: str = "it is missing") -> str:
     """The fault in bytes that could not be read.
 
     **Raises:** the error, unless it says that they are missing or damaged.

@@ -1,52 +1,47 @@
 """The classes and functions that names out of a checkpoint may stand for."""
 
+import functools as ft
 import sys
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from .._tree import _named
 from .._tree._named import Name
 
 
-class Allowlist:
-    """Classes and functions that a caller allows. Nothing else is found by any name,
-    and nothing is imported.
+def finder(known: Any) -> Callable[[Name], list[Any]]:
+    """A function from a name to the objects that it may stand for, of the classes and
+    functions that a caller allows: one, if all is well. Nothing is imported.
 
-    A module stands for itself and those below it that have been imported, and of each
-    for what is of its own package: `from os import system` allows no `system`.
+    A class or a function in `known` itself may be of any package, as they move. A
+    module stands for itself and those below it that have been imported, and of each for
+    what is of its own package: `from os import system` allows no `system`. Of several
+    objects, those count that are of the package of the name, and then of its module.
     """
+    if isinstance(known, str) or not isinstance(known, Iterable):
+        raise TypeError(f"`known` is a list of {_KINDS}, not {known!r}.")
+    objects: list[Any] = []
+    modules: list[types.ModuleType] = []
+    for x in known:
+        if isinstance(x, types.ModuleType):
+            modules += _submodules(x)
+        elif callable(x) and _named.own(x) is not None:
+            objects.append(x)
+        else:
+            raise TypeError(
+                f"`known` has {x!r}. It is a list of {_KINDS}, so that nothing is "
+                "imported by the name of a thing."
+            )
 
-    def __init__(self, known: Any):
-        if isinstance(known, str) or not isinstance(known, Iterable):
-            raise TypeError(f"`known` is a list of {_KINDS}, not {known!r}.")
-        self._direct: list[Any] = []
-        self._modules: list[types.ModuleType] = []
-        for x in known:
-            if isinstance(x, types.ModuleType):
-                self._modules += _submodules(x)
-            elif callable(x) and _named.own(x) is not None:
-                self._direct.append(x)
-            else:
-                raise TypeError(
-                    f"`known` has {x!r}. It is a list of {_KINDS}, so that nothing is "
-                    "imported by the name of a thing."
-                )
+    def find(name: Name) -> list[Any]:
+        direct = _distinct(_among(objects, name))
+        every = _distinct([*direct, *_within(modules, name)])
+        found = [x for x in every if _is_alike(x, name)] or direct
+        same = [x for x in found if _named.own(x) == name]
+        return same if same and len(found) > 1 else found
 
-    def find(self, name: Name) -> list[Any]:
-        """The objects that a name may stand for: one, if all is well.
-
-        A class or a function in `known` itself may be of any package, as they move. Of
-        several, those count that are of the package, and then of the module.
-        """
-        direct = _distinct(_among(self._direct, name))
-        in_modules = _distinct(_within(self._modules, name))
-        found = [x for x in _distinct([*direct, *in_modules]) if _is_alike(x, name)]
-        found = found or direct
-        if len(found) > 1:
-            same = [x for x in found if _named.own(x) == name]
-            found = same or found
-        return found
+    return ft.cache(find)
 
 
 _KINDS = "classes, functions and modules"

@@ -26,7 +26,6 @@ from .._tree import (
 from .._tree._folding import Problems
 from .._tree._named import Name
 from . import _decode
-from ._allowlist import Allowlist
 
 
 Sharding = (
@@ -56,7 +55,7 @@ class Builder:
     def __init__(
         self,
         ckpt: Checkpoint,
-        allowed: Allowlist,
+        allowed: Callable[[Name], list[Any]],
         replace: Mapping[str, Any],
         sharding: Sharding | None,
     ):
@@ -77,7 +76,6 @@ class Builder:
         self._allowed, self._replace = allowed, replace
         self._lazies: dict[Any, LazyArray] = {}
         self._markers: dict[str, Any] = {}
-        self._found: dict[Name, list[Any]] = {}
         # Of rows whose children have names: those, quoted, and the keys of a dict.
         self._parts: dict[int, list[str]] = {}
         self._keys: dict[int, list[Any]] = {}
@@ -316,7 +314,7 @@ class Builder:
                 self._exact(x, self._field(at, _NO_CLASS))
             return None
         here = _fields_of(cls, base is eqx.Module)
-        if here is None or not _is_fit(here, dynamic, static, unset):
+        if here is None or not _is_fit(here, dynamic, static):
             return self._differs(row, field, cls, list(here or ()))
         values = dict(zip(dynamic, self._rows(row, field.name, cls), strict=True))
         for name, x in zip(static, encoded, strict=True):
@@ -354,9 +352,7 @@ class Builder:
         return cls
 
     def find(self, name: Name, field: str) -> Any:
-        if name not in self._found:
-            self._found[name] = self._allowed.find(name)
-        found = self._found[name]
+        found = self._allowed(name)
         if len(found) == 1:
             return found[0]
         if not found:
@@ -421,7 +417,7 @@ def _fields_of(cls: type, is_module: bool) -> dict[str, bool | None] | None:
 
 
 def _is_fit(
-    here: dict[str, bool | None], dynamic: list[str], static: list[str], unset: Any
+    here: dict[str, bool | None], dynamic: list[str], static: list[str]
 ) -> bool:
     """Whether a class has all fields that were saved, and as they were."""
     return all(

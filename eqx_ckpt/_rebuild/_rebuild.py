@@ -14,7 +14,7 @@ from .._load._load_options import LoadOptions, TogetherKeywords
 from .._runtime import _arguments, _gc
 from .._storage._open_files import Readable
 from .._tree import _nearest
-from ._allowlist import Allowlist
+from . import _allowlist
 from ._builder import Builder, Sharding
 from ._decode import Malformed
 
@@ -75,7 +75,7 @@ def rebuild(
         ```
     """
     _load_options.check(LoadOptions(**options))
-    allowed = Allowlist(known)
+    allowed = _allowlist.finder(known)
     ckpt = _checkpoint.open(path)
     pinned = ckpt._source
     leaves = pinned.index.leaves

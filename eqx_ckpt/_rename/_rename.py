@@ -2,7 +2,7 @@
 
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .._load import _open
@@ -66,13 +66,7 @@ class Rename(NamedTuple):
             )
         is_open = isinstance(source, Mapping)
         names = list(source) if is_open else _open.opened(source).index.leaves.names
-        back: dict[str, str] = {}
-        for old, new in zip(names, renamed_names(self, names)):
-            if back.setdefault(new, old) != old:
-                raise ValueError(
-                    f"The rename gives the name `{new}` to both `{back[new]}` and "
-                    f"`{old}`, and has no inverse."
-                )
+        back = inverted(zip(names, renamed_names(self, names)))
 
         def known(name: str) -> str:
             if name not in back:
@@ -153,6 +147,27 @@ def _rule(rule: Any) -> RenameRule:
         "A rule is `(pattern, replacement)`, `(pattern, adapter)` or "
         f"`(pattern, replacement, adapter)`, and {rule!r} is none of them."
     )
+
+
+def unused(how: Rename, used: set[int]) -> list[str]:
+    """The patterns of the rules that are not among the `used` ones."""
+    patterns = enumerate(rule.pattern.pattern for rule in how.all_rules)
+    return [repr(text) for number, text in patterns if number not in used]
+
+
+def inverted(names: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The old name of each new one, of pairs of both.
+
+    **Raises:** `ValueError` for two old names that have got one.
+    """
+    back: dict[str, str] = {}
+    for old, new in names:
+        if back.setdefault(new, old) != old:
+            raise ValueError(
+                f"The rename gives the name `{new}` to both `{back[new]}` and `{old}`, "
+                "and has no inverse."
+            )
+    return back
 
 
 def renamed_names(how: Rename, names: Sequence[str]) -> list[str]:

@@ -64,12 +64,7 @@ def _check_collisions(old: list[str], new: list[str]) -> None:
 
 
 def _check_used(how: Rename, used: set[int], names: list[str]) -> None:
-    unused = [
-        repr(rule.pattern.pattern)
-        for number, rule in enumerate(how.all_rules)
-        if number not in used
-    ]
-    if unused:
+    if unused := _rename.unused(how, used):
         raise ValueError(
             f"`rename` has rules that change no name of the checkpoint: "
             f"{', '.join(unused)}. A rule is given whole names, as the rules before it "

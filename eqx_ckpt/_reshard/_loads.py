@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from .._format import _text
+from .._format import _template, _text
 from .._load import _fetch
 from .._load._fetch import LeafRead, ReadPlan
 from .._load._load_options import LoadOptions
@@ -84,7 +84,7 @@ def _move(source: Source, want: LeafRead) -> ArrayMove | str:
         return "" if is_local else "it is of a registered type"
     if not _moves.is_default_memory(sharding):
         return f"it goes into `{sharding.memory_kind}` memory"
-    if target.dtype is not None and _moves.width(target.dtype) < 4:
+    if target.dtype is not None and _template.bits(target.dtype) < 4:
         return f"devices cannot be relied on to move {target.dtype}"
     found = _moves.move(sharding, t.shape, source.cut(record).chunk)
     if found is None:

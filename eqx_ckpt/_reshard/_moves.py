@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -127,14 +126,6 @@ def _spec(layout: Layout) -> PartitionSpec:
 # ---- Bits.
 
 
-def width(dtype: np.dtype) -> int:
-    """The bits of a number of this dtype, where a byte holds one number."""
-    kind = _template.number_type(dtype)
-    if dtype.itemsize == 1 and kind in ("int", "float"):
-        return (ml_dtypes.iinfo if kind == "int" else ml_dtypes.finfo)(dtype).bits
-    return 8 * dtype.itemsize
-
-
 def _padded(part: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     if part.shape == shape:
         return part
@@ -183,6 +174,6 @@ def _from_bits(bits: jax.Array, dtype: np.dtype) -> jax.Array:
     if dtype.kind == "c":
         halves = jax.lax.bitcast_convert_type(bits, f"float{4 * dtype.itemsize}")
         return jax.lax.complex(halves[..., 0], halves[..., 1])
-    if width(dtype) == 4:
+    if _template.bits(dtype) == 4:
         bits = bits.astype(jnp.uint4)
     return jax.lax.bitcast_convert_type(bits, dtype)

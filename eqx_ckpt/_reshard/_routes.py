@@ -267,25 +267,13 @@ def _touched(
 def _splits(sizes: Sequence[int], dims: int) -> Iterator[tuple[int, ...]]:
     """The ways to deal digits of these sizes out to dimensions: into how many parts
     each is cut. The first dimension has the most of them first."""
-    parts = [
-        list(_shares(count, dims)) for count in collections.Counter(sizes).values()
-    ]
-    primes = list(collections.Counter(sizes))
-    for shares in it.product(*parts):
+    counts = collections.Counter(sizes)
+    ways = [it.combinations_with_replacement(range(dims), n) for n in counts.values()]
+    for chosen in it.product(*ways):
         yield tuple(
-            math.prod(prime ** share[dim] for prime, share in zip(primes, shares))
+            math.prod(prime ** some.count(dim) for prime, some in zip(counts, chosen))
             for dim in range(dims)
         )
-
-
-def _shares(count: int, dims: int) -> Iterator[tuple[int, ...]]:
-    if dims <= 1:
-        if dims == 1 or count == 0:
-            yield (count,) * dims
-        return
-    for first in range(count, -1, -1):
-        for rest in _shares(count - first, dims - 1):
-            yield (first, *rest)
 
 
 def _by_way_of(

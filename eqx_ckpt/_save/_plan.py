@@ -127,7 +127,7 @@ def _facts(
         if (entry := entries.get(number)) is not None and entry.label is not None
     }
     return TreeFacts(
-        _sidecars.holes(tree, flat, numbers, wholes),
+        _sidecars.holes(tree, is_leaf, flat, numbers, wholes),
         markers,
         _static.record(tree, is_leaf, flat, chosen),
         _recorder.record(tree, is_leaf, flat, numbers),

@@ -18,6 +18,7 @@ from .._format import _files, _json, _names
 from .._format._template import Template
 from .._storage import _arrays
 from .._tree import _flatten
+from .._tree._filters import IsLeaf
 from .._tree._flatten import Flat
 from . import _payload, _tree_spec
 from ._payload import PlannedLeaf
@@ -83,7 +84,11 @@ class Hole(NamedTuple):
 
 
 def holes(
-    pytree: PyTree, flat: Flat, numbers: Sequence[int], wholes: Iterable[tuple]
+    pytree: PyTree,
+    is_leaf: IsLeaf,
+    flat: Flat,
+    numbers: Sequence[int],
+    wholes: Iterable[tuple],
 ) -> list[Hole]:
     """Places where `eqx.filter` of the tree has None, and empty nodes, by their names.
 
@@ -93,7 +98,7 @@ def holes(
     # An empty node is in front of the leaf whose number it has here.
     found = [
         (before, False, path, _empty_kind(node))
-        for before, path, node in _flatten.empty_nodes(pytree, flat)
+        for before, path, node in _flatten.empty_nodes(pytree, is_leaf)
     ]
     if len(numbers) < len(flat.leaves):
         rest = {*range(len(flat.leaves))}.difference(numbers)

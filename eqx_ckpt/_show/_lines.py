@@ -72,12 +72,11 @@ def of_lazy(lazy: LazyArray, name: str) -> TreeLine:
 _MOST_FIELDS = 2**14
 
 
-def of_fields(
-    modules: Iterable[tuple[str, str]], most: int = _MOST_FIELDS
-) -> Iterator[TreeLine]:
+def of_fields(modules: Iterable[tuple[str, str]]) -> Iterator[TreeLine]:
     """The static fields of Modules, each with its `fields_text`, as they are printed;
     where there are very many, how many each has. Many may have one text."""
     shown: dict[str, list[tuple[str, str]]] = {}
+    most = _MOST_FIELDS
     for module, text in modules:
         if text not in shown:
             fields = _node.parsed(text)[0].items()

@@ -28,12 +28,12 @@ def leaf_count(count: int) -> str:
     return counted(count, "leaf", "leaves")
 
 
-def moment(time: float | int | None, digits: str = "seconds") -> str:
+def moment(time: float | int | None) -> str:
     """Seconds since 1970, in the zone of the machine."""
     if time is None:
         return ""
     when = datetime.datetime.fromtimestamp(time).astimezone()
-    return when.isoformat(" ", digits)
+    return when.isoformat(" ", "seconds")
 
 
 # ---- Trees.

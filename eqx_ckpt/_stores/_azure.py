@@ -93,7 +93,8 @@ class AzureBackend(BucketBackend):
     def _store(self) -> Any:
         account, container, domain, _ = self._parts()
         settings = {k: v for k, v in os.environ.items() if k.startswith("AZURE_")}
-        return _open(account, container, domain, self.options, _frozen(settings))
+        env = json.dumps(settings, sort_keys=True)
+        return _open(account, container, domain, self.options, env)
 
     def start_read(self, key: str, start: int, stop: int | None) -> Any:
         return _requests.start(self._read, self._path() + key, start, stop)
@@ -223,10 +224,6 @@ def _again(call: Any) -> Any:
             raise
     time.sleep(0.1)
     return call()
-
-
-def _frozen(settings: dict[str, Any]) -> str:
-    return json.dumps(settings, sort_keys=True)
 
 
 @ft.lru_cache(maxsize=64)

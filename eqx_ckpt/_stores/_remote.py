@@ -114,14 +114,13 @@ def store_of(path: Any) -> Store | None:
     """The store that a path is, or that has the user and the password in a URL."""
     if isinstance(path, Store) or not isinstance(path, str):
         return path if isinstance(path, Store) else None
-    is_web = scheme(path) in ("http", "https")
-    return Store(path) if is_web and _user.search(path) else None
+    return Store(path) if is_web(path) and _user.search(path) else None
 
 
 def _without_user(url: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """A URL without user and password, which go into a header."""
     found = _user.search(url)
-    if found is None or scheme(url) not in ("http", "https"):
+    if found is None or not is_web(url):
         return url, options
     coded = base64.b64encode(urllib.parse.unquote_to_bytes(found[1])).decode()
     headers = [*options.get("headers", ()), f"Authorization: Basic {coded}"]
@@ -173,8 +172,8 @@ def bucket(url: str) -> str:
     return url if scheme(url) == "file" else "/".join(url.split("/")[:3])
 
 
-def is_read_only(url: str) -> bool:
-    """Whether files can be read there, and neither written nor listed."""
+def is_web(url: str) -> bool:
+    """Whether a URL is of a web server: files can be read, not written or listed."""
     return scheme(url) in ("http", "https")
 
 
@@ -228,7 +227,7 @@ def explain(url: str, error: Exception) -> OSError | None:
     text = str(error)
     found = _status.search(text)
     status = int(found[1]) if found else None
-    if is_read_only(url) and "ignored by server" in text:
+    if is_web(url) and "ignored by server" in text:
         return OSError(
             f"The server of `{url}` ignores requests for a part of a file, as `python "
             "-m http.server` does, so that to read any leaf would take a whole file. "

@@ -121,6 +121,7 @@ def is_module(cls: type) -> bool:
 # What has no nodes in it, as most children.
 _BARE = (jax.Array, np.ndarray, jax.ShapeDtypeStruct, types.FunctionType, np.generic)
 _SCALARS = (type(None), bool, int, float, complex, str, bytes, object)
+_CONTAINERS = (list, tuple, dict)
 
 
 @ft.lru_cache(maxsize=4096)
@@ -161,45 +162,31 @@ def modules(
     return out
 
 
-def empty_nodes(tree: PyTree, flat: Flat) -> list[tuple[int, tuple, Any]]:
+def empty_nodes(tree: PyTree, is_leaf: IsLeaf) -> list[tuple[int, tuple, Any]]:
     """All nodes without children, as None and empty containers: the number of the leaf
     that comes next, the key path, and the node."""
-    found: list[tuple[int, tuple[int, ...]]] = []
-    todo: list[tuple[Any, int, tuple[int, ...]]] = [(flat.structure, 0, ())]
-    while todo:
-        structure, before, at = todo.pop()
-        # How many nodes it has that are no leaves: if one, that is itself.
-        inner = structure.num_nodes - structure.num_leaves
-        if inner == 1 and not structure.num_leaves:
-            found.append((before, at))
-        elif inner > 1:
-            below = []
-            for i, child in enumerate(structure.children()):
-                below.append((child, before, (*at, i)))
-                before += child.num_leaves
-            todo += reversed(below)
-    # The nodes on the ways to those, by the numbers of children.
-    nodes: dict[tuple[int, ...], tuple[tuple, Any]] = {(): ((), tree)}
-    for _, at in found:
-        for depth in range(len(at)):
-            if at[: depth + 1] not in nodes:
-                path, x = nodes[at[:depth]]
-                for i, (key, child) in enumerate(_children(x)):
-                    nodes[*at[:depth], i] = (*path, *key), child
-    return [(before, *nodes[at]) for before, at in found]
+    is_own = is_leaf or (lambda x: False)
+    stop = lambda x: is_own(x) or _is_empty(x)
+    out: list[tuple[int, tuple, Any]] = []
+    for i, (path, x) in enumerate(jtu.tree_flatten_with_path(tree, is_leaf=stop)[0]):
+        if _is_empty(x) and not is_own(x):
+            out.append((i - len(out), path, x))
+    return out
 
 
-def _children(node: Any) -> Iterable[tuple[tuple, Any]]:
-    """The children of a node, with their keys."""
-    cls = type(node)
-    if issubclass(cls, eqx.Module):
-        # JAX asks Equinox for all of it, which takes far longer.
-        names = _seen.module_fields(cls)[0]
-        own = object.__getattribute__(node, "__dict__")
-        if own.keys() >= names.keys():
-            keys = zip(map(jtu.GetAttrKey, names))
-            return zip(keys, map(own.__getitem__, names))
-    return jtu.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)[0]
+def _is_empty(x: Any) -> bool:
+    cls = type(x)
+    if cls in _CONTAINERS:
+        return not x
+    if cls is not type(None) and (_is_bare(cls) or _has_fields(cls)):
+        return False
+    found = jtu.default_registry.flatten_one_level(x)
+    return found is not None and not list(found[0])
+
+
+@ft.lru_cache(maxsize=4096)
+def _has_fields(cls: type) -> bool:
+    return issubclass(cls, eqx.Module) and bool(_seen.module_fields(cls)[0])
 
 
 def module_name(path: tuple, source: str) -> str:

@@ -45,12 +45,14 @@ class _Tag:
     __hash__ = object.__hash__
 
 
-for _operator in (
+# What takes the value of an object.
+OPERATORS = (
     "eq ne lt le gt ge bool len iter getitem contains int float complex index array "
     "add radd sub rsub mul rmul matmul rmatmul truediv rtruediv floordiv rfloordiv "
     "mod rmod divmod rdivmod pow rpow neg pos abs round trunc floor ceil invert "
     "and rand or ror xor rxor lshift rlshift rshift rrshift"
-).split():
+).split()
+for _operator in OPERATORS:
     setattr(_Tag, f"__{_operator}__", _Tag._refuse)
 
 

@@ -33,12 +33,10 @@ from .._zips._window import Window
 _STEP = 16 * 2**20
 _THREADS = min(8, os.cpu_count() or 1)
 # What reads from an object store mostly waits.
-_FAR_THREADS = 8
+FAR_THREADS = 8
 
 # Enough problems for anyone.
 _MANY = 1000
-
-_MISSING = "it is missing"
 
 
 class Problem(NamedTuple):
@@ -126,7 +124,7 @@ def scan(
 ) -> list[Problem]:
     """Reads all data files, and says what in them is not as it was saved. With
     `is_verified` their digests are known, and compared."""
-    threads = _FAR_THREADS if source.root.is_far else _THREADS
+    threads = FAR_THREADS if source.root.is_far else _THREADS
     # A buffer for each thread, and as much again for what is padded in it.
     step = min(_STEP, max_bytes // (2 * threads))
     buffers: queue.SimpleQueue[np.ndarray] = queue.SimpleQueue()
@@ -184,7 +182,7 @@ def _check_ends(
                 yield Problem(leaf, None, file, "it has more bytes than it had")
         except (OSError, ValueError) as e:
             if end == 0:  # Else its chunks say so.
-                what = unreadable(source.directory, e, _MISSING)
+                what = unreadable(source.directory, e)
                 yield Problem(leaf, None, file, what)
 
 
@@ -225,9 +223,9 @@ def _check_chunk(
         else:
             what = None if is_clean else "its padding is not zeros"
     except EOFError:
-        what = f"{_MISSING}: the file ends before it does"
+        what = "it is missing: the file ends before it does"
     except Exception as e:
-        what = unreadable(source.directory, e, _MISSING)
+        what = unreadable(source.directory, e)
     if what is not None:
         yield Problem(record.name, _index_of(chunk), chunk.file, what)
 

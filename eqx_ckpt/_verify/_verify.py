@@ -24,13 +24,10 @@ from ._scan import Problem
 # The least memory with which it makes sense to read.
 _LEAST = 2**20
 _ROOM = 256 * 2**20
-# For what reads from an object store, and mostly waits.
-_FAR_THREADS = 8
 
 # Of a file other than the data: that of the largest index has some MiB.
 _MOST = 128 * 2**20
 
-_MISSING = "it is missing"
 # Seconds that files for other readers may take to follow the commit, where no lock says
 # whether somebody is at it.
 _LAG = 5
@@ -186,7 +183,7 @@ def _check_files(source: Source) -> Iterator[Problem]:
             elif _index.digest(value.data) != digest:
                 yield Problem(None, None, key, CHANGED + _LAGS)
         except (OSError, ValueError) as e:
-            yield Problem(None, None, key, unreadable(root, e, _MISSING))
+            yield Problem(None, None, key, unreadable(root, e))
     tops = {key.partition("/")[0] for key in [source.digests_key, *index.others]}
     there = (root.list_top() or {}).keys() - {_files.CLAIM, *tops}
     for top in sorted(_files.SIDE & there):
@@ -232,7 +229,7 @@ def _zarr_json(source: Source, records: Iterable[Record]) -> Iterator[Problem]:
             if found[:count].tobytes() != good:
                 return Problem(record.name, None, key, CHANGED)
         except (OSError, ValueError) as e:
-            return Problem(record.name, None, key, unreadable(source.root, e, _MISSING))
+            return Problem(record.name, None, key, unreadable(source.root, e))
         return None
 
     is_far = source.root.is_far
@@ -240,5 +237,5 @@ def _zarr_json(source: Source, records: Iterable[Record]) -> Iterator[Problem]:
         source.root, ft.partial(check, record), lambda problem: problem is None
     )
     jobs = [ft.partial(look, record) for record in records]
-    threads = _FAR_THREADS if is_far else 1
+    threads = _scan.FAR_THREADS if is_far else 1
     yield from filter(None, _threads.gather(jobs, threads, waiting=is_far))

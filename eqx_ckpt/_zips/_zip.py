@@ -142,10 +142,14 @@ def places(archive: Zip, names: list[str]) -> list[tuple[int, int]]:
     for i, one in zip(rest, _store.each(archive.directory, look, rest)):
         found[i] = one
     out = [one for one in found if one is not None]
-    spans = sorted(out)
-    if any(a[1] > b[0] for a, b in zip(spans, spans[1:])):
-        raise ValueError("two files of the zip lie at one place")
+    check_apart(out)
     return out
+
+
+def check_apart(places: Sequence[tuple[int, int]]) -> None:
+    """**Raises:** `ValueError` for two files that have bytes in common."""
+    if any(a[1] > b[0] for a, b in it.pairwise(sorted(places))):
+        raise ValueError("two files of the zip lie at one place")
 
 
 # What comes after the bytes of a file: its checksum and its size, of 4 or of 8 bytes.

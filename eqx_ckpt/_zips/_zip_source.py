@@ -50,19 +50,14 @@ def _ours(root: Backend, archive: Zip) -> Source | None:
     index = dataclasses.replace(index, files=keys, shift=shift, others={})
     if digests[1] - digests[0] != 16 * index.extents.pages[-1]:
         raise DamagedError("its file of digests is damaged")
-    _check(index, files, [(start, stop), digests])
+    _zip.check_apart([*files, (start, stop), digests])
+    _check(index, files)
     stamp = lambda directory: directory.stamp(key)
     return Source(root, index, directory, stamp, stamp(directory), place=place)
 
 
-def _check(
-    index: Index, files: list[tuple[int, int]], others: list[tuple[int, int]]
-) -> None:
-    """**Raises:** `ValueError` unless each file has bytes of its own, and in them all
-    that the index says."""
-    spans = sorted([*files, *others])
-    if any(a[1] > b[0] for a, b in zip(spans, spans[1:])):
-        raise ValueError("two files of the zip lie at one place")
+def _check(index: Index, files: list[tuple[int, int]]) -> None:
+    """**Raises:** `ValueError` unless each file has in it all that the index says."""
     extents = index.extents
     for record in index.leaves.records():
         for first, stop, file, offset in extents.segments(record):

@@ -1,28 +1,30 @@
 """Arrays that are made of lazy ones once those have been read, and lazy array maths."""
 
-import dataclasses
+import itertools as it
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from .._format import _template
+from .._functions._computed import Formula
 from .._load._lazy import LazyArray
 from .._storage import _arrays
 from .._tree import _folding, _from_host
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class DeferredArray:
-    """An array that `make` gives for the arrays that `parts` are."""
-
-    parts: tuple[LazyArray, ...]
-    make: Callable[[list[np.ndarray]], np.ndarray]
-    shape: tuple[int, ...]
-    dtype: np.dtype
+Lazy = LazyArray | Formula
 
 
-Lazy = LazyArray | DeferredArray
+def parts_of(x: Lazy) -> list[LazyArray]:
+    """The lazy arrays that have to be read for one."""
+    parts = [x] if isinstance(x, LazyArray) else x.parts
+    return [part for part in parts if isinstance(part, LazyArray)]
+
+
+def made(x: Lazy, arrays: list[np.ndarray]) -> np.ndarray:
+    """The array, of those that its parts are."""
+    return arrays[0] if isinstance(x, LazyArray) else x.make(arrays, None, ())
 
 
 def later(
@@ -30,25 +32,19 @@ def later(
     make: Callable[[list[np.ndarray]], np.ndarray],
     shape: Sequence[int],
     dtype: Any,
-) -> DeferredArray:
+) -> Formula:
     """`make` of the arrays that `items` will be."""
-    own = [x.parts if isinstance(x, DeferredArray) else (x,) for x in items]
+    counts = [len(parts_of(x)) for x in items]
 
-    def make_all(arrays: list[np.ndarray]) -> np.ndarray:
+    def make_all(arrays: Sequence[np.ndarray], *_: Any) -> np.ndarray:
         rest = iter(arrays)
-        given = []
-        for item, parts in zip(items, own):
-            mine = [next(rest) for _ in parts]
-            given.append(
-                item.make(mine) if isinstance(item, DeferredArray) else mine[0]
-            )
-        return make(given)
+        return make([made(x, list(it.islice(rest, n))) for x, n in zip(items, counts)])
 
-    parts = tuple(part for parts in own for part in parts)
-    return DeferredArray(parts, make_all, tuple(shape), np.dtype(dtype))
+    parts = tuple(part for x in items for part in parts_of(x))
+    return Formula("", parts, make_all, tuple(shape), np.dtype(dtype))
 
 
-def _map(x: DeferredArray, fn: Callable[[np.ndarray], np.ndarray]) -> DeferredArray:
+def _map(x: Formula, fn: Callable[[np.ndarray], np.ndarray]) -> Formula:
     # What `fn` makes of an array without memory has the shape that it will have.
     out = fn(np.broadcast_to(np.zeros((), x.dtype), x.shape))
     return later([x], lambda arrays: fn(arrays[0]), out.shape, out.dtype)
@@ -87,7 +83,7 @@ def _kinds(items: Sequence[Lazy]) -> str:
     return ", ".join(dict.fromkeys(kinds))
 
 
-def concatenate(items: Sequence[Lazy], axis: int) -> DeferredArray:
+def concatenate(items: Sequence[Lazy], axis: int) -> Formula:
     """**Raises:** `ValueError` if dtypes, or shapes but for the axis, differ."""
     axis = axis_of(len(items[0].shape), axis)
     others = {(*x.shape[:axis], -1, *x.shape[axis + 1 :]) for x in items}
@@ -106,7 +102,7 @@ def concatenate(items: Sequence[Lazy], axis: int) -> DeferredArray:
     return later(items, make, shape, dtype)
 
 
-def stack(items: Sequence[Lazy], axis: int) -> DeferredArray:
+def stack(items: Sequence[Lazy], axis: int) -> Formula:
     """**Raises:** `ValueError` if dtypes or shapes differ."""
     if len({tuple(x.shape) for x in items}) > 1:
         raise ValueError(f"{_kinds(items)} are not of one shape")

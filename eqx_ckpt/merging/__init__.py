@@ -14,6 +14,7 @@ eqx_ckpt.merging.Method] says what a pattern is, and a layer. You write other me
 with it.
 """
 
+import functools as ft
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
@@ -422,18 +423,15 @@ def _number(name: str, x: Any) -> float:
     return float(x)
 
 
-def _from_zero(name: str, x: Any) -> float:
+def _share(name: str, x: Any, has_zero: bool = False) -> float:
     out = _number(name, x)
-    if not 0 <= out <= 1:
-        raise ValueError(f"`{name}` must be in [0, 1], not {x!r}.")
+    if not 0 <= out <= 1 or (out == 0 and not has_zero):
+        least = "[0" if has_zero else "(0"
+        raise ValueError(f"`{name}` must be in {least}, 1], not {x!r}.")
     return out
 
 
-def _share(name: str, x: Any) -> float:
-    out = _number(name, x)
-    if not 0 < out <= 1:
-        raise ValueError(f"`{name}` must be in (0, 1], not {x!r}.")
-    return out
+_from_zero = ft.partial(_share, has_zero=True)
 
 
 def _numbers(name: str, x: Any, check: _Check = _number) -> Any:

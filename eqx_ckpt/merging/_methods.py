@@ -9,7 +9,7 @@ import dataclasses
 import functools as ft
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -195,41 +195,43 @@ def _along_layers(names: Sequence[str]) -> Iterator[float]:
         yield position
 
 
-class Merging(NamedTuple):
-    """A leaf that a method merges, from blocks of the leaf's own dtype: that of the
+def look(
+    method: Method, leaf: MergedLeaf, dtype: np.dtype, blocks: Iterable[Blocks]
+) -> Any:
+    """The state of a method for a leaf of this dtype. The blocks have to be cut in one
+    way whenever it is computed, as it may have sums of them."""
+    assert method.look is not None
+    with np.errstate(all="ignore"):
+        return method.look((_sides(method, dtype, x) for x in blocks), leaf)
+
+
+def combine(
+    method: Method,
+    leaf: MergedLeaf,
+    dtype: np.dtype,
+    blocks: Blocks,
+    state: Any,
+    start: tuple[int, ...],
+) -> np.ndarray:
+    """A block of the leaf that a method merges, of blocks of its own dtype: that of the
     base is the first, if there is one."""
+    shape = blocks[0].shape
+    leaf = dataclasses.replace(leaf, start=start or (0,), state=state)
+    with np.errstate(all="ignore"):
+        out = np.asarray(method.combine(*_sides(method, dtype, blocks), leaf))
+    if out.shape != (shape or (1,)):
+        raise ValueError(
+            f"Leaf `{leaf.name}`: `{method.name}` gave {list(out.shape)} for a block "
+            f"of {list(shape or (1,))}."
+        )
+    return _cast(out, dtype).reshape(shape)
 
-    method: Method
-    leaf: MergedLeaf
-    dtype: np.dtype
 
-    def look(self, blocks: Iterable[Blocks]) -> Any:
-        """The state of the method. The blocks have to be cut in one way whenever it is
-        computed, as it may have sums of them."""
-        assert self.method.look is not None
-        with np.errstate(all="ignore"):
-            return self.method.look(map(self._sides, blocks), self.leaf)
-
-    def combine(self, blocks: Blocks, state: Any, start: tuple[int, ...]) -> np.ndarray:
-        """A block of the merged leaf."""
-        shape, leaf = blocks[0].shape, self.leaf
-        if state is not None or any(start):
-            whole = leaf.name, leaf.shape, leaf.count, leaf.options
-            leaf = MergedLeaf(*whole, start or (0,), state)
-        with np.errstate(all="ignore"):
-            out = np.asarray(self.method.combine(*self._sides(blocks), leaf))
-        if out.shape != (shape or (1,)):
-            raise ValueError(
-                f"Leaf `{leaf.name}`: `{self.method.name}` gave {list(out.shape)} for "
-                f"a block of {list(shape or (1,))}."
-            )
-        return _cast(out, self.dtype).reshape(shape)
-
-    def _sides(self, blocks: Blocks) -> Sides:
-        wide = np.dtype(np.float64 if self.dtype == np.float64 else np.float32)
-        # What NumPy computes of arrays without axes are no arrays.
-        every = [_cast(np.atleast_1d(x), wide) for x in blocks]
-        return (every[1:], every[0]) if self.method.base else (every, None)
+def _sides(method: Method, dtype: np.dtype, blocks: Blocks) -> Sides:
+    wide = np.dtype(np.float64 if dtype == np.float64 else np.float32)
+    # What NumPy computes of arrays without axes are no arrays.
+    every = [_cast(np.atleast_1d(x), wide) for x in blocks]
+    return (every[1:], every[0]) if method.base else (every, None)
 
 
 def _cast(x: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -5,11 +5,13 @@ Each is looked up when it is used, so one that has moved fails in the tests that
 """
 
 import contextlib
+import functools
 import importlib
 import os
 import pathlib
 import pkgutil
 import re
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -344,7 +346,12 @@ def merging(
     leaves."""
     shapes, count = shapes or {name: arrays[0].shape}, len(arrays) - method.base
     leaf = method.leaves(shapes, count)[name]
-    return _found("merging._methods.Merging")(method, leaf, arrays[0].dtype)
+    given = method, leaf, arrays[0].dtype
+    calls = {
+        name: functools.partial(_found(f"merging._methods.{name}"), *given)
+        for name in ("look", "combine")
+    }
+    return types.SimpleNamespace(**calls)
 
 
 def merged(
