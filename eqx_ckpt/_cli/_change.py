@@ -38,10 +38,6 @@ def _written(path: str) -> CommandResult:
     return CommandResult(data, [[Span(ckpt.path, "title"), text]])
 
 
-def _functions(drop: bool) -> str | None:
-    return "drop" if drop else None
-
-
 def _with(old: Any, changes: list[tuple[str, str]]) -> Any:
     """The metadata with some keys set. What is no JSON is a string."""
     if not changes:
@@ -68,9 +64,8 @@ def edit(
     rename: list[tuple[str, str]],
     cast: str | None,
     metadata: list[tuple[str, str]],
-    drop_functions: bool,
     overwrite: bool,
-    progress: bool,
+    **options: Any,
 ) -> CommandResult:
     ckpt = _checkpoint.open(source)
     is_same = source == target or _root.place(target) == ckpt.path
@@ -86,9 +81,8 @@ def edit(
         metadata=_with(ckpt.metadata, metadata),
         layout=ckpt.layout if ckpt.layout in _root.LAYOUTS else "ocdbt",
         overwrite=overwrite or is_same,
-        progress=progress,
         reuse=ckpt.path if is_ours else None,
-        functions=_functions(drop_functions),
+        **options,
     )
     return _written(target)
 
@@ -210,7 +204,6 @@ def _write_merged(
     node: str,
     static: tuple[str, ...],
     metadata: list[tuple[str, str]],
-    drop_functions: bool,
     **options: Any,
 ) -> CommandResult:
     every = [_checkpoint.open(path) for path in sources]
@@ -226,7 +219,6 @@ def _write_merged(
         merged,
         filter_spec=True,
         metadata=_with(common, metadata),
-        functions=_functions(drop_functions),
         **options,
     )
     return _written(target)
@@ -255,44 +247,31 @@ def _tree(ckpt: Checkpoint, node: str) -> Any:
 # ---- Other formats.
 
 
-def convert(
-    source: str, target: str, skip: tuple[str, ...], drop_functions: bool, **rest: Any
-) -> CommandResult:
-    functions = _functions(drop_functions)
-    ckpt = _checkpoint.open(source)
+def convert(source: str, target: str, **rest: Any) -> CommandResult:
     options = {name: x for name, x in rest.items() if x is not None}
-    _convert.convert(ckpt, target, skip=skip, functions=functions, **options)
+    _convert.convert(_checkpoint.open(source), target, **options)
     return _written(target)
 
 
-def push(
-    source: str, target: str, skip: tuple[str, ...], drop_functions: bool, **rest: Any
-) -> CommandResult:
+def push(source: str, target: str, **rest: Any) -> CommandResult:
     if not isinstance(_root.resolve(target), HubBackend):
         raise click.BadParameter(f"`{target}` does not begin with `hf://`.")
-    functions = _functions(drop_functions)
-    ckpt = _checkpoint.open(source)
-    _convert.convert(ckpt, target, skip=skip, functions=functions, **rest)
-    return _written(target)
+    return convert(source, target, **rest)
 
 
 def export(
     source: str,
     target: str,
     node: str,
-    skip: tuple[str, ...],
     rename: list[tuple[str, str]],
     metadata: list[tuple[str, str]],
-    overwrite: bool,
-    progress: bool,
+    **options: Any,
 ) -> CommandResult:
     _export.export_safetensors(
         target,
         _tree(_checkpoint.open(source), node),
-        skip=skip,
         rename=rename or None,
         metadata=dict(metadata) or None,
-        overwrite=overwrite,
-        progress=progress,
+        **options,
     )
     return _written(target)

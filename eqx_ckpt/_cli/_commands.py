@@ -100,7 +100,10 @@ _metadata = _several(
 
 
 _drop_functions = click.option(
-    "--drop-functions", is_flag=True, help="Leave stored functions out."
+    "--drop-functions",
+    "functions",
+    flag_value="drop",
+    help="Leave stored functions out.",
 )
 
 

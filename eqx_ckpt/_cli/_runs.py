@@ -68,21 +68,15 @@ def verify(path: str, progress: bool) -> CommandResult:
 
 def _verify_run(run: Steps, progress: bool) -> CommandResult:
     summaries = _summary.summaries(run)
-    told: dict[int, list[str]] = {}
+    steps: list[dict[str, Any]] = []
     for number, x in enumerate(summaries, 1):
         if sys.stderr.isatty():
             click.echo(f"step {x.step} ({number} of {len(summaries)})", err=True)
-        told[x.step] = _problems(run, x, progress)
-    states = {x.step: x.state for x in summaries}
-    data = {
-        "path": run.root.url,
-        "steps": [
-            {"step": step, "state": states[step], "problems": problems}
-            for step, problems in told.items()
-        ],
-    }
-    is_bad = any(told[step] for step in told if states[step] != "incomplete")
-    return CommandResult(data, _verified(states, told), 1 if is_bad else 0)
+        problems = _problems(run, x, progress)
+        steps.append({"step": x.step, "state": x.state, "problems": problems})
+    is_bad = any(x["problems"] for x in steps if x["state"] != "incomplete")
+    data = {"path": run.root.url, "steps": steps}
+    return CommandResult(data, _verified(steps), 1 if is_bad else 0)
 
 
 def _problems(run: Steps, x: _summary.Summary, progress: bool) -> list[str]:
@@ -93,14 +87,15 @@ def _problems(run: Steps, x: _summary.Summary, progress: bool) -> list[str]:
     return list(map(str, _verify.verify(run.path(x.step), progress=progress)))
 
 
-def _verified(states: dict[int, str], told: dict[int, list[str]]) -> Iterator[Line]:
-    for step, problems in told.items():
-        head = Span(f"{step:>8}  ", "name")
-        if not problems:
+def _verified(steps: list[dict[str, Any]]) -> Iterator[Line]:
+    for x in steps:
+        head = Span(f"{x['step']:>8}  ", "name")
+        if not x["problems"]:
             yield [head, Span("undamaged", "good")]
-        for number, problem in enumerate(problems):
-            style = "odd" if states[step] == "incomplete" else "bad"
-            yield [head if number == 0 else Span(" " * 10), Span(problem, style)]
+        style = "odd" if x["state"] == "incomplete" else "bad"
+        for problem in x["problems"]:
+            yield [head, Span(problem, style)]
+            head = Span(" " * 10)
 
 
 def clean(path: str, lists: bool, idle: bool) -> CommandResult:

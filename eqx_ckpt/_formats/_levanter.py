@@ -154,14 +154,12 @@ def _leaves(
     """The arrays at some paths. `claims`: the shapes and dtypes that an index has,
     which are to be true."""
     keys = ["/".join(path) for path in paths]
-    leaves: list[ForeignLeaf] = []
-    names = names_of_paths(paths)
-    texts = arrays.metadata(keys)
-    for place, ((name, kinds), key, text) in enumerate(zip(names, keys, texts)):
-        claim = claims[place] if claims is not None else None
-        make = ft.partial(_template, claim)
-        leaves.append(arrays.read(name, key, text, make, kinds))
-    return leaves
+    makes = [ft.partial(_template, claim) for claim in claims or [None] * len(keys)]
+    rows = zip(names_of_paths(paths), keys, arrays.metadata(keys), makes)
+    return [
+        arrays.read(name, key, text, make, kinds)
+        for (name, kinds), key, text, make in rows
+    ]
 
 
 def _template(claim: tuple[Any, Any] | None, keys: str, what: Zarr) -> Template:

@@ -91,7 +91,7 @@ def _tensor_v2(args: tuple) -> Tensor | Unreadable:
     """`(storage, offset, shape, strides, requires_grad, hooks[, metadata])`."""
     if not 4 <= len(args) <= 7 or type(args[0]) is not Storage:
         raise _bad("a tensor")
-    return _tensor(args[0], args[0].dtype, args[1:4], args[6:])
+    return _tensor(args, args[0].dtype, args[6:])
 
 
 def _tensor_v3(args: tuple) -> Tensor | Unreadable:
@@ -101,12 +101,11 @@ def _tensor_v3(args: tuple) -> Tensor | Unreadable:
     dtype = args[6].name if type(args[6]) is Global else None
     if dtype is None or args[6].kind != "dtype":
         raise _bad("a dtype")
-    return _tensor(args[0], dtype, args[1:4], args[7:])
+    return _tensor(args, dtype, args[7:])
 
 
-def _tensor(
-    storage: Storage, dtype: str, where: tuple, metadata: tuple
-) -> Tensor | Unreadable:
+def _tensor(args: tuple, dtype: str, metadata: tuple) -> Tensor | Unreadable:
+    storage, *where = args[:4]
     if any(metadata):
         return Unreadable(
             f"{dtype} tensor",

@@ -74,6 +74,10 @@ class Zarr(NamedTuple):
         return _template.most_encoded(self.full) if self.is_encoded else self.full
 
     @property
+    def is_blosc(self) -> bool:
+        return (self.metadata.get("compressor") or {}).get("id") == "blosc"
+
+    @property
     def per_piece(self) -> tuple[int, ...]:
         """The number of chunks that a piece has along each axis."""
         if self.piece is None:
@@ -120,7 +124,9 @@ class ZarrArrays(NamedTuple):
             what = parse(_json.parse(metadata, "its metadata"))
             if len(what.shape) != len(what.chunk):
                 raise ValueError("impossible chunks")
-            self._check_codec(what)
+            if self.database is not None and what.is_blosc:
+                # Its chunks are looked at before they are decoded.
+                raise ValueError("unknown compressor 'blosc' in a database")
             t = make(keys, what)
             _template.check_template(t)
         except (ValueError, TypeError, KeyError, AttributeError) as e:
@@ -166,25 +172,18 @@ class ZarrArrays(NamedTuple):
         what = format, files, leaves, head, metadata
         return _foreign_index.source(probe, *what, database=self.database)
 
-    def _check_codec(self, what: Zarr) -> None:
-        compressor = what.metadata.get("compressor")
-        if self.database is not None and compressor and compressor["id"] == "blosc":
-            # Its chunks are looked at before they are decoded.
-            raise ValueError("unknown compressor 'blosc' in a database")
-
     def _check_pieces(self, what: Zarr, key: str, numbers: Sequence[int]) -> None:
         """**Raises:** `ValueError` for a piece that is longer than any can be: all of
         it would be read."""
         most = what.most
         if what.piece is not None:
             most = math.prod(what.per_piece) * (most + 16) + what.after_list
-        is_blosc = (what.metadata.get("compressor") or {}).get("id") == "blosc"
         for piece in _pieces(what, numbers):
             name = f"{key}/{piece}"
             size = self._size(name)
             if size is not None and size > most:
                 raise ValueError(f"`{name}` is not a chunk of it")
-            if is_blosc:
+            if what.is_blosc:
                 # TensorStore would allocate what it says, up to 2 GiB.
                 head = self._read(name, 0, 16)
                 if int.from_bytes(head[4:8], "little") > what.full:

@@ -104,6 +104,12 @@ class Matching:
                 self.problems.add("rule", rule)
 
     @ft.cached_property
+    def _twins(self) -> list[tuple[SideNode, SideNode]]:
+        """The nodes of the model and of the checkpoint that stand for each other."""
+        groups = [group for pair in self.pairs for group in pair.groups]
+        return [x for group in groups for x in zip(group.lefts, group.rights)]
+
+    @ft.cached_property
     def _depths(self) -> dict[int, int]:
         """The depth of the deepest node that a pair has each leaf of the model by."""
         out: dict[int, int] = {}
@@ -204,11 +210,10 @@ class Matching:
                     return None
                 names.append(_names.joined(*there, field))
                 continue
-            for group in (group for pair in self.pairs for group in pair.groups):
-                for left, right in zip(group.lefts, group.rights):
-                    if _names.is_under(name, left.name):
-                        below = _names.below(name, left.name)
-                        names.append(_names.joined(right.name, below))
+            for left, right in self._twins:
+                if _names.is_under(name, left.name):
+                    below = _names.below(name, left.name)
+                    names.append(_names.joined(right.name, below))
         return "@" + ",".join(sorted(names)) if names else label
 
     @ft.cached_property
@@ -216,8 +221,7 @@ class Matching:
         """The names in the checkpoint of the nodes whose leaves those below a node of
         the model come from. None of them where the names of the leaves differ too."""
         out: dict[str, set[str]] = collections.defaultdict(set)
-        groups = [group for pair in self.pairs for group in pair.groups]
-        for left, right in (x for g in groups for x in zip(g.lefts, g.rights)):
+        for left, right in self._twins:
             for name in left.leaves.keys() & right.leaves.keys():
                 if left.leaves[name] in self.model.entries:
                     continue
@@ -235,11 +239,12 @@ class Matching:
 
         left, right = pair.lefts, pair.rights
         text = f"in the model {some(left)}; in the checkpoint {some(right)}"
+        places = {x.place for node in right for x in node.leaves.values()}
         if all(n in self.fresh for node in left for n in node.leaves.values()):
             text += ". All of it is in `fresh` as well"
-        elif all(x.place in self.dropped for x in _saved_of(right)):
+        elif places <= self.dropped.keys():
             text += ". All of it is in `drop` as well"
-        elif {x.place for x in _saved_of(right)} <= set(self.used):
+        elif places <= self.used.keys():
             text += ". Another pair has it"
         self.problems.add("nothing", pair.label, text)
 
@@ -261,9 +266,7 @@ class Matching:
         ]
         new = {
             x.place
-            for pair in self.pairs
-            for group in pair.groups
-            for a, b in zip(group.lefts, group.rights)
+            for a, b in self._twins
             for name, x in b.leaves.items()
             if a.leaves.get(name) in self.fresh
         }
@@ -281,7 +284,3 @@ class Matching:
 
 def _depth(node: SideNode) -> int:
     return node.name.count(".") + 1 if node.name else 0
-
-
-def _saved_of(nodes: list[SideNode]) -> list[SavedLeaf]:
-    return [x for node in nodes for x in node.leaves.values()]
