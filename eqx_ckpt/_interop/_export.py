@@ -1,6 +1,5 @@
 """`export_safetensors`: the arrays of a tree as `.safetensors` files."""
 
-import bisect
 import contextlib
 import functools as ft
 import itertools as it
@@ -187,12 +186,7 @@ def _lines(
     with _progress.bar("save", nbytes, len(tensors), progress) as advance:
 
         def lines(some: list[PlannedLeaf]) -> Iterator[Any]:
-            buffers = it.chain.from_iterable(
-                _buffers(leaf, room)
-                for leaf in _lazies.read_small(some, frozenset(), room)
-            )
-            ends = list(it.accumulate(leaf.template.nbytes for leaf in some))
-            return _counted(buffers, ends, advance)
+            return _counted(_lazies.read_small(some, frozenset(), room), room, advance)
 
         yield lines
 
@@ -366,15 +360,12 @@ def _buffers(leaf: PlannedLeaf, room: int) -> Iterator[Any]:
     )
 
 
-def _counted(
-    buffers: Iterator[Any], ends: list[int], advance: Advance
-) -> Iterator[Any]:
-    """The buffers, each counted once it is written; leaf i ends at byte `ends[i]`."""
-    written = leaves = 0
-    for buffer in buffers:
-        nbytes = memoryview(buffer).nbytes
-        yield buffer
-        del buffer
-        written += nbytes
-        before, leaves = leaves, bisect.bisect_right(ends, written)
-        advance(nbytes, leaves - before)
+def _counted(leaves: list[PlannedLeaf], room: int, advance: Advance) -> Iterator[Any]:
+    """The bytes of leaves, each part counted once it is written."""
+    for leaf in leaves:
+        for buffer in _buffers(leaf, room):
+            nbytes = memoryview(buffer).nbytes
+            yield buffer
+            del buffer
+            advance(nbytes, 0)
+        advance(0, 1)

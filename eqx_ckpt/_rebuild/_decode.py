@@ -77,17 +77,9 @@ def _jax_type(name: str) -> Any:
     return found
 
 
-def _integer(text: str) -> int:
-    return int(text, 16)
-
-
-def _float(text: str) -> float:
-    return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[text]
-
-
 _TEXTS: dict[str, Callable[[str], Any]] = {
-    "float": _float,
-    "int": _integer,
+    "float": {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}.__getitem__,
+    "int": lambda x: int(x, 16),
     "str": lambda x: bytes.fromhex(x).decode("utf-8", "surrogatepass"),
     "bytes": bytes.fromhex,
     "dtype": _dtype,
