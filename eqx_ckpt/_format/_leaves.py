@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._errors import DamagedError
-from . import _columns, _json, _names, _structure, _template
+from . import _columns, _json, _names, _template
 from ._schema import fields, NUMBER
-from ._structure import Structure
 from ._template import Template
 
 
@@ -98,6 +97,16 @@ class Statics:
         """The JSON of rows that were asked for. Many nodes may have one row, which is
         made a text once."""
         return {}
+
+
+class Structure(NamedTuple):
+    """The nodes of the tree that was saved, of which a tree is made again without its
+    code. The rows of `nodes` are `[kind, children, ...]`; each comes after those of its
+    children, and the last is the tree. `types` are the classes that they name. See
+    FORMAT.md."""
+
+    types: list[list[Any]]
+    nodes: list[list[Any]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -247,9 +256,7 @@ def parse(value: dict[str, Any]) -> Leaves:
             or parts.get(alias) != parts.get(origin)
         ):
             raise ValueError("the index has an impossible alias")
-    structure = None
-    if "structure" in value:
-        structure = _structure.parse(value["structure"])
+    structure = _structure(value["structure"]) if "structure" in value else None
     return Leaves(
         names,
         templates,
@@ -323,6 +330,19 @@ def encode(leaves: Leaves) -> dict[str, str]:
         "order": _columns.encode(sorted(range(len(names)), key=names.__getitem__)),
         "template": _columns.encode(leaves.template),
     }
+
+
+# Of a class: its module and its name, and three kinds of fields.
+_TYPE = str, str, [str], [str], [str]
+
+
+def _structure(value: Any) -> Structure:
+    """**Raises:** `ValueError` for what is no structure at all."""
+    if type(value) is not dict:
+        raise ValueError("the index has a malformed structure")
+    _json.check_depth(value, "a structure")
+    kinds = {"types": [_TYPE], "nodes": [[Any]]}
+    return Structure(*fields(value, kinds, "structure"))
 
 
 def _statics(

@@ -10,22 +10,14 @@ import jax
 import jax.tree_util as jtu
 
 from .._errors import DamagedError
-from .._format import _names, _structure
+from .._format import _names
 from .._load import _lazy
 from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
-from .._tree import (
-    _leaf,
-    _named,
-    _recorder,
-    _register,
-    _sharding,
-    _target,
-    _value_codec,
-)
+from .._tree import _leaf, _named, _register, _seen, _sharding, _target
 from .._tree._folding import Problems
 from .._tree._named import Name
-from . import _decode
+from . import _decode, _recorder, _structure, _value_codec
 
 
 Sharding = (
@@ -292,7 +284,7 @@ class Builder:
         if cls is None:
             self._rows(row, field.name)
             return None
-        if not _value_codec.is_namedtuple(cls) or list(cls._fields) != kind[2]:
+        if not _seen.is_namedtuple(cls) or list(cls._fields) != kind[2]:
             return self._differs(row, field, cls, list(getattr(cls, "_fields", [])))
         return tuple.__new__(cls, self._rows(row, field.name))
 

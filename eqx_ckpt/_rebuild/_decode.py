@@ -1,4 +1,4 @@
-"""Values of the JSON that `_tree._value_codec` has made of them."""
+"""Values of the JSON that `_value_codec` has made of them."""
 
 import dataclasses
 import enum
@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._format import _names, _template
-from .._tree import _named, _value_codec
+from .._tree import _named, _seen
 from .._tree._named import Name
+from . import _value_codec
 
 
 class Malformed(ValueError):
@@ -143,7 +144,7 @@ def _namedtuple(x: list[Any], below: Below, resolver: Any) -> Any:
     cls, values = resolver.find(_parsed((module, qualified))), below(items)
     if not isinstance(cls, type):
         return None
-    if not _value_codec.is_namedtuple(cls) or len(cls._fields) != len(values):  # pyright: ignore
+    if not _seen.is_namedtuple(cls) or len(cls._fields) != len(values):  # pyright: ignore
         return resolver.unknown(f"a `{qualified}`, which has other fields now")
     return tuple.__new__(cls, values)
 

@@ -13,11 +13,10 @@ from jaxtyping import PyTree
 from .. import _extensions
 from .._format import _index, _json
 from .._format._index import BaseFacts, Index, SaveFacts, StoredFunction
-from .._format._leaves import Leaves, Part, Statics
-from .._format._structure import Structure
+from .._format._leaves import Leaves, Part, Statics, Structure
 from .._load._checkpoint import Checkpoint
 from .._runtime import _processes
-from .._tree import _filters, _flatten, _leaf, _recorder, _select, _states, _static
+from .._tree import _filters, _flatten, _leaf, _select, _states, _static
 from .._tree._filters import IsLeaf
 from .._tree._flatten import Flat
 from . import (
@@ -126,11 +125,12 @@ def _facts(
         for place, number in enumerate(numbers if entries else ())
         if (entry := entries.get(number)) is not None and entry.label is not None
     }
+    structure = _extensions.find("structure")
     return TreeFacts(
         _sidecars.holes(tree, is_leaf, flat, numbers, wholes),
         markers,
         _static.record(tree, is_leaf, flat, chosen),
-        _recorder.record(tree, is_leaf, flat, numbers),
+        structure and structure(tree, is_leaf, flat, numbers),
     )
 
 

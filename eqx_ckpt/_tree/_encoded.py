@@ -26,7 +26,7 @@ import numpy as np
 import xxhash
 
 from .._format import _json, _names
-from . import _identity, _named, _value_codec
+from . import _identity, _named
 
 
 # What cannot be compared: functions without a name, arrays of JAX, and objects of
@@ -60,13 +60,33 @@ _MAX_NESTED = 4 * _MAX_DEPTH
 def encode(value: Any) -> Any:
     """A value as JSON that can be compared with that of another by `is_alike`."""
     try:
-        out = _value_codec.bounded(value, _encode, _MAX_DEPTH, _MAX_NODES)
+        out = bounded(value, _encode, _MAX_DEPTH, _MAX_NODES)
         text = json.dumps(out)
     except Exception:  # Of the methods of a class that we do not know.
         return OTHER
     if len(text) <= _MAX_LENGTH:
         return out
     return {"digest": xxhash.xxh3_128_hexdigest(json.dumps(unnamed(out)).encode())}
+
+
+def bounded(
+    value: Any, encode: Callable[[Any, Callable], Any], most_depth: int, most: int
+) -> Any:
+    """`encode(value, below)`, where `below` encodes the values that are in one: of most
+    so many, nested so deep.
+
+    **Raises:** `ValueError` for more than that.
+    """
+    count = 0
+
+    def walk(x: Any, depth: int) -> Any:
+        nonlocal count
+        count += 1
+        if count > most or depth > most_depth:
+            raise ValueError("too large to be recorded")
+        return encode(x, ft.partial(walk, depth=depth + 1))
+
+    return walk(value, 0)
 
 
 def _encode(x: Any, below: Callable[[Any], Any]) -> Any:

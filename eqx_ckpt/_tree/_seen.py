@@ -25,7 +25,7 @@ import jax
 import numpy as np
 
 from .._format import _names
-from . import _leaf, _named, _register, _value_codec
+from . import _leaf, _named, _register
 from ._node import Node, Spec
 
 
@@ -191,9 +191,13 @@ def _is_known_node(cls: type) -> bool:
         cls in _NODES
         or cls in ABSENT
         or issubclass(cls, eqx.Module)
-        or _value_codec.is_namedtuple(cls)
+        or is_namedtuple(cls)
         and not _has_own_way(cls)
     )
+
+
+def is_namedtuple(cls: type) -> bool:
+    return issubclass(cls, tuple) and hasattr(cls, "_fields")
 
 
 def _has_own_way(cls: Any) -> bool:

@@ -20,6 +20,7 @@ page = (root / "docs" / "troubleshooting.md").read_text()
 # the page: "The checkpoint at `...` cannot be read: ".
 _WITHIN = (
     "_format",
+    "_rebuild/_structure",
     "_functions/_index_functions",
     "_formats",
     "_storage/_zstd",
@@ -28,8 +29,8 @@ _WITHIN = (
     "_load/_nodes",
     "_load/_published",
     # Why a tree is saved without its structure.
-    "_tree/_recorder",
-    "_tree/_value_codec",
+    "_rebuild/_recorder",
+    "_rebuild/_value_codec",
 )
 
 

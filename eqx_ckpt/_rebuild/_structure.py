@@ -1,4 +1,4 @@
-"""The nodes of the tree that was saved: what is known of it besides its leaves.
+"""The nodes of a tree in an index: their rows, and which can be. See FORMAT.md.
 
 Nodes that are alike are one row, so that a model of many blocks has those of one.
 """
@@ -7,19 +7,11 @@ import itertools as it
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from . import _json, _names
-from ._schema import fields, fits, Kind, NUMBER
-
-
-class Structure(NamedTuple):
-    """The rows of `nodes` are `[kind, children, ...]`; each comes after those of its
-    children, and the last is the tree. `types` are the classes that they name. See
-    FORMAT.md."""
-
-    types: list[list[Any]]
-    nodes: list[list[Any]]
+from .._format import _names
+from .._format._leaves import Structure
+from .._format._schema import fits, Kind, NUMBER
 
 
 # The first row: a leaf that is stored, and comes back as what it was stored as.
@@ -73,19 +65,6 @@ def unpacked(children: Sequence[int]) -> Iterator[int]:
             yield child
         else:
             yield from [last] * -child
-
-
-def parse(value: Any) -> Structure:
-    """**Raises:** `ValueError` for what is no structure at all."""
-    if type(value) is not dict:
-        raise ValueError("the index has a malformed structure")
-    _json.check_depth(value, "a structure")
-    return Structure(*fields(value, _FIELDS, "structure"))
-
-
-# Of a class: its module and its name, and three kinds of fields.
-_TYPE = str, str, [str], [str], [str]
-_FIELDS = {"types": [_TYPE], "nodes": [[Any]]}
 
 
 def check(structure: Structure, count: int, parts: int) -> list[int]:

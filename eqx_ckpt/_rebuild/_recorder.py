@@ -15,12 +15,13 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from .._format import _names, _structure
-from .._format._structure import Structure
-from . import _flatten, _identity, _named, _register, _seen, _value_codec
-from ._filters import IsLeaf
-from ._flatten import Flat
-from ._node import Node
+from .._format import _names
+from .._format._leaves import Structure
+from .._tree import _flatten, _identity, _named, _register, _seen
+from .._tree._filters import IsLeaf
+from .._tree._flatten import Flat
+from .._tree._node import Node
+from . import _structure, _value_codec
 
 
 def record(
@@ -79,7 +80,7 @@ def _kind(cls: type, is_leaf: bool) -> str:
         return "plain" if _comes_back(cls) else "leaf"
     if cls is Node:
         return "other"
-    if _value_codec.is_namedtuple(cls):
+    if _seen.is_namedtuple(cls):
         return "namedtuple"
     if issubclass(cls, eqx.Module):
         return "module"

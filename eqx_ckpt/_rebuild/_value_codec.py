@@ -1,7 +1,7 @@
 """Values as JSON that gives them back, with their types: those of static fields, and of
 leaves that are not stored. See FORMAT.md.
 
-`_encoded` is for comparing values. There, a tuple is as good as a list.
+`_tree/_encoded.py` is for comparing values. There, a tuple is as good as a list.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._format import _json, _template
-from . import _named
+from .._tree import _encoded, _named
 
 
 MAX_DEPTH, _MAX_NODES, _MAX_LENGTH = 50, 2**12, 2**14
@@ -37,7 +37,7 @@ def encode(value: Any, owner: type | None = None) -> Any:
     if _is_simple(value):
         return value
     try:
-        out = bounded(value, _encode, MAX_DEPTH, _MAX_NODES)
+        out = _encoded.bounded(value, _encode, MAX_DEPTH, _MAX_NODES)
     except Exception:  # Also of the methods of a class that we do not know.
         default = _default_of(owner, value)
         out = {"unknown": _text(value)} if default is None else {"default": default}
@@ -54,26 +54,6 @@ def _is_simple(value: Any) -> bool:
     if cls is str:
         return len(value) < 100 and value.isascii()
     return value is None or cls is bool
-
-
-def bounded(
-    value: Any, encode: Callable[[Any, Callable], Any], most_depth: int, most: int
-) -> Any:
-    """`encode(value, below)`, where `below` encodes the values that are in one: of most
-    so many, nested so deep.
-
-    **Raises:** `ValueError` for more than that.
-    """
-    count = 0
-
-    def walk(x: Any, depth: int) -> Any:
-        nonlocal count
-        count += 1
-        if count > most or depth > most_depth:
-            raise ValueError("too large to be recorded")
-        return encode(x, ft.partial(walk, depth=depth + 1))
-
-    return walk(value, 0)
 
 
 def _encode(x: Any, below: Callable[[Any], Any]) -> Any:
@@ -150,10 +130,6 @@ def _encode_of_class(x: Any, below: Callable[[Any], Any]) -> Any:
         items = [[name, below(getattr(x, name))] for name in names if hasattr(x, name)]
         return {"object": [*cls, items]}
     raise ValueError  # It cannot be given back.
-
-
-def is_namedtuple(cls: type) -> bool:
-    return issubclass(cls, tuple) and hasattr(cls, "_fields")
 
 
 def _text(x: Any) -> str:
