@@ -7,6 +7,7 @@ disk of another process, is the same file. What a disk holds is told by looking.
 
 import contextlib
 import hashlib
+import json
 import os
 import pathlib
 from typing import Any, NamedTuple
@@ -46,6 +47,14 @@ def is_part(value: Any) -> bool:
 
 
 _ROW = (ID, COUNT, COUNT, ID, COUNT, COUNT)
+_REPORT = [is_part], [(str, str, str)], str
+
+
+def read_report(word: bytes, index: int) -> tuple[list[NearPart], list[list[str]], str]:
+    """The report of the disk of a process."""
+    what = f"what process {index} says of its near disk"
+    parts, problems, path = _schema.read(word, what, _REPORT)
+    return [NearPart(*part) for part in parts], problems, path
 
 
 class Disk:
@@ -117,6 +126,13 @@ class Disk:
         names = sorted(name for name in inside if not ids or _schema.fits(name, ID))
         return [f"{key}/{name}" for name in names]
 
+    def report(self) -> bytes:
+        """Report for process 0: the parts that are here; the run, the save and the
+        error of each that cannot be used; and where the disk is."""
+        parts, problems = self.find()
+        rows = [(f.parts[-3], f.parts[-2], str(e)) for f, e in problems.items()]
+        return json.dumps([parts, rows, self.root.url]).encode()
+
     def keep(self, part: NearPart) -> None:
         """Deletes the saves of the run that a step supersedes which is whole: those of
         no newer step. What cannot be deleted, or not be read, now may be later."""
@@ -149,13 +165,6 @@ class Outgoing:
     def __init__(self, file: pathlib.Path | None):
         self.error: Exception | None = None
         self._file = file
-
-    def size(self) -> int:
-        """0 of what cannot be read."""
-        try:
-            return 0 if self._file is None else self._file.stat().st_size
-        except OSError:
-            return 0
 
     def read(self, start: int, into: np.ndarray) -> None:
         try:

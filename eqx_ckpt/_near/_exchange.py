@@ -24,8 +24,9 @@ _MOST, _LEAST = 2**25, 2**16
 
 
 class Move(NamedTuple):
-    """So many bytes go from one process to another."""
+    """The bytes of a part go from one process to another."""
 
+    part: int
     source: int
     to: int
     nbytes: int
@@ -88,16 +89,16 @@ def _permute(
     return permute
 
 
-def in_turns(moves: Sequence[tuple[int, Move]]) -> list[list[tuple[int, Move]]]:
-    """Moves, each with the number of its part, in lists that can be made together."""
-    out: list[list[tuple[int, Move]]] = []
-    for part, move in moves:
+def in_turns(moves: Sequence[Move]) -> list[list[Move]]:
+    """Moves in lists that can be made together."""
+    out: list[list[Move]] = []
+    for move in moves:
         for some in out:
-            if all(x.source != move.source and x.to != move.to for _, x in some):
-                some.append((part, move))
+            if all(x.source != move.source and x.to != move.to for x in some):
+                some.append(move)
                 break
         else:
-            out.append([(part, move)])
+            out.append([move])
     return out
 
 

@@ -1,46 +1,35 @@
 """Near steps in a restore: which there are, by what all disks hold, and their load."""
 
 import contextlib
-import dataclasses
 import functools as ft
-import json
 import re
 import warnings
 from collections.abc import Iterable, Sequence, Set
 from typing import Any, NamedTuple
 
-from .._format import _schema, _text
+from jaxtyping import PyTree
+
+from .._format import _text
 from .._format._schema import COUNT, DIGEST, ID, optional
 from .._run import _own
-from .._run._hooks import LoadRequest, NearSearch, Outcome, Restored
-from .._run._saves import Saves
+from .._run._hooks import LoadRequest, NearSearch, Outcome
+from .._run._words import said_by_all
 from .._runtime import _log, _processes
 from .._runtime._processes import Processes
+from .._storage._backend import Backend
 from . import _attempts, _disk, _exchange, _near_parts
-from ._attempts import Attempt, Copy, NearStep, Passed
-from ._disk import Disk, Incoming, NearPart, Outgoing
+from ._attempts import Copy, NearStep, Passed
+from ._disk import Disk, Incoming, Outgoing
 from ._exchange import Move
 from ._near_parts import Offer, Parts
 
 
 # What processes say, which is checked before any of it becomes a path.
-_HELD = [_disk.is_part], [(str, str, str)], str
 _CHOSEN = optional((COUNT, ID, ID, [[COUNT]])), [(COUNT, str)], [str]
 _DIGEST = re.compile(f"{DIGEST.pattern}|")
 _OFFERS = [(COUNT, (COUNT, _DIGEST, _DIGEST, [COUNT]))]
 _OF_PART = "what a process says of a part of a near step"
-
-
-@dataclasses.dataclass
-class NearRun:
-    """The near disk of a run: which steps are saved there, how many copies of a part
-    are on the disks of others, and the attempt at the run, once it has begun."""
-
-    saves: Saves
-    disk: Disk
-    every: int
-    copies: int
-    attempt: Attempt | None = None
+_OF_OWN = "what is said of own states"
 
 
 class Chosen(NamedTuple):
@@ -69,29 +58,15 @@ class Chosen(NamedTuple):
             )
 
 
-def held(disk: Disk) -> bytes:
-    """Report of this process on its disk: the parts; the run, the save and the error of
-    each that cannot be used; and where the disk is."""
-    parts, problems = disk.find()
-    rows = [(f.parts[-3], f.parts[-2], str(e)) for f, e in problems.items()]
-    return json.dumps([parts, rows, disk.root.url]).encode()
-
-
-def _read_held(word: bytes, index: int) -> tuple[list[NearPart], list[list[str]], str]:
-    what = f"what process {index} says of its near disk"
-    parts, problems, path = _schema.read(word, what, _HELD)
-    return [NearPart(*part) for part in parts], problems, path
-
-
 def choose(
-    run: NearRun, words: Iterable[bytes], bad: Set[Copy] = frozenset()
+    root: Backend, words: Iterable[bytes], bad: Set[Copy] = frozenset()
 ) -> Chosen:
-    """The newest near step that is whole, by the reports of all processes, without
-    copies that are `bad`."""
-    attempt = _attempts.last(run.saves.steps.root)
+    """The newest near step of the run at a root that is whole, by the reports of all
+    processes, without copies that are `bad`."""
+    attempt = _attempts.last(root)
     if attempt is None:
         return Chosen()
-    disks = [_read_held(word, index) for index, word in enumerate(words)]
+    disks = [_disk.read_report(word, index) for index, word in enumerate(words)]
     known = {part.save for parts, _, _ in disks for part in parts}
     notes = []
     for index, (parts, problems, path) in enumerate(disks):
@@ -117,8 +92,8 @@ class Search(NearSearch):
 
     schema = _CHOSEN
 
-    def __init__(self, run: NearRun):
-        self._run = run
+    def __init__(self, root: Backend, disk: Disk):
+        self._root, self._disk = root, disk
         self._chosen = Chosen()
         self._bad: dict[Copy, Passed] = {}
         # The parts that this process opens, those that it loads, and the processes on
@@ -127,18 +102,14 @@ class Search(NearSearch):
         self._wanted: list[int] = []
         self._from: dict[int, int] = {}
 
-    @property
-    def step(self) -> int | None:
-        return None if self._chosen.step is None else self._chosen.step.step
-
     def held(self) -> bytes:
         """Report of this process on its disk."""
-        return held(self._run.disk)
+        return self._disk.report()
 
     def choose(self, words: Sequence[bytes], at_root: int | None) -> Chosen:
         """Choice that process 0 sends to all: a near step that is not older than the
         one at the root, or none."""
-        chosen = choose(self._run, words, self._bad.keys())
+        chosen = choose(self._root, words, self._bad.keys())
         is_old = chosen.step is not None and chosen.step.step < (at_root or 0)
         return chosen._replace(step=None) if is_old else chosen
 
@@ -146,77 +117,67 @@ class Search(NearSearch):
         step, passed, notes = choice
         step = None if step is None else NearStep(*step)
         self._chosen = Chosen(step, [Passed(*x) for x in passed], notes)
+        self.step, self.base = (None, "") if step is None else (step.step, step.save)
 
     def fetch(self, processes: Processes, request: LoadRequest) -> None:
         """Moves the parts of the chosen step to the processes that need them."""
         step, here, count = self._chosen.step, processes.index, processes.count
         assert step is not None
-        file = ft.partial(self._run.disk.place, step.run, step.save)
+        file = ft.partial(self._disk.place, step.run, step.save)
         self._parts = parts = Parts(request)
         # Of each part the first that has it says what is in it.
         own = [i for i, disks in enumerate(step.sources) if disks[0] == here]
         offers = [(i, parts.offer(i, file(i), count)) for i in own]
-        words = processes.gather(json.dumps(offers).encode())
-        said = [x for word in words for x in _schema.read(word, _OF_PART, _OFFERS)]
-        word = processes.broadcast(json.dumps(said).encode())
-        # They may be larger than any record.
-        said = _schema.checked(json.loads(word), _OF_PART, _OFFERS)
-        found = {i: Offer(*offer) for i, offer in said}
+        said = said_by_all(processes, offers, _OF_PART, _OFFERS)
+        found = {i: Offer(*offer) for some in said for i, offer in some}
         needed = _near_parts.needed(step.sources, count, found)
         self._wanted, self._from = needed[here], dict.fromkeys(own, here)
-        moves: list[tuple[int, Move]] = []
+        moves: list[Move] = []
         for to, some in enumerate(needed):
             for i in some:
                 disks = step.sources[i]
                 source = to if to in disks else disks[to % len(disks)]
                 if source != to:
-                    moves.append((i, Move(source, to, found[i].nbytes)))
+                    moves.append(Move(i, source, to, found[i].nbytes))
                 if to == here:
                     self._from[i] = source
         for some in _exchange.in_turns(moves):
-            out = next((file(i) for i, move in some if move.source == here), None)
-            into = next((file(i) for i, move in some if move.to == here), None)
-            incoming = Incoming(self._run.disk, into)
-            those = [move for _, move in some]
-            _exchange.exchange(those, Outgoing(out).read, incoming.write, processes)
+            out = next((file(x.part) for x in some if x.source == here), None)
+            into = next((file(x.part) for x in some if x.to == here), None)
+            incoming = Incoming(self._disk, into)
+            _exchange.exchange(some, Outgoing(out).read, incoming.write, processes)
             # What has not come is not whole, which is seen as it is opened.
             with contextlib.suppress(Exception):
                 incoming.finish()
 
-    def load(self, process: int, request: LoadRequest) -> Restored:
+    def load(self, process: int, request: LoadRequest) -> tuple[PyTree, Any]:
         """The parts that this process needs; and by their numbers the own states, as
         they are stored: of those parts that it speaks for, or its own."""
         step, parts = self._chosen.step, self._parts
         assert step is not None and parts is not None
         for i in self._from:
-            parts.open(i, self._run.disk.place(step.run, step.save, i))
+            parts.open(i, self._disk.place(step.run, step.save, i))
         tree = parts.load(self._wanted)
         if request.own is None:
-            return Restored(tree)
+            return tree, None
         own = [i for i, disks in enumerate(step.sources) if disks[0] == process]
         if not _own.is_all(request.own):
-            _own.check_count(self._run.disk.root.url, len(step.sources))
+            _own.check_count(self._disk.root.url, len(step.sources))
             own = [process]
-        return Restored(tree, {i: parts.own(i) for i in own})
+        return tree, {i: parts.own(i) for i in own}
 
-    def finish(
-        self, processes: Processes, restored: Restored, request: LoadRequest
-    ) -> Restored:
+    def finish(self, processes: Processes, data: Any, request: LoadRequest) -> Any:
         """Own states as they are asked for, once all processes have loaded theirs: the
         processes tell each other where those of all are."""
-        data, own = restored.own, request.own
+        own = request.own
         if own is None:
-            return restored
+            return None
         if not _own.is_all(own):
-            return restored._replace(own=_own.decode(data[processes.index], own))
-        words = [(i, word.hex()) for i, word in data.items()]
-        words = processes.gather(json.dumps(words).encode())
-        rows = [row for word in words for row in json.loads(word)]
-        said = json.loads(processes.broadcast(json.dumps(rows).encode()))
-        # They may be larger than any record.
-        rows = _schema.checked(said, "what is said of own states", [(COUNT, str)])
-        states = [_own.decode(bytes.fromhex(word), own) for _, word in sorted(rows)]
-        return restored._replace(own=states)
+            return _own.decode(data[processes.index], own)
+        rows = [(i, word.hex()) for i, word in data.items()]
+        said = said_by_all(processes, rows, _OF_OWN, [(COUNT, str)])
+        rows = sorted(row for some in said for row in some)
+        return [_own.decode(bytes.fromhex(word), own) for _, word in rows]
 
     @property
     def blamed(self) -> list[tuple[int, int]]:
@@ -253,12 +214,3 @@ class Search(NearSearch):
         self._chosen.passed.extend(self._bad.values())
         self._bad = {}
         self._chosen.warn("", above, stacklevel + 1)
-
-    def begin(self) -> None:
-        """Begins an attempt: near steps of older ones are void, but the chosen one."""
-        saves, step = self._run.saves, self._chosen.step
-        base = "" if step is None else step.save
-        processes = saves.processes("begin an attempt", "Restoring")
-        root = saves.steps.root
-        word = processes.decide(lambda: _attempts.begin(root, base).encode())
-        self._run.attempt = Attempt.decode(word)

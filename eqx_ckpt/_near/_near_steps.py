@@ -8,6 +8,7 @@ deleted. On a restore each process says what its disk holds; neither its
 number nor its host's name does.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -15,7 +16,7 @@ import pathlib
 import secrets
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .. import _extensions
@@ -26,6 +27,7 @@ from .._run import _own
 from .._run._hooks import NearSteps
 from .._run._pending import PendingState
 from .._run._saves import Saves
+from .._run._words import said_by_all
 from .._runtime import _log, _processes
 from .._runtime._processes import Processes
 from .._save import _async, _plan, _serialise
@@ -36,7 +38,7 @@ from . import _attempts, _disk, _exchange, _near_search, _superseded
 from ._attempts import Attempt, Passed
 from ._disk import Disk, Incoming, NearPart, Outgoing
 from ._exchange import Move
-from ._near_search import Chosen, NearRun, Search
+from ._near_search import Search
 
 
 # What processes say, which is checked before any of it becomes a path.
@@ -60,18 +62,27 @@ class NearSaving:
 
 
 class Near(NearSteps):
-    """The near steps of a run."""
+    """The near steps of a run: multiples of `every`, each process's part on its own
+    `disk`, with so many `copies` on the disks of others."""
 
-    def __init__(self, run: NearRun):
-        super().__init__(run.saves)
-        self._run = run
+    def __init__(self, saves: Saves, disk: Disk, every: int, copies: int):
+        super().__init__(saves)
+        self._disk, self._every, self._copies = disk, every, copies
+        # Once it has begun.
+        self._attempt: Attempt | None = None
         self._going: NearSaving | None = None
         # Calls of `offer` that have begun. Who holds the lock knows that none begins.
         self._calls = 0
         self._lock = threading.Lock()
 
     def search(self) -> Search:
-        return Search(self._run)
+        return Search(self._saves.steps.root, self._disk)
+
+    def begin(self, base: str = "") -> None:
+        processes = self._saves.processes("begin an attempt", "Restoring")
+        root = self._saves.steps.root
+        word = processes.decide(lambda _: _attempts.begin(root, base).encode())
+        self._attempt = Attempt.decode(word)
 
     def wait(self) -> None:
         """Waits until the near save that goes on is whole. All processes do.
@@ -81,43 +92,37 @@ class Near(NearSteps):
         going, self._going = self._going, None
         if going is None or going.handle is None:
             return
-        try:
+        with _noted(going.step):
             going.handle.result()
             self._send(going)
-        except Exception as e:
-            e.add_note(
-                f"Step {going.step} is not saved to near disks. The near step before "
-                "it stays, and so do the steps at the root."
-            )
-            raise
 
     def latest(self) -> int | None:
         """The newest complete step, of those at the root too."""
         self.wait()
-        saves = self._run.saves
-        processes = saves.processes("latest", "Looking for the latest step")
-        with processes.heard():
-            words = processes.gather(_near_search.held(self._run.disk))
-            word = b""
-            if processes.leads:
-                chosen = _near_search.choose(self._run, words)
-                known = [saves.steps.latest(), chosen.step and chosen.step.step]
-                latest = max((s for s in known if s is not None), default=None)
-                chosen.warn(
-                    f"The latest step of `{saves.steps.root}` is {latest}, as newer "
-                    "ones cannot be restored:",
-                    above=-1 if latest is None else latest,
-                    stacklevel=3,
-                )
-                word = json.dumps(latest).encode()
-            return _schema.read(processes.broadcast(word), _OF_LATEST, _LATEST)
+        steps = self._saves.steps
+
+        def decide(words: list[bytes]) -> bytes:
+            chosen = _near_search.choose(steps.root, words)
+            known = [steps.latest(), chosen.step and chosen.step.step]
+            latest = max((s for s in known if s is not None), default=None)
+            chosen.warn(
+                f"The latest step of `{steps.root}` is {latest}, as newer ones cannot "
+                "be restored:",
+                above=-1 if latest is None else latest,
+                stacklevel=5,
+            )
+            return json.dumps(latest).encode()
+
+        processes = self._saves.processes("latest", "Looking for the latest step")
+        word = processes.decide(decide, self._disk.report)
+        return _schema.read(word, _OF_LATEST, _LATEST)
 
     def offer(self, offer: PendingState) -> None:
         """Saves a state if it is due; and sends copies of the one before, if that is
         due: at the latest before the next is saved."""
         with self._lock:
             self._calls += 1
-        is_due = offer.step % self._run.every == 0
+        is_due = offer.step % self._every == 0
         going = self._going
         # All processes know of the call before it comes.
         call = None if going is None else going.call
@@ -131,41 +136,45 @@ class Near(NearSteps):
     def _begin(self, offer: PendingState) -> None:
         """Begins to save a state. It may be changed once this returns."""
         step, what = offer.step, f"Saving step {offer.step} to near disks"
-        if self._run.attempt is None:
+        if self._attempt is None:
             self._begin_attempt(step)
-        processes = self._run.saves.processes("save a near step", what, step)
+        processes = self._saves.processes("save a near step", what, step)
         going = NearSaving(step)
-        try:
+        with _noted(step):
             with _log.timed("near") as timer, processes.heard():
                 plan = _async.stage(self._plan(offer), frozenset())
             write = lambda: self._write(going, plan, processes)
             going.handle = _async.start(plan, write, processes, is_apart=True)
             self._going = going
             going.handle.staged()
-        except Exception as e:
-            e.add_note(
-                f"Step {step} is not saved to near disks. The near step before it "
-                "stays, and so do the steps at the root."
-            )
-            raise
-        steps = self._run.saves.steps
+        steps = self._saves.steps
         steps.say(_log.DEBUG, "Copied to memory", step, seconds=timer.seconds)
 
     def _begin_attempt(self, step: int) -> None:
-        run = self._run
+        """Begins an attempt that has restored no step, and says which are passed over
+        thereby."""
+        root = self._saves.steps.root
+
+        def decide(words: list[bytes]) -> bytes:
+            chosen = _near_search.choose(root, words)
+            if chosen.step is not None:
+                chosen.passed.append(Passed(chosen.step.step, "it can be restored"))
+            chosen.warn(
+                f"Step {step} is the first that this attempt at the run in `{root}` "
+                "saves, and it has restored none. Newer near steps stay until one is "
+                "as new:",
+                above=step,
+                stacklevel=8,
+            )
+            return _attempts.begin(root, "").encode()
+
         what = f"Beginning an attempt with step {step}"
-        processes = run.saves.processes("begin near steps", what, step)
-        with processes.heard():
-            words = processes.gather(_near_search.held(run.disk))
-            word = b""
-            if processes.leads:
-                self._warn_of_unused(_near_search.choose(run, words), step)
-                word = _attempts.begin(run.saves.steps.root, "").encode()
-            run.attempt = Attempt.decode(processes.broadcast(word))
+        processes = self._saves.processes("begin near steps", what, step)
+        self._attempt = Attempt.decode(processes.decide(decide, self._disk.report))
 
     def _plan(self, offer: PendingState) -> Plan:
-        assert self._run.attempt is not None
-        options = self._run.saves.options._replace(
+        assert self._attempt is not None
+        options = self._saves.options._replace(
             layout="ocdbt",
             durable=False,
             functions="drop",
@@ -173,46 +182,40 @@ class Near(NearSteps):
             own=_own.encode(offer.own),
         )
         # Where it will be is said later.
-        file = self._run.disk.place(self._run.attempt.run, "0" * 16, 0)
+        file = self._disk.place(self._attempt.run, "0" * 16, 0)
         root = _root.resolve(str(file))
         root.check_writable()
-        self._run.disk.make_room(file.parent)
+        self._disk.make_room(file.parent)
         return _plan.plan(root, offer.tree, options)
 
     def _write(self, going: NearSaving, plan: Plan, processes: Processes) -> None:
         """Writes the part of this process, from a thread of its own."""
-        assert self._run.attempt is not None
+        assert self._attempt is not None
         with _log.timed("near") as timer, processes.heard():
             processes.gather()
             save = processes.broadcast(secrets.token_hex(8).encode()).decode()
-            run, number, _ = self._run.attempt
+            run, number, _ = self._attempt
             count, index = processes.count, processes.index
             part = NearPart(run, number, going.step, save, count, index)
             if not _disk.is_part(list(part)):
                 raise DamagedError("The save id of a near step is no id of a save.")
-            file = self._run.disk.file(part)
-            self._run.disk.make_room(file)
-            where = {"near": list(part), "root": str(self._run.saves.steps.root)}
+            file = self._disk.file(part)
+            self._disk.make_room(file)
+            where = {"near": list(part), "root": str(self._saves.steps.root)}
             options = plan.options._replace(metadata=where)
             root = _root.resolve(str(file))
             _serialise.write(plan._replace(root=root, options=options), Processes())
             own = [_host(), file.stat().st_size, _disk.digest(file)]
-            words = processes.gather(json.dumps(own).encode())
-            rows = [_schema.read(word, _OF_PART, _WRITTEN) for word in words]
-            word = processes.broadcast(json.dumps(rows).encode())
-            going.rows = _schema.read(word, _OF_PART, [_WRITTEN])
+            going.rows = said_by_all(processes, own, _OF_PART, _WRITTEN)
             going.part = part
-            if self._run.copies and count > 1:
+            if self._copies and count > 1:
                 # No process begins a call before all know which is the next of all.
                 with self._lock:
-                    words = processes.gather(json.dumps(self._calls).encode())
-                    calls = [_schema.read(word, _OF_PART, COUNT) for word in words]
-                    word = json.dumps(max(calls, default=0) + 1).encode()
-                    word = processes.broadcast(word)
-                    going.call = _schema.read(word, _OF_PART, COUNT)
-        steps, seconds = self._run.saves.steps, timer.seconds
+                    calls = said_by_all(processes, self._calls, _OF_PART, COUNT)
+                    going.call = max(calls) + 1
+        steps, seconds = self._saves.steps, timer.seconds
         if going.call is None:
-            self._run.disk.keep(part)
+            self._disk.keep(part)
         steps.say(_log.INFO, "Saved to near disks", going.step, seconds=seconds)
 
     def _send(self, going: NearSaving) -> None:
@@ -220,18 +223,16 @@ class Near(NearSteps):
         if going.call is None or going.part is None:
             return
         step, what = going.step, f"Copying step {going.step} to near disks"
-        processes = self._run.saves.processes("copy a near step", what, step)
+        processes = self._saves.processes("copy a near step", what, step)
         with _log.timed("near") as timer, processes.heard():
             processes.gather()
             processes.broadcast()
-            got = self._copy(going.part, going.rows, processes)
-            words = processes.gather(json.dumps(got).encode())
-            for index, word in enumerate(words):
-                _check_copies(index, _schema.read(word, _OF_PART, _GOT), going.rows)
-            processes.broadcast()
+            own = self._copy(going.part, going.rows, processes)
+            for index, got in enumerate(said_by_all(processes, own, _OF_PART, _GOT)):
+                _check_copies(index, got, going.rows)
         # All have it.
-        self._run.disk.keep(going.part)
-        steps, seconds = self._run.saves.steps, timer.seconds
+        self._disk.keep(going.part)
+        steps, seconds = self._saves.steps, timer.seconds
         steps.say(_log.INFO, "Copied to near disks", step, seconds=seconds)
 
     def _copy(
@@ -243,12 +244,13 @@ class Near(NearSteps):
         got: list[tuple[int, str]] = []
         # Whatever is wrong with one, all take part in the others.
         errors: list[Exception] = []
-        for shift in _exchange.shifts([row[0] for row in rows], self._run.copies):
-            moves = [Move(i, (i + shift) % count, row[1]) for i, row in enumerate(rows)]
+        for shift in _exchange.shifts([row[0] for row in rows], self._copies):
+            moves = [
+                Move(i, i, (i + shift) % count, row[1]) for i, row in enumerate(rows)
+            ]
             origin = (here - shift) % count
-            out = Outgoing(self._run.disk.file(part))
-            file = self._run.disk.file(part._replace(process=origin))
-            into = Incoming(self._run.disk, file)
+            out = Outgoing(self._disk.file(part))
+            into = Incoming(self._disk, self._disk.file(part._replace(process=origin)))
             _exchange.exchange(moves, out.read, into.write, processes)
             try:
                 got.append((origin, into.finish(rows[origin][2])))
@@ -259,18 +261,18 @@ class Near(NearSteps):
             raise errors[0]
         return got
 
-    def _warn_of_unused(self, chosen: Chosen, step: int) -> None:
-        """Says which near steps a run does not go on from that has restored none."""
-        if chosen.step is not None:
-            own = Passed(chosen.step.step, "it can be restored")
-            chosen.passed.append(own)
-        root = self._run.saves.steps.root
-        chosen.warn(
-            f"Step {step} is the first that this attempt at the run in `{root}` saves, "
-            "and it has restored none. Newer near steps stay until one is as new:",
-            above=step,
-            stacklevel=7,
+
+@contextlib.contextmanager
+def _noted(step: int) -> Iterator[None]:
+    """An error in the block has a note that a near step is not saved."""
+    try:
+        yield
+    except Exception as e:
+        e.add_note(
+            f"Step {step} is not saved to near disks. The near step before it stays, "
+            "and so do the steps at the root."
         )
+        raise
 
 
 def _host() -> str:
@@ -309,7 +311,7 @@ def _open(
             f"`copies` is {copies}, and there are {others} other processes whose disks "
             "could have one."
         )
-    return Near(NearRun(saves, Disk(near), near_every, 1 if copies is None else copies))
+    return Near(saves, Disk(near), near_every, 1 if copies is None else copies)
 
 
 _extensions.add("near_steps", _open)

@@ -20,13 +20,6 @@ class LoadRequest(NamedTuple):
     options: FilteredKeywords
 
 
-class Restored(NamedTuple):
-    """A tree, and own states, if they were asked for."""
-
-    tree: PyTree
-    own: Any = None
-
-
 class Outcome(NamedTuple):
     """Whether a step was "loaded", is "damaged", has other parts than are wanted
     ("apart") or was "replaced", or the load has "failed" for something else in any of
@@ -42,13 +35,11 @@ class NearSearch:
     """The near steps in one search for the newest step of a run: none, but for what the
     room of near disks makes of it. All processes take the same calls, but `choose`."""
 
+    # The near step that is chosen, and the id of its save, if one is.
+    step: int | None = None
+    base: str = ""
     # The schema of a choice.
     schema: Any = type(None)
-
-    @property
-    def step(self) -> int | None:
-        """The near step that is chosen, if one is."""
-        return None
 
     def held(self) -> bytes:
         """Report on the disk of this process, for process 0."""
@@ -64,8 +55,8 @@ class NearSearch:
     def fetch(self, processes: Processes, request: LoadRequest) -> None:
         """Moves the parts of the chosen step to the processes that need them."""
 
-    def load(self, process: int, request: LoadRequest) -> Restored:
-        """The chosen step."""
+    def load(self, process: int, request: LoadRequest) -> tuple[PyTree, Any]:
+        """The tree of the chosen step, and the data of own states that are asked for."""
         raise NotImplementedError
 
     @property
@@ -73,11 +64,9 @@ class NearSearch:
         """The disks and numbers of parts that could not be read here."""
         return []
 
-    def finish(
-        self, processes: Processes, restored: Restored, request: LoadRequest
-    ) -> Restored:
+    def finish(self, processes: Processes, data: Any, request: LoadRequest) -> Any:
         """Own states as they are asked for, once all processes have loaded theirs."""
-        return restored
+        raise NotImplementedError
 
     def exclude(self, outcome: Outcome) -> None:
         """Excludes copies of the chosen step, which could not be loaded."""
@@ -95,9 +84,6 @@ class NearSearch:
 
     def warn(self, above: int, stacklevel: int) -> None:
         """Logs what is passed over, and warns of the notes."""
-
-    def begin(self) -> None:
-        """Begins an attempt at the run, from what is chosen."""
 
 
 class NearSteps:
@@ -119,3 +105,7 @@ class NearSteps:
 
     def search(self) -> NearSearch:
         return NearSearch()
+
+    def begin(self, base: str = "") -> None:
+        """Begins an attempt at the run, from a near save or without one: those of older
+        attempts are void."""

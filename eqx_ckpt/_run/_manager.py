@@ -334,8 +334,8 @@ class CheckpointManager:
         self.wait()
         self._saves.offered = None
         request = LoadRequest(like, own, options)
-        got, at = _restore.restore(self._saves, self._near, step, request)
-        return (got.tree, at) if own is None else (got.tree, got.own, at)
+        tree, states, at = _restore.restore(self._saves, self._near, step, request)
+        return (tree, at) if own is None else (tree, states, at)
 
     # ---- Which steps there are.
 

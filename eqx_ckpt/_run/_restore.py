@@ -5,8 +5,10 @@ import json
 import re
 import warnings
 from collections.abc import Iterable
+from typing import Any
 
 import jax.tree_util as jtu
+from jaxtyping import PyTree
 
 from .._errors import DamagedError, ReplacedError
 from .._format import _index, _schema
@@ -16,9 +18,10 @@ from .._load._partial import Apart
 from .._runtime import _log, _processes
 from .._runtime._processes import Processes
 from . import _own, _steps
-from ._hooks import LoadRequest, NearSearch, NearSteps, Outcome, Restored
+from ._hooks import LoadRequest, NearSearch, NearSteps, Outcome
 from ._saves import Saves
 from ._steps import Signature, Skip, Steps
+from ._words import said_by_all
 
 
 # What processes say of a restore, which is checked before any of it becomes a path.
@@ -38,29 +41,30 @@ _AGAIN = 10
 
 def restore(
     saves: Saves, near: NearSteps, step: int | None, request: LoadRequest
-) -> tuple[Restored, int]:
-    """A step at the root that is named, or the newest of all."""
+) -> tuple[PyTree, Any, int]:
+    """The tree of a step at the root that is named, or of the newest of all; own
+    states, if they are asked for; and the step."""
     steps = saves.steps
     with _log.timed("restore") as timer:
         if step is None:
-            restored, step = _newest(saves, near, request)
+            tree, own, step = _newest(saves, near, request)
         else:
             step = _steps.check(step)
             steps.check_own(step)
-            restored = _of_step(saves, step, request)
-            near.search().begin()
+            tree, own = _of_step(saves, step, request)
+            near.begin()
     if _log.is_on(_log.INFO):
-        arrays = (getattr(x, "nbytes", 0) for x in jtu.tree_leaves(restored.tree))
+        arrays = (getattr(x, "nbytes", 0) for x in jtu.tree_leaves(tree))
         facts = {"nbytes": sum(arrays), "seconds": timer.seconds}
         steps.say(_log.INFO, "Restored", step, **facts)
-    return restored, step
+    return tree, own, step
 
 
-def _of_step(saves: Saves, step: int, request: LoadRequest) -> Restored:
+def _of_step(saves: Saves, step: int, request: LoadRequest) -> tuple[PyTree, Any]:
     path = saves.steps.path(step)
     load = _deserialise.tree_deserialise_leaves
     if request.own is None:
-        return Restored(load(path, request.like, **request.options))
+        return load(path, request.like, **request.options), None
     ckpt = _checkpoint.open(path)
     tree = load(ckpt, request.like, **request.options)
     processes = saves.processes("restore own states", "Restoring own states")
@@ -68,7 +72,7 @@ def _of_step(saves: Saves, step: int, request: LoadRequest) -> Restored:
         own = _own.load(ckpt, request.own)
         processes.gather()
         processes.broadcast()
-    return Restored(tree, own)
+    return tree, own
 
 
 @dataclasses.dataclass
@@ -90,14 +94,14 @@ class _Search:
 
 def _newest(
     saves: Saves, near: NearSteps, request: LoadRequest
-) -> tuple[Restored, int]:
+) -> tuple[PyTree, Any, int]:
     """The newest step that can be restored, as all processes find it."""
     search = _Search(saves, near.search(), request)
     found = None
     while found is None:
         found = _try(search)
-    restored, step = found
-    search.near.begin()
+    tree, own, step = found
+    near.begin(search.near.base)
     # What was not completed may be under way.
     skipped = search.skipped
     saves.damaged |= {step for step, skip in skipped.items() if skip.is_lost}
@@ -106,7 +110,7 @@ def _newest(
     elif not _IN_PART & request.options.keys():
         saves.base = saves.steps.path(step)
     _tell(search, step)
-    return restored, step
+    return tree, own, step
 
 
 def _tell(search: _Search, step: int) -> None:
@@ -127,11 +131,12 @@ def _tell(search: _Search, step: int) -> None:
         )
 
 
-def _try(search: _Search) -> tuple[Restored, int] | None:
+def _try(search: _Search) -> tuple[PyTree, Any, int] | None:
     """One look for a step, and an attempt to load it. None: look again."""
     saves, near, request = search.saves, search.near, search.request
     processes = saves.processes("restore", "Restoring")
-    restored, error, outcome = Restored(None), None, Outcome("")
+    tree = own = error = None
+    outcome = Outcome("")
     with processes.heard():
         words = processes.gather(near.held())
         word = _choice(search, words) if processes.leads else b""
@@ -142,20 +147,19 @@ def _try(search: _Search) -> tuple[Restored, int] | None:
                 near.fetch(processes, request)
             try:
                 if search.is_near:
-                    restored = near.load(processes.index, request)
+                    tree, own = near.load(processes.index, request)
                 else:
-                    own = _within(saves, processes, request)
-                    restored = _load(saves.steps, step, own)
+                    inner = _within(saves, processes, request)
+                    tree, own = _load(saves.steps, step, inner)
             except Exception as e:
                 error = e
-            blamed = near.blamed if search.is_near else []
-            outcome = _agree(processes, error, blamed)
+            outcome = _agree(processes, error, near.blamed)
             if search.is_near and outcome.kind == "loaded":
-                restored = near.finish(processes, restored, request)
+                own = near.finish(processes, own, request)
     if step is None:
         raise _nothing(saves.steps, search)
     if outcome.kind == "loaded":
-        return restored, step
+        return tree, own, step
     if outcome.kind == "failed" or (outcome.kind == "apart" and not search.is_near):
         what = f"{processes.what}: another process has failed: {outcome.why}"
         raise error or RuntimeError(what)
@@ -209,7 +213,7 @@ def _nothing(steps: Steps, search: _Search) -> Exception:
     )
 
 
-def _load(steps: Steps, step: int, request: LoadRequest) -> Restored:
+def _load(steps: Steps, step: int, request: LoadRequest) -> tuple[PyTree, Any]:
     try:
         ckpt = _checkpoint.open(steps.path(step))
     except FileNotFoundError as e:
@@ -222,7 +226,7 @@ def _load(steps: Steps, step: int, request: LoadRequest) -> Restored:
     load = _deserialise.tree_deserialise_leaves
     tree = load(ckpt, request.like, **request.options)
     # Last: before it one process alone would leave the others waiting.
-    return Restored(tree, None if request.own is None else _own.load(ckpt, request.own))
+    return tree, None if request.own is None else _own.load(ckpt, request.own)
 
 
 def _agree(
@@ -232,17 +236,12 @@ def _agree(
     kinds = [(DamagedError, "damaged"), (ReplacedError, "replaced"), (Apart, "apart")]
     is_of = (word for kind, word in kinds if isinstance(error, kind))
     own = "loaded" if error is None else next(is_of, "failed")
-    text = "" if error is None else str(error)
-    words = processes.gather(json.dumps(Outcome(own, text, blamed)).encode())
-    said = [Outcome(*_schema.read(word, _SAID, _OUTCOME)) for word in words]
+    outcome = Outcome(own, "" if error is None else str(error), blamed)
+    said = said_by_all(processes, outcome, _SAID, _OUTCOME)
     # The worst of them counts.
-    word = b""
-    if processes.leads:
-        kind = min((x.kind for x in said), key=_KINDS.index)
-        those = [x for x in said if x.kind == kind]
-        copies = [copy for x in those for copy in x.copies]
-        word = json.dumps(those[0]._replace(copies=copies)).encode()
-    return Outcome(*_schema.read(processes.broadcast(word), _SAID, _OUTCOME))
+    kind = min((kind for kind, *_ in said), key=_KINDS.index)
+    worst = [Outcome(*x) for x in said if x[0] == kind]
+    return worst[0]._replace(copies=[copy for x in worst for copy in x.copies])
 
 
 def _newest_at_root(

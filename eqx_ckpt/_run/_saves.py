@@ -66,21 +66,14 @@ class Saves:
         what = f"{what}, in `{root}`"
         return _processes.of_run(kind, root, together, what)
 
-    def first(self, what: str, act: Callable[[], Any]) -> None:
+    def first(self, what: str, act: Callable[[], None]) -> None:
         """Process 0 acts; an error of it is one of all processes."""
-
-        def decide() -> bytes:
-            act()
-            return b""
-
-        self.processes(what, what).decide(decide)
+        self.processes(what, what).decide(lambda _: act() or b"")
 
     def is_told_in_any(self, is_told: bool) -> bool:
         """Whether something is so in any process of the run."""
         processes = self.processes("stop", "Asking whether to stop")
-        with processes.heard():
-            words = processes.gather(b"1" if is_told else b"")
-            return bool(processes.broadcast(b"".join(words)))
+        return bool(processes.decide(b"".join, lambda: b"1" if is_told else b""))
 
     def offer(self, offer: PendingState) -> bool:
         """Saves a state if it is due, and keeps it for the end of the run if not."""
@@ -114,7 +107,7 @@ class Saves:
         given = offer.given()
         processes = self.processes("save a step", f"Saving step {step}", step)
         try:
-            how = processes.decide(lambda: self._decide(offer))
+            how = processes.decide(lambda _: self._decide(offer))
         except Exception as e:
             # What went wrong with the save before is told now, and not once more.
             try:

@@ -194,11 +194,13 @@ class Processes:
                 self._listen(channel)
                 next_look = time.monotonic() + _LISTEN
 
-    def decide(self, decide: Callable[[], bytes]) -> bytes:
-        """The decision of process 0, once all are there: a call of one round."""
+    def decide(
+        self, decide: Callable[[list[bytes]], bytes], say: Callable[[], bytes] = bytes
+    ) -> bytes:
+        """The decision of process 0, by what all `say`: a call of one round."""
         with self.heard():
-            self.gather()
-            return self.broadcast(decide() if self.leads else b"")
+            words = self.gather(say())
+            return self.broadcast(decide(words) if self.leads else b"")
 
     def fail(self, error: BaseException) -> None:
         """Tells the others that this process has given the call up, outside `heard`."""

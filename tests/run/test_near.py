@@ -292,8 +292,8 @@ def test_arguments_that_cannot_be(tmp_path, how, why):
 
 
 def test_moves_and_shifts():
-    moves = [Move(0, 1, 5), Move(1, 2, 5), Move(0, 2, 5), Move(3, 1, 5)]
-    a, b, c, d = enumerate(moves)
+    moves = [Move(7, 0, 1, 5), Move(7, 1, 2, 5), Move(7, 0, 2, 5), Move(7, 3, 1, 5)]
+    a, b, c, d = moves
     assert _exchange.in_turns([a, b, c, d]) == [[a, b], [c, d]]
     assert _exchange.shifts(["x"] * 4, 2) == [1, 2]
     assert _exchange.shifts(["x", "x", "y", "y"], 1) == [2]
