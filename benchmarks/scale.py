@@ -193,7 +193,7 @@ def plan(model: Model, hosts: int) -> Plan:
     deal = _assign.deal(works, hosts)
     index = len(index_of(templates, deal))
     reads = read, resharded, shared, moved
-    return Plan(len(works), total, chunks, len(deal.files), loads, *reads, index)
+    return Plan(len(works), total, chunks, len(deal), loads, *reads, index)
 
 
 def _template_of(leaf: Leaf, chunk: tuple[int, ...]) -> Template:
@@ -210,7 +210,7 @@ def index_of(templates: list[Template], deal: _assign.Assignment) -> bytes:
     distinct = {t: number for number, t in enumerate(dict.fromkeys(templates))}
     numbers = [distinct[t] for t in templates]
     form = _tree_spec.tree_spec(tuple(names), tuple(numbers), tuple(distinct), ())
-    files = [_to_ocdbt.PlainStretches(form, runs) for runs in deal.files]
+    files = [_to_ocdbt.PlainStretches(form, runs) for _, runs in deal]
     where = _to_ocdbt.packed if form.has_columns else _to_ocdbt.listed
     digests = "0" * 32 * (len(files) if form.has_columns else 1)
     leaves = Leaves(names, list(distinct), numbers)

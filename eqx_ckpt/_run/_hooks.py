@@ -56,7 +56,7 @@ class NearSearch:
         """Moves the parts of the chosen step to the processes that need them."""
 
     def load(self, process: int, request: LoadRequest) -> tuple[PyTree, Any]:
-        """The tree of the chosen step, and the data of own states that are asked for."""
+        """The tree of the chosen step, and own states, if they are asked for."""
         raise NotImplementedError
 
     @property

@@ -12,7 +12,7 @@ from .._format import _index
 from .._runtime import _processes
 from .._runtime._processes import Processes
 from .._tree import _leaf, _sharding
-from . import _options, _payload
+from . import _payload
 from ._lazies import LazySource
 from ._payload import PlannedLeaf
 from ._plan import Plan
@@ -57,7 +57,7 @@ def _lines(plan: Plan) -> dict[str, Any]:
         "the path": plan.root.url,
         "the layout": plan.options.layout,
         "the metadata": plan.options.metadata,
-        "the base": _options.base_facts(plan.options.base),
+        "the base": plan.options.base,
         "static fields": list(vars(plan.facts.statics).values()),
         "whether it has a state of its own (`own`)": plan.options.own is not None,
         "the leaves": [leaf.name for leaf in plan.leaves],

@@ -4,7 +4,6 @@ Pure arithmetic, which comes out the same in every process of a run.
 """
 
 import collections
-import dataclasses
 import itertools as it
 import math
 from collections.abc import Sequence
@@ -24,15 +23,8 @@ Runs = list[tuple[int, range]]
 
 # A leaf to be written: the number of its chunks, the bytes of each, and its owners.
 WriteJob = tuple[int, int, Owners]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Assignment:
-    """The files of a save: the runs of chunks that each has, and the process that
-    writes it."""
-
-    files: list[Runs]
-    owner: list[int]
+# The files of a save: the process that writes each, and the runs of chunks that it has.
+Assignment = list[tuple[int, Runs]]
 
 
 def deal(
@@ -53,22 +45,19 @@ def deal(
         which = 0 if place in apart else 1
         for run, process in owners:
             dealt[process][which].append((place, run))
-    files: list[Runs] = []
-    owner: list[int] = []
+    files: Assignment = []
     for process in range(processes):
         both, dealt[process] = dealt[process], ([], [])
         for runs in both:
-            own = _pack(works, runs, target)
-            files += own
-            owner += [process] * len(own)
-    return Assignment(files, owner)
+            files += zip(it.repeat(process), _pack(works, runs, target))
+    return files
 
 
-def _target(total: int, most: int = MAX_FILE) -> int:
-    return min(max(total // _FILES, _MIN_FILE), most, MAX_FILE)
+def _target(total: int, most: int) -> int:
+    return min(max(total // _FILES, _MIN_FILE), most)
 
 
-def most_files(total: int, processes: int, most: int = MAX_FILE) -> int:
+def most_files(total: int, processes: int, most: int) -> int:
     """More files than `total` bytes are dealt to, if no chunk is as large as one."""
     return 2 * total // _target(total, most) + 2 * processes
 

@@ -89,7 +89,7 @@ def _key(
     cannot be."""
     if type(options.chunks) not in (type(None), int) or -1 in alike[1]:
         return None
-    if options.processes == "own" and _has_parts(values, options):
+    if _has_parts(values, options):
         return None
     names: Any = flat.seen, tuple(numbers)
     if flat.seen is None:
@@ -119,10 +119,6 @@ def _has_parts(values: Sequence[Any], options: SaveOptions) -> bool:
     return options.processes == "own" and any(map(_local_parts.is_spread, values))
 
 
-# What was made of a template and keys; it is kept with them, as they go by its id.
-_Made = dict[Any, tuple[Template, Template]]
-
-
 def _described(
     paths: Sequence[tuple], given: Sequence[Any], alike: LeafKinds, options: SaveOptions
 ) -> tuple[list[Any], TreeSpec, dict[int, Part]]:
@@ -136,7 +132,6 @@ def _described(
     own: list[Template] = []
     aliases: dict[int, int] = {}
     parts: dict[int, Part] = {}
-    made: _Made = {}
     is_kept = not (callable(options.chunks) or _has_parts(given, options))
     # The templates of leaves of a kind and kinds of keys.
     known: dict[tuple[int, str], Template] = {}
@@ -147,7 +142,7 @@ def _described(
         path_of[name] = path
         value, template = leaf, known.get((kind, keys))
         if template is None:
-            value, template, part = _as_stored((name, keys), leaf, options, made)
+            value, template, part = _as_stored(name, keys, leaf, options)
             if kind >= 0 and is_kept:
                 known[kind, keys] = template
             if part is not None:
@@ -168,37 +163,28 @@ def _described(
 
 
 def _as_stored(
-    path: tuple[str, str], value: Any, options: SaveOptions, made: _Made
+    name: str, keys: str, value: Any, options: SaveOptions
 ) -> tuple[Any, Template, Part | None]:
     """The value that a leaf of a name and kinds of keys is written from, its template,
     and the part of the leaf that it is, if not all."""
-    name, keys = path
+    own = None
     try:
         value, template = _lazies.as_stored(value, options.dtype)
-        own = (
-            _local_parts.part_of(value, template)
-            if options.processes == "own"
-            else None
-        )
+        if options.processes == "own":
+            own = _local_parts.part_of(value, template)
     except (ValueError, TypeError) as e:
         raise type(e)(f"The leaf `{name}` cannot be saved: {e}") from None
-    shard, part = _leaf.shard_shape(value, template), None
-    if own is not None:
-        value, template, part, shard = own
-    grain = value.grain if isinstance(value, LazySource) else ()
-    done = made.get((id(template), keys, shard, grain))
-    if done is None or callable(options.chunks):
-        full = template._replace(keys=keys)
-        chunk = full.chunk
-        if not chunk and options.layout == "ocdbt":
-            chunk = grain
-        if not chunk or options.chunks is not None:
-            chunk = _chunking.chunk_shape(name, full, options, shard)
-        full = full._replace(chunk=chunk)
-        codec = _chunking.codec_of(name, full, options)
-        done = template, full._replace(codec=codec)
-        made[id(template), keys, shard, grain] = done
-    return value, done[1], part
+    whole = value, template, None, _leaf.shard_shape(value, template)
+    value, template, part, shard = own or whole
+    chunk = template.chunk
+    if not chunk and isinstance(value, LazySource) and options.layout == "ocdbt":
+        chunk = value.grain
+    template = template._replace(keys=keys, chunk=chunk)
+    if not chunk or options.chunks is not None:
+        chunk = _chunking.chunk_shape(name, template, options, shard)
+        template = template._replace(chunk=chunk)
+    codec = _chunking.codec_of(name, template, options)
+    return value, template._replace(codec=codec), part
 
 
 def _check_nodes(leaves: Sequence[tuple[str, str]], paths: dict[str, tuple]) -> None:

@@ -1,5 +1,10 @@
 """The part that both layouts share: the leaves of a save are dealt out to processes and
 files, and records say what was written.
+
+A layout is a module, `_to_ocdbt` or `_to_zarr`: each process calls `write` for its own
+chunks. Process 0 calls `see` for the files of each other process, and `finish`.
+`longest` is what takes as much of an index as what will be written of leaves, by so
+many processes, or more.
 """
 
 import dataclasses
@@ -11,7 +16,6 @@ from .._format._extents import Placement
 from .._format._grid import Grid
 from .._format._packed import Packed
 from .._runtime._processes import Processes
-from .._storage._backend import Backend
 from . import _assign, _payload, _tree_spec
 from ._payload import Data, PlannedLeaf
 from ._sending import UploadQueue
@@ -114,8 +118,8 @@ def largest_sent(room: int) -> int:
 class Save:
     """The writing of the leaves of one save: each process its own part of it.
 
-    It may take `room` bytes of memory; a file that is sent from there has at most
-    `most` bytes.
+    It may take `room` bytes of memory. A file has at most `most` bytes, unless a chunk
+    has more.
     """
 
     def __init__(
@@ -123,7 +127,7 @@ class Save:
         data: Data,
         processes: Processes,
         room: int,
-        most: int | None = None,
+        most: int = _assign.MAX_FILE,
         kept: Kept = NOTHING,
     ):
         self.data, self.leaves, self.form = data, data.leaves, data.form
@@ -136,7 +140,6 @@ class Save:
             self.data.put_rows(place, run, digests)
             grid = self.data.grids[place]
             data.advance(len(run) * grid.full, run.stop == len(grid.keys))
-        most = _assign.MAX_FILE if most is None else most
         if there or kept.same or processes.count > 1:
             works = [
                 self._work(leaf, grid, there.get(place))
@@ -145,7 +148,7 @@ class Save:
             self.deal = _assign.deal(works, processes.count, most, kept.same)
             self.is_plain = False
         else:
-            self.deal = _deal_alone(self.form, most)
+            self.deal = deal_alone(self.form, most)
             # Where its chunks lie follows from its form.
             self.is_plain = not self.form.is_coded
 
@@ -170,10 +173,8 @@ class Save:
 
     def own(self, process: int) -> list[tuple[int, _assign.Runs]]:
         """The files that a process writes: their numbers, and the runs in each."""
-        deal, first = self.deal, len(self.kept.files)
-        return [
-            (first + i, f) for i, f in enumerate(deal.files) if deal.owner[i] == process
-        ]
+        files = enumerate(self.deal, len(self.kept.files))
+        return [(number, runs) for number, (who, runs) in files if who == process]
 
     def account(self, files: Files) -> bytes:
         """An account of what this process has written, for process 0."""
@@ -198,7 +199,7 @@ class Save:
 
 
 @_tree_spec.remembered
-def _deal_alone(form: TreeSpec, most: int) -> _assign.Assignment:
+def deal_alone(form: TreeSpec, most: int) -> _assign.Assignment:
     """The files of a process that saves all leaves alone."""
     aliases = {place for place, _ in form.aliases}
     rows = [(len(grid.keys), grid.full) for grid in form.grids]
@@ -233,16 +234,3 @@ class Written(NamedTuple):
     digests: str
     others: dict[str, str]
     side: dict[str, bytes]
-
-
-class Layout(NamedTuple):
-    """A layout is what it does: each process writes its chunks; process 0 sees that the
-    files of the others are there, and finishes. `longest` is what takes as much of an
-    index as what will be written of leaves, by so many processes, or more. `has_many`:
-    whether it writes so many files that they are rather synced together."""
-
-    write: Callable[[Save, Destination[Backend]], Files]
-    see: Callable[[Save, int, Ends, Destination[Backend]], Files]
-    finish: Callable[[Save, Files, Destination[Backend]], Written]
-    longest: Callable[[Sequence[PlannedLeaf], TreeSpec, int], Written]
-    has_many: Callable[[TreeSpec], bool] | None = None

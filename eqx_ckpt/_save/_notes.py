@@ -2,11 +2,12 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from .._format import _files, _index, _schema
 from .._format._schema import COUNT, DIGEST, optional
 from .._storage._backend import Backend
-from ._layout import Destination, Files, Layout, Save, Sink
+from ._layout import Destination, Files, Save, Sink
 
 
 # The report of a process: the digest of its note, and its own state, if it has one.
@@ -38,7 +39,7 @@ def see_own(own: Sequence[tuple[int, str]], into: Destination[Backend]) -> None:
 
 def see(
     save: Save,
-    layout: Layout,
+    layout: Any,
     files: Files,
     words: Sequence[bytes],
     into: Destination[Backend],

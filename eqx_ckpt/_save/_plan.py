@@ -34,7 +34,7 @@ from ._payload import PlannedFunctions, PlannedLeaf
 from ._tree_spec import TreeSpec
 
 
-LAYOUTS = {"ocdbt": _to_ocdbt.LAYOUT, "zarr": _to_zarr.LAYOUT}
+LAYOUTS: dict[str, Any] = {"ocdbt": _to_ocdbt, "zarr": _to_zarr}
 # Of host memory, beyond the tree.
 _MAX_BYTES = 2**30
 

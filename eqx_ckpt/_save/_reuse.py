@@ -15,6 +15,7 @@ Where all of a file are the same, they are not copied at all. Then nothing but t
 has their bytes, so it is held open: what is open is not lost, whoever deletes it.
 """
 
+import dataclasses
 import functools as ft
 import weakref
 from collections.abc import Callable, Sequence, Set
@@ -74,6 +75,7 @@ def _ref(cls: type) -> Callable[[Any], weakref.ref | None]:
     return weakref.ref if issubclass(cls, jax.Array) else lambda value: None
 
 
+@dataclasses.dataclass(eq=False)
 class Base:
     """The save at a root, from which another one may take files.
 
@@ -82,19 +84,12 @@ class Base:
     descriptors of files by their numbers; leaves in them may have no other value.
     """
 
-    def __init__(
-        self,
-        root: Backend,
-        save: str = "",
-        known: Set[int] = frozenset(),
-        likely: Set[int] = frozenset(),
-    ):
-        self.root = root
-        self.save = save
-        self.known = known
-        self.likely = likely
-        self.held: dict[int, Descriptor] = {}
-        self._source: Source | None = None
+    root: Backend
+    save: str = ""
+    known: Set[int] = frozenset()
+    likely: Set[int] = frozenset()
+    held: dict[int, Descriptor] = dataclasses.field(default_factory=dict)
+    _source: Source | None = None
 
     def source(self) -> Source:
         """**Raises:** `OSError`, `ValueError`, `RuntimeError` if it cannot be read."""

@@ -24,6 +24,7 @@ from .._tree import _leaf
 from .._tree._filters import FilterSpec, IsLeaf
 from . import (
     _agree,
+    _assign,
     _background,
     _layout,
     _lazies,
@@ -32,6 +33,7 @@ from . import (
     _plan,
     _publish,
     _reuse,
+    _to_zarr,
 )
 from ._layout import Destination, Save, Sink
 from ._options import SaveKeywords, SaveOptions
@@ -243,7 +245,7 @@ def _write_directory(
         linked = set(map(operator.itemgetter(0), kept.digests))
         leaves = _lazies.read_small(leaves, linked, room)
     data = Data(leaves, form, advance)
-    most = _layout.largest_sent(room) if root.is_far else None
+    most = _layout.largest_sent(room) if root.is_far else _assign.MAX_FILE
     save = Save(data, processes, room, most, kept)
     with unpublished(root, form.nbytes):
         files = layout.write(save, into)
@@ -281,9 +283,9 @@ def _destination(
     if isinstance(work, ObjectStore):
         outbox = stack.enter_context(UploadQueue(work, plan.room // 2).open())
     durable = plan.options.durable
-    has_many = _plan.LAYOUTS[plan.options.layout].has_many
-    if durable and isinstance(work, LocalDirectory) and has_many is not None:
-        if has_many(plan.form):
+    is_zarr = plan.options.layout == "zarr"
+    if durable and is_zarr and isinstance(work, LocalDirectory):
+        if _to_zarr.has_many(plan.form):
             sync_all = stack.enter_context(work.synced_together())
     return Destination(work, own, durable and sync_all is None, sync_all, outbox)
 

@@ -23,7 +23,6 @@ from ._layout import (
     Destination,
     Ends,
     Files,
-    Layout,
     Save,
     Sink,
     Stretch,
@@ -40,16 +39,16 @@ _TOGETHER = 2**20
 def write(save: Save, into: Destination[Sink]) -> Files:
     """Writes the data files of this process."""
     form = save.form
-    if form.is_coded:
-        files = {number: _batches(form, runs) for number, runs in save.own(save.index)}
+    files: Iterable[tuple[int, Iterable[_Batch]]]
+    if save.is_plain:
+        files = enumerate(_laid(form, save.most))
     else:
-        own = map(save.index.__eq__, save.deal.owner)
-        numbers = itertools.compress(itertools.count(len(save.kept.files)), own)
-        files = dict(zip(numbers, _laid(form, save.deal, save.index)))
+        files = [(i, _batches(form, runs)) for i, runs in save.own(save.index)]
     write_file = ft.partial(ft.partial, _write_file, save, into)
     return _threads.gather(
-        list(map(write_file, files, files.values())),
-        save.threads(save.most or 0),
+        list(itertools.starmap(write_file, files)),
+        # What is sent is held in memory.
+        save.threads(save.most if into.outbox is not None else 0),
         # Chunks are encoded by threads of TensorStore, for which these wait.
         waiting=into.work.is_far or form.is_coded,
     )
@@ -60,11 +59,11 @@ _Batch = tuple[list[Stretch], SmallBatch | None]
 
 
 @_tree_spec.remembered
-def _laid(form: TreeSpec, deal: _assign.Assignment, process: int) -> list[list[_Batch]]:
-    """The batches of the files of a process, where nothing is compressed: there they
-    are known before anything is written."""
-    own = [runs for runs, owner in zip(deal.files, deal.owner) if owner == process]
-    return [list(_batches(form, runs)) for runs in own]
+def _laid(form: TreeSpec, most: int) -> list[list[_Batch]]:
+    """The batches of the files of a save that one process writes alone, as it was
+    dealt. Nothing is compressed, so they are known before anything is written."""
+    deal = _layout.deal_alone(form, most)
+    return [list(_batches(form, runs)) for _, runs in deal]
 
 
 def _batches(form: TreeSpec, runs: _assign.Runs) -> Iterator[_Batch]:
@@ -186,7 +185,7 @@ def finish(save: Save, files: Files, into: Destination[Sink]) -> Written:
     form, base = save.form, into.own
     how = form.has_columns, _sidecars.has_database(form)
     if save.is_plain:
-        files, placed, database = _plain(form, save.deal, *how)
+        files, placed, database = _plain(form, save.most, *how)
     else:
         files = [*save.kept.files, *files]
         placed, database = _place(form, files, *how)
@@ -230,12 +229,11 @@ def _place(
 
 @_tree_spec.remembered
 def _plain(
-    form: TreeSpec, deal: _assign.Assignment, has_columns: bool, has_database: bool
+    form: TreeSpec, most: int, has_columns: bool, has_database: bool
 ) -> tuple[Files, DataFiles, _Database]:
-    """The same, and the files, of a save that one process has written as it was dealt,
-    without any compression."""
+    """The same, and the files, of a save as of `_laid`."""
     files: Files = [
-        [x for some, _ in batches for x in some] for batches in _laid(form, deal, 0)
+        [x for some, _ in batches for x in some] for batches in _laid(form, most)
     ]
     placed, database = _place(form, files, has_columns, has_database)
     return files, placed, database
@@ -395,6 +393,3 @@ def _most_packed(leaves: Sequence[PlannedLeaf], files: int, total: int) -> Packe
     rows = np.concatenate([*known.values(), np.zeros((256, 2), np.uint32)])
     begins = np.tile(np.asarray(last, np.int64), (files + 256, 1))
     return Packed(rows, pattern, begins, np.zeros(coded, np.uint32))
-
-
-LAYOUT = Layout(write, see, finish, longest)

@@ -10,7 +10,7 @@ from .._format._extents import Placement
 from .._runtime import _threads
 from .._storage import _arrays, _store
 from .._storage._backend import Backend
-from ._layout import DataFiles, Destination, Ends, Files, Layout, Save, Written
+from ._layout import DataFiles, Destination, Ends, Files, Save, Written
 from ._payload import PlannedLeaf
 from ._tree_spec import TreeSpec
 
@@ -120,6 +120,3 @@ def check_case(names: Sequence[str], root: Backend) -> None:
                 f"The leaves `{other}` and `{name}` differ only by case, and the file "
                 f'system of `{root}` takes them for one. Use `layout="ocdbt"`.'
             )
-
-
-LAYOUT = Layout(write, see, finish, longest, has_many)

@@ -77,9 +77,9 @@ def test_every_chunk_is_written_once(sharded, target, least):
     assert sum(loads) == len(regions)
     work = len(regions), 100, owners
     deal = _assign.deal([work, work], processes)
-    dealt = [(place, n) for file in deal.files for place, run in file for n in run]
+    dealt = [(place, n) for _, file in deal for place, run in file for n in run]
     assert sorted(dealt) == list(it.product(range(2), range(len(regions))))
-    for file, process in zip(deal.files, deal.owner):
+    for process, file in deal:
         for place, run in file:
             assert all(process == p for r, p in owners for n in run if n in r)
 

@@ -252,7 +252,7 @@ def forget() -> None:
     for name in (
         "_save._describe._kept",
         "_save._tree_spec.tree_spec",
-        "_save._layout._deal_alone",
+        "_save._layout.deal_alone",
         "_save._to_ocdbt._laid",
         "_save._sidecars._orbax_files",
         "_save._sidecars._zarr_files",
@@ -270,17 +270,14 @@ def is_remembered(tree) -> bool:
     return seen(jax.tree.structure(tree)) is not None
 
 
-def made_and_kept() -> dict[str, tuple[int, int]]:
-    """How often parts of saves were made, and how often those of before were taken."""
-    out = {}
-    for name, cache in (
-        ("deal", "_save._layout._deal_alone"),
-        ("files for Orbax", "_save._sidecars._orbax_files"),
-        ("database", "_save._to_ocdbt._plain"),
-    ):
-        found = _found(cache).cache_info()
-        out[name] = found.misses, found.hits
-    return out
+def made() -> dict[str, int]:
+    """How often parts of saves were made, and not taken from the saves before."""
+    caches = {
+        "deal": "_save._layout.deal_alone",
+        "files for Orbax": "_save._sidecars._orbax_files",
+        "database": "_save._to_ocdbt._plain",
+    }
+    return {name: _found(cache).cache_info().misses for name, cache in caches.items()}
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import eqx_ckpt as ec
 from eqx_ckpt._load import _fetch
-from eqx_ckpt._save import _plan
+from eqx_ckpt._save import _to_ocdbt
 
 
 # Seconds, of calls that somebody may leave, and of those that all make.
@@ -182,14 +182,13 @@ class Player:
     @contextlib.contextmanager
     def _faults(self, call: Any, part: str) -> Any:
         """A disk that breaks under a save or a load, or the end of a process."""
-        was = _plan.LAYOUTS["ocdbt"], _fetch.load
+        was = _to_ocdbt.write, _fetch.load
 
         def broken(*args: Any, **kwargs: Any) -> Any:
             raise OSError(5, "the disk is broken")
 
         if part == "break":
-            _plan.LAYOUTS["ocdbt"] = was[0]._replace(write=broken)
-            _fetch.load = broken
+            _to_ocdbt.write = _fetch.load = broken
         is_last = call["kill"] is not None and call["kill"][0] == self.rank
         if is_last:
             end = threading.Timer(0.2 * call["kill"][1], os.kill, [os.getpid(), 9])
@@ -197,7 +196,7 @@ class Player:
         try:
             yield
         finally:
-            _plan.LAYOUTS["ocdbt"], _fetch.load = was
+            _to_ocdbt.write, _fetch.load = was
             if is_last:
                 time.sleep(60)
 
