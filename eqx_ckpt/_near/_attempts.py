@@ -100,7 +100,9 @@ def choose(
     for part, found in saves.items():
         if not (attempt.counts(part) or _is_before(part, base)):
             if len(found) == part.processes:
-                passed.append(Passed(part.step, _older(attempt, part)))
+                why = f"it is of attempt {part.attempt} at this run, and attempt "
+                why += f"{attempt.number} did not go on from it"
+                passed.append(Passed(part.step, why))
         elif len(found) < part.processes:
             there = _messages.listed(found)
             why = f"{part.processes} processes have saved it; near disks have only the "
@@ -120,13 +122,6 @@ def _is_before(part: NearPart, base: NearPart | None) -> bool:
     if base is None:
         return False
     return part.attempt == base.attempt and part.step < base.step
-
-
-def _older(attempt: Attempt, part: NearPart) -> str:
-    return (
-        f"it is of attempt {part.attempt} at this run, and attempt "
-        f"{attempt.number} did not go on from it"
-    )
 
 
 def last(root: Backend) -> Attempt | None:

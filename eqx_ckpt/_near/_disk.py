@@ -138,16 +138,13 @@ class Disk:
         no newer step. What cannot be deleted, or not be read, now may be later."""
         parts, problems = self.find(part.run)
         stay = {part.save, *(other.save for other in parts if other.step > part.step)}
-        stay |= {file.parent.name for file, e in problems.items() if _may_pass(e)}
+        # What the system does not read now it may read later.
+        cut = [file for file, e in problems.items() if isinstance(e, OSError)]
+        stay |= {file.parent.name for file in cut}
         for save in self._names(f"{_PLACE}/{part.run}", {}):
             if save.rpartition("/")[2] not in stay:
                 with contextlib.suppress(OSError):
                     self.root.delete(save)
-
-
-def _may_pass(error: Exception) -> bool:
-    """Whether a file that cannot be read now may be read later."""
-    return isinstance(error, OSError)
 
 
 def _part_in(metadata: Any) -> NearPart | None:
@@ -159,30 +156,20 @@ def _unlinked(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
-class Outgoing:
-    """A file that is read to be sent. Errors are kept: see `_exchange`."""
-
-    def __init__(self, file: pathlib.Path | None):
-        self.error: Exception | None = None
-        self._file = file
-
-    def read(self, start: int, into: np.ndarray) -> None:
-        try:
-            assert self._file is not None
-            with open(self._file, "rb", opener=_unlinked) as file:
-                file.seek(start)
-                if file.readinto(into.data) != into.size:
-                    raise OSError(f"the end of `{self._file}` is missing")
-        except Exception as e:
-            self.error = self.error or e
+def read_into(file: pathlib.Path | None, start: int, into: np.ndarray) -> None:
+    """Reads a file that is sent."""
+    assert file is not None
+    with open(file, "rb", opener=_unlinked) as opened:
+        opened.seek(start)
+        if opened.readinto(into.data) != into.size:
+            raise OSError(f"the end of `{file}` is missing")
 
 
 class Incoming:
-    """A file that is written as it comes: beside its place, until all of it is there.
-    Errors are kept."""
+    """A file that is written as it comes: beside its place, until all of it is
+    there."""
 
     def __init__(self, disk: Disk, file: pathlib.Path | None):
-        self.error: Exception | None = None
         self._disk, self._place = disk, file
         self._is_begun = False
         self._digest = xxhash.xxh3_128()
@@ -190,32 +177,29 @@ class Incoming:
         self._beside = file and file.with_name(f"{file.name}.{os.getpid()}")
 
     def write(self, data: np.ndarray) -> None:
-        try:
-            self._digest.update(data.data)
-            assert self._beside is not None
-            if not self._is_begun:
-                self._disk.make_room(self._beside)
-            mode = "ab" if self._is_begun else "xb"
-            with open(self._beside, mode, opener=_unlinked) as file:
-                file.write(data.data)
-            self._is_begun = True
-        except Exception as e:
-            self.error = self.error or e
+        self._digest.update(data.data)
+        assert self._beside is not None
+        if not self._is_begun:
+            self._disk.make_room(self._beside)
+        mode = "ab" if self._is_begun else "xb"
+        with open(self._beside, mode, opener=_unlinked) as file:
+            file.write(data.data)
+        self._is_begun = True
 
-    def finish(self, wanted: str | None = None) -> str:
+    def finish(self, error: Exception | None, wanted: str | None = None) -> str:
         """Puts it in its place, if it has the digest that is `wanted`. Returns its own.
 
-        **Raises:** what has gone wrong.
+        **Raises:** the `error` that it came with.
         """
         if self._beside is None or self._place is None:
             return ""
         found = self._digest.hexdigest()
-        if self.error is not None or wanted not in (None, found):
+        if error is not None or wanted not in (None, found):
             self._beside.unlink(missing_ok=True)
         else:
             os.replace(self._beside, self._place)
-        if self.error is not None:
-            raise self.error
+        if error is not None:
+            raise error
         return found
 
 

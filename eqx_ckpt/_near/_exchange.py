@@ -2,9 +2,8 @@
 there is no server that a process could ask.
 
 All processes make the same calls, in the same order, from the thread that computes. So
-whatever reads and writes the bytes keeps its errors until all processes have taken
-part. If a process fails in between all the same, the others see that, and do not wait
-for ever.
+an error in reading or writing the bytes is kept until all processes have taken part. If
+a process fails in between all the same, the others see that, and do not wait for ever.
 """
 
 import functools as ft
@@ -37,12 +36,14 @@ def exchange(
     read: Callable[[int, np.ndarray], None],
     write: Callable[[np.ndarray], None],
     processes: Processes,
-) -> None:
+) -> tuple[Exception | None, Exception | None]:
     """Makes moves together. No two may have the same source, or go to the same process.
 
     `read(start, into)` is called for the parts of what this process sends, in their
-    order, and `write` with the parts of what it gets. They should not raise.
-    **Raises:** `PeerError` if another process fails meanwhile.
+    order, and `write` with the parts of what it gets, until one of these fails.
+
+    **Returns:** the error of `read`, and that of `write`. **Raises:** `PeerError` if
+    another process fails meanwhile.
     """
     here = jax.process_index()
     longest = max((move.nbytes for move in moves), default=0)
@@ -50,15 +51,25 @@ def exchange(
     to_send = next((move.nbytes for move in moves if move.source == here), 0)
     to_get = next((move.nbytes for move in moves if move.to == here), 0)
     permute = _permute(tuple((move.source, move.to) for move in moves), size)
+    unread = unwritten = None
     for start in range(0, longest, size):
         own = np.zeros(size, np.uint8)
-        if start < to_send:
-            read(start, own[: to_send - start])
+        if start < to_send and unread is None:
+            unread = _error_of(read, start, own[: to_send - start])
         moved = permute(own)
         processes.until(moved.is_ready)
         got = np.asarray(moved.addressable_data(0))
-        if start < to_get:
-            write(got[: to_get - start])
+        if start < to_get and unwritten is None:
+            unwritten = _error_of(write, got[: to_get - start])
+    return unread, unwritten
+
+
+def _error_of(call: Callable[..., None], *args: Any) -> Exception | None:
+    try:
+        call(*args)
+    except Exception as e:
+        return e
+    return None
 
 
 @ft.lru_cache(maxsize=16)

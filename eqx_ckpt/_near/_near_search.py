@@ -19,7 +19,7 @@ from .._runtime._processes import Processes
 from .._storage._backend import Backend
 from . import _attempts, _disk, _exchange, _near_parts
 from ._attempts import Copy, NearStep, Passed
-from ._disk import Disk, Incoming, Outgoing
+from ._disk import Disk, Incoming
 from ._exchange import Move
 from ._near_parts import Offer, Parts
 
@@ -118,6 +118,7 @@ class Search(NearSearch):
         step = None if step is None else NearStep(*step)
         self._chosen = Chosen(step, [Passed(*x) for x in passed], notes)
         self.step, self.base = (None, "") if step is None else (step.step, step.save)
+        self.notes = notes
 
     def fetch(self, processes: Processes, request: LoadRequest) -> None:
         """Moves the parts of the chosen step to the processes that need them."""
@@ -144,11 +145,12 @@ class Search(NearSearch):
         for some in _exchange.in_turns(moves):
             out = next((file(x.part) for x in some if x.source == here), None)
             into = next((file(x.part) for x in some if x.to == here), None)
+            read = ft.partial(_disk.read_into, out)
             incoming = Incoming(self._disk, into)
-            _exchange.exchange(some, Outgoing(out).read, incoming.write, processes)
+            _, error = _exchange.exchange(some, read, incoming.write, processes)
             # What has not come is not whole, which is seen as it is opened.
             with contextlib.suppress(Exception):
-                incoming.finish()
+                incoming.finish(error)
 
     def load(self, process: int, request: LoadRequest) -> tuple[PyTree, Any]:
         """The parts that this process needs; and by their numbers the own states, as
@@ -205,9 +207,6 @@ class Search(NearSearch):
         """Why near steps above one are not restored."""
         passed = dict.fromkeys([*self._chosen.passed, *self._bad.values()])
         return [str(x) for x in passed if x.step > above]
-
-    def notes(self) -> list[str]:
-        return self._chosen.notes
 
     def warn(self, above: int, stacklevel: int) -> None:
         """Logs what is passed over, and warns of the notes."""

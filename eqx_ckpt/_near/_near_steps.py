@@ -10,6 +10,7 @@ number nor its host's name does.
 
 import contextlib
 import dataclasses
+import functools as ft
 import json
 import os
 import pathlib
@@ -36,7 +37,7 @@ from .._save._plan import Plan
 from .._storage import _root
 from . import _attempts, _disk, _exchange, _near_search, _superseded
 from ._attempts import Attempt, Passed
-from ._disk import Disk, Incoming, NearPart, Outgoing
+from ._disk import Disk, Incoming, NearPart
 from ._exchange import Move
 from ._near_search import Search
 
@@ -249,14 +250,14 @@ class Near(NearSteps):
                 Move(i, i, (i + shift) % count, row[1]) for i, row in enumerate(rows)
             ]
             origin = (here - shift) % count
-            out = Outgoing(self._disk.file(part))
+            read = ft.partial(_disk.read_into, self._disk.file(part))
             into = Incoming(self._disk, self._disk.file(part._replace(process=origin)))
-            _exchange.exchange(moves, out.read, into.write, processes)
+            unread, unwritten = _exchange.exchange(moves, read, into.write, processes)
             try:
-                got.append((origin, into.finish(rows[origin][2])))
+                got.append((origin, into.finish(unwritten, rows[origin][2])))
             except Exception as e:
                 errors.append(e)
-            errors += [] if out.error is None else [out.error]
+            errors += [] if unread is None else [unread]
         if errors:
             raise errors[0]
         return got

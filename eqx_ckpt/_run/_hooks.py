@@ -38,6 +38,8 @@ class NearSearch:
     # The near step that is chosen, and the id of its save, if one is.
     step: int | None = None
     base: str = ""
+    # Reasons why disks and files that should have near steps have none.
+    notes: Sequence[str] = ()
     # The schema of a choice.
     schema: Any = type(None)
 
@@ -77,9 +79,6 @@ class NearSearch:
 
     def reasons(self, above: int) -> list[str]:
         """Why near steps above one are not restored."""
-        return []
-
-    def notes(self) -> list[str]:
         return []
 
     def warn(self, above: int, stacklevel: int) -> None:

@@ -200,7 +200,7 @@ def _take(search: _Search, word: bytes) -> int | None:
 
 def _nothing(steps: Steps, search: _Search) -> Exception:
     near, root = search.near, steps.root
-    text = _reasons(search, near.notes())
+    text = _reasons(search, near.notes)
     is_lost = any(skip.is_lost for skip in search.skipped.values())
     if is_lost or near.knows_lost():
         return DamagedError(
