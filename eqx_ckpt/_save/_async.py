@@ -169,16 +169,14 @@ def start(
 
 
 def _copied(planned: Plan, held: Set[int]) -> int:
-    """The bytes of the copies of leaves."""
-    types = {type(leaf.value) for leaf in planned.leaves}
-    if not held and not any(issubclass(cls, _host_copy.Payload) for cls in types):
+    """The bytes of the copies of leaves: of lazy ones there are none."""
+    if not (held or planned.has_lazies):
         return planned.form.nbytes
-    sizes = [template.nbytes for template in planned.form.templates]
-    return planned.form.nbytes - sum(
-        sizes[leaf.number]
+    return sum(
+        leaf.template.nbytes
         for place, leaf in enumerate(planned.leaves)
-        if (place in held or isinstance(leaf.value, _host_copy.Payload))
-        and leaf.alias is None
+        if leaf.alias is None and place not in held
+        if not isinstance(leaf.value, _lazies.LazySource)
     )
 
 

@@ -349,18 +349,14 @@ def is_read(root: Backend) -> bool:
     there."""
     waiting = [handle._reads for handle in _pending.copy()]
     places = frozenset().union(*waiting, *_readers.copy().values())
-    return bool(places) and _place(root) in places
+    return bool(places) and root.target() in places
 
 
 def wait_for(root: Backend) -> None:
     """Waits for the asynchronous saves to a path that are under way."""
     if pending := _pending.copy():
-        place = _place(root)
-        _wait([handle for handle in pending if _place(handle._root) == place])
-
-
-def _place(root: Backend) -> str:
-    return root.target()
+        place = root.target()
+        _wait([handle for handle in pending if handle._root.target() == place])
 
 
 @atexit.register

@@ -110,8 +110,7 @@ def remove(root: Backend) -> None:
     if root.entry() not in (None, "directory"):
         raise _nothing(root)
     if isinstance(root, ObjectStore):
-        if not _remove_in_store(root):
-            raise _nothing(root)
+        _remove_in_store(root)
         return
     assert isinstance(root, LocalDirectory)
     try:
@@ -155,18 +154,15 @@ def _nothing(root: Backend) -> FileNotFoundError:
     )
 
 
-def _remove_in_store(root: ObjectStore) -> bool:
-    """Deletes a checkpoint, its index first. Returns whether there was one.
-
-    **Raises:** as `remove`.
-    """
+def _remove_in_store(root: ObjectStore) -> None:
+    """Deletes a checkpoint, its index first. **Raises:** as `remove`."""
     read = ft.partial(_published.read_outline, root)
     got, listed = (job() for job in _store.ahead(root, [read, root.list_all]))
     keys = listed or []
     if got is None and _files.INDEX in keys:
         got = read()
     if got is None:
-        return False
+        raise _nothing(root)
     inside: dict[str, set[str]] = {}
     for key in keys:
         top, slash, rest = key.partition("/")
@@ -180,4 +176,3 @@ def _remove_in_store(root: ObjectStore) -> bool:
         raise not_part(root, others[0])
     root.delete_files([_files.INDEX])
     root.delete_files(key for key in keys if key != _files.INDEX)
-    return True

@@ -75,20 +75,17 @@ def copied_together(
     """Copies of small leaves that lie in the memory of the host, `but` some, by their
     places: those of one template in one step, as each alone takes longer than its
     bytes."""
-    groups: dict[int, list[int]] = {leaf.number: [] for leaf in leaves}
+    groups: dict[int, list[int]] = {}
     for place, leaf in enumerate(leaves):
-        if leaf.owners is None:
-            groups[leaf.number].append(place)
+        if leaf.owners is None and place not in but:
+            groups.setdefault(leaf.number, []).append(place)
     out: dict[int, StagedBytes | None] = {}
     for places in groups.values():
-        if not places or not is_small(leaves[places[0]].template):
-            continue
         template = leaves[places[0]].template
-        if but:
-            places = [place for place in places if place not in but]
-        copies = _host_copy.rows([leaves[place].value for place in places], template)
-        if copies is not None:
-            out.update(zip(places, map(StagedBytes, copies)))
+        if is_small(template):
+            copies = _host_copy.rows([leaves[i].value for i in places], template)
+            if copies is not None:
+                out.update(zip(places, map(StagedBytes, copies)))
     return out
 
 
@@ -109,13 +106,10 @@ def small_bytes(leaves: Sequence[PlannedLeaf]) -> list[np.ndarray]:
 
 def prepare(leaf: PlannedLeaf) -> PlannedLeaf:
     """A leaf with most of the work of writing it done, if it is small."""
-    if isinstance(leaf.value, Payload) or leaf.owners is not None:
+    is_done = isinstance(leaf.value, Payload) or leaf.owners is not None
+    if is_done or not is_small(leaf.template):
         return leaf
-    return (
-        leaf._replace(value=StagedBytes(whole(leaf)))
-        if is_small(leaf.template)
-        else leaf
-    )
+    return leaf._replace(value=StagedBytes(whole(leaf)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -140,7 +134,7 @@ def small_batch(
 
 
 @ft.cache
-def _is_array(cls: type) -> bool:
+def is_array_type(cls: type) -> bool:
     return issubclass(cls, jax.Array)
 
 
@@ -198,7 +192,7 @@ class Data:
         pieces: list[Any] = list(map(operator.attrgetter("value"), leaves))
         # Those whose memory is not what is stored, by template.
         others: dict[int, list[int]] = {}
-        arrays = {*filter(_is_array, {*map(type, pieces)})}
+        arrays = {*filter(is_array_type, {*map(type, pieces)})}
         for i, leaf in enumerate(leaves):
             if not (leaf.is_bare and type(leaf.value) in arrays):
                 others.setdefault(leaf.number, []).append(i)

@@ -18,8 +18,7 @@ has their bytes, so it is held open: what is open is not lost, whoever deletes i
 import dataclasses
 import functools as ft
 import weakref
-from collections.abc import Callable, Sequence, Set
-from typing import Any
+from collections.abc import Sequence, Set
 
 import jax
 
@@ -58,8 +57,10 @@ class SavedArrays:
         self.save = ""
         self._form = form
         values = [leaf.value for leaf in leaves]
-        refs = {cls: _ref(cls) for cls in {*map(type, values)}}
-        self._refs = [refs[type(value)](value) for value in values]
+        is_array = map(_payload.is_array_type, map(type, values))
+        self._refs = [
+            weakref.ref(x) if is_it else None for x, is_it in zip(values, is_array)
+        ]
 
     @ft.cached_property
     def _arrays(self) -> dict[str, weakref.ref]:
@@ -69,10 +70,6 @@ class SavedArrays:
     def has(self, leaf: PlannedLeaf) -> bool:
         found = self._arrays.get(leaf.name)
         return leaf.alias is None and found is not None and found() is leaf.value
-
-
-def _ref(cls: type) -> Callable[[Any], weakref.ref | None]:
-    return weakref.ref if issubclass(cls, jax.Array) else lambda value: None
 
 
 @dataclasses.dataclass(eq=False)
@@ -226,7 +223,7 @@ def _compare(
     runs that have not changed; and the leaves that have not."""
     index = source.index
     found = _found(source, leaves)
-    digests = _small_digests(leaves, [p for _, p in found if p not in known])
+    digests = _small_digests(leaves, {p for _, p in found if p is not None} - known)
     small = [record.place for record, place in found if place in digests]
     first = dict(zip(small, index.extents.first_digests(small)))
     files: dict[int, list[Stretch]] = {}
@@ -237,14 +234,17 @@ def _compare(
         is_same = place is not None
         for start, stop, file, offset in index.extents.segments(record):
             run = range(start, stop)
+            if place is None:
+                changed.add(file)
+                continue
             if place in digests:
                 at = first[record.place]
                 own = source.digests.rows(at, at + 1)
                 is_one = digests[place] == own
             else:
-                own = b"" if place is None else source.digests_of(record, run)
-                is_one = place in known or _is_same(leaves, place, run, own)
-            if place is None or not is_one:
+                own = source.digests_of(record, run)
+                is_one = place in known or _is_same(leaves[place], run, own)
+            if not is_one:
                 changed.add(file)
                 is_same = False
                 continue
@@ -253,7 +253,7 @@ def _compare(
             if record.template.codec is not None:
                 ends = [index.extents.extent(record, start, n + 1) for n in run]
             files.setdefault(file, []).append(Stretch(place, run, offset, ends))
-        if is_same and place is not None:
+        if is_same:
             same.add(place)
     return {f: runs for f, runs in files.items() if f not in changed}, rows, same
 
@@ -286,18 +286,15 @@ def _found(
 _TOGETHER = 2**20
 
 
-def _small_digests(
-    leaves: Sequence[PlannedLeaf], places: Sequence[int | None]
-) -> dict[int | None, bytes]:
+def _small_digests(leaves: Sequence[PlannedLeaf], places: Set[int]) -> dict[int, bytes]:
     """The digests of those of some leaves that are small."""
     groups: dict[int, list[int]] = {}
-    for place in places:
-        if place is not None:
-            leaf = leaves[place]
-            is_bare = leaf.value is None or isinstance(leaf.value, Payload)
-            if _payload.is_small(leaf.template) and not is_bare and not leaf.owners:
-                groups.setdefault(leaf.number, []).append(place)
-    out: dict[int | None, bytes] = {}
+    for place in sorted(places):
+        leaf = leaves[place]
+        is_bare = leaf.value is None or isinstance(leaf.value, Payload)
+        if _payload.is_small(leaf.template) and not is_bare and not leaf.owners:
+            groups.setdefault(leaf.number, []).append(place)
+    out: dict[int, bytes] = {}
     for some in groups.values():
         most = max(1, _TOGETHER // max(1, leaves[some[0]].template.nbytes))
         for i in range(0, len(some), most):
@@ -319,13 +316,11 @@ def _places(source: Source, leaves: Sequence[PlannedLeaf]) -> dict[str, int]:
     return out
 
 
-def _is_same(
-    leaves: Sequence[PlannedLeaf], place: int | None, run: range, rows: bytes
-) -> bool:
+def _is_same(leaf: PlannedLeaf, run: range, rows: bytes) -> bool:
     """Whether a run of chunks has these digests. It ends at the first that differs."""
-    if place is None or leaves[place].value is None:
+    value, t = leaf.value, leaf.template
+    if value is None:
         return False
-    value, t = leaves[place].value, leaves[place].template
     if isinstance(value, Payload):
         known = value.digests(run)
         if known is not None:

@@ -252,7 +252,8 @@ def listed(form: TreeSpec, files: Files) -> Placement:
         starts[place] = starts[alias]
     sizes: dict[int, list[int]] = {}
     if form.is_coded:
-        for stretch in sorted(itertools.chain(*files), key=_by_chunk):
+        by_chunk = lambda stretch: (stretch.place, stretch.numbers.start)
+        for stretch in sorted(itertools.chain(*files), key=by_chunk):
             if stretch.ends:
                 sizes.setdefault(stretch.place, []).extend(_steps(stretch))
     file, offset = map(list, zip(*starts))
@@ -281,10 +282,6 @@ def _steps(stretch: Stretch) -> Iterator[int]:
     """The sizes of the chunks of a stretch, if they are compressed."""
     ends = stretch.ends or []
     return (stop - start for stop, start in zip(ends, [0, *ends]))
-
-
-def _by_chunk(stretch: Stretch) -> tuple[int, int]:
-    return stretch.place, stretch.numbers.start
 
 
 def _make_database(form: TreeSpec, files: Files) -> tuple[bytes, _ocdbt.Subtree]:

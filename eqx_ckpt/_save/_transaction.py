@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from .._format import _files, _text
@@ -47,7 +47,8 @@ class Transaction:
         for leftover in _leftovers.beside(self.root):
             _leftovers.delete_abandoned(leftover)
         self.made = own.missing()
-        self.undo.callback(_drop_empty, self.made)
+        for directory in reversed(self.made):
+            self.undo.callback(directory.drop_directory)
         self.undo.callback(discard, own)
         made = own.made(is_aside=self.work != self.root)
         self.mode, self.is_there = held.enter_context(made)
@@ -132,11 +133,6 @@ class Transaction:
             )
         error.add_note(note)
         return error
-
-
-def _drop_empty(directories: Iterable[Backend]) -> None:
-    for directory in directories:
-        directory.drop_directory()
 
 
 def discard(root: Backend, key: str = "") -> None:

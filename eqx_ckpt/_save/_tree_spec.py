@@ -20,10 +20,7 @@ from .._format._template import Template
 @dataclasses.dataclass(frozen=True, eq=False)
 class TreeSpec:
     """The leaves of a save in their order: their names, the numbers of their templates,
-    and those that share the bytes of another, with its place.
-
-    The last few are kept: what is equal to one of those is that very object.
-    """
+    and those that share the bytes of another, with its place. See `tree_spec`."""
 
     names: tuple[str, ...]
     numbers: tuple[int, ...]
@@ -93,11 +90,5 @@ def remembered(function: F) -> F:
     return ft.lru_cache(maxsize=4)(function)  # pyright: ignore[reportReturnType]
 
 
-@remembered
-def tree_spec(
-    names: tuple[str, ...],
-    numbers: tuple[int, ...],
-    templates: tuple[Template, ...],
-    aliases: tuple[tuple[int, int], ...],
-) -> TreeSpec:
-    return TreeSpec(names, numbers, templates, aliases)
+# The last few are kept: what is equal to one of those is that very object.
+tree_spec = remembered(TreeSpec)
