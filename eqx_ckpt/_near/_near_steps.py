@@ -145,7 +145,8 @@ class Near(NearSteps):
             with _log.timed("near") as timer, processes.heard():
                 plan = _async.stage(self._plan(offer), frozenset())
             write = lambda: self._write(going, plan, processes)
-            going.handle = _async.start(plan, write, processes, is_apart=True)
+            handle = SaveHandle(plan.root, is_apart=True)
+            going.handle = _async.start(handle, plan, write, processes)
             self._going = going
             going.handle.staged()
         steps = self._saves.steps

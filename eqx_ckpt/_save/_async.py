@@ -14,7 +14,6 @@ from jaxtyping import PyTree
 from .. import _extensions
 from .._runtime import _arguments, _cleanup, _gc, _log, _threads
 from .._runtime._processes import Processes
-from .._runtime._progress import Count
 from .._storage import _open_files, _root
 from .._tree import _host_copy, _leaf
 from .._tree._filters import FilterSpec, IsLeaf
@@ -128,31 +127,25 @@ def begin(
         _background.make_room(copied)
         planned = stage(planned, held)
 
-    nbytes, count = planned.form.nbytes, Count()
+    handle = SaveHandle(root, planned.form.nbytes, copied)
+    handle._written = written
 
     def write() -> None:
-        written.save = _serialise.write(planned, run, base, count)
+        written.save = _serialise.write(planned, run, base, handle._count)
 
-    handle = start(planned, write, run, copied)
-    handle._written = written
-    handle._nbytes, handle._count = nbytes, count
-    return handle
+    return start(handle, planned, write, run)
 
 
 def start(
-    planned: Plan,
-    write: Callable[[], None],
-    processes: Processes,
-    copied: int = 0,
-    is_apart: bool = False,
+    handle: SaveHandle, planned: Plan, write: Callable[[], None], processes: Processes
 ) -> SaveHandle:
     """Starts a thread that writes what was staged, once that has arrived: this
     process's part of what `processes` do together."""
-    leaves, root = planned.leaves, planned.root
+    leaves, is_far = planned.leaves, planned.root.is_far
 
     def run() -> None:
         # In an object store it is TensorStore's threads that write.
-        quietly = contextlib.nullcontext() if root.is_far else _threads.quietly()
+        quietly = contextlib.nullcontext() if is_far else _threads.quietly()
         try:
             with quietly, _switching_promptly():
                 write()
@@ -162,10 +155,8 @@ def start(
 
     is_staged = all(map(_host_copy.is_staged, [leaf.value for leaf in leaves]))
     collect = None if is_staged else ft.partial(_collect, leaves)
-    reads = _lazies.places(leaves)
-    return _background.start(
-        root, collect, run, copied, reads, processes.fail, is_apart
-    )
+    handle._reads = _lazies.places(leaves)
+    return _background.start(handle, collect, run, processes.fail)
 
 
 def _copied(planned: Plan, held: Set[int]) -> int:

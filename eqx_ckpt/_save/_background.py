@@ -43,7 +43,9 @@ class SaveHandle:
     In a forked child the methods raise `RuntimeError`: the save goes on in the parent.
     """
 
-    def __init__(self, root: Backend):
+    def __init__(
+        self, root: Backend, nbytes: int = 0, copied: int = 0, is_apart: bool = False
+    ):
         self._root = root
         self._staged = threading.Event()
         self._saved: cf.Future[None] = cf.Future()
@@ -52,13 +54,13 @@ class SaveHandle:
         # What a later save can know of it: see `_reuse`.
         self._written: Any = None
         # The bytes of the copies that it has of the caller's arrays.
-        self._copied = 0
+        self._copied = copied
         # Whether it does not wait for other kinds of saves, nor they for it.
-        self._is_apart = False
+        self._is_apart = is_apart
         # The places of the checkpoints whose lazy leaves it saves.
         self._reads: frozenset[str] = frozenset()
         # The bytes of the leaves, and how many are written.
-        self._nbytes, self._count = 0, Count()
+        self._nbytes, self._count = nbytes, Count()
 
     def _state(self) -> str:
         if not self._saved.done():
@@ -159,20 +161,15 @@ def _drop(handles: list[SaveHandle], handle: SaveHandle) -> None:
 
 
 def start(
-    root: Backend,
+    handle: SaveHandle,
     stage: Callable[[], Any] | None,
     write: Callable[[], None],
-    copied: int = 0,
-    reads: frozenset[str] = frozenset(),
     give_up: Callable[[BaseException], None] = lambda error: None,
-    is_apart: bool = False,
 ) -> SaveHandle:
     """Runs `stage` and then, when the saves before this one are over, `write`. If that
     is interrupted before it begins, it is given up. Those that are `apart` have an
     order of their own, and their errors are told by the handle or at exit."""
     _context.watch_forks()
-    handle = SaveHandle(root)
-    handle._copied, handle._reads, handle._is_apart = copied, reads, is_apart
     if stage is None:
         handle._staged.set()
     # Whoever takes what is in it runs the save, or gives it up.

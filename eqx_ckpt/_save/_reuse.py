@@ -57,10 +57,8 @@ class SavedArrays:
         self.save = ""
         self._form = form
         values = [leaf.value for leaf in leaves]
-        is_array = map(_payload.is_array_type, map(type, values))
-        self._refs = [
-            weakref.ref(x) if is_it else None for x, is_it in zip(values, is_array)
-        ]
+        both = zip(values, map(_payload.is_array_type, map(type, values)))
+        self._refs = [weakref.ref(x) if is_array else None for x, is_array in both]
 
     @ft.cached_property
     def _arrays(self) -> dict[str, weakref.ref]:

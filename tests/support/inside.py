@@ -297,7 +297,8 @@ def registered_types_forgotten() -> Iterator[None]:
 
 def start_in_background(url: str, stage: Any, write: Any) -> Any:
     """Begins a save of two functions: the handle."""
-    return _found(CALLS["start in the background"])(_root(url), stage, write)
+    handle = _found("_save._background.SaveHandle")(_root(url))
+    return _found(CALLS["start in the background"])(handle, stage, write)
 
 
 def is_waited_for(handle: Any) -> bool:
