@@ -8,16 +8,16 @@ many processes, or more.
 """
 
 import dataclasses
+import itertools as it
 import json
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, runtime_checkable, TypeVar
 
 from .._format._extents import Placement
-from .._format._grid import Grid
 from .._format._packed import Packed
 from .._runtime._processes import Processes
 from . import _assign, _payload, _tree_spec
-from ._payload import Data, PlannedLeaf
+from ._payload import Data
 from ._sending import UploadQueue
 from ._tree_spec import TreeSpec
 
@@ -141,27 +141,13 @@ class Save:
             grid = self.data.grids[place]
             data.advance(len(run) * grid.full, run.stop == len(grid.keys))
         if there or kept.same or processes.count > 1:
-            works = [
-                self._work(leaf, grid, there.get(place))
-                for place, (leaf, grid) in enumerate(zip(data.leaves, data.grids))
-            ]
+            works = _works(self.form, [leaf.owners for leaf in data.leaves], there)
             self.deal = _assign.deal(works, processes.count, most, kept.same)
             self.is_plain = False
         else:
             self.deal = deal_alone(self.form, most)
             # Where its chunks lie follows from its form.
             self.is_plain = not self.form.is_coded
-
-    def _work(
-        self, leaf: PlannedLeaf, grid: Grid, there: list[range] | None
-    ) -> _assign.WriteJob:
-        count = len(grid.keys)
-        owners = leaf.owners or [(range(count), 0)]
-        if leaf.alias is not None:
-            owners = []
-        elif there is not None:
-            owners = [(run, 0) for run in _between(there, count)]
-        return count, grid.full, owners
 
     def threads(self, file: int = 0) -> int:
         """Number of threads that may write, each of which holds a file of so many
@@ -201,13 +187,26 @@ class Save:
 @_tree_spec.remembered
 def deal_alone(form: TreeSpec, most: int) -> _assign.Assignment:
     """The files of a process that saves all leaves alone."""
-    aliases = {place for place, _ in form.aliases}
-    rows = [(len(grid.keys), grid.full) for grid in form.grids]
-    works = [
-        (*row, [] if place in aliases else [(range(row[0]), 0)])
-        for place, row in enumerate(rows)
-    ]
-    return _assign.deal(works, 1, most)
+    return _assign.deal(_works(form, it.repeat(None), {}), 1, most)
+
+
+def _works(
+    form: TreeSpec,
+    owners: Iterable[_assign.Owners | None],
+    there: Mapping[int, list[range]],
+) -> list[_assign.WriteJob]:
+    """The leaves to be written, but for the runs of chunks that are `there`."""
+    works: list[_assign.WriteJob] = []
+    for place, (grid, origin, own) in enumerate(zip(form.grids, form.origins, owners)):
+        count = len(grid.keys)
+        if origin is not None:
+            own = []
+        elif place in there:
+            own = [(run, 0) for run in _between(there[place], count)]
+        else:
+            own = own or [(range(count), 0)]
+        works.append((count, grid.full, own))
+    return works
 
 
 def _between(runs: list[range], count: int) -> list[range]:
