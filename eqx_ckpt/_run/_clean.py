@@ -3,6 +3,7 @@
 import contextlib
 import functools as ft
 import os
+from collections.abc import Iterable, Mapping
 
 from .. import _extensions
 from .._format import _files
@@ -71,23 +72,33 @@ def clean(
 
 def _cleaned(root: Backend, remove: bool, idle: bool) -> list[str]:
     if not isinstance(root, LocalDirectory):
-        return _clean_far(root, remove, idle)
-    if root.entry() != "directory":
-        raise FileNotFoundError(f"There is no directory at `{root}`.")
+        root.check_writable()
+        if remove and not idle:
+            raise ValueError(
+                f"`{root}` is not in a local file system, and only there can it be "
+                "told whether the writer of a save is gone. The next save to a path "
+                "cleans it. If you know that nothing is being saved there, pass "
+                "`idle=True`."
+            )
     here = root.real()
-    assert isinstance(here, LocalDirectory)
-    found = _clean(here, remove)
-    for step in map(here.below, filter(_numbered.is_step, here.list_top() or ())):
+    tops = here.list_top() if here.entry() in (None, "directory") else None
+    if tops is None:
+        raise FileNotFoundError(f"There is no directory at `{root}`.")
+    found = _clean_beside(_leftovers.beside(here), remove)
+    found |= _clean_saves(here, remove)
+    found |= _clean_inside(here, tops, remove)
+    for step in map(here.below, filter(_numbered.is_step, tops)):
         # Others may be deleting it.
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            left = set() if step.is_link() else _clean(step, remove)
+            inside = None if step.is_link() else step.list_top()
+            left = _clean_inside(step, inside or {}, remove)
             found |= left
             if left and remove:
                 step.drop_directory()
-    if idle or not remove:
-        superseded = _extensions.find("superseded")
-        over = superseded(here) if superseded else []
-        found |= set(over)
+    superseded = _extensions.find("superseded")
+    if superseded and isinstance(here, LocalDirectory) and (idle or not remove):
+        over = superseded(here)
+        found.update(over)
         for path in over if remove else []:
             key = os.path.relpath(path, here.url)
             here.delete(key)
@@ -95,63 +106,35 @@ def _cleaned(root: Backend, remove: bool, idle: bool) -> list[str]:
     return sorted(found)
 
 
-def _clean(here: LocalDirectory, remove: bool) -> set[str]:
-    """Cleans a directory and those directly inside it. Returns what was found."""
-    inside = here.list_top()
-    if inside is None:
-        return set()
-    below = [here.below(name) for name, is_directory in inside.items() if is_directory]
-    found = []
-    for work in [*_leftovers.beside(here), *_leftovers.besides(here)]:
-        if _leftovers.delete_abandoned(work, remove):
-            found.append(work.path)
-    # What lies beside a path has the lock of its writer, and was looked at.
-    places = [p for p in [here, *below] if not _files.is_beside(p.name)]
-    for place in places:
-        if remove and _may_hold_saves(place):
-            _inplace.finish(place)
-        stale = _stale_saves(place, remove)
-        found += [place.below("d").below(save).path for save in stale]
-        if stale and remove and place != here:
+def _clean_inside(here: Backend, tops: Mapping[str, bool], remove: bool) -> set[str]:
+    """Cleans the directories in one that has these names. Returns what was found."""
+    found = set()
+    if isinstance(here, LocalDirectory):
+        found = _clean_beside(_leftovers.besides(here), remove)
+    for place in [here.below(name) for name in tops if tops[name]]:
+        stale = _clean_saves(place, remove)
+        found |= stale
+        if stale and remove:
             # A first save has made these. They stay if there is anything in them.
             place.drop_directory("d")
             place.drop_directory()
-    return set(found)
+    return found
 
 
-def _clean_far(root: Backend, remove: bool, idle: bool) -> list[str]:
-    root.check_writable()
-    if remove and not idle:
-        raise ValueError(
-            f"`{root}` is not in a local file system, and only there can it be told "
-            "whether the writer of a save is gone. The next save to a path cleans it. "
-            "If you know that nothing is being saved there, pass `idle=True`."
-        )
-    tops = root.list_top()
-    if tops is None:
-        raise FileNotFoundError(f"There is no directory at `{root}`.")
-    steps = [root.below(name) for name in tops if _numbered.is_step(name)]
-    places = [
-        *(root.below(name) for name, inside in tops.items() if inside),
-        *(
-            step.below(name)
-            for step in steps
-            for name, inside in (step.list_top() or {}).items()
-            if inside
-        ),
-    ]
-    return sorted(
-        f"{place}/d/{save}"
-        for place in [root, *places]
-        for save in _stale_saves(place, remove)
-    )
+def _clean_beside(works: Iterable[LocalDirectory], remove: bool) -> set[str]:
+    return {work.path for work in works if _leftovers.delete_abandoned(work, remove)}
 
 
-def _stale_saves(root: Backend, remove: bool) -> list[str]:
-    """The saves at a path that are not the checkpoint there."""
-    if not _may_hold_saves(root):
-        return []
-    return [save for save in _published.saves(root) if _is_stale(root, save, remove)]
+def _clean_saves(place: Backend, remove: bool) -> set[str]:
+    """Deletes the saves at a path that are not the checkpoint there."""
+    is_local = isinstance(place, LocalDirectory)
+    # What lies beside a path has the lock of its writer, and was looked at.
+    if is_local and _files.is_beside(place.name) or not _may_hold_saves(place):
+        return set()
+    if is_local and remove:
+        _inplace.finish(place)
+    at, saves = place.path if is_local else str(place), _published.saves(place)
+    return {f"{at}/d/{save}" for save in saves if _is_stale(place, save, remove)}
 
 
 def _is_stale(root: Backend, save: str, remove: bool) -> bool:
