@@ -167,22 +167,14 @@ class LazySource(_host_copy.Payload):
 
     def name_in(self, source: Source) -> str | None:
         """The name of the leaf in a save, if it is written from there as it is."""
-        if not self._is_as_stored or self.lazy._source.index.save != source.index.save:
-            return None
-        leaves, place = source.index.leaves, self.lazy._record.place
-        return leaves.names[leaves.aliases.get(place, place)]
+        return _name_in(self.lazy, source) if self._is_as_stored else None
 
     def parts_in(self, source: Source) -> set[str]:
         """The names of the leaves in a save that it is computed of."""
         if type(self.lazy) is LazyArray:
             return set()
-        leaves = source.index.leaves
-        places = [
-            x._record.place
-            for x in self.lazy._stored
-            if x._source.index.save == source.index.save
-        ]
-        return {leaves.names[leaves.aliases.get(place, place)] for place in places}
+        names = {_name_in(x, source) for x in self.lazy._stored}
+        return {name for name in names if name is not None}
 
     def digests(self, chunks: range) -> bytes | None:
         """The digests of some chunks, where those of its source are its own."""
@@ -192,6 +184,14 @@ class LazySource(_host_copy.Payload):
         if not source.has_digests or record.template.chunk != self.template.chunk:
             return None
         return source.digests_of(record, chunks)
+
+
+def _name_in(lazy: LazyArray, source: Source) -> str | None:
+    """The name in a save of the leaf that is stored for a lazy one, if it is there."""
+    if lazy._source.index.save != source.index.save:
+        return None
+    leaves, place = source.index.leaves, lazy._record.place
+    return leaves.names[leaves.aliases.get(place, place)]
 
 
 def _fetch(

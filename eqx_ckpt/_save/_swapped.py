@@ -4,6 +4,7 @@ places with what is there, atomically.
 
 import contextlib
 import errno
+import functools as ft
 import os
 from collections.abc import Mapping
 
@@ -40,12 +41,34 @@ def check(root: Backend, found: PathState) -> None:
 
 
 def put(save: Transaction, index: bytes, side: Mapping[str, bytes], sync: bool) -> None:
-    with unpublished(save.root):
+    root, work, replaces = save.root, save.work, bool(save.found.entries)
+    with unpublished(root):
         _complete(save, index, side, sync)
-    if save.found.entries:
-        _exchange(save, index, sync)
-    else:
-        _rename(save, index, sync)
+    with contextlib.ExitStack() as held:
+        if replaces:
+            save.lock(held)
+            if not _store.is_still(root, _files.INDEX, save.found.file):
+                raise replaced(root, save.found)
+            check(root, save.found)
+            step = ft.partial(work.exchange, root)
+        else:
+            save.check_there()
+            step = ft.partial(work.rename, root, save.mode)
+        try:
+            save.commit(step, index)
+        except OSError as e:
+            refused = None if save.is_committed else _refused(root, e, replaces)
+            if refused is None:
+                raise
+            raise refused from e
+        with save.committed():
+            if sync:
+                root.sync_above(save.made)
+            if replaces:
+                # What came in since it was listed is not ours to delete.
+                for name in set(work.list_top() or {}) - own_entries(save.found):
+                    work.below(name).rename(root.below(name))
+                discard(work)
 
 
 def _complete(
@@ -62,70 +85,33 @@ def _complete(
         work.sync_directories([*inner, *inside, ""])
 
 
-def _rename(save: Transaction, index: bytes, sync: bool) -> None:
-    root: LocalDirectory = save.root
-    save.check_there()
-    try:
-        save.commit(lambda: save.work.rename(root, save.mode), index)
-    except OSError as e:
-        if save.is_committed:
-            raise
-        if e.errno == errno.EBUSY:
-            raise _mounted(root) from e
-        if e.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-            raise
-        raise RuntimeError(
+# What the system says of two directories that it cannot exchange; and of a place that
+# is not empty any more.
+_NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOTTY, errno.EXDEV)
+_NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+
+
+def _refused(
+    root: LocalDirectory, error: OSError, replaces: bool
+) -> OSError | RuntimeError | None:
+    """The meaning of an error of the step that commits, if it has one there."""
+    if error.errno == errno.EBUSY:
+        return OSError(
+            errno.EBUSY,
+            f"`{root}` is a mount point, which cannot be renamed, so a checkpoint with "
+            '`layout="zarr"` cannot be put there. What is there is left as it is. Save '
+            'to a directory below it, or use `layout="ocdbt"`.',
+        )
+    if not replaces and error.errno in _NOT_EMPTY:
+        return RuntimeError(
             f"`{root}` was written by another while this save was being written. "
             "It stands; this save is discarded."
-        ) from e
-    with save.committed():
-        if sync:
-            root.sync_above(save.made)
-
-
-def _exchange(save: Transaction, index: bytes, sync: bool) -> None:
-    root, work = save.root, save.work
-    with contextlib.ExitStack() as held:
-        save.lock(held)
-        if not _store.is_still(root, _files.INDEX, save.found.file):
-            raise replaced(root, save.found)
-        check(root, save.found)
-        try:
-            save.commit(lambda: work.exchange(root), index)
-        except OSError as e:
-            if save.is_committed:
-                raise
-            raise _refused(root, e) from e
-        with save.committed():
-            if sync:
-                root.sync_above(save.made)
-            # What came in since it was listed is not ours to delete.
-            for name in set(work.list_top() or {}) - own_entries(save.found):
-                work.below(name).rename(root.below(name))
-            discard(work)
-
-
-def _mounted(root: LocalDirectory) -> OSError:
-    return OSError(
-        errno.EBUSY,
-        f"`{root}` is a mount point, which cannot be renamed, so a checkpoint with "
-        '`layout="zarr"` cannot be put there. What is there is left as it is. Save to '
-        'a directory below it, or use `layout="ocdbt"`.',
-    )
-
-
-# What the system says of two directories that it cannot exchange.
-_NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.ENOTTY, errno.EXDEV)
-
-
-def _refused(root: LocalDirectory, error: OSError) -> OSError:
-    if error.errno == errno.EBUSY:
-        return _mounted(root)
-    if error.errno not in _NO_EXCHANGE:
-        return error
-    return OSError(
-        error.errno,
-        f"The file system of `{root}` cannot exchange two directories atomically "
-        f"({os.strerror(error.errno)}), so the checkpoint there cannot be replaced "
-        'with `layout="zarr"`, and is left as it is. Use another path.',
-    )
+        )
+    if replaces and error.errno in _NO_EXCHANGE:
+        return OSError(
+            error.errno,
+            f"The file system of `{root}` cannot exchange two directories atomically "
+            f"({os.strerror(error.errno)}), so the checkpoint there cannot be replaced "
+            'with `layout="zarr"`, and is left as it is. Use another path.',
+        )
+    return None

@@ -213,7 +213,7 @@ def finish(save: Save, files: Files, into: Destination[Sink]) -> Written:
     return Written(placed, digests, own, side)
 
 
-# The files of a save, where its leaves lie in them, and its database.
+# The zarr.json files and the nodes of a database, and its root.
 _Database = tuple[bytes, _ocdbt.Subtree] | None
 
 
@@ -222,9 +222,12 @@ def _place(
 ) -> tuple[DataFiles, _Database]:
     """Where the leaves lie in the files of a save, and the database that says so."""
     names = list(map(str, range(len(files))))
-    placement = (packed if has_columns else listed)(form, files)
-    database = _make_database(form, files) if has_database else None
-    return DataFiles(names, placement), database
+    placed = DataFiles(names, (packed if has_columns else listed)(form, files))
+    if not has_database:
+        return placed, None
+    entries, blobs = _entries(form, files)
+    nodes, top = _ocdbt.tree(entries, [*names, "tree"], "tree", len(blobs))
+    return placed, (blobs + nodes, top)
 
 
 @_tree_spec.remembered
@@ -282,14 +285,6 @@ def _steps(stretch: Stretch) -> Iterator[int]:
     """The sizes of the chunks of a stretch, if they are compressed."""
     ends = stretch.ends or []
     return (stop - start for stop, start in zip(ends, [0, *ends]))
-
-
-def _make_database(form: TreeSpec, files: Files) -> tuple[bytes, _ocdbt.Subtree]:
-    """The zarr.json files and the nodes of the database, and its root."""
-    entries, blobs = _entries(form, files)
-    names = [*map(str, range(len(files))), "tree"]
-    nodes, top = _ocdbt.tree(entries, names, "tree", len(blobs))
-    return blobs + nodes, top
 
 
 def _entries(form: TreeSpec, files: Files) -> tuple[_ocdbt.Entries, bytes]:
