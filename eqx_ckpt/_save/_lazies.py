@@ -8,7 +8,7 @@ import dataclasses
 import functools as ft
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -94,29 +94,7 @@ def _is_as_stored(lazy: LazyArray, target: _target.Target) -> bool:
     return same == target._replace(python=None)
 
 
-class _Whole:
-    """The elements of a leaf of which no part is read without the rest: they are in
-    memory until each has been given."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._array: np.ndarray | None = None
-        self._given = 0
-
-    def get(self, read: Callable[[], np.ndarray]) -> np.ndarray:
-        with self._lock:
-            if self._array is None:
-                self._array = read()
-            return self._array
-
-    def give(self, count: int, size: int) -> None:
-        with self._lock:
-            self._given += count
-            if self._given >= size:
-                self._array, self._given = None, 0
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class LazySource(_host_copy.Payload):
     """A lazy leaf as the value of one that is saved, and how it is stored."""
 
@@ -125,7 +103,11 @@ class LazySource(_host_copy.Payload):
     # Chunks that suit it better than those of the size that is asked for.
     grain: tuple[int, ...] = ()
     verify: bool = True
-    whole: _Whole = dataclasses.field(default_factory=_Whole)
+    # The elements, if no part is read without the rest: they are in memory until each
+    # has been given, to any of the threads.
+    _whole: np.ndarray | None = None
+    _given: int = 0
+    _lock: Any = dataclasses.field(default_factory=threading.Lock)
 
     @property
     def key(self) -> Any:
@@ -145,8 +127,13 @@ class LazySource(_host_copy.Payload):
         is_array = t.kind in _template.ARRAY_KINDS and t.dtype != "float0"
         if not is_array or self.lazy._chunk_size >= size:
             for region in regions:
-                part = np.ascontiguousarray(self.whole.get(self._read)[region])
-                self.whole.give(part.size, size)
+                with self._lock:
+                    if self._whole is None:
+                        self._whole = self._read()
+                    part = np.ascontiguousarray(self._whole[region])
+                    self._given += part.size
+                    if self._given >= size:
+                        self._whole, self._given = None, 0
                 yield part
             return
         most = max(_AHEAD // t.itemsize, self.lazy._chunk_size)

@@ -34,17 +34,14 @@ class UploadQueue:
         self._wait(0)
 
     def _wait(self, most: int) -> None:
-        while (sending := self._first(most)) is not None:
-            _store.finish_write(self._store, *sending)
-
-    def _first(self, most: int) -> tuple[str, Any] | None:
-        """The first file on its way, if more than `most` bytes are."""
-        with self._lock:
-            if not self._sending or (most and self._size <= most):
-                return None
-            key, sending, size = self._sending.popleft()
-            self._size -= size
-            return key, sending
+        """Waits until no more than `most` bytes are on their way."""
+        while True:
+            with self._lock:
+                if not self._sending or (most and self._size <= most):
+                    return
+                key, sending, size = self._sending.popleft()
+                self._size -= size
+            _store.finish_write(self._store, key, sending)
 
     @contextlib.contextmanager
     def open(self) -> Iterator["UploadQueue"]:
