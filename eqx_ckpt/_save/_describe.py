@@ -89,7 +89,7 @@ def _key(
     cannot be."""
     if type(options.chunks) not in (type(None), int) or -1 in alike[1]:
         return None
-    if _has_parts(values, options):
+    if options.processes == "own" and any(map(_local_parts.is_spread, values)):
         return None
     names: Any = flat.seen, tuple(numbers)
     if flat.seen is None:
@@ -114,11 +114,6 @@ def _is_shared(cls: type) -> bool:
     return issubclass(cls, (jax.Array, np.ndarray))
 
 
-def _has_parts(values: Sequence[Any], options: SaveOptions) -> bool:
-    """Whether of some leaf only a part is stored."""
-    return options.processes == "own" and any(map(_local_parts.is_spread, values))
-
-
 def _described(
     paths: Sequence[tuple], given: Sequence[Any], alike: LeafKinds, options: SaveOptions
 ) -> tuple[list[Any], TreeSpec, dict[int, Part]]:
@@ -132,7 +127,9 @@ def _described(
     own: list[Template] = []
     aliases: dict[int, int] = {}
     parts: dict[int, Part] = {}
-    is_kept = not (callable(options.chunks) or _has_parts(given, options))
+    # Of some leaves only parts may be stored.
+    has_parts = options.processes == "own" and any(map(_local_parts.is_spread, given))
+    is_kept = not (callable(options.chunks) or has_parts)
     # The templates of leaves of a kind and kinds of keys.
     known: dict[tuple[int, str], Template] = {}
     for place, (path, leaf, kind) in enumerate(zip(paths, given, alike[1])):

@@ -229,12 +229,13 @@ def _compare(
     same: set[int] = set()
     rows: _Rows = {}
     for record, place in found:
-        is_same = place is not None
-        for start, stop, file, offset in index.extents.segments(record):
+        segments = index.extents.segments(record)
+        if place is None:
+            changed.update(file for _, _, file, _ in segments)
+            continue
+        is_same = True
+        for start, stop, file, offset in segments:
             run = range(start, stop)
-            if place is None:
-                changed.add(file)
-                continue
             if place in digests:
                 at = first[record.place]
                 own = source.digests.rows(at, at + 1)
