@@ -15,7 +15,6 @@ from jaxtyping import PyTree
 from .._errors import DamagedError, ReplacedError
 from .._format import _template, _view
 from .._format._leaves import Leaves, Part, Record, Region
-from .._format._view import View
 from .._load import _checkpoint, _load_options, _read
 from .._load._checkpoint import Checkpoint
 from .._load._fetch import LeafBuilder, LeafRead
@@ -123,28 +122,22 @@ def pieces(
 
 @dataclasses.dataclass(eq=False)
 class _PartedLeaf:
-    """A leaf whose regions arrive: the views of it that they are, the pieces that come
-    of each part, each with the number of its region, and the parts still to come."""
+    """A leaf whose regions arrive: the read of them all; what each part has stored of
+    it; the pieces that come of that, each with the number of its region; and the parts
+    still to come."""
 
-    wanted: LeafRead
-    views: tuple[View, ...]
+    read: StoredRead
+    records: dict[int, Record]
     pieces: dict[int, list[tuple[int, PartPiece]]]
     arrays: list[Any]
     left: int
     owned: bool = True
 
-    @property
-    def nbytes(self) -> int:
-        return self.read_of(self.wanted.record, 0).nbytes
-
-    def read_of(self, record: Record, number: int) -> StoredRead:
-        """All of it, by the number of the leaf."""
-        return StoredRead(record, self.views, None, [number])
-
     def take(self, part: int, result: ReadResult) -> None:
         """Takes the pieces of one part."""
+        shapes = self.read.shapes
         for (region, piece), array in zip(self.pieces[part], result.arrays):
-            shape = self.views[region].shape
+            shape = shapes[region]
             if array.shape == shape:
                 self.arrays[region] = array
                 self.owned &= result.owned
@@ -229,26 +222,26 @@ class Parts:
         wanted = [*matched.reads.values()]
         sources = {number: self._opened[number]._source for number in numbers}
         budget = _read.BUDGET if options.max_bytes is None else options.max_bytes
-        leaves = [_parted(one, sources) for one in wanted]
+        leaves = [_parted(i, one, sources) for i, one in enumerate(wanted)]
         builder = LeafBuilder(wanted, budget)
-        nbytes = sum(leaf.nbytes for leaf in leaves)
+        nbytes = sum(leaf.read.nbytes for leaf in leaves)
         with _progress.bar("load", nbytes, len(leaves), options.progress) as advance:
 
             def finish(i: int) -> None:
                 leaf = leaves[i]
-                one = leaf.read_of(leaf.wanted.record, i)
-                builder.add(one, ReadResult(leaf.arrays, leaf.owned))
-                advance(one.nbytes, 1)
+                builder.add(leaf.read, ReadResult(leaf.arrays, leaf.owned))
+                advance(leaf.read.nbytes, 1)
                 leaf.arrays = []
 
             # What has come of a leaf waits for the rest, if that is in another part.
             most = budget if len(sources) > 1 else nbytes
-            for batch in batched(range(len(leaves)), lambda i: leaves[i].nbytes, most):
+            size = lambda i: leaves[i].read.nbytes
+            for batch in batched(range(len(leaves)), size, most):
                 for i in batch:
                     if not leaves[i].left:
                         finish(i)
-                for number, source in sources.items():
-                    reads = _reads(source, number, leaves, batch)
+                for number in sources:
+                    reads = _reads(number, leaves, batch)
                     with contextlib.closing(self._read(number, reads)) as results:
                         for one, result in results:
                             (i,) = one.leaves
@@ -284,13 +277,16 @@ def _record(source: Source, wanted: LeafRead) -> Record | None:
     )
 
 
-def _parted(wanted: LeafRead, sources: Mapping[int, Source]) -> _PartedLeaf:
-    """**Raises:** `Apart` for a leaf of which this process needs more than is there."""
+def _parted(i: int, wanted: LeafRead, sources: Mapping[int, Source]) -> _PartedLeaf:
+    """The leaf of number `i`, of which nothing has come.
+
+    **Raises:** `Apart` for a leaf of which this process needs more than is there."""
     shape = wanted.record.template.shape
     whole, regions = _view.whole(shape), _from_host.regions(wanted.target)
     needed = [_padded(r, shape) for r in ([()] if regions is None else regions)]
     found = {number: _record(source, wanted) for number, source in sources.items()}
-    cut = pieces(needed, {number: x for number, x in found.items() if x is not None})
+    records = {number: x for number, x in found.items() if x is not None}
+    cut = pieces(needed, records)
     if cut is None:
         raise Apart(
             f"parts {', '.join(map(str, sources))} do not have all of the leaf "
@@ -304,18 +300,18 @@ def _parted(wanted: LeafRead, sources: Mapping[int, Source]) -> _PartedLeaf:
     dtype = _template.dtype_of(wanted.record.template.stored)
     # Regions without elements have no pieces.
     arrays = [None if some else np.zeros(v.shape, dtype) for some, v in zip(cut, views)]
-    return _PartedLeaf(wanted, views, own, arrays, len(own))
+    read = StoredRead(wanted.record, views, None, [i])
+    return _PartedLeaf(read, records, own, arrays, len(own))
 
 
 def _reads(
-    source: Source, number: int, leaves: Sequence[_PartedLeaf], batch: Sequence[int]
+    number: int, leaves: Sequence[_PartedLeaf], batch: Sequence[int]
 ) -> list[StoredRead]:
     """The reads of some leaves from one part."""
     out = []
     for i in batch:
         if number in leaves[i].pieces:
-            record = _record(source, leaves[i].wanted)
-            assert record is not None
+            record = leaves[i].records[number]
             whole = _view.whole(record.template.shape)
             some = [piece.stored for _, piece in leaves[i].pieces[number]]
             views = tuple(whole.take((*region, ...)) for region in some)

@@ -19,4 +19,4 @@ def said_by_all(processes: Processes, own: Any, what: str, kind: Any) -> list[An
     said = json.dumps([json.loads(word) for word in words])
     # They may be larger than any record of a file.
     said = json.loads(processes.broadcast(said.encode()))
-    return _schema.checked(said, what, [kind])
+    return _schema.checked(said, what, (kind,) * processes.count)

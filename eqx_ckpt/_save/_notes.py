@@ -30,13 +30,6 @@ def write_own(own: bytes, save: Save, into: Destination[Sink]) -> tuple[int, str
     return len(own), _index.digest(own)
 
 
-def see_own(own: Sequence[tuple[int, str]], into: Destination[Backend]) -> None:
-    for process, (nbytes, _) in enumerate(own):
-        with _seen(process, into):
-            key = f"{into.own}/{_files.own(process)}"
-            into.work.check_range(key, nbytes)
-
-
 def see(
     save: Save,
     layout: Any,
@@ -56,7 +49,12 @@ def see(
             ends = save.take(process, note.data)
             files = files + layout.see(save, process, ends, into)
         into.work.delete(key)
-    return files, [tuple(state) for _, state in reports if state is not None]
+    states = [tuple(state) for _, state in reports if state is not None]
+    for process, (nbytes, _) in enumerate(states):
+        with _seen(process, into):
+            key = f"{into.own}/{_files.own(process)}"
+            into.work.check_range(key, nbytes)
+    return files, states
 
 
 @contextlib.contextmanager

@@ -97,10 +97,6 @@ class Base:
             self._source = source
         return self._source
 
-    def close(self) -> None:
-        # They are closed with the last of their users.
-        self.held.clear()
-
 
 def find(plan: Plan, processes: Processes) -> Base | None:
     """The save that the keyword `reuse` leads to; None: all is written anew."""
@@ -140,7 +136,7 @@ def hold(base: Base | None, leaves: Sequence[PlannedLeaf]) -> Set[int]:
             assert isinstance(source.root, LocalDirectory)
             base.held[number] = source.root.hold(key, sizes[number])
     except (OSError, ValueError, RuntimeError):
-        base.close()
+        base.held.clear()
         return frozenset()
     chunks: dict[int, int] = {}
     for number in base.held:
@@ -350,5 +346,6 @@ def _link(
         name = f"{into.own}/{len(linked)}"
         if into.work.link_from(origin, name, into.syncs):
             linked.append(number)
-    base.close()
+    # They are closed with the last of their users.
+    base.held.clear()
     return linked

@@ -260,8 +260,6 @@ def _write_directory(
         if begun is not None:
             if processes.count > 1:
                 files, states = _notes.see(save, layout, files, words, into)
-            if states:
-                _notes.see_own(states, into)
             written = layout.finish(save, files, into)
             index, side = _plan.index_of(plan, begun.save, written, states)
             if plan.functions:
