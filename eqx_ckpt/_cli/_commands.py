@@ -128,6 +128,16 @@ _weights = click.option(
 _static = _several("--static", "PATTERN", "Static fields that may differ.")
 
 
+def _writes(declared: Declared) -> Declared:
+    """The options of commands that write a checkpoint."""
+    return _overwrite(_progress(declared))
+
+
+def _merges(declared: Declared) -> Declared:
+    """The options of commands that write one of several."""
+    return _static(_metadata(_drop_functions(_writes(declared))))
+
+
 def _number(what: str, text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return click.option(what, callback=_numbers, metavar="NUMBER", help=text)
 
@@ -253,8 +263,7 @@ def view() -> None:
 @click.option("--cast", metavar="DTYPE", help="Cast floating arrays, as to bfloat16.")
 @_metadata
 @_drop_functions
-@_overwrite
-@_progress
+@_writes
 def edit() -> None:
     """Write a checkpoint with other leaves, names, dtypes, metadata.
 
@@ -270,11 +279,7 @@ def edit() -> None:
 @_last
 @_node
 @_weights
-@_static
-@_metadata
-@_drop_functions
-@_overwrite
-@_progress
+@_merges
 def average() -> None:
     """Write the average of checkpoints, or of steps of a run.
 
@@ -311,11 +316,7 @@ def average() -> None:
     "--rescale/--no-rescale", default=None, help="dare, della: what is kept; yes."
 )
 @click.option("--seed", type=int, help="dare, della: of what is dropped; 0.")
-@_static
-@_metadata
-@_drop_functions
-@_overwrite
-@_progress
+@_merges
 def merge() -> None:
     """Write a merge of checkpoints: slerp, TIES, DARE and others.
 
@@ -339,8 +340,7 @@ def merge() -> None:
 )
 @_skip
 @_drop_functions
-@_overwrite
-@_progress
+@_writes
 def convert() -> None:
     """Write a checkpoint of any format as another one.
 
@@ -353,8 +353,7 @@ def convert() -> None:
 @click.argument("target", metavar="hf://ORG/NAME[@BRANCH][/PATH]")
 @_skip
 @_drop_functions
-@_overwrite
-@_progress
+@_writes
 def push() -> None:
     """Upload a checkpoint of any format to the Hugging Face Hub.
 
@@ -370,8 +369,7 @@ def push() -> None:
 @_skip
 @_several("--rename", "REGEX=NEW", "Change names, as re.sub does.", callback=_pair)
 @_metadata
-@_overwrite
-@_progress
+@_writes
 def export() -> None:
     """Write the arrays of a checkpoint to a .safetensors file.
 

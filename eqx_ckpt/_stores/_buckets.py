@@ -1,6 +1,10 @@
 """Keys in a bucket of a server: `s3://` and `gs://`, by TensorStore."""
 
+import http.client
 import json
+import urllib.error
+import urllib.parse
+import urllib.request
 from typing import Any
 
 from .._format import _files
@@ -18,10 +22,23 @@ class BucketBackend(ObjectStore):
     """An object store on a server."""
 
     def _bucket(self) -> str:
-        return _remote.bucket(self.url)
+        return "/".join(self.url.split("/")[:3])
 
     def check_bucket(self) -> None:
-        _remote.check_bucket(self.url)
+        """**Raises:** `FileNotFoundError` if there is no bucket of the name in a
+        `gs://` URL. TensorStore takes that for one without files; Google tells
+        anyone."""
+        if _remote.scheme(self.url) != "gs":
+            return
+        name = urllib.parse.quote(self._bucket().removeprefix("gs://"), safe="")
+        try:
+            url = f"{_remote.google()}/storage/v1/b/{name}"
+            urllib.request.urlopen(url, timeout=10)
+        except urllib.error.HTTPError as e:
+            if e.code == 404:
+                raise _remote.no_bucket(self.url, e.reason) from None
+        except (OSError, http.client.HTTPException):
+            pass  # It may be known to those only who may see it.
 
     def wait(self, future: Any, soon: bool = False) -> Any:
         try:

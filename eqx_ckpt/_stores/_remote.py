@@ -4,14 +4,11 @@ words."""
 import base64
 import dataclasses
 import functools as ft
-import http.client
 import json
 import math
 import os
 import re
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -167,11 +164,6 @@ def scheme(path: str) -> str | None:
     return found and found[1]
 
 
-def bucket(url: str) -> str:
-    """The URL of the whole bucket that a URL leads into."""
-    return url if scheme(url) == "file" else "/".join(url.split("/")[:3])
-
-
 def is_web(url: str) -> bool:
     """Whether a URL is of a web server: files can be read, not written or listed."""
     return scheme(url) in ("http", "https")
@@ -290,21 +282,6 @@ def is_moved(error: Exception) -> bool:
 def google() -> str:
     given = os.environ.get("TENSORSTORE_GCS_HTTP_URL")
     return given or "https://storage.googleapis.com"
-
-
-def check_bucket(url: str) -> None:
-    """**Raises:** `FileNotFoundError` if there is no bucket of the name in a `gs://`
-    URL. TensorStore takes that for one without files; Google tells anyone."""
-    if scheme(url) != "gs":
-        return
-    name = urllib.parse.quote(bucket(url).removeprefix("gs://"), safe="")
-    try:
-        urllib.request.urlopen(f"{google()}/storage/v1/b/{name}", timeout=10)
-    except urllib.error.HTTPError as e:
-        if e.code == 404:
-            raise no_bucket(url, e.reason) from None
-    except (OSError, http.client.HTTPException):
-        pass  # It may be known to those only who may see it.
 
 
 def no_bucket(url: str, said: str) -> FileNotFoundError:
