@@ -12,7 +12,7 @@ import pathlib
 import re
 import threading
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from .._errors import MissingError
@@ -122,30 +122,30 @@ class HubBackend(HttpBackend):
 
     # ---- What there is, asked once.
 
-    def _sha(self) -> str:
+    def _known(self, what: str, ask: Callable[[], Any]) -> Any:
         with _asking:
-            if "sha" not in self._commit:
-                repo, revision, _ = self._parts()
+            if what not in self._commit:
                 try:
-                    info = self._api().repo_info(repo, revision=revision)
+                    self._commit[what] = ask()
                 except Exception as e:
                     raise self.explain(e) from None
-                self._commit["sha"] = info.sha
-            return self._commit["sha"]
+            return self._commit[what]
+
+    def _sha(self) -> str:
+        repo, revision, _ = self._parts()
+        ask = lambda: self._api().repo_info(repo, revision=revision).sha
+        return self._known("sha", ask)
 
     def _listing(self) -> dict[str, tuple[int, str]]:
         """Size and id of each file of the commit."""
-        with _asking:
-            if "files" not in self._commit:
-                repo, sha = self._parts()[0], self._sha()
-                listing = self._api().list_repo_tree
-                try:
-                    all = [*listing(repo, recursive=True, revision=sha)]
-                except Exception as e:
-                    raise self.explain(e) from None
-                files = [x for x in all if hasattr(x, "blob_id")]
-                self._commit["files"] = {x.path: (x.size, x.blob_id) for x in files}
-            return self._commit["files"]
+        repo, sha = self._parts()[0], self._sha()
+
+        def ask() -> dict[str, tuple[int, str]]:
+            tree = self._api().list_repo_tree(repo, recursive=True, revision=sha)
+            files = (x for x in tree if hasattr(x, "blob_id"))
+            return {x.path: (x.size, x.blob_id) for x in files}
+
+        return self._known("files", ask)
 
     def _file(self, key: str) -> tuple[int, str] | None:
         return self._listing().get(self._path() + key)
