@@ -16,6 +16,7 @@ from .._runtime import _processes, _progress
 from .._runtime._processes import Processes
 from .._runtime._progress import Advance
 from .._tree import _from_host
+from .._tree._from_host import Kind
 from .._tree._target import Target
 from . import _partial, _read
 from ._load_options import LoadOptions
@@ -155,18 +156,29 @@ class LeafBuilder:
         self._out: list[Any] = [None] * len(wanted)
         self._lost: dict[str, str] = {}
         self._wanted, self._budget = wanted, budget
-        targets = {id(leaf.target): leaf.target for leaf in wanted}
-        counts = collections.Counter([id(leaf.target) for leaf in wanted])
-        self._is_plain = {x: _from_host.is_plain(y) for x, y in targets.items()}
         # What waits to be made: plain leaves; and those that a compiled function makes,
-        # by their target. Their number, and their bytes.
+        # by what is alike in them.
         self._plain: list[tuple[int, np.ndarray]] = []
-        self._alike: dict[int, list[tuple[int, np.ndarray]]] = {
-            x: [] for x, n in counts.items() if _from_host.is_often(targets[x], n)
-        }
+        self._alike: dict[Kind, list[tuple[int, np.ndarray]]] = {}
+        # The kind of the plain leaves of a target, and where they wait.
+        self._waiting: dict[int, tuple[Kind, list[tuple[int, np.ndarray]]]] = {}
+        self._find_alike()
+        # The number of what waits, and the bytes that have come since nothing did.
         self._count = self._size = 0
         self._sending: collections.deque[tuple[int, list[Any]]] = collections.deque()
         self._sent = 0
+
+    def _find_alike(self) -> None:
+        targets = {id(leaf.target): leaf.target for leaf in self._wanted}
+        kinds = {x: _from_host.plain_kind(target) for x, target in targets.items()}
+        counts: collections.Counter[Kind] = collections.Counter()
+        for x, n in collections.Counter(id(y.target) for y in self._wanted).items():
+            if (kind := kinds[x]) is not None:
+                counts[kind] += n
+        self._alike = {x: [] for x, n in counts.items() if _from_host.is_often(x, n)}
+        for x, kind in kinds.items():
+            if kind is not None:
+                self._waiting[x] = kind, self._alike.get(kind, self._plain)
 
     def add(self, one: StoredRead, result: ReadResult) -> None:
         arrays, owned, lost = result
@@ -176,12 +188,19 @@ class LeafBuilder:
             if lost:
                 self._lost[record.name] = lost
                 continue
+            kind, waiting = self._waiting.get(id(target), (None, self._plain))
             # A process may have no part of a leaf.
-            is_plain = self._is_plain[id(target)] and move is None and len(arrays) > 0
-            if is_plain and arrays[0].dtype == target.dtype:
+            array = arrays[0] if arrays and move is None else None
+            if array is not None and (array.dtype, array.shape) == kind:
                 # A view may be all that is wanted of much memory.
-                array = arrays[0] if owned or view is None else arrays[0].copy()
-                self._add_plain(i, target, array, owned or view is not None)
+                if view is not None and not owned:
+                    array = array.copy()
+                elif waiting is self._plain and not owned:
+                    array = _from_host.unshared(array)
+                waiting.append((i, array))
+                self._count += 1
+                if waiting is not self._plain and len(waiting) == _from_host.TOGETHER:
+                    self._make(_from_host.compiled, waiting)
             else:
                 arguments = arrays, record.template, target, owned, converted
                 try:
@@ -194,21 +213,10 @@ class LeafBuilder:
                     self._lost[record.name] = str(e)
                 self._send(one.nbytes, [self._out[i]])
             owned = False  # Other leaves that share the bytes get copies.
-
-    def _add_plain(
-        self, i: int, target: Target, array: np.ndarray, owned: bool
-    ) -> None:
-        self._size += array.nbytes
-        self._count += 1
-        waiting = self._alike.get(id(target))
-        if waiting is None:
-            self._plain.append((i, array if owned else _from_host.unshared(array)))
-        else:
-            waiting.append((i, array))
-            if len(waiting) == _from_host.TOGETHER:
-                self._make(_from_host.compiled, waiting)
-        if self._count >= _COUNT or self._size >= min(_BYTES, self._budget // 4):
-            self._flush()
+            # What waits may keep memory in which other leaves have come.
+            self._size += one.nbytes
+            if self._count >= _COUNT or self._size >= min(_BYTES, self._budget // 4):
+                self._flush()
 
     def finish(self, what: str) -> list[Any]:
         """All leaves, which are of `what`. **Raises:** `RuntimeError` for values that
@@ -226,6 +234,7 @@ class LeafBuilder:
         self._make(jax.device_put, self._plain)
         for waiting in self._alike.values():
             self._make(_from_host.compiled, waiting)
+        self._size = 0
 
     def _make(
         self,
@@ -241,7 +250,6 @@ class LeafBuilder:
         for (i, _), leaf in zip(waiting, leaves):
             self._out[i] = leaf
         self._count -= len(waiting)
-        self._size -= nbytes
         waiting.clear()
         self._send(nbytes, leaves)
 

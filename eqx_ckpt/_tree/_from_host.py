@@ -163,33 +163,30 @@ _ALIGNED = 64
 # Leaves of fewer bytes are small. So many of one shape and dtype, over all loads of
 # this process, are worth the compilation of a function.
 SMALL_BYTES, _MANY = 1 << 16, 1024
-_seen: collections.Counter[tuple[np.dtype | None, tuple[int, ...]]] = (
-    collections.Counter()
-)
+Kind = tuple[np.dtype, tuple[int, ...]]
+_seen: collections.Counter[Kind] = collections.Counter()
 
 
-def is_plain(target: Target) -> bool:
-    """Whether `target` asks for an array of its dtype as JAX has it, on no device."""
-    return (
-        target.kind == "jax"
-        and not target.weak
-        and target.sharding is None
-        and target.codec is None
-        and target.dtype is not None
-        and target.dtype.itemsize <= 4
-    )
+def plain_kind(target: Target) -> Kind | None:
+    """The dtype and shape of an array, if `target` asks for that as JAX has it, on no
+    device."""
+    if target.kind != "jax" or target.weak or target.codec is not None:
+        return None
+    dtype = target.dtype
+    if target.sharding is not None or dtype is None or dtype.itemsize > 4:
+        return None
+    return dtype, target.shape
 
 
-def is_often(target: Target, count: int) -> bool:
-    """Whether `compiled` is to make the leaves of a target, of which there are `count`
+def is_often(kind: Kind, count: int) -> bool:
+    """Whether `compiled` is to make the leaves of a kind, of which there are `count`
     more."""
-    if not is_plain(target) or target.dtype is None:
+    dtype, shape = kind
+    if math.prod(shape) * dtype.itemsize >= SMALL_BYTES:
         return False
-    if math.prod(target.shape) * target.dtype.itemsize >= SMALL_BYTES:
-        return False
-    kind = target.dtype, target.shape
     _seen[kind] += count
-    return _seen[kind] >= _MANY
+    # Under `jax.set_mesh` it would put them on all devices of the mesh.
+    return _seen[kind] >= _MANY and jax.sharding.get_abstract_mesh().empty
 
 
 def unshared(array: np.ndarray) -> np.ndarray:

@@ -17,6 +17,7 @@ from support import inside
 from support.helpers import BytesRead, files_of, long, run_python
 
 import eqx_ckpt as ec
+from eqx_ckpt._tree import _from_host
 
 
 class Net(eqx.Module):
@@ -646,3 +647,48 @@ def test_very_many_alike_between_large_ones(tmp_path, shape):
         eqx.tree_equal(some, {n: tree[n] for n in some}) or pytest.fail("other values")
         starts = {x.unsafe_buffer_pointer() for x in some.values()}
         assert len(starts) == len(some)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """How many arrays each call of the compiled function has got, and the bytes that
+    they keep: all that they are parts of."""
+    calls = []
+
+    def compiled(arrays):
+        kept = {}
+        for array in arrays:
+            while isinstance(array.base, np.ndarray):
+                array = array.base
+            kept[id(array)] = array.nbytes
+        calls.append((len(arrays), sum(kept.values())))
+        return call(arrays)
+
+    call = _from_host.compiled
+    monkeypatch.setattr(_from_host, "compiled", compiled)
+    monkeypatch.setattr(_from_host, "_MANY", 1)
+    return calls
+
+
+def test_what_is_alike_is_made_together_however_it_is_asked_for(tmp_path, made):
+    tree = {f"{i:02}": jnp.full(5, i, jnp.float32) for i in range(64)}
+    ec.tree_serialise_leaves(tmp_path / "c", tree)
+    like = {n: jax.ShapeDtypeStruct((5,), jnp.bfloat16) for n in tree}
+    out = ec.tree_deserialise_leaves(tmp_path / "c", like, cast=True)
+    assert eqx.tree_equal(out, {n: x.astype(jnp.bfloat16) for n, x in tree.items()})
+    lazies = {n: x[:3] for n, x in ec.open(tmp_path / "c").leaves.items()}
+    assert eqx.tree_equal(ec.materialise(lazies), {n: x[:3] for n, x in tree.items()})
+    assert [n for n, _ in made] == [32] * 4
+
+
+def test_what_waits_keeps_little_memory_of_what_came_with_it(tmp_path, made):
+    """Small leaves are read together, and one that waits keeps the memory of others."""
+    tree = {}
+    for i in range(40):
+        tree |= {f"{i:02}.{j}": np.full(15_000, i, np.float32) for j in range(4)}
+        tree[f"{i:02}.x"] = jnp.full(4, i, jnp.float32)
+    ec.tree_serialise_leaves(tmp_path / "c", tree)
+    out = ec.tree_deserialise_leaves(tmp_path / "c", tree, max_bytes=2**20)
+    assert eqx.tree_equal(out, tree)
+    assert sum(n for n, _ in made) == 40
+    assert max(kept for _, kept in made) < 2**20

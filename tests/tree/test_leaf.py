@@ -620,6 +620,7 @@ def test_values_that_do_not_survive(layout, tmp_path):
         "int": (2**31, jnp.int32(0), "2147483648 does not fit into int32"),
         "negative": (-1, np.uint64(0), "-1 does not fit into uint64"),
         "long": (2**64, np.uint64(0), "does not fit into uint64"),
+        "long_as_bytes": (2**70, jnp.uint8(0), "does not fit into uint8"),
         "minus_long": (-(2**63) - 1, np.int64(0), "does not fit into int64"),
         "sub": (8, jnp.int4(0), "8 does not fit into int4"),
         "array": (np.array([5, -129, 127]), np.zeros(3, "i1"), "-129 does not fit"),

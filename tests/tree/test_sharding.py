@@ -207,6 +207,18 @@ def test_a_skeleton_under_set_mesh(tmp_path):
         ec.tree_deserialise_leaves(tmp_path / "c", like)
 
 
+@pytest.mark.skipif(not hasattr(jax, "set_mesh"), reason="needs JAX 0.7")
+def test_no_number_of_leaves_puts_them_on_a_mesh(tmp_path):
+    """Very many that are alike are made by a compiled function."""
+    tree = {f"{i:04}": np.full(3, i, np.float32) for i in range(1100)}
+    ec.tree_serialise_leaves(tmp_path / "c", tree)
+    like = dict.fromkeys(tree, jax.ShapeDtypeStruct((3,), jnp.float32))
+    with jax.set_mesh(mesh_of(8, axes=AxisType.Explicit)):
+        out = ec.tree_deserialise_leaves(tmp_path / "c", like)
+    assert not any(x.committed for x in out.values())
+    assert np.array_equal(out["1099"], tree["1099"])
+
+
 def test_partition_rules(tmp_path):
     model = eqx.nn.MLP(8, 8, 64, 2, key=jr.key(0))
     ec.tree_serialise_leaves(tmp_path / "c", model)
