@@ -26,9 +26,6 @@ Sharding = (
 )
 
 
-_PYTHON: dict[str, Any] = {**_leaf.PYTHON, "str": str, "bytes": bytes}
-
-
 _DICTS = "dict", "ordered", "default"
 
 
@@ -175,7 +172,7 @@ class Builder:
         target = _target.own_target(record.template)
         if cls is not None:
             codec = _register.codec_of(cls)
-            if codec is None and not issubclass(cls, _PYTHON.get(target.kind, ())):
+            if codec is None and not issubclass(cls, _leaf.PLAIN.get(target.kind, ())):
                 text = f"a `{cls.__qualname__}`, whose type is not registered"
                 self.add("value", record.name, text)
                 return None

@@ -17,7 +17,7 @@ from jaxtyping import PyTree
 
 from .._format import _names
 from .._format._leaves import Structure
-from .._tree import _flatten, _identity, _named, _register, _seen
+from .._tree import _flatten, _identity, _leaf, _named, _register, _seen
 from .._tree._filters import IsLeaf
 from .._tree._flatten import Flat
 from .._tree._node import Node
@@ -87,7 +87,7 @@ def _kind(cls: type, is_leaf: bool) -> str:
     return "dataclass" if dataclasses.is_dataclass(cls) else "other"
 
 
-_PLAIN = (bool, int, float, complex, str, bytes)
+_PLAIN = tuple(_leaf.PLAIN.values())
 
 
 def _comes_back(cls: type) -> bool:

@@ -18,9 +18,9 @@ _NICENESS = 13
 
 
 @contextlib.contextmanager
-def quietly() -> Iterator[None]:
+def quietly(is_quiet: bool = True) -> Iterator[None]:
     """Lets `gather` use one thread only, of low priority where the system has that."""
-    token = _is_quiet.set(True)
+    token = _is_quiet.set(is_quiet)
     try:
         yield
     finally:
@@ -95,11 +95,8 @@ def gather(jobs: Sequence[Any], threads: int = 8, waiting: bool = False) -> list
 def gather_requests(jobs: Sequence[Any], threads: int) -> list[Any]:
     """As `gather`, of jobs that take no core, as they wait for a server: so many at a
     time, also in what is done `quietly`."""
-    token = _is_quiet.set(False)
-    try:
+    with quietly(False):
         return gather(jobs, threads, waiting=True)
-    finally:
-        _is_quiet.reset(token)
 
 
 def _join(helpers: Sequence[threading.Thread]) -> None:

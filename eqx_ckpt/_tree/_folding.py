@@ -10,21 +10,12 @@ _number = re.compile(r"0|[1-9][0-9]{0,17}")
 
 _folded = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
 
-_short = {
-    "bool": "bool",
-    "bfloat16": "bf16",
-    "float": "f",
-    "complex": "c",
-    "uint": "u",
-    "int": "i",
-}
+_short = {"bfloat": "bf", "float": "f", "complex": "c", "uint": "u", "int": "i"}
 
 
 def short_dtype(dtype: str) -> str:
     """`float32` as `f32`, as Equinox prints it."""
-    if dtype in ("bool", "bfloat16"):
-        return _short[dtype]
-    match = re.fullmatch(r"(float|complex|uint|int)(\d+)(_\w+)?", dtype)
+    match = re.fullmatch(r"(bfloat|float|complex|uint|int)(\d+)(_\w+)?", dtype)
     if match is None:
         return dtype
     return _short[match[1]] + match[2] + (match[3] or "")

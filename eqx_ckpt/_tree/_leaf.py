@@ -17,7 +17,9 @@ from .._format._template import Template
 from . import _folding, _register, _sharding
 
 
+# The kinds of leaves that are numbers of Python, and those that are plain values.
 PYTHON = {"bool": bool, "int": int, "float": float, "complex": complex}
+PLAIN: dict[str, type] = {**PYTHON, "str": str, "bytes": bytes}
 
 
 def is_storable(x: Any) -> bool:
@@ -376,20 +378,10 @@ def abstract(template: Template) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype, weak_type=template.weak)
 
 
-_PLAIN = {
-    "bool": False,
-    "int": 0,
-    "float": 0.0,
-    "complex": 0j,
-    "str": "",
-    "bytes": b"",
-}
-
-
 def stand_in(kind: str, abstract: jax.ShapeDtypeStruct) -> Any:
     """A leaf of the same kind, shape and dtype as one that is not read, for filters."""
-    if kind in _PLAIN:
-        return _PLAIN[kind]
+    if kind in PLAIN:
+        return PLAIN[kind]()
     if kind in ("numpy", "generic"):
         zero = np.zeros((), abstract.dtype)
         return np.broadcast_to(zero, abstract.shape) if kind == "numpy" else zero[()]

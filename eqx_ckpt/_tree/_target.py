@@ -80,7 +80,7 @@ def _target_of(like: Any) -> Target:
         return Target("numpy", like.dtype, like.shape)
     if isinstance(like, np.generic) and not isinstance(like, (np.str_, np.bytes_)):
         return Target("generic", like.dtype, like.shape)
-    for kind, cls in (*_leaf.PYTHON.items(), ("str", str), ("bytes", bytes)):
+    for kind, cls in _leaf.PLAIN.items():
         if isinstance(like, cls):
             return Target(kind, None, (), python=type(like))
     raise TypeError(
