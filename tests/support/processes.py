@@ -129,7 +129,7 @@ def free_port() -> Iterator[int]:
 
 
 def run_team(
-    size: int, code: str, path: pathlib.Path, devices: int = 2, timeout: float = 900
+    size: int, code: str, path: pathlib.Path, devices: int = 2, timeout: float = 600
 ) -> list[Done]:
     """Runs code in each of `size` processes. It has `rank`, `size`, `path`, a mesh of
     all devices, and the names above."""
