@@ -14,6 +14,7 @@ import http.server
 import json
 import os
 import random
+import pathlib
 import re
 import shutil
 import socket
@@ -267,6 +268,7 @@ def _running(*arguments: str) -> Iterator[int]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        cwd=pathlib.Path(__file__).parents[1],  # So that `support` is found.
     ) as process:
         assert process.stdout is not None
         try:
