@@ -133,7 +133,7 @@ def _leaf_of(name: str, value: Any, alike: Templates) -> Leaf:
 def _without(lazy: LazyArray, *fields: str) -> LazyArray:
     """The same without these fields of its target."""
     target = lazy._target
-    rest = dict.fromkeys(x for x in fields if getattr(target, x) is not None)
+    rest = {x: None for x in fields if getattr(target, x) is not None}
     return lazy._again(lazy._view, target._replace(**rest)) if rest else lazy
 
 

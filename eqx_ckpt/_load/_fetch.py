@@ -160,8 +160,9 @@ class LeafBuilder:
         # by what is alike in them.
         self._plain: list[tuple[int, np.ndarray]] = []
         self._alike: dict[Kind, list[tuple[int, np.ndarray]]] = {}
-        # The kind of the plain leaves of a target, and where they wait.
-        self._waiting: dict[int, tuple[Kind, list[tuple[int, np.ndarray]]]] = {}
+        # The kind of the plain leaves of a target, and where they wait; arrays of NumPy
+        # do not.
+        self._waiting: dict[int, tuple[Kind, list[tuple[int, np.ndarray]] | None]] = {}
         self._find_alike()
         # The number of what waits, and the bytes that have come since nothing did.
         self._count = self._size = 0
@@ -179,6 +180,8 @@ class LeafBuilder:
         for x, kind in kinds.items():
             if kind is not None:
                 self._waiting[x] = kind, self._alike.get(kind, self._plain)
+            elif (kind := _from_host.numpy_kind(targets[x])) is not None:
+                self._waiting[x] = kind, None
 
     def add(self, one: StoredRead, result: ReadResult) -> None:
         arrays, owned, lost = result
@@ -193,14 +196,14 @@ class LeafBuilder:
             array = arrays[0] if arrays and move is None else None
             if array is not None and (array.dtype, array.shape) == kind:
                 # A view may be all that is wanted of much memory.
-                if view is not None and not owned:
+                if not owned and (view is not None or waiting is None):
                     array = array.copy()
-                elif waiting is self._plain and not owned:
+                elif not owned and waiting is self._plain:
                     array = _from_host.unshared(array)
-                waiting.append((i, array))
-                self._count += 1
-                if waiting is not self._plain and len(waiting) == _from_host.TOGETHER:
-                    self._make(_from_host.compiled, waiting)
+                if waiting is None:
+                    self._out[i] = array
+                else:
+                    self._wait(waiting, i, array)
             else:
                 arguments = arrays, record.template, target, owned, converted
                 try:
@@ -217,6 +220,14 @@ class LeafBuilder:
             self._size += one.nbytes
             if self._count >= _COUNT or self._size >= min(_BYTES, self._budget // 4):
                 self._flush()
+
+    def _wait(
+        self, waiting: list[tuple[int, np.ndarray]], i: int, array: np.ndarray
+    ) -> None:
+        waiting.append((i, array))
+        self._count += 1
+        if waiting is not self._plain and len(waiting) == _from_host.TOGETHER:
+            self._make(_from_host.compiled, waiting)
 
     def finish(self, what: str) -> list[Any]:
         """All leaves, which are of `what`. **Raises:** `RuntimeError` for values that

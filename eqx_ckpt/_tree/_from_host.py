@@ -178,6 +178,13 @@ def plain_kind(target: Target) -> Kind | None:
     return dtype, target.shape
 
 
+def numpy_kind(target: Target) -> Kind | None:
+    """The dtype and shape of an array, if `target` asks for one of NumPy's."""
+    if target.kind != "numpy" or target.codec is not None or target.dtype is None:
+        return None
+    return target.dtype, target.shape
+
+
 def is_often(kind: Kind, count: int) -> bool:
     """Whether `compiled` is to make the leaves of a kind, of which there are `count`
     more."""

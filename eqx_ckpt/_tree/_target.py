@@ -32,8 +32,10 @@ def target_of(like: Any) -> Target:
     """**Raises:** `TypeError` for a leaf that no stored leaf can stand for, and
     `ValueError` when the `to_leaf` of its type fails."""
     # Nearly all leaves are these.
-    if type(like) is jax.ShapeDtypeStruct and like.sharding is None:
-        if _processes.count() == 1:
+    own = getattr(like, "_target", None)
+    is_abstract = type(like) is jax.ShapeDtypeStruct or isinstance(own, Target)
+    if is_abstract and like.sharding is None and _processes.count() == 1:
+        if own is None or own.kind == "jax":
             return _unplaced_target(like.dtype, like.shape, like.weak_type)
     codec = _register.codec_of(type(like))
     if codec is not None:

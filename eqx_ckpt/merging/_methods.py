@@ -216,7 +216,9 @@ def combine(
     """A block of the leaf that a method merges, of blocks of its own dtype: that of the
     base is the first, if there is one."""
     shape = blocks[0].shape
-    leaf = dataclasses.replace(leaf, start=start or (0,), state=state)
+    leaf = MergedLeaf(
+        leaf.name, leaf.shape, leaf.count, leaf.options, start or (0,), state
+    )
     with np.errstate(all="ignore"):
         out = np.asarray(method.combine(*_sides(method, dtype, blocks), leaf))
     if out.shape != (shape or (1,)):
@@ -230,7 +232,7 @@ def combine(
 def _sides(method: Method, dtype: np.dtype, blocks: Blocks) -> Sides:
     wide = np.dtype(np.float64 if dtype == np.float64 else np.float32)
     # What NumPy computes of arrays without axes are no arrays.
-    every = [_cast(np.atleast_1d(x), wide) for x in blocks]
+    every = [_cast(x if x.ndim else x.reshape(1), wide) for x in blocks]
     return (every[1:], every[0]) if method.base else (every, None)
 
 
@@ -293,13 +295,14 @@ def _dot(a: np.ndarray, b: np.ndarray) -> float:
 
 def _products(vectors: Iterable[Blocks], count: int) -> np.ndarray:
     """The products of all pairs of so many vectors, which come in blocks."""
-    out = np.zeros((count, count))
+    pairs = [(i, j) for i in range(count) for j in range(i + 1)]
+    sums = [0.0] * len(pairs)
     for blocks in vectors:
         flat = [x.reshape(-1) for x in blocks]
-        for i in range(count):
-            for j in range(i + 1):
-                out[i, j] += _dot(flat[i], flat[j])
-                out[j, i] = out[i, j]
+        sums = [s + _dot(flat[i], flat[j]) for s, (i, j) in zip(sums, pairs)]
+    out = np.zeros((count, count))
+    for (i, j), s in zip(pairs, sums):
+        out[i, j] = out[j, i] = s
     return out
 
 

@@ -13,8 +13,8 @@ import http.client
 import http.server
 import json
 import os
-import random
 import pathlib
+import random
 import re
 import shutil
 import socket
