@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from .._rename import _rename
 from .._rename._rename import Rename
 from .._tree import _select
-from ..adapters import Adapter
+from ..adapters import _deferred, Adapter
 from . import _nested
 from ._nested import Nested
 from ._sides import Model, said, SavedLeaf, SideNode, StoredSide
@@ -82,8 +82,13 @@ def renamed(
 def adapter_of(how: Callable[..., Any]) -> Adapter:
     if isinstance(how, Adapter):
         return how
-    name = getattr(how, "__name__", type(how).__name__)
-    return Adapter(name, how, own=True)
+
+    def apply(saved: Any, like: Any) -> Any:
+        out = how(saved, like)
+        made = list(out) if isinstance(out, tuple) else out
+        return _nested.mapped(_deferred.of_stored, made)
+
+    return Adapter(getattr(how, "__name__", type(how).__name__), apply, own=True)
 
 
 def parse(given: Any, label: str, model: Model, stored: StoredSide) -> NodePair:

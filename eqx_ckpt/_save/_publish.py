@@ -10,11 +10,12 @@ path, and the two directories change places. These are the strategies: `_inplace
 import contextlib
 import json
 import secrets
+import time
 from collections.abc import Mapping
 
 from .._format import _files, _index, _schema
 from .._format._index import Index
-from .._storage import _store
+from .._runtime._processes import Processes
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
 from . import _inplace, _instore, _leftovers, _path_state, _swapped
@@ -56,17 +57,37 @@ def tell(save: Transaction) -> bytes:
 
 
 _TOLD = _schema.ID, bool
+# Seconds that a file system of the network may take to show what another host has made.
+_SHOWN = 30
 
 
-def told(root: Backend, word: bytes) -> tuple[Backend, str]:
+def told(
+    root: Backend, word: bytes, processes: Processes
+) -> tuple[Backend, str]:
     """Where the others write, once the place is there: the directory, and that of the
-    save in it."""
+    save in it.
+
+    **Raises:** `RuntimeError` if it does not appear, or process 0 has failed.
+    """
     save, is_beside = _schema.read(word, "what process 0 says of a save", _TOLD)
     work = root.real()
     if is_beside and isinstance(work, LocalDirectory):
         work = _leftovers.directory_of(work, save)
     own = f"d/{save}"
-    _store.await_directory(work, own)
+    end = time.monotonic() + _SHOWN
+
+    def is_there() -> bool:
+        if work.is_far or work.is_directory(own):
+            return True
+        if time.monotonic() > end:
+            raise RuntimeError(
+                f"`{work.url}/{own}`, which process 0 has made, is not there. The path "
+                "has to be one that all processes share."
+            )
+        return False
+
+    # Process 0 may have failed by now, and have deleted it.
+    processes.until(is_there)
     return work, own
 
 

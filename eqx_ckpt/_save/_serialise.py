@@ -236,7 +236,7 @@ def _write_directory(
         word = processes.broadcast(b"" if begun is None else _publish.tell(begun))
         if not word:
             _agree.explain(plan, processes)
-        at = at or _publish.told(root, word)
+        at = at or _publish.told(root, word, processes)
     assert at is not None
     into = _destination(plan, *at, held)
     kept = _layout.NOTHING if base is None else _reuse.keep(base, plan.leaves, into)

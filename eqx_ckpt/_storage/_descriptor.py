@@ -10,11 +10,14 @@ import contextlib
 import errno
 import fcntl
 import functools as ft
+import gc
 import os
 import pathlib
 import re
+import sys
 import time
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 
 from .._format import _text
 from .._runtime import _log
@@ -83,16 +86,24 @@ class Descriptor(_Closed):
 
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
-# Seconds of waiting for a lock: until the log says so, and at most.
-_TOLD, _LONGEST = 10, 1800
+# Seconds of waiting for a lock: until we look whether a call of our own has left it,
+# until the log says so, and at most.
+_OWN, _TOLD, _LONGEST = 0.2, 10, 1800
+_PACKAGE = __name__.partition(".")[0] + "."
 
 
 class Lock:
     """The advisory lock of a directory, for a block. `with` gives whether it is held:
     not if another has it and we do not `wait`, nor if the file system has no locks.
-    It ends with the process. `open_it` opens the directory, if it is to be made too."""
+    It ends with the process. `open_it` opens the directory, if it is to be made too.
+
+    `contextlib` is written in Python, so Ctrl-C may come between the end of a block and
+    that of what it holds. A lock that is left so is let go of when we next wait for it.
+    """
 
     descriptor: Descriptor
+    # The frame of the call that holds it: of the outermost function of the package.
+    call: types.FrameType | None = None
 
     def __init__(
         self,
@@ -104,9 +115,14 @@ class Lock:
         self._open = open_it or ft.partial(Descriptor, directory, DIRECTORY)
 
     def __enter__(self) -> bool:
+        outermost = None
+        for call in _frames(sys._getframe()):
+            if str(call.f_globals.get("__name__")).startswith(_PACKAGE):
+                outermost = call
         while True:
             self.descriptor = self._open()
             try:
+                self.call = outermost
                 (fd,) = self.descriptor._numbers
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -132,15 +148,40 @@ class Lock:
                     fcntl.flock(self.descriptor._numbers[0], fcntl.LOCK_UN)
         finally:
             self.descriptor.close()
+            self.call = None  # Or all that it has would live as long as this.
+
+
+def _let_go(fd: int) -> None:
+    """Lets go of the locks of an open directory that calls of this process have left."""
+    found = os.fstat(fd)
+    # First the calls, and then what runs: a call that begins meanwhile is not left.
+    calls = [(x, x.call) for x in gc.get_objects() if type(x) is Lock]
+    running = {None}
+    for frame in sys._current_frames().values():
+        running.update(_frames(frame))
+    for lock in [lock for lock, call in calls if call not in running]:
+        with contextlib.suppress(OSError, IndexError):
+            if os.path.samestat(os.fstat(lock.descriptor.fileno()), found):
+                lock.__exit__()
+
+
+def _frames(frame: types.FrameType | None) -> Iterator[types.FrameType]:
+    """A frame, and those that have called it."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def _await(fd: int, directory: str) -> bool:
     """Locks an open directory that another has locked, once it can. Returns whether it
     has."""
     start, pause, told = time.monotonic(), 0.001, _TOLD
-    since = time.strftime("%H:%M:%S")
+    since, looked = time.strftime("%H:%M:%S"), _OWN
     while True:
         waited = time.monotonic() - start
+        if waited > looked:
+            looked *= 4
+            _let_go(fd)
         if waited > min(told, _LONGEST):
             told *= 4
             who = f"{_holder(fd)} holds the lock of `{_text.escape(directory)}`"

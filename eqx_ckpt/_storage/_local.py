@@ -341,8 +341,8 @@ class LocalDirectory(Backend):
             if is_aside:
                 # Before anything is in it. Nobody can ask what the umask is.
                 os.fchmod(fd, mode & ~0o077)
-            _locked[path] = lock.descriptor
             try:
+                _locked[path] = lock.descriptor
                 is_there = ft.partial(_descriptor.is_same, path, found)
                 yield mode if is_aside else None, is_there
             finally:

@@ -3,7 +3,6 @@
 import concurrent.futures as cf
 import contextlib
 import functools as ft
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -220,22 +219,3 @@ def may_hold(root: Backend, key: str) -> bool:
 def folds_case(root: Backend) -> bool:
     """Whether names that differ by case only are one."""
     return isinstance(root, LocalDirectory) and _local_files.folds_case(root.path)
-
-
-# Seconds that a file system of the network may take to show what another host has made.
-_SHOWN = 30
-
-
-def await_directory(root: Backend, key: str) -> None:
-    """Waits until a directory that another process has made is there.
-
-    **Raises:** `RuntimeError` if it does not appear.
-    """
-    end = time.monotonic() + _SHOWN
-    while not root.is_far and not root.is_directory(key):
-        if time.monotonic() > end:
-            raise RuntimeError(
-                f"`{root.url}/{key}`, which process 0 has made, is not there. The path "
-                "has to be one that all processes share."
-            )
-        time.sleep(0.05)

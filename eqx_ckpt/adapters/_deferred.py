@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from .._format import _template
-from .._functions._computed import Formula
+from .._format import _template, _view
+from .._functions._computed import Computed, Formula
 from .._load._lazy import LazyArray
 from .._storage import _arrays
-from .._tree import _folding, _from_host
+from .._tree import _folding, _from_host, _leaf
 
 
 Lazy = LazyArray | Formula
@@ -42,6 +42,24 @@ def later(
 
     parts = tuple(part for x in items for part in parts_of(x))
     return Formula("", parts, make_all, tuple(shape), np.dtype(dtype))
+
+
+def of_stored(x: Any) -> Any:
+    """Turns an array of `ec.lazy` into a formula of stored arrays, which are read with
+    all others. Anything else stays as it is."""
+    if not isinstance(x, Computed):
+        return x
+    formula = x._formula
+    parts = [of_stored(part) for part in formula.parts]
+    view = x._view or _view.whole(formula.shape)
+
+    def make(arrays: list[np.ndarray]) -> np.ndarray:
+        rest = iter(arrays)
+        own = [next(rest) if isinstance(part, Lazy) else part for part in parts]
+        return _leaf.astype(formula.compute_at_once(view, own), np.dtype(x.dtype))
+
+    lazies = [part for part in parts if isinstance(part, Lazy)]
+    return later(lazies, make, x.shape, x.dtype)
 
 
 def _map(x: Formula, fn: Callable[[np.ndarray], np.ndarray]) -> Formula:

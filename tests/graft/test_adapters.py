@@ -515,3 +515,73 @@ def test_rows_that_the_saved_dtype_does_not_hold(tmp_path, dtype, fill):
     pair = (lambda m: m, "e", ec.adapters.rows(fill))
     with pytest.raises(RuntimeError, match="does not hold"):
         ec.graft(jnp.zeros((2, 2), dtype), tmp_path / "c", [pair], cast=True)
+
+
+def _squared(saved, like):
+    return ec.lazy(jnp.square, elementwise=True)(saved)
+
+
+def _twice_lazy(saved, like):
+    part = ec.lazy(lambda x, y: x * y)(saved[1:], np.arange(4, dtype=np.float32))
+    return ec.lazy(lambda x, y, z: (x + y).T * z)(part, saved[:-1], 2.0)[1:3]
+
+
+@pytest.mark.parametrize(
+    "how, expected",
+    [
+        ([_squared], np.square),
+        ([_squared, adapt.transpose()], lambda x: np.square(x).T),
+        ([_squared, adapt.cast()], lambda x: np.square(x).astype(np.float16)),
+        ([adapt.transpose(), _squared], lambda x: np.square(x.T)),
+        (
+            [lambda saved, like: _squared(saved, like).astype(jnp.bfloat16)],
+            lambda x: np.square(x).astype(jnp.bfloat16),
+        ),
+        ([_twice_lazy], lambda x: ((x[1:] * np.float32([0, 1, 2, 3]) + x[:-1]).T * 2)[1:3]),
+    ],
+)
+def test_what_ec_lazy_makes(tmp_path, how, expected):
+    x = _saved((3, 4))
+    wanted = jnp.asarray(expected(x)).astype(expected(x).dtype)
+    out = _graft(tmp_path, x, jnp.zeros_like(wanted), *how)
+    assert out.dtype == wanted.dtype
+    np.testing.assert_array_equal(out, wanted)
+
+
+def test_what_ec_lazy_makes_of_several(tmp_path):
+    x = _saved((2, 3))
+    both = {"a": x, "b": x + 1}
+    right = lambda c: [c.a, c.b]
+
+    def joined(saved, like):
+        return ec.lazy(lambda a, b: jnp.stack([a, b]))(*saved)
+
+    out = _graft(tmp_path, both, jnp.zeros((2, 2, 3)), joined, right=right)
+    np.testing.assert_array_equal(out, [x, x + 1])
+
+    def parted(saved, like):
+        return tuple(ec.lazy(lambda y, i=i: y[i] * 2)(saved) for i in range(2))
+
+    model = {"a": jnp.zeros(3), "b": jnp.zeros(3)}
+    left = lambda m: [m["a"], m["b"]]
+    out = _graft(tmp_path, x, model, parted, left=left)
+    np.testing.assert_array_equal([out["a"], out["b"]], x * 2)
+
+
+def test_what_ec_lazy_makes_of_another_checkpoint(tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "other", {"w": _saved(3)})
+    other = ec.open(tmp_path / "other").tree.w
+    mixed = lambda saved, like: ec.lazy(jnp.add)(saved, other)
+    with pytest.raises(RuntimeError, match=r"`w` is of another checkpoint"):
+        _graft(tmp_path, _saved(3), jnp.zeros(3), mixed)
+
+
+def test_what_ec_lazy_makes_of_damage(tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "x", {"w": _saved((300, 300))})
+    files = [x for x in (tmp_path / "x").rglob("*") if x.is_file()]
+    file = max(files, key=lambda x: x.stat().st_size)
+    file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:])
+    with pytest.raises(ec.DamagedError, match="w: its bytes"):
+        ec.graft(
+            jnp.zeros((300, 300)), tmp_path / "x", [(lambda m: m, "w", _squared)]
+        )

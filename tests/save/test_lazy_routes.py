@@ -246,3 +246,31 @@ for number, (name, said) in enumerate(wrong.items()):
         assert not ec.diff(lazy, saved.tree.lazy) and ec.verify(saved.path) == []
         np.testing.assert_array_equal(saved["halved"], _arrays()["layers"][0] / 2)
     assert not ec.exists(tmp_path / "d")
+
+
+def test_who_comes_late_has_the_error_of_process_0(tmp_path):
+    _ours(tmp_path / "damaged")
+    _damage(tmp_path / "damaged")
+    code = """
+from support import inside
+import pytest
+tree = ec.open(path / "damaged").tree
+
+def late(told):
+    def wait(*arguments):
+        meet("process 0 has failed")
+        return told(*arguments)
+    return wait
+
+with pytest.MonkeyPatch.context() as patch:
+    inside.wrap(patch, "find where others write", late)
+    start = time.monotonic()
+    try:
+        ec.tree_serialise_leaves(path / "b", tree)
+    except RuntimeError as e:
+        print("layers.0" in str(e) or e)
+    if rank == 0:
+        meet("process 0 has failed")
+print(time.monotonic() - start < 20)
+"""
+    assert good(run_team(2, code, tmp_path)) == ["True\nTrue\n"] * 2

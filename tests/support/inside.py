@@ -48,13 +48,14 @@ LIMITS = {
     "seconds_until_a_server_has_answered": "_stores._requests._ANSWER",
     "seconds_until_a_server_is_back": "_stores._requests._AWAY",
     "seconds_until_a_server_is_told": "_stores._requests._SAY",
-    "seconds_until_a_directory_shows": "_storage._store._SHOWN",
+    "seconds_until_a_directory_shows": "_save._publish._SHOWN",
     "bytes_read_in_a_second": "_reshard._loads._READS",
 }
 
 CALLS = {
     "write a save": "_save._serialise.write",
     "publish": "_save._publish.publish",
+    "find where others write": "_save._publish.told",
     "call a room around the kernel": "_extensions.call",
     "put the files of other readers in place": "_save._inplace._swap_in",
     "keep files of the last save": "_save._reuse.keep",

@@ -1,14 +1,15 @@
 """What the processes of `test_interrupts.py` do. No test is here.
 
 `python -m support.interrupts DIRECTORY MOST NAMES...` makes the calls of these names
-again and again, raises an exception each time at another line of the package, at most
-so many for each (0: all), and looks at what there is then. Prints how many lines it
-were.
+again and again, raises an exception each time at another line of the package, or of
+the `contextlib` that it uses, at most so many for each (0: all), and looks at what
+there is then. Prints how many lines it were.
 
 In the main thread that is `KeyboardInterrupt`; in a thread of a save, `MemoryError`.
 """
 
 import collections
+import contextlib
 import faulthandler
 import gc
 import json
@@ -35,6 +36,14 @@ _PACKAGE = str(pathlib.Path(ec.__file__).parent) + os.sep
 Line = tuple[str, int]
 
 
+def _is_ours(frame: Any) -> bool:
+    """Whether it runs a line of the package, or of what enters and leaves its blocks,
+    which is written in Python too."""
+    while frame is not None and frame.f_code.co_filename == contextlib.__file__:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_PACKAGE)
+
+
 def _traced(
     at: int | None, lines: list[Line], thread: str, finals: list[str]
 ) -> Callable[..., Any]:
@@ -50,7 +59,7 @@ def _traced(
         return trace_line
 
     def trace(frame: Any, event: str, arg: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(_PACKAGE):
+        if not _is_ours(frame):
             return None
         if threading.current_thread().name != thread:
             return None
@@ -119,7 +128,7 @@ def spread(lines: list[Line], most: int, every: Sequence[str]) -> list[int]:
     first = {line: i for i, line in reversed(list(enumerate(lines, 1)))}
     numbers = sorted({*first.values(), *last.values()})
     some = numbers[:: -(-len(numbers) // most)]
-    all_of = [i for (file, _), i in first.items() if os.path.basename(file) in every]
+    all_of = [i for i in numbers if os.path.basename(lines[i - 1][0]) in every]
     return sorted({*some, *all_of})
 
 
@@ -340,6 +349,8 @@ _WINDOWS = {
         "_threads.py",
     ),
     "helper of a save": ("_threads.py",),
+    # Where locks would stay that the next save waits for.
+    "save zarr": ("contextlib.py",),
 }
 
 # What a call then raises. A thread may end without having said why.
