@@ -284,8 +284,8 @@ ALL: dict[str, Peer] = {
 def _timed(call: Callable[[], Any]) -> tuple[float, float]:
     """Milliseconds of CPU, and by the clock, until all arrays of the result are there.
 
-    To wait for them is a walk of the tree, which is no part of a call. It is made twice,
-    and the second one, in which there is nothing to wait for, is taken off.
+    To wait for them is a walk of the tree, which is no part of a call. It is made
+    twice, and the second one, in which there is nothing to wait for, is taken off.
     """
     times = [_now()]
     out = call()

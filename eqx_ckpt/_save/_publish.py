@@ -61,9 +61,7 @@ _TOLD = _schema.ID, bool
 _SHOWN = 30
 
 
-def told(
-    root: Backend, word: bytes, processes: Processes
-) -> tuple[Backend, str]:
+def told(root: Backend, word: bytes, processes: Processes) -> tuple[Backend, str]:
     """Where the others write, once the place is there: the directory, and that of the
     save in it.
 

@@ -115,8 +115,8 @@ class Lock:
         self._open = open_it or ft.partial(Descriptor, directory, DIRECTORY)
 
     def __enter__(self) -> bool:
-        outermost = None
-        for call in _frames(sys._getframe()):
+        outermost = sys._getframe()
+        for call in _frames(outermost):
             if str(call.f_globals.get("__name__")).startswith(_PACKAGE):
                 outermost = call
         while True:
@@ -152,11 +152,11 @@ class Lock:
 
 
 def _let_go(fd: int) -> None:
-    """Lets go of the locks of an open directory that calls of this process have left."""
+    """Lets go of locks of an open directory that calls of this process have left."""
     found = os.fstat(fd)
     # First the calls, and then what runs: a call that begins meanwhile is not left.
     calls = [(x, x.call) for x in gc.get_objects() if type(x) is Lock]
-    running = {None}
+    running: set[types.FrameType | None] = {None}
     for frame in sys._current_frames().values():
         running.update(_frames(frame))
     for lock in [lock for lock, call in calls if call not in running]:

@@ -537,7 +537,10 @@ def _twice_lazy(saved, like):
             [lambda saved, like: _squared(saved, like).astype(jnp.bfloat16)],
             lambda x: np.square(x).astype(jnp.bfloat16),
         ),
-        ([_twice_lazy], lambda x: ((x[1:] * np.float32([0, 1, 2, 3]) + x[:-1]).T * 2)[1:3]),
+        (
+            [_twice_lazy],
+            lambda x: ((x[1:] * np.float32([0, 1, 2, 3]) + x[:-1]).T * 2)[1:3],
+        ),
     ],
 )
 def test_what_ec_lazy_makes(tmp_path, how, expected):
@@ -582,6 +585,4 @@ def test_what_ec_lazy_makes_of_damage(tmp_path):
     file = max(files, key=lambda x: x.stat().st_size)
     file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:])
     with pytest.raises(ec.DamagedError, match="w: its bytes"):
-        ec.graft(
-            jnp.zeros((300, 300)), tmp_path / "x", [(lambda m: m, "w", _squared)]
-        )
+        ec.graft(jnp.zeros((300, 300)), tmp_path / "x", [(lambda m: m, "w", _squared)])
