@@ -17,6 +17,7 @@ import eqx_ckpt as ec
 @pytest.fixture
 def told(caplog):
     """The lines that were logged since it was last called: `(level, text)`."""
+    gc.collect()  # What managers of other tests say at their end.
     caplog.set_level(logging.DEBUG, "eqx_ckpt")
 
     def take():
