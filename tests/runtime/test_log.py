@@ -1,5 +1,6 @@
 """What the logger `eqx_ckpt` and `jax.monitoring` are told."""
 
+import gc
 import logging
 import types
 
