@@ -221,7 +221,8 @@ class Saves:
             return
         try:
             self.going.handle.result()
-            self.going.over.wait()
+            if not self.going.handle._reaches(self.going.over):
+                self._undeleted.append("The thread of the save has ended.")
         except Exception:
             self.going = None
             raise

@@ -83,10 +83,18 @@ class SaveHandle:
         **Raises:** what went wrong, if something has.
         """
         _context.check_fork()
-        while not self._staged.wait(_LOOK):
+        if not self._reaches(self._staged):
             _look(self)
         if self._saved.done():
             self.result()
+
+    def _reaches(self, event: threading.Event) -> bool:
+        """Waits for what the thread of the save says. Returns False if that has ended
+        without a word."""
+        while not event.wait(_LOOK):
+            if self._thread is not None and not self._thread.is_alive():
+                return event.is_set()
+        return True
 
     def done(self) -> bool:
         """Whether the checkpoint is at its path. Does not wait.
