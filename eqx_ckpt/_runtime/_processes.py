@@ -123,7 +123,13 @@ class Processes:
             yield
             return
         try:
-            yield
+            try:
+                yield
+            except FileNotFoundError:
+                # If process 0 has failed, it has deleted what all of them write to.
+                if channel.round > 0 and not self.leads:
+                    self._listen(channel)
+                raise
         except BaseException as e:
             self.fail(e)
             if isinstance(e, PeerError):

@@ -248,10 +248,11 @@ for number, (name, said) in enumerate(wrong.items()):
     assert not ec.exists(tmp_path / "d")
 
 
-def test_who_comes_late_has_the_error_of_process_0(tmp_path):
+@pytest.mark.parametrize("call", ["find where others write", "tell what was written"])
+def test_who_comes_late_has_the_error_of_process_0(tmp_path, call):
     _ours(tmp_path / "damaged")
     _damage(tmp_path / "damaged")
-    code = """
+    code = f"""
 from support import inside
 import pytest
 tree = ec.open(path / "damaged").tree
@@ -263,7 +264,7 @@ def late(told):
     return wait
 
 with pytest.MonkeyPatch.context() as patch:
-    inside.wrap(patch, "find where others write", late)
+    inside.wrap(patch, {call!r}, late)
     start = time.monotonic()
     try:
         ec.tree_serialise_leaves(path / "b", tree)

@@ -56,6 +56,7 @@ CALLS = {
     "write a save": "_save._serialise.write",
     "publish": "_save._publish.publish",
     "find where others write": "_save._publish.told",
+    "tell what was written": "_save._notes.tell",
     "call a room around the kernel": "_extensions.call",
     "put the files of other readers in place": "_save._inplace._swap_in",
     "keep files of the last save": "_save._reuse.keep",
