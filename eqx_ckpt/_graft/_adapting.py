@@ -1,6 +1,7 @@
 """The value of a leaf of the model, or of those that an adapter makes together."""
 
 import functools as ft
+import itertools as it
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -33,6 +34,8 @@ class Placed(NamedTuple):
     status: str  # "loaded", "cast" or "adapted".
     how: str
     adapters: tuple[Adapter, ...]
+    # Which of the arrays that these have made together.
+    position: int = 0
 
 
 # ---- One leaf, or those that an adapter makes together.
@@ -57,7 +60,7 @@ def place(job: Job, model: Model, cast: bool, problems: Problems) -> list[Placed
         text = f"{job.label}, `{how}`: {said}; saved {_all(job.all_saved)}"
         problems.add("adapter", shown, text)
         return []
-    wanted = zip(numbers, names, targets, results)
+    wanted = zip(it.count(), numbers, names, targets, results)
     placed = [_fit(*x, job, how, problems) for x in wanted]
     return [x for x in placed if x is not None]
 
@@ -168,6 +171,7 @@ def _shown(made: Any) -> str:
 
 
 def _fit(
+    position: int,
     number: int,
     name: str,
     target: Target,
@@ -207,7 +211,8 @@ def _fit(
         status = "loaded" if same or template.kind == "key" else "cast"
     saved = tuple(x.lazy.name for x in job.all_saved)
     adapters = tuple(job.adapters)
-    return Placed(number, made, target, saved, status, how or "a view", adapters)
+    how = how or "a view"
+    return Placed(number, made, target, saved, status, how, adapters, position)
 
 
 def _check_source(made: Any, job: Job) -> None:
@@ -282,6 +287,7 @@ def _origin(placed: Placed | None, stored: StoredSide) -> Any:
     aliases = stored.saved.aliases
     places = [x._record.place for x in parts]
     views = [(x._view, x.dtype, x._target.kind) for x in parts]
-    # Two adapters may be shown alike.
+    # Two adapters may be shown alike, and one makes several arrays of the same bytes.
     adapters = tuple(map(id, placed.adapters))
-    return adapters, *((aliases.get(p, p), v) for p, v in zip(places, views))
+    position = placed.position if isinstance(made, Formula) else 0
+    return adapters, position, *((aliases.get(p, p), v) for p, v in zip(places, views))

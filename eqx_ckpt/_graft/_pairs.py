@@ -84,7 +84,7 @@ def adapter_of(how: Callable[..., Any]) -> Adapter:
         return how
 
     def apply(saved: Any, like: Any) -> Any:
-        out = how(saved, like)
+        out = how(_nested.mapped(_deferred.as_lazy, saved), like)
         made = list(out) if isinstance(out, tuple) else out
         return _nested.mapped(_deferred.of_stored, made)
 

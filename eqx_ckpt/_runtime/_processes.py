@@ -75,7 +75,7 @@ _BEHIND = (
 )
 # Seconds between looks at what all do together: few at first. Every so many seconds
 # one looks for those that have failed.
-_WAIT, _LISTEN = (0.0002, 0.002), 0.5
+_WAIT, _SLOW, _LISTEN = (0.0002, 0.002), 0.05, 0.5
 _STUCK = (
     " The devices of the others may wait for it for ever: end the program, and start "
     "it again."
@@ -182,9 +182,10 @@ class Processes:
         self._said, self._is_over, self._since = None, False, time.monotonic()
         return word
 
-    def until(self, is_ready: Callable[[], bool]) -> None:
+    def until(self, is_ready: Callable[[], bool], collective: bool = True) -> None:
         """Waits for what all processes do together, such as a collective. It is for the
-        time between two rounds, as no round is to begin before it is ready.
+        time between two rounds, as no round is to begin before it is ready. Any other
+        thing is looked at less often.
 
         **Raises:** as soon as one of them has failed, or is silent for too long: it may
         never take part.
@@ -195,9 +196,9 @@ class Processes:
         wait, next_look = _WAIT[0], time.monotonic() + _LISTEN
         while not is_ready():
             time.sleep(wait)
-            wait = min(2 * wait, _WAIT[1])
+            wait = min(2 * wait, _WAIT[1] if collective else _SLOW)
             if time.monotonic() > next_look:
-                self._listen(channel)
+                self._listen(channel, _STUCK if collective else "")
                 next_look = time.monotonic() + _LISTEN
 
     def decide(
@@ -378,8 +379,9 @@ class Processes:
 
     # ---- Signs of life.
 
-    def _listen(self, channel: Channel) -> None:
-        """**Raises:** if it is known by now that a process has failed or died."""
+    def _listen(self, channel: Channel, stuck: str = "") -> None:
+        """**Raises:** if it is known by now that a process has failed or died; if it is
+        not over for this one, it says that it is `stuck`."""
         said, gone = channel.look(channel.seen)
         try:
             if self.leads:
@@ -390,7 +392,7 @@ class Processes:
             others = range(1, self.count) if self.leads else [0]
             self._check_alive(channel, others)
         except PeerError as e:
-            raise PeerError(f"{e}{'' if self._is_over else _STUCK}", e.silent) from None
+            raise PeerError(f"{e}{'' if self._is_over else stuck}", e.silent) from None
 
     def _check_alive(self, channel: Channel, missing: Iterable[int]) -> None:
         now = time.monotonic()

@@ -85,7 +85,7 @@ def told(root: Backend, word: bytes, processes: Processes) -> tuple[Backend, str
         return False
 
     # Process 0 may have failed by now, and have deleted it.
-    processes.until(is_there)
+    processes.until(is_there, collective=False)
     return work, own
 
 

@@ -10,14 +10,15 @@ import contextlib
 import errno
 import fcntl
 import functools as ft
-import gc
+import inspect
 import os
 import pathlib
 import re
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable
 
 from .._format import _text
 from .._runtime import _log
@@ -104,6 +105,8 @@ class Lock:
     descriptor: Descriptor
     # The frame of the call that holds it: of the outermost function of the package.
     call: types.FrameType | None = None
+    # The directory that it is of.
+    found: os.stat_result
 
     def __init__(
         self,
@@ -115,15 +118,17 @@ class Lock:
         self._open = open_it or ft.partial(Descriptor, directory, DIRECTORY)
 
     def __enter__(self) -> bool:
-        outermost = sys._getframe()
-        for call in _frames(outermost):
-            if str(call.f_globals.get("__name__")).startswith(_PACKAGE):
-                outermost = call
+        call = frame = sys._getframe()
+        while frame is not None:
+            if str(frame.f_globals.get("__name__")).startswith(_PACKAGE):
+                call = frame
+            frame = frame.f_back
         while True:
             self.descriptor = self._open()
             try:
-                self.call = outermost
                 (fd,) = self.descriptor._numbers
+                self.found, self.call = os.fstat(fd), call
+                _locks[id(self)] = weakref.ref(self)
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
@@ -132,7 +137,7 @@ class Lock:
                 except OSError:
                     return False  # There are no locks.
                 # While we waited another directory may have come in its place.
-                if is_same(self._directory, os.fstat(fd)):
+                if is_same(self._directory, self.found):
                     return True
             except BaseException:
                 self.__exit__()
@@ -141,9 +146,10 @@ class Lock:
 
     def __exit__(self, *error: object) -> None:
         # A child that is forked meanwhile has the descriptor too, and would keep the
-        # lock of a file that is only closed here.
+        # lock of a file that is only closed here. Another thread may close it just now,
+        # if it is no more among the locks: the number is then that of another file.
         try:
-            if self.descriptor._numbers:
+            if _locks.pop(id(self), None) and self.descriptor._numbers:
                 with contextlib.suppress(OSError):
                     fcntl.flock(self.descriptor._numbers[0], fcntl.LOCK_UN)
         finally:
@@ -151,25 +157,32 @@ class Lock:
             self.call = None  # Or all that it has would live as long as this.
 
 
+# Those of this process, by `id`, that are held or waited for.
+_locks: dict[int, weakref.ref[Lock]] = {}
+
+
 def _let_go(fd: int) -> None:
     """Lets go of locks of an open directory that calls of this process have left."""
     found = os.fstat(fd)
-    # First the calls, and then what runs: a call that begins meanwhile is not left.
-    calls = [(x, x.call) for x in gc.get_objects() if type(x) is Lock]
-    running: set[types.FrameType | None] = {None}
-    for frame in sys._current_frames().values():
-        running.update(_frames(frame))
-    for lock in [lock for lock, call in calls if call not in running]:
-        with contextlib.suppress(OSError, IndexError):
-            if os.path.samestat(os.fstat(lock.descriptor.fileno()), found):
-                lock.__exit__()
+    for key, reference in _locks.copy().items():
+        lock = reference()
+        if lock is None:
+            _locks.pop(key, None)
+        elif os.path.samestat(lock.found, found) and _is_over(lock.call):
+            # Whoever takes it from there is the only one to do so.
+            if _locks.pop(key, None) is reference:
+                lock.descriptor.close()
 
 
-def _frames(frame: types.FrameType | None) -> Iterator[types.FrameType]:
-    """A frame, and those that have called it."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+def _is_over(call: types.FrameType | None) -> bool:
+    """Whether the call of a function has ended, in whichever thread it was."""
+    if call is None or call.f_code.co_flags & inspect.CO_GENERATOR:
+        return False
+    try:
+        call.clear()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _await(fd: int, directory: str) -> bool:

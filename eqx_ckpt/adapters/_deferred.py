@@ -1,16 +1,19 @@
 """Arrays that are made of lazy ones once those have been read, and lazy array maths."""
 
+import dataclasses
 import itertools as it
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from .._format import _template, _view
+from .._format import _template
+from .._functions import _computed
 from .._functions._computed import Computed, Formula
+from .._load import _lazy
 from .._load._lazy import LazyArray
 from .._storage import _arrays
-from .._tree import _folding, _from_host, _leaf
+from .._tree import _folding, _from_host
 
 
 Lazy = LazyArray | Formula
@@ -34,6 +37,7 @@ def later(
     dtype: Any,
 ) -> Formula:
     """`make` of the arrays that `items` will be."""
+    items = [of_stored(x) for x in items]
     counts = [len(parts_of(x)) for x in items]
 
     def make_all(arrays: Sequence[np.ndarray], *_: Any) -> np.ndarray:
@@ -44,6 +48,11 @@ def later(
     return Formula("", parts, make_all, tuple(shape), np.dtype(dtype))
 
 
+def as_lazy(x: Lazy) -> LazyArray:
+    """An array as what `ec.lazy` takes."""
+    return x if isinstance(x, LazyArray) else _computed.computed(x)
+
+
 def of_stored(x: Any) -> Any:
     """Turns an array of `ec.lazy` into a formula of stored arrays, which are read with
     all others. Anything else stays as it is."""
@@ -51,12 +60,14 @@ def of_stored(x: Any) -> Any:
         return x
     formula = x._formula
     parts = [of_stored(part) for part in formula.parts]
-    view = x._view or _view.whole(formula.shape)
 
     def make(arrays: list[np.ndarray]) -> np.ndarray:
         rest = iter(arrays)
-        own = [next(rest) if isinstance(part, Lazy) else part for part in parts]
-        return _leaf.astype(formula.compute_at_once(view, own), np.dtype(x.dtype))
+        own = (next(rest) if isinstance(part, Lazy) else part for part in parts)
+        # By the same blocks, and cast in the same way, as if it were read.
+        known = dataclasses.replace(formula, parts=tuple(own))
+        whole = Computed(known, x._view, x._target)
+        return _lazy.fetch([whole], True, as_numpy=True)[0]
 
     lazies = [part for part in parts if isinstance(part, Lazy)]
     return later(lazies, make, x.shape, x.dtype)

@@ -537,6 +537,11 @@ def _twice_lazy(saved, like):
             [lambda saved, like: _squared(saved, like).astype(jnp.bfloat16)],
             lambda x: np.square(x).astype(jnp.bfloat16),
         ),
+        ([_squared, _squared], lambda x: x**4),
+        (
+            [lambda saved, like: adapt.transpose()(_squared(saved, like), like)],
+            lambda x: np.square(x).T,
+        ),
         (
             [_twice_lazy],
             lambda x: ((x[1:] * np.float32([0, 1, 2, 3]) + x[:-1]).T * 2)[1:3],
@@ -569,6 +574,36 @@ def test_what_ec_lazy_makes_of_several(tmp_path):
     left = lambda m: [m["a"], m["b"]]
     out = _graft(tmp_path, x, model, parted, left=left)
     np.testing.assert_array_equal([out["a"], out["b"]], x * 2)
+    tied = dict.fromkeys("ab", model["a"])
+    for how in (parted, adapt.unstack()):
+        with pytest.raises(RuntimeError, match="one array with"):
+            _graft(tmp_path, x, tied, how, left=left)
+
+    def joined_here(saved, like):
+        return adapt.concatenate()([_squared(x, like) for x in saved], like)
+
+    out = _graft(tmp_path, both, jnp.zeros((4, 3)), joined_here, right=right)
+    np.testing.assert_array_equal(out, np.concatenate([x**2, (x + 1) ** 2]))
+    with pytest.raises(RuntimeError, match="90000 does not fit into int8"):
+        narrow = lambda saved, like: _squared(saved, like).astype(jnp.int8)
+        _graft(tmp_path, np.array([300, -5], np.int32), jnp.zeros(2, jnp.int8), narrow)
+
+
+def test_a_merge_in_an_adapter_is_that_merge(tmp_path):
+    """Its thresholds are of blocks."""
+    rng = np.random.default_rng(0)
+    tree = {x: rng.normal(size=(2000, 1200)).astype(np.float32) for x in "abc"}
+    ec.tree_serialise_leaves(tmp_path / "x", tree)
+    ckpt = ec.open(tmp_path / "x")
+    method = ec.merging.ties([0.7, 0.3], density=0.3)
+
+    def merged(saved, like):
+        return ec.merge([saved, ckpt.tree.b], method, base=ckpt.tree.c)
+
+    pair = (lambda m: m, lambda c: c.a, merged)
+    like = jnp.zeros((2000, 1200))
+    out, _ = ec.graft(like, ckpt, [pair], drop=lambda c: [c.b, c.c])
+    np.testing.assert_array_equal(out, merged(ckpt.tree.a, like).read())
 
 
 def test_what_ec_lazy_makes_of_another_checkpoint(tmp_path):
