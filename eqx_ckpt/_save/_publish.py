@@ -74,18 +74,17 @@ def told(root: Backend, word: bytes, processes: Processes) -> tuple[Backend, str
     own = f"d/{save}"
     end = time.monotonic() + _SHOWN
 
-    def is_there() -> bool:
-        if work.is_far or work.is_directory(own):
-            return True
-        if time.monotonic() > end:
+    def is_shown() -> bool:
+        is_there = work.is_far or work.is_directory(own)
+        if not is_there and time.monotonic() > end:
             raise RuntimeError(
                 f"`{work.url}/{own}`, which process 0 has made, is not there. The path "
                 "has to be one that all processes share."
             )
-        return False
+        return is_there
 
     # Process 0 may have failed by now, and have deleted it.
-    processes.until(is_there, collective=False)
+    processes.until(is_shown, collective=False)
     return work, own
 
 

@@ -166,9 +166,7 @@ def _let_go(fd: int) -> None:
     found = os.fstat(fd)
     for key, reference in _locks.copy().items():
         lock = reference()
-        if lock is None:
-            _locks.pop(key, None)
-        elif os.path.samestat(lock.found, found) and _is_over(lock.call):
+        if lock and os.path.samestat(lock.found, found) and _is_over(lock.call):
             # Whoever takes it from there is the only one to do so.
             if _locks.pop(key, None) is reference:
                 lock.descriptor.close()
