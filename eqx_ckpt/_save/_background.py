@@ -83,8 +83,7 @@ class SaveHandle:
         **Raises:** what went wrong, if something has.
         """
         _context.check_fork()
-        if not self._reaches(self._staged):
-            _look(self)
+        self._reaches(self._staged)
         if self._saved.done():
             self.result()
 
@@ -92,7 +91,7 @@ class SaveHandle:
         """Waits for what the thread of the save says. Returns False if that has ended
         without a word."""
         while not event.wait(_LOOK):
-            if self._thread is not None and not self._thread.is_alive():
+            if _look(self):
                 return event.is_set()
         return True
 
@@ -240,11 +239,13 @@ def _wait(handles: Sequence[SaveHandle], timeout: int | float | None = None) -> 
     return all(future.done() for future in saved)
 
 
-def _look(handle: SaveHandle) -> None:
-    """Says that a save is over, if its thread has ended without a word: by an error,
-    such as a `MemoryError`, before its first step."""
-    if handle._thread is not None and not handle._thread.is_alive():
+def _look(handle: SaveHandle) -> bool:
+    """Whether the thread of a save has ended. If it has without a word, by an error
+    such as a `MemoryError` before its first step, this says that the save is over."""
+    has_ended = handle._thread is not None and not handle._thread.is_alive()
+    if has_ended:
         _end(handle, [_ended()])
+    return has_ended
 
 
 def _ended() -> RuntimeError:

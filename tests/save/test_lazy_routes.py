@@ -14,7 +14,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from support import inside, servers
-from support.helpers import long, new_orbax
+from support.helpers import damage, long, new_orbax
 from support.processes import good, run_team
 
 import eqx_ckpt as ec
@@ -142,19 +142,10 @@ def test_every_format_to_every_form(source, tmp_path):
     assert not ec.diff(was, ec.open(store).tree.lazy)
 
 
-def _damage(path):
-    """Flips a bit in the middle of the largest file."""
-    files = [x for x in [path, *path.rglob("*")] if x.is_file()]
-    file = max(files, key=lambda x: x.stat().st_size)
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
-
-
 @pytest.mark.parametrize("source", OURS)
 def test_damage_is_saved_nowhere(source, tmp_path):
     path = SOURCES[source](tmp_path / "source").path
-    _damage(pathlib.Path(path))
+    damage(pathlib.Path(path))
     ckpt = ec.open(path)
     halved = ec.lazy(lambda w: w / 2, elementwise=True)
     mean = ec.merge([ckpt.tree.layers, ckpt.tree.layers], ec.merging.average())
@@ -218,7 +209,7 @@ def test_two_processes(tmp_path):
     _ours(tmp_path / "a")
     _ours(tmp_path / "other")
     _ours(tmp_path / "damaged")
-    _damage(tmp_path / "damaged")
+    damage(tmp_path / "damaged")
     code = """
 X = np.arange(64 * 1024, dtype=np.float32).reshape(64, 1024)
 lazy = ec.open(path / "a").tree
@@ -251,7 +242,7 @@ for number, (name, said) in enumerate(wrong.items()):
 @pytest.mark.parametrize("call", ["find where others write", "tell what was written"])
 def test_who_comes_late_has_the_error_of_process_0(tmp_path, call):
     _ours(tmp_path / "damaged")
-    _damage(tmp_path / "damaged")
+    damage(tmp_path / "damaged")
     code = f"""
 from support import inside
 import pytest

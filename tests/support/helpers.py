@@ -93,6 +93,15 @@ def files_of(path: str | os.PathLike[str]) -> dict[str, bytes]:
     }
 
 
+def damage(path: pathlib.Path) -> None:
+    """Flips a bit in the middle of the largest file."""
+    files = [x for x in [path, *path.rglob("*")] if x.is_file()]
+    file = max(files, key=lambda x: x.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
 @contextlib.contextmanager
 def locked(directory: str | os.PathLike[str]) -> Iterator[None]:
     """Holds the advisory lock of a directory, as a process that saves there does."""

@@ -351,6 +351,8 @@ _WINDOWS = {
     "helper of a save": ("_threads.py",),
     # Where locks would stay that the next save waits for.
     "save zarr": ("contextlib.py",),
+    # What follows a save, and is waited for.
+    "thread of a manager": ("_saves.py",),
 }
 
 # What a call then raises. A thread may end without having said why.
@@ -406,6 +408,7 @@ def interrupt_call(
     for at in spread(lines, most, every) if most else range(1, len(lines) + 1):
         _put(path, 1, layout)
         is_kept = False
+        faulthandler.dump_traceback_later(_MOST, exit=True)
         try:
             is_kept = interrupt(lambda: call(path), at, thread)
             value = _next_calls(path, layout)
