@@ -105,8 +105,6 @@ class Lock:
     descriptor: Descriptor
     # The frame of the call that holds it: of the outermost function of the package.
     call: types.FrameType | None = None
-    # The directory that it is of.
-    found: os.stat_result
 
     def __init__(
         self,
@@ -127,6 +125,7 @@ class Lock:
             self.descriptor = self._open()
             try:
                 (fd,) = self.descriptor._numbers
+                # Also for whoever looks whether it is left.
                 self.found, self.call = os.fstat(fd), call
                 _locks[id(self)] = weakref.ref(self)
                 try:
