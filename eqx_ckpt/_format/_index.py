@@ -9,6 +9,7 @@ import importlib.metadata
 import json
 import operator
 import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -149,8 +150,10 @@ def versions() -> dict[str, str]:
     """The versions of the packages that wrote a checkpoint."""
     out = {"eqx_ckpt": __version__}
     for package in ("jax", "equinox", "tensorstore", "numpy"):
+        # To read the metadata of a package takes longer than to ask it.
+        known = getattr(sys.modules.get(package), "__version__", None)
         try:
-            out[package] = importlib.metadata.version(package)
+            out[package] = known or importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             out[package] = "unknown"
     return out

@@ -24,6 +24,7 @@ MAX_DEPTH = 256
 _INDICES = 2**31
 
 _plain = re.compile(r"[A-Za-z0-9_-]+")
+_special = re.compile(rb"[^A-Za-z0-9_-]")
 _number = re.compile(r"0|-?[1-9][0-9]*")
 _component = re.compile(r"%|(%=)?([A-Za-z0-9_-]|%[0-9A-F]{2})*")
 _address = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -41,7 +42,7 @@ def quote(text: str) -> str:
     if text == "":
         return "%"
     data = text.encode("utf-8", "surrogatepass")
-    return "".join(chr(b) if _plain.fullmatch(chr(b)) else f"%{b:02X}" for b in data)
+    return _special.sub(lambda match: b"%%%02X" % ord(match[0]), data).decode()
 
 
 def unquote(component: str) -> str:
@@ -88,41 +89,52 @@ def component(key: Any) -> tuple[str, str]:
     return "o", "%=" + ("" if text == "" else quote(text))
 
 
-def join(source: str, components: list[str]) -> str:
-    """The dotted name of `components` below the dotted name `source` ("": the top)."""
-    if source:
-        return ".".join([source, *components])
-    if not components:
-        return ROOT
-    first = components[0]
-    if first in _files.RESERVED:
-        first = f"%{ord(first[0]):02X}{first[1:]}"
-        return ".".join([first, *components[1:]])
-    return ".".join(components)
+def child(name: str, part: str) -> str:
+    """The dotted name of the child `part` of the node called `name` ("": the top)."""
+    if name:
+        return f"{name}.{part}"
+    return f"%{ord(part[0]):02X}{part[1:]}" if part in _files.RESERVED else part
+
+
+def join(components: Iterable[str]) -> str:
+    """The dotted name of the leaf that these components lead to."""
+    return ft.reduce(child, components, "") or ROOT
+
+
+def namer(source: str = "") -> Callable[[tuple], tuple[str, str]]:
+    """A function that gives a key path as `(dotted name, kinds of its keys)`. Paths of
+    one tree begin alike, and each node in them is named once."""
+    keys: list[Any] = []
+    known = [(source, "")]
+
+    def name_of(path: tuple) -> tuple[str, str]:
+        depth = 0
+        for key, other in zip(keys, path):
+            if key is not other:
+                break
+            depth += 1
+        del keys[depth:], known[depth + 1 :]
+        name, kinds = known[depth]
+        for key in path[depth:]:
+            kind, text = component(key)
+            name, kinds = child(name, text), kinds + kind
+            keys.append(key)
+            known.append((name, kinds))
+        name = name or ROOT
+        check_size(name, len(kinds))
+        return name, kinds
+
+    return name_of
 
 
 def name_of(path: tuple, source: str = "") -> tuple[str, str]:
     """A key path as `(dotted name, kinds of its keys)`."""
-    kinds = ""
-    components = []
-    for key in path:
-        kind, text = component(key)
-        kinds += kind
-        components.append(text)
-    name = join(source, components)
-    _check_size(name, len(kinds))
-    return name, kinds
+    return namer(source)(path)
 
 
-def child_name(name: str, part: str, depth: int) -> str:
-    """The dotted name of the child `part`, so many nodes deep, of the node called
-    `name` ("": the top)."""
-    name = f"{name}.{part}" if name else join("", [part])
-    _check_size(name, depth)
-    return name
-
-
-def _check_size(name: str, depth: int) -> None:
+def check_size(name: str, depth: int) -> None:
+    """**Raises:** `ValueError` for a name that is too long, or of what lies too
+    deep, to be stored."""
     if len(name) > MAX_NAME:
         raise ValueError(
             f"The name `{name[:60]}...` has {len(name)} bytes, and at most {MAX_NAME} "
@@ -228,7 +240,7 @@ def key_of(kind: str, text: str, first: bool) -> str | int:
     if kind == "o":
         canonical, key = "%=" + (quote(key) if key else ""), text
     else:
-        canonical = join("", [quote(key)]) if first else quote(key)
+        canonical = child("", quote(key)) if first else quote(key)
     if canonical != text:
         raise ValueError(f"{shorten(text)} is not the name of a key")
     return key

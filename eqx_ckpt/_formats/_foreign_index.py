@@ -320,7 +320,7 @@ def names_of_paths(
                 known[id(node)] = is_sequence
             keys += "s" if is_sequence else "k"
             node = node[component]
-        out.append((_names.join("", list(map(_names.quote, path))), keys))
+        out.append((_names.join(map(_names.quote, path)), keys))
     return out
 
 

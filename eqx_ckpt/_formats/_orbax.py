@@ -166,7 +166,7 @@ def _entry(name: str, entry: Any) -> tuple[str, str, str, str] | None:
     if re.search(r"[\\\0]", key) or not {"", ".", ".."}.isdisjoint(parts):
         raise ValueError(f"`{_METADATA}` has a leaf of the impossible name {key!r:.60}")
     kinds = "".join("s" if t == 1 else "k" for _, t in keys)
-    ours = _names.join("", [_names.quote(k) for k, _ in keys])
+    ours = _names.join(_names.quote(k) for k, _ in keys)
     _names.keys_of(ours, kinds)
     return ours, kinds, kind, key
 

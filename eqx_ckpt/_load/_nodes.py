@@ -71,7 +71,7 @@ class StoredBody(Body):
     def find(self, component: str) -> Any:
         if component not in self._made:
             if component not in self._groups and not self.name:
-                component = _names.join("", [component])
+                component = _names.child("", component)
             child = self._make(component, self._groups[component])
             self._made.setdefault(component, child)
         return self._made[component]

@@ -381,7 +381,7 @@ class _Field(NamedTuple):
 
 
 def _joined(name: str, part: str) -> str:
-    return _names.join(name, [part])
+    return _names.child(name, part)
 
 
 def _component(key: Any) -> str:

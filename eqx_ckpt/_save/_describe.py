@@ -132,8 +132,9 @@ def _described(
     is_kept = not (callable(options.chunks) or has_parts)
     # The templates of leaves of a kind and kinds of keys.
     known: dict[tuple[int, str], Template] = {}
+    named = _names.namer()
     for place, (path, leaf, kind) in enumerate(zip(paths, given, alike[1])):
-        name, keys = _names.name_of(path)
+        name, keys = named(path)
         if name in path_of:
             raise _names.twins(name, path_of[name], path)
         path_of[name] = path

@@ -105,11 +105,12 @@ def holes(
         found += [(number, True, flat.paths[number], "None") for number in rest]
         found.sort(key=lambda x: x[:2])
     nodes = set(wholes)
+    named = _names.namer()
     out: list[Hole] = []
     for number, _, path, kind in found:
         if () in nodes or any(path[:i] in nodes for i in range(len(path))):
             try:
-                name, keys = _names.name_of(path)
+                name, keys = named(path)
             except ValueError:
                 continue  # A key that has no name.
             if "%" not in name:

@@ -36,11 +36,14 @@ class Flat:
 
     @ft.cached_property
     def types(self) -> set[type]:
-        return self.once("types", lambda: _seen.node_types(self.structure))
+        """Those of its nodes."""
+        known = self.seen and self.seen.types
+        return known or _seen.node_types(self.structure)
 
     def names(self, source: str = "") -> list[str]:
         """The dotted names of the leaves, if that of the tree is `source`."""
-        make = lambda: [_names.name_of(path, source)[0] for path in self.paths]
+        make = lambda: list(map(operator.itemgetter(0), map(named, self.paths)))
+        named = _names.namer(source)
         return self.once(("names", source), make)
 
     def once(
@@ -151,12 +154,14 @@ def modules(
             parts = _seen.module_fields(cls)[0]
             pairs = zip(parts.values(), field_values(x, parts))
         else:
-            below = jtu.tree_flatten_with_path(x, lambda y: y is not x)[0]
-            below = [(path, y) for path, y in below if path and not _is_bare(type(y))]
-            pairs = [(_names.component(path[0])[1], y) for path, y in below]
+            some = jtu.tree_flatten_with_path(x, lambda y: y is not x)[0]
+            some = [(path, y) for path, y in some if path and not _is_bare(type(y))]
+            pairs = [(_names.component(path[0])[1], y) for path, y in some]
         for part, child in pairs:
             if not _is_bare(type(child)):
-                add(child, _names.child_name(name, part, depth), depth)
+                below = _names.child(name, part)
+                _names.check_size(below, depth)
+                add(child, below, depth)
 
     add(tree, source, 0)
     return out
@@ -165,28 +170,33 @@ def modules(
 def empty_nodes(tree: PyTree, is_leaf: IsLeaf) -> list[tuple[int, tuple, Any]]:
     """All nodes without children, as None and empty containers: the number of the leaf
     that comes next, the key path, and the node."""
-    is_own = is_leaf or (lambda x: False)
-    stop = lambda x: is_own(x) or _is_empty(x)
+    stop = _is_empty
+    if is_leaf is not None:
+        stop = lambda x: is_leaf(x) or _is_empty(x)
     out: list[tuple[int, tuple, Any]] = []
     for i, (path, x) in enumerate(jtu.tree_flatten_with_path(tree, is_leaf=stop)[0]):
-        if _is_empty(x) and not is_own(x):
+        if _is_empty(x) and not (is_leaf is not None and is_leaf(x)):
             out.append((i - len(out), path, x))
     return out
 
 
 def _is_empty(x: Any) -> bool:
+    if x is None:
+        return True
     cls = type(x)
     if cls in _CONTAINERS:
         return not x
-    if cls is not type(None) and (_is_bare(cls) or _has_fields(cls)):
+    if _is_full(cls):
         return False
     found = jtu.default_registry.flatten_one_level(x)
     return found is not None and not list(found[0])
 
 
 @ft.lru_cache(maxsize=4096)
-def _has_fields(cls: type) -> bool:
-    return issubclass(cls, eqx.Module) and bool(_seen.module_fields(cls)[0])
+def _is_full(cls: type) -> bool:
+    """Whether no value of a type is a node without children."""
+    is_module = issubclass(cls, eqx.Module)
+    return _is_bare(cls) or is_module and bool(_seen.module_fields(cls)[0])
 
 
 def module_name(path: tuple, source: str) -> str:

@@ -39,6 +39,7 @@ class SeenStructure:
 
     def __init__(self, structure: Any, values: list[Any], callables: dict[int, Any]):
         self.structure, self._values = structure, values
+        self.types = node_types(structure)
         # A function is recorded by its name, as long as that leads to it.
         self._callables = list(callables.values())
         self._names = list(map(_named.name_of, self._callables))
@@ -142,9 +143,9 @@ def seen(structure: Any) -> SeenStructure | None:
         distinct = {id(x): x for x in values}.values()
         if not all(_is_fixed(x, callables) for x in distinct):
             return None
-        if not all(map(_is_known_node, node_types(structure))):
-            return None
         known = SeenStructure(structure, values, callables)
+        if not all(map(_is_known_node, known.types)):
+            return None
     _move_up(known)
     return known
 
