@@ -207,20 +207,24 @@ def _read_runs(reader: Reader, reads: list[StoredRead]) -> Results:
 def _start_job(
     reader: Reader, job: list[_Run]
 ) -> Callable[[], list[tuple[StoredRead, ReadResult]]]:
-    coming, root = None, reader.source.directory
     if reader.source.root.is_far:
-        coming = root.start_read(job[0].key, job[0].start, job[0].stop)
+        key, start, stop, _ = job[0]
+        coming = [reader.source.directory.start_read(key, start, stop)]
+    else:
+        # Memory that other threads ask for is new to the system at each load, which
+        # fills it with zeros.
+        coming = list(map(_memory, job))
     return ft.partial(_read_job, reader, job, coming)
 
 
 def _read_job(
-    reader: Reader, job: list[_Run], coming: Any
+    reader: Reader, job: list[_Run], coming: list[Any]
 ) -> list[tuple[StoredRead, ReadResult]]:
     """The leaves of some runs that are as they were saved."""
     out = []
-    for run in job:
+    for run, its in zip(job, coming):
         try:
-            pieces, stop = _read_run(reader.source.directory, run, coming)
+            pieces, stop = _read_run(reader.source, run, its)
         except Exception as e:
             why = reader.explain(e)
             reader.problems.update((one.record.name, why) for one, _, _ in run.members)
@@ -233,14 +237,21 @@ def _read_job(
 _Piece = tuple[np.ndarray, bool]
 
 
-def _read_run(root: Backend, run: _Run, coming: Any) -> tuple[list[_Piece], int]:
+def _read_run(source: Source, run: _Run, coming: Any) -> tuple[list[_Piece], int]:
     """The bytes of each leaf of a run, and where the file has ended. `coming`: the
-    bytes, if they are in a store."""
-    start, members = run.start, run.members
-    if coming is not None:
+    bytes, if they are in a store, else the memory for them."""
+    root, start = source.directory, run.start
+    if source.root.is_far:
         data = _store.read_answer(root, run.key, coming).value
         whole = np.frombuffer(data, np.uint8)
-        return _parts_of(whole, start, members), start + whole.size
+        return _parts_of(whole, start, run.members), start + whole.size
+    pieces, into = coming
+    return pieces, start + root.read_into(run.key, start, *into)
+
+
+def _memory(run: _Run) -> tuple[list[_Piece], list[np.ndarray]]:
+    """Memory for each leaf of a run, and all of it in the order of the file."""
+    start, members = run.start, run.members
     # Larger ones get memory of their own, which becomes that of the leaf.
     pieces: list[_Piece] = []
     into: list[np.ndarray] = []
@@ -256,7 +267,7 @@ def _read_run(root: Backend, run: _Run, coming: Any) -> tuple[list[_Piece], int]
     if at < run.stop:
         into.append(np.empty(run.stop - at, np.uint8))
         pieces += _parts_of(into[-1], at, members[first:])
-    return pieces, start + root.read_into(run.key, start, *into)
+    return pieces, into
 
 
 def _parts_of(
