@@ -12,7 +12,6 @@ import xxhash
 from .._errors import DamagedError, ReplacedError
 from .._format import _grid, _template
 from .._storage import _arrays, _context, _store
-from .._storage._backend import Backend
 from . import _partial, _parts, _reader
 from ._reader import Reader, ReadResult, Results, StoredRead
 from ._source import Source
