@@ -27,7 +27,7 @@ _RUN, _GAP, _FILES = 8 * 2**20, 4096, 128
 # hand. A store is slow to begin.
 _NEAR_RUN, _NEAR_JOBS = 2**20, 4
 # Runs of so many leaves, on average, are read by one thread.
-_ALONE = 16
+_ALONE = 8
 # The memory for what is under way, unless the caller says so.
 BUDGET = 256 * 2**20
 
