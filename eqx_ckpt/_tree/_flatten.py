@@ -36,7 +36,7 @@ class Flat:
 
     @ft.cached_property
     def types(self) -> set[type]:
-        """Those of its nodes."""
+        """The types of its nodes."""
         known = self.seen and self.seen.types
         return known or _seen.node_types(self.structure)
 
