@@ -256,7 +256,7 @@ def _memory(run: _Run) -> tuple[list[_Piece], list[np.ndarray]]:
     into: list[np.ndarray] = []
     at, first = start, 0
     for i, (_, offset, size) in enumerate(members):
-        if size > _SMALL:
+        if size >= _SMALL:
             if at < offset:
                 into.append(np.empty(offset - at, np.uint8))
                 pieces += _parts_of(into[-1], at, members[first:i])
