@@ -7,7 +7,7 @@ made of what was found. https://google.github.io/tensorstore/kvstore/ocdbt
 """
 
 import bisect
-from collections.abc import Sequence
+import functools as ft
 from typing import NamedTuple
 
 import google_crc32c
@@ -27,71 +27,6 @@ _MAX_MANIFEST, _MAX_NODE = 2**20, 2**27
 # 100,000 keys have some 10 MB of text, and 350 kB are nodes of theirs.
 _MADE, _MADE_OF_ONE = 2**22, 256
 _MAX_PATH = 2**16
-
-
-class Database(NamedTuple):
-    """A database of others that has been read. The file after the last of `files` is
-    `inline`."""
-
-    entries: Entries
-    files: list[str]
-    inline: bytes
-
-    def find(self, key: str) -> tuple[int, int, int] | None:
-        """Where the value of a key lies: file, offset, length; None: there is none."""
-        name = key.encode("utf-8", "surrogatepass")
-        keys, files, offsets, lengths = self.entries
-        at = bisect.bisect_left(keys, name)
-        if at == len(keys) or keys[at] != name:
-            return None
-        return files[at], offsets[at], lengths[at]
-
-
-def read(root: Backend, most: int) -> Database:
-    """The database at a root.
-
-    **Raises:** `ValueError` if it cannot be, or has more than `most` keys.
-    """
-    value = root.read(MANIFEST, limit=_MAX_MANIFEST)
-    if value is None:
-        raise MissingError(f"`{MANIFEST}` is missing")
-    try:
-        return _Reading(root, most).read(value.data)
-    except DamagedError as e:
-        raise DamagedError(f"its database is damaged: {e}") from e
-
-
-def values(
-    root: Backend, database: Database, keys: Sequence[str], limit: int
-) -> list[bytes | None]:
-    """The values of some keys; None where there is none, or it is longer."""
-
-    def small(directory: Backend, place: tuple[int, int, int] | None) -> bytes | None:
-        if place is None or place[2] > limit:
-            return None
-        return value(directory, database, place, 0, place[2])
-
-    return _store.each(root, small, [database.find(key) for key in keys])
-
-
-def value(
-    root: Backend,
-    database: Database,
-    place: tuple[int, int, int],
-    start: int,
-    count: int,
-) -> bytes:
-    """Some bytes of a value that lies at a place.
-
-    **Raises:** `ValueError` if it has not so many.
-    """
-    file, offset, length = place
-    if start + count > length:
-        raise DamagedError("a value in its database is too short")
-    start += offset
-    if file == len(database.files):
-        return database.inline[start : start + count]
-    return _store.read_bytes(root, database.files[file], start, start + count)
 
 
 class _Reference(NamedTuple):
@@ -149,17 +84,57 @@ class _Body:
         return out.tolist()
 
 
-class _Reading:
-    """A database that is being read, and what may still be made of it."""
+class Database:
+    """A database of others, which is read as this is made: where the value of each key
+    lies. The file after the last of `files` is `inline`."""
 
     def __init__(self, root: Backend, most: int):
-        self._root, self._most, self._room = root, most, _MADE
+        """**Raises:** `ValueError` if it cannot be read, or has more than `most`
+        keys."""
+        value = root.read(MANIFEST, limit=_MAX_MANIFEST)
+        if value is None:
+            raise MissingError(f"`{MANIFEST}` is missing")
+        # What may still be made of its nodes.
+        self._root, self._room = root, _MADE
         self._paths: dict[str, int] = {}
-        self._inline: list[bytes] = []
-        self._inlined = 0
-        self._entries = Entries([], [], [], [])
+        self._inline = bytearray()
+        self.entries = Entries([], [], [], [])
+        try:
+            self._read_nodes(value.data, most)
+            self._check_places()
+        except DamagedError as e:
+            raise DamagedError(f"its database is damaged: {e}") from e
+        self.files, self.inline = list(self._paths), bytes(self._inline)
+        # What was inline is the last file.
+        count = len(self.files)
+        files = [count if file < 0 else file for file in self.entries.files]
+        self.entries = self.entries._replace(files=files)
 
-    def read(self, manifest: bytes) -> Database:
+    def find(self, key: str) -> tuple[int, int, int] | None:
+        """Where the value of a key lies: file, offset, length; None: there is none."""
+        name = key.encode("utf-8", "surrogatepass")
+        keys, files, offsets, lengths = self.entries
+        at = bisect.bisect_left(keys, name)
+        if at == len(keys) or keys[at] != name:
+            return None
+        return files[at], offsets[at], lengths[at]
+
+    def read(
+        self, root: Backend, place: tuple[int, int, int], start: int, count: int
+    ) -> bytes:
+        """Some bytes of a value that lies at a place.
+
+        **Raises:** `ValueError` if it has not so many.
+        """
+        file, offset, length = place
+        if start + count > length:
+            raise DamagedError("a value in its database is too short")
+        start += offset
+        if file == len(self.files):
+            return self.inline[start : start + count]
+        return _store.read_bytes(root, self.files[file], start, start + count)
+
+    def _read_nodes(self, manifest: bytes, most: int) -> None:
         # Nodes from left to right, so that keys come in order. None can be there twice:
         # a few that lead to each other would have any number of keys.
         above = self._top(manifest)
@@ -170,14 +145,8 @@ class _Reading:
                 raise DamagedError("it has a node twice")
             seen.add((node.file, node.start))
             above += reversed(self._node(node))
-            if len(above) + len(self._entries.keys) > self._most:
-                raise ValueError(f"its database has more than {self._most} keys")
-        self._check_places()
-        # What was inline is the last file.
-        entries, count = self._entries, len(self._paths)
-        files = [count if file < 0 else file for file in entries.files]
-        inline = b"".join(self._inline)
-        return Database(entries._replace(files=files), list(self._paths), inline)
+            if len(above) + len(self.entries.keys) > most:
+                raise ValueError(f"its database has more than {most} keys")
 
     def _spend(self, size: int) -> None:
         self._room -= size
@@ -187,12 +156,9 @@ class _Reading:
     def _open(self, magic: int, data: bytes) -> _Body:
         """The body of a manifest or a node."""
         self._room += _MADE_OF_ONE * len(data)
-        head, length = int.from_bytes(data[:4], "big"), data[4:12]
-        if (
-            len(data) < 18
-            or head != magic
-            or int.from_bytes(length, "little") != len(data)
-        ):
+        head = int.from_bytes(data[:4], "big")
+        size = int.from_bytes(data[4:12], "little")
+        if len(data) < 18 or head != magic or size != len(data):
             raise DamagedError("it has something else than a node")
         if google_crc32c.value(data[:-4]) != int.from_bytes(data[-4:], "little"):
             raise DamagedError("a node is not as it was written")
@@ -290,7 +256,7 @@ class _Reading:
         paths: list[tuple[str, str]],
         body: _Body,
     ) -> None:
-        entries = self._entries
+        entries = self.entries
         lengths = body.numbers(len(keys))
         kinds = body.take(len(keys))
         count = kinds.count(1)
@@ -308,9 +274,8 @@ class _Reading:
                 path, _ = _at(paths, number)
                 file = self._paths.setdefault(path, len(self._paths))
             else:
-                file, start = -1, self._inlined
-                self._inline.append(body.take(length))
-                self._inlined += length
+                file, start = -1, len(self._inline)
+                self._inline += body.take(length)
             entries.keys.append(key)
             entries.files.append(file)
             entries.offsets.append(start)
@@ -318,11 +283,8 @@ class _Reading:
 
     def _check_places(self) -> None:
         """**Raises:** `ValueError` unless each value has bytes of its own."""
-        most = 2**62
-        entries = self._entries
-        if max(entries.offsets, default=0) > most or max(entries.lengths, default=0) > (
-            most
-        ):
+        entries = self.entries
+        if max([0, *entries.offsets, *entries.lengths]) > 2**62:
             raise DamagedError("it has a value at an impossible place")
         file, start, length = (np.asarray(x, np.int64) for x in entries[1:])
         taken = (file >= 0) & (length > 0)
@@ -334,11 +296,9 @@ class _Reading:
         ends = dict(zip(file.tolist(), stop.tolist()))
         for path in self._paths:
             _check_path(path)
-
-        def check(root: Backend, path: str) -> None:
-            root.check_range(path, ends.get(self._paths[path], 0))
-
-        _store.each(self._root, check, self._paths)
+        check = self._root.check_range
+        jobs = [ft.partial(check, x, ends.get(i, 0)) for x, i in self._paths.items()]
+        _store.gather(self._root, jobs)
 
 
 def _at(paths: list[tuple[str, str]], number: int) -> tuple[str, str]:

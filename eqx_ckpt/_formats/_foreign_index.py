@@ -155,9 +155,8 @@ def source(
     _check_places(directory, files, runs, shared)
 
     def stamp(directory: Backend) -> str:
-        parts = _store.each(
-            directory, lambda directory, key: directory.stamp(key), files
-        )
+        jobs = [ft.partial(directory.stamp, key) for key in files]
+        parts = _store.gather(directory, jobs)
         return xxhash.xxh3_64_hexdigest("/".join(parts).encode() + head)
 
     numbers: dict[Template, int] = {}
@@ -178,9 +177,7 @@ def source(
         metadata=metadata,
         leaves=saved,
         files=files,
-        placement=Placement(
-            [leaf.file for leaf in leaves], [leaf.offset for leaf in leaves]
-        ),
+        placement=Placement([x.file for x in leaves], [x.offset for x in leaves]),
     )
     strides = {i: x.strides for i, x in enumerate(leaves) if x.strides is not None}
     what = stamp, stamped, None, stored, database, strides
@@ -259,8 +256,8 @@ def _check_places(
         if leaf.offset < ends[leaf.file] and leaf.template.nbytes and not shared:
             raise ValueError(f"the leaf `{leaf.name}` lies where another one does")
         ends[leaf.file] = max(ends[leaf.file], leaf.stop)
-    check = lambda directory, number: directory.check_range(files[number], ends[number])
-    _store.each(directory, check, range(len(files)))
+    jobs = [ft.partial(directory.check_range, *x) for x in zip(files, ends)]
+    _store.gather(directory, jobs)
 
 
 def name_budget() -> Callable[[list[str], int], None]:

@@ -79,10 +79,7 @@ _patterns = [(re.compile(magic), text) for magic, text in _MAGIC]
 _NAMES = [
     (r"saved_model\.pb", f"a SavedModel {_TENSORFLOW}"),
     (r".*\.data-\d{5}-of-\d{5}", f"a checkpoint {_TENSORFLOW}"),
-    (
-        r"pytorch_model.*\.bin(\.index\.json)?|consolidated.*\.pth",
-        _TORCH,
-    ),
+    (r"pytorch_model.*\.bin(\.index\.json)?|consolidated.*\.pth", _TORCH),
     (
         r".*\.distcp",
         "a checkpoint of `torch.distributed`: make one file of it with "

@@ -151,13 +151,11 @@ def _entry(name: str, entry: Any) -> tuple[str, str, str, str] | None:
         value = entry["value_metadata"]
         keys = [(x["key"], x["key_type"]) for x in entry["key_metadata"]]
         kind, skip = value["value_type"], value.get("skip_deserialize")
+        is_good = all(type(k) is str and t in (1, 2) for k, t in keys)
+        if not is_good or type(kind) is not str:
+            raise TypeError
     except (TypeError, KeyError, AttributeError):
         raise ValueError(f"`{_METADATA}` has a malformed leaf, {name!r:.60}") from None
-    if (
-        not all(type(k) is str and t in (1, 2) for k, t in keys)
-        or type(kind) is not str
-    ):
-        raise ValueError(f"`{_METADATA}` has a malformed leaf, {name!r:.60}")
     if skip:
         return None
     key = ".".join(key for key, _ in keys)

@@ -5,6 +5,7 @@ https://github.com/python/cpython/blob/main/Lib/pickletools.py
 """
 
 import struct
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -23,10 +24,6 @@ class Global(NamedTuple):
     kind: str
     name: str | None
     call: Callable[[tuple], Any] | None = None
-
-
-class Ordered(dict[Any, Any]):
-    """An `OrderedDict`. It may have attributes, which are dropped."""
 
 
 def load(
@@ -167,7 +164,7 @@ def _extend(reader: _Stack, items: list[Any]) -> None:
 
 
 def _set(reader: _Stack, items: list[Any]) -> None:
-    target = reader.top(dict, Ordered, Unreadable)
+    target = reader.top(dict, OrderedDict, Unreadable)
     if len(items) % 2:
         raise ValueError("its pickle has a key without a value")
     if type(target) is Unreadable:
@@ -221,7 +218,9 @@ def _new(count: int) -> Callable[[_Stack], None]:
 
 def _build(reader: _Stack) -> None:
     state = reader.pop()
-    if type(reader.top(Ordered, Unreadable)) is Ordered and type(state) is not dict:
+    made = reader.top(OrderedDict, Unreadable)
+    # Attributes of an `OrderedDict` are dropped.
+    if type(made) is OrderedDict and type(state) is not dict:
         raise ValueError("its pickle sets attributes that are no dict")
 
 

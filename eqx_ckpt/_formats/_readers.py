@@ -7,16 +7,7 @@ from .._load._source import Source
 from .._zips import _probe, _zip_source
 from .._zips._probe import Probe
 from .._zips._zip import Zip
-from . import (
-    _eqx,
-    _levanter,
-    _magic,
-    _msgpack,
-    _numpy,
-    _orbax,
-    _safetensors,
-    _torch,
-)
+from . import _eqx, _levanter, _magic, _msgpack, _numpy, _orbax, _safetensors, _torch
 
 
 _FORMATS = (_numpy, _safetensors, _torch, _eqx, _orbax, _levanter, _msgpack)

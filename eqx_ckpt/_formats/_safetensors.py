@@ -57,11 +57,11 @@ _SHARDING = "DCP_SHARDING_INFO"
 # Headers are read whole. That of the largest model there is has some MiB.
 _MAX_HEADER = _json.MAX_INDEX
 _MAX_HEADERS = 4 * _MAX_HEADER
-# A file beside the index: never a path.
 # The name of a file that is one of several.
 _shard = re.compile(r"-\d+-of-0*([2-9]|1\d)\d*\.safetensors$")
 # The name of what one process of many has written.
 _of_process = re.compile(r"shard-(\d+)-")
+# A file beside the index: never a path.
 _file = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,200}\.safetensors")
 
 
@@ -377,7 +377,7 @@ def _source(probe: Probe, files: list[str], headers: list[Header]) -> Source:
     labels = _labels(metadata)
     markers = {i: labels[name] for i, name in enumerate(tensors) if name in labels}
     if metadata is not None and LABELS in metadata:
-        metadata = {key: metadata[key] for key in metadata if key != LABELS} or None
+        metadata = _without(metadata, LABELS) or None
     what = "safetensors", files, leaves, head, metadata, markers
     return _foreign_index.source(probe, *what)
 

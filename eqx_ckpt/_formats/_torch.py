@@ -5,6 +5,7 @@ The pickle is interpreted: see `_pickle` and `_torch_globals`. PyTorch is not ne
 """
 
 import re
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from .._zips._probe import Probe
 from .._zips._zip import Zip
 from . import _foreign_index, _magic, _pickle, _torch_globals
 from ._foreign_index import ForeignLeaf, name_budget, names_of_paths
-from ._pickle import Global, Ordered
+from ._pickle import Global
 from ._torch_globals import Storage, Tensor
 
 
@@ -187,7 +188,7 @@ def _leaves(value: Any, size: int) -> Iterator[tuple[list[str], Any]]:
         if len(path) > _names.MAX_DEPTH:
             raise ValueError(f"it is nested more than {_names.MAX_DEPTH} deep")
         items: Iterable[tuple[list[str], Any]]
-        if type(value) in (dict, Ordered) and None not in value:
+        if type(value) in (dict, OrderedDict) and None not in value:
             names = [str(key) for key in value]
             if len(set(names)) < len(names):
                 raise ValueError("it has a dict with one key as a number and as a text")

@@ -3,13 +3,14 @@ this module that make tensors and containers. There is nothing else that one can
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .._format import _schema, _template
 from .._format._leaves import Unreadable
 from . import _foreign_source
-from ._pickle import Global, Ordered
+from ._pickle import Global
 
 
 _STORAGES = {
@@ -154,9 +155,9 @@ def _from_type(args: tuple) -> Tensor:
     return function.call(args[2])
 
 
-def _ordered(args: tuple) -> Ordered:
+def _ordered(args: tuple) -> OrderedDict:
     """An `OrderedDict` of nothing, or of pairs."""
-    made = Ordered()
+    made = OrderedDict()
     for pair in args[0] if args and type(args[0]) is list else ():
         if not _schema.fits(list(pair) if type(pair) is tuple else pair, (str, Any)):
             raise _bad("a dict")
@@ -202,7 +203,7 @@ def _other(kind: str) -> Callable[[tuple], Any]:
 _list = _call("a container", list, (list,), (tuple,))
 # Its default is never called.
 _default = _call("a dict", lambda *_: {}, (), (Global,), (Unreadable,))
-_counter = _call("a counter", lambda *x: x[0] if x else {}, (), (dict,), (Ordered,))
+_counter = _call("a counter", lambda *x: x[0] if x else {}, (), (dict,), (OrderedDict,))
 _bytes = _call("a run of bytes", _encode, (str, str))
 _bytearray = _call(
     "a run of bytes",
@@ -211,7 +212,7 @@ _bytearray = _call(
     (bytes,),
     (str, str),
 )
-_never = _call("a call", Ordered)
+_never = _call("a call", OrderedDict)
 
 
 def _of_known(call: Callable[[tuple], Any]) -> Callable[[tuple], Any]:

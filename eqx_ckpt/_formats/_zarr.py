@@ -41,13 +41,6 @@ def name_of(is_v3: bool) -> str:
     return "zarr.json" if is_v3 else ".zarray"
 
 
-def _small(directory: Backend, key: str) -> bytes | None:
-    """The bytes of a small file; None: there is none, or it is longer."""
-    value = directory.read(key, None if directory.is_far else _MAX_METADATA + 1)
-    data = value and value.data
-    return None if data is None or len(data) > _MAX_METADATA else data
-
-
 class Zarr(NamedTuple):
     """The metadata of an array."""
 
@@ -100,9 +93,18 @@ class ZarrArrays(NamedTuple):
     def metadata(self, keys: Sequence[str]) -> list[bytes | None]:
         """The metadata of the arrays at some keys; None where there are none."""
         files = [f"{key}/{name_of(self.is_v3)}" for key in keys]
-        if self.database is None:
-            return _store.each(self.directory, _small, files)
-        return _database.values(self.directory, self.database, files, _MAX_METADATA)
+        return _store.each(self.directory, self._small, files)
+
+    def _small(self, directory: Backend, key: str) -> bytes | None:
+        """The bytes of a small file; None: there is none, or it is longer."""
+        if self.database is not None:
+            place = self.database.find(key)
+            if place is None or place[2] > _MAX_METADATA:
+                return None
+            return self.database.read(directory, place, 0, place[2])
+        value = directory.read(key, None if directory.is_far else _MAX_METADATA + 1)
+        data = value and value.data
+        return None if data is None or len(data) > _MAX_METADATA else data
 
     def read(
         self,
@@ -215,9 +217,7 @@ class ZarrArrays(NamedTuple):
             if self.database is None:
                 self.directory.read_into(name, start, into)
             elif (place := self.database.find(name)) is not None:
-                return _database.value(
-                    self.directory, self.database, place, start, count
-                )
+                return self.database.read(self.directory, place, start, count)
         except FileNotFoundError:
             pass  # Whoever reads it will say so.
         return into.tobytes()
@@ -232,7 +232,7 @@ def arrays(probe: Probe) -> ZarrArrays:
     sizes, database = probe.directory.survey(MAX_FILES), None
     size = None if sizes is None else sum(sizes.values())
     if _database.MANIFEST in probe.names:
-        database = _database.read(probe.directory, MAX_FILES)
+        database = Database(probe.directory, MAX_FILES)
     return ZarrArrays(probe.directory, database, list(sizes or ()), size)
 
 

@@ -51,13 +51,7 @@ def to_bytes(
         ```
     """
     file = io.BytesIO()
-    _serialise.tree_serialise_leaves(
-        file,
-        pytree,
-        filter_spec,
-        is_leaf,
-        **options,
-    )
+    _serialise.tree_serialise_leaves(file, pytree, filter_spec, is_leaf, **options)
     return file.getvalue()
 
 

@@ -24,15 +24,7 @@ from .._save import _lazies
 from .._save._payload import PlannedLeaf
 from .._storage import _root
 from .._storage._backend import Backend
-from .._tree import (
-    _filters,
-    _flatten,
-    _folding,
-    _host_copy,
-    _leaf,
-    _states,
-    _static,
-)
+from .._tree import _filters, _flatten, _folding, _host_copy, _leaf, _states, _static
 from .._tree._filters import FilterSpec
 from .._zips import _onefile, _probe
 from . import _shards

@@ -68,13 +68,9 @@ def needed(
     return out
 
 
-class PartPiece(NamedTuple):
-    """A piece of a region of a leaf: its place in what a part has stored, and in the
-    region."""
-
-    part: int
-    stored: Region
-    to: Region
+# A piece of a leaf that a part has: the number of the region that it is of, its place
+# in what the part has stored, and in the region.
+Piece = tuple[int, Region, Region]
 
 
 def _boxes(record: Record) -> list[tuple[Region, int]]:
@@ -93,9 +89,9 @@ def _boxes(record: Record) -> list[tuple[Region, int]]:
 
 def pieces(
     regions: Sequence[Region], parts: Mapping[int, Record]
-) -> list[list[PartPiece]] | None:
-    """The pieces of each region of a leaf, by what each part has of it, and of what
-    several have that of the first; None if they do not have it all."""
+) -> dict[int, list[Piece]] | None:
+    """The pieces of some regions of a leaf that each part has, and of what several have
+    those of the first; None if they do not have it all."""
     there: dict[Any, tuple[Region, int, int]] = {}
     for number, record in parts.items():
         for box, row in _boxes(record):
@@ -106,37 +102,34 @@ def pieces(
             break
     boxes = [box for box, _, _ in there.values()]
     origins = [origin for _, *origin in there.values()]
-    out = []
-    for region in regions:
+    out: dict[int, list[Piece]] = {}
+    for i, region in enumerate(regions):
         try:
             found = _sharding.pieces(boxes, region)
         except ValueError:
             return None
-        out.append([])
-        for i, stored, to in found:
-            row, number = origins[i]
+        for box, stored, to in found:
+            row, number = origins[box]
             rows = tuple(slice(s.start + row, s.stop + row) for s in stored[:1])
-            out[-1].append(PartPiece(number, (*rows, *stored[1:]), to))
+            out.setdefault(number, []).append((i, (*rows, *stored[1:]), to))
     return out
 
 
 @dataclasses.dataclass(eq=False)
 class _PartedLeaf:
-    """A leaf whose regions arrive: the read of them all; what each part has stored of
-    it; the pieces that come of that, each with the number of its region; and the parts
-    still to come."""
+    """A leaf whose regions arrive: the read of them all; the reads of parts that are
+    still to come; and for each piece of a part its region, and its place there."""
 
     read: StoredRead
-    records: dict[int, Record]
-    pieces: dict[int, list[tuple[int, PartPiece]]]
+    parts: dict[int, StoredRead]
+    places: dict[int, list[tuple[int, Region]]]
     arrays: list[Any]
-    left: int
     owned: bool = True
 
     def take(self, part: int, result: ReadResult) -> None:
         """Takes the pieces of one part."""
         shapes = self.read.shapes
-        for (region, piece), array in zip(self.pieces[part], result.arrays):
+        for (region, to), array in zip(self.places[part], result.arrays):
             shape = shapes[region]
             if array.shape == shape:
                 self.arrays[region] = array
@@ -144,8 +137,8 @@ class _PartedLeaf:
                 continue
             if self.arrays[region] is None:
                 self.arrays[region] = np.zeros(shape, array.dtype)
-            self.arrays[region][piece.to] = array
-        self.left -= 1
+            self.arrays[region][to] = array
+        del self.parts[part]
 
 
 class Parts:
@@ -238,15 +231,16 @@ class Parts:
             size = lambda i: leaves[i].read.nbytes
             for batch in batched(range(len(leaves)), size, most):
                 for i in batch:
-                    if not leaves[i].left:
+                    if not leaves[i].parts:
                         finish(i)
                 for number in sources:
-                    reads = _reads(number, leaves, batch)
+                    there = [leaves[i].parts.get(number) for i in batch]
+                    reads = [read for read in there if read is not None]
                     with contextlib.closing(self._read(number, reads)) as results:
                         for one, result in results:
                             (i,) = one.leaves
                             leaves[i].take(number, result)
-                            if not leaves[i].left:
+                            if not leaves[i].parts:
                                 finish(i)
         return matched.tree(builder.finish("the near step"))
 
@@ -282,7 +276,7 @@ def _parted(i: int, wanted: LeafRead, sources: Mapping[int, Source]) -> _PartedL
 
     **Raises:** `Apart` for a leaf of which this process needs more than is there."""
     shape = wanted.record.template.shape
-    whole, regions = _view.whole(shape), _from_host.regions(wanted.target)
+    regions = _from_host.regions(wanted.target)
     needed = [_padded(r, shape) for r in ([()] if regions is None else regions)]
     found = {number: _record(source, wanted) for number, source in sources.items()}
     records = {number: x for number, x in found.items() if x is not None}
@@ -292,31 +286,25 @@ def _parted(i: int, wanted: LeafRead, sources: Mapping[int, Source]) -> _PartedL
             f"parts {', '.join(map(str, sources))} do not have all of the leaf "
             f"`{wanted.record.name}` that the devices of this process need"
         )
-    own: dict[int, list[tuple[int, PartPiece]]] = {}
-    for region, some in enumerate(cut):
-        for piece in some:
-            own.setdefault(piece.part, []).append((region, piece))
-    views = tuple(whole.take((*region, ...)) for region in needed)
+    read = _read_of(i, wanted.record, needed)
+    parts = {
+        number: _read_of(i, records[number], [stored for _, stored, _ in some])
+        for number, some in cut.items()
+    }
+    places = {
+        number: [(region, to) for region, _, to in some] for number, some in cut.items()
+    }
     dtype = _template.dtype_of(wanted.record.template.stored)
     # Regions without elements have no pieces.
-    arrays = [None if some else np.zeros(v.shape, dtype) for some, v in zip(cut, views)]
-    read = StoredRead(wanted.record, views, None, [i])
-    return _PartedLeaf(read, records, own, arrays, len(own))
+    arrays = [np.zeros(s, dtype) if 0 in s else None for s in read.shapes]
+    return _PartedLeaf(read, parts, places, arrays)
 
 
-def _reads(
-    number: int, leaves: Sequence[_PartedLeaf], batch: Sequence[int]
-) -> list[StoredRead]:
-    """The reads of some leaves from one part."""
-    out = []
-    for i in batch:
-        if number in leaves[i].pieces:
-            record = leaves[i].records[number]
-            whole = _view.whole(record.template.shape)
-            some = [piece.stored for _, piece in leaves[i].pieces[number]]
-            views = tuple(whole.take((*region, ...)) for region in some)
-            out.append(StoredRead(record, views, None, [i]))
-    return out
+def _read_of(i: int, record: Record, regions: Sequence[Region]) -> StoredRead:
+    """The read of some regions of a stored array, for the leaf of number `i`."""
+    whole = _view.whole(record.template.shape)
+    views = tuple(whole.take((*region, ...)) for region in regions)
+    return StoredRead(record, views, None, [i])
 
 
 def _readers(leaves: Leaves, wanted: Sequence[LeafRead], count: int) -> set[int]:

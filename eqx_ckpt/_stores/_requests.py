@@ -52,7 +52,8 @@ def result(url: str, options: str, future: Any, answers: bool = False) -> Any:
     failing, why = None, None
     while True:
         try:
-            value = _until(min(end, say, look), future)
+            wait = min(end, say, look) - time.monotonic()
+            value = future.result(None if wait == math.inf else max(0, wait))
             if server is not None:
                 _answering.add(server)
             return value
@@ -80,13 +81,6 @@ def result(url: str, options: str, future: Any, answers: bool = False) -> Any:
             future.cancel()
             raise ConnectionError(f"The store of `{url}` does not answer: {why}.")
         look = time.monotonic() + pause
-
-
-def _until(end: float, future: Any) -> Any:
-    """**Raises:** `TimeoutError` if there is no result by then."""
-    if end == math.inf:
-        return future.result()
-    return future.result(timeout=max(0, end - time.monotonic()))
 
 
 def _silent(url: str, timeout: float, why: str | None) -> ConnectionError:

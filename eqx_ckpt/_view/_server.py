@@ -45,7 +45,6 @@ def shipped(name: str) -> bytes:
 class Server(ThreadingHTTPServer):
     """Serves one page until it is closed. A request that is slow holds up no other."""
 
-    daemon_threads = True
     block_on_close = False
 
     def __init__(self, site: Site, port: int = 0):

@@ -10,7 +10,7 @@ import collections
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -37,11 +37,8 @@ _NORM_STEPS = 60
 _TABLE = 1000
 
 
-class Shown(NamedTuple):
-    """A page, and its leaves: each by its number, on one side or on both."""
-
-    page: dict[str, Any]
-    sides: Callable[[int], Sequence[LazyArray | None]]
+# A page, and its leaves: each by its number, on one side or on both.
+Shown = tuple[dict[str, Any], Callable[[int], Sequence[LazyArray | None]]]
 
 
 class _Slot:
@@ -76,7 +73,7 @@ class Site:
         **Raises:** `KeyError` for what no page asks for.
         """
         call = {
-            "page": lambda: self._now(query).page,
+            "page": lambda: self._now(query)[0],
             "leaf": lambda: self._leaf(query),
             "picture": lambda: self._picture(query),
             "spectrum": lambda: self._spectrum(query),
@@ -122,7 +119,8 @@ class Site:
     # ---- Leaves.
 
     def _lazies(self, query: Mapping[str, str]) -> Sequence[LazyArray | None]:
-        return self._at(query).sides(int(query["n"]))
+        _, sides = self._at(query)
+        return sides(int(query["n"]))
 
     def _samples(self, query: Mapping[str, str]) -> list[Sample | None]:
         lazies = self._lazies(query)
@@ -235,7 +233,7 @@ def finite(x: float | None) -> float | str | None:
 def of_one(ckpt: Checkpoint) -> Shown:
     names = list(ckpt)
     page = {"kind": "checkpoint", "title": ckpt.path, **_contents(ckpt)}
-    return Shown(page, lambda n: [ckpt[names[n]]])
+    return page, lambda n: [ckpt[names[n]]]
 
 
 def _contents(ckpt: Checkpoint) -> dict[str, Any]:
@@ -277,7 +275,7 @@ def of_pair(a: Checkpoint, b: Checkpoint) -> Shown:
     page = {"kind": "pair", "title": a.path, "other": b.path, "rows": rows}
     page |= {"quiet": _model.headline(a), "other_quiet": _model.headline(b)}
     page["metadata_differ"] = _model.metadata(a) != _model.metadata(b)
-    return Shown(page, sides.__getitem__)
+    return page, sides.__getitem__
 
 
 def of_run(steps: Steps) -> Shown:
@@ -306,7 +304,7 @@ def of_run(steps: Steps) -> Shown:
         "norm_steps": spread(complete, _NORM_STEPS),
     }
     names = [] if ckpt is None else list(ckpt)
-    return Shown(page, lambda n: [] if ckpt is None else [ckpt[names[n]]])
+    return page, lambda n: [] if ckpt is None else [ckpt[names[n]]]
 
 
 def spread(steps: list[int], most: int) -> list[int]:

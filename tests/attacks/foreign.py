@@ -20,7 +20,7 @@ import tensorstore as ts
 
 import eqx_ckpt as ec
 from eqx_ckpt._format import _ocdbt
-from eqx_ckpt._formats import _database as _database_of
+from eqx_ckpt._formats._database import Database
 from eqx_ckpt._storage import _root
 
 from . import fields, functions, pickles
@@ -270,7 +270,7 @@ def _mutated(r: random.Random, file: pathlib.Path, data: bytes) -> tuple[str, by
 
 def _entries(r: random.Random, file: pathlib.Path) -> bytes:
     """A tree of the entries of a database, one of them changed; and its manifest."""
-    database = _database_of.read(_root.resolve(file.parent), 2**20)
+    database = Database(_root.resolve(file.parent), 2**20)
     entries = fields.in_entries(r, database.entries)
     names = [*database.files, "tree"]
     if r.random() < 0.2:
