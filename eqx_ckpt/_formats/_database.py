@@ -14,7 +14,7 @@ import google_crc32c
 import numpy as np
 
 from .._errors import DamagedError, MissingError
-from .._format import _ocdbt
+from .._format import _extents, _ocdbt
 from .._format._ocdbt import Entries
 from .._storage import _store, _zstd
 from .._storage._backend import Backend
@@ -289,16 +289,16 @@ class Database:
         file, start, length = (np.asarray(x, np.int64) for x in entries[1:])
         taken = (file >= 0) & (length > 0)
         file, start, stop = file[taken], start[taken], (start + length)[taken]
-        order = np.lexsort((start, file))
-        file, start, stop = file[order], start[order], stop[order]
-        if ((file[1:] == file[:-1]) & (start[1:] < stop[:-1])).any():
-            raise DamagedError("it has two values at one place")
-        ends = dict(zip(file.tolist(), stop.tolist()))
+        try:
+            _extents.check_apart(file, start, stop)
+        except ValueError:
+            raise DamagedError("it has two values at one place") from None
+        ends = np.zeros(len(self._paths), np.int64)
+        np.maximum.at(ends, file, stop)
         for path in self._paths:
             _check_path(path)
-        check = self._root.check_range
-        jobs = [ft.partial(check, x, ends.get(i, 0)) for x, i in self._paths.items()]
-        _store.gather(self._root, jobs)
+        check, ranges = self._root.check_range, zip(self._paths, ends.tolist())
+        _store.gather(self._root, [ft.partial(check, *x) for x in ranges])
 
 
 def _at(paths: list[tuple[str, str]], number: int) -> tuple[str, str]:

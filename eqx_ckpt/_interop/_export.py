@@ -129,14 +129,13 @@ def export_safetensors(
     found = _probe.look(root)
     if found is None and root.entry() == "directory":
         raise FileExistsError(f"There is a directory at `{root}`. It is left as it is.")
-    if found is not None:
-        if not (overwrite and _safetensors.is_safetensors(found)):
-            raise FileExistsError(
-                f"There is a file at `{root}` that is no `.safetensors` file. It is "
-                "left as it is."
-                if overwrite
-                else f"There is something at `{root}`, and `overwrite=False`."
-            )
+    if found is not None and not overwrite:
+        raise FileExistsError(f"There is something at `{root}`, and `overwrite=False`.")
+    if found is not None and not _safetensors.is_safetensors(found):
+        raise FileExistsError(
+            f"There is a file at `{root}` that is no `.safetensors` file. It is left "
+            "as it is."
+        )
     tensors, metadata = plan()
     _check_here(tensors)
     header = _header(tensors, metadata)

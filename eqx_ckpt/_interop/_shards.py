@@ -207,8 +207,7 @@ def _write_own(
 ) -> None:
     """Writes what this process has of a tensor that begins at a byte of a file."""
     value, t = leaf.value, leaf.template
-    whole = tuple(slice(0, n) for n in t.shape)
-    parts = [(whole, value)] * leads
+    parts = [(_host_copy.whole_region(t), value)] * leads
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         shards = (s for s in value.addressable_shards if s.replica_id == 0)
         parts = [(_region(s.index, t.shape), s.data) for s in shards]

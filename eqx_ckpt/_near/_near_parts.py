@@ -70,7 +70,7 @@ def needed(
 
 # A piece of a leaf that a part has: the number of the region that it is of, its place
 # in what the part has stored, and in the region.
-Piece = tuple[int, Region, Region]
+PartPiece = tuple[int, Region, Region]
 
 
 def _boxes(record: Record) -> list[tuple[Region, int]]:
@@ -89,7 +89,7 @@ def _boxes(record: Record) -> list[tuple[Region, int]]:
 
 def pieces(
     regions: Sequence[Region], parts: Mapping[int, Record]
-) -> dict[int, list[Piece]] | None:
+) -> dict[int, list[PartPiece]] | None:
     """The pieces of some regions of a leaf that each part has, and of what several have
     those of the first; None if they do not have it all."""
     there: dict[Any, tuple[Region, int, int]] = {}
@@ -102,7 +102,7 @@ def pieces(
             break
     boxes = [box for box, _, _ in there.values()]
     origins = [origin for _, *origin in there.values()]
-    out: dict[int, list[Piece]] = {}
+    out: dict[int, list[PartPiece]] = {}
     for i, region in enumerate(regions):
         try:
             found = _sharding.pieces(boxes, region)

@@ -56,7 +56,7 @@ class NearSaving:
     what is said of all, and the call of `offer` in which copies are sent."""
 
     step: int
-    handle: SaveHandle | None = None
+    handle: SaveHandle
     part: NearPart | None = None
     rows: list[Any] = dataclasses.field(default_factory=list)
     call: int | None = None
@@ -91,7 +91,7 @@ class Near(NearSteps):
         **Raises:** what went wrong with it.
         """
         going, self._going = self._going, None
-        if going is None or going.handle is None:
+        if going is None:
             return
         with _noted(going.step):
             going.handle.result()
@@ -140,13 +140,12 @@ class Near(NearSteps):
         if self._attempt is None:
             self._begin_attempt(step)
         processes = self._saves.processes("save a near step", what, step)
-        going = NearSaving(step)
         with _noted(step):
             with _log.timed("near") as timer, processes.heard():
                 plan = _async.stage(self._plan(offer), frozenset())
+            going = NearSaving(step, SaveHandle(plan.root, is_apart=True))
             write = lambda: self._write(going, plan, processes)
-            handle = SaveHandle(plan.root, is_apart=True)
-            going.handle = _async.start(handle, plan, write, processes)
+            _async.start(going.handle, plan, write, processes)
             self._going = going
             going.handle.staged()
         steps = self._saves.steps

@@ -4,7 +4,6 @@ All of it is JSON: numbers, texts, lists and dicts. A page and a report draw the
 """
 
 import base64
-import functools as ft
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -290,17 +289,10 @@ def spectrum(sample: Sample, points: int = _POINTS) -> dict[str, Any] | None:
     }
 
 
-@ft.singledispatch
 def words(value: Any) -> str:
     """A value that is no array of many elements, as text."""
+    if isinstance(value, np.ndarray):
+        return words(value.tolist()) if value.size <= 64 else ""
+    if isinstance(value, str):
+        return value[:4000] + "..." * (len(value) > 4000)
     return _text.bounded(repr(value), 4000)
-
-
-@words.register
-def _(value: np.ndarray) -> str:
-    return words(value.tolist()) if value.size <= 64 else ""
-
-
-@words.register
-def _(value: str) -> str:
-    return value[:4000] + "..." * (len(value) > 4000)
