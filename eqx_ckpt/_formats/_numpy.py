@@ -54,13 +54,19 @@ _KINDS = {
 class NpyHeader(NamedTuple):
     """The header of an array, whose data begin at `stop`. `dtype` is in NumPy's
     notation, without what says that the order of bytes does not matter; "<V" for one of
-    records. `strides`: the steps along each axis, in elements; None: in the order of
-    C."""
+    records."""
 
     dtype: str
-    strides: tuple[int, ...] | None
+    is_fortran: bool
     shape: tuple[int, ...]
     stop: int
+
+    @property
+    def strides(self) -> tuple[int, ...] | None:
+        """The steps along each axis, in elements; None: in the order of C."""
+        if not self.is_fortran or len(self.shape) < 2 or not math.prod(self.shape):
+            return None
+        return tuple(it.accumulate(self.shape[:-1], operator.mul, initial=1))
 
 
 def read_header(window: Window, at: int, which: str) -> NpyHeader:
@@ -83,10 +89,7 @@ def read_header(window: Window, at: int, which: str) -> NpyHeader:
         raise ValueError(f"{which} has a header that NumPy does not write")
     shape = tuple(map(int, lengths))
     dtype = (header[1] or b"<V").decode().replace("|", "<")
-    strides = None
-    if header[3] == b"True" and len(shape) > 1 and math.prod(shape):
-        strides = tuple(it.accumulate(shape[:-1], operator.mul, initial=1))
-    return NpyHeader(dtype, strides, shape, start + size)
+    return NpyHeader(dtype, header[3] == b"True", shape, start + size)
 
 
 def read(probe: Probe, like: Any) -> Source | None:
@@ -142,7 +145,7 @@ def _header(directory: Backend, key: str, at: int, which: str) -> NpyHeader:
 
 
 def _leaf(header: NpyHeader, name: str, keys: str) -> ForeignLeaf:
-    dtype, strides, shape, start = header
+    dtype, _, shape, start = header
     what = f"{dtype.lstrip('<')}[{','.join(map(str, shape))}]"
     try:
         known = np.dtype(dtype).name
@@ -164,4 +167,4 @@ def _leaf(header: NpyHeader, name: str, keys: str) -> ForeignLeaf:
         value = Unreadable(what, why, dtype[1:2] not in tuple("OUS"))
         return _foreign_index.leaf_of(name, keys, value)
     what = name, keys, known, shape
-    return _foreign_index.array_leaf(*what, offset=start, strides=strides)
+    return _foreign_index.array_leaf(*what, offset=start, strides=header.strides)
