@@ -64,7 +64,10 @@ class NpyHeader(NamedTuple):
     @property
     def strides(self) -> tuple[int, ...] | None:
         """The steps along each axis, in elements; None: in the order of C."""
-        if not self.is_fortran or len(self.shape) < 2 or not math.prod(self.shape):
+        # Of very many axes they would take long, and none such is read.
+        if not self.is_fortran or not 2 <= len(self.shape) <= _template.MAX_RANK:
+            return None
+        if not math.prod(self.shape):
             return None
         return tuple(it.accumulate(self.shape[:-1], operator.mul, initial=1))
 

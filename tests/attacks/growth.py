@@ -195,6 +195,12 @@ def npy_columns(path, n):
     _npy(path, f"{n}, 2", 8 * n)
 
 
+@growth(1500)
+def npy_axes(path, n):
+    """Axes, along each of which a step has as many digits as all before it."""
+    _npy(path, ", ".join(["9" * 18] * n), 0)
+
+
 def _ours(path: pathlib.Path, names: list[str], keys: str) -> None:
     save(path, "ocdbt")
 
