@@ -307,7 +307,12 @@ def _at(paths: list[tuple[str, str]], number: int) -> tuple[str, str]:
     return paths[number]
 
 
+def leads_out(path: str) -> bool:
+    """Whether a path may lead out of the directory that it is in."""
+    is_odd = "\\" in path or "\0" in path
+    return is_odd or not {"", ".", ".."}.isdisjoint(path.split("/"))
+
+
 def _check_path(path: str) -> None:
-    """**Raises:** `ValueError` for a path that may lead out of the directory."""
-    if "\\" in path or "\0" in path or not {"", ".", ".."}.isdisjoint(path.split("/")):
+    if leads_out(path):
         raise DamagedError(f"it has a file of the impossible name {path!r:.60}")

@@ -16,7 +16,7 @@ from .._format._template import Template
 from .._load import _published
 from .._load._source import Source
 from .._zips._probe import Probe
-from . import _zarr
+from . import _database, _zarr
 from ._foreign_index import ForeignLeaf, kind_of, names_of_paths
 from ._zarr import Zarr
 
@@ -138,8 +138,7 @@ def _eformer(probe: Probe) -> Source:
 def _path(key: str) -> list[str]:
     """The parts of the path of an array. **Raises:** `ValueError` if it leads out."""
     parts = key.split("/", _names.MAX_DEPTH)
-    is_name = lambda part: part.isprintable() and part not in ("", ".", "..")
-    if not all(map(is_name, parts)) or "\\" in key:
+    if not key.isprintable() or _database.leads_out(key):
         raise ValueError(f"it has an array of the impossible name {key!r:.60}")
     if len(parts) > _names.MAX_DEPTH or 3 * len(key) > _names.MAX_NAME:
         raise ValueError(f"the name {_names.shorten(key)} is too long")
@@ -155,11 +154,8 @@ def _leaves(
     which are to be true."""
     keys = ["/".join(path) for path in paths]
     makes = [ft.partial(_template, claim) for claim in claims or [None] * len(keys)]
-    rows = zip(names_of_paths(paths), keys, arrays.metadata(keys), makes)
-    return [
-        arrays.read(name, key, text, make, kinds)
-        for (name, kinds), key, text, make in rows
-    ]
+    rows = zip(names_of_paths(paths), keys, makes)
+    return arrays.read([(*named, key, make) for named, key, make in rows])
 
 
 def _template(claim: tuple[Any, Any] | None, keys: str, what: Zarr) -> Template:

@@ -3,8 +3,8 @@
 Orbax's own files are read for names and kinds, and the metadata of every array.
 """
 
+import collections
 import functools as ft
-import re
 from typing import Any
 
 from .._format import _files, _names, _template
@@ -14,7 +14,7 @@ from .._load import _published
 from .._load._source import Source
 from .._zips import _probe
 from .._zips._probe import Probe
-from . import _zarr
+from . import _database, _zarr
 from ._foreign_index import ForeignLeaf, kind_of, leaf_of
 from ._zarr import Zarr
 
@@ -101,22 +101,21 @@ def _tree(probe: Probe) -> Source | None:
     files = [] if zarr.database is None else zarr.database.files
     if any(is_save_id(x.removeprefix("d/").partition("/")[0]) for x in files):
         return None  # It is ours, without its index.
-    keys = [key for *_, kind, key in arrays if kind != "string"]
-    texts = dict(zip(keys, zarr.metadata(keys)))
+    places = collections.Counter(key for *_, key in arrays)
+    if twice := next((key for key, count in places.items() if count > 1), None):
+        raise ValueError(f"two leaves of it lie at one place, `{twice}`")
+    rows = [
+        (ours, kinds, key, ft.partial(_template_of, kind, impls.get(key)))
+        for ours, kinds, kind, key in arrays
+        if kind != "string"
+    ]
+    stored = iter(zarr.read(rows))
     leaves: list[ForeignLeaf] = []
-    places: set[str] = set()
     for ours, kinds, kind, key in arrays:
-        if key in places:
-            raise ValueError(f"two leaves of it lie at one place, `{key}`")
-        places.add(key)
-        if kind == "string":
-            text = strings.get(key)
-            if type(text) is not str:
-                raise ValueError(f"the string `{ours}` is missing")
-            leaves.append(leaf_of(ours, kinds, text))
-        else:
-            make = ft.partial(_template_of, kind, impls.get(key))
-            leaves.append(zarr.read(ours, key, texts[key], make, kinds))
+        text = strings.get(key)
+        if kind == "string" and type(text) is not str:
+            raise ValueError(f"the string `{ours}` is missing")
+        leaves.append(leaf_of(ours, kinds, text) if kind == "string" else next(stored))
     metadata = value.get("custom_metadata") or None
     if metadata is None and probe.directory != probe.root:
         top = probe._replace(directory=probe.root, names=frozenset([_TOP]))
@@ -159,9 +158,7 @@ def _entry(name: str, entry: Any) -> tuple[str, str, str, str] | None:
     if skip:
         return None
     key = ".".join(key for key, _ in keys)
-    # It becomes a path.
-    parts = key.split("/")
-    if re.search(r"[\\\0]", key) or not {"", ".", ".."}.isdisjoint(parts):
+    if _database.leads_out(key):
         raise ValueError(f"`{_METADATA}` has a leaf of the impossible name {key!r:.60}")
     kinds = "".join("s" if t == 1 else "k" for _, t in keys)
     ours = _names.join(_names.quote(k) for k, _ in keys)

@@ -78,6 +78,12 @@ class Zarr(NamedTuple):
         return tuple(o // i for o, i in zip(self.piece, self.chunk))
 
 
+# A function that makes the template of a leaf, of the kinds of its keys and metadata.
+Make = Callable[[str, Zarr], Template]
+# A leaf: its name, the kinds of its keys, the key that its array lies at, and that.
+Row = tuple[str, str, str, Make]
+
+
 class ZarrArrays(NamedTuple):
     """Where arrays lie: in directories, or in the database at the root. `size` is that
     of all files, which are `listed`, if that takes no requests; `is_full`: whether no
@@ -90,10 +96,14 @@ class ZarrArrays(NamedTuple):
     is_v3: bool = False
     is_full: bool = True
 
-    def metadata(self, keys: Sequence[str]) -> list[bytes | None]:
-        """The metadata of the arrays at some keys; None where there are none."""
-        files = [f"{key}/{name_of(self.is_v3)}" for key in keys]
-        return _store.each(self.directory, self._small, files)
+    def read(self, rows: Sequence[Row]) -> list[ForeignLeaf]:
+        """The leaves that are such arrays.
+
+        **Raises:** `ValueError` that names the leaf, if one has no metadata.
+        """
+        files = [f"{key}/{name_of(self.is_v3)}" for _, _, key, _ in rows]
+        metadata = _store.each(self.directory, self._small, files)
+        return [self._leaf(data, *row) for data, row in zip(metadata, rows)]
 
     def _small(self, directory: Backend, key: str) -> bytes | None:
         """The bytes of a small file; None: there is none, or it is longer."""
@@ -106,19 +116,9 @@ class ZarrArrays(NamedTuple):
         data = value and value.data
         return None if data is None or len(data) > _MAX_METADATA else data
 
-    def read(
-        self,
-        name: str,
-        key: str,
-        metadata: bytes | None,
-        make: Callable[[str, Zarr], Template],
-        keys: str,
+    def _leaf(
+        self, metadata: bytes | None, name: str, keys: str, key: str, make: Make
     ) -> ForeignLeaf:
-        """A leaf that is an array, by the template that is made of its keys and the
-        metadata.
-
-        **Raises:** `ValueError` that names the leaf, if it has no metadata.
-        """
         if metadata is None:
             raise ValueError(f"the metadata of the array `{name}` are missing")
         try:

@@ -81,7 +81,7 @@ def _without(steps: Steps, step: int, signature: Signature | Skip | None) -> Sum
     return Summary(
         step,
         "complete",
-        is_ours=signature.is_ours,
+        is_ours=False,
         leaves=len(ckpt),
         nbytes=ckpt.nbytes,
         metrics=steps.read_metrics(step, signature),

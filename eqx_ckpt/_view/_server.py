@@ -78,16 +78,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, shipped(file), kind)
         else:
             query = dict(urllib.parse.parse_qsl(url.query))
-            self._answer(self.server.site, name, query)
-
-    def _answer(self, site: Site, what: str, query: dict[str, str]) -> None:
-        try:
-            found = site.answer(what, query)
-        except KeyError:
-            self._send(404, b"There is no such page.", "text/plain")
-            return
-        text = json.dumps(found, allow_nan=False, separators=(",", ":"))
-        self._send(200, text.encode(), "application/json")
+            try:
+                found = self.server.site.answer(name, query)
+            except KeyError:
+                self._send(404, b"There is no such page.", "text/plain")
+                return
+            text = json.dumps(found, allow_nan=False, separators=(",", ":"))
+            self._send(200, text.encode(), "application/json")
 
     def _send(self, status: int, body: bytes, kind: str) -> None:
         self.send_response(status)
