@@ -64,7 +64,8 @@ class PiecedArray(NamedTuple):
 
     def stop(self, piece: Piece) -> int:
         """The byte that a piece ends at."""
-        nbytes = math.prod(piece.shape) * self.template.itemsize
+        count = span(piece.shape, piece.strides or strides_of(piece.shape))
+        nbytes = count * self.template.itemsize
         return piece.offset + (nbytes // 2 if self.is_packed else nbytes)
 
     def start_read(self, into: np.ndarray, picks: tuple[slice | int, ...]) -> Any:
@@ -99,21 +100,22 @@ class ForeignSource(Source):
     def is_apart(self, record: Record) -> bool:
         return self.is_stored(record) or record.place in self.strides
 
+    def _origin(self, record: Record, file: int, offset: int) -> Stored:
+        """The array that a leaf is read from, which begins there if it is a run."""
+        if record.place in self.stored:
+            return self.stored[record.place]
+        t, strides = record.template, self.strides.get(record.place)
+        first = (0,) * len(t.shape)
+        piece = Piece(self.index.files[file], offset, first, t.shape, strides)
+        return PiecedArray(t, [piece])
+
     def open(self, wanted: Sequence[tuple[Record, Sequence[int]]]) -> list[Any]:
-        directory, files = self.directory, self.index.files
-        those = [(self.stored[r.place], n) for r, n in wanted if self.is_stored(r)]
-        opened = iter(_open_stored(directory, those, self.nodes))
         starts = self.index.extents.starts(r.place for r, _ in wanted)
-        out = []
-        for (r, _), (file, offset) in zip(wanted, starts):
-            t, strides = r.template, self.strides.get(r.place)
-            piece = Piece(files[file], offset, (0,) * len(t.shape), t.shape, strides)
-            run = PiecedArray(t, [piece], root=directory)
-            out.append(next(opened) if self.is_stored(r) else run)
-        return out
+        stored = [(self._origin(r, *at), n) for (r, n), at in zip(wanted, starts)]
+        return _open_stored(self.directory, stored, self.nodes)
 
     def _open_whole(self, record: Record, directory: Backend) -> Any:
-        if not (self.is_stored(record) or self.strides.get(record.place)):
+        if not self.is_apart(record):
             return super()._open_whole(record, directory)
         (array,) = self.open([(record, range(record.template.chunk_count))])
         if isinstance(array, PiecedArray):
@@ -131,20 +133,17 @@ class ForeignSource(Source):
         return t._replace(chunk=chunk)
 
     def check(self, record: Record, numbers: Sequence[int] | None = None) -> None:
-        t, stored = record.template, self.stored.get(record.place)
-        strides = self.strides.get(record.place)
-        if isinstance(stored, ForeignArray):
-            stored.check(range(t.chunk_count) if numbers is None else numbers)
-        elif isinstance(stored, PiecedArray):
-            for piece in [] if self.root.is_far else stored.pieces:
-                self.directory.check_range(piece.key, stored.stop(piece))
-        elif stored is None and not strides:
+        if not self.is_apart(record):
             super().check(record)
-        elif stored is None and not self.root.is_far:
-            assert strides is not None
-            file, start, _ = self.index.extents.locate(record, 0)
-            stop = start + span(t.shape, strides) * t.itemsize
-            self.directory.check_range(self.index.files[file], stop)
+            return
+        (at,) = self.index.extents.starts([record.place])
+        stored = self._origin(record, *at)
+        if isinstance(stored, ForeignArray):
+            every = range(record.template.chunk_count)
+            stored.check(every if numbers is None else numbers)
+        elif isinstance(stored, PiecedArray) and not self.root.is_far:
+            for piece in stored.pieces:
+                self.directory.check_range(piece.key, stored.stop(piece))
 
 
 def _open_stored(

@@ -265,10 +265,10 @@ def _record(source: Source, wanted: LeafRead) -> Record | None:
     """The part of a leaf that a part has, if it is of the same array."""
     leaves = source.index.leaves
     place = leaves.places.get(wanted.record.name)
-    found = None if place is None else leaves.record(place, True)
-    return (
-        found if found and found.whole.shape == wanted.record.template.shape else None
-    )
+    if place is None:
+        return None
+    found = leaves.record(place, True)
+    return found if found.whole.shape == wanted.record.template.shape else None
 
 
 def _parted(i: int, wanted: LeafRead, sources: Mapping[int, Source]) -> _PartedLeaf:
@@ -278,8 +278,8 @@ def _parted(i: int, wanted: LeafRead, sources: Mapping[int, Source]) -> _PartedL
     shape = wanted.record.template.shape
     regions = _from_host.regions(wanted.target)
     needed = [_padded(r, shape) for r in ([()] if regions is None else regions)]
-    found = {number: _record(source, wanted) for number, source in sources.items()}
-    records = {number: x for number, x in found.items() if x is not None}
+    held = ((number, _record(source, wanted)) for number, source in sources.items())
+    records = {number: record for number, record in held if record is not None}
     cut = pieces(needed, records)
     if cut is None:
         raise Apart(

@@ -103,8 +103,7 @@ class HubBackend(HttpBackend):
             )
         if not type(error).__module__.startswith(("huggingface_hub", "httpx")):
             found = super().explain(error)
-            is_refused = isinstance(found, PermissionError)
-            is_new = is_refused and found is not error
+            is_new = isinstance(found, PermissionError) and found is not error
             return self._refused("it is private or gated") if is_new else found
         said = re.sub(r"https?://\S*", "its URL", str(error).strip())
         said = f"{name}: {said.splitlines()[0] if said else 'nothing'}"
