@@ -118,18 +118,18 @@ def pieces(
 @dataclasses.dataclass(eq=False)
 class _PartedLeaf:
     """A leaf whose regions arrive: the read of them all; the reads of parts that are
-    still to come; and for each piece of a part its region, and its place there."""
+    still to come; and the pieces that come of each part."""
 
     read: StoredRead
     parts: dict[int, StoredRead]
-    places: dict[int, list[tuple[int, Region]]]
+    pieces: dict[int, list[PartPiece]]
     arrays: list[Any]
     owned: bool = True
 
     def take(self, part: int, result: ReadResult) -> None:
         """Takes the pieces of one part."""
         shapes = self.read.shapes
-        for (region, to), array in zip(self.places[part], result.arrays):
+        for (region, _, to), array in zip(self.pieces[part], result.arrays):
             shape = shapes[region]
             if array.shape == shape:
                 self.arrays[region] = array
@@ -291,13 +291,10 @@ def _parted(i: int, wanted: LeafRead, sources: Mapping[int, Source]) -> _PartedL
         number: _read_of(i, records[number], [stored for _, stored, _ in some])
         for number, some in cut.items()
     }
-    places = {
-        number: [(region, to) for region, _, to in some] for number, some in cut.items()
-    }
     dtype = _template.dtype_of(wanted.record.template.stored)
     # Regions without elements have no pieces.
     arrays = [np.zeros(s, dtype) if 0 in s else None for s in read.shapes]
-    return _PartedLeaf(read, parts, places, arrays)
+    return _PartedLeaf(read, parts, cut, arrays)
 
 
 def _read_of(i: int, record: Record, regions: Sequence[Region]) -> StoredRead:
