@@ -111,10 +111,10 @@ METHODS = (
     *("average", "ema", "slerp", "model_stock", "task_arithmetic", "ties"),
     *("breadcrumbs", "dare", "dare_ties", "della"),
 )
-_sources = click.argument("sources", type=PATH, nargs=-1, required=True)
-_to = click.option("--to", "target", required=True, type=PATH, help="Where to write.")
+_sources = click.argument("sources", nargs=-1, required=True, **PATH)
+_to = click.option("--to", "target", required=True, help="Where to write.", **PATH)
 _node = click.option(
-    "--node", default="", metavar="NAME", type=NODE, help="Only this node."
+    "--node", default="", metavar="NAME", help="Only this node.", **NODE
 )
 _last = click.option(
     "--last", type=click.IntRange(1), help="The newest steps of one run: so many."
@@ -142,13 +142,11 @@ def _number(what: str, text: str) -> Callable[[Callable[..., Any]], Callable[...
     return click.option(what, callback=_numbers, metavar="NUMBER", help=text)
 
 
-_skip = _several(
-    "--skip", "PATTERN", "Leaves that .safetensors cannot hold.", type=NODE
-)
+_skip = _several("--skip", "PATTERN", "Leaves that .safetensors cannot hold.", **NODE)
 
 
 @_command("_look")
-@click.argument("path", type=PATH)
+@click.argument("path", **PATH)
 def info() -> None:
     """Say what a checkpoint or a run is.
 
@@ -158,8 +156,8 @@ def info() -> None:
 
 
 @_command("_look")
-@click.argument("path", type=PATH)
-@click.argument("name", default="", type=NODE)
+@click.argument("path", **PATH)
+@click.argument("name", default="", **NODE)
 @click.option(
     "--depth", type=click.IntRange(1), help="Add up what is deeper than this."
 )
@@ -167,7 +165,7 @@ def info() -> None:
     "--filter",
     "pattern",
     metavar="PATTERN",
-    type=NODE,
+    **NODE,
     help="Only leaves of this name, or below the node of this name; * is any text.",
 )
 @click.option(
@@ -186,8 +184,8 @@ def ls() -> None:
 
 
 @_command("_look")
-@click.argument("path", type=PATH)
-@click.argument("name", type=LEAF)
+@click.argument("path", **PATH)
+@click.argument("name", **LEAF)
 @click.option(
     "--all", "whole", is_flag=True, help="Print all elements of large arrays."
 )
@@ -201,8 +199,8 @@ def cat() -> None:
 
 
 @_command("_look")
-@click.argument("path", type=PATH)
-@click.argument("name", default="", type=NODE)
+@click.argument("path", **PATH)
+@click.argument("name", default="", **NODE)
 @_progress
 def stats() -> None:
     """Print ranges, means, norms and NaNs of each leaf.
@@ -212,8 +210,8 @@ def stats() -> None:
 
 
 @_command("_look")
-@click.argument("a", type=PATH)
-@click.argument("b", type=PATH)
+@click.argument("a", **PATH)
+@click.argument("b", **PATH)
 @click.option("--values", is_flag=True, help="Find how large the differences are.")
 @_progress
 def diff() -> None:
@@ -227,8 +225,8 @@ def diff() -> None:
 
 
 @_command("_look")
-@click.argument("a", type=PATH)
-@click.argument("b", type=PATH)
+@click.argument("a", **PATH)
+@click.argument("b", **PATH)
 def suggest() -> None:
     """Print rules that give the leaves of A the names of B.
 
@@ -239,8 +237,8 @@ def suggest() -> None:
 
 
 @_command("_viewing", prints=True)
-@click.argument("paths", metavar="PATH [PATH]", nargs=-1, type=PATH, required=True)
-@click.option("--to", metavar="FILE", type=PATH, help="Write one file of HTML instead.")
+@click.argument("paths", metavar="PATH [PATH]", nargs=-1, required=True, **PATH)
+@click.option("--to", metavar="FILE", help="Write one file of HTML instead.", **PATH)
 @click.option("--overwrite", is_flag=True, help="Replace FILE.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="0: a free one.")
 @click.option("--no-browser", is_flag=True, help="Print the address, and open nothing.")
@@ -255,10 +253,10 @@ def view() -> None:
 
 
 @_command("_change")
-@click.argument("source", type=PATH)
-@click.argument("target", type=PATH)
-@_several("--keep", "PATTERN", "Keep only such leaves.", type=NODE)
-@_several("--drop", "PATTERN", "Leave such leaves out.", type=NODE)
+@click.argument("source", **PATH)
+@click.argument("target", **PATH)
+@_several("--keep", "PATTERN", "Keep only such leaves.", **NODE)
+@_several("--drop", "PATTERN", "Leave such leaves out.", **NODE)
 @_several("--rename", "REGEX=NEW", "Change names, as re.sub does.", callback=_pair)
 @click.option("--cast", metavar="DTYPE", help="Cast floating arrays, as to bfloat16.")
 @_metadata
@@ -298,7 +296,7 @@ def average() -> None:
     metavar="METHOD",
     help=f"{', '.join(METHODS)}; or module:name, your own.",
 )
-@click.option("--base", type=PATH, help="What the sources were trained from.")
+@click.option("--base", help="What the sources were trained from.", **PATH)
 @_node
 @_weights
 @_number("--t", "slerp: the part of the way; 0.5.")
@@ -327,8 +325,8 @@ def merge() -> None:
 
 
 @_command("_change")
-@click.argument("source", type=PATH)
-@click.argument("target", type=PATH)
+@click.argument("source", **PATH)
+@click.argument("target", **PATH)
 @click.option(
     "--layout", type=click.Choice(["ocdbt", "zarr"]), help="ocdbt by default."
 )
@@ -349,7 +347,7 @@ def convert() -> None:
 
 
 @_command("_change")
-@click.argument("source", type=PATH)
+@click.argument("source", **PATH)
 @click.argument("target", metavar="hf://ORG/NAME[@BRANCH][/PATH]")
 @_skip
 @_drop_functions
@@ -363,8 +361,8 @@ def push() -> None:
 
 
 @_command("_change")
-@click.argument("source", type=PATH)
-@click.argument("target", type=PATH)
+@click.argument("source", **PATH)
+@click.argument("target", **PATH)
 @_node
 @_skip
 @_several("--rename", "REGEX=NEW", "Change names, as re.sub does.", callback=_pair)
@@ -379,14 +377,12 @@ def export() -> None:
 
 
 @_command("_runs")
-@click.argument("path", type=PATH)
+@click.argument("path", **PATH)
 @click.option("--best", metavar="METRIC", help="Mark the step with the least METRIC.")
 @click.option("--max", "is_max", is_flag=True, help="With --best: the greatest.")
-@click.option("--pin", type=STEP, multiple=True, metavar="STEP", help="Keep a step.")
-@click.option("--unpin", type=STEP, multiple=True, metavar="STEP", help="Undo --pin.")
-@click.option(
-    "--delete", type=STEP, multiple=True, metavar="STEP", help="Delete a step."
-)
+@click.option("--pin", multiple=True, metavar="STEP", help="Keep a step.", **STEP)
+@click.option("--unpin", multiple=True, metavar="STEP", help="Undo --pin.", **STEP)
+@click.option("--delete", multiple=True, metavar="STEP", help="Delete a step.", **STEP)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def steps() -> None:
     """Print the steps of a run; pin or delete some.
@@ -398,7 +394,7 @@ def steps() -> None:
 
 
 @_command("_runs")
-@click.argument("path", type=PATH)
+@click.argument("path", **PATH)
 @_progress
 def verify() -> None:
     """Check every byte of a checkpoint or a run.
@@ -408,7 +404,7 @@ def verify() -> None:
 
 
 @_command("_runs")
-@click.argument("path", type=PATH)
+@click.argument("path", **PATH)
 @click.option("--list", "lists", is_flag=True, help="Only list it.")
 @click.option(
     "--idle",
@@ -419,7 +415,7 @@ def clean() -> None:
     """Delete what killed saves have left in a directory."""
 
 
-@_command("_runs", prints=True)
-@click.argument("directory", required=False, type=PATH)
+@_command("_demo", prints=True)
+@click.argument("directory", required=False, **PATH)
 def demo() -> None:
     """Train a small model, save it, and load parts of it."""

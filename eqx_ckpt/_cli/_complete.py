@@ -3,6 +3,7 @@ local files are read, an index or a header each, and no array.
 """
 
 import contextlib
+import functools as ft
 import json
 import os
 import re
@@ -33,57 +34,48 @@ def _steps(path: str) -> list[int]:
     return []
 
 
-class _Path(click.Path):
-    """A path or a URL: the shell knows files, and we know steps."""
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        above, slash, start = incomplete.rpartition("/")
-        steps = _steps(above + slash)
-        if not steps:
-            return super().shell_complete(ctx, param, incomplete)
-        return _items(f"{above}{slash}{x}" for x in steps if str(x).startswith(start))
+def _paths(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[str] | list[CompletionItem]:
+    """Paths of steps; other files are known to the shell."""
+    above, slash, start = incomplete.rpartition("/")
+    steps = _steps(above + slash)
+    if not steps:
+        return click.Path().shell_complete(ctx, param, incomplete)
+    return [f"{above}{slash}{x}" for x in steps if str(x).startswith(start)][:_MOST]
 
 
-class _Step(click.types.IntParamType):
-    """A step of the run that the command is given."""
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        steps = _steps(_path(ctx) or "")
-        return _items(str(x) for x in steps if str(x).startswith(incomplete))
+def _numbers(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Steps of the run that the command is given."""
+    steps = map(str, _steps(_path(ctx) or ""))
+    return [x for x in steps if x.startswith(incomplete)][:_MOST]
 
 
-class _Name(click.types.StringParamType):
-    """The name of a leaf, or of a node, of the checkpoints that a command is given."""
+def _leaves(
+    ctx: click.Context,
+    param: click.Parameter,
+    incomplete: str,
+    has_nodes: bool = False,
+) -> list[str]:
+    """Names of leaves, or of nodes too, of the checkpoint that the command is given."""
+    path = _path(ctx)
+    return _next(_names(path), incomplete, has_nodes)[:_MOST] if path else []
 
-    def __init__(self, has_nodes: bool):
-        self._has_nodes = has_nodes
 
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        path = _path(ctx)
-        return _items(self._next(_names(path), incomplete)) if path else []
-
-    def _next(self, names: list[str], start: str) -> list[str]:
-        """The nodes and leaves of the next level; below a node that is the only one,
-        those of the level after it."""
-        while True:
-            inside = [x for x in names if x.startswith(start)]
-            ends = (x.find(".", len(start)) for x in inside)
-            found = {x[: None if n < 0 else n]: n < 0 for x, n in zip(inside, ends)}
-            if len(found) != 1 or all(found.values()):
-                # A node that is one of several ends the word: its dot is typed.
-                return [
-                    x if y or self._has_nodes else f"{x}." for x, y in found.items()
-                ]
-            (only,) = found
-            if self._has_nodes and only != start.removesuffix("."):
-                return [only, *self._next(inside, f"{only}.")]
-            start = f"{only}."
+def _next(names: list[str], start: str, has_nodes: bool) -> list[str]:
+    """The nodes and leaves of the next level; below a node that is the only one,
+    those of the level after it."""
+    while True:
+        inside = [x for x in names if x.startswith(start)]
+        ends = (x.find(".", len(start)) for x in inside)
+        found = {x[: None if n < 0 else n]: n < 0 for x, n in zip(inside, ends)}
+        if len(found) != 1 or all(found.values()):
+            # A node that is one of several ends the word: its dot is typed.
+            return [x if y or has_nodes else f"{x}." for x, y in found.items()]
+        (only,) = found
+        if has_nodes and only != start.removesuffix("."):
+            return [only, *_next(inside, f"{only}.", has_nodes)]
+        start = f"{only}."
 
 
 def _path(ctx: click.Context) -> str | None:
@@ -92,10 +84,6 @@ def _path(ctx: click.Context) -> str | None:
     given = ctx.params
     first = given.get("path") or given.get("source")
     return first or next(iter([*(given.get("sources") or ()), *ctx.args]), None)
-
-
-def _items(values: Any) -> list[CompletionItem]:
-    return [CompletionItem(x) for _, x in zip(range(_MOST), values)]
 
 
 def _names(path: str) -> list[str]:
@@ -126,6 +114,8 @@ def _stored(path: str) -> list[str]:
     return many["names"].split(" ") if many else index["names"]
 
 
-PATH = _Path(path_type=str)
-STEP = _Step()
-LEAF, NODE = _Name(False), _Name(True)
+# Options of arguments and options of commands, by what is given there.
+PATH: dict[str, Any] = {"type": click.Path(path_type=str), "shell_complete": _paths}
+STEP: dict[str, Any] = {"type": int, "shell_complete": _numbers}
+LEAF: dict[str, Any] = {"shell_complete": _leaves}
+NODE: dict[str, Any] = {"shell_complete": ft.partial(_leaves, has_nodes=True)}

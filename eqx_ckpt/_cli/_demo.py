@@ -75,7 +75,7 @@ def _counted(what: str, load: Callable[[], Any]) -> Any:
     return out
 
 
-def main(directory: str | None = None) -> None:
+def demo(directory: str | None) -> None:
     """Trains, saves in both layouts, and loads the parts of it."""
     root = pathlib.Path(directory or tempfile.mkdtemp(prefix="eqx_ckpt-demo-"))
     hyperparameters = {"width": 256, "depth": 5}

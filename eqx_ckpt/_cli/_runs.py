@@ -1,4 +1,4 @@
-"""`steps`, `verify`, `clean` and `demo`: what is kept, and whether it is whole."""
+"""`steps`, `verify` and `clean`: what is kept, and whether it is whole."""
 
 import contextlib
 import sys
@@ -17,7 +17,7 @@ from .._show._model import Span
 from .._show._terminal import Line
 from .._storage import _root
 from .._verify import _verify
-from . import _demo, _info, _output, _paths
+from . import _info, _output, _paths
 from ._output import CommandResult
 
 
@@ -107,7 +107,3 @@ def clean(path: str, lists: bool, idle: bool) -> CommandResult:
     told = {save.path for save in near}
     lines = [*(path for path in found if path not in told), *map(str, near)]
     return CommandResult(data, lines)
-
-
-def demo(directory: str | None) -> Any:
-    _demo.main(directory)
