@@ -21,7 +21,7 @@ _HEAD = b'{"format":"eqx_ckpt journal","version":1,"steps":'
 
 class StepRow(NamedTuple):
     """Facts in the index of a step. `stamp` is that of the file of the index, and
-    `time` says when it was written, if that is known. `files`: see `IndexSummary`."""
+    `time` says when it was written, if that is known. `files`: see `Summary`."""
 
     step: int
     stamp: str
@@ -58,18 +58,12 @@ def decode(data: bytes) -> list[StepRow]:
     return [StepRow(*row) for row in found]
 
 
-class IndexSummary(NamedTuple):
-    """Summary of one index. `files`: how many data files its layout has, or None
-    where each leaf has its own."""
-
-    save: str
-    metadata: Any
-    leaves: int
-    nbytes: int
-    files: int | None
+# The id of the save, its metadata, the number of its leaves, their bytes, and how many
+# data files it has: None where each leaf has its own.
+Summary = tuple[str, Any, int, int, int | None]
 
 
-def summarise(data: bytes, known: dict[tuple[str, str], IndexSummary]) -> IndexSummary:
+def summarise(data: bytes, known: dict[tuple[str, str], Summary]) -> Summary:
     """The summary of an index. In a run, most have the same columns as an index that is
     `known`: then nothing but the metadata is parsed.
 
@@ -94,12 +88,11 @@ def summarise(data: bytes, known: dict[tuple[str, str], IndexSummary]) -> IndexS
     if key not in known:
         known[key] = _summary_of(_index.decode(data))
     files = text.count('"', middle + len('"files":'), text.index("]", middle)) // 2
-    return known[key]._replace(save=head[1].decode(), metadata=metadata, files=files)
+    _, _, leaves, nbytes, _ = known[key]
+    return head[1].decode(), metadata, leaves, nbytes, files
 
 
-def _summary_of(index: _index.Index) -> IndexSummary:
+def _summary_of(index: _index.Index) -> Summary:
     files = len(index.files) if index.layout == "ocdbt" else None
     leaves = index.leaves
-    return IndexSummary(
-        index.save, index.metadata, len(leaves.names), leaves.nbytes, files
-    )
+    return index.save, index.metadata, len(leaves.names), leaves.nbytes, files

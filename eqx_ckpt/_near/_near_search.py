@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 from .._format import _text
 from .._format._schema import COUNT, DIGEST, ID, optional
 from .._run import _own
-from .._run._hooks import LoadRequest, NearSearch, Outcome
+from .._run._hooks import LoadRequest, NearSearch
 from .._run._words import said_by_all
 from .._runtime import _log, _processes
 from .._runtime._processes import Processes
@@ -187,17 +187,17 @@ class Search(NearSearch):
         bad = [] if self._parts is None else self._parts.bad
         return [(self._from[i], i) for i in bad]
 
-    def exclude(self, outcome: Outcome) -> None:
-        """Excludes copies of the chosen step, which could not be loaded."""
+    def exclude(self, why: str, copies: Sequence[tuple[int, int]]) -> None:
+        """Excludes copies of parts of the chosen step, which could not be loaded."""
         step = self._chosen.step
         assert step is not None
-        if not outcome.copies:
+        if not copies:
             for i, disks in enumerate(step.sources):
                 for disk in disks:
-                    self._bad[step.save, disk, i] = Passed(step.step, outcome.why)
-        for disk, i in outcome.copies:
-            why = f"part {i} on the disk of process {disk}: {outcome.why}"
-            self._bad[step.save, disk, i] = Passed(step.step, why)
+                    self._bad[step.save, disk, i] = Passed(step.step, why)
+        for disk, i in copies:
+            about = f"part {i} on the disk of process {disk}: {why}"
+            self._bad[step.save, disk, i] = Passed(step.step, about)
 
     def knows_lost(self) -> bool:
         """Whether there is a near step, though none can be restored."""

@@ -20,17 +20,6 @@ class LoadRequest(NamedTuple):
     options: FilteredKeywords
 
 
-class Outcome(NamedTuple):
-    """Whether a step was "loaded", is "damaged", has other parts than are wanted
-    ("apart") or was "replaced", or the load has "failed" for something else in any of
-    the processes; why; and the copies of parts that are bad, each by the process on
-    whose disk it is, and its number."""
-
-    kind: str
-    why: str = ""
-    copies: list[tuple[int, int]] = []
-
-
 class NearSearch:
     """The near steps in one search for the newest step of a run: none, but for what the
     room of near disks makes of it. All processes take the same calls, but `choose`."""
@@ -70,8 +59,10 @@ class NearSearch:
         """Own states as they are asked for, once all processes have loaded theirs."""
         raise NotImplementedError
 
-    def exclude(self, outcome: Outcome) -> None:
-        """Excludes copies of the chosen step, which could not be loaded."""
+    def exclude(self, why: str, copies: Sequence[tuple[int, int]]) -> None:
+        """Excludes copies of parts of the chosen step, each by the process on whose
+        disk it is and its number, or all if there are none: they could not be loaded,
+        and why."""
 
     def knows_lost(self) -> bool:
         """Whether there is a near step, though none can be restored."""

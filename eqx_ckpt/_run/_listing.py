@@ -10,7 +10,6 @@ import functools as ft
 import itertools as it
 import re
 from collections.abc import Collection, Iterable
-from typing import NamedTuple
 
 from .._format import _files, _index
 from .._runtime import _threads
@@ -25,16 +24,10 @@ _LISTS = 64
 _key = re.compile(r"(0|[1-9][0-9]{0,17})/(?:default/(?:(d)/([^/]+)/.|(.+)))?")
 
 
-class Listed(NamedTuple):
-    """Whether a step has an index, and the save whose data it has, if that is one."""
-
-    is_complete: bool = False
-    save: str | None = None
-
-
-def read(root: ObjectStore, known: Collection[int]) -> dict[int, Listed]:
-    """The steps below a root. `known`: those that there have been, or any others: by
-    these the store is asked for parts of the list that are a few pages long."""
+def read(root: ObjectStore, known: Collection[int]) -> dict[int, str | None]:
+    """The steps below a root, and of each with an index the save whose data it has: ""
+    if that is not one. `known`: those that there have been, or any others: by these the
+    store is asked for parts of the list that are a few pages long."""
     complete: set[int] = set()
     saves: dict[int, set[str]] = {}
     jobs = [ft.partial(root.list_all, start) for start in _parts(known)]
@@ -49,10 +42,8 @@ def read(root: ObjectStore, known: Collection[int]) -> dict[int, Listed]:
             complete.add(step)
         elif found[2] and _index.is_save_id(found[3]):
             own.add(found[3])
-    return {
-        step: Listed(step in complete, next(iter(own)) if len(own) == 1 else None)
-        for step, own in saves.items()
-    }
+    only = {step: own.pop() if len(own) == 1 else "" for step, own in saves.items()}
+    return {step: save if step in complete else None for step, save in only.items()}
 
 
 def _parts(known: Collection[int]) -> list[str]:

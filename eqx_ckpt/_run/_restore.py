@@ -18,7 +18,7 @@ from .._load._partial import Apart
 from .._runtime import _log, _processes
 from .._runtime._processes import Processes
 from . import _own, _steps
-from ._hooks import LoadRequest, NearSearch, NearSteps, Outcome
+from ._hooks import LoadRequest, NearSearch, NearSteps
 from ._saves import Saves
 from ._steps import Signature, Skip, Steps
 from ._words import said_by_all
@@ -136,7 +136,7 @@ def _try(search: _Search) -> tuple[PyTree, Any, int] | None:
     saves, near, request = search.saves, search.near, search.request
     processes = saves.processes("restore", "Restoring")
     tree = own = error = None
-    outcome = Outcome("")
+    kind, why, copies = "", "", []
     with processes.heard():
         words = processes.gather(near.held())
         word = _choice(search, words) if processes.leads else b""
@@ -153,25 +153,25 @@ def _try(search: _Search) -> tuple[PyTree, Any, int] | None:
                     tree, own = _load(saves.steps, step, inner)
             except Exception as e:
                 error = e
-            outcome = _agree(processes, error, near.blamed)
-            if search.is_near and outcome.kind == "loaded":
+            kind, why, copies = _agree(processes, error, near.blamed)
+            if search.is_near and kind == "loaded":
                 own = near.finish(processes, own, request)
     if step is None:
         raise _nothing(saves.steps, search)
-    if outcome.kind == "loaded":
+    if kind == "loaded":
         return tree, own, step
-    if outcome.kind == "failed" or (outcome.kind == "apart" and not search.is_near):
-        what = f"{processes.what}: another process has failed: {outcome.why}"
+    if kind == "failed" or (kind == "apart" and not search.is_near):
+        what = f"{processes.what}: another process has failed: {why}"
         raise error or RuntimeError(what)
     if search.is_near:
-        near.exclude(outcome)
-    elif outcome.kind == "damaged":
-        search.skipped[step] = Skip(outcome.why, True)
+        near.exclude(why, copies)
+    elif kind == "damaged":
+        search.skipped[step] = Skip(why, True)
     elif search.left == 0:
-        raise error or ReplacedError(outcome.why)
+        raise error or ReplacedError(why)
     else:
         search.left -= 1
-        saves.steps.say(_log.INFO, "Looking again, without", step, outcome.why)
+        saves.steps.say(_log.INFO, "Looking again, without", step, why)
     return None
 
 
@@ -231,17 +231,20 @@ def _load(steps: Steps, step: int, request: LoadRequest) -> tuple[PyTree, Any]:
 
 def _agree(
     processes: Processes, error: Exception | None, blamed: list[tuple[int, int]]
-) -> Outcome:
-    """The outcome of a load in all processes."""
+) -> tuple[str, str, list[tuple[int, int]]]:
+    """The outcome of a load in all processes: whether the step was "loaded", is
+    "damaged", has other parts than are wanted ("apart") or was "replaced", or the load
+    has "failed" for something else in any of them; why; and the copies of parts that
+    are bad, each by the process on whose disk it is, and its number."""
     kinds = [(DamagedError, "damaged"), (ReplacedError, "replaced"), (Apart, "apart")]
     is_of = (word for kind, word in kinds if isinstance(error, kind))
     own = "loaded" if error is None else next(is_of, "failed")
-    outcome = Outcome(own, "" if error is None else str(error), blamed)
+    outcome = own, "" if error is None else str(error), blamed
     said = said_by_all(processes, outcome, _SAID, _OUTCOME)
     # The worst of them counts.
     kind = min((kind for kind, *_ in said), key=_KINDS.index)
-    worst = [Outcome(*x) for x in said if x[0] == kind]
-    return worst[0]._replace(copies=[copy for x in worst for copy in x.copies])
+    worst = [(why, copies) for other, why, copies in said if other == kind]
+    return kind, worst[0][0], [copy for _, copies in worst for copy in copies]
 
 
 def _newest_at_root(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from .._format import _files, _journal, _json
-from .._format._journal import IndexSummary, StepRow
+from .._format._journal import StepRow, Summary
 from .._storage import _store
 from .._storage._backend import Backend, Value
 
@@ -35,7 +35,7 @@ class Journal:
     def __init__(self, root: Backend, list_steps: Callable[[], Iterable[int]]):
         self._root = root
         self._list_steps = list_steps
-        self._summaries: dict[tuple[str, str], IndexSummary] = {}
+        self._summaries: dict[tuple[str, str], Summary] = {}
         self._rows: dict[int, StepRow] | None = None
         # Steps whose rows are not in the file, and since when that is known.
         self._missing: dict[int, float] = {}
@@ -58,7 +58,7 @@ class Journal:
         """The steps that it knows, which may be gone."""
         return set(self._read())
 
-    def row_of(self, step: int, save: str | None) -> StepRow | None:
+    def row_of(self, step: int, save: str) -> StepRow | None:
         """StepRow of the index of this save, if it is in the journal."""
         row = self._read().get(step)
         return row if row is not None and row.save == save else None
@@ -75,15 +75,15 @@ class Journal:
         return self._rows
 
     def _look(self, step: int, stamp: str) -> StepRow:
-        def look() -> tuple[Value, IndexSummary]:
+        def look() -> tuple[Value, Summary]:
             got = self._root.read(index_of(step), limit=_json.MAX_INDEX)
             if got is None:
                 raise FileNotFoundError(f"There is no step {step} in `{self._root}`.")
             return got, _journal.summarise(got.data, self._summaries)
 
-        got, head = _store.look_twice(self._root, look)
-        metrics = metrics_in(head.metadata)
-        save, leaves, nbytes, files = head.save, head.leaves, head.nbytes, head.files
+        got, found = _store.look_twice(self._root, look)
+        save, metadata, leaves, nbytes, files = found
+        metrics = metrics_in(metadata)
         return StepRow(step, stamp, save, leaves, nbytes, files, got.time, metrics)
 
     # ---- Writing it.

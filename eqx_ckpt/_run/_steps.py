@@ -26,7 +26,6 @@ from .._storage._backend import Backend, Usage
 from .._storage._local import LocalDirectory
 from .._storage._objects import ObjectStore
 from . import _clean, _listing, _numbered
-from ._listing import Listed
 from ._policy import Policy
 from ._step_journal import index_of, Journal
 
@@ -100,16 +99,17 @@ class Steps:
             return list(self._listed())
         return _numbered.steps_in(self.root.list_top() or {})
 
-    def _listed(self) -> dict[int, Listed]:
-        """Per-step entries of one listing, in an object store."""
+    def _listed(self) -> dict[int, str | None]:
+        """The steps, as `_listing.read` has them in an object store; elsewhere a list
+        does not show which are complete."""
         if not isinstance(self.root, ObjectStore) or not self.root.can_list():
-            return dict.fromkeys(self.directories(), Listed())
+            return dict.fromkeys(self.directories())
         return _listing.read(self.root, self.journal.steps())
 
     def complete(self) -> list[int]:
         """The complete steps, in order."""
         listed = self._listed()
-        found = [step for step, at in listed.items() if at.is_complete]
+        found = [step for step, save in listed.items() if save is not None]
         left = sorted(listed.keys() - set(found))
         signatures = zip(left, self.each(self.signature, left))
         return sorted([*found, *(step for step, there in signatures if there)])
@@ -117,12 +117,12 @@ class Steps:
     def latest(self) -> int | None:
         """The newest complete step; older ones are not looked at."""
         for listed in self.listings():
-            for step, at in listed.items():
-                if at.is_complete or self.signature(step):
+            for step, save in listed.items():
+                if save is not None or self.signature(step):
                     return step
         return None
 
-    def listings(self) -> Iterator[dict[int, Listed]]:
+    def listings(self) -> Iterator[dict[int, str | None]]:
         """The steps, the newest first; again, where they have changed meanwhile: what
         another process saves and deletes is then neither complete nor there."""
         before: set[int] | None = None
@@ -158,24 +158,23 @@ class Steps:
     ) -> dict[int, StepFacts]:
         """Facts about each step, or some, in order, with or without its
         metrics."""
-        listed = self._listed() if of is None else dict.fromkeys(of, Listed())
-        known = {step: self._journaled(step, listed[step], metrics) for step in listed}
-        left = [step for step, found in known.items() if found is None]
-        know = lambda step: self._know(step, listed[step], metrics)
+        listed = self._listed() if of is None else dict.fromkeys(of)
+        known: dict[int, StepFacts] = {}
+        for step, save in listed.items():
+            # A list shows that it is still what the journal has.
+            row = None if save is None else self.journal.row_of(step, save)
+            if row is not None:
+                found = row.metrics if metrics else None
+                known[step] = StepFacts(Signature(row.stamp), found)
+        left = [step for step in listed if step not in known]
+        know = lambda step: self._know(step, listed[step] is not None, metrics)
         known.update(zip(left, self.each(know, left)))
-        return {step: found for step, found in sorted(known.items()) if found}
+        return dict(sorted(known.items()))
 
-    def _journaled(self, step: int, at: Listed, metrics: bool) -> StepFacts | None:
-        """Facts of the journal about a step that a list shows to be still the same."""
-        row = self.journal.row_of(step, at.save) if at.is_complete else None
-        if row is None:
-            return None
-        return StepFacts(Signature(row.stamp), row.metrics if metrics else None)
-
-    def _know(self, step: int, at: Listed, metrics: bool) -> StepFacts:
+    def _know(self, step: int, is_listed: bool, metrics: bool) -> StepFacts:
         try:
             signature = self.signature(step)
-            if signature is None and at.is_complete:
+            if signature is None and is_listed:
                 signature = self.signature(step)
             if signature is None or not metrics:
                 return StepFacts(signature)

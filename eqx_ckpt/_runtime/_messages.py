@@ -11,7 +11,7 @@ import itertools as it
 import json
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from . import _log
@@ -57,28 +57,6 @@ def signed(kind: bytes, sign: CallFingerprint, word: bytes) -> bytes:
 def unsigned(value: bytes) -> tuple[bytes, CallFingerprint, bytes]:
     head, _, word = value[1:].partition(b"\n")
     return value[:1], CallFingerprint(*json.loads(head)), word
-
-
-class End(NamedTuple):
-    """Why a number is closed without an answer: for calls with these signs."""
-
-    text: str
-    signs: list[CallFingerprint]
-    silent: list[int] = []  # those who did not come
-    is_vague: bool = False  # the call before looked the same
-
-    def is_for(self, index: int, sign: CallFingerprint) -> bool:
-        if self.is_vague and index in self.silent:
-            return False
-        return any(sign.is_like(other) for other in self.signs)
-
-    def encode(self) -> bytes:
-        return b"-" + json.dumps(self).encode()
-
-    @staticmethod
-    def decode(word: bytes) -> "End":
-        text, signs, silent, is_vague = json.loads(word[1:])
-        return End(text, [CallFingerprint(*sign) for sign in signs], silent, is_vague)
 
 
 def warner(where: str) -> Callable[[Collection[int]], None]:
@@ -171,11 +149,20 @@ class Channel:
         self.client.key_value_set_bytes(answer, b"+" + word)
         self._say_where(is_over=True)
 
-    def close(self, end: End) -> None:
-        """Ends the number before its first answer."""
+    def close(
+        self,
+        text: str,
+        signs: Sequence[CallFingerprint],
+        silent: Sequence[int] = (),
+        is_vague: bool = False,
+    ) -> None:
+        """Ends the number before its first answer, and says why to calls with these
+        signs. `silent`: those who did not come. `is_vague`: the call before looked the
+        same."""
         # It may have been taken by halves, when Ctrl-C came.
         self.line.next = max(self.line.next, (self.number or 0) + 1)
-        self.client.key_value_set_bytes(f"{self.at}/0/answer", end.encode())
+        end = json.dumps([text, signs, silent, is_vague]).encode()
+        self.client.key_value_set_bytes(f"{self.at}/0/answer", b"-" + end)
         self.line.ended.append(self.at)
 
     def forget(self, key: str) -> None:

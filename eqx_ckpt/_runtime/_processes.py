@@ -58,7 +58,6 @@ from ._messages import (
     CallFingerprint,
     CallSequence,
     Channel,
-    End,
     listed,
     PeerError,
     signed,
@@ -231,10 +230,11 @@ class Processes:
             if channel.round > 0:
                 self._is_over = True
                 raise PeerError(got[1:].decode())
-            end = End.decode(got)
-            if end.is_for(self.index, self._sign):
+            text, signs, silent, is_vague = json.loads(got[1:])
+            is_like = any(self._sign.is_like(CallFingerprint(*sign)) for sign in signs)
+            if is_like and not (is_vague and self.index in silent):
                 self._is_over = True
-                raise PeerError(end.text)
+                raise PeerError(text)
             assert self._said is not None
             channel.take_number()
             channel.say(f"words/{self.index}", self._said)
@@ -261,7 +261,7 @@ class Processes:
             channel.say("answer", b"-" + text.encode())
         else:
             silent = error.silent if isinstance(error, PeerError) else []
-            channel.close(End(text, self._signs(), silent, self._is_vague))
+            channel.close(text, self._signs(), silent, self._is_vague)
 
     # ---- In process 0: the calls of all others that meet with its own.
 
@@ -284,12 +284,12 @@ class Processes:
             words = self._collect(channel, own, ignored)
             behind = self._behind(line) if sign.account is not None and words else []
             if behind:
-                channel.close(End(_BEHIND, behind))
+                channel.close(_BEHIND, behind)
                 if sign in behind:
                     self._is_over = True
                     raise PeerError(_BEHIND)
             elif words is None:
-                channel.close(End("", []))
+                channel.close("", [])
             else:
                 return words
 

@@ -36,7 +36,7 @@ def test_it_is_what_the_index_says(tmp_path, layout):
             index = _index.decode(_data(path))
             files = len(index.files) if layout == "ocdbt" else None
             count, nbytes = len(index.leaves.names), index.leaves.nbytes
-            want = _journal.IndexSummary(index.save, metadata, count, nbytes, files)
+            want = index.save, metadata, count, nbytes, files
             assert _journal.summarise(_data(path), heads) == want
 
 
