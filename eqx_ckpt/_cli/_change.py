@@ -215,11 +215,7 @@ def _write_merged(
     )
     common = _common([ckpt.metadata for ckpt in every])
     _serialise.tree_serialise_leaves(
-        target,
-        merged,
-        filter_spec=True,
-        metadata=_with(common, metadata),
-        **options,
+        target, merged, filter_spec=True, metadata=_with(common, metadata), **options
     )
     return _written(target)
 

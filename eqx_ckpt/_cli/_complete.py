@@ -52,10 +52,7 @@ def _numbers(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
 
 def _leaves(
-    ctx: click.Context,
-    param: click.Parameter,
-    incomplete: str,
-    has_nodes: bool = False,
+    ctx: click.Context, param: click.Parameter, incomplete: str, has_nodes: bool = False
 ) -> list[str]:
     """Names of leaves, or of nodes too, of the checkpoint that the command is given."""
     path = _path(ctx)

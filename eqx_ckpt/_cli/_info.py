@@ -53,7 +53,9 @@ def of(ckpt: Checkpoint) -> CommandResult:
     rows["time"] = data["time"]
     if usage is not None:
         files = _model.counted(usage.files, "file")
-        rows["on disk"] = f"{_text.size(usage.nbytes)} in {files}{_shared(usage)}"
+        rows["on disk"] = f"{_text.size(usage.nbytes)} in {files}"
+        if usage.own != usage.nbytes:
+            rows["on disk"] += f", {_text.size(usage.own)} of them its own"
     if found.static_fields:
         rows["static"] += ": see `ls`"
     functions = [
@@ -110,12 +112,6 @@ def _as_json(usage: Usage | None) -> dict[str, Any] | None:
     if usage is None:
         return None
     return {"count": usage.files, "nbytes": usage.nbytes, "own": usage.own}
-
-
-def _shared(usage: Usage) -> str:
-    if usage.own == usage.nbytes:
-        return ""
-    return f", {_text.size(usage.own)} of them its own"
 
 
 def _metadata(metadata: Any, most: int = 20) -> str:

@@ -128,7 +128,8 @@ def cat(path: str, name: str, whole: bool) -> CommandResult:
     name, index = _paths.split_slice(name)
     parent, _, last = name.rpartition(".")
     statics = ckpt._source.index.leaves.statics
-    plain = dict(_static_fields(statics, parent))
+    fields = _node.fields_text(statics, parent)
+    plain = json.loads(fields)[0] if fields else {}
     if name not in ckpt and last in plain:
         return CommandResult(plain[last], [json.dumps(plain[last])])
     lazy = ckpt[name]
@@ -138,21 +139,12 @@ def cat(path: str, name: str, whole: bool) -> CommandResult:
     if kind in ("str", "bytes"):
         value = lazy.read()
         return CommandResult(value if kind == "str" else value.hex(), [repr(value)])
-    if kind == "key":
-        value = lazy.read()
-        data = np.asarray(jr.key_data(value))
-        head = [Span(_leaf.show(lazy._template), "quiet")]
-        return CommandResult(data.tolist(), [head, *_printed(data, whole)])
-    value = np.asarray(lazy)
-    head = [Span(_folding.short_array(value.dtype.name, value.shape), "quiet")]
-    if kind not in ("jax", "numpy"):
-        head = [Span(_leaf.show(lazy._template), "quiet")]
+    value = np.asarray(jr.key_data(lazy.read()) if kind == "key" else lazy)
+    what = _leaf.show(lazy._template)
+    if kind in ("jax", "numpy"):
+        what = _folding.short_array(value.dtype.name, value.shape)
+    head = [Span(what, "quiet")]
     return CommandResult(value.tolist(), [head, *_printed(value, whole)])
-
-
-def _static_fields(statics: Any, module: str) -> Iterator[tuple[str, Any]]:
-    text = _node.fields_text(statics, module)
-    yield from (json.loads(text)[0] if text else {}).items()
 
 
 def _printed(value: np.ndarray, whole: bool) -> Iterator[Line]:

@@ -3,7 +3,6 @@
 import contextlib
 import fnmatch
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -37,7 +36,7 @@ def node(ckpt: Checkpoint, name: str) -> Any:
     **Raises:** `KeyError` that names the nearest, if there is none.
     """
     if not any(_names.is_under(leaf, name) for leaf in ckpt):
-        nodes = {above for leaf in ckpt for above in _above(leaf)}
+        nodes = {x[:i] for x in ckpt for i, letter in enumerate(x) if letter == "."}
         near = _nearest.NameIndex(sorted(nodes)).nearest(name, 3)
         some = ", ".join(f"`{_text.bounded(x, 200)}`" for x in near)
         raise KeyError(
@@ -46,11 +45,6 @@ def node(ckpt: Checkpoint, name: str) -> Any:
             f"{f'The nearest nodes are {some}.' if some else ''}".rstrip()
         )
     return _nodes.node_at(ckpt.tree, name)
-
-
-def _above(name: str) -> Iterator[str]:
-    while name := name.rpartition(".")[0]:
-        yield name
 
 
 _SLICE = re.compile(r"(.*?)\[([^\[\]]*)\]", re.DOTALL)

@@ -16,11 +16,7 @@ from . import _paths
 
 
 def view(
-    paths: tuple[str, ...],
-    to: str | None,
-    overwrite: bool,
-    port: int,
-    no_browser: bool,
+    paths: tuple[str, ...], to: str | None, overwrite: bool, port: int, no_browser: bool
 ) -> int:
     site = Site(subject_of(paths))
     if to is not None:

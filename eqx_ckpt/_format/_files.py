@@ -25,8 +25,7 @@ RESERVED = frozenset(key.partition(".")[0].partition("/")[0] for key in OTHERS) 
 }
 # The files of a save, in `d/<save id>`.
 DATA = re.compile(
-    r"[0-9]+|(part|function|own)-[0-9]+|tree|manifest\.ocdbt|digests|.+\.new",
-    re.DOTALL,
+    r"[0-9]+|(part|function|own)-[0-9]+|tree|manifest\.ocdbt|digests|.+\.new", re.DOTALL
 )
 # What is at the root of a checkpoint besides `d/`, the index and leaves.
 SIDE = frozenset(key.partition("/")[0] for key in OTHERS) | {CLAIM, DIGESTS}

@@ -17,15 +17,7 @@ import xxhash
 
 from .._errors import DamagedError
 from .._version import __version__
-from . import (
-    _blosc,
-    _columns,
-    _extents,
-    _files,
-    _json,
-    _leaves,
-    _packed,
-)
+from . import _blosc, _columns, _extents, _files, _json, _leaves, _packed
 from ._extents import Extents, Placement
 from ._leaves import Leaves
 from ._packed import Packed

@@ -277,9 +277,7 @@ def encode_parts(parts: Mapping[int, Part | Unreadable]) -> dict[str, Any]:
 
 
 def _parts(
-    value: dict[str, Any],
-    templates: list[Template],
-    template: list[int] | np.ndarray,
+    value: dict[str, Any], templates: list[Template], template: list[int] | np.ndarray
 ) -> dict[int, Part]:
     (parts,) = fields(value, {"parts": [([NUMBER], [[NUMBER]])]})
     rows = [Part(tuple(shape), tuple(map(tuple, starts))) for shape, starts in parts]

@@ -52,9 +52,7 @@ def unquote(component: str) -> str:
     if component == "%":
         return ""
     data = re.sub(
-        rb"%([0-9A-F]{2})",
-        lambda match: bytes([int(match[1], 16)]),
-        component.encode(),
+        rb"%([0-9A-F]{2})", lambda match: bytes([int(match[1], 16)]), component.encode()
     )
     return data.decode("utf-8", "surrogatepass")
 
@@ -210,10 +208,8 @@ def keys_of(name: str, kinds: str) -> list[tuple[str, str | int]]:
     components = name.split(".", MAX_DEPTH)
     if len(components) != len(kinds):
         raise ValueError(f"the name does not have {len(kinds)} components")
-    out: list[tuple[str, str | int]] = []
-    for position, (kind, text) in enumerate(zip(kinds, components)):
-        out.append((kind, key_of(kind, text, position == 0)))
-    return out
+    places = enumerate(zip(kinds, components))
+    return [(kind, key_of(kind, text, place == 0)) for place, (kind, text) in places]
 
 
 def key_of(kind: str, text: str, first: bool) -> str | int:

@@ -185,11 +185,5 @@ def manifest(root: Subtree, name: str, base: str = "") -> bytes:
 
 # A single manifest; and no compression.
 _config = _varints(
-    [
-        0,
-        _MAX_INLINE_VALUE_BYTES,
-        _MAX_DECODED_NODE_BYTES,
-        _VERSION_TREE_ARITY_LOG2,
-        0,
-    ]
+    [0, _MAX_INLINE_VALUE_BYTES, _MAX_DECODED_NODE_BYTES, _VERSION_TREE_ARITY_LOG2, 0]
 )

@@ -6,7 +6,6 @@ import math
 import re
 from typing import NamedTuple, TypeVar
 
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
@@ -37,6 +36,10 @@ STORED = frozenset(
 )
 
 
+# Types of numbers that NumPy has itself, with their bits in the name.
+_PLAIN = ("int", "uint", "float", "complex")
+
+
 @ft.cache
 def dtype_of(name: str) -> np.dtype:
     """The NumPy dtype of a name such as `float32` or `bfloat16`.
@@ -45,12 +48,7 @@ def dtype_of(name: str) -> np.dtype:
     """
     if name == "float0":
         return np.dtype([("float0", "V")])
-    if name == "bool" or name.rstrip("0123456789") in (
-        "int",
-        "uint",
-        "float",
-        "complex",
-    ):
+    if name == "bool" or name.rstrip("0123456789") in _PLAIN:
         try:
             return np.dtype(name)
         except TypeError:
@@ -180,17 +178,14 @@ def most_encoded(full: N) -> N:
     return full + full // 128 + 2**17
 
 
+# By the kinds of NumPy; a time span is an integer there.
+_TYPES = dict(b="bool", i="int", u="int", m="int", f="float", c="complex")
+
+
 def number_type(dtype: np.dtype) -> str:
-    if dtype == np.bool_:
-        return "bool"
-    for name, kind in (
-        ("int", jnp.integer),
-        ("float", jnp.floating),
-        ("complex", jnp.complexfloating),
-    ):
-        if jnp.issubdtype(dtype, kind):
-            return name
-    # JAX may be older than a dtype.
+    if dtype.kind in _TYPES:
+        return _TYPES[dtype.kind]
+    # NumPy does not know those of `ml_dtypes`.
     for name, info in (("int", ml_dtypes.iinfo), ("float", ml_dtypes.finfo)):
         with contextlib.suppress(ValueError, TypeError):
             info(dtype)

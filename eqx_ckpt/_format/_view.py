@@ -132,11 +132,9 @@ def overlap(pick: range, start: int, stop: int) -> tuple[slice, slice] | None:
         last = min(len(pick), (start - pick.start) // step + 1)
     if first >= last:
         return None
-    return slice(first, last), _slice(
-        range(
-            pick[first] - start, pick[last - 1] - start + (1 if step > 0 else -1), step
-        )
-    )
+    inside = pick[first:last]
+    inside = range(inside.start - start, inside.stop - start, step)
+    return slice(first, last), _slice(inside)
 
 
 def overlaps(

@@ -227,7 +227,7 @@ class Steps:
         tops = _tops(root)
         works: list[Backend] = [*_leftovers.beside(root)]
         works += [root.below("d").below(save) for save in _published.saves(root)]
-        if any(isinstance(work, LocalDirectory) and work.is_locked() for work in works):
+        if any(work.is_locked() for work in works):
             return Skip("it is being saved", False, is_going=True)
         if _files.INDEX in tops:
             return Skip(f"its `{_files.INDEX}` is not a file", True)
@@ -402,9 +402,10 @@ def best(steps: Steps, policy: Policy) -> int | None:
         raise ValueError('Pass `best=(metric, "min")` or "max" to the manager.')
     known = metrics(steps)
     while (step := policy.best_of(known)) is not None:
-        # Of the others it does not matter if an index was damaged since a list.
-        looks = steps.survey(of=[step]) if steps.root.is_far else {}
-        now = looks[step] if looks else StepFacts(None, known[step])
+        if not steps.root.is_far:
+            return step
+        # A list does not show whether its index is damaged.
+        now = steps.survey(of=[step])[step]
         if now.error is not None:
             raise now.error
         if now.metrics == known.pop(step):

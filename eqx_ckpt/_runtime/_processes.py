@@ -417,11 +417,7 @@ def _text(index: int, error: BaseException) -> str:
 
 
 def of_run(
-    kind: str,
-    path: Any,
-    together: Together,
-    what: str,
-    mark: Callable[[], str] = str,
+    kind: str, path: Any, together: Together, what: str, mark: Callable[[], str] = str
 ) -> Processes:
     """The processes of this run, for one call that all make. It meets calls of the same
     `kind`, path and tag; `what` tells people of it, and `mark` tells apart calls

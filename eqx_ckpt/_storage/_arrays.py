@@ -12,7 +12,7 @@ import numpy as np
 import tensorstore as ts
 
 from .._format import _blosc, _ocdbt, _view
-from .._format._template import Template
+from .._format._template import dtype_of, number_type, Template
 from . import _context, _local_files
 from ._backend import Backend
 from ._local import LocalDirectory
@@ -23,17 +23,13 @@ _little = [{"name": "bytes", "configuration": {"endian": "little"}}]
 _zstd = {"name": "zstd", "configuration": {"level": 1, "checksum": False}}
 
 
+_ZEROS = {"bool": False, "int": 0, "float": 0.0, "complex": [0.0, 0.0]}
+
+
 @ft.lru_cache(maxsize=4096)
 def zarr_json(template: Template) -> bytes:
     """The Zarr v3 metadata of a stored array, padded to 64 bytes."""
     dtype = template.stored
-    fill: Any = 0
-    if dtype == "bool":
-        fill = False
-    elif dtype.startswith(("float", "bfloat")):
-        fill = 0.0
-    elif dtype.startswith("complex"):
-        fill = [0.0, 0.0]
     text = json.dumps(
         {
             "zarr_format": 3,
@@ -45,7 +41,7 @@ def zarr_json(template: Template) -> bytes:
                 "configuration": {"chunk_shape": template.chunk},
             },
             "chunk_key_encoding": {"name": "default"},
-            "fill_value": fill,
+            "fill_value": _ZEROS[number_type(dtype_of(dtype))],
             "codecs": [
                 *(_little if template.itemsize > 1 else [{"name": "bytes"}]),
                 *_compressors(template),
@@ -97,9 +93,7 @@ def context_of(root: Backend) -> ts.Context:
 
 
 def open_arrays(
-    root: Backend,
-    files: Sequence[str] | None,
-    arrays: Sequence[tuple[Template, Any]],
+    root: Backend, files: Sequence[str] | None, arrays: Sequence[tuple[Template, Any]]
 ) -> list[ts.TensorStore]:
     """Stored arrays, opened without a read: each is its template and where it lies.
 

@@ -235,10 +235,8 @@ def is_locked(directory: str) -> bool:
             # Two that ask at the same time do not see one another.
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             fcntl.flock(fd, fcntl.LOCK_UN)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    except OSError as e:
+        return isinstance(e, BlockingIOError)
     return False
 
 

@@ -400,12 +400,12 @@ class LocalDirectory(Backend):
 
     def sync_above(self, made: Sequence[Backend] = ()) -> None:
         _lasting.difference_update(map(operator.attrgetter("url"), made))
-        above, found = os.path.dirname(self.path), []
-        _local_files.sync_directory(above)
-        while above not in _lasting and above != "/":
-            found.append(above)
-            above = os.path.dirname(above)
+        found: list[str] = []
+        for above in map(str, pathlib.Path(self.path).parents):
             _local_files.sync_directory(above)
+            if above in _lasting:
+                break
+            found.append(above)
         if len(_lasting) > _MOST_LASTING:
             _lasting.clear()
         _lasting.update(found)

@@ -121,7 +121,8 @@ def write(fd: int, buffers: Iterable[Any], sync: bool) -> None:
         os.fsync(fd)
 
 
-_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
+_libc = ctypes.CDLL(None, use_errno=True)
+_sync_file_range = getattr(_libc, "sync_file_range", None)
 if _sync_file_range is not None:
     _offset = ctypes.c_int64
     _sync_file_range.argtypes = [ctypes.c_int, _offset, _offset, ctypes.c_uint]
@@ -221,15 +222,17 @@ def exchange(a: str, b: str) -> None:
 
     **Raises:** `OSError` with the error of the system, and no text of its own.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
     x, y = os.fsencode(a), os.fsencode(b)
-    if hasattr(libc, "renameat2"):
-        failed = libc.renameat2(_at_cwd, x, _at_cwd, y, _exchange_flag)
-    elif hasattr(libc, "renamex_np"):
-        failed = libc.renamex_np(x, y, _exchange_flag)
+    if hasattr(_libc, "renameat2"):
+        _check_call(_libc.renameat2(_at_cwd, x, _at_cwd, y, _exchange_flag))
+    elif hasattr(_libc, "renamex_np"):
+        _check_call(_libc.renamex_np(x, y, _exchange_flag))
     else:
-        ctypes.set_errno(errno.ENOSYS)
-        failed = -1
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+
+def _check_call(failed: int) -> None:
+    """**Raises:** `OSError` if a call of the system has failed."""
     if failed:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -259,7 +262,7 @@ def reports_all(directory: str) -> bool:
 
 def _can_report() -> bool:
     """Whether `syncfs` says of files that could not be written: Linux, from 5.8 on."""
-    if sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "syncfs"):
+    if sys.platform != "linux" or not hasattr(_libc, "syncfs"):
         return False
     version = re.match(r"(\d+)\.(\d+)", os.uname().release)
     return version is not None and tuple(map(int, version.groups())) >= (5, 8)
@@ -273,10 +276,7 @@ def syncfs(fd: int) -> None:
 
     **Raises:** `OSError` if that fails, or has failed since the file was opened.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syncfs(fd):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    _check_call(_libc.syncfs(fd))
 
 
 def is_on_this_machine(directory: str) -> bool:
@@ -291,6 +291,6 @@ def _type_of(directory: str) -> str:
         return ""
     # The first field is the type; what follows it is no more than this.
     found = (ctypes.c_ulong * 64)()
-    if ctypes.CDLL(None).statfs(os.fsencode(directory), found):
+    if _libc.statfs(os.fsencode(directory), found):
         return ""
     return _kinds.get(found[0] & 0xFFFFFFFF, "")

@@ -32,12 +32,7 @@ def odd(root: object, key: str, said: str) -> OSError:
     )
 
 
-def answer(
-    root: Any,
-    key: str,
-    future: Any,
-    soon: bool = False,
-) -> Any:
+def answer(root: Any, key: str, future: Any, soon: bool = False) -> Any:
     """The answer to a request about a file. `soon`: as of `Backend.wait`.
 
     **Raises:** `OSError` for what nobody has asked for; a `MissingError` for a file
@@ -57,12 +52,7 @@ def answer(
         raise odd(root, key, str(e).splitlines()[0]) from e
 
 
-def read_answer(
-    root: Any,
-    key: str,
-    future: Any,
-    soon: bool = False,
-) -> Any:
+def read_answer(root: Any, key: str, future: Any, soon: bool = False) -> Any:
     """The bytes that were read of a file, as `value`, unless `state` is "missing"."""
     got = answer(root, key, future, soon)
     if got.state == "unspecified":
