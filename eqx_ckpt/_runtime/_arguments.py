@@ -175,34 +175,24 @@ RULES = {
     "where": NODES,
 }
 
-# Names that other releases, Orbax, Lightning and flax have for an argument.
-_ALSO = {
-    "broadcast": '`reshard="devices"`',
-    "tag": "`processes=ec.Together(tag=...)`",
-    "timeout": "`processes=ec.Together(timeout=...)`",
-    "max_to_keep": "`keep`",
-    "keep_period": "`keep_every`",
-    "save_interval_steps": "`every`",
-    "best_fn": '`best=(metric, "max")`',
-    "best_mode": '`best=(metric, "max")`',
-    "preservation_policy": "`keep`",
-    "save_decision_policy": "`every`",
-    "save_top_k": "`keep`",
-    "save_on_steps": "`every`",
-    "should_save_fn": "`every`",
-    "keep_every_n_steps": "`keep_every`",
-    "every_n_epochs": "`every`",
-    "ckpt_dir": "`root`",
-    "directory": "`root`",
-    "dirpath": "`root`",
-    "async_options": "`processes=ec.Together(timeout=...)`",
-    "multiprocessing_options": "`processes`",
-    "save_weights_only": "`where=lambda tree: tree.model`",
-    "monitor": '`best=(metric, "min")`',
-    "mode": '`best=(metric, "min")`',
-    "every_n_train_steps": "`every`",
-    "train_time_interval": "`every_seconds`",
+# Names that other releases, Orbax, Lightning and flax have for an argument, by what it
+# is here.
+_HERE = {
+    '`reshard="devices"`': "broadcast",
+    "`processes=ec.Together(tag=...)`": "tag",
+    "`processes=ec.Together(timeout=...)`": "timeout async_options",
+    "`processes`": "multiprocessing_options",
+    "`root`": "ckpt_dir directory dirpath",
+    "`where=lambda tree: tree.model`": "save_weights_only",
+    "`keep`": "max_to_keep preservation_policy save_top_k",
+    "`keep_every`": "keep_period keep_every_n_steps",
+    "`every`": "save_interval_steps save_decision_policy save_on_steps should_save_fn "
+    "every_n_epochs every_n_train_steps",
+    "`every_seconds`": "train_time_interval",
+    '`best=(metric, "max")`': "best_fn best_mode",
+    '`best=(metric, "min")`': "monitor mode",
 }
+_ALSO = {name: here for here, names in _HERE.items() for name in names.split()}
 
 # What managers elsewhere have to be told.
 _AT_THE_END = {"save_last", "save_on_exception", "save_on_train_end"}
