@@ -72,19 +72,14 @@ def _verify_run(run: Steps, progress: bool) -> CommandResult:
     for number, x in enumerate(summaries, 1):
         if sys.stderr.isatty():
             click.echo(f"step {x.step} ({number} of {len(summaries)})", err=True)
-        problems = _problems(run, x, progress)
+        problems = [] if x.state == "complete" else [x.why]
+        if x.state == "complete" and x.is_ours:
+            found = _verify.verify(run.path(x.step), progress=progress)
+            problems = list(map(str, found))
         steps.append({"step": x.step, "state": x.state, "problems": problems})
     is_bad = any(x["problems"] for x in steps if x["state"] != "incomplete")
     data = {"path": run.root.url, "steps": steps}
     return CommandResult(data, _verified(steps), 1 if is_bad else 0)
-
-
-def _problems(run: Steps, x: _summary.Summary, progress: bool) -> list[str]:
-    if x.state != "complete":
-        return [x.why]
-    if not x.is_ours:
-        return []
-    return list(map(str, _verify.verify(run.path(x.step), progress=progress)))
 
 
 def _verified(steps: list[dict[str, Any]]) -> Iterator[Line]:

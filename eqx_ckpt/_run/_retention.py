@@ -54,7 +54,8 @@ class Retention:
         seen, left = self._look(before, new)
         if keeps:
             going = self._going(seen, new, damaged)
-            if not self._is_still(before, going | self._reasons(seen, new, damaged)):
+            reasons = self._policy.reasons(_known(seen, damaged), new)
+            if not self._is_still(before, going | reasons):
                 seen, left = self._look({}, new)
                 going = self._going(seen, new, damaged)
             left += self._delete(going, seen)
@@ -97,9 +98,6 @@ class Retention:
         """Whether those of the steps that were seen before are what they were."""
         looks = self._steps.survey(False, before.keys() & steps)
         return all(look.signature == before[s][0] for s, look in looks.items())
-
-    def _reasons(self, seen: Seen, new: int, damaged: Set[int]) -> set[int]:
-        return self._policy.reasons(_known(seen, damaged), new)
 
     def _going(self, seen: Seen, new: int, damaged: Set[int]) -> set[int]:
         """The steps that need not stay."""
