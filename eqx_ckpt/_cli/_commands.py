@@ -116,9 +116,6 @@ _to = click.option("--to", "target", required=True, help="Where to write.", **PA
 _node = click.option(
     "--node", default="", metavar="NAME", help="Only this node.", **NODE
 )
-_last = click.option(
-    "--last", type=click.IntRange(1), help="The newest steps of one run: so many."
-)
 _weights = click.option(
     "--weights",
     callback=_numbers,
@@ -274,7 +271,9 @@ def edit() -> None:
 @_command("_change")
 @_sources
 @_to
-@_last
+@click.option(
+    "--last", type=click.IntRange(1), help="The newest steps of one run: so many."
+)
 @_node
 @_weights
 @_merges

@@ -236,7 +236,7 @@ def parse(value: dict[str, Any]) -> Leaves:
 
     **Raises:** `ValueError` for columns of other types, or that do not fit together.
     """
-    rows, *statics = fields(value, _FIELDS)
+    rows, values, static = fields(value, _FIELDS)
     templates = [
         Template(*row)._replace(shape=tuple(row[3]), chunk=tuple(row[5]))
         for row in rows
@@ -257,15 +257,9 @@ def parse(value: dict[str, Any]) -> Leaves:
         ):
             raise ValueError("the index has an impossible alias")
     structure = _structure(value["structure"]) if "structure" in value else None
+    statics = _statics(value, values, static)
     return Leaves(
-        names,
-        templates,
-        template,
-        aliases,
-        markers,
-        _statics(value, *statics),
-        structure,
-        parts=parts,
+        names, templates, template, aliases, markers, statics, structure, parts=parts
     )
 
 

@@ -212,7 +212,11 @@ class ObjectStore(Backend):
         return is_ours(now)
 
     def copy(self, source: str, key: str, sync: bool) -> None:
-        self.write(key, [self._listed_file(source)], sync)
+        read = lambda: self.read(source)
+        value = _store.look_twice(self, read, lambda value: value is not None)
+        if value is None:
+            raise _store.odd(self, source, "it is in a list, and is not there")
+        self.write(key, [value.data], sync)
 
     def delete(self, key: str) -> None:
         listed = self.list_all(key) or ()
@@ -231,11 +235,3 @@ class ObjectStore(Backend):
             self.copy(name, into + name.removeprefix(key), sync=True)
         for name in sorted(names, key=f"{key}/{first}".__ne__):
             self.delete_files([name])
-
-    def _listed_file(self, key: str) -> bytes:
-        """The bytes of a file that is known to be there."""
-        read = lambda: self.read(key)
-        value = _store.look_twice(self, read, lambda value: value is not None)
-        if value is None:
-            raise _store.odd(self, key, "it is in a list, and is not there")
-        return value.data
