@@ -93,8 +93,7 @@ def _chosen(names: list[str], keep: Sequence[str], drop: Sequence[str]) -> list[
             if not any(_paths.is_match(name, pattern) for name in names):
                 raise ValueError(f"`{option} {pattern}` is that of no leaf.")
     has = lambda name, patterns: any(_paths.is_match(name, x) for x in patterns)
-    kept = [name for name in names if not keep or has(name, keep)]
-    kept = [name for name in kept if not has(name, drop)]
+    kept = [x for x in names if (not keep or has(x, keep)) and not has(x, drop)]
     if not kept:
         raise ValueError("No leaf is left: nothing was written.")
     return kept

@@ -111,7 +111,7 @@ def _stored(path: str) -> list[str]:
     return many["names"].split(" ") if many else index["names"]
 
 
-# Options of arguments and options of commands, by what is given there.
+# For Click: the arguments and options that take paths, steps, and names of these kinds.
 PATH: dict[str, Any] = {"type": click.Path(path_type=str), "shell_complete": _paths}
 STEP: dict[str, Any] = {"type": int, "shell_complete": _numbers}
 LEAF: dict[str, Any] = {"shell_complete": _leaves}

@@ -154,21 +154,13 @@ class NameTable(Sequence[str]):
 
     def find(self, name: str) -> int | None:
         """The place of a name, by halves of their order."""
-        low, high = 0, self._count
-        while low < high:
-            middle = (low + high) // 2
-            if self[int(self._order[middle])] < name:
-                low = middle + 1
-            else:
-                high = middle
-        if low == self._count:
+        nth = lambda number: self[int(self._order[number])]
+        number = bisect.bisect_left(range(self._count), name, key=nth)
+        if number == self._count or nth(number) != name:
             return None
-        place = int(self._order[low])
-        if self[place] != name:
-            return None
-        if low + 1 < self._count and self[int(self._order[low + 1])] == name:
+        if number + 1 < self._count and nth(number + 1) == name:
             raise ValueError(_TWINS)
-        return place
+        return int(self._order[number])
 
 
 class Places(Mapping[str, int]):
