@@ -90,21 +90,19 @@ class Steps:
 
     def directories(self) -> list[int]:
         """**Raises:** `ValueError` where nobody can tell which there are."""
+        return list(self._listed())
+
+    def _listed(self) -> dict[int, str | None]:
+        """The steps, as `_listing.read` has them in an object store; elsewhere a list
+        does not show which are complete. **Raises:** as `directories`."""
         if not self.root.can_list():
             raise ValueError(
                 f"Which steps there are in `{self.root}` cannot be told: over HTTP "
                 "nothing is listed. Restore one that you know, with `step=`."
             )
         if isinstance(self.root, ObjectStore):
-            return list(self._listed())
-        return _numbered.steps_in(self.root.list_top() or {})
-
-    def _listed(self) -> dict[int, str | None]:
-        """The steps, as `_listing.read` has them in an object store; elsewhere a list
-        does not show which are complete."""
-        if not isinstance(self.root, ObjectStore) or not self.root.can_list():
-            return dict.fromkeys(self.directories())
-        return _listing.read(self.root, self.journal.steps())
+            return _listing.read(self.root, self.journal.steps())
+        return dict.fromkeys(_numbered.steps_in(self.root.list_top() or {}))
 
     def complete(self) -> list[int]:
         """The complete steps, in order."""
