@@ -99,19 +99,9 @@ def _key_lengths(keys: Sequence[bytes]) -> bytes:
 def _leaf(entries: Entries, table: bytes, offset: int) -> tuple[bytes, Subtree]:
     """A node that has keys, to stand at `offset`."""
     keys, files, offsets, lengths = entries
-    body = b"".join(
-        [
-            b"\0",
-            table,
-            _key_lengths(keys),
-            *keys,
-            _varints(lengths),
-            b"\1" * len(keys),
-            _varints(files),
-            _varints(offsets),
-        ]
-    )
-    data, size = _frame(NODE, body), sum(lengths)
+    head = b"\0", table, _key_lengths(keys)
+    values = _varints(lengths), b"\1" * len(keys), _varints(files), _varints(offsets)
+    data, size = _frame(NODE, b"".join([*head, *keys, *values])), sum(lengths)
     return data, Subtree(keys[0], offset, len(data), len(keys), len(data), size, 0)
 
 
@@ -120,18 +110,9 @@ def _inner(
 ) -> tuple[bytes, Subtree]:
     """A node that has other nodes, to stand at `offset`."""
     keys, *numbers, heights = zip(*below)
-    body = b"".join(
-        [
-            bytes([1 + heights[0]]),
-            table,
-            _key_lengths(keys),
-            bytes(len(below)),
-            *keys,
-            bytes(len(below)),
-            *map(_varints, numbers),
-        ]
-    )
-    data = _frame(NODE, body)
+    none = bytes(len(below))
+    head = bytes([1 + heights[0]]), table, _key_lengths(keys), none
+    data = _frame(NODE, b"".join([*head, *keys, none, *map(_varints, numbers)]))
     count, tree_bytes, value_bytes = map(sum, numbers[2:])
     sizes = len(data), count, tree_bytes + len(data), value_bytes
     return data, Subtree(keys[0], offset, *sizes, 1 + heights[0])

@@ -31,6 +31,10 @@ def listed(indices: Collection[int]) -> str:
     return ", ".join(map(str, some[:20])) + (" and more" if len(some) > 20 else "")
 
 
+# Words of processes, by their numbers.
+Words = dict[int, bytes]
+
+
 class PeerError(Exception):
     """An error that all processes of a call are told; with those that did not come."""
 
@@ -208,7 +212,7 @@ class Channel:
             return self.client.key_value_try_get_bytes(f"{self.at}/{self.round}/answer")
         return None
 
-    def looks(self) -> Iterator[tuple[dict[int, bytes], dict[int, bytes]]]:
+    def looks(self) -> Iterator[tuple[Words, Words]]:
         """Again and again: the words of this round, and the notes of who has gone."""
         start = time.monotonic()
         wait = _LOOK[0]
@@ -219,10 +223,8 @@ class Channel:
             time.sleep(wait)
             wait = min(2 * wait, _LOOK[1])
 
-    def look(
-        self, seen: dict[int, tuple[bytes, float]]
-    ) -> tuple[dict[int, bytes], dict[int, bytes]]:
-        found: dict[str, dict[int, bytes]] = {"words": {}, "gone": {}, "alive": {}}
+    def look(self, seen: dict[int, tuple[bytes, float]]) -> tuple[Words, Words]:
+        found: dict[str, Words] = {"words": {}, "gone": {}, "alive": {}}
         for key, value in self.client.key_value_dir_get_bytes(f"{self.at}/"):
             *_, name, kind, index = key.split("/")
             if kind in found and (kind != "words" or name == str(self.round)):

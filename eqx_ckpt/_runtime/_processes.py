@@ -63,6 +63,7 @@ from ._messages import (
     signed,
     unsigned,
     warner,
+    Words,
 )
 
 
@@ -319,12 +320,8 @@ class Processes:
         return [words[index] for index in range(self.count)]
 
     def _words(
-        self,
-        channel: Channel,
-        said: dict[int, bytes],
-        gone: dict[int, bytes],
-        ignored: dict[int, str],
-    ) -> dict[int, bytes] | None:
+        self, channel: Channel, said: Words, gone: Words, ignored: dict[int, str]
+    ) -> Words | None:
         """The words that are said by now. None, **Raises:** as of `_collect`."""
         words = {index: value[1:] for index, value in said.items()}
         for index in [i for i in said if channel.round > 0 and said[i][:1] != b"+"]:

@@ -29,27 +29,20 @@ _ZEROS = {"bool": False, "int": 0, "float": 0.0, "complex": [0.0, 0.0]}
 @ft.lru_cache(maxsize=4096)
 def zarr_json(template: Template) -> bytes:
     """The Zarr v3 metadata of a stored array, padded to 64 bytes."""
-    dtype = template.stored
-    text = json.dumps(
-        {
-            "zarr_format": 3,
-            "node_type": "array",
-            "shape": template.shape,
-            "data_type": dtype,
-            "chunk_grid": {
-                "name": "regular",
-                "configuration": {"chunk_shape": template.chunk},
-            },
-            "chunk_key_encoding": {"name": "default"},
-            "fill_value": _ZEROS[number_type(dtype_of(dtype))],
-            "codecs": [
-                *(_little if template.itemsize > 1 else [{"name": "bytes"}]),
-                *_compressors(template),
-            ],
-            "attributes": {},
-        },
-        separators=(",", ":"),
-    ).encode()
+    grid = {"name": "regular", "configuration": {"chunk_shape": template.chunk}}
+    order = _little if template.itemsize > 1 else [{"name": "bytes"}]
+    metadata = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": template.shape,
+        "data_type": template.stored,
+        "chunk_grid": grid,
+        "chunk_key_encoding": {"name": "default"},
+        "fill_value": _ZEROS[number_type(dtype_of(template.stored))],
+        "codecs": [*order, *_compressors(template)],
+        "attributes": {},
+    }
+    text = json.dumps(metadata, separators=(",", ":")).encode()
     return text + b" " * (-len(text) % 64)
 
 
