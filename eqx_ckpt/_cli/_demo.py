@@ -1,5 +1,6 @@
 """`python -m eqx_ckpt demo`: the README's story on a model that is trained here."""
 
+import functools as ft
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterable
@@ -105,16 +106,14 @@ def demo(directory: str | None) -> None:
     _title("Loading, and the bytes that TensorStore read for it")
     like = eqx.filter_eval_shape(_net, **ckpt.metadata)
     whole = {"model": like, "opt": eqx.filter_eval_shape(_adam, model)}
-    everything = _counted("everything", lambda: ec.tree_deserialise_leaves(path, whole))
+    load = ft.partial(ec.tree_deserialise_leaves, path)
+    everything = _counted("everything", lambda: load(whole))
     params = _counted(
-        "the model, without the optimiser",
-        lambda: ec.tree_deserialise_leaves(path, like, source=lambda c: c.model),
+        "the model, without the optimiser", lambda: load(like, source="model")
     )
     layer = _counted(
         "one layer: where=lambda m: m.layers[2]",
-        lambda: ec.tree_deserialise_leaves(
-            path, like, source="model", where=lambda m: m.layers[2]
-        ).layers[2],
+        lambda: load(like, source="model", where=lambda m: m.layers[2]).layers[2],
     )
     rows = _counted(
         "one slice: ckpt[...][:8]",

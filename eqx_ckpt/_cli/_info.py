@@ -79,11 +79,8 @@ _TITLES = (
 
 
 def _tops(found: Contents) -> Iterator[Line]:
-    columns = [
-        Column("node", style="name"),
-        Column("leaves", True),
-        Column("size", True),
-    ]
+    numbers = [Column(title, True) for title in ("leaves", "size")]
+    columns = [Column("node", style="name"), *numbers]
     rows = [
         (name, f"{n:,}", _text.size(size)) for name, (n, size) in found.tops.items()
     ]

@@ -21,17 +21,15 @@ class View(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        out = []
-        for axis in self.axes:
-            pick = self._along(axis)
-            assert isinstance(pick, range)
-            out.append(len(pick))
-        return tuple(out)
+        return tuple(len(self._along(axis)) for axis in self.axes)
 
-    def _along(self, axis: int | None) -> range | int:
+    def _along(self, axis: int | None) -> range:
+        """The indices along one of the `axes`."""
         if axis is None or axis == EMPTY:
             return range(1 if axis is None else 0)
-        return self.picks[axis]
+        pick = self.picks[axis]
+        assert isinstance(pick, range)
+        return pick
 
     @property
     def ranges(self) -> list[range]:
@@ -71,9 +69,7 @@ class View(NamedTuple):
                 axes.append(None)
             else:
                 axis = next(old)
-                pick = self._along(axis)
-                assert isinstance(pick, range)
-                new = _pick(pick, k)
+                new = _pick(self._along(axis), k)
                 if axis is None or axis == EMPTY:
                     if isinstance(new, range):
                         axes.append(None if new else EMPTY)
