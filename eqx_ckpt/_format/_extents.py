@@ -70,9 +70,8 @@ class Extents:
         rows = self._rows(record.place)
         first = self.first[rows].tolist()
         stops = [*first[1:], record.template.chunk_count]
-        return list(
-            zip(first, stops, self.file[rows].tolist(), self.offset[rows].tolist())
-        )
+        file, offset = self.file[rows].tolist(), self.offset[rows].tolist()
+        return list(zip(first, stops, file, offset))
 
     def segment(self, record: Record, chunk: int) -> tuple[int, int, int, int]:
         """The run of a leaf that a chunk is in."""

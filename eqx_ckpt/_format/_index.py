@@ -388,9 +388,7 @@ def _placement(
     """
     count = len(leaves.names)
     if "columns" in value:
-        columns = value["columns"]
-        texts = {name: _leaves.text(columns, name) for name in _packed.TEXTS}
-        return _packed.parse(texts, columns, files)
+        return _packed.parse(value["columns"], files)
     place = range(count)
     kinds = {"file": [int], "offset": [int], "sizes": [(place, [POSITIVE])]}
     kinds["splits"] = [(place, NUMBER, range(files), NUMBER)]

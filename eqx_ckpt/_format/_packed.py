@@ -7,12 +7,11 @@ where a lane goes on in another place: it is a row `(lane, leaf, chunk, file, of
 of the first chunk that lies there. All else is sums.
 """
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _columns, _extents, _template
+from . import _columns, _extents, _leaves, _template
 from ._extents import Extents
 from ._leaves import Leaves
 from ._schema import fields, NUMBER
@@ -117,9 +116,6 @@ def _interned(
 
 # ---- As JSON.
 
-# The columns that are texts.
-TEXTS = ("patterns", "pattern", "sizes")
-
 
 def encode(packed: Packed) -> dict[str, Any]:
     return {
@@ -130,14 +126,13 @@ def encode(packed: Packed) -> dict[str, Any]:
     }
 
 
-def parse(
-    texts: Mapping[str, str | memoryview], columns: dict[str, Any], files: int
-) -> Packed:
+def parse(columns: dict[str, Any], files: int) -> Packed:
     """The inverse of `encode`. Whether chunks can lie so is seen by `lay`.
 
     **Raises:** `ValueError` for columns of other types.
     """
-    flat, pattern, sizes = (_columns.decode(texts[name]) for name in TEXTS)
+    texts = [_leaves.text(columns, name) for name in ("patterns", "pattern", "sizes")]
+    flat, pattern, sizes = map(_columns.decode, texts)
     if len(flat) % 2:
         raise ValueError("the index has a malformed column")
     begin = NUMBER, NUMBER, NUMBER, range(files), range(0, NUMBER.stop, ALIGN)

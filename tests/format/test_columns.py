@@ -191,8 +191,7 @@ def test_where_chunks_lie(save, random):
         np.asarray(sizes, np.int64),
     )
     made = _packed.encode(packed)
-    texts = {name: made[name] for name in _packed.TEXTS}
-    packed = _packed.parse(texts, {"begins": made["begins"]}, len(files))
+    packed = _packed.parse(made, len(files))
     leaves = Leaves([f"{i}" for i in range(len(number))], table, number, aliases)
     laid = _packed.lay(packed, len(files), leaves)
     assert laid.pages == pages
