@@ -25,6 +25,7 @@ def of(ckpt: Checkpoint) -> CommandResult:
     is_ours = source.has_digests
     usage = source.root.usage()
     found = _model.contents(ckpt)
+    tops = {x: {"leaves": n, "nbytes": size} for x, (n, size) in found.tops.items()}
     data = {
         "path": ckpt.path,
         "format": _index.FORMAT if is_ours else ckpt.layout,
@@ -41,10 +42,7 @@ def of(ckpt: Checkpoint) -> CommandResult:
         "base": ckpt.base and ckpt.base._asdict(),
         "files": _as_json(usage),
         "numbers": found.numbers,
-        "tops": {
-            name: {"leaves": n, "nbytes": size}
-            for name, (n, size) in found.tops.items()
-        },
+        "tops": tops,
         "static_fields": found.static_fields,
         "functions": {name: _function(f) for name, f in ckpt.functions.items()},
         "metadata": ckpt.metadata,
