@@ -244,7 +244,7 @@ def _agree(
     # The worst of them counts.
     kind = min((kind for kind, *_ in said), key=_KINDS.index)
     worst = [(why, copies) for other, why, copies in said if other == kind]
-    return kind, worst[0][0], [copy for _, copies in worst for copy in copies]
+    return kind, worst[0][0], [(disk, i) for _, bad in worst for disk, i in bad]
 
 
 def _newest_at_root(
