@@ -1,9 +1,9 @@
 """`Diff`: in what two checkpoints or trees differ. Data, and a report to look at."""
 
 import dataclasses
+import itertools as it
 import math
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from .. import _extensions
@@ -102,20 +102,17 @@ class Diff:
 
     def __repr__(self) -> str:
         head = f"Diff of {self.a} and {self.b}: {self._counts()}"
-        rows = self._rows()
-        changed = rows["changed"]
 
         def sizes(kind: str, name: str, text: str) -> str:
-            if kind != "changed":
-                return ""
-            return self._sizes(_folded(name, changed, text))
+            some = it.islice(_folding.unfold(name), len(self.changed))
+            return self._sizes(some) if kind == "changed" else ""
 
-        lines = _folding.sections(rows, _titles, sizes)
+        lines = _folding.sections(self._rows(), _titles, sizes)
         return _text.message([head, *lines])
 
-    def _sizes(self, names: list[str]) -> str:
+    def _sizes(self, names: Iterable[str]) -> str:
         """The greatest of the differences of some leaves, which are shown in a line."""
-        found = [self.changed[name] for name in names]
+        found = [self.changed[name] for name in names if name in self.changed]
         known = [(x.largest, x.relative) for x in found if x.largest is not None]
         if not known:
             return ""
@@ -145,19 +142,3 @@ def _pair(a: str, b: str) -> str:
 def _order(x: float) -> tuple[bool, float]:
     """A NaN is the greatest."""
     return math.isnan(x), x
-
-
-_run = re.compile(r"\\\{([0-9]+)\\\.\\\.([0-9]+)\\\}")
-
-
-def _folded(shown: str, rows: list[tuple[str, str]], text: str) -> list[str]:
-    """The names of the rows of a text that are folded into `shown`."""
-    parts = _run.split(re.escape(shown))
-    pattern = re.compile("([0-9]+)".join(parts[::3]))
-    ends = [(int(a), int(b)) for a, b in zip(parts[1::3], parts[2::3])]
-    out = []
-    for name, of in rows:
-        found = pattern.fullmatch(name) if of == text else None
-        if found and all(a <= int(n) <= b for n, (a, b) in zip(found.groups(), ends)):
-            out.append(name)
-    return out

@@ -5,7 +5,6 @@ import graphlib
 import itertools as it
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import NamedTuple
 
 from .._rename import _rename
 from . import _alike
@@ -21,12 +20,8 @@ _MAX_LOOKS, _MAX_TRIALS = 2**18, 2**20
 Rule = tuple[str, str]
 
 
-class _Candidate(NamedTuple):
-    """A rule, and the names that it takes where they belong, and elsewhere."""
-
-    rule: Rule
-    right: frozenset[str]
-    wrong: frozenset[str]
+# The names that a rule takes where they belong, and those that it takes elsewhere.
+Effect = tuple[set[str], set[str]]
 
 
 def lines(some: Iterable[Rule], turned: Iterable[str] = ()) -> list[str]:
@@ -88,21 +83,24 @@ def _few(
 ) -> list[Rule]:
     samples = _samples(moves, saved)
     left = {x for x in samples if moves.get(x, x) != x}
-    some: list[_Candidate] = []
+    some: dict[Rule, Effect] = {}
     for is_general in (True, False):
-        names = sorted(left.difference(*(x.right for x in some)))
+        names = sorted(left.difference(*(right for right, _ in some.values())))
         ways = dict.fromkeys(r for x in names for r in _ways(x, moves[x], is_general))
         if len(ways) * len(samples) > _MAX_LOOKS:
             return []
-        found = (_tried(rule, samples, moves, wanted) for rule in ways)
-        some += (x for x in found if x is not None)
-    chosen: list[tuple[_Candidate, set[str]]] = []
+        for rule in ways:
+            effect = _effect(rule, samples, moves, wanted)
+            if effect is not None:
+                some.setdefault(rule, effect)
+    chosen: dict[Rule, Effect] = {}
     while left and some:
-        best = max(some, key=lambda x: (len(x.right & left), -len(x.wrong)))
-        if not best.right & left:
+        best = max(some, key=lambda x: (len(some[x][0] & left), -len(some[x][1])))
+        right, wrong = some[best]
+        if not right & left:
             break
-        chosen.append((best, set(best.right & left)))
-        left -= best.right
+        chosen[best] = right & left, wrong
+        left -= right
     return _ordered(chosen, moves)
 
 
@@ -148,10 +146,10 @@ def _rule(a: list[str], b: list[str], same: int, is_general: bool = False) -> Ru
     return f"^{''.join(pattern)}{end}", "".join(replacement)
 
 
-def _tried(
+def _effect(
     rule: Rule, samples: list[str], moves: Mapping[str, str], wanted: Collection[str]
-) -> _Candidate | None:
-    """A rule with its effect, or None if no other rule can mend what it does."""
+) -> Effect | None:
+    """The effect of a rule, or None if no other rule can mend what it does."""
     right, wrong = set(), set()
     pattern = re.compile(rule[0])
     for name in samples:
@@ -164,22 +162,22 @@ def _tried(
             (right if new == moves[name] else wrong).add(name)
         elif new in wanted:
             return None
-    return _Candidate(rule, frozenset(right), frozenset(wrong))
+    return right, wrong
 
 
-def _ordered(
-    chosen: list[tuple[_Candidate, set[str]]], moves: Mapping[str, str]
-) -> list[Rule]:
+def _ordered(chosen: Mapping[Rule, Effect], moves: Mapping[str, str]) -> list[Rule]:
     """The rules in an order in which none undoes what another does; names that are
     exchanged go by way of others."""
-    patterns = [re.compile(x.rule[0]) for x, _ in chosen]
+    numbered = [(re.compile(old), new) for old, new in chosen]
     # Per rule those before it: they would harm what it makes, or it what they find.
     undoing: dict[int, set[int]] = {i: set() for i in range(len(chosen))}
     before: dict[int, set[int]] = {i: set() for i in range(len(chosen))}
-    for (i, (_, names)), (j, (other, _)) in it.permutations(enumerate(chosen), 2):
-        if other.wrong & names:
+    effects = enumerate(chosen.values())
+    for (i, (names, _)), (j, (_, wrong)) in it.permutations(effects, 2):
+        if wrong & names:
             before[j].add(i)
-        if any(patterns[j].sub(other.rule[1], moves[x]) != moves[x] for x in names):
+        pattern, new = numbered[j]
+        if any(pattern.sub(new, moves[x]) != moves[x] for x in names):
             undoing[i].add(j)
     marked: set[int] = set()
     while True:
@@ -196,6 +194,6 @@ def _ordered(
             marked.add(min(some))
     out = []
     for i in order:
-        pattern, new = chosen[i][0].rule
-        out.append((pattern, _BETWEEN * (i in marked) + new))
+        pattern, new = numbered[i]
+        out.append((pattern.pattern, _BETWEEN * (i in marked) + new))
     return [*out, ("^" + _BETWEEN, "")] if marked else out

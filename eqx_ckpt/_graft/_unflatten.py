@@ -1,6 +1,6 @@
 """`nest`: the flat dict that other libraries save, as a tree."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -29,34 +29,28 @@ def nest(flat: Mapping[str, Any], separator: str = ".") -> Any:
 
         ```
     """
-    top = _Node()
+    rows = []
     for name, value in flat.items():
         if not isinstance(name, str):
             raise TypeError(f"The key {name!r} is not a string of names.")
-        *parents, last = name.split(separator)
-        node = top
-        for count, part in enumerate(parents, 1):
-            node = node.setdefault(part, _Node())
-            if not isinstance(node, _Node):
-                raise _both(separator.join(parents[:count]))
-        if last in node:
-            raise _both(name)
-        node[last] = value
-    return _plain(top)
+        parts = name.split(separator)
+        for count in range(1, len(parts)):
+            above = separator.join(parts[:count])
+            if above in flat:
+                raise ValueError(f"`{above}` is a leaf, and a node as well.")
+        rows.append((parts, value))
+    return _node(rows)
 
 
-class _Node(dict):
-    """A dict that is made here. Dicts that are values stay as they are."""
-
-
-def _both(name: str) -> ValueError:
-    return ValueError(f"`{name}` is a leaf, and a node as well.")
-
-
-def _plain(node: Any) -> Any:
-    if not isinstance(node, _Node):
-        return node
-    out = {key: _plain(child) for key, child in node.items()}
+def _node(rows: Iterable[tuple[list[str], Any]]) -> Any:
+    """The node of leaves whose names below it are split into these parts."""
+    groups: dict[str, list[tuple[list[str], Any]]] = {}
+    for (first, *rest), value in rows:
+        groups.setdefault(first, []).append((rest, value))
+    out = {}
+    for key, group in groups.items():
+        rest, value = group[0]
+        out[key] = _node(group) if rest else value
     if out and set(out) == set(map(str, range(len(out)))):
         return [out[str(i)] for i in range(len(out))]
     return out
