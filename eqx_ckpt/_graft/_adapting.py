@@ -1,7 +1,6 @@
 """The value of a leaf of the model, or of those that an adapter makes together."""
 
 import functools as ft
-import itertools as it
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -30,46 +29,38 @@ class Placed(NamedTuple):
     number: int
     made: Any
     target: Target
-    saved: tuple[str, ...]
     status: str  # "loaded", "cast" or "adapted".
-    how: str
-    adapters: tuple[Adapter, ...]
-    # Which of the arrays that these have made together.
-    position: int = 0
+    job: Job
+    # Which of the arrays that its adapters have made together.
+    position: int
 
 
 # ---- One leaf, or those that an adapter makes together.
 
 
 def place(job: Job, model: Model, cast: bool, problems: Problems) -> list[Placed]:
-    numbers = job.all_numbers
-    targets = [target_of(model, n)._replace(cast=cast) for n in numbers]
-    names = [model.names[n] for n in numbers]
-    how = ", ".join(dict.fromkeys(map(repr, job.adapters)))
     try:
         if job.adapters:
             for x in job.all_saved:
                 _check_array(x.lazy)
         likes = _nested.mapped(model.flat.leaves.__getitem__, job.numbers)
-        results = _nested.flat(_adapted(job, likes))
+        lazies = _nested.mapped(lambda saved: saved.lazy, job.saved)
+        of_rules = [saved.adapters for saved in job.all_saved]
+        results = _nested.flat(_run(job.steps, lazies, likes, of_rules))
     except RuntimeError:
         raise  # Of a read: damage is damage.
     except Exception as e:
         said = f"{e}" if isinstance(e, (ValueError, TypeError)) else f"{e!r}"
+        names = [model.names[n] for n in job.all_numbers]
         shown = names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}"
-        text = f"{job.label}, `{how}`: {said}; saved {_all(job.all_saved)}"
+        text = f"{job.label}, `{job.how}`: {said}; saved {_all(job.all_saved)}"
         problems.add("adapter", shown, text)
         return []
-    wanted = zip(it.count(), numbers, names, targets, results)
-    placed = [_fit(*x, job, how, problems) for x in wanted]
+    placed = [
+        _fit(job, position, number, made, model, cast, problems)
+        for position, (number, made) in enumerate(zip(job.all_numbers, results))
+    ]
     return [x for x in placed if x is not None]
-
-
-def _adapted(job: Job, likes: Nested) -> Nested:
-    """The results of the adapters, in the lists that the model's leaves are in."""
-    of_rules = [saved.adapters for saved in job.all_saved]
-    lazies = _nested.mapped(lambda saved: saved.lazy, job.saved)
-    return _run(job.steps, lazies, likes, of_rules)
 
 
 def _run(
@@ -163,24 +154,23 @@ def _all(saved: Sequence[SavedLeaf]) -> str:
     return ", ".join(dict.fromkeys(_shown(x.lazy) for x in saved))
 
 
-def _shown(made: Any) -> str:
-    if isinstance(made, LazyArray):
-        if made._view is None:
-            return _leaf.show(made._record.template)
-    return _folding.short_array(np.dtype(made.dtype).name, made.shape)
+def _shown(lazy: LazyArray) -> str:
+    if lazy._view is None:
+        return _leaf.show(lazy._record.template)
+    return _folding.short_array(np.dtype(lazy.dtype).name, lazy.shape)
 
 
 def _fit(
+    job: Job,
     position: int,
     number: int,
-    name: str,
-    target: Target,
     made: Any,
-    job: Job,
-    how: str,
+    model: Model,
+    cast: bool,
     problems: Problems,
 ) -> Placed | None:
     """The leaf with what is made for it, if that is as the model has it."""
+    name, target = model.names[number], target_of(model, number)._replace(cast=cast)
     if isinstance(made, LazyArray) and made._target.cast:
         if made.dtype == target.dtype:
             target = target._replace(cast=True)
@@ -191,9 +181,8 @@ def _fit(
         _check_source(made, job)
         template = _template_of(made)
     except (ValueError, TypeError) as e:
-        problems.add(
-            "adapter", name, f"{job.label}: `{how}` gave a leaf that is none: {e}"
-        )
+        text = f"{job.label}: `{job.how}` gave a leaf that is none: {e}"
+        problems.add("adapter", name, text)
         return None
     misfit = _target.misfit(template, target)
     if misfit is not None:
@@ -201,7 +190,7 @@ def _fit(
         if any(made is x.lazy for x in job.all_saved):
             hint = hint or _hint(template.shape, target.shape, what)
         else:
-            text += f", made {_leaf.show(template)} by {how or 'the view'}"
+            text += f", made {_leaf.show(template)} by {job.how or 'the view'}"
         text += f", the model has {_target.show_target(target)}"
         problems.add(what, name, text + (f"  ({hint})" if hint else ""))
         return None
@@ -209,10 +198,7 @@ def _fit(
     if isinstance(made, LazyArray) and made._view is None:
         same = target.dtype is None or template.dtype == target.dtype.name
         status = "loaded" if same or template.kind == "key" else "cast"
-    saved = tuple(x.lazy.name for x in job.all_saved)
-    adapters = tuple(job.adapters)
-    how = how or "a view"
-    return Placed(number, made, target, saved, status, how, adapters, position)
+    return Placed(number, made, target, status, job, position)
 
 
 def _check_source(made: Any, job: Job) -> None:
@@ -270,7 +256,7 @@ def tied(
             continue
         for n in numbers:
             x = by_number.get(n)
-            text = "fresh" if x is None else f"from {', '.join(x.saved)}"
+            text = "fresh" if x is None else f"from {', '.join(x.job.sources)}"
             others = ", ".join(model.names[m] for m in numbers if m != n)
             problems.add("tied", model.names[n], f"{text}; one array with {others}")
     return again
@@ -288,6 +274,6 @@ def _origin(placed: Placed | None, stored: StoredSide) -> Any:
     places = [x._record.place for x in parts]
     views = [(x._view, x.dtype, x._target.kind) for x in parts]
     # Two adapters may be shown alike, and one makes several arrays of the same bytes.
-    adapters = tuple(map(id, placed.adapters))
+    adapters = tuple(map(id, placed.job.adapters))
     position = placed.position if isinstance(made, Formula) else 0
     return adapters, position, *((aliases.get(p, p), v) for p, v in zip(places, views))

@@ -32,8 +32,8 @@ from .._tree._static import Static
 from ..adapters import _deferred
 from . import _graft_plan, _init, _leaked_tracers
 from ._adapting import Placed
-from ._graft_plan import GraftPlan
-from ._report import Difference, Report, ReportRow
+from ._matching import Matching
+from ._report import Report, ReportRow
 from ._sides import Model, StoredSide
 
 
@@ -144,7 +144,7 @@ def graft(
     with processes.heard():
         stored = StoredSide(_checkpoint.open(ckpt))
         as_saved = lambda some: _lazy.fetch(some, given.verify, given.max_bytes)
-        plan = _graft_plan.plan(
+        matching, placed, again, differences = _graft_plan.plan(
             ours,
             stored,
             pairs,
@@ -156,26 +156,27 @@ def graft(
             can_init=init is not None,
             read_scalars=as_saved,
         )
-        wants = [want for x in plan.made for want in _wants(x)]
+        made = [x for x in placed if x.number not in again]
+        wants = [want for x in made for want in _wants(x)]
         planned = _fetch.plan(stored.source, wants, given)
 
     def make() -> list[Any]:
         values = planned.load(processes)[::-1]
-        return [_made(x, values, ours.names) for x in plan.made]
+        return [_made(x, values, ours.names) for x in made]
 
     save = stored.source.index.save
     values = _deserialise.in_step(processes, [save], [planned], make)
-    for x, value in zip(plan.made, values):
+    for x, value in zip(made, values):
         leaves[x.number] = value
-    for number, origin in plan.again.items():
+    for number, origin in again.items():
         leaves[number] = leaves[origin]
     tree = jtu.tree_unflatten(ours.flat.structure, leaves)
     if init is not None:
         tree = _init.initialise(tree, init)
     report = Report(
         stored.ckpt.path,
-        tuple(_rows(ours, stored, plan)),
-        tuple(Difference(*x) for x in dict.fromkeys(plan.differences)),
+        tuple(_rows(matching, placed)),
+        tuple(dict.fromkeys(differences)),
         None if stored.source.root.is_far else _store.bytes_read() - before,
         stored.saved.nbytes,
     )
@@ -208,38 +209,42 @@ def _made(x: Placed, values: list[Any], names: list[str]) -> Any:
     except ValueError as e:
         raise RuntimeError(
             f"The model's leaf `{names[x.number]}` cannot be made of "
-            f"{', '.join(f'`{name}`' for name in x.saved)} by {x.how}: {e}"
+            f"{', '.join(f'`{name}`' for name in x.job.sources)} by "
+            f"{x.job.how or 'a view'}: {e}"
         ) from e
 
 
-def _rows(model: Model, stored: StoredSide, plan: GraftPlan) -> list[ReportRow]:
-    saved = stored.saved
+def _rows(matching: Matching, placed: list[Placed]) -> list[ReportRow]:
+    model, saved = matching.model, matching.stored.saved
     sizes = [template.nbytes for template in saved.templates]
     rows: dict[int, ReportRow] = {}
-    for x in plan.placed:
+    for x in placed:
         how = "" if x.status == "loaded" else _how(x, saved)
         nbytes = _nbytes(model.flat.leaves[x.number])
         rows[x.number] = ReportRow(
-            x.status, model.names[x.number], x.saved, how, nbytes
+            x.status, model.names[x.number], x.job.sources, how, nbytes
         )
-    for number, node in plan.fresh.items():
-        nbytes = _nbytes(model.flat.leaves[number])
-        rows[number] = ReportRow("fresh", model.names[number], (), node, nbytes)
+    for number, node in matching.fresh.items():
+        if model.is_array(number):
+            nbytes = _nbytes(model.flat.leaves[number])
+            rows[number] = ReportRow("fresh", model.names[number], (), node, nbytes)
     dropped = [
         ReportRow("dropped", saved.names[p], (), node, sizes[saved.template[p]])
-        for p, node in sorted(plan.dropped.items())
+        for p, node in sorted(matching.dropped.items())
     ]
     return [*(rows[n] for n in sorted(rows)), *dropped]
 
 
 def _how(placed: Placed, saved: Leaves) -> str:
-    template = saved.record(saved.places[placed.saved[0]]).template
+    sources = placed.job.sources
+    template = saved.record(saved.places[sources[0]]).template
     if placed.status == "cast":
         wanted = placed.target.dtype
         return f"{template.dtype} to {wanted}"
     shown = _leaf.show(template)
-    count = f"{len(placed.saved)} of " if len(placed.saved) > 1 else ""
-    return f"{placed.how}, of {count}{shown} to {_target.show_target(placed.target)}"
+    count = f"{len(sources)} of " if len(sources) > 1 else ""
+    how = placed.job.how or "a view"
+    return f"{how}, of {count}{shown} to {_target.show_target(placed.target)}"
 
 
 def _nbytes(leaf: Any) -> int:

@@ -3,7 +3,7 @@ All of it is made and checked before an array is read."""
 
 import collections
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,29 +17,9 @@ from .._tree._folding import Problems
 from .._tree._static import Static
 from . import _adapting, _nested, _pairs, _suggest
 from ._adapting import Placed
-from ._matching import Matching, Scalar
-from ._sides import Model, StoredSide, target_of
-
-
-class GraftPlan(NamedTuple):
-    """The leaves that a graft makes, keeps and drops.
-
-    Leaves that are one object in the model are made once: `again` leads to the first.
-    `fresh` (by number) and `dropped` (by place) have the names of the nodes that were
-    said to be so, and `differences` rows of `(name, in the checkpoint, in the model)`
-    of what differs and need not be the same.
-    """
-
-    placed: list[Placed]
-    again: dict[int, int]
-    fresh: dict[int, str]
-    dropped: dict[int, str]
-    differences: list[tuple[str, str, str]]
-
-    @property
-    def made(self) -> list[Placed]:
-        """The placed leaves, one for each object of the model."""
-        return [x for x in self.placed if x.number not in self.again]
+from ._matching import Job, Matching, Scalar
+from ._report import Difference
+from ._sides import Model, SavedLeaf, StoredSide
 
 
 def plan(
@@ -54,8 +34,12 @@ def plan(
     cast: bool,
     can_init: bool,
     read_scalars: Callable[[Sequence[LazyArray]], list[Any]],
-) -> GraftPlan:
+) -> tuple[Matching, list[Placed], dict[int, int], list[Difference]]:
     """The plan of a graft, of the arguments of that. `can_init`: it has an `init`.
+
+    **Returns:** the matching, which says what is fresh and dropped; the leaves that are
+    made; of leaves that are one object in the model, from each of the others to the
+    first, of which alone anything is read; and what differs and need not be the same.
 
     **Raises:** one `RuntimeError` that lists all that is wrong, `ValueError` or
     `TypeError` for a pair, a `fresh` or a `drop` that picks no nodes.
@@ -68,7 +52,9 @@ def plan(
             placed += _adapting.place(job, model, cast, problems)
     differences = _compare_statics(matching, static)
     if scalars == "load":
-        placed += _load_scalars(matching.scalars, model, problems)
+        jobs = [Job("", number, SavedLeaf(x), ()) for number, x in matching.scalars]
+        some = [x for job in jobs for x in _adapting.place(job, model, False, problems)]
+        placed += {x.number: x for x in some}.values()
     if not can_init:
         _find_abstract(matching)
     undeclared = matching.undeclared()
@@ -83,8 +69,7 @@ def plan(
             placed += _adapting.place(job, model, cast, problems)
     again = _adapting.tied(model, stored, placed, problems)
     _check(problems, model, stored)
-    kept = {n: x for n, x in matching.fresh.items() if model.is_array(n)}
-    return GraftPlan(placed, again, kept, matching.dropped, differences)
+    return matching, placed, again, differences
 
 
 def _match(
@@ -115,7 +100,7 @@ def _find_abstract(matching: Matching) -> None:
 # ---- Static values of the nodes that stand for each other.
 
 
-def _compare_statics(matching: Matching, static: Static) -> list[tuple[str, str, str]]:
+def _compare_statics(matching: Matching, static: Static) -> list[Difference]:
     """The static values that differ between Modules that stand for each other, and need
     not be the same: the others are problems."""
     statics = matching.stored.saved.statics
@@ -130,7 +115,7 @@ def _compare_statics(matching: Matching, static: Static) -> list[tuple[str, str,
         new |= any(p in matching.dropped for p in matching.stored.below.get(source, []))
         for x in _static.changes(statics, source, own, name, passes):
             if new or x.may_differ:
-                out.append((x.name, x.saved, x.here))
+                out.append(Difference(x.name, x.saved, x.here))
             else:
                 text = f"saved {x.saved}, the model has {x.here}"
                 matching.problems.add("static", x.name, text)
@@ -175,30 +160,15 @@ def _node_pairs(matching: Matching, own: Statics) -> Iterator[tuple[str, str]]:
 # ---- Python scalars inside of pairs.
 
 
-def _load_scalars(
-    scalars: Sequence[Scalar], model: Model, problems: Problems
-) -> list[Placed]:
-    out = {}
-    for number, lazy in scalars:
-        target, template = target_of(model, number), lazy._record.template
-        misfit = _target.misfit(template, target)
-        if misfit is not None:
-            wanted = _target.show_target(target)
-            text = f"saved {_leaf.show(template)}, the model has {wanted}"
-            problems.add(misfit[0], model.names[number], text)
-        out[number] = Placed(number, lazy, target, (lazy.name,), "loaded", "", ())
-    return list(out.values())
-
-
 def _compare_scalars(
     scalars: Sequence[Scalar],
     what: str,
     read: Callable[[Sequence[LazyArray]], list[Any]],
     model: Model,
     problems: Problems,
-) -> list[tuple[str, str, str]]:
-    """`(name, as saved, in the model)` of those that the model keeps. Others that
-    differ are problems: of one that is loaded, several that were saved."""
+) -> list[Difference]:
+    """Those that differ and that the model keeps. Others that differ are problems: of
+    one that is loaded, several that were saved."""
     if what == "load":  # One that is made of several, as by `stack`.
         counts = collections.Counter(number for number, _ in scalars)
         scalars = [x for x in scalars if counts[x[0]] > 1]
@@ -218,7 +188,7 @@ def _compare_scalars(
         name = model.names[number]
         shown = repr(value) if x in values else _leaf.show(lazy._record.template)
         if what == "keep":
-            out.append((name, shown, repr(kept)))
+            out.append(Difference(name, shown, repr(kept)))
         elif what == "load":
             problems.add("scalar", name, f"saved {kept!r} and {shown}")
         else:
@@ -271,16 +241,8 @@ def _check(
 ) -> None:
     """**Raises:** one `RuntimeError` that lists the problems, if there are any, with
     code to paste for leaves that are in no pair."""
-    if problems.rows:
-        raise RuntimeError(_message(problems, model, stored, undeclared))
-
-
-def _message(
-    problems: Problems,
-    model: Model,
-    stored: StoredSide,
-    undeclared: tuple[list[int], list[int]],
-) -> str:
+    if not problems.rows:
+        return
     lines = [
         f"The graft of `{stored.ckpt.path}` does not fit the model "
         f"({problems.count()}); nothing was loaded."
@@ -302,4 +264,4 @@ def _message(
             '    scalars="keep",  # those of the model',
         ]
     lines += _suggest.lines(model, stored, *undeclared)
-    return _text.message(lines)
+    raise RuntimeError(_text.message(lines))

@@ -45,6 +45,15 @@ class Job(NamedTuple):
         return out
 
     @property
+    def how(self) -> str:
+        return ", ".join(dict.fromkeys(map(repr, self.adapters)))
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The names of the leaves of the checkpoint."""
+        return tuple(x.lazy.name for x in self.all_saved)
+
+    @property
     def own(self) -> bool:
         """Whether a function of the user's, which may read, takes part."""
         return any(adapter.own for adapter in self.adapters)
