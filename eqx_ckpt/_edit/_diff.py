@@ -90,6 +90,8 @@ def diff(
         for (leaf, _), change in zip(rows, found)
         if change is not None
     }
+    # A tree in memory has no metadata.
+    both = zip(one.metadata, two.metadata)
     return Diff(
         one.shown,
         two.shown,
@@ -97,7 +99,7 @@ def diff(
         {name: show(x.template) for name, x in before.items() if name not in after},
         changed,
         static(one, two, lambda name: False),
-        _metadata(one, two),
+        {k: x for pair in both for k, x in _json_changes("", *pair)},
         len(rows) - len(changed),
     )
 
@@ -131,8 +133,7 @@ def entries(one: Side, two: Side) -> dict[str, str]:
         if label is None or old.keys() != new.keys() or old[label] == position:
             continue
         rest = _names.below(name, state).partition(".")[2]
-        parts = [part for part in (state, str(old[label]), rest) if part]
-        out[name] = ".".join(parts)
+        out[name] = _names.joined(state, str(old[label]), rest)
     return out
 
 
@@ -165,19 +166,13 @@ _MOST = 2**12
 # ---- Metadata.
 
 
-def _metadata(one: Side, two: Side) -> dict[str, tuple[str, str]]:
-    if not (one.metadata and two.metadata):
-        return {}
-    return dict(_json_changes("", one.metadata[0], two.metadata[0]))
-
-
 _NOTHING = object()
 
 
 def _json_changes(name: str, a: Any, b: Any) -> Iterator[tuple[str, tuple[str, str]]]:
     if type(a) is dict and type(b) is dict:
         for key in dict.fromkeys([*a, *b]):
-            below = ".".join([*([name] if name else []), _names.quote(key)])
+            below = _names.joined(name, _names.quote(key))
             yield from _json_changes(below, a.get(key, _NOTHING), b.get(key, _NOTHING))
     elif not _identity.is_same(a, b):
         yield name or "metadata", (_shown(a), _shown(b))

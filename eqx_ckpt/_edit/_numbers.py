@@ -128,7 +128,7 @@ _SAFE, _MOST = 400, 1000
 def sums(x: np.ndarray) -> Sums:
     """Statistics of rows of finite numbers."""
     if len(x) == 0:
-        return Sums(0, 0, np.zeros(x.shape[1]), 0.0)
+        return NO_SUMS
     exponent = math.frexp(float(np.max(np.abs(x))))[1]
     exponent = 0 if abs(exponent) < _SAFE else max(-_MOST, min(_MOST, exponent))
     if exponent:

@@ -162,7 +162,7 @@ class _Found:
 
     def __init__(self, template: Template):
         self._template = template
-        self._sums: Sums | None = None
+        self._sums = _numbers.NO_SUMS
         self._ends: list[Any] = []  # The least and the greatest of each part.
         self._nan = self._inf = self._zero = 0
         self._is_complex = False
@@ -197,11 +197,10 @@ class _Found:
             with np.errstate(over="ignore"):
                 ends = np.abs(x) if self._is_complex else x
             self._ends += [ends.min().item(), ends.max().item()]
-        more = _numbers.sums(_numbers.as_floats(x))
-        self._sums = more if self._sums is None else _numbers.join(self._sums, more)
+        self._sums = _numbers.join(self._sums, _numbers.sums(_numbers.as_floats(x)))
 
     def row(self, row: LeafStats) -> LeafStats:
-        sums = _numbers.NO_SUMS if self._sums is None else self._sums
+        sums = self._sums
         means = sums.means if sums.count else [math.nan]
         return row._replace(
             min=min(self._ends, default=math.nan),

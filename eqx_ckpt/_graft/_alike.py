@@ -12,8 +12,6 @@ import re
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from .._format import _template
 from .._format._template import Template
 from .._tree._target import Target
@@ -118,14 +116,12 @@ def _torn(names: Mapping[str, str]) -> list[str]:
 def kind(x: Template | Target) -> Kind:
     """Kind that a leaf shares with each that may stand for it."""
     if isinstance(x, Target):
-        return _kind(x.kind, x.dtype, x.shape)
-    is_array = x.kind in _template.ARRAY_KINDS
-    dtype = _template.dtype_of(x.dtype) if is_array else None
-    return _kind(x.kind, dtype, x.logical_shape)
-
-
-def _kind(kind: str, dtype: np.dtype | None, shape: tuple[int, ...]) -> Kind:
-    what = kind if dtype is None else f"array of {_template.number_type(dtype)}"
+        dtype, shape = x.dtype, x.shape
+    else:
+        is_array = x.kind in _template.ARRAY_KINDS
+        dtype = _template.dtype_of(x.dtype) if is_array else None
+        shape = x.logical_shape
+    what = x.kind if dtype is None else f"array of {_template.number_type(dtype)}"
     return what, shape
 
 
@@ -144,12 +140,8 @@ def _classes(leaves: Mapping[str, Kind], most: int) -> dict[Hashable, Groups]:
     are."""
     groups: dict[str, dict[tuple[int, ...], str]] = collections.defaultdict(dict)
     for name in leaves:
-        parts = numbered(name)
-        places = range(1, len(parts), 2)[:most]
-        numbers = tuple(int(parts[i]) for i in places)
-        for i in places:
-            parts[i] = "*"
-        groups["".join(parts)][numbers] = name
+        numbers = tuple(map(int, numbered(name)[1::2][:most]))
+        groups[_form(name, most)][numbers] = name
     out: dict[Hashable, Groups] = collections.defaultdict(dict)
     for form, names in groups.items():
         columns = [sorted(set(column)) for column in zip(*names)]
