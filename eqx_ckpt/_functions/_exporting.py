@@ -7,6 +7,7 @@ leaves, by name, and of the other arguments. All else in the tree is baked in.
 
 import functools as ft
 import importlib.util
+import itertools as it
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +36,7 @@ from . import (
 )
 from ._function import Unexported
 from ._stored_function import Function
-from ._tracing import SavedTree, TracedFunction
+from ._tracing import SavedTree
 
 
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -170,21 +171,20 @@ def _has(tree: SavedTree, baked: dict[str, str]) -> bool:
 
 
 def _exported(wanted: Unexported, tree: SavedTree) -> tuple[StoredFunction, bytes]:
-    traced = _tracing.trace(wanted, tree)
+    closed, structure, is_used = _tracing.trace(wanted, tree)
     count = len(tree.arrays)
-    used = [i for i, is_used in zip(tree.arrays, traced.used) if is_used]
-    _check_traced(wanted, tree, traced, used)
+    used = list(it.compress(tree.arrays, is_used))
+    _check_traced(wanted, tree, closed, used)
     names = [tree.stored[i].name for i in used]
     avals = {
         tree.stored[i].name: _signature.struct(_tracing.weight(tree, i)) for i in used
     }
-    fun = jex_core.jaxpr_as_fun(traced.closed)
+    fun = jex_core.jaxpr_as_fun(closed)
 
     def kept(weights: dict[str, Any], *args: Any) -> Any:
-        rest = zip(jtu.tree_leaves(args), traced.used[count:])
-        own = [weights[name] for name in names]
-        out = fun(*own, *(x for x, is_used in rest if is_used))
-        return jtu.tree_unflatten(traced.result, out)
+        rest = it.compress(jtu.tree_leaves(args), is_used[count:])
+        out = fun(*(weights[name] for name in names), *rest)
+        return jtu.tree_unflatten(structure, out)
 
     exported = _lowered(kept, (avals, *wanted.nest), wanted.platforms)
     data = bytes(exported.serialize(vjp_order=wanted.order))
@@ -204,14 +204,17 @@ def _exported(wanted: Unexported, tree: SavedTree) -> tuple[StoredFunction, byte
         result=result,
         platforms=list(exported.platforms),
         order=wanted.order,
-        baked=_tracing.baked(wanted, tree, traced, used),
+        baked=_tracing.baked(wanted, tree, closed, used),
         versions={"jax": jax.__version__},
     )
     return stored, data
 
 
 def _check_traced(
-    wanted: Unexported, tree: SavedTree, traced: TracedFunction, used: Sequence[int]
+    wanted: Unexported,
+    tree: SavedTree,
+    closed: jex_core.ClosedJaxpr,
+    used: Sequence[int],
 ) -> None:
     """**Raises:** `ValueError` for what cannot be stored beside the leaves."""
     lost = [tree.name(i) for i in used if i not in tree.stored]
@@ -221,7 +224,7 @@ def _check_traced(
             f"{f', and {len(lost) - 1} more' if lost[1:] else ''}. Save what it uses, "
             "with another `filter_spec` or `where`, or leave the function out."
         )
-    calls = list(dict.fromkeys(_jaxpr.callbacks(traced.closed.jaxpr)))
+    calls = list(dict.fromkeys(_jaxpr.callbacks(closed.jaxpr)))
     if calls:
         raise ValueError(
             f"The function calls back into Python: {', '.join(calls[:3])}. What is "
@@ -229,7 +232,7 @@ def _check_traced(
             "`eqx.error_if` are left out if the environment variable "
             "EQX_ON_ERROR=off is set before Equinox is imported."
         )
-    for value, place in _jaxpr.captured(traced.closed):
+    for value, place in _jaxpr.captured(closed):
         raise _captured(wanted, tree, value, place)
 
 

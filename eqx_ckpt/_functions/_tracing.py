@@ -55,26 +55,21 @@ def is_weak(x: Any) -> bool:
     return bool(getattr(x, "weak_type", False))
 
 
-class TracedFunction(NamedTuple):
-    """The jaxpr of a function without its unused arguments, the structure of its
-    result, and which of its arguments are used."""
-
-    closed: Any
-    result: Any
-    used: list[bool]
-
-    @property
-    def text(self) -> str:
-        """The same for functions that compute the same."""
-        consts = _jaxpr.constants(self.closed)
-        values = [np.asarray(x).tobytes() for x in consts if not _leaf.is_key(x)]
-        return re.sub("0x[0-9a-f]+", "", str(self.closed.jaxpr)) + repr(values)
+def _text(closed: jex_core.ClosedJaxpr) -> str:
+    """The same for functions that compute the same."""
+    consts = _jaxpr.constants(closed)
+    values = [np.asarray(x).tobytes() for x in consts if not _leaf.is_key(x)]
+    return re.sub("0x[0-9a-f]+", "", str(closed.jaxpr)) + repr(values)
 
 
 def trace(
     wanted: Unexported, tree: SavedTree, hidden: Iterable[int] = frozenset()
-) -> TracedFunction:
-    """Traces a function, of a tree in which the values of some leaves are hidden."""
+) -> tuple[jex_core.ClosedJaxpr, Any, list[bool]]:
+    """Traces a function, of a tree in which the values of some leaves are hidden.
+
+    **Returns:** its jaxpr without the arguments that it does not use, the structure of
+    its result, and which of its arguments it uses.
+    """
     leaves = list(map(_value, tree.flat.leaves))
     for i in hidden:
         leaves[i] = _Hidden()
@@ -93,7 +88,7 @@ def trace(
     closed = traced.jaxpr
     jaxpr, used = pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
     closed = jex_core.ClosedJaxpr(jaxpr, closed.consts)
-    return TracedFunction(closed, jtu.tree_structure(traced.out_info), list(used))
+    return closed, jtu.tree_structure(traced.out_info), list(used)
 
 
 def _value(leaf: Any) -> Any:
@@ -143,7 +138,10 @@ for _operator in (*_select.OPERATORS, "call", "str", "format", "hash"):
 
 
 def baked(
-    wanted: Unexported, tree: SavedTree, traced: TracedFunction, used: Sequence[int]
+    wanted: Unexported,
+    tree: SavedTree,
+    closed: jex_core.ClosedJaxpr,
+    used: Sequence[int],
 ) -> dict[str, str]:
     """The digests of the stored leaves whose values are a part of the function.
 
@@ -159,9 +157,9 @@ def baked(
         if _top(tree, i) not in near and not is_bool:
             far.setdefault(_top(tree, i), []).append(i)
     hidden = [i for group in far.values() for i in group]
-    if hidden and not _is_same(wanted, tree, traced, hidden):
+    if hidden and not _is_same(wanted, tree, closed, hidden):
         alone = (g for g in far.values() if len(g) < len(hidden))
-        good = [g for g in alone if _is_same(wanted, tree, traced, g)]
+        good = [g for g in alone if _is_same(wanted, tree, closed, g)]
         hidden = [i for group in good for i in group]
     return {leaf.name: digest(leaf) for i, leaf in baked.items() if i not in hidden}
 
@@ -171,10 +169,13 @@ def _top(tree: SavedTree, i: int) -> str:
 
 
 def _is_same(
-    wanted: Unexported, tree: SavedTree, traced: TracedFunction, hidden: Sequence[int]
+    wanted: Unexported,
+    tree: SavedTree,
+    closed: jex_core.ClosedJaxpr,
+    hidden: Sequence[int],
 ) -> bool:
     """Whether a function is the same without the values of some leaves."""
     try:
-        return trace(wanted, tree, hidden).text == traced.text
+        return _text(trace(wanted, tree, hidden)[0]) == _text(closed)
     except Exception:
         return False

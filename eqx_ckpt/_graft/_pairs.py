@@ -141,8 +141,7 @@ def steps_of(given: Sequence[Any], label: str) -> Steps:
 
 def _unpacked(given: Sequence[Any]) -> Iterator[Any]:
     for x in given:
-        is_list = isinstance(x, (list, tuple)) and not isinstance(x, Rename)
-        yield from _unpacked(x) if is_list else [x]
+        yield from _unpacked(x) if isinstance(x, (list, tuple)) else [x]
 
 
 def _fits_swapped(where: Any, source: Any, model: Model, stored: StoredSide) -> bool:

@@ -73,9 +73,6 @@ class Builder:
         """Adds a problem."""
         self.problems.add(kind, name or _names.ROOT, text)
 
-    def _field(self, name: str, owner: type | None) -> "_Field":
-        return _Field(name, owner, self)
-
     def build(self, source: str) -> Any:
         """The node of this name ("": the tree). It is of no use if there are problems.
 
@@ -125,8 +122,7 @@ class Builder:
         """The keys of a dict whose row has them."""
         if row not in self._keys:
             encoded = self._structure.nodes[row][2]
-            found = _decode.decode(encoded, self._field("", None))
-            self._keys[row] = found
+            self._keys[row] = _decode.decode(encoded, _Field("", None, self))
         return self._keys[row]
 
     def _make(self, row: int, name: str, owner: type | None) -> Any:
@@ -134,9 +130,9 @@ class Builder:
         kind, children, *rest = self._structure.nodes[row]
         if kind not in ("leaf", "leaf of") and self._is_given(name):
             return self._given(row, name)
-        return getattr(self, "_" + kind.replace(" ", "_"))(
-            row, self._field(name, owner)
-        )
+        if kind == "value":
+            return self._exact(rest[0], name, owner)
+        return getattr(self, "_" + kind.replace(" ", "_"))(row, name)
 
     def _is_given(self, name: str) -> bool:
         """Whether `replace` has a value of this name. That of the tree is `%root`."""
@@ -163,10 +159,10 @@ class Builder:
             for child, part, _ in self._children(row, name, self._at)
         ]
 
-    def _leaf(self, row: int, field: "_Field", cls: type | None = None) -> Any:
+    def _leaf(self, row: int, name: str, cls: type | None = None) -> Any:
         place = self._at
         self._at += 1
-        if self._leaves.names[place] != (field.name or _names.ROOT):
+        if self._leaves.names[place] != (name or _names.ROOT):
             raise _decode.Malformed("its leaves have other names")
         record = self._leaves.record(place)
         target = _target.own_target(record.template)
@@ -188,33 +184,31 @@ class Builder:
             self._lazies[key] = _lazy.lazy_of(self._ckpt._source, record, target)
         return self._lazies[key]
 
-    def _leaf_of(self, row: int, field: "_Field") -> Any:
-        cls = self._class(self._structure.nodes[row][2], field, object)
-        return self._leaf(row, field, cls)
+    def _leaf_of(self, row: int, name: str) -> Any:
+        cls = self._class(self._structure.nodes[row][2], name, object)
+        return self._leaf(row, name, cls)
 
-    def _value(self, row: int, field: "_Field") -> Any:
-        return self._exact(self._structure.nodes[row][2], field)
+    def _exact(self, encoded: Any, name: str, owner: type | None = None) -> Any:
+        """The value of this name, which `owner` may have a default for."""
+        if self._is_given(name):
+            return self._replace[name or _names.ROOT]
+        self.could.append(name)
+        return _decode.decode(encoded, _Field(name, owner, self))
 
-    def _exact(self, encoded: Any, field: "_Field") -> Any:
-        if self._is_given(field.name):
-            return self._replace[field.name or _names.ROOT]
-        self.could.append(field.name)
-        return _decode.decode(encoded, field)
-
-    def _none(self, row: int, field: "_Field") -> None:
+    def _none(self, row: int, name: str) -> None:
         return None
 
-    def _tuple(self, row: int, field: "_Field") -> tuple:
-        return tuple(self._rows(row, field.name))
+    def _tuple(self, row: int, name: str) -> tuple:
+        return tuple(self._rows(row, name))
 
-    def _list(self, row: int, field: "_Field") -> list:
-        return self._rows(row, field.name)
+    def _list(self, row: int, name: str) -> list:
+        return self._rows(row, name)
 
-    def _dict(self, row: int, field: "_Field") -> dict[Any, Any]:
+    def _dict(self, row: int, name: str) -> dict[Any, Any]:
         encoded = self._structure.nodes[row][2]
-        at, values = self._at, self._rows(row, field.name)
+        at, values = self._at, self._rows(row, name)
         if encoded is None:
-            keys = list(self._stored_keys(row, field.name, at))
+            keys = list(self._stored_keys(row, name, at))
         else:
             keys = self._keys_of(row)
         try:
@@ -240,103 +234,103 @@ class Builder:
             except ValueError as e:
                 raise _decode.Malformed(str(e)) from e
 
-    def _ordered(self, row: int, field: "_Field") -> Any:
-        return collections.OrderedDict(self._dict(row, field))
+    def _ordered(self, row: int, name: str) -> Any:
+        return collections.OrderedDict(self._dict(row, name))
 
-    def _default(self, row: int, field: "_Field") -> Any:
-        factory = _joined(field.name, "default_factory")
-        made = self._exact(self._structure.nodes[row][3], self._field(factory, None))
-        items = self._dict(row, field)
+    def _default(self, row: int, name: str) -> Any:
+        factory = _joined(name, "default_factory")
+        made = self._exact(self._structure.nodes[row][3], factory)
+        items = self._dict(row, name)
         return collections.defaultdict(made if callable(made) else None, items)
 
-    def _partial(self, row: int, field: "_Field") -> Any:
-        func = self._field(_joined(field.name, "func"), None)
-        made = self._exact(self._structure.nodes[row][2], func)
-        args, keywords = self._rows(row, field.name)
+    def _partial(self, row: int, name: str) -> Any:
+        made = self._exact(self._structure.nodes[row][2], _joined(name, "func"))
+        args, keywords = self._rows(row, name)
         if type(args) is not tuple or not _is_keywords(keywords):
             raise _decode.Malformed("a Partial has arguments and keywords")
         return jtu.Partial(made, *args, **keywords) if callable(made) else None
 
-    def _state(self, row: int, field: "_Field") -> Any:
+    def _state(self, row: int, name: str) -> Any:
         markers = list(map(self._marker, self._structure.nodes[row][2]))
-        children = self._rows(row, field.name)
+        children = self._rows(row, name)
         if len({*markers}) != len(children):
             raise _decode.Malformed("two entries of a State are one")
         return eqx.nn.State.tree_unflatten(markers, children)
 
-    def _index(self, row: int, field: "_Field") -> Any:
+    def _index(self, row: int, name: str) -> Any:
         marker = self._marker(self._structure.nodes[row][2])
-        children = list(self._children(row, field.name, self._at))
+        children = list(self._children(row, name, self._at))
         init = _recorder.no_init()
         if children:
-            init = self._make(children[0][0], _joined(field.name, "init"), None)
+            init = self._make(children[0][0], _joined(name, "init"), None)
         return _decode.made(eqx.nn.StateIndex, {"marker": marker, "init": init})
 
     def _marker(self, text: str) -> Any:
         return text[1:] if text[0] == "=" else self._markers.setdefault(text, object())
 
-    def _namedtuple(self, row: int, field: "_Field") -> Any:
+    def _namedtuple(self, row: int, name: str) -> Any:
         kind = self._structure.types[self._structure.nodes[row][2]]
-        cls = self._class(kind[:2], field, tuple)
+        cls = self._class(kind[:2], name, tuple)
         if cls is None:
-            self._rows(row, field.name)
+            self._rows(row, name)
             return None
         if not _seen.is_namedtuple(cls) or list(cls._fields) != kind[2]:
-            return self._differs(row, field, cls, list(getattr(cls, "_fields", [])))
-        return tuple.__new__(cls, self._rows(row, field.name))
+            return self._differs(row, name, cls, list(getattr(cls, "_fields", [])))
+        return tuple.__new__(cls, self._rows(row, name))
 
-    def _module(self, row: int, field: "_Field") -> Any:
-        return self._object(row, field, eqx.Module)
+    def _module(self, row: int, name: str) -> Any:
+        return self._object(row, name, eqx.Module)
 
-    def _dataclass(self, row: int, field: "_Field") -> Any:
-        return self._object(row, field, object)
+    def _dataclass(self, row: int, name: str) -> Any:
+        return self._object(row, name, object)
 
-    def _object(self, row: int, field: "_Field", base: type) -> Any:
+    def _object(self, row: int, name: str, base: type) -> Any:
         _, _, number, encoded = self._structure.nodes[row]
         module, qualified, dynamic, static, unset = self._structure.types[number]
-        cls = self._class([module, qualified], field, base)
+        cls = self._class([module, qualified], name, base)
         if cls is None:
             # All that is lacking is to be in one error.
-            self._rows(row, field.name, _NO_CLASS)
-            for name, x in zip(static, encoded, strict=True):
-                at = _joined(field.name, _names.quote(name))
-                self._exact(x, self._field(at, _NO_CLASS))
+            self._rows(row, name, _NO_CLASS)
+            for part, x in zip(static, encoded, strict=True):
+                self._exact(x, _joined(name, _names.quote(part)), _NO_CLASS)
             return None
         here = _fields_of(cls, base is eqx.Module)
         if here is None or not _is_fit(here, dynamic, static):
-            return self._differs(row, field, cls, list(here or ()))
-        values = dict(zip(dynamic, self._rows(row, field.name, cls), strict=True))
-        for name, x in zip(static, encoded, strict=True):
-            at = self._field(_joined(field.name, _names.quote(name)), cls)
-            values[name] = self._exact(x, at)
-        for name in here.keys() - {*dynamic, *static, *unset}:
-            new = _joined(field.name, _names.quote(name))
-            text = f"a field that `{cls.__qualname__}` did not have when it was saved"
-            values[name] = self._exact({"unknown": text}, self._field(new, cls))
-        own = {name: values[name] for name in here if name in values}
+            return self._differs(row, name, cls, list(here or ()))
+        values = dict(zip(dynamic, self._rows(row, name, cls), strict=True))
+        text = f"a field that `{cls.__qualname__}` did not have when it was saved"
+        new = here.keys() - {*dynamic, *static, *unset}
+        encoded = {
+            **dict(zip(static, encoded, strict=True)),
+            **dict.fromkeys(new, {"unknown": text}),
+        }
+        for part, x in encoded.items():
+            at = _joined(name, _names.quote(part))
+            values[part] = self._exact(x, at, cls)
+        own = {part: values[part] for part in here if part in values}
         return _decode.made(cls, own)
 
-    def _differs(self, row: int, field: "_Field", cls: type, here: list[str]) -> None:
+    def _differs(self, row: int, name: str, cls: type, here: list[str]) -> None:
         kind = self._structure.types[self._structure.nodes[row][2]]
         saved = ", ".join([*kind[2], *kind[3]])
         text = f"a `{cls.__qualname__}` of the fields {saved}; it has {', '.join(here)}"
-        self.add("value", field.name, text)
+        self.add("value", name, text)
         self._skip(row)
 
-    def _other(self, row: int, field: "_Field") -> None:
+    def _other(self, row: int, name: str) -> None:
         text = self._structure.nodes[row][3]
-        self.add("node", field.name, f"a `{text}`")
+        self.add("node", name, f"a `{text}`")
         self._skip(row)
 
-    def _class(self, name: list[Any], field: "_Field", base: type) -> Any:
-        parsed = _named.parse(name)
+    def _class(self, wanted: list[Any], name: str, base: type) -> Any:
+        parsed = _named.parse(wanted)
         if parsed is None:
-            self.add("node", field.name, f"a `{name[-1]}`")
+            self.add("node", name, f"a `{wanted[-1]}`")
             return None
-        cls = self.find(parsed, field.name)
+        cls = self.find(parsed, name)
         if cls is not None and not (isinstance(cls, type) and issubclass(cls, base)):
             text = f"a `{parsed.shown}`, which is no class of that kind"
-            self.add("value", field.name, text)
+            self.add("value", name, text)
             return None
         return cls
 

@@ -1,7 +1,7 @@
 """`rename`: rules that take the names of leaves in a checkpoint to others."""
 
+import dataclasses
 import re
-import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,12 +18,15 @@ class RenameRule(NamedTuple):
     adapter: Callable[..., Any] | None
 
 
-class Rename(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Rename:
     """A way from names in a checkpoint to those in a model: [`rename`][]."""
 
     rules: Callable[[str], str] | tuple[RenameRule, ...]
     # Of a function: those for the leaves of these names.
-    adapters: Mapping[str, tuple[Callable[..., Any], ...]] = types.MappingProxyType({})
+    adapters: Mapping[str, tuple[Callable[..., Any], ...]] = dataclasses.field(
+        default_factory=dict
+    )
 
     @property
     def has_adapters(self) -> bool:
