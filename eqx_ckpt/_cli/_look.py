@@ -223,20 +223,20 @@ def suggest(a: str, b: str) -> CommandResult:
     sides = [_checkpoint.open(x)._source.index.leaves for x in (a, b)]
     shown = [{r.name: _partial.show(r) for r in x.records()} for x in sides]
     kinds = [{r.name: _alike.kind(r.whole) for r in x.records()} for x in sides]
-    found = _alike.alike(*kinds)
-    rules = _rules.rules(found.names, *kinds)
-    names = {x: y for x, y in found.names.items() if x == y or rules}
-    asked = {name for both in found.unclear for side in both for name in side}
+    found, turned, unclear = _alike.alike(*kinds)
+    rules = _rules.rules(found, *kinds)
+    names = {x: y for x, y in found.items() if x == y or rules}
+    asked = {name for both in unclear for side in both for name in side}
     left, missing = (
         [x for x in side if x not in done and x not in asked]
         for side, done in zip(kinds, (names, set(names.values())))
     )
-    turned = [names[x] for x in found.turned if x in names]
+    turned = [names[x] for x in turned if x in names]
     data = {
         "rules": rules,
         "names": names,
         "turned": turned,
-        "unclear": [dict(zip("ab", x)) for x in found.unclear],
+        "unclear": [dict(zip("ab", x)) for x in unclear],
         "left": left,
         "missing": missing,
     }
@@ -252,9 +252,9 @@ def suggest(a: str, b: str) -> CommandResult:
             "left": f"of {a}, and like none of {b}",
         },
     )
-    if found.unclear:
+    if unclear:
         more.append("  alike, and names do not tell which is which:")
-    for both in found.unclear:
+    for both in unclear:
         some, others = (", ".join(_folding.fold(x)[:_MOST]) for x in both)
         more.append(f"    {some}  {shown[0][both[0][0]]}, of {others}")
     if turned:

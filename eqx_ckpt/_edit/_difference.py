@@ -2,9 +2,10 @@
 
 import dataclasses
 import itertools as it
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from .. import _extensions
 from .._format import _text
@@ -113,11 +114,12 @@ class Diff:
     def _sizes(self, names: Iterable[str]) -> str:
         """The greatest of the differences of some leaves, which are shown in a line."""
         found = [self.changed[name] for name in names if name in self.changed]
-        known = [(x.largest, x.relative) for x in found if x.largest is not None]
-        if not known:
+        largest = [x.largest for x in found if x.largest is not None]
+        relative = [x.relative for x in found if x.relative is not None]
+        if not largest or not relative:
             return ""
-        most = [max(map(_order, numbers))[1] for numbers in zip(*known)]
-        return f"  (largest {most[0]:.3g}, relative {most[1]:.3g})"
+        # A NaN is the greatest.
+        return f"  (largest {np.max(largest):.3g}, relative {np.max(relative):.3g})"
 
 
 _titles = {
@@ -137,8 +139,3 @@ def _line(change: Change) -> str:
 
 def _pair(a: str, b: str) -> str:
     return f"{a} -> {b}"
-
-
-def _order(x: float) -> tuple[bool, float]:
-    """A NaN is the greatest."""
-    return math.isnan(x), x

@@ -10,7 +10,7 @@ import functools as ft
 import itertools as it
 import re
 from collections.abc import Hashable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from .._format import _template
 from .._format._template import Template
@@ -45,19 +45,19 @@ Groups = dict[str, list[str]]
 Kind = tuple[str, tuple[int, ...]]
 
 
-class Likeness(NamedTuple):
-    """Names of saved leaves, each with that of the one wanted for which it stands.
-    `turned`: the names of those that have to be transposed. `unclear`: those of both
-    sides among which names leave a choice."""
-
-    names: dict[str, str]
-    turned: list[str]
-    unclear: list[tuple[list[str], list[str]]]
+# Names of both sides among which a choice is left.
+Unclear = list[tuple[list[str], list[str]]]
 
 
-def alike(saved: Mapping[str, Kind], wanted: Mapping[str, Kind]) -> Likeness:
+def alike(
+    saved: Mapping[str, Kind], wanted: Mapping[str, Kind]
+) -> tuple[dict[str, str], list[str], Unclear]:
     """Pairs leaves by name: those of one kind; and of the rest those that the other
-    way round are of one."""
+    way round are of one.
+
+    **Returns:** names of saved leaves, each with that of the one wanted for which it
+    stands; those of them that have to be transposed; and what is unclear.
+    """
     # A node with another leaf of one name is perhaps not that node.
     odd = {_node(x) for x in saved.keys() & wanted.keys() if saved[x] != wanted[x]}
     out = {
@@ -73,7 +73,7 @@ def alike(saved: Mapping[str, Kind], wanted: Mapping[str, Kind]) -> Likeness:
     if any(len(kind[1]) == 2 for x, kind in saved.items() if x not in out):
         unclear = _match(turn(saved), turn(wanted), out, set())
     turned = [x for x, y in out.items() if saved[x] != wanted[y]]
-    return Likeness(out, turned, unclear)
+    return out, turned, unclear
 
 
 def _match(
@@ -81,9 +81,9 @@ def _match(
     wanted: Mapping[str, Kind],
     out: dict[str, str],
     odd: set[str],
-) -> list[tuple[list[str], list[str]]]:
+) -> Unclear:
     """Adds the pairs that it finds, and returns what is unclear."""
-    unclear: list[tuple[list[str], list[str]]] = []
+    unclear: Unclear = []
     tried: set[str] = set()
     # With all numbers folded; with the first of each name, that of the layer; as it is.
     for most in (9, 1, 0):
@@ -220,7 +220,7 @@ class _Matching:
         ):
             self._add(a, b)
 
-    def find(self) -> tuple[dict[str, str], list[tuple[list[str], list[str]]]]:
+    def find(self) -> tuple[dict[str, str], Unclear]:
         out: dict[str, str] = {}
         # First those of which there is one each.
         for are_single in (True, False):

@@ -41,14 +41,13 @@ def lines(
     the rest of them."""
     new, old = set(numbers), set(places)
     arrays = [n for n in range(len(model.names)) if model.is_array(n)]
-    known = _Known(model, stored, new, old)
-    twins = _Stacks(model, stored, new, old)
+    twins = _Twins(model, stored, new, old)
     children = _children(model.below)
     stack = collections.deque(_roots(model.below, new, arrays))
     pairs: list[Pair] = []
     while stack and len(pairs) < _most and old and twins.left > 0:
         prefix = stack.popleft()
-        twin = known.twin(prefix) or twins.stacked(prefix)
+        twin = twins.twin(prefix)
         if twin is None:
             stack.extendleft(reversed(children.get(prefix, [])))
             continue
@@ -59,7 +58,7 @@ def lines(
             pairs.append((code, mine, twin[1]))
             new -= mine
             old -= twin[1]
-    renamed = known.renamed()
+    renamed = twins.renamed()
     if renamed is not None and (len(pairs) > len(renamed[0]) or stack):
         pairs = [x for x in pairs if not x[1] <= renamed[1]] + [renamed]
         new, old = set(numbers), set(places)
@@ -89,22 +88,42 @@ def lines(
     return [*out, *rest, *listed]
 
 
-class _Known:
-    """The leaves of the checkpoint that stand for leaves of the model, by their
-    names."""
+class _Twins:
+    """Leaves of the checkpoint that may stand for nodes of the model: those that stand
+    for theirs by names, or that do once they are stacked."""
 
     def __init__(self, model: Model, stored: StoredSide, new: set[int], old: set[int]):
+        self.left = _MAX_STEPS
         self._model, self._stored = model, stored
+        self._new, self._old = new, old
         self._numbers = {model.names[n]: n for n in sorted(new)}
-        record = lambda place: stored.saved.record(place, known=True)
-        saved = {
-            stored.saved.names[p]: _alike.kind(record(p).whole) for p in sorted(old)
-        }
+        records = list(map(stored.saved.record, sorted(old)))
+        saved = {record.name: _alike.kind(record.whole) for record in records}
         wanted = {x: _alike.kind(target_of(model, n)) for x, n in self._numbers.items()}
-        self._found = _alike.alike(saved, wanted)
-        self._origins = {y: x for x, y in self._found.names.items()}
+        self._found, self._turned, _ = _alike.alike(saved, wanted)
+        self._origins = {y: x for x, y in self._found.items()}
+        groups: dict[tuple[str, str], dict[int, Record]] = {}
+        for record in records:
+            parts = record.name.split(".")
+            for i, kind in enumerate(record.template.keys):
+                if kind in "sf":
+                    key = ".".join(parts[:i]), ".".join(parts[i + 1 :])
+                    groups.setdefault(key, {})[int(parts[i])] = record
+        # By the name of a sequence, and the name of leaves below each of its items: the
+        # shape of the stack, and their places. And those names by the shape.
+        self._stacks: dict[tuple[str, str], tuple[Shape, list[int]]] = {}
+        self._of_shape: dict[Shape, list[tuple[str, str]]] = {}
+        for key, items in groups.items():
+            shapes = {record.template.logical_shape for record in items.values()}
+            if len(shapes) == 1 and set(items) == set(range(len(items))):
+                shape = (len(items), *shapes.pop())
+                self._stacks[key] = shape, [record.place for record in items.values()]
+                self._of_shape.setdefault(shape, []).append(key)
 
     def twin(self, prefix: str) -> Twin | None:
+        return self._named(prefix) or self._stacked(prefix)
+
+    def _named(self, prefix: str) -> Twin | None:
         """The node that has all leaves below one of the model's, by the same names."""
         names, below = self._model.names, self._model.below[prefix]
         ends = [_names.below(names[n], prefix) for n in below]
@@ -120,7 +139,7 @@ class _Known:
 
     def _node(self, name: str, end: str) -> str | None:
         origin = self._origins.get(name, "")
-        if not origin or origin in self._found.turned:
+        if not origin or origin in self._turned:
             return None
         node = origin.removesuffix(end).removesuffix(".")
         return node if _names.joined(node, end) == origin else None
@@ -128,10 +147,10 @@ class _Known:
     def renamed(self) -> Pair | None:
         """One pair of all of them, with the rules of a rename."""
         found, model, stored = self._found, self._model, self._stored
-        if not found.names:
+        if not found:
             return None
-        a, b = (_common_node(x) for x in (found.names, self._origins))
-        names = {_names.below(x, a): _names.below(y, b) for x, y in found.names.items()}
+        a, b = (_common_node(x) for x in (found, self._origins))
+        names = {_names.below(x, a): _names.below(y, b) for x, y in found.items()}
         here, there = (
             [_names.below(names[n], node) for n in below[node]]
             for names, below, node in (
@@ -143,12 +162,54 @@ class _Known:
         code = _code(model, b)
         if code is None or not rules:
             return None
-        turned = [names[_names.below(x, a)] for x in found.turned]
+        turned = [names[_names.below(x, a)] for x in self._turned]
         first, *rows, _ = _rules.lines(rules, turned)
         first = f"(lambda m: {code}, lambda c: {_saved_code(stored, a)}, {first}"
         numbers = {self._numbers[x] for x in self._origins}
-        places = {stored.saved.places[x] for x in found.names}
+        places = {stored.saved.places[x] for x in found}
         return [first, *rows, "])),"], numbers, places
+
+    def _wanted(self, prefix: str) -> dict[str, tuple[int, ...]]:
+        """The shapes of the leaves below a node of the model."""
+        names, leaves = self._model.names, self._model.flat.leaves
+        numbers = [n for n in self._model.below[prefix] if n in self._new]
+        self.left -= len(numbers)
+        return {
+            _names.below(names[n], prefix): _target.target_of(leaves[n]).shape
+            for n in numbers
+        }
+
+    def _stacked(self, prefix: str) -> Twin | None:
+        """The items of a sequence whose leaves, stacked, have these names and shapes;
+        none if several have that nothing tells apart."""
+        wanted = self._wanted(prefix)
+        found: dict[str, tuple[str, str]] = {}
+        for below, shape in list(wanted.items())[:1]:
+            for above, rest in self._of_shape.get(shape, []):
+                self.left -= len(wanted)
+                ends = f".{rest}".endswith(f".{below}") if below else True
+                if self.left <= 0 or not ends:
+                    continue
+                inner = rest.removesuffix(below).rstrip(".") if below else rest
+                keys = {(above, _names.joined(inner, x)): y for x, y in wanted.items()}
+                if all(self._is_stack(key, y) for key, y in keys.items()):
+                    found[_names.joined(above, "*", inner)] = above, inner
+        name = _only(list(found)[:_MOST_ALIKE], _last(prefix))
+        if name is None:
+            return None
+        above, inner = found[name]
+        items = _saved_code(self._stored, above)
+        if inner:
+            first = _saved_code(self._stored, _names.joined(above, "0"))
+            part = _saved_code(self._stored, _names.joined(above, "0", inner))
+            items = f"[x{part[len(first) :]} for x in {items}]"
+        used = (self._stacks[above, _names.joined(inner, x)] for x in wanted)
+        return f"{items}, ec.adapters.stack()", set().union(*(x for _, x in used))
+
+    def _is_stack(self, key: tuple[str, str], shape: tuple[int, ...]) -> bool:
+        """Whether leaves that are in no pair yet, stacked, have this shape."""
+        there, places = self._stacks.get(key, (None, []))
+        return there == shape and self._old.issuperset(places)
 
 
 def _common_node(names: Iterable[str]) -> str:
@@ -185,75 +246,6 @@ def _children(below: dict[str, list[int]]) -> dict[str, list[str]]:
         if name:
             out.setdefault(name.rpartition(".")[0], []).append(name)
     return out
-
-
-class _Stacks:
-    """Leaves of the checkpoint that, stacked, may stand for nodes of the model."""
-
-    def __init__(self, model: Model, stored: StoredSide, new: set[int], old: set[int]):
-        self.left = _MAX_STEPS
-        self._model, self._stored = model, stored
-        self._new, self._old = new, old
-        groups: dict[tuple[str, str], dict[int, Record]] = {}
-        for place in sorted(old):
-            record = stored.saved.record(place)
-            parts = record.name.split(".")
-            for i, kind in enumerate(record.template.keys):
-                if kind in "sf":
-                    key = ".".join(parts[:i]), ".".join(parts[i + 1 :])
-                    groups.setdefault(key, {})[int(parts[i])] = record
-        # By the name of a sequence, and the name of leaves below each of its items: the
-        # shape of the stack, and their places. And those names by the shape.
-        self._stacks: dict[tuple[str, str], tuple[Shape, list[int]]] = {}
-        self._of_shape: dict[Shape, list[tuple[str, str]]] = {}
-        for key, items in groups.items():
-            shapes = {record.template.logical_shape for record in items.values()}
-            if len(shapes) == 1 and set(items) == set(range(len(items))):
-                shape = (len(items), *shapes.pop())
-                self._stacks[key] = shape, [record.place for record in items.values()]
-                self._of_shape.setdefault(shape, []).append(key)
-
-    def _wanted(self, prefix: str) -> dict[str, tuple[int, ...]]:
-        """The shapes of the leaves below a node of the model."""
-        names, leaves = self._model.names, self._model.flat.leaves
-        numbers = [n for n in self._model.below[prefix] if n in self._new]
-        self.left -= len(numbers)
-        return {
-            _names.below(names[n], prefix): _target.target_of(leaves[n]).shape
-            for n in numbers
-        }
-
-    def stacked(self, prefix: str) -> Twin | None:
-        """The items of a sequence whose leaves, stacked, have these names and shapes;
-        none if several have that nothing tells apart."""
-        wanted = self._wanted(prefix)
-        found: dict[str, tuple[str, str]] = {}
-        for below, shape in list(wanted.items())[:1]:
-            for above, rest in self._of_shape.get(shape, []):
-                self.left -= len(wanted)
-                ends = f".{rest}".endswith(f".{below}") if below else True
-                if self.left <= 0 or not ends:
-                    continue
-                inner = rest.removesuffix(below).rstrip(".") if below else rest
-                keys = {(above, _names.joined(inner, x)): y for x, y in wanted.items()}
-                if all(self._is_stack(key, y) for key, y in keys.items()):
-                    found[_names.joined(above, "*", inner)] = above, inner
-        name = _only(list(found)[:_MOST_ALIKE], _last(prefix))
-        if name is None:
-            return None
-        above, inner = found[name]
-        items = _saved_code(self._stored, above)
-        if inner:
-            first = _saved_code(self._stored, _names.joined(above, "0"))
-            part = _saved_code(self._stored, _names.joined(above, "0", inner))
-            items = f"[x{part[len(first) :]} for x in {items}]"
-        used = (self._stacks[above, _names.joined(inner, x)] for x in wanted)
-        return f"{items}, ec.adapters.stack()", set().union(*(x for _, x in used))
-
-    def _is_stack(self, key: tuple[str, str], shape: tuple[int, ...]) -> bool:
-        """Whether leaves that are in no pair yet, stacked, have this shape."""
-        there, places = self._stacks.get(key, (None, []))
-        return there == shape and self._old.issuperset(places)
 
 
 def _only(names: list[str], last: str) -> str | None:

@@ -29,6 +29,8 @@ Sharding = (
 _DICTS = "dict", "ordered", "default"
 
 
+# The methods of kinds that are made alike; that of another kind has its name.
+_WAYS = {"leaf of": "_leaf_of", "module": "_object", "dataclass": "_object"}
 # In the place of a class that is not known.
 _NO_CLASS = type(None)
 
@@ -132,7 +134,7 @@ class Builder:
             return self._given(row, name)
         if kind == "value":
             return self._exact(rest[0], name, owner)
-        return getattr(self, "_" + kind.replace(" ", "_"))(row, name)
+        return getattr(self, _WAYS.get(kind, f"_{kind}"))(row, name)
 
     def _is_given(self, name: str) -> bool:
         """Whether `replace` has a value of this name. That of the tree is `%root`."""
@@ -278,15 +280,10 @@ class Builder:
             return self._differs(row, name, cls, list(getattr(cls, "_fields", [])))
         return tuple.__new__(cls, self._rows(row, name))
 
-    def _module(self, row: int, name: str) -> Any:
-        return self._object(row, name, eqx.Module)
-
-    def _dataclass(self, row: int, name: str) -> Any:
-        return self._object(row, name, object)
-
-    def _object(self, row: int, name: str, base: type) -> Any:
-        _, _, number, encoded = self._structure.nodes[row]
+    def _object(self, row: int, name: str) -> Any:
+        kind, _, number, encoded = self._structure.nodes[row]
         module, qualified, dynamic, static, unset = self._structure.types[number]
+        base = eqx.Module if kind == "module" else object
         cls = self._class([module, qualified], name, base)
         if cls is None:
             # All that is lacking is to be in one error.
@@ -294,7 +291,7 @@ class Builder:
             for part, x in zip(static, encoded, strict=True):
                 self._exact(x, _joined(name, _names.quote(part)), _NO_CLASS)
             return None
-        here = _fields_of(cls, base is eqx.Module)
+        here = _fields_of(cls, kind == "module")
         if here is None or not _is_fit(here, dynamic, static):
             return self._differs(row, name, cls, list(here or ()))
         values = dict(zip(dynamic, self._rows(row, name, cls), strict=True))

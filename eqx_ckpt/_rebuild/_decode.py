@@ -4,7 +4,7 @@ import dataclasses
 import enum
 import functools as ft
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -112,8 +112,8 @@ def _name(x: list[Any], below: Below, resolver: Any) -> Any:
     return resolver.find(_parsed(x))
 
 
-def _parsed(x: Sequence[Any]) -> Name:
-    name = _named.parse(list(x))
+def _parsed(x: list[Any]) -> Name:
+    name = _named.parse(x)
     if name is None:
         raise Malformed("no name")
     return name
@@ -129,19 +129,18 @@ def _partial(x: list[Any], below: Below, resolver: Any) -> Any:
 
 def _enum(x: list[Any], below: Below, resolver: Any) -> Any:
     module, qualified, member = x
-    cls = resolver.find(_parsed((module, qualified)))
+    cls = resolver.find(_parsed([module, qualified]))
     if not isinstance(cls, type):
         return None
     if not issubclass(cls, enum.Enum) or member not in cls.__members__:
-        return resolver.unknown(
-            f"`{member}` of `{qualified}`, which has no such member"
-        )
+        text = f"`{member}` of `{qualified}`, which has no such member"
+        return resolver.unknown(text)
     return cls.__members__[member]
 
 
 def _namedtuple(x: list[Any], below: Below, resolver: Any) -> Any:
     module, qualified, items = x
-    cls, values = resolver.find(_parsed((module, qualified))), below(items)
+    cls, values = resolver.find(_parsed([module, qualified])), below(items)
     if not isinstance(cls, type):
         return None
     if not _seen.is_namedtuple(cls) or len(cls._fields) != len(values):  # pyright: ignore
@@ -151,7 +150,7 @@ def _namedtuple(x: list[Any], below: Below, resolver: Any) -> Any:
 
 def _object(x: list[Any], below: Below, resolver: Any) -> Any:
     module, qualified, items = x
-    cls = resolver.find(_parsed((module, qualified)))
+    cls = resolver.find(_parsed([module, qualified]))
     values = {name: below(item) for name, item in items}
     if not isinstance(cls, type):
         return None

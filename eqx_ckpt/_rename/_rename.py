@@ -3,19 +3,15 @@
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from .._load import _open
 from .._tree import _nearest
 
 
-class RenameRule(NamedTuple):
-    """Names in which the `pattern` is found get the `replacement`, if there is one. The
-    `adapter`, of a [`graft`][], is for the leaves that have them."""
-
-    pattern: re.Pattern[str]
-    replacement: str | None
-    adapter: Callable[..., Any] | None
+# A pattern; what replaces it in the names in which it is found, if anything does; and
+# the adapter, of a `graft`, for the leaves that have such names, if there is one.
+RenameRule = tuple[re.Pattern[str], str | None, Callable[..., Any] | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +26,7 @@ class Rename:
 
     @property
     def has_adapters(self) -> bool:
-        return any(rule.adapter for rule in self.all_rules) or bool(self.adapters)
+        return any(adapter for _, _, adapter in self.all_rules) or bool(self.adapters)
 
     @property
     def all_rules(self) -> tuple[RenameRule, ...]:
@@ -143,7 +139,7 @@ def _rule(rule: Any) -> RenameRule:
         adapter = rest.pop(0) if rest and callable(rest[0]) else None
         if isinstance(pattern, str) and not rest:
             try:
-                return RenameRule(re.compile(pattern), replacement, adapter)
+                return re.compile(pattern), replacement, adapter
             except re.error as e:
                 raise ValueError(f"The pattern {pattern!r} is no regex: {e}.") from None
     raise TypeError(
@@ -154,8 +150,8 @@ def _rule(rule: Any) -> RenameRule:
 
 def unused(how: Rename, used: set[int]) -> list[str]:
     """The patterns of the rules that are not among the `used` ones."""
-    patterns = enumerate(rule.pattern.pattern for rule in how.all_rules)
-    return [repr(text) for number, text in patterns if number not in used]
+    rules = enumerate(how.all_rules)
+    return [repr(x.pattern) for number, (x, _, _) in rules if number not in used]
 
 
 def inverted(names: Iterable[tuple[str, str]]) -> dict[str, str]:

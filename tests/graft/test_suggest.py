@@ -195,8 +195,8 @@ def _suggested(saved, wanted):
     rules = ec.rename([*map(tuple, data["rules"])]).all_rules
     applied = {x: x for x in saved}
     for x in applied:
-        for rule in rules:
-            applied[x] = rule.pattern.sub(rule.replacement, applied[x])
+        for pattern, replacement, _ in rules:
+            applied[x] = pattern.sub(replacement, applied[x])
     assert len({*applied.values()}) == len(applied)
     assert {x: applied[x] for x in names} == names
     for x, y in names.items():
