@@ -62,12 +62,8 @@ class Diff:
         return any(map(bool, parts))
 
     def _counts(self) -> str:
-        counts = {
-            "added": len(self.added),
-            "removed": len(self.removed),
-            "changed": len(self.changed),
-        }
-        some = [f"{n} {what}" for what, n in counts.items() if n]
+        rows = {"added": self.added, "removed": self.removed, "changed": self.changed}
+        some = [f"{len(x)} {what}" for what, x in rows.items() if x]
         return ", ".join([*some, f"{self.same} the same"])
 
     def _rows(self) -> dict[str, list[tuple[str, str]]]:

@@ -16,15 +16,7 @@ from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
 from .._load._load_options import LoadOptions
 from .._runtime import _progress
-from .._tree import (
-    _filters,
-    _flatten,
-    _host_copy,
-    _leaf,
-    _register,
-    _states,
-    _static,
-)
+from .._tree import _filters, _flatten, _host_copy, _leaf, _register, _states, _static
 from .._tree._flatten import Flat
 from .._tree._states import Entry
 from .._tree._target import Target

@@ -153,10 +153,7 @@ def _lazily(
         blockwise=not method.whole,
         prepare=ft.partial(_methods.look, *given) if method.look else None,
     )
-    target = _target.target_of(like)
-    if target.codec is not None:
-        target = target._replace(codec=None)
-    return Computed(formula, None, target)
+    return Computed(formula, None, _target.target_of(like)._replace(codec=None))
 
 
 def _part(leaf: Leaf) -> LazyArray | np.ndarray:

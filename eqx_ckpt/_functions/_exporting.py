@@ -26,14 +26,7 @@ from .._save._options import Functions
 from .._save._payload import PlannedFunctions, PlannedLeaf
 from .._tree import _folding, _identity
 from .._tree._flatten import Flat
-from . import (
-    _index_functions,
-    _jaxpr,
-    _keep_functions,
-    _signature,
-    _traced,
-    _tracing,
-)
+from . import _index_functions, _jaxpr, _keep_functions, _signature, _traced, _tracing
 from ._function import Unexported
 from ._stored_function import Function
 from ._tracing import SavedTree
@@ -116,16 +109,8 @@ def _likeness(tree: SavedTree) -> Any:
     """
     flat = tree.flat
     arrays = tuple(
-        (
-            i,
-            tree.name(i),
-            x.shape,
-            x.dtype,
-            _tracing.is_weak(x),
-            tree.stored_dtype(i),
-        )
-        for i in tree.arrays
-        for x in (flat.leaves[i],)
+        (i, tree.name(i), x.shape, x.dtype, _tracing.is_weak(x), tree.stored_dtype(i))
+        for i, x in ((i, flat.leaves[i]) for i in tree.arrays)
     )
     known = {*tree.arrays, *tree.stored}
     # A function may look at the type of a number that it does not use.

@@ -109,11 +109,7 @@ class Function:
 
     @_arguments.checked()
     def read(
-        self,
-        *,
-        sharding: Any = None,
-        verify: bool = True,
-        max_bytes: int | None = None,
+        self, *, sharding: Any = None, verify: bool = True, max_bytes: int | None = None
     ) -> dict[str, jax.Array]:
         """Reads the leaves that it uses.
 
@@ -140,7 +136,7 @@ class Function:
         return lazy if chosen is None else lazy.update(sharding=chosen)
 
     def __call__(self, *args: Any) -> Any:
-        given = _fitted(self._what, self._takes, self.args, args)
+        given = self._fitted(args)
         call, weights = self._call, self._weights
         try:
             return call(weights, *given)
@@ -153,6 +149,30 @@ class Function:
         except ValueError as e:
             e.add_note(f"{self._what} takes {self._takes}.")
             raise
+
+    def _fitted(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Arguments as arrays of the signature: of its dtypes, ranks and fixed
+        dimensions. JAX solves for symbolic ones.
+
+        **Raises:** `TypeError` for others than it takes.
+        """
+        nest = _signature.nest(args, "The argument")
+
+        def refused(where: str = "") -> TypeError:
+            given = f"{_short(nest)}{where}"
+            return TypeError(
+                f"{self._what} takes {self._takes}, and was given {given}."
+            )
+
+        structs, structure = jtu.tree_flatten(self.args)
+        given, own = jtu.tree_flatten(nest)
+        if own != structure:
+            raise refused()
+        out = [_converted(x, struct.dtype) for x, struct in zip(given, structs)]
+        for x, struct in zip(out, structs):
+            if not _fits(x, struct):
+                raise refused(f": there is {_short(x)} for {_short(struct)}")
+        return jtu.tree_unflatten(structure, out)
 
     @ft.cached_property
     def _weights(self) -> dict[str, jax.Array]:
@@ -213,24 +233,25 @@ class Function:
     def _what(self) -> str:
         return f"The function `{_text.escape(self.name)}`"
 
+    @property
+    def _where(self) -> str:
+        return f"{self._what} of the checkpoint at `{self._source.root}`"
+
     def _bad(self, why: str) -> DamagedError:
-        name, path = _text.escape(self.name), self._source.root
+        why = _text.escape(_text.bounded(why, 1000))
         return DamagedError(
-            f"The function `{name}` of the checkpoint at `{path}` cannot be run: "
-            f"{_text.escape(_text.bounded(why, 1000))}. The leaves are not affected."
+            f"{self._where} cannot be run: {why}. The leaves are not affected."
         )
 
     def _unreadable(self, error: Exception) -> ValueError:
         # Its digest is right: it is what was written.
-        name, path = _text.escape(self.name), self._source.root
         by = _text.escape(_text.bounded(self._stored.versions.get("jax", "?"), 20))
         why = _text.escape(_text.bounded(f"{type(error).__name__}: {error}", 1000))
         return ValueError(
-            f"The function `{name}` of the checkpoint at `{path}` cannot be read by "
-            f"JAX {jax.__version__}, as JAX {by} has written it ({why}). JAX reads "
-            "functions of releases up to 6 months older than itself. Run it with such "
-            "a release, or load the tree with its class, and save it again. The leaves "
-            "are not affected."
+            f"{self._where} cannot be read by JAX {jax.__version__}, as JAX {by} has "
+            f"written it ({why}). JAX reads functions of releases up to 6 months older "
+            "than itself. Run it with such a release, or load the tree with its class, "
+            "and save it again. The leaves are not affected."
         )
 
     # ---- As a value.
@@ -275,32 +296,12 @@ def _unpickle(root: Backend, save: str, name: str) -> Function:
     return Function(_open.reopen(root, save), name)
 
 
-def _fitted(what: str, takes: str, wanted: Any, args: tuple[Any, ...]) -> Any:
-    """Arguments as arrays of a signature: of its dtypes, ranks and fixed dimensions.
-    JAX solves for symbolic ones.
-
-    **Raises:** `TypeError` for others than it takes.
-    """
-    nest = _signature.nest(args, "The argument")
-    structs, structure = jtu.tree_flatten(wanted)
-    given, own = jtu.tree_flatten(nest)
-    if own != structure:
-        raise TypeError(f"{what} takes {takes}, and was given {_short(nest)}.")
-    out = [_converted(x, struct.dtype) for x, struct in zip(given, structs)]
-    for x, struct in zip(out, structs):
-        if (
-            x.dtype != struct.dtype
-            or len(x.shape) != len(struct.shape)
-            or any(
-                not jax.export.is_symbolic_dim(m) and m != n
-                for m, n in zip(struct.shape, x.shape)
-            )
-        ):
-            raise TypeError(
-                f"{what} takes {takes}, and was given {_short(nest)}: there is "
-                f"{_short(x)} for {_short(struct)}."
-            )
-    return jtu.tree_unflatten(structure, out)
+def _fits(x: jax.Array, struct: jax.ShapeDtypeStruct) -> bool:
+    """Whether an array has the dtype, the rank and the fixed dimensions of a struct."""
+    if x.dtype != struct.dtype or len(x.shape) != len(struct.shape):
+        return False
+    dimensions = zip(struct.shape, x.shape)
+    return all(jax.export.is_symbolic_dim(m) or m == n for m, n in dimensions)
 
 
 def _refused(exported: jax.export.Exported, order: int) -> str | None:

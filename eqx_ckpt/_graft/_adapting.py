@@ -234,10 +234,7 @@ def _hint(saved: tuple[int, ...], wanted: tuple[int, ...], what: str) -> str:
 
 
 def tied(
-    model: Model,
-    stored: StoredSide,
-    placed: list[Placed],
-    problems: Problems,
+    model: Model, stored: StoredSide, placed: list[Placed], problems: Problems
 ) -> dict[int, int]:
     objects: dict[int, list[int]] = {}
     for number, leaf in enumerate(model.flat.leaves):

@@ -13,14 +13,7 @@ from jaxtyping import PyTree
 
 from .._format._leaves import Leaves
 from .._functions._computed import Formula
-from .._load import (
-    _checkpoint,
-    _deserialise,
-    _fetch,
-    _lazy,
-    _load_options,
-    _open,
-)
+from .._load import _checkpoint, _deserialise, _fetch, _lazy, _load_options, _open
 from .._load._checkpoint import Checkpoint
 from .._load._fetch import LeafRead
 from .._load._lazy import LazyArray

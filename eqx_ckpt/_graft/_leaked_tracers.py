@@ -25,18 +25,15 @@ def check(tree: PyTree) -> None:
         if tracer is not None:
             name = _names.name_of(path)[0]
             shape = _folding.short_array(str(tracer.dtype), tracer.shape)
+            what = "a function" if callable(value) else f"a `{type(value).__name__}`"
             raise ValueError(
-                f"`{name}` is {_what(value)}, which holds an array of {shape} that is "
+                f"`{name}` is {what}, which holds an array of {shape} that is "
                 "no leaf of the tree. The function that makes the tree is traced here, "
                 "so that this array has no value, and none can be loaded into it: it "
                 "has no name. Call that function yourself and load into what it "
                 "returns, with `ec.tree_deserialise_leaves`; or keep the array in a "
                 "field that is a leaf."
             )
-
-
-def _what(value: Any) -> str:
-    return "a function" if callable(value) else f"a `{type(value).__name__}`"
 
 
 def _not_arrays(tree: PyTree) -> Iterator[tuple[tuple, Any]]:

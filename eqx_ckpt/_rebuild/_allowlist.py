@@ -35,9 +35,10 @@ def finder(known: Any) -> Callable[[Name], list[Any]]:
             )
 
     def find(name: Name) -> list[Any]:
-        direct = _distinct(_among(objects, name))
-        every = _distinct([*direct, *_within(modules, name)])
-        found = [x for x in every if _is_alike(x, name)] or direct
+        direct = list(_among(objects, name))
+        every = [(x, _named.own(x)) for x in [*direct, *_within(modules, name)]]
+        alike = [x for x, own in every if own is not None and own.is_alike(name)]
+        found = list({id(x): x for x in alike or direct}.values())
         same = [x for x in found if _named.own(x) == name]
         return same if same and len(found) > 1 else found
 
@@ -51,15 +52,6 @@ def _submodules(module: types.ModuleType) -> list[types.ModuleType]:
     below = module.__name__ + "."
     some = [x for name, x in list(sys.modules.items()) if name.startswith(below)]
     return [module, *(x for x in some if isinstance(x, types.ModuleType))]
-
-
-def _is_alike(x: Any, name: Name) -> bool:
-    own = _named.own(x)
-    return own is not None and own.is_alike(name)
-
-
-def _distinct(found: Iterable[Any]) -> list[Any]:
-    return list({id(x): x for x in found}.values())
 
 
 def _among(known: Sequence[Any], name: Name) -> Iterator[Any]:

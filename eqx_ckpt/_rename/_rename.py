@@ -80,9 +80,7 @@ class Rename:
         return Rename(known)
 
 
-def rename(
-    rules: Callable[[str], str] | Sequence[tuple],
-) -> Rename:
+def rename(rules: Callable[[str], str] | Sequence[tuple]) -> Rename:
     """From the names of leaves in a checkpoint to those in a tree: for the `rename=` of
     a load, and for a pair of [`graft`][].
 

@@ -300,10 +300,7 @@ def rows(fill: Any = None) -> Adapter:
                 f"{list(new)}"
             ) from None
         return _deferred.later(
-            [saved],
-            lambda arrays: np.concatenate([arrays[0], new_rows]),
-            wanted,
-            dtype,
+            [saved], lambda arrays: np.concatenate([arrays[0], new_rows]), wanted, dtype
         )
 
     shown = "" if fill is None else f"fill={_shown(fill)}"

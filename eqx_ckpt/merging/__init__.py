@@ -35,9 +35,7 @@ Numbers = Number | Mapping[str, Any] | Sequence[Any]
 Normalize = Literal["count", "weights"] | None
 
 
-def average(
-    weights: Sequence[Numbers] | Mapping[str, Any] | None = None,
-) -> Method:
+def average(weights: Sequence[Numbers] | Mapping[str, Any] | None = None) -> Method:
     """The mean of each element, as in model soups (Wortsman et al.,
     [arXiv:2203.05482](https://arxiv.org/abs/2203.05482)): `Σ wᵢ treeᵢ / Σ wᵢ`.
 
