@@ -17,7 +17,7 @@ from .._tree._target import Target
 from ..adapters import _deferred, Adapter
 from ..adapters._deferred import Lazy
 from . import _nested
-from ._matching import Job
+from ._matching import Job, Matching
 from ._nested import Nested
 from ._pairs import Step
 from ._sides import Model, SavedLeaf, StoredSide, target_of
@@ -233,9 +233,9 @@ def _hint(saved: tuple[int, ...], wanted: tuple[int, ...], what: str) -> str:
 # ---- Leaves that are one object in the model.
 
 
-def tied(
-    model: Model, stored: StoredSide, placed: list[Placed], problems: Problems
-) -> dict[int, int]:
+def tied(matching: Matching, placed: list[Placed]) -> dict[int, int]:
+    """From each other leaf that is one object with an earlier one to the first."""
+    model, stored = matching.model, matching.stored
     objects: dict[int, list[int]] = {}
     for number, leaf in enumerate(model.flat.leaves):
         if _leaf.is_shared(leaf) or isinstance(leaf, jax.ShapeDtypeStruct):
@@ -255,7 +255,9 @@ def tied(
             x = by_number.get(n)
             text = "fresh" if x is None else f"from {', '.join(x.job.sources)}"
             others = ", ".join(model.names[m] for m in numbers if m != n)
-            problems.add("tied", model.names[n], f"{text}; one array with {others}")
+            matching.problems.add(
+                "tied", model.names[n], f"{text}; one array with {others}"
+            )
     return again
 
 

@@ -13,11 +13,10 @@ from .._format._leaves import Statics
 from .._format._template import Template
 from .._load._lazy import LazyArray
 from .._tree import _folding, _leaf, _register, _static, _target
-from .._tree._folding import Problems
 from .._tree._static import Static
 from . import _adapting, _nested, _pairs, _suggest
 from ._adapting import Placed
-from ._matching import Job, Matching, Scalar
+from ._matching import Job, Matching
 from ._report import Difference
 from ._sides import Model, SavedLeaf, StoredSide
 
@@ -57,18 +56,17 @@ def plan(
         placed += {x.number: x for x in some}.values()
     if not can_init:
         _find_abstract(matching)
-    undeclared = matching.undeclared()
-    _check(problems, model, stored, undeclared)
-    if inside := matching.scalars:
-        differences += _compare_scalars(inside, scalars, read_scalars, model, problems)
-    _check(problems, model, stored)
+    _check(matching, *matching.undeclared())
+    if matching.scalars:
+        differences += _compare_scalars(matching, scalars, read_scalars)
+    _check(matching)
     # Functions of the user's come last, when all that is known without them is right:
     # they may read.
     for job in matching.jobs:
         if job.own:
             placed += _adapting.place(job, model, cast, problems)
-    again = _adapting.tied(model, stored, placed, problems)
-    _check(problems, model, stored)
+    again = _adapting.tied(matching, placed)
+    _check(matching)
     return matching, placed, again, differences
 
 
@@ -161,14 +159,11 @@ def _node_pairs(matching: Matching, own: Statics) -> Iterator[tuple[str, str]]:
 
 
 def _compare_scalars(
-    scalars: Sequence[Scalar],
-    what: str,
-    read: Callable[[Sequence[LazyArray]], list[Any]],
-    model: Model,
-    problems: Problems,
+    matching: Matching, what: str, read: Callable[[Sequence[LazyArray]], list[Any]]
 ) -> list[Difference]:
     """Those that differ and that the model keeps. Others that differ are problems: of
     one that is loaded, several that were saved."""
+    model, problems, scalars = matching.model, matching.problems, matching.scalars
     if what == "load":  # One that is made of several, as by `stack`.
         counts = collections.Counter(number for number, _ in scalars)
         scalars = [x for x in scalars if counts[x[0]] > 1]
@@ -234,13 +229,11 @@ _titles = {
 
 
 def _check(
-    problems: Problems,
-    model: Model,
-    stored: StoredSide,
-    undeclared: tuple[list[int], list[int]] = ([], []),
+    matching: Matching, new: Sequence[int] = (), old: Sequence[int] = ()
 ) -> None:
     """**Raises:** one `RuntimeError` that lists the problems, if there are any, with
-    code to paste for leaves that are in no pair."""
+    code to paste for leaves that are in no pair, of both sides."""
+    model, stored, problems = matching.model, matching.stored, matching.problems
     if not problems.rows:
         return
     lines = [
@@ -250,8 +243,8 @@ def _check(
     static = _static.how_to_pass(problems.names("static"))
     titles = {kind: x.replace("{static}", static) for kind, x in _titles.items()}
     lines += _folding.sections(problems.rows, titles)
-    dotted = [stored.saved.names[p] for p in undeclared[1]]
-    dotted = [name for name in dotted if "%2E" in name]
+    names = (stored.saved.names[p] for p in old)
+    dotted = [name for name in names if "%2E" in name]
     if dotted:
         lines.append(
             f"  Keys of the checkpoint have dots in them (`{dotted[0]}`). Save "
@@ -263,5 +256,5 @@ def _check(
             '    scalars="load",  # the saved values',
             '    scalars="keep",  # those of the model',
         ]
-    lines += _suggest.lines(model, stored, *undeclared)
+    lines += _suggest.lines(model, stored, new, old)
     raise RuntimeError(_text.message(lines))

@@ -35,7 +35,7 @@ Pair = tuple[list[str], set[int], set[int]]
 
 
 def lines(
-    model: Model, stored: StoredSide, numbers: list[int], places: list[int]
+    model: Model, stored: StoredSide, numbers: Sequence[int], places: Sequence[int]
 ) -> list[str]:
     """Pairs for undeclared leaves that fit by names and shapes; `fresh` and `drop` for
     the rest of them."""
