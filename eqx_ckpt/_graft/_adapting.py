@@ -20,7 +20,7 @@ from . import _nested
 from ._matching import Job, Matching
 from ._nested import Nested
 from ._pairs import Step
-from ._sides import Model, SavedLeaf, StoredSide, target_of
+from ._sides import Model, StoredSide, target_of
 
 
 class Placed(NamedTuple):
@@ -42,11 +42,9 @@ def place(job: Job, model: Model, cast: bool, problems: Problems) -> list[Placed
     try:
         if job.adapters:
             for x in job.all_saved:
-                _check_array(x.lazy)
+                _check_array(x)
         likes = _nested.mapped(model.flat.leaves.__getitem__, job.numbers)
-        lazies = _nested.mapped(lambda saved: saved.lazy, job.saved)
-        of_rules = [saved.adapters for saved in job.all_saved]
-        results = _nested.flat(_run(job.steps, lazies, likes, of_rules))
+        results = _nested.flat(_run(job.steps, job.saved, likes, job.of_rules))
     except RuntimeError:
         raise  # Of a read: damage is damage.
     except Exception as e:
@@ -67,7 +65,7 @@ def _run(
     steps: Sequence[Step],
     value: Nested,
     likes: Nested,
-    of_rules: list[tuple[Adapter, ...]],
+    of_rules: Sequence[tuple[Adapter, ...]],
 ) -> Nested:
     """`of_rules`: the adapters that the rules of a rename have, for each of the values;
     once those are not as many any more, for all of them those of the first."""
@@ -150,8 +148,8 @@ def _check_array(lazy: LazyArray) -> None:
         raise TypeError(f"does not take a {kind}")
 
 
-def _all(saved: Sequence[SavedLeaf]) -> str:
-    return ", ".join(dict.fromkeys(_shown(x.lazy) for x in saved))
+def _all(saved: Sequence[LazyArray]) -> str:
+    return ", ".join(dict.fromkeys(map(_shown, saved)))
 
 
 def _shown(lazy: LazyArray) -> str:
@@ -187,7 +185,7 @@ def _fit(
     misfit = _target.misfit(template, target)
     if misfit is not None:
         (what, hint), text = misfit, f"saved {_all(job.all_saved)}"
-        if any(made is x.lazy for x in job.all_saved):
+        if any(made is x for x in job.all_saved):
             hint = hint or _hint(template.shape, target.shape, what)
         else:
             text += f", made {_leaf.show(template)} by {job.how or 'the view'}"
@@ -203,7 +201,7 @@ def _fit(
 
 def _check_source(made: Any, job: Job) -> None:
     for part in _deferred.parts_of(made) if isinstance(made, Lazy) else []:
-        if part._source is not job.all_saved[0].lazy._source:
+        if part._source is not job.all_saved[0]._source:
             raise ValueError(
                 f"`{part.name}` is of another checkpoint, `{part._source.root}`. Read "
                 "it in the function, or graft twice."

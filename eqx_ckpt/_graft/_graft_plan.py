@@ -18,7 +18,7 @@ from . import _adapting, _nested, _pairs, _suggest
 from ._adapting import Placed
 from ._matching import Job, Matching
 from ._report import Difference
-from ._sides import Model, SavedLeaf, StoredSide
+from ._sides import Model, StoredSide
 
 
 def plan(
@@ -51,7 +51,7 @@ def plan(
             placed += _adapting.place(job, model, cast, problems)
     differences = _compare_statics(matching, static)
     if scalars == "load":
-        jobs = [Job("", number, SavedLeaf(x), ()) for number, x in matching.scalars]
+        jobs = [Job("", number, x) for number, x in matching.scalars]
         some = [x for job in jobs for x in _adapting.place(job, model, False, problems)]
         placed += {x.number: x for x in some}.values()
     if not can_init:
@@ -81,7 +81,7 @@ def _match(
     out = [] if drop is None else _nested.flat(stored.nodes(drop, "drop"))
     matching = Matching(model, stored, parsed)
     matching.fresh = {n: a.name for a in new for n in a.leaves.values()}
-    matching.dropped = {x.place: b.name for b in out for x in b.leaves.values()}
+    matching.dropped = {x._record.place: b.name for b in out for x in b.leaves.values()}
     matching.find()
     return matching
 
@@ -148,7 +148,7 @@ def _node_pairs(matching: Matching, own: Statics) -> Iterator[tuple[str, str]]:
         for number in job.all_numbers:
             for saved in job.all_saved:
                 here = matching.model.names[number]
-                for name, origin in _names.node_pairs(here, saved.lazy.name):
+                for name, origin in _names.node_pairs(here, saved.name):
                     if root(name) is None:
                         break
                     if name in own.of:

@@ -3,6 +3,8 @@ name."""
 
 import collections
 import functools as ft
+import itertools as it
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from .._format import _names
@@ -13,24 +15,26 @@ from ..adapters import Adapter
 from . import _nested, _pairs
 from ._nested import Nested
 from ._pairs import Group, NodePair, Steps
-from ._sides import Model, SavedLeaf, SideNode, StoredSide, target_of
+from ._sides import Model, SideNode, StoredSide, target_of
 
 
 class Job(NamedTuple):
     """Leaves of the model, by number, those of the checkpoint that they are made of,
-    and how. Both are in the lists that their nodes are in."""
+    and how. Both are in the lists that their nodes are in. `of_rules` are the adapters
+    that a rename has for each of the latter."""
 
     label: str
     numbers: Nested
     saved: Nested
-    steps: Steps
+    steps: Steps = ()
+    of_rules: Sequence[tuple[Adapter, ...]] = ()
 
     @property
     def all_numbers(self) -> list[int]:
         return _nested.flat(self.numbers)
 
     @property
-    def all_saved(self) -> list[SavedLeaf]:
+    def all_saved(self) -> list[LazyArray]:
         return _nested.flat(self.saved)
 
     @property
@@ -41,7 +45,7 @@ class Job(NamedTuple):
             if isinstance(step, Adapter):
                 out.append(step)
             else:
-                out += (a for saved in self.all_saved for a in saved.adapters)
+                out += it.chain.from_iterable(self.of_rules)
         return out
 
     @property
@@ -51,7 +55,7 @@ class Job(NamedTuple):
     @property
     def sources(self) -> tuple[str, ...]:
         """The names of the leaves of the checkpoint."""
-        return tuple(x.lazy.name for x in self.all_saved)
+        return tuple(x.name for x in self.all_saved)
 
     @property
     def own(self) -> bool:
@@ -97,7 +101,7 @@ class Matching:
                     {
                         k: x
                         for k, x in node.leaves.items()
-                        if x.place not in self.dropped
+                        if x._record.place not in self.dropped
                     }
                     for node in group.rights
                 ]
@@ -139,13 +143,13 @@ class Matching:
         group: Group,
         name: str,
         numbers: list[int | None],
-        saved: list[SavedLeaf | None],
+        saved: list[LazyArray | None],
     ) -> None:
         model, problems = self.model, self.problems
         whole_numbers = [n for n in numbers if n is not None]
         whole_saved = [x for x in saved if x is not None]
         for x in whole_saved:
-            self.used.setdefault(x.place, pair.label)
+            self.used.setdefault(x._record.place, pair.label)
         overlaps = [n for n in whole_numbers if n in self.covered]
         for n in overlaps:
             text = f"in {self.covered[n]} and in {pair.label}"
@@ -160,18 +164,20 @@ class Matching:
         scalar = not any(model.is_array(n) for n in whole_numbers)
         if scalar and any(node.leaves.keys() != {""} for node in group.lefts):
             for n in whole_numbers:
-                self.scalars += [(n, x.lazy) for x in whole_saved]
+                self.scalars += [(n, x) for x in whole_saved]
             return
         all_numbers = _nested.filled(group.left, iter(whole_numbers))
         all_saved = _nested.filled(group.right, iter(whole_saved))
-        self.jobs.append(Job(pair.label, all_numbers, all_saved, pair.steps))
+        of_rules = [node.adapters.get(name, ()) for node in group.rights]
+        job = Job(pair.label, all_numbers, all_saved, pair.steps, of_rules)
+        self.jobs.append(job)
 
     def _incomplete(
         self,
         group: Group,
         name: str,
         numbers: list[int | None],
-        saved: list[SavedLeaf | None],
+        saved: list[LazyArray | None],
     ) -> None:
         for side, nodes, leaves in (
             ("model", group.lefts, numbers),
@@ -236,7 +242,7 @@ class Matching:
                     continue
                 full = _names.joined(left.name, name)
                 out[full.rpartition(".")[0]] |= set()
-                for a, b in _names.node_pairs(full, right.leaves[name].lazy.name):
+                for a, b in _names.node_pairs(full, right.leaves[name].name):
                     out[a].add(b)
         return dict(out)
 
@@ -248,7 +254,7 @@ class Matching:
 
         left, right = pair.lefts, pair.rights
         text = f"in the model {some(left)}; in the checkpoint {some(right)}"
-        places = {x.place for node in right for x in node.leaves.values()}
+        places = {x._record.place for node in right for x in node.leaves.values()}
         if all(n in self.fresh for node in left for n in node.leaves.values()):
             text += ". All of it is in `fresh` as well"
         elif places <= self.dropped.keys():
@@ -274,7 +280,7 @@ class Matching:
             if place not in self.used and place not in self.dropped
         ]
         new = {
-            x.place
+            x._record.place
             for a, b in self._twins
             for name, x in b.leaves.items()
             if a.leaves.get(name) in self.fresh

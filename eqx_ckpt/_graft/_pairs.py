@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from .._load._lazy import LazyArray
 from .._rename import _rename
 from .._rename._rename import Rename
 from .._tree import _select
 from ..adapters import _deferred, Adapter
 from . import _nested
 from ._nested import Nested
-from ._sides import Model, said, SavedLeaf, SideNode, StoredSide
+from ._sides import Model, said, SideNode, StoredSide
 
 
 class Group(NamedTuple):
@@ -29,7 +30,7 @@ class Group(NamedTuple):
 
 
 # What is done to the leaves of a pair, in this order. At the place of a rename the
-# adapters of its rules come, which are those that each `SavedLeaf` has.
+# adapters of its rules come, which are those that each `SideNode` has.
 Step = Adapter | Rename
 Steps = tuple[Step, ...]
 
@@ -61,18 +62,19 @@ def renamed(
     wrapped: dict[int, Adapter] = {}
     out = []
     for node in nodes:
-        leaves: dict[str, SavedLeaf] = {}
+        leaves: dict[str, LazyArray] = {}
+        adapters: dict[str, tuple[Adapter, ...]] = {}
         for old, saved in node.leaves.items():
             new, given = _rename.apply(how, old, used, label)
             if new in leaves:
                 raise ValueError(
                     f"The rename of `{label}` gives the name `{new}` to both "
-                    f"`{leaves[new].lazy.name}` and `{saved.lazy.name}`."
+                    f"`{leaves[new].name}` and `{saved.name}`."
                 )
             # One that two leaves have is one, which can make one array of both.
             some = tuple(wrapped.setdefault(id(x), adapter_of(x)) for x in given)
-            leaves[new] = saved._replace(adapters=some)
-        out.append(SideNode(node.name, leaves))
+            leaves[new], adapters[new] = saved, some
+        out.append(SideNode(node.name, leaves, adapters))
     return out, [f"{label}: {pattern}" for pattern in _rename.unused(how, used)]
 
 
@@ -229,7 +231,7 @@ def _spread(nodes: list[SideNode]) -> list[SideNode] | None:
     """The elements of the one node, if it is a sequence."""
     if len(nodes) != 1:
         return None
-    name, leaves = nodes[0]
+    name, leaves, _ = nodes[0]
     out: dict[str, SideNode] = {}
     for below, leaf in leaves.items():
         first, _, rest = below.partition(".")

@@ -1,6 +1,7 @@
 """The two sides of a graft, by name and by node: the model, and the checkpoint."""
 
 import types
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -22,22 +23,13 @@ from ._nested import Nested
 class SideNode(NamedTuple):
     """A node of either side: its name, and its leaves by their names below it.
 
-    The leaves are numbers in the model, and `SavedLeaf` in the checkpoint.
+    The leaves are numbers in the model, and lazy in the checkpoint. `adapters` are what
+    a rename says is to be done to those of these names.
     """
 
     name: str
     leaves: dict[str, Any]
-
-
-class SavedLeaf(NamedTuple):
-    """A leaf of the checkpoint, and what a rename says is to be done to it."""
-
-    lazy: LazyArray
-    adapters: tuple[Adapter, ...] = ()
-
-    @property
-    def place(self) -> int:
-        return self.lazy._record.place
+    adapters: Mapping[str, tuple[Adapter, ...]] = types.MappingProxyType({})
 
 
 class Model:
@@ -130,7 +122,7 @@ class StoredSide:
                 )
             if isinstance(picked, SavedNode):
                 return self.node(name)
-            return SideNode(name, {"": SavedLeaf(picked)})
+            return SideNode(name, {"": picked})
         if isinstance(picked, dict):
             picked = list(picked.values())
         if isinstance(picked, (list, tuple)):
@@ -148,8 +140,8 @@ class StoredSide:
         return SideNode(
             name,
             {
-                _names.below(self.saved.names[place], name): SavedLeaf(
-                    _lazy.lazy_of(self.source, self.saved.record(place, known=True))
+                _names.below(self.saved.names[place], name): _lazy.lazy_of(
+                    self.source, self.saved.record(place, known=True)
                 )
                 for place in self.below.get(name, [])
             },
