@@ -217,14 +217,18 @@ def _rows(
             if is_chosen(name):
                 problems.add("static", name, f"{pair[0]}, in {who} {pair[1]}")
     if problems.rows:
-        raise ValueError(_message(problems, dict(zip(shown, sides))))
+        passes = _static.how_to_pass(problems.names("static"))
+        titles = {kind: title.replace("{}", passes) for kind, title in _titles.items()}
+        lines = ["The trees do not fit each other; nothing was merged:"]
+        lines += _paths(sides, shown) + _folding.sections(problems.rows, titles)
+        raise ValueError(_text.message(lines))
     return rows
 
 
-def _paths(sides: dict[str, Side]) -> list[str]:
+def _paths(sides: list[Side], shown: list[str]) -> list[str]:
     """Lines that say which checkpoint each tree is of."""
     lines: list[str] = []
-    for who, side in sides.items():
+    for side, who in zip(sides, shown):
         values = (leaf.value for leaf in side.leaves.values())
         lazies = [x for x in values if isinstance(x, LazyArray)]
         paths = dict.fromkeys(x.root.url for lazy in lazies[:1] for x in lazy._sources)
@@ -238,12 +242,3 @@ _titles = {
     "kept": "not floating arrays, and not equal (`where` leaves them out)",
     "static": "static fields that differ ({})",
 }
-
-
-def _message(problems: Problems, sides: dict[str, Side]) -> str:
-    passes = _static.how_to_pass(problems.names("static"))
-    titles = {kind: title.replace("{}", passes) for kind, title in _titles.items()}
-    lines = ["The trees do not fit each other; nothing was merged:"]
-    return _text.message(
-        [*lines, *_paths(sides), *_folding.sections(problems.rows, titles)]
-    )

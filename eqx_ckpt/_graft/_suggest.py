@@ -169,20 +169,16 @@ class _Twins:
         places = {stored.saved.places[x] for x in found}
         return [first, *rows, "])),"], numbers, places
 
-    def _wanted(self, prefix: str) -> dict[str, tuple[int, ...]]:
-        """The shapes of the leaves below a node of the model."""
-        names, leaves = self._model.names, self._model.flat.leaves
-        numbers = [n for n in self._model.below[prefix] if n in self._new]
-        self.left -= len(numbers)
-        return {
-            _names.below(names[n], prefix): _target.target_of(leaves[n]).shape
-            for n in numbers
-        }
-
     def _stacked(self, prefix: str) -> Twin | None:
         """The items of a sequence whose leaves, stacked, have these names and shapes;
         none if several have that nothing tells apart."""
-        wanted = self._wanted(prefix)
+        names, leaves = self._model.names, self._model.flat.leaves
+        numbers = [n for n in self._model.below[prefix] if n in self._new]
+        self.left -= len(numbers)
+        wanted = {
+            _names.below(names[n], prefix): _target.target_of(leaves[n]).shape
+            for n in numbers
+        }
         found: dict[str, tuple[str, str]] = {}
         for below, shape in list(wanted.items())[:1]:
             for above, rest in self._of_shape.get(shape, []):

@@ -375,8 +375,8 @@ def della(
     """
     options = _task(weights, normalize, lambda_) | _random(density, key, rescale)
     options["epsilon"] = _numbers("epsilon", epsilon, _from_zero)
-    shares, widths = list(_plain(options["density"])), list(_plain(options["epsilon"]))
-    half = max(widths) / 2
+    shares = jax.tree.leaves(options["density"])
+    half = max(jax.tree.leaves(options["epsilon"])) / 2
     if min(shares) <= half or max(shares) + half > 1:
         raise ValueError(
             f"`density` and `epsilon` give chances from {min(shares) - half:g} to "
@@ -457,12 +457,3 @@ def _each(name: str, x: Any) -> Any:
     """The same, of which any sequence has one for each tree."""
     is_one = isinstance(x, (numbers.Real, Mapping, str))
     return _numbers(name, x if is_one else tuple(x))
-
-
-def _plain(x: Any) -> Any:
-    """The numbers in an option."""
-    if isinstance(x, float):
-        yield x
-    else:
-        for value in x.values() if isinstance(x, Mapping) else x:
-            yield from _plain(value)
