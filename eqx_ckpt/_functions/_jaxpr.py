@@ -60,13 +60,10 @@ def _nbytes(value: Any) -> int:
 def _uses(jaxpr: Any) -> dict[Any, Any]:
     """The equation that uses each variable first; None for one that is a result."""
     out: dict[Any, Any] = {}
-    for eqn in jaxpr.eqns:
-        for var in eqn.invars:
-            if not isinstance(var, jex_core.Literal):
-                out.setdefault(var, eqn)
-    for var in jaxpr.outvars:
+    uses = [(var, eqn) for eqn in jaxpr.eqns for var in eqn.invars]
+    for var, eqn in [*uses, *((var, None) for var in jaxpr.outvars)]:
         if not isinstance(var, jex_core.Literal):
-            out.setdefault(var, None)
+            out.setdefault(var, eqn)
     return out
 
 

@@ -196,13 +196,13 @@ class Function:
             raise self._bad(str(e)) from e
         wanted = jtu.tree_flatten(((weights, *args), {}))
         trees = wanted[1], jtu.tree_structure(result)
-        if (exported.in_tree, exported.out_tree) != trees:
-            raise self._bad("it has another signature than the index says")
         pairs = [
             *zip(exported.in_avals, wanted[0]),
             *zip(exported.out_avals, jtu.tree_leaves(result)),
         ]
-        if any(_signature.fold(a) != _signature.fold(b) for a, b in pairs):
+        if (exported.in_tree, exported.out_tree) != trees or any(
+            _signature.fold(a) != _signature.fold(b) for a, b in pairs
+        ):
             raise self._bad("it has another signature than the index says")
         if list(exported.platforms) != self._stored.platforms:
             raise self._bad("it is for other platforms than the index says")
@@ -220,11 +220,10 @@ class Function:
         if template.kind not in ("jax", "key"):
             raise self._bad(f"the leaf `{name}` that it uses is no array")
         abstract = _leaf.abstract(template)
-        if jax.dtypes.canonicalize_dtype(abstract.dtype, allow_extended_dtype=True) != (
-            abstract.dtype
-        ):
+        dtype = abstract.dtype
+        if jax.dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True) != dtype:
             raise TypeError(
-                f"{self._what} uses the leaf `{name}`, which is {abstract.dtype}. "
+                f"{self._what} uses the leaf `{name}`, which is {dtype}. "
                 "Enable x64 (`jax_enable_x64`), as it was when it was stored."
             )
         return abstract

@@ -166,10 +166,8 @@ def _described(out: Any) -> str:
 
 def _inner(eqn: Any) -> Any:
     """The jaxpr that an equation calls, as `jit` does; None if it calls none."""
-    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-        if name in eqn.params:
-            return eqn.params[name]
-    return None
+    names = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+    return next((eqn.params[name] for name in names if name in eqn.params), None)
 
 
 def _problems(jaxpr: Any, shape: tuple[int, ...]) -> Iterator[str]:

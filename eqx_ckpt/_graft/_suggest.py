@@ -276,10 +276,7 @@ def _code(model: Model, prefix: str) -> str | None:
 def _entry_code(model: Model, prefix: str) -> str | None:
     """`m.state.get(m.norm.ema_state_index)`, of an entry of a State."""
     entry = model.entries.get(model.below[prefix][0])
-    if entry is None or prefix.rpartition(".")[::2] != (
-        entry.state,
-        f"{entry.position}",
-    ):
+    if entry is None or prefix != _names.joined(entry.state, str(entry.position)):
         return None
     for name in model.index_names.get(str(entry.label), [])[:1]:
         module, _, field = name.rpartition(".")
@@ -348,9 +345,8 @@ def _copies(stored: StoredSide, old: set[int]) -> set[int]:
     shape = lambda x: stored.saved.record(x, known=True).template.logical_shape
     used = {(name, shape(x)) for x, name in enumerate(names) if x not in old}
     tops = {name.partition(".")[0] for name, _ in used}
-    if (
-        len(tops) == 1
-    ):  # All of it is in one node, and its copy may be called otherwise.
+    # All of it may be in one node, whose copy is called otherwise.
+    if len(tops) == 1:
         used |= {(name.partition(".")[2], x) for name, x in used}
     out = set()
     for place in old:
