@@ -232,25 +232,24 @@ class Function:
     def _what(self) -> str:
         return f"The function `{_text.escape(self.name)}`"
 
-    @property
-    def _where(self) -> str:
-        return f"{self._what} of the checkpoint at `{self._source.root}`"
-
     def _bad(self, why: str) -> DamagedError:
-        why = _text.escape(_text.bounded(why, 1000))
+        name, path = _text.escape(self.name), self._source.root
         return DamagedError(
-            f"{self._where} cannot be run: {why}. The leaves are not affected."
+            f"The function `{name}` of the checkpoint at `{path}` cannot be run: "
+            f"{_text.escape(_text.bounded(why, 1000))}. The leaves are not affected."
         )
 
     def _unreadable(self, error: Exception) -> ValueError:
         # Its digest is right: it is what was written.
+        name, path = _text.escape(self.name), self._source.root
         by = _text.escape(_text.bounded(self._stored.versions.get("jax", "?"), 20))
         why = _text.escape(_text.bounded(f"{type(error).__name__}: {error}", 1000))
         return ValueError(
-            f"{self._where} cannot be read by JAX {jax.__version__}, as JAX {by} has "
-            f"written it ({why}). JAX reads functions of releases up to 6 months older "
-            "than itself. Run it with such a release, or load the tree with its class, "
-            "and save it again. The leaves are not affected."
+            f"The function `{name}` of the checkpoint at `{path}` cannot be read by "
+            f"JAX {jax.__version__}, as JAX {by} has written it ({why}). JAX reads "
+            "functions of releases up to 6 months older than itself. Run it with such "
+            "a release, or load the tree with its class, and save it again. The leaves "
+            "are not affected."
         )
 
     # ---- As a value.

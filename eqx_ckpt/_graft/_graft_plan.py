@@ -161,8 +161,8 @@ def _node_pairs(matching: Matching, own: Statics) -> Iterator[tuple[str, str]]:
 def _compare_scalars(
     matching: Matching, what: str, read: Callable[[Sequence[LazyArray]], list[Any]]
 ) -> list[Difference]:
-    """Those that differ and that the model keeps. Others that differ are problems: of
-    one that is loaded, several that were saved."""
+    """Python scalars that differ and that the model keeps. Others that differ are
+    problems: of one that is loaded, several that were saved."""
     model, problems, scalars = matching.model, matching.problems, matching.scalars
     if what == "load":  # One that is made of several, as by `stack`.
         counts = collections.Counter(number for number, _ in scalars)
