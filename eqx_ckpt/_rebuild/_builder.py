@@ -88,7 +88,7 @@ class Builder:
         row, at, name = len(self._structure.nodes) - 1, 0, ""
         while name != source:
             for child, component, first in self._children(row, name, at):
-                below = _joined(name, component)
+                below = _names.child(name, component)
                 if _names.is_under(source, below):
                     row, at, name = child, first, below
                     break
@@ -157,7 +157,7 @@ class Builder:
 
     def _rows(self, row: int, name: str, owner: type | None = None) -> list[Any]:
         return [
-            self._make(child, _joined(name, part), owner)
+            self._make(child, _names.child(name, part), owner)
             for child, part, _ in self._children(row, name, self._at)
         ]
 
@@ -240,13 +240,13 @@ class Builder:
         return collections.OrderedDict(self._dict(row, name))
 
     def _default(self, row: int, name: str) -> Any:
-        factory = _joined(name, "default_factory")
+        factory = _names.child(name, "default_factory")
         made = self._exact(self._structure.nodes[row][3], factory)
         items = self._dict(row, name)
         return collections.defaultdict(made if callable(made) else None, items)
 
     def _partial(self, row: int, name: str) -> Any:
-        made = self._exact(self._structure.nodes[row][2], _joined(name, "func"))
+        made = self._exact(self._structure.nodes[row][2], _names.child(name, "func"))
         args, keywords = self._rows(row, name)
         if type(args) is not tuple or not _is_keywords(keywords):
             raise _decode.Malformed("a Partial has arguments and keywords")
@@ -264,7 +264,7 @@ class Builder:
         children = list(self._children(row, name, self._at))
         init = _recorder.no_init()
         if children:
-            init = self._make(children[0][0], _joined(name, "init"), None)
+            init = self._make(children[0][0], _names.child(name, "init"), None)
         return _decode.made(eqx.nn.StateIndex, {"marker": marker, "init": init})
 
     def _marker(self, text: str) -> Any:
@@ -289,7 +289,7 @@ class Builder:
             # All that is lacking is to be in one error.
             self._rows(row, name, _NO_CLASS)
             for part, x in zip(static, encoded, strict=True):
-                self._exact(x, _joined(name, _names.quote(part)), _NO_CLASS)
+                self._exact(x, _names.child(name, _names.quote(part)), _NO_CLASS)
             return None
         here = _fields_of(cls, kind == "module")
         if here is None or not _is_fit(here, dynamic, static):
@@ -302,7 +302,7 @@ class Builder:
             **dict.fromkeys(new, {"unknown": text}),
         }
         for part, x in encoded.items():
-            at = _joined(name, _names.quote(part))
+            at = _names.child(name, _names.quote(part))
             values[part] = self._exact(x, at, cls)
         own = {part: values[part] for part in here if part in values}
         return _decode.made(cls, own)
@@ -369,10 +369,6 @@ class _Field(NamedTuple):
         if parameter not in some:
             self.unknown(f"the default of `{parameter}`, which there is none of")
         return some.get(parameter)
-
-
-def _joined(name: str, part: str) -> str:
-    return _names.child(name, part)
 
 
 def _component(key: Any) -> str:
