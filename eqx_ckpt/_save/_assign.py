@@ -8,6 +8,8 @@ import itertools as it
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from .._format import _grid
 from .._tree._sharding import Holders
 
@@ -114,7 +116,8 @@ def owners(
             loads[process] += count * size
         return runs
     counts = _grid.grid(shape, chunk)
-    owner = [-1] * math.prod(counts)
+    chunks = np.arange(math.prod(counts)).reshape(counts)
+    owner = [-1] * chunks.size
     is_even = True
     for region, processes in holders:
         if any(
@@ -125,11 +128,8 @@ def owners(
                 f"chunks of {tuple(chunk)} lie in shards of several processes, such as "
                 f"{tuple(s.stop - s.start for s in region)}"
             )
-        axes = [range(s.start // c, -(-s.stop // c)) for s, c in zip(region, chunk)]
-        numbers = [
-            sum(i * math.prod(counts[axis + 1 :]) for axis, i in enumerate(index))
-            for index in it.product(*axes)
-        ]
+        box = [slice(s.start // c, -(-s.stop // c)) for s, c in zip(region, chunk)]
+        numbers = chunks[tuple(box)].ravel().tolist()
         share = len(numbers) / len(processes)
         is_even = is_even and share >= 1
         for i, number in enumerate(numbers):
