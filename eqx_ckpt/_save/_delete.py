@@ -4,10 +4,10 @@ import errno
 import functools as ft
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from .. import _extensions
-from .._format import _files
+from .._format import _files, _text
 from .._load import _published
 from .._runtime import _log
 from .._storage import _open_files, _root, _store
@@ -15,7 +15,7 @@ from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
 from .._storage._objects import ObjectStore
 from . import _background, _leftovers
-from ._path_state import foreign, foreign_among, not_part, PathState
+from ._path_state import foreign, foreign_among
 from ._transaction import discard
 
 
@@ -119,11 +119,8 @@ def remove(root: Backend) -> None:
             if got is None:
                 raise _nothing(root)
             entries = root.list_top() or {}
-            (layout, names), file = got
-            found = PathState(file, frozenset(entries), (), layout, names)
-            others = foreign(root, found, entries)
-            if others:
-                raise not_part(root, others[0])
+            (_, names), _ = got
+            _refuse(root, foreign(root, names, entries))
             _rename_and_delete(root, entries)
     except FileNotFoundError:  # Another has deleted it.
         raise _nothing(root) from None
@@ -148,6 +145,15 @@ def _rename_and_delete(root: LocalDirectory, entries: Iterable[str]) -> None:
     discard(work)
 
 
+def _refuse(root: Backend, others: Sequence[str]) -> None:
+    """**Raises:** `ValueError` if there are names that are no part of a checkpoint."""
+    if others:
+        raise ValueError(
+            f"`{root}` has `{_text.escape(others[0])}` in it, which is not part of the "
+            "checkpoint. Nothing was deleted. Move it elsewhere."
+        )
+
+
 def _nothing(root: Backend) -> FileNotFoundError:
     return FileNotFoundError(
         f"There is no checkpoint of eqx_ckpt at `{root}`, and nothing was deleted."
@@ -169,10 +175,7 @@ def _remove_in_store(root: ObjectStore) -> None:
         entries = inside.setdefault(top, set())
         if slash:
             entries.add(rest.partition("/")[0])
-    (layout, names), file = got
-    found = PathState(file, frozenset(inside), (), layout, names)
-    others = foreign_among(found, inside, lambda name: inside.get(name, ()))
-    if others:
-        raise not_part(root, others[0])
+    (_, names), _ = got
+    _refuse(root, foreign_among(names, inside, lambda name: inside.get(name, ())))
     root.delete_files([_files.INDEX])
     root.delete_files(key for key in keys if key != _files.INDEX)

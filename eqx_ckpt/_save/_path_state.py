@@ -141,40 +141,35 @@ def replaced(root: Backend, found: PathState) -> RuntimeError:
     )
 
 
-def not_part(root: Backend, name: str) -> ValueError:
-    return ValueError(
-        f"`{root}` has `{_text.escape(name)}` in it, which is not part of the "
-        "checkpoint. Nothing was deleted. Move it elsewhere."
-    )
-
-
-def own_entries(found: PathState) -> set[str]:
-    """The names that a checkpoint has at its path."""
+def own_entries(leaves: Iterable[str]) -> set[str]:
+    """The names that a checkpoint has at its path, with directories of these leaves."""
     own = {*_files.SIDE, _files.SIGNATURE, "d", _files.INDEX}
-    own.update(map(_files.directory, found.names))
-    return own
+    return own.union(map(_files.directory, leaves))
 
 
 def foreign(
-    root: LocalDirectory, found: PathState, entries: Mapping[str, bool]
+    root: LocalDirectory, leaves: Sequence[str], entries: Mapping[str, bool]
 ) -> list[str]:
-    """The names in a directory that are no part of the checkpoint there."""
+    """The names in a directory that are no part of the checkpoint there, in which
+    these leaves have directories of their own."""
 
     def inside(name: str) -> Iterable[str]:
         return (root.below(name).list_top() if entries.get(name) else None) or ()
 
-    return foreign_among(found, entries, inside)
+    return foreign_among(leaves, entries, inside)
 
 
 def foreign_among(
-    found: PathState, entries: Iterable[str], inside: Callable[[str], Iterable[str]]
+    leaves: Sequence[str],
+    entries: Iterable[str],
+    inside: Callable[[str], Iterable[str]],
 ) -> list[str]:
     """As `foreign`; `inside` lists the directory of a name."""
-    out = set(entries) - own_entries(found)
-    leaves = {*map(_files.directory, found.names)}
-    for name in {"d", _files.SIGNATURE} | leaves:
+    out = set(entries) - own_entries(leaves)
+    directories = {*map(_files.directory, leaves)}
+    for name in {"d", _files.SIGNATURE} | directories:
         for entry in inside(name):
-            of_leaf = name in leaves and entry in ("zarr.json", "c")
+            of_leaf = name in directories and entry in ("zarr.json", "c")
             if not of_leaf and not (name == "d" and _index.is_save_id(entry)):
                 out.add(f"{name}/{entry}")
     return sorted(out)

@@ -29,7 +29,7 @@ def check(root: Backend, found: PathState) -> None:
             'checkpoint with `layout="zarr"` cannot be replaced there, nor replace '
             'another. Use `layout="ocdbt"`, or another path.'
         )
-    others = foreign(root, found, entries)
+    others = foreign(root, found.names, entries)
     if others:
         if not _store.is_still(root, _files.INDEX, found.file):
             raise replaced(root, found)
@@ -66,7 +66,7 @@ def put(save: Transaction, index: bytes, side: Mapping[str, bytes], sync: bool) 
                 root.sync_above(save.made)
             if replaces:
                 # What came in since it was listed is not ours to delete.
-                for name in set(work.list_top() or {}) - own_entries(save.found):
+                for name in set(work.list_top() or {}) - own_entries(save.found.names):
                     work.below(name).rename(root.below(name))
                 discard(work)
 
