@@ -378,19 +378,16 @@ def _report() -> None:
     # A program without a terminal may have none, or have closed it.
     stderr = io.StringIO() if getattr(sys.stderr, "closed", True) else sys.stderr
     for root, error in untold:
-        if error is None:
-            print(
-                f"The asynchronous save to `{root}` was interrupted. The path holds "
-                "what it held before, or all of the save if it was at its end.",
-                file=stderr,
-            )
-            continue
-        print(
-            f"The asynchronous save to `{root}` has failed, and nobody has asked its "
-            "handle for the error. The path holds what it held before.",
-            file=stderr,
+        what = (
+            "was interrupted. The path holds what it held before, or all of the save "
+            "if it was at its end."
+            if error is None
+            else "has failed, and nobody has asked its handle for the error. The path "
+            "holds what it held before."
         )
-        traceback.print_exception(error, file=stderr)
+        print(f"The asynchronous save to `{root}` {what}", file=stderr)
+        if error is not None:
+            traceback.print_exception(error, file=stderr)
     sys.stderr = _FailingExit(stderr)
 
 
