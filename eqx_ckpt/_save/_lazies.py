@@ -124,8 +124,7 @@ class LazySource(_host_copy.Payload):
         """The elements that are stored, for each of some regions, a few of which are
         read together: chunks of the source are not those of the target."""
         t, size = self.template, math.prod(self.template.shape)
-        is_array = t.kind in _template.ARRAY_KINDS and t.dtype != "float0"
-        if not is_array or self.lazy._chunk_size >= size:
+        if not self._is_array or self.lazy._chunk_size >= size:
             for region in regions:
                 with self._lock:
                     if self._whole is None:
@@ -145,8 +144,18 @@ class LazySource(_host_copy.Payload):
                 yield np.ascontiguousarray(array[_grid.within(region, box)])
 
     def _read(self) -> np.ndarray:
-        (value,) = _fetch([_on_host(self)], self.verify)
+        (value,) = _fetch([self.on_host], self.verify)
         return _host_copy.to_host(value, self.template)
+
+    @property
+    def _is_array(self) -> bool:
+        t = self.template
+        return t.kind in _template.ARRAY_KINDS and t.dtype != "float0"
+
+    @property
+    def on_host(self) -> LazyArray:
+        """The leaf as it is read into memory of the host."""
+        return _lazy.on_host(self.lazy) if self._is_array else self.lazy
 
     @ft.cached_property
     def _is_as_stored(self) -> bool:
@@ -245,8 +254,7 @@ def _joined(a: Region, b: Region) -> Region | None:
     other = [axis for axis, (s, r) in enumerate(zip(a, b)) if s != r]
     if len(other) != 1 or a[other[0]].stop != b[other[0]].start:
         return None
-    axis = other[0]
-    return (*a[:axis], slice(a[axis].start, b[axis].stop), *a[axis + 1 :])
+    return _grid.box([a, b])
 
 
 def read_small(
@@ -257,26 +265,15 @@ def read_small(
     out = list(leaves)
     places: list[int] = []
     for place, leaf in enumerate(leaves):
-        if (
-            place in but
-            or leaf.alias is not None
-            or not isinstance(leaf.value, LazySource)
-        ):
-            continue
-        if leaf.template.nbytes <= min(_SMALL, room):
+        is_lazy = leaf.alias is None and isinstance(leaf.value, LazySource)
+        if is_lazy and place not in but and leaf.template.nbytes <= min(_SMALL, room):
             places.append(place)
             room -= leaf.template.nbytes
     if not places:
         return out
     for verify in (True, False):
         own = [place for place in places if leaves[place].value.verify is verify]
-        values = [_on_host(leaves[place].value) for place in own]
+        values = [leaves[place].value.on_host for place in own]
         for place, value in zip(own, _fetch(values, verify)):
             out[place] = leaves[place]._replace(value=value)
     return out
-
-
-def _on_host(value: LazySource) -> LazyArray:
-    is_array = value.template.kind in _template.ARRAY_KINDS
-    is_array = is_array and value.template.dtype != "float0"
-    return _lazy.on_host(value.lazy) if is_array else value.lazy
