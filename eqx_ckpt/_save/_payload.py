@@ -112,14 +112,9 @@ def prepare(leaf: PlannedLeaf) -> PlannedLeaf:
     return leaf._replace(value=StagedBytes(whole(leaf)))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class SmallBatch:
-    """Small leaves that lie one after the other in a file: their places, where each is,
-    from the first on, and the padding that follows it."""
-
-    places: Sequence[int]
-    own: list[slice]
-    gaps: list[bytes]
+# Small leaves that lie one after the other in a file: their places, where each is, from
+# the first on, and the padding that follows it.
+SmallBatch = tuple[Sequence[int], list[slice], list[bytes]]
 
 
 def small_batch(
@@ -130,7 +125,7 @@ def small_batch(
     stops = [a + form.templates[n].full for a, n in zip(starts, numbers)]
     own = [slice(a - starts[0], b - starts[0]) for a, b in zip(starts, stops)]
     gaps = [bytes(b - a) for a, b in zip(stops, [*starts[1:], stops[-1]])]
-    return SmallBatch(places, own, gaps)
+    return places, own, gaps
 
 
 @ft.cache
@@ -188,7 +183,8 @@ class Data:
     def together(self, batch: SmallBatch) -> bytes:
         """The bytes of small leaves, each of one chunk that is not compressed, as they
         lie in a file."""
-        leaves = list(map(self.leaves.__getitem__, batch.places))
+        places, own, gaps = batch
+        leaves = list(map(self.leaves.__getitem__, places))
         pieces: list[Any] = list(map(operator.attrgetter("value"), leaves))
         # Those whose memory is not what is stored, by template.
         others: dict[int, list[int]] = {}
@@ -200,22 +196,22 @@ class Data:
             for i, row in zip(some, small_bytes([leaves[i] for i in some])):
                 pieces[i] = row
         try:
-            data = b"".join(it.chain.from_iterable(zip(pieces, batch.gaps)))
+            data = b"".join(it.chain.from_iterable(zip(pieces, gaps)))
         except TypeError:  # Some lie in another order of their axes.
             pieces = list(map(whole, leaves))
-            data = b"".join(it.chain.from_iterable(zip(pieces, batch.gaps)))
-        parts = map(memoryview(data).__getitem__, batch.own)
+            data = b"".join(it.chain.from_iterable(zip(pieces, gaps)))
+        parts = map(memoryview(data).__getitem__, own)
         digests = b"".join(map(_digests.block_digest, parts))
         size = _digests.SIZE
-        first, last = self._first[batch.places[0]], self._first[batch.places[-1]]
+        first, last = self._first[places[0]], self._first[places[-1]]
         if last - first + 1 == len(leaves):
             self.digests[size * first : size * (last + 1)] = digests
         else:  # Others lie elsewhere.
-            for i, place in enumerate(batch.places):
+            for i, place in enumerate(places):
                 start = size * self._first[place]
-                own = digests[size * i : size * (i + 1)]
-                self.digests[start : start + size] = own
-        self.advance(len(data) - sum(map(len, batch.gaps)), len(leaves))
+                row = digests[size * i : size * (i + 1)]
+                self.digests[start : start + size] = row
+        self.advance(len(data) - sum(map(len, gaps)), len(leaves))
         return data
 
     def _cut(
