@@ -7,6 +7,7 @@ fail its whole restore. docs/readers.md has the table of who can hold what.
 import binascii
 import bisect
 import collections
+import dataclasses
 import json
 import operator
 from collections.abc import Iterable, Mapping, Sequence
@@ -141,16 +142,14 @@ def _orbax_type(name: str, template: Template, text: str, layout: str) -> str | 
     return _orbax_types.get(template.kind)
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class _Container:
     """A container in the tree that Orbax restores, and how its entries begin."""
 
-    __slots__ = ("key", "path", "is_sequence", "length")
-
-    def __init__(self, key: str, path: str):
-        self.key = key
-        self.path = path
-        self.is_sequence: bool | None = None
-        self.length = 0
+    key: str
+    path: str
+    is_sequence: bool | None = None
+    length: int = 0
 
 
 _empty_kinds = ("None", "Dict", "List", "Tuple")
@@ -282,7 +281,13 @@ def _orbax_files(
         text = binascii.b2a_base64(name.encode(), newline=False).decode()
         sharding.append(f'"{text}":{_sharding}')
         if template.kind == "key":
-            keys.append(_key_metadata(name, template))
+            metadata = {
+                "param_name": name,
+                "write_shape": template.shape,
+                "chunk_shape": template.chunk,
+                "ext_metadata": {"random_key_impl": template.impl},
+            }
+            keys.append({"array_metadata": metadata})
     fill(len(form.names))
     if room < 0:
         return _orbax_files(form, texts, (), layout)
@@ -303,28 +308,13 @@ def _orbax_files(
     return {key: text.encode() for key, text in files.items()}
 
 
-def _key_metadata(name: str, template: Template) -> dict[str, Any]:
-    return {
-        "array_metadata": {
-            "param_name": name,
-            "write_shape": template.shape,
-            "chunk_shape": template.chunk,
-            "ext_metadata": {"random_key_impl": template.impl},
-        }
-    }
-
-
 # ---- zarr-python.
 
+# Of the stored arrays that zarr-python can decode.
 _zarr_dtypes = frozenset(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 "
     "complex64 complex128".split()
 )
-
-
-def in_zarr_group(template: Template) -> bool:
-    """Whether zarr-python can decode the stored array of a leaf."""
-    return template.stored in _zarr_dtypes
 
 
 @_tree_spec.remembered
@@ -333,7 +323,7 @@ def _zarr_files(form: TreeSpec) -> dict[str, bytes]:
     blobs = {
         number: _arrays.zarr_json(template._replace(keys="")).rstrip()
         for number, template in enumerate(form.templates)
-        if in_zarr_group(template)
+        if template.stored in _zarr_dtypes
     }
     members = [
         b'"%b":%b' % (_files.directory(name).encode(), blobs[number])
