@@ -27,14 +27,13 @@ class UploadQueue:
         with self._lock:
             self._sending.append(sending)
             self._size += sending[2]
-        self._wait(self._most)
+        self.wait(self._most)
 
-    def wait(self) -> None:
-        """**Raises:** what went wrong with a file that was sent."""
-        self._wait(0)
+    def wait(self, most: int = 0) -> None:
+        """Waits until no more than `most` bytes are on their way; by default for all.
 
-    def _wait(self, most: int) -> None:
-        """Waits until no more than `most` bytes are on their way."""
+        **Raises:** what went wrong with a file that was sent.
+        """
         while True:
             with self._lock:
                 if not self._sending or (most and self._size <= most):
