@@ -233,9 +233,8 @@ def _shardings(values: Sequence[Any]) -> dict[str, int]:
     """Numbers of leaves that are spread over devices, by the text of their sharding."""
     arrays = (x for x in values if isinstance(x, jax.Array))
     counts = collections.Counter([x.sharding for x in arrays])
-    found: dict[str, int] = {}
+    found: dict[str, int] = collections.Counter()
     for sharding, count in counts.items():
-        text = _sharding.text(sharding)
-        if text:
-            found[text] = found.get(text, 0) + count
+        if text := _sharding.text(sharding):
+            found[text] += count
     return found

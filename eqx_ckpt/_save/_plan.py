@@ -97,11 +97,10 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     has_lazies = _lazies.LazySource in {*map(type, values)}
     functions: PlannedFunctions = {}
     # None come along without lazy leaves. Process 0 stores them.
-    if options.functions is not None or has_lazies:
-        if options.functions != "drop" and _processes.leads():
-            stored = dict(zip(numbers, leaves))
-            given = options.functions, flat, stored
-            functions = _extensions.call("plan_functions", *given)
+    given, is_wanted = options.functions, options.functions is not None or has_lazies
+    if is_wanted and given != "drop" and _processes.leads():
+        stored = dict(zip(numbers, leaves))
+        functions = _extensions.call("plan_functions", given, flat, stored)
     room = _MAX_BYTES if options.max_bytes is None else options.max_bytes
     own = leaves, form, shardings, parts
     made = Plan(root, options, room, *own, facts, functions, has_lazies)
