@@ -22,32 +22,28 @@ def chunk_shape(
     """The chunks of a leaf: as the `chunks` keyword says, else by size, and within its
     shards if it has some."""
     shape, itemsize = template.shape, template.itemsize
-    chunks = options.chunks
-    if not callable(chunks):
+    chunks, given = options.chunks, None
+    if callable(chunks):
+        given = chunks(name, shape, _template.dtype_of(template.stored))
+        chunks = None
+    if given is None:
         least = -(-template.nbytes * 2 // _template.MAX_CHUNKS)
         target = max(_CHUNK[options.layout], least) if chunks is None else int(chunks)
         if shard is None:
             chunk = _grid.choose(shape, itemsize, target)
         else:
             chunk = _grid.choose_sharded(shape, shard, itemsize, target)
-        return _few(name, template, chunk)
-    given = chunks(name, shape, _template.dtype_of(template.stored))
-    if given is None:
-        return chunk_shape(name, template, options._replace(chunks=None), shard)
-    try:
-        out = tuple(map(operator.index, given))
-    except TypeError:
-        out = (0,)
-    if len(out) != len(shape) or any(n < 1 for n in out):
-        raise ValueError(
-            f"`chunks` gave {given!r} for the leaf `{name}` of shape {shape}: it must "
-            "give one positive length for each axis, or None."
-        )
-    chunk = tuple(min(n, max(1, length)) for n, length in zip(out, shape))
-    return _few(name, template, chunk)
-
-
-def _few(name: str, template: Template, chunk: tuple[int, ...]) -> tuple[int, ...]:
+    else:
+        try:
+            out = tuple(map(operator.index, given))
+        except TypeError:
+            out = (0,)
+        if len(out) != len(shape) or any(n < 1 for n in out):
+            raise ValueError(
+                f"`chunks` gave {given!r} for the leaf `{name}` of shape {shape}: it "
+                "must give one positive length for each axis, or None."
+            )
+        chunk = tuple(min(n, max(1, length)) for n, length in zip(out, shape))
     count = template._replace(chunk=chunk).chunk_count
     if count > _template.MAX_CHUNKS:
         raise ValueError(

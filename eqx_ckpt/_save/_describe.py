@@ -211,10 +211,8 @@ def _owners(
     """Processes that write the chunks of each leaf."""
     loads, known = [0] * processes, {}
     out: list[_assign.Owners | None] = []
-    for name, value, number, alias in zip(
-        form.names, values, form.numbers, form.origins
-    ):
-        t = form.templates[number]
+    templates = map(form.templates.__getitem__, form.numbers)
+    for name, value, t, alias in zip(form.names, values, templates, form.origins):
         holders = None if alias is not None else _leaf.holders(value, t)
         if holders is None:
             out.append(None)

@@ -234,10 +234,9 @@ def _boxes(
     that some of them are together."""
     box, inner = (), []
     for region in regions:
-        both = _joined(box, region) if inner else None
-        if both is None or _size(both) > most:
-            if inner:
-                yield box, inner
+        both = _joined(box, region) if inner else region
+        if both is None or (inner and _size(both) > most):
+            yield box, inner
             both, inner = region, []
         box = both
         inner.append(region)
