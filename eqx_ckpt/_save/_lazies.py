@@ -52,12 +52,11 @@ def as_stored(value: Any, dtype: np.dtype | None) -> tuple[Any, Template]:
 
 
 def _unread(lazy: LazyArray, dtype: np.dtype | None) -> "LazySource":
-    target = lazy._target._replace(codec=None)
-    if target.kind in _template.ARRAY_KINDS and dtype is not None:
+    if lazy._target.kind in _template.ARRAY_KINDS and dtype is not None:
         if _template.is_floating(lazy.dtype) and dtype != lazy.dtype:
             lazy = lazy.astype(dtype)
-            target = lazy._target
-    if _is_as_stored(lazy, target):
+    target = lazy._target
+    if _is_as_stored(lazy):
         template = lazy._template._replace(codec=None)
         if lazy._source.is_run(lazy._record):
             template = template._replace(chunk=())
@@ -85,13 +84,13 @@ def _grain(lazy: LazyArray) -> tuple[int, ...]:
     return tuple(chunk[axis] for axis in order) if chunk else ()
 
 
-def _is_as_stored(lazy: LazyArray, target: _target.Target) -> bool:
+def _is_as_stored(lazy: LazyArray) -> bool:
     """Whether a leaf comes back as its source has it."""
     if type(lazy) is not LazyArray or lazy._view is not None:
         return False
+    target = lazy._target._replace(codec=None, python=None)
     own = _target.own_target(lazy._template)
-    same = own._replace(sharding=target.sharding, cast=target.cast)
-    return same == target._replace(python=None)
+    return own._replace(sharding=target.sharding, cast=target.cast) == target
 
 
 @dataclasses.dataclass(eq=False)
@@ -159,7 +158,7 @@ class LazySource(_host_copy.Payload):
 
     @ft.cached_property
     def _is_as_stored(self) -> bool:
-        return _is_as_stored(self.lazy, self.lazy._target._replace(codec=None))
+        return _is_as_stored(self.lazy)
 
     def name_in(self, source: Source) -> str | None:
         """The name of the leaf in a save, if it is written from there as it is."""
