@@ -126,8 +126,11 @@ class Transaction:
 
     def _noted(self, error: Exception, note: str) -> Exception:
         if isinstance(error, OSError) and error.errno and not self.root.is_far:
-            what = f"a save was being put in place at `{self.root}`."
-            error = _explained(error, what)
+            error = OSError(
+                error.errno,
+                f"{_text_of(error)}, while a save was being put in place at "
+                f"`{self.root}`.{_advice(error)}",
+            )
         error.add_note(note)
         return error
 
@@ -153,17 +156,15 @@ def unpublished(root: Backend, nbytes: int = 0) -> Iterator[None]:
         if e.errno is None or e.errno == errno.ENOENT or root.is_far:
             raise
         of = f" of {_text.size(nbytes)}" if nbytes else ""
-        what = (
-            f"a save{of} was being written to `{root}`. Nothing was saved, and the "
-            "path is as it was before."
-        )
-        raise _explained(e, what) from e
+        raise OSError(
+            e.errno,
+            f"{_text_of(e)}, while a save{of} was being written to `{root}`. "
+            f"Nothing was saved, and the path is as it was before.{_advice(e)}",
+        ) from e
 
 
-def _explained(error: OSError, what: str) -> OSError:
-    """An error of the system that also says during which step, and what to do."""
-    reason = error.strerror or os.strerror(error.errno or 0)
-    return OSError(error.errno, f"{reason}, while {what}{_advice(error)}")
+def _text_of(error: OSError) -> str:
+    return error.strerror or os.strerror(error.errno or 0)
 
 
 def _advice(error: OSError) -> str:
