@@ -8,13 +8,13 @@ from typing import Any, TYPE_CHECKING, Unpack
 from jaxtyping import PyTree
 
 from .. import _extensions
-from .._format import _names, _text
+from .._format import _names
 from .._format._index import BaseFacts, SaveFacts
 from .._format._leaves import Leaves
 from .._runtime import _arguments
 from .._storage._backend import Backend
 from .._storage._open_files import Readable
-from .._tree import _leaf, _nearest
+from .._tree import _folding, _leaf, _nearest
 from .._tree._filters import FilterSpec, IsLeaf
 from . import _lazy, _load_options, _match, _nodes, _open, _source
 from ._lazy import LazyArray
@@ -297,19 +297,14 @@ def _unpickle(root: Backend, save: str) -> Checkpoint:
     return Checkpoint(_open.reopen(root, save))
 
 
-def _some(names: Sequence[str], most: int = 8) -> str:
-    shown = ", ".join(f"`{_text.bounded(name, 200)}`" for name in names[:most])
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
 def _unknown(name: Any, names: Sequence[str]) -> str:
     text = f"The checkpoint has no leaf {name!r}."
     below = [n for n in names if isinstance(name, str) and _names.is_under(n, name)]
     if below:
-        return f"{text} That is a node, with {_some(below)}: see `.tree`."
+        return f"{text} That is a node, with {_folding.some(below)}: see `.tree`."
     near = _nearest.NameIndex(names).nearest(str(name), 3)
     head = "The nearest names are" if near else "It has"
-    return f"{text} {head} {_some(near or names)}."
+    return f"{text} {head} {_folding.some(near or names)}."
 
 
 def match(ckpt: Checkpoint, like: PyTree, options: LoadOptions) -> _match.Match:
@@ -342,9 +337,10 @@ def resolve_source(
         if any(_names.is_under(name, source) for name in names):
             return source
         after = " after the rename" if leaves.origin else ""
+        tops = list(dict.fromkeys(name.partition(".")[0] for name in names))
         raise KeyError(
             f"`source` is {source!r}, and the checkpoint at `{ckpt.path}` has no such "
-            f"node{after}. {_top(names)}"
+            f"node{after}. At its top it has {_folding.some(tops)}."
         )
     if not callable(source):
         raise TypeError(
@@ -364,11 +360,7 @@ def resolve_source(
     if len(nodes) != 1:
         raise ValueError(
             f"`source` is the node `{name}`, which the rename takes to "
-            f"{_some(nodes) or 'no one node'}. Give the name after the rename, as text."
+            f"{_folding.some(nodes) or 'no one node'}. Give the name after the rename, "
+            "as text."
         )
     return nodes[0]
-
-
-def _top(names: Sequence[str]) -> str:
-    tops = list(dict.fromkeys(name.partition(".")[0] for name in names))
-    return f"At its top it has {_some(tops)}."

@@ -48,11 +48,11 @@ class ReadPlan(NamedTuple):
 def plan(source: Source, wanted: Sequence[LeafRead], options: LoadOptions) -> ReadPlan:
     """The plan for some leaves of a checkpoint. Each process reads what it needs,
     unless `reshard` says otherwise."""
+    is_shared = options.processes != "own" and options.reshard != "read"
     # One process alone reads nothing twice.
-    how = options.how
-    if how == "read" or (how == "auto" and _processes.count() == 1):
-        return ReadPlan(source, lambda processes: _load_all(source, wanted, options))
-    return _extensions.call("reshard", source, wanted, options)
+    if is_shared and (options.reshard == "devices" or _processes.count() > 1):
+        return _extensions.call("reshard", source, wanted, options)
+    return ReadPlan(source, lambda processes: _load_all(source, wanted, options))
 
 
 # Leaves are made into jax arrays together: so many, or of so many bytes.

@@ -346,12 +346,8 @@ def _unpickle(
     root: Backend, save: str, name: str, view: View | None, target: Target
 ) -> LazyArray:
     source = _open.reopen(root, save)
-    return LazyArray(
-        source,
-        source.index.leaves.record(source.index.leaves.places[name]),
-        view,
-        target,
-    )
+    leaves = source.index.leaves
+    return LazyArray(source, leaves.record(leaves.places[name]), view, target)
 
 
 def lazy_of(source: Source, record: Record, target: Target | None = None) -> LazyArray:

@@ -66,11 +66,6 @@ class LoadOptions(NamedTuple):
     reshard: str = "auto"
     processes: Who = "all"
 
-    @property
-    def how(self) -> str:
-        """The way to read arrays of which several processes need the same chunks."""
-        return "read" if self.processes == "own" else self.reshard
-
 
 DEFAULTS = LoadOptions._field_defaults
 

@@ -1,5 +1,6 @@
 """Which stored leaf stands for which of `like`; and one report if any does not."""
 
+import functools as ft
 import itertools as it
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -136,7 +137,8 @@ class _Matcher:
                 f"None of the leaves of `like` that are selected is in the {self.what},"
                 f" such as `{some[0]}`. {hint or 'Names begin with those of `source`.'}"
             )
-        return _once(self.saved, Match(flat, reads, []))
+        matched = Match(flat, reads, [])
+        return _once(self.saved, matched) if self.saved.aliases else matched
 
     def _own_statics(self) -> Statics:
         """The static values of `like`, if they are compared."""
@@ -252,7 +254,10 @@ class _Matcher:
         if not extra:
             return
         others = {name: leaf for name, leaf, _ in like}
-        specs: dict[Any, Any] = dict(_filters.prefixes(filter_spec, self.source))
+        # The parts of `filter_spec`, by the names of the nodes that they are for.
+        parts, _ = jtu.tree_flatten_with_path(filter_spec)
+        name_of = ft.partial(_flatten.module_name, source=self.source)
+        specs: dict[Any, Any] = {name_of(path): spec for path, spec in parts}
         nearest = _names.within(specs)
         chosen = [specs.get(nearest(name), True) for name in extra]
         records = [saved.record(saved.places[name]) for name in extra]
@@ -377,8 +382,6 @@ _titles = {
 
 def _once(saved: Leaves, match: Match) -> Match:
     """The match without reads for what is `again` one of them."""
-    if not saved.aliases:
-        return match
     reads, again = {}, []
     first: dict[Any, int] = {}
     for number, read in match.reads.items():

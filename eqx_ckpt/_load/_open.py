@@ -1,7 +1,6 @@
 """From a path to a `Source`: of our format, or of another."""
 
 import functools as ft
-import itertools as it
 import os
 import time
 import weakref
@@ -49,13 +48,11 @@ def opened(
     root = _open_files.root_of(path)
     try:
         source = open_source(root, like)
-    except FileNotFoundError:
+    except BaseException as e:
         _open_files.forget(root)
-        raise ValueError(
-            "The open file is no checkpoint of a format that is read."
-        ) from None
-    except BaseException:
-        _open_files.forget(root)
+        if isinstance(e, FileNotFoundError):
+            text = "The open file is no checkpoint of a format that is read."
+            raise ValueError(text) from None
         raise
     weakref.finalize(source, _open_files.forget, root).atexit = False
     return source
@@ -150,7 +147,9 @@ def again(place: int, name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
             if not isinstance(path, (str, os.PathLike)) or _processes.count() > 1:
                 return call(*args, **kwargs)
             end = time.monotonic() + _SECONDS
-            for count in it.count(1):
+            count = 0
+            while True:
+                count += 1
                 try:
                     return call(*args, **kwargs)
                 except ReplacedError as e:
@@ -166,7 +165,6 @@ def again(place: int, name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
                         "replaced while it was read: it is read again",
                         path=os.fspath(path),
                     )
-            raise AssertionError
 
         return wrapped
 

@@ -52,10 +52,9 @@ def check_whole(lazy: Any) -> None:
 
 
 def lacks(record: Record, target: Target) -> bool:
-    """Whether the devices of this process need more of a leaf than is stored."""
-    return (
-        record.part is not None and _found(record, _from_host.regions(target)) is None
-    )
+    """Whether the devices of this process need more of a leaf than the part of it that
+    is stored."""
+    return _found(record, _from_host.regions(target)) is None
 
 
 def stored_regions(
@@ -75,10 +74,8 @@ def _found(record: Record, regions: Sequence[Region] | None) -> list[Region] | N
     part, stored = record.part, record.template.shape
     if not isinstance(part, Part):
         return None
-    # Without regions it is all of the array.
-    all_of_it = tuple(slice(0, n) for n in part.shape)
-    found = [
-        part.find(stored, r) for r in ([all_of_it] if regions is None else regions)
-    ]
+    if regions is None:  # It is all of the array.
+        regions = [tuple(slice(0, n) for n in part.shape)]
+    found = [part.find(stored, region) for region in regions]
     there = [region for region in found if region is not None]
     return there if len(there) == len(found) else None

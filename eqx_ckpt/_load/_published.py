@@ -35,12 +35,10 @@ def _read(root: Backend, decode: Callable[[bytes], T]) -> tuple[T, Value] | None
 
     try:
         return _store.look_twice(root, look)
-    except _index.Newer as e:
-        why = _text.escape(str(e))
-        raise _index.Newer(f"The checkpoint at `{root}` cannot be read: {why}.") from e
     except ValueError as e:
+        error = _index.Newer if isinstance(e, _index.Newer) else DamagedError
         why = _text.escape(str(e))
-        raise DamagedError(f"The checkpoint at `{root}` cannot be read: {why}.") from e
+        raise error(f"The checkpoint at `{root}` cannot be read: {why}.") from e
 
 
 def saves(root: Backend) -> list[str]:

@@ -91,10 +91,8 @@ def _read(
             dtype = _template.dtype_of(one.record.template.stored)
             if one.conversion is not None:
                 dtype = one.conversion.dtype
-            yield (
-                one,
-                ReadResult([np.empty(shape, dtype) for shape in one.shapes], True),
-            )
+            empty = [np.empty(shape, dtype) for shape in one.shapes]
+            yield one, ReadResult(empty, True)
         else:
             large.append(one)
     digests = source.digests if verify and (small or large) else None

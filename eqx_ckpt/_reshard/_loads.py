@@ -47,7 +47,7 @@ def plan(source: Source, wants: Sequence[LeafRead], options: LoadOptions) -> Rea
             out[i] = want._replace(move=found)
         elif found:
             stay[want.record.name] = found
-    if options.how == "auto":
+    if options.reshard == "auto":
         _keep_worthy(out, stay)
     budget = _BATCH if options.max_bytes is None else options.max_bytes
     batches = list(_batches(source, out, budget))

@@ -11,7 +11,6 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from .._format import _names
 from . import _leaf
 
 
@@ -123,16 +122,6 @@ def evaluate(specs: Sequence[Any], leaves: Sequence[Any]) -> list[bool]:
                 for x in (leaves[i] for i in abstract)
             ],
         )
-    return out
-
-
-def prefixes(filter_spec: FilterSpec, source: str) -> list[tuple[str, Any]]:
-    """`(dotted name, spec)` for the parts of a `filter_spec`, below `source`."""
-    parts, _ = jtu.tree_flatten_with_path(filter_spec)
-    out = []
-    for path, spec in parts:
-        name = _names.name_of(path, source)[0] if path else source
-        out.append((name, spec))
     return out
 
 

@@ -1,8 +1,11 @@
 """Names, arrays and rows as messages have them, folded by layer."""
 
+import itertools as it
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from .._format import _text
 
 
 # What `str` gives for an index: longer digits are a key that looks like one.
@@ -27,6 +30,12 @@ def short_array(dtype: str, shape: Sequence[int]) -> str:
 
 def is_number(part: str) -> bool:
     return _number.fullmatch(part) is not None
+
+
+def some(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    shown = ", ".join(f"`{_text.bounded(name, 200)}`" for name in names[:8])
+    return shown + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def fold(names: Iterable[str]) -> list[str]:
@@ -119,13 +128,10 @@ def sections(
 
 
 def _runs(numbers: list[int]) -> list[str]:
+    """Numbers in order as text: each alone, or as a range of those that follow it."""
     out = []
-    start = previous = numbers[0]
-    for number in [*numbers[1:], None]:
-        if number is not None and number == previous + 1:
-            previous = number
-            continue
-        out.append(str(start) if start == previous else f"{{{start}..{previous}}}")
-        if number is not None:
-            start = previous = number
+    # Numbers that follow each other are all as far from their places.
+    for _, pairs in it.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in pairs]
+        out.append(f"{{{run[0]}..{run[-1]}}}" if len(run) > 1 else str(run[0]))
     return out

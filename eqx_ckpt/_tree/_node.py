@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 from .. import _extensions
 from .._format import _names, _text
 from .._format._leaves import Statics
-from . import _encoded
+from . import _encoded, _folding
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -244,10 +244,8 @@ def fields_text(statics: Statics, name: str) -> str:
 
 def _missing(node: Node, what: str) -> str:
     body = body_of(node)
-    names = body.components()
-    some = ", ".join(f"`{_text.bounded(x, 200)}`" for x in names[:8]) or "nothing"
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return f"{_text.bounded(body.shown()[1], 200)} has no {what}. It has {some}{more}."
+    some = _folding.some(body.components()) or "nothing"
+    return f"{_text.bounded(body.shown()[1], 200)} has no {what}. It has {some}."
 
 
 def _find(body: Body, key: Any) -> Any:

@@ -80,7 +80,8 @@ def register_leaf(
     if not isinstance(cls, type):
         raise TypeError(f"{cls!r} is not a type. Pass the type, and not a value of it.")
     if cls in (object, *_own):
-        raise TypeError(f"`{cls.__name__}` cannot be registered: {_why(cls)}.")
+        why = "all types are of it" if cls is object else "it is stored as it is"
+        raise TypeError(f"`{cls.__name__}` cannot be registered: {why}.")
     for name, function in (("to_leaf", to_leaf), ("from_leaf", from_leaf)):
         if not callable(function):
             raise TypeError(f"`{name}` is not a function, but {function!r}.")
@@ -89,10 +90,6 @@ def register_leaf(
     undo = contextlib.ExitStack()
     undo.callback(_set, cls, before)
     return undo
-
-
-def _why(cls: type) -> str:
-    return "all types are of it" if cls is object else "it is stored as it is"
 
 
 def _set(cls: type, codec: Codec | None) -> None:

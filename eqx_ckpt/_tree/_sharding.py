@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 
 Region = tuple[slice, ...]
@@ -205,9 +205,5 @@ def text(sharding: jax.sharding.Sharding) -> str:
         return ""
     if isinstance(sharding, NamedSharding):
         axes = ", ".join(f"{name}={n}" for name, n in sharding.mesh.shape.items())
-        return f"{_short(sharding.spec)} on {axes}"
+        return f"P({', '.join(map(repr, sharding.spec))}) on {axes}"
     return f"{type(sharding).__name__} on {sharding.num_devices} devices"
-
-
-def _short(spec: PartitionSpec) -> str:
-    return f"P({', '.join(map(repr, spec))})"

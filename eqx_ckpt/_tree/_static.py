@@ -237,16 +237,9 @@ def passing(
     if isinstance(static, str):
         return lambda name: static == "ignore"
     patterns = list(static)
-    unused = set(patterns)
-    names: list[str] = []
-    if unused:
-        names = [*all_names(statics), *more]
-    for name in names:
-        unused -= {x for x in unused if matches(x, name)}
-        if not unused:
-            break
+    names = [*all_names(statics), *more] if patterns else []
     for pattern in patterns:
-        if pattern in unused:
+        if not any(matches(pattern, name) for name in names):
             near = _nearest.NameIndex(names).nearest(pattern, 3)
             some = ", ".join(f"`{x}`" for x in near or names[:3])
             head = "The nearest there are" if near else "It has"

@@ -210,10 +210,8 @@ def wanted_dtype(template: Template, target: Target) -> np.dtype:
 
 
 def _is_other_scalar(template: Template, target: Target) -> bool:
-    def category(kind: str) -> str:
-        return "array" if kind in ("jax", "numpy") else kind
-
-    return target.shape == () and category(template.kind) != category(target.kind)
+    kinds = {template.kind, target.kind}
+    return target.shape == () and len(kinds) == 2 and kinds != {"jax", "numpy"}
 
 
 def is_spread(leaf: Any) -> bool:
