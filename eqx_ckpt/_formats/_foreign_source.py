@@ -132,15 +132,14 @@ class ForeignSource(Source):
         chunk = choose_strided(t.shape, strides, t.itemsize, target)
         return t._replace(chunk=chunk)
 
-    def check(self, record: Record, numbers: Sequence[int] | None = None) -> None:
+    def check(self, record: Record, numbers: Sequence[int]) -> None:
         if not self.is_apart(record):
-            super().check(record)
+            super().check(record, range(record.template.chunk_count))
             return
         (at,) = self.index.extents.starts([record.place])
         stored = self._origin(record, *at)
         if isinstance(stored, ForeignArray):
-            every = range(record.template.chunk_count)
-            stored.check(every if numbers is None else numbers)
+            stored.check(numbers)
         elif isinstance(stored, PiecedArray) and not self.root.is_far:
             for piece in stored.pieces:
                 self.directory.check_range(piece.key, stored.stop(piece))

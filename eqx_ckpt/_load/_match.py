@@ -1,5 +1,6 @@
 """Which stored leaf stands for which of `like`; and one report if any does not."""
 
+import dataclasses
 import functools as ft
 import itertools as it
 from collections.abc import Callable, Iterable
@@ -70,6 +71,7 @@ def match(
     return _Matcher(saved, like, options, source, thing, path).match()
 
 
+@dataclasses.dataclass(eq=False)
 class _Matcher:
     """One match, with the problems that it has found.
 
@@ -77,21 +79,18 @@ class _Matcher:
     (None: its entry of a State is not), and whether `filter_spec` has chosen it.
     """
 
-    def __init__(
-        self,
-        saved: Leaves,
-        like: PyTree,
-        options: LoadOptions,
-        source: str,
-        thing: str,
-        path: str,
-    ):
-        self.saved, self.like, self.options, self.source = saved, like, options, source
-        self.thing, self.what = thing, f"{thing} at `{path}`" if path else thing
-        self.flat = _flatten.flatten(like, options.is_leaf)
-        self.chosen = _filters.selected(
-            options.filter_spec, like, self.flat.leaves, options.is_leaf
-        )
+    saved: Leaves
+    like: PyTree
+    options: LoadOptions
+    source: str
+    thing: str
+    path: str
+
+    def __post_init__(self) -> None:
+        self.what = f"{self.thing} at `{self.path}`" if self.path else self.thing
+        spec, is_leaf = self.options.filter_spec, self.options.is_leaf
+        self.flat = _flatten.flatten(self.like, is_leaf)
+        self.chosen = _filters.selected(spec, self.like, self.flat.leaves, is_leaf)
         self.problems = Problems()
         # A sentence on the first of them; and of what was renamed, the stored name.
         self.first = ""

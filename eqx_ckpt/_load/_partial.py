@@ -6,7 +6,7 @@ from typing import Any
 
 from .._format._leaves import Part, Record, Region, Unreadable
 from .._format._view import View
-from .._tree import _from_host, _leaf
+from .._tree import _from_host, _leaf, _sharding
 from .._tree._target import Target
 
 
@@ -75,7 +75,7 @@ def _found(record: Record, regions: Sequence[Region] | None) -> list[Region] | N
     if not isinstance(part, Part):
         return None
     if regions is None:  # It is all of the array.
-        regions = [tuple(slice(0, n) for n in part.shape)]
+        regions = [_sharding.whole(part.shape)]
     found = [part.find(stored, region) for region in regions]
     there = [region for region in found if region is not None]
     return there if len(there) == len(found) else None

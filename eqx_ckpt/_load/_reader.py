@@ -2,10 +2,11 @@
 
 import collections
 import concurrent.futures as cf
+import dataclasses
 import math
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -65,6 +66,7 @@ class ReadResult(NamedTuple):
 Results = Generator[tuple[StoredRead, ReadResult], None, None]
 
 
+@dataclasses.dataclass(eq=False)
 class Reader:
     """The state of one planned read, which its threads share.
 
@@ -72,18 +74,13 @@ class Reader:
     way. `problems` gets the fault of each leaf that cannot be had.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        digests: Digests | None,
-        budget: int,
-        problems: dict[str, str],
-        pool: cf.Executor,
-    ):
-        self.source, self.digests, self.budget = source, digests, budget
-        self.problems, self.pool = problems, pool
-        # Of each thread, for what is read and then decoded.
-        self.own = threading.local()
+    source: Source
+    digests: Digests | None
+    budget: int
+    problems: dict[str, str]
+    pool: cf.Executor
+    # Of each thread, for what is read and then decoded.
+    own: Any = dataclasses.field(default_factory=threading.local, init=False)
 
     def explain(self, error: Exception) -> str:
         """The fault in bytes that could not be read.

@@ -43,6 +43,8 @@ class Source:
     stamp: Callable[[Backend], str] | None = None
     stamped: str = ""
     place: Callable[[str], tuple[str, int, int]] | None = None
+    # The TensorStores of leaves that were opened, by their places.
+    _opened: dict[int, Any] = dataclasses.field(default_factory=dict, init=False)
 
     # Whether it is one of ours, whose leaves lie in chunks that have digests.
     has_digests = True
@@ -74,10 +76,6 @@ class Source:
         return [f"{self.database}/{file}" for file in self.index.files]
 
     @ft.cached_property
-    def _opened(self) -> dict[int, Any]:
-        return {}
-
-    @ft.cached_property
     def database(self) -> str | None:
         return f"d/{self.index.save}" if self.index.layout == "ocdbt" else None
 
@@ -98,7 +96,7 @@ class Source:
                 )
             self.check_current()
             try:
-                self.check(record)
+                self.check(record, range(record.template.chunk_count))
             except ValueError as e:
                 raise self.lost(str(e)) from e
             # It may live for longer than this, and a descriptor with it.
@@ -107,7 +105,7 @@ class Source:
         return array
 
     def _open_whole(self, record: Record, directory: Backend) -> Any:
-        places = [self._place(record)]
+        places = [self._place(record, range(record.template.chunk_count))]
         return _arrays.open_arrays(directory, self.files, places)[0]
 
     def open(self, wanted: Sequence[tuple[Record, Sequence[int]]]) -> list[Any]:
@@ -119,16 +117,12 @@ class Source:
         """The template of a leaf, with the chunks that it is read in."""
         return record.template
 
-    def _place(
-        self, record: Record, numbers: Sequence[int] | None = None
-    ) -> tuple[Template, Any]:
-        """Where chunks of a leaf lie (None: all of them)."""
+    def _place(self, record: Record, numbers: Sequence[int]) -> tuple[Template, Any]:
+        """Where chunks of a leaf lie."""
         if self.files is None:
             return record.template, self.key(record)
         keys = grid_of(record.template).keys
         locate = self.index.extents.locate
-        if numbers is None:
-            numbers = range(len(keys))
         chunks = [(keys[n], *locate(record, n)) for n in numbers]
         return record.template, chunks
 
@@ -141,10 +135,10 @@ class Source:
         key = f"{self.key(record)}/{grid_of(t).keys[number]}"
         return key, 0, t.full if t.codec is None else self.directory.size(key)
 
-    def check(self, record: Record, numbers: Sequence[int] | None = None) -> None:
+    def check(self, record: Record, numbers: Sequence[int]) -> None:
         """**Raises:** `ValueError` unless the files hold all that the index says.
 
-        That is, of the chunks of these `numbers`, in their order (None: of all).
+        That is, of the chunks of these `numbers`, in their order.
 
         So no memory is allocated for what is not there. In an object store it would
         take as long as to read it, which says so too.
@@ -155,8 +149,6 @@ class Source:
             raise ValueError(f"its chunks have {t.full} bytes, more than this machine")
         if self.root.is_far:
             return
-        if numbers is None:
-            numbers = range(t.chunk_count)
         if self.files is not None:
             at, extents = 0, self.index.extents
             while at < len(numbers):

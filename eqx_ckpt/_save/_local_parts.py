@@ -40,7 +40,7 @@ def part_of(value: Any, template: Template) -> LocalPart | None:
         tuple(s.start for s in region) + (0,) * len(rest) for region in shards.regions
     ]
     regions = [
-        (slice(i * size[0], (i + 1) * size[0]), *(slice(0, n) for n in shape[1:]))
+        (slice(i * size[0], (i + 1) * size[0]), *_sharding.whole(shape[1:]))
         for i in range(len(starts))
     ]
     # Each shard alone: a computation with all of the array takes all processes.
@@ -65,8 +65,7 @@ def _nothing(value: jax.Array, template: Template) -> LocalPart:
             "processes. Leave it out with `filter_spec`."
         )
     stored = template._replace(shape=(0, *template.shape[1:]))
-    shards = Shards(
-        [_host_copy.whole_region(stored)], [np.zeros(stored.shape, np.uint8)]
-    )
+    regions = [_sharding.whole(stored.shape)]
+    shards = Shards(regions, [np.zeros(stored.shape, np.uint8)])
     start = (0,) * len(template.shape)
     return shards, stored, Part(template.shape, (start,)), None

@@ -103,7 +103,9 @@ def to_host(leaf: Any, template: Template) -> np.ndarray:
         _on_cpu(leaf.sharding) and _leaf.is_whole(leaf.sharding)
     )
     if is_cut or isinstance(leaf, (Payload, Shards)):
-        return next(to_host_by_regions(leaf, template, [whole_region(template)]))
+        return next(
+            to_host_by_regions(leaf, template, [_sharding.whole(template.shape)])
+        )
     return _stored(_on_host(leaf, template), template)
 
 
@@ -150,10 +152,6 @@ def _together(arrays: Sequence[Any], dtype: np.dtype) -> np.ndarray:
         with contextlib.suppress(TypeError):  # Buffers have none of JAX's own dtypes.
             return np.frombuffer(b"".join(arrays), dtype)
     return np.concatenate(list(map(np.asarray, arrays)), axis=None)
-
-
-def whole_region(template: Template) -> tuple[slice, ...]:
-    return tuple(slice(0, n) for n in template.shape)
 
 
 # Copies from a device that are under way while the one before them is written.

@@ -189,11 +189,15 @@ def _is_data(x: Any) -> bool:
     return isinstance(x, (*kinds, types.FunctionType, types.CellType))
 
 
+def is_of_jax(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] in ("jax", "jaxlib")
+
+
 def _of_object(x: Any, below: Callable[[Any], Any]) -> Any:
     cls = type(x)
     if isinstance(x, (type, types.ModuleType, enum.Enum)):
         return _Object(x)
-    if isinstance(x, np.dtype) or cls.__module__.partition(".")[0] in ("jax", "jaxlib"):
+    if isinstance(x, np.dtype) or is_of_jax(cls):
         # Such as shardings, which are compared by what they are.
         return (cls, x) if cls.__hash__ is not None else _Object(x)
     held = dict(getattr(x, "__dict__", {}))

@@ -325,7 +325,7 @@ def holders(leaf: Any, template: Template) -> _sharding.Holders | None:
     if not isinstance(leaf, jax.Array) or is_local(leaf.sharding):
         return None
     shape = template.logical_shape
-    rest = tuple(slice(0, n) for n in template.shape[len(shape) :])
+    rest = _sharding.whole(template.shape[len(shape) :])
     found = _sharding.holders(leaf.sharding, shape)
     return tuple((region + rest, processes) for region, processes in found)
 

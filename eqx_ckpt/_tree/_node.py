@@ -217,15 +217,10 @@ def static_fields(node: Node) -> dict[str, Any]:
     return json.loads(text)[0] if text else {}
 
 
-def recorded(node: Node) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The static fields that JSON holds, and the others, encoded: as in `Statics`. For
-    nodes that have one text they are one object."""
-    return parsed(body_of(node).fields())
-
-
 @ft.lru_cache(maxsize=16)
 def parsed(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The static fields of a `fields_text`."""
+    """The static fields of a `fields_text` that JSON holds, and the others, encoded: as
+    in `Statics`. For nodes that have one text they are one object."""
     plain, encoded = json.loads(text) if text else ({}, {})
     return plain, encoded
 

@@ -25,7 +25,7 @@ import jax
 import numpy as np
 
 from .._format import _names
-from . import _leaf, _named, _register
+from . import _identity, _leaf, _named, _register
 from ._node import Node, Spec
 
 
@@ -332,7 +332,7 @@ def _is_fixed(x: Any, callables: dict[int, Any]) -> bool:
     if isinstance(x, (type, types.BuiltinFunctionType)):
         callables[id(x)] = x
         return isinstance(x, type) or isinstance(x.__self__, types.ModuleType | None)
-    if isinstance(x, types.FunctionType) or _is_of_jax(cls):
+    if isinstance(x, types.FunctionType) or _identity.is_of_jax(cls):
         callables[id(x)] = x
         inner: Any = x
         while not isinstance(inner, types.FunctionType):
@@ -346,10 +346,6 @@ def _is_fixed(x: Any, callables: dict[int, Any]) -> bool:
         held = *(inner.__defaults__ or ()), *(inner.__kwdefaults__ or {}).values()
         return all(_is_fixed(y, callables) for y in held)
     return False
-
-
-def _is_of_jax(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] in ("jax", "jaxlib")
 
 
 @ft.cache

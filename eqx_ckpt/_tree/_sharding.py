@@ -23,6 +23,10 @@ def _region(ends: _Ends) -> Region:
     return tuple(slice(start, stop) for start, stop in ends)
 
 
+def whole(shape: Sequence[int]) -> Region:
+    return tuple(slice(0, n) for n in shape)
+
+
 @ft.lru_cache(maxsize=4096)
 def here(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> list[Region]:
     """The distinct regions that this process has of an array of this shape."""

@@ -44,7 +44,7 @@ def recorded(module: Any, known: dict[Any, Fields]) -> Fields:
     Modules that are alike have one, which is `known`."""
     cls = type(module)
     if cls is Node:
-        return _node.recorded(module)
+        return _node.parsed(_node.body_of(module).fields())
     dynamic, static = _seen.module_fields(cls)
     if not static or issubclass(cls, eqx.nn.StateIndex):
         return {}, {}  # The marker of an index is how this process finds an entry.
