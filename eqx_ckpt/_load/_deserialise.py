@@ -262,8 +262,5 @@ def materialise(tree: PyTree, **options: Unpack[TogetherKeywords]) -> PyTree:
     read = lambda: _lazy.read(todo, planned, given, run)
     fetched = in_step(run, saves, [plan for _, plan in planned], read)
     values = dict(zip(lazies, fetched))
-    out = jtu.tree_unflatten(
-        structure,
-        [values[id(x)] if isinstance(x, LazyArray) else x for x in leaves],
-    )
+    out = jtu.tree_unflatten(structure, [values.get(id(x), x) for x in leaves])
     return _node.plain(out) if Node in _seen.node_types(structure) else out

@@ -54,7 +54,6 @@ class LazyArray(jax.ShapeDtypeStruct):
     """
 
     __slots__ = ("_source", "_record", "_view", "_target")
-    _check_whole = _partial.check_whole
 
     _source: Source
     _record: Record
@@ -90,6 +89,11 @@ class LazyArray(jax.ShapeDtypeStruct):
     @property
     def _is_readable(self) -> bool:
         return not isinstance(self._record.part, Unreadable)
+
+    def _check_whole(self) -> None:
+        """**Raises:** `ValueError` if it is not all there."""
+        if self._record.part is not None:
+            raise _partial.error(self._record)
 
     def _again(self, view: View | None, target: Target) -> "LazyArray":
         """The same array, as another view of it."""

@@ -64,6 +64,8 @@ def open_at(path: Any, like: PyTree = None, follow_symlinks: bool = False) -> So
 
 
 def open_source(root: Backend, like: PyTree = None) -> Source:
+    """The source at a root. **Raises:** `FileNotFoundError` if there is none; `OSError`
+    for a store that has no such bucket, or is elsewhere."""
     kind = root.entry()
     if kind not in (None, "directory"):
         source = _found(root, like)
@@ -81,7 +83,14 @@ def open_source(root: Backend, like: PyTree = None) -> Source:
         )
     source = _at(root) or _other_at(root, like)
     if source is None:
-        raise FileNotFoundError(_nothing(root))
+        root.check_bucket()
+        text = f"There is no checkpoint at `{root}`"
+        if _store.may_hold(root, "d"):
+            text += (
+                f": it has no `{_files.INDEX}`, which is written last. A save may have "
+                "been interrupted there"
+            )
+        raise FileNotFoundError(f"{text}.")
     return source
 
 
@@ -111,18 +120,6 @@ def _found(root: Backend, like: PyTree) -> Source | None:
     """A checkpoint of one file, or of another format, by what other rooms add."""
     find = _extensions.find("find_source")
     return None if find is None else find(root, like)
-
-
-def _nothing(root: Backend) -> str:
-    """**Raises:** `OSError` for a store that has no such bucket, or is elsewhere."""
-    text = f"There is no checkpoint at `{root}`"
-    root.check_bucket()
-    if not _store.may_hold(root, "d"):
-        return f"{text}."
-    return (
-        f"{text}: it has no `{_files.INDEX}`, which is written last. A save may have "
-        "been interrupted there."
-    )
 
 
 # A call is made at least so often, and again for at least so many seconds.

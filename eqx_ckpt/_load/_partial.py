@@ -2,7 +2,6 @@
 which are of another format and cannot be read."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from .._format._leaves import Part, Record, Region, Unreadable
 from .._format._view import View
@@ -43,12 +42,6 @@ def check_readable(record: Record) -> None:
     """**Raises:** `ValueError` for a leaf that cannot be read."""
     if isinstance(record.part, Unreadable):
         raise error(record)
-
-
-def check_whole(lazy: Any) -> None:
-    """**Raises:** `ValueError` for a lazy leaf that is not all there."""
-    if lazy._record.part is not None:
-        raise error(lazy._record)
 
 
 def lacks(record: Record, target: Target) -> bool:

@@ -95,7 +95,7 @@ class _LargeLeaf:
             yield self._part(range(0), view.slices(), view.picked, wanted, True)
             return
         regions, full = _source.grid_of(t).regions, _source.grid_of(t).full
-        most = max(1, max(1, min(_PART, self.reader.budget // 4)) // full)
+        most = max(1, min(_PART, self.reader.budget // 4) // full)
         source, record = self.reader.source, self.read.record
         if source.is_apart(record) and not source.is_stored(record):
             most = 1  # Chunks that follow each other may lie anywhere.

@@ -39,10 +39,7 @@ def stage(leaf: Any, template: Template) -> Any:
         return leaf._replace(parts=list(map(_stage_part, leaf.parts)))
     if not isinstance(leaf, jax.Array):
         return leaf
-    if template.kind == "key":
-        leaf = jr.key_data(leaf)
-    own = _views(leaf) if _on_cpu(leaf.sharding) else _sharding.shards_of(leaf)
-    return stage(own, template)
+    return stage(_in_parts(leaf, template), template)
 
 
 def _stage_part(part: Any) -> Any:
@@ -55,12 +52,16 @@ def _stage_part(part: Any) -> Any:
     return own
 
 
-def _views(leaf: jax.Array) -> Any:
-    """An array on CPU as NumPy has it: without a copy, so in parts if it has some."""
-    if _leaf.is_whole(leaf.sharding):
+def _in_parts(leaf: jax.Array, template: Template) -> np.ndarray | Shards:
+    """The parts of an array, or of the data of keys: on CPU as NumPy has them, without
+    a copy, and as one array if this process has all of it."""
+    if template.kind == "key":
+        leaf = jr.key_data(leaf)
+    on_cpu = _on_cpu(leaf.sharding)
+    if on_cpu and _leaf.is_whole(leaf.sharding):
         return np.asarray(leaf)
     shards = _sharding.shards_of(leaf)
-    return shards._replace(parts=[np.asarray(part) for part in shards.parts])
+    return collect(shards) if on_cpu else shards
 
 
 def on_device(leaf: Any) -> bool:
@@ -75,7 +76,7 @@ def is_staged(value: Any) -> bool:
 
 
 def collect(value: Shards) -> Shards:
-    """A staged leaf whose copies have arrived: waits for them."""
+    """The same parts as NumPy has them: waits for copies that are on their way."""
     return value._replace(parts=[np.asarray(part) for part in value.parts])
 
 
@@ -166,10 +167,7 @@ def to_host_by_regions(
         yield from map(np.ascontiguousarray, leaf.read(regions))
         return
     if isinstance(leaf, jax.Array):
-        if template.kind == "key":
-            leaf = jr.key_data(leaf)
-        on_cpu = _on_cpu(leaf.sharding)
-        leaf = _views(leaf) if on_cpu else _sharding.shards_of(leaf)
+        leaf = _in_parts(leaf, template)
     if not isinstance(leaf, Shards):
         array = _on_host(leaf, template)
         for region in regions:
