@@ -134,7 +134,7 @@ def _export_once(
     """The export of a function for a tree that was like this one, or for this one."""
     try:
         like = _identity.key(wanted.fn), likeness()
-    except _identity.TooLarge:
+    except RecursionError:  # It is too large.
         return _exported(wanted, tree)
     for other, exported in wanted.known:
         if other == like and _has(tree, exported[0].baked):

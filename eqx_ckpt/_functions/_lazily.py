@@ -97,7 +97,7 @@ def _key(called: Callable[..., Any], traced: Traced, parts: Sequence[Part]) -> A
             x._key if isinstance(x, LazyArray) else _identity.key(x) for x in parts
         ]
         return "lazy", _identity.key(called), traced.settings, *arrays
-    except _identity.TooLarge:
+    except RecursionError:  # It is too large.
         return None
 
 

@@ -42,10 +42,6 @@ _PLAIN: tuple[Any, ...] = (
 _CONTAINERS = (list, tuple, collections.deque, set, frozenset, dict)
 
 
-class TooLarge(ValueError):
-    """For a value that is too large to have a key."""
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Object:
     """An object that is the same as itself only, and lives as long as this."""
@@ -63,7 +59,7 @@ def key(value: Any, most: float = _MOST) -> Any:
     """A key of plain containers, Modules, structures of trees and other objects, with
     all that is in them; and of functions, with the data that they close over.
 
-    **Raises:** `TooLarge`.
+    **Raises:** `RecursionError` for a value that is too large, or too deep.
     """
     count = 0
     above: dict[int, int] = {}
@@ -72,7 +68,7 @@ def key(value: Any, most: float = _MOST) -> Any:
         nonlocal count
         count += 1
         if count > most:
-            raise TooLarge("it is too large to be compared")
+            raise RecursionError("it is too large to be compared")
         if type(x) in _ATOMS:
             return type(x), x
         if id(x) in above:
@@ -85,10 +81,7 @@ def key(value: Any, most: float = _MOST) -> Any:
         finally:
             del above[id(x)]
 
-    try:
-        return walk(value, False)
-    except RecursionError as e:
-        raise TooLarge("it is too deep to be compared") from e
+    return walk(value, False)
 
 
 def plain_key(values: Sequence[Any]) -> Any:
@@ -115,7 +108,7 @@ def is_same(a: Any, b: Any) -> bool:
     """Whether two values are of the same types and bits."""
     try:
         return key(a, math.inf) == key(b, math.inf)
-    except TooLarge:
+    except RecursionError:
         return False
 
 
