@@ -23,7 +23,7 @@ from .._save._payload import PlannedLeaf
 from .._save._transaction import unpublished
 from .._storage._backend import Backend
 from .._storage._local import LocalDirectory
-from .._tree import _host_copy
+from .._tree import _host_copy, _sharding
 from .._zips import _onefile
 
 
@@ -207,7 +207,7 @@ def _write_own(
 ) -> None:
     """Writes what this process has of a tensor that begins at a byte of a file."""
     value, t = leaf.value, leaf.template
-    parts = [(_host_copy.whole_region(t), value)] * leads
+    parts = [(_sharding.whole(t.shape), value)] * leads
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         shards = (s for s in value.addressable_shards if s.replica_id == 0)
         parts = [(_region(s.index, t.shape), s.data) for s in shards]
