@@ -335,7 +335,7 @@ def _holders(target: Target, count: int) -> _sharding.Holders:
 
 def _padded(region: Region, shape: Sequence[int]) -> Region:
     """A region with all of the axes that it lacks, such as the words of a key."""
-    return (*region, *(slice(0, n) for n in shape[len(region) :]))
+    return (*region, *_sharding.whole(shape[len(region) :]))
 
 
 def _digest(value: Any) -> str:
