@@ -58,7 +58,7 @@ def _build(
     bare = [
         part
         for part in known
-        if part not in new and _is_bare(ckpt, full, _names.joined(was or "", part))
+        if part not in new and _is_bare(ckpt, full, _below(was, part))
     ]
     parts = [*new, *bare]
     kind = "k" if known or not all(map(_number.fullmatch, new)) else "s"
@@ -70,15 +70,19 @@ def _build(
     if spec.labels and all(part in known for part in parts):
         labels = tuple(spec.labels[place[part]] for part in parts)
     children = [
-        _build(ckpt, full, new[part], _names.joined(name, part))
+        _build(ckpt, full, new[part], _below(name, part))
         if part in new
-        else _nodes.node_at(ckpt.tree, _names.joined(was or "", part))
+        else _nodes.node_at(ckpt.tree, _below(was, part))
         for part in parts
     ]
     return Node(Body(Spec(keys, spec.fields, labels), children))
 
 
 _number = re.compile(r"0|[1-9][0-9]*")
+
+
+def _below(node: str | None, part: str) -> str:
+    return f"{node}.{part}" if node else part
 
 
 def _is_bare(ckpt: Checkpoint, full: Set[str], name: str) -> bool:
@@ -107,5 +111,4 @@ def _key(kind: str, part: str, node: str) -> tuple[str, str | int]:
     try:
         return kind, _names.key_of(kind, part, not node)
     except ValueError as e:
-        name = _names.joined(node, part)
-        raise ValueError(f"`{name}` is no name of a leaf: {e}.") from e
+        raise ValueError(f"`{_below(node, part)}` is no name of a leaf: {e}.") from e

@@ -96,7 +96,8 @@ def child(name: str, part: str) -> str:
 
 def join(components: Iterable[str]) -> str:
     """The dotted name of the leaf that these components lead to."""
-    return ft.reduce(child, components, "") or ROOT
+    first, *rest = [*components] or [ROOT]
+    return ".".join([child("", first), *rest])
 
 
 def namer(source: str = "") -> Callable[[tuple], tuple[str, str]]:

@@ -183,8 +183,9 @@ _TYPES = dict(b="bool", i="int", u="int", m="int", f="float", c="complex")
 
 
 def number_type(dtype: np.dtype) -> str:
-    if dtype.kind in _TYPES:
-        return _TYPES[dtype.kind]
+    # That of keys has no kind.
+    if (kind := getattr(dtype, "kind", "")) in _TYPES:
+        return _TYPES[kind]
     # NumPy does not know those of `ml_dtypes`.
     for name, info in (("int", ml_dtypes.iinfo), ("float", ml_dtypes.finfo)):
         with contextlib.suppress(ValueError, TypeError):

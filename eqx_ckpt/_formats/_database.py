@@ -105,6 +105,7 @@ class Database:
         except DamagedError as e:
             raise DamagedError(f"its database is damaged: {e}") from e
         self.files, self.inline = list(self._paths), bytes(self._inline)
+        del self._inline, self._paths
         # What was inline is the last file.
         count = len(self.files)
         files = [count if file < 0 else file for file in self.entries.files]

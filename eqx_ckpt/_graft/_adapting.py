@@ -39,6 +39,7 @@ class Placed(NamedTuple):
 
 
 def place(job: Job, model: Model, cast: bool, problems: Problems) -> list[Placed]:
+    targets = [target_of(model, n)._replace(cast=cast) for n in job.all_numbers]
     try:
         if job.adapters:
             for x in job.all_saved:
@@ -55,8 +56,10 @@ def place(job: Job, model: Model, cast: bool, problems: Problems) -> list[Placed
         problems.add("adapter", shown, text)
         return []
     placed = [
-        _fit(job, position, number, made, model, cast, problems)
-        for position, (number, made) in enumerate(zip(job.all_numbers, results))
+        _fit(job, position, made, target, model.names[number], problems)
+        for position, (number, made, target) in enumerate(
+            zip(job.all_numbers, results, targets)
+        )
     ]
     return [x for x in placed if x is not None]
 
@@ -161,14 +164,12 @@ def _shown(lazy: LazyArray) -> str:
 def _fit(
     job: Job,
     position: int,
-    number: int,
     made: Any,
-    model: Model,
-    cast: bool,
+    target: Target,
+    name: str,
     problems: Problems,
 ) -> Placed | None:
     """The leaf with what is made for it, if that is as the model has it."""
-    name, target = model.names[number], target_of(model, number)._replace(cast=cast)
     if isinstance(made, LazyArray) and made._target.cast:
         if made.dtype == target.dtype:
             target = target._replace(cast=True)
@@ -196,6 +197,7 @@ def _fit(
     if isinstance(made, LazyArray) and made._view is None:
         same = target.dtype is None or template.dtype == target.dtype.name
         status = "loaded" if same or template.kind == "key" else "cast"
+    number = job.all_numbers[position]
     return Placed(number, made, target, status, job, position)
 
 

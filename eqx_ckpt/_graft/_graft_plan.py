@@ -18,7 +18,7 @@ from . import _adapting, _nested, _pairs, _suggest
 from ._adapting import Placed
 from ._matching import Job, Matching
 from ._report import Difference
-from ._sides import Model, StoredSide
+from ._sides import Model, StoredSide, target_of
 
 
 def plan(
@@ -51,9 +51,7 @@ def plan(
             placed += _adapting.place(job, model, cast, problems)
     differences = _compare_statics(matching, static)
     if scalars == "load":
-        jobs = [Job("", number, x) for number, x in matching.scalars]
-        some = [x for job in jobs for x in _adapting.place(job, model, False, problems)]
-        placed += {x.number: x for x in some}.values()
+        placed += _load_scalars(matching)
     if not can_init:
         _find_abstract(matching)
     _check(matching, *matching.undeclared())
@@ -156,6 +154,19 @@ def _node_pairs(matching: Matching, own: Statics) -> Iterator[tuple[str, str]]:
 
 
 # ---- Python scalars inside of pairs.
+
+
+def _load_scalars(matching: Matching) -> list[Placed]:
+    model, out = matching.model, {}
+    for number, lazy in matching.scalars:
+        target, template = target_of(model, number), lazy._record.template
+        misfit = _target.misfit(template, target)
+        if misfit is not None:
+            wanted = _target.show_target(target)
+            text = f"saved {_leaf.show(template)}, the model has {wanted}"
+            matching.problems.add(misfit[0], model.names[number], text)
+        out[number] = Placed(number, lazy, target, "loaded", Job("", number, lazy), 0)
+    return list(out.values())
 
 
 def _compare_scalars(

@@ -1,6 +1,6 @@
 """`nest`: the flat dict that other libraries save, as a tree."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -29,28 +29,35 @@ def nest(flat: Mapping[str, Any], separator: str = ".") -> Any:
 
         ```
     """
-    rows = []
+    top: dict[str, Any] = {}
+    # The dicts that are made here. Those that are values stay as they are.
+    made = {id(top): top}
     for name, value in flat.items():
         if not isinstance(name, str):
             raise TypeError(f"The key {name!r} is not a string of names.")
-        parts = name.split(separator)
-        for count in range(1, len(parts)):
-            above = separator.join(parts[:count])
-            if above in flat:
-                raise ValueError(f"`{above}` is a leaf, and a node as well.")
-        rows.append((parts, value))
-    return _node(rows)
+        *parents, last = name.split(separator)
+        node = top
+        for count, part in enumerate(parents, 1):
+            if part not in node:
+                node[part] = new = {}
+                made[id(new)] = new
+            node = node[part]
+            if id(node) not in made:
+                raise _both(separator.join(parents[:count]))
+        if last in node:
+            raise _both(name)
+        node[last] = value
+    return _plain(top, made)
 
 
-def _node(rows: Iterable[tuple[list[str], Any]]) -> Any:
-    """The node of leaves whose names below it are split into these parts."""
-    groups: dict[str, list[tuple[list[str], Any]]] = {}
-    for (first, *rest), value in rows:
-        groups.setdefault(first, []).append((rest, value))
-    out = {}
-    for key, group in groups.items():
-        rest, value = group[0]
-        out[key] = _node(group) if rest else value
+def _both(name: str) -> ValueError:
+    return ValueError(f"`{name}` is a leaf, and a node as well.")
+
+
+def _plain(node: Any, made: Mapping[int, Any]) -> Any:
+    if id(node) not in made:
+        return node
+    out = {key: _plain(child, made) for key, child in node.items()}
     if out and set(out) == set(map(str, range(len(out)))):
         return [out[str(i)] for i in range(len(out))]
     return out

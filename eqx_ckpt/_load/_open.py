@@ -51,8 +51,9 @@ def opened(
     except BaseException as e:
         _open_files.forget(root)
         if isinstance(e, FileNotFoundError):
-            text = "The open file is no checkpoint of a format that is read."
-            raise ValueError(text) from None
+            raise ValueError(
+                "The open file is no checkpoint of a format that is read."
+            ) from None
         raise
     weakref.finalize(source, _open_files.forget, root).atexit = False
     return source

@@ -68,7 +68,7 @@ def key(value: Any, most: float = _MOST) -> Any:
         nonlocal count
         count += 1
         if count > most:
-            raise RecursionError("it is too large to be compared")
+            raise RecursionError
         if type(x) in _ATOMS:
             return type(x), x
         if id(x) in above:

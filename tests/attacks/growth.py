@@ -164,13 +164,13 @@ def torch_keys(path, n):
     pickles.write(path, pickles.state(**{"k" * n: row}))
 
 
-@growth(20_000)
+@growth(5000)
 def torch_tuples(path, n):
     """A tuple in a tuple in a tuple."""
     pickles.write(path, b"\x80\2)" + b"\x85" * n + b".")
 
 
-@growth(20_000)
+@growth(5000)
 def torch_memo(path, n):
     """Values that are kept under large numbers."""
     rows = b"".join(b"Nr" + struct.pack("<I", 2**32 - i - 1) + b"a" for i in range(n))
@@ -263,13 +263,13 @@ def ours_fields(path, n):
     _instead(path, [kind], *rows)
 
 
-@growth(20_000)
+@growth(5000)
 def ours_sets(path, n):
     """Integers of one hash in a set."""
     _instead(path, [], ["value", [], {"set": [i * (2**61 - 1) for i in range(n)]}])
 
 
-@growth(20_000)
+@growth(5000)
 def ours_keys(path, n):
     """Integers of one hash as the keys of a dict."""
     keys = [i * (2**61 - 1) for i in range(n)]
@@ -298,6 +298,12 @@ def _orbax(path: pathlib.Path, tree: dict[str, Any], **more: Any) -> None:
     path.mkdir()
     value = {"tree_metadata": tree, "use_zarr3": True, **more}
     (path / "_METADATA").write_text(json.dumps(value))
+
+
+@growth(5000)
+def orbax_deep_key(path, n):
+    """One leaf, below so many nodes."""
+    _orbax(path, {"('a',)": entry(["a" * 250] * n)})
 
 
 @growth(200)

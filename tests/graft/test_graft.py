@@ -1159,6 +1159,20 @@ def test_rules_that_are_none(rules, error, said):
         ec.rename(rules)
 
 
+def test_no_function_is_called_for_a_leaf_that_nothing_can_become(tmp_path):
+    ec.tree_serialise_leaves(tmp_path / "x", {"a": jnp.ones(3)})
+    called = []
+
+    @jax.jit
+    def traced(x):
+        pairs = [(lambda m: m["a"], lambda c: c["a"], lambda x, _: called.append(x))]
+        ec.graft({"a": x}, tmp_path / "x", pairs)
+
+    with pytest.raises(TypeError, match="`like` has a tracer"):
+        traced(jnp.ones(3))
+    assert not called
+
+
 def test_a_flat_dict_is_said_to_be_one(tmp_path, bert):
     ec.tree_serialise_leaves(tmp_path / "x", hugging_face(bert))
     text = refused(tmp_path / "x", bert, [(lambda m: m, lambda c: c)])

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 
 import jax.numpy as jnp
 import numpy as np
@@ -98,18 +99,21 @@ def test_going_back_forgets_what_was_given(tmp_path):
 
 @pytest.mark.parametrize("given", [20, 25])
 def test_a_save_that_failed_loses_no_later_state(tmp_path, monkeypatch, given):
+    is_given = threading.Event()
+
+    def no_space(*_):
+        assert is_given.wait(60)  # Else the first call may be told already.
+        raise OSError(28, "No space left on device")
+
     with pytest.raises(OSError) as caught:
         with ec.CheckpointManager(tmp_path, every=10) as manager:
             with monkeypatch.context() as patch:
-                inside.replace(patch, "publish", _no_space)
+                inside.replace(patch, "publish", no_space)
                 manager.save(10, tree_at(10))
+                is_given.set()
                 manager._saves.going.over.wait()
             manager.save(given, tree_at(given))
     assert caught.value.errno == 28 and manager.steps() == [given]
-
-
-def _no_space(*_):
-    raise OSError(28, "No space left on device")
 
 
 def _run(path, every, last, **given):
