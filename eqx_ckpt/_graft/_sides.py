@@ -38,7 +38,7 @@ class Model:
     def __init__(self, tree: PyTree):
         self.tree = tree
         self.flat = _flatten.flatten(tree, None)
-        self.names = [_names.name_of(path)[0] for path in self.flat.paths]
+        self.names = self.flat.names()
         self.storable = [_filters.by_default(x) for x in self.flat.leaves]
         self.below = _names.by_prefix(self.names)
         self.tagged = _select.Tagged(self.flat, self.storable, None)

@@ -213,7 +213,7 @@ def _tensors(
     if isinstance(pytree, Checkpoint):
         pytree = pytree.tree
     flat = _flatten.flatten(pytree, None)
-    all_names = [_names.name_of(path)[0] for path in flat.paths]
+    all_names = flat.names()
     shown = flat.leaves
     if filter_spec is not _leaf.is_storable:
         shown = list(map(_lazies.stand_in, shown))

@@ -42,8 +42,8 @@ class Flat:
 
     def names(self, source: str = "") -> list[str]:
         """The dotted names of the leaves, if that of the tree is `source`."""
-        make = lambda: list(map(operator.itemgetter(0), map(named, self.paths)))
         named = _names.namer(source)
+        make = lambda: [named(path)[0] for path in self.paths]
         return self.once(("names", source), make)
 
     def once(
