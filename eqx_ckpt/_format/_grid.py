@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ._view import IndexArray, Picks
+
 
 # Digests are taken of blocks of this many bytes of a chunk.
 BLOCK = 4 * 2**20
@@ -146,22 +148,28 @@ def within(region: Sequence[slice], outer: Sequence[slice]) -> tuple[slice, ...]
     )
 
 
-def touched(shape: Shape, chunk: Shape, picks: Sequence[range | int]) -> Iterator[int]:
+def touched(shape: Shape, chunk: Shape, picks: Sequence[Picks | int]) -> Iterator[int]:
     """The numbers of the chunks that hold the elements at `picks`, in order."""
-    axes = []
-    for c, pick in zip(chunk, picks):
-        pick = range(pick, pick + 1) if isinstance(pick, int) else pick
-        if abs(pick.step) <= c:
-            low, high = sorted((pick[0], pick[-1]))
-            axes.append(range(low // c, high // c + 1))
-        else:
-            axes.append(sorted({i // c for i in pick}))
+    found = [touched_along(c, pick) for c, pick in zip(chunk, picks)]
+    axes = [x if isinstance(x, range) else x.tolist() for x in found]
     counts = grid(shape, chunk)
     for index in it.product(*axes):
         number = 0
         for i, count in zip(index, counts):
             number = number * count + i
         yield number
+
+
+def touched_along(length: int, pick: Picks | int) -> range | np.ndarray:
+    """Which parts of this length, of an axis, hold the elements that are picked."""
+    if isinstance(pick, IndexArray):
+        parts = pick.ascending // length
+        return parts[np.append(True, parts[1:] > parts[:-1])]
+    pick = range(pick, pick + 1) if isinstance(pick, int) else pick
+    low, high = sorted((pick[0], pick[-1]))
+    if abs(pick.step) <= length:
+        return range(low // length, high // length + 1)
+    return np.arange(low, high + 1, abs(pick.step)) // length
 
 
 def runs(
@@ -187,31 +195,15 @@ def box(regions: Sequence[tuple[slice, ...]]) -> tuple[slice, ...]:
     return tuple(slice(a.start, b.stop) for a, b in zip(regions[0], regions[-1]))
 
 
-def spans(
-    shape: Sequence[int], chunk: Sequence[int], start: int, stop: int
-) -> Iterator[tuple[int, int, int]] | None:
-    """Where elements `[start, stop)` of a row-major array lie: `(number of the chunk,
-    first element in it, count)`, in order. None if its chunks are not slabs."""
-    axis = next((i for i, (n, c) in enumerate(zip(shape, chunk)) if c < n), None)
-    if axis is None:
-        return iter([(0, start, stop - start)])
-    if any(c != 1 for c in chunk[:axis]) or tuple(chunk[axis + 1 :]) != tuple(
-        shape[axis + 1 :]
-    ):
+def cut_axis(shape: Sequence[int], chunk: Sequence[int]) -> int | None:
+    """The axis along which chunks are cut that, one after the other, are the array row
+    by row: all axes after it are whole, and all before it are cut into single indices.
+    The last chunk may be padded. None for any other chunks."""
+    axis = max((i for i, (n, c) in enumerate(zip(shape, chunk)) if c < n), default=0)
+    if any(c != 1 for c in chunk[:axis]):
         return None
-    inner = math.prod(shape[axis + 1 :])
-    row, slab = shape[axis] * inner, chunk[axis] * inner
-    per_row = -(-row // slab)
-
-    def walk() -> Iterator[tuple[int, int, int]]:
-        at = start
-        while at < stop:
-            number, within = divmod(at % row, slab)
-            end = min(stop, at - within + slab, at - at % row + row)
-            yield at // row * per_row + number, within, end - at
-            at = end
-
-    return walk()
+    is_padded = axis > 0 and shape[axis] % chunk[axis]
+    return None if is_padded and math.prod(shape[:axis]) > 1 else axis
 
 
 def key(index: Sequence[int]) -> str:

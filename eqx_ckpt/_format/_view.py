@@ -1,8 +1,11 @@
-"""NumPy's basic indexing as data: which elements of a stored array a view has."""
+"""NumPy's indexing as data: which elements of a stored array a view has."""
 
+import dataclasses
+import functools as ft
+import itertools as it
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,35 +14,97 @@ import numpy as np
 EMPTY = -1
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class IndexArray:
+    """Indices along an axis, none of them negative, in any order and as often as one
+    likes. The axis becomes as many as the array has."""
+
+    values: np.ndarray
+
+    def __len__(self) -> int:
+        return self.values.size
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, IndexArray) and np.array_equal(
+            self.values, other.values
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.values.shape, self.values.tobytes()))
+
+    @ft.cached_property
+    def ascending(self) -> np.ndarray:
+        """All of them, the least first."""
+        flat = self.values.reshape(-1)
+        return flat if self.order is None else flat[self.order]
+
+    @ft.cached_property
+    def order(self) -> np.ndarray | None:
+        """Which of them come first in `ascending`. None: they are so already."""
+        flat = self.values.reshape(-1)
+        if (flat[1:] >= flat[:-1]).all():
+            return None
+        return flat.argsort(kind="stable")
+
+
+# Indices along one axis that are picked, in order.
+Picks = range | IndexArray
+# An axis of a view: a stored one; one of an index array along a stored axis; a new one,
+# of length 1; `EMPTY`.
+Axis = int | tuple[int, int] | None
+
+
 class View(NamedTuple):
     """`picks[i]` are the indices along stored axis `i` (an int drops the axis), and
     `axes` the stored axes in the order of the view's (None: a new axis of length 1;
-    `EMPTY`: one of length 0)."""
+    `EMPTY`: one of length 0). Of an index array along axis `i`, each axis `d` of its
+    own is `(i, d)`."""
 
-    picks: tuple[range | int, ...]
-    axes: tuple[int | None, ...]
+    picks: tuple[Picks | int, ...]
+    axes: tuple[Axis, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(len(self._along(axis)) for axis in self.axes)
+        return tuple(self._length(axis) for axis in self.axes)
 
-    def _along(self, axis: int | None) -> range:
-        """The indices along one of the `axes`."""
+    def _length(self, axis: Axis) -> int:
+        """The length of one of the `axes`."""
         if axis is None or axis == EMPTY:
-            return range(1 if axis is None else 0)
+            return 1 if axis is None else 0
+        if isinstance(axis, tuple):
+            pick = self.picks[axis[0]]
+            assert isinstance(pick, IndexArray)
+            return pick.values.shape[axis[1]]
         pick = self.picks[axis]
         assert isinstance(pick, range)
-        return pick
+        return len(pick)
 
     @property
-    def ranges(self) -> list[range]:
+    def ranges(self) -> list[Picks]:
         """`picks`, with the axes that they drop."""
         return [range(p, p + 1) if isinstance(p, int) else p for p in self.picks]
 
     @property
+    def _picked(self) -> list[tuple[Axis, int]]:
+        """The axes of `stored[picks]`, with their lengths."""
+        out: list[tuple[Axis, int]] = []
+        for i, pick in enumerate(self.picks):
+            if isinstance(pick, range):
+                out.append((i, len(pick)))
+            elif isinstance(pick, IndexArray):
+                out += [((i, d), n) for d, n in enumerate(pick.values.shape)]
+        return out
+
+    @property
     def picked(self) -> tuple[int, ...]:
         """The shape of `stored[picks]`."""
-        return tuple(len(p) for p in self.picks if isinstance(p, range))
+        return tuple(length for _, length in self._picked)
+
+    @property
+    def order(self) -> list[int | None]:
+        """The numbers of the `axes` among those of `stored[picks]`; new ones stay."""
+        number = {axis: i for i, (axis, _) in enumerate(self._picked)}
+        return [number.get(a, EMPTY if a == EMPTY else None) for a in self.axes]
 
     def transpose(self, order: Sequence[int] | None = None) -> "View":
         """`array.transpose(order)`. **Raises:** `ValueError` for another number."""
@@ -53,60 +118,124 @@ class View(NamedTuple):
 
     def take(self, key: Any) -> "View":
         """The view that `array[key]` is. **Raises:** `IndexError` and `TypeError`."""
-        keys = key if isinstance(key, tuple) else (key,)
+        keys = [_known(k) for k in (key if isinstance(key, tuple) else (key,))]
         given = sum(k is not None and k is not Ellipsis for k in keys)
         dots = sum(k is Ellipsis for k in keys)
         if given > len(self.axes) or dots > 1:
             raise IndexError(f"too many indices for an array of {len(self.axes)} axes")
+        if sum(isinstance(k, np.ndarray) for k in keys) > 1:
+            raise TypeError(
+                "lazy arrays take one index array at a time: read the array, or index "
+                "again for the second one, which picks along its axis alone"
+            )
         rest = len(self.axes) - given
         if dots == 0:
-            keys = (*keys, Ellipsis)
+            keys.append(Ellipsis)
         picks, axes, old = list(self.picks), [], iter(self.axes)
+        # What is taken along each axis of the index arrays that are there.
+        inner: dict[tuple[int, int], Picks | int] = {}
+        # NumPy puts the axes of an index array first if there are numbers too, and
+        # something between them.
+        numbers = [i for i, k in enumerate(keys) if _is_advanced(k)]
+        is_first = len(numbers) > 0 and numbers[-1] - numbers[0] >= len(numbers)
         for k in keys:
             if k is Ellipsis:
                 axes += [next(old) for _ in range(rest)]
-            elif k is None:
+                continue
+            axis = None if k is None else next(old)
+            if k is None:
                 axes.append(None)
-            else:
-                axis = next(old)
-                new = _pick(self._along(axis), k)
-                if axis is None or axis == EMPTY:
-                    if isinstance(new, range):
-                        axes.append(None if new else EMPTY)
-                    continue
-                picks[axis] = new
+            elif axis is None or axis == EMPTY:
+                new = _pick(range(self._length(axis)), k)
+                if isinstance(new, IndexArray):
+                    raise TypeError(
+                        "lazy arrays take index arrays along axes that are stored, and "
+                        "not along new ones: read the array to index it so"
+                    )
                 if isinstance(new, range):
-                    axes.append(axis)
-        return View(tuple(picks), tuple(axes))
+                    axes.append(None if new else EMPTY)
+            else:
+                if isinstance(axis, tuple):
+                    new = inner[axis] = _pick(range(self._length(axis)), k)
+                else:
+                    pick = picks[axis]
+                    assert isinstance(pick, range)
+                    new = picks[axis] = _pick(pick, k)
+                is_array = isinstance(k, np.ndarray)
+                if not isinstance(new, int):
+                    axes.insert(0 if is_array and is_first else len(axes), axis)
+        return View(tuple(picks), tuple(axes))._settled(inner)
+
+    def _settled(self, inner: Mapping[tuple[int, int], Picks | int]) -> "View":
+        """The view with what is taken along the axes of its index arrays, which are
+        numbered anew."""
+        picks, numbers = list(self.picks), {}
+        for i, pick in enumerate(picks):
+            if not isinstance(pick, IndexArray):
+                continue
+            values, at = pick.values, 0
+            numbers[i] = [(i, d) for d in range(values.ndim)]  # If it is new.
+            for d in range(values.ndim):
+                own, before = inner.get((i, d), slice(None)), at
+                if isinstance(own, range | slice):
+                    own = own if isinstance(own, slice) else _slice(own)
+                    values = values[(slice(None),) * at + (own,)]
+                    at += 1
+                elif isinstance(own, IndexArray):
+                    values = values.take(own.values, at)
+                    at += own.values.ndim
+                else:
+                    values = values.take(own, at)
+                numbers[i, d] = [(i, new) for new in range(before, at)]
+            picks[i] = IndexArray(values) if values.ndim else int(values)
+        axes = [numbers.get(axis, [axis]) for axis in self.axes]
+        return View(tuple(picks), tuple(it.chain.from_iterable(axes)))
 
     def slices(self) -> tuple[slice | int, ...]:
-        """`picks` as NumPy and TensorStore take them."""
-        return tuple(p if isinstance(p, int) else _slice(p) for p in self.picks)
+        """`picks` as NumPy and TensorStore take them; of axes that index arrays pick
+        from, all."""
+        whole = slice(None)
+        return tuple(
+            p if isinstance(p, int) else _slice(p) if isinstance(p, range) else whole
+            for p in self.picks
+        )
+
+    @property
+    def arrays(self) -> dict[int, np.ndarray]:
+        """The index arrays, by the axes of what `slices` pick."""
+        kept = [pick for pick in self.picks if not isinstance(pick, int)]
+        found = enumerate(kept)
+        return {at: x.values for at, x in found if isinstance(x, IndexArray)}
 
     def arrange(self, array: np.ndarray) -> np.ndarray:
         """The axes of the view from those of `stored[picks]`."""
-        kept = [i for i, pick in enumerate(self.picks) if isinstance(pick, range)]
-        new = [axis is None or axis == EMPTY for axis in self.axes]
-        order = [kept.index(axis) for axis in self.axes if axis in kept]
-        array = array.transpose(order)
+        order = self.order
+        new = [axis is None or axis == EMPTY for axis in order]
+        kept = [axis for axis in order if axis is not None and axis != EMPTY]
+        array = array.transpose(kept)
         if True not in new:
             return array
         array = array[tuple(None if is_new else slice(None) for is_new in new)]
-        return array[tuple(slice(0 if a == EMPTY else None) for a in self.axes)]
+        return array[tuple(slice(0 if a == EMPTY else None) for a in order)]
 
     def apply(self, array: np.ndarray) -> np.ndarray:
         """The view of a stored array that is in memory."""
         # With `...`, so that one element is an array as well.
-        return self.arrange(array[(*self.slices(), ...)])
+        array = array[(*self.slices(), ...)]
+        for axis, values in reversed(self.arrays.items()):
+            array = array.take(values, axis)
+        return self.arrange(array)
 
 
-def run(picks: Sequence[range | int], shape: Sequence[int]) -> range | None:
+def run(picks: Sequence[Picks | int], shape: Sequence[int]) -> range | None:
     """The numbers, in row-major order, of the elements that are picked, if they follow
     each other; else None. There must be some."""
     start, count, inner = 0, 1, math.prod(shape)
     open = False  # Whether more than one index of an axis before was picked.
     for pick, length in zip(picks, shape):
         inner //= length
+        if isinstance(pick, IndexArray):
+            return None
         pick = range(pick, pick + 1) if isinstance(pick, int) else pick
         if (open and len(pick) < length) or (len(pick) > 1 and pick.step != 1):
             return None
@@ -116,9 +245,19 @@ def run(picks: Sequence[range | int], shape: Sequence[int]) -> range | None:
     return range(start, start + count)
 
 
-def overlap(pick: range, start: int, stop: int) -> tuple[slice, slice] | None:
+# A part of an axis.
+Places = slice | np.ndarray
+
+
+def overlap(pick: Picks, start: int, stop: int) -> tuple[Places, Places] | None:
     """The part of `pick` in `[start, stop)`: its places in `pick`, and the indices from
     `start` on. None if there is none."""
+    if isinstance(pick, IndexArray):
+        first, last = pick.ascending.searchsorted([start, stop]).tolist()
+        if first >= last:
+            return None
+        places = slice(first, last) if pick.order is None else pick.order[first:last]
+        return places, pick.ascending[first:last] - start
     step = pick.step
     if step > 0:
         first = max(0, -(-(start - pick.start) // step))
@@ -134,8 +273,8 @@ def overlap(pick: range, start: int, stop: int) -> tuple[slice, slice] | None:
 
 
 def overlaps(
-    picks: Sequence[range], region: Sequence[slice]
-) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
+    picks: Sequence[Picks], region: Sequence[slice]
+) -> tuple[tuple[Places, ...], tuple[Places, ...]] | None:
     """The same along each axis of a region."""
     found = [overlap(pick, s.start, s.stop) for pick, s in zip(picks, region)]
     some = [x for x in found if x is not None]
@@ -144,26 +283,93 @@ def overlaps(
     return tuple(to for to, _ in some), tuple(fro for _, fro in some)
 
 
+def places(pick: Picks) -> Places:
+    """What is picked, as NumPy takes it along one axis."""
+    return _slice(pick) if isinstance(pick, range) else pick.values.reshape(-1)
+
+
+def numbers(pick: Picks) -> np.ndarray:
+    """The indices that are picked."""
+    if isinstance(pick, range):
+        return np.arange(pick.start, pick.stop, pick.step)
+    return pick.values.reshape(-1)
+
+
+def mesh(places: Sequence[Places], shape: Sequence[int]) -> tuple[Any, ...]:
+    """What NumPy takes for these parts of the axes of an array of this shape, with its
+    other axes whole: of two index arrays each is along an axis of its own."""
+    if sum(isinstance(x, np.ndarray) for x in places) < 2:
+        return (*places, ...)
+    parts = [
+        np.arange(n)[x] if isinstance(x, slice) else x for x, n in zip(places, shape)
+    ]
+    return (*np.ix_(*parts), ...)
+
+
 def whole(shape: Sequence[int]) -> View:
     return View(tuple(map(range, shape)), tuple(range(len(shape))))
 
 
-def _pick(pick: range, key: Any) -> range | int:
+_TAKE = "lazy arrays take integers, slices, `...`, None and index arrays as indices"
+
+
+def _known(key: Any) -> Any:
+    """A part of a key, with sequences of numbers as arrays."""
+    is_array = getattr(key, "ndim", 0) > 0 and hasattr(key, "__array__")
+    if not is_array and not isinstance(key, (list, tuple, range)):
+        return key
+    array = np.asarray(key)
+    if array.size == 0 and not is_array:
+        array = array.astype(np.intp)
+    if array.dtype.kind not in "biu":
+        raise TypeError(f"{_TAKE}, not an array of {array.dtype}")
+    if array.dtype == bool and array.ndim != 1:
+        raise TypeError(
+            f"lazy arrays take masks of one axis, not of {array.ndim}: read the array "
+            "to index it otherwise"
+        )
+    return array
+
+
+def _is_advanced(key: Any) -> bool:
+    return key is not None and key is not Ellipsis and not isinstance(key, slice)
+
+
+def _pick(pick: range, key: Any) -> Picks | int:
     if isinstance(key, slice):
         return pick[key]
+    if isinstance(key, np.ndarray):
+        return IndexArray(pick.start + pick.step * _indices(key, len(pick)))
     if isinstance(key, (bool, np.bool_)):
-        raise TypeError("lazy arrays take integers, slices, `...` and None as indices")
+        raise TypeError(_TAKE)
     try:
         return pick[operator.index(key)]
     except TypeError:
         raise TypeError(
-            "lazy arrays take integers, slices, `...` and None as indices, not a "
-            f"`{type(key).__name__}`: read the array to index it otherwise"
+            f"{_TAKE}, not a `{type(key).__name__}`: read the array to index it "
+            "otherwise"
         ) from None
     except IndexError:
-        raise IndexError(
-            f"index {key} is out of bounds for an axis of length {len(pick)}"
-        ) from None
+        raise _outside(key, len(pick)) from None
+
+
+def _indices(key: np.ndarray, length: int) -> np.ndarray:
+    """What an index array or a mask picks of an axis of this length."""
+    if key.dtype == bool:
+        if key.size != length:
+            raise IndexError(
+                f"a mask of length {key.size} is none of an axis of length {length}"
+            )
+        return np.flatnonzero(key)
+    bad = (key < -length) | (key >= length)
+    if bad.any():
+        raise _outside(key[bad][0], length)
+    key = key.astype(np.int64)
+    return np.where(key < 0, key + length, key)
+
+
+def _outside(index: Any, length: int) -> IndexError:
+    return IndexError(f"index {index} is out of bounds for an axis of length {length}")
 
 
 def _slice(pick: range) -> slice:

@@ -32,8 +32,9 @@ class LazyArray(jax.ShapeDtypeStruct):
     read by `.read()`, `np.asarray`, `jnp.asarray` and `materialise`, and by nothing
     else: arithmetic on it, or a jitted call, is an error.
 
-    Indexing as in NumPy (integers, slices, `...`, `None`), `.T`, `.transpose` and
-    `.astype` give lazy views, which read the chunks that they touch.
+    Indexing as in NumPy (integers, slices, `...`, `None`, and an index array or a mask
+    along one axis), `.T`, `.transpose` and `.astype` give lazy views, which read the
+    chunks that they touch.
 
     **Attributes:** `shape`, `dtype`, `sharding`, `weak_type` as of a
     `jax.ShapeDtypeStruct`; `name`, its dotted name; `store`, its
@@ -49,6 +50,8 @@ class LazyArray(jax.ShapeDtypeStruct):
         LazyArray(%root: f32[3,4])
         >>> w[1:, 2].read()
         Array([ 6., 10.], dtype=float32)
+        >>> w[[2, 0, 2], 0].read()
+        Array([8., 0., 8.], dtype=float32)
 
         ```
     """
@@ -108,11 +111,9 @@ class LazyArray(jax.ShapeDtypeStruct):
         """
         store = self._source.array(self._record)
         if self._view is not None:
-            store = _arrays.view(store, self._view.slices())
-            kept = [i for i, p in enumerate(self._view.picks) if isinstance(p, range)]
-            axes = self._view.axes
-            order = [kept.index(a) if a in kept else a for a in axes]
-            store = _arrays.transposed(store, order)
+            view = self._view
+            store = _arrays.view(store, view.slices(), view.arrays)
+            store = _arrays.transposed(store, view.order)
         template = self._record.template
         dtype = self._target.dtype
         if template.stored == template.dtype and dtype is not None:

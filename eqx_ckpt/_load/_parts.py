@@ -8,27 +8,17 @@ import numpy as np
 
 from .._errors import MissingError
 from .._format import _digests, _grid, _template, _view
-from .._format._leaves import Record
 from .._format._template import Template
-from .._format._view import View
-from .._storage import _arrays, _codecs, _store
-from .._storage._backend import Backend
-from . import _reader, _source
+from .._format._view import Places, View
+from .._storage import _arrays, _codecs
+from . import _flat, _reader, _source
+from ._flat import FlatLeaf
 from ._reader import Job, Reader, ReadResult, Results, StoredRead
-from ._source import Source
 
-
-# Parts have about this many bytes, so that some are verified while others arrive.
-_PART = 16 * 2**20
-# Unverified views up to this size are read to the byte, where their bytes are in a run.
-_RANGES = 64 * 2**20
 
 # Instead of an array: what TensorStore has no driver for is read part by part, into
 # memory from which it decodes.
 _LATER = object()
-
-# A range of the bytes of a file: its key, from, to (None: its end).
-Range = tuple[str, int, int | None]
 
 
 class _Part(NamedTuple):
@@ -47,9 +37,8 @@ class _LargeLeaf:
     """A leaf that is read: the chunks of it that are touched, and the `array` that
     TensorStore reads them from, if it takes part.
 
-    `is_exact`: of the one view no more than its bytes are read, which are not verified;
-    they are these `ranges` of files, if those follow each other. `lost` says which
-    values the conversion could not keep.
+    `is_exact`: of the one view no more than its bytes are read, which are not verified.
+    `lost` says which values the conversion could not keep.
     """
 
     def __init__(self, reader: Reader, read: StoredRead):
@@ -61,20 +50,18 @@ class _LargeLeaf:
         # TensorStore decodes chunks of other formats. All others are bytes of files.
         self.array: Any = None
         self.is_decoded = source.is_apart(record)
-        self.chunks, self.ranges, self.is_exact = range(0), None, False
-        if reader.digests is None and read.views is not None and len(self.views) == 1:
-            if read.nbytes <= _RANGES:
-                self.ranges = _ranges(source, record, self.views[0].ranges)
-            in_store = source.root.is_far and source.has_digests
-            self.is_exact = self.ranges is not None or (
-                not source.is_run(record)
-                and t.codec is None
-                and not in_store
-                and source.directory.has_driver()
-            )
-        if self.ranges is None:
-            self.chunks = _touched(t, read.views)
-            source.check(record, self.chunks)
+        self.is_exact = (
+            reader.digests is None
+            and read.views is not None
+            and len(self.views) == 1
+            and not self.views[0].arrays
+            and t.codec is None
+            and not source.is_run(record)
+            and not (source.root.is_far and source.has_digests)
+            and source.directory.has_driver()
+        )
+        self.chunks = _touched(t, read.views)
+        source.check(record, self.chunks)
 
     def jobs(self) -> Iterator[Job["_LargeLeaf | None"]]:
         """Its parts, of which the last gives the leaf: the others have arrived then."""
@@ -91,11 +78,11 @@ class _LargeLeaf:
         self.arrays = [_arrays.aligned(tuple(map(len, x)), dtype) for x in picks]
         if self.is_exact:
             (view,), (array,) = self.views, self.arrays
-            wanted = [(array.reshape(view.picked), ())]
+            wanted = [(array.reshape(view.picked), (), ())]
             yield self._part(range(0), view.slices(), view.picked, wanted, True)
             return
         regions, full = _source.grid_of(t).regions, _source.grid_of(t).full
-        most = max(1, min(_PART, self.reader.budget // 4) // full)
+        most = max(1, min(_flat.PART, self.reader.budget // 4) // full)
         source, record = self.reader.source, self.read.record
         if source.is_apart(record) and not source.is_stored(record):
             most = 1  # Chunks that follow each other may lie anywhere.
@@ -103,7 +90,7 @@ class _LargeLeaf:
             region = _grid.box(regions[run.start : run.stop])
             found = [_view.overlaps(pick, region) for pick in picks]
             wanted = [
-                (array[(*overlap[0], ...)], overlap[1])
+                (array, *overlap)
                 for array, overlap in zip(self.arrays, found)
                 if overlap is not None
             ]
@@ -116,22 +103,31 @@ class _LargeLeaf:
         chunks: range,
         region: tuple[Any, ...],
         shape: tuple[int, ...],
-        wanted: list[tuple[np.ndarray, tuple[slice, ...]]],
+        wanted: list[tuple[np.ndarray, tuple[Places, ...], tuple[Places, ...]]],
         is_last: bool,
     ) -> _Part:
-        """A part, of which some arrays get these elements."""
+        """A part, of which some arrays get, at some places, these elements."""
         if self.read.conversion is None and len(wanted) == 1:
-            into, fro = wanted[0]
-            if into.shape == shape and all(s.step in (None, 1) for s in fro):
-                return _Part(chunks, region, into, [], is_last)
+            array, to, fro = wanted[0]
+            if all(isinstance(x, slice) and x.step in (None, 1) for x in (*to, *fro)):
+                into = array[(*to, ...)]
+                if into.shape == shape:
+                    return _Part(chunks, region, into, [], is_last)
         into = _arrays.aligned(shape, _template.dtype_of(self.template.stored))
-        keeps = [ft.partial(self._keep, to, into[(*fro, ...)]) for to, fro in wanted]
+        keeps = [ft.partial(self._keep, into, *one) for one in wanted]
         return _Part(chunks, region, into, keeps, is_last)
 
-    def _keep(self, to: np.ndarray, part: np.ndarray) -> None:
-        conversion = self.read.conversion
+    def _keep(
+        self,
+        part: np.ndarray,
+        array: np.ndarray,
+        to: tuple[Places, ...],
+        fro: tuple[Places, ...],
+    ) -> None:
+        conversion, some = self.read.conversion, part[_view.mesh(fro, part.shape)]
         try:
-            to[...] = part if conversion is None else conversion.convert(part)
+            kept = some if conversion is None else conversion.convert(some)
+            array[_view.mesh(to, array.shape)] = kept
         except ValueError as e:
             self.lost.append(str(e))
 
@@ -152,19 +148,13 @@ class _LargeLeaf:
             return read  # As threads are free for it.
         if array is not None:
             return _arrays.start_read(array, part.into, part.region).result
-        ranges = self.ranges
-        if ranges is None and part.into.flags.c_contiguous:
-            axes = [range(s.start, s.stop) for s in part.region]
-            ranges = _ranges(source, record, axes)
-        if ranges is not None:
-            return _start_into(source.directory, ranges, part.into)
         return self._start_chunks(part)
 
     def _start_chunks(self, part: _Part) -> Callable[[], None]:
         source, t = self.reader.source, self.read.record.template
         ranges = [source.where(self.read.record, number) for number in part.chunks]
         if source.root.is_far:
-            values = _start_ranges(source.directory, ranges)
+            values = _reader.start_ranges(source.directory, ranges)
         else:
             most = _template.most_encoded(t.full)
             values = ft.partial(_read_ranges, self.reader, ranges, most)
@@ -217,19 +207,21 @@ def read_parts(reader: Reader, reads: list[StoredRead]) -> Results:
             yield leaf.read, leaf.result()
 
 
-def _leaves(reader: Reader, reads: list[StoredRead]) -> list[_LargeLeaf]:
+def _leaves(reader: Reader, reads: list[StoredRead]) -> list[FlatLeaf | _LargeLeaf]:
     """The leaves that can be read; the arrays that TensorStore reads are opened
     together. Their files are known to hold them then."""
-    leaves: list[_LargeLeaf] = []
+    leaves: list[FlatLeaf | _LargeLeaf] = []
     for one in reads:
         try:
-            leaves.append(_LargeLeaf(reader, one))
+            leaf = _flat.flat_leaf(reader, one)
+            leaves.append(_LargeLeaf(reader, one) if leaf is None else leaf)
         except Exception as e:
             reader.problems[one.record.name] = reader.explain(e)
     source = reader.source
-    own = [x for x in leaves if x.ranges is None and (x.is_exact or x.is_decoded)]
+    large = [x for x in leaves if isinstance(x, _LargeLeaf)]
+    own = [x for x in large if x.is_exact or x.is_decoded]
     arrays = None
-    if source.directory.has_driver():
+    if own and source.directory.has_driver():
         arrays = source.open([(x.read.record, x.chunks) for x in own])
     for i, leaf in enumerate(own):
         leaf.array = _LATER if arrays is None else arrays[i]
@@ -248,99 +240,16 @@ def _touched(t: Template, views: tuple[View, ...] | None) -> Sequence[int]:
     return list(sets[0]) if len(sets) == 1 else sorted(set().union(*sets))
 
 
-# ---- Ranges of files.
-
-
-def _ranges(
-    source: Source, record: Record, picks: Sequence[range]
-) -> list[Range] | None:
-    """Where the bytes of some elements lie, if they follow each other in chunks that
-    are neither decoded nor cut."""
-    t = record.template
-    if t.codec is not None or source.is_apart(record):
-        return None
-    run = _view.run(picks, t.shape)
-    if run is None:
-        return None
-    spans = _grid.spans(t.shape, t.chunk, run.start, run.stop)
-    if spans is None:
-        return None
-    out = []
-    for number, first, count in spans:
-        key, start, _ = source.where(record, number)
-        start += first * t.itemsize
-        out.append((key, start, start + count * t.itemsize))
-    return out
-
-
-def _start_into(
-    root: Backend, ranges: Sequence[Range], into: np.ndarray
-) -> Callable[[], None]:
-    """Starts to read ranges of files into an array, one after the other: requests to a
-    store are sent now. What it returns waits until all is there."""
-    data = into.reshape(-1).view(np.uint8)
-    values = _start_ranges(root, ranges) if root.is_far else None
-
-    def arrived() -> None:
-        at = 0
-        if values is not None:
-            for value in values():
-                data[at : at + len(value)] = np.frombuffer(value, np.uint8)
-                at += len(value)
-            return
-        for key, first, stop in ranges:
-            end = data.size if stop is None else at + stop - first
-            if root.read_into(key, first, data[at:end]) < end - at:
-                raise MissingError("a chunk is missing")
-            at = end
-
-    return arrived
-
-
-def _start_ranges(
-    root: Backend, ranges: Sequence[Range]
-) -> Callable[[], Iterator[memoryview]]:
-    """Starts to read ranges of files, those that follow each other as one. What it
-    returns waits for them, and gives the bytes of each in order."""
-    runs: list[list[Range]] = []
-    for one in ranges:
-        if runs and runs[-1][-1][0] == one[0] and runs[-1][-1][2] == one[1]:
-            runs[-1].append(one)
-        else:
-            runs.append([one])
-    futures = [root.start_read(*run[0][:2], run[-1][2]) for run in runs]
-
-    def values() -> Iterator[memoryview]:
-        for run, future in zip(runs, futures):
-            got = _store.read_answer(root, run[0][0], future)
-            if got.state == "missing":
-                raise MissingError("a chunk is missing")
-            value = memoryview(got.value)
-            first = run[0][1]
-            for _, at, stop in run:
-                if stop is not None and len(value) < stop - first:
-                    raise MissingError("a chunk is missing")
-                yield value[at - first : None if stop is None else stop - first]
-
-    return values
-
-
 def _read_ranges(
-    reader: Reader, ranges: Sequence[Range], most: int
+    reader: Reader, ranges: Sequence[tuple[str, int, int | None]], most: int
 ) -> Iterator[np.ndarray]:
     """The bytes of ranges of local files, of about so many at most, in memory that the
-    next ones take: that of each thread is not new to the system, which would fill it
-    with zeros."""
-    own = reader.own
+    next ones take."""
     for key, start, stop in ranges:
         if stop is None:
             raise MissingError("a chunk is missing")
         size = stop - start
-        buffer = getattr(own, "buffer", None)
-        if buffer is None or buffer.size < size:
-            # Chunks differ a little in length.
-            buffer = own.buffer = np.empty(max(size, most), np.uint8)
-        into = buffer[:size]
+        into = reader.buffer(size, most)  # Chunks differ a little in length.
         if reader.source.directory.read_into(key, start, into) < size:
             raise MissingError("a chunk is missing")
         yield into

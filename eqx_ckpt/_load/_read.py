@@ -28,6 +28,8 @@ _RUN, _GAP, _FILES = 8 * 2**20, 4096, 128
 _NEAR_RUN, _NEAR_JOBS = 2**20, 4
 # Runs of so many leaves, on average, are read by one thread.
 _ALONE = 8
+_CPUS = os.cpu_count() or 1
+_CPUS = os.cpu_count() or 1
 # The memory for what is under way, unless the caller says so.
 BUDGET = 256 * 2**20
 
@@ -100,7 +102,7 @@ def _read(
         digests.prepare()
     # Chunks are decoded by threads of TensorStore, for which these wait.
     is_waiting = any(one.record.template.codec is not None for one in large)
-    threads = (os.cpu_count() or 1) * (2 if is_waiting else 1)
+    threads = _CPUS * (2 if is_waiting else 1)
     with ThreadPoolExecutor(min(8, threads)) as pool:
         reader = Reader(source, digests, budget, problems, pool)
         if small:

@@ -3,6 +3,7 @@
 import collections
 import concurrent.futures as cf
 import dataclasses
+import itertools as it
 import math
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -10,10 +11,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from .._errors import MissingError
 from .._format import _text
 from .._format._leaves import Record
 from .._format._view import View
-from .._storage import _backend
+from .._storage import _backend, _store
 from .._storage._backend import Backend
 from .._tree._from_host import Conversion
 from ._source import Digests, Source
@@ -82,6 +84,14 @@ class Reader:
     # Of each thread, for what is read and then decoded.
     own: Any = dataclasses.field(default_factory=threading.local, init=False)
 
+    def buffer(self, size: int, most: int = 0) -> np.ndarray:
+        """Memory of this thread, until it asks again, for so much at `most`: it is not
+        new to the system, which would fill it with zeros."""
+        buffer = getattr(self.own, "buffer", None)
+        if buffer is None or buffer.size < size:
+            buffer = self.own.buffer = np.empty(max(size, most), np.uint8)
+        return buffer[:size]
+
     def explain(self, error: Exception) -> str:
         """The fault in bytes that could not be read.
 
@@ -102,7 +112,12 @@ def in_order(
     bytes than the `budget`, or one."""
     waiting: collections.deque[tuple[int, cf.Future[T]]] = collections.deque()
     used = 0
-    for nbytes, start in jobs:
+    jobs = iter(jobs)
+    ahead = list(it.islice(jobs, 2))
+    if len(ahead) == 1:  # A thread takes longer to start than it saves.
+        yield ahead[0][1]()()
+        return
+    for nbytes, start in it.chain(ahead, jobs):
         # A store that does not answer is not asked again.
         is_done = len(waiting) > 0 and waiting[0][1].done()
         while waiting and (is_done or used + nbytes > budget or len(waiting) >= most):
@@ -136,3 +151,32 @@ def unreadable(root: Backend, error: Exception, missing: str = "it is missing") 
     if not isinstance(found, ValueError):
         raise found from error
     return f"it cannot be read ({str(found).splitlines()[0]})"
+
+
+def start_ranges(
+    root: Backend, ranges: Sequence[tuple[str, int, int | None]]
+) -> Callable[[], Iterator[memoryview]]:
+    """Starts to read ranges of files, of which some have no end, those that follow each
+    other as one. What it returns waits for them, and gives the bytes of each in order.
+    """
+    runs: list[list[tuple[str, int, int | None]]] = []
+    for one in ranges:
+        if runs and runs[-1][-1][0] == one[0] and runs[-1][-1][2] == one[1]:
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+    futures = [root.start_read(*run[0][:2], run[-1][2]) for run in runs]
+
+    def values() -> Iterator[memoryview]:
+        for run, future in zip(runs, futures):
+            got = _store.read_answer(root, run[0][0], future)
+            if got.state == "missing":
+                raise MissingError("a chunk is missing")
+            value = memoryview(got.value)
+            first = run[0][1]
+            for _, at, stop in run:
+                if stop is not None and len(value) < stop - first:
+                    raise MissingError("a chunk is missing")
+                yield value[at - first : None if stop is None else stop - first]
+
+    return values

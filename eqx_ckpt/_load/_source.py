@@ -5,7 +5,7 @@ import dataclasses
 import functools as ft
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,9 @@ from . import _partial
 # Pages of digests that follow each other are read together, if they have no more bytes.
 _TOGETHER = 2**20
 _DAMAGED = "its file of digests is damaged"
+
+# A range of the bytes of a file: its key, from, to.
+Range = tuple[str, int, int]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -134,6 +137,30 @@ class Source:
         t = record.template
         key = f"{self.key(record)}/{grid_of(t).keys[number]}"
         return key, 0, t.full if t.codec is None else self.directory.size(key)
+
+    def ranges(self, record: Record, runs: Iterable[tuple[int, int]]) -> list[Range]:
+        """Where runs of the bytes of a leaf lie, from one to another, whose chunks are
+        its bytes one after the other."""
+        out: list[Range] = []
+        full, key, low, high, at = record.template.full, "", 0, 0, 0
+        for start, stop in runs:
+            while start < stop:
+                if not low <= start < high:
+                    first, last, key, offset = self._segment(record, start // full)
+                    low, high, at = first * full, last * full, offset
+                end = min(stop, high)
+                out.append((key, at + start - low, at + end - low))
+                start = end
+        return out
+
+    def _segment(self, record: Record, number: int) -> tuple[int, int, str, int]:
+        """The run of chunks `[first, stop)` that a chunk is in, the key of its file,
+        and from which byte on it lies there."""
+        if self.files is None:
+            key = f"{self.key(record)}/{grid_of(record.template).keys[number]}"
+            return number, number + 1, key, 0
+        first, stop, file, offset = self.index.extents.segment(record, number)
+        return first, stop, self.files[file], offset
 
     def check(self, record: Record, numbers: Sequence[int]) -> None:
         """**Raises:** `ValueError` unless the files hold all that the index says.

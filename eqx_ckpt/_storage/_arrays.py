@@ -4,8 +4,9 @@ import functools as ft
 import json
 import math
 import os
+import types
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -183,14 +184,22 @@ def start_read(store: Any, into: np.ndarray, picks: tuple[slice | int, ...]) -> 
     return ts.array(into).write(view(store, picks))
 
 
-def view(store: ts.TensorStore, picks: tuple[slice | int, ...]) -> ts.TensorStore:
-    """`store[picks]` as NumPy has it: every axis from 0 on."""
+def view(
+    store: ts.TensorStore,
+    picks: tuple[slice | int, ...],
+    arrays: Mapping[int, np.ndarray] = types.MappingProxyType({}),
+) -> ts.TensorStore:
+    """`store[picks]` as NumPy has it: every axis from 0 on. The `arrays` are then taken
+    along axes of that."""
     if store.ndim:
         # Stored arrays could be resized. As long as their bounds are implicit, slices
         # with a negative step run over them: `[2::-2]` of 6 rows would give 3.
         store = store[ts.d[:].mark_bounds_implicit[False]]
     part = store[picks]
-    return part[ts.d[:].translate_to[0]] if part.ndim else part
+    part = part[ts.d[:].translate_to[0]] if part.ndim else part
+    if not arrays:
+        return part
+    return part.oindex[tuple(arrays.get(i, slice(None)) for i in range(part.ndim))]
 
 
 def transposed(store: ts.TensorStore, axes: Sequence[int | None]) -> ts.TensorStore:

@@ -193,6 +193,15 @@ class Backend(abc.ABC):
         **Raises:** `FileNotFoundError` where there is no file.
         """
 
+    def read_parts(self, key: str, parts: Sequence[tuple[int, np.ndarray]]) -> None:
+        """Reads parts of a file, each from a byte on into an array of bytes.
+
+        **Raises:** `MissingError` if the file ends before, and as `read_into`.
+        """
+        for start, into in parts:
+            if self.read_into(key, start, into) < into.size:
+                raise MissingError(f"the end of `{key}` is missing")
+
     @abc.abstractmethod
     def start_read(self, key: str, start: int, stop: int | None) -> ts.Future:
         """Starts to read a range of a file, or all from a byte on, or before its end: a

@@ -219,6 +219,12 @@ class LocalDirectory(Backend):
         with self._open(key) as fd:
             return _local_files.read_into(fd, start, *into)
 
+    def read_parts(self, key: str, parts: Sequence[tuple[int, np.ndarray]]) -> None:
+        with self._open(key) as fd:
+            for start, into in parts:
+                if _local_files.read_into(fd, start, into) < into.size:
+                    raise MissingError(f"the end of `{key}` is missing")
+
     def start_read(self, key: str, start: int, stop: int | None) -> ts.Future:
         self.check_range(key, abs(start) if stop is None else stop)
         return self.kv().read(key, byte_range=slice(start, stop))

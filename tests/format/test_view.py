@@ -1,7 +1,9 @@
-"""A view is NumPy's basic indexing: the same shape, the same elements."""
+"""A view is NumPy's indexing: the same shape, the same elements."""
 
 import itertools
+import math
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorstore as ts
@@ -47,15 +49,67 @@ def keys(draw, shape, new=True):
 
 
 @st.composite
+def index_arrays(draw, n):
+    """An index array, a list or a mask for an axis of this length."""
+    if draw(st.integers(0, 3)) == 0:
+        mask = draw(st.lists(st.booleans(), min_size=n, max_size=n))
+        return np.array(mask, bool)
+    shape = draw(st.lists(st.integers(0, 3), min_size=1, max_size=3)) if n else [0, 2]
+    kinds = [np.int64, np.int8, np.uint16, np.uint64]
+    dtype = np.dtype(draw(st.sampled_from(kinds)))
+    low = 0 if dtype.kind == "u" else -n
+    count = math.prod(shape)
+    numbers = st.lists(st.integers(low, n - 1), min_size=count, max_size=count)
+    array = np.array(draw(numbers) if count else [], dtype).reshape(shape)
+    form = draw(st.sampled_from([lambda x: x, jnp.asarray, np.ndarray.tolist]))
+    # A list of lists of nothing has lost how many they are.
+    return array if form is np.ndarray.tolist and array.size == 0 else form(array)
+
+
+@st.composite
+def advanced(draw, shape):
+    """A key with an index array, and all else that NumPy's basic indexing takes."""
+    key = draw(keys(shape))
+    parts = list(key) if isinstance(key, tuple) else [key]
+    dots = [i for i, k in enumerate(parts) if k is Ellipsis]
+    given = [i for i, k in enumerate(parts) if k is not None and k is not Ellipsis]
+    if not given:
+        return key
+    at = draw(st.sampled_from(given))
+    axis = given.index(at)
+    if dots and dots[0] < at:
+        axis += len(shape) - len(given)
+    parts[at] = draw(index_arrays(shape[axis]))
+    return tuple(parts)
+
+
+@st.composite
 def chains(draw):
     """An array, and the keys that index it one after the other ("T": transpose)."""
     array = part = numbered(draw(shapes))
     steps = []
     for _ in range(draw(st.integers(1, 4))):
-        key = "T" if draw(st.integers(0, 3)) == 0 else draw(keys(part.shape))
+        kind = draw(st.sampled_from("Tkka"))
+        key = (
+            "T"
+            if kind == "T"
+            else draw((keys if kind == "k" else advanced)(part.shape))
+        )
+        if kind == "a" and takes_new_axis(follow(array, steps)[0], key):
+            continue
         steps.append(key)
         part = part.T if isinstance(key, str) else part[key]
     return array, steps
+
+
+def takes_new_axis(view, key):
+    """Whether an index array is along an axis that is not stored, which is refused."""
+    try:
+        view.take(key)
+    except TypeError as e:
+        assert "not along new ones" in str(e)
+        return True
+    return False
 
 
 def follow(array, steps):
@@ -84,12 +138,10 @@ def test_views_are_as_in_numpy(chain):
 def test_views_are_as_in_tensorstore(chain):
     array, steps = chain
     view, expected = follow(array, steps)
-    store = _arrays.view(ts.array(array), view.slices())
+    store = _arrays.view(ts.array(array), view.slices(), view.arrays)
     picked = np.asarray(store.read().result())
     np.testing.assert_array_equal(view.arrange(picked), expected)
-    kept = [i for i, pick in enumerate(view.picks) if isinstance(pick, range)]
-    axes = [kept.index(axis) if axis in kept else axis for axis in view.axes]
-    store = _arrays.transposed(store, axes)
+    store = _arrays.transposed(store, view.order)
     assert store.shape == expected.shape
     np.testing.assert_array_equal(store.read().result(), expected)
 
@@ -110,7 +162,7 @@ def stored(tmp_path_factory):
 
 @examples(80)
 @given(
-    key=keys((40, 6, 5)),
+    key=st.one_of(keys((40, 6, 5)), advanced((40, 6, 5))),
     verify=st.booleans(),
     name=st.sampled_from(["many", "one", "cut"]),
 )
@@ -142,9 +194,17 @@ def test_errors():
         view.take((0, 0, 0))
     with pytest.raises(ValueError, match="step cannot be zero"):
         view.take(slice(None, None, 0))
-    for key in ([0, 1], np.array([0, 1]), 1.0, "a", True, np.True_, (0, [1])):
+    for key in (1.0, "a", True, np.True_, [0.5], np.zeros(0), ["a"]):
         with pytest.raises(TypeError, match="lazy arrays take integers, slices"):
             view.take(key)
+    with pytest.raises(TypeError, match="take one index array at a time"):
+        view.take(([0], [1]))
+    with pytest.raises(TypeError, match="take masks of one axis, not of 2"):
+        view.take(np.ones((3, 4), bool))
+    with pytest.raises(IndexError, match="mask of length 4 is none .* length 3"):
+        view.take([True] * 4)
+    with pytest.raises(IndexError, match="index -4 is out of bounds .* length 3"):
+        view.take([[0, 1], [-4, 2]])
     with pytest.raises(TypeError):
         view.take(slice(0.0, 1))
     with pytest.raises(IndexError, match="out of bounds"):

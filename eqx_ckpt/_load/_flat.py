@@ -1,0 +1,383 @@
+"""Leaves whose bytes lie row after row in files: rows are read in runs, verified by the
+chunks that they are in, and what is wanted of them is picked in memory."""
+
+import functools as ft
+import itertools as it
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .._format import _digests, _grid, _template, _view
+from .._format._template import Template
+from .._format._view import IndexArray, Picks, Places, View
+from .._storage import _arrays
+from .._storage._backend import Backend
+from . import _reader
+from ._reader import Job, Reader, ReadResult, StoredRead
+from ._source import Range
+
+
+# Runs that have fewer bytes between them are read as one: on a disk, and in a store,
+# which is slow to begin.
+_GAP, _FAR_GAP = 4096, 2**18
+# Parts have about this many bytes, so that some are verified while others arrive.
+PART = 16 * 2**20
+# What is picked from is read in shorter ones, which the processor still has at hand,
+# and in so many runs at most.
+_PICKED, _RUNS = 2 * 2**20, 1024
+# Memory for more than this is asked for when the files are known to hold it.
+_MUCH = 64 * 2**20
+# Chunks of so many bytes are few.
+_MAPPED = 2**20
+# Rows along several axes are numbered, if they are not more.
+_NUMBERED = 2**20
+
+# From one unit to another.
+Run = tuple[int, int]
+
+
+class _Wanted(NamedTuple):
+    """What a view has: some rows, and what of each of them, in an array with an axis
+    for the rows."""
+
+    rows: Picks
+    inner: list[Places]
+    array: np.ndarray
+    is_whole: bool
+
+
+class _Part(NamedTuple):
+    """Runs that are read together; the wanted arrays that get elements of them, their
+    places there, and the rows after the first one; and the memory that they are read
+    into, if that is of an array."""
+
+    runs: list[Run]
+    keeps: list[tuple[_Wanted, Places, Places]]
+    into: np.ndarray | None
+    is_last: bool
+
+
+class FlatLeaf:
+    """A leaf that is read in units: its rows, or the chunks that they are in, where
+    these are verified. `lost` says which values the conversion could not keep."""
+
+    def __init__(self, reader: Reader, read: StoredRead, axis: int):
+        """A row is all that is along the axes after this one.
+
+        **Raises:** `ValueError` unless the files hold what is read.
+        """
+        self.reader, self.read, self.lost = reader, read, []
+        self.template = t = read.record.template
+        self.is_verified = reader.digests is not None
+        self.step = t.chunk[axis] if self.is_verified and t.chunk else 1
+        self.shape = t.shape[axis + 1 :]
+        self.row = math.prod(self.shape) * t.itemsize
+        self.count = math.prod(t.shape[: axis + 1])
+        self.views = _views_of(read)
+        conversion = read.conversion
+        dtype = _template.dtype_of(t.stored) if conversion is None else conversion.dtype
+        self.arrays = [
+            _arrays.aligned(tuple(map(len, view.ranges)), dtype) for view in self.views
+        ]
+        self.wanted = [
+            one
+            for view, array in zip(self.views, self.arrays)
+            for one in _wanted(view.ranges, t.shape, axis, array)
+        ]
+        gap = (_FAR_GAP if reader.source.root.is_far else _GAP) // (
+            self.row * self.step
+        )
+        rows = [x.rows for x in self.wanted if x.array.size]
+        self.runs = _joined([run for x in rows for run in _runs(x, self.step, gap)])
+        # The chunks that are verified, unless they are all that is read.
+        self.touched: np.ndarray | None = None
+        numbers = self._numbers()
+        if self.is_verified and gap:
+            touched = [_grid.touched_along(self.step, x) for x in rows]
+            if len(touched) > 1 or not isinstance(touched[0], range):
+                self.touched = np.unique(np.concatenate(touched))
+                numbers = self.touched.tolist()
+        if self.is_verified or read.nbytes > _MUCH or reader.source.files is None:
+            reader.source.check(read.record, numbers)
+
+    def _numbers(self) -> Sequence[int]:
+        """The chunks that hold the runs."""
+        size, full = self.row * self.step, self.template.full
+        found = [(a * size // full, -(-b * size // full)) for a, b in self.runs]
+        if len(found) == 1:
+            return range(*found[0])
+        return sorted({*it.chain.from_iterable(it.starmap(range, found))})
+
+    def jobs(self) -> Iterator[Job["FlatLeaf | None"]]:
+        """Its parts, of which the last gives the leaf: the others have arrived then."""
+        for part in self._parts():
+            held = sum(self._bytes(run)[1] - self._bytes(run)[0] for run in part.runs)
+            yield held, ft.partial(self._start, part)
+
+    def _bytes(self, run: Run) -> Run:
+        """The bytes of a run, from one to another."""
+        size, stop = self.row * self.step, self.row * self.count
+        return run[0] * size, min(run[1] * size, stop)
+
+    def _parts(self) -> Iterator[_Part]:
+        is_direct = self.read.conversion is None and all(
+            x.is_whole for x in self.wanted
+        )
+        size = PART if is_direct and len(self.runs) <= len(self.wanted) else _PICKED
+        most = min(size, self.reader.budget // 4) // (self.row * self.step)
+        some: list[Run] = []
+        room = most = max(1, most)
+        for start, last in self.runs:
+            while start < last:
+                stop = min(last, start + room)
+                some.append((start, stop))
+                room -= stop - start
+                start = stop
+                if room == 0 or len(some) == _RUNS:
+                    yield self._part(some, stop == self.runs[-1][1])
+                    some, room = [], most
+        if some:
+            yield self._part(some, True)
+
+    def _part(self, runs: list[Run], is_last: bool) -> _Part:
+        first = runs[0][0] * self.step
+        stop = min(runs[-1][1] * self.step, self.count)
+        found = [(x, _view.overlap(x.rows, first, stop)) for x in self.wanted]
+        keeps = [(x, *places) for x, places in found if places is not None]
+        if len(keeps) == len(runs) == 1 and self.read.conversion is None:
+            x, to, fro = keeps[0]
+            every = slice(0, stop - first, 1)
+            if x.is_whole and isinstance(fro, slice) and fro == every:
+                return _Part(runs, [], x.array[to], is_last)
+        return _Part(runs, keeps, None, is_last)
+
+    def _start(self, part: _Part) -> Callable[[], "FlatLeaf | None"]:
+        source = self.reader.source
+        ranges = source.ranges(self.read.record, map(self._bytes, part.runs))
+        arrived = _start_into(source.directory, ranges)
+        return ft.partial(self._finish, part, arrived)
+
+    def _finish(
+        self, part: _Part, arrived: Callable[[np.ndarray], None]
+    ) -> "FlatLeaf | None":
+        reader, record = self.reader, self.read.record
+        digests = []
+        if self.is_verified:
+            of = reader.source.digests_of
+            digests = [of(record, range(*run)) for run in part.runs]
+        try:
+            if part.into is None:
+                data = reader.buffer(sum(b - a for a, b in map(self._bytes, part.runs)))
+            else:
+                data = part.into.reshape(-1).view(np.uint8)
+            arrived(data)
+            checks = zip(part.runs, digests, self._cut(part, data))
+            if all(it.starmap(self._is_good, checks)):
+                self._pick(part, data)
+            else:
+                reader.problems.setdefault(record.name, _reader.CHANGED)
+        except Exception as e:
+            reader.problems.setdefault(record.name, reader.explain(e))
+        return self if part.is_last else None
+
+    def _cut(self, part: _Part, data: np.ndarray) -> Iterator[memoryview]:
+        """The bytes of each run."""
+        at, view = 0, data.data
+        for start, stop in map(self._bytes, part.runs):
+            yield view[at : at + stop - start]
+            at += stop - start
+
+    def _is_good(self, run: Run, digests: bytes, data: memoryview) -> bool:
+        """Whether the chunks of a run that are touched are as they were saved."""
+        full, size = self.template.full, _digests.SIZE
+        if self.touched is None:
+            chunks = [data[at : at + full] for at in range(0, len(data), full)]
+        else:
+            # Some are only between others: these have one digest each.
+            numbers = self.touched[slice(*self.touched.searchsorted(run))] - run[0]
+            starts = numbers.tolist()
+            chunks = [data[n * full : (n + 1) * full] for n in starts]
+            digests = b"".join([digests[size * n : size * (n + 1)] for n in starts])
+        if full <= _grid.BLOCK:
+            return b"".join(map(_digests.block_digest, chunks)) == digests
+        found = it.chain.from_iterable(map(_digests.block_digests, chunks))
+        return b"".join(found) == digests
+
+    def _pick(self, part: _Part, data: np.ndarray) -> None:
+        """Picks what is wanted of some runs."""
+        if not part.keeps:
+            return
+        t, conversion = self.template, self.read.conversion
+        table = data.view(_template.dtype_of(t.stored)).reshape(-1, *self.shape)
+        # How much further on the rows of each run were than they are now.
+        starts = [start * self.step for start, _ in part.runs]
+        lengths = [(stop - start) * self.step for start, stop in part.runs]
+        moved = np.subtract(starts, [0, *it.accumulate(lengths[:-1])])
+        for x, to, fro in part.keeps:
+            if len(starts) > 1:
+                rows = _view.numbers(x.rows)[to]
+                fro = rows - moved[np.searchsorted(starts, rows, "right") - 1]
+            picked = table[_view.mesh([fro, *x.inner], table.shape)]
+            try:
+                x.array[to] = (
+                    picked if conversion is None else conversion.convert(picked)
+                )
+            except ValueError as e:
+                self.lost.append(str(e))
+
+    def result(self) -> ReadResult:
+        arrays = [
+            view.arrange(array.reshape(view.picked))
+            for view, array in zip(self.views, self.arrays)
+        ]
+        return ReadResult(arrays, True, "".join(self.lost[:1]))
+
+
+def flat_leaf(reader: Reader, read: StoredRead) -> FlatLeaf | None:
+    """A leaf that can be read so; None for any other one."""
+    source, t = reader.source, read.record.template
+    if t.codec is not None or source.is_apart(read.record):
+        return None
+    axis = _grid.cut_axis(t.shape, t.chunk)
+    if axis is None:
+        return None
+    if reader.digests is None:
+        views = [x for x in _views_of(read) if 0 not in x.shape]
+        axis = _row_axis(views, t, min(PART, reader.budget // 4))
+    leaf = FlatLeaf(reader, read, axis)
+    return None if _is_mapped(leaf) else leaf
+
+
+def _is_mapped(leaf: FlatLeaf) -> bool:
+    """Whether it is less work for TensorStore, which maps local files into memory: some
+    of all bytes of unverified chunks, which are few."""
+    source, (view, *more) = leaf.reader.source, leaf.views
+    return (
+        leaf.template.full >= _MAPPED
+        and not (leaf.is_verified or more or view.arrays or source.root.is_far)
+        and len(leaf.runs) == 1
+        and _view.run(view.ranges, leaf.template.shape) is None
+        and not source.is_run(leaf.read.record)
+        and source.directory.has_driver()
+    )
+
+
+def _views_of(read: StoredRead) -> tuple[View, ...]:
+    return (
+        (_view.whole(read.record.template.shape),) if read.views is None else read.views
+    )
+
+
+def _row_axis(views: Sequence[View], t: Template, largest: int) -> int:
+    """After which axis rows of a leaf begin, so that not much more is read of them than
+    what views have, and none has more bytes than the `largest`."""
+    last, shape = len(t.shape) - 1, t.shape
+    picks = [view.ranges for view in views]
+    if last < 0 or all(_view.run(x, shape) is not None for x in picks):
+        return last
+    for axis in range(last):
+        size, below = (math.prod(shape[i:]) * t.itemsize for i in (axis + 1, axis + 2))
+        count = max(math.prod(map(len, x[: axis + 2])) for x in picks)
+        most = max(_bytes_along(x[axis + 1], below) for x in picks)
+        is_good = size <= _GAP or 4 * most > size or count > _NUMBERED
+        if is_good and size <= largest:
+            return axis
+    return last
+
+
+def _bytes_along(pick: Picks, size: int) -> int:
+    """About how many bytes are read for what is picked along an axis, each so large."""
+    if isinstance(pick, range) and abs(pick.step) == 1:
+        return len(pick) * size + _GAP
+    return len(pick) * max(size, _GAP)
+
+
+def _wanted(
+    picks: Sequence[Picks], shape: Sequence[int], axis: int, array: np.ndarray
+) -> Iterator[_Wanted]:
+    """What is picked of a leaf, into an array."""
+    outer, inner = picks[: axis + 1], picks[axis + 1 :]
+    places = list(map(_view.places, inner))
+    is_whole = list(inner) == list(map(range, shape[axis + 1 :]))
+    rows = _rows_of(outer, shape[: axis + 1]) if array.size else range(0)
+    if rows is not None:
+        table = array.reshape(-1, *map(len, inner)) if array.size else array
+        yield _Wanted(rows, places, table, is_whole)
+        return
+    # Those along the last of these axes are many.
+    for index in np.ndindex(array.shape[:axis]):
+        numbers = [_view.numbers(x)[i].item() for x, i in zip(outer, index)]
+        one = [*(range(i, i + 1) for i in numbers), outer[axis]]
+        rows = _rows_of(one, shape[: axis + 1])
+        assert rows is not None
+        yield _Wanted(rows, places, array[index], is_whole)
+
+
+def _rows_of(picks: Sequence[Picks], shape: Sequence[int]) -> Picks | None:
+    """The numbers, in row-major order, of what is picked along the first axes. None for
+    very many that are no range."""
+    run = _view.run(picks, shape)
+    if run is not None:
+        return run
+    steps = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    ranges = [pick for pick in picks if isinstance(pick, range)]
+    many = [i for i, pick in enumerate(picks) if len(pick) > 1]
+    if len(many) == 1 and len(ranges) == len(picks):
+        pick, first = ranges[many[0]], sum(r[0] * n for r, n in zip(ranges, steps))
+        step = pick.step * steps[many[0]]
+        return range(first, first + len(pick) * step, step)
+    if len(many) > 1 and math.prod(map(len, picks)) > _NUMBERED:
+        return None
+    numbers = np.zeros((), np.int64)
+    for pick, step in zip(picks, steps):
+        numbers = np.add.outer(numbers, step * _view.numbers(pick))
+    return IndexArray(numbers)
+
+
+def _runs(rows: Picks, step: int, gap: int) -> list[Run]:
+    """Runs of units, of so many rows each, that hold some rows: between two there are
+    more units than the `gap`."""
+    if isinstance(rows, range) and abs(rows.step) <= step * (gap + 1):
+        low, high = sorted((rows[0], rows[-1]))
+        return [(low // step, high // step + 1)]
+    units = _grid.touched_along(step, rows)
+    units = np.asarray(units)
+    ends = np.flatnonzero(np.diff(units) > gap + 1)
+    starts, stops = units[np.append(0, ends + 1)], units[np.append(ends, -1)] + 1
+    return list(zip(starts.tolist(), stops.tolist()))
+
+
+def _joined(runs: list[Run]) -> list[Run]:
+    """The same units in runs of which none touches another, the first one first."""
+    out: list[Run] = []
+    for start, stop in sorted(runs):
+        if out and start <= out[-1][1]:
+            out[-1] = out[-1][0], max(stop, out[-1][1])
+        else:
+            out.append((start, stop))
+    return out
+
+
+def _start_into(root: Backend, ranges: Sequence[Range]) -> Callable[[np.ndarray], None]:
+    """Starts to read ranges of files: requests to a store are sent now. What it returns
+    waits until all is in some memory, one after the other."""
+    values = _reader.start_ranges(root, ranges) if root.is_far else None
+
+    def arrived(into: np.ndarray) -> None:
+        at = 0
+        if values is not None:
+            for value in values():
+                into[at : at + len(value)] = np.frombuffer(value, np.uint8)
+                at += len(value)
+            return
+        for key, own in it.groupby(ranges, key=operator.itemgetter(0)):
+            parts = []
+            for _, start, stop in own:
+                parts.append((start, into[at : at + stop - start]))
+                at += stop - start
+            root.read_parts(key, parts)
+
+    return arrived
