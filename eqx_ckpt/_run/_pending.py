@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -29,23 +29,6 @@ class PendingState(NamedTuple):
     own: PyTree = None
     is_last: bool = False
 
-    @property
-    def is_gone(self) -> bool:
-        """Whether some of its arrays have been donated."""
-        leaves = jtu.tree_leaves(self.tree)
-        return any(isinstance(x, jax.Array) and x.is_deleted() for x in leaves)
-
-    def copied(self, is_leaf: Callable[[Any], bool] | None) -> "PendingState":
-        """A copy that nobody can change."""
-        copied = lambda x: x.copy() if isinstance(x, np.ndarray) else x
-        leaves, structure = jtu.tree_flatten(self.tree, is_leaf=is_leaf)
-        return self._replace(
-            tree=jtu.tree_unflatten(structure, map(copied, leaves)),
-            metrics={name: copied(x) for name, x in self.metrics.items()},
-            metadata=copy.deepcopy(self.metadata),
-            own=jtu.tree_map(copied, self.own),
-        )
-
     def given(self) -> dict[str, Any]:
         """The metadata, checked."""
         if not isinstance(self.metadata, Mapping | None):
@@ -66,6 +49,72 @@ class PendingState(NamedTuple):
             if not self.is_last:
                 raise
             return {}, e
+
+
+class KeptState(NamedTuple):
+    """A state that waits for the end of the run: `tree` is put together if it is saved
+    then, which is rare."""
+
+    step: int
+    leaves: list[Any]
+    structure: Any
+    state: PendingState
+
+    @classmethod
+    def of(
+        cls, state: PendingState, is_leaf: Callable[[Any], bool] | None
+    ) -> "KeptState":
+        leaves, structure = jtu.tree_flatten(state.tree, is_leaf=is_leaf)
+        return cls(state.step, leaves, structure, state._replace(tree=None))
+
+    def copied(self, before: Sequence[Any]) -> "KeptState":
+        """A copy that nobody can change. It has the memory of leaves of one `before`,
+        which is not new to the system, where they are like its own."""
+        copied = lambda x: x.copy() if isinstance(x, np.ndarray) else x
+        state = self.state._replace(
+            metrics={name: copied(x) for name, x in self.state.metrics.items()},
+            metadata=copy.deepcopy(self.state.metadata),
+            own=jtu.tree_map(copied, self.state.own),
+        )
+        return self._replace(leaves=_copies(self.leaves, before), state=state)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether some of its arrays have been donated."""
+        return any(isinstance(x, jax.Array) and x.is_deleted() for x in self.leaves)
+
+    def last(self) -> PendingState:
+        """The state, as the last one of the run."""
+        tree = jtu.tree_unflatten(self.structure, self.leaves)
+        return self.state._replace(tree=tree, is_last=True)
+
+
+def _copies(leaves: list[Any], before: Sequence[Any]) -> list[Any]:
+    """Leaves, with copies of NumPy arrays: one of each, whichever leaves it is."""
+    copies: dict[int, Any] = {}
+    taken: set[int] = set()
+    out = list(leaves)
+    for i, x in enumerate(leaves):
+        if not isinstance(x, np.ndarray):
+            continue
+        if id(x) not in copies:
+            old: Any = before[i] if i < len(before) else None
+            if id(old) not in taken and _is_like(old, x):
+                np.copyto(old, x)
+            else:
+                old = x.copy()
+            copies[id(x)] = old
+            taken.add(id(old))
+        out[i] = copies[id(x)]
+    return out
+
+
+def _is_like(old: Any, x: np.ndarray) -> bool:
+    """Whether a copy of an array may go into the memory of another one."""
+    if type(old) is not np.ndarray or type(x) is not np.ndarray or x.dtype.hasobject:
+        return False
+    alike = old.dtype == x.dtype and old.shape == x.shape
+    return alike and old.strides == x.strides
 
 
 def _number(name: str, x: Any) -> int | float | str:

@@ -16,7 +16,7 @@ from .._save._options import SaveOptions
 from .._storage import _root
 from .._tree import _nearest
 from . import _own, _steps
-from ._pending import PendingState
+from ._pending import KeptState, PendingState
 from ._policy import Policy
 from ._retention import Retention
 from ._steps import Steps
@@ -55,7 +55,9 @@ class Saves:
         # Whether a step is known to have the metric of `best`.
         self._has_metric = False
         # What was last given to `save`, until it is saved.
-        self.offered: PendingState | None = None
+        self.offered: KeptState | None = None
+        # Its leaves: the next ones are copied into the memory of these.
+        self._copies: list[Any] = []
         # Whether its save has failed, so that the caller knows that it is not saved.
         self._is_told = False
 
@@ -98,7 +100,10 @@ class Saves:
         return saves
 
     def _keep(self, offer: PendingState) -> None:
-        self.offered = offer.copied(self.options.is_leaf)
+        # What is interrupted has changed the copies of the state before.
+        self.offered = KeptState.of(offer, self.options.is_leaf)
+        self.offered = self.offered.copied(self._copies)
+        self._copies = self.offered.leaves
 
     def _save(self, offer: PendingState, retain: bool = True) -> bool:
         """Saves a step if it is due, and deletes older ones then (`retain`)."""
@@ -243,7 +248,7 @@ class Saves:
                 self.offered = None
                 warnings.warn(self._not_saved(offer, _DONATED), stacklevel=3)
             elif offer is not None:
-                self._save(offer._replace(is_last=True))
+                self._save(offer.last())
             self.wait()
         except BaseException as e:
             self.end_after(e)
@@ -273,7 +278,7 @@ class Saves:
             error.add_note(self._not_saved(offer, "the other processes take no part"))
         else:
             try:
-                self._save(offer._replace(is_last=True), retain=False)
+                self._save(offer.last(), retain=False)
                 self.wait()
             except BaseException as e:
                 why = f"{type(e).__name__}: {e}" if str(e) else _STOPPED
@@ -281,7 +286,7 @@ class Saves:
                 if not isinstance(e, Exception):
                     raise
 
-    def _is_under_way(self, offer: PendingState) -> bool:
+    def _is_under_way(self, offer: KeptState) -> bool:
         """Whether the state is being saved, or is saved."""
         if self.going is not None and self.going.step == offer.step:
             return True
@@ -289,7 +294,7 @@ class Saves:
             return False
         # The save was interrupted as it began, and may go on. `force` saves it again.
         _background.wait_for(_root.resolve(self.steps.path(offer.step)))
-        return not offer.force and self.steps.signature(offer.step) is not None
+        return not offer.state.force and self.steps.signature(offer.step) is not None
 
     def forget(self) -> None:
         """Says what is lost, where a manager ends without the end of a `with`."""
@@ -299,7 +304,7 @@ class Saves:
             # Python shows no `ResourceWarning` unless it is asked to.
             warnings.warn(text, stacklevel=2)
 
-    def _not_saved(self, offer: PendingState, why: str) -> str:
+    def _not_saved(self, offer: KeptState, why: str) -> str:
         return (
             f"The state of step {offer.step}, the last that was given to `save`, is "
             f"not saved in `{self.steps.root}`: {why}."

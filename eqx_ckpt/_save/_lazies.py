@@ -80,7 +80,7 @@ def _grain(lazy: LazyArray) -> tuple[int, ...]:
     if not is_whole or len(view.axes) > len(view.picks):
         return ()
     chunk = lazy._chunk
-    order = [axis for axis in view.axes if axis is not None]
+    order = [axis for axis in view.order if axis is not None]
     return tuple(chunk[axis] for axis in order) if chunk else ()
 
 

@@ -19,11 +19,12 @@ import dataclasses
 import functools as ft
 import weakref
 from collections.abc import Sequence, Set
+from typing import Any
 
 import jax
 
 from .._format import _digests, _grid
-from .._format._leaves import Record
+from .._format._template import Template
 from .._load import _open, _source
 from .._load._source import Source
 from .._runtime import _log
@@ -38,7 +39,7 @@ from . import _layout, _payload
 from ._background import SaveHandle
 from ._layout import Destination, Files, Kept, Stretch
 from ._lazies import LazySource
-from ._payload import PlannedLeaf
+from ._payload import PlannedLeaf, StagedBytes
 from ._plan import Plan
 from ._tree_spec import TreeSpec
 
@@ -215,65 +216,86 @@ def _compare(
 ) -> tuple[dict[int, list[Stretch]], _Rows, set[int]]:
     """The files in which nothing has changed, with the runs in each; the digests of all
     runs that have not changed; and the leaves that have not."""
-    index = source.index
+    saved, extents = source.index.leaves, source.index.extents
     found = _found(source, leaves)
     digests = _small_digests(leaves, {p for _, p in found if p is not None} - known)
-    small = [record.place for record, place in found if place in digests]
-    first = dict(zip(small, index.extents.first_digests(small)))
     files: dict[int, list[Stretch]] = {}
     changed: set[int] = set()
     same: set[int] = set()
     rows: _Rows = {}
-    for record, place in found:
-        segments = index.extents.segments(record)
+
+    def note(place: int, run: range, file: int, own: bytes | None, *where: Any) -> bool:
+        """Notes a run of chunks, with its digests if it has not changed."""
+        if own is None:
+            changed.add(file)
+            return False
+        rows[place, run] = own
+        files.setdefault(file, []).append(Stretch(place, run, *where))
+        return True
+
+    # Leaves of one chunk, which many are, go through no more than they need.
+    ones: list[tuple[int, int]] = []
+    kinds = {leaf.number: leaf.template for leaf in leaves}
+    small = {number for number, t in kinds.items() if _is_one(t)}
+    for at, place in found:
+        if place is not None and (place in digests or place in known):
+            if leaves[place].number in small:
+                ones.append((at, place))
+                continue
+        record = saved.record(at, known=True)
+        segments = extents.segments(record)
         if place is None:
             changed.update(file for _, _, file, _ in segments)
             continue
         is_same = True
         for start, stop, file, offset in segments:
             run = range(start, stop)
-            if place in digests:
-                at = first[record.place]
-                own = source.digests.rows(at, at + 1)
-                is_one = digests[place] == own
-            else:
-                own = source.digests_of(record, run)
-                is_one = place in known or _is_same(leaves[place], run, own)
-            if not is_one:
-                changed.add(file)
-                is_same = False
-                continue
-            rows[place, run] = own
+            own = source.digests_of(record, run)
+            if place not in known and not _is_same(leaves[place], run, own):
+                own = None
             ends = None
             if record.template.codec is not None:
-                ends = [index.extents.extent(record, start, n + 1) for n in run]
-            files.setdefault(file, []).append(Stretch(place, run, offset, ends))
+                ends = [extents.extent(record, start, n + 1) for n in run]
+            is_same &= note(place, run, file, own, offset, ends)
         if is_same:
+            same.add(place)
+    places = [at for at, _ in ones]
+    both = zip(ones, extents.starts(places), extents.first_digests(places))
+    one = range(1)
+    for (_, place), (file, offset), number in both:
+        own = source.digests.rows(number, number + 1)
+        is_same = place in known or digests[place] == own
+        if note(place, one, file, own if is_same else None, offset, None):
             same.add(place)
     return {f: runs for f, runs in files.items() if f not in changed}, rows, same
 
 
+def _is_one(t: Template) -> bool:
+    """Whether a leaf is one chunk with one digest, stored as it is."""
+    return t.codec is None and _payload.is_small(t)
+
+
 def _found(
     source: Source, leaves: Sequence[PlannedLeaf]
-) -> list[tuple[Record, int | None]]:
+) -> list[tuple[int, int | None]]:
     """The leaves of a save, and for each the place of the one that may be the same."""
     saved, places = source.index.leaves, _places(source, leaves)
+    saved.check_templates()
     alike: dict[tuple[int, int], bool] = {}
-    out: list[tuple[Record, int | None]] = []
-    for at, name in enumerate(saved.names):
+    out: list[tuple[int, int | None]] = []
+    for at, (name, number) in enumerate(zip(saved.names, saved.template)):
         if at in saved.aliases:
             continue
-        place = places.get(name)
         # A name that is none of ours is nothing that we use.
-        record = saved.record(at, known=True)
+        place = places.get(name)
         if place is not None:
-            own, t = leaves[place].template, record.template
-            key = id(own), id(t)
+            key = leaves[place].number, int(number)
             if key not in alike:
+                own, t = leaves[place].template, saved.templates[number]
                 # It may have moved to keys of other kinds.
                 alike[key] = own._replace(keys=t.keys) == t
             place = place if alike[key] else None
-        out.append((record, place))
+        out.append((at, place))
     return out
 
 
@@ -287,10 +309,12 @@ def _small_digests(leaves: Sequence[PlannedLeaf], places: Set[int]) -> dict[int,
     for place in sorted(places):
         leaf = leaves[place]
         is_bare = leaf.value is None or isinstance(leaf.value, Payload)
-        if _payload.is_small(leaf.template) and not is_bare and not leaf.owners:
+        if not leaf.owners and (not is_bare or type(leaf.value) is StagedBytes):
             groups.setdefault(leaf.number, []).append(place)
     out: dict[int, bytes] = {}
     for some in groups.values():
+        if not _payload.is_small(leaves[some[0]].template):
+            continue
         most = max(1, _TOGETHER // max(1, leaves[some[0]].template.nbytes))
         for i in range(0, len(some), most):
             part = some[i : i + most]
