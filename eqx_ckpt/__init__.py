@@ -2,6 +2,7 @@
 
 from . import (
     _formats as _formats,
+    _near as _near,
     _reshard as _reshard,
     _show as _show,
     _stores as _stores,
@@ -37,7 +38,6 @@ from ._load._deserialise import (
     tree_deserialise_leaves as tree_deserialise_leaves,
 )
 from ._load._lazy import LazyArray as LazyArray
-from ._near import _near_steps as _near_steps
 from ._rebuild._rebuild import rebuild as rebuild
 from ._rename._rename import rename as rename
 from ._run._clean import clean as clean

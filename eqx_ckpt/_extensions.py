@@ -4,6 +4,8 @@ The kernel never imports those rooms: it takes what they have added when the pac
 imported.
 """
 
+import importlib
+from collections.abc import Callable
 from typing import Any
 
 
@@ -12,6 +14,16 @@ _added: dict[str, Any] = {}
 
 def add(name: str, value: Any) -> None:
     _added[name] = value
+
+
+def later(package: str, module: str, name: str) -> Callable[..., Any]:
+    """A function of a module of a package, which is imported when it is first called:
+    who never calls it does not wait for that."""
+
+    def call(*args: Any) -> Any:
+        return getattr(importlib.import_module(f"{package}.{module}"), name)(*args)
+
+    return call
 
 
 def find(name: str) -> Any:

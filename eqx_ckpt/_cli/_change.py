@@ -24,7 +24,7 @@ from .._show import _model
 from .._storage import _root
 from .._stores._hub import HubBackend
 from ..merging import Method
-from . import _paths
+from . import _paths, _patterns
 from ._commands import METHODS
 from ._output import CommandResult, Span
 
@@ -90,9 +90,9 @@ def edit(
 def _chosen(names: list[str], keep: Sequence[str], drop: Sequence[str]) -> list[str]:
     for option, patterns in (("--keep", keep), ("--drop", drop)):
         for pattern in patterns:
-            if not any(_paths.is_match(name, pattern) for name in names):
+            if not any(_patterns.is_match(name, pattern) for name in names):
                 raise ValueError(f"`{option} {pattern}` is that of no leaf.")
-    has = lambda name, patterns: any(_paths.is_match(name, x) for x in patterns)
+    has = lambda name, patterns: any(_patterns.is_match(name, x) for x in patterns)
     kept = [x for x in names if (not keep or has(x, keep)) and not has(x, drop)]
     if not kept:
         raise ValueError("No leaf is left: nothing was written.")

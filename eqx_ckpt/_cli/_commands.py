@@ -27,17 +27,21 @@ _json = click.option(
 )
 
 
-def _command(module: str, prints: bool = False) -> Callable[[Declared], click.Command]:
+def _command(
+    module: str, prints: bool = False, is_light: bool = False
+) -> Callable[[Declared], click.Command]:
     """Declares a command: the function of its name in a module, which returns a
-    `CommandResult`, or `prints` what there is to say."""
+    `CommandResult`, or `prints` what there is to say. If it `is_light`, its module
+    needs no JAX."""
+    find = _function if is_light else whole
 
     def decorate(declared: Declared) -> click.Command:
         @ft.wraps(declared)
         def run(as_json: bool = False, **given: Any) -> Any:
-            result = _whole(module, declared.__name__)(**given)
+            result = find(module, declared.__name__)(**given)
             if prints:
                 return result
-            return ft.partial(_whole("_output", "say"), result, as_json)
+            return ft.partial(_function("_output", "say"), result, as_json)
 
         COMMANDS.append(click.command(run if prints else _json(run)))
         return COMMANDS[-1]
@@ -45,7 +49,11 @@ def _command(module: str, prints: bool = False) -> Callable[[Declared], click.Co
     return decorate
 
 
-def _whole(module: str, name: str) -> Any:
+def _function(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(f".{module}", __package__), name)
+
+
+def whole(module: str, name: str) -> Any:
     """A function of the command line, once the package is there as a whole."""
     package = sys.modules[__name__.partition(".")[0]]
     if not hasattr(package, "__version__") and package.__spec__ is not None:
@@ -55,7 +63,7 @@ def _whole(module: str, name: str) -> Any:
     if "JAX_PLATFORMS" not in os.environ:
         # Accelerators are left to who trains on them.
         importlib.import_module("jax").config.update("jax_platforms", "cpu")
-    return getattr(importlib.import_module(f".{module}", __package__), name)
+    return _function(module, name)
 
 
 def _pair(context: Any, option: Any, given: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -142,7 +150,7 @@ def _number(what: str, text: str) -> Callable[[Callable[..., Any]], Callable[...
 _skip = _several("--skip", "PATTERN", "Leaves that .safetensors cannot hold.", **NODE)
 
 
-@_command("_look")
+@_command("_contents", is_light=True)
 @click.argument("path", **PATH)
 def info() -> None:
     """Say what a checkpoint or a run is.
@@ -152,7 +160,7 @@ def info() -> None:
     """
 
 
-@_command("_look")
+@_command("_contents", is_light=True)
 @click.argument("path", **PATH)
 @click.argument("name", default="", **NODE)
 @click.option(

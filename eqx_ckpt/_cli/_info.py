@@ -1,53 +1,48 @@
-"""Reports of `info` on a checkpoint, and of `info` and `steps` on a run."""
+"""Report of `info` on a checkpoint: it needs no JAX."""
 
-import collections
 import json
 from collections.abc import Iterator
 from typing import Any
 
 from .._format import _index, _text
-from .._functions import _signature
-from .._functions._stored_function import Function
-from .._load._checkpoint import Checkpoint
-from .._run._policy import Policy
-from .._run._steps import Steps
-from .._show import _model, _summary, _terminal
+from .._load._source import Source
+from .._show import _model, _terminal
 from .._show._model import Column, Contents, Span
-from .._show._summary import Summary
 from .._show._terminal import Line
 from .._storage._backend import Usage
 from ._output import CommandResult
 
 
-def of(ckpt: Checkpoint) -> CommandResult:
-    """A checkpoint, by its index and the sizes of its files."""
-    source = ckpt._source
-    is_ours = source.has_digests
+def of(source: Source, functions: dict[str, dict[str, Any]]) -> CommandResult:
+    """A checkpoint, by its index and the sizes of its files, and what is said of its
+    functions."""
+    index, is_ours = source.index, source.has_digests
+    saved, leaves = index.saved, index.leaves
     usage = source.root.usage()
-    found = _model.contents(ckpt)
+    found = _model.contents(source)
     tops = {x: {"leaves": n, "nbytes": size} for x, (n, size) in found.tops.items()}
     data = {
-        "path": ckpt.path,
-        "format": _index.FORMAT if is_ours else ckpt.layout,
-        "layout": ckpt.layout,
-        "save_id": ckpt.save_id if is_ours else None,
-        "time": _model.moment(ckpt.saved.time if ckpt.saved else usage and usage.time),
-        "writer": ckpt.writer,
-        "processes": ckpt.saved and ckpt.saved.processes,
-        "shardings": ckpt.saved.shardings if ckpt.saved else {},
-        "leaves": len(ckpt),
+        "path": source.root.url,
+        "format": _index.FORMAT if is_ours else index.layout,
+        "layout": index.layout,
+        "save_id": index.save if is_ours else None,
+        "time": _model.moment(saved.time if saved else usage and usage.time),
+        "writer": index.writer,
+        "processes": saved and saved.processes,
+        "shardings": saved.shardings if saved else {},
+        "leaves": len(leaves.names),
         "kinds": found.kinds,
-        "shared": len(source.index.leaves.aliases),
-        "nbytes": ckpt.nbytes,
-        "base": ckpt.base and ckpt.base._asdict(),
-        "files": _as_json(usage),
+        "shared": len(leaves.aliases),
+        "nbytes": leaves.nbytes,
+        "base": index.base and index.base._asdict(),
+        "files": as_json(usage),
         "numbers": found.numbers,
         "tops": tops,
         "static_fields": found.static_fields,
-        "functions": {name: _function(f) for name, f in ckpt.functions.items()},
-        "metadata": ckpt.metadata,
+        "functions": functions,
+        "metadata": index.metadata,
     }
-    rows = _model.facts(ckpt, found)
+    rows = _model.facts(source)
     rows["time"] = data["time"]
     if usage is not None:
         files = _model.counted(usage.files, "file")
@@ -56,15 +51,15 @@ def of(ckpt: Checkpoint) -> CommandResult:
             rows["on disk"] += f", {_text.size(usage.own)} of them its own"
     if found.static_fields:
         rows["static"] += ": see `ls`"
-    functions = [
+    texts = [
         f"{name}: {f['takes']} -> {f['gives']}, on {', '.join(f['platforms'])}"
-        for name, f in data["functions"].items()
+        for name, f in functions.items()
     ]
-    rows["functions"] = "\n".join(map(_bounded, functions))
-    if ckpt.metadata is not None:
-        rows["metadata"] = _metadata(ckpt.metadata)
+    rows["functions"] = "\n".join(map(_bounded, texts))
+    if index.metadata is not None:
+        rows["metadata"] = _metadata(index.metadata)
     shown = {title: rows[title] for title in _TITLES if rows.get(title)}
-    lines = [[Span(ckpt.path, "title")], *_terminal.fields(shown)]
+    lines = [[Span(source.root.url, "title")], *_terminal.fields(shown)]
     if len(found.tops) > 1:
         lines += ["", *_tops(found)]
     return CommandResult(data, lines)
@@ -90,20 +85,7 @@ def _tops(found: Contents) -> Iterator[Line]:
 _TOPS = 12
 
 
-def _function(function: Function) -> dict[str, Any]:
-    stored = function._stored
-    return {
-        "takes": _signature.show(stored.args),
-        "gives": _signature.show(stored.result),
-        "leaves": len(stored.leaves),
-        "platforms": stored.platforms,
-        "vjp_order": stored.order,
-        "nbytes": stored.nbytes,
-        "versions": stored.versions,
-    }
-
-
-def _as_json(usage: Usage | None) -> dict[str, Any] | None:
+def as_json(usage: Usage | None) -> dict[str, Any] | None:
     if usage is None:
         return None
     return {"count": usage.files, "nbytes": usage.nbytes, "own": usage.own}
@@ -123,54 +105,3 @@ def _metadata(metadata: Any, most: int = 20) -> str:
 
 def _bounded(text: str, most: int = 200) -> str:
     return text if len(text) <= most else text[:most] + " ..."
-
-
-# ---- Runs.
-
-
-def of_run(run: Steps, best: tuple[str, str] | None = None) -> CommandResult:
-    """The steps of a run. `best`: a metric, and "min" or "max".
-
-    **Raises:** `ValueError` if no complete step has the metric.
-    """
-    found = _summary.summaries(run)
-    chosen = None
-    if best is not None:
-        known = {x.step: x.metrics for x in found if x.metrics is not None}
-        chosen = Policy(best=best).best_of(known)
-        if chosen is None:
-            names = sorted({name for metrics in known.values() for name in metrics})
-            some = ", ".join(f"`{name}`" for name in names[:20]) or "none"
-            raise ValueError(
-                f"No complete step of `{run.root.url}` has a number as the metric "
-                f"`{best[0]}`. The metrics there are: {some}."
-            )
-    data = lambda: {
-        "path": run.root.url,
-        "best": chosen,
-        "steps": [_step_as_json(x) for x in found],
-    }
-    counts = collections.Counter(x.state for x in found)
-    states = ", ".join(f"{n:,} {state}" for state, n in counts.items())
-    head = [Span(run.root.url, "title"), Span(f"  {states}")]
-    table = _model.steps(found, chosen, _METRICS)
-    return CommandResult(data, [head, *_terminal.table(table)])
-
-
-# As many fit beside the rest.
-_METRICS = 6
-
-
-def _step_as_json(x: Summary) -> dict[str, Any]:
-    return {
-        "step": x.step,
-        "state": x.state,
-        "why": x.why,
-        "saved_by": "eqx_ckpt" if x.is_ours else "orbax",
-        "pinned": x.is_pinned,
-        "time": _model.moment(x.time),
-        "leaves": x.leaves,
-        "nbytes": x.nbytes,
-        "data": _as_json(x.data),
-        "metrics": x.metrics,
-    }

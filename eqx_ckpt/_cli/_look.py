@@ -1,11 +1,10 @@
 """`info`, `ls`, `cat`, `stats`, `diff` and `suggest`: what is in checkpoints."""
 
-import collections
 import dataclasses
 import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax.random as jr
@@ -13,111 +12,50 @@ import numpy as np
 
 from .._edit import _diff, _stats
 from .._edit._difference import Diff
-from .._format import _text
-from .._format._leaves import Record, Unreadable
+from .._format import _leaves
+from .._functions import _signature
+from .._functions._stored_function import Function
 from .._graft import _alike, _rules
-from .._load import _checkpoint, _partial
+from .._load import _checkpoint, _wording
+from .._load._checkpoint import Checkpoint
+from .._load._source import Source
 from .._run._steps import Steps
-from .._show import _lines, _model, _terminal
-from .._show._lines import TreeLine
+from .._show import _model, _terminal
 from .._show._model import Column, Span
 from .._show._terminal import Line
-from .._tree import _folding, _leaf, _node
-from . import _info, _paths
+from .._tree import _folding
+from . import _info, _paths, _run_info
 from ._output import CommandResult
 
 
 def info(path: str) -> CommandResult:
     found = _paths.open_any(path)
-    return _info.of_run(found) if isinstance(found, Steps) else _info.of(found)
+    if isinstance(found, Steps):
+        return _run_info.of_run(found)
+    functions = {name: _function(f) for name, f in found.functions.items()}
+    return _info.of(found._source, functions)
 
 
-# ---- The tree.
-
-
-def ls(
-    path: str,
-    name: str,
-    depth: int | None,
-    pattern: str | None,
-    sort: str,
-    static: bool,
-) -> CommandResult:
-    ckpt = _checkpoint.open(path)
-    if name and name not in ckpt:
-        _paths.node(ckpt, name)
-    wanted = [x for x in (name, pattern) if x]
-    is_wanted = lambda x: all(_paths.is_match(x, pattern) for pattern in wanted)
-    leaves = ckpt._source.index.leaves
-    records = [r for r in leaves.records() if is_wanted(r.name)]
-    if sort == "size":
-        records.sort(key=lambda r: -r.template.nbytes)
-        lines = _flat(records)
-    else:
-        rows = _rows(records, depth, leaves.aliases)
-        if static and not pattern:
-            modules = [x for x in leaves.statics.of if not name or is_wanted(x)]
-            texts = [(x, _node.fields_text(leaves.statics, x)) for x in modules]
-            fields = _lines.of_fields(texts)
-            rows += (x for x in fields if depth is None or x.name.count(".") < depth)
-        lines = _terminal.tree(rows)
-    base = ckpt.base and ckpt.base._asdict()
-    data = lambda: {
-        "path": ckpt.path,
-        "base": base,
-        "leaves": list(map(_as_json, records)),
-    }
-    nbytes = sum(_distinct(records, leaves.aliases))
-    what = f"{_model.leaf_count(len(records))}, {_text.size(nbytes)}"
-    head = [Span(ckpt.path, "title"), Span(f"  {name}" * bool(name), "name")]
-    on = [Span(f"  on {_model.base(ckpt)}", "quiet")] * (base is not None)
-    return CommandResult(data, [[*head, Span(f"  {what}"), *on], *lines])
-
-
-def _as_json(record: Record) -> dict[str, Any]:
-    t, part = record.template, record.part
-    if isinstance(part, Unreadable):
-        return {"name": record.name, "kind": "unreadable", **part._asdict()}
+def _function(function: Function) -> dict[str, Any]:
+    stored = function._stored
     return {
-        "name": record.name,
-        "kind": t.kind,
-        "dtype": t.dtype,
-        "shape": t.logical_shape,
-        "nbytes": t.nbytes,
+        "takes": _signature.show(stored.args),
+        "gives": _signature.show(stored.result),
+        "leaves": len(stored.leaves),
+        "platforms": stored.platforms,
+        "vjp_order": stored.order,
+        "nbytes": stored.nbytes,
+        "versions": stored.versions,
     }
 
 
-def _flat(records: list[Record]) -> Iterator[Line]:
-    columns = [Column("size", True), Column("array"), Column("name")]
-    rows = [(_text.size(r.template.nbytes), _partial.show(r), r.name) for r in records]
-    return _terminal.table(_model.table(columns, rows))
+def source_at(path: str) -> Source:
+    return _checkpoint.open(path)._source
 
 
-def _distinct(records: list[Record], aliases: Mapping[int, int]) -> Iterator[int]:
-    """The bytes of each leaf; 0 for an array that was there before."""
-    seen: set[int] = set()
-    for record in records:
-        origin = aliases.get(record.place, record.place)
-        yield 0 if origin in seen else record.template.nbytes
-        seen.add(origin)
-
-
-def _rows(
-    records: list[Record], depth: int | None, aliases: Mapping[int, int]
-) -> list[TreeLine]:
-    """The lines of leaves. What lies deeper is added up."""
-    rows: dict[str, TreeLine] = {}
-    counts: collections.Counter[str] = collections.Counter()
-    sizes: collections.Counter[str] = collections.Counter()
-    for record, nbytes in zip(records, _distinct(records, aliases)):
-        name = ".".join(record.name.split(".")[:depth])
-        rows[name] = _lines.of_record(record)
-        if name != record.name:
-            counts[name] += 1
-            sizes[name] += nbytes
-            what = _model.leaf_count(counts[name])
-            rows[name] = TreeLine(name, what, sizes[name])
-    return list(rows.values())
+def check_node(source: Source, name: str) -> None:
+    """**Raises:** `KeyError` if there is no such node."""
+    _paths.node(Checkpoint(source), name)
 
 
 # ---- Values.
@@ -128,7 +66,7 @@ def cat(path: str, name: str, whole: bool) -> CommandResult:
     name, index = _paths.split_slice(name)
     parent, _, last = name.rpartition(".")
     statics = ckpt._source.index.leaves.statics
-    fields = _node.fields_text(statics, parent)
+    fields = _leaves.fields_text(statics, parent)
     plain = json.loads(fields)[0] if fields else {}
     if name not in ckpt and last in plain:
         return CommandResult(plain[last], [json.dumps(plain[last])])
@@ -140,7 +78,7 @@ def cat(path: str, name: str, whole: bool) -> CommandResult:
         value = lazy.read()
         return CommandResult(value if kind == "str" else value.hex(), [repr(value)])
     value = np.asarray(jr.key_data(lazy.read()) if kind == "key" else lazy)
-    what = _leaf.show(lazy._template)
+    what = _folding.show(lazy._template)
     if kind in ("jax", "numpy"):
         what = _folding.short_array(value.dtype.name, value.shape)
     head = [Span(what, "quiet")]
@@ -221,7 +159,7 @@ _MOST = 40
 
 def suggest(a: str, b: str) -> CommandResult:
     sides = [_checkpoint.open(x)._source.index.leaves for x in (a, b)]
-    shown = [{r.name: _partial.show(r) for r in x.records()} for x in sides]
+    shown = [{r.name: _wording.show(r) for r in x.records()} for x in sides]
     kinds = [{r.name: _alike.kind(r.whole) for r in x.records()} for x in sides]
     found, turned, unclear = _alike.alike(*kinds)
     rules = _rules.rules(found, *kinds)

@@ -1,7 +1,6 @@
 """From the arguments PATH and NAME to what is meant by them."""
 
 import contextlib
-import fnmatch
 import re
 from typing import Any
 
@@ -63,11 +62,3 @@ def split_slice(name: str) -> tuple[str, tuple[int | slice, ...] | None]:
             f"`[{match[2]}]` is no index: integers and slices, as in `[0, :8]`."
         )
     return match[1], index
-
-
-def is_match(name: str, pattern: str) -> bool:
-    """Whether a leaf is meant by a pattern, in which `*` stands for any text: by its
-    name, or that of a node above it."""
-    if not re.search(r"[*?\[]", pattern):
-        return _names.is_under(name, pattern)
-    return fnmatch.fnmatchcase(name, pattern)

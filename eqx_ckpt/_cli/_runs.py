@@ -17,7 +17,7 @@ from .._show._model import Span
 from .._show._terminal import Line
 from .._storage import _root
 from .._verify import _verify
-from . import _info, _output, _paths
+from . import _output, _paths, _run_info
 from ._output import CommandResult
 
 
@@ -44,7 +44,7 @@ def steps(
                 click.confirm(_output.drawn(asked, False), abort=True, err=True)
             act(step)
     way = None if best is None else (best, "max" if is_max else "min")
-    return _info.of_run(run, way)
+    return _run_info.of_run(run, way)
 
 
 def _run(path: str) -> Steps:

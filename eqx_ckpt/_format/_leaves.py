@@ -9,6 +9,8 @@ import contextlib
 import dataclasses
 import functools as ft
 import itertools as it
+import json
+import operator
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -97,6 +99,26 @@ class Statics:
         """The JSON of rows that were asked for. Many nodes may have one row, which is
         made a text once."""
         return {}
+
+
+@ft.lru_cache(maxsize=16)
+def parsed(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The static fields of a `fields_text` that JSON holds, and the others, encoded: as
+    in `Statics`. For nodes that have one text they are one object."""
+    plain, encoded = json.loads(text) if text else ({}, {})
+    return plain, encoded
+
+
+def fields_text(statics: "Statics", name: str) -> str:
+    """The static fields of the Module at `name`, as a node has them: in an order that
+    the class does not change."""
+    row = statics.of.get(name)
+    if row is None:
+        return ""
+    if row not in statics.texts:
+        both = [{key: x[key] for key in sorted(x)} for x in statics.row(name)]
+        statics.texts[row] = json.dumps(both)
+    return statics.texts[row]
 
 
 class Structure(NamedTuple):
@@ -194,14 +216,22 @@ class Leaves:
     def records(self) -> Iterator[Record]:
         return map(self.record, range(len(self.names)))
 
+    def counts(self) -> list[int]:
+        """How many leaves have each of the templates; arrays that are shared count
+        once. **Raises:** `DamagedError` for a template that cannot be."""
+        number = np.asarray(self.template, np.intp)
+        own = np.delete(number, list(self.aliases)) if self.aliases else number
+        counts = np.bincount(own, minlength=len(self.templates)).tolist()
+        for template, (count, size) in enumerate(zip(counts, self.template_sizes[1])):
+            if count and not size:
+                self.record(int((number == template).argmax()))
+        return counts
+
     @property
     def nbytes(self) -> int:
         """The bytes of all leaves; arrays that are shared count once."""
-        return sum(
-            self.record(place).template.nbytes
-            for place in range(len(self.names))
-            if place not in self.aliases
-        )
+        sizes = [template.nbytes for template in self.templates]
+        return sum(map(operator.mul, sizes, self.counts()))
 
 
 def text(columns: dict[str, Any], name: str) -> memoryview:

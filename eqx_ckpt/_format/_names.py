@@ -8,8 +8,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import jax.tree_util as jtu
-
 from .._errors import DamagedError
 from . import _files
 
@@ -63,7 +61,7 @@ def component(key: Any) -> tuple[str, str]:
     The kinds are `a`: attribute, `s`: index in a sequence, `f`: index in a node
     without keys, `k`: str key, `i`: int key, `o`: any other hashable.
     """
-    cls = type(key)
+    cls, jtu = type(key), _jtu()
     if cls is jtu.GetAttrKey:
         return "a", quote(key.name)
     if cls is jtu.SequenceKey:
@@ -146,13 +144,24 @@ def check_size(name: str, depth: int) -> None:
         )
 
 
-# How an entry of a key path is told from others of its type.
-_ENTRIES: dict[type, Callable[[Any], Any]] = {
-    jtu.DictKey: operator.attrgetter("key"),
-    jtu.SequenceKey: operator.attrgetter("idx"),
-    jtu.GetAttrKey: operator.attrgetter("name"),
-    jtu.FlattenedIndexKey: operator.attrgetter("key"),
-}
+@ft.cache
+def _jtu() -> Any:
+    # Names that are read of an index need no JAX, which takes a second to import.
+    import jax.tree_util as jtu
+
+    return jtu
+
+
+@ft.cache
+def _entries() -> dict[type, Callable[[Any], Any]]:
+    """How an entry of a key path is told from others of its type."""
+    jtu = _jtu()
+    return {
+        jtu.DictKey: operator.attrgetter("key"),
+        jtu.SequenceKey: operator.attrgetter("idx"),
+        jtu.GetAttrKey: operator.attrgetter("name"),
+        jtu.FlattenedIndexKey: operator.attrgetter("key"),
+    }
 
 
 def identity(paths: Sequence[tuple]) -> Any:
@@ -160,9 +169,10 @@ def identity(paths: Sequence[tuple]) -> Any:
     nothing of the caller's that lives or changes. None where that cannot be."""
     entries = list(it.chain.from_iterable(paths))
     kinds = tuple(map(type, entries))
-    if not {*kinds} <= _ENTRIES.keys():
+    own = _entries()
+    if not {*kinds} <= own.keys():
         return None
-    entries = tuple([_ENTRIES[kind](x) for kind, x in zip(kinds, entries)])
+    entries = tuple([own[kind](x) for kind, x in zip(kinds, entries)])
     # Equal entries may have other names: 1, 1.0 and True, or 0.0 and -0.0.
     types = tuple(map(type, entries))
     if not {*types} <= {str, int, bool}:

@@ -77,20 +77,14 @@ class FlatLeaf:
         self.row = math.prod(self.shape) * t.itemsize
         self.count = math.prod(t.shape[: axis + 1])
         self.views = _views_of(read)
-        conversion = read.conversion
-        dtype = _template.dtype_of(t.stored) if conversion is None else conversion.dtype
-        self.arrays = [
-            _arrays.aligned(tuple(map(len, view.ranges)), dtype) for view in self.views
+        self.found = [
+            (number, *one)
+            for number, view in enumerate(self.views)
+            for one in _found(view.ranges, t.shape, axis)
         ]
-        self.wanted = [
-            one
-            for view, array in zip(self.views, self.arrays)
-            for one in _wanted(view.ranges, t.shape, axis, array)
-        ]
-        gap = (_FAR_GAP if reader.source.root.is_far else _GAP) // (
-            self.row * self.step
-        )
-        rows = [x.rows for x in self.wanted if x.array.size]
+        gap = _FAR_GAP if reader.source.root.is_far else _GAP
+        gap //= self.row * self.step
+        rows = [rows for *_, rows, _ in self.found if len(rows)]
         self.runs = _joined([run for x in rows for run in _runs(x, self.step, gap)])
         # The chunks that are verified, unless they are all that is read.
         self.touched: np.ndarray | None = None
@@ -113,6 +107,16 @@ class FlatLeaf:
 
     def jobs(self) -> Iterator[Job["FlatLeaf | None"]]:
         """Its parts, of which the last gives the leaf: the others have arrived then."""
+        t, conversion = self.template, self.read.conversion
+        dtype = _template.dtype_of(t.stored) if conversion is None else conversion.dtype
+        # Not before the files are known to hold it.
+        self.arrays = [
+            _arrays.aligned(tuple(map(len, view.ranges)), dtype) for view in self.views
+        ]
+        self.wanted = [
+            _wanted(self.arrays[number][index], self.shape, rows, inner)
+            for number, index, rows, inner in self.found
+        ]
         for part in self._parts():
             held = sum(self._bytes(run)[1] - self._bytes(run)[0] for run in part.runs)
             yield held, ft.partial(self._start, part)
@@ -296,24 +300,31 @@ def _bytes_along(pick: Picks, size: int) -> int:
 
 
 def _wanted(
-    picks: Sequence[Picks], shape: Sequence[int], axis: int, array: np.ndarray
-) -> Iterator[_Wanted]:
-    """What is picked of a leaf, into an array."""
+    array: np.ndarray, shape: Sequence[int], rows: Picks, inner: Sequence[Picks]
+) -> _Wanted:
+    table = array.reshape(len(rows), *map(len, inner)) if array.size else array
+    is_whole = list(inner) == list(map(range, shape))
+    return _Wanted(rows, list(map(_view.places, inner)), table, is_whole)
+
+
+def _found(
+    picks: Sequence[Picks], shape: Sequence[int], axis: int
+) -> Iterator[tuple[tuple[int, ...], Picks, Sequence[Picks]]]:
+    """Rows that are picked of a leaf, and what of each of them; and first, for which
+    part of the array of all that is."""
     outer, inner = picks[: axis + 1], picks[axis + 1 :]
-    places = list(map(_view.places, inner))
-    is_whole = list(inner) == list(map(range, shape[axis + 1 :]))
-    rows = _rows_of(outer, shape[: axis + 1]) if array.size else range(0)
+    is_empty = not all(map(len, picks))
+    rows = range(0) if is_empty else _rows_of(outer, shape[: axis + 1])
     if rows is not None:
-        table = array.reshape(-1, *map(len, inner)) if array.size else array
-        yield _Wanted(rows, places, table, is_whole)
+        yield (), rows, inner
         return
     # Those along the last of these axes are many.
-    for index in np.ndindex(array.shape[:axis]):
+    for index in np.ndindex(*map(len, outer[:-1])):
         numbers = [_view.numbers(x)[i].item() for x, i in zip(outer, index)]
-        one = [*(range(i, i + 1) for i in numbers), outer[axis]]
+        one = [*(range(i, i + 1) for i in numbers), outer[-1]]
         rows = _rows_of(one, shape[: axis + 1])
         assert rows is not None
-        yield _Wanted(rows, places, array[index], is_whole)
+        yield index, rows, inner
 
 
 def _rows_of(picks: Sequence[Picks], shape: Sequence[int]) -> Picks | None:

@@ -18,7 +18,7 @@ from .._storage import _arrays, _context
 from .._storage._backend import Backend
 from .._tree import _leaf, _target
 from .._tree._target import Target
-from . import _fetch, _open, _partial, _source
+from . import _fetch, _open, _source, _wording
 from ._fetch import LeafRead, ReadPlan
 from ._load_options import LoadOptions
 from ._source import Source
@@ -96,7 +96,7 @@ class LazyArray(jax.ShapeDtypeStruct):
     def _check_whole(self) -> None:
         """**Raises:** `ValueError` if it is not all there."""
         if self._record.part is not None:
-            raise _partial.error(self._record)
+            raise _wording.error(self._record)
 
     def _again(self, view: View | None, target: Target) -> "LazyArray":
         """The same array, as another view of it."""
@@ -149,7 +149,7 @@ class LazyArray(jax.ShapeDtypeStruct):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if not self._is_readable:
-            raise _partial.error(self._record)
+            raise _wording.error(self._record)
         if self._target.kind in ("key", "str", "bytes"):
             raise TypeError(
                 f"The leaf `{self.name}` is a {self._target.kind}, which NumPy has no "
@@ -320,7 +320,7 @@ class LazyArray(jax.ShapeDtypeStruct):
     def _shown(self) -> str:
         if self._is_readable:
             return _target.show_target(self._target)
-        return _partial.show(self._record)
+        return _wording.show(self._record)
 
     __str__ = __repr__
 

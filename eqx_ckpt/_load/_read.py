@@ -12,7 +12,7 @@ import xxhash
 from .._errors import DamagedError, ReplacedError
 from .._format import _grid, _template
 from .._storage import _arrays, _context, _store
-from . import _partial, _parts, _reader
+from . import _parts, _reader, _wording
 from ._reader import Reader, ReadResult, Results, StoredRead
 from ._source import Source
 
@@ -80,7 +80,7 @@ def _read(
     known: dict[tuple[int, bool], bool] = {}
     for one in reads:
         if one.record.part is not None:
-            _partial.check_readable(one.record)
+            _wording.check_readable(one.record)
         key = id(one.record.template), one.views is None
         is_small = known.get(key)
         if is_small is None:

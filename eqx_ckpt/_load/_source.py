@@ -18,7 +18,7 @@ from .._format._leaves import Record
 from .._format._template import Template
 from .._storage import _arrays, _store
 from .._storage._backend import Backend
-from . import _partial
+from . import _wording
 
 
 # Pages of digests that follow each other are read together, if they have no more bytes.
@@ -92,7 +92,7 @@ class Source:
         """The leaf's TensorStore, opened once and without a read."""
         array = self._opened.get(record.place)
         if array is None:
-            _partial.check_readable(record)
+            _wording.check_readable(record)
             if not self.directory.has_driver():
                 raise ValueError(
                     f"TensorStore has no driver for `{self.root}`. Use `.read`."

@@ -20,7 +20,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .. import _extensions
 from .._errors import DamagedError
 from .._format import _schema
 from .._format._schema import COUNT, DIGEST, optional
@@ -35,7 +34,7 @@ from .._save import _async, _plan, _serialise
 from .._save._background import SaveHandle
 from .._save._plan import Plan
 from .._storage import _root
-from . import _attempts, _disk, _exchange, _near_search, _superseded
+from . import _attempts, _disk, _exchange, _near_search
 from ._attempts import Attempt, Passed
 from ._disk import Disk, Incoming, NearPart
 from ._exchange import Move
@@ -293,7 +292,7 @@ def _check_copies(index: int, got: Sequence[Any], rows: list[Any]) -> None:
             )
 
 
-def _open(
+def near_steps(
     saves: Saves,
     near: str | os.PathLike[str] | None,
     near_every: int | None,
@@ -313,7 +312,3 @@ def _open(
             "could have one."
         )
     return Near(saves, Disk(near), near_every, 1 if copies is None else copies)
-
-
-_extensions.add("near_steps", _open)
-_extensions.add("superseded", _superseded.paths)

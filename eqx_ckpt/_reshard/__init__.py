@@ -4,7 +4,6 @@ It imports `_load` and what is below it. Begin with `_loads`.
 """
 
 from .. import _extensions
-from . import _loads
 
 
-_extensions.add("reshard", _loads.plan)
+_extensions.add("reshard", _extensions.later(__name__, "_loads", "plan"))

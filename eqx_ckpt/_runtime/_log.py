@@ -1,5 +1,6 @@
 """Log of the library: lines to the logger `eqx_ckpt`, and durations to
-`jax.monitoring`. See docs/logging.md.
+`jax.monitoring`. See docs/logging.md. What prints an index needs no JAX, which takes
+a second to import.
 
 No lock is taken unless somebody listens: a signal or Ctrl-C may come anywhere.
 """
@@ -12,9 +13,6 @@ from collections.abc import Iterator
 from logging import DEBUG as DEBUG, ERROR as ERROR, INFO as INFO, WARNING as WARNING
 from typing import Any
 
-import jax.monitoring
-from jax._src import distributed
-
 
 _logger = logging.getLogger("eqx_ckpt")
 # Else Python prints warnings that nobody has asked for.
@@ -26,7 +24,11 @@ def is_on(level: int) -> bool:
     # `isEnabledFor` takes a lock.
     is_wanted = level >= _logger.getEffectiveLevel()
     is_wanted = is_wanted and level > _logger.manager.disable
-    return is_wanted and not distributed.global_state.process_id
+    if not is_wanted:
+        return False
+    from jax._src import distributed
+
+    return not distributed.global_state.process_id
 
 
 def say(level: int, text: str, **facts: Any) -> None:
@@ -43,6 +45,8 @@ def timed(what: str) -> Iterator[types.SimpleNamespace]:
     yield timer
     timer.seconds = time.monotonic() - start
     try:
+        import jax.monitoring
+
         event = f"/eqx_ckpt/{what}/seconds"
         jax.monitoring.record_event_duration_secs(event, timer.seconds)
     except Exception as e:

@@ -1,5 +1,6 @@
 """The leaves of a save, and their bytes as they are stored, chunk by chunk."""
 
+import contextlib
 import dataclasses
 import functools as ft
 import itertools as it
@@ -83,10 +84,23 @@ def copied_together(
     for places in groups.values():
         template = leaves[places[0]].template
         if is_small(template):
-            copies = _host_copy.rows([leaves[i].value for i in places], template)
+            copies = _copies([leaves[i] for i in places])
             if copies is not None:
                 out.update(zip(places, map(StagedBytes, copies)))
     return out
+
+
+def _copies(leaves: Sequence[PlannedLeaf]) -> np.ndarray | None:
+    """The bytes of small leaves of one template, a row for each, if they can be copied
+    together."""
+    values = [leaf.value for leaf in leaves]
+    if all(leaf.is_bare for leaf in leaves):
+        if all(map(is_array_type, {*map(type, values)})):
+            # Their memory is what is stored, unless its axes are in another order.
+            with contextlib.suppress(TypeError):
+                whole = np.frombuffer(b"".join(values), np.uint8)
+                return whole.reshape(len(leaves), -1)
+    return _host_copy.rows(values, leaves[0].template)
 
 
 def is_small(t: Template) -> bool:

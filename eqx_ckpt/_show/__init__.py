@@ -5,9 +5,8 @@ the kernel. Begin with `_shown`.
 """
 
 from .. import _extensions
-from . import _shown
 
 
-_extensions.add("text", _shown.text)
-_extensions.add("html", _shown.html)
-_extensions.add("treescope", _shown.treescope)
+# What the command line shows of an index needs no JAX, which this imports.
+for _name in ("text", "html", "treescope"):
+    _extensions.add(_name, _extensions.later(__name__, "_shown", _name))

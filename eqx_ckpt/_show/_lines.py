@@ -1,16 +1,12 @@
-"""The lines that trees are shown in: one of each leaf, and one of each static field."""
+"""The lines that trees are shown in: one of each leaf, and one of each static field. No
+JAX is needed for those of an index."""
 
-import math
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from .._format import _names, _template
+from .._format import _leaves, _names
 from .._format._leaves import Record
-from .._load import _partial
-from .._load._lazy import LazyArray
-from .._load._nodes import StoredBody
-from .._tree import _folding, _node
-from .._tree._node import Node
+from .._load import _wording
 
 
 class TreeLine(NamedTuple):
@@ -22,50 +18,7 @@ class TreeLine(NamedTuple):
 
 
 def of_record(record: Record) -> TreeLine:
-    return TreeLine(record.name, _partial.show(record), record.template.nbytes)
-
-
-def of_node(node: Node) -> Iterator[TreeLine]:
-    """The lines of a node, with the names below it."""
-    body = _node.body_of(node)
-    if isinstance(body, StoredBody):
-        yield from _of_stored(body)
-        return
-    for component, child in zip(body.components(), body.children()):
-        if isinstance(child, Node):
-            for line in of_node(child):
-                yield line._replace(name=f"{component}.{line.name}")
-        elif isinstance(child, LazyArray):
-            yield of_lazy(child, component)
-        elif hasattr(child, "shape") and hasattr(child, "dtype"):
-            size = math.prod(child.shape) * child.dtype.itemsize
-            array = _folding.short_array(child.dtype.name, child.shape)
-            yield TreeLine(component, array + _spec_text(child), size)
-        else:
-            yield TreeLine(component, _short(child))
-    yield from of_fields([("", body.fields())])
-
-
-def _of_stored(body: StoredBody) -> Iterator[TreeLine]:
-    leaves = body.source.index.leaves
-    cut = len(body.name) + 1 if body.name else 0
-    modules: list[tuple[str, str]] = []
-    for member in body.members:
-        if isinstance(member, int):
-            line = of_record(leaves.record(member))
-            yield line._replace(name=line.name[cut:])
-        else:
-            fields = _node.fields_text(leaves.statics, member)
-            modules.append((member[cut:], fields))
-    yield from of_fields(modules)
-
-
-def of_lazy(lazy: LazyArray, name: str) -> TreeLine:
-    """The line that a node has for a lazy leaf under a name."""
-    nbytes = lazy._template.nbytes
-    if lazy._target.kind in _template.ARRAY_KINDS:
-        nbytes = math.prod(lazy.shape) * lazy.dtype.itemsize
-    return TreeLine(name, lazy._shown() + _spec_text(lazy), nbytes)
+    return TreeLine(record.name, _wording.show(record), record.template.nbytes)
 
 
 # So many static fields of a tree are printed one by one.
@@ -79,8 +32,8 @@ def of_fields(modules: Iterable[tuple[str, str]]) -> Iterator[TreeLine]:
     most = _MOST_FIELDS
     for module, text in modules:
         if text not in shown:
-            fields = _node.parsed(text)[0].items()
-            rows = [(_names.quote(name), f"= {_short(x)}") for name, x in fields]
+            fields = _leaves.parsed(text)[0].items()
+            rows = [(_names.quote(name), f"= {short(x)}") for name, x in fields]
             shown[text] = rows
         rows = shown[text]
         most -= len(rows)
@@ -90,12 +43,6 @@ def of_fields(modules: Iterable[tuple[str, str]]) -> Iterator[TreeLine]:
             yield TreeLine(f"{module}.{name}" if module else name, value)
 
 
-def _short(value: Any, most: int = 60) -> str:
+def short(value: Any, most: int = 60) -> str:
     text = repr(value)
     return text if len(text) <= most else text[:most] + "..."
-
-
-def _spec_text(array: Any) -> str:
-    """The specification of an array's sharding, as it is shown behind the array."""
-    spec = getattr(getattr(array, "sharding", None), "spec", None)
-    return "" if spec is None else f"  {spec}"

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from .._format import _template, _text
 from .._format._leaves import Unreadable
-from .._load._checkpoint import Checkpoint
+from .._load._source import Source
+from .._storage._backend import Usage
 from .._tree import _folding
 from . import _lines
 from ._lines import TreeLine
-from ._summary import Summary
 
 
 def counted(count: int, one: str, many: str = "") -> str:
@@ -131,9 +131,9 @@ def rows(some: Iterable[Branch], indent: str = "") -> Iterator[TreeLine]:
         yield from rows(x.below, indent + "  ")
 
 
-def leaf_lines(ckpt: Checkpoint) -> Iterator[TreeLine]:
+def leaf_lines(source: Source) -> Iterator[TreeLine]:
     """A line for each leaf. A shared leaf has its bytes at its first name only."""
-    leaves = ckpt._source.index.leaves
+    leaves = source.index.leaves
     for number, line in enumerate(map(_lines.of_record, leaves.records())):
         if number in leaves.aliases:
             line = TreeLine(line.name, f"{line.text}, shared", 0)
@@ -171,6 +171,26 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[str | Span]]) -> Ta
     ]
     kept = [i for i in range(len(columns)) if any(row[i].text for row in cells)]
     return Table([columns[i] for i in kept], [[row[i] for i in kept] for row in cells])
+
+
+class Summary(NamedTuple):
+    """A step of a run. `state` is "complete", "incomplete" (its save was killed, or
+    goes on), "damaged", or "unread" if nobody can tell now; `why` says more.
+
+    `nbytes` are those of its arrays in memory; `data` is what its data files take, and
+    `time` when it was saved, if it is on a disk.
+    """
+
+    step: int
+    state: str
+    why: str = ""
+    is_ours: bool = True
+    is_pinned: bool = False
+    time: float | None = None
+    leaves: int | None = None
+    nbytes: int | None = None
+    metrics: dict[str, Any] | None = None
+    data: Usage | None = None
 
 
 def steps(
@@ -236,71 +256,80 @@ class Contents(NamedTuple):
     static_fields: int
 
 
-def contents(ckpt: Checkpoint) -> Contents:
+def contents(source: Source) -> Contents:
     kinds: collections.Counter[str] = collections.Counter()
     numbers: collections.Counter[str] = collections.Counter()
+    leaves = source.index.leaves
+    templates, unread = leaves.templates, 0
+    counts = leaves.counts()
+    for place, part in leaves.parts.items():
+        if isinstance(part, Unreadable) and place not in leaves.aliases:
+            counts[leaves.template[place]] -= 1
+            unread += 1
+    for t, count in zip(templates, counts):
+        if count and t.kind in _template.ARRAY_KINDS:
+            numbers[t.dtype] += count * math.prod(t.logical_shape)
+        kinds[t.kind] += count
+    kinds["unreadable"] = unread
+    # In the order of the leaves.
     tops: dict[str, tuple[int, int]] = {}
-    leaves = ckpt._source.index.leaves
-    for record in leaves.records():
-        t = record.template
-        if record.place in leaves.aliases:
-            continue
-        top = record.name.partition(".")[0]
-        count, nbytes = tops.get(top, (0, 0))
-        tops[top] = count + 1, nbytes + t.nbytes
-        kind = "unreadable" if isinstance(record.part, Unreadable) else t.kind
-        if kind in _template.ARRAY_KINDS:
-            numbers[t.dtype] += math.prod(t.logical_shape)
-        kinds[kind] += 1
+    sizes = [t.nbytes for t in templates]
+    for place, (name, number) in enumerate(zip(leaves.names, leaves.template)):
+        if place not in leaves.aliases:
+            top = name.partition(".")[0]
+            count, nbytes = tops.get(top, (0, 0))
+            tops[top] = count + 1, nbytes + sizes[number]
     statics = leaves.statics
     fields = sum(len(statics.values[row]) for row in statics.of.values())
-    return Contents(dict(kinds), dict(numbers.most_common()), tops, fields)
+    return Contents(dict(+kinds), dict(numbers.most_common()), tops, fields)
 
 
-def metadata(ckpt: Checkpoint, most: int = 20_000) -> str:
-    if ckpt.metadata is None:
+def metadata(source: Source, most: int = 20_000) -> str:
+    given = source.index.metadata
+    if given is None:
         return ""
-    text = json.dumps(ckpt.metadata, indent=1, ensure_ascii=False, default=repr)
+    text = json.dumps(given, indent=1, ensure_ascii=False, default=repr)
     return text[:most] + "..." * (len(text) > most)
 
 
-def headline(ckpt: Checkpoint) -> str:
-    return f"{leaf_count(len(ckpt))}, {_text.size(ckpt.nbytes)}, {ckpt.layout}"
+def headline(source: Source) -> str:
+    leaves = source.index.leaves
+    count, size = leaf_count(len(leaves.names)), _text.size(leaves.nbytes)
+    return f"{count}, {size}, {source.index.layout}"
 
 
 _KINDS = {"jax": "jax.Array", "numpy": "np.ndarray", "generic": "np.generic"}
 
 
-def base(ckpt: Checkpoint) -> str:
+def base(source: Source) -> str:
     """The base of an adapter, in a line."""
-    given = ckpt.base
+    given = source.index.base
     if given is None:
         return ""
     return f"{_text.bounded(given.path, 200)}, save {given.save_id}"
 
 
-def facts(ckpt: Checkpoint, found: Contents) -> dict[str, str]:
+def facts(source: Source) -> dict[str, str]:
     """Titles, and texts that may have several lines."""
-    saved = ckpt.saved
-    is_ours = ckpt._source.has_digests
+    found, index = contents(source), source.index
+    saved, leaves, is_ours = index.saved, index.leaves, source.has_digests
     kinds = ", ".join(f"{n:,} {_KINDS.get(x, x)}" for x, n in found.kinds.items())
-    aliases = ckpt._source.index.leaves.aliases
-    shared = f", and {len(aliases):,} more names of these" * bool(aliases)
+    shared = f", and {len(leaves.aliases):,} more names of these"
     numbers = [f"{_folding.short_dtype(x)}  {n:,}" for x, n in found.numbers.items()]
     out = {
-        "format": f"eqx_ckpt, layout {ckpt.layout}" if is_ours else ckpt.layout,
-        "save": ckpt.save_id if is_ours else "",
+        "format": f"eqx_ckpt, layout {index.layout}" if is_ours else index.layout,
+        "save": index.save if is_ours else "",
         "time": moment(saved.time if saved else None),
-        "written by": ", ".join(f"{k} {v}" for k, v in ckpt.writer.items()),
+        "written by": ", ".join(f"{k} {v}" for k, v in index.writer.items()),
         "saved by": counted(saved.processes, "process", "processes") if saved else "",
         "shardings": "\n".join(f"{x}: {n:,}" for x, n in saved.shardings.items())
         if saved
         else "",
-        "in memory": _text.size(ckpt.nbytes),
-        "leaves": f"{len(ckpt):,}: {kinds}{shared}",
+        "in memory": _text.size(leaves.nbytes),
+        "leaves": f"{len(leaves.names):,}: {kinds}{shared * bool(leaves.aliases)}",
         "numbers": "\n".join(numbers),
-        "functions": ", ".join(ckpt.functions),
-        "base": base(ckpt),
+        "functions": ", ".join(index.functions),
+        "base": base(source),
         "static": counted(found.static_fields, "field") if found.static_fields else "",
     }
     return {title: text for title, text in out.items() if text}

@@ -8,14 +8,14 @@ import importlib
 import itertools as it
 from typing import Any
 
-from .._format import _text
+from .._format import _leaves, _text
 from .._load._checkpoint import Checkpoint
 from .._load._lazy import LazyArray
 from .._run import _manager
 from .._save._background import SaveHandle
 from .._tree import _node
 from .._tree._node import Node
-from . import _html, _lines, _model, _summary, _terminal
+from . import _html, _lines, _model, _node_lines, _summary, _terminal
 
 
 def text(x: Checkpoint | Node, limit: int | None) -> str:
@@ -23,11 +23,11 @@ def text(x: Checkpoint | Node, limit: int | None) -> str:
     if isinstance(x, Node):
         body = _node.body_of(x)
         head = f"Node({_text.escape(body.shown()[0]) or '.'})"
-        lines = _lines.of_node(x)
+        lines = _node_lines.of_node(x)
     else:
         leaves = _model.leaf_count(len(x))
         head = f"Checkpoint({_text.escape(x.path)}: {leaves}, {_text.size(x.nbytes)})"
-        lines = _model.leaf_lines(x)
+        lines = _model.leaf_lines(x._source)
     return "\n".join([head, *("  " + line for line in _terminal.text(lines, limit))])
 
 
@@ -40,25 +40,25 @@ def html(x: Any) -> str:
 @html.register
 def _checkpoint(x: Checkpoint) -> str:
     statics = x._source.index.leaves.statics
-    texts = ((name, _node.fields_text(statics, name)) for name in statics.of)
+    texts = ((name, _leaves.fields_text(statics, name)) for name in statics.of)
     fields = _lines.of_fields(texts)
-    facts = _model.facts(x, _model.contents(x))
+    facts = _model.facts(x._source)
     about = [(title, text.replace("\n", ", ")) for title, text in facts.items()]
-    metadata = _html.text("metadata", _model.metadata(x))
+    metadata = _html.text("metadata", _model.metadata(x._source))
     about = _html.section("about", about, folds=True)
-    tree = _html.tree(it.chain(_model.leaf_lines(x), fields))
-    return _html.card(x.path, _model.headline(x), metadata, about, tree)
+    tree = _html.tree(it.chain(_model.leaf_lines(x._source), fields))
+    return _html.card(x.path, _model.headline(x._source), metadata, about, tree)
 
 
 @html.register
 def _of_node(x: Node) -> str:
     name = _node.body_of(x).shown()[0]
-    return _html.card("Node", name, _html.tree(_lines.of_node(x)), prefix=name)
+    return _html.card("Node", name, _html.tree(_node_lines.of_node(x)), prefix=name)
 
 
 @html.register
 def _lazy(x: LazyArray) -> str:
-    line = _lines.of_lazy(x, x.name)
+    line = _node_lines.of_lazy(x, x.name)
     of = ", ".join(str(source.root) for source in x._sources)
     return _html.card(type(x).__name__, f"not read, of {of}", _html.row(line))
 

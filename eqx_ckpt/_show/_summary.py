@@ -1,33 +1,12 @@
 """Table of the steps of a run, to look at. Nothing is changed."""
 
 import functools as ft
-from typing import Any, NamedTuple
 
 from .._errors import DamagedError
 from .._format._index import Newer
 from .._load import _checkpoint
 from .._run._steps import Signature, Skip, Steps
-from .._storage._backend import Usage
-
-
-class Summary(NamedTuple):
-    """A step of a run. `state` is "complete", "incomplete" (its save was killed, or
-    goes on), "damaged", or "unread" if nobody can tell now; `why` says more.
-
-    `nbytes` are those of its arrays in memory; `data` is what its data files take, and
-    `time` when it was saved, if it is on a disk.
-    """
-
-    step: int
-    state: str
-    why: str = ""
-    is_ours: bool = True
-    is_pinned: bool = False
-    time: float | None = None
-    leaves: int | None = None
-    nbytes: int | None = None
-    metrics: dict[str, Any] | None = None
-    data: Usage | None = None
+from ._model import Summary
 
 
 def summaries(steps: Steps, newest: int = 0) -> list[Summary]:

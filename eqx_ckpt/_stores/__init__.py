@@ -1,32 +1,39 @@
 """Kinds of store on servers: buckets, the web, Azure and the Hub. Each is a class that
 says how a request is made, and a line in the kernel's table of them.
 
-Libraries are imported when a URL of their kind is first read or written.
+Modules, and libraries, are imported when a URL of their kind is first read or written.
 """
 
 import functools as ft
+import importlib
+from typing import Any
 
 from .. import _extensions
 from .._storage import _context, _root
+from .._storage._backend import Backend
 from . import _remote
-from ._azure import AzureBackend
-from ._buckets import BucketBackend
-from ._http import HttpBackend
-from ._hub import HubBackend
 
 
+# By the schemes of URLs, the module and the class.
 _KINDS = {
-    "az": AzureBackend,
-    "abfss": AzureBackend,
-    "gs": BucketBackend,
-    "hf": HubBackend,
-    "http": HttpBackend,
-    "https": HttpBackend,
-    "s3": BucketBackend,
+    "az": ("_azure", "AzureBackend"),
+    "abfss": ("_azure", "AzureBackend"),
+    "gs": ("_buckets", "BucketBackend"),
+    "hf": ("_hub", "HubBackend"),
+    "http": ("_http", "HttpBackend"),
+    "https": ("_http", "HttpBackend"),
+    "s3": ("_buckets", "BucketBackend"),
     # TensorStore says what it takes.
-    "*": BucketBackend,
+    "*": ("_buckets", "BucketBackend"),
 }
+
+
+def _resolve(module: str, name: str, path: Any) -> Backend:
+    kind = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    return _remote.resolve(kind, path)
+
+
 for _scheme, _kind in _KINDS.items():
-    _root.KINDS[_scheme] = ft.partial(_remote.resolve, _kind)
+    _root.KINDS[_scheme] = ft.partial(_resolve, *_kind)
 _context.SPEC.update(_remote.CONTEXT)
 _extensions.add("store_of", _remote.store_of)

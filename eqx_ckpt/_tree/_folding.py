@@ -5,7 +5,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .._format import _text
+from .._format import _template, _text
+from .._format._template import Template
 
 
 # What `str` gives for an index: longer digits are a key that looks like one.
@@ -26,6 +27,20 @@ def short_dtype(dtype: str) -> str:
 
 def short_array(dtype: str, shape: Sequence[int]) -> str:
     return f"{short_dtype(dtype)}[{','.join(map(str, shape))}]"
+
+
+def show(template: Template) -> str:
+    """A stored leaf in a word, as in Equinox: `f32[64,64]`, `int`, `key<fry>[]`."""
+    return shown(template.kind, template.dtype, template.logical_shape, template.impl)
+
+
+def shown(kind: str, dtype: str, shape: Sequence[int], impl: str | None) -> str:
+    if kind == "key":
+        return f"key<{impl}>[{','.join(map(str, shape))}]"
+    if kind not in _template.ARRAY_KINDS:
+        return kind
+    text = short_array(dtype, shape)
+    return text + ("(numpy)" if kind == "numpy" else "")
 
 
 def is_number(part: str) -> bool:

@@ -14,7 +14,8 @@ import numpy as np
 
 from .._format import _grid, _template
 from .._format._template import Template
-from . import _folding, _register, _sharding
+from . import _register, _sharding
+from ._folding import show as show, shown as shown
 
 
 # The kinds of leaves that are numbers of Python, and those that are plain values.
@@ -401,17 +402,3 @@ def saved_dtype(template: Template) -> np.dtype:
     if template.dtype == "int":
         return np.dtype(np.object_)
     return _template.dtype_of(template.dtype)
-
-
-def show(template: Template) -> str:
-    """A stored leaf in a word, as in Equinox: `f32[64,64]`, `int`, `key<fry>[]`."""
-    return shown(template.kind, template.dtype, template.logical_shape, template.impl)
-
-
-def shown(kind: str, dtype: str, shape: Sequence[int], impl: str | None) -> str:
-    if kind == "key":
-        return f"key<{impl}>[{','.join(map(str, shape))}]"
-    if kind not in _template.ARRAY_KINDS:
-        return kind
-    text = _folding.short_array(dtype, shape)
-    return text + ("(numpy)" if kind == "numpy" else "")

@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 
 from .. import _extensions
 from .._format import _names, _text
-from .._format._leaves import Statics
+from .._format._leaves import fields_text as fields_text, parsed as parsed
 from . import _encoded, _folding
 
 
@@ -215,26 +215,6 @@ def static_fields(node: Node) -> dict[str, Any]:
     """The static fields that JSON holds. They are the caller's, who may change them."""
     text = body_of(node).fields()
     return json.loads(text)[0] if text else {}
-
-
-@ft.lru_cache(maxsize=16)
-def parsed(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The static fields of a `fields_text` that JSON holds, and the others, encoded: as
-    in `Statics`. For nodes that have one text they are one object."""
-    plain, encoded = json.loads(text) if text else ({}, {})
-    return plain, encoded
-
-
-def fields_text(statics: Statics, name: str) -> str:
-    """The static fields of the Module at `name`, as a node has them: in an order that
-    the class does not change."""
-    row = statics.of.get(name)
-    if row is None:
-        return ""
-    if row not in statics.texts:
-        both = [{key: x[key] for key in sorted(x)} for x in statics.row(name)]
-        statics.texts[row] = json.dumps(both)
-    return statics.texts[row]
 
 
 def _missing(node: Node, what: str) -> str:

@@ -4,7 +4,6 @@ Begin with `_site`.
 """
 
 from .. import _extensions
-from . import _plots
 
 
-_extensions.add("plot", _plots.plot)
+_extensions.add("plot", _extensions.later(__name__, "_plots", "plot"))

@@ -237,11 +237,11 @@ def of_one(ckpt: Checkpoint) -> Shown:
 
 
 def _contents(ckpt: Checkpoint) -> dict[str, Any]:
-    lines = list(_model.leaf_lines(ckpt))
+    lines = list(_model.leaf_lines(ckpt._source))
     return {
-        "quiet": _model.headline(ckpt),
-        "facts": list(_model.facts(ckpt, _model.contents(ckpt)).items()),
-        "metadata": _model.metadata(ckpt),
+        "quiet": _model.headline(ckpt._source),
+        "facts": list(_model.facts(ckpt._source).items()),
+        "metadata": _model.metadata(ckpt._source),
         "rows": lines,
         "tree": [_node(x) for x in _model.branches(lines, folds=False)],
     }
@@ -273,8 +273,11 @@ def of_pair(a: Checkpoint, b: Checkpoint) -> Shown:
         rows.append([name, text, leaf.template.nbytes, state])
         sides.append((None if x is None else x.value, None if y is None else y.value))
     page = {"kind": "pair", "title": a.path, "other": b.path, "rows": rows}
-    page |= {"quiet": _model.headline(a), "other_quiet": _model.headline(b)}
-    page["metadata_differ"] = _model.metadata(a) != _model.metadata(b)
+    page |= {
+        "quiet": _model.headline(a._source),
+        "other_quiet": _model.headline(b._source),
+    }
+    page["metadata_differ"] = _model.metadata(a._source) != _model.metadata(b._source)
     return page, sides.__getitem__
 
 

@@ -182,6 +182,21 @@ def test_tab_imports_no_jax(ckpt, words):
     assert "'jax'" not in found and "'numpy'" not in found
 
 
+@pytest.mark.parametrize(
+    "words", [["ls", "{}"], ["ls", "{}", "--json"], ["info", "{}"]]
+)
+def test_an_index_is_shown_without_jax(ckpt, words):
+    arguments = [x.format(ckpt) for x in words]
+    start = _START.replace("'eqx-ckpt'", f"'eqx-ckpt'; sys.argv[1:] = {arguments}")
+    done = subprocess.run(
+        [sys.executable, "-c", _MODULES + start], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    *shown, found = done.stdout.splitlines()
+    assert "model" in "".join(shown) and "'numpy'" in found
+    assert "'jax'" not in found and "'equinox'" not in found
+
+
 def test_the_script_runs_commands(ckpt):
     arguments = [sys.executable, "-c", _START, "ls", str(ckpt), "--depth", "1"]
     done = subprocess.run(arguments, capture_output=True, text=True)

@@ -10,8 +10,10 @@ import shutil
 import textwrap
 import threading
 import time
+import tracemalloc
 
 import jax.numpy as jnp
+import jax.tree_util as jtu
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -187,6 +189,49 @@ def test_metrics_without_that_of_best(root):
     with ec.CheckpointManager(root, keep=1, best=("accuracy", "max")) as manager:
         manager.save(6, tree_at(6), {"loss": 1.0})
     assert manager.steps() == [4, 6]
+
+
+def test_the_last_state_is_as_it_was_given(root):
+    """Whatever the caller's arrays became, and whichever memory its copy has."""
+    rng = np.random.default_rng(0)
+    for number in range(20):
+        path = root / str(number)
+        own = rng.normal(size=(3, 4, 5))
+        with ec.CheckpointManager(path, every=100) as manager:
+            for step in range(1, rng.integers(2, 6)):
+                # Ties, shapes, dtypes and orders come and go from state to state.
+                some = [own[0], own[0].copy(), own[1].T, own[2].astype(np.float32)]
+                tree = {"x": [some[i] for i in rng.integers(0, 4, 5)], "step": step}
+                wanted = [x.copy() for x in tree["x"]]
+                ties = [[x is y for x in tree["x"]] for y in tree["x"]]
+                assert not manager.save(step, tree)
+                own += 1
+                tree["x"].clear()
+        saved = ec.open(path).tree
+        assert saved.step.read() == step
+        for lazy, x in zip(saved.x, wanted, strict=True):
+            assert lazy.dtype == x.dtype and np.array_equal(lazy.read(), x)
+        aliases = ec.open(path)._source.index.leaves.aliases
+        assert len(aliases) == 5 - len({tuple(row) for row in ties})
+
+
+def test_a_state_that_is_not_due_takes_one_walk_and_no_new_memory(root, monkeypatch):
+    tree = {f"w{i}": np.ones((50, 60)) for i in range(8)}
+    with ec.CheckpointManager(root, every=100) as manager:
+        manager.save(1, tree)
+        flatten, walks = jtu.tree_flatten, []
+        walk = lambda x, *args, **kwargs: walks.append(x) or flatten(x, *args, **kwargs)
+        monkeypatch.setattr(jtu, "tree_flatten", walk)
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            tracemalloc.reset_peak()
+            manager.save(2, tree)
+            most = tracemalloc.get_traced_memory()[1] - before
+        finally:
+            tracemalloc.stop()
+        assert sum(x is tree for x in walks) == 1 and most < tree["w0"].nbytes
+        monkeypatch.undo()
 
 
 def test_a_last_state_that_nobody_saves(root, caplog):

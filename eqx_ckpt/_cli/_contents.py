@@ -1,0 +1,123 @@
+"""`info` and `ls`: what is in the index of a checkpoint.
+
+JAX takes longer to import than all of this takes. It is imported only for what is no
+checkpoint of ours in a directory on a local disk.
+"""
+
+import collections
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .._format import _files, _leaves, _text
+from .._format._leaves import Record, Unreadable
+from .._load import _published, _wording
+from .._load._source import Source
+from .._show import _lines, _model, _terminal
+from .._show._lines import TreeLine
+from .._show._model import Column, Span
+from .._show._terminal import Line
+from .._storage import _root
+from . import _commands, _info, _patterns
+from ._output import CommandResult
+
+
+def _ours(path: str) -> Source | None:
+    """The checkpoint of ours that is in a local directory itself."""
+    if not os.path.isdir(path) or _files.is_beside(os.path.basename(path)):
+        return None
+    root = _root.resolve(path)
+    got = _published.read_index(root)
+    return None if got is None else Source(root, got[0], root)
+
+
+def info(path: str) -> CommandResult:
+    source = _ours(path)
+    if source is None or source.index.functions:
+        return _commands.whole("_look", "info")(path)
+    return _info.of(source, {})
+
+
+def ls(
+    path: str,
+    name: str,
+    depth: int | None,
+    pattern: str | None,
+    sort: str,
+    static: bool,
+) -> CommandResult:
+    source = _ours(path) or _commands.whole("_look", "source_at")(path)
+    leaves = source.index.leaves
+    if name and name not in leaves.places:
+        _commands.whole("_look", "check_node")(source, name)
+    wanted = [x for x in (name, pattern) if x]
+    is_wanted = lambda x: all(_patterns.is_match(x, pattern) for pattern in wanted)
+    records = [r for r in leaves.records() if is_wanted(r.name)]
+    if sort == "size":
+        records.sort(key=lambda r: -r.template.nbytes)
+        lines = _flat(records)
+    else:
+        rows = _rows(records, depth, leaves.aliases)
+        if static and not pattern:
+            modules = [x for x in leaves.statics.of if not name or is_wanted(x)]
+            texts = [(x, _leaves.fields_text(leaves.statics, x)) for x in modules]
+            fields = _lines.of_fields(texts)
+            rows += (x for x in fields if depth is None or x.name.count(".") < depth)
+        lines = _terminal.tree(rows)
+    base = source.index.base and source.index.base._asdict()
+    data = lambda: {
+        "path": source.root.url,
+        "base": base,
+        "leaves": list(map(_as_json, records)),
+    }
+    nbytes = sum(_distinct(records, leaves.aliases))
+    what = f"{_model.leaf_count(len(records))}, {_text.size(nbytes)}"
+    head = [Span(source.root.url, "title"), Span(f"  {name}" * bool(name), "name")]
+    on = [Span(f"  on {_model.base(source)}", "quiet")] * (base is not None)
+    return CommandResult(data, [[*head, Span(f"  {what}"), *on], *lines])
+
+
+def _as_json(record: Record) -> dict[str, Any]:
+    t, part = record.template, record.part
+    if isinstance(part, Unreadable):
+        return {"name": record.name, "kind": "unreadable", **part._asdict()}
+    return {
+        "name": record.name,
+        "kind": t.kind,
+        "dtype": t.dtype,
+        "shape": t.logical_shape,
+        "nbytes": t.nbytes,
+    }
+
+
+def _flat(records: list[Record]) -> Iterator[Line]:
+    columns = [Column("size", True), Column("array"), Column("name")]
+    rows = [(_text.size(r.template.nbytes), _wording.show(r), r.name) for r in records]
+    return _terminal.table(_model.table(columns, rows))
+
+
+def _distinct(records: list[Record], aliases: Mapping[int, int]) -> Iterator[int]:
+    """The bytes of each leaf; 0 for an array that was there before."""
+    seen: set[int] = set()
+    for record in records:
+        origin = aliases.get(record.place, record.place)
+        yield 0 if origin in seen else record.template.nbytes
+        seen.add(origin)
+
+
+def _rows(
+    records: list[Record], depth: int | None, aliases: Mapping[int, int]
+) -> list[TreeLine]:
+    """The lines of leaves. What lies deeper is added up."""
+    rows: dict[str, TreeLine] = {}
+    counts: collections.Counter[str] = collections.Counter()
+    sizes: collections.Counter[str] = collections.Counter()
+    for record, nbytes in zip(records, _distinct(records, aliases)):
+        name = ".".join(record.name.split(".")[:depth])
+        rows[name] = _lines.of_record(record)
+        if name != record.name:
+            counts[name] += 1
+            sizes[name] += nbytes
+            what = _model.leaf_count(counts[name])
+            rows[name] = TreeLine(name, what, sizes[name])
+    return list(rows.values())

@@ -1,0 +1,62 @@
+"""The lines of nodes and lazy leaves."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from .._format import _leaves, _template
+from .._load._lazy import LazyArray
+from .._load._nodes import StoredBody
+from .._tree import _folding, _node
+from .._tree._node import Node
+from . import _lines
+from ._lines import TreeLine
+
+
+def of_node(node: Node) -> Iterator[TreeLine]:
+    """The lines of a node, with the names below it."""
+    body = _node.body_of(node)
+    if isinstance(body, StoredBody):
+        yield from _of_stored(body)
+        return
+    for component, child in zip(body.components(), body.children()):
+        if isinstance(child, Node):
+            for line in of_node(child):
+                yield line._replace(name=f"{component}.{line.name}")
+        elif isinstance(child, LazyArray):
+            yield of_lazy(child, component)
+        elif hasattr(child, "shape") and hasattr(child, "dtype"):
+            size = math.prod(child.shape) * child.dtype.itemsize
+            array = _folding.short_array(child.dtype.name, child.shape)
+            yield TreeLine(component, array + _spec_text(child), size)
+        else:
+            yield TreeLine(component, _lines.short(child))
+    yield from _lines.of_fields([("", body.fields())])
+
+
+def _of_stored(body: StoredBody) -> Iterator[TreeLine]:
+    leaves = body.source.index.leaves
+    cut = len(body.name) + 1 if body.name else 0
+    modules: list[tuple[str, str]] = []
+    for member in body.members:
+        if isinstance(member, int):
+            line = _lines.of_record(leaves.record(member))
+            yield line._replace(name=line.name[cut:])
+        else:
+            fields = _leaves.fields_text(leaves.statics, member)
+            modules.append((member[cut:], fields))
+    yield from _lines.of_fields(modules)
+
+
+def of_lazy(lazy: LazyArray, name: str) -> TreeLine:
+    """The line that a node has for a lazy leaf under a name."""
+    nbytes = lazy._template.nbytes
+    if lazy._target.kind in _template.ARRAY_KINDS:
+        nbytes = math.prod(lazy.shape) * lazy.dtype.itemsize
+    return TreeLine(name, lazy._shown() + _spec_text(lazy), nbytes)
+
+
+def _spec_text(array: Any) -> str:
+    """The specification of an array's sharding, as it is shown behind the array."""
+    spec = getattr(getattr(array, "sharding", None), "spec", None)
+    return "" if spec is None else f"  {spec}"
