@@ -310,9 +310,6 @@ def whole(shape: Sequence[int]) -> View:
     return View(tuple(map(range, shape)), tuple(range(len(shape))))
 
 
-_TAKE = "lazy arrays take integers, slices, `...`, None and index arrays as indices"
-
-
 def _known(key: Any) -> Any:
     """A part of a key, with sequences of numbers as arrays."""
     is_array = getattr(key, "ndim", 0) > 0 and hasattr(key, "__array__")
@@ -322,7 +319,7 @@ def _known(key: Any) -> Any:
     if array.size == 0 and not is_array:
         array = array.astype(np.intp)
     if array.dtype.kind not in "biu":
-        raise TypeError(f"{_TAKE}, not an array of {array.dtype}")
+        raise _refused(f"an array of {array.dtype}")
     if array.dtype == bool and array.ndim != 1:
         raise TypeError(
             f"lazy arrays take masks of one axis, not of {array.ndim}: read the array "
@@ -341,14 +338,11 @@ def _pick(pick: range, key: Any) -> Picks | int:
     if isinstance(key, np.ndarray):
         return IndexArray(pick.start + pick.step * _indices(key, len(pick)))
     if isinstance(key, (bool, np.bool_)):
-        raise TypeError(_TAKE)
+        raise _refused(f"a `{type(key).__name__}`")
     try:
         return pick[operator.index(key)]
     except TypeError:
-        raise TypeError(
-            f"{_TAKE}, not a `{type(key).__name__}`: read the array to index it "
-            "otherwise"
-        ) from None
+        raise _refused(f"a `{type(key).__name__}`") from None
     except IndexError:
         raise _outside(key, len(pick)) from None
 
@@ -366,6 +360,13 @@ def _indices(key: np.ndarray, length: int) -> np.ndarray:
         raise _outside(key[bad][0], length)
     key = key.astype(np.int64)
     return np.where(key < 0, key + length, key)
+
+
+def _refused(what: str) -> TypeError:
+    return TypeError(
+        "lazy arrays take integers, slices, `...`, None and index arrays, and not "
+        f"{what}: read the array to index it otherwise"
+    )
 
 
 def _outside(index: Any, length: int) -> IndexError:

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, strategies as st
 from jax.sharding import NamedSharding, PartitionSpec as P
 from safetensors.numpy import save_file
+from support import inside
 from support.helpers import BytesRead, examples
 
 import eqx_ckpt as ec
-from eqx_ckpt._format._leaves import Leaves
 
 
 EMB = np.arange(3000 * 6 * 2, dtype=np.float32).reshape(3000, 6, 2)
@@ -140,9 +140,8 @@ def test_sizes_take_no_time_for_each_leaf(tmp_path, monkeypatch):
     leaf = np.ones(3, np.float32)
     ec.tree_serialise_leaves(tmp_path / "x", {"a": [leaf + i for i in range(2000)]})
     ckpt, made = ec.open(tmp_path / "x"), []
-    record = Leaves.record
-    count = lambda self, *args, **kw: made.append(args) or record(self, *args, **kw)
-    monkeypatch.setattr(Leaves, "record", count)
+    see = lambda leaves, place, **_: made.append(place)
+    inside.watch(monkeypatch, "make a record", see)
     assert ckpt.nbytes == 2000 * 12
     assert ckpt._repr_html_() and len(made) == 2000  # A line for each, once.
 

@@ -68,6 +68,7 @@ CALLS = {
     "bytes of an array": "_tree._host_copy.to_host",
     "bytes of regions": "_tree._host_copy.to_host_by_regions",
     "read as another format": "_zips._probe._read",
+    "make a record": "_format._leaves.Leaves.record",
     "read digests": "_load._source.read_beside",
     "read leaves": "_load._fetch.load",
     "make a lazy leaf": "_load._lazy.lazy_of",
