@@ -117,7 +117,7 @@ from support import command
 atexit.register(lambda: print(jax.config.jax_platforms))
 sys.exit(command.main(sys.argv[1:]))
 """
-    command = [sys.executable, "-c", code, "info", str(ckpt)]
+    command = [sys.executable, "-c", code, "stats", str(ckpt)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.stdout.splitlines()[-1] == "cpu", done.stderr
 
