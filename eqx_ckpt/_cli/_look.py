@@ -56,8 +56,8 @@ def ls(
     else:
         rows = _rows(records, depth, leaves.aliases)
         if static and not pattern:
-            modules = [x for x in leaves.statics.of if not name or is_wanted(x)]
-            texts = [(x, _node.fields_text(leaves.statics, x)) for x in modules]
+            nodes = [x for x in leaves.node_names if not name or is_wanted(x)]
+            texts = [(x, leaves.fields_text(x)) for x in nodes]
             fields = _lines.of_fields(texts)
             rows += (x for x in fields if depth is None or x.name.count(".") < depth)
         lines = _terminal.tree(rows)
@@ -127,9 +127,7 @@ def cat(path: str, name: str, whole: bool) -> CommandResult:
     ckpt = _checkpoint.open(path)
     name, index = _paths.split_slice(name)
     parent, _, last = name.rpartition(".")
-    statics = ckpt._source.index.leaves.statics
-    fields = _node.fields_text(statics, parent)
-    plain = json.loads(fields)[0] if fields else {}
+    plain = _node.plain_fields(ckpt._source.index.leaves.fields_text(parent))
     if name not in ckpt and last in plain:
         return CommandResult(plain[last], [json.dumps(plain[last])])
     lazy = ckpt[name]

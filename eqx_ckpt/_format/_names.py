@@ -87,6 +87,18 @@ def component(key: Any) -> tuple[str, str]:
     return "o", "%=" + ("" if text == "" else quote(text))
 
 
+def is_component(text: str) -> bool:
+    """Whether a text can be a component of a name."""
+    return text != "" and _component.fullmatch(text) is not None
+
+
+def is_plain(name: str, depth: int) -> bool:
+    """Whether the name of a leaf or a node below the top can be stored, and has nothing
+    in it that is encoded."""
+    good = len(name) <= MAX_NAME and depth <= MAX_DEPTH
+    return good and re.fullmatch(r"[A-Za-z0-9_.-]+", name) is not None
+
+
 def child(name: str, part: str) -> str:
     """The dotted name of the child `part` of the node called `name` ("": the top)."""
     if name:
@@ -228,7 +240,7 @@ def key_of(kind: str, text: str, first: bool) -> str | int:
         if kind != "i" and number >= _INDICES:
             raise ValueError(f"{shorten(text)} is beyond the largest index")
         return number
-    if kind not in tuple("ako") or text == "" or not _component.fullmatch(text):
+    if kind not in tuple("ako") or not is_component(text):
         raise ValueError(f"{shorten(text)} is not a component of a name")
     try:
         key = unquote(text.removeprefix("%=")) if kind == "o" else unquote(text)

@@ -12,6 +12,7 @@ from .._format import _json, _names, _template, _text
 from .._format._extents import Placement
 from .._format._index import Index
 from .._format._leaves import Leaves, Unreadable
+from .._format._record import Label
 from .._format._template import Template
 from .._load import _published
 from .._storage import _store
@@ -125,6 +126,23 @@ def array_leaf(
     return ForeignLeaf(name, t, file, offset, strides)
 
 
+def _states_of(
+    leaves: Sequence[ForeignLeaf], labels: Mapping[int, Label]
+) -> dict[str, list[Label]]:
+    """The labels of the entries of each State, by those of leaves in it. The first
+    number in the name of such a leaf is the position of an entry."""
+    found: dict[str, dict[int, Label]] = {}
+    for place, label in labels.items():
+        parts, keys = _names.parts(leaves[place].name), leaves[place].template.keys
+        depth = next((i for i, key in enumerate(keys) if key in "sf"), -1)
+        if depth >= 0 and int(parts[depth]) < len(leaves):
+            found.setdefault(".".join(parts[:depth]), {})[int(parts[depth])] = label
+    return {
+        state: [some.get(i, Label()) for i in range(1 + max(some))]
+        for state, some in found.items()
+    }
+
+
 def source(
     probe: Probe,
     format: str,
@@ -132,15 +150,15 @@ def source(
     leaves: Sequence[ForeignLeaf],
     head: bytes = b"",
     metadata: Any = None,
-    markers: Mapping[int, str] = {},
+    labels: Mapping[int, Label] = {},
     database: Database | None = None,
     shared: bool = False,
 ) -> ForeignSource:
     """A source of leaves, and of the files that they lie in.
 
-    `head` is what the files say of them. `markers` has the labels of the entries of
-    States. With `shared`, leaves may have bytes in common, and those of the same ones
-    are aliases.
+    `head` is what the files say of them. `labels` has those of leaves of entries
+    of States. With `shared`, leaves may have bytes in common, and those of the same
+    ones are aliases.
 
     **Raises:** `ValueError` unless the files have these bytes, each for one leaf if
     they are not shared; and if none of its leaves can be read.
@@ -166,8 +184,8 @@ def source(
         list(numbers),
         template,
         aliases=_aliases(leaves) if shared else {},
-        markers=dict(markers),
         parts=parts,
+        labels=_states_of(leaves, labels),
     )
     saved.places  # Two leaves of one name are an error.
     stamped = stamp(directory)

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._format import _grid, _json, _schema, _template
+from .._format import _grid, _json, _record, _schema, _template
+from .._format._record import Label
 from .._load._source import Source
 from .._storage import _store
 from .._storage._backend import Backend
@@ -375,17 +376,17 @@ def _source(probe: Probe, files: list[str], headers: list[Header]) -> Source:
     metadata = _one([_without(x.metadata, _SHARDING, _VERSION) for x in headers])
     head = b"".join(header.data for header in headers)
     labels = _labels(metadata)
-    markers = {i: labels[name] for i, name in enumerate(tensors) if name in labels}
+    own = {i: labels[name] for i, name in enumerate(tensors) if name in labels}
     if metadata is not None and LABELS in metadata:
         metadata = _without(metadata, LABELS) or None
-    what = "safetensors", files, leaves, head, metadata, markers
+    what = "safetensors", files, leaves, head, metadata, own
     return _foreign_index.source(probe, *what)
 
 
-def _labels(metadata: dict[str, str] | None) -> dict[str, str]:
+def _labels(metadata: dict[str, str] | None) -> dict[str, Label]:
     if metadata is None or LABELS not in metadata:
         return {}
     value = _json.parse(metadata[LABELS].encode(), f"`{LABELS}` in its metadata")
     if not is_texts(value) or any(x[:1] not in ("=", "@") for x in value.values()):
         raise ValueError(f"`{LABELS}` in its metadata is not as `eqx_ckpt` writes it")
-    return value
+    return {name: _record.label_of(text) for name, text in value.items()}

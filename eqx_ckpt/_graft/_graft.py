@@ -20,10 +20,10 @@ from .._load._lazy import LazyArray
 from .._load._load_options import LoadOptions, TogetherKeywords
 from .._runtime import _arguments, _gc
 from .._storage import _store
-from .._tree import _from_host, _host_copy, _leaf, _target
-from .._tree._static import Static
+from .._tree import _from_host, _host_copy, _leaf, _leaked_tracers, _target
+from .._tree._compare import Static
 from ..adapters import _deferred
-from . import _graft_plan, _init, _leaked_tracers
+from . import _graft_plan, _init
 from ._adapting import Placed
 from ._matching import Matching
 from ._report import Report, ReportRow
@@ -126,10 +126,9 @@ def graft(
             "checkpoint)`: `[(lambda m: m.encoder, lambda c: c.model.encoder)]`."
         )
     given = _load_options.check(LoadOptions(**options))
-    if init is not None:
-        _leaked_tracers.check(model)
     before = _store.bytes_read()
     ours = Model(model)
+    _leaked_tracers.check(ours.flat)
     place = ckpt.path if isinstance(ckpt, Checkpoint) else ckpt
     leaves = list(ours.flat.leaves)
     processes = _deserialise.processes_of("graft", [place], leaves, given)

@@ -13,8 +13,7 @@ from jaxtyping import PyTree
 
 from .._format import _names
 from .._runtime import _arguments
-from .._tree import _flatten, _folding, _sharding
-from . import _leaked_tracers
+from .._tree import _flatten, _folding, _leaked_tracers, _sharding
 
 
 @_arguments.checked()
@@ -60,7 +59,7 @@ def skeleton(
 
     out = eqx.filter_eval_shape(call, *args, **kwargs)
     out = eqx.combine(host, out)
-    _leaked_tracers.check(out)
+    _leaked_tracers.check(_flatten.flatten(out, None))
     if sharding is None:
         return out
     return _with_shardings(out, sharding)

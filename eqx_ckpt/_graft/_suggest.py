@@ -278,7 +278,7 @@ def _entry_code(model: Model, prefix: str) -> str | None:
     entry = model.entries.get(model.below[prefix][0])
     if entry is None or prefix != _names.joined(entry.state, str(entry.position)):
         return None
-    for name in model.index_names.get(str(entry.label), [])[:1]:
+    for name in sorted(entry.label.names)[:1]:
         module, _, field = name.rpartition(".")
         state = _code(model, entry.state)
         owner = _code(model, module) if module in model.below else None

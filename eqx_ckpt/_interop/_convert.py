@@ -132,12 +132,8 @@ def convert(
         given = given._replace(max_bytes=256 * 2**20)
     plan = _plan.plan(root, ckpt.tree, given)
     leaves = [_lazies.verified(leaf, verify) for leaf in plan.leaves]
-    # A node does not know all that the index says of it: such as which release recorded
-    # its static fields.
-    saved = ckpt._source.index.leaves
-    label = {saved.names[place]: label for place, label in saved.markers.items()}
-    markers = {i: label[x.name] for i, x in enumerate(leaves) if x.name in label}
-    facts = dataclasses.replace(plan.facts, markers=markers, statics=saved.statics)
-    if [leaf.name for leaf in leaves] == saved.names:
-        facts = dataclasses.replace(facts, structure=saved.structure)
+    # A node does not know the class that the index says it had.
+    facts, saved = plan.facts, ckpt._source.index.leaves
+    if saved.tree is not None and [leaf.name for leaf in leaves] == list(saved.names):
+        facts = dataclasses.replace(facts, record=saved.tree)
     _serialise.write(plan._replace(leaves=leaves, facts=facts), Processes())

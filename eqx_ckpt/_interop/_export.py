@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
-from .._format import _digests, _names, _template, _text
+from .._format import _digests, _names, _record, _template, _text
 from .._format._template import Template
 from .._formats import _foreign_index, _safetensors
 from .._load._checkpoint import Checkpoint
@@ -24,7 +24,7 @@ from .._save import _lazies
 from .._save._payload import PlannedLeaf
 from .._storage import _root
 from .._storage._backend import Backend
-from .._tree import _filters, _flatten, _folding, _host_copy, _leaf, _states, _static
+from .._tree import _compare, _filters, _flatten, _folding, _host_copy, _leaf, _states
 from .._tree._filters import FilterSpec
 from .._zips import _onefile, _probe
 from . import _shards
@@ -226,7 +226,7 @@ def _tensors(
             "leaves out all that it selects."
         )
     names, leaves = [all_names[i] for i in numbers], [flat.leaves[i] for i in numbers]
-    entries = _states.state_entries(pytree, flat, "")
+    entries = _states.state_entries(flat)
     _states.check_order(entries, flat, numbers)
     described = [_describe(name, leaf) for name, leaf in zip(names, leaves)]
     bad = [(x.name, what) for x in described if (what := _refused(x.template))]
@@ -252,7 +252,7 @@ def _tensors(
                 f"The leaves `{out[to][0]}` and `{name}` both get the name `{to}`."
             )
         out[to] = name, leaf._replace(name=to)
-        label = entries[i].label if i in entries else None
+        label = _record.label_text(entries[i].label) if i in entries else None
         if label is not None:
             labels[to] = label
     # As the library of the format writes them: the widest first, so all are aligned.
@@ -266,7 +266,7 @@ def _skipped(skip: Sequence[str], names: list[str]) -> set[int]:
         raise TypeError(f'`skip` must be a list of names, as ["step"], not {skip!r}.')
     out: set[int] = set()
     for pattern in skip:
-        found = {i for i, name in enumerate(names) if _static.matches(pattern, name)}
+        found = {i for i, name in enumerate(names) if _compare.matches(pattern, name)}
         if not found:
             raise ValueError(f"`skip` has {pattern!r}, which is the name of no leaf.")
         out |= found

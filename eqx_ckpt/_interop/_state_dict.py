@@ -6,8 +6,9 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
-from .._format import _names
+from .._format import _names, _record
 from .._format._leaves import Leaves
+from .._format._record import Label
 from .._format._template import Template
 from .._load import _load_options, _match
 from .._load._load_options import LoadOptions
@@ -59,14 +60,14 @@ def to_state_dict(
     """
     flat = _flatten.flatten(pytree, is_leaf)
     chosen = _filters.selected(filter_spec, pytree, flat.leaves, is_leaf)
-    entries = _states.state_entries(pytree, flat, "")
+    entries = _states.state_entries(flat)
     _states.check_order(entries, flat, [i for i, good in enumerate(chosen) if good])
     out: dict[str, Any] = {}
     for number, (path, leaf) in enumerate(zip(flat.paths, flat.leaves)):
         if not chosen[number]:
             continue
         name = _names.name_of(path)[0]
-        if number in entries and entries[number].label is not None:
+        if number in entries and any(entries[number].label):
             name = _labelled(name, entries[number])
         *parents, last = name.split(".")
         node = out
@@ -90,12 +91,15 @@ def _labelled(name: str, entry: _states.Entry) -> str:
     """The name of a leaf of a State, with the entry's label for its position."""
     _, dot, rest = _names.below(name, entry.state).partition(".")
     above = [entry.state] if entry.state else []
-    return ".".join([*above, "%=" + _names.quote(str(entry.label))]) + dot + rest
+    text = _names.quote(str(_record.label_text(entry.label)))
+    return ".".join([*above, "%=" + text]) + dot + rest
 
 
-def _positions(names: list[str], states: set[str]) -> tuple[list[str], dict[int, str]]:
-    """The inverse of `_labelled`: names with positions, and the labels of the leaves.
-    Entries without labels keep the positions that they have."""
+def _positions(
+    names: list[str], states: set[str]
+) -> tuple[list[str], dict[str, list[Label]]]:
+    """The inverse of `_labelled`: names with positions, and the labels of the entries
+    of each State. Entries without labels keep the positions that they have."""
     out, labels = list(names), {}
     for state in states:
         below = state + "." if state else ""
@@ -106,7 +110,7 @@ def _positions(names: list[str], states: set[str]) -> tuple[list[str], dict[int,
                 label = _names.unquote(entry.removeprefix("%="))
                 place = places.setdefault(label, len(places))
                 out[number] = f"{below}{place}{dot}{rest}"
-                labels[number] = label
+        labels[state] = list(map(_record.label_of, places))
     return out, labels
 
 
@@ -186,9 +190,9 @@ def _leaves(
     templates: dict[Template, int] = {}
     numbers: list[int] = []
     rows = list(_walk(state_dict, ()))
-    entries = _states.state_entries(like, _flatten.flatten(like, is_leaf), "")
+    entries = _states.state_entries(_flatten.flatten(like, is_leaf))
     states = {entry.state for entry in entries.values()}
-    positions, markers = _positions([name for name, _ in rows], states)
+    positions, labels = _positions([name for name, _ in rows], states)
     for name, (_, value) in zip(positions, rows):
         keys = _keys(name)
         if name in values:
@@ -198,7 +202,7 @@ def _leaves(
         template = template._replace(keys=keys, chunk=chunk)
         values[name] = value
         numbers.append(templates.setdefault(template, len(templates)))
-    saved = Leaves(list(values), list(templates), numbers, markers=markers)
+    saved = Leaves(list(values), list(templates), numbers, labels=labels)
     return saved, list(values.values())
 
 

@@ -79,14 +79,10 @@ def rebuild(
     ckpt = _checkpoint.open(path)
     pinned = ckpt._source
     leaves = pinned.index.leaves
-    if leaves.structure is None:
+    if leaves.tree is None:
         raise RuntimeError(
             f"The checkpoint at `{ckpt.path}` does not say what its nodes were: it is "
-            "of another format, or was saved by an earlier release, or of a tree with "
-            "so many different nodes that they take 4 MiB of text, or so many without "
-            "leaves that they are not made again, or of one whose "
-            "nodes do not give the same leaves twice. Load it into a `like`, by "
-            "`tree_deserialise_leaves`."
+            "of another format. Load it into a `like`, by `tree_deserialise_leaves`."
         )
     below = _checkpoint.resolve_source(ckpt, source, leaves, lambda name: [name])
     try:

@@ -8,12 +8,13 @@ for leaves, so Modules and what they have go where the leaves below them go.
 import collections
 import functools as ft
 import os
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .._format import _names
 from .._format._leaves import Leaves
+from .._format._record import Label
+from .._tree import _states
 from . import _rename
 from ._rename import Rename
 
@@ -37,14 +38,25 @@ def renamed(leaves: Leaves, given: Any) -> tuple[Leaves, Callable[[str], list[st
     _check_collisions(names, new)
     moves = _Moves(how, names, new, used)
     nodes: dict[str, list[str]] = {}
-    for name in leaves.statics.of:
+    for name, field in _nodes(leaves):
         if len(name) > _names.MAX_NAME or name.count(".") >= _names.MAX_DEPTH:
             raise ValueError("The index has static fields of what is never saved.")
-        for to in moves.node(name, next(iter(leaves.statics.fields(name)), "")):
+        for to in moves.node(name, field):
             nodes.setdefault(to, []).append(name)
-    markers = _markers(leaves, moves)
+    labels = _labels(leaves, moves)
     _check_used(how, used, names)
-    return leaves.renamed(new, markers, nodes), moves.node
+    return leaves.renamed(new, labels, nodes), moves.node
+
+
+def _nodes(leaves: Leaves) -> Iterator[tuple[str, str]]:
+    """The names of nodes that have static values, or children without keys, each with
+    the name of one of the values."""
+    tree = leaves.tree
+    if tree is not None:
+        for name, row in tree.nodes(tree.has_either):
+            fields = tree.fields(row)
+            if fields or tree.kind(row).labels:
+                yield name, next(iter(fields), "")
 
 
 def _check_collisions(old: list[str], new: list[str]) -> None:
@@ -151,61 +163,23 @@ class _Moves:
 # ---- Labels of the entries of States.
 
 
-def _markers(leaves: Leaves, moves: _Moves) -> dict[int, str]:
-    """The labels, with the names that each StateIndex has now.
+def _labels(leaves: Leaves, moves: _Moves) -> dict[str, list[Label]]:
+    """The labels of the entries of each State, by the name that it has now, with the
+    names that each StateIndex has now.
 
-    A label that begins with `=` is a path from the model. Where the model is in the
-    checkpoint, it becomes one of whole names, as those that begin with `@`.
+    The marker of a StateIndex is a path from the model. Where only that is known, it
+    moves as the rules say.
     """
-    groups: dict[str, dict[int, str]] = {}
-    for place, label in leaves.markers.items():
-        record = leaves.record(place)
-        # The first number (`f`) is the position of an entry, and above it is its State.
-        depth = record.template.keys.find("f")
-        state = ".".join(_names.parts(record.name)[: max(depth, 0)])
-        groups.setdefault(state, {})[place] = label
-    out: dict[int, str] = {}
-    for labels in groups.values():
-        new = _labels(list(dict.fromkeys(labels.values())), leaves, moves)
-        out |= {place: new[label] for place, label in labels.items()}
+    out: dict[str, list[Label]] = {}
+    for state, labels in leaves.states.items():
+        new = [_moved_label(label, moves) for label in labels]
+        out |= dict.fromkeys(moves.node(state), new)
     return out
 
 
-def _labels(labels: list[str], leaves: Leaves, moves: _Moves) -> dict[str, str]:
-    """The new labels of one State."""
-    relative = {x: _path(x) for x in labels if x[0] == "="}
-    models = _models(list(relative.values()), leaves, moves)
-    old, new = {}, {}
-    for label in labels:
-        if label in relative and not models:  # The State alone.
-            path = relative[label]
-            moved = moves.by_rules(path) or path
-            new[label] = label if f".{moved}".endswith(f".{path}") else f"={moved}"
-            continue
-        names = label[1:].split(",")
-        if label in relative:
-            names = [_names.joined(model, relative[label]) for model in models]
-        old[label] = sorted(names)
-        new[label] = "@" + ",".join(sorted({x for y in names for x in moves.field(y)}))
-    if all(new[label] == "@" + ",".join(names) for label, names in old.items()):
-        new |= {label: label for label in old}
-    return new
-
-
-def _path(label: str) -> str:
-    return ".".join(re.findall(r"\w+", label))
-
-
-def _models(paths: list[str], leaves: Leaves, moves: _Moves) -> list[str]:
-    """The nodes below which all these paths have their owners: the model, and whatever
-    has its structure, such as an average of it."""
-    owners = {x.rpartition(".")[0] for x in paths} - {""}
-    nodes = moves.below.keys() | leaves.statics.of.keys()
-    some = max(owners, key=len, default="")
-    tail = "." + some
-    roots = [x.removesuffix(some).rstrip(".") for x in nodes if f".{x}".endswith(tail)]
-    return sorted(
-        root
-        for root in roots
-        if some and all(_names.joined(root, owner) in nodes for owner in owners)
-    )
+def _moved_label(label: Label, moves: _Moves) -> Label:
+    if label.names:
+        return Label(frozenset(x for y in label.names for x in moves.field(y)))
+    path = ".".join(_states.path_of(label) or ())
+    moved = moves.by_rules(path) if path else None
+    return label if moved is None else Label(marker=f".{moved}")

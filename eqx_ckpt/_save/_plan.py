@@ -13,11 +13,11 @@ from jaxtyping import PyTree
 from .. import _extensions
 from .._format import _index, _json
 from .._format._index import BaseFacts, Index, SaveFacts, StoredFunction
-from .._format._leaves import Leaves, Part, Statics, Structure
+from .._format._leaves import Leaves, Part
+from .._format._record import TreeRecord
 from .._load._checkpoint import Checkpoint
 from .._runtime import _processes
-from .._tree import _filters, _flatten, _leaf, _select, _states, _static
-from .._tree._filters import IsLeaf
+from .._tree import _filters, _flatten, _leaf, _select, _states
 from .._tree._flatten import Flat
 from . import (
     _describe,
@@ -41,13 +41,11 @@ _MAX_BYTES = 2**30
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TreeFacts:
-    """Facts about a tree beside its leaves. `holes` are places where nothing is stored,
-    for other readers; the rest is as in `Leaves`."""
+    """Facts about a tree beside its leaves: its record, and the places where nothing is
+    stored, for other readers."""
 
+    record: TreeRecord
     holes: list[_sidecars.Hole]
-    markers: dict[int, str]
-    statics: Statics
-    structure: Structure | None
 
 
 class Plan(NamedTuple):
@@ -91,8 +89,7 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     leaves, form, shardings, parts = _describe.describe(flat, numbers, options)
     if options.layout == "zarr":
         _to_zarr.check_case(form.names, root)
-    make = lambda: _facts(pytree, is_leaf, flat, chosen, numbers, wholes)
-    facts = make() if where else flat.once("facts", make, numbers)
+    facts = _facts(flat, numbers, wholes)
     values = map(operator.attrgetter("value"), leaves)
     has_lazies = _lazies.LazySource in {*map(type, values)}
     functions: PlannedFunctions = {}
@@ -108,29 +105,12 @@ def plan(root: Any, pytree: PyTree, options: SaveOptions) -> Plan:
     return made
 
 
-def _facts(
-    tree: PyTree,
-    is_leaf: IsLeaf,
-    flat: Flat,
-    chosen: Sequence[bool],
-    numbers: Sequence[int],
-    wholes: Sequence[tuple],
-) -> TreeFacts:
-    entries = _states.state_entries(tree, flat, "")
-    if entries:
-        _states.check_order(entries, flat, numbers)
-    markers = {
-        place: entry.label
-        for place, number in enumerate(numbers if entries else ())
-        if (entry := entries.get(number)) is not None and entry.label is not None
-    }
-    structure = _extensions.find("structure")
-    return TreeFacts(
-        _sidecars.holes(tree, is_leaf, flat, numbers, wholes),
-        markers,
-        _static.record(tree, is_leaf, flat, chosen),
-        structure and structure(tree, is_leaf, flat, numbers),
-    )
+def _facts(flat: Flat, numbers: Sequence[int], wholes: Sequence[tuple]) -> TreeFacts:
+    _states.check_order(_states.state_entries(flat), flat, numbers)
+    stored = {*numbers}
+    record = flat.record([i in stored for i in range(len(flat.leaves))])
+    make = lambda: TreeFacts(record, _sidecars.holes(flat, numbers, wholes))
+    return flat.walk.once(("facts", id(record), tuple(wholes)), record, make)
 
 
 def check_index(plan: Plan) -> None:
@@ -201,10 +181,8 @@ def _make_table(
         list(form.templates),
         list(form.numbers),
         dict(form.aliases),
-        facts.markers,
-        facts.statics,
-        facts.structure,
-        parts=dict(parts),
+        dict(parts),
+        facts.record,
     )
     return leaves, _index.encode_columns(leaves, placed.files, placed.placement)
 

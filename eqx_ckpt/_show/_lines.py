@@ -55,7 +55,7 @@ def _of_stored(body: StoredBody) -> Iterator[TreeLine]:
             line = of_record(leaves.record(member))
             yield line._replace(name=line.name[cut:])
         else:
-            fields = _node.fields_text(leaves.statics, member)
+            fields = leaves.fields_text(member)
             modules.append((member[cut:], fields))
     yield from of_fields(modules)
 
@@ -79,7 +79,7 @@ def of_fields(modules: Iterable[tuple[str, str]]) -> Iterator[TreeLine]:
     most = _MOST_FIELDS
     for module, text in modules:
         if text not in shown:
-            fields = _node.parsed(text)[0].items()
+            fields = _node.plain_fields(text).items()
             rows = [(_names.quote(name), f"= {_short(x)}") for name, x in fields]
             shown[text] = rows
         rows = shown[text]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from .._format import _template, _text
 from .._format._leaves import Unreadable
 from .._load._checkpoint import Checkpoint
-from .._tree import _folding
+from .._tree import _folding, _node
 from . import _lines
 from ._lines import TreeLine
 from ._summary import Summary
@@ -252,8 +252,8 @@ def contents(ckpt: Checkpoint) -> Contents:
         if kind in _template.ARRAY_KINDS:
             numbers[t.dtype] += math.prod(t.logical_shape)
         kinds[kind] += 1
-    statics = leaves.statics
-    fields = sum(len(statics.values[row]) for row in statics.of.values())
+    texts = map(leaves.fields_text, leaves.node_names)
+    fields = sum(len(_node.plain_fields(text)) for text in texts)
     return Contents(dict(kinds), dict(numbers.most_common()), tops, fields)
 
 

@@ -131,16 +131,13 @@ def describe(leaf: Any, dtype: np.dtype | None = None) -> Template:
 LeafKinds = tuple[tuple[Any, ...], tuple[int, ...]]
 
 
-# What told kinds of leaves apart in the last few calls, and what those were. A training
-# loop has other arrays, whose types are the same objects.
-_kinds: list[tuple[tuple[list[Any], ...], LeafKinds]] = []
-_MOST_KINDS = 4
-
-
-def alike(leaves: Sequence[Any]) -> LeafKinds:
+def alike(leaves: Sequence[Any], kept: list[Any]) -> LeafKinds:
     """The few kinds of leaves that there are, and the number of that of each leaf, -1
-    where nothing is known. Leaves of a kind have one template and one sharding."""
-    global _kinds
+    where nothing is known. Leaves of a kind have one template and one sharding.
+
+    `kept` is for the result of an earlier call: a training loop has other arrays, whose
+    types are the same objects.
+    """
     types = list(map(type, leaves))
     examples = dict(zip(types, leaves))
     traits = dict(zip(examples, map(_traits, examples, examples.values())))
@@ -155,11 +152,11 @@ def alike(leaves: Sequence[Any]) -> LeafKinds:
         return (), (-1,) * len(leaves)
     avals, shardings = list(map(_OF_JAX[0], arrays)), list(map(_OF_JAX[1], arrays))
     found = types, avals, shardings
-    for known, kinds in _kinds:
+    for known, kinds in kept:
         if rest == known[3] and all(map(_are_same, known, found)):
             return kinds
-    kinds = _kinds_of(types, is_jax, zip(avals, _known_shardings(shardings)), rest)
-    _kinds = [((*found, rest), kinds), *_kinds[: _MOST_KINDS - 1]]
+    kinds = _kinds_of(types, is_jax, zip(avals, _unified(shardings)), rest)
+    kept[:] = [((*found, rest), kinds)]
     return kinds
 
 
@@ -189,24 +186,11 @@ def _kinds_of(
     return tuple(kinds), tuple(map(numbers.__getitem__, ids))
 
 
-# Shardings that were seen; and by the ids of these, the first that each is equal to.
-# There are many, also of leaves that are alike, and to compare them takes long.
-_shardings: tuple[list[Any], dict[int, Any]] = [], {}
-_MOST_SHARDINGS = 2**16
-
-
-def _known_shardings(shardings: Sequence[Any]) -> list[Any]:
-    """The same shardings, those that are equal as one object."""
-    global _shardings
-    kept, first = _shardings
-    if not first.keys() >= {*map(id, shardings)}:
-        if len(kept) + len(shardings) > _MOST_SHARDINGS:
-            kept, first = [], {}
-        equal = {x: x for x in first.values()}
-        own = [x for x in shardings if id(x) not in first]
-        more = map(equal.setdefault, own, own)
-        _shardings = kept + own, first | dict(zip(map(id, own), more))
-        first = _shardings[1]
+def _unified(shardings: Sequence[Any]) -> list[Any]:
+    """The same shardings, those that are equal as one object: there may be many."""
+    distinct = {id(x): x for x in shardings}
+    equal: dict[Any, Any] = {}
+    first = {i: equal.setdefault(x, x) for i, x in distinct.items()}
     return list(map(first.__getitem__, map(id, shardings)))
 
 

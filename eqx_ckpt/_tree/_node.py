@@ -11,48 +11,24 @@ import jax.tree_util as jtu
 from jaxtyping import PyTree
 
 from .. import _extensions
-from .._format import _names, _text
-from .._format._leaves import Statics
-from . import _encoded, _folding
+from .._format import _names, _text, _values
+from . import _folding
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class Spec:
     """All of a node but its children: what `jax.tree_util` compares."""
 
     # `(kind, key)` for each child, as in `_names.component`.
     keys: tuple[tuple[str, str | int], ...]
-    # The static fields of a Module, as JSON: `fields_text`.
+    # The static values of a node, encoded, as JSON: `Leaves.fields_text`.
     fields: str
-    # The label of each entry of an eqx.nn.State: `_states.Entry`. Else none.
-    labels: tuple[str | None, ...]
-
-    # Of what cannot be compared old checkpoints say nothing: their nodes and those of
-    # new ones are of one kind.
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Spec)
-            and (self.keys, self.labels) == (other.keys, other.labels)
-            and _compared(self.fields) == _compared(other.fields)
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.keys, _compared(self.fields), self.labels))
+    # The label of each entry of an eqx.nn.State, as `label_text` gives it. Else none.
+    labels: tuple[str, ...]
 
     @ft.cached_property
     def is_sequence(self) -> bool:
         return bool(self.keys) and all(kind in "sf" for kind, _ in self.keys)
-
-
-@ft.lru_cache(maxsize=4096)
-def _compared(fields: str) -> str:
-    """The `fields_text` without what cannot be compared."""
-    if not fields:
-        return ""
-    plain, encoded = json.loads(fields)
-    encoded = {name: _encoded.unnamed(x) for name, x in encoded.items()}
-    encoded = {name: x for name, x in encoded.items() if x != _encoded.OTHER}
-    return json.dumps([plain, encoded]) if plain or encoded else ""
 
 
 class Body:
@@ -213,28 +189,22 @@ def body_of(node: Node) -> Body:
 
 def static_fields(node: Node) -> dict[str, Any]:
     """The static fields that JSON holds. They are the caller's, who may change them."""
-    text = body_of(node).fields()
-    return json.loads(text)[0] if text else {}
+    return plain_fields(body_of(node).fields())
+
+
+def plain_fields(text: str) -> dict[str, Any]:
+    """The static fields of a `fields_text` that JSON holds, by their names."""
+    fields = parsed(text).items()
+    return {
+        _names.unquote(n): _values.plain(x) for n, x in fields if _values.is_plain(x)
+    }
 
 
 @ft.lru_cache(maxsize=16)
-def parsed(text: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The static fields of a `fields_text` that JSON holds, and the others, encoded: as
-    in `Statics`. For nodes that have one text they are one object."""
-    plain, encoded = json.loads(text) if text else ({}, {})
-    return plain, encoded
-
-
-def fields_text(statics: Statics, name: str) -> str:
-    """The static fields of the Module at `name`, as a node has them: in an order that
-    the class does not change."""
-    row = statics.of.get(name)
-    if row is None:
-        return ""
-    if row not in statics.texts:
-        both = [{key: x[key] for key in sorted(x)} for x in statics.row(name)]
-        statics.texts[row] = json.dumps(both)
-    return statics.texts[row]
+def parsed(text: str) -> dict[str, Any]:
+    """The encoded values of a `fields_text`, by their names, quoted. For nodes that
+    have one text they are one object."""
+    return json.loads(text) if text else {}
 
 
 def _missing(node: Node, what: str) -> str:

@@ -12,15 +12,25 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import PyTree
 
-from .._format import _names
-from .._tree import _folding
+from .._format import _names, _values
+from . import _folding
+from ._flatten import Flat
 
 
-def check(tree: PyTree) -> None:
+def check(flat: Flat) -> None:
     """**Raises:** `ValueError` naming the field of what was made by a traced function
-    that keeps an array of it out of JAX's sight, as a function does in its closure."""
+    that keeps an array of it out of JAX's sight, as a function does in its closure.
+
+    Only a skeleton has such a field. It is looked for where some static value of the
+    tree, or a leaf that is no array, may hold one.
+    """
+    if not any(isinstance(x, jax.ShapeDtypeStruct) for x in flat.leaves):
+        return
+    record = flat.record([_is_end(x) for x in flat.leaves])
+    if not any(map(_may_hold, record.values)):
+        return
     seen: dict[int, Any] = {}
-    for path, value in _not_arrays(tree):
+    for path, value in _not_arrays(flat.tree):
         tracer = _find(value, seen)
         if tracer is not None:
             name = _names.name_of(path)[0]
@@ -61,6 +71,25 @@ def _not_arrays(tree: PyTree) -> Iterator[tuple[tuple, Any]]:
 
 # So many objects are looked at for one tree: functions can lead anywhere.
 _MOST = 100_000
+
+# Kinds of encoded values that say nothing of the objects that a value leads to.
+_MAY_HOLD = frozenset(("made", "unknown", "method", "digest"))
+
+
+def _may_hold(x: Any) -> bool:
+    """Whether a value, of which this is the encoding, may hold an array of JAX."""
+    kind, own = _values.split(x)
+    if kind == "array":
+        return own[2] == ""
+    below = own if type(own) is list else ()
+    return kind in _MAY_HOLD or any(
+        type(y) in (list, dict) and _may_hold(y) for y in below
+    )
+
+
+def _is_end(x: Any) -> bool:
+    return isinstance(x, _ENDS)
+
 
 _ENDS = (
     *(type, types.ModuleType, str, bytes, int, float, complex, type(None)),
