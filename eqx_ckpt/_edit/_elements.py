@@ -86,7 +86,7 @@ def look(x: Any) -> Side:
         (leaves if is_stored else texts)[name] = _leaf_of(name, value, alike)
     record, states = flat.record(chosen), _states.states_of(flat)
     if saved is not None and saved.tree is not None:
-        record, states = saved.tree, saved.states
+        record, states = saved.tree, saved.tree.states()
     return Side(shown, flat, leaves, texts, states, record, metadata)
 
 

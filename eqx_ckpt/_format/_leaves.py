@@ -86,8 +86,9 @@ class Leaves:
     A leaf of `aliases` is the same array as the earlier one that it leads to. `parts`
     has the leaves that are not all there: those of which one process has saved a part,
     and those of another format that cannot be read. `recorded` is the record of the
-    tree, or its JSON; other formats have none, and `labels` of the entries of States.
-    Leaves that were renamed have an `origin`.
+    tree, or its JSON; other formats have none. `given_labels` are those of leaves of
+    entries of States, where they are not those of the record. Leaves that were renamed
+    have an `origin`.
     """
 
     names: Sequence[str]
@@ -96,7 +97,7 @@ class Leaves:
     aliases: dict[int, int] = dataclasses.field(default_factory=dict)
     parts: Mapping[int, Part | Unreadable] = dataclasses.field(default_factory=dict)
     recorded: TreeRecord | dict[str, Any] | None = None
-    labels: Mapping[str, Sequence[Label]] | None = None
+    given_labels: Mapping[int, Label] | None = None
     origin: Origin | None = None
 
     @ft.cached_property
@@ -116,21 +117,32 @@ class Leaves:
         return made
 
     @ft.cached_property
-    def states(self) -> Mapping[str, Sequence[Label]]:
-        """The labels of the entries of each eqx.nn.State, by its name."""
-        if self.labels is not None:
-            return self.labels
-        return {} if self.tree is None else self.tree.states()
+    def labels(self) -> Mapping[int, Label]:
+        """The label of the entry of an eqx.nn.State that a leaf is in, by its place."""
+        if self.given_labels is not None:
+            return self.given_labels
+        states = {} if self.tree is None else self.tree.states()
+        nearest = _names.within(states)
+        out: dict[int, Label] = {}
+        for place, name in enumerate(self.names if states else ()):
+            state = nearest(name)
+            if state is not None:
+                part = _names.below(name, state).partition(".")[0]
+                if part.isdecimal() and int(part) < len(states[state]):
+                    out[place] = states[state][int(part)]
+        return out
 
     def renamed(
         self,
         names: list[str],
-        labels: Mapping[str, Sequence[Label]],
+        labels: Mapping[int, Label],
         nodes: Mapping[str, list[str]],
     ) -> "Leaves":
         """The same leaves under other names. A record has the name that is stored."""
         origin = Origin(self.names, nodes)
-        return dataclasses.replace(self, names=names, labels=labels, origin=origin)
+        return dataclasses.replace(
+            self, names=names, given_labels=labels, origin=origin
+        )
 
     def stored_nodes(self, name: str) -> list[str]:
         """The stored nodes with static values that stand for the node of a name."""

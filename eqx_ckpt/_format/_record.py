@@ -290,10 +290,7 @@ def packed(children: Sequence[int]) -> list[int]:
 
 
 def encode(record: TreeRecord) -> dict[str, Any]:
-    """The field `tree` of an index.
-
-    **Raises:** `ValueError` for what is not read.
-    """
+    """The field `tree` of an index."""
     bare = _bare_kinds(record)
     kinds: dict[str, int] = {}
     numbers: list[int] = []
@@ -302,9 +299,7 @@ def encode(record: TreeRecord) -> dict[str, Any]:
         numbers.append(kinds.setdefault(text, len(kinds)))
     rows = [[numbers[x.kind], *x.values, *packed(x.children)] for x in record.rows]
     value = {"kinds": list(map(json.loads, kinds)), "values": record.values}
-    value["rows"] = rows
-    check(record)
-    return value
+    return {**value, "rows": rows}
 
 
 def _bare_kinds(record: TreeRecord) -> set[int]:

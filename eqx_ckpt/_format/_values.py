@@ -46,6 +46,8 @@ def plain(x: Any) -> Any:
         return list(map(plain, own[2]))
     if kind == "dict" and all(type(key) is str for key, _ in own):
         return {key: plain(item) for key, item in own}
+    if kind == "absent" and own:
+        return plain(own[0])
     if kind == "sub" and type(own[2]) in (int, float, str):
         return own[2]
     raise ValueError("JSON does not hold the value")

@@ -126,23 +126,6 @@ def array_leaf(
     return ForeignLeaf(name, t, file, offset, strides)
 
 
-def _states_of(
-    leaves: Sequence[ForeignLeaf], labels: Mapping[int, Label]
-) -> dict[str, list[Label]]:
-    """The labels of the entries of each State, by those of leaves in it. The first
-    number in the name of such a leaf is the position of an entry."""
-    found: dict[str, dict[int, Label]] = {}
-    for place, label in labels.items():
-        parts, keys = _names.parts(leaves[place].name), leaves[place].template.keys
-        depth = next((i for i, key in enumerate(keys) if key in "sf"), -1)
-        if depth >= 0 and int(parts[depth]) < len(leaves):
-            found.setdefault(".".join(parts[:depth]), {})[int(parts[depth])] = label
-    return {
-        state: [some.get(i, Label()) for i in range(1 + max(some))]
-        for state, some in found.items()
-    }
-
-
 def source(
     probe: Probe,
     format: str,
@@ -185,7 +168,7 @@ def source(
         template,
         aliases=_aliases(leaves) if shared else {},
         parts=parts,
-        labels=_states_of(leaves, labels),
+        given_labels=dict(labels),
     )
     saved.places  # Two leaves of one name are an error.
     stamped = stamp(directory)

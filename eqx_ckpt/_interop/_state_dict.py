@@ -97,9 +97,9 @@ def _labelled(name: str, entry: _states.Entry) -> str:
 
 def _positions(
     names: list[str], states: set[str]
-) -> tuple[list[str], dict[str, list[Label]]]:
-    """The inverse of `_labelled`: names with positions, and the labels of the entries
-    of each State. Entries without labels keep the positions that they have."""
+) -> tuple[list[str], dict[int, Label]]:
+    """The inverse of `_labelled`: names with positions, and the labels of leaves, by
+    their places. Entries without labels keep the positions that they have."""
     out, labels = list(names), {}
     for state in states:
         below = state + "." if state else ""
@@ -110,7 +110,7 @@ def _positions(
                 label = _names.unquote(entry.removeprefix("%="))
                 place = places.setdefault(label, len(places))
                 out[number] = f"{below}{place}{dot}{rest}"
-        labels[state] = list(map(_record.label_of, places))
+                labels[number] = _record.label_of(label)
     return out, labels
 
 
@@ -202,7 +202,7 @@ def _leaves(
         template = template._replace(keys=keys, chunk=chunk)
         values[name] = value
         numbers.append(templates.setdefault(template, len(templates)))
-    saved = Leaves(list(values), list(templates), numbers, labels=labels)
+    saved = Leaves(list(values), list(templates), numbers, given_labels=labels)
     return saved, list(values.values())
 
 

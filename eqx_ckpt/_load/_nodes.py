@@ -6,6 +6,7 @@ from typing import Any
 
 from .._errors import DamagedError
 from .._format import _names, _record
+from .._format._record import Label
 from .._storage._backend import Backend
 from .._tree import _node
 from .._tree._node import Body, Node, Spec
@@ -156,13 +157,18 @@ class StoredBody(Body):
     @property
     def _labels(self) -> tuple[str, ...]:
         """The labels of the entries of an eqx.nn.State, which all differ; else none."""
-        known = self.source.index.leaves.states.get(self.name, ())
-        places = [int(key) for (kind, key), _ in self._rows if kind == "f"]
-        if len(places) < len(self._rows) or max(places, default=-1) >= len(known):
+        known = self.source.index.leaves.labels
+        if not known or any(kind != "f" for (kind, _), _ in self._rows):
             return ()
-        texts = [_record.label_text(known[place]) for place in places]
-        labels = tuple(text for text in texts if text is not None)
-        return labels if len({*labels}) == len(texts) else ()
+        labels = []
+        for _, component in self._rows:
+            places = [x for x in self._groups[component] if isinstance(x, int)]
+            of = {known.get(place, Label()) for place in places}
+            text = _record.label_text(of.pop()) if len(of) == 1 else None
+            if text is None:
+                return ()
+            labels.append(text)
+        return tuple(labels) if len({*labels}) == len(labels) else ()
 
     def spec(self) -> Spec:
         return self._spec

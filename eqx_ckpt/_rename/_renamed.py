@@ -163,18 +163,18 @@ class _Moves:
 # ---- Labels of the entries of States.
 
 
-def _labels(leaves: Leaves, moves: _Moves) -> dict[str, list[Label]]:
-    """The labels of the entries of each State, by the name that it has now, with the
-    names that each StateIndex has now.
+def _labels(leaves: Leaves, moves: _Moves) -> dict[int, Label]:
+    """The labels of leaves of entries of States, by their places, with the names that
+    each StateIndex has now.
 
     The marker of a StateIndex is a path from the model. Where only that is known, it
     moves as the rules say.
     """
-    out: dict[str, list[Label]] = {}
-    for state, labels in leaves.states.items():
-        new = [_moved_label(label, moves) for label in labels]
-        out |= dict.fromkeys(moves.node(state), new)
-    return out
+    new: dict[Label, Label] = {}
+    for label in leaves.labels.values():
+        if label not in new:
+            new[label] = _moved_label(label, moves)
+    return {place: new[label] for place, label in leaves.labels.items()}
 
 
 def _moved_label(label: Label, moves: _Moves) -> Label:

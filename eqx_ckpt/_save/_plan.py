@@ -11,7 +11,7 @@ from typing import Any, cast, NamedTuple
 from jaxtyping import PyTree
 
 from .. import _extensions
-from .._format import _index, _json
+from .._format import _index, _json, _record
 from .._format._index import BaseFacts, Index, SaveFacts, StoredFunction
 from .._format._leaves import Leaves, Part
 from .._format._record import TreeRecord
@@ -109,7 +109,16 @@ def _facts(flat: Flat, numbers: Sequence[int], wholes: Sequence[tuple]) -> TreeF
     _states.check_order(_states.state_entries(flat), flat, numbers)
     stored = {*numbers}
     record = flat.record([i in stored for i in range(len(flat.leaves))])
-    make = lambda: TreeFacts(record, _sidecars.holes(flat, numbers, wholes))
+
+    def make() -> TreeFacts:
+        try:
+            _record.check(record)
+        except ValueError as e:
+            raise ValueError(
+                f"Nothing was saved: {e}. Save it as several checkpoints with `where`."
+            ) from None
+        return TreeFacts(record, _sidecars.holes(flat, numbers, wholes))
+
     return flat.walk.once(("facts", id(record), tuple(wholes)), record, make)
 
 

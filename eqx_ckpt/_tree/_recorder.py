@@ -54,8 +54,11 @@ class _Recorder:
         self._walk, self._leaves = walk, leaves
         self._values = Values(walk.values)
         self._kinds: dict[Kind, int] = {Kind("leaf"): 0}
+        self._leaf_kinds = {0}
         self._rows: dict[tuple[int, ...], int] = {(0,): LEAF}
         self._made = [Row(0, (), ())]
+        # How many leaves are stored at and below each row.
+        self._counts = [1]
         of_leaves = iter(self._rows_of_leaves(chosen))
         # In the order of the layers, and from below.
         own_of = {place: row for place, row in zip(walk.order, of_leaves)}
@@ -85,18 +88,35 @@ class _Recorder:
         row = self._rows.setdefault(key, len(self._made))
         if row == len(self._made):
             self._made.append(Row(kind, tuple(children), tuple(values)))
+            below = sum(map(self._counts.__getitem__, children))
+            self._counts.append(below + (kind in self._leaf_kinds))
         return row
 
     def _rows_of_group(self, group: Group, below: list[int]) -> list[int]:
-        kind, goods = _named_kind(group.kind)
-        number = self._kind(kind)
-        own = list(it.compress(columns(group, below), goods))
-        width = len(own)
+        kind, own = group.kind, columns(group, below)
+        if not _are_parts_good(kind):
+            rows = zip(*own, *group.numbers, strict=True)
+            return [self._row_of_odd(kind, row) for row in rows]
+        number, width = self._kind(kind), len(own)
         if not (own or group.numbers):
             return [self._row(number, (), ())] * len(group.places)
         keys = list(zip(*own, *group.numbers))
         rows = {k: self._row(number, k[:width], k[width:]) for k in dict.fromkeys(keys)}
         return list(map(rows.__getitem__, keys))
+
+    def _row_of_odd(self, kind: Kind, row: Sequence[int]) -> int:
+        """The row of a node without the children that have no name of their own. Of
+        several of one name that one is kept in which leaves are stored."""
+        width = len(kind.parts)
+        kept: dict[str, int] = {}
+        for place, part in enumerate(kind.parts):
+            if BAD not in part and (part not in kept or self._counts[row[place]]):
+                kept[part] = place
+        labels = [kind.labels[place] for place in kept.values() if kind.labels]
+        cls = kind.cls if kind.cls[1] else ("builtins", "dict")
+        kind = kind._replace(how="custom", cls=cls, parts=tuple(kept), keys="")
+        number = self._kind(kind._replace(labels=tuple(labels)))
+        return self._row(number, [row[place] for place in kept.values()], row[width:])
 
     def _rows_of_leaves(self, chosen: Sequence[bool]) -> list[int]:
         leaves = self._leaves
@@ -109,7 +129,9 @@ class _Recorder:
             for number in it.compress(range(len(leaves)), chosen):
                 if (cls := types[number]) in odd:
                     kind = Kind("leaf", _named.class_name(cls))
-                    out[number] = self._row(self._kind(kind), (), ())
+                    number_of = self._kind(kind)
+                    self._leaf_kinds.add(number_of)
+                    out[number] = self._row(number_of, (), ())
         for number, made in _values_of(self._walk, leaves, chosen).items():
             x = leaves[number]
             # One that a save stores by default was left out on purpose.
@@ -119,19 +141,12 @@ class _Recorder:
         return out
 
 
-@ft.lru_cache(maxsize=1024)
-def _named_kind(kind: Kind) -> tuple[Kind, list[bool]]:
-    """A kind without the children that have no name of their own, and which of its
-    children have one."""
-    seen: set[str] = set()
-    goods = [BAD not in x and not (x in seen or seen.add(x)) for x in kind.parts]
-    if all(goods):
-        return kind, goods
-    parts = tuple(it.compress(kind.parts, goods))
-    labels = tuple(it.compress(kind.labels, goods))
-    cls = kind.cls if kind.cls[1] else ("builtins", "dict")
-    kind = kind._replace(how="custom", cls=cls, parts=parts, labels=labels, keys="")
-    return kind, goods
+@ft.lru_cache(maxsize=4096)
+def _are_parts_good(kind: Kind) -> bool:
+    """Whether each child of a node has a name of its own."""
+    return len({*kind.parts}) == len(kind.parts) and not any(
+        BAD in part for part in kind.parts
+    )
 
 
 _PLAIN = tuple(_leaf.PLAIN.values())

@@ -63,7 +63,6 @@ def stored_entries(
     leaves: Leaves, state: str, places: Iterable[int]
 ) -> tuple[Labels, Looks]:
     """The entries of the State named `state`, whose leaves are at these places."""
-    known = leaves.states.get(state, ())
     labels: Labels = {}
     looks: Looks = {}
     for place in places:
@@ -72,8 +71,7 @@ def stored_entries(
             position = int(part)
             t = leaves.templates[leaves.template[place]]
             kind = t.kind if t.kind in ("key", "str", "bytes") else _number(t.dtype)
-            is_known = position < len(known)
-            labels[position] = known[position] if is_known else Label()
+            labels[position] = leaves.labels.get(place, Label())
             looks.setdefault(position, set()).add((rest, t.logical_shape, kind))
     return labels, looks
 

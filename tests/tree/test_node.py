@@ -15,6 +15,7 @@ from support import inside
 from support.helpers import assert_alike
 
 import eqx_ckpt as ec
+from eqx_ckpt._format import _record
 
 
 class _Net(eqx.Module):
@@ -71,16 +72,13 @@ def _read(node: Any) -> Any:
 
 def _stored(path: Any) -> tuple:
     """All that loads check, of a checkpoint."""
-    index = ec.open(path)._source.index
+    leaves = ec.open(path)._source.index.leaves
+    labels = {i: _record.label_text(label) for i, label in leaves.labels.items()}
     rows = {
-        name: (index.leaves.templates[number], index.leaves.markers.get(place))
-        for place, (name, number) in enumerate(
-            zip(index.leaves.names, index.leaves.template)
-        )
+        name: (leaves.templates[number], labels.get(place))
+        for place, (name, number) in enumerate(zip(leaves.names, leaves.template))
     }
-    return rows, {
-        x: index.leaves.statics.values[i] for x, i in index.leaves.statics.of.items()
-    }
+    return rows, {name: leaves.fields_text(name) for name in leaves.node_names}
 
 
 def test_what_is_saved_of_nodes_is_what_they_are_of(ckpt, tmp_path):

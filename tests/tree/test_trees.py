@@ -26,6 +26,7 @@ from support import trees
 from support.helpers import assert_alike, facts, run_python
 
 import eqx_ckpt as ec
+from eqx_ckpt._format import _record
 
 
 _ARRAYS = (jax.Array, np.ndarray)
@@ -347,14 +348,13 @@ def _assert_told_alike(path: str, other: str) -> None:
 def _told(path: str) -> Any:
     """Whatever the order of leaves: that of integer keys in a node is by number."""
     leaves = ec.open(path)._source.index.leaves
-    statics = leaves.statics
-    encoded = statics.encoded or [{}] * len(statics.values)
-    fields = {name: (statics.values[i], encoded[i]) for name, i in statics.of.items()}
+    fields = {name: leaves.fields_text(name) for name in leaves.node_names}
     templates = {record.name: record.template for record in leaves.records()}
     alike: dict[int, set[str]] = {}
     for alias, origin in leaves.aliases.items():
         alike.setdefault(origin, {leaves.names[origin]}).add(leaves.names[alias])
-    labels = {leaves.names[place]: label for place, label in leaves.markers.items()}
+    texts = {i: _record.label_text(label) for i, label in leaves.labels.items()}
+    labels = {leaves.names[place]: text for place, text in texts.items()}
     return templates, set(map(frozenset, alike.values())), labels, fields
 
 
