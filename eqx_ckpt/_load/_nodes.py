@@ -158,7 +158,7 @@ class StoredBody(Body):
     def _labels(self) -> tuple[str, ...]:
         """The labels of the entries of an eqx.nn.State, which all differ; else none."""
         known = self.source.index.leaves.labels
-        if not known or any(kind != "f" for (kind, _), _ in self._rows):
+        if not known or any(kind not in "sf" for (kind, _), _ in self._rows):
             return ()
         labels = []
         for _, component in self._rows:

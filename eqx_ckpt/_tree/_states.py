@@ -37,20 +37,14 @@ def state_entries(flat: Flat, source: str = "") -> dict[int, Entry]:
     leaf."""
     if eqx.nn.State not in flat.walk.types and Node not in flat.walk.types:
         return {}
-    walk = flat.walk.at(source)
     states = flat.record([True] * len(flat.leaves)).states(source)
+    nearest = _names.within(states)
     out = {}
-    depth = len(_names.parts(source))
-    for number, (name, letters) in enumerate(zip(walk.names, walk.letters)):
-        if "f" not in letters:
-            continue
-        parts = _names.parts(name)
-        for cut, letter in enumerate(letters, depth):
-            state = ".".join(parts[:cut])
-            if letter == "f" and state in states:
-                position = int(parts[cut])
-                out[number] = Entry(state, position, states[state][position])
-                break
+    for number, name in enumerate(flat.walk.at(source).names):
+        state = nearest(name)
+        if state is not None and state != name:
+            position = int(_names.below(name, state).partition(".")[0])
+            out[number] = Entry(state, position, states[state][position])
     return out
 
 
