@@ -292,10 +292,11 @@ def packed(children: Sequence[int]) -> list[int]:
 def encode(record: TreeRecord) -> dict[str, Any]:
     """The field `tree` of an index."""
     bare = _bare_kinds(record)
+    widths = {row.kind: len(row.children) for row in record.rows if row.kind in bare}
     kinds: dict[str, int] = {}
     numbers: list[int] = []
     for number, kind in enumerate(record.kinds):
-        text = json.dumps(_encode_kind(kind, number in bare))
+        text = json.dumps(_encode_kind(kind, widths.get(number)))
         numbers.append(kinds.setdefault(text, len(kinds)))
     rows = [[numbers[x.kind], *x.values, *packed(x.children)] for x in record.rows]
     value = {"kinds": list(map(json.loads, kinds)), "values": record.values}
@@ -321,12 +322,14 @@ def _has_plain_keys(kind: Kind) -> bool:
     return not kind.keys or {*map(type, json.loads(kind.keys))} <= {str, int}
 
 
-def _encode_kind(kind: Kind, is_bare: bool) -> list[Any]:
+def _encode_kind(kind: Kind, width: int | None) -> list[Any]:
+    """A kind as JSON; `width`: of a bare dict, how many keys it has."""
     parts: Any = list(kind.parts)
-    is_range = kind.how not in DICTS and parts == [*map(str, range(len(parts)))]
-    if is_range or is_bare:
+    if width is not None:
+        parts = width
+    elif kind.how not in DICTS and parts == [*map(str, range(len(parts)))]:
         parts = len(parts)
-    keys = json.loads(kind.keys) if kind.keys and not is_bare else None
+    keys = json.loads(kind.keys) if kind.keys and width is None else None
     data = [] if DATA.get(kind.how) == kind.data else list(kind.data)
     own = [kind.how, *kind.cls, parts, data, list(kind.labels), keys]
     while own[-1] in ("", 0, None) or own[-1] == []:

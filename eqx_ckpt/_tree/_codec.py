@@ -141,6 +141,8 @@ def _encode(x: Any, below: _Below) -> Any:
         return {"sub": [*_named.class_name(cls), {"set": _sorted(map(below, x))}]}
     if isinstance(x, ft.partial):
         return _partial(x, below)
+    if cls is _partial_in_partial():
+        return below(x.fun)
     if isinstance(x, types.MethodType):
         name = _named.own(x.__func__)
         return {"method": [list(name or ("", "")), below(x.__self__)]}
@@ -286,6 +288,12 @@ def _str(x: str, below: _Below) -> Any:
 
 def _steps(kind: str) -> Callable[[Any, _Below], Any]:
     return lambda x, below: {kind: list(map(below, (x.start, x.stop, x.step)))}
+
+
+@ft.cache
+def _partial_in_partial() -> type:
+    """The type that JAX has for a `functools.partial` in a `jax.tree_util.Partial`."""
+    return type(jtu.Partial(ft.partial(len)).func)
 
 
 @ft.cache

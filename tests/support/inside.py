@@ -15,7 +15,6 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
@@ -248,37 +247,36 @@ def server_of(url: str) -> tuple[bool, str, int] | None:
 # ---- What is kept from call to call.
 
 
+def _walks() -> Any:
+    return importlib.import_module("eqx_ckpt._tree._walk")
+
+
 def forget() -> None:
     """As in a new process."""
-    for name in (
-        "_save._describe._kept",
-        "_save._tree_spec.tree_spec",
-        "_save._layout.deal_alone",
-        "_save._to_ocdbt._laid",
-        "_save._sidecars._orbax_files",
-        "_save._sidecars._zarr_files",
-        "_save._to_ocdbt._plain",
-        "_save._plan._table",
-        "_format._index._checked",
-    ):
-        _found(name).cache_clear()
-    importlib.import_module("eqx_ckpt._tree._seen")._last = []
+    _walks()._last = []
+    _found("_format._index._checked").cache_clear()
 
 
 def is_remembered(tree) -> bool:
     """Whether what follows from the structure of a tree is made once."""
-    seen = importlib.import_module("eqx_ckpt._tree._seen").seen
-    return seen(jax.tree.structure(tree)) is not None
+    return _walks().find(tree)[0] is _walks().find(tree)[0]
 
 
 def made() -> dict[str, int]:
     """How often parts of saves were made, and not taken from the saves before."""
-    caches = {
-        "deal": "_save._layout.deal_alone",
-        "files for Orbax": "_save._sidecars._orbax_files",
-        "database": "_save._to_ocdbt._plain",
+    names = {
+        "deal_alone": "deal",
+        "_orbax_files": "files for Orbax",
+        "_plain": "database",
     }
-    return {name: _found(cache).cache_info().misses for name, cache in caches.items()}
+    out = dict.fromkeys(names.values(), 0)
+    for walk in _walks()._last:
+        for key, (_, kept) in walk._made.items():
+            if key[0] == "described":
+                for function, _ in kept[0][0].results:
+                    if function.__name__ in names:
+                        out[names[function.__name__]] += 1
+    return out
 
 
 @contextlib.contextmanager
