@@ -146,6 +146,10 @@ def _encode(x: Any, below: _Below) -> Any:
     if isinstance(x, types.MethodType):
         name = _named.own(x.__func__)
         return {"method": [list(name or ("", "")), below(x.__self__)]}
+    if cls is types.BuiltinMethodType and not isinstance(
+        x.__self__, types.ModuleType | None
+    ):
+        return {"method": [["builtins", x.__qualname__], below(x.__self__)]}
     if isinstance(x, types.ModuleType):
         return {"module": x.__name__}
     if dataclasses.is_dataclass(x):
